@@ -1,5 +1,6 @@
-"""Packaging. BCC is not a Python dependency: it is the distribution's python3-bpfcc, imported only by the loader under the
-system's python3. (PyPI's `bcc` is an unrelated package and must never be pulled in.)"""
+"""Packaging. BCC is not a Python dependency: it is the distribution's python3-bpfcc, imported only by the loader under
+the system's python3. (PyPI's `bcc` is an unrelated package and must never be pulled in.)
+"""
 
 import re
 
@@ -8,7 +9,9 @@ from setuptools import find_packages, setup
 setup(
     name="tickscope",
     version=re.search('VERSION = "(.+)"', open("agent/common/version.py", encoding="utf-8").read())[1],  # noqa: SIM115
-    description="Tells which limiter decisions and queue delays a clock jump, a slow network, TLS or a system call caused",
+    description=(
+        "Tells which limiter decisions and queue delays a clock jump, a slow network, TLS or a system call caused"
+    ),
     long_description=open("README.md", encoding="utf-8").read(),  # noqa: SIM115
     long_description_content_type="text/markdown",
     license="Apache-2.0",

@@ -28,8 +28,10 @@ def make(table: str, n: int, **columns: object) -> Batch:
 
 @dataclass(frozen=True)
 class Loss:
-    """Records of one source that were lost. count: None where nobody knows how many. from_ns, to_ns: not before, not after; t_ns: when it was noticed,
-    0 for the end, or the beginning where that is not known. All CLOCK_BOOTTIME, NULL_I64 unknown."""
+    """Records of one source that were lost. count: None where nobody knows how many. from_ns, to_ns: not before, not
+    after; t_ns: when it was noticed, 0 for the end, or the beginning where that is not known. All CLOCK_BOOTTIME,
+    NULL_I64 unknown.
+    """
 
     source: str
     count: int | None = None
@@ -45,6 +47,13 @@ class Loss:
 
 def losses(stage: str, *lost: Loss) -> Batch:
     """Rows of table ``loss``, a row each. stage: one of that column's names."""
-    return make("loss", len(lost), stage=TABLES["loss"].code("stage", stage), source=[one.source.encode()[:64] for one in lost],
-                count=[NULL_I64 if one.count is None else one.count for one in lost], from_ns=[one.from_ns for one in lost],
-                to_ns=[one.to_ns for one in lost], t_ns=[one.noticed_ns for one in lost])  # fmt: skip
+    return make(
+        "loss",
+        len(lost),
+        stage=TABLES["loss"].code("stage", stage),
+        source=[one.source.encode()[:64] for one in lost],
+        count=[NULL_I64 if one.count is None else one.count for one in lost],
+        from_ns=[one.from_ns for one in lost],
+        to_ns=[one.to_ns for one in lost],
+        t_ns=[one.noticed_ns for one in lost],
+    )

@@ -30,7 +30,8 @@ class Column:
       json  text holding one JSON value.
     unit: ``ns`` ``us`` ``s`` ``bytes`` ``ppb`` ... or empty.
     attribute: name under which OTLP exports it (OpenTelemetry semantic conventions where they exist).
-    names: of an enum, its values by code; of a text, the values that are known, where they are few (others may still occur).
+    names: of an enum, its values by code; of a text, the values that are known, where they are few (others may still
+    occur).
     """
 
     name: str
@@ -96,8 +97,9 @@ def boolean(name: str, meaning: str, attribute: str = "") -> Column:
 
 
 def fitted(name: bytes, width: int) -> bytes:
-    """A name as a text column of ``width`` bytes holds it: one that is too long ends in a hash of the whole, so that it is not taken for
-    another that begins alike."""
+    """A name as a text column of ``width`` bytes holds it: one that is too long ends in a hash of the whole, so that it
+    is not taken for another that begins alike.
+    """
     if len(name) <= width:
         return name
     return (

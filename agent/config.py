@@ -1,6 +1,7 @@
 """The agent's configuration: one frozen record, checked where it enters, with the line of each mistake.
 
-Order of precedence: flag, environment, file, default. Only the CLI reads files; the agent process gets the finished record.
+Order of precedence: flag, environment, file, default. Only the CLI reads files; the agent process gets the finished
+record.
 """
 
 from __future__ import annotations
@@ -42,15 +43,23 @@ class Config:
     """Everything that may be configured. Names are the file's keys.
 
     notices: hooks that are told of clock jumps, see agent/clock/hook_settings.py. jump_threshold: smaller steps are
-    findings only where a limiter is affected, larger ones alarms; ``all``: every step is a finding, and an alarm from 128 ms on.
-    store: directory; run_dir: of the sockets. syscalls: how much of system call time is measured; syscalls_window_ms: of each
-    second, with ``sampled``. investigate: whether what is wrong is looked at closer, ``auto`` or ``off``. slow_syscall_ms: from when a blocked call is an event. brokers: servers whose queues are watched, by kind; each kind is a key
-    of the file (agent/queues/catalogue.py). poll_s: between two looks at queues. intake_keys: ``hashed`` or ``clear``.
-    otlp: see exporters/otlp_settings.py. otlp_receiver: see agent/receiver/settings.py. metrics: see exporters/page_settings.py. ntp: see agent/clock/daemons/ntp_settings.py.
-    redis_limiters: whether limiters in Redis are read from the wire, see agent/limiters/script_settings.py; redis_ports: beside those that are found;
+    findings only where a limiter is affected, larger ones alarms; ``all``: every step is a finding, and an alarm from
+    128 ms on.
+    store: directory; run_dir: of the sockets. syscalls: how much of system call time is measured; syscalls_window_ms:
+    of each second, with ``sampled``. investigate: whether what is wrong is looked at closer, ``auto`` or ``off``.
+    slow_syscall_ms: from when a blocked call is an event. brokers: servers whose queues are watched, by kind; each kind
+    is a key of the file (agent/queues/catalogue.py). poll_s: between two looks at queues. intake_keys: ``hashed`` or
+    ``clear``.
+    otlp: see exporters/otlp_settings.py. otlp_receiver: see agent/receiver/settings.py. metrics: see
+    exporters/page_settings.py. ntp: see agent/clock/daemons/ntp_settings.py.
+    redis_limiters: whether limiters in Redis are read from the wire, see agent/limiters/script_settings.py;
+    redis_ports: beside those that are found;
     redis_decisions_per_s: of them, how many are told one by one. redis_tls: whether what OpenSSL carries is read, too.
-    limiter_models: how limiters decide of which no library says it, see agent/limiters/model_settings.py; limiter_names, key_salt: agent/limiters/settings.py. limiter_functions: functions of the user's own, as agent/limiters/functions/settings.py keeps them. prometheus: listen address of the metrics page, empty for none. max_bytes, max_age_days:
-    of the store. without: probe families to leave out. unix_sockets: whether requests on Unix stream sockets are timed. log_format: of the lines on stderr. duration_s: stop by itself (``run --duration``).
+    limiter_models: how limiters decide of which no library says it, see agent/limiters/model_settings.py;
+    limiter_names, key_salt: agent/limiters/settings.py. limiter_functions: functions of the user's own, as
+    agent/limiters/functions/settings.py keeps them. prometheus: listen address of the metrics page, empty for none.
+    max_bytes, max_age_days: of the store. without: probe families to leave out. unix_sockets: whether requests on Unix
+    stream sockets are timed. log_format: of the lines on stderr. duration_s: stop by itself (``run --duration``).
     live: show the summary. source: the file and the flags that all this comes from, by which SIGHUP reads it again.
     """
 
@@ -89,7 +98,12 @@ class Config:
     source: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, words in (("syscalls", SYSCALL_MODES), ("investigate", INVESTIGATE), ("intake_keys", ("hashed", "clear")), ("log_format", FORMATS)):  # fmt: skip
+        for name, words in (
+            ("syscalls", SYSCALL_MODES),
+            ("investigate", INVESTIGATE),
+            ("intake_keys", ("hashed", "clear")),
+            ("log_format", FORMATS),
+        ):
             _TOP.one_of(name, getattr(self, name), words)
         _TOP.number("syscalls_window_ms", self.syscalls_window_ms, 1, 500)
         _TOP.number("slow_syscall_ms", self.slow_syscall_ms, 0.1, 60_000)
@@ -230,7 +244,9 @@ def _own(path: Path, value: object, lines: Lines) -> tuple[dict[str, object], ..
 
 
 def read_file(path: Path, required: bool) -> dict[str, Any]:
-    """The settings of a YAML file; none where it is missing and not required. Raises AgentError (exit code 2) with the line."""
+    """The settings of a YAML file; none where it is missing and not required. Raises AgentError (exit code 2) with the
+    line.
+    """
     values, lines = parse(path, read_text(path, required))
     if values is not None and not isinstance(values, dict):
         raise AgentError(f"{path} must hold `key: value` lines", exit_code=USAGE)

@@ -1,7 +1,8 @@
 """What the loop and ``status`` ask of their parts: sources, sinks, filters, and what some of them have beside.
 
-Source, Sink and Filter are what all must have. The others are optional: a part says that it has one by deriving from it, since a method that
-only happens to be called alike means something else. Everything is called on the agent's one thread and must not block.
+Source, Sink and Filter are what all must have. The others are optional: a part says that it has one by deriving from
+it, since a method that only happens to be called alike means something else. Everything is called on the agent's one
+thread and must not block.
 """
 
 from __future__ import annotations

@@ -169,7 +169,10 @@ def clock() -> Check:
         return Check("clock", "warn", "adjtimex failed", "see adjtimex(2)")
     daemons = " and ".join(f"{name} (pid {pid})" for name, pid in running().items())
     if state == 5 or status & 0x40:
-        found = f"not synchronised (maxerror {error_us / 1e6:.3g} s), {f'though {daemons} runs' if daemons else 'and no time daemon runs'}"
+        found = (
+            f"not synchronised (maxerror {error_us / 1e6:.3g} s),"
+            f" {f'though {daemons} runs' if daemons else 'and no time daemon runs'}"
+        )
         remedy = (
             "ask it why: chronyc sources, ntpq -p, timedatectl timesync-status"
             if daemons
@@ -224,7 +227,9 @@ def install() -> Check:
 
 
 def brokers() -> list[Check]:
-    """The servers that the settings name, each asked once, as the agent will do (as its own user, where this is root)."""
+    """The servers that the settings name, each asked once, as the agent will do (as its own user, where this is
+    root).
+    """
     try:
         servers = resolve({}, os.environ).brokers
     except AgentError as error:
@@ -289,8 +294,21 @@ def _asked(name: str, queue: Queue) -> Check:
 
 def examine(store_dir: str) -> list[Check]:
     """Every check. One that breaks is itself reported as failed."""
-    checks: list[Callable[[], Check]] = [root, kernel, btf, bcc, wrong_bcc, lockdown, paranoid, uprobes, cgroup, clock, time_namespace,
-                                         lambda: store(store_dir), install]  # fmt: skip
+    checks: list[Callable[[], Check]] = [
+        root,
+        kernel,
+        btf,
+        bcc,
+        wrong_bcc,
+        lockdown,
+        paranoid,
+        uprobes,
+        cgroup,
+        clock,
+        time_namespace,
+        lambda: store(store_dir),
+        install,
+    ]
     out = []
     for check in checks:
         try:

@@ -1,6 +1,8 @@
-"""The agent's own lines on stderr: plain text, or a JSON object each. Where the journal reads them they begin with a priority (sd-daemon(3)).
+"""The agent's own lines on stderr: plain text, or a JSON object each. Where the journal reads them they begin with a
+priority (sd-daemon(3)).
 
-Whoever does not read them must not hold the agent up: a line that cannot be written at once is left out, and the next one says how many were.
+Whoever does not read them must not hold the agent up: a line that cannot be written at once is left out, and the next
+one says how many were.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ _PIECE_BYTES = 4096  # PIPE_BUF: a pipe that select calls writable takes as much
 
 
 def journal(environ: Mapping[str, str], fd: int = _STDERR) -> bool:
-    """Whether the descriptor leads to the journal, as systemd.exec(5) has one find out: JOURNAL_STREAM is its device:inode."""
+    """Whether the descriptor leads to the journal, as systemd.exec(5) has one find out: JOURNAL_STREAM is its
+    device:inode.
+    """
     try:
         status = os.fstat(fd)
     except OSError:
@@ -32,7 +36,9 @@ def journal(environ: Mapping[str, str], fd: int = _STDERR) -> bool:
 
 
 class Log:
-    """Lines to a descriptor. ``shown``: takes each line instead, where somebody draws on that terminal. left_out: lines that could not be written."""
+    """Lines to a descriptor. ``shown``: takes each line instead, where somebody draws on that terminal. left_out: lines
+    that could not be written.
+    """
 
     def __init__(self, form: str = "text", environ: Mapping[str, str] = os.environ, fd: int = _STDERR) -> None:
         self.form, self.left_out = form, 0
@@ -91,7 +97,9 @@ def show(instead: Callable[[str], None] | None) -> None:
 
 
 def say(text: str, level: int = WARNING, **fields: object) -> None:
-    """A line of the agent on stderr. That the terminal or the reader of a pipe has gone, or does not read, must not stop it."""
+    """A line of the agent on stderr. That the terminal or the reader of a pipe has gone, or does not read, must not
+    stop it.
+    """
     _log.say(text, level, **fields)
 
 

@@ -1,7 +1,8 @@
 """Bringing the agent up: the privileged moment, then the processes, then the loop.
 
-Order matters. Helper, keeper and clock watch are forked while this process is still small (agent/start.py). The loader runs and ends. Only then
-does the agent become its own user without capabilities, and only after that does it read its first event.
+Order matters. Helper, keeper and clock watch are forked while this process is still small (agent/start.py). The loader
+runs and ends. Only then does the agent become its own user without capabilities, and only after that does it read its
+first event.
 """
 
 from __future__ import annotations
@@ -48,7 +49,17 @@ def _families(config: Config) -> list[Any]:
     from agent.probes import discover
     from agent.tables import TABLES
 
-    off = {*config.without, *{"off": ("syscalls",), "full": ("calls",)}.get(config.syscalls, ()), *(("redis",) if config.redis_limiters == "off" else ()), *(() if config.unix_sockets else ("unix",)), *(() if config.redis_tls and config.redis_limiters != "off" and "redis" not in config.without else ("redis_tls",))}  # fmt: skip
+    off = {
+        *config.without,
+        *{"off": ("syscalls",), "full": ("calls",)}.get(config.syscalls, ()),
+        *(("redis",) if config.redis_limiters == "off" else ()),
+        *(() if config.unix_sockets else ("unix",)),
+        *(
+            ()
+            if config.redis_tls and config.redis_limiters != "off" and "redis" not in config.without
+            else ("redis_tls",)
+        ),
+    }
     found = discover(config.limiter_functions)
     TABLES.freeze()
     return [p for name, p in found.items() if name not in off and not (p.closer and config.investigate == "off")]
@@ -169,10 +180,22 @@ def run(config: Config, to_keep: Child, to_help: Child, to_watch: Child) -> int:
     return INTERRUPTED if signal.SIGINT in signals.came else 0
 
 
-def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: Helper, watch: Any, hooks: list[Any],
-              sockets: RunDirectory, intake_sockets: tuple[socket.socket, ...], control_socket: socket.socket,
-              older: Any, kallsyms: int) -> tuple[Loop, Status, Live | None, dict[str, Callable[[Config], None]]]:  # fmt: skip
-    """Everything unprivileged: sources, store, correlator, sinks, the control socket and the live view; and what settings can change in it."""
+def _assemble(
+    config: Config,
+    store_fd: int,
+    loaded: Loaded,
+    helper: Helper,
+    watch: Any,
+    hooks: list[Any],
+    sockets: RunDirectory,
+    intake_sockets: tuple[socket.socket, ...],
+    control_socket: socket.socket,
+    older: Any,
+    kallsyms: int,
+) -> tuple[Loop, Status, Live | None, dict[str, Callable[[Config], None]]]:
+    """Everything unprivileged: sources, store, correlator, sinks, the control socket and the live view; and what
+    settings can change in it.
+    """
     from agent.clock.history import History
     from agent.clock.last import LastReading
     from agent.clock.notices import NoticeSource
@@ -218,7 +241,11 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: Helper, wat
     resources = Resources()
     sources += [receiver, Bounds(receiver.name, receiver.counts, receiver.reasons)] if receiver is not None else []
     sources += [notices, intake, server, queues, brokers, daemons, resources, Spaces(helper, resources)]
-    sources += [Bounds("intake", intake.state, intake_room.REASONS), Bounds("control", server.counts, control.REASONS), Mender(sockets)]  # fmt: skip
+    sources += [
+        Bounds("intake", intake.state, intake_room.REASONS),
+        Bounds("control", server.counts, control.REASONS),
+        Mender(sockets),
+    ]
     sockets.moved("control.sock", server.listener.replace)
     sockets.moved("notices.sock", watch.listen)
     intake.follow(sockets)
@@ -238,8 +265,14 @@ def _assemble(config: Config, store_fd: int, loaded: Loaded, helper: Helper, wat
     closer = investigator(kernel, helper, targets, kallsyms, correlator.troubles)
     if closer is not None:
         loop.add(closer)
-    shown = {"clock": Shown(clock, clock.state), "notices": Shown(notices, notices.state), "time_daemons": Shown(daemons, daemons.state),
-             "intake": Shown(intake, intake.state), "programs": Shown(targets.unseen, targets.unseen.told), "examining": Shown(targets, targets.examining)}  # fmt: skip
+    shown = {
+        "clock": Shown(clock, clock.state),
+        "notices": Shown(notices, notices.state),
+        "time_daemons": Shown(daemons, daemons.state),
+        "intake": Shown(intake, intake.state),
+        "programs": Shown(targets.unseen, targets.unseen.told),
+        "examining": Shown(targets, targets.examining),
+    }
     shown |= {"investigation": Shown(closer, closer.state)} if closer is not None else {}
     shown |= {"otlp_receiver": Shown(receiver, receiver.state)} if receiver is not None else {}
     status = Status(config, loop, loaded, helper, watch, history, shown, exports.page)
@@ -281,7 +314,9 @@ def _time_daemons(config: Config, history: Any) -> TimeDaemons:
 
 
 def main(to_keep: Child, to_help: Child, to_watch: Child) -> None:
-    """The rest of ``python -m agent.start FD``. The three were forked for the keeper, the helper and the clock watch."""
+    """The rest of ``python -m agent.start FD``. The three were forked for the keeper, the helper and the clock
+    watch.
+    """
     from agent.posix.signals import Interrupted, begin
 
     try:

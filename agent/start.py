@@ -1,7 +1,9 @@
-"""``python -m agent.start FD``: the agent's first lines; the CLI becomes this by exec. The configuration comes as JSON on the descriptor (agent/main.py).
+"""``python -m agent.start FD``: the agent's first lines; the CLI becomes this by exec. The configuration comes as JSON
+on the descriptor (agent/main.py).
 
-Helper, keeper and clock watch are forked here, before nearly all imports: they keep what they inherit, since the agent soon has written over its own copy
-of it, so each module that is imported before them costs its size once more. They begin when the agent tells them as whom.
+Helper, keeper and clock watch are forked here, before nearly all imports: they keep what they inherit, since the agent
+soon has written over its own copy of it, so each module that is imported before them costs its size once more. They
+begin when the agent tells them as whom.
 """
 
 from __future__ import annotations
@@ -23,8 +25,14 @@ def _cannot(error: OSError) -> NoReturn:
     from agent.errors import AgentError
     from agent.log import ERROR, say
 
-    failed = AgentError("the agent's first processes cannot be started", why=f"fork: {error.strerror}",
-                        remedy="let it have more processes and memory: TasksMax= and MemoryMax= of its service, ulimit -u; then start tickscope again")  # fmt: skip
+    failed = AgentError(
+        "the agent's first processes cannot be started",
+        why=f"fork: {error.strerror}",
+        remedy=(
+            "let it have more processes and memory: TasksMax= and MemoryMax= of its service, ulimit -u; then start"
+            " tickscope again"
+        ),
+    )
     say(f"tickscope: {failed}", ERROR)
     sys.exit(failed.exit_code)
 

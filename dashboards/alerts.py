@@ -1,7 +1,8 @@
-"""Alert rules for Prometheus, as code: ``python -m dashboards.alerts`` writes dashboards/alerts.yaml (committed; a test compares).
+"""Alert rules for Prometheus, as code: ``python -m dashboards.alerts`` writes dashboards/alerts.yaml (committed; a test
+compares).
 
-Rules name metrics of exporters/metrics.py, so a renamed metric fails here. All counters below ``increase()`` start at 0, so each rule sees
-the first event. JSON is YAML: what is written is what promtool and Prometheus read.
+Rules name metrics of exporters/metrics.py, so a renamed metric fails here. All counters below ``increase()`` start at
+0, so each rule sees the first event. JSON is YAML: what is written is what promtool and Prometheus read.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ RULES = (
         "TickscopeNotReanchored",
         f"{_NAME['tickscope.clock.pending_reanchorings']} > 0",
         "warning",
-        "{{ $value }} notices of clock jumps on {{ $labels.instance }} are not acknowledged: limiters have not re-anchored",
+        "{{ $value }} notices of clock jumps on {{ $labels.instance }} are not acknowledged: limiters have not"
+        " re-anchored",
         "tickscope clock: which",
         "1m",
     ),
@@ -90,12 +92,14 @@ RULES = (
         "TickscopeLosesRecords",
         _more("tickscope.losses.reports", "instance, tickscope_stage"),
         "warning",
-        "tickscope on {{ $labels.instance }} lost records ({{ $labels.tickscope_stage }}): its findings may lack something",
+        "tickscope on {{ $labels.instance }} lost records ({{ $labels.tickscope_stage }}): its findings may lack"
+        " something",
         "tickscope status; tickscope query loss",
     ),
     Rule(
         "TickscopeProbeNotAttached",
-        f'max by (instance, tickscope_probe) ({_NAME["tickscope.probe.state"]}{{tickscope_state=~"degraded|unavailable"}}) == 1',
+        "max by (instance, tickscope_probe)"
+        f' ({_NAME["tickscope.probe.state"]}{{tickscope_state=~"degraded|unavailable"}}) == 1',
         "warning",
         "the probe {{ $labels.tickscope_probe }} does not see everything on {{ $labels.instance }}",
         "tickscope probes: the reason and what to do",
@@ -113,7 +117,8 @@ RULES = (
         "TickscopeMetricsOverflow",
         _more("tickscope.metrics.overflowed", "instance", within="15m"),
         "info",
-        "label sets found no room on the metrics page of {{ $labels.instance }}: they are summed under otel_metric_overflow",
+        "label sets found no room on the metrics page of {{ $labels.instance }}: they are summed under"
+        " otel_metric_overflow",
         "in tickscope.yaml, metrics: {samples: N} or {detail: full}",
         "15m",
     ),
@@ -121,9 +126,23 @@ RULES = (
 
 
 def rules() -> dict[str, Any]:
-    return {"groups": [{"name": "tickscope", "rules": [
-        {"alert": r.alert, "expr": r.expression, **({"for": r.lasts} if r.lasts else {}), "labels": {"severity": r.severity},
-         "annotations": {"summary": r.summary, "description": r.todo}} for r in RULES]}]}  # fmt: skip
+    return {
+        "groups": [
+            {
+                "name": "tickscope",
+                "rules": [
+                    {
+                        "alert": r.alert,
+                        "expr": r.expression,
+                        **({"for": r.lasts} if r.lasts else {}),
+                        "labels": {"severity": r.severity},
+                        "annotations": {"summary": r.summary, "description": r.todo},
+                    }
+                    for r in RULES
+                ],
+            }
+        ]
+    }
 
 
 def text() -> str:

@@ -1,7 +1,9 @@
-"""The Grafana dashboard, as code: ``python -m dashboards.overview`` writes dashboards/overview.json (committed; a test compares).
+"""The Grafana dashboard, as code: ``python -m dashboards.overview`` writes dashboards/overview.json (committed; a test
+compares).
 
-Panels name metrics of exporters/metrics.py, so a renamed metric fails here, not in front of an operator. Prometheus naming.
-Model: https://grafana.com/docs/grafana/latest/visualizations/dashboards/build-dashboards/view-dashboard-json-model/
+Panels name metrics of exporters/metrics.py, so a renamed metric fails here, not in front of an operator. Prometheus
+naming. Model:
+https://grafana.com/docs/grafana/latest/visualizations/dashboards/build-dashboards/view-dashboard-json-model/
 """
 
 from __future__ import annotations
@@ -106,22 +108,51 @@ def dashboard() -> dict[str, Any]:
     panels: list[dict[str, Any]] = []
     y = 0
     for title, row in _ROWS:
-        panels.append({"id": len(panels) + 1, "type": "row", "title": title, "collapsed": False, "panels": [],
-                       "gridPos": {"x": 0, "y": y, "w": 24, "h": 1}})  # fmt: skip
+        panels.append(
+            {
+                "id": len(panels) + 1,
+                "type": "row",
+                "title": title,
+                "collapsed": False,
+                "panels": [],
+                "gridPos": {"x": 0, "y": y, "w": 24, "h": 1},
+            }
+        )
         y += 1
         for i, (name, metric_name, labels, quantile) in enumerate(row):
             metric = _BY_NAME[metric_name]
             legend = " ".join(f"{{{{{label}}}}}" for label in labels) or metric.name
-            panels.append({
-                "id": len(panels) + 1, "type": "timeseries", "title": name, "description": metric.description, "datasource": _SOURCE,
-                "gridPos": {"x": _WIDTH * (i % 2), "y": y + _HEIGHT * (i // 2), "w": _WIDTH, "h": _HEIGHT},
-                "fieldConfig": {"defaults": {"unit": _UNITS.get(metric.unit, "short")}, "overrides": []},
-                "targets": [{"refId": "A", "datasource": _SOURCE, "expr": expression(metric, labels, quantile), "legendFormat": legend}],
-            })  # fmt: skip
+            panels.append(
+                {
+                    "id": len(panels) + 1,
+                    "type": "timeseries",
+                    "title": name,
+                    "description": metric.description,
+                    "datasource": _SOURCE,
+                    "gridPos": {"x": _WIDTH * (i % 2), "y": y + _HEIGHT * (i // 2), "w": _WIDTH, "h": _HEIGHT},
+                    "fieldConfig": {"defaults": {"unit": _UNITS.get(metric.unit, "short")}, "overrides": []},
+                    "targets": [
+                        {
+                            "refId": "A",
+                            "datasource": _SOURCE,
+                            "expr": expression(metric, labels, quantile),
+                            "legendFormat": legend,
+                        }
+                    ],
+                }
+            )
         y += _HEIGHT * -(-len(row) // 2)
     variable = {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Data source"}
-    return {"title": "tickscope", "uid": "tickscope-overview", "schemaVersion": 39, "time": {"from": "now-1h", "to": "now"}, "refresh": "10s",
-            "tags": ["tickscope"], "templating": {"list": [variable]}, "panels": panels}  # fmt: skip
+    return {
+        "title": "tickscope",
+        "uid": "tickscope-overview",
+        "schemaVersion": 39,
+        "time": {"from": "now-1h", "to": "now"},
+        "refresh": "10s",
+        "tags": ["tickscope"],
+        "templating": {"list": [variable]},
+        "panels": panels,
+    }
 
 
 def text() -> str:

@@ -1,7 +1,7 @@
 """Folds batches into metric series; one store serves OTLP and the Prometheus endpoint.
 
-``offer`` only keeps the batch: folding happens when somebody reads, or when enough has gathered, as one vectorised pass over
-all rows of a table. Python code runs once per series and fold, never per row.
+``offer`` only keeps the batch: folding happens when somebody reads, or when enough has gathered, as one vectorised pass
+over all rows of a table. Python code runs once per series and fold, never per row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from exporters.values import Value
 FOLD_BYTES = 1 << 20
 #: A gauge is no longer shown when its last row is this much older than the newest row of its table.
 GAUGE_TTL_NS = 300 * 10**9
-#: A counter or histogram whose last row is this much older than the newest of its table makes room for others, where room is needed.
+#: A counter or histogram whose last row is this much older than the newest of its table makes room for others, where
+#: room is needed.
 SERIES_TTL_NS = 3600 * 10**9
 _DISTINCT_KEPT = 4096
 #: Tables of servers that are asked again and again: a row without a value says that there is none now.
@@ -38,7 +39,8 @@ OVERFLOW: tuple[tuple[str, Value], ...] = (("otel.metric.overflow", True),)
 class MetricStore:
     """Implements agent.contracts.Sink. ``offer`` and ``observe`` belong to the agent's thread, ``collect`` to any.
 
-    max_series: of one metric. max_samples: of all together as they are on the page, None for no bound. full: all labels and buckets.
+    max_series: of one metric. max_samples: of all together as they are on the page, None for no bound. full: all labels
+    and buckets.
     """
 
     name = "metrics"
@@ -77,7 +79,9 @@ class MetricStore:
                 self._fold()
 
     def observe(self, name: str, values: Iterable[tuple[Attributes, float]], now_ns: int) -> None:
-        """What the agent sees of itself: the values of one metric without a table, all of them; those not named are gone."""
+        """What the agent sees of itself: the values of one metric without a table, all of them; those not named are
+        gone.
+        """
         metric = next(m for m in self._by_table[""] if m.name == name)
         with self._lock:
             before, now = self._observed[metric], {}
@@ -103,7 +107,9 @@ class MetricStore:
             return [(m, s) for m, s in shown.values() if s]
 
     def losses(self) -> dict[str, int]:
-        """``series_limit``: running totals forgotten to make room, each with its next increment. Not gauges left out: no record is lost, and there is one a poll."""
+        """``series_limit``: running totals forgotten to make room, each with its next increment. Not gauges left out:
+        no record is lost, and there is one a poll.
+        """
         return {"series_limit": self._left_out}
 
     @property
@@ -149,7 +155,9 @@ class MetricStore:
             self._forget(metric, offered)
 
     def _forget(self, metric: Metric, offered: np.ndarray) -> None:
-        """A gauge that is not known any more, since its newest row says so (its daemon or broker is gone), is not shown."""
+        """A gauge that is not known any more, since its newest row says so (its daemon or broker is gone), is not
+        shown.
+        """
         rows = fold.of(metric, offered)
         rows = rows[fold.is_null(metric, rows)]
         if not len(rows):
@@ -227,7 +235,8 @@ class MetricStore:
         return out
 
     def _make_room(self, wanting: Metric) -> None:
-        """Forgets series not seen for long. Not before: the count of what is rare must not begin anew each time that it happens.
+        """Forgets series not seen for long. Not before: the count of what is rare must not begin anew each time that it
+        happens.
 
         Of the metric that needs room; where all metrics together have none, of the others too, now and then.
         """

@@ -1,8 +1,9 @@
 """Metric series as the text of a page: Prometheus 0.0.4, or OpenMetrics 1.0 where that is asked for. Pure.
 
-https://prometheus.io/docs/instrumenting/exposition_formats/ and https://prometheus.io/docs/specs/om/open_metrics_spec/. Names and units
-follow the OpenTelemetry compatibility rules (Metric.prometheus). ``_created`` is optional and left out: Prometheus would store it as one
-more series each. A histogram's ``le`` is the upper end of our bucket, which is exclusive there.
+https://prometheus.io/docs/instrumenting/exposition_formats/ and https://prometheus.io/docs/specs/om/open_metrics_spec/.
+Names and units follow the OpenTelemetry compatibility rules (Metric.prometheus). ``_created`` is optional and left out:
+Prometheus would store it as one more series each. A histogram's ``le`` is the upper end of our bucket, which is
+exclusive there.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ Attributes = tuple[tuple[str, Value], ...]
 class MetricSeries:
     """One series since it was first seen. Times are CLOCK_BOOTTIME ns; value, min and max are in the metric's raw unit.
 
-    since_ns: when it began. One that had to make room and comes back is another series, which begins then, from nothing.
+    since_ns: when it began. One that had to make room and comes back is another series, which begins then, from
+    nothing.
     value: sum of a counter or histogram, or last value of a gauge.  buckets: 64 counts of a histogram, shape (64,) i64.
     slope_from: (t_ns, value) where a drift's slope begins.  fixed: there from the start, never makes room.
     ready: a drift has no value before its first slope, a gauge none while its newest row says that it is not known.
@@ -69,7 +70,9 @@ def attributes(metric: Metric, key: np.ndarray) -> Attributes:
 
 
 def group(metric: Metric, rows: np.ndarray, more: tuple[str, ...] = ()) -> tuple[np.ndarray, np.ndarray]:
-    """(the distinct keys, each row's index among them): rows grouped by the columns that become attributes, and ``more``."""
+    """(the distinct keys, each row's index among them): rows grouped by the columns that become attributes, and
+    ``more``.
+    """
     if not metric.columns and not more:
         return np.zeros(1, "V1"), np.zeros(len(rows), np.int64)
     declared = TABLES[metric.table].by_name
@@ -184,14 +187,18 @@ def set_gauges(metric: Metric, rows: np.ndarray, inverse: np.ndarray, series: li
 
 
 class Totals:
-    """Increments out of running totals. Who is told apart is remembered, up to ``most``; then who was not seen for longest is forgotten."""
+    """Increments out of running totals. Who is told apart is remembered, up to ``most``; then who was not seen for
+    longest is forgotten.
+    """
 
     def __init__(self, most: int = 4096) -> None:
         self._most = most
         self._last: OrderedDict[bytes, int] = OrderedDict()
 
     def increments(self, metric: Metric, rows: np.ndarray) -> tuple[np.ndarray, int]:
-        """(each row's part, shape (n,); how many had to be forgotten). A first total is only the base; one that went back was reset: all of it is new."""
+        """(each row's part, shape (n,); how many had to be forgotten). A first total is only the base; one that went
+        back was reset: all of it is new.
+        """
         keys, inverse = group(metric, rows, metric.identity)
         out = np.zeros(len(rows))
         for at, (first, newest) in enumerate(ends(rows, inverse, len(keys))):

@@ -1,8 +1,9 @@
 """The agent's end of the gRPC exporter: requests go to a process of its own, since importing grpc costs some 20 MB.
 
-The child (exporters/grpc_sender.py) is started at the first request and again, with the lane's growing pauses, if it dies. It
-ends when this end of the socket closes, hence also with the agent. Frames, both ways: a length (u32) and that many bytes. The
-first is the configuration as JSON; a request is a signal (1 byte) and the serialised message; an answer is an Outcome as JSON.
+The child (exporters/grpc_sender.py) is started at the first request and again, with the lane's growing pauses, if it
+dies. It ends when this end of the socket closes, hence also with the agent. Frames, both ways: a length (u32) and that
+many bytes. The first is the configuration as JSON; a request is a signal (1 byte) and the serialised message; an answer
+is an Outcome as JSON.
 """
 
 from __future__ import annotations
@@ -120,7 +121,9 @@ def send_frame(link: socket.socket, data: bytes) -> None:
 
 
 def receive_frame(link: socket.socket, deadline: float | None = None, most: int = (1 << 32) - 1) -> bytes:
-    """One frame. Raises ConnectionError at the end of the stream and for more than ``most`` bytes, TimeoutError at the deadline (CLOCK_MONOTONIC)."""
+    """One frame. Raises ConnectionError at the end of the stream and for more than ``most`` bytes, TimeoutError at the
+    deadline (CLOCK_MONOTONIC).
+    """
     (length,) = _LENGTH.unpack(_exactly(link, _LENGTH.size, deadline))
     if length > most:
         raise ConnectionAbortedError(f"it sent {length} bytes, {most} at most are an answer")

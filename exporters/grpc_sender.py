@@ -1,4 +1,5 @@
-"""``python -m exporters.grpc_sender FD``: sends OTLP requests over gRPC for exporters.grpc_link, whose frames come by FD.
+"""``python -m exporters.grpc_sender FD``: sends OTLP requests over gRPC for exporters.grpc_link, whose frames come by
+FD.
 
 Of the OTLP/gRPC exporter the stubs are used, not its class: that imports the SDK (6 MB) and drops partial_success.
 """
@@ -34,7 +35,9 @@ _POLL_S = 0.1
 
 
 class _Serialised:
-    """A channel on which a stub's requests and answers are the bytes themselves: decoding a request here would only be undone by the stub."""
+    """A channel on which a stub's requests and answers are the bytes themselves: decoding a request here would only be
+    undone by the stub.
+    """
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._channel = channel
@@ -88,7 +91,9 @@ def _finished(future: grpc.Future) -> bool:
 
 
 def _retry_delay(error: grpc.RpcError) -> float:
-    """The pause of a google.rpc.RetryInfo in the answer's details, seconds; 0 without one, and for what cannot be read."""
+    """The pause of a google.rpc.RetryInfo in the answer's details, seconds; 0 without one, and for what cannot be
+    read.
+    """
     from google.protobuf.message import DecodeError
     from google.rpc.error_details_pb2 import RetryInfo
     from google.rpc.status_pb2 import Status
@@ -103,7 +108,9 @@ def _retry_delay(error: grpc.RpcError) -> float:
 
 
 def main(fd: int) -> None:
-    """Serves requests until the agent's end of the link closes: not until the terminal, or systemd, has sent everybody a signal, since the last are to come."""
+    """Serves requests until the agent's end of the link closes: not until the terminal, or systemd, has sent everybody
+    a signal, since the last are to come.
+    """
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
     with socket.socket(fileno=fd) as link:

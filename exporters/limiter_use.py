@@ -1,6 +1,8 @@
-"""How often limiters decide, what share they refuse, how much of their limits is used, and what watching them costs: over the last seconds, as gauges.
+"""How often limiters decide, what share they refuse, how much of their limits is used, and what watching them costs:
+over the last seconds, as gauges.
 
-The most active limiters only. Members and keys are counted by the bits that their hashes set (linear counting), so that a limiter takes 20 kB, however many it has.
+The most active limiters only. Members and keys are counted by the bits that their hashes set (linear counting), so that
+a limiter takes 20 kB, however many it has.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ _FAILED = tuple(_TABLE.code("result", name) for name in ("refused", "error"))
 
 @dataclass
 class _Used:
-    """Of one limiter since the gauges were set last. bits: of members and keys, by their hash; limits: of each as it was last, units a second, NaN where it is not known or there is none."""
+    """Of one limiter since the gauges were set last. bits: of members and keys, by their hash; limits: of each as it
+    was last, units a second, NaN where it is not known or there is none.
+    """
 
     attributes: Attributes
     seen_ns: int = 0

@@ -42,8 +42,9 @@ class Links:
             self._decisions.popitem(last=False)
 
     def of(self, evidence: Sequence[Mapping[str, Any]], start_ns: int, end_ns: int) -> tuple[list[SpanId], int]:
-        """At most MAX_LINKS, and how many there would be more: the events that the evidence names, then decisions of the limiters in it, spread over
-        the time."""
+        """At most MAX_LINKS, and how many there would be more: the events that the evidence names, then decisions of
+        the limiters in it, spread over the time.
+        """
         found: dict[SpanId, None] = {}
         decisions: list[SpanId] = []
         for item in evidence:

@@ -11,7 +11,8 @@ import numpy as np
 from agent.columns import Column
 from agent.tables import TABLES
 
-#: The value of a label whose row says something else than the names that the counter started with (OpenTelemetry's own word).
+#: The value of a label whose row says something else than the names that the counter started with (OpenTelemetry's own
+#: word).
 OTHER = "_OTHER"
 _PER_UNIT = {"ns": 10**9, "us": 10**6, "ppb": 10**9}
 _SUFFIX = {"s": "seconds", "By": "bytes", "1": "ratio"}
@@ -27,16 +28,19 @@ class Metric:
     columns: the columns that become attributes (the series' identity). detail: more of them, with the detail ``full``.
     value: the column that is added, shown or (for single events) counted in a bucket; "" counts rows.
     values: where a value is more than the column: each row's, f64, NaN where not known.
-    raw: the unit of that column, where it is not ``unit``: ns, us or ppb. Series keep raw values; they are divided when shown.
-    bounds: powers of two of the raw unit, first and last upper bound of a histogram. coarse: every second of them but with ``full``.
+    raw: the unit of that column, where it is not ``unit``: ns, us or ppb. Series keep raw values; they are divided when
+    shown.
+    bounds: powers of two of the raw unit, first and last upper bound of a histogram. coarse: every second of them but
+    with ``full``.
     hist: for rows that are histograms themselves, their sum, min and max columns; "" where the row has none.
     where: (column, names): only rows whose enum has one of these names.
-    absolute: a counter whose rows hold a running total, not increments. identity: columns that tell these totals apart, where that is more
-    than ``columns``.
+    absolute: a counter whose rows hold a running total, not increments. identity: columns that tell these totals apart,
+    where that is more than ``columns``.
     distinct: a column: rows whose value has been counted before under the same labels are not counted again.
     client_only: a column that is left out unless this host opened the connection: a server's peers are unbounded.
     drift: a gauge that is the slope of ``value`` over ``t_ns``, in parts per 10^9, not its value.
-    beside: a column, and values of it whose series begin together, at 0 but for the one that came, where not all label sets are known from the start.
+    beside: a column, and values of it whose series begin together, at 0 but for the one that came, where not all label
+    sets are known from the start.
     magnitude: a histogram of absolute values. labels: attributes that every series of this table has.
     was: its name on the Prometheus page before base units, in the raw unit.
     """
@@ -71,7 +75,9 @@ class Metric:
 
     @property
     def prometheus(self) -> str:
-        """The name in Prometheus, by the OpenTelemetry compatibility rules, so that both ways end in the same series."""
+        """The name in Prometheus, by the OpenTelemetry compatibility rules, so that both ways end in the same
+        series.
+        """
         base, suffix = self.name.replace(".", "_"), _SUFFIX.get(self.unit, "")
         if suffix and not base.endswith(f"_{suffix}"):
             base += f"_{suffix}"
@@ -108,7 +114,9 @@ class Metric:
 
     @property
     def bounded(self) -> bool:
-        """Whether all its label sets are known from the start, so that it can start at 0: else nobody sees the first event of a series."""
+        """Whether all its label sets are known from the start, so that it can start at 0: else nobody sees the first
+        event of a series.
+        """
         return (
             bool(self.table)
             and self.instrument != "gauge"
@@ -117,7 +125,9 @@ class Metric:
         )
 
     def starts(self) -> Iterator[dict[str, object]]:
-        """The stored values of each label set that it starts with; of each column all names, and one that stands for any other."""
+        """The stored values of each label set that it starts with; of each column all names, and one that stands for
+        any other.
+        """
         named = [
             [(c.code(n) if c.kind == "enum" else n.encode()) for n in self.names(c)]
             for c in map(self.column, self.columns)

@@ -1,7 +1,8 @@
-"""What the agent sees of itself, as metrics: build, probes, processes, store, exports. On the agent's thread, now and then.
+"""What the agent sees of itself, as metrics: build, probes, processes, store, exports. On the agent's thread, now and
+then.
 
-Processor time and memory come from /proc/PID/stat and statm, which everybody may read; resident pages, since PSS (smaps_rollup) costs
-a millisecond a process.
+Processor time and memory come from /proc/PID/stat and statm, which everybody may read; resident pages, since PSS
+(smaps_rollup) costs a millisecond a process.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _STORE_STATES = ("ok", "degraded")
 class StatusMetrics:
     """Called once a second by the agent's loop.
 
-    look: gives the parts of the status that are used here: ``processes probes store export``. page: the metrics page, where there is one.
+    look: gives the parts of the status that are used here: ``processes probes store export``. page: the metrics page,
+    where there is one.
     """
 
     def __init__(

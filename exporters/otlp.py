@@ -1,9 +1,11 @@
 """The OTLP exporter: a sink whose worker thread encodes and sends; the agent's loop is never blocked by it.
 
-A collector that is gone costs nothing but the oldest spans: rows wait in a bounded queue, one request at a time is tried
-again with growing pauses, and metrics are only collected once the last ones are through, so that they lose nothing at all.
+A collector that is gone costs nothing but the oldest spans: rows wait in a bounded queue, one request at a time is
+tried again with growing pauses, and metrics are only collected once the last ones are through, so that they lose
+nothing at all.
 
-A collector that takes no logs is asked once: findings that have just opened are log records, and their spans follow anyway.
+A collector that takes no logs is asked once: findings that have just opened are log records, and their spans follow
+anyway.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ class _Request(NamedTuple):
 
 
 class _Lane:
-    """One signal: its sender, the request under way, and its account. Belongs to the worker; the numbers are read by all."""
+    """One signal: its sender, the request under way, and its account. Belongs to the worker; the numbers are read by
+    all.
+    """
 
     def __init__(self, signal: str, sender: Sender) -> None:
         self.signal, self.sender = signal, sender
@@ -117,7 +121,9 @@ class OtlpExporter(Stating, Owning):
             self._backlog.put(batch, time.monotonic())
 
     def flush(self, timeout_s: float) -> None:
-        """Sends what waits, children or not, for at most ``timeout_s``; what is left is counted as dropped, once. Ends the worker."""
+        """Sends what waits, children or not, for at most ``timeout_s``; what is left is counted as dropped, once. Ends
+        the worker.
+        """
         again = self._stop.is_set()
         self._stop.set()
         self._wake.set()
@@ -136,9 +142,11 @@ class OtlpExporter(Stating, Owning):
         return {**self._backlog.dropped(), "rejected": sum(lane.rejected for lane in self._lanes.values())}
 
     def state(self) -> dict[str, object]:
-        """endpoint protocol state(ok|retrying|down) sent_spans sent_logs sent_points rejected dropped unsampled last_error remedy queued_bytes.
+        """endpoint protocol state(ok|retrying|down) sent_spans sent_logs sent_points rejected dropped unsampled
+        last_error remedy queued_bytes.
 
-        down: three requests of a signal in a row failed or were refused, one has been under way for twice its time-out, or the exporter stopped.
+        down: three requests of a signal in a row failed or were refused, one has been under way for twice its time-out,
+        or the exporter stopped.
         unsampled: plain decisions that are not in the sample, and rows beyond
         max_spans_per_s, which are no losses.  logs: where the collector takes none, what it said.
         """
@@ -279,7 +287,10 @@ def _remedy(error: str, config: OtlpConfig) -> str:
     if "401" in error or "403" in error or "UNAUTHENTICATED" in error:
         return "set the credentials in OTEL_EXPORTER_OTLP_HEADERS"
     if "FileNotFoundError" in error or "PermissionError" in error:
-        return "certificates and keys (OTEL_EXPORTER_OTLP_CERTIFICATE, ..._CLIENT_KEY) must be files that the agent's user can read"
+        return (
+            "certificates and keys (OTEL_EXPORTER_OTLP_CERTIFICATE, ..._CLIENT_KEY) must be files that the agent's user"
+            " can read"
+        )
     if error.startswith("HTTP 3"):
         return "redirects are not followed: set the endpoint to its Location"
     if "CERTIFICATE" in error.upper() or "SSL" in error:

@@ -64,12 +64,14 @@ class OtlpConfig:
     """The exporter's settings. Without a target nothing is exported and nothing is said.
 
     temporality: ``cumulative`` or ``delta``.  interval_s: between two exports of metrics.
-    decisions: which limiter decisions become spans: slow (refused, delayed, in error, or at least slow_s long), affected (those, and what had a
-    slow call or a handshake inside, came within a second after a jump of the clock, or is in the sample), all, or none.
-    sample: the share of plain decisions that become spans, with ``affected``; by trace id, so that a trace has all of its own or none.
+    decisions: which limiter decisions become spans: slow (refused, delayed, in error, or at least slow_s long),
+    affected (those, and what had a slow call or a handshake inside, came within a second after a jump of the clock, or
+    is in the sample), all, or none.
+    sample: the share of plain decisions that become spans, with ``affected``; by trace id, so that a trace has all of
+    its own or none.
     max_queue_bytes: rows that wait to be sent; beyond it the oldest are dropped and counted.
-    max_spans_per_s: rows of a table beyond it are not exported as spans, plain ones first (metrics still count them all); they are
-    no losses, but ``unsampled`` in the status. Findings and clock changes are always exported.
+    max_spans_per_s: rows of a table beyond it are not exported as spans, plain ones first (metrics still count them
+    all); they are no losses, but ``unsampled`` in the status. Findings and clock changes are always exported.
     """
 
     protocol: str = "http/protobuf"
@@ -90,11 +92,11 @@ class OtlpConfig:
 
 
 def resolve(file: Mapping[str, object], env: Mapping[str, str], flags: Mapping[str, object]) -> OtlpConfig:
-    """The settings of the three places. ``file`` is the section ``otlp`` of the configuration file; ``flags`` has the same
-    keys (``KEYS``), None where a flag was not given.
+    """The settings of the three places. ``file`` is the section ``otlp`` of the configuration file; ``flags`` has the
+    same keys (``KEYS``), None where a flag was not given.
 
-    Times in the environment are milliseconds, as specified (the Python SDK reads OTEL_EXPORTER_OTLP_TIMEOUT as seconds).
-    Raises AgentError (usage) for an unknown key or a value that does not fit.
+    Times in the environment are milliseconds, as specified (the Python SDK reads OTEL_EXPORTER_OTLP_TIMEOUT as
+    seconds). Raises AgentError (usage) for an unknown key or a value that does not fit.
     """
     _SECTION.known([*file, *flags], KEYS)
     if env.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":

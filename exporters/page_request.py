@@ -1,4 +1,6 @@
-"""What a client of the metrics page asks: its request line, for which host, in which format. Pure: bytes in, an answer's head out."""
+"""What a client of the metrics page asks: its request line, for which host, in which format. Pure: bytes in, an
+answer's head out.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +56,8 @@ def parse(request: bytes, hosts: Collection[str]) -> Wanted:
 
 
 def known_host(given: str, hosts: Collection[str]) -> bool:
-    """Whether a Host header names this page: a loopback name, a configured one, or any address, since behind a published port or NAT it is another
-    one than was connected to here.
+    """Whether a Host header names this page: a loopback name, a configured one, or any address, since behind a
+    published port or NAT it is another one than was connected to here.
 
     A web site that reads the page through a browser (DNS rebinding) needs a name that its owner turns into our address.
     """

@@ -19,9 +19,10 @@ _SECTION = Section("metrics")
 class PageConfig:
     """detail: ``normal``, or ``full`` for all labels and buckets and no bound on the page but 2,000 series a metric.
 
-    samples: with ``normal``, what the metrics of events may be on the page; some 150 samples of the agent itself come on top.
-    aliases: metrics that got another unit are there under their old names too. hosts: names under which the page may be asked for,
-    beside loopback and addresses.
+    samples: with ``normal``, what the metrics of events may be on the page; some 150 samples of the agent itself come
+    on top.
+    aliases: metrics that got another unit are there under their old names too. hosts: names under which the page may be
+    asked for, beside loopback and addresses.
     """
 
     detail: str = "normal"
@@ -47,7 +48,9 @@ class PageConfig:
 
 
 def listen_address(text: str, setting: str = "prometheus") -> tuple[str, int]:
-    """(host, port) of ``127.0.0.1:9469``, ``localhost:9469``, ``[::1]:9469`` or ``:9469``. Raises AgentError (exit code 2)."""
+    """(host, port) of ``127.0.0.1:9469``, ``localhost:9469``, ``[::1]:9469`` or ``:9469``. Raises AgentError (exit code
+    2).
+    """
     host, _, port = text.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     six = ":" in bare

@@ -1,7 +1,9 @@
-"""Whose connection it is: the user of a client on this host, else its address. One question to the kernel (sock_diag), some 10 us.
+"""Whose connection it is: the user of a client on this host, else its address. One question to the kernel (sock_diag),
+some 10 us.
 
-The look-up names one socket (both ends' addresses and ports), so its cost does not grow with the sockets of the host, as that of
-/proc/net/tcp does; no privilege is needed. Layouts: include/uapi/linux/inet_diag.h (inet_diag_req_v2, inet_diag_msg).
+The look-up names one socket (both ends' addresses and ports), so its cost does not grow with the sockets of the host,
+as that of /proc/net/tcp does; no privilege is needed. Layouts: include/uapi/linux/inet_diag.h (inet_diag_req_v2,
+inet_diag_msg).
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ _UID_AT = 16 + 64  # behind nlmsghdr: 4 bytes, inet_diag_sockid (48), expires, r
 
 
 def owner(connection: socket.socket) -> str:
-    """``uid 1000`` where the other end is a socket of this host that the kernel shows us, else ``at ADDRESS``. Never raises."""
+    """``uid 1000`` where the other end is a socket of this host that the kernel shows us, else ``at ADDRESS``. Never
+    raises.
+    """
     try:
         peer, ours = connection.getpeername(), connection.getsockname()
         uid = _uid(connection.family, peer, ours)

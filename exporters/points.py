@@ -66,7 +66,8 @@ class PointEncoder:
         return out, points
 
     def _begin(self, known: tuple[int, int] | None, s: MetricSeries, last_wall: int, now_wall: int) -> int:
-        """A cumulative series' start, converted once: a start that moved would mean a reset. It moves if the clock went behind it.
+        """A cumulative series' start, converted once: a start that moved would mean a reset. It moves if the clock went
+        behind it.
 
         One that is new lies behind all points of the last export, where an earlier series of its name may have been.
         """

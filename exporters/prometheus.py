@@ -1,11 +1,12 @@
-"""The metrics page: ``GET /metrics``, from the same store as OTLP, as Prometheus text or OpenMetrics, compressed where asked for.
+"""The metrics page: ``GET /metrics``, from the same store as OTLP, as Prometheus text or OpenMetrics, compressed where
+asked for.
 
 Its own lines, not prometheus_client: that has a registry of its own (each series kept twice), costs 5 MB, and its
-server knows no limit for slow clients. One thread, a selector, few connections with a deadline each; the agent's loop and a
-client that sends nothing, byte by byte, or too much never meet.
+server knows no limit for slow clients. One thread, a selector, few connections with a deadline each; the agent's loop
+and a client that sends nothing, byte by byte, or too much never meet.
 
-No client can keep others out: each user of this host (each address elsewhere) has a share of the places, and where one wants more, its own
-oldest half request makes room. Everything that is closed without an answer is counted.
+No client can keep others out: each user of this host (each address elsewhere) has a share of the places, and where one
+wants more, its own oldest half request makes room. Everything that is closed without an answer is counted.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ REQUEST_S, ANSWER_S = 2.0, 10.0
 MAX_WAITING_BYTES = 32 << 20
 #: A page of 0.5 MB: 6 ms at this level, a tenth of the size; the next levels cost twice as much for a twentieth less.
 _GZIP_LEVEL = 4
-#: A page is made anew after this time, and after so many times what making it took: who asks without a pause cannot take the processor.
+#: A page is made anew after this time, and after so many times what making it took: who asks without a pause cannot
+#: take the processor.
 FRESH_S, _REST = 0.2, 5
 _REASONS = ("timeout", "share", "full", "slow_reader", "failed")
 
@@ -47,8 +49,9 @@ class PrometheusEndpoint(Stating):
     """Serves until closed. Raises AgentError when the address cannot be bound.
 
     address: (host, port); port 0 takes a free one, see ``port``.  resource: exported as ``target_info``.
-    requests: answered so far, by status code. dropped: connections closed without an answer, by reason. deafened: times nobody could be accepted for want
-    of descriptors or memory. Whatever fails costs the one connection, never the thread.
+    requests: answered so far, by status code. dropped: connections closed without an answer, by reason. deafened: times
+    nobody could be accepted for want of descriptors or memory. Whatever fails costs the one connection, never the
+    thread.
     """
 
     name = "prometheus"
@@ -67,8 +70,11 @@ class PrometheusEndpoint(Stating):
                 address, family=socket.AF_INET6 if ":" in address[0] else socket.AF_INET, backlog=128
             )
         except OSError as error:
-            raise AgentError(f"cannot serve metrics on {f'[{address[0]}]' if ':' in address[0] else address[0]}:{address[1]}", why=error.strerror or str(error),
-                             remedy="see who has it (ss -ltnp), or set prometheus: to another address:port, or to '' for none") from error  # fmt: skip
+            raise AgentError(
+                f"cannot serve metrics on {f'[{address[0]}]' if ':' in address[0] else address[0]}:{address[1]}",
+                why=error.strerror or str(error),
+                remedy="see who has it (ss -ltnp), or set prometheus: to another address:port, or to '' for none",
+            ) from error
         self.port: int = self._listener.getsockname()[1]
         self.requests: Counter[int] = Counter({200: 0})
         self.dropped: Counter[str] = Counter(dict.fromkeys(_REASONS, 0))
@@ -85,13 +91,16 @@ class PrometheusEndpoint(Stating):
         self._thread.start()
 
     def state(self) -> dict[str, object]:
-        """requests, dropped and deafened, see above; ``reason`` and ``remedy`` where somebody took places and did not use them; ``state`` and ``last_error``
-        where no page could be made, until one is."""
+        """requests, dropped and deafened, see above; ``reason`` and ``remedy`` where somebody took places and did not
+        use them; ``state`` and ``last_error`` where no page could be made, until one is.
+        """
         dropped = {reason: n for reason, n in self.dropped.items() if n and reason != "failed"}
         told = (
             {
-                "reason": "clients took connections and did not use them: "
-                + ", ".join(f"{n} {r}" for r, n in dropped.items()),
+                "reason": (
+                    "clients took connections and did not use them: "
+                    + ", ".join(f"{n} {r}" for r, n in dropped.items())
+                ),
                 "remedy": f"see who it is: ss -tnpe sport = :{self.port} or dport = :{self.port}",
             }
             if dropped
@@ -100,8 +109,13 @@ class PrometheusEndpoint(Stating):
         failed = (
             {"state": "failing", "last_error": failure, "remedy": "report this"} if (failure := self._failure) else {}
         )
-        return {"requests": sum(self.requests.values()), "dropped": sum(self.dropped.values()), **({"deafened": self.deafened} if self.deafened else {}),
-                **told, **failed}  # fmt: skip
+        return {
+            "requests": sum(self.requests.values()),
+            "dropped": sum(self.dropped.values()),
+            **({"deafened": self.deafened} if self.deafened else {}),
+            **told,
+            **failed,
+        }
 
     def close(self) -> None:
         """Ends the thread and every connection."""
@@ -155,7 +169,9 @@ class PrometheusEndpoint(Stating):
         self._clients[connection] = _Client(whose, time.monotonic() + REQUEST_S)
 
     def _has_place(self, whose: str) -> bool:
-        """Whether one more connection may come; an older half request of the same owner, or of who has most, makes room for it."""
+        """Whether one more connection may come; an older half request of the same owner, or of who has most, makes room
+        for it.
+        """
         held = Counter(client.owner for client in self._clients.values())
         if held[whose] < SHARE and len(self._clients) < MAX_CONNECTIONS:
             return True
@@ -220,8 +236,8 @@ class PrometheusEndpoint(Stating):
             kind, body = TYPES[wanted.openmetrics], self._page(wanted.openmetrics, wanted.gzip)
             coding = b"Content-Encoding: gzip\r\n" if wanted.gzip else b""
         head = (
-            b"HTTP/1.1 %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n%bVary: Accept, Accept-Encoding\r\nConnection: close\r\n\r\n"
-            % (wanted.status.encode(), kind, len(body), coding)
+            b"HTTP/1.1 %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n%bVary: Accept, Accept-Encoding\r\nConnection:"
+            b" close\r\n\r\n" % (wanted.status.encode(), kind, len(body), coding)
         )
         return head if wanted.head_only else head + body
 

@@ -1,4 +1,6 @@
-"""Findings that have just opened, as OTLP log records: their span is written when they close, with the ids that the record has already."""
+"""Findings that have just opened, as OTLP log records: their span is written when they close, with the ids that the
+record has already.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,17 @@ def records(rows: np.ndarray, spans: SpanEncoder, to_wall: ToWall) -> list[bytes
             for name, value in values.items()
             if value is not None and name != "sentence"
         ]
-        out.append(LogRecord(
-            time_unix_nano=wall, observed_time_unix_nano=wall, severity_number=SEVERITY_NUMBER_WARN if alarm else SEVERITY_NUMBER_INFO,
-            severity_text="WARN" if alarm else "INFO", body=any_value(str(values.get("sentence") or "")), attributes=key_values(attributes),
-            event_name="tickscope.finding.opened", trace_id=trace, span_id=span,
-        ).SerializeToString())  # fmt: skip
+        out.append(
+            LogRecord(
+                time_unix_nano=wall,
+                observed_time_unix_nano=wall,
+                severity_number=SEVERITY_NUMBER_WARN if alarm else SEVERITY_NUMBER_INFO,
+                severity_text="WARN" if alarm else "INFO",
+                body=any_value(str(values.get("sentence") or "")),
+                attributes=key_values(attributes),
+                event_name="tickscope.finding.opened",
+                trace_id=trace,
+                span_id=span,
+            ).SerializeToString()
+        )
     return out

@@ -10,10 +10,11 @@ from urllib.parse import unquote
 
 
 def describe(boot_id: str, env: Mapping[str, str], version: str, given: Mapping[str, str]) -> dict[str, str]:
-    """Resource attributes; ``given`` are the settings'; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win, as specified.
+    """Resource attributes; ``given`` are the settings'; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win, as
+    specified.
 
-    ``host.id`` is /etc/machine-id, as the convention says for Linux. ``host.boot.id`` (no convention) tells which boot's
-    CLOCK_BOOTTIME the agent's own times count.
+    ``host.id`` is /etc/machine-id, as the convention says for Linux. ``host.boot.id`` (no convention) tells which
+    boot's CLOCK_BOOTTIME the agent's own times count.
     """
     uname, release = os.uname(), _os_release()
     out = {

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from exporters.metric import Metric
 
-#: Histograms together may take this part of the page: one has some twenty samples, and a gauge or a counter must find room for one beside many.
+#: Histograms together may take this part of the page: one has some twenty samples, and a gauge or a counter must find
+#: room for one beside many.
 _WIDE = 0.7
-#: This part of what histograms may take, and of the rest, is shared out beforehand, evenly: a flood of one metric's labels leaves every other some series.
+#: This part of what histograms may take, and of the rest, is shared out beforehand, evenly: a flood of one metric's
+#: labels leaves every other some series.
 _RESERVED = 0.4
 
 
@@ -29,8 +31,10 @@ class Room:
         bound = self._bound or 0
         self._most_wide = int(bound * _WIDE)
         wide = sum(_wide(m) for m in metrics)
-        self._shares = {True: int(self._most_wide * _RESERVED) // max(wide, 1),
-                        False: int((bound - self._most_wide) * _RESERVED) // max(len(metrics) - wide, 1)}  # fmt: skip
+        self._shares = {
+            True: int(self._most_wide * _RESERVED) // max(wide, 1),
+            False: int((bound - self._most_wide) * _RESERVED) // max(len(metrics) - wide, 1),
+        }
         #: By whether they are histograms.
         self._spoken_for = {True: wide * self._shares[True], False: (len(metrics) - wide) * self._shares[False]}
 

@@ -1,7 +1,8 @@
 """Which plain decisions become spans: by the trace id's own randomness, so that all who sample a trace by it agree.
 
-https://opentelemetry.io/docs/specs/otel/trace/tracestate-probability-sampling/: the last 56 bits of the trace id are compared with a
-threshold. A decision without a trace gets one whose bits are made here, from the row, so that they are the same whenever they are asked for.
+https://opentelemetry.io/docs/specs/otel/trace/tracestate-probability-sampling/: the last 56 bits of the trace id are
+compared with a threshold. A decision without a trace gets one whose bits are made here, from the row, so that they are
+the same whenever they are asked for.
 """
 
 from __future__ import annotations

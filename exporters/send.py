@@ -1,7 +1,8 @@
 """Sending a serialised request over HTTP, and reading what became of it.
 
-Of opentelemetry-exporter-otlp what it brings along is used, opentelemetry-proto: its messages here, its stubs over gRPC (exporters.grpc_sender).
-Its own HTTP transport hides what a collector rejected (partial_success) and when it wants to be asked again (Retry-After), and brings the SDK.
+Of opentelemetry-exporter-otlp what it brings along is used, opentelemetry-proto: its messages here, its stubs over gRPC
+(exporters.grpc_sender). Its own HTTP transport hides what a collector rejected (partial_success) and when it wants to
+be asked again (Retry-After), and brings the SDK.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 PROTOBUF = "application/x-protobuf"
-#: Types under which a body is taken for protobuf: its own, its registered one, none, and what is said where nobody cared.
+#: Types under which a body is taken for protobuf: its own, its registered one, none, and what is said where nobody
+#: cared.
 _BINARY = frozenset({PROTOBUF, "application/protobuf", "application/octet-stream", ""})
 _RETRYABLE = frozenset({429, 502, 503, 504})
 
@@ -32,7 +34,8 @@ STATUSES = ("sent", "retry", "refused")
 class Outcome(NamedTuple):
     """What became of a request.
 
-    status: ``sent`` (accepted, but for ``rejected`` of its items), ``retry`` (try the same again) or ``refused`` (never will be).
+    status: ``sent`` (accepted, but for ``rejected`` of its items), ``retry`` (try the same again) or ``refused`` (never
+    will be).
     retry_after_s: the least time to wait that the collector asked for.
     """
 
@@ -53,7 +56,9 @@ class Sender(Protocol):
 
 
 class HttpSender:
-    """Sends one signal's requests; ``signal`` is ``traces``, ``metrics`` or ``logs``. One try each; blocks for up to ``target.timeout_s``."""
+    """Sends one signal's requests; ``signal`` is ``traces``, ``metrics`` or ``logs``. One try each; blocks for up to
+    ``target.timeout_s``.
+    """
 
     def __init__(self, signal: str, target: Endpoint) -> None:
         from exporters.transport import Transport
@@ -102,7 +107,9 @@ def failed(error: Exception) -> Outcome:
 
 
 def retry_after(value: str) -> float:
-    """Seconds from now on of a header Retry-After: a number or a date (RFC 9110). 0 without one, and for what is neither."""
+    """Seconds from now on of a header Retry-After: a number or a date (RFC 9110). 0 without one, and for what is
+    neither.
+    """
     try:
         seconds = float(value)
     except ValueError:
@@ -117,8 +124,9 @@ def retry_after(value: str) -> float:
 def accepted(signal: str, body: bytes, content_type: str = PROTOBUF) -> Outcome:
     """Reads the answer to an accepted request: ExportTraceServiceResponse or the like, serialised.
 
-    ``refused`` where it is something else, as from a web server that answers everybody: nothing says that somebody kept the items.
-    Empty is a success under any type, as Prometheus answers; JSON is read too, which some servers answer in spite of the specification.
+    ``refused`` where it is something else, as from a web server that answers everybody: nothing says that somebody kept
+    the items. Empty is a success under any type, as Prometheus answers; JSON is read too, which some servers answer in
+    spite of the specification.
     """
     from google.protobuf.message import DecodeError
     from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse

@@ -1,9 +1,11 @@
 """Rows as spans: findings, decisions with their children, and the slow or rare events.
 
-A span ends at its row's ``t_ns`` and lasts its row's duration, both CLOCK_BOOTTIME. Only the end is converted to wall time;
-the start is that many nanoseconds before it, so that a span keeps its true length when the wall clock moved inside it. A child is placed
-by its decision's end, so that it lies inside whatever the clock did; of one that began before, the part inside is drawn and
-``tickscope.duration_ns`` tells its whole length. A round-trip time is a sample, not something that lasts: an event of its decision.
+A span ends at its row's ``t_ns`` and lasts its row's duration, both CLOCK_BOOTTIME. Only the end is converted to wall
+time; the start is that many nanoseconds before it, so that a span keeps its true length when the wall clock moved
+inside it. A child is placed by its decision's end, so that it lies inside whatever the clock did; of one that began
+before, the part inside is drawn and
+``tickscope.duration_ns`` tells its whole length. A round-trip time is a sample, not something that lasts: an event of
+its decision.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ _MAX_SAMPLES = 8
 
 @dataclass(frozen=True)
 class SpanKind:
-    """How a table's rows become spans: the name's first word, the column that completes it, and what makes it an error."""
+    """How a table's rows become spans: the name's first word, the column that completes it, and what makes it an
+    error.
+    """
 
     word: str
     column: str = ""
@@ -78,7 +82,8 @@ class SpanEncoder:
         tables: Mapping[str, np.ndarray],
         chance: np.ndarray | None = None,
     ) -> list[bytes]:
-        """A span a decision and one for each child ``(decision index, table, row index)``; round-trip times become events.
+        """A span a decision and one for each child ``(decision index, table, row index)``; round-trip times become
+        events.
 
         A decision that knows the trace of its request takes part in it; others get a trace of their own.
         chance: the probability with which each decision of its kind became a span, shape (n,); 1 where None.
@@ -117,7 +122,9 @@ class SpanEncoder:
     def _samples(
         self, decisions: np.ndarray, pairs: list[tuple[int, int]], tables: Mapping[str, np.ndarray]
     ) -> dict[int, list[bytes]]:
-        """Serialised events by decision: the samples of its sockets' round-trip time, at their interval's end where that lies inside."""
+        """Serialised events by decision: the samples of its sockets' round-trip time, at their interval's end where
+        that lies inside.
+        """
         out: dict[int, list[bytes]] = {}
         if not pairs:
             return out
@@ -202,7 +209,9 @@ class SpanEncoder:
         return attribute_of("finding", column)
 
     def cells(self, table: str, rows: np.ndarray) -> dict[str, list[Value | None]]:
-        """A row's columns as attribute values; what a finding says, with wall times (UTC): outside nobody knows what boot+ is."""
+        """A row's columns as attribute values; what a finding says, with wall times (UTC): outside nobody knows what
+        boot+ is.
+        """
         out = cells_of(table, rows)
         if "sentence" in out:
             said = zip(rows["said"].tolist(), rows["sentence"].tolist(), strict=True)
@@ -225,14 +234,18 @@ class SpanEncoder:
         return (wall - most).tolist(), wall.tolist(), most < length
 
     def _inside(self, end: np.ndarray, length: np.ndarray, decisions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(end as Unix time, length) of what is drawn of a child: the part inside its decision, whose end alone is converted."""
+        """(end as Unix time, length) of what is drawn of a child: the part inside its decision, whose end alone is
+        converted.
+        """
         last = decisions["t_ns"]
         first = last - np.maximum(known_or(decisions["duration_ns"], np.zeros_like(last)), 0)
         ends = np.clip(end, first, last)
         return self._to_wall(last) - (last - ends), np.minimum(length, ends - first)
 
     def _explain(self, message: Span, row: np.void) -> None:
-        """A finding's causes and evidence as events, with links to the spans that it explains, where they were sent lately."""
+        """A finding's causes and evidence as events, with links to the spans that it explains, where they were sent
+        lately.
+        """
         for word, column in (("cause", "causes"), ("evidence", "evidence")):
             listed = items(row[column])
             message.dropped_events_count += max(len(listed) - _MAX_EVIDENCE, 0)

@@ -1,7 +1,9 @@
-"""POST over HTTP with bounds: a collector, or whoever answers in its place, costs at most a megabyte and the time-out of one request.
+"""POST over HTTP with bounds: a collector, or whoever answers in its place, costs at most a megabyte and the time-out
+of one request.
 
-The standard library's client, since what it keeps from its caller is small: its time-out is one for each read, so a server that sends a byte
-now and then would hold a request for hours, it reads a body whole, however long, and a chunk of negative size to the end.
+The standard library's client, since what it keeps from its caller is small: its time-out is one for each read, so a
+server that sends a byte now and then would hold a request for hours, it reads a body whole, however long, and a chunk
+of negative size to the end.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ with without("ssl"):  # OpenSSL is 2 MB, which https alone needs
 if TYPE_CHECKING:
     import ssl
 
-#: What is read of an answer. An OTLP response has a number and a sentence; of what is longer, the beginning is enough to tell that it is none.
+#: What is read of an answer. An OTLP response has a number and a sentence; of what is longer, the beginning is enough
+#: to tell that it is none.
 MAX_BODY_BYTES = 1 << 20
 _GZIP_OR_ZLIB = 47  # zlib.decompressobj: either, by its header
 _IN_PATHS = "%/:@!$&'()*+,;=~"
@@ -54,9 +57,10 @@ class Transport:
         self._given_up = False
 
     def post(self, data: bytes, headers: Mapping[str, str], timeout_s: float) -> Answer:
-        """Blocks for at most ``timeout_s`` once the host's name is looked up (which the resolver's settings bound) and one of its addresses is
-        connected to (``timeout_s`` each). Raises OSError and HTTPException where there was no whole answer, ValueError for what no header can hold,
-        RuntimeError where no thread can be started."""
+        """Blocks for at most ``timeout_s`` once the host's name is looked up (which the resolver's settings bound) and
+        one of its addresses is connected to (``timeout_s`` each). Raises OSError and HTTPException where there was no
+        whole answer, ValueError for what no header can hold, RuntimeError where no thread can be started.
+        """
         self._given_up = False
         watchdog = threading.Timer(timeout_s, self.abort)
         watchdog.daemon = True
@@ -135,7 +139,9 @@ class _Response(HTTPResponse):
 
 
 class _Connection(HTTPConnection):
-    """It can be ended from another thread at any time; what is under way ends then or, before there is a socket, when it is connected."""
+    """It can be ended from another thread at any time; what is under way ends then or, before there is a socket, when
+    it is connected.
+    """
 
     response_class = _Response
 
@@ -181,7 +187,9 @@ def _closed(*, tls: bool) -> tuple[type[OSError], ...]:
 
 
 def _asked(connection: _Connection, path: str, data: bytes, headers: Mapping[str, str]) -> tuple[HTTPResponse, bool]:
-    """The answer, and whether the request was sent whole: a server that refuses it (413, 401) may answer and close before it has read it."""
+    """The answer, and whether the request was sent whole: a server that refuses it (413, 401) may answer and close
+    before it has read it.
+    """
     try:
         connection.request("POST", path, data, dict(headers))
     except connection.closed as error:

@@ -1,7 +1,7 @@
 """Rows that wait to become spans: bounded, oldest dropped first, decisions held until their children have come.
 
-Of plain decisions a sample goes on, chosen here before anything is done a row; the others wait beside it for as long, in case a slow call,
-a handshake or a jump of the clock turns up that touches them.
+Of plain decisions a sample goes on, chosen here before anything is done a row; the others wait beside it for as long,
+in case a slow call, a handshake or a jump of the clock turns up that touches them.
 """
 
 from __future__ import annotations
@@ -148,7 +148,9 @@ class Waiting:
         return done
 
     def _put_plain(self, rows: np.ndarray, now: float) -> None:
-        """Decisions that only what comes yet could make worth a span; the oldest give way, since all of them may be left out."""
+        """Decisions that only what comes yet could make worth a span; the oldest give way, since all of them may be
+        left out.
+        """
         with self._lock:
             if len(rows):
                 self._held[_PLAIN].append((now, rows))

@@ -1,8 +1,8 @@
 """Protobuf by concatenation: serialised pieces are put together, not message objects.
 
-A message's bytes are its fields' bytes one after another, in any order (protobuf.dev/programming-guides/encoding), so that an
-attribute is serialised once by opentelemetry.proto and then reused. From row to request a slow call with 14 attributes costs
-15 us so, 28 us built field by field, 90 us through the SDK (tests/bench/otlp_encode.py, 2-core VM).
+A message's bytes are its fields' bytes one after another, in any order (protobuf.dev/programming-guides/encoding), so
+that an attribute is serialised once by opentelemetry.proto and then reused. From row to request a slow call with 14
+attributes costs 15 us so, 28 us built field by field, 90 us through the SDK (tests/bench/otlp_encode.py, 2-core VM).
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ class Envelope:
         self._scope = field(_SCOPE, InstrumentationScope(name="tickscope", version=version).SerializeToString())
 
     def request(self, items: Iterable[bytes]) -> bytes:
-        """The bytes of an ExportTraceServiceRequest or ExportMetricsServiceRequest; items are serialised spans or metrics."""
+        """The bytes of an ExportTraceServiceRequest or ExportMetricsServiceRequest; items are serialised spans or
+        metrics.
+        """
         scope = self._scope + b"".join([field(ITEMS, item) for item in items])
         return field(_REQUEST_RESOURCES, self._resource + field(_SCOPES, scope))

@@ -1,7 +1,8 @@
 """For every test: Ctrl-C works in the programs that tests start, and no property test fails since the machine is slow.
 
-A shell that runs the tests in the background has SIGINT ignored, which programs inherit, Python's among them. Where readline was imported (pytest does
-for its debugger), the C library's environment holds a width of the screen that nobody asked for, and programs inherit that, too.
+A shell that runs the tests in the background has SIGINT ignored, which programs inherit, Python's among them. Where
+readline was imported (pytest does for its debugger), the C library's environment holds a width of the screen that
+nobody asked for, and programs inherit that, too.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from tests.lab.hostclock import clock_to_ourselves
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 signal.signal(signal.SIGINT, signal.default_int_handler)
-#: A receiver's gRPC in this process would stop its threads at each fork, and has waited for ever for one (the laboratory forks without exec).
+#: A receiver's gRPC in this process would stop its threads at each fork, and has waited for ever for one (the
+#: laboratory forks without exec).
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)

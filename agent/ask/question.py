@@ -1,4 +1,6 @@
-"""What a verb asks for: rows of one table, or groups of them. Pure; every source of rows (agent/ask/source.py) answers the same question alike."""
+"""What a verb asks for: rows of one table, or groups of them. Pure; every source of rows (agent/ask/source.py) answers
+the same question alike.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ NEWEST = ("-boot_id", "-t_ns")
 
 @dataclass(frozen=True)
 class Where:
-    """A condition on one column. value: text or a number, for ``in`` a tuple of them; an unknown value meets it only with ``or_unknown``."""
+    """A condition on one column. value: text or a number, for ``in`` a tuple of them; an unknown value meets it only
+    with ``or_unknown``.
+    """
 
     column: str
     op: Op
@@ -32,8 +36,10 @@ class Condition:
 
 @dataclass(frozen=True)
 class GroupValue:
-    """A value of each group: how many rows (``count``), or how many values a column has (``distinct``), their sum, the smallest, largest or latest, or whether all are true.
-    where: of the rows that meet it only."""
+    """A value of each group: how many rows (``count``), or how many values a column has (``distinct``), their sum, the
+    smallest, largest or latest, or whether all are true.
+    where: of the rows that meet it only.
+    """
 
     name: str
     how: How
@@ -45,10 +51,13 @@ class GroupValue:
 class Question:
     """Rows of a table, or, with ``group`` or ``values``, one a group.
 
-    columns: which to give, in this order; by default all of the table's, or the group's and then its values. where: conditions that all hold.
-    within: only rows of the source's window. latest: of the rows that are equal in these columns, those of the newest time only. group: columns that
-    are equal within a group. order: columns (or names of values) to sort by, unknown last, ``-`` before a name for the largest first;
-    ``boot_id`` means boots from the oldest on. largest: a column whose largest absolute values come before that. limit: at most so many.
+    columns: which to give, in this order; by default all of the table's, or the group's and then its values. where:
+    conditions that all hold.
+    within: only rows of the source's window. latest: of the rows that are equal in these columns, those of the newest
+    time only. group: columns that are equal within a group. order: columns (or names of values) to sort by, unknown
+    last, ``-`` before a name for the largest first;
+    ``boot_id`` means boots from the oldest on. largest: a column whose largest absolute values come before that. limit:
+    at most so many.
     """
 
     table: str
@@ -69,10 +78,11 @@ class Question:
 
 @dataclass(frozen=True)
 class Spread:
-    """How a table's measure is spread in each group: dictionaries of the group's columns, then count, p50, p90, p99 and max, the largest count first.
+    """How a table's measure is spread in each group: dictionaries of the group's columns, then count, p50, p90, p99 and
+    max, the largest count first.
 
-    how: how the percentiles were made, in words. error: their relative error at most (0.01 is one percent), 0 where they are the values of rows,
-    None where it is not bounded so.
+    how: how the percentiles were made, in words. error: their relative error at most (0.01 is one percent), 0 where
+    they are the values of rows, None where it is not bounded so.
     """
 
     rows: list[dict[str, Any]]

@@ -23,8 +23,10 @@ class Result(NamedTuple):
 
 
 class RowSource(Protocol):
-    """Rows at one moment, and the window in which they are asked for. A context manager. Its methods raise AgentError: exit 2 where the question is
-    wrong (a condition that cannot be read, a column that is not there), 4 where rows cannot be read any more."""
+    """Rows at one moment, and the window in which they are asked for. A context manager. Its methods raise AgentError:
+    exit 2 where the question is wrong (a condition that cannot be read, a column that is not there), 4 where rows
+    cannot be read any more.
+    """
 
     @property
     def window(self) -> Window: ...
@@ -34,7 +36,9 @@ class RowSource(Protocol):
         """Boot ids, oldest first."""
 
     def bound(self, text: str) -> Bound:
-        """A time in words (agent/ask/window.py); those that count back do so from now, or from where the rows end for good. Raises AgentError (exit 2)."""
+        """A time in words (agent/ask/window.py); those that count back do so from now, or from where the rows end for
+        good. Raises AgentError (exit 2).
+        """
 
     @property
     def notes(self) -> list[str]:
@@ -55,14 +59,20 @@ class RowSource(Protocol):
         """Columns of integers, int64, shape (n,), NULL_I64 for unknown: many rows in little memory."""
 
     def table(self, question: Question) -> np.ndarray:
-        """Rows as the table itself holds them, with the question's columns: structured, shape (n,), unknown values as its columns say."""
+        """Rows as the table itself holds them, with the question's columns: structured, shape (n,), unknown values as
+        its columns say.
+        """
 
     def spread(self, question: Question, *, exact: bool = False) -> Spread:
-        """How the measure of the question's table is spread in each of its groups; columns, values, order and limit are not looked at.
-        exact: the values of rows, where the table has rows of single values."""
+        """How the measure of the question's table is spread in each of its groups; columns, values, order and limit are
+        not looked at.
+        exact: the values of rows, where the table has rows of single values.
+        """
 
     def run(self, sql: str) -> Result:
-        """Any SQL that reads; every table of the source is a view. Raises AgentError (exit 2) also where it would write."""
+        """Any SQL that reads; every table of the source is a view. Raises AgentError (exit 2) also where it would
+        write.
+        """
 
     def gaps(self) -> list[dict[str, Any]]:
         """Rows of ``loss`` whose interval overlaps the window, with ``from_wall_ns`` and ``to_wall_ns``."""

@@ -45,7 +45,9 @@ class Bound:
         t_ns: np.ndarray,
         wall: Callable[[np.ndarray], np.ndarray],
     ) -> np.ndarray:
-        """As ``sql``, for times of one boot (CLOCK_BOOTTIME ns, shape (n,)). wall: gives their wall times, Unix ns, NULL_I64 where not known."""
+        """As ``sql``, for times of one boot (CLOCK_BOOTTIME ns, shape (n,)). wall: gives their wall times, Unix ns,
+        NULL_I64 where not known.
+        """
         if self.boot_id == boot_id:
             return op(t_ns, self.t_ns)
         if self.wall_ns is None:
@@ -63,9 +65,10 @@ class Bound:
 
 
 def parse(text: str, boots: list[str], end: tuple[str, int] | None = None) -> Bound:
-    """boots: those of the store, oldest first; ``boot+S`` means this boot or, where the store has no row of it (a copy),
-    its newest. end: (boot id, CLOCK_BOOTTIME ns) from which relative times count back; by default now. A time without zone is local.
-    Raises AgentError (exit 2)."""
+    """boots: those of the store, oldest first; ``boot+S`` means this boot or, where the store has no row of it (a
+    copy), its newest. end: (boot id, CLOCK_BOOTTIME ns) from which relative times count back; by default now. A time
+    without zone is local. Raises AgentError (exit 2).
+    """
     text = text.strip()
     boot = this_boot()
     if match := _RELATIVE.fullmatch(text):
@@ -107,7 +110,9 @@ class Window:
         return [b.sql(op, t) for b, op, t in ((self.since, ">=", last), (self.until, "<", first)) if b is not None]
 
     def covers(self, boot_id: str, low_ns: int, high_ns: int) -> bool:
-        """True where all rows of that boot between these times lie inside, as far as that can be told without the offset history."""
+        """True where all rows of that boot between these times lie inside, as far as that can be told without the
+        offset history.
+        """
         after = self.since is None or (self.since.boot_id == boot_id and low_ns >= self.since.t_ns)
         before = self.until is None or (self.until.boot_id == boot_id and high_ns < self.until.t_ns)
         return after and before

@@ -1,4 +1,6 @@
-"""Where a function of C, C++ or Rust is entered and left, as instructions: what is not certain is refused, since a uprobe within an instruction corrupts its program. Pure."""
+"""Where a function of C, C++ or Rust is entered and left, as instructions: what is not certain is refused, since a
+uprobe within an instruction corrupts its program. Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,12 @@ _CALL, _INDIRECT = 0xE8, 0xFF
 
 
 class Body:
-    """A function's code. parts: (address, bytes), the one with its first instruction first, then those that the compiler has moved elsewhere.
+    """A function's code. parts: (address, bytes), the one with its first instruction first, then those that the
+    compiler has moved elsewhere.
 
-    starts: addresses of all instructions; returns: of those that return; leaves: of jumps out of it, behind which another function returns for it.
-    Raises ElfError where a sequence of bytes is no instruction that is known, or a branch goes into the middle of one.
+    starts: addresses of all instructions; returns: of those that return; leaves: of jumps out of it, behind which
+    another function returns for it. Raises ElfError where a sequence of bytes is no instruction that is known, or a
+    branch goes into the middle of one.
     """
 
     def __init__(self, parts: Iterable[tuple[int, bytes]]) -> None:
@@ -49,5 +53,7 @@ class Body:
                 self.leaves.append(at)
 
     def called_before(self, begin: int, at: int) -> bool:
-        """Whether something is called or branched to between the first instruction and another one, or a branch leads there."""
+        """Whether something is called or branched to between the first instruction and another one, or a branch leads
+        there.
+        """
         return any(begin <= turn < at for turn in self._turns) or any(begin < target <= at for target in self._targets)

@@ -1,7 +1,7 @@
 """A bounded reader of 64-bit little-endian ELF files that somebody else controls.
 
-Reads with pread only (a mapping of a file that is truncated meanwhile would kill us), a limited number of bytes a file, in pieces, so
-time and memory are bounded whatever the headers say. Layouts: elf(5), System V ABI chapter 4.
+Reads with pread only (a mapping of a file that is truncated meanwhile would kill us), a limited number of bytes a file,
+in pieces, so time and memory are bounded whatever the headers say. Layouts: elf(5), System V ABI chapter 4.
 """
 
 from __future__ import annotations
@@ -22,13 +22,50 @@ _MAX_NAME = 256
 _PAGE = 4096
 _READS_A_BYTE = 16
 
-_HEADER = np.dtype([("ident", "V16"), ("type", "<u2"), ("machine", "<u2"), ("version", "<u4"), ("entry", "<u8"), ("phoff", "<u8"),
-                    ("shoff", "<u8"), ("flags", "<u4"), ("ehsize", "<u2"), ("phentsize", "<u2"), ("phnum", "<u2"),
-                    ("shentsize", "<u2"), ("shnum", "<u2"), ("shstrndx", "<u2")])  # fmt: skip
-_SEGMENT = np.dtype([("type", "<u4"), ("flags", "<u4"), ("offset", "<u8"), ("vaddr", "<u8"), ("paddr", "<u8"), ("filesz", "<u8"),
-                     ("memsz", "<u8"), ("align", "<u8")])  # fmt: skip
-_SECTION = np.dtype([("name", "<u4"), ("type", "<u4"), ("flags", "<u8"), ("addr", "<u8"), ("offset", "<u8"), ("size", "<u8"),
-                     ("link", "<u4"), ("info", "<u4"), ("addralign", "<u8"), ("entsize", "<u8")])  # fmt: skip
+_HEADER = np.dtype(
+    [
+        ("ident", "V16"),
+        ("type", "<u2"),
+        ("machine", "<u2"),
+        ("version", "<u4"),
+        ("entry", "<u8"),
+        ("phoff", "<u8"),
+        ("shoff", "<u8"),
+        ("flags", "<u4"),
+        ("ehsize", "<u2"),
+        ("phentsize", "<u2"),
+        ("phnum", "<u2"),
+        ("shentsize", "<u2"),
+        ("shnum", "<u2"),
+        ("shstrndx", "<u2"),
+    ]
+)
+_SEGMENT = np.dtype(
+    [
+        ("type", "<u4"),
+        ("flags", "<u4"),
+        ("offset", "<u8"),
+        ("vaddr", "<u8"),
+        ("paddr", "<u8"),
+        ("filesz", "<u8"),
+        ("memsz", "<u8"),
+        ("align", "<u8"),
+    ]
+)
+_SECTION = np.dtype(
+    [
+        ("name", "<u4"),
+        ("type", "<u4"),
+        ("flags", "<u8"),
+        ("addr", "<u8"),
+        ("offset", "<u8"),
+        ("size", "<u8"),
+        ("link", "<u4"),
+        ("info", "<u4"),
+        ("addralign", "<u8"),
+        ("entsize", "<u8"),
+    ]
+)
 _SYMBOL = np.dtype(
     [("name", "<u4"), ("info", "u1"), ("other", "u1"), ("shndx", "<u2"), ("value", "<u8"), ("size", "<u8")]
 )
@@ -52,8 +89,9 @@ class Symbol(NamedTuple):
 class Elf:
     """An ELF file behind an open descriptor, which stays the caller's.
 
-    budget: bytes that may be read from the file in all, a read counting for a page at least; of a small file less, so that the work grows with the size. Every method raises ElfError for a malformed file or a spent
-    budget, and OSError for a failing read.
+    budget: bytes that may be read from the file in all, a read counting for a page at least; of a small file less, so
+    that the work grows with the size. Every method raises ElfError for a malformed file or a spent budget, and OSError
+    for a failing read.
     """
 
     def __init__(self, fd: int, budget: int = 64 << 20) -> None:
@@ -194,7 +232,9 @@ class Elf:
         return found
 
     def symbols(self, names: Iterable[bytes]) -> dict[bytes, Symbol]:
-        """The defined symbols of these names (each below 256 bytes), from .dynsym, else .symtab; missing ones are left out."""
+        """The defined symbols of these names (each below 256 bytes), from .dynsym, else .symtab; missing ones are left
+        out.
+        """
         missing, found = set(names), dict[bytes, Symbol]()
         for kind in (_SHT_DYNSYM, _SHT_SYMTAB):
             for header in self.sections[self.sections["type"] == kind]:
@@ -218,8 +258,8 @@ class Elf:
     def pointers(self, tables: list[tuple[int, int]]) -> list[np.ndarray]:
         """Tables of 8-byte pointers as the dynamic linker would leave them, before the load address is added.
 
-        tables: (virtual address, count), count at most 4096 each. Returns uint64 arrays, shapes (count,). Pointers to symbols
-        of other files are 0.
+        tables: (virtual address, count), count at most 4096 each. Returns uint64 arrays, shapes (count,). Pointers to
+        symbols of other files are 0.
         """
         out = []
         for vaddr, count in tables:
@@ -281,7 +321,9 @@ class Elf:
 
 
 def contains_32(fd: int, needles: Iterable[bytes], budget: int = 64 << 20) -> bool:
-    """Whether a 32-bit ELF file has all of these byte strings in its first ``budget`` bytes. Raises ElfError for any other file, OSError."""
+    """Whether a 32-bit ELF file has all of these byte strings in its first ``budget`` bytes. Raises ElfError for any
+    other file, OSError.
+    """
     if os.pread(fd, 5, 0) != b"\x7fELF\x01":
         raise ElfError("not a 32-bit ELF file")
     missing = set(needles)

@@ -1,7 +1,8 @@
 """The build information that Go puts into its binaries: the toolchain's version and those of the modules.
 
-Layout (debug/buildinfo, cmd/link/internal/ld.buildinfo): 14 bytes of magic, pointer size, flags; since Go 1.18 (flag 2) two
-length-prefixed strings follow at +32, before that two pointers to Go strings stand at +16. Pure: bytes in, values out.
+Layout (debug/buildinfo, cmd/link/internal/ld.buildinfo): 14 bytes of magic, pointer size, flags; since Go 1.18 (flag 2)
+two length-prefixed strings follow at +32, before that two pointers to Go strings stand at +16. Pure: bytes in, values
+out.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ _FRAME = 16
 
 @dataclass(frozen=True)
 class BuildInfo:
-    """go_version as ``go1.26.8``, possibly with experiments behind it; modules: path -> version, empty where not recorded.
+    """go_version as ``go1.26.8``, possibly with experiments behind it; modules: path -> version, empty where not
+    recorded.
 
-    path: the import path of the package main; main: the module that it is in; empty where not recorded."""
+    path: the import path of the package main; main: the module that it is in; empty where not recorded.
+    """
 
     go_version: str
     modules: dict[str, str] = field(default_factory=dict)
@@ -30,7 +33,9 @@ class BuildInfo:
 
     @property
     def program(self) -> str:
-        """What ``go build`` calls the program: the last element of its path, or the one before a version; empty where that says nothing."""
+        """What ``go build`` calls the program: the last element of its path, or the one before a version; empty where
+        that says nothing.
+        """
         elements = self.path.split("/")
         if len(elements) > 1 and re.fullmatch(r"v\d+", elements[-1]):
             elements.pop()
@@ -61,7 +66,9 @@ def inline_strings(data: bytes) -> tuple[bytes, bytes]:
 
 
 def parse(version: bytes, text: bytes) -> BuildInfo:
-    """Reads the module text: lines of ``path``, ``mod``, ``dep`` or ``=>`` (a replacement of the line before), path and version, by tabs."""
+    """Reads the module text: lines of ``path``, ``mod``, ``dep`` or ``=>`` (a replacement of the line before), path and
+    version, by tabs.
+    """
     modules: dict[str, str] = {}
     named = {"path": "", "mod": ""}
     if len(text) > 2 * _FRAME and text[-_FRAME - 1 : -_FRAME] == b"\n":
@@ -79,8 +86,9 @@ def parse(version: bytes, text: bytes) -> BuildInfo:
 
 
 def package_of(function: bytes) -> bytes:
-    """The import path in a function's full name, where it has a host name in front as those of other modules have; else empty, as for what the compiler makes for a type
-    (``type:.eq.``, before Go 1.20 ``type..eq.``)."""
+    """The import path in a function's full name, where it has a host name in front as those of other modules have; else
+    empty, as for what the compiler makes for a type (``type:.eq.``, before Go 1.20 ``type..eq.``).
+    """
     base = re.split(rb"[(\[{]", function, maxsplit=1)[0]
     slash = base.rfind(b"/")
     path = base[: base.find(b".", slash)] if slash > 0 and b"." in base[slash:] else b""

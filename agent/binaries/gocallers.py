@@ -1,6 +1,8 @@
-"""Which functions of a Go program stand at a return address, those too that the compiler has put into one another. For the examiner: hostile input.
+"""Which functions of a Go program stand at a return address, those too that the compiler has put into one another. For
+the examiner: hostile input.
 
-Layouts: runtime/symtabinl.go and runtime/symtab.go of Go 1.18 to 1.26. Of Go 1.17, whose functions' data are told another way, the function itself is told, and what is inlined is not.
+Layouts: runtime/symtabinl.go and runtime/symtab.go of Go 1.18 to 1.26. Of Go 1.17, whose functions' data are told
+another way, the function itself is told, and what is inlined is not.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from agent.binaries.gobuild import BuildInfo
 from agent.binaries.golibraries import root
 from agent.binaries.gosym import GoBinary, GoFunction
 
-#: Addresses a question; functions that are inlined into one another; bytes of a name, and how much of one is told; elements of a file's path that are told.
+#: Addresses a question; functions that are inlined into one another; bytes of a name, and how much of one is told;
+#: elements of a file's path that are told.
 MOST, _MOST_INLINED, _MAX_NAME, _TOLD, _ELEMENTS = 24, 8, 512, 200, 2
 _INLINE_INDEX, _INLINE_TREE = 2, 3
 _NO_DATA = 0xFFFFFFFF
@@ -82,7 +85,9 @@ _STANDARD = frozenset(
 
 
 class Caller(NamedTuple):
-    """A function that called. package: its import path; module: which it is of (``std`` is the standard library); own: that is the program's own; line: 0 where not known."""
+    """A function that called. package: its import path; module: which it is of (``std`` is the standard library); own:
+    that is the program's own; line: 0 where not known.
+    """
 
     name: str
     package: str
@@ -93,7 +98,9 @@ class Caller(NamedTuple):
 
 
 def callers(fds: list[int], offsets: list[int]) -> list[list[list[Any]]]:
-    """For each return address, as an offset from where the code was loaded: who called there, the innermost first; nobody where it lies in no function."""
+    """For each return address, as an offset from where the code was loaded: who called there, the innermost first;
+    nobody where it lies in no function.
+    """
     binary = GoCallers(fds[0])
     return [[list(one) for one in binary.at(offset)] for offset in offsets[:MOST]]
 
@@ -122,7 +129,9 @@ def module_of(package: str, build: BuildInfo) -> tuple[str, bool]:
 
 
 class GoCallers(GoBinary):
-    """Every method raises ElfError with the reason where the file is malformed or hostile, and OSError for a failing read."""
+    """Every method raises ElfError with the reason where the file is malformed or hostile, and OSError for a failing
+    read.
+    """
 
     def __init__(self, fd: int) -> None:
         super().__init__(fd)
@@ -173,7 +182,9 @@ class GoCallers(GoBinary):
         return self.build or BuildInfo("")
 
     def _inlined(self, function: GoFunction, at: int) -> list[tuple[str, int]]:
-        """(name, offset of the place in the function where it was called) of each function that is inlined there, the innermost first."""
+        """(name, offset of the place in the function where it was called) of each function that is inlined there, the
+        innermost first.
+        """
         found: list[tuple[str, int]] = []
         try:
             for number, parent in self._tree(function, at):

@@ -1,4 +1,6 @@
-"""What can be probed in a Go program, by the declarations of limiter libraries, and which limiters it contains beside those. For the examiner."""
+"""What can be probed in a Go program, by the declarations of limiter libraries, and which limiters it contains beside
+those. For the examiner.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ from agent.limiters import catalogue
 from agent.limiters.library import Function, Seen
 
 REGISTER_ABI_MINOR = 17
-#: What a function with a frame starts with (cmd/internal/obj/x86, stacksplit): CMPQ SP, 16(R14), or LEAQ -n(SP), R12 for a large one.
+#: What a function with a frame starts with (cmd/internal/obj/x86, stacksplit): CMPQ SP, 16(R14), or LEAQ -n(SP), R12
+#: for a large one.
 _PROLOGUES = (b"\x49\x3b\x66\x10", b"\x4c\x8d\x64\x24", b"\x4c\x8d\xa4\x24")
-#: An element of the path of a package that limits (``ratelimit``, ``go-limiter``, ``redis_rate``), maybe with a version behind it.
+#: An element of the path of a package that limits (``ratelimit``, ``go-limiter``, ``redis_rate``), maybe with a version
+#: behind it.
 _LIMITER = re.compile(
     rb"(?:[\w~-]*[_-])?(?:rate[_-]?limit(?:er|ers|ing|s)?|limiters?|throttled?|tollbooth|redis_rate|leaky-?bucket|token-?bucket|slidingwindow|"
     rb"sentinel-golang|gubernator|httprate|gcra|go-rate)(?:\.v\d+)?"
@@ -26,15 +30,18 @@ _HINT = re.compile(
     rb"limit|throttle|tollbooth|redis_rate|bucket|slidingwindow|sentinel-golang|gubernator|httprate|gcra|go-rate"
 )
 MOST_OTHERS, MOST_RETURNS = 4, 256
-#: Where the net package's own resolver looks a name up, after it has seen that it is no address; with these arguments since go1.18.
+#: Where the net package's own resolver looks a name up, after it has seen that it is no address; with these arguments
+#: since go1.18.
 LOOKUP, LOOKUP_MINOR = b"net.(*Resolver).goLookupIPCNAMEOrder", 18
 
 
 @dataclass
 class Probed:
-    """What can be attached in a Go binary of a library that it contains. library: empty where it is not known which. state, reason and remedy as in probe_status; sites:
-    (program, file offsets); alone: fewer sites, for one that is called too often, empty where there are none; unversioned: why library_version is not known; mapped: the file is a shared
-    library. packages: import paths of the library in it; modules: those that they are in. program: what the program is called, build_id: of this build; empty where not recorded.
+    """What can be attached in a Go binary of a library that it contains. library: empty where it is not known which.
+    state, reason and remedy as in probe_status; sites: (program, file offsets); alone: fewer sites, for one that is
+    called too often, empty where there are none; unversioned: why library_version is not known; mapped: the file is a
+    shared library. packages: import paths of the library in it; modules: those that they are in. program: what the
+    program is called, build_id: of this build; empty where not recorded.
     """
 
     library: str = ""
@@ -55,8 +62,11 @@ class Probed:
 
 @dataclass
 class GoFacts:
-    """A Go binary. probed: of each library that it contains, or one without a name where it might contain some. others: limiter packages that are not probed.
-    lookups: file offsets of where its own resolver looks a name up, and of its returns; none where there is none, or it cannot be probed."""
+    """A Go binary. probed: of each library that it contains, or one without a name where it might contain some. others:
+    limiter packages that are not probed.
+    lookups: file offsets of where its own resolver looks a name up, and of its returns; none where there is none, or it
+    cannot be probed.
+    """
 
     probed: list[Probed] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
@@ -70,7 +80,8 @@ def facts(fds: list[int]) -> dict[str, Any] | None:
 
 
 def examine(fd: int) -> GoFacts | None:
-    """What can be attached in an executable file; None where it is no Go binary or contains neither a limiter nor a resolver.
+    """What can be attached in an executable file; None where it is no Go binary or contains neither a limiter nor a
+    resolver.
 
     What cannot be probed with certainty comes back ``unavailable`` with the reason. Raises OSError.
     """
@@ -112,7 +123,9 @@ def _lookups(binary: GoBinary, found: list[GoFunction]) -> tuple[int, list[int]]
 
 
 def _ways(binary: GoBinary, function: GoFunction) -> tuple[int, list[int]]:
-    """File offsets of where a function's registers are as at its begin, and of its returns. Raises ElfError where they are not certain, or too many."""
+    """File offsets of where a function's registers are as at its begin, and of its returns. Raises ElfError where they
+    are not certain, or too many.
+    """
     if not binary.read(function.entry, 4).startswith(_PROLOGUES):
         raise ElfError("it does not begin as the Go compiler begins a function")
     places = [binary.file_offset(at) for at in binary.returns(function)]
@@ -122,7 +135,9 @@ def _ways(binary: GoBinary, function: GoFunction) -> tuple[int, list[int]]:
 
 
 def _keeps(binary: GoBinary, function: GoFunction, declared: Function) -> bool:
-    """Whether its first instructions put what is wanted of its arguments where its caller left room for it. Raises ElfError."""
+    """Whether its first instructions put what is wanted of its arguments where its caller left room for it. Raises
+    ElfError.
+    """
     code = binary.read(function.entry, function.end - function.entry)
     return gox86.spills(code, binary.pc_table(function, function.record.pcsp)).items() >= declared.spills().items()
 
@@ -182,8 +197,11 @@ def _of_32_bits(fd: int, seen: Mapping[str, Seen]) -> list[Probed]:
     """A 32-bit Go program with a library: told, since it cannot be probed."""
     why = "a 32-bit Go program: limiter probes are made for 64-bit ones"
     try:
-        return [Probed(name, "unavailable", why, "build it with GOARCH=amd64") for name, one in seen.items()
-                if any(contains_32(fd, (gobuild.MAGIC, symbol)) for symbol in one.symbols("decision"))]  # fmt: skip
+        return [
+            Probed(name, "unavailable", why, "build it with GOARCH=amd64")
+            for name, one in seen.items()
+            if any(contains_32(fd, (gobuild.MAGIC, symbol)) for symbol in one.symbols("decision"))
+        ]
     except (ElfError, OSError):
         return []
 
@@ -194,7 +212,10 @@ def _refuse(binary: GoBinary, seen: Seen, one: Probed) -> None:
     if binary.machine != X86_64:
         one.reason, one.remedy = "limiter probes are made for x86-64 only", "build it with GOARCH=amd64"
     elif minor is None or minor < REGISTER_ABI_MINOR or "noregabi" in one.go_version:
-        one.reason = f"built by {one.go_version or 'an unknown Go'}: calls pass arguments in registers only since go1.{REGISTER_ABI_MINOR}"
+        one.reason = (
+            f"built by {one.go_version or 'an unknown Go'}: calls pass arguments in registers only since"
+            f" go1.{REGISTER_ABI_MINOR}"
+        )
     else:
         one.reason = seen.refusal(one.library_version)
     if one.reason:
@@ -203,7 +224,9 @@ def _refuse(binary: GoBinary, seen: Seen, one: Probed) -> None:
 
 
 def _place(binary: GoBinary, mine: Matched, one: Probed) -> None:
-    """Works out the file offsets. Raises ElfError where there would be none of decisions; without the others' less is seen, no more."""
+    """Works out the file offsets. Raises ElfError where there would be none of decisions; without the others' less is
+    seen, no more.
+    """
     troubles, decisions, alone = list[str](), 0, 0
     locks = dict[str, int | None]()
     for function, candidates in mine.functions:

@@ -1,4 +1,6 @@
-"""Which of a Go program's functions are those that a limiter library declares, copies under other import paths included. Pure but for reading code."""
+"""Which of a Go program's functions are those that a limiter library declares, copies under other import paths
+included. Pure but for reading code.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,10 @@ _HOSTED = 3
 
 @dataclass
 class Matched:
-    """A library in a program. functions: each with what it may be, several where layouts differ; those that decide first. inlined: those of decisions that have no code of
-    their own. packages: import paths; copies: those of them that are not the library's own."""
+    """A library in a program. functions: each with what it may be, several where layouts differ; those that decide
+    first. inlined: those of decisions that have no code of their own. packages: import paths; copies: those of them
+    that are not the library's own.
+    """
 
     functions: list[tuple[GoFunction, tuple[Function, ...]]] = field(default_factory=list)
     inlined: list[str] = field(default_factory=list)
@@ -26,7 +30,9 @@ class Matched:
 
 
 def match(seen: Seen, names: Iterable[str], found: list[GoFunction]) -> Matched | None:
-    """A library among the functions that are ``found`` of the ``names`` that a program has; None where nothing of it decides."""
+    """A library among the functions that are ``found`` of the ``names`` that a program has; None where nothing of it
+    decides.
+    """
     out, symbols, every = Matched(), seen.symbols(), set(names)
     there = {_own(name) for name in every}
     for function in found:
@@ -66,8 +72,10 @@ def chosen(
     locks: dict[str, int | None],
     version: str,
 ) -> Function:
-    """The one of several layouts by the mutex that its code takes first; where the code does not say, the version's, but for a copy. locks: by package, of the type whose decisions have
-    been looked at, which others of its methods need not take. Raises ElfError where it is none of them."""
+    """The one of several layouts by the mutex that its code takes first; where the code does not say, the version's,
+    but for a copy. locks: by package, of the type whose decisions have been looked at, which others of its methods need
+    not take. Raises ElfError where it is none of them.
+    """
     if candidates[0].lock is None:
         return candidates[0]
     package = _package(function, candidates[0])

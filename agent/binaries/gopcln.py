@@ -1,6 +1,7 @@
 """The formats of Go's pclntab (functions, their names, and their pc tables). Pure: bytes in, values out.
 
-Layouts: runtime/symtab.go and internal/abi/symtab.go of Go 1.2, 1.16, 1.18 and 1.20; "Go 1.2 Runtime Symbol Table Information".
+Layouts: runtime/symtab.go and internal/abi/symtab.go of Go 1.2, 1.16, 1.18 and 1.20; "Go 1.2 Runtime Symbol Table
+Information".
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ _MAX_FUNCTIONS = 1 << 22
 
 @dataclass(frozen=True)
 class Header:
-    """Where the parts of a pclntab lie, as offsets from its start. relative: function entries count from the start of the text.
+    """Where the parts of a pclntab lie, as offsets from its start. relative: function entries count from the start of
+    the text.
 
-    units, files: of the tables by which a file's number is its name, 0 before Go 1.16; first_lines: a _func says where its function begins (Go 1.20)."""
+    units, files: of the tables by which a file's number is its name, 0 before Go 1.16; first_lines: a _func says where
+    its function begins (Go 1.20).
+    """
 
     relative: bool
     quantum: int
@@ -78,8 +82,10 @@ def parse(data: bytes, size: int) -> Header:
 
 
 class Func(NamedTuple):
-    """Of a _func: the offset of its name, those of its pc tables in pctab (0: it has none), the bytes of its arguments; how many tables of pcdata and of funcdata
-    follow, from which offset on, and where the names of its files begin in the units' table."""
+    """Of a _func: the offset of its name, those of its pc tables in pctab (0: it has none), the bytes of its arguments;
+    how many tables of pcdata and of funcdata follow, from which offset on, and where the names of its files begin in
+    the units' table.
+    """
 
     name: int
     pcsp: int

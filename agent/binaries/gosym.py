@@ -1,8 +1,10 @@
-"""Go binaries: which Go built them, of which modules, and where a named function starts, ends and returns, stripped or not.
+"""Go binaries: which Go built them, of which modules, and where a named function starts, ends and returns, stripped or
+not.
 
-Everything comes from what the Go runtime itself needs and no strip removes: .go.buildinfo and the pclntab, which is found by its
-section or by its magic. Entries count from the start of the text since Go 1.18; where that lies is read from moduledata, since Go
-1.26 no longer writes it into the table's header and a position-independent binary has it relocated.
+Everything comes from what the Go runtime itself needs and no strip removes: .go.buildinfo and the pclntab, which is
+found by its section or by its magic. Entries count from the start of the text since Go 1.18; where that lies is read
+from moduledata, since Go 1.26 no longer writes it into the table's header and a position-independent binary has it
+relocated.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ _MODULEDATA_WORDS = 64
 
 @dataclass(frozen=True)
 class GoFunction:
-    """A Go function: full name, virtual addresses of its entry and of the next function's, and its record in the pclntab."""
+    """A Go function: full name, virtual addresses of its entry and of the next function's, and its record in the
+    pclntab.
+    """
 
     name: str
     entry: int
@@ -43,8 +47,8 @@ class GoFunction:
 class GoBinary(Elf):
     """A Go executable behind an open descriptor, which stays the caller's.
 
-    Every method raises ElfError with the reason where the file is malformed or hostile, and OSError for a failing read. Bytes
-    read in all are bounded; memory is that of the function table (8 bytes a function) and a piece of 1 MB.
+    Every method raises ElfError with the reason where the file is malformed or hostile, and OSError for a failing read.
+    Bytes read in all are bounded; memory is that of the function table (8 bytes a function) and a piece of 1 MB.
     """
 
     def __init__(self, fd: int, budget: int = BUDGET) -> None:
@@ -125,7 +129,8 @@ class GoBinary(Elf):
         return np.append(words, words.dtype.type(0)).reshape(-1, 2)
 
     def names(self, names: Iterable[bytes], copies: Iterable[bytes] = ()) -> dict[int, str]:
-        """Offset in the name table -> full name, of these names, also in GOPATH-style vendor folders, and of ``copies`` (``(*Limiter).reserveN``) behind any import path.
+        """Offset in the name table -> full name, of these names, also in GOPATH-style vendor folders, and of ``copies``
+        (``(*Limiter).reserveN``) behind any import path.
 
         A name without a function is that of one which is inlined wherever it is called.
         """
@@ -152,7 +157,9 @@ class GoBinary(Elf):
             yield at - before, self.read(start + at - before, min(_PIECE + before + _MAX_NAME, size - at + before))
 
     def packages(self, hint: re.Pattern[bytes], wanted: Callable[[bytes], bool], most: int) -> list[str]:
-        """At most so many packages of other modules, by their functions' names, that have ``hint`` in them and are ``wanted``."""
+        """At most so many packages of other modules, by their functions' names, that have ``hint`` in them and are
+        ``wanted``.
+        """
         seen, found, left = set[bytes](), list[str](), _MAX_HINTS
         for _, piece in self._name_table():
             for match in hint.finditer(piece):
@@ -168,7 +175,9 @@ class GoBinary(Elf):
         return sorted(found)
 
     def source_path(self, package: str) -> str:
-        """The folder of a package's sources when it was compiled, which has its version where modules were used; empty where it is not found."""
+        """The folder of a package's sources when it was compiled, which has its version where modules were used; empty
+        where it is not found.
+        """
         base, header = self._pclntab
         start, size = base + header.names_end, header.pctab - header.names_end
         folder, _, name = package.rpartition("/")
@@ -212,7 +221,9 @@ class GoBinary(Elf):
         return gopcln.parse_func(self.read(at, 48), header.entry_size, header.first_lines)
 
     def _with_names(self, origin: int, wanted: np.ndarray) -> list[int]:
-        """Indices of the functions whose record has one of these name offsets, found a megabyte of records at a time."""
+        """Indices of the functions whose record has one of these name offsets, found a megabyte of records at a
+        time.
+        """
         _, header = self._pclntab
         at = self._functab[:-1, 1].astype(np.int64) + header.entry_size
         if len(at) == 0 or (np.diff(at) < 0).any() or (at % 4).any():
@@ -235,7 +246,9 @@ class GoBinary(Elf):
 
     @cached_property
     def _module(self) -> list[int]:
-        """Of moduledata: the address from which function entries count, and what follows. Found behind minpc and maxpc, all in agreement with functab."""
+        """Of moduledata: the address from which function entries count, and what follows. Found behind minpc and maxpc,
+        all in agreement with functab.
+        """
         first, last = int(self._functab[0, 0]), int(self._functab[-1, 0])
         for number, candidate in enumerate(self._moduledata_candidates()):
             if number >= _MAX_POINTERS:
@@ -265,7 +278,9 @@ class GoBinary(Elf):
                 yield from entries["offset"][hits].tolist()
 
     def pc_table(self, function: GoFunction, offset: int) -> dict[range, int]:
-        """A pc table of a function (``record.pcsp`` ...), at most ten bytes for each of its own: ranges of offsets in it -> value; empty where it has none."""
+        """A pc table of a function (``record.pcsp`` ...), at most ten bytes for each of its own: ranges of offsets in
+        it -> value; empty where it has none.
+        """
         base, header = self._pclntab
         if offset == 0:
             return {}
@@ -274,7 +289,9 @@ class GoBinary(Elf):
         return gopcln.pc_values(data, header.quantum, function.end - function.entry)
 
     def lock(self, function: GoFunction) -> int | None:
-        """Offset in the receiver of the mutex that a method takes first; None where its code does not say, as without optimisation. Raises ElfError."""
+        """Offset in the receiver of the mutex that a method takes first; None where its code does not say, as without
+        optimisation. Raises ElfError.
+        """
         if self.machine != X86_64:
             return None
         return gox86.lock_offset(self.read(function.entry, function.end - function.entry))

@@ -1,9 +1,9 @@
 """Where a compiled Go function returns: x86-64 instruction lengths, decoded just far enough to find every RET.
 
-A uprobe replaces the first byte of an instruction; in the middle of one it would corrupt the program. So every byte of the
-function is accounted for, an encoding that this table does not know is an error, and the decoded starts must agree with
-two independent witnesses: every direct branch within the function lands on a start, and so does every boundary in the Go
-compiler's own pc tables (agent/binaries/gosym.py passes them in). Any disagreement refuses the function.
+A uprobe replaces the first byte of an instruction; in the middle of one it would corrupt the program. So every byte of
+the function is accounted for, an encoding that this table does not know is an error, and the decoded starts must agree
+with two independent witnesses: every direct branch within the function lands on a start, and so does every boundary in
+the Go compiler's own pc tables (agent/binaries/gosym.py passes them in). Any disagreement refuses the function.
 
 Encodings: Intel SDM volume 2, chapter 2 and appendix A (64-bit mode); VEX and EVEX in 2.3 and 2.7.
 """
@@ -22,8 +22,8 @@ _RETURNS = frozenset(b"\xc2\xc3\xca\xcb\xcf")
 #: With its ModRM, of which bits 7 and 6 are not both set: an operand in memory.
 _LOCK_CMPXCHG = re.compile(rb"\xf0[\x40-\x4f]?\x0f\xb1([\x00-\xbf])", re.S)
 
-# What follows an opcode: m ModRM, b w d immediate bytes (1, 2, 4), z 4 bytes (2 with prefix 66), v 8 with REX.W else as z,
-# a a 64-bit address, r a branch offset of 1 byte, R of 4, g like m with an immediate only for /0 and /1 (TEST).
+# What follows an opcode: m ModRM, b w d immediate bytes (1, 2, 4), z 4 bytes (2 with prefix 66), v 8 with REX.W else as
+# z, a a 64-bit address, r a branch offset of 1 byte, R of 4, g like m with an immediate only for /0 and /1 (TEST).
 _ONE: dict[int, str] = {}
 _TWO: dict[int, str] = {}
 
@@ -151,8 +151,10 @@ def instructions(code: bytes) -> dict[int, tuple[int, int | None]]:
 
 
 def jumps(code: bytes, at: int, before: int) -> bool:
-    """Whether the instruction FF at ``at``, behind the one at ``before``, jumps to where a register or memory says; not where compilers make a switch of it: it says so (prefix 3E, notrack),
-    or takes a word of a table, or has just added one to the table's address."""
+    """Whether the instruction FF at ``at``, behind the one at ``before``, jumps to where a register or memory says; not
+    where compilers make a switch of it: it says so (prefix 3E, notrack), or takes a word of a table, or has just added
+    one to the table's address.
+    """
     begin = at
     while code[at] in _PREFIXES:
         if code[at] == 0x3E:
@@ -179,9 +181,9 @@ def _added(instruction: bytes) -> int | None:
 def return_offsets(code: bytes, boundaries: Iterable[int] = (), stack: Mapping[range, int] | None = None) -> list[int]:
     """Offsets of the RET instructions of a function, ascending; at least one.
 
-    code: the function's bytes, from its entry to the next function's. boundaries: offsets that the compiler's tables say are
-    instruction starts. stack: ranges of offsets -> how far the stack pointer is from its value at entry.
-    Raises ElfError, with the reason, unless every witness agrees that these are all the ways out and real instructions.
+    code: the function's bytes, from its entry to the next function's. boundaries: offsets that the compiler's tables
+    say are instruction starts. stack: ranges of offsets -> how far the stack pointer is from its value at entry. Raises
+    ElfError, with the reason, unless every witness agrees that these are all the ways out and real instructions.
     """
     decoded = instructions(code)
     for offset in boundaries:
@@ -206,7 +208,8 @@ def return_offsets(code: bytes, boundaries: Iterable[int] = (), stack: Mapping[r
 
 
 def lock_offset(code: bytes) -> int | None:
-    """The displacement of the first LOCK CMPXCHG of a function, by which Go's sync.Mutex is locked where that is inlined; None where there is none.
+    """The displacement of the first LOCK CMPXCHG of a function, by which Go's sync.Mutex is locked where that is
+    inlined; None where there is none.
 
     Raises ElfError as ``instructions``.
     """
@@ -220,8 +223,9 @@ def lock_offset(code: bytes) -> int | None:
     return None
 
 
-#: What else stands between a function's begin and its own work: PUSHQ BP; MOVQ SP, BP; SUBQ and ADDQ n, SP; MOVQ and LEAQ of BP below SP; zeroes (MOVUPS and MOVQ of X15, MOVB, MOVQ) and
-#: addresses (LEAQ) into its frame, a zero in R12 or R13, which change none of its arguments' registers.
+#: What else stands between a function's begin and its own work: PUSHQ BP; MOVQ SP, BP; SUBQ and ADDQ n, SP; MOVQ and
+#: LEAQ of BP below SP; zeroes (MOVUPS and MOVQ of X15, MOVB, MOVQ) and addresses (LEAQ) into its frame, a zero in R12
+#: or R13, which change none of its arguments' registers.
 _BEGINS = re.compile(
     rb"\x55|\x48\x89\xe5|\x48[\x81\x83][\xec\xc4].*|\x48[\x89\x8d][\x6c\xac]\x24.*|\x90|\x44\x0f\x11.*|\x66\x44\x0f\xd6.*|\xc6[\x44\x84]\x24.*|\x48\xc7[\x44\x84]\x24.*|"
     rb"\x49\xc7[\xc4\xc5].*|\x4c\x8d[\x4c\x8c\x54\x94\x5c\x9c\x64\xa4]\x24.*",
@@ -236,8 +240,10 @@ _FRAME_LEA = (b"\x4c\x8d\x64\x24", b"\x4c\x8d\xa4\x24")
 
 
 def stack_check(code: bytes) -> int:
-    """Offset of the conditional jump with which a function looks whether its stack is large enough: registers are there as at its begin, and the kernel carries out a jump by
-    itself, where it has the processor step over other instructions (arch/x86/kernel/uprobes.c, branch_setup_xol_ops). 0 where it does not begin so. Raises ElfError as ``instructions``.
+    """Offset of the conditional jump with which a function looks whether its stack is large enough: registers are there
+    as at its begin, and the kernel carries out a jump by itself, where it has the processor step over other
+    instructions (arch/x86/kernel/uprobes.c, branch_setup_xol_ops). 0 where it does not begin so. Raises ElfError as
+    ``instructions``.
     """
     at = 0
     if code.startswith(_FRAME_LEA):
@@ -249,7 +255,8 @@ def stack_check(code: bytes) -> int:
 
 
 def spills(code: bytes, stack: Mapping[range, int]) -> dict[str, int]:
-    """Registers that a function stores before it does anything else -> where, from the stack pointer at its begin. stack: as ``return_offsets`` has it.
+    """Registers that a function stores before it does anything else -> where, from the stack pointer at its begin.
+    stack: as ``return_offsets`` has it.
 
     Raises ElfError as ``instructions``.
     """

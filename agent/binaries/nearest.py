@@ -1,4 +1,6 @@
-"""Names of functions by where they lie: in a file, for an offset in it; in the kernel, for an address, by the text of /proc/kallsyms."""
+"""Names of functions by where they lie: in a file, for an offset in it; in the kernel, for an address, by the text of
+/proc/kallsyms.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class NamedFile(GoBinary):
             return ""
         origin = base + (header.functab if header.relative or header.names else 0)
         record = parse_func(self.read(origin + int(self._functab[index, 1]), 48), header.entry_size)
-        return _text_of(self.read(base + header.names + record.name, min(_MAX_NAME, self.rest(base + header.names + record.name))))  # fmt: skip
+        return _text_of(
+            self.read(base + header.names + record.name, min(_MAX_NAME, self.rest(base + header.names + record.name)))
+        )
 
     def _symbol_names(self, wanted: np.ndarray) -> list[str]:
         """The nearest function that begins at or before each, and reaches so far."""
@@ -61,13 +65,18 @@ class NamedFile(GoBinary):
                     raise ElfError("a symbol table without a string table")
                 strings = self.sections[int(header["link"])]
                 for entries in self._pieces(header, _SYMBOL):
-                    held = entries[np.isin(entries["info"] & 15, _FUNCTIONS) & (entries["shndx"] != 0) & (entries["value"] != 0)]  # fmt: skip
+                    held = entries[
+                        np.isin(entries["info"] & 15, _FUNCTIONS) & (entries["shndx"] != 0) & (entries["value"] != 0)
+                    ]
                     held = held[np.argsort(held["value"], kind="stable")]
                     at = np.searchsorted(held["value"], wanted, "right") - 1
                     for i, j in enumerate(at.tolist()):
                         if j >= 0 and held["value"][j] > starts[i] and _reaches(held[j], int(wanted[i])):
                             starts[i] = held["value"][j]
-                            places[i] = int(strings["offset"]) + int(held["name"][j]), int(strings["offset"]) + int(strings["size"])  # fmt: skip
+                            places[i] = (
+                                int(strings["offset"]) + int(held["name"][j]),
+                                int(strings["offset"]) + int(strings["size"]),
+                            )
         return [_text_of(self._bytes(at, min(_MAX_NAME, end - at))) if end else "" for at, end in places]
 
 
@@ -90,7 +99,8 @@ def in_file(fds: list[int], offsets: list[int]) -> list[str]:
 
 
 def in_kernel(fds: list[int], addresses: list[int]) -> list[str]:
-    """The symbol at or before each address, as ``name`` or ``name [module]``; empty where there is none. fds: /proc/kallsyms, opened by somebody who may see addresses.
+    """The symbol at or before each address, as ``name`` or ``name [module]``; empty where there is none. fds:
+    /proc/kallsyms, opened by somebody who may see addresses.
 
     Raises ElfError where the kernel hides them.
     """

@@ -1,10 +1,13 @@
-"""Where to probe an OpenSSL library so that handshakes are seen and established connections are left alone, without debug symbols.
+"""Where to probe an OpenSSL library so that handshakes are seen and established connections are left alone, without
+debug symbols.
 
-Every handshake, whether it was asked for or happened in the first read or write, goes through two functions that have no exported name:
-``ossl_statem_connect`` and ``ossl_statem_accept`` (one argument, the SSL*; 1 when done, else <= 0), and data never does. They are found
-by comparing the three exported method tables: TLS_method() has both, TLS_client_method() differs from it only in accept (undefined
-there) and TLS_server_method() only in connect (ssl/methods.c and ssl/ssl_local.h of OpenSSL 1.1.0 to 3.5). Offsets of fields come out of the
-machine code of exported accessors, each one load; whatever does not look exactly as expected is taken for unknown.
+Every handshake, whether it was asked for or happened in the first read or write, goes through two functions that have
+no exported name:
+``ossl_statem_connect`` and ``ossl_statem_accept`` (one argument, the SSL*; 1 when done, else <= 0), and data never
+does. They are found by comparing the three exported method tables: TLS_method() has both, TLS_client_method() differs
+from it only in accept (undefined there) and TLS_server_method() only in connect (ssl/methods.c and ssl/ssl_local.h of
+OpenSSL 1.1.0 to 3.5). Offsets of fields come out of the machine code of exported accessors, each one load; whatever
+does not look exactly as expected is taken for unknown.
 """
 
 from __future__ import annotations
@@ -21,8 +24,16 @@ UNKNOWN = -1
 #: Pointers compared in a method table: past the end of ssl_accept and ssl_connect in all versions.
 _SLOTS = 16
 _METHODS = (b"TLS_method", b"TLS_client_method", b"TLS_server_method")
-_ACCESSORS = (b"SSL_version", b"SSL_want", b"SSL_get_rbio", b"SSL_get_verify_result", b"SSL_get_state", b"SSL_in_init",
-              b"SSL_get_session", b"SSL_SESSION_get0_peer")  # fmt: skip
+_ACCESSORS = (
+    b"SSL_version",
+    b"SSL_want",
+    b"SSL_get_rbio",
+    b"SSL_get_verify_result",
+    b"SSL_get_state",
+    b"SSL_in_init",
+    b"SSL_get_session",
+    b"SSL_SESSION_get0_peer",
+)
 #: What carries data, by the name of the kernel program of each (bpf/redis_tls.bpf.c).
 _DATA = {b"SSL_write": "write", b"SSL_write_ex": "write_ex", b"SSL_read": "read", b"SSL_read_ex": "read_ex"}
 _EXPLICIT = {b"SSL_connect": "client", b"SSL_accept": "server", b"SSL_do_handshake": "unknown"}
@@ -37,7 +48,9 @@ _BREAKPOINT = {X86_64: b"\xcc", AARCH64: struct.pack("<I", 0xD42000A0)}
 @dataclass(frozen=True)
 class Layout:
     """Byte offsets into an SSL, -1 for unknown: protocol version, rwstate, message flow state, read BIO (the write BIO
-    follows it), certificate verification result; of the flags in a BIO; of the session, and in that of the peer's certificate."""
+    follows it), certificate verification result; of the flags in a BIO; of the session, and in that of the peer's
+    certificate.
+    """
 
     version: int = UNKNOWN
     rwstate: int = UNKNOWN
@@ -59,7 +72,9 @@ class Site:
 
 @dataclass(frozen=True)
 class Library:
-    """What to probe in one file. ``implicit``: handshakes inside SSL_read and SSL_write are seen too; ``reason`` says why not. data: functions that read and write, by role."""
+    """What to probe in one file. ``implicit``: handshakes inside SSL_read and SSL_write are seen too; ``reason`` says
+    why not. data: functions that read and write, by role.
+    """
 
     handshake: tuple[Site, ...]
     free: int | None
@@ -85,13 +100,16 @@ def analyse(elf: Elf) -> Library | None:
 
 
 def version_text(elf: Elf) -> str:
-    """The release named in a libcrypto or a program that contains one, as in ``3.0.17``; empty where it is not found."""
+    """The release named in a libcrypto or a program that contains one, as in ``3.0.17``; empty where it is not
+    found.
+    """
     found = elf.search(".rodata", _VERSION)
     return found.group(1).decode() if found else ""
 
 
 def facts(fds: list[int], program: bool = False) -> dict[str, Any] | None:
-    """For the examiner: where a libssl (with its libcrypto as second file) or a program has to be probed, in file offsets; None where it has no OpenSSL.
+    """For the examiner: where a libssl (with its libcrypto as second file) or a program has to be probed, in file
+    offsets; None where it has no OpenSSL.
 
     A program that contains an OpenSSL without the symbols that tell where comes back as ``{"hidden": version}``.
     """
@@ -111,9 +129,13 @@ def facts(fds: list[int], program: bool = False) -> dict[str, Any] | None:
         "sites": [[site.role, elf.file_offset(site.vaddr)] for site in library.handshake],
         "free": None if library.free is None else elf.file_offset(library.free),
         "keys": sorted({key.hex() for site in library.handshake for key in code_key(elf, site.vaddr, probed, data)}),
-        "layout": list(vars(library.layout).values()), "version": _version_beside(fds) or version_text(elf), "soname": elf.soname,
-        "data": {site.role: elf.file_offset(site.vaddr) for site in library.data}, "implicit": library.implicit, "reason": library.reason,
-    }  # fmt: skip
+        "layout": list(vars(library.layout).values()),
+        "version": _version_beside(fds) or version_text(elf),
+        "soname": elf.soname,
+        "data": {site.role: elf.file_offset(site.vaddr) for site in library.data},
+        "implicit": library.implicit,
+        "reason": library.reason,
+    }
 
 
 def _version_beside(fds: list[int]) -> str:
@@ -124,7 +146,9 @@ def _version_beside(fds: list[int]) -> str:
 
 
 def _hidden(elf: Elf) -> str:
-    """The version of an OpenSSL that is built into a stripped program, by the names that its error messages carry; empty where there is none."""
+    """The version of an OpenSSL that is built into a stripped program, by the names that its error messages carry;
+    empty where there is none.
+    """
     if elf.file_size < _LEAST_STATIC or elf.search(".rodata", _ERRORS) is None:
         return ""
     return version_text(elf) or "of unknown version"
@@ -133,7 +157,8 @@ def _hidden(elf: Elf) -> str:
 def code_key(elf: Elf, vaddr: int, probed: Iterable[int], also: Iterable[int] = ()) -> set[bytes]:
     """Keys of ``struct tls_code`` for the function at vaddr, as bpf/tls.bpf.c will read it.
 
-    Several where probes lie in the 60 bytes that are read: with their breakpoints and without; ``also`` has those of another family, which come and go by themselves.
+    Several where probes lie in the 60 bytes that are read: with their breakpoints and without; ``also`` has those of
+    another family, which come and go by themselves.
     """
     offset = vaddr % _PAGE
     page = vaddr - offset
@@ -212,7 +237,8 @@ def _field(elf: Elf, symbols: dict[bytes, Symbol], accessor: bytes, wide: bool =
 
 
 def _layout(elf: Elf, symbols: dict[bytes, Symbol]) -> Layout:
-    # struct ossl_statem_st: state, write_state, write_state_work, read_state, read_state_work, hand_state, request_state, in_init.
+    # struct ossl_statem_st: state, write_state, write_state_work, read_state, read_state_work, hand_state,
+    # request_state, in_init.
     hand_state, in_init = _field(elf, symbols, b"SSL_get_state"), _field(elf, symbols, b"SSL_in_init")
     flow = hand_state - 20 if hand_state >= 20 and in_init == hand_state + 8 else UNKNOWN
     if b"BIO_test_flags" in symbols:

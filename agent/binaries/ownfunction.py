@@ -1,4 +1,6 @@
-"""Where the functions that the settings declare can be probed in a file. For the examiner: plain in, plain out. Raises ElfError and OSError for a file that is none."""
+"""Where the functions that the settings declare can be probed in a file. For the examiner: plain in, plain out. Raises
+ElfError and OSError for a file that is none.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _LOADED, _EXECUTABLE = 1, 1
 
 
 class Unfit(ElfError):
-    """The function cannot be probed. key: of the declaration, which says so; near: names that are like the one that is not there."""
+    """The function cannot be probed. key: of the declaration, which says so; near: names that are like the one that is
+    not there.
+    """
 
     def __init__(self, key: str, why: str, remedy: str = "", near: tuple[str, ...] = ()) -> None:
         super().__init__(why)
@@ -29,8 +33,10 @@ class Unfit(ElfError):
 
 
 def facts(fds: list[int], declared: list[dict[str, Any]], near: bool = False) -> dict[str, Any] | None:
-    """declared: ``library``, ``entry``, ``left`` and ``returned`` (programs), ``language``, ``symbol``, ``address``, ``offset``, ``build_id`` and ``mapped`` (it is a shared library)
-    of each. near: have names that are like one that is not there. None where all build ids are another's."""
+    """declared: ``library``, ``entry``, ``left`` and ``returned`` (programs), ``language``, ``symbol``, ``address``,
+    ``offset``, ``build_id`` and ``mapped`` (it is a shared library) of each. near: have names that are like one that is
+    not there. None where all build ids are another's.
+    """
     probed, troubles = list[dict[str, Any]](), dict[str, dict[str, Any]]()
     build_id = SymbolFile(fds[0]).build_id if any(one["build_id"] for one in declared) else ""
     for one in declared:
@@ -106,9 +112,12 @@ def _native(fd: int, one: dict[str, Any], found: Probed, near: bool) -> None:
     else:
         raise Unfit(
             "symbol",
-            f"it ends by a jump to another function (at {body.leaves[0]:#x}), and exceptions may pass through it, which a return probe would make fatal"
-            if body.leaves
-            else "it never returns",
+            (
+                f"it ends by a jump to another function (at {body.leaves[0]:#x}), and exceptions may pass through it,"
+                " which a return probe would make fatal"
+                if body.leaves
+                else "it never returns"
+            ),
             "declare the function that it goes on to",
         )
     if troubles:
@@ -116,7 +125,9 @@ def _native(fd: int, one: dict[str, Any], found: Probed, near: bool) -> None:
 
 
 def _unwinds(binary: SymbolFile) -> bool:
-    """Whether exceptions may pass through its functions: a return probe replaces the return address, by which they find their way, and the program would be terminated."""
+    """Whether exceptions may pass through its functions: a return probe replaces the return address, by which they find
+    their way, and the program would be terminated.
+    """
     return binary.section_header(".gcc_except_table") is not None or any(
         "c++" in one or one.startswith("libgcc_s") for one in binary.needed
     )
@@ -159,7 +170,9 @@ def _inside(one: dict[str, Any], begin: int, at: int) -> Unfit:
 
 
 def _straight(body: Body, begin: int, at: int, one: dict[str, Any]) -> None:
-    """Arguments are where they were at the first instruction only as long as nothing was called and no other way leads there."""
+    """Arguments are where they were at the first instruction only as long as nothing was called and no other way leads
+    there.
+    """
     if at != begin and body.called_before(begin, at):
         raise Unfit(
             "address" if one["address"] is not None else "offset",

@@ -1,18 +1,36 @@
-"""Which symbols a function's written name may stand for: C's own, C++'s and Rust's mangled ones (Itanium C++ ABI 5.1; Rust's legacy and v0 mangling). Pure.
+"""Which symbols a function's written name may stand for: C's own, C++'s and Rust's mangled ones (Itanium C++ ABI 5.1;
+Rust's legacy and v0 mangling). Pure.
 
-A mangled name holds the parts of a path in order, each with its length. What it says of arguments is not read: functions that differ only in those are told by their mangled names.
+A mangled name holds the parts of a path in order, each with its length. What it says of arguments is not read:
+functions that differ only in those are told by their mangled names.
 """
 
 from __future__ import annotations
 
 import re
 
-#: What compilers put behind the name of a function whose arguments they have changed, or of which they have cut off a part.
+#: What compilers put behind the name of a function whose arguments they have changed, or of which they have cut off a
+#: part.
 CHANGED = re.compile(rb"\.(?:isra|constprop|part)\.\d+")
 COLD = re.compile(rb"\.cold(?:\.\d+)?$")
 _SPECIAL = {"(anonymous namespace)": "12_GLOBAL__N_1", "operator()": "cl", "{anonymous}": "12_GLOBAL__N_1"}
-_BUILTIN = {"bool": "b", "char": "c", "signed char": "a", "unsigned char": "h", "short": "s", "unsigned short": "t", "int": "i", "unsigned int": "j", "unsigned": "j",
-            "long": "l", "unsigned long": "m", "long long": "x", "unsigned long long": "y", "float": "f", "double": "d"}  # fmt: skip
+_BUILTIN = {
+    "bool": "b",
+    "char": "c",
+    "signed char": "a",
+    "unsigned char": "h",
+    "short": "s",
+    "unsigned short": "t",
+    "int": "i",
+    "unsigned int": "j",
+    "unsigned": "j",
+    "long": "l",
+    "unsigned long": "m",
+    "long long": "x",
+    "unsigned long long": "y",
+    "float": "f",
+    "double": "d",
+}
 #: Of Rust: what is no part of a path, and types that v0 writes as a letter.
 _WORDS = frozenset(
     [
@@ -49,7 +67,9 @@ _SUFFIX = rb"(?:\.[\w.]{1,80})?"
 
 
 def pattern(written: str, language: str) -> re.Pattern[bytes]:
-    """Of the symbols that a name may stand for, with a zero behind; what compilers add to changed functions included."""
+    """Of the symbols that a name may stand for, with a zero behind; what compilers add to changed functions
+    included.
+    """
     exact = re.escape(written.encode())
     forms = [exact]
     if language != "c" and not written.startswith(("_Z", "_R")):
@@ -136,8 +156,12 @@ def _v0(names: list[str]) -> bytes:
     return rb"_R[A-Za-z0-9_]{1,60}?" + _V0_BETWEEN.join(sized) + rb"(?![0-9a-z_])\w{0,80}"
 
 
-#: What stands before a part of a path: in v0, of what kind it is, a crate's or a name's number, references to what came before.
-_BEFORE = {"_R": re.compile(r"(?:C?s[0-9A-Za-z]*_|B[0-9A-Za-z]*_|[A-Z][a-z]?){0,8}?(\d{1,3})_?"), "_Z": re.compile(r"L?(\d{1,3})")}  # fmt: skip
+#: What stands before a part of a path: in v0, of what kind it is, a crate's or a name's number, references to what came
+#: before.
+_BEFORE = {
+    "_R": re.compile(r"(?:C?s[0-9A-Za-z]*_|B[0-9A-Za-z]*_|[A-Z][a-z]?){0,8}?(\d{1,3})_?"),
+    "_Z": re.compile(r"L?(\d{1,3})"),
+}
 
 
 def plain(symbol: str) -> str:

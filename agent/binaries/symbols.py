@@ -22,7 +22,9 @@ BUDGET = 256 << 20
 
 
 class NamedFunction(NamedTuple):
-    """A symbol of a function. value: its address, 0 where it is in another file; size: in bytes, 0 where that is not said."""
+    """A symbol of a function. value: its address, 0 where it is in another file; size: in bytes, 0 where that is not
+    said.
+    """
 
     name: str
     value: int

@@ -1,4 +1,6 @@
-"""Where functions begin and end by .eh_frame, which compilers write for C, C++ and Rust and no strip removes. Layout: Linux Standard Base, core, 10.6 and 10.7."""
+"""Where functions begin and end by .eh_frame, which compilers write for C, C++ and Rust and no strip removes. Layout:
+Linux Standard Base, core, 10.6 and 10.7.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ import numpy as np
 from agent.binaries.elf import Elf, ElfError
 
 _PT_GNU_EH_FRAME = 0x6474E550
-#: Of .eh_frame_hdr: version, the pointer relative to itself, a count of 4 bytes, a table of pairs of 4 signed bytes from the header on. All linkers write it so.
+#: Of .eh_frame_hdr: version, the pointer relative to itself, a count of 4 bytes, a table of pairs of 4 signed bytes
+#: from the header on. All linkers write it so.
 _HEAD = b"\x01\x1b\x03\x3b"
 #: pc_begin of an entry: 4 signed bytes, relative to themselves.
 _RELATIVE = 0x1B
@@ -17,7 +20,9 @@ _MOST_ENTRIES, _MOST_CIE = 1 << 22, 64
 
 
 def function_at(elf: Elf, vaddr: int) -> tuple[int, int] | None:
-    """(address, bytes) of the function that an address lies in; None where the tables know of none. Raises ElfError for tables of another kind."""
+    """(address, bytes) of the function that an address lies in; None where the tables know of none. Raises ElfError for
+    tables of another kind.
+    """
     header = next((one for one in elf.segments(_PT_GNU_EH_FRAME)), None)
     if header is None:
         return None

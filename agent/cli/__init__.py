@@ -8,8 +8,9 @@ from types import FrameType
 
 
 def _interrupted(_number: int, _frame: FrameType | None) -> None:
-    """Ends at once, wherever it is: an exception could be swallowed in a callback of a library, or end in a traceback. What reads has nothing to
-    clean up; who has (demo, record, the agent) takes the signal over."""
+    """Ends at once, wherever it is: an exception could be swallowed in a callback of a library, or end in a traceback.
+    What reads has nothing to clean up; who has (demo, record, the agent) takes the signal over.
+    """
     os._exit(130)
 
 

@@ -126,7 +126,9 @@ def spark(counts: Sequence[int]) -> str:
 
 
 def fit(names: Sequence[str], widths: Mapping[str, int], room: int) -> list[str]:
-    """The columns that fit ``room`` characters: expendable ones go first, but not the name that a row begins with, then from the right; one always stays."""
+    """The columns that fit ``room`` characters: expendable ones go first, but not the name that a row begins with, then
+    from the right; one always stays.
+    """
     shown = list(names)
     kept = {*names[:1]} - {"t_ns", "boot_id"}
     going = [n for n in _EXPENDABLE if n in shown and n not in kept] + [

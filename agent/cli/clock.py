@@ -1,4 +1,6 @@
-"""``tickscope clock``: this host's clocks now. Its history, live jumps and conversions are in clock_history.py and its neighbours."""
+"""``tickscope clock``: this host's clocks now. Its history, live jumps and conversions are in clock_history.py and its
+neighbours.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,11 @@ _LEAP = ("none announced", "a second will be inserted", "a second will be delete
 @options.reading
 @click.pass_context
 def command(ctx: click.Context, fmt: str, store: str) -> None:
-    """The clocks now: synchronised or not, offset, frequency, drift against the raw oscillator, what the time daemons believe, the last jump
-    and who made it.
+    """The clocks now: synchronised or not, offset, frequency, drift against the raw oscillator, what the time daemons
+    believe, the last jump and who made it.
 
-    Offsets are read on the spot; drift, beliefs, jumps and pending notices come from the running agent and its store, and are left out without
-    them.
+    Offsets are read on the spot; drift, beliefs, jumps and pending notices come from the running agent and its store,
+    and are left out without them.
 
     \b
     tickscope clock history --since 1d
@@ -45,11 +47,21 @@ def _now(fmt: str, store: str) -> None:
 
     state = timex.read()
     row: dict[str, Any] = sample.read()._asdict() | {
-        "freq_ppb": state.freq_ppb, "synchronised": state.synchronised, "leap_indicator": state.leap_indicator, "ntp_offset_ns": state.offset_ns,
-        "maxerror_us": state.maxerror_us, "esterror_us": state.esterror_us, "tai_s": state.tai_s, "tick_us": state.tick_us,
-        "clocksource": machine.clocksource() or None, "drift_ppb": None, "segments": None, "watch": None, "last_jump": None,
+        "freq_ppb": state.freq_ppb,
+        "synchronised": state.synchronised,
+        "leap_indicator": state.leap_indicator,
+        "ntp_offset_ns": state.offset_ns,
+        "maxerror_us": state.maxerror_us,
+        "esterror_us": state.esterror_us,
+        "tai_s": state.tai_s,
+        "tick_us": state.tick_us,
+        "clocksource": machine.clocksource() or None,
+        "drift_ppb": None,
+        "segments": None,
+        "watch": None,
+        "last_jump": None,
         "pending_reanchorings": None,
-    }  # fmt: skip
+    }
     changes: list[dict[str, Any]] | None = None
     daemons: list[dict[str, Any]] = []
     notices: dict[str, Any] = {}
@@ -82,7 +94,10 @@ def _words(
     """(what, in words), the most urgent first. known: the changes in the store, None where it cannot be read."""
     from agent.cli.cells import duration
 
-    bounds = f"the kernel bounds its error by {duration(row['maxerror_us'] * 1e3)}, estimates {duration(row['esterror_us'] * 1e3)}"
+    bounds = (
+        f"the kernel bounds its error by {duration(row['maxerror_us'] * 1e3)}, estimates"
+        f" {duration(row['esterror_us'] * 1e3)}"
+    )
     yield (
         "synchronised",
         f"yes; {bounds}" if row["synchronised"] else f"NO: no time daemon disciplines this clock; {bounds}",
@@ -109,7 +124,10 @@ def _words(
             limiter = f"limiter {entry['limiter']} of " if entry["limiter"] else ""
             yield (
                 "",
-                f"not re-anchored: {limiter}{entry['comm']} pid {entry['pid']}, {entry['pending']} pending, the oldest for {late}",
+                (
+                    f"not re-anchored: {limiter}{entry['comm']} pid {entry['pid']}, {entry['pending']} pending, the"
+                    f" oldest for {late}"
+                ),
             )
         for channel, hook in notices.get("hooks", {}).items():
             failed = f", {hook['failed']} failed ({hook['error']})" if hook["failed"] else ""
@@ -151,13 +169,19 @@ def _jump(jump: dict[str, Any] | None) -> str:
         if jump["kind"] == "leap"
         else "an unseen actor"
     )
-    return f"{way} by {duration(abs(jump['size_ns']))}, {ago} ({cell('wall_ns', jump['wall_ns'])}, {cell('t_ns', jump['t_ns'])}), by {who}"
+    return (
+        f"{way} by {duration(abs(jump['size_ns']))}, {ago} ({cell('wall_ns', jump['wall_ns'])},"
+        f" {cell('t_ns', jump['t_ns'])}), by {who}"
+    )
 
 
 def _subscribers(notices: dict[str, Any]) -> str:
     dropped = f", {notices['dropped']} dropped" if notices["dropped"] else ""
     n = notices["subscribers"]
-    return f"{n} subscriber{'s' * (n != 1)}{dropped}; {notices['acknowledged']} of {notices['sent']} sent acknowledged, {notices['pending']} pending"
+    return (
+        f"{n} subscriber{'s' * (n != 1)}{dropped}; {notices['acknowledged']} of {notices['sent']} sent acknowledged,"
+        f" {notices['pending']} pending"
+    )
 
 
 def _changes(store: str) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:

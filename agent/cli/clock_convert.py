@@ -36,13 +36,14 @@ _MONO = re.compile(r"mono\+(\d+(?:\.\d+)?)s?")
 )
 @options.reading
 def command(time: tuple[str, ...], pid: int | None, boot: str | None, fmt: str, store: str) -> None:
-    """TIME through the offset history: boot+SECONDS or mono+SECONDS (CLOCK_MONOTONIC) to wall time; an ISO time, @SECONDS since 1970, or 5m
-    ago and alike (from a recording's end, if it is one), to CLOCK_BOOTTIME, in every boot of the store that had that time.
+    """TIME through the offset history: boot+SECONDS or mono+SECONDS (CLOCK_MONOTONIC) to wall time; an ISO time,
+    @SECONDS since 1970, or 5m ago and alike (from a recording's end, if it is one), to CLOCK_BOOTTIME, in every boot of
+    the store that had that time.
 
-    `state` is ambiguous where that wall time occurred twice, around a backward step (then `alt_ns` is the other answer), skipped where a
-    forward step left it out (then t_ns is the step), and extrapolated where no agent watched the clock: before the first and after the last
-    reading in the store. Then `err_ns` grows with the distance, by what an oscillator may drift and by the steps seen before; a clock that
-    somebody sets may be further off.
+    `state` is ambiguous where that wall time occurred twice, around a backward step (then `alt_ns` is the other
+    answer), skipped where a forward step left it out (then t_ns is the step), and extrapolated where no agent watched
+    the clock: before the first and after the last reading in the store. Then `err_ns` grows with the distance, by what
+    an oscillator may drift and by the steps seen before; a clock that somebody sets may be further off.
 
     \b
     tickscope clock convert 2026-11-21T10:06:30.9515
@@ -125,7 +126,9 @@ def _chosen(boot: str | None, boots: list[str]) -> str | None:
 def _converted(
     boot: str, history: History, bound: Bound, newest: bool, counts: bool, offsets: Offsets, from_mono: bool
 ) -> list[dict[str, Any]]:
-    """The row of one boot, none where it did not have that time. counts: the time counts from the boot, else it is a wall time."""
+    """The row of one boot, none where it did not have that time. counts: the time counts from the boot, else it is a
+    wall time.
+    """
     import numpy as np
 
     from agent.columns import NULL_I64

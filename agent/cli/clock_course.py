@@ -1,4 +1,6 @@
-"""What a drawing of the clock's history shows of one boot: no more than a picture has room for, however many steps there were."""
+"""What a drawing of the clock's history shows of one boot: no more than a picture has room for, however many steps
+there were.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _LOOK_S = 10
 
 
 class WallStep(NamedTuple):
-    """A jump of the wall clock: when (CLOCK_BOOTTIME ns), how far, who, in words (empty where nobody asks), and the wall time just after it."""
+    """A jump of the wall clock: when (CLOCK_BOOTTIME ns), how far, who, in words (empty where nobody asks), and the
+    wall time just after it.
+    """
 
     t_ns: int
     size_ns: int
@@ -42,10 +46,12 @@ class Timed(Protocol):
 class Course:
     """What is drawn, of one boot. Times CLOCK_BOOTTIME ns, increasing.
 
-    start_ns, moved_ns, err_ns (k,): the segments, and how far from the first one's offset each lies, with its error bound. rate_t_ns,
-    rate_ppm (m,): measured rate against MONOTONIC_RAW; asked_t_ns, asked_ppm (n,): the kernel's frequency correction.
+    start_ns, moved_ns, err_ns (k,): the segments, and how far from the first one's offset each lies, with its error
+    bound. rate_t_ns, rate_ppm (m,): measured rate against MONOTONIC_RAW; asked_t_ns, asked_ppm (n,): the kernel's
+    frequency correction.
     jumps: how many there were; steps: those of them that are drawn, among them the NAMED largest.
-    wall_ns: what to add to a time to get the wall time it has by the last offset. unwatched: (from, to) in which no agent looked.
+    wall_ns: what to add to a time to get the wall time it has by the last offset. unwatched: (from, to) in which no
+    agent looked.
     """
 
     host: str
@@ -97,8 +103,9 @@ def extent(values: Sequence[float], least: float) -> tuple[float, float]:
 
 
 def furthest(t_ns: np.ndarray, *values: np.ndarray, pieces: int = PIECES) -> np.ndarray:
-    """Indices, increasing, of what to draw of values at increasing times, all (n,): all where they are few, else of each piece of the time its first and
-    last and where each value is least and largest."""
+    """Indices, increasing, of what to draw of values at increasing times, all (n,): all where they are few, else of
+    each piece of the time its first and last and where each value is least and largest.
+    """
     if len(t_ns) <= 2 * pieces:
         return np.arange(len(t_ns))
     piece = (t_ns - t_ns[0]) // ((t_ns[-1] - t_ns[0]) // pieces + 1)
@@ -118,7 +125,9 @@ def unwatched(t_ns: np.ndarray, longest_ns: int) -> list[tuple[int, int]]:
 
 
 def rates(t_ns: np.ndarray, mono_raw_ns: np.ndarray, pieces: int = 300) -> tuple[np.ndarray, np.ndarray]:
-    """(times, ppm): the rate of MONOTONIC against MONOTONIC_RAW between samples at least 10 s apart, in at most so many pieces."""
+    """(times, ppm): the rate of MONOTONIC against MONOTONIC_RAW between samples at least 10 s apart, in at most so many
+    pieces.
+    """
     if len(t_ns) < 2:
         return np.zeros(0, np.int64), np.zeros(0)
     apart = math.ceil(max(_LOOK_S * 10**9 * 0.9, (t_ns[-1] - t_ns[0]) / pieces))

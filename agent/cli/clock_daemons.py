@@ -1,4 +1,6 @@
-"""What the time daemons said last, for ``tickscope clock``: as much as ``chronyc tracking`` or ``ntpq -c rv`` would, and who contradicts whom."""
+"""What the time daemons said last, for ``tickscope clock``: as much as ``chronyc tracking`` or ``ntpq -c rv`` would,
+and who contradicts whom.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,31 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-_COLUMNS = ("t_ns", "daemon", "kind", "state", "source", "offset_ns", "distance_ns", "root_delay_ns", "root_dispersion_ns", "delay_ns", "stratum", "leap",
-            "ref_id", "last_update_ns", "update_interval_ns", "last_offset_ns", "rms_offset_ns", "freq_ppb", "residual_freq_ppb", "skew_ppb", "reach",
-            "poll_s", "reason")  # fmt: skip
+_COLUMNS = (
+    "t_ns",
+    "daemon",
+    "kind",
+    "state",
+    "source",
+    "offset_ns",
+    "distance_ns",
+    "root_delay_ns",
+    "root_dispersion_ns",
+    "delay_ns",
+    "stratum",
+    "leap",
+    "ref_id",
+    "last_update_ns",
+    "update_interval_ns",
+    "last_offset_ns",
+    "rms_offset_ns",
+    "freq_ppb",
+    "residual_freq_ppb",
+    "skew_ppb",
+    "reach",
+    "poll_s",
+    "reason",
+)
 #: In the order in which they are shown.
 _KINDS = ("system", "source", "check")
 #: Who has not been heard of for so long before the agent's last reading is gone.
@@ -16,7 +40,9 @@ _RECENT_NS = 600_000_000_000
 
 
 def rows(store: str) -> list[dict[str, Any]]:
-    """The last row of each daemon (whatever source it has now), of each of its sources, and of each comparison, in the newest boot. Raises AgentError."""
+    """The last row of each daemon (whatever source it has now), of each of its sources, and of each comparison, in the
+    newest boot. Raises AgentError.
+    """
     from agent.ask.question import GroupValue, Question, Where
     from agent.store.sources import opened
 
@@ -80,8 +106,14 @@ def _belief(row: dict[str, Any]) -> str:
 def _details(row: dict[str, Any]) -> Iterator[str]:
     from agent.cli.cells import duration
 
-    for name, label in (("last_offset_ns", "last offset"), ("rms_offset_ns", "on average"), ("root_delay_ns", "root delay"),
-                        ("root_dispersion_ns", "root dispersion"), ("delay_ns", "delay"), ("update_interval_ns", "updates each")):  # fmt: skip
+    for name, label in (
+        ("last_offset_ns", "last offset"),
+        ("rms_offset_ns", "on average"),
+        ("root_delay_ns", "root delay"),
+        ("root_dispersion_ns", "root dispersion"),
+        ("delay_ns", "delay"),
+        ("update_interval_ns", "updates each"),
+    ):
         if row[name] is not None:
             yield f"{label} {duration(row[name])}"
     for name, label in (("freq_ppb", "frequency"), ("residual_freq_ppb", "residual"), ("skew_ppb", "skew")):

@@ -55,9 +55,11 @@ def histories(source: RowSource) -> dict[str, History]:
 )
 @options.reading
 def command(since: str | None, until: str | None, limit: int | None, plot: str | None, fmt: str, store: str) -> None:
-    """The offset history: from when on which offset of the wall clock held, and the step that began it, with who made it.
+    """The offset history: from when on which offset of the wall clock held, and the step that began it, with who made
+    it.
 
-    On a terminal a plot comes before the rows (NO_COLOR is heeded); in a pipe there are only rows, unless --plot - asks for it.
+    On a terminal a plot comes before the rows (NO_COLOR is heeded); in a pipe there are only rows, unless --plot - asks
+    for it.
 
     \b
     tickscope clock history --since 1d
@@ -105,7 +107,8 @@ def command(since: str | None, until: str | None, limit: int | None, plot: str |
         emit_rows(rows, fmt, _SEGMENT, {"gaps": gaps})
         if len(rows) < total:
             note(
-                f"note: the newest {len(rows):,} of {total:,} segments; --limit {total} shows all, --since and --until others"
+                f"note: the newest {len(rows):,} of {total:,} segments; --limit {total} shows all, --since and --until"
+                " others"
             )
     if not total:
         note("no offset history in that time")
@@ -119,7 +122,9 @@ def command(since: str | None, until: str | None, limit: int | None, plot: str |
 
 
 def _ends(source: RowSource, boot: str, history: History) -> np.ndarray:
-    """To when each segment held, CLOCK_BOOTTIME ns. Nothing of a boot holds beyond its last sample once a later one has begun."""
+    """To when each segment held, CLOCK_BOOTTIME ns. Nothing of a boot holds beyond its last sample once a later one has
+    begun.
+    """
     import numpy as np
 
     s = history.segments
@@ -166,8 +171,15 @@ def _course(source: RowSource, boot: str, history: History, at: np.ndarray) -> C
     named = np.argsort(-np.abs(size), kind="stable")[:NAMED]
     actors = {row["t_ns"]: who(row) for row in _rows(source, boot, history, np.sort(jumped[named]))}
     drawn = np.union1d(furthest(s.start_ns[jumped], size), named)
-    steps = [WallStep(start, by, actors.get(start, ""), start + offset) for start, by, offset in zip(
-        s.start_ns[jumped[drawn]].tolist(), size[drawn].tolist(), s.real_boot_ns[jumped[drawn]].tolist(), strict=True)]  # fmt: skip
+    steps = [
+        WallStep(start, by, actors.get(start, ""), start + offset)
+        for start, by, offset in zip(
+            s.start_ns[jumped[drawn]].tolist(),
+            size[drawn].tolist(),
+            s.real_boot_ns[jumped[drawn]].tolist(),
+            strict=True,
+        )
+    ]
     moved = s.real_boot_ns[shown] - s.real_boot_ns[shown[0]]
     few = furthest(s.start_ns[shown], moved, s.err_ns[shown])
     new = np.flatnonzero((freq != NULL_I64) & np.append(True, np.diff(freq) != 0))
@@ -219,6 +231,17 @@ def _rows(source: RowSource, boot: str, history: History, at: np.ndarray) -> lis
         at.tolist(), starts, s.real_boot_ns[at].tolist(), s.err_ns[at].tolist(), before, strict=True
     ):
         via, pid, comm = actors.get(start, (None, None, None))
-        out.append({"boot_id": boot, "t_ns": start, "wall_ns": start + offset, "real_boot_ns": offset, "err_ns": err,
-                    "step_ns": offset - earlier if i else None, "via": via, "pid": pid, "comm": comm})  # fmt: skip
+        out.append(
+            {
+                "boot_id": boot,
+                "t_ns": start,
+                "wall_ns": start + offset,
+                "real_boot_ns": offset,
+                "err_ns": err,
+                "step_ns": offset - earlier if i else None,
+                "via": via,
+                "pid": pid,
+                "comm": comm,
+            }
+        )
     return out

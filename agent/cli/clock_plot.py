@@ -1,4 +1,6 @@
-"""The clock's history as a picture and as text on a terminal: how far the wall clock was moved, by whom, and how fast it runs."""
+"""The clock's history as a picture and as text on a terminal: how far the wall clock was moved, by whom, and how fast
+it runs.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,9 @@ def _frame(
 
 
 def draw(course: Course, width: int = 1000, height: int = 560) -> Picture:
-    """Two panels: how far the wall clock was moved, with its error band and each jump with its actor; and how fast it runs."""
+    """Two panels: how far the wall clock was moved, with its error band and each jump with its actor; and how fast it
+    runs.
+    """
     labels = _labels(course, _LEFT, width - _RIGHT)
     higher = _LEVEL * max((label.level for label in labels), default=-1) + _LEVEL
     picture = Picture(width, height + max(0, higher - 3 * _LEVEL))
@@ -142,12 +146,17 @@ def _moved(picture: Picture, course: Course, box: tuple[float, float, float, flo
         narrow
     )
     notes += [f"; {unnamed:,} smaller jumps have no name"] * bool(unnamed)
-    said = f"Moved by jumps, {unit} (REALTIME - BOOTTIME, from the left edge on; band: error bound, at most {err}{''.join(notes)})"
+    said = (
+        f"Moved by jumps, {unit} (REALTIME - BOOTTIME, from the left edge on; band: error bound, at most"
+        f" {err}{''.join(notes)})"
+    )
     picture.add(Text((box[0], top - 10), said))
 
 
 class _Label(NamedTuple):
-    """Size and actor of a jump, above the panel. begin, end: where it lies across; level: how many others lie below it."""
+    """Size and actor of a jump, above the panel. begin, end: where it lies across; level: how many others lie below
+    it.
+    """
 
     words: str
     colour: str

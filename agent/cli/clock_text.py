@@ -41,7 +41,9 @@ class Dots:
 
 
 def text(course: Course, columns: int, rows: int = 12) -> list[str]:
-    """Lines of at most ``columns`` characters: the offset over time, an arrow under each jump, and the largest jumps with their actors."""
+    """Lines of at most ``columns`` characters: the offset over time, an arrow under each jump, and the largest jumps
+    with their actors.
+    """
     plain = not can("⣿▲▼┤└─", sys.stdout.encoding)
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     low, high = course.reach(1000)
@@ -113,7 +115,10 @@ def clock_line(course: Timed, room: int, at_x: Callable[[int], int]) -> str:
 
 def told_step(step: WallStep, plain: bool, colour: bool) -> str:
     mark = paint(arrow(step, plain), "32" if step.size_ns > 0 else "31", colour)
-    return f"  {mark} {cell('wall_ns', step.wall_ns)}  {'+' if step.size_ns > 0 else '-'}{duration(abs(step.size_ns))}  {step.actor}"
+    return (
+        f"  {mark} {cell('wall_ns', step.wall_ns)}  {'+' if step.size_ns > 0 else '-'}{duration(abs(step.size_ns))} "
+        f" {step.actor}"
+    )
 
 
 def paint(words: str, code: str, colour: bool) -> str:

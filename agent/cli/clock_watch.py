@@ -19,8 +19,15 @@ _AGAIN_S = 1.0
 
 
 @click.command("watch")
-@click.option("-o", "--output", "fmt", type=click.Choice(["table", "json", "ndjson", "csv"]), default="table", show_default=True,
-              help="Output format (json is ndjson: a stream has no end).")  # fmt: skip
+@click.option(
+    "-o",
+    "--output",
+    "fmt",
+    type=click.Choice(["table", "json", "ndjson", "csv"]),
+    default="table",
+    show_default=True,
+    help="Output format (json is ndjson: a stream has no end).",
+)
 def command(fmt: str) -> None:
     """Every step of the wall clock as it happens, one a line, until interrupted (exit status 130)."""
     from agent.cli.output import begin_stream, emit_stream, quiet_pipe
@@ -34,7 +41,8 @@ def command(fmt: str) -> None:
 
 
 def _lines(path: str) -> Iterator[bytes]:
-    """Notices, over as many connections as it takes: the process that tells may be started again, and drops who reads too slowly.
+    """Notices, over as many connections as it takes: the process that tells may be started again, and drops who reads
+    too slowly.
 
     Raises AgentError (exit code 4) where nobody listens.
     """
@@ -54,7 +62,8 @@ def _lines(path: str) -> Iterator[bytes]:
                 ) from error
             if again:
                 note(
-                    "note: connected anew, since the connection had ended: a jump in between would be missing here, tickscope clock history has it"
+                    "note: connected anew, since the connection had ended: a jump in between would be missing here,"
+                    " tickscope clock history has it"
                 )
             with notices.makefile("rb") as lines, contextlib.suppress(ConnectionResetError):
                 yield from (line for line in lines if line.endswith(b"\n"))

@@ -85,7 +85,13 @@ def _on_cpu(rows: Sequence[Mapping[str, Any]]) -> Told:
 
     for row in [row for row in rows if row["sum_ns"] >= 0.1 * (row["interval_ns"] or 0)][:_ENTRIES]:
         call = f" in {row['syscall']}" if row["syscall"] else ""
-        yield f"{row['comm']} thread {row['tid']}: ran for {duration(row['sum_ns'])} of {duration(row['interval_ns'])}{call}", 2  # fmt: skip
+        yield (
+            (
+                f"{row['comm']} thread {row['tid']}: ran for {duration(row['sum_ns'])} of"
+                f" {duration(row['interval_ns'])}{call}"
+            ),
+            2,
+        )
         if row["user_stack"]:
             yield f"{'program':<8}{_stack(row['user_stack'])}", 4
 
@@ -95,7 +101,9 @@ def _off_cpu(rows: Sequence[Mapping[str, Any]]) -> Told:
 
     held = [row for row in rows if row["kind"] == "slow" and row["state"] != "ready"]
     for row in (held or list(rows))[:_ENTRIES]:
-        state = {"uninterruptible": "asleep, uninterruptible", "sleeping": "asleep"}.get(row["state"], "ready to run, but not running")  # fmt: skip
+        state = {"uninterruptible": "asleep, uninterruptible", "sleeping": "asleep"}.get(
+            row["state"], "ready to run, but not running"
+        )
         call = f" in {row['syscall']}" if row["syscall"] else ""
         times = _times(row["count"], "time")
         yield f"{row['comm']}: {duration(row['sum_ns'])} {state}{call}, {times}, for up to {duration(row['max_ns'])}", 2
@@ -121,10 +129,22 @@ def _block_io(rows: Sequence[Mapping[str, Any]]) -> Told:
         still = f", {disk['unfinished']} not finished" if disk["unfinished"] else ""
         took = f"it took {duration(disk['sum_ns'] / n)} for each, {duration(disk['max_ns'])} for the slowest"
         queue = f"after {duration(disk['queued_ns'] / n)} in the queue"
-        yield f"disk {disk['device']}: {_times(disk['count'], 'request')}{failed}{still}, {_size(disk['bytes'])}; {took}, {queue}", 2  # fmt: skip
+        yield (
+            (
+                f"disk {disk['device']}: {_times(disk['count'], 'request')}{failed}{still}, {_size(disk['bytes'])};"
+                f" {took}, {queue}"
+            ),
+            2,
+        )
         its = [row for row in rows if row["device"] == disk["device"] and row["op"] != "all" and row["bytes"]]
         for row in sorted(its, key=lambda row: -row["bytes"])[:_ASKERS]:
-            yield f"{row['op']} by {row['comm']} pid {row['pid']}: {_times(row['count'], 'request')}, {_size(row['bytes'])}", 4  # fmt: skip
+            yield (
+                (
+                    f"{row['op']} by {row['comm']} pid {row['pid']}: {_times(row['count'], 'request')},"
+                    f" {_size(row['bytes'])}"
+                ),
+                4,
+            )
 
 
 def _times(n: int, what: str) -> str:
@@ -140,7 +160,13 @@ def _locks(rows: Sequence[Mapping[str, Any]]) -> Told:
 
     for row in [row for row in rows if row["sum_ns"] >= 1_000_000][:_ENTRIES]:
         who = "answering a SYN" if row["path"] == "handshake" else row["comm"]
-        yield f"{who}: {duration(row['sum_ns'])} waiting for a lock of the kernel's, {row['lock']} ({row['kind']}), {_times(row['count'], 'time')}, for up to {duration(row['max_ns'])}", 2  # fmt: skip
+        yield (
+            (
+                f"{who}: {duration(row['sum_ns'])} waiting for a lock of the kernel's, {row['lock']} ({row['kind']}),"
+                f" {_times(row['count'], 'time')}, for up to {duration(row['max_ns'])}"
+            ),
+            2,
+        )
         if row["kernel_stack"]:
             yield f"{'kernel':<8}{_stack(row['kernel_stack'])}", 4
 
@@ -150,14 +176,26 @@ def _memory(rows: Sequence[Mapping[str, Any]]) -> Told:
 
     for row in rows[:_ENTRIES]:
         what = "to free pages" if row["kind"] == "reclaim" else "to make room for large pages"
-        yield f"{row['comm']}: {duration(row['sum_ns'])} {what} itself, {_times(row['count'], 'time')}, for up to {duration(row['max_ns'])}", 2  # fmt: skip
+        yield (
+            (
+                f"{row['comm']}: {duration(row['sum_ns'])} {what} itself, {_times(row['count'], 'time')}, for up to"
+                f" {duration(row['max_ns'])}"
+            ),
+            2,
+        )
 
 
 def _syn_ack(rows: Sequence[Mapping[str, Any]]) -> Told:
     from agent.cli.cells import duration
 
     for row in sorted(rows, key=lambda row: -row["max_ns"])[:_ENTRIES]:
-        yield f"port {row['sport']}: {_times(row['count'], 'SYN')} answered, {duration(row['sum_ns'] / max(1, row['count']))} each, {duration(row['max_ns'])} the slowest", 2  # fmt: skip
+        yield (
+            (
+                f"port {row['sport']}: {_times(row['count'], 'SYN')} answered,"
+                f" {duration(row['sum_ns'] / max(1, row['count']))} each, {duration(row['max_ns'])} the slowest"
+            ),
+            2,
+        )
 
 
 def _calls(rows: Sequence[Mapping[str, Any]]) -> Told:
@@ -165,7 +203,13 @@ def _calls(rows: Sequence[Mapping[str, Any]]) -> Told:
 
     for row in rows[:_ENTRIES]:
         failed = f", {row['errors']} failed" if row["errors"] else ""
-        yield f"{row['comm']}: {_times(row['count'], 'call')} of {row['syscall']}{failed}, {duration(row['sum_ns'])} in all, up to {duration(row['max_ns'])}", 2  # fmt: skip
+        yield (
+            (
+                f"{row['comm']}: {_times(row['count'], 'call')} of {row['syscall']}{failed}, {duration(row['sum_ns'])}"
+                f" in all, up to {duration(row['max_ns'])}"
+            ),
+            2,
+        )
 
 
 _TELL: Mapping[str, Callable[[Sequence[Mapping[str, Any]]], Told]] = {

@@ -34,8 +34,8 @@ def command(
     """Run the agent together with a small workload of its own, on loopback, which is removed at the end.
 
     A private Redis with a stream and a consumer group, a rate limiter in Python that asks it, a Go program with
-    golang.org/x/time/rate, TLS connections, a program that syncs files. Every 30 seconds that Redis is stopped for 1.5 seconds,
-    so that there is something to find. In another shell:
+    golang.org/x/time/rate, TLS connections, a program that syncs files. Every 30 seconds that Redis is stopped for 1.5
+    seconds, so that there is something to find. In another shell:
 
     \b
     tickscope findings

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 #: No limiter counts more, or waits longer (ns); an address below the first page is none; a key is no book.
 _MOST_UNITS, _LONGEST_NS, _FIRST_PAGE, _LONGEST_KEY, _DECADE_NS = 1e12, 366 * 86_400e9, 4096, 1 << 16, 3.2e17
-#: Decisions of which none has a word, before its place is doubted (a key may be missing now and then); those that are remembered.
+#: Decisions of which none has a word, before its place is doubted (a key may be missing now and then); those that are
+#: remembered.
 _ENOUGH, _REMEMBERED = 5, 64
 
 
@@ -78,7 +79,10 @@ def _doubts(one: OwnFunction, records: np.ndarray, enough: bool) -> Iterator[tup
                 if enough:
                     yield (
                         (section, key),
-                        f"nothing can be read at {word.place}: is {word.place.partition('+')[0].lstrip('(')} a pointer there?",
+                        (
+                            f"nothing can be read at {word.place}: is {word.place.partition('+')[0].lstrip('(')} a"
+                            " pointer there?"
+                        ),
                     )
             elif key == "result":
                 yield from _unmeant(one, word, raw)

@@ -21,7 +21,8 @@ _TOLD = ("table", "column", "what", "value", "unit", "baseline", "t_ns", "end_ns
 def command(finding: str, fmt: str, store: str) -> None:
     """One finding in words: what was wrong, when, why, what speaks for it and what was ruled out.
 
-    ID is a finding's id or the start of one, as `tickscope findings` shows it; `last`, the default, is the one that began last.
+    ID is a finding's id or the start of one, as `tickscope findings` shows it; `last`, the default, is the one that
+    began last.
 
     \b
     tickscope explain last
@@ -86,8 +87,10 @@ def _overlaps(gap: dict[str, Any], found: dict[str, Any]) -> bool:
 
 
 def told(row: dict[str, Any], began_ns: int, left_open: str = "") -> list[str]:
-    """The finding as lines of text; times are relative to its start, which is ``began_ns`` by the wall clock (NULL_I64: not known).
-    left_open: what ended before it did, if that is so."""
+    """The finding as lines of text; times are relative to its start, which is ``began_ns`` by the wall clock (NULL_I64:
+    not known).
+    left_open: what ended before it did, if that is so.
+    """
     from agent.cli.cells import cell, duration
     from agent.common.duration import instant
 
@@ -96,9 +99,11 @@ def told(row: dict[str, Any], began_ns: int, left_open: str = "") -> list[str]:
     going = (
         "over at once"
         if row["state"] == "closed" and instant(end - start)
-        else f"lasted {duration(end - start)}"
-        if row["state"] == "closed"
-        else f"still going on after {duration(end - start)}"
+        else (
+            f"lasted {duration(end - start)}"
+            if row["state"] == "closed"
+            else f"still going on after {duration(end - start)}"
+        )
     )
     going += f", when {left_open} ended" if left_open else ""
     lines = [

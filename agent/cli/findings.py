@@ -28,7 +28,8 @@ _TOLD = ("finding_id", "state", "began", "lasted", "cause", "symptom", "confiden
 def command(only_open: bool, since: str | None, until: str | None, fmt: str, store: str) -> None:
     """Findings in their latest state, in order of their beginning, the newest last.
 
-    Nothing wrong, no finding: the exit status is then 3. One that still went on when its agent ended is left open. `tickscope explain last` tells one with its evidence.
+    Nothing wrong, no finding: the exit status is then 3. One that still went on when its agent ended is left open.
+    `tickscope explain last` tells one with its evidence.
 
     \b
     tickscope findings --since 1h
@@ -84,7 +85,9 @@ def in_wall_time(source: RowSource, row: dict[str, Any], utc: bool) -> str:
 
 
 def none(gaps: Sequence[dict[str, Any]], left_out: Sequence[str], when: str = "") -> str:
-    """That there is no finding, in words; no good news where records that could have made one were lost or not looked at."""
+    """That there is no finding, in words; no good news where records that could have made one were lost or not looked
+    at.
+    """
     from agent.cli.gaps import hides_findings
 
     if hides_findings(gaps) or left_out:
@@ -127,7 +130,9 @@ def _times(source: RowSource, row: dict[str, Any]) -> dict[str, str]:
 def show(
     rows: Sequence[dict[str, Any]], fmt: str, extra: dict[str, Any] | None = None, told: Sequence[str] = SHOWN
 ) -> None:
-    """Prints findings in the asked format. extra: members of the JSON document beside them. told: the columns of the table format."""
+    """Prints findings in the asked format. extra: members of the JSON document beside them. told: the columns of the
+    table format.
+    """
     from agent.ask.names import columns
     from agent.cli.output import emit_rows
 

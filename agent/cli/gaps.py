@@ -14,7 +14,9 @@ Gap = dict[str, Any]
 
 
 def tell(gaps: Iterable[Gap], notes: Iterable[str], fmt: str) -> None:
-    """notes: ``Source.notes``; gaps: ``Source.gaps()``, which a JSON document has as its own member, so that they are told with other formats only."""
+    """notes: ``Source.notes``; gaps: ``Source.gaps()``, which a JSON document has as its own member, so that they are
+    told with other formats only.
+    """
     from agent.cli.output import note
 
     for text in notes:
@@ -27,7 +29,8 @@ def tell(gaps: Iterable[Gap], notes: Iterable[str], fmt: str) -> None:
         lost = "an unknown number of" if any(g["count"] is None for g in each) else sum(g["count"] for g in each)
         here = "; the store has them" if stage == "export" else ""
         note(
-            f"gap: {lost} records lost in {stage} ({source}){times}, between {_when(each[0], 'from')} and {_when(each[-1], 'to')}{here}"
+            f"gap: {lost} records lost in {stage} ({source}){times}, between {_when(each[0], 'from')} and"
+            f" {_when(each[-1], 'to')}{here}"
         )
 
 
@@ -46,7 +49,9 @@ def hides_findings(gaps: Sequence[Gap]) -> bool:
 
 
 def unjudged(source: RowSource) -> list[str]:
-    """What the correlator did not look at in the source's window (agent/service/unjudged.py), as a note. Needs probe_status."""
+    """What the correlator did not look at in the source's window (agent/service/unjudged.py), as a note. Needs
+    probe_status.
+    """
     from agent.ask.question import Question, Where
 
     said = [

@@ -18,23 +18,36 @@ if TYPE_CHECKING:
     from agent.lab.plan import Group
     from agent.lab.truth import Truth
 
-_out = click.option("--out", "out", type=click.Path(file_okay=False, path_type=Path), required=True, metavar="DIR",
-                    help="Where recording, truth and logs go; a new directory.")  # fmt: skip
+_out = click.option(
+    "--out",
+    "out",
+    type=click.Path(file_okay=False, path_type=Path),
+    required=True,
+    metavar="DIR",
+    help="Where recording, truth and logs go; a new directory.",
+)
 _step = click.option(
     "--step-clock",
     is_flag=True,
     help="Allow kinds that step the wall clock, by at most 0.5 ms. Without it no clock is touched.",
 )
-_throwaway = click.option("--throwaway-vm", is_flag=True, help="Allow kinds that move the wall clock by hours, change its rate, or need netem. Refused on every "
-                          "machine that was not booted with tickscope.throwaway_vm on its kernel's command line.")  # fmt: skip
+_throwaway = click.option(
+    "--throwaway-vm",
+    is_flag=True,
+    help=(
+        "Allow kinds that move the wall clock by hours, change its rate, or need netem. Refused on every "
+        "machine that was not booted with tickscope.throwaway_vm on its kernel's command line."
+    ),
+)
 
 
 @click.group("lab", cls=options.VerbGroup, subcommand_metavar="VERB [ARGS]...")
 def command() -> None:
     """Inject faults for real, and see what the findings say of them.
 
-    A workload of the laboratory's own (Redis, nginx, an upstream, DNS, limiters, streams, files, locks) runs in namespaces and cgroups of its own,
-    beside an agent of its own. Nothing else on this host is touched, and all of it is removed at the end, whatever happens.
+    A workload of the laboratory's own (Redis, nginx, an upstream, DNS, limiters, streams, files, locks) runs in
+    namespaces and cgroups of its own, beside an agent of its own. Nothing else on this host is touched, and all of it
+    is removed at the end, whatever happens.
 
     \b
     tickscope lab list
@@ -81,7 +94,9 @@ def run(
     out: Path,
     fmt: str,
 ) -> None:
-    """Inject each KIND once, one after the other, and report what was injected, who felt it, what was found, and when."""
+    """Inject each KIND once, one after the other, and report what was injected, who felt it, what was found, and
+    when.
+    """
     from dataclasses import replace
 
     from agent.cli.output import emit_rows
@@ -94,8 +109,10 @@ def run(
     chosen = _chosen(names, step_clock, throwaway_vm)
     plan = [one(kind, seed + n) for n, kind in enumerate(chosen)]
     if duration:
-        plan = [replace(fault, duration_s=duration, size=duration if kind.size.what == "duration_s" else fault.size)
-                for kind, fault in zip(chosen, plan, strict=True)]  # fmt: skip
+        plan = [
+            replace(fault, duration_s=duration, size=duration if kind.size.what == "duration_s" else fault.size)
+            for kind, fault in zip(chosen, plan, strict=True)
+        ]
     truth = _played([(fault,) for fault in plan], seed, out, frozenset(names) if sham else frozenset())
     rows = injected(truth, told(out / RECORDING))
     emit_rows(rows, fmt, ON_A_SCREEN if fmt == "table" else None, below="sentence")
@@ -103,8 +120,13 @@ def run(
 
 @command.command("bench")
 @click.option("--runs", type=click.IntRange(1), default=300, show_default=True, help="How many faults.")
-@click.option("--seed-from", type=click.IntRange(0), default=1, show_default=True,
-              help="Seed of the first sitting. Those from 1,000,000 on are never used for tuning.")  # fmt: skip
+@click.option(
+    "--seed-from",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    help="Seed of the first sitting. Those from 1,000,000 on are never used for tuning.",
+)
 @click.option(
     "--each",
     type=click.IntRange(1),
@@ -129,7 +151,9 @@ def bench(
     out: Path,
     fmt: str,
 ) -> None:
-    """Inject many faults of all kinds, sitting by sitting, and print the score. Begun anew with the same directory, it goes on where it was."""
+    """Inject many faults of all kinds, sitting by sitting, and print the score. Begun anew with the same directory, it
+    goes on where it was.
+    """
     from subprocess import CalledProcessError
 
     from agent.cli.output import note
@@ -170,7 +194,9 @@ def bench(
 )
 @options.output
 def score(directory: Path, without: tuple[str, ...], fmt: str) -> None:
-    """Replay the recordings in DIR, of one sitting or of many, and compare the findings with the truth beside them. Needs no root."""
+    """Replay the recordings in DIR, of one sitting or of many, and compare the findings with the truth beside them.
+    Needs no root.
+    """
     _score(directory, fmt, without)
 
 

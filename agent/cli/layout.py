@@ -12,14 +12,18 @@ _INDENT = "    "
 
 
 def room(stream: TextIO) -> int | None:
-    """Characters a line: COLUMNS where it is set, else the terminal's width; None where the stream is no terminal, and lines are not broken."""
+    """Characters a line: COLUMNS where it is set, else the terminal's width; None where the stream is no terminal, and
+    lines are not broken.
+    """
     if not stream.isatty():
         return None
     return max(shutil.get_terminal_size().columns, 20)
 
 
 def wrapped(text: str, width: int | None, indent: str = "", hang: str = _INDENT) -> list[str]:
-    """The text in lines of at most ``width`` characters, broken between words; a word that is longer than a line has one of its own."""
+    """The text in lines of at most ``width`` characters, broken between words; a word that is longer than a line has
+    one of its own.
+    """
     if width is None or len(indent) + len(text) <= width:
         return [indent + text]
     return textwrap.wrap(
@@ -28,8 +32,9 @@ def wrapped(text: str, width: int | None, indent: str = "", hang: str = _INDENT)
 
 
 def widths(text: Mapping[str, Sequence[str]], flowing: Sequence[str], width: int, keep_all: bool) -> dict[str, int]:
-    """The columns that fit, with their widths. text: cells by column. flowing: columns of text, which may be made narrower, down to their longest
-    word. keep_all: none is left out, and lines may be longer than the screen."""
+    """The columns that fit, with their widths. text: cells by column. flowing: columns of text, which may be made
+    narrower, down to their longest word. keep_all: none is left out, and lines may be longer than the screen.
+    """
     full = {n: max(len(n), *map(len, of)) for n, of in text.items()}
     least = {n: _least(n, text[n]) if n in flowing and full[n] > _FLOWS_FROM else full[n] for n in text}
     from agent.cli import cells  # here, since it takes the tables, and what is wrong with those is to be told, too

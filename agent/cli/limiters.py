@@ -13,13 +13,65 @@ if TYPE_CHECKING:
     from agent.ask.question import Question
 
 _COLUMNS = (
-    "limiter_id", "version", "clock", "step_proof", "per_s", "refused_share", "limit_use", "watch_cost", "state", "pid", "decisions", "library", "program",
-    "comm", "allowed", "refused", "delayed", "cancelled", "errors", "told", "allowed_low", "allowed_high", "refused_low", "refused_high", "limit_per_s", "limit_most", "unlimited", "burst", "burst_most", "window_ns", "members", "keys", "site", "file", "line", "build_id",
-    "library_version", "source", "step_immune", "on_step_back", "on_step_forward", "sample_rate", "last_ns", "path", "boot_id", "proc_start_ns",
-)  # fmt: skip
+    "limiter_id",
+    "version",
+    "clock",
+    "step_proof",
+    "per_s",
+    "refused_share",
+    "limit_use",
+    "watch_cost",
+    "state",
+    "pid",
+    "decisions",
+    "library",
+    "program",
+    "comm",
+    "allowed",
+    "refused",
+    "delayed",
+    "cancelled",
+    "errors",
+    "told",
+    "allowed_low",
+    "allowed_high",
+    "refused_low",
+    "refused_high",
+    "limit_per_s",
+    "limit_most",
+    "unlimited",
+    "burst",
+    "burst_most",
+    "window_ns",
+    "members",
+    "keys",
+    "site",
+    "file",
+    "line",
+    "build_id",
+    "library_version",
+    "source",
+    "step_immune",
+    "on_step_back",
+    "on_step_forward",
+    "sample_rate",
+    "last_ns",
+    "path",
+    "boot_id",
+    "proc_start_ns",
+)
 #: What a screen shows of them, and what it calls them; who it is stands below.
-_SHOWN = {"program": "program", "library": "library", "version": "version", "clock": "clock", "step_proof": "proof", "per_s": "per_s",
-          "refused_share": "refused", "limit_use": "used", "watch_cost": "cost"}  # fmt: skip
+_SHOWN = {
+    "program": "program",
+    "library": "library",
+    "version": "version",
+    "clock": "clock",
+    "step_proof": "proof",
+    "per_s": "per_s",
+    "refused_share": "refused",
+    "limit_use": "used",
+    "watch_cost": "cost",
+}
 _VERSION = 10  # letters of one
 _UNITS = {"refused": "%", "used": "%", "cost": "%"}
 _KNOWN = ("library", "language", "clock", "algorithm", "on_step_back", "on_step_forward", "versions", "probed")
@@ -29,8 +81,18 @@ def _binaries() -> Question:
     """The programs that contain a known limiter, the one of which something was said last at the end."""
     from agent.ask.question import GroupValue, Question, Where
 
-    return Question("probe_status", ("probe", "state", "reason", "remedy"), (Where("probe", "starts", "limiter:"),), group=("probe", "reason"), values=(
-        GroupValue("state", "last", "state"), GroupValue("remedy", "last", "remedy"), GroupValue("last_ns", "max", "t_ns")), order=("last_ns",))  # fmt: skip
+    return Question(
+        "probe_status",
+        ("probe", "state", "reason", "remedy"),
+        (Where("probe", "starts", "limiter:"),),
+        group=("probe", "reason"),
+        values=(
+            GroupValue("state", "last", "state"),
+            GroupValue("remedy", "last", "remedy"),
+            GroupValue("last_ns", "max", "t_ns"),
+        ),
+        order=("last_ns",),
+    )
 
 
 @click.group("limiters", cls=options.VerbGroup, invoke_without_command=True, subcommand_metavar="[VERB] [ARGS]...")
@@ -49,11 +111,14 @@ def _binaries() -> Question:
 @options.reading
 @click.pass_context
 def command(ctx: click.Context, since: str, known: bool, fmt: str, store: str) -> None:
-    """Rate limiters: who uses them, how often they decide, how much of the limit is used, what a clock step would do to each, and what watching costs.
+    """Rate limiters: who uses them, how often they decide, how much of the limit is used, what a clock step would do to
+    each, and what watching costs.
 
-    per_s and the counts are of all decisions: of a limiter that decides too often to be watched all of the time (sample_rate below 1) by limiter_rate, and
-    told says how good they are: exact, within so much (95 times in 100), at least, or as seen. limit_use is what was let through, of the most that the limit
-    allows. state is gone where the process has ended. -o json has everything. On stderr: Go programs that contain a known limiter and cannot be watched, with the reason.
+    per_s and the counts are of all decisions: of a limiter that decides too often to be watched all of the time
+    (sample_rate below 1) by limiter_rate, and told says how good they are: exact, within so much (95 times in 100), at
+    least, or as seen. limit_use is what was let through, of the most that the limit allows. state is gone where the
+    process has ended. -o json has everything. On stderr: Go programs that contain a known limiter and cannot be
+    watched, with the reason.
     """
     if ctx.invoked_subcommand is None:
         _listed(since, known, fmt, store)

@@ -20,7 +20,9 @@ _LISTED = 5
 
 @dataclass(frozen=True)
 class Stretch:
-    """One interval, CLOCK_BOOTTIME ns. asked, admitted: units a second. limit: of all members that decided in it, units a second; None where it is not known, or there is none."""
+    """One interval, CLOCK_BOOTTIME ns. asked, admitted: units a second. limit: of all members that decided in it, units
+    a second; None where it is not known, or there is none.
+    """
 
     from_ns: int
     to_ns: int
@@ -31,8 +33,10 @@ class Stretch:
 
 @dataclass(frozen=True)
 class LimiterCourse:
-    """One limiter in one boot. Times CLOCK_BOOTTIME ns. wall_ns: what to add to a time to get the wall time. steps: jumps of the wall clock.
-    members: those of them that asked most, as rows."""
+    """One limiter in one boot. Times CLOCK_BOOTTIME ns. wall_ns: what to add to a time to get the wall time. steps:
+    jumps of the wall clock.
+    members: those of them that asked most, as rows.
+    """
 
     limiter_id: str
     boot_id: str
@@ -57,8 +61,15 @@ def course(source: RowSource, limiter_id: str, *where: Where) -> LimiterCourse |
     from agent.columns import NULL_I64
 
     mine = (Condition("limiter_id", "=", limiter_id), *where)
-    spans = source.rows(Question("limiter_decision", where=mine, group=("boot_id",), order=("boot_id",), values=(
-        GroupValue("first", "min", "t_ns"), GroupValue("last", "max", "t_ns"))))  # fmt: skip
+    spans = source.rows(
+        Question(
+            "limiter_decision",
+            where=mine,
+            group=("boot_id",),
+            order=("boot_id",),
+            values=(GroupValue("first", "min", "t_ns"), GroupValue("last", "max", "t_ns")),
+        )
+    )
     if not spans:
         return None
     boot, first, last = (spans[-1][name] for name in ("boot_id", "first", "last"))
@@ -85,12 +96,15 @@ def _pieces(source: RowSource, where: Sequence[Where], first: int, every: int) -
 
     asked, rate = "coalesce(cost, 1)", "coalesce(limit_per_s, burst * 1e9 / nullif(window_ns, 0))"
     each = (
-        f"SELECT (t_ns - {first}) // {every} AS piece, sum({asked}) AS asked, coalesce(sum({asked}) FILTER (result IN ('allowed', 'delayed')), 0) AS admitted,"
-        f" last({rate} ORDER BY t_ns) FILTER ({rate} IS NOT NULL) AS most, bool_or(unlimited) AS free"
-        f" FROM limiter_decision WHERE {conditions(Question('limiter_decision', where=tuple(where)), source.window)} GROUP BY piece, pid, proc_start_ns, member, key"
+        f"SELECT (t_ns - {first}) // {every} AS piece, sum({asked}) AS asked, coalesce(sum({asked}) FILTER (result IN"
+        f" ('allowed', 'delayed')), 0) AS admitted, last({rate} ORDER BY t_ns) FILTER ({rate} IS NOT NULL) AS most,"
+        " bool_or(unlimited) AS free FROM limiter_decision WHERE"
+        f" {conditions(Question('limiter_decision', where=tuple(where)), source.window)} GROUP BY piece, pid,"
+        " proc_start_ns, member, key"
     )
     found = source.run(
-        f"SELECT piece, sum(asked), sum(admitted), CASE WHEN count(most) = count(*) AND NOT coalesce(bool_or(free), false) THEN sum(most) END FROM ({each}) GROUP BY piece ORDER BY piece"
+        "SELECT piece, sum(asked), sum(admitted), CASE WHEN count(most) = count(*) AND NOT coalesce(bool_or(free),"
+        f" false) THEN sum(most) END FROM ({each}) GROUP BY piece ORDER BY piece"
     )
     told = {int(row[0]): row for row in found.rows}
     seconds, out = every / 1e9, list[Stretch]()
@@ -111,8 +125,14 @@ def _jumps(source: RowSource, boot: str, first: int, last: int) -> list[WallStep
     from agent.ask.question import Question, Where
     from agent.cli.clock_history import who
 
-    jumped = (Where("boot_id", "=", boot), Where("kind", "in", ("step", "leap")), Where("size_ns", "<>", 0), Where("ret", ">=", 0, or_unknown=True),
-              Where("t_ns", ">=", first), Where("t_ns", "<=", last))  # fmt: skip
+    jumped = (
+        Where("boot_id", "=", boot),
+        Where("kind", "in", ("step", "leap")),
+        Where("size_ns", "<>", 0),
+        Where("ret", ">=", 0, or_unknown=True),
+        Where("t_ns", ">=", first),
+        Where("t_ns", "<=", last),
+    )
     rows = source.rows(
         Question("clock_change", ("t_ns", "size_ns", "pid", "comm", "via"), jumped, within=False, order=("t_ns",))
     )
@@ -125,6 +145,18 @@ def _members(source: RowSource, where: Sequence[Where]) -> list[dict[str, Any]]:
     from agent.ask.question import GroupValue, Question, Where
 
     refused = Where("result", "in", ("refused", "error"))
-    rows = source.rows(Question("limiter_decision", where=tuple(where), group=("pid", "proc_start_ns", "member"), order=("-decisions", "member"), limit=_LISTED, values=(
-        GroupValue("decisions", "count"), GroupValue("refused", "count", where=refused), GroupValue("limit_per_s", "last", "limit_per_s"))))  # fmt: skip
+    rows = source.rows(
+        Question(
+            "limiter_decision",
+            where=tuple(where),
+            group=("pid", "proc_start_ns", "member"),
+            order=("-decisions", "member"),
+            limit=_LISTED,
+            values=(
+                GroupValue("decisions", "count"),
+                GroupValue("refused", "count", where=refused),
+                GroupValue("limit_per_s", "last", "limit_per_s"),
+            ),
+        )
+    )
     return rows if len(rows) > 1 else []

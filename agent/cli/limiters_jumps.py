@@ -25,7 +25,9 @@ def steps(source: RowSource) -> list[dict[str, Any]]:
 
 
 def chosen(source: RowSource, which: str) -> list[tuple[str, list[dict[str, Any]], list[int]]]:
-    """(boot, its chosen jumps in order of time, when all of its jumps were). Raises AgentError: exit 3 where there is none, 2 where the name is none."""
+    """(boot, its chosen jumps in order of time, when all of its jumps were). Raises AgentError: exit 3 where there is
+    none, 2 where the name is none.
+    """
     known = steps(source)
     if not known:
         raise AgentError(

@@ -51,7 +51,10 @@ def draw(course: LimiterCourse, width: int = 1000, height: int = 420) -> Picture
             Text((min(x + 4, right - 6 * len(words)), _TOP - 12), words, colour, 11),
         )
     each = duration(course.pieces[0].to_ns - course.pieces[0].from_ns)
-    said = f"Units a second, each {each}: asked (yellow), admitted (green), limit (red dashes); {len(course.steps):,} jumps of the wall clock"
+    said = (
+        f"Units a second, each {each}: asked (yellow), admitted (green), limit (red dashes); {len(course.steps):,}"
+        " jumps of the wall clock"
+    )
     picture.add(
         Line([(_LEFT, _TOP), (_LEFT, bottom), (right, bottom)], _GREY),
         Text((_LEFT, 26), printable(course.limiter_id), "#111111", 15),

@@ -17,14 +17,54 @@ if TYPE_CHECKING:
     from agent.limiters.replay.ruled import Declared
 
 _JUMPED = (
-    "limiter_id", "jump_t_ns", "size_ns", "decisions", "admitted_program", "admitted_true", "over_admitted", "wrongly_refused", "excess",
-    "windows_overlapped", "windows_skipped", "quality", "reason", "algorithm", "library", "library_version", "pid", "comm", "member", "clock", "refused_program",
-    "refused_true", "over_admitted_most", "wrongly_refused_most", "excess_from_ns", "excess_to_ns", "from_ns", "until_ns", "boot_id", "wall_ns",
-)  # fmt: skip
+    "limiter_id",
+    "jump_t_ns",
+    "size_ns",
+    "decisions",
+    "admitted_program",
+    "admitted_true",
+    "over_admitted",
+    "wrongly_refused",
+    "excess",
+    "windows_overlapped",
+    "windows_skipped",
+    "quality",
+    "reason",
+    "algorithm",
+    "library",
+    "library_version",
+    "pid",
+    "comm",
+    "member",
+    "clock",
+    "refused_program",
+    "refused_true",
+    "over_admitted_most",
+    "wrongly_refused_most",
+    "excess_from_ns",
+    "excess_to_ns",
+    "from_ns",
+    "until_ns",
+    "boot_id",
+    "wall_ns",
+)
 _SPLIT = (
-    "limiter_id", "window_ns", "skew_ns", "limit", "decisions", "in_other_window", "admitted_same", "admitted_apart", "over_admitted",
-    "wrongly_refused", "most_same", "most_apart", "replicas", "algorithm", "reason",
-)  # fmt: skip
+    "limiter_id",
+    "window_ns",
+    "skew_ns",
+    "limit",
+    "decisions",
+    "in_other_window",
+    "admitted_same",
+    "admitted_apart",
+    "over_admitted",
+    "wrongly_refused",
+    "most_same",
+    "most_apart",
+    "replicas",
+    "algorithm",
+    "reason",
+)
 _MOST_NS = 10 * 366 * 86_400 * 10**9
 
 
@@ -44,7 +84,8 @@ class Signed(click.ParamType):  # type: ignore[type-arg]
             ns = 0
         if not self._least <= ns <= _MOST_NS or ns == 0 or text[1:2] in ("+", "-"):
             self.fail(
-                f"{text!r} is no duration{' above 0' if self._least > 0 else ''}; say {'100ms, 2s' if self._least > 0 else '-500ms, 2s'} or 1h",
+                f"{text!r} is no duration{' above 0' if self._least > 0 else ''}; say"
+                f" {'100ms, 2s' if self._least > 0 else '-500ms, 2s'} or 1h",
                 param,
                 ctx,
             )
@@ -55,7 +96,9 @@ class Signed(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--jump",
     metavar="ID",
-    help="A jump that happened: last, all, a finding's id or the start of one, or when it was (boot+SECONDS, ISO 8601).",
+    help=(
+        "A jump that happened: last, all, a finding's id or the start of one, or when it was (boot+SECONDS, ISO 8601)."
+    ),
 )
 @click.option("--what-if", type=Signed(), metavar="DURATION", help="A jump that did not happen: -500ms, 2s, 1h.")
 @click.option("--window", type=Signed(1), metavar="D", help="With --skew: the limiters' windows.")
@@ -84,13 +127,26 @@ class Signed(click.ParamType):  # type: ignore[type-arg]
 )
 @options.reading
 def command(
-    jump: str | None, what_if: int | None, window: int | None, skew: int | None, at: str | None, since: str | None, until: str | None, pattern: str | None,
-    model: str | None, count: float | None, slots: int | None, config: str | None, fmt: str, store: str,
-) -> None:  # fmt: skip
+    jump: str | None,
+    what_if: int | None,
+    window: int | None,
+    skew: int | None,
+    at: str | None,
+    since: str | None,
+    until: str | None,
+    pattern: str | None,
+    model: str | None,
+    count: float | None,
+    slots: int | None,
+    config: str | None,
+    fmt: str,
+    store: str,
+) -> None:
     """How many requests a jump of the clock let through, or kept out, that true time would not have.
 
-    Recorded decisions are replayed by the limiter's own algorithm, on the clock that its program had and on true time. over_admitted were let through only by the
-    program's clock, wrongly_refused only by true time; excess is how far the sum got ahead (below 0: behind). `quality` says whether that is exact.
+    Recorded decisions are replayed by the limiter's own algorithm, on the clock that its program had and on true time.
+    over_admitted were let through only by the program's clock, wrongly_refused only by true time; excess is how far the
+    sum got ahead (below 0: behind). `quality` says whether that is exact.
 
     \b
     tickscope limiters replay --jump last
@@ -218,7 +274,9 @@ def _instant(source: RowSource, text: str | None, boot_id: str) -> int | None:
 
 
 def _window(source: RowSource, pattern: str | None) -> tuple[str, int, int]:
-    """(boot, from, to) of the newest boot's rows of these limiters in the source's window, CLOCK_BOOTTIME. Raises AgentError (exit code 3) where there are none."""
+    """(boot, from, to) of the newest boot's rows of these limiters in the source's window, CLOCK_BOOTTIME. Raises
+    AgentError (exit code 3) where there are none.
+    """
     from fnmatch import fnmatchcase
 
     from agent.ask.question import GroupValue, Question

@@ -9,10 +9,28 @@ from agent.cli.cells import cell
 
 WHOSE = "limiter_id"
 #: What a column is called there; those that a narrow screen leaves out come last.
-_JUMPED = {"decisions": "decisions", "admitted_program": "admitted", "admitted_true": "true_time", "over_admitted": "over_admitted", "wrongly_refused": "wrongly_refused",
-           "quality": "quality", "excess": "excess", "windows_overlapped": "overlapped", "windows_skipped": "skipped"}  # fmt: skip
-_SPLIT = {"decisions": "decisions", "limit": "limit", "over_admitted": "over_admitted", "wrongly_refused": "wrongly_refused", "most_same": "most_same", "most_apart": "most_apart",
-          "in_other_window": "other_window", "admitted_same": "same", "admitted_apart": "apart"}  # fmt: skip
+_JUMPED = {
+    "decisions": "decisions",
+    "admitted_program": "admitted",
+    "admitted_true": "true_time",
+    "over_admitted": "over_admitted",
+    "wrongly_refused": "wrongly_refused",
+    "quality": "quality",
+    "excess": "excess",
+    "windows_overlapped": "overlapped",
+    "windows_skipped": "skipped",
+}
+_SPLIT = {
+    "decisions": "decisions",
+    "limit": "limit",
+    "over_admitted": "over_admitted",
+    "wrongly_refused": "wrongly_refused",
+    "most_same": "most_same",
+    "most_apart": "most_apart",
+    "in_other_window": "other_window",
+    "admitted_same": "same",
+    "admitted_apart": "apart",
+}
 
 
 def jumped(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
@@ -33,7 +51,10 @@ def split(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], tuple[s
     """Rows of a split between two clocks, and their columns."""
     out = []
     for row in rows:
-        clocks = f"windows of {cell('window_ns', row['window_ns'], 'ns')}, {cell('skew_ns', row['skew_ns'], 'ns')} apart for {row['replicas']}"
+        clocks = (
+            f"windows of {cell('window_ns', row['window_ns'], 'ns')}, {cell('skew_ns', row['skew_ns'], 'ns')} apart for"
+            f" {row['replicas']}"
+        )
         out.append({**{short: row[name] for name, short in _SPLIT.items()}, WHOSE: _whose(row, clocks)})
     return out, (*_SPLIT.values(), WHOSE)
 

@@ -43,7 +43,9 @@ def seen_in(source: RowSource, *where: Where) -> list[dict[str, Any]]:
 
 
 def _whole(source: RowSource, *where: Where) -> list[dict[str, Any]]:
-    """Of those that were watched a part of the time only, all of their decisions in the place of those that were seen; ``seen`` has these."""
+    """Of those that were watched a part of the time only, all of their decisions in the place of those that were seen;
+    ``seen`` has these.
+    """
     from agent.ask.question import Question, Where
     from agent.cli.limiters_totals import COLUMNS, KEY, Total, added, told
 
@@ -76,12 +78,30 @@ def _decisions(*where: Where) -> Question:
 
     results = (GroupValue(name, "count", where=Where("result", "=", result)) for name, result in _RESULTS.items())
     admitted = Where("result", "in", ("allowed", "delayed"))
-    return Question("limiter_decision", where=where, group=("boot_id", *_LIMITER, "proc_start_ns"), order=("-decisions", "limiter_id", "pid"), values=(
-        GroupValue("comm", "last", "comm"), GroupValue("decisions", "count"), *results, GroupValue("units", "sum", "cost", admitted),
-        GroupValue("limit_per_s", "last", "limit_per_s"), GroupValue("unlimited", "last", "unlimited"), GroupValue("burst", "last", "burst"), GroupValue("window_ns", "last", "window_ns"),
-        *(GroupValue(f"{name}_{how}", how, name) for name in _DIFFERING for how in ("min", "max")), GroupValue("free", "count", where=Where("unlimited", "=", True)),
-        GroupValue("step_immune", "all", "step_immune"), GroupValue("sample_rate", "min", "sample_rate"), GroupValue("members", "distinct", "member"),
-        GroupValue("keys", "distinct", "key"), GroupValue("first_ns", "min", "t_ns"), GroupValue("last_ns", "max", "t_ns")))  # fmt: skip
+    return Question(
+        "limiter_decision",
+        where=where,
+        group=("boot_id", *_LIMITER, "proc_start_ns"),
+        order=("-decisions", "limiter_id", "pid"),
+        values=(
+            GroupValue("comm", "last", "comm"),
+            GroupValue("decisions", "count"),
+            *results,
+            GroupValue("units", "sum", "cost", admitted),
+            GroupValue("limit_per_s", "last", "limit_per_s"),
+            GroupValue("unlimited", "last", "unlimited"),
+            GroupValue("burst", "last", "burst"),
+            GroupValue("window_ns", "last", "window_ns"),
+            *(GroupValue(f"{name}_{how}", how, name) for name in _DIFFERING for how in ("min", "max")),
+            GroupValue("free", "count", where=Where("unlimited", "=", True)),
+            GroupValue("step_immune", "all", "step_immune"),
+            GroupValue("sample_rate", "min", "sample_rate"),
+            GroupValue("members", "distinct", "member"),
+            GroupValue("keys", "distinct", "key"),
+            GroupValue("first_ns", "min", "t_ns"),
+            GroupValue("last_ns", "max", "t_ns"),
+        ),
+    )
 
 
 def _apart(row: dict[str, Any]) -> dict[str, Any]:
@@ -110,11 +130,14 @@ def _sum_up(source: RowSource, rows: list[dict[str, Any]], *where: Where) -> Non
 
     group = ("boot_id", "limiter_id", "pid", "proc_start_ns")
     each = (
-        f"SELECT {', '.join(group)}, last(limit_per_s ORDER BY t_ns) FILTER (limit_per_s IS NOT NULL) AS most, last(burst ORDER BY t_ns) FILTER (burst IS NOT NULL) AS burst,"
-        f" bool_or(unlimited) AS free FROM limiter_decision WHERE {conditions(Question('limiter_decision', where=where), source.window)} GROUP BY {', '.join(group)}, member, key"
+        f"SELECT {', '.join(group)}, last(limit_per_s ORDER BY t_ns) FILTER (limit_per_s IS NOT NULL) AS most,"
+        " last(burst ORDER BY t_ns) FILTER (burst IS NOT NULL) AS burst, bool_or(unlimited) AS free FROM"
+        f" limiter_decision WHERE {conditions(Question('limiter_decision', where=where), source.window)} GROUP BY"
+        f" {', '.join(group)}, member, key"
     )
     found = source.run(
-        f"SELECT {', '.join(group)}, CASE WHEN count(most) = count(*) AND NOT coalesce(bool_or(free), false) THEN sum(most) END, sum(burst) FROM ({each}) GROUP BY {', '.join(group)}"
+        f"SELECT {', '.join(group)}, CASE WHEN count(most) = count(*) AND NOT coalesce(bool_or(free), false) THEN"
+        f" sum(most) END, sum(burst) FROM ({each}) GROUP BY {', '.join(group)}"
     )
     sums = {tuple(one[: len(group)]): one[len(group) :] for one in found.rows}
     for row in rows:
@@ -148,7 +171,9 @@ def _judged(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _worked_out(row: dict[str, Any], boot: str, now_ns: int) -> dict[str, Any]:
-    """How often it decides, from its first decision in the window until now, or until its last one where its process is gone."""
+    """How often it decides, from its first decision in the window until now, or until its last one where its process is
+    gone.
+    """
     from agent.common.alive import gone
     from agent.tables.limiters import WATCHED_NS
 

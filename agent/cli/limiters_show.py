@@ -38,7 +38,8 @@ def command(
 ) -> None:
     """A limiter over time: what was asked, what it let through, its limit, and the jumps of the clock; and its figures.
 
-    ID is the limiter's, its beginning, or a part that no other has; `tickscope limiters` lists them. What several processes of it decided is added up.
+    ID is the limiter's, its beginning, or a part that no other has; `tickscope limiters` lists them. What several
+    processes of it decided is added up.
 
     \b
     tickscope limiters show shop:rate
@@ -86,7 +87,8 @@ def command(
             click.echo("\n".join(text(drawn, _one(rows), shutil.get_terminal_size((100, 40)).columns)))
         if len(rows) > 1:
             note(
-                f"note: of {len(rows)} processes together; --pid N shows one: {', '.join(str(row['pid']) for row in rows[:_NEAR])}"
+                f"note: of {len(rows)} processes together; --pid N shows one:"
+                f" {', '.join(str(row['pid']) for row in rows[:_NEAR])}"
             )
     elif fmt == "json":
         told = {name: value for name, value in asdict(drawn).items() if name not in ("pieces", "steps")}

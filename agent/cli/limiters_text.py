@@ -73,7 +73,10 @@ def figures(course: LimiterCourse, row: dict[str, Any]) -> list[str]:
         ),
         (
             "clock",
-            f"{row['clock'] or 'not known'}; step-proof: {cell('step_proof', row['step_proof']).replace('-', 'not known')}",
+            (
+                f"{row['clock'] or 'not known'}; step-proof:"
+                f" {cell('step_proof', row['step_proof']).replace('-', 'not known')}"
+            ),
         ),
         ("back by D", row["on_step_back"] or "not known"),
         ("forward by D", row["on_step_forward"] or "not known"),

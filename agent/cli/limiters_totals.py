@@ -1,4 +1,6 @@
-"""What limiters decided in all, of those too that were watched a part of the time only: rows of ``limiter_rate`` added up, with how far they may be off. Pure."""
+"""What limiters decided in all, of those too that were watched a part of the time only: rows of ``limiter_rate`` added
+up, with how far they may be off. Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,21 @@ from agent.common.spread import off
 Row = Mapping[str, Any]
 KEY = ("boot_id", "limiter_id", "pid", "proc_start_ns")
 COLUMNS = (
-    *KEY, "t_ns", "interval_ns", "watched_ns", "seen_allowed", "seen_refused", "allowed", "allowed_low", "allowed_high", "refused", "refused_low", "refused_high", "basis", "pace",
-)  # fmt: skip
+    *KEY,
+    "t_ns",
+    "interval_ns",
+    "watched_ns",
+    "seen_allowed",
+    "seen_refused",
+    "allowed",
+    "allowed_low",
+    "allowed_high",
+    "refused",
+    "refused_low",
+    "refused_high",
+    "basis",
+    "pace",
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +53,9 @@ def added(rows: Iterable[Row]) -> dict[tuple[Any, ...], tuple[Total, Total]]:
 
 
 def _sum(rows: list[Row], name: str) -> Total:
-    """What is exact adds up; what windows say differs from one to the next, by which it is known how far their sum may be off; the program's pace is off alike in all of them."""
+    """What is exact adds up; what windows say differs from one to the next, by which it is known how far their sum may
+    be off; the program's pace is off alike in all of them.
+    """
     # Of one that began within its first interval nobody knows since when it decides: no window stands for that.
     begun = sum(row[f"{name}_low"] <= row[f"seen_{name}"] for row in rows[:1])
     alike, total = [row for row in rows[begun:] if _windowed(row, name)], Total()

@@ -63,7 +63,8 @@ _WIDTHS = {"limiter_id": 26, "result": 9, "key": 20}
 def command(file: str, pid: int, count: int, duration: float, fmt: str) -> None:
     """Try the functions that FILE declares on process N: show ten decisions, or say which line is wrong.
 
-    FILE is tickscope.yaml, or has limiter_functions alone. Needs root, and no agent. Keys are shown as the program has them. Exit status 1: a line is wrong; 3: no decision came.
+    FILE is tickscope.yaml, or has limiter_functions alone. Needs root, and no agent. Keys are shown as the program has
+    them. Exit status 1: a line is wrong; 3: no decision came.
 
     \b
     sudo tickscope limiters try shop.yaml --pid $(pgrep -n shop)
@@ -142,11 +143,13 @@ def _rows(records: np.ndarray) -> list[dict[str, Any]]:
             one[name] = (
                 None
                 if unknown
-                else column.word(value)
-                if column.kind == "enum"
-                else value.decode("utf-8", "replace")
-                if isinstance(value, bytes)
-                else value
+                else (
+                    column.word(value)
+                    if column.kind == "enum"
+                    else value.decode("utf-8", "replace")
+                    if isinstance(value, bytes)
+                    else value
+                )
             )
         out.append({**one, "key": key})
     return out
@@ -191,5 +194,6 @@ def _tell_silence(begun: int, gone: bool, duration: float, interrupted: bool) ->
         note("the process ended before it called the function")
     else:
         note(
-            f"no call {'until then' if interrupted else f'in {duration:g} s'}: is it called at all meanwhile? A function that is inlined in some callers is not seen there (try --duration 5m)"
+            f"no call {'until then' if interrupted else f'in {duration:g} s'}: is it called at all meanwhile? A"
+            " function that is inlined in some callers is not seen there (try --duration 5m)"
         )

@@ -1,4 +1,6 @@
-"""``tickscope``: a lazy group; a verb's module is imported when the verb is used. One place turns AgentError into an exit status."""
+"""``tickscope``: a lazy group; a verb's module is imported when the verb is used. One place turns AgentError into an
+exit status.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,8 @@ def _say_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     help="Show the version and exit.",
 )
 def cli() -> None:
-    """Which limiter decisions and queue delays were caused by a clock jump, a slow network, a TLS handshake or a system call.
+    """Which limiter decisions and queue delays were caused by a clock jump, a slow network, a TLS handshake or a system
+    call.
 
     Start with `tickscope run` as root (or `tickscope demo`), then ask in another shell:
 

@@ -74,7 +74,9 @@ class TableName(click.ParamType):  # type: ignore[type-arg]
 
 
 class Columns(click.ParamType):  # type: ignore[type-arg]
-    """Names of the table's columns, separated by commas; the verb itself checks them, with suggestions. more: names beside them."""
+    """Names of the table's columns, separated by commas; the verb itself checks them, with suggestions. more: names
+    beside them.
+    """
 
     name = "columns"
 

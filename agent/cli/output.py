@@ -30,7 +30,9 @@ def echo(text: str, hang: int = 4) -> None:
 
 @contextmanager
 def quiet_pipe() -> Iterator[None]:
-    """End quietly when the reader of stdout (``head``, ``less``) has gone. Raises AgentError where stdout cannot be written."""
+    """End quietly when the reader of stdout (``head``, ``less``) has gone. Raises AgentError where stdout cannot be
+    written.
+    """
     try:
         yield
         sys.stdout.flush()
@@ -59,9 +61,11 @@ def emit_rows(
 ) -> None:
     """Print rows.
 
-    columns: their order; by default that of the first row. extra: members of the JSON document beside ``rows`` (before it).
+    columns: their order; by default that of the first row. extra: members of the JSON document beside ``rows`` (before
+    it).
     units: unit of a column whose name does not end in it (``{"p50": "ns"}``), for the table format.
-    chosen: whether the user named the columns, so that the table format hides none; None where the verb has no ``--columns``.
+    chosen: whether the user named the columns, so that the table format hides none; None where the verb has no
+    ``--columns``.
     below: a column of long text, which on a screen stands below its row.
     """
     names = list(columns if columns is not None else rows[0] if rows else ())

@@ -74,8 +74,8 @@ class Picture:
         for s in self.shapes:
             if isinstance(s, Text):
                 out.append(
-                    f'<text x="{s.at[0]:.1f}" y="{s.at[1]:.1f}" font-size="{s.size}" fill="{s.colour}" text-anchor="{s.anchor}">'
-                    f"{escape(s.words)}</text>"
+                    f'<text x="{s.at[0]:.1f}" y="{s.at[1]:.1f}" font-size="{s.size}" fill="{s.colour}"'
+                    f' text-anchor="{s.anchor}">{escape(s.words)}</text>'
                 )
                 continue
             points = " ".join(f"{x:.1f},{y:.1f}" for x, y in s.points)
@@ -84,7 +84,8 @@ class Picture:
             else:
                 dash = f' stroke-dasharray="{s.dash[0]} {s.dash[1]}"' if s.dash else ""
                 out.append(
-                    f'<polyline points="{points}" fill="none" stroke="{s.colour}" stroke-width="{s.width:g}" stroke-linejoin="round"{dash}/>'
+                    f'<polyline points="{points}" fill="none" stroke="{s.colour}" stroke-width="{s.width:g}"'
+                    f' stroke-linejoin="round"{dash}/>'
                 )
         return "\n".join([*out, "</svg>", ""])
 

@@ -11,10 +11,11 @@ from agent.cli.status import document
 @click.command("probes")
 @options.common
 def command(fmt: str, store: str) -> None:
-    """The probes, their state, and where one is not attached: why, and what to do; then programs and libraries that are not seen.
+    """The probes, their state, and where one is not attached: why, and what to do; then programs and libraries that are
+    not seen.
 
-    hits and run_ns (how often its programs ran, and how long) are counted while `sysctl kernel.bpf_stats_enabled=1`, which makes
-    every BPF program of this host a little slower. missed: runs that the kernel left out.
+    hits and run_ns (how often its programs ran, and how long) are counted while `sysctl kernel.bpf_stats_enabled=1`,
+    which makes every BPF program of this host a little slower. missed: runs that the kernel left out.
     """
     answer = document()
     rows = answer["probes"] + [

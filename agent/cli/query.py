@@ -159,7 +159,9 @@ def _rows(
 def _reached(
     gaps: list[dict[str, Any]], rows: list[dict[str, Any]], limit: int, boots: list[str]
 ) -> list[dict[str, Any]]:
-    """The gaps in the time that the newest rows take: what was lost before the oldest of them would not be among them."""
+    """The gaps in the time that the newest rows take: what was lost before the oldest of them would not be among
+    them.
+    """
     from agent.ask.source import gap_bounds
 
     if len(rows) < limit or rows[0]["boot_id"] not in boots:  # whose segment's head is damaged

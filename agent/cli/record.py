@@ -23,7 +23,8 @@ _POLL_S = 0.1
 @options.duration
 @options.store
 def command(path: str, duration: float | None, store: str) -> None:
-    """Copy everything the store receives from now on into a file for `tickscope replay`, until Ctrl-C or for --duration.
+    """Copy everything the store receives from now on into a file for `tickscope replay`, until Ctrl-C or for
+    --duration.
 
     \b
     tickscope record -o trouble.rec --duration 60s

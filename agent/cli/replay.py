@@ -25,7 +25,8 @@ from agent.errors import NO_ROWS
 def command(file: str, without: tuple[str, ...], jump_threshold: str, fmt: str, store: str) -> None:
     """Findings that the correlator makes of the recording F, in their latest state.
 
-    The same recording gives the same output, byte by byte, on any machine. One that is cut off is read as far as it goes. Leaving a table out shows what a finding rests on.
+    The same recording gives the same output, byte by byte, on any machine. One that is cut off is read as far as it
+    goes. Leaving a table out shows what a finding rests on.
 
     \b
     tickscope record -o trouble.rec --duration 60
@@ -53,8 +54,9 @@ def command(file: str, without: tuple[str, ...], jump_threshold: str, fmt: str, 
 
 
 class Replayed(NamedTuple):
-    """rows: findings with all columns; losses: rows that the correlator could not take into account, by reason; cut: why the
-    recording ends before its END, in words, empty where it is whole."""
+    """rows: findings with all columns; losses: rows that the correlator could not take into account, by reason; cut:
+    why the recording ends before its END, in words, empty where it is whole.
+    """
 
     rows: list[dict[str, Any]]
     losses: dict[str, int]
@@ -64,8 +66,9 @@ class Replayed(NamedTuple):
 def replayed(file: str, without: frozenset[str] = frozenset(), jump_threshold: str = "all") -> Replayed:
     """The findings of a recording, in their latest state, in order of that state's time.
 
-    The correlator gets what the recorded one got: the same batches and the same watermarks in the same order. Wall times
-    come from the recording's own offset history; sentences have them in UTC. Raises AgentError for a foreign or damaged file.
+    The correlator gets what the recorded one got: the same batches and the same watermarks in the same order. Wall
+    times come from the recording's own offset history; sentences have them in UTC. Raises AgentError for a foreign or
+    damaged file.
     """
     import numpy as np
 

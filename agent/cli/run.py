@@ -24,7 +24,8 @@ def run_agent(config: Config) -> None:
     root = str(Path(__file__).resolve().parents[2])
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     # -P: the directory it is started in, a clone perhaps, is none of ours and may be closed to the agent's user.
-    # One malloc arena, whose freed arrays go back to the system, and no BLAS threads: the agent has a budget of some tens of megabytes.
+    # One malloc arena, whose freed arrays go back to the system, and no BLAS threads: the agent has a budget of some
+    # tens of megabytes.
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
@@ -59,8 +60,10 @@ def flags(duration: float | None, **given: Any) -> dict[str, Any]:
 @click.option(
     "--jump-threshold",
     metavar="SIZE",
-    help="Clock steps below SIZE (500us, 128ms, 1s) are rows, and findings only"
-    " where a limiter is affected; from SIZE on they are alarms [default: all are findings, alarms from 128ms].",
+    help=(
+        "Clock steps below SIZE (500us, 128ms, 1s) are rows, and findings only"
+        " where a limiter is affected; from SIZE on they are alarms [default: all are findings, alarms from 128ms]."
+    ),
 )
 @click.option(
     "--log-format",
@@ -80,10 +83,10 @@ def command(
 ) -> None:
     """Run the agent in the foreground.
 
-    Needs root to load its BPF programs and gives it up before it reads the first event. On a terminal a live summary is shown;
-    Ctrl-C stops cleanly and prints totals and losses. `ready` on stderr says that all probes are attached; without a terminal
-    each finding is a line there when it is opened and when it is closed, with a priority where the journal reads it.
-    SIGHUP has the settings read again: what needs a restart is named.
+    Needs root to load its BPF programs and gives it up before it reads the first event. On a terminal a live summary is
+    shown; Ctrl-C stops cleanly and prints totals and losses. `ready` on stderr says that all probes are attached;
+    without a terminal each finding is a line there when it is opened and when it is closed, with a priority where the
+    journal reads it. SIGHUP has the settings read again: what needs a restart is named.
     """
     if log_format:
         use(log_format)  # of a mistake in the settings, too

@@ -34,7 +34,9 @@ def run_dir() -> str:
 
 
 def look_at(process: dict[str, Any]) -> dict[str, Any]:
-    """Adds uid, effective capabilities, no_new_privs and proportional memory; null where the asker may not read them."""
+    """Adds uid, effective capabilities, no_new_privs and proportional memory; null where the asker may not read
+    them.
+    """
     pid = process["pid"]
     facts: dict[str, Any] = {"uid": None, "cap_eff": None, "no_new_privs": None, "pss_bytes": None}
     with contextlib.suppress(OSError, KeyError, StopIteration):  # what the asker may not read stays unknown
@@ -88,7 +90,10 @@ def dearest(rules: Sequence[dict[str, Any]]) -> str:
     if not ran:
         return ""
     each = (f"{rule['rule']} {rule['run_ns'] / 1e9:.2f} s in {rule['runs']}" for rule in ran[:_DEAREST])
-    return f"{sum(rule['run_ns'] for rule in ran) / 1e9:.2f} s in {sum(rule['runs'] for rule in ran)} calls; dearest: {', '.join(each)}"
+    return (
+        f"{sum(rule['run_ns'] for rule in ran) / 1e9:.2f} s in {sum(rule['runs'] for rule in ran)} calls; dearest:"
+        f" {', '.join(each)}"
+    )
 
 
 def closer(told: dict[str, Any]) -> str:
@@ -96,7 +101,11 @@ def closer(told: dict[str, Any]) -> str:
     if not told:
         return "off; --investigate auto turns it on"
     now = told["running"]
-    doing = f"now at pid {', '.join(map(str, now['pids']))} ({now['symptom']}): {' '.join(now['looked'])}" if now else "none now"  # fmt: skip
+    doing = (
+        f"now at pid {', '.join(map(str, now['pids']))} ({now['symptom']}): {' '.join(now['looked'])}"
+        if now
+        else "none now"
+    )
     refused = "".join(f"; {n} left out: {why}" for why, n in told["refused"].items())
     off = "" if told["on"] else "turned off; "
     return f"{off}{doing}; {told['looks']} so far, {told['spent_s']:.1f} s{refused}"
@@ -108,7 +117,8 @@ def _human(d: dict[str, Any]) -> None:
     from agent.service.unjudged import REASONS
 
     output.echo(
-        f"agent pid {d['pid']}, up {d['uptime_s']:.0f} s, ready after {d['ready_s']:.2f} s, {d['cpu_s']:.1f} s of processor time"
+        f"agent pid {d['pid']}, up {d['uptime_s']:.0f} s, ready after {d['ready_s']:.2f} s, {d['cpu_s']:.1f} s of"
+        " processor time"
     )
     for p in d["processes"]:
         memory = "?" if p["pss_bytes"] is None else f"{p['pss_bytes'] / 2**20:.1f} MiB"

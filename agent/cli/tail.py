@@ -57,7 +57,8 @@ def command(table: str, fmt: str, store: str) -> None:
                         emit_stream(live.dicts(follower.head, table, frame.rows), fmt, names)
                 if follower.missed > missed:
                     note(
-                        f"gap: {follower.missed - missed} segments were sealed before they could be read; tickscope query has them"
+                        f"gap: {follower.missed - missed} segments were sealed before they could be read; tickscope"
+                        " query has them"
                     )
                 time.sleep(_POLL_S)
     finally:

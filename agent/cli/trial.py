@@ -1,4 +1,6 @@
-"""A declared function tried on one process: its file examined, its probes attached to that process alone, its decisions read. Root only; no agent takes part."""
+"""A declared function tried on one process: its file examined, its probes attached to that process alone, its decisions
+read. Root only; no agent takes part.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _EXAMINED_S, _POLL_S = 30.0, 0.02
 
 
 class Declarations:
-    """Those of a file: tickscope.yaml's, a list of some, or one alone. Raises AgentError for the first that is wrong."""
+    """Those of a file: tickscope.yaml's, a list of some, or one alone. Raises AgentError for the first that is
+    wrong.
+    """
 
     def __init__(self, path: Path) -> None:
         from agent.common.settings_file import parse, read_text
@@ -102,15 +106,18 @@ class Trial:
                 self.functions.append(one)
             elif len(files) > 1:
                 self.notes.append(
-                    f"{declarations.where(one, 'program')}: {one.name} is left out: process {process.pid} does not run {one.program}"
+                    f"{declarations.where(one, 'program')}: {one.name} is left out: process {process.pid} does not run"
+                    f" {one.program}"
                 )
         if not self.functions:
             one = declarations.functions[0]
             what = (
                 f"does not map {one.program}" if is_shared(one) else f"runs {process.exe}, which is not {one.program}"
             )
-            raise AgentError(f"{declarations.where(one, 'program')}: program: process {process.pid} {what}",
-                             remedy="the shared library's path in /proc/PID/maps" if is_shared(one) else f"program: {process.exe}")  # fmt: skip
+            raise AgentError(
+                f"{declarations.where(one, 'program')}: program: process {process.pid} {what}",
+                remedy="the shared library's path in /proc/PID/maps" if is_shared(one) else f"program: {process.exe}",
+            )
         self._examine([(one, file) for one, file in files if file is not None])
 
     def _examine(self, files: list[tuple[OwnFunction, str]]) -> None:
@@ -145,8 +152,11 @@ class Trial:
         trouble = facts["troubles"].get(known["library"], {"key": "symbol", "near": ()})
         if known["state"] == "unavailable":
             near = [printable(name) for name in trouble["near"]]
-            raise AgentError(f"{self._all.where(one, trouble['key'])}: {trouble['key']}: {printable(known['reason'])}",
-                             why=f"there is: {'; '.join(near)}" if near else "", remedy=printable(known["remedy"]))  # fmt: skip
+            raise AgentError(
+                f"{self._all.where(one, trouble['key'])}: {trouble['key']}: {printable(known['reason'])}",
+                why=f"there is: {'; '.join(near)}" if near else "",
+                remedy=printable(known["remedy"]),
+            )
         if known["reason"]:
             self.notes.append(f"{self._all.where(one, trouble['key'])}: {printable(known['reason'])}")
         self._known.append((fd, known))
@@ -191,7 +201,9 @@ class Trial:
                     self._stack.callback(os.close, link)
 
     def decisions(self, until: float, stop: Callable[[], bool]) -> Iterator[np.ndarray]:
-        """Records of ``struct limiter_decision`` of that process, as they come; ends with it, and soon after ``stop`` says so."""
+        """Records of ``struct limiter_decision`` of that process, as they come; ends with it, and soon after ``stop``
+        says so.
+        """
         while time.monotonic() < until and not stop():
             for _ in self._kernel.drain(time.clock_gettime_ns(time.CLOCK_BOOTTIME)):
                 """Rows are made where they are shown."""

@@ -1,7 +1,9 @@
-"""The clock watch once more, in the place of one that ended: a program of its own, since the agent has become too large to fork.
+"""The clock watch once more, in the place of one that ended: a program of its own, since the agent has become too large
+to fork.
 
-``python -m agent.clock.again AGENT NOTICES REPORT PULSE STEPS PARENT COUNTS``: descriptors (STEPS may be -1), the agent's pid, and as JSON what the one before had counted.
-The agent is no longer root: it may go first by the RLIMIT_RTPRIO that was set while it was (agent/clock/process.py).
+``python -m agent.clock.again AGENT NOTICES REPORT PULSE STEPS PARENT COUNTS``: descriptors (STEPS may be -1), the
+agent's pid, and as JSON what the one before had counted. The agent is no longer root: it may go first by the
+RLIMIT_RTPRIO that was set while it was (agent/clock/process.py).
 """
 
 from __future__ import annotations

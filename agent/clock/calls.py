@@ -1,7 +1,7 @@
 """One call on a clock, put together from what the kernel programs saw of it. Pure: records in, calls out.
 
-Up to three records belong to one call of one thread (bpf/clock.bpf.c): ``ask`` before it, ``woke`` inside it, ``libc`` at its
-return. Calls of different threads may overlap; calls of one thread cannot.
+Up to three records belong to one call of one thread (bpf/clock.bpf.c): ``ask`` before it, ``woke`` inside it, ``libc``
+at its return. Calls of different threads may overlap; calls of one thread cannot.
 """
 
 from __future__ import annotations
@@ -17,8 +17,17 @@ if TYPE_CHECKING:
 WOKE, ASK, LIBC = range(3)
 LIBC_ADJTIME = 0xFFFE
 #: System call numbers, x86-64 and arm64 (no number means different things in the two).
-NAMES = {227: "clock_settime", 112: "clock_settime", 164: "settimeofday", 170: "settimeofday", 159: "adjtimex", 171: "adjtimex",
-         305: "clock_adjtime", 266: "clock_adjtime", LIBC_ADJTIME: "adjtimex"}  # fmt: skip
+NAMES = {
+    227: "clock_settime",
+    112: "clock_settime",
+    164: "settimeofday",
+    170: "settimeofday",
+    159: "adjtimex",
+    171: "adjtimex",
+    305: "clock_adjtime",
+    266: "clock_adjtime",
+    LIBC_ADJTIME: "adjtimex",
+}
 NOISE_NS = 300
 _UNKNOWN64, _UNKNOWN32 = -1, 0xFFFFFFFF
 EINVAL = 22
@@ -28,9 +37,11 @@ CALL_NS = 1_000_000_000
 
 @dataclass
 class Call:
-    """What is known of a call. before/after: TAI - BOOTTIME with its error bound, where it was read. ret: None where not seen.
+    """What is known of a call. before/after: TAI - BOOTTIME with its error bound, where it was read. ret: None where
+    not seen.
 
-    first_ns: of its beginning, as far as that was seen; t_ns: the best guess of the instant, CLOCK_BOOTTIME; last_ns: of the last record.
+    first_ns: of its beginning, as far as that was seen; t_ns: the best guess of the instant, CLOCK_BOOTTIME; last_ns:
+    of the last record.
     """
 
     record: np.void
@@ -113,7 +124,8 @@ class Call:
             return False
         if source == WOKE:
             return not self.woke and self.ret != -1
-        # ADJ_SETOFFSET is checked twice inside one call; had the first been a call of its own, the clock would have moved.
+        # ADJ_SETOFFSET is checked twice inside one call; had the first been a call of its own, the clock would have
+        # moved.
         again = _offset(record, "before")
         still = (
             self.before is None

@@ -21,7 +21,9 @@ _MAX_FREQUENCY_PPB = 500_000
 
 @dataclass
 class Change:
-    """A row of ``clock_change`` to be; None is unknown. record: the wire record with the actor. cut_err_ns: of the new REALTIME - BOOTTIME."""
+    """A row of ``clock_change`` to be; None is unknown. record: the wire record with the actor. cut_err_ns: of the new
+    REALTIME - BOOTTIME.
+    """
 
     t_ns: int
     kind: str

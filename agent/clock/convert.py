@@ -1,7 +1,9 @@
-"""Converting times through the segments of an offset history, both ways. Pure and vectorised; see history.py for what the answers mean.
+"""Converting times through the segments of an offset history, both ways. Pure and vectorised; see history.py for what
+the answers mean.
 
-A wall time has several answers where segments overlap on the wall clock's line (a step back), and none where they leave a gap (a step
-forward). So that line is cut into pieces at all ends of segments, and for each piece the first and the last segment that cover it are kept.
+A wall time has several answers where segments overlap on the wall clock's line (a step back), and none where they leave
+a gap (a step forward). So that line is cut into pieces at all ends of segments, and for each piece the first and the
+last segment that cover it are kept.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from agent.columns import NULL_I64
 
 EXACT, AMBIGUOUS, SKIPPED, EXTRAPOLATED = range(4)  # order of the derived column wall_state
 _CHUNK = 1 << 14  # times whose intermediate arrays stay in the processor's cache
-#: Beyond any BOOTTIME (18 years), and no overflow when added to the latest wall time that a kernel accepts (settimeofday(2): 2^63 ns less 30 years).
+#: Beyond any BOOTTIME (18 years), and no overflow when added to the latest wall time that a kernel accepts
+#: (settimeofday(2): 2^63 ns less 30 years).
 _FIRST, _LAST = -(2**59), 2**59
-#: How far an undisciplined clock may be off the time, for each ns: the kernel's own bound (MAXFREQ, by which adjtimex's maxerror grows).
+#: How far an undisciplined clock may be off the time, for each ns: the kernel's own bound (MAXFREQ, by which adjtimex's
+#: maxerror grows).
 _DRIFT = 500e-6
 #: Steps seen are taken as that many in this time at least: one in a minute says little.
 _LEAST_NS = 60_000_000_000
@@ -29,8 +33,8 @@ _MOST, _NEVER = 2.0**62, 2**63 - 1
 class Converted(NamedTuple):
     """Converted times, each an array of the input's shape.
 
-    ns: the answer. err_ns: its error bound, NULL_I64 for a time before the boot. state: i1 codes of ``wall_state``. alt_ns: the other
-    answer where ambiguous, else NULL_I64.
+    ns: the answer. err_ns: its error bound, NULL_I64 for a time before the boot. state: i1 codes of ``wall_state``.
+    alt_ns: the other answer where ambiguous, else NULL_I64.
     """
 
     ns: np.ndarray
@@ -40,7 +44,9 @@ class Converted(NamedTuple):
 
 
 class WatchedTimes(NamedTuple):
-    """From when to when the clock was watched, CLOCK_BOOTTIME, and by how much an error bound grows for each ns outside of it."""
+    """From when to when the clock was watched, CLOCK_BOOTTIME, and by how much an error bound grows for each ns outside
+    of it.
+    """
 
     from_ns: int
     to_ns: int
@@ -52,7 +58,9 @@ class WatchedTimes(NamedTuple):
         return cls(from_ns, to_ns, _DRIFT + moved_ns / max(to_ns - from_ns, _LEAST_NS))
 
     def widen(self, first: np.ndarray, last: np.ndarray, err: np.ndarray, state: np.ndarray) -> None:
-        """Grows the bounds of what lies outside, in place; before the boot they are unknown. first, last: CLOCK_BOOTTIME of each answer."""
+        """Grows the bounds of what lies outside, in place; before the boot they are unknown. first, last:
+        CLOCK_BOOTTIME of each answer.
+        """
         if self.from_ns <= first.min() and last.max() <= self.to_ns:
             return
         away = np.maximum(float(self.from_ns) - first, last - float(self.to_ns))
@@ -63,7 +71,8 @@ class WatchedTimes(NamedTuple):
 
 
 class WallLine:
-    """The wall clock's line, cut at all ends of segments. may_from: from when on each segment may have held, CLOCK_BOOTTIME.
+    """The wall clock's line, cut at all ends of segments. may_from: from when on each segment may have held,
+    CLOCK_BOOTTIME.
 
     The first segment counts from the boot on, where there was nothing before.
     """
@@ -141,7 +150,9 @@ class ToWall:
 
 
 class ToBoot:
-    """Wall time to CLOCK_BOOTTIME. From edges[i] on, the answer is time + shift[i], or for a skipped piece shift[i] itself."""
+    """Wall time to CLOCK_BOOTTIME. From edges[i] on, the answer is time + shift[i], or for a skipped piece shift[i]
+    itself.
+    """
 
     def __init__(self, s: Segments, wall: WallLine) -> None:
         offset = s.real_boot_ns

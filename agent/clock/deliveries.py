@@ -47,7 +47,9 @@ def _within(seconds: float) -> Iterator[None]:
 
 
 def execute(command: tuple[str, ...], timeout_s: float) -> Deliver:
-    """Runs the command with the notice as a line on its standard input; it and what it started are killed after ``timeout_s``."""
+    """Runs the command with the notice as a line on its standard input; it and what it started are killed after
+    ``timeout_s``.
+    """
 
     def deliver(line: bytes) -> None:
         me, environment = os.getpid(), {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LANG": "C.UTF-8"}
@@ -82,8 +84,9 @@ def execute(command: tuple[str, ...], timeout_s: float) -> Deliver:
 
 
 def _exchange(child: subprocess.Popen[bytes], line: bytes, timeout_s: float) -> str:
-    """Hands over the line and waits for the end; the beginning of what the command says on stderr. The rest is read and thrown away, so that one which says
-    much goes on. Raises TimeoutError."""
+    """Hands over the line and waits for the end; the beginning of what the command says on stderr. The rest is read and
+    thrown away, so that one which says much goes on. Raises TimeoutError.
+    """
     assert child.stdin is not None
     assert child.stderr is not None
     until, said, ended = time.monotonic() + timeout_s, b"", os.pidfd_open(child.pid)

@@ -1,5 +1,6 @@
-"""The clock watch of the agent's start: forked before nearly all imports (agent/start.py), it imports what it needs itself. agent/clock/again.py is its like
-for a later one."""
+"""The clock watch of the agent's start: forked before nearly all imports (agent/start.py), it imports what it needs
+itself. agent/clock/again.py is its like for a later one.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ import struct
 
 from agent.posix import privilege
 
-#: uid, gid; and by SCM_RIGHTS its end of the agent's socket, the listening one, the one for its reports, the page of its sign of life.
+#: uid, gid; and by SCM_RIGHTS its end of the agent's socket, the listening one, the one for its reports, the page of
+#: its sign of life.
 BEGIN = struct.Struct("<II")
 _FDS = 4
 

@@ -1,12 +1,14 @@
 """The offset history of one boot: kernel time to wall time and back, vectorised, also across steps.
 
-CLOCK_REALTIME - CLOCK_BOOTTIME moves only where a clock is stepped or a leap second passes: slews and frequency changes move
-MONOTONIC and BOOTTIME as well, and a suspend moves both. So the history is a list of segments, each with one offset, and the
-samples inside a segment only narrow its error: all of them bound the same number, so their intervals are intersected.
+CLOCK_REALTIME - CLOCK_BOOTTIME moves only where a clock is stepped or a leap second passes: slews and frequency changes
+move MONOTONIC and BOOTTIME as well, and a suspend moves both. So the history is a list of segments, each with one
+offset, and the samples inside a segment only narrow its error: all of them bound the same number, so their intervals
+are intersected.
 
-A segment starts where a ``clock_offset`` row says ``cut`` (the instant is known), or where a sample contradicts the ones before
-it (a step that nobody saw: the instant lies between two samples, and times between them carry the step in their error). One that
-nobody saw and that is smaller than the bounds of the samples around it together may stay hidden; answers are then off by at most its size.
+A segment starts where a ``clock_offset`` row says ``cut`` (the instant is known), or where a sample contradicts the
+ones before it (a step that nobody saw: the instant lies between two samples, and times between them carry the step in
+their error). One that nobody saw and that is smaller than the bounds of the samples around it together may stay hidden;
+answers are then off by at most its size.
 """
 
 from __future__ import annotations
@@ -72,9 +74,9 @@ class _Made:
 class History:
     """Offsets of one boot. Rows may come in any order, and samples and cuts that arrive late fall into their place.
 
-    Outside of what was watched, which is from the first sample to the last (or ``watched``), answers are ``extrapolated``: their bounds grow
-    with the distance, as fast as an oscillator may drift (a time daemon may take that back by a step) and as steps were seen to move the
-    clock. Whoever sets the clock by hand may exceed any bound.
+    Outside of what was watched, which is from the first sample to the last (or ``watched``), answers are
+    ``extrapolated``: their bounds grow with the distance, as fast as an oscillator may drift (a time daemon may take
+    that back by a step) and as steps were seen to move the clock. Whoever sets the clock by hand may exceed any bound.
     """
 
     def __init__(self) -> None:
@@ -87,7 +89,9 @@ class History:
 
     @classmethod
     def from_rows(cls, clock_offset_rows: np.ndarray) -> History:
-        """The history in rows of table ``clock_offset``, all of one boot. Raises ValueError at use where there is none."""
+        """The history in rows of table ``clock_offset``, all of one boot. Raises ValueError at use where there is
+        none.
+        """
         history = cls()
         history.append(clock_offset_rows)
         return history
@@ -141,7 +145,8 @@ class History:
     def compact(self, most: int | None = None) -> None:
         """Keeps, of each segment, its first and last row and the tightest bounds: for an agent that samples for months.
 
-        most: of so many segments only, the last ones; ``forgotten`` counts the others. Times before them are extrapolated.
+        most: of so many segments only, the last ones; ``forgotten`` counts the others. Times before them are
+        extrapolated.
         """
         made = self._now()
         s, taken = made.segments, made.rows
@@ -157,8 +162,9 @@ class History:
         self.forgotten += kept
 
     def to_wall(self, t_ns: np.ndarray) -> Converted:
-        """CLOCK_BOOTTIME to Unix time. ``ambiguous`` where that wall time occurred twice; then ``alt_ns`` is this instant's wall
-        time under the offset on the step's other side. Raises ValueError without a sample."""
+        """CLOCK_BOOTTIME to Unix time. ``ambiguous`` where that wall time occurred twice; then ``alt_ns`` is this
+        instant's wall time under the offset on the step's other side. Raises ValueError without a sample.
+        """
         made = self._now()
         return made.to_wall.convert(t_ns, made.watched(self._watched_ns))
 
@@ -167,15 +173,19 @@ class History:
         return self.to_wall(t_ns).ns if len(self) else np.full(len(t_ns), NULL_I64)
 
     def to_boot(self, wall_ns: np.ndarray) -> Converted:
-        """Unix time to CLOCK_BOOTTIME: the first time it was that late, and in ``alt_ns`` the last where there are several.
+        """Unix time to CLOCK_BOOTTIME: the first time it was that late, and in ``alt_ns`` the last where there are
+        several.
 
-        ``skipped`` where a forward step left that wall time out; the answer is then the step. Raises ValueError without a sample.
+        ``skipped`` where a forward step left that wall time out; the answer is then the step. Raises ValueError without
+        a sample.
         """
         made = self._now()
         return made.to_boot.convert(wall_ns, made.watched(self._watched_ns))
 
     def mono_to_boot(self, mono_ns: np.ndarray) -> np.ndarray:
-        """CLOCK_MONOTONIC to CLOCK_BOOTTIME, which differ by the time spent suspended. Raises ValueError without a sample."""
+        """CLOCK_MONOTONIC to CLOCK_BOOTTIME, which differ by the time spent suspended. Raises ValueError without a
+        sample.
+        """
         rows, boot_mono = self._suspended()
         at = np.searchsorted(rows["t_ns"] - boot_mono, mono_ns, "right") - 1
         shift: np.ndarray = boot_mono[np.maximum(at, 0)]
@@ -183,7 +193,9 @@ class History:
         return boot
 
     def boot_to_mono(self, boot_ns: np.ndarray) -> np.ndarray:
-        """CLOCK_BOOTTIME to CLOCK_MONOTONIC; of a time asleep, what MONOTONIC had then stopped at. Raises ValueError without a sample."""
+        """CLOCK_BOOTTIME to CLOCK_MONOTONIC; of a time asleep, what MONOTONIC had then stopped at. Raises ValueError
+        without a sample.
+        """
         rows, boot_mono = self._suspended()
         at = np.maximum(np.searchsorted(rows["t_ns"], boot_ns, "right") - 1, 0)
         stopped = np.append((rows["t_ns"] - boot_mono)[1:], _LAST)

@@ -18,7 +18,8 @@ class HookConfig:
     """All off by default.
 
     exec: a command that gets the notice as JSON on its standard input; run without a shell, as the agent's user.
-    webhook: an http or https URL to which the notice is posted. redis: the URL of a server, where it is published on ``redis_channel``.
+    webhook: an http or https URL to which the notice is posted. redis: the URL of a server, where it is published on
+    ``redis_channel``.
     timeout_s: what each of them may take.
     """
 

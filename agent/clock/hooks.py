@@ -1,8 +1,10 @@
-"""Hooks: a command, a webhook, a Redis channel that are told of every jump. Each runs in an unprivileged process of its own.
+"""Hooks: a command, a webhook, a Redis channel that are told of every jump. Each runs in an unprivileged process of its
+own.
 
-Such a process is a subscriber of the notice socket like any other, so nothing that it waits for can hold up the agent or the clock
-watch. It delivers one notice after the other, each within ``timeout_s``; what comes faster waits, the oldest is dropped and
-counted. Forked by the agent before it has loaded much; imports what its hook needs, after the fork.
+Such a process is a subscriber of the notice socket like any other, so nothing that it waits for can hold up the agent
+or the clock watch. It delivers one notice after the other, each within ``timeout_s``; what comes faster waits, the
+oldest is dropped and counted. Forked by the agent before it has loaded much; imports what its hook needs, after the
+fork.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The clock of a VM's host, which some hypervisors lend as a PTP device: it goes on while the VM lies in an image. Standard library only.
+"""The clock of a VM's host, which some hypervisors lend as a PTP device: it goes on while the VM lies in an image.
+Standard library only.
 
-A VM that was stopped together with its clocks and set going again finds the host's clock ahead of its own by what it missed; one that
-was moved may find another host's. (The host's clock being stepped looks the same from inside.)
+A VM that was stopped together with its clocks and set going again finds the host's clock ahead of its own by what it
+missed; one that was moved may find another host's. (The host's clock being stepped looks the same from inside.)
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import NamedTuple
 from agent.common.clocks import apart
 
 CLASS = Path("/sys/class/ptp")
-#: clock_name of the devices that are a host's clock: KVM's (drivers/ptp/ptp_kvm_common.c), Hyper-V's (drivers/hv/hv_util.c).
+#: clock_name of the devices that are a host's clock: KVM's (drivers/ptp/ptp_kvm_common.c), Hyper-V's
+#: (drivers/hv/hv_util.c).
 NAMES = ("KVM virtual PTP", "hyperv")
 #: What a host's discipline does meanwhile is no move: chrony slews by a twelfth at most.
 _LEAST_NS = 100_000_000

@@ -1,8 +1,9 @@
-"""What moved a clock: the kernel programs' records and the agent's own readings, joined to one row for each event. Pure.
+"""What moved a clock: the kernel programs' records and the agent's own readings, joined to one row for each event.
+Pure.
 
-REALTIME - BOOTTIME (which only steps and leap seconds move), BOOTTIME - MONOTONIC (only suspends), TAI - REALTIME and the discipline are
-followed as a state. A call explains how it changed between the call's before and after; what no call explains is a row without an
-actor. Rows come once nothing that belongs to them can still be on its way.
+REALTIME - BOOTTIME (which only steps and leap seconds move), BOOTTIME - MONOTONIC (only suspends), TAI - REALTIME and
+the discipline are followed as a state. A call explains how it changed between the call's before and after; what no call
+explains is a row without an actor. Rows come once nothing that belongs to them can still be on its way.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from agent.clock.timex import Timex
 if TYPE_CHECKING:
     import numpy as np
 
-#: A call's records are drained within this time of one another; a thread that lost its processor inside a call may take longer.
+#: A call's records are drained within this time of one another; a thread that lost its processor inside a call may take
+#: longer.
 SETTLE_NS = 50_000_000
 #: From the step to the waker's record, at most, on an idle machine.
 _REACH_NS = 100_000
@@ -67,7 +69,9 @@ class Join:
         return bool(self.waiting) or self._odd_since is not None
 
     def settle(self, reading: Reading, state: Timex) -> list[Change]:
-        """The changes that are complete at ``reading``, in order of time. What the programs saw before ``reading`` was taken must have been fed."""
+        """The changes that are complete at ``reading``, in order of time. What the programs saw before ``reading`` was
+        taken must have been fed.
+        """
         import numpy as np
 
         calls: list[Call] = []
@@ -102,7 +106,9 @@ class Join:
         return out
 
     def _under_way(self, call: Call, calls: list[Call], reading: Reading) -> bool:
-        """Whether its thread seems to have lost the processor between the check of its privilege and a step that would be seen."""
+        """Whether its thread seems to have lost the processor between the check of its privilege and a step that would
+        be seen.
+        """
         by, bound = self._asked_by(call), self._err + reading.err_ns + NOISE_NS
         if by is None or reading.t_ns - call.last_ns > CALL_NS or self._is_refused(call):
             return False
@@ -118,7 +124,9 @@ class Join:
         return asked - call.t_ns - self._real_boot if call.sets_time else asked
 
     def _is_late(self, call: Call) -> bool:
-        """Whether it is the rest of a call that has its row: by its time, or since a call of its own would have begun with the check of its privilege."""
+        """Whether it is the rest of a call that has its row: by its time, or since a call of its own would have begun
+        with the check of its privilege.
+        """
         last_ns, asked_only = self._reported.get(call.tid, (-1, False))
         return last_ns >= call.t_ns or (asked_only and not call.asks and call.t_ns - last_ns < CALL_NS)
 
@@ -149,7 +157,9 @@ class Join:
         return None if tai_boot is None else (tai_boot[0] - self._tai_real, tai_boot[1])
 
     def _expected(self, call: Call) -> tuple[int, int] | None:
-        """Where another call follows and the kernel cannot read TAI (before 6.1): what was asked. None where that is unknown."""
+        """Where another call follows and the kernel cannot read TAI (before 6.1): what was asked. None where that is
+        unknown.
+        """
         asked = call.asked_ns
         if (call.modes and not call.steps) or (call.ret is not None and call.ret < 0) or self._is_refused(call):
             return self._real_boot, self._err
@@ -160,7 +170,8 @@ class Join:
         return self._real_boot + asked, self._err
 
     def _is_refused(self, call: Call) -> bool:
-        """Whether it asks for a time that the kernel lets nobody set: before the boot by MONOTONIC, or (TIME_SETTOD_SEC_MAX) too far ahead.
+        """Whether it asks for a time that the kernel lets nobody set: before the boot by MONOTONIC, or
+        (TIME_SETTOD_SEC_MAX) too far ahead.
 
         The watch may wake inside such a call too: the kernel says that the clock was set before it says no.
         """
@@ -171,10 +182,21 @@ class Join:
         return not call.t_ns - self._boot_mono <= time_ns < _SETTOD_MOST_NS
 
     def _row(self, t_ns: int, kind: str, before: tuple[int, int], err_ns: int | None) -> Change:
-        """A row without an actor. before: REALTIME - BOOTTIME and BOOTTIME - MONOTONIC, both as they were; now they are the state's."""
+        """A row without an actor. before: REALTIME - BOOTTIME and BOOTTIME - MONOTONIC, both as they were; now they are
+        the state's.
+        """
         was, now, ppb = sum(before), self._real_boot + self._boot_mono, self._ppb()
-        return Change(t_ns, kind, size_ns=now - was, err_ns=err_ns, real_mono_before_ns=was, real_mono_after_ns=now,
-                      freq_before_ppb=ppb, freq_after_ppb=ppb, cut_err_ns=self._err)  # fmt: skip
+        return Change(
+            t_ns,
+            kind,
+            size_ns=now - was,
+            err_ns=err_ns,
+            real_mono_before_ns=was,
+            real_mono_after_ns=now,
+            freq_before_ppb=ppb,
+            freq_after_ppb=ppb,
+            cut_err_ns=self._err,
+        )
 
     def _step(self, t_ns: int, kind: str, real_boot: int, err: int) -> Change:
         """What moved REALTIME and no call explains; becomes the state."""
@@ -196,7 +218,9 @@ class Join:
         return [self._row(self._dated(reading, reading.t_ns), "suspend", before, self.reading.err_ns + reading.err_ns)]
 
     def _leapt(self, reading: Reading) -> list[Change]:
-        """At a leap second the kernel moves REALTIME and TAI - REALTIME against one another, so that TAI stays; no call does that."""
+        """At a leap second the kernel moves REALTIME and TAI - REALTIME against one another, so that TAI stays; no call
+        does that.
+        """
         tai_real, moved = tai_real_ns(reading), reading.real_boot_ns - self._real_boot
         by = self._tai_real - tai_real
         if abs(by) != _SECOND_NS or abs(moved - by) > self._err + reading.err_ns + NOISE_NS:
@@ -219,9 +243,20 @@ class Join:
             call.steps and not failed and call.asked_ns != 0
         )  # chronyd asks for a step by nothing, to see whether it may
         change = Change(
-            call.t_ns, kind_of(call, moved), call.record, call.via, timex.mode_names(call.modes), call.asked_ns, size, err,
-            self._real_boot + self._boot_mono, after[0] + self._boot_mono, self._ppb(), ret=ret, cut_err_ns=after[1],
-        )  # fmt: skip
+            call.t_ns,
+            kind_of(call, moved),
+            call.record,
+            call.via,
+            timex.mode_names(call.modes),
+            call.asked_ns,
+            size,
+            err,
+            self._real_boot + self._boot_mono,
+            after[0] + self._boot_mono,
+            self._ppb(),
+            ret=ret,
+            cut_err_ns=after[1],
+        )
         if moved and ret is None:
             change.ret = 0
         if stepped and call.sets_time and change.requested_ns is not None:

@@ -1,6 +1,7 @@
 """The last reading of the clocks, kept in the store's directory: a step while no agent runs is seen by the next one.
 
-REALTIME - BOOTTIME moves at steps and leap seconds only, so within one boot any difference is one, however long nobody looked.
+REALTIME - BOOTTIME moves at steps and leap seconds only, so within one boot any difference is one, however long nobody
+looked.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ _SUM = struct.Struct("<I")
 
 
 class LastReading:
-    """``NAME`` in the directory ``dir_fd`` (borrowed, not duplicated), overwritten in place. A disk that fails only makes it forget.
+    """``NAME`` in the directory ``dir_fd`` (borrowed, not duplicated), overwritten in place. A disk that fails only
+    makes it forget.
 
     run: has something done with the file, in order, later perhaps (``agent.store.writer.Writer.later``).
     """

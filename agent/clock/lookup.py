@@ -17,9 +17,11 @@ class Pieces:
 
     @cached_property
     def _grid(self) -> tuple[int, np.ndarray, np.ndarray]:
-        """Equal cells from edges[1] on: their width as a shift, the piece at each one's start, and whether an edge lies inside it.
+        """Equal cells from edges[1] on: their width as a shift, the piece at each one's start, and whether an edge lies
+        inside it.
 
-        A look-up instead of a binary search, which times in no order make slow. The first of the cells stands for all before edges[1].
+        A look-up instead of a binary search, which times in no order make slow. The first of the cells stands for all
+        before edges[1].
         """
         first, last = int(self.edges[1]), int(self.edges[-1])
         shift = max((last - first).bit_length() - min(_CELLS, 16 * len(self.edges)).bit_length() + 1, 0)
@@ -29,7 +31,9 @@ class Pieces:
         return shift, np.append(0, at).astype(np.int32), np.append(False, inside)
 
     def find(self, values: np.ndarray) -> int | np.ndarray:
-        """The piece of each value, shape (n,) with n > 0; one number where it is the same for all, as it mostly is for what comes together."""
+        """The piece of each value, shape (n,) with n > 0; one number where it is the same for all, as it mostly is for
+        what comes together.
+        """
         low, high = np.searchsorted(self.edges[1:], (values.min(), values.max()), "right")
         if low == high:
             return int(low)
@@ -54,7 +58,9 @@ def put(column: np.ndarray, at: int | np.ndarray, out: np.ndarray) -> None:
 
 
 def covering(begin: np.ndarray, end: np.ndarray, pieces: int) -> tuple[np.ndarray, np.ndarray]:
-    """(lowest, highest) number of the intervals [begin, end) that cover each of so many pieces, -1 where none does; i4 (pieces,)."""
+    """(lowest, highest) number of the intervals [begin, end) that cover each of so many pieces, -1 where none does; i4
+    (pieces,).
+    """
     n = len(begin)
     lowest = _lowest(begin, end, pieces, np.arange(n, dtype=np.int32))
     highest = n - 1 - _lowest(begin, end, pieces, np.arange(n - 1, -1, -1, dtype=np.int32))
@@ -64,7 +70,8 @@ def covering(begin: np.ndarray, end: np.ndarray, pieces: int) -> tuple[np.ndarra
 def _lowest(begin: np.ndarray, end: np.ndarray, pieces: int, number: np.ndarray) -> np.ndarray:
     """The lowest ``number`` of the intervals that cover each piece, len(begin) where none does.
 
-    Each interval is two runs of 2^k pieces that overlap. From the longest runs down, each is halved: n log n, and nothing a piece in Python.
+    Each interval is two runs of 2^k pieces that overlap. From the longest runs down, each is halved: n log n, and
+    nothing a piece in Python.
     """
     some = np.flatnonzero(end > begin)
     level = np.frexp((end - begin)[some])[1] - 1

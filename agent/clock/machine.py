@@ -1,14 +1,18 @@
-"""What the machine did to its clocks: it was paused, restored from an image, or reads another counter now. Standard library only.
+"""What the machine did to its clocks: it was paused, restored from an image, or reads another counter now. Standard
+library only.
 
-A pause (a hypervisor that gave the machine no time, a stopped emulator) leaves the clocks right: they say that time went by, and
-nobody ran in it. It is told from a busy machine and from a stopped agent by rules:
+A pause (a hypervisor that gave the machine no time, a stopped emulator) leaves the clocks right: they say that time
+went by, and nobody ran in it. It is told from a busy machine and from a stopped agent by rules:
 
 * two processes, the clock watch and the agent, both could not run when they wanted to;
-* the processors were not busy meanwhile, so that was not for want of a processor (/proc/stat; stolen time is not busy time);
-* the machine switched between tasks no more often than if nothing had run in that time: else it was only we who stood still.
+* the processors were not busy meanwhile, so that was not for want of a processor (/proc/stat; stolen time is not busy
+  time);
+* the machine switched between tasks no more often than if nothing had run in that time: else it was only we who stood
+  still.
 
-What stays unseen: a machine that is stopped together with its clocks (a virtual machine monitor's ``stop``, a snapshot) and has neither
-VMClock nor its host's clock sees nothing, and its wall clock is late from then on; only another machine's clock tells.
+What stays unseen: a machine that is stopped together with its clocks (a virtual machine monitor's ``stop``, a snapshot)
+and has neither VMClock nor its host's clock sees nothing, and its wall clock is late from then on; only another
+machine's clock tells.
 """
 
 from __future__ import annotations
@@ -22,7 +26,8 @@ from agent.clock.host_clock import HostClock, clock_of
 CLOCKSOURCE = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
 STAT = "/proc/stat"
 VMCLOCK = "/dev/vmclock0"
-#: include/uapi/linux/vmclock-abi.h, little endian: magic, sequence count at 12, disruption marker at 16, flags at 24; generation at 104.
+#: include/uapi/linux/vmclock-abi.h, little endian: magic, sequence count at 12, disruption marker at 16, flags at 24;
+#: generation at 104.
 _VMCLOCK = struct.Struct("<I8xIQQ72xQ")
 _VMCLOCK_MAGIC = 0x4B4C4356
 _HAS_GENERATION = 1 << 8
@@ -82,8 +87,8 @@ def work(t_ns: int, stat: bytes) -> Work:
 def paused(mine: tuple[int, int], late: tuple[int, int], earlier: Work, before: Work, after: Work) -> Gap | None:
     """Whether the machine stood still.
 
-    mine: when the agent last ran, and ran again; late: when the watch wanted to, and could; all CLOCK_BOOTTIME ns. earlier, before:
-    two looks before that, after: one since.
+    mine: when the agent last ran, and ran again; late: when the watch wanted to, and could; all CLOCK_BOOTTIME ns.
+    earlier, before: two looks before that, after: one since.
     """
     length, window = mine[1] - mine[0] - _SLEEP_NS // 2, after.t_ns - before.t_ns
     if mine[1] - mine[0] < PAUSE_NS or min(mine[1], late[1]) - max(mine[0], late[0]) < PAUSE_NS // 2:
@@ -97,7 +102,9 @@ def paused(mine: tuple[int, int], late: tuple[int, int], earlier: Work, before: 
 
 
 def vm_life(page: bytes) -> tuple[int, int] | None:
-    """(disruption marker, generation) of a VMClock page; both change when the machine was restored or moved. None while it is written."""
+    """(disruption marker, generation) of a VMClock page; both change when the machine was restored or moved. None while
+    it is written.
+    """
     if len(page) < _VMCLOCK.size:
         page = page.ljust(_VMCLOCK.size, b"\0")
     magic, sequence, marker, flags, generation = _VMCLOCK.unpack_from(page)
@@ -107,7 +114,9 @@ def vm_life(page: bytes) -> tuple[int, int] | None:
 
 
 class Restored(NamedTuple):
-    """What shows that the machine was restored or moved. size_ns: how far the host's clock moved against ours, 0 where it cannot be read."""
+    """What shows that the machine was restored or moved. size_ns: how far the host's clock moved against ours, 0 where
+    it cannot be read.
+    """
 
     how: str
     size_ns: int = 0
@@ -115,8 +124,9 @@ class Restored(NamedTuple):
 
 
 class Watcher:
-    """Reads what is watched about once a second. vmclock, host: descriptors of /dev/vmclock0 and of the host's clock, which take
-    privilege to open, or None."""
+    """Reads what is watched about once a second. vmclock, host: descriptors of /dev/vmclock0 and of the host's clock,
+    which take privilege to open, or None.
+    """
 
     def __init__(self, t_ns: int, vmclock: int | None, host: int | None = None) -> None:
         self._stat, self._source, self._vmclock = open_kept(STAT), open_kept(CLOCKSOURCE), vmclock

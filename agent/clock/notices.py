@@ -25,7 +25,9 @@ _HOOK: dict[str, Any] = {"delivered": 0, "failed": 0, "dropped": 0, "error": ""}
 
 
 class NoticeSource(Stating, Failing, Owning):
-    """Implements ``agent.contracts.Source``: a row of ``notice_status`` a channel at the start, and whenever its state changed."""
+    """Implements ``agent.contracts.Source``: a row of ``notice_status`` a channel at the start, and whenever its state
+    changed.
+    """
 
     name = "notices"
 
@@ -68,7 +70,9 @@ class NoticeSource(Stating, Failing, Owning):
             self._news.add(channel)
 
     def _look_at_watch(self) -> None:
-        """Who had subscribed to a watch that ended is no subscriber any more; another one goes on counting where it was."""
+        """Who had subscribed to a watch that ended is no subscriber any more; another one goes on counting where it
+        was.
+        """
         state, trouble = self._state["socket"], self._watch.failure()
         self._watch.counts = {key: state[key] for key in COUNTS if key in state}
         if trouble != self._trouble:

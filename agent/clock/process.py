@@ -1,7 +1,9 @@
-"""The clock watch as the agent keeps it: forked in the agent's first lines (agent/start.py, agent/clock/first.py), set going once the kernel programs are loaded, looked after from then on.
+"""The clock watch as the agent keeps it: forked in the agent's first lines (agent/start.py, agent/clock/first.py), set
+going once the kernel programs are loaded, looked after from then on.
 
-The agent keeps both ends of its sockets, so a watch that ended can be replaced (agent/clock/again.py) and nobody who polls or connects notices; its subscribers
-are disconnected, and connect anew. One that gives no sign of life is told, waited for, and then ended too.
+The agent keeps both ends of its sockets, so a watch that ended can be replaced (agent/clock/again.py) and nobody who
+polls or connects notices; its subscribers are disconnected, and connect anew. One that gives no sign of life is told,
+waited for, and then ended too.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ _MEANWHILE = "steps are found by comparing, and nobody gets notices"
 
 
 class WatchMessage(NamedTuple):
-    """A message of the watch. actor: pid, -1 unknown; dropped: subscribers dropped so far, for being slow or too many."""
+    """A message of the watch. actor: pid, -1 unknown; dropped: subscribers dropped so far, for being slow or too
+    many.
+    """
 
     t_ns: int
     real_mono_before_ns: int
@@ -52,7 +56,9 @@ class WatchMessage(NamedTuple):
 
 @dataclass
 class Unwatched:
-    """The watch gave its last sign of life at the first, and another its first one at the second time, 0 before that."""
+    """The watch gave its last sign of life at the first, and another its first one at the second time, 0 before
+    that.
+    """
 
     from_ns: int
     to_ns: int = 0
@@ -66,11 +72,13 @@ class _Ends(NamedTuple):
 
 
 class WatchProcess:
-    """The agent's side. ``pid``; ``sock`` is readable when the watch has told something; ``alive`` unless it has ended, ``silent`` while it gives no sign of life.
+    """The agent's side. ``pid``; ``sock`` is readable when the watch has told something; ``alive`` unless it has ended,
+    ``silent`` while it gives no sign of life.
 
-    vmclock, host_clock: descriptors of VMClock's page and of the host's clock where the machine has them, opened while there was the
-    privilege to.
-    reports: the state of the notice socket comes there, see agent/clock/notices.py, which keeps ``counts`` for the next watch.
+    vmclock, host_clock: descriptors of VMClock's page and of the host's clock where the machine has them, opened while
+    there was the privilege to.
+    reports: the state of the notice socket comes there, see agent/clock/notices.py, which keeps ``counts`` for the next
+    watch.
     outages: the last times without a watch. restarts: how often it was started again.
     """
 
@@ -90,8 +98,10 @@ class WatchProcess:
         self._looked_s = self._heard_s = time.monotonic()
 
     def begin(self, steps_fd: int) -> None:
-        """Sets it going, and waits for its first sign of life, so that no step after this is without its waker. steps_fd: the map ``clock_last``, or -1.
-        Called as root: the next watch can go first only if that is allowed now. Raises OSError where the watch is gone."""
+        """Sets it going, and waits for its first sign of life, so that no step after this is without its waker.
+        steps_fd: the map ``clock_last``, or -1. Called as root: the next watch can go first only if that is allowed
+        now. Raises OSError where the watch is gone.
+        """
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_RTPRIO, (1, 1))
         self._steps = os.dup(steps_fd) if steps_fd >= 0 else -1
@@ -108,7 +118,9 @@ class WatchProcess:
         tell_pid(self.pid)
 
     def listen(self, notices: socket.socket) -> None:
-        """Has it take another listening socket for its notices, in the place of one whose name was removed. Who is connected stays so."""
+        """Has it take another listening socket for its notices, in the place of one whose name was removed. Who is
+        connected stays so.
+        """
         self._notices.close()
         if self.restarts.given_up:
             notices.close()
@@ -136,7 +148,9 @@ class WatchProcess:
         return out
 
     def late(self) -> list[tuple[int, int]]:
-        """Since the last call, as of the last ``messages``: when it wanted to run and when it could, CLOCK_BOOTTIME ns."""
+        """Since the last call, as of the last ``messages``: when it wanted to run and when it could, CLOCK_BOOTTIME
+        ns.
+        """
         found, self._late = self._late, []
         return found
 
@@ -254,7 +268,10 @@ class WatchProcess:
                 else f"running, but may not go first ({why}): a busy host may hold notices up"
             )
         if self.restarts.count:
-            how += f"; restarted {self.restarts.count} times, last {time.monotonic() - self.restarts.last_s:.0f} s ago ({self.restarts.why})"
+            how += (
+                f"; restarted {self.restarts.count} times, last {time.monotonic() - self.restarts.last_s:.0f} s ago"
+                f" ({self.restarts.why})"
+            )
         return {"subscribers_dropped": self.dropped, "watch": how, "watch_restarts": self.restarts.count}
 
     def _goes_first(self) -> bool:
@@ -278,8 +295,9 @@ class WatchProcess:
 
 
 def start(child: Child, notices: socket.socket, uid: int, gid: int) -> WatchProcess:
-    """Has a child that runs ``first.serve`` become the watch, which gives up every privilege. notices: the listening socket, which is the WatchProcess's from
-    then on. Raises OSError."""
+    """Has a child that runs ``first.serve`` become the watch, which gives up every privilege. notices: the listening
+    socket, which is the WatchProcess's from then on. Raises OSError.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     reports, report = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     reports.setblocking(False)

@@ -1,4 +1,6 @@
-"""A sign of life in a page that two processes share: one writes the time there, the other looks at it, and neither is woken. Standard library only."""
+"""A sign of life in a page that two processes share: one writes the time there, the other looks at it, and neither is
+woken. Standard library only.
+"""
 
 from __future__ import annotations
 

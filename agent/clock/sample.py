@@ -64,9 +64,11 @@ def row(reading: Reading, timex: Timex, *, cut: bool) -> np.ndarray:
 
 
 def drift_ppb(t_ns: np.ndarray, mono_raw_ns: np.ndarray) -> float:
-    """Rate of REALTIME (and MONOTONIC, which it moves with between steps) against MONOTONIC_RAW, in ppb; NaN for fewer than two.
+    """Rate of REALTIME (and MONOTONIC, which it moves with between steps) against MONOTONIC_RAW, in ppb; NaN for fewer
+    than two.
 
-    Theil-Sen: the median slope over all pairs, so that single bad readings do not count. At most the last 128 points are used.
+    Theil-Sen: the median slope over all pairs, so that single bad readings do not count. At most the last 128 points
+    are used.
     """
     import numpy as np
 

@@ -1,4 +1,6 @@
-"""Segments of the offset history: from when on which REALTIME - BOOTTIME held, from the samples and cuts that bound it. Pure."""
+"""Segments of the offset history: from when on which REALTIME - BOOTTIME held, from the samples and cuts that bound it.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ _MOST = 2**62  # a sum of two that are no larger fits
 
 @dataclass(frozen=True)
 class Segments:
-    """start_ns (BOOTTIME), real_boot_ns (REALTIME - BOOTTIME), err_ns, shape (k,); known_ns: to when the offset was seen to hold."""
+    """start_ns (BOOTTIME), real_boot_ns (REALTIME - BOOTTIME), err_ns, shape (k,); known_ns: to when the offset was
+    seen to hold.
+    """
 
     start_ns: np.ndarray
     real_boot_ns: np.ndarray
@@ -52,7 +56,8 @@ def segments(rows: np.ndarray) -> Segments:
     starts = np.flatnonzero(new)
     lowest, highest = np.maximum.reduceat(low, starts), np.minimum.reduceat(high, starts)
     last = np.append(starts[1:], len(rows)) - 1
-    # A cut's instant is known: the offset before it held until then. After a contradiction it was last seen at its last sample.
+    # A cut's instant is known: the offset before it held until then. After a contradiction it was last seen at its last
+    # sample.
     following_cut = np.append(rows["cut"][starts[1:]] == 1, False)
     known = np.where(following_cut, np.append(t[starts[1:]], 0), t[last])
     return Segments(t[starts], lowest + (highest - lowest) // 2, (highest - lowest + 1) // 2, known)

@@ -1,11 +1,12 @@
 """How fast MONOTONIC runs against MONOTONIC_RAW: changes that adjtimex(2) does not account for. Pure.
 
-The kernel derives both clocks from one counter, so their rates differ by exactly what the discipline says (freq and tick, and more
-while an offset is slewed away). What is left is summed by a two-sided CUSUM (Page, 1954) in nanoseconds: each interval adds its
-unexplained drift less ALLOWANCE_PPB, and above THRESHOLD_NS plus the bounds of the readings at both ends it is a change. One of 1 ppm
-is found after some three seconds, and reported when its new rate is known, on a machine that reads its clocks to 200 ns two seconds
-later. Readings are bounds, not estimates, so noise cannot sum up to an alarm: a false one needs the two rates themselves to wander
-apart by more than the allowance. tests/unit/test_clock_slope.py counts them in an hour of recorded quiet data: none.
+The kernel derives both clocks from one counter, so their rates differ by exactly what the discipline says (freq and
+tick, and more while an offset is slewed away). What is left is summed by a two-sided CUSUM (Page, 1954) in nanoseconds:
+each interval adds its unexplained drift less ALLOWANCE_PPB, and above THRESHOLD_NS plus the bounds of the readings at
+both ends it is a change. One of 1 ppm is found after some three seconds, and reported when its new rate is known, on a
+machine that reads its clocks to 200 ns two seconds later. Readings are bounds, not estimates, so noise cannot sum up to
+an alarm: a false one needs the two rates themselves to wander apart by more than the allowance.
+tests/unit/test_clock_slope.py counts them in an hour of recorded quiet data: none.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import NamedTuple
 
 ALLOWANCE_PPB = 500
 THRESHOLD_NS = 1_000
-#: Intervals after an alarm from which the new rate is taken, at least, and how exact it must be: the change itself lies before them.
+#: Intervals after an alarm from which the new rate is taken, at least, and how exact it must be: the change itself lies
+#: before them.
 _SETTLE, _EXACT_PPB = 2, 250
 #: A longer one, after a suspend or a pause, says little about now.
 _LONGEST_NS = 5_000_000_000
@@ -37,7 +39,9 @@ class Slope:
         self._restart(0, 0)
 
     def _restart(self, t_ns: int, err_ns: int) -> None:
-        """sums: up and down; since: when each was last nothing, and that reading's bound; settling: intervals, their time and drift."""
+        """sums: up and down; since: when each was last nothing, and that reading's bound; settling: intervals, their
+        time and drift.
+        """
         self._sums = [0.0, 0.0]
         self._since = [(t_ns, err_ns), (t_ns, err_ns)]
         self._alarm: tuple[int, int] | None = None
@@ -48,7 +52,9 @@ class Slope:
         self._last = None
 
     def add(self, t_ns: int, mono_raw_ns: int, err_ns: int, explained_ppb: int | None) -> Bend | None:
-        """A sample of MONOTONIC - MONOTONIC_RAW and its error bound. explained_ppb: the discipline's rate, None while it is in motion."""
+        """A sample of MONOTONIC - MONOTONIC_RAW and its error bound. explained_ppb: the discipline's rate, None while
+        it is in motion.
+        """
         last, self._last = self._last, (t_ns, mono_raw_ns, err_ns, explained_ppb)
         if last is None or explained_ppb is None or last[3] != explained_ppb or not 0 < t_ns - last[0] <= _LONGEST_NS:
             self._restart(t_ns, err_ns)

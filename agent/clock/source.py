@@ -1,4 +1,6 @@
-"""The clock as a source: samples of the offsets, and what moved a clock, each event one row. Keeps the live offset history."""
+"""The clock as a source: samples of the offsets, and what moved a clock, each event one row. Keeps the live offset
+history.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +41,8 @@ _TELL_NS = 1_000_000_000
 class ClockSource(Stating):
     """Implements ``agent.contracts.Source``. Works without any kernel program: then steps have no actor.
 
-    history: brought up to date with every sample and step. last: what an agent before this one read; None where nobody keeps it.
-    Raises OSError where the clocks cannot be read.
+    history: brought up to date with every sample and step. last: what an agent before this one read; None where nobody
+    keeps it. Raises OSError where the clocks cannot be read.
     """
 
     name = "clock"
@@ -120,7 +122,9 @@ class ClockSource(Stating):
             yield from self._untold.losses(changes, now_ns)
 
     def _pauses(self, now_ns: int, slept: bool) -> list[Change]:
-        """A pause of the machine, once both the watch and this process have seen that they could not run. slept: it was suspended."""
+        """A pause of the machine, once both the watch and this process have seen that they could not run. slept: it was
+        suspended.
+        """
         late, gap = self._watch.late(), self._gap
         if gap is None or slept or now_ns - gap[1] > _TELL_NS:
             self._gap = None
@@ -156,8 +160,17 @@ class ClockSource(Stating):
     @staticmethod
     def _still(t_ns: int, kind: str, modes: str, reading: sample.Reading, state: timex.Timex) -> Change:
         """A row of what did not move REALTIME."""
-        return Change(t_ns, kind, modes=modes, size_ns=0, err_ns=reading.err_ns, real_mono_before_ns=reading.real_mono_ns,
-                      real_mono_after_ns=reading.real_mono_ns, freq_before_ppb=state.freq_ppb, freq_after_ppb=state.freq_ppb)  # fmt: skip
+        return Change(
+            t_ns,
+            kind,
+            modes=modes,
+            size_ns=0,
+            err_ns=reading.err_ns,
+            real_mono_before_ns=reading.real_mono_ns,
+            real_mono_after_ns=reading.real_mono_ns,
+            freq_before_ppb=state.freq_ppb,
+            freq_after_ppb=state.freq_ppb,
+        )
 
     def _cut(self, change: Change, reading: sample.Reading, state: timex.Timex) -> np.ndarray:
         assert change.real_mono_after_ns is not None
@@ -190,11 +203,20 @@ class ClockSource(Stating):
         reading, state = self._join.reading, self._join.timex
         drift = self.drift_ppb()
         return {
-            **reading._asdict(), "drift_ppb": None if np.isnan(drift) else round(drift), "freq_ppb": state.freq_ppb,
-            "synchronised": state.synchronised, "ntp_offset_ns": state.offset_ns, "leap_indicator": state.leap_indicator,
-            "maxerror_us": state.maxerror_us, "esterror_us": state.esterror_us, "tai_s": state.tai_s,
-            "segments": len(self.history.segments.start_ns), "segments_forgotten": self.history.forgotten, "late_records": self._join.late, **self._watch.state(),
-        }  # fmt: skip
+            **reading._asdict(),
+            "drift_ppb": None if np.isnan(drift) else round(drift),
+            "freq_ppb": state.freq_ppb,
+            "synchronised": state.synchronised,
+            "ntp_offset_ns": state.offset_ns,
+            "leap_indicator": state.leap_indicator,
+            "maxerror_us": state.maxerror_us,
+            "esterror_us": state.esterror_us,
+            "tai_s": state.tai_s,
+            "segments": len(self.history.segments.start_ns),
+            "segments_forgotten": self.history.forgotten,
+            "late_records": self._join.late,
+            **self._watch.state(),
+        }
 
     def close(self) -> None:
         """The watch and the history are the agent's."""
@@ -204,7 +226,9 @@ class ClockSource(Stating):
 
 
 def missed(earlier: sample.Reading, now: sample.Reading, state: timex.Timex) -> list[Change]:
-    """The step, or leap second, that lies between two readings of one boot, dated at the latter; ``modes`` and ``unwatched_ns`` say for how long nobody looked."""
+    """The step, or leap second, that lies between two readings of one boot, dated at the latter; ``modes`` and
+    ``unwatched_ns`` say for how long nobody looked.
+    """
     size, err = now.real_boot_ns - earlier.real_boot_ns, earlier.err_ns + now.err_ns
     if now.t_ns < earlier.t_ns or abs(size) <= err + NOISE_NS:
         return []
@@ -213,9 +237,20 @@ def missed(earlier: sample.Reading, now: sample.Reading, state: timex.Timex) -> 
     )  # of TAI, which a leap second does not move
     leapt = abs(abs(size) - 10**9) <= err + NOISE_NS and abs(shift) <= err + NOISE_NS
     after = now.real_mono_ns
-    return [Change(now.t_ns, "leap" if leapt else "step", modes=f"unwatched={(now.t_ns - earlier.t_ns) / 1e9:.1f}s", size_ns=size, err_ns=err,
-                   real_mono_before_ns=after - size, real_mono_after_ns=after, freq_before_ppb=state.freq_ppb, freq_after_ppb=state.freq_ppb,
-                   unwatched_ns=now.t_ns - earlier.t_ns)]  # fmt: skip
+    return [
+        Change(
+            now.t_ns,
+            "leap" if leapt else "step",
+            modes=f"unwatched={(now.t_ns - earlier.t_ns) / 1e9:.1f}s",
+            size_ns=size,
+            err_ns=err,
+            real_mono_before_ns=after - size,
+            real_mono_after_ns=after,
+            freq_before_ppb=state.freq_ppb,
+            freq_after_ppb=state.freq_ppb,
+            unwatched_ns=now.t_ns - earlier.t_ns,
+        )
+    ]
 
 
 def to_rows(changes: Iterable[Change]) -> np.ndarray:

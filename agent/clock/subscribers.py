@@ -1,8 +1,10 @@
 """The notice socket's subscribers: who gets each line, who has acknowledged it, who was dropped and why.
 
-Part of the clock watch, so standard library only. A subscriber may write lines back, ``{"ack": ID, "limiter": NAME}`` with a notice's
-``id`` or ``t_ns``: it has re-anchored. One that shuts its writing half down only listens, and nothing is pending for it.
-Whatever a subscriber writes costs a bounded number of lines a notice; who writes more is dropped. No user can have all places (agent/posix/places.py).
+Part of the clock watch, so standard library only. A subscriber may write lines back, ``{"ack": ID, "limiter": NAME}``
+with a notice's
+``id`` or ``t_ns``: it has re-anchored. One that shuts its writing half down only listens, and nothing is pending for
+it. Whatever a subscriber writes costs a bounded number of lines a notice; who writes more is dropped. No user can have
+all places (agent/posix/places.py).
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ _NO_ROOM_S = 0.1
 
 
 class Subscriber:
-    """One connection. waiting: id -> t_ns of its unacknowledged notices. limiter: the last name that it gave. No dataclass, which would bring inspect
-    into the watch, for 1 MB."""
+    """One connection. waiting: id -> t_ns of its unacknowledged notices. limiter: the last name that it gave. No
+    dataclass, which would bring inspect into the watch, for 1 MB.
+    """
 
     def __init__(self, sock: socket.socket, pid: int, uid: int, comm: str) -> None:
         self.sock, self.pid, self.uid, self.comm = sock, pid, uid, comm
@@ -60,8 +63,8 @@ def _printable(text: str) -> str:
 class Subscribers:
     """Serves the notice socket. ``tell`` may be called from any thread, ``serve`` runs in one.
 
-    listener: non-blocking, listening. report: SOCK_SEQPACKET, to which the state goes as JSON whenever it changed. counts: where to go on (COUNTS).
-    Raises OSError.
+    listener: non-blocking, listening. report: SOCK_SEQPACKET, to which the state goes as JSON whenever it changed.
+    counts: where to go on (COUNTS). Raises OSError.
     """
 
     def __init__(self, listener: socket.socket, report: socket.socket, counts: dict[str, int] | None = None) -> None:
@@ -82,7 +85,9 @@ class Subscribers:
         return sum(self._counts[why] for why in ("slow", "refused", "displaced", "noisy"))
 
     def tell(self, notice: dict[str, object], t_ns: int) -> None:
-        """Sends the notice, with its ``id``, to all. t_ns: CLOCK_BOOTTIME of the step. One whose buffer is full is dropped."""
+        """Sends the notice, with its ``id``, to all. t_ns: CLOCK_BOOTTIME of the step. One whose buffer is full is
+        dropped.
+        """
         with self._lock:
             self._counts["notices"] += 1
             number = self._counts["notices"]
@@ -106,8 +111,9 @@ class Subscribers:
         os.eventfd_write(self._wake, 1)
 
     def serve(self, until: int) -> None:
-        """Accepts, reads acknowledgements and reports until the other end of ``until``, a socket, is closed. A listening socket that comes by it takes
-        the place of the one before."""
+        """Accepts, reads acknowledgements and reports until the other end of ``until``, a socket, is closed. A
+        listening socket that comes by it takes the place of the one before.
+        """
         for fd in (until, self._listener.fileno(), self._wake):
             self._poll.register(fd, select.POLLIN)
         while True:
@@ -149,8 +155,14 @@ class Subscribers:
             {"pid": s.pid, "comm": s.comm, "limiter": s.limiter, "pending": len(s.waiting), "since_ns": s.oldest()}
             for s in pending[:_TOLD]
         ]
-        return {"subscribers": len(self._by_fd), "pending": sum(len(s.waiting) for s in pending), **self._counts, "dropped": self.dropped,
-                "waiting": told, "last_ack": self._last_ack}  # fmt: skip
+        return {
+            "subscribers": len(self._by_fd),
+            "pending": sum(len(s.waiting) for s in pending),
+            **self._counts,
+            "dropped": self.dropped,
+            "waiting": told,
+            "last_ack": self._last_ack,
+        }
 
     def _replaced(self, until: int) -> bool:
         with socket.socket(fileno=os.dup(until)) as agent:

@@ -1,7 +1,9 @@
-"""Time namespaces (time_namespaces(7)): what a container's MONOTONIC and BOOTTIME read more than the host's. Standard library only.
+"""Time namespaces (time_namespaces(7)): what a container's MONOTONIC and BOOTTIME read more than the host's. Standard
+library only.
 
-The offsets are fixed once a process is in a namespace; MONOTONIC_RAW moves with MONOTONIC, and REALTIME is everybody's. Kernel programs
-read the host's clocks whoever is running, and /proc gives the reader's, so only times that a program says itself have to be converted.
+The offsets are fixed once a process is in a namespace; MONOTONIC_RAW moves with MONOTONIC, and REALTIME is everybody's.
+Kernel programs read the host's clocks whoever is running, and /proc gives the reader's, so only times that a program
+says itself have to be converted.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ class Offsets(NamedTuple):
 
 
 def of(process: int | str) -> Offsets:
-    """The offsets of a pid, or of ``self``. Raises OSError where there is no such process, ValueError where they cannot be told.
+    """The offsets of a pid, or of ``self``. Raises OSError where there is no such process, ValueError where they cannot
+    be told.
 
-    /proc/PID/timens_offsets tells those of the namespace that the process's children will be in. That is its own one, unless it has called
-    unshare(CLONE_NEWTIME) and has started no other program since; who may not read its namespaces takes them for the same.
+    /proc/PID/timens_offsets tells those of the namespace that the process's children will be in. That is its own one,
+    unless it has called unshare(CLONE_NEWTIME) and has started no other program since; who may not read its namespaces
+    takes them for the same.
     """
     directory = Path(f"/proc/{process}")
     try:
@@ -55,9 +59,16 @@ def require_host() -> None:
     """Raises AgentError where this process's clocks are not the host's, which the kernel programs read."""
     mine = of("self")
     if any(mine):
-        raise AgentError("tickscope runs in a time namespace", why=words(mine), remedy="run it in the host's: nsenter --time=/proc/1/ns/time tickscope run",
-                         exit_code=PRIVILEGE)  # fmt: skip
+        raise AgentError(
+            "tickscope runs in a time namespace",
+            why=words(mine),
+            remedy="run it in the host's: nsenter --time=/proc/1/ns/time tickscope run",
+            exit_code=PRIVILEGE,
+        )
 
 
 def words(offsets: Offsets) -> str:
-    return f"its MONOTONIC is {offsets.monotonic_ns / 1e9:+g} s and its BOOTTIME {offsets.boottime_ns / 1e9:+g} s from the host's"
+    return (
+        f"its MONOTONIC is {offsets.monotonic_ns / 1e9:+g} s and its BOOTTIME {offsets.boottime_ns / 1e9:+g} s from the"
+        " host's"
+    )

@@ -13,9 +13,18 @@ from typing import NamedTuple
 
 _TIMEX = struct.Struct("<I4xqqqqi4xqqqqqqqqi4xqqqqqi44x")
 MODES = {
-    0x0001: "OFFSET", 0x0002: "FREQUENCY", 0x0004: "MAXERROR", 0x0008: "ESTERROR", 0x0010: "STATUS", 0x0020: "TIMECONST",
-    0x0080: "TAI", 0x0100: "SETOFFSET", 0x1000: "MICRO", 0x2000: "NANO", 0x4000: "TICK",
-}  # fmt: skip
+    0x0001: "OFFSET",
+    0x0002: "FREQUENCY",
+    0x0004: "MAXERROR",
+    0x0008: "ESTERROR",
+    0x0010: "STATUS",
+    0x0020: "TIMECONST",
+    0x0080: "TAI",
+    0x0100: "SETOFFSET",
+    0x1000: "MICRO",
+    0x2000: "NANO",
+    0x4000: "TICK",
+}
 OFFSET, FREQUENCY, STATUS, TAI, SETOFFSET, NANO, TICK = 0x1, 0x2, 0x10, 0x80, 0x100, 0x2000, 0x4000
 ADJTIME, SINGLESHOT = 0x8000, 0x8001
 _SINGLESHOT_READ = 0xA001
@@ -55,7 +64,9 @@ class Timex(NamedTuple):
 
     @property
     def leap_indicator(self) -> int:
-        """As NTP says it (RFC 5905, figure 9): 0 none, 1 a second will be inserted, 2 one will be deleted, 3 not synchronised."""
+        """As NTP says it (RFC 5905, figure 9): 0 none, 1 a second will be inserted, 2 one will be deleted, 3 not
+        synchronised.
+        """
         return 3 if not self.synchronised else 1 if self.status & STA_INS else 2 if self.status & STA_DEL else 0
 
     @property
@@ -93,8 +104,10 @@ def _libc() -> ct.CDLL:
 
 
 def valid(modes: int, part: int, freq: int, tick: int) -> bool:
-    """Whether the kernel carries out what a caller with the privilege asks for: timekeeping_validate_timex(), whose checks of the
-    arguments come after that of the privilege. part: what ADJ_SETOFFSET steps by, beyond whole seconds, in ns or us."""
+    """Whether the kernel carries out what a caller with the privilege asks for: timekeeping_validate_timex(), whose
+    checks of the arguments come after that of the privilege. part: what ADJ_SETOFFSET steps by, beyond whole seconds,
+    in ns or us.
+    """
     if modes & ADJTIME:
         return True
     if modes & TICK and abs(tick - NOMINAL_TICK_US) > _TICK_OFF_US:

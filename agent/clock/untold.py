@@ -1,4 +1,6 @@
-"""Steps of which nobody got a notice, since the clock watch was not there: the agent sees them by comparing, and tells them as losses."""
+"""Steps of which nobody got a notice, since the clock watch was not there: the agent sees them by comparing, and tells
+them as losses.
+"""
 
 from __future__ import annotations
 

@@ -1,15 +1,18 @@
-"""The clock watch: a process of its own that sleeps on a cancel-on-set timer and tells of every step within a millisecond.
+"""The clock watch: a process of its own that sleeps on a cancel-on-set timer and tells of every step within a
+millisecond.
 
-Standard library only: it stays small, and nothing that the agent does can delay it. It runs in the third child of the agent's (agent/clock/first.py), or is started anew by agent/clock/again.py.
+Standard library only: it stays small, and nothing that the agent does can delay it. It runs in the third child of the
+agent's (agent/clock/first.py), or is started anew by agent/clock/again.py.
 
-A step cancels the timer (timerfd_create(2), TFD_TIMER_CANCEL_ON_SET). The timer is never read, so it stays cancelled and every
-further step wakes a sleeper again. Several threads sleep in epoll_wait on it, which wakes one of them a step (epoll's waiters are
-exclusive): a step that follows while the first is still handled finds another asleep, and the kernel program clock_woke sees its
-waker too. REALTIME - BOOTTIME moves at steps and leap seconds only, so the baseline needs no polling. (A suspend wakes the sleepers too
-and moves REALTIME - MONOTONIC: that is told to the agent, and is no notice.)
+A step cancels the timer (timerfd_create(2), TFD_TIMER_CANCEL_ON_SET). The timer is never read, so it stays cancelled
+and every further step wakes a sleeper again. Several threads sleep in epoll_wait on it, which wakes one of them a step
+(epoll's waiters are exclusive): a step that follows while the first is still handled finds another asleep, and the
+kernel program clock_woke sees its waker too. REALTIME - BOOTTIME moves at steps and leap seconds only, so the baseline
+needs no polling. (A suspend wakes the sleepers too and moves REALTIME - MONOTONIC: that is told to the agent, and is no
+notice.)
 
-Some times a second it gives a sign of life (agent/clock/pulse.py), and looks whether it could run when it wanted to: a machine that was paused is late for
-everything.
+Some times a second it gives a sign of life (agent/clock/pulse.py), and looks whether it could run when it wanted to: a
+machine that was paused is late for everything.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ from agent.clock.subscribers import Subscribers
 from agent.common.clocks import boot_ns
 
 SLEEPERS = 4
-#: To the agent, one a notice: t_ns, real_mono_before_ns, real_mono_after_ns, err_ns, actor's pid (-1 unknown), dropped subscribers.
+#: To the agent, one a notice: t_ns, real_mono_before_ns, real_mono_after_ns, err_ns, actor's pid (-1 unknown), dropped
+#: subscribers.
 MESSAGE = struct.Struct("<qqqqqq")
 #: To the agent: it wanted to run at the first and ran at the second time, both CLOCK_BOOTTIME ns.
 LATE = struct.Struct("<qq")
@@ -55,8 +59,10 @@ _NICE = -20
 
 
 def go_first() -> None:
-    """Makes this a real-time process, whose threads are such ones too (``Sleeper.run`` keeps it for those that tell of steps). They run for microseconds a
-    step; a nice value alone counts only among the processes of one session (sched(7), autogroup). The agent's ``state`` says whether it could be done."""
+    """Makes this a real-time process, whose threads are such ones too (``Sleeper.run`` keeps it for those that tell of
+    steps). They run for microseconds a step; a nice value alone counts only among the processes of one session
+    (sched(7), autogroup). The agent's ``state`` says whether it could be done.
+    """
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, _NICE)
     with contextlib.suppress(PermissionError):
@@ -73,7 +79,9 @@ def cancel_on_set_timer() -> int:
 
 
 def read_offset() -> tuple[int, int, int]:
-    """(t_ns BOOTTIME, REALTIME - BOOTTIME, error bound), best of five. t_ns is after all five: no step before it is still to come."""
+    """(t_ns BOOTTIME, REALTIME - BOOTTIME, error bound), best of five. t_ns is after all five: no step before it is
+    still to come.
+    """
     now, best, offset = time.clock_gettime_ns, 1 << 62, 0
     for _ in range(5):
         before, real, after = now(time.CLOCK_BOOTTIME), now(time.CLOCK_REALTIME), now(time.CLOCK_BOOTTIME)
@@ -97,7 +105,9 @@ def _boot_mono_ns() -> int:
 
 
 class Steps:
-    """The kernel program's record of the last steps (map clock_last), mapped read-only. Raises OSError where it cannot be mapped."""
+    """The kernel program's record of the last steps (map clock_last), mapped read-only. Raises OSError where it cannot
+    be mapped.
+    """
 
     def __init__(self, fd: int) -> None:
         size = -(-_SLOTS * _STEP.size // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -116,7 +126,9 @@ class Steps:
 
 
 class Sleeper:
-    """The sockets of ``run_watch``, and the kernel program's steps where there are any. Raises OSError where the timer cannot be had."""
+    """The sockets of ``run_watch``, and the kernel program's steps where there are any. Raises OSError where the timer
+    cannot be had.
+    """
 
     def __init__(self, agent: socket.socket, subscribers: Subscribers, pulse: Pulse, steps: Steps | None) -> None:
         self._agent, self._subscribers, self._pulse, self._steps = agent, subscribers, pulse, steps
@@ -132,7 +144,8 @@ class Sleeper:
         threading.stack_size(64 * 1024)
         for _ in range(SLEEPERS):
             threading.Thread(target=self._sleep, daemon=True).start()
-        # Only they keep the real-time priority that this process was given: others may write to the notice socket as much as they like.
+        # Only they keep the real-time priority that this process was given: others may write to the notice socket as
+        # much as they like.
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         threading.Thread(target=self._look, daemon=True).start()
         self._subscribers.serve(self._agent.fileno())
@@ -185,9 +198,15 @@ class Sleeper:
         self._offset, self._err = real_boot, err
         actor = {"pid": pid, "comm": comm.rstrip(b"\0").decode(errors="replace")} if pid > 0 else None
         notice = {
-            "v": 1, "kind": kind, "size_ns": offset - before, "err_ns": err + before_err, "t_ns": t_ns,
-            "real_mono_before_ns": before, "real_mono_after_ns": offset, "actor": actor,
-        }  # fmt: skip
+            "v": 1,
+            "kind": kind,
+            "size_ns": offset - before,
+            "err_ns": err + before_err,
+            "t_ns": t_ns,
+            "real_mono_before_ns": before,
+            "real_mono_after_ns": offset,
+            "actor": actor,
+        }
         self._subscribers.tell(notice, t_ns)
         self._send(message)
 
@@ -213,8 +232,8 @@ def run_watch(
 ) -> None:
     """Watches until the agent's end closes. SIGINT is left to the agent.
 
-    agent, report: SOCK_SEQPACKET. notices: listening. pulse: the page of its sign of life. steps: the map clock_last, or -1 where there is none. counts: of
-    the watch before this one (``Subscribers``). Raises OSError.
+    agent, report: SOCK_SEQPACKET. notices: listening. pulse: the page of its sign of life. steps: the map clock_last,
+    or -1 where there is none. counts: of the watch before this one (``Subscribers``). Raises OSError.
     """
     sys.setswitchinterval(_SWITCH_S)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,1 +1,3 @@
-"""What every room may use: values as text and back, clocks, addresses, a protocol. Imports nothing of the agent but its errors; small processes use it."""
+"""What every room may use: values as text and back, clocks, addresses, a protocol. Imports nothing of the agent but its
+errors; small processes use it.
+"""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import socket
 
-#: What an address begins with that stands for a Unix socket (bpf/unix_name.h): one that no network has. 8 bytes that are made of its path and file system follow.
+#: What an address begins with that stands for a Unix socket (bpf/unix_name.h): one that no network has. 8 bytes that
+#: are made of its path and file system follow.
 UNIX = b"\1UNIX\0\0\0"
 V4_MAPPED = b"\0" * 10 + b"\xff\xff"
 
@@ -53,7 +54,9 @@ def addr_text(raw: bytes) -> str:
 
 
 def peer_text(raw: bytes) -> str:
-    """A stored peer (18 bytes) as ``ip:port``, ``[ip6]:port`` or ``unix:NUMBER``, empty where its address is unknown: the port alone makes no peer."""
+    """A stored peer (18 bytes) as ``ip:port``, ``[ip6]:port`` or ``unix:NUMBER``, empty where its address is unknown:
+    the port alone makes no peer.
+    """
     address = addr_text(raw[:16])
     if raw.startswith(UNIX):
         return address

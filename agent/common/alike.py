@@ -33,7 +33,9 @@ def _together(of: tuple[np.dtype[np.generic], ...]) -> np.dtype[np.void]:
 
 
 def alike(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """(index of each group's first row, group number of every row) for rows whose bytes are equal in all columns; numbered by these bytes, as ``packed`` has them."""
+    """(index of each group's first row, group number of every row) for rows whose bytes are equal in all columns;
+    numbered by these bytes, as ``packed`` has them.
+    """
     n = len(columns[0])
     found = _found(columns, n) if _FEW < n < _MANY else None
     if found is None:
@@ -48,7 +50,9 @@ def alike(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _found(columns: Sequence[np.ndarray], n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """(index of each group's first row; group number of each row of ``at``; ``at``: rows, group by group, each in order). Groups are in no order. None where two that differ have one sum."""
+    """(index of each group's first row; group number of each row of ``at``; ``at``: rows, group by group, each in
+    order). Groups are in no order. None where two that differ have one sum.
+    """
     words = [word for c in columns for word in _words(c) if (word != word[0]).any()]
     mixed = np.zeros(n, np.uint64)
     for i, word in enumerate(words):
@@ -81,7 +85,9 @@ def _counted(columns: Sequence[np.ndarray], n: int) -> tuple[np.ndarray, np.ndar
 
 
 def by_bytes(rows: np.ndarray, starts: np.ndarray | None = None) -> np.ndarray:
-    """What sorts rows by their bytes, equal ones as they come. starts: bool, one a row: where parts begin that stay where they are, each sorted for itself."""
+    """What sorts rows by their bytes, equal ones as they come. starts: bool, one a row: where parts begin that stay
+    where they are, each sorted for itself.
+    """
     n = len(rows)
     if n <= _SOME:
         order = np.argsort(rows.view(f"S{rows.dtype.itemsize}"), kind="stable")
@@ -107,7 +113,9 @@ def by_bytes(rows: np.ndarray, starts: np.ndarray | None = None) -> np.ndarray:
 
 
 def most(out: np.ndarray, group: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """``out``, each raised to the largest value of its group. numpy takes thirty times as long where the kinds differ, or the values lie apart."""
+    """``out``, each raised to the largest value of its group. numpy takes thirty times as long where the kinds differ,
+    or the values lie apart.
+    """
     np.maximum.at(out, group, np.ascontiguousarray(values, out.dtype))
     return out
 

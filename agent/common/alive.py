@@ -9,7 +9,9 @@ _ROUNDED_NS = 2 * _TICK_NS
 
 
 def gone(pid: int, start_ns: int | None) -> bool:
-    """Whether the process with this pid that began then (CLOCK_BOOTTIME, as /proc rounds it or exactly; None: not known) has ended, or its number is another's by now."""
+    """Whether the process with this pid that began then (CLOCK_BOOTTIME, as /proc rounds it or exactly; None: not
+    known) has ended, or its number is another's by now.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             told = file.read(1024)

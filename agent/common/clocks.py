@@ -13,7 +13,9 @@ def boot_ns() -> int:
 
 
 class Apart(NamedTuple):
-    """Two clocks at one instant, ns. before_ns, after_ns: of the first, around the reading of the other; offset_ns: the other minus the first."""
+    """Two clocks at one instant, ns. before_ns, after_ns: of the first, around the reading of the other; offset_ns: the
+    other minus the first.
+    """
 
     before_ns: int
     after_ns: int
@@ -28,9 +30,11 @@ class Apart(NamedTuple):
 def apart(
     first: int, others: Sequence[int], close_ns: int = 0, read: Callable[[int], int] = time.clock_gettime_ns
 ) -> list[Apart]:
-    """Each of ``others`` against ``first``, clock ids: the closest of five readings, since a thread may lose its processor within one.
+    """Each of ``others`` against ``first``, clock ids: the closest of five readings, since a thread may lose its
+    processor within one.
 
-    close_ns: a round of which each reading took less is close enough, and the last. Raises OSError where a clock cannot be read.
+    close_ns: a round of which each reading took less is close enough, and the last. Raises OSError where a clock cannot
+    be read.
     """
     order = [first, *(clock for other in others for clock in (other, first))]
     best = [Apart(0, 1 << 62, 0)] * len(others)

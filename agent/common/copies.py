@@ -1,4 +1,6 @@
-"""Copies of rows and records as bytes: numpy copies those of several columns column by column, which takes ten to twenty times as long. Pure."""
+"""Copies of rows and records as bytes: numpy copies those of several columns column by column, which takes ten to
+twenty times as long. Pure.
+"""
 
 from __future__ import annotations
 

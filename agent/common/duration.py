@@ -34,7 +34,9 @@ def instant(ns: float) -> bool:
 
 
 def parse_ns(text: str, bare: str = "") -> int:
-    """``128ms``, ``1.5 h`` in ns. bare: the unit of a number without one; empty where it must have one. Raises ValueError."""
+    """``128ms``, ``1.5 h`` in ns. bare: the unit of a number without one; empty where it must have one. Raises
+    ValueError.
+    """
     match = _WRITTEN.fullmatch(text)
     unit = (match[2] or bare) if match else ""
     if match is None or not unit or (size := float(match[1])) == math.inf:

@@ -1,7 +1,7 @@
 """Faults of the agent's parts: a part that fails costs what it had in hand, never the agent.
 
-A part is a source, a ring, a sink, a callback, the correlator ... Its faults are counted, said on stderr and shown by ``status``; one
-that fails again and again is left out until the next start.
+A part is a source, a ring, a sink, a callback, the correlator ... Its faults are counted, said on stderr and shown by
+``status``; one that fails again and again is left out until the next start.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ class Faults:
         self._whole_ns[name] = now_ns
 
     def lost(self, name: str, now_ns: int) -> Batch:
-        """The ``loss`` row of what a part's fault may have cost since it was last whole, or since that was last told."""
+        """The ``loss`` row of what a part's fault may have cost since it was last whole, or since that was last
+        told.
+        """
         since_ns, self._whole_ns[name] = self._whole_ns.get(name, now_ns), now_ns
         return losses("intake", Loss(name, None, since_ns, now_ns))
 

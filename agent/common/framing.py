@@ -1,12 +1,14 @@
-"""How much of a server's answer is taken: its framing is followed before the parser sees a byte, so that no length which a server merely
-claims costs memory or time (an array of a thousand million elements is a header of 13 bytes, and hiredis believes it).
+"""How much of a server's answer is taken: its framing is followed before the parser sees a byte, so that no length
+which a server merely claims costs memory or time (an array of a thousand million elements is a header of 13 bytes, and
+hiredis believes it).
 
 Lines of RESP2 (redis.io/docs/latest/develop/reference/protocol-spec): nobody asked for RESP3. About 0.2 us a line.
 """
 
 from __future__ import annotations
 
-#: Of all replies of one pipeline. 256 streams with 256 groups, and 100 pending entries of each group, are 180,000 lines and 6 MB.
+#: Of all replies of one pipeline. 256 streams with 256 groups, and 100 pending entries of each group, are 180,000 lines
+#: and 6 MB.
 MAX_BYTES, MAX_LINES = 8 << 20, 250_000
 MAX_LINE_BYTES = 64 << 10  #: of a line: a number, a length, an error; not of text, which comes with its length
 _SIMPLE, _TEXT, _ARRAY = b"+-:", b"$", b"*"

@@ -11,7 +11,9 @@ from typing import Any
 
 @contextmanager
 def without(name: str) -> Iterator[None]:
-    """What is imported within finds no module of that name, unless it is already there. It can be imported afterwards."""
+    """What is imported within finds no module of that name, unless it is already there. It can be imported
+    afterwards.
+    """
     if name in sys.modules:
         yield
         return
@@ -36,8 +38,10 @@ class _NoMaskedArrays:
 
 
 def without_masked_arrays() -> None:
-    """numpy imports numpy.ma, 1.3 MB, at the first ``np.unique`` or ``np.median``, to ask whether the argument is a masked array. In a process that has
-    none this answers instead. Whoever imports numpy.ma gets it, before and afterwards."""
+    """numpy imports numpy.ma, 1.3 MB, at the first ``np.unique`` or ``np.median``, to ask whether the argument is a
+    masked array. In a process that has none this answers instead. Whoever imports numpy.ma gets it, before and
+    afterwards.
+    """
     if "numpy.ma" not in sys.modules:
         import numpy as np
 

@@ -21,8 +21,9 @@ class Packer:
         self._nulls = [(column, column.name, column.null) for column in table.columns]
 
     def pack(self, rows: Iterable[Mapping[str, Any]]) -> bytes:
-        """Bytes of a numpy array of the table's dtype. What is left out is unknown, texts that are too long are cut. Raises ValueError, TypeError or struct.error for what is no
-        such row."""
+        """Bytes of a numpy array of the table's dtype. What is left out is unknown, texts that are too long are cut.
+        Raises ValueError, TypeError or struct.error for what is no such row.
+        """
         return b"".join(self._row.pack(*self._values(row)) for row in rows)
 
     def _values(self, row: Mapping[str, Any]) -> Iterable[object]:

@@ -36,7 +36,9 @@ def of_seal(reason: str) -> str:
 
 
 def of_store(failure: OSError | None, sealing: str, spoilt: str) -> tuple[str, str]:
-    """What is wrong with a store that could not be written, sealed (the sealer's last line), or of which a batch could not be stored; both empty where nothing is."""
+    """What is wrong with a store that could not be written, sealed (the sealer's last line), or of which a batch could
+    not be stored; both empty where nothing is.
+    """
     if failure is not None:
         return f"cannot write: {failure.strerror}", of_write(failure)
     if sealing:

@@ -1,7 +1,8 @@
 """A connection to a Redis server: commands in, replies out, always within a deadline.
 
 redis-py costs 19 MB of resident memory (asyncio, ssl) for a client that only asks; hiredis, the parser below it, costs
-0.1 MB. TLS is imported for ``rediss://`` only. Protocol: RESP2, pipelined (redis.io/docs/latest/develop/reference/protocol-spec).
+0.1 MB. TLS is imported for ``rediss://`` only. Protocol: RESP2, pipelined
+(redis.io/docs/latest/develop/reference/protocol-spec).
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ Reply = Any  #: bytes, int, None, list of these, or hiredis.ReplyError
 
 
 class RedisDown(Exception):
-    """The server gave no answer; the text says why, ``failure`` in which way (``queue_lag.failure``). ``refused_login``: it is there, but does not let us in."""
+    """The server gave no answer; the text says why, ``failure`` in which way (``queue_lag.failure``).
+    ``refused_login``: it is there, but does not let us in.
+    """
 
     def __init__(self, reason: str, refused_login: bool = False, failure: str = "other") -> None:
         super().__init__(reason)
@@ -33,7 +36,9 @@ class RedisDown(Exception):
 
 @dataclass(frozen=True)
 class RedisUrl:
-    """``redis[s]://[user[:password]@]host[:port][/db][?streams=a,b*]`` or ``unix://[:password@]/path[?db=N&streams=a]``."""
+    """``redis[s]://[user[:password]@]host[:port][/db][?streams=a,b*]`` or
+    ``unix://[:password@]/path[?db=N&streams=a]``.
+    """
 
     host: str = ""
     port: int = 6379
@@ -76,10 +81,15 @@ class RedisUrl:
         except ValueError as error:
             raise AgentError(
                 "a Redis URL of the configuration cannot be read",
-                why=str(error)
-                if isinstance(error, _Wrong)
-                else "its host, port or number of the database cannot be read",
-                remedy="write it as redis://host:6379/0?streams=orders,mail*; in a password / # ? @ : are %2F %23 %3F %40 %3A",
+                why=(
+                    str(error)
+                    if isinstance(error, _Wrong)
+                    else "its host, port or number of the database cannot be read"
+                ),
+                remedy=(
+                    "write it as redis://host:6379/0?streams=orders,mail*; in a password / # ? @ : are %2F %23 %3F"
+                    " %40 %3A"
+                ),
                 exit_code=USAGE,
             ) from None
 
@@ -91,7 +101,8 @@ class _Wrong(ValueError):
 class RespClient:
     """One connection. Every failure closes it and raises RedisDown; the next command connects anew.
 
-    timeout_s bounds a whole pipeline, connect and login included; agent/common/framing.py how much of an answer is taken.
+    timeout_s bounds a whole pipeline, connect and login included; agent/common/framing.py how much of an answer is
+    taken.
     """
 
     def __init__(self, url: RedisUrl, timeout_s: float = 0.5) -> None:

@@ -1,7 +1,8 @@
 """What a finding says, in pieces that whoever shows it puts into words: texts, instants, and values with their unit.
 
-``finding.said`` is a JSON array: a text as it is, an instant as an integer (CLOCK_BOOTTIME ns), a value as [value, unit], null where it is not known.
-Files of earlier versions have values among the texts, or only the sentence, with instants as ``boot+SECONDS``.
+``finding.said`` is a JSON array: a text as it is, an instant as an integer (CLOCK_BOOTTIME ns), a value as [value,
+unit], null where it is not known. Files of earlier versions have values among the texts, or only the sentence, with
+instants as ``boot+SECONDS``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ ToWall = Callable[[np.ndarray], np.ndarray]
 
 
 class Value(NamedTuple):
-    """unit: ns, s, ratio, 1/s; or what is counted, one of them (``message``), or so many of them a second (``message/s``)."""
+    """unit: ns, s, ratio, 1/s; or what is counted, one of them (``message``), or so many of them a second
+    (``message/s``).
+    """
 
     value: float | None
     unit: str = ""
@@ -39,8 +42,10 @@ def unknown(t_ns: np.ndarray) -> np.ndarray:
 
 
 def told(said: Sequence[Piece], to_wall: ToWall, utc: bool = False) -> str:
-    """Pieces as one text with ISO 8601 times, to the millisecond, local ones with their zone unless ``utc``; an instant whose wall time is not known as
-    ``boot+SECONDS``, which ``--since`` takes."""
+    """Pieces as one text with ISO 8601 times, to the millisecond, local ones with their zone unless ``utc``; an instant
+    whose wall time is not known as
+    ``boot+SECONDS``, which ``--since`` takes.
+    """
     instants = [part for part in said if isinstance(part, int)]
     walls = iter(to_wall(np.array(instants, np.int64)).tolist() if instants else ())
     return "".join(
@@ -76,8 +81,13 @@ def _duration(ns: float) -> str:
     return " ".join(f"{n} {unit}" for n, unit in ((days, "d"), (hours, "h"), (minutes, "min"), (seconds, "s")) if n)
 
 
-_TEXTS: dict[str, Callable[[float], str]] = {"": number, "ns": _duration, "s": lambda s: _duration(s * 1e9), "ratio": lambda share: f"{number(100 * share)} %",
-                                             "1/s": lambda rate: f"{number(rate)} per second"}  # fmt: skip
+_TEXTS: dict[str, Callable[[float], str]] = {
+    "": number,
+    "ns": _duration,
+    "s": lambda s: _duration(s * 1e9),
+    "ratio": lambda share: f"{number(100 * share)} %",
+    "1/s": lambda rate: f"{number(rate)} per second",
+}
 
 
 def _at(t_ns: int, wall_ns: int, utc: bool) -> str:
@@ -85,7 +95,9 @@ def _at(t_ns: int, wall_ns: int, utc: bool) -> str:
 
 
 def pieces(raw: object, sentence: object) -> list[Piece]:
-    """Those of a row of ``finding``: its ``said`` as JSON, else its sentence taken apart. Both as text or bytes, or None."""
+    """Those of a row of ``finding``: its ``said`` as JSON, else its sentence taken apart. Both as text or bytes, or
+    None.
+    """
     stored, words = (v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v or "") for v in (raw, sentence))
     try:
         listed = json.loads(stored)

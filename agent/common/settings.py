@@ -14,7 +14,9 @@ from agent.errors import USAGE, AgentError
 
 @dataclass(frozen=True)
 class Section:
-    """name: of a section, empty at the top. Everything raises AgentError (exit code 2) that names the setting and says what it can be."""
+    """name: of a section, empty at the top. Everything raises AgentError (exit code 2) that names the setting and says
+    what it can be.
+    """
 
     name: str = ""
 
@@ -49,9 +51,11 @@ class Section:
             raise self.wrong(
                 key,
                 value,
-                f"it lies between {least:g} and {most:g}"
-                if most < math.inf
-                else f"it is a number of at least {least:g}",
+                (
+                    f"it lies between {least:g} and {most:g}"
+                    if most < math.inf
+                    else f"it is a number of at least {least:g}"
+                ),
             )
         return number
 

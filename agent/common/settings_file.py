@@ -1,4 +1,6 @@
-"""A YAML file of settings as values, with the line of each. Not trusted: bounded in size, and without aliases, of which a few lines can stand for gigabytes."""
+"""A YAML file of settings as values, with the line of each. Not trusted: bounded in size, and without aliases, of which
+a few lines can stand for gigabytes.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def read_text(path: Path, required: bool) -> str:
 
 
 def parse(path: Path, text: str) -> tuple[Any, Lines]:
-    """The values of a YAML file, and the line of each: by the keys and numbers that lead to it. Raises AgentError (exit code 2)."""
+    """The values of a YAML file, and the line of each: by the keys and numbers that lead to it. Raises AgentError (exit
+    code 2).
+    """
     import yaml
 
     try:

@@ -23,7 +23,8 @@ DERIVED = (
     enum(
         "wall_state",
         "exact ambiguous skipped extrapolated",
-        "ambiguous: that wall time occurred twice, around a backward step; extrapolated: nobody watched the clock then, so a step may be missing",
+        "ambiguous: that wall time occurred twice, around a backward step; extrapolated: nobody watched the clock then,"
+        " so a step may be missing",
     ),
     i64("wall_alt_ns", "the wall time under the offset on the step's other side, where ambiguous", "ns"),
     text("host", 64, "host name", "host.name"),
@@ -34,7 +35,8 @@ DERIVED = (
 class Table:
     """A table: its name, one line of meaning, its columns, and the column that `--group-by` and `--top` measure.
 
-    latest_by: where set, rows of one boot that are equal in that column are one thing's states, and queries show the latest.
+    latest_by: where set, rows of one boot that are equal in that column are one thing's states, and queries show the
+    latest.
     """
 
     name: str
@@ -80,7 +82,9 @@ class Table:
 
 
 class Tables(Mapping[str, Table]):
-    """Tables by name. More can be added until they are frozen: from then on everybody may keep what follows from them."""
+    """Tables by name. More can be added until they are frozen: from then on everybody may keep what follows from
+    them.
+    """
 
     def __init__(self, tables: Iterable[Table]) -> None:
         self._tables: dict[str, Table] = {}
@@ -89,7 +93,9 @@ class Tables(Mapping[str, Table]):
             self.add(one)
 
     def add(self, one: Table) -> None:
-        """Adding the same table again changes nothing. Raises ValueError for one that cannot be, RuntimeError after ``freeze``."""
+        """Adding the same table again changes nothing. Raises ValueError for one that cannot be, RuntimeError after
+        ``freeze``.
+        """
         if self._tables.get(one.name) == one:
             return
         if self._frozen:

@@ -1,4 +1,5 @@
-"""What one act did to a program of several processes: one signal that stopped them all, an end that took the others along. Pure; from rows of ``process_event``.
+"""What one act did to a program of several processes: one signal that stopped them all, an end that took the others
+along. Pure; from rows of ``process_event``.
 
 PostgreSQL, nginx or gunicorn are a dozen processes each. Whoever stops or kills them does it once, and it is one fault.
 """
@@ -25,7 +26,9 @@ _MOST = 4096  # as many events as are kept
 
 
 def together(fate: Fate, events: np.ndarray) -> Fate:
-    """With the others of its program (and user, and cgroup) that the same act hit. An end that only follows from another one is told as that one. A frozen cgroup is one act already."""
+    """With the others of its program (and user, and cgroup) that the same act hit. An end that only follows from
+    another one is told as that one. A frozen cgroup is one act already.
+    """
     if fate.kind == "frozen" or not len(events):
         return fate
     near = events["comm"] == fate.comm.encode()

@@ -1,6 +1,8 @@
-"""Servers that answer with errors: which ones, what they say, and along a chain of calls where the errors begin, as far as it runs on this host. Pure.
+"""Servers that answer with errors: which ones, what they say, and along a chain of calls where the errors begin, as far
+as it runs on this host. Pure.
 
-A server whose own requests fail meanwhile, by an error, a refused connect or a wait that it gives up, passes the failure on: the next one is looked at.
+A server whose own requests fail meanwhile, by an error, a refused connect or a wait that it gives up, passes the
+failure on: the next one is looked at.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ READS = {
 _FAILED = TABLES["tcp_connect"].code("result", "failed")
 #: Words of Redis with which clients are told where to go, or what to load: no errors.
 _ORDERLY = (b"", b"MOVED", b"ASK", b"TRYAGAIN", b"NOSCRIPT", b"BUSYGROUP", b"EXECABORT")
-#: What programs provoke on purpose, and handle: wrong values, rows that there are already, transactions to be tried again. PostgreSQL's by how they begin, and MySQL's.
+#: What programs provoke on purpose, and handle: wrong values, rows that there are already, transactions to be tried
+#: again. PostgreSQL's by how they begin, and MySQL's.
 _PROVOKED = (b"22", b"23", b"40001", b"P0001")
 _PROVOKED_MYSQL = (b"1048", b"1062", b"1264", b"1292", b"1366", b"1406", b"1451", b"1452", b"1644", b"3819")
 _SERVER, _WAITING = TABLES["tcp_rtt"].code("role", "server"), TABLES["slow_syscall"].code("kind", "waiting")
@@ -44,7 +47,22 @@ _SLACK_NS, _BEFORE_NS = SECOND, 60 * SECOND
 _LONG_NS = 300_000_000
 _HEARSAY = 0.8  # what one user's programs alone say of somebody else's server: they can have anything in their memory
 #: Errors that say what is the matter: nobody else is to blame. Of PostgreSQL, MySQL and Redis.
-LIMITS = ("53300", "53100", "53200", "53400", "54000", "1040", "1203", "1226", "1021", "1114", "1037", "1038", "OOM", "MISCONF")  # fmt: skip
+LIMITS = (
+    "53300",
+    "53100",
+    "53200",
+    "53400",
+    "54000",
+    "1040",
+    "1203",
+    "1226",
+    "1021",
+    "1114",
+    "1037",
+    "1038",
+    "OOM",
+    "MISCONF",
+)
 ONLY_READS = ("READONLY", "NOREPLICAS", "25006", "1290", "1836")
 UNREADY = ("LOADING", "CLUSTERDOWN", "MASTERDOWN", "57P01", "57P02", "57P03", "1053")
 _CALLED = {"http": "HTTP", "postgresql": "SQLSTATE", "mysql": "error", "amqp": "reply code"}
@@ -70,8 +88,13 @@ def said(protocol: str, code: str) -> str:
 
 @dataclass(frozen=True)
 class FailedHop:
-    """A server that was asked, and how that failed. how: answered (with errors: code, protocol), refused (connects: errno), given_up, or waited (for, by one that was given up). raw: ip:port as in rows; pids: who serves it, or did so before, the last one first.
-    by: who asked it, in words; empty for the first one, whose clients are the episode's. n: how often it was seen. users: of the programs that say so; alone: the one user, not root and not who serves it, of all that the chain goes by."""
+    """A server that was asked, and how that failed. how: answered (with errors: code, protocol), refused (connects:
+    errno), given_up, or waited (for, by one that was given up). raw: ip:port as in rows; pids: who serves it, or did so
+    before, the last one first.
+    by: who asked it, in words; empty for the first one, whose clients are the episode's. n: how often it was seen.
+    users: of the programs that say so; alone: the one user, not root and not who serves it, of all that the chain goes
+    by.
+    """
 
     raw: bytes
     netns: int | None
@@ -139,12 +162,16 @@ def is_about_answers(episode: Episode) -> bool:
 
 
 def chain(episode: Episode, view: View) -> list[FailedHop]:
-    """From the server that the episode is about to the one at which the errors begin. Empty where it is about no answers."""
+    """From the server that the episode is about to the one at which the errors begin. Empty where it is about no
+    answers.
+    """
     return view.once(_chain, episode) if is_about_answers(episode) else []
 
 
 def seats(episode: Episode, view: View) -> list[Episode]:
-    """The episode as each process of this host has it that serves where the errors begin: what is known of a process is found so."""
+    """The episode as each process of this host has it that serves where the errors begin: what is known of a process is
+    found so.
+    """
     return view.once(_seats, episode) if is_about_answers(episode) else []
 
 
@@ -174,7 +201,9 @@ def _alone(found: list[FailedHop], view: View, episode: Episode) -> int | None:
     return None if users & set(served["uid"].tolist()) else min(users)
 
 
-def _both(view: View, episode: Episode, table: str, pids: tuple[int, ...] = (), after_ns: int = _SLACK_NS) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+def _both(
+    view: View, episode: Episode, table: str, pids: tuple[int, ...] = (), after_ns: int = _SLACK_NS
+) -> tuple[np.ndarray, np.ndarray]:
     """Rows of that table, of these processes if any: meanwhile, and before."""
     ring, begun_ns = view.rings[table], episode.start_ns - _SLACK_NS
     parts = ring.between(begun_ns, episode.end_ns + after_ns), ring.between(episode.start_ns - _BEFORE_NS, begun_ns - 1)
@@ -240,13 +269,19 @@ def _answers(rows: np.ndarray, before: np.ndarray) -> FailedHop | None:
     return _most_said(rows[of == top], before[was == top], raw, netns)
 
 
-def _unusual(rows: np.ndarray, before: np.ndarray, episode: Episode, weigh: str = "") -> tuple[bytes, int | None, int] | None:  # fmt: skip
-    """(peer, network namespace, how many) of the peer of which there are most rows, or most of that column, of those with several times as many as usual."""
+def _unusual(
+    rows: np.ndarray, before: np.ndarray, episode: Episode, weigh: str = ""
+) -> tuple[bytes, int | None, int] | None:
+    """(peer, network namespace, how many) of the peer of which there are most rows, or most of that column, of those
+    with several times as many as usual.
+    """
     if not len(rows):
         return None
     first, group = groups([np.concatenate([rows[name], before[name]]) for name in ("netns", "peer")])
     of, was = group[: len(rows)], group[len(rows) :]
-    much, usual = (np.bincount(g, part[weigh] if weigh else None, len(first)) for g, part in ((of, rows), (was, before)))  # fmt: skip
+    much, usual = (
+        np.bincount(g, part[weigh] if weigh else None, len(first)) for g, part in ((of, rows), (was, before))
+    )
     lasted = (episode.end_ns - episode.start_ns + 2 * _SLACK_NS) / (_BEFORE_NS - _SLACK_NS)
     much = np.where(much > _TIMES * lasted * usual, much, 0)
     top = int(np.argmax(much))
@@ -254,7 +289,9 @@ def _unusual(rows: np.ndarray, before: np.ndarray, episode: Episode, weigh: str 
 
 
 def _waits(server: FailedHop, episode: Episode, view: View) -> FailedHop | None:
-    """Whom a server waited for that was given up itself: the calls of its processes that waited longest, and longer than usually, for one that they had connected to."""
+    """Whom a server waited for that was given up itself: the calls of its processes that waited longest, and longer
+    than usually, for one that they had connected to.
+    """
     calls = _both(view, episode, "slow_syscall", server.pids, 2 * SECOND)
     talks = _of(view.rings["tcp_rtt"].between(episode.start_ns - _BEFORE_NS, episode.end_ns + SECOND), server.pids)
     talks = talks[talks["role"] != _SERVER]

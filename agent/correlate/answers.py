@@ -30,7 +30,9 @@ _MOST = 1 << 32  # requests a second that are believed
 class AnswerWatch(Watch):
     """One subject is one port of a network namespace: several processes may answer there.
 
-    n: requests; held: how many waited for long at once, on average, by those that were answered; waiting: those that wait for an answer for long already; med_ns, high_ns: what half of them, and nine in ten, took at most (where none was answered, for how long one waits); max_ns: the slowest. worst: by slot, the row of the second that has it.
+    n: requests; held: how many waited for long at once, on average, by those that were answered; waiting: those that
+    wait for an answer for long already; med_ns, high_ns: what half of them, and nine in ten, took at most (where none
+    was answered, for how long one waits); max_ns: the slowest. worst: by slot, the row of the second that has it.
     """
 
     metrics = ("n", "held", "waiting", "med_ns", "high_ns", "max_ns")
@@ -70,20 +72,28 @@ class AnswerWatch(Watch):
         return slots[fits]
 
     def _before(self, second: int, slots: np.ndarray, spans: np.ndarray, values: Mapping[str, np.ndarray]) -> None:
-        """Where the agent is short of a processor, an interval is longer than a second, and the one before has no row: what it was then is told now."""
+        """Where the agent is short of a processor, an interval is longer than a second, and the one before has no row:
+        what it was then is told now.
+        """
         none = spans.copy()
         none[spans] = np.isnan(self.series.recent("n", slots[spans], second - 1, 1)[:, 0])
         self.series.put(second - 1, slots[none], **{name: values[name][none] for name in ("med_ns", "high_ns")})
 
     def by_design(self, slots: np.ndarray, second: int, since: np.ndarray) -> np.ndarray:
-        """Whether about as many requests as now waited for long all the time before, of each port: they wait for something to happen (a message, an event), as those who ask
-        know, and that nothing happens is no fault. since: the second from which on it is now."""
-        return np.array([self._patient(int(slot), second, int(of)) for slot, of in zip(slots, since, strict=True)], np.bool_)  # fmt: skip
+        """Whether about as many requests as now waited for long all the time before, of each port: they wait for
+        something to happen (a message, an event), as those who ask know, and that nothing happens is no fault. since:
+        the second from which on it is now.
+        """
+        return np.array(
+            [self._patient(int(slot), second, int(of)) for slot, of in zip(slots, since, strict=True)], np.bool_
+        )
 
     def _patient(self, slot: int, second: int, since: int) -> bool:
         lasted, at = max(1, min(_MOST_S, second - since + 1)), np.array([slot])
         held, waiting = (self.series.recent(name, at, second, lasted + _MOST_S)[0] for name in ("held", "waiting"))
-        before, now = (max(_mean(held[part]), _mean(waiting[part]) / _LOOKS) for part in (slice(-lasted), slice(-lasted, None)))  # fmt: skip
+        before, now = (
+            max(_mean(held[part]), _mean(waiting[part]) / _LOOKS) for part in (slice(-lasted), slice(-lasted, None))
+        )
         return before >= _PATIENT and before >= _ALIKE * now
 
     def settle(self, second: int) -> None:
@@ -105,8 +115,24 @@ class AnswerWatch(Watch):
         pid, tick, comm = int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000, text(row["comm"])
         address_ = row["saddr"].tobytes()
         where = address(address_) if address_.startswith(UNIX) else f"port {port}"
-        episode = Episode(symptom, (netns, port), slot, f"{process(comm, pid)} on {where}", f"{pid}/{tick}", 0, 0, "", "", 0.0, 0.0, 0.0, 0,
-                          pid=pid, start_tick=tick, comm=comm)  # fmt: skip
+        episode = Episode(
+            symptom,
+            (netns, port),
+            slot,
+            f"{process(comm, pid)} on {where}",
+            f"{pid}/{tick}",
+            0,
+            0,
+            "",
+            "",
+            0.0,
+            0.0,
+            0.0,
+            0,
+            pid=pid,
+            start_tick=tick,
+            comm=comm,
+        )
         episode.facts["port"] = float(port)
         if known(row["tid"]) and row["tid"] > 0:
             episode.facts["tid"] = float(row["tid"])

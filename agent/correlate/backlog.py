@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from agent.correlate.episode import Episode
 
-#: Rates that episodes have as facts: with ``_base``, what is usual, ``_owed``, what was missing just before, and ``_more``, what came beyond what is usual.
+#: Rates that episodes have as facts: with ``_base``, what is usual, ``_owed``, what was missing just before, and
+#: ``_more``, what came beyond what is usual.
 RATES = ("n", "cost", "in")
 _PILED = 1.2  # times what was missing
 

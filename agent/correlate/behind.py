@@ -1,4 +1,6 @@
-"""Which processes an episode depended on, and what became of them meanwhile: its own, who it waited for, a broker and its consumers."""
+"""Which processes an episode depended on, and what became of them meanwhile: its own, who it waited for, a broker and
+its consumers.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def stopped(episode: Episode, view: View) -> list[Blow]:
 
 
 def silent(episode: Episode, view: View) -> list[Blow]:
-    """Of the process that decides nothing. One that was told to end is expected to be silent, unless it was to start again."""
+    """Of the process that decides nothing. One that was told to end is expected to be silent, unless it was to start
+    again.
+    """
     another = bool(episode.facts.get("another"))
     blows = [Blow(replace(blow.fate, again=another or blow.fate.again), blow.score) for blow in own(episode, view)]
     return [blow for blow in blows if not blow.fate.orderly or blow.fate.again]
@@ -130,7 +134,9 @@ def answered(episode: Episode, view: View) -> list[Blow]:
 
 
 def _go_on(fate: Fate, pids: Collection[int], episode: Episode, view: View) -> bool:
-    """Whether others served there before it ended, and after it: where each client has a process of its own, or workers take turns, one ends now and then."""
+    """Whether others served there before it ended, and after it: where each client has a process of its own, or workers
+    take turns, one ends now and then.
+    """
     talks = view.rings["tcp_rtt"].between(fate.from_ns, episode.end_ns + SECOND)
     others = np.isin(talks["pid"], [pid for pid in pids if pid != fate.pid]) & (talks["role"] == _SERVER)
     return bool((talks["proc_start_ns"][others] < fate.from_ns).any())
@@ -202,7 +208,9 @@ def _events(episode: Episode, view: View, lead_ns: int) -> np.ndarray:
 def _during(
     episode: Episode, view: View, pids: Collection[int], needed_ns: float, sure: float, lead_ns: int = _LEAD_NS
 ) -> list[Blow]:
-    """What happened to processes while it lasted. pids: a list begins with who serves now. needed_ns: how long a stop explains it in full."""
+    """What happened to processes while it lasted. pids: a list begins with who serves now. needed_ns: how long a stop
+    explains it in full.
+    """
     events = _events(episode, view, lead_ns)
     if not pids or not len(events):
         return []

@@ -22,7 +22,9 @@ _FORGET_NS = 600 * SECOND  # a comparison that is not repeated for this long has
 
 
 class BeliefWatch(Watch):
-    """One subject is one comparison: a daemon, and what it is compared with. A row holds until the next of its subject."""
+    """One subject is one comparison: a daemon, and what it is compared with. A row holds until the next of its
+    subject.
+    """
 
     metrics = ("apart",)
 

@@ -1,4 +1,6 @@
-"""Processes, and for how long their threads were held up in system calls that wait for no input: files, locks, pipes that are full."""
+"""Processes, and for how long their threads were held up in system calls that wait for no input: files, locks, pipes
+that are full.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _ITSELF = b"tickscope"  # what an agent takes off it closes, and the kernel lets
 
 
 class BlockedWatch(Watch):
-    """One subject is a process that blocks in calls of any kind. blocked_ns: held up, a second, all threads together; each_ns: a time, NaN where it never was."""
+    """One subject is a process that blocks in calls of any kind. blocked_ns: held up, a second, all threads together;
+    each_ns: a time, NaN where it never was.
+    """
 
     metrics = ("blocked_ns", "each_ns")
 
@@ -64,5 +68,21 @@ class BlockedWatch(Watch):
 
     def describe(self, symptom: str, slot: int) -> Episode:
         pid, tick, comm = self._names[slot]
-        return Episode(symptom, (pid, tick), slot, process(comm, pid), f"{pid}/{tick}", 0, 0, "", "", 0.0, 0.0, 0.0, 0,
-                       pid=pid, start_tick=tick, comm=comm)  # fmt: skip
+        return Episode(
+            symptom,
+            (pid, tick),
+            slot,
+            process(comm, pid),
+            f"{pid}/{tick}",
+            0,
+            0,
+            "",
+            "",
+            0.0,
+            0.0,
+            0.0,
+            0,
+            pid=pid,
+            start_tick=tick,
+            comm=comm,
+        )

@@ -24,7 +24,9 @@ _NO_ANSWER, _UNASKED = (TABLES["queue_lag"].code("failure", name) for name in ("
 
 @dataclass(frozen=True)
 class Poll:
-    """The worst poll of a broker in a second. down: it failed, since ``start_ns``; unanswered: without any answer; before: polls that had failed before it."""
+    """The worst poll of a broker in a second. down: it failed, since ``start_ns``; unanswered: without any answer;
+    before: polls that had failed before it.
+    """
 
     start_ns: int
     end_ns: int

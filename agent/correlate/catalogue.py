@@ -1,8 +1,8 @@
 """What a finding can say: each symptom and each cause is one file, registered by being there.
 
-A file of ``symptoms/`` defines ``SYMPTOM``, one of ``causes/`` defines ``CAUSE``, both named as the file is. The order in which they are
-looked at is theirs to say, so that findings do not depend on how files are called or found. Which cause may explain which symptom, either file
-may say; ``causes`` puts both together, and everybody goes by that.
+A file of ``symptoms/`` defines ``SYMPTOM``, one of ``causes/`` defines ``CAUSE``, both named as the file is. The order
+in which they are looked at is theirs to say, so that findings do not depend on how files are called or found. Which
+cause may explain which symptom, either file may say; ``causes`` puts both together, and everybody goes by that.
 """
 
 from __future__ import annotations
@@ -34,15 +34,20 @@ Reads = Mapping[str, tuple[str, ...]]
 class Symptom:
     """Something that is wrong with a subject for a while.
 
-    order: the first of several names a finding, and is judged first. meaning: one line. unit: of an episode's value (empty: a share or a count).
-    table: where it is seen, and what its own evidence is a row of; measured: its column, by the metric that rose; tables: where it is seen, by metric, if elsewhere. reads: columns by table. watch: who keeps its subjects' series; None where
-    it is not judged by seconds. judge: (watch, second) -> the episodes that it opens; it also extends those that go on.
+    order: the first of several names a finding, and is judged first. meaning: one line. unit: of an episode's value
+    (empty: a share or a count).
+    table: where it is seen, and what its own evidence is a row of; measured: its column, by the metric that rose;
+    tables: where it is seen, by metric, if elsewhere. reads: columns by table. watch: who keeps its subjects' series;
+    None where it is not judged by seconds. judge: (watch, second) -> the episodes that it opens; it also extends those
+    that go on.
     clause: what was wrong with what, how much, and when. todo: what to look at first.
-    asked_by_agent: who suffered is tickscope's own poller. inside: what explains it lies inside the decisions that were slow.
-    bare: whether it is told, too, where no cause is known; not of an episode whose metric is one of ``alone``. shared: one whose cause is not known belongs to any
-    finding about its process, or about its port, at that time.
-    explained_by: causes that may explain it and do not list it themselves, by name: the rule that says so, or the name of a symptom of whose episodes
-    this cause judges alike. The rule yields verdicts of that cause only; columns that it looks up, and nobody else, belong to ``reads``.
+    asked_by_agent: who suffered is tickscope's own poller. inside: what explains it lies inside the decisions that were
+    slow.
+    bare: whether it is told, too, where no cause is known; not of an episode whose metric is one of ``alone``. shared:
+    one whose cause is not known belongs to any finding about its process, or about its port, at that time.
+    explained_by: causes that may explain it and do not list it themselves, by name: the rule that says so, or the name
+    of a symptom of whose episodes this cause judges alike. The rule yields verdicts of that cause only; columns that it
+    looks up, and nobody else, belong to ``reads``.
     """
 
     name: str
@@ -68,9 +73,11 @@ class Symptom:
 
 @dataclass(frozen=True)
 class Jumping:
-    """Of a cause that moves the wall clock: what is found of its jumps (agent/correlate/clock.py), and how they are told.
+    """Of a cause that moves the wall clock: what is found of its jumps (agent/correlate/clock.py), and how they are
+    told.
 
-    change: the kind of a ``clock_change`` row. one, several: what the clock did. by_somebody: whether it takes an actor.
+    change: the kind of a ``clock_change`` row. one, several: what the clock did. by_somebody: whether it takes an
+    actor.
     least_ns: the smallest that is looked at. moves: it skips time or has it twice.
     """
 
@@ -86,12 +93,14 @@ class Jumping:
 class Cause:
     """Why something was wrong.
 
-    order: breaks ties between verdicts of one score, the first wins. explains: by symptom, the rule that says of one episode whether this cause
-    holds; a rule is pure, and yields verdicts of this cause only. reads: columns by table of the rows that rules look up; facts: what they take
-    from the episode, by name (``NAME_base``: what was usual). todo: what to do about it. jumps: set where it moves the wall clock.
-    vague: it tells where somebody was, and not why: other causes go before it, and its episodes belong to findings as those without a cause do.
-    kin: causes of one kin are one finding where they are near. lasts: (view, from_ns, to_ns, now_ns) -> whether it is still at work, so that a
-    pause of its symptoms does not end the finding.
+    order: breaks ties between verdicts of one score, the first wins. explains: by symptom, the rule that says of one
+    episode whether this cause holds; a rule is pure, and yields verdicts of this cause only. reads: columns by table of
+    the rows that rules look up; facts: what they take from the episode, by name (``NAME_base``: what was usual). todo:
+    what to do about it. jumps: set where it moves the wall clock.
+    vague: it tells where somebody was, and not why: other causes go before it, and its episodes belong to findings as
+    those without a cause do.
+    kin: causes of one kin are one finding where they are near. lasts: (view, from_ns, to_ns, now_ns) -> whether it is
+    still at work, so that a pause of its symptoms does not end the finding.
     """
 
     name: str
@@ -117,7 +126,9 @@ def symptoms() -> dict[str, Symptom]:
 
 @cache
 def causes() -> dict[str, Cause]:
-    """All of them by name, in order, with what symptoms say that they explain. Raises AgentError for a name that there is not."""
+    """All of them by name, in order, with what symptoms say that they explain. Raises AgentError for a name that there
+    is not.
+    """
     from agent.correlate import causes as room
 
     return joined(symptoms(), _found(room.__name__, room.__path__, "CAUSE"))
@@ -135,7 +146,9 @@ def _found(room: str, path: Any, what: str) -> dict[str, Any]:
 
 
 def joined(symptoms: Mapping[str, Symptom], causes: Mapping[str, Cause]) -> dict[str, Cause]:
-    """The causes, each with all that it explains, whichever side says so. Raises AgentError for a name that there is not, and for what both say."""
+    """The causes, each with all that it explains, whichever side says so. Raises AgentError for a name that there is
+    not, and for what both say.
+    """
     for cause in causes.values():
         for name in cause.explains.keys() - symptoms.keys():
             raise _unknown(f"cause {cause.name}: explains", name, symptoms)

@@ -1,6 +1,8 @@
-"""Along a chain of calls, who kept whom waiting: from a request that was given up to the server at which the chain ends, as far as it runs on this host. Pure.
+"""Along a chain of calls, who kept whom waiting: from a request that was given up to the server at which the chain
+ends, as far as it runs on this host. Pure.
 
-A server that is asked, and itself gives up waiting for another or waits for it for most of that time, passes the wait on: the next one is looked at.
+A server that is asked, and itself gives up waiting for another or waits for it for most of that time, passes the wait
+on: the next one is looked at.
 """
 
 from __future__ import annotations
@@ -31,8 +33,10 @@ _MOST = 0.5  # of the time that was waited for a server, from which its own wait
 
 @dataclass(frozen=True)
 class Hop:
-    """Somebody who was asked. raw: ip:port as in rows. given: requests to it that were given up; unheard: of these, those whose SYN nobody answered; again: segments to it that were sent
-    again meanwhile; lost: how much of what was given up that explains, from 0 to 1. starved_ns: how long it waited for a processor."""
+    """Somebody who was asked. raw: ip:port as in rows. given: requests to it that were given up; unheard: of these,
+    those whose SYN nobody answered; again: segments to it that were sent again meanwhile; lost: how much of what was
+    given up that explains, from 0 to 1. starved_ns: how long it waited for a processor.
+    """
 
     raw: bytes
     netns: int | None
@@ -103,7 +107,16 @@ def _hop(raw: bytes, netns: int | None, episode: Episode, view: View) -> Hop:
     back = resent(episode, view, raw, netns, rows, 0, None)
     hit = len(groups([rows["saddr"], rows["sport"]])[0]) if len(rows) else 0  # connections; each is of one request
     starved = view.starved_ns(server[1], episode) if server else 0.0
-    return Hop(raw, netns, server, given, len(connects), back.again, min(1.0, hit / max(given, 1)) * back.explains(episode.value), starved)  # fmt: skip
+    return Hop(
+        raw,
+        netns,
+        server,
+        given,
+        len(connects),
+        back.again,
+        min(1.0, hit / max(given, 1)) * back.explains(episode.value),
+        starved,
+    )
 
 
 def _rows(view: View, table: str, episode: Episode) -> np.ndarray:
@@ -117,7 +130,9 @@ def _serving(hop: Hop, episode: Episode, view: View) -> list[int]:
 
 
 def _asks(pids: list[int], episode: Episode, view: View) -> tuple[int | None, bytes] | None:
-    """Whom the processes of a server kept waiting for, (network namespace, peer), most of the time; None where they did not."""
+    """Whom the processes of a server kept waiting for, (network namespace, peer), most of the time; None where they did
+    not.
+    """
     until_ns = episode.end_ns + 2 * SECOND
     given = given_up(_rows(view, "tcp_close", episode), _rows(view, "tcp_connect", episode))
     given = given[np.isin(given["pid"], pids) & (given["age_ns"] >= _MOST * episode.value)]

@@ -1,4 +1,6 @@
-"""Which processes of this host stopped talking to a server that they usually talk to all the time: by their acknowledged segments, second by second."""
+"""Which processes of this host stopped talking to a server that they usually talk to all the time: by their
+acknowledged segments, second by second.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Client:
 
 
 def talking(view: View, server: bytes, from_ns: int, to_ns: int) -> list[Client]:
-    """Those that talked to the server in most of the seconds before, the most silent first; none where too little time has passed to tell."""
+    """Those that talked to the server in most of the seconds before, the most silent first; none where too little time
+    has passed to tell.
+    """
     everybody = view.rings["tcp_rtt"].between(from_ns - _BEFORE_NS, to_ns)
     ticks = np.unique(everybody["t_ns"] // (SECOND // 10))
     since = ticks * (SECOND // 10) - from_ns

@@ -1,7 +1,7 @@
 """Clock jumps: who moved the wall clock, how far, and which decisions fell into the time that happened twice or never.
 
-Decisions and steps are both on CLOCK_BOOTTIME. A step of D at t0 makes the wall interval of length D at the step occur twice
-(backward) or never (forward). Under one of the two offsets, the wall time of exactly the decisions whose interval
+Decisions and steps are both on CLOCK_BOOTTIME. A step of D at t0 makes the wall interval of length D at the step occur
+twice (backward) or never (forward). Under one of the two offsets, the wall time of exactly the decisions whose interval
 [t_ns - duration_ns, t_ns] meets [t0 - D, t0 + D] lies in it: BOOTTIME to wall time is one constant on each side, so the
 constants cancel. Decisions further away, but within one window of their limiter, straddle the step: their window was
 stretched or cut.
@@ -27,9 +27,38 @@ from agent.tables import TABLES
 
 _CHANGE, _OUTCOME = TABLES["clock_change"], TABLES["limiter_jump"]
 #: What jumps and their effects are made of.
-READS = {"clock_change": ("kind", "via", "unwatched_ns", "size_ns", "err_ns", "real_mono_before_ns", "real_mono_after_ns", "ret"),
-         "limiter_decision": ("limiter_id", "library", "result", "limit_per_s", "burst", "window_ns", "wait_ns", "duration_ns", "step_immune",
-                              "goroutine", "sample_rate", "key", "remaining", "program_wall_ns", "library_version", "cost", "unlimited", "member")}  # fmt: skip
+READS = {
+    "clock_change": (
+        "kind",
+        "via",
+        "unwatched_ns",
+        "size_ns",
+        "err_ns",
+        "real_mono_before_ns",
+        "real_mono_after_ns",
+        "ret",
+    ),
+    "limiter_decision": (
+        "limiter_id",
+        "library",
+        "result",
+        "limit_per_s",
+        "burst",
+        "window_ns",
+        "wait_ns",
+        "duration_ns",
+        "step_immune",
+        "goroutine",
+        "sample_rate",
+        "key",
+        "remaining",
+        "program_wall_ns",
+        "library_version",
+        "cost",
+        "unlimited",
+        "member",
+    ),
+}
 _REPLAYED, _MEMBERS = 3, 64  # limiters, as many as a sentence names; members of all of them
 _REFUSED = (TABLES["limiter_decision"].code("result", "refused"), TABLES["limiter_decision"].code("result", "error"))
 
@@ -56,9 +85,11 @@ class ClockWatch:
         self._config = config
 
     def feed(self, changes: np.ndarray | None, decisions: np.ndarray | None, until_ns: int) -> list[JumpSeries]:
-        """Takes what lies before ``until_ns``; returns the series that are new or grew. Jumps past their time leave ``counting``.
+        """Takes what lies before ``until_ns``; returns the series that are new or grew. Jumps past their time leave
+        ``counting``.
 
-        Beyond ``max_findings`` jumps at once, those of a series only count, and others are left out (``skipped``)."""
+        Beyond ``max_findings`` jumps at once, those of a series only count, and others are left out (``skipped``).
+        """
         if decisions is not None:
             for jump in self.counting:
                 self._count(jump, decisions)
@@ -83,7 +114,9 @@ class ClockWatch:
         return list(grown.values())
 
     def _replay(self, jump: ClockJump) -> None:
-        """What those limiters that the sentence names would have decided on true time. Of a jump that is not alone nothing is said: the next came too soon."""
+        """What those limiters that the sentence names would have decided on true time. Of a jump that is not alone
+        nothing is said: the next came too soon.
+        """
         hit = sorted((a for a in jump.series.affected.values() if a.inside and not a.immune), key=lambda a: -a.inside)[
             :_REPLAYED
         ]
@@ -167,7 +200,9 @@ class ClockWatch:
         )
 
     def _near(self, jump: ClockJump, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Masks: decisions in the interval that happened twice or never, and decisions whose window straddles the jump."""
+        """Masks: decisions in the interval that happened twice or never, and decisions whose window straddles the
+        jump.
+        """
         size = abs(jump.size_ns)
         begun, end = at_work(rows)
         counted = end <= jump.until_ns

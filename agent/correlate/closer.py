@@ -1,4 +1,6 @@
-"""What a closer look at an episode's process saw (agent/investigate/): the disk, where it slept, locks of the kernel's. Rows come at the look's end."""
+"""What a closer look at an episode's process saw (agent/investigate/): the disk, where it slept, locks of the kernel's.
+Rows come at the look's end.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def looked(episode: Episode, view: View, table: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Disk:
-    """A disk during looks: requests, how long it had each, and the slowest, ns. writer: who wrote most, where that is far more than the episode's process did; bytes."""
+    """A disk during looks: requests, how long it had each, and the slowest, ns. writer: who wrote most, where that is
+    far more than the episode's process did; bytes.
+    """
 
     requests: int
     each_ns: float
@@ -90,7 +94,9 @@ def locked_ns(episode: Episode, view: View) -> float:
 
 
 def slept(episode: Episode, view: View, call: str) -> tuple[dict[str, object], ...]:
-    """Where in the kernel the episode's process slept in that call for longest, as evidence; nothing where no look saw it."""
+    """Where in the kernel the episode's process slept in that call for longest, as evidence; nothing where no look saw
+    it.
+    """
     rows = view.own(looked(episode, view, "off_cpu"), episode)
     rows = rows[(rows["syscall"] == call.encode()) & (rows["kind"] == _SLOW) & (rows["state"] != _READY)]
     if not len(rows):
@@ -98,8 +104,17 @@ def slept(episode: Episode, view: View, call: str) -> tuple[dict[str, object], .
     row = rows[int(np.argmax(rows["sum_ns"]))]
     where = " < ".join(text(row["kernel_stack"]).split(";")[:4])
     return (
-        item("off_cpu", f"asleep in {call}", float(row["sum_ns"]), "ns", column="sum_ns", where=where, times=int(row["count"]), pid=episode.pid),
-    )  # fmt: skip
+        item(
+            "off_cpu",
+            f"asleep in {call}",
+            float(row["sum_ns"]),
+            "ns",
+            column="sum_ns",
+            where=where,
+            times=int(row["count"]),
+            pid=episode.pid,
+        ),
+    )
 
 
 @dataclass(frozen=True)

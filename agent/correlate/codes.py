@@ -1,6 +1,7 @@
 """Which errors servers answer with, second by second: what is usual of one says nothing of another. Pure.
 
-A client that asks for something that an older server does not know gets an error each time that it connects, and all is well.
+A client that asks for something that an older server does not know gets an error each time that it connects, and all is
+well.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""How much of the time that something took a process itself ran: of the processor, by its own account, as far as several causes go by it."""
+"""How much of the time that something took a process itself ran: of the processor, by its own account, as far as
+several causes go by it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ _KERNEL = 0.6  # of what it ran, from which the kernel worked for it: calls, fau
 
 @dataclass(frozen=True)
 class Ran:
-    """ran_ns: within needed_ns, all threads together; waited_ns: for a processor meanwhile; usual: processors that it keeps busy usually; start_tick: when the process started."""
+    """ran_ns: within needed_ns, all threads together; waited_ns: for a processor meanwhile; usual: processors that it
+    keeps busy usually; start_tick: when the process started.
+    """
 
     ran_ns: float
     waited_ns: float

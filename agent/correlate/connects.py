@@ -1,4 +1,6 @@
-"""Peers that processes of this host connect to: how many connects were through, how many failed, and how many connections were reset."""
+"""Peers that processes of this host connect to: how many connects were through, how many failed, and how many
+connections were reset.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,10 @@ _END = np.dtype([("netns", np.int64), ("peer", "V18")])
 class ConnectWatch(EndWatch):
     """One subject is one ip:port that clients connect to, or have old connections to, from one network namespace.
 
-    ok, failed: connects; broken: connections that were reset after they had been through: who refuses a connect does so by a reset as well. slow: of those that were
-    through, how many took ``SLOW_NS``; longest_ns: what the slowest took. Of who is only talked with nothing is usual but that no connect fails: a server resets old connections
-    for reasons of its own (a limit, a restart of one of its processes).
+    ok, failed: connects; broken: connections that were reset after they had been through: who refuses a connect does so
+    by a reset as well. slow: of those that were through, how many took ``SLOW_NS``; longest_ns: what the slowest took.
+    Of who is only talked with nothing is usual but that no connect fails: a server resets old connections for reasons
+    of its own (a limit, a restart of one of its processes).
     """
 
     metrics = ("ok", "failed", "broken", "slow", "longest_ns")

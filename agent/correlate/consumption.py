@@ -24,8 +24,10 @@ _STOPPED = 0.6  # of the time, that one asks for nothing which has stopped
 
 @dataclass(frozen=True)
 class Consumption:
-    """Rates in messages a second, before and while it lasted; None where not known. silent: clients of the server that stopped talking to it then,
-    the most silent first; name: of the consumer that it is about, where the server says it."""
+    """Rates in messages a second, before and while it lasted; None where not known. silent: clients of the server that
+    stopped talking to it then, the most silent first; name: of the consumer that it is about, where the server says
+    it.
+    """
 
     count: float | None
     before: float | None
@@ -78,7 +80,9 @@ class Consumption:
 
     @property
     def lone(self) -> Client | None:
-        """The one client that stopped while others of the group go on; None where there is none, or it may be several."""
+        """The one client that stopped while others of the group go on; None where there is none, or it may be
+        several.
+        """
         named = [client for client in self.silent if self.name and _same(self.name, client)]
         one = named if len(named) == 1 else self.silent
         return one[0] if len(one) == 1 and (self.count is None or self.count > 1) else None
@@ -156,9 +160,20 @@ def _consumption(episode: Episode, view: View) -> Consumption:
     waits = [(view.starved_ns(client.pid, episode), client) for client in clients]
     worst = max(waits, key=lambda wait: (wait[0], -wait[1].pid), default=None)
     hungry = worst is not None and worst[0] >= _HUNGRY * (episode.end_ns - episode.start_ns)
-    return Consumption(known("consumers"), known("consumers_base"), known("taken", known("out")), known("out_base"), known("in"), known("in_base"),
-                       episode.metric in DELIVERED, silent, episode.words, _idle_share(episode, view), bool(known("crept", 0.0)),
-                       (worst[1], worst[0]) if worst is not None and hungry else None)  # fmt: skip
+    return Consumption(
+        known("consumers"),
+        known("consumers_base"),
+        known("taken", known("out")),
+        known("out_base"),
+        known("in"),
+        known("in_base"),
+        episode.metric in DELIVERED,
+        silent,
+        episode.words,
+        _idle_share(episode, view),
+        bool(known("crept", 0.0)),
+        (worst[1], worst[0]) if worst is not None and hungry else None,
+    )
 
 
 def _idle_share(episode: Episode, view: View) -> float:

@@ -33,9 +33,10 @@ _UNKNOWN = Verdict(UNKNOWN, 0.0, "", "")
 class Correlator:
     """Makes findings of batches.
 
-    ``feed`` takes batches of any table in any order; ``advance`` processes what happened up to a watermark. Symptoms are
-    judged once a whole second, clock changes at once. Memory is bounded; what did not fit is counted in ``losses``.
-    asked: the causes that are asked, all by default; fewer of them only to see what each is worth. clock: by which ``guard`` counts what each rule costs.
+    ``feed`` takes batches of any table in any order; ``advance`` processes what happened up to a watermark. Symptoms
+    are judged once a whole second, clock changes at once. Memory is bounded; what did not fit is counted in ``losses``.
+    asked: the causes that are asked, all by default; fewer of them only to see what each is worth. clock: by which
+    ``guard`` counts what each rule costs.
     """
 
     def __init__(
@@ -87,8 +88,10 @@ class Correlator:
     def losses(self) -> dict[str, int]:
         """Rows that could not be taken into account, by reason.
 
-        pending: dropped before the watermark came; late: came after their second was judged, of tables that symptoms go by (still used as evidence);
-        evidence: no longer kept, or beyond what is told of a finding; subjects: not watched, too many; findings: closed early or not made, too many; servers: forgotten, too many;
+        pending: dropped before the watermark came; late: came after their second was judged, of tables that symptoms go
+        by (still used as evidence);
+        evidence: no longer kept, or beyond what is told of a finding; subjects: not watched, too many; findings: closed
+        early or not made, too many; servers: forgotten, too many;
         rules: judgements of symptoms and causes that failed, or that were not made because their rule is left out.
         """
         rings = sum(ring.dropped for ring in self._view.rings.values()) + self._view.decisions.dropped
@@ -103,7 +106,8 @@ class Correlator:
         }
 
     def advance(self, watermark_ns: int) -> list[Batch]:
-        """Processes rows with ``t_ns <= watermark_ns`` in time order; returns findings that are new, changed or closed, each followed by its
+        """Processes rows with ``t_ns <= watermark_ns`` in time order; returns findings that are new, changed or closed,
+        each followed by its
         ``evidence`` as far as that is new or has changed; and ``limiter_jump``.
 
         A watermark that does not grow does nothing. Rows of one call come out in order of their start and id.
@@ -255,7 +259,9 @@ class Correlator:
         found.closed = found.closed or (not counting and not lasting and quiet)
 
     def _emit(self, t_ns: int) -> list[Batch]:
-        """Findings that changed since they were last emitted; closed ones are forgotten when nothing can join them any more. What jumps made of limiters, first."""
+        """Findings that changed since they were last emitted; closed ones are forgotten when nothing can join them any
+        more. What jumps made of limiters, first.
+        """
         out = self._clock.outcomes()
         for found in sorted(self._findings, key=lambda f: (f.start_ns, f.finding_id)):
             if not found.finding_id:

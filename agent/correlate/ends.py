@@ -26,8 +26,9 @@ class EndWatch(Watch):
         self._since: int | None = None
 
     def usually(self, metric: str, slot: int, second: int, skip: int, since_s: int) -> float | None:
-        """What nine in ten of the seconds before the last ``skip`` stayed below, where one without a value counts as 0. None while the subject is hardly known: since_s, when it
-        began, or this watch did."""
+        """What nine in ten of the seconds before the last ``skip`` stayed below, where one without a value counts as 0.
+        None while the subject is hardly known: since_s, when it began, or this watch did.
+        """
         known_s = min(SECONDS - 1 - skip, second - skip - max(self._since or 0, since_s))
         if known_s < self.config.warm_s:
             return None

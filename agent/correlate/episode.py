@@ -15,11 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Episode:
-    """One symptom of one subject, from its first to its last bad second. Values are in ``unit``, times CLOCK_BOOTTIME ns.
+    """One symptom of one subject, from its first to its last bad second. Values are in ``unit``, times CLOCK_BOOTTIME
+    ns.
 
     slot: the subject's row in its series. base: what was usual; value: the worst seen; bar: what a bad second exceeds.
-    scope: what episodes of one local cause share (the process, or the queue). facts: what causes are judged by. ranked: what they said last.
-    habit: by which of its values it may be one (agent/correlate/habits.py); empty: it is told however often it comes. blame: the cause of its finding, where that is known.
+    scope: what episodes of one local cause share (the process, or the queue). facts: what causes are judged by. ranked:
+    what they said last.
+    habit: by which of its values it may be one (agent/correlate/habits.py); empty: it is told however often it comes.
+    blame: the cause of its finding, where that is known.
     """
 
     symptom: str
@@ -57,7 +60,9 @@ class Episode:
 
 @dataclass(frozen=True)
 class Culprit:
-    """Who did it, as far as that is known. pid: in the agent's namespace. object: a server's ip:port, a consumer, a device, a cgroup."""
+    """Who did it, as far as that is known. pid: in the agent's namespace. object: a server's ip:port, a consumer, a
+    device, a cgroup.
+    """
 
     pid: int | None = None
     comm: str = ""
@@ -73,7 +78,8 @@ class Verdict:
 
     score: 0 (looked at, does not explain it) to 1. scope: what it is about, for example the peer; empty matches any.
     words: complete "... because" (or say what was looked at, where the score is 0). evidence: rows of JSON members.
-    detail: the finer word of the cause (``finding.cause_detail``). blamed: the processes that it is about beside the culprit.
+    detail: the finer word of the cause (``finding.cause_detail``). blamed: the processes that it is about beside the
+    culprit.
     full: words that do not go by who suffered, where ``words`` do.
     """
 
@@ -89,7 +95,9 @@ class Verdict:
 
 
 def item(table: str, what: str, value: float | str | None, unit: str = "", **more: object) -> dict[str, object]:
-    """An entry of a finding's evidence. ``column``: of that table, whose value it is; none where rows were counted. Unknown members are left out, floats rounded to what was measured."""
+    """An entry of a finding's evidence. ``column``: of that table, whose value it is; none where rows were counted.
+    Unknown members are left out, floats rounded to what was measured.
+    """
     entry: dict[str, object] = {"table": table, "what": what, "value": value, "unit": unit, **more}
     return {
         k: float(f"{v:.6g}") if isinstance(v, float) else v

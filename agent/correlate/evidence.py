@@ -18,14 +18,17 @@ if TYPE_CHECKING:
 _TABLE = TABLES["evidence"]
 FOR, AGAINST, TIMELINE, WITHDRAWN = (_TABLE.code("role", name) for name in ("for", "against", "timeline", "withdrawn"))
 Entry = Mapping[str, object]
-#: A role, the cause that it is about (empty for what is about the symptom), and an entry (see ``agent.correlate.episode.item``).
+#: A role, the cause that it is about (empty for what is about the symptom), and an entry (see
+#: ``agent.correlate.episode.item``).
 Piece = tuple[int, str, Entry]
 _MOST = 128  # of a finding
 _OBJECTS = ("subject", "limiter", "peer", "comm")
 
 
 def batch(finding: Finding, t_ns: int) -> Batch | None:
-    """What is new or has changed since the last time, as known at t_ns; None where nothing has. What does not fit goes into ``finding.unfit``."""
+    """What is new or has changed since the last time, as known at t_ns; None where nothing has. What does not fit goes
+    into ``finding.unfit``.
+    """
     pieces: dict[bytes, Piece] = {}
     for role, cause, entry in _pieces(finding):
         key = [

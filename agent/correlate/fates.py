@@ -1,4 +1,6 @@
-"""What became of processes: stopped for a while, frozen, killed, ended by themselves, started again. Pure; from rows of ``process_event``."""
+"""What became of processes: stopped for a while, frozen, killed, ended by themselves, started again. Pure; from rows of
+``process_event``.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +42,15 @@ _ASKED = (0, *(128 + number for number in _ORDERLY))  # exit codes of one that d
 
 @dataclass(frozen=True)
 class Fate:
-    """kind: one of ``STOPS`` or ``ENDS``. from_ns, to_ns: of a stop; an end has one time. signal, exit_code, sender_pid: None where not known.
-    uid: whose it was. lives: of an end, how many processes of that program, and user, ended alike, one after the other, from ``first_ns``, when ``first_pid`` did, to ``last_ns``;
-    again: whether another one took its place. act, fellows: of one of several that the same act hit (agent/correlate/acts.py), the scope of the first of them, and all their pids.
-    needed: whether others depend on it; else it is only at work. abrupt: of an end, by a signal from outside (agent/correlate/outside.py)."""
+    """kind: one of ``STOPS`` or ``ENDS``. from_ns, to_ns: of a stop; an end has one time. signal, exit_code,
+    sender_pid: None where not known.
+    uid: whose it was. lives: of an end, how many processes of that program, and user, ended alike, one after the other,
+    from ``first_ns``, when ``first_pid`` did, to ``last_ns``;
+    again: whether another one took its place. act, fellows: of one of several that the same act hit
+    (agent/correlate/acts.py), the scope of the first of them, and all their pids.
+    needed: whether others depend on it; else it is only at work. abrupt: of an end, by a signal from outside
+    (agent/correlate/outside.py).
+    """
 
     kind: str
     pid: int
@@ -159,8 +166,13 @@ class Fate:
         how = self.words(self.from_ns)
         if self.lives < 2:
             return tell("{how}, and another process took its place", how=how)
-        return tell("{comm} ended {n} within {took}, each time another process; {how}", comm=self.comm, n=value(self.lives, "time"),
-                    took=span(self.last_ns - self.first_ns), how=how)  # fmt: skip
+        return tell(
+            "{comm} ended {n} within {took}, each time another process; {how}",
+            comm=self.comm,
+            n=value(self.lives, "time"),
+            took=span(self.last_ns - self.first_ns),
+            how=how,
+        )
 
     def evidence(self, until_ns: int) -> tuple[dict[str, object], ...]:
         what = (
@@ -171,8 +183,21 @@ class Fate:
             else "it ended"
         )
         took: float | str = float(self.lasted(until_ns)) if self.stop else self.detail
-        return (item("process_event", what, took, "ns" if self.stop else "", column="" if self.stop else "signal", pid=self.pid, comm=self.comm,
-                     sender_pid=self.sender_pid, sender=self.sender_comm, t_ns=self.from_ns, end_ns=min(self.to_ns, until_ns)),)  # fmt: skip
+        return (
+            item(
+                "process_event",
+                what,
+                took,
+                "ns" if self.stop else "",
+                column="" if self.stop else "signal",
+                pid=self.pid,
+                comm=self.comm,
+                sender_pid=self.sender_pid,
+                sender=self.sender_comm,
+                t_ns=self.from_ns,
+                end_ns=min(self.to_ns, until_ns),
+            ),
+        )
 
 
 def _name(number: int | None) -> str:
@@ -195,12 +220,26 @@ def kind_of(row: np.void) -> str:
 def of_row(row: np.void, pid: int, tick: int, comm: str, cgroup: int) -> Fate:
     """What a row says of that process; a stop lasts."""
     kind, t_ns = kind_of(row), int(row["t_ns"])
-    return Fate(kind, pid, tick, comm, cgroup, t_ns, LASTS if kind in STOPS else t_ns, _int(row["signal"]), _int(row["exit_code"]), _int(row["sender_pid"]),
-                text(row["sender_comm"]), _int(row["uid"]))  # fmt: skip
+    return Fate(
+        kind,
+        pid,
+        tick,
+        comm,
+        cgroup,
+        t_ns,
+        LASTS if kind in STOPS else t_ns,
+        _int(row["signal"]),
+        _int(row["exit_code"]),
+        _int(row["sender_pid"]),
+        text(row["sender_comm"]),
+        _int(row["uid"]),
+    )
 
 
 def of_ours(events: np.ndarray) -> np.ndarray:
-    """Without those of processes outside of the agent's PID namespace, which have no number here. What is told of a cgroup as a whole has none either."""
+    """Without those of processes outside of the agent's PID namespace, which have no number here. What is told of a
+    cgroup as a whole has none either.
+    """
     return only(events, known(events["pid"]) | _WHOLE[events["kind"]])
 
 

@@ -1,4 +1,6 @@
-"""Whether the end of a process still was one when others suffered: what came after it, and who had taken its place. Pure."""
+"""Whether the end of a process still was one when others suffered: what came after it, and who had taken its place.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _TICK_NS = 10_000_000
 
 
 def over(fate: Fate, raw: bytes, served: list[tuple[str, int]], episode: Episode, view: View) -> bool:
-    """Whether another process had taken the place of one that ended: before that one ended in order, as at a reload; or was connected to before anything was slow."""
+    """Whether another process had taken the place of one that ended: before that one ended in order, as at a reload; or
+    was connected to before anything was slow.
+    """
     if fate.stop or not fate.again:
         return False
     talks = view.rings["tcp_rtt"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND)

@@ -29,7 +29,9 @@ _NO_CAUSE = Verdict(UNKNOWN, 0.0, "", "no cause was seen")
 
 @dataclass
 class Finding:
-    """verdicts: of each episode, best first, as last ranked. last_bad: the last second with a symptom, or its cause at work."""
+    """verdicts: of each episode, best first, as last ranked. last_bad: the last second with a symptom, or its cause at
+    work.
+    """
 
     start_ns: int
     end_ns: int
@@ -59,7 +61,9 @@ class Finding:
             said += "|"
 
     def ranked(self) -> list[Verdict]:
-        """The best verdict of each cause over all episodes, best first; in the words of the first episode that it explains."""
+        """The best verdict of each cause over all episodes, best first; in the words of the first episode that it
+        explains.
+        """
         if self._ranked is None:
             self._ranked = self._rank()
         return self._ranked
@@ -100,7 +104,9 @@ class Finding:
                 if held is None or v.score > held.score == 0:
                     best[v.cause] = replace(v, scope=v.scope or (held.scope if held else ""))
                 elif v.score > 0:
-                    more = replace(held, score=max(v.score, held.score), scope=(v.score > held.score and v.scope) or held.scope)  # fmt: skip
+                    more = replace(
+                        held, score=max(v.score, held.score), scope=(v.score > held.score and v.scope) or held.scope
+                    )
                     unnamed = held.culprit == NOBODY and v.culprit != NOBODY  # one episode may know more than the first
                     best[v.cause] = replace(more, culprit=v.culprit, detail=v.detail) if unnamed else more
         return sorted(best.values(), key=best_first)
@@ -170,8 +176,9 @@ class Finding:
         return (self.main.symptom, self.main.subject) if self.episodes else ("", "")
 
     def row(self, t_ns: int, *, whole: bool = True) -> Batch:
-        """The finding as one row of its table; t_ns is the watermark at which this was known. Not whole: in plain words, without what rules say; it
-        does not fail where they do."""
+        """The finding as one row of its table; t_ns is the watermark at which this was known. Not whole: in plain
+        words, without what rules say; it does not fail where they do.
+        """
         cause, ranked = self.cause, self.ranked()
         held = [v for v in ranked if v.score > 0]
         symptom, subject = self.about
@@ -221,8 +228,18 @@ class Finding:
 
     @staticmethod
     def of_symptom(e: Episode) -> dict[str, object]:
-        return item(e.declared.tables.get(e.metric, e.declared.table), e.symptom, e.value, e.unit, column=e.declared.measured.get(e.metric), baseline=e.base, t_ns=e.start_ns, end_ns=e.end_ns,
-                    subject=e.subject, pid=e.pid)  # fmt: skip
+        return item(
+            e.declared.tables.get(e.metric, e.declared.table),
+            e.symptom,
+            e.value,
+            e.unit,
+            column=e.declared.measured.get(e.metric),
+            baseline=e.base,
+            t_ns=e.start_ns,
+            end_ns=e.end_ns,
+            subject=e.subject,
+            pid=e.pid,
+        )
 
     def _plainly(self) -> Words:
         symptom, subject = self.about
@@ -254,7 +271,9 @@ class Finding:
         return tell("{clause}{why}.{also}", clause=_clause(self.main), why=why, also=also)
 
     def _others(self) -> list[Words]:
-        """Whom it hit beside the one that names it and the culprit; processes of one program that stopped or ended together are told as such."""
+        """Whom it hit beside the one that names it and the culprit; processes of one program that stopped or ended
+        together are told as such.
+        """
         rest = others(self.main, self.episodes, self.cause.culprit)
         told = {e.subject for e in rest}
         fates = {e.subject: e.comm for e in self.episodes if e.declared.table == "process_event" and e.subject in told}
@@ -262,7 +281,13 @@ class Finding:
         several = {comm for comm, n in alike.items() if n > _ALIKE}
         single = [e.subject for e in rest if fates.get(e.subject) not in several]
         more = {comm: " more" if comm == self.main.comm else "" for comm in several}
-        return [*single, *(tell("{n}{more} processes of {comm}", n=value(alike[comm]), more=more[comm], comm=comm) for comm in sorted(several))]  # fmt: skip
+        return [
+            *single,
+            *(
+                tell("{n}{more} processes of {comm}", n=value(alike[comm]), more=more[comm], comm=comm)
+                for comm in sorted(several)
+            ),
+        ]
 
 
 def _in_json(said: list[Piece]) -> bytes:

@@ -1,8 +1,11 @@
 """Whether who refuses connects to a server is the server's own kernel, or somebody on the way: a firewall. Pure.
 
-A kernel that refuses a connect sends a reset, and we see it where the server is on this host: one that came from nowhere was made by a firewall. So was an error that came by ICMP:
-it ends a connect at once or with the second SYN, and there is no reset at all. A router says the same of a host that there is not: that one cannot be reached proves a firewall only where
-the server is on this host. Where a port is redirected (Docker, a mesh), the kernel refuses at another one: its reset is known by whom it goes to. Who asks for a neighbour by ARP in vain is told after three seconds, whatever connects began meanwhile: these take any time up to that.
+A kernel that refuses a connect sends a reset, and we see it where the server is on this host: one that came from
+nowhere was made by a firewall. So was an error that came by ICMP: it ends a connect at once or with the second SYN, and
+there is no reset at all. A router says the same of a host that there is not: that one cannot be reached proves a
+firewall only where the server is on this host. Where a port is redirected (Docker, a mesh), the kernel refuses at
+another one: its reset is known by whom it goes to. Who asks for a neighbour by ARP in vain is told after three seconds,
+whatever connects began meanwhile: these take any time up to that.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ READS = {
 }
 _OK, _FAILED = (TABLES["tcp_connect"].code("result", name) for name in ("ok", "failed"))
 _SENT, _RECEIVED = (TABLES["tcp_reset"].code("direction", name) for name in ("sent", "received"))
-#: What ICMP makes of a connect (net/ipv4/icmp.c, net/ipv6/icmp.c): host, network or protocol unreachable, or prohibited.
+#: What ICMP makes of a connect (net/ipv4/icmp.c, net/ipv6/icmp.c): host, network or protocol unreachable, or
+#: prohibited.
 _BY_ICMP = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES, errno.ENOPROTOOPT, errno.EPROTO)
 _UNREACHED = (errno.EHOSTUNREACH, errno.ENETUNREACH)
 #: Near by, what comes back while the SYN is still being sent ends only the next try, a second later.
@@ -38,7 +42,9 @@ _SLACK_NS, _BEFORE_NS = SECOND // 2, 120 * SECOND
 
 @dataclass(frozen=True)
 class Refusal:
-    """n: connects that a firewall refused; how: icmp or reset; failed: that failed in all. sure: whether it can have been nothing else."""
+    """n: connects that a firewall refused; how: icmp or reset; failed: that failed in all. sure: whether it can have
+    been nothing else.
+    """
 
     n: int
     how: str
@@ -47,7 +53,9 @@ class Refusal:
 
 
 def refusal(raw: bytes, netns: int | None, episode: Episode, view: View) -> Refusal | None:
-    """What a firewall did to connects to a peer while the episode lasted. None where too few failed, or the peer's own kernel refused them, or that is not known."""
+    """What a firewall did to connects to a peer while the episode lasted. None where too few failed, or the peer's own
+    kernel refused them, or that is not known.
+    """
     rows = in_netns(to_peer(view.during("tcp_connect", episode), raw), netns)
     failed = pick(rows, rows["result"] == _FAILED)
     if len(failed) < _LEAST:

@@ -17,7 +17,11 @@ def of_brokers(episode: Episode, view: View) -> Iterator[Verdict]:
         if b.errors["OOM"]:
             words = tell(
                 "{who} refused {n} commands: its memory is full ({used} of {limit} bytes)",
-                who=b.who, n=value(b.errors["OOM"]), used=value(b.memory), limit=value(b.memory_limit))  # fmt: skip
+                who=b.who,
+                n=value(b.errors["OOM"]),
+                used=value(b.memory),
+                limit=value(b.memory_limit),
+            )
             used = item("queue_lag", "memory used", b.memory, "bytes", column="memory_bytes", limit=b.memory_limit)
             yield Verdict(NAME, 0.96, b.scope, words, (b.replies("OOM"), used), "memory", b.culprit)
         elif b.errors["MISCONF"]:
@@ -29,6 +33,14 @@ def of_brokers(episode: Episode, view: View) -> Iterator[Verdict]:
             yield Verdict(NAME, 0.85, b.scope, words, (b.replies("MISCONF"),), "disk_full", b.culprit)
         elif b.full:
             words = tell("{who} takes no more clients", who=b.who)
-            seen = item("queue_lag", "connections refused", b.turned_away or None, "", column="clients_refused", clients=b.clients,
-                        limit=b.clients_limit, reason=", ".join(b.down))  # fmt: skip
+            seen = item(
+                "queue_lag",
+                "connections refused",
+                b.turned_away or None,
+                "",
+                column="clients_refused",
+                clients=b.clients,
+                limit=b.clients_limit,
+                reason=", ".join(b.down),
+            )
             yield Verdict(NAME, 0.97, b.scope, words, (seen,), "clients", b.culprit)

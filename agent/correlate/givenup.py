@@ -1,4 +1,6 @@
-"""Requests that programs gave up waiting for: connections that they closed before anything came in answer, and connects that they broke off."""
+"""Requests that programs gave up waiting for: connections that they closed before anything came in answer, and connects
+that they broke off.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,23 @@ READS = {"tcp_close": ("netns", "peer", "role", "waited_ns"), "tcp_connect": ("n
 LEAST_NS = 100_000_000  # shorter waits are told too roughly, in ticks, to be called equal
 LAST_S = 10
 _ROWS = 2048
-GIVEN = np.dtype([("t_ns", np.int64), ("age_ns", np.int64), ("pid", np.int64), ("tick", np.int64), ("comm", "S16"), ("netns", np.int64), ("peer", "V18")])  # fmt: skip
+GIVEN = np.dtype(
+    [
+        ("t_ns", np.int64),
+        ("age_ns", np.int64),
+        ("pid", np.int64),
+        ("tick", np.int64),
+        ("comm", "S16"),
+        ("netns", np.int64),
+        ("peer", "V18"),
+    ]
+)
 
 
 def given_up(closes: np.ndarray | None, connects: np.ndarray | None) -> np.ndarray:
-    """The rows of these tables that tell of such a request, in the order of time, with how long it was waited for; dtype ``GIVEN``."""
+    """The rows of these tables that tell of such a request, in the order of time, with how long it was waited for;
+    dtype ``GIVEN``.
+    """
     parts = []
     for rows, code, column, age in (
         (closes, _CLIENT, "role", "waited_ns"),
@@ -37,7 +51,14 @@ def given_up(closes: np.ndarray | None, connects: np.ndarray | None) -> np.ndarr
     ):
         if rows is None:
             continue
-        rows = pick(rows, (rows[column] == code) & known(rows[age]) & (rows[age] >= LEAST_NS) & (rows["peer"] != NO_PEER) & (rows["pid"] > 0))  # fmt: skip
+        rows = pick(
+            rows,
+            (rows[column] == code)
+            & known(rows[age])
+            & (rows[age] >= LEAST_NS)
+            & (rows["peer"] != NO_PEER)
+            & (rows["pid"] > 0),
+        )
         if not len(rows):
             continue
         out = np.empty(len(rows), GIVEN)
@@ -52,7 +73,9 @@ def given_up(closes: np.ndarray | None, connects: np.ndarray | None) -> np.ndarr
 
 
 class GivenUpWatch(EndWatch):
-    """One subject is one ip:port that programs of this host ask from one network namespace. given: requests that were given up in the second."""
+    """One subject is one ip:port that programs of this host ask from one network namespace. given: requests that were
+    given up in the second.
+    """
 
     metrics = ("given",)
 
@@ -83,8 +106,24 @@ class GivenUpWatch(EndWatch):
     def describe(self, symptom: str, slot: int) -> Episode:
         (netns, raw), row = self.names[slot], self.who[slot]
         pid, comm, where = int(row["pid"]), text(row["comm"]), peer(raw)
-        return Episode(symptom, (netns, raw), slot, f"requests of {process(comm, pid)} to {where}", where, 0, 0, "", "", 0.0, 0.0, 0.0, 0,
-                       pid=pid, start_tick=int(row["tick"]), comm=comm)  # fmt: skip
+        return Episode(
+            symptom,
+            (netns, raw),
+            slot,
+            f"requests of {process(comm, pid)} to {where}",
+            where,
+            0,
+            0,
+            "",
+            "",
+            0.0,
+            0.0,
+            0.0,
+            0,
+            pid=pid,
+            start_tick=int(row["tick"]),
+            comm=comm,
+        )
 
 
 def whose(given: np.ndarray) -> np.void:

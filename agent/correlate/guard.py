@@ -1,4 +1,6 @@
-"""Rules that fail cost what they would have said, never what the others say. Pure: whoever wants to know what they cost passes a clock."""
+"""Rules that fail cost what they would have said, never what the others say. Pure: whoever wants to know what they cost
+passes a clock.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ IN_A_ROW = 5
 
 
 class Guard:
-    """failures: rule -> its last fault, in words; counts: how many each had; skipped: attempts of rules that are left out; run_ns, runs: by rule, by ``clock`` (ns, any that does not go back)."""
+    """failures: rule -> its last fault, in words; counts: how many each had; skipped: attempts of rules that are left
+    out; run_ns, runs: by rule, by ``clock`` (ns, any that does not go back).
+    """
 
     def __init__(self, clock: Callable[[], int] | None = None) -> None:
         self.failures: dict[str, str] = {}
@@ -61,8 +65,17 @@ class Guard:
 
     def state(self) -> list[dict[str, object]]:
         """A row a rule that was asked so far."""
-        return [{"rule": name, "runs": runs, "run_ns": self.run_ns[name] if self._clock else None, "failures": self.counts[name],
-                 "failure": self.failures.get(name), "left_out": self.out(name)} for name, runs in sorted(self.runs.items())]  # fmt: skip
+        return [
+            {
+                "rule": name,
+                "runs": runs,
+                "run_ns": self.run_ns[name] if self._clock else None,
+                "failures": self.counts[name],
+                "failure": self.failures.get(name),
+                "left_out": self.out(name),
+            }
+            for name, runs in sorted(self.runs.items())
+        ]
 
     def fresh(self) -> list[str]:
         """What is worth telling and was not asked for yet: a rule's first fault, and that it is left out."""

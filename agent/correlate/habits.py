@@ -1,9 +1,12 @@
-"""What a subject does again and again at a healthy service is usual, however seldom it is. What a fault did teaches nothing of other faults. Pure.
+"""What a subject does again and again at a healthy service is usual, however seldom it is. What a fault did teaches
+nothing of other faults. Pure.
 
-A symptom that its declaration marks (``Episode.habit``) is not told where it is a habit: if within a day the same subject had it ``_TIMES`` times, each at least half as bad, apart from
-the next, and of the same cause. Where no cause is known that is all; where one is, they must be spread over ``_SPREAD_S`` as well. What no healthy service does (``_FAULTS``) is
-never a habit. So a few faults raise no bar, and one of another cause is told however often something else happened; of one that does the same all the time,
-however often, hardly more than ``_TIMES`` are told in a day (a test counts them).
+A symptom that its declaration marks (``Episode.habit``) is not told where it is a habit: if within a day the same
+subject had it ``_TIMES`` times, each at least half as bad, apart from the next, and of the same cause. Where no cause
+is known that is all; where one is, they must be spread over ``_SPREAD_S`` as well. What no healthy service does
+(``_FAULTS``) is never a habit. So a few faults raise no bar, and one of another cause is told however often something
+else happened; of one that does the same all the time, however often, hardly more than ``_TIMES`` are told in a day (a
+test counts them).
 """
 
 from __future__ import annotations
@@ -62,7 +65,9 @@ def _worst(runs: list[_Run]) -> list[_Run]:
 
 
 class Habits:
-    """Of all subjects; who had none for longest is forgotten beyond ``_KEYS``, and beyond ``_RUNS`` of all together. An episode is held while more may be learnt of it, and no longer."""
+    """Of all subjects; who had none for longest is forgotten beyond ``_KEYS``, and beyond ``_RUNS`` of all together. An
+    episode is held while more may be learnt of it, and no longer.
+    """
 
     def __init__(self) -> None:
         self._runs: dict[tuple[object, ...], list[_Run]] = {}

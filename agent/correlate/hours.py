@@ -1,11 +1,14 @@
 """What limiters and services usually have to do at this hour of the day.
 
-An hour is a 24th of a day of CLOCK_BOOTTIME: no step of the wall clock moves it, and a replay has the same ones. Of each hour of the last week it is kept how often there was
-something to do, and the longest pause. An hour was busy if it held ``_LEAST`` requests, without a pause of a third of it, and so did the one before and the one after: so nobody is late who
-only begins or ends earlier than yesterday, or by another time of the year.
+An hour is a 24th of a day of CLOCK_BOOTTIME: no step of the wall clock moves it, and a replay has the same ones. Of
+each hour of the last week it is kept how often there was something to do, and the longest pause. An hour was busy if it
+held ``_LEAST`` requests, without a pause of a third of it, and so did the one before and the one after: so nobody is
+late who only begins or ends earlier than yesterday, or by another time of the year.
 
-One is silent that has nothing to do for three times the longest pause of the busy days at this hour, and for ``_LEAST_S``. If requests come at random that befalls one that has ``_LEAST`` an hour
-once in some ten years, and others more seldom. Three days must have been busy; so must have been this day a week before, or, where that is not known, all days, and it had to do within the last hour.
+One is silent that has nothing to do for three times the longest pause of the busy days at this hour, and for
+``_LEAST_S``. If requests come at random that befalls one that has ``_LEAST`` an hour once in some ten years, and others
+more seldom. Three days must have been busy; so must have been this day a week before, or, where that is not known, all
+days, and it had to do within the last hour.
 """
 
 from __future__ import annotations
@@ -42,7 +45,9 @@ _ENDS = of_codes(TABLES["process_event"].code("kind", name) for name in ("killed
 
 
 class HourWatch(Watch):
-    """One subject is one limiter of all processes of one name, or one port of a network namespace. last: the last second in which it had something to do."""
+    """One subject is one limiter of all processes of one name, or one port of a network namespace. last: the last
+    second in which it had something to do.
+    """
 
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
@@ -86,7 +91,9 @@ class HourWatch(Watch):
         return unseen(known[key], until, self._hour) if key in known else _NOTHING
 
     def remember(self) -> bytes:
-        """What is known of hours that are over, for another agent of this boot; with what it was told itself, of whom it has not seen yet, last."""
+        """What is known of hours that are over, for another agent of this boot; with what it was told itself, of whom
+        it has not seen yet, last.
+        """
         mine = [
             (self._who[slot][0], Hours(self._n[slot], self._pause[slot]))
             for slot in self._who
@@ -98,7 +105,9 @@ class HourWatch(Watch):
         )
 
     def recall(self, kept: bytes) -> None:
-        """Before the first second: what another one remembered. One counts once it has something to do again: its process may have ended."""
+        """Before the first second: what another one remembered. One counts once it has something to do again: its
+        process may have ended.
+        """
         self._before = unpack(kept, _KEPT)
 
     def _pass(self, second: int) -> None:
@@ -119,7 +128,9 @@ class HourWatch(Watch):
         self._at = second
 
     def _has_hours(self, slot: int) -> bool:
-        """Whether it was busy for an hour on so many days of the last week as anything is told of, or within the last day: who comes and goes, however many, does not take its place."""
+        """Whether it was busy for an hour on so many days of the last week as anything is told of, or within the last
+        day: who comes and goes, however many, does not take its place.
+        """
         days = (self._n[slot] >= _LEAST).reshape(-1, 24).any(axis=1).sum()
         return bool(days >= _ALIKE or (days and self._at - self.last[slot] < 24 * HOUR))
 
@@ -130,7 +141,9 @@ class HourWatch(Watch):
             self._ended |= {slot for slot, (_, pid, _, _) in self._who.items() if pid in gone}
 
     def overdue(self, slots: np.ndarray, second: int) -> list[tuple[int, int, int, float]]:
-        """Of those that have nothing to do for too long: (slot, since when, longest pause of such hours, how often they usually have)."""
+        """Of those that have nothing to do for too long: (slot, since when, longest pause of such hours, how often they
+        usually have).
+        """
         begun = np.maximum(self.last[slots], max(self._hour * HOUR, self._since))
         late = second + 1 - begun > _LEAST_S
         slots, begun = slots[late], begun[late]
@@ -151,7 +164,9 @@ class HourWatch(Watch):
         ]
 
     def _replaced(self, slot: int) -> bool:
-        """A limiter that is named by its address is another one after each start of its program; one that the same process only begins with later is beside it."""
+        """A limiter that is named by its address is another one after each start of its program; one that the same
+        process only begins with later is beside it.
+        """
         (what, name), *mine, _ = self._who[slot]
         return isinstance(what, str) and any(
             name == key[1] and its != mine and self._first[other] > self.last[slot]
@@ -188,7 +203,9 @@ def _limiters(rows: Mapping[str, np.ndarray]) -> list[_Seen]:
         n = np.bincount(group)
         seen += [((text(d[i]["limiter_id"]), text(d[i]["comm"])), float(n[g]), d[i]) for g, i in enumerate(first)]
     for row in rate if rate is not None else ():
-        told, more = (sum(max(0, int(row[c])) for c in names) for names in (READS["limiter_rate"][1:3], READS["limiter_rate"][3:]))  # fmt: skip
+        told, more = (
+            sum(max(0, int(row[c])) for c in names) for names in (READS["limiter_rate"][1:3], READS["limiter_rate"][3:])
+        )
         if more > 0 and row["limiter_id"] != b"others":
             seen.append(((text(row["limiter_id"]), text(row["comm"])), float(max(0, more - told)), row))
     return seen

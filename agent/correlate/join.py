@@ -47,9 +47,9 @@ def _pairs(
 def inside(decisions: np.ndarray, events: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Index pairs (decision, event) of events that ended within ``at_work`` of a decision of their own.
 
-    Its own is: the same process, and the same goroutine where both know one, else the same thread; a decision whose thread is
-    unknown (the intake socket tells only the process) takes the events of its process. An event whose thread is unknown (a lookup of Go's, by a goroutine
-    of its own) is that of any decision of its process.
+    Its own is: the same process, and the same goroutine where both know one, else the same thread; a decision whose
+    thread is unknown (the intake socket tells only the process) takes the events of its process. An event whose thread
+    is unknown (a lookup of Go's, by a goroutine of its own) is that of any decision of its process.
     """
     proc_d = [decisions["pid"], start_ticks(decisions)]
     proc_e = [events["pid"], start_ticks(events)]
@@ -78,7 +78,9 @@ def inside(decisions: np.ndarray, events: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def _nearest(of_key: np.ndarray, t_ns: np.ndarray, key: np.ndarray, at_ns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Index pairs (wanted, event): of an equal key, the first event at or after t_ns, else the last before it, within reach."""
+    """Index pairs (wanted, event): of an equal key, the first event at or after t_ns, else the last before it, within
+    reach.
+    """
     if not len(of_key) or not len(key):
         nothing = np.empty(0, np.int64)
         return nothing, nothing
@@ -104,9 +106,10 @@ def _nearest(of_key: np.ndarray, t_ns: np.ndarray, key: np.ndarray, at_ns: np.nd
 def children(decisions_rows: np.ndarray, tables: Mapping[str, np.ndarray]) -> list[tuple[int, str, int]]:
     """Children of decisions: ``(decision index, table, row index)``, ordered by decision, then table.
 
-    tables: rows of ``slow_syscall``, ``tls_handshake`` and ``tcp_rtt`` (any may be missing). Slow calls, waits and handshakes
-    are those that ended inside the decision (see ``inside``); an RTT row is the one of a socket that those used (by sock_id,
-    else by process and peer) which covers the decision's end or is nearest to it, at most a minute away.
+    tables: rows of ``slow_syscall``, ``tls_handshake`` and ``tcp_rtt`` (any may be missing). Slow calls, waits and
+    handshakes are those that ended inside the decision (see ``inside``); an RTT row is the one of a socket that those
+    used (by sock_id, else by process and peer) which covers the decision's end or is nearest to it, at most a minute
+    away.
     """
     found: list[tuple[int, str, int]] = []
     rtt = tables.get("tcp_rtt")

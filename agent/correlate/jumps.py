@@ -41,7 +41,9 @@ def near(episode: Episode, view: View) -> list[ClockJump]:
 
 
 def after(cause: str, enough: Callable[[Episode], float]) -> Rule:
-    """A rule: a jump of that cause shortly before, of at least ``enough`` ns, which is infinite where no jump could do that."""
+    """A rule: a jump of that cause shortly before, of at least ``enough`` ns, which is infinite where no jump could do
+    that.
+    """
 
     def rule(episode: Episode, view: View) -> Iterator[Verdict]:
         for jump in near(episode, view):

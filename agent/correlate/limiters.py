@@ -23,15 +23,33 @@ _REFUSED, _DELAYED, ERROR, _CANCELLED = (
 )
 
 #: What a symptom of limiters reads.
-READS = {"limiter_decision": ("tid", "limiter_id", "library", "result", "cost", "limit_per_s", "burst", "window_ns", "wait_ns", "duration_ns",
-                              "step_immune", "goroutine", "unlimited", "sample_rate", "member")}  # fmt: skip
+READS = {
+    "limiter_decision": (
+        "tid",
+        "limiter_id",
+        "library",
+        "result",
+        "cost",
+        "limit_per_s",
+        "burst",
+        "window_ns",
+        "wait_ns",
+        "duration_ns",
+        "step_immune",
+        "goroutine",
+        "unlimited",
+        "sample_rate",
+        "member",
+    )
+}
 
 
 def took(rows: np.ndarray) -> np.ndarray:
     """Nanoseconds that each decision itself took, NaN where unknown.
 
-    A delay that the limiter imposed is its answer, not a symptom: it is subtracted, and a delayed decision whose delay is
-    unknown counts as unknown; so does one that the caller cancelled, since nobody told how much of its delay had passed.
+    A delay that the limiter imposed is its answer, not a symptom: it is subtracted, and a delayed decision whose delay
+    is unknown counts as unknown; so does one that the caller cancelled, since nobody told how much of its delay had
+    passed.
     """
     duration = np.where(known(rows["duration_ns"]), rows["duration_ns"], np.nan)
     wait = np.where(known(rows["wait_ns"]), rows["wait_ns"], np.nan)
@@ -44,7 +62,9 @@ def took(rows: np.ndarray) -> np.ndarray:
 
 
 def at_work(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(from, to) of each decision, CLOCK_BOOTTIME ns, without the sleep that follows it where that is known to follow (a Go program's Wait)."""
+    """(from, to) of each decision, CLOCK_BOOTTIME ns, without the sleep that follows it where that is known to follow
+    (a Go program's Wait).
+    """
     begun = rows["t_ns"] - np.where(known(rows["duration_ns"]), rows["duration_ns"], 0)
     slept = np.isin(rows["result"], (_DELAYED, _CANCELLED)) & known(rows["goroutine"])
     return begun, np.where(slept, begun + np.nan_to_num(took(rows)).astype(np.int64), rows["t_ns"])
@@ -52,8 +72,9 @@ def at_work(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Hung:
-    """One second's decisions of a limiter that took too long. start, end: of these, CLOCK_BOOTTIME; held_ns: time in which one of them hung, and none
-    of the seconds before did."""
+    """One second's decisions of a limiter that took too long. start, end: of these, CLOCK_BOOTTIME; held_ns: time in
+    which one of them hung, and none of the seconds before did.
+    """
 
     second: int
     start_ns: int
@@ -186,7 +207,9 @@ class LimiterWatch(Watch):
                 self._facts(episode, second)
 
     def _facts(self, episode: Episode, second: int) -> None:
-        """What causes are judged by: rate, limit, burst and failures, before and during; watched: the share of its decisions that were seen."""
+        """What causes are judged by: rate, limit, burst and failures, before and during; watched: the share of its
+        decisions that were seen.
+        """
         slot = np.array([episode.slot])
         bad = max(1, min(60, second - episode.start_ns // SECOND + 1))
         for metric in ("n", "cost", "limit", "burst", "errors", "refused", "watched"):

@@ -1,7 +1,8 @@
 """Which process of this host serves an address, and for whom.
 
-A server is (network namespace, address, port): two containers may both have 127.0.0.1:6379. Loopback is served from within its own namespace
-only; any other address is served by whoever has it, wherever, unless two namespaces have it and the asker is in neither.
+A server is (network namespace, address, port): two containers may both have 127.0.0.1:6379. Loopback is served from
+within its own namespace only; any other address is served by whoever has it, wherever, unless two namespaces have it
+and the asker is in neither.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def in_netns(rows: np.ndarray, netns: int | None) -> np.ndarray:
 class Servers:
     """Learns from rows of ``tcp_rtt`` (server side) and ``socket_queue``.
 
-    At most ``limit``, none that was not seen for ``age_ns``; who was not seen for longest gives way, and is counted in ``dropped``.
+    At most ``limit``, none that was not seen for ``age_ns``; who was not seen for longest gives way, and is counted in
+    ``dropped``.
     """
 
     def __init__(self, limit: int, age_ns: int) -> None:
@@ -70,7 +72,9 @@ class Servers:
         if not len(rows):
             return
         first = groups([rows["netns"], rows["saddr"], rows["sport"]])[0]
-        for t_ns, netns, address, port, comm, pid in columns_of(rows, first, "t_ns", "netns", "saddr", "sport", "comm", "pid"):  # fmt: skip
+        for t_ns, netns, address, port, comm, pid in columns_of(
+            rows, first, "t_ns", "netns", "saddr", "sport", "comm", "pid"
+        ):
             server = text(comm), pid
             before = self._known.pop((address, port, netns), None)
             if before is None or before[1] != server:
@@ -101,7 +105,8 @@ class Servers:
                 del self._netns[address, port]
 
     def find(self, peer: bytes, netns: int | None, own_address: bool = False) -> Server | None:
-        """(comm, pid) of who serves a peer (18 bytes) for somebody in that namespace; None where nobody was seen, or several may.
+        """(comm, pid) of who serves a peer (18 bytes) for somebody in that namespace; None where nobody was seen, or
+        several may.
 
         own_address: the peer's address is the asker's own, so that who listens on all addresses there serves it, too.
         """
@@ -115,7 +120,9 @@ class Servers:
         return [key[2] for key in self._places(peer[:16], int.from_bytes(peer[16:18], "little"), netns, False)]
 
     def of_late(self, peer: bytes, netns: int | None, own_address: bool = False) -> list[Server]:
-        """Everybody who serves a peer or did so before, the last one first; nobody where several places may be meant."""
+        """Everybody who serves a peer or did so before, the last one first; nobody where several places may be
+        meant.
+        """
         found = self._places(peer[:16], int.from_bytes(peer[16:18], "little"), netns, own_address)
         if len({self._known[key][1] for key in found}) != 1:
             return []

@@ -1,4 +1,6 @@
-"""Processes that look names up which resolved before, second by second: how many still do, how many of these take long, and how many do not."""
+"""Processes that look names up which resolved before, second by second: how many still do, how many of these take long,
+and how many do not.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,10 @@ _Name = tuple[int, int, bytes]
 
 
 class LookupWatch(Watch):
-    """One subject is a process. ok: lookups that were answered; lost: that failed, of names that it knew before: who asks for what never was learns so, and that is no failure.
-    slow: of those that were answered, how many took ``SLOW_NS``; longest_ns: what the slowest took."""
+    """One subject is a process. ok: lookups that were answered; lost: that failed, of names that it knew before: who
+    asks for what never was learns so, and that is no failure.
+    slow: of those that were answered, how many took ``SLOW_NS``; longest_ns: what the slowest took.
+    """
 
     metrics = ("ok", "lost", "slow", "longest_ns")
 
@@ -81,5 +85,21 @@ class LookupWatch(Watch):
     def describe(self, symptom: str, slot: int) -> Episode:
         pid, tick, comm = self._who[slot]
         key = pid, tick, self._asked.get(slot, _NOBODY)
-        return Episode(symptom, key, slot, process(comm, pid), f"{pid}/{tick}", 0, 0, "", "", 0.0, 0.0, 0.0, 0,
-                       pid=pid, start_tick=tick, comm=comm)  # fmt: skip
+        return Episode(
+            symptom,
+            key,
+            slot,
+            process(comm, pid),
+            f"{pid}/{tick}",
+            0,
+            0,
+            "",
+            "",
+            0.0,
+            0.0,
+            0.0,
+            0,
+            pid=pid,
+            start_tick=tick,
+            comm=comm,
+        )

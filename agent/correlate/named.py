@@ -1,4 +1,6 @@
-"""Who is named beside the one that a finding is about: each process once, though it was late on a port, did nothing and is somebody's server as well. Pure."""
+"""Who is named beside the one that a finding is about: each process once, though it was late on a port, did nothing and
+is somebody's server as well. Pure.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def _is(culprit: Culprit, e: Episode) -> bool:
 
 
 def _is_process(e: Episode) -> bool:
-    """Whether it is called by its process, or by that and where it serves; a limiter of a process is something of its own."""
+    """Whether it is called by its process, or by that and where it serves; a limiter of a process is something of its
+    own.
+    """
     return e.pid is not None and e.subject.partition(" on ")[0].removeprefix("process ") == process(e.comm, e.pid)
 
 

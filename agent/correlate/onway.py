@@ -17,7 +17,9 @@ from agent.correlate.words import peer
 
 @dataclass(frozen=True)
 class OnWay:
-    """again: segments sent again; spurious: the peer had them already. crowded: this host's processors were so busy that all of it is slow."""
+    """again: segments sent again; spurious: the peer had them already. crowded: this host's processors were so busy
+    that all of it is slow.
+    """
 
     name: str
     way: Way

@@ -1,9 +1,10 @@
 """From when a value is no longer what a subject has always had, by a stated rate of false alarms. Pure.
 
-Goes by the worst value of each second of the last two minutes. Between the upper quartile and the 95th percentile the chance of a value falls by five; that it goes
-on to fall as a power of the value (which has heavier tails than most programs) says from where on it is as rare as one second in ``SURE_S``, or in ``SLOW_S``.
-And it must be twice the third largest of these seconds, or, while few are known, the largest. None of these is moved by one or two values: a
-stall raises no bar for the next.
+Goes by the worst value of each second of the last two minutes. Between the upper quartile and the 95th percentile the
+chance of a value falls by five; that it goes on to fall as a power of the value (which has heavier tails than most
+programs) says from where on it is as rare as one second in ``SURE_S``, or in ``SLOW_S``. And it must be twice the third
+largest of these seconds, or, while few are known, the largest. None of these is moved by one or two values: a stall
+raises no bar for the next.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ _EACH, _OUTLIERS = 20, 2  #: of so many seconds one may be an outlier; of all, s
 
 
 class Bars(NamedTuple):
-    """One value a subject, NaN where nothing was seen. sure: what is beyond it is a symptom by itself; slow: several that are beyond it may be; often: twice the third largest."""
+    """One value a subject, NaN where nothing was seen. sure: what is beyond it is a symptom by itself; slow: several
+    that are beyond it may be; often: twice the third largest.
+    """
 
     sure: np.ndarray
     slow: np.ndarray

@@ -1,10 +1,11 @@
 """Whether something was done to a worker from outside, or by those whose it is. Pure; from rows of ``process_event``.
 
-A worker is a process that is at work and that nobody reaches by a connection: what takes jobs from a pipe, or from a server that is not watched.
-Its end is worth a finding where memory ran out, where it crashed, or where somebody killed it who is not what its parent started, not the host's first process,
-and not at its terminal; and its parent lives on. Where the parent ends too, a whole tree was ended, as a runner of jobs does it. A parent that kills it counts, too:
-who ends a worker in order sends TERM first, and that is no finding.
-It may be stopped by SIGSTOP only: the others are a terminal's. Shells are nobody's workers.
+A worker is a process that is at work and that nobody reaches by a connection: what takes jobs from a pipe, or from a
+server that is not watched. Its end is worth a finding where memory ran out, where it crashed, or where somebody killed
+it who is not what its parent started, not the host's first process, and not at its terminal; and its parent lives on.
+Where the parent ends too, a whole tree was ended, as a runner of jobs does it. A parent that kills it counts, too: who
+ends a worker in order sends TERM first, and that is no finding. It may be stopped by SIGSTOP only: the others are a
+terminal's. Shells are nobody's workers.
 """
 
 from __future__ import annotations
@@ -50,13 +51,16 @@ def ends(row: np.void) -> bool:
 
 
 def abrupt(row: np.void) -> bool:
-    """Whether that is told though another took its place at once: not where its parent did it, which may have wanted that."""
+    """Whether that is told though another took its place at once: not where its parent did it, which may have wanted
+    that.
+    """
     return ends(row) and row["sender_is"] != _BY["parent"]
 
 
 def brief(row: np.void) -> bool:
-    """Whether its own parent, or who started that, killed it soon after its start: a test that ends what it had started. Nobody has come to depend on it, and who
-    did talk with it says so."""
+    """Whether its own parent, or who started that, killed it soon after its start: a test that ends what it had
+    started. Nobody has come to depend on it, and who did talk with it says so.
+    """
     mine = row["sender_is"] in (_BY["parent"], _BY["ancestor"])
     return bool(row["kind"] == _KILLED and mine and 0 <= int(row["t_ns"]) - int(row["proc_start_ns"]) < _BRIEF_NS)
 

@@ -3,11 +3,14 @@
 One may pause for at most the largest of
 
 - ``silence_ns``;
-- three times the longest pause of those remembered: the longest of each of the last ``_PAUSES`` seconds in which it decided, however far apart;
-- the pause that comes once in ``_SECONDS`` such seconds, if the longest pauses of seconds are spread as those of random arrivals are (Gumbel's
-  distribution, from their median and upper quartile): 2,700 years of a limiter that decides each second.
+- three times the longest pause of those remembered: the longest of each of the last ``_PAUSES`` seconds in which it
+  decided, however far apart;
+- the pause that comes once in ``_SECONDS`` such seconds, if the longest pauses of seconds are spread as those of random
+  arrivals are (Gumbel's distribution, from their median and upper quartile): 2,700 years of a limiter that decides each
+  second.
 
-So one that works by the hour may rest for hours. Whether it decided as much as usual up to its silence is looked at, too: what fades out has ended.
+So one that works by the hour may rest for hours. Whether it decided as much as usual up to its silence is looked at,
+too: what fades out has ended.
 """
 
 from __future__ import annotations
@@ -72,7 +75,9 @@ class PaceWatch(Watch):
         begins = np.flatnonzero(np.append(True, of[1:] != of[:-1]))
         ends = np.append(begins[1:], len(of)) - 1
         names = columns_of(d, first, "limiter_id", "comm", "library")
-        slots = np.array([self._slot(name, second, at) for name, at in zip(names, t[begins].tolist(), strict=True)], np.int64)  # fmt: skip
+        slots = np.array(
+            [self._slot(name, second, at) for name, at in zip(names, t[begins].tolist(), strict=True)], np.int64
+        )
         fits = slots >= 0
         pause = np.zeros(len(t), np.int64)
         np.subtract(t[1:], t[:-1], out=pause[1:])
@@ -81,7 +86,9 @@ class PaceWatch(Watch):
         slots, begins, ends = slots[fits], begins[fits], ends[fits]
         who, too = columns_of(d, order[ends], "pid", "proc_start_ns"), longest > self.config.silence_ns
         too[too] = longest[too] > self.allowed_ns(slots[too])
-        for slot, too_long, (pid, start_ns), begun in zip(slots.tolist(), too.tolist(), who, t[begins].tolist(), strict=True):  # fmt: skip
+        for slot, too_long, (pid, start_ns), begun in zip(
+            slots.tolist(), too.tolist(), who, t[begins].tolist(), strict=True
+        ):
             if too_long:
                 self.over[slot] = (int(self.last_ns[slot]), begun, self.who[slot])
             self.who[slot] = pid, start_ns // 10_000_000
@@ -121,7 +128,9 @@ class PaceWatch(Watch):
         return np.asarray(self._pauses[slot])
 
     def faded(self, slot: int, from_ns: int) -> bool:
-        """Whether it decided less and less before it fell silent: the pauses grew, or the last seconds held less than usual."""
+        """Whether it decided less and less before it fell silent: the pauses grew, or the last seconds held less than
+        usual.
+        """
         n = int(self._at[slot])
         late = self._pauses[slot, np.arange(n - _LATE, n) % _PAUSES]
         if np.median(late) > 2 * np.nanmedian(self._pauses[slot]):
@@ -134,8 +143,9 @@ class PaceWatch(Watch):
         return bool(np.nansum(before) / _BEFORE_S < _FADED * usual.median[0])
 
     def replaced(self, slot: int) -> bool:
-        """Whether another process of that program began with another limiter of that library since: one that is named by its address is another one after each
-        start. One that the same process begins with is beside it."""
+        """Whether another process of that program began with another limiter of that library since: one that is named
+        by its address is another one after each start. One that the same process begins with is beside it.
+        """
         return any(
             name[1:] == self.names[slot][1:]
             and self.who[other] != self.who[slot]

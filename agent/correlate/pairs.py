@@ -1,4 +1,6 @@
-"""What the network between the two ends of a stalled connection (agent/correlate/streams.py) was like, as several causes go by it."""
+"""What the network between the two ends of a stalled connection (agent/correlate/streams.py) was like, as several
+causes go by it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ READS = {**PEERS, **CPUS}
 
 @dataclass(frozen=True)
 class Pair:
-    """idle: the end that neither did its part nor waited for the other. again: segments between the two that were sent again."""
+    """idle: the end that neither did its part nor waited for the other. again: segments between the two that were sent
+    again.
+    """
 
     name: str
     idle: Process
@@ -28,7 +32,9 @@ class Pair:
 
 
 def reads(episode: Episode, view: View) -> tuple[int, str] | None:
-    """(pid, comm) of who should read what is not taken (agent/correlate/stuck.py); None where it is not known to be on this host."""
+    """(pid, comm) of who should read what is not taken (agent/correlate/stuck.py); None where it is not known to be on
+    this host.
+    """
     netns, raw, reader = cast("tuple[int, bytes, Process | tuple[()]]", episode.key)
     if reader:
         return reader[0], reader[2]

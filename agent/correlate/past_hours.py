@@ -1,4 +1,6 @@
-"""What is known of hours that were before this agent started, as bytes that another one kept. Pure; what cannot be read is nothing."""
+"""What is known of hours that were before this agent started, as bytes that another one kept. Pure; what cannot be read
+is nothing.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _N, _PAUSE = np.dtype("<f4"), np.dtype("<u2")
 
 
 class Hours(NamedTuple):
-    """Of one limiter or port, in rings of hours: how often it had something to do, and the longest pause; 0: not known."""
+    """Of one limiter or port, in rings of hours: how often it had something to do, and the longest pause; 0: not
+    known.
+    """
 
     n: np.ndarray
     pause: np.ndarray
@@ -40,7 +44,12 @@ def unpack(raw: bytes, kept: int) -> tuple[int, dict[Key, Hours]]:
     keys, at, each = [tuple(key) for key in json.loads(body[_SIZE.size :][:size])], _SIZE.size + size, 6 * kept
     if len(body) != at + each * len(keys):
         return 0, {}
-    return hour, {key: Hours(np.frombuffer(body, _N, kept, at + i * each), np.frombuffer(body, _PAUSE, kept, at + i * each + 4 * kept)) for i, key in enumerate(keys)}  # fmt: skip
+    return hour, {
+        key: Hours(
+            np.frombuffer(body, _N, kept, at + i * each), np.frombuffer(body, _PAUSE, kept, at + i * each + 4 * kept)
+        )
+        for i, key in enumerate(keys)
+    }
 
 
 def unseen(hours: Hours, since: int, now: int) -> Hours:

@@ -38,11 +38,14 @@ READS = {
 
 
 class PeerWatch(EndWatch):
-    """One subject is one ip:port that clients of this host talk to from one network namespace, unless it is served in the same: then no link is between.
+    """One subject is one ip:port that clients of this host talk to from one network namespace, unless it is served in
+    the same: then no link is between.
 
-    floor_us: the shortest smoothed RTT of the second, of the connections with most samples; connect_us: the median of its connects, without those whose SYN was sent again; again: segments
-    sent again, the peer's own among them where it is on this host, less those that it had already; wait_ns: the longest wait of a process for it. here: it is a process of this host.
-    A peer of which nothing is heard any more has no round trips: how long it is waited for is then known from what is sent to it again. dark: 1 in such a second.
+    floor_us: the shortest smoothed RTT of the second, of the connections with most samples; connect_us: the median of
+    its connects, without those whose SYN was sent again; again: segments sent again, the peer's own among them where it
+    is on this host, less those that it had already; wait_ns: the longest wait of a process for it. here: it is a
+    process of this host. A peer of which nothing is heard any more has no round trips: how long it is waited for is
+    then known from what is sent to it again. dark: 1 in such a second.
     """
 
     metrics = ("floor_us", "connect_us", "again", "wait_ns", "here", "dark")
@@ -93,8 +96,11 @@ class PeerWatch(EndWatch):
         return slots[fits]
 
     def _silent(self, second: int, rows: Mapping[str, np.ndarray], talks: np.ndarray | None) -> np.ndarray:
-        """Peers that were talked with before and now are only sent to again: none of their connections had an acknowledgement. A second without a try is one of them while the next is not
-        overdue: each takes twice as long. Who only sends is not looked at each second: there it takes more tries to say so."""
+        """Peers that were talked with before and now are only sent to again: none of their connections had an
+        acknowledgement. A second without a try is one of them while the next is not
+        overdue: each takes twice as long. Who only sends is not looked at each second: there it takes more tries to say
+        so.
+        """
         again = rows.get("tcp_retransmit")
         if again is not None:
             again = pick(again, among(again["state"], _ASKING))
@@ -108,7 +114,13 @@ class PeerWatch(EndWatch):
         counts: dict[tuple[int, bytes], int] = {}
         if again is not None:
             known = set(self.names.values())
-            ends = zip(again["netns"].tolist(), again["peer"].tolist(), again["t_ns"].tolist(), again["count"].tolist(), strict=True)  # fmt: skip
+            ends = zip(
+                again["netns"].tolist(),
+                again["peer"].tolist(),
+                again["t_ns"].tolist(),
+                again["count"].tolist(),
+                strict=True,
+            )
             for netns, end, t_ns, count in ends:
                 key = netns, end
                 if key in known and key not in answered:
@@ -135,7 +147,9 @@ class PeerWatch(EndWatch):
 
 
 class AskedEnds:
-    """Which subjects rows are about. Where they do not say from which network namespace, it is that of their process; where that is not known, either, all that have that end."""
+    """Which subjects rows are about. Where they do not say from which network namespace, it is that of their process;
+    where that is not known, either, all that have that end.
+    """
 
     def __init__(self, mine: np.ndarray, chosen: np.ndarray, first: np.ndarray, group: np.ndarray) -> None:
         """mine: what clients' connections told in the second; chosen: the groups of it that are subjects."""

@@ -32,7 +32,9 @@ _SHORTLY_NS = 5 * SECOND
 
 @dataclass(frozen=True)
 class Polled:
-    """blind_ns: how long tickscope itself, or its poller, did not run; starved_ns: how long the server waited for a CPU. usual, worst: smoothed RTT, us."""
+    """blind_ns: how long tickscope itself, or its poller, did not run; starved_ns: how long the server waited for a
+    CPU. usual, worst: smoothed RTT, us.
+    """
 
     where: str
     scope: str
@@ -133,7 +135,9 @@ class Away:
 
 
 def away(episode: Episode, view: View) -> Away | None:
-    """Whether the queue's server was away for a part of the time that its messages wait, or shortly before; None where it was there."""
+    """Whether the queue's server was away for a part of the time that its messages wait, or shortly before; None where
+    it was there.
+    """
     return view.once(_away, episode)
 
 

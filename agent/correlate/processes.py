@@ -1,5 +1,7 @@
-"""Processes that others depend on: limiters, who listens or serves connections, clients of brokers that are watched; and what happens to them.
-Of others that talk all the time, whether they stand still; of all that are at work, what is done to them from outside (agent/correlate/outside.py)."""
+"""Processes that others depend on: limiters, who listens or serves connections, clients of brokers that are watched;
+and what happens to them. Of others that talk all the time, whether they stand still; of all that are at work, what is
+done to them from outside (agent/correlate/outside.py).
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,14 @@ _SERVER = TABLES["tcp_rtt"].code("role", "server")
 _BLOCKED = TABLES["syscall_latency"].code("basis", "blocked")
 _ACCEPT = TABLES["socket_queue"].code("kind", "accept")
 #: What a symptom of processes reads.
-READS = {**fates.READS, "limiter_decision": ("cgroup_id",), "tcp_rtt": ("role", "peer", "cgroup_id"), "socket_queue": ("kind", "cgroup_id"),
-         "queue_lag": ("peer",), "syscall_latency": ("basis", "cgroup_id")}  # fmt: skip
+READS = {
+    **fates.READS,
+    "limiter_decision": ("cgroup_id",),
+    "tcp_rtt": ("role", "peer", "cgroup_id"),
+    "socket_queue": ("kind", "cgroup_id"),
+    "queue_lag": ("peer",),
+    "syscall_latency": ("basis", "cgroup_id"),
+}
 _RECENT_S = 60  # for so long it matters after it was last seen at work
 _WHO = ("pid", "proc_start_ns", "cgroup_id")
 _BUSY_S = 20
@@ -44,7 +52,9 @@ _A_USERS_EVENTS, _A_USERS_SUBJECTS = 64, 16
 
 @dataclass
 class Relevant:
-    """A process that matters. seen_s: when it was last seen at work; seconds: in how many; needed: whether others depend on it; talks: in how many of them by a connection."""
+    """A process that matters. seen_s: when it was last seen at work; seconds: in how many; needed: whether others
+    depend on it; talks: in how many of them by a connection.
+    """
 
     tick: int
     comm: str
@@ -122,7 +132,9 @@ class ProcessWatch(Watch):
         return self.series.slot(key, second)
 
     def _chosen(self, events: np.ndarray) -> np.ndarray:
-        """Those about processes that matter, or ends of programs of one of these; of each user but root the last ones."""
+        """Those about processes that matter, or ends of programs of one of these; of each user but root the last
+        ones.
+        """
         mine, whole = among(events["pid"], self.members), ~known(events["pid"])
         if whole.any():
             mine |= whole & among(events["cgroup_id"], (m.cgroup for m in self.members.values()))

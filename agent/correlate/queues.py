@@ -18,8 +18,28 @@ from agent.correlate.watch import Watch
 from agent.correlate.words import text
 
 #: What a symptom of queues reads.
-READS = {"queue_lag": ("system", "destination", "partition", "consumer_group", "lag_messages", "lag_s", "oldest_undelivered_s", "oldest_pending_s",
-                       "pending", "consumers", "in_per_s", "out_per_s", "status", "peer", "poll_ns", "holder", "idle_consumer", "idle_s")}  # fmt: skip
+READS = {
+    "queue_lag": (
+        "system",
+        "destination",
+        "partition",
+        "consumer_group",
+        "lag_messages",
+        "lag_s",
+        "oldest_undelivered_s",
+        "oldest_pending_s",
+        "pending",
+        "consumers",
+        "in_per_s",
+        "out_per_s",
+        "status",
+        "peer",
+        "poll_ns",
+        "holder",
+        "idle_consumer",
+        "idle_s",
+    )
+}
 _WELL_NS = 200_000_000  # a poll that took longer says more of the server than of its queues
 _AFTER_S = 2  # and so long after it, since what piled up is being taken
 #: Metrics of what was delivered already: others may go on.
@@ -71,7 +91,9 @@ class QueueWatch(Watch):
             slots = np.array([self._slot(second, *one) for one in its], np.int64)
             q, slots = pick(q, last[slots >= 0]), slots[slots >= 0]
             self.fresh = slots[[server not in self._ill for server in _servers(q)]] if self._ill else slots
-            for slot, holder, idle_one in zip(slots.tolist(), q["holder"].tolist(), q["idle_consumer"].tolist(), strict=True):  # fmt: skip
+            for slot, holder, idle_one in zip(
+                slots.tolist(), q["holder"].tolist(), q["idle_consumer"].tolist(), strict=True
+            ):
                 self.holders[slot], self.idle[slot] = text(holder), text(idle_one)
             lag = _nan(q["lag_messages"])
             undelivered, pending, idle = (_age(q[c]) for c in ("oldest_undelivered_s", "oldest_pending_s", "idle_s"))
@@ -94,7 +116,9 @@ class QueueWatch(Watch):
         return self.series.carry(second, slots, _CARRY_S)
 
     def _look(self, q: np.ndarray, second: int) -> None:
-        """Remembers servers that failed a poll, or took long for one: what messages wait for just after that tells nothing of those that take them."""
+        """Remembers servers that failed a poll, or took long for one: what messages wait for just after that tells
+        nothing of those that take them.
+        """
         ill = (q["status"] == b"down") | (q["poll_ns"] > _WELL_NS)
         self._ill = {server: at for server, at in self._ill.items() if at >= second - _AFTER_S}
         self._ill |= dict.fromkeys(_servers(pick(q, ill)), second)
@@ -107,7 +131,9 @@ class QueueWatch(Watch):
         return slot
 
     def place(self, symptom: str, slot: int, metric: str) -> tuple[str, int]:
-        """A message that one consumer holds is a matter of its own: nobody may come for it for hours, and the queue may have other troubles meanwhile."""
+        """A message that one consumer holds is a matter of its own: nobody may come for it for hours, and the queue may
+        have other troubles meanwhile.
+        """
         return (f"{symptom} of one" if metric in DELIVERED else symptom), slot
 
     def describe(self, symptom: str, slot: int) -> Episode:
@@ -143,8 +169,10 @@ class QueueWatch(Watch):
         self._taken(episode, slot, second)
 
     def _taken(self, episode: Episode, slot: np.ndarray, second: int) -> None:
-        """``taken``: messages acknowledged a second since it began, as far as is known; ``since_s``: how long that was at the last poll; ``crept``: whether some
-        were, of which the first polls cannot tell since they were under way, and then none again."""
+        """``taken``: messages acknowledged a second since it began, as far as is known; ``since_s``: how long that was
+        at the last poll; ``crept``: whether some were, of which the first polls cannot tell since they were under way,
+        and then none again.
+        """
         begun = episode.start_ns / SECOND
         seconds = second - episode.start_ns // SECOND + 1
         if seconds > SECONDS:

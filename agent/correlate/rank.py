@@ -16,7 +16,9 @@ _LEAST = 0.3  # a verdict below this is no explanation
 
 @dataclass(frozen=True)
 class Ranked:
-    """verdicts: best first. of: what the episode was like then. looked: what of the view was looked at (see ``View.unchanged``)."""
+    """verdicts: best first. of: what the episode was like then. looked: what of the view was looked at (see
+    ``View.unchanged``).
+    """
 
     verdicts: list[Verdict]
     of: tuple[object, ...]
@@ -24,7 +26,9 @@ class Ranked:
 
 
 class Judge:
-    """Asks the causes, in their order. A rule that fails is counted, and left out when it goes on (agent/correlate/guard.py)."""
+    """Asks the causes, in their order. A rule that fails is counted, and left out when it goes on
+    (agent/correlate/guard.py).
+    """
 
     def __init__(self, causes: Iterable[Cause], guard: Guard) -> None:
         self._causes, self._guard = tuple(causes), guard
@@ -32,14 +36,20 @@ class Judge:
     def rank(self, episode: Episode, view: View) -> list[Verdict]:
         """All verdicts, best first; those with a score below what explains anything are ruled out (score 0).
 
-        Rules are pure: where neither the episode nor anything that they looked at has changed since the last time, it is as it was.
+        Rules are pure: where neither the episode nor anything that they looked at has changed since the last time, it
+        is as it was.
         """
         of = episode.end_ns, episode.value, episode.count, tuple(episode.facts.items())
         if episode.ranked is None or episode.ranked.of != of or not view.unchanged(episode.ranked.looked):
             looked = view.look()
-            verdicts = [v if v.score >= _LEAST else replace(v, score=0.0)
-                        for cause in self._causes if (rule := cause.explains.get(episode.symptom))
-                        for v in self._guard.attempt(f"cause {cause.name} of {episode.symptom}", _all, rule, episode, view, otherwise=())]  # fmt: skip
+            verdicts = [
+                v if v.score >= _LEAST else replace(v, score=0.0)
+                for cause in self._causes
+                if (rule := cause.explains.get(episode.symptom))
+                for v in self._guard.attempt(
+                    f"cause {cause.name} of {episode.symptom}", _all, rule, episode, view, otherwise=()
+                )
+            ]
             episode.ranked = Ranked(sorted(verdicts, key=best_first), of, view.looked(looked))
         return episode.ranked.verdicts
 

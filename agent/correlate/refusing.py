@@ -1,4 +1,6 @@
-"""What brokers said of themselves while somebody's decisions failed, or they refused service: errors, limits, their role, polls that failed."""
+"""What brokers said of themselves while somebody's decisions failed, or they refused service: errors, limits, their
+role, polls that failed.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,10 @@ _BEFORE_NS = 60 * SECOND
 
 @dataclass(frozen=True)
 class Refusing:
-    """One broker. errors: kinds of its error replies to others, and how many; down: why polls failed meanwhile; turned_away: connections beyond its
-    limit; roles: what it was before, and meanwhile. own: whether it is what the episode is about."""
+    """One broker. errors: kinds of its error replies to others, and how many; down: why polls failed meanwhile;
+    turned_away: connections beyond its limit; roles: what it was before, and meanwhile. own: whether it is what the
+    episode is about.
+    """
 
     where: str
     scope: str

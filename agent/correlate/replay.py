@@ -1,4 +1,6 @@
-"""Feeds a correlator with what another one got: the same batches and watermarks in the same order give the same findings. Pure."""
+"""Feeds a correlator with what another one got: the same batches and watermarks in the same order give the same
+findings. Pure.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def states(correlator: Correlator, events: Iterable[Batch | int]) -> Iterator[tuple[int, np.ndarray]]:
-    """Each state of each finding when it was told: (watermark, its one row). events: batches, and watermarks as CLOCK_BOOTTIME ns."""
+    """Each state of each finding when it was told: (watermark, its one row). events: batches, and watermarks as
+    CLOCK_BOOTTIME ns.
+    """
     for event in events:
         if isinstance(event, Batch):
             correlator.feed(event)

@@ -1,11 +1,13 @@
 """Which waits belong to a decision that a program reported itself.
 
-The kernel cannot know when such a decision began. So once a process has reported one, all its waits of a millisecond or more
-come up, and only those that lie inside a decision's interval go on: there they are the answer, elsewhere they are idleness.
+The kernel cannot know when such a decision began. So once a process has reported one, all its waits of a millisecond or
+more come up, and only those that lie inside a decision's interval go on: there they are the answer, elsewhere they are
+idleness.
 
-What comes up is kept for two seconds, and for as long again as it took ten times over: a call that is tried again after a time-out (a name that is
-asked for, a connection that is made) is part of a decision that may end long after its first wait. Where a decision is reported later than that
-after a wait of its ended, the wait is gone: nobody could tell it from idleness, so it is not counted as a loss either.
+What comes up is kept for two seconds, and for as long again as it took ten times over: a call that is tried again after
+a time-out (a name that is asked for, a connection that is made) is part of a decision that may end long after its first
+wait. Where a decision is reported later than that after a wait of its ended, the wait is gone: nobody could tell it
+from idleness, so it is not counted as a loss either.
 """
 
 from __future__ import annotations
@@ -40,8 +42,9 @@ class WaitTargets(Protocol):
 
 
 class ReportedWaits:
-    """A filter of batches. Has the waits of reporting processes told; where there is no room for all, of those that reported last. Raises OSError where
-    they cannot be."""
+    """A filter of batches. Has the waits of reporting processes told; where there is no room for all, of those that
+    reported last. Raises OSError where they cannot be.
+    """
 
     name = "filter"
 

@@ -1,7 +1,9 @@
-"""Segments to a peer that were sent again: of how many, whether they had been lost at all, and for how long that can have held anybody up. Pure.
+"""Segments to a peer that were sent again: of how many, whether they had been lost at all, and for how long that can
+have held anybody up. Pure.
 
-A peer that gets a segment twice says so (DSACK): it was late, or what acknowledged it was, and nothing was lost. Linux waits for 200 ms, and as long as a round trip takes, before it sends
-a segment again, for a second before it sends a SYN again, and each time twice as long: after so many tries a wait that is far longer has another reason.
+A peer that gets a segment twice says so (DSACK): it was late, or what acknowledged it was, and nothing was lost. Linux
+waits for 200 ms, and as long as a round trip takes, before it sends a segment again, for a second before it sends a SYN
+again, and each time twice as long: after so many tries a wait that is far longer has another reason.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ _SPURIOUS = 0.5  # of what was sent again, that the peer had
 
 @dataclass(frozen=True)
 class Resent:
-    """again: segments, those of the peer's own among them where it is on this host; sent: to it meanwhile, None where that is not known; doubled: of these, those that it had already.
-    syns: of those sent again, the first of their connections, to which a kernel answers, whatever its server does."""
+    """again: segments, those of the peer's own among them where it is on this host; sent: to it meanwhile, None where
+    that is not known; doubled: of these, those that it had already.
+    syns: of those sent again, the first of their connections, to which a kernel answers, whatever its server does.
+    """
 
     again: int
     sent: int | None
@@ -50,8 +54,12 @@ class Resent:
         return tell("{n} of {sent}", n=value(self.again), sent=value(self.sent, "TCP segment"))
 
 
-def resent(episode: Episode, view: View, raw: bytes, netns: int | None, rows: np.ndarray, answered: int, usual_us: float | None) -> Resent:  # fmt: skip
-    """rows: of ``tcp_retransmit``, to the peer; answered: segments that the peer itself sent again. usual_us: what a round trip takes."""
+def resent(
+    episode: Episode, view: View, raw: bytes, netns: int | None, rows: np.ndarray, answered: int, usual_us: float | None
+) -> Resent:
+    """rows: of ``tcp_retransmit``, to the peer; answered: segments that the peer itself sent again. usual_us: what a
+    round trip takes.
+    """
     counts = np.maximum(rows["count"], 1)
     sums = in_netns(to_peer(view.rings["tcp_rtt"].between(episode.start_ns, episode.end_ns + SECOND), raw), netns)
     sums = sums[(sums["role"] == _CLIENT) & known(sums["segments"])]

@@ -1,4 +1,6 @@
-"""What an episode's process lost on names: waits on name servers (port 53, or 853), and lookups that took long or failed."""
+"""What an episode's process lost on names: waits on name servers (port 53, or 853), and lookups that took long or
+failed.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,12 @@ _ABOUT_AS_LONG = 0.5  # of the longest wait: a question that was asked again, no
 
 @dataclass(frozen=True)
 class NamesAsked:
-    """server: where somebody was asked; who: that in words. netns: from which network. share: of the time lost. longest, total: ns; times: waits, or
-    lookups, about as long as the longest, together total. tries: questions of the lookup that took most. quickest: a round trip to that address
-    meanwhile, us; again: TCP segments to it that were sent again, whatever they were for; refused: connections. failed: lookups that failed, beyond
-    those that did before, too; mostly with result. name: the one that took longest, or failed."""
+    """server: where somebody was asked; who: that in words. netns: from which network. share: of the time lost.
+    longest, total: ns; times: waits, or lookups, about as long as the longest, together total. tries: questions of the
+    lookup that took most. quickest: a round trip to that address meanwhile, us; again: TCP segments to it that were
+    sent again, whatever they were for; refused: connections. failed: lookups that failed, beyond those that did before,
+    too; mostly with result. name: the one that took longest, or failed.
+    """
 
     server: str
     pid: int | None

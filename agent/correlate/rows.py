@@ -1,4 +1,6 @@
-"""Buffers of rows: what waits for the watermark, and what is kept as evidence. Only the columns that are used are kept."""
+"""Buffers of rows: what waits for the watermark, and what is kept as evidence. Only the columns that are used are
+kept.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def start_ticks(rows: np.ndarray) -> np.ndarray:
 
 @cache
 def _pieces(table: str, given: np.dtype[np.void]) -> tuple[np.dtype[np.void], np.dtype[np.void]]:
-    """The columns that are kept, as they lie in rows of ``given`` and in those of ``dtypes()[table]``: neighbours in both are one piece."""
+    """The columns that are kept, as they lie in rows of ``given`` and in those of ``dtypes()[table]``: neighbours in
+    both are one piece.
+    """
     kept_, pieces = dtypes()[table], list[tuple[int, int, int]]()
     for name in kept_.names or ():
         of, at = given.fields[name][:2]  # type: ignore[index]
@@ -93,7 +97,9 @@ def in_order(rows: np.ndarray) -> np.ndarray:
 
 
 class Inbox:
-    """Rows that wait for the watermark; the oldest arrivals beyond ``limit`` rows of a table are dropped and counted."""
+    """Rows that wait for the watermark; the oldest arrivals beyond ``limit`` rows of a table are dropped and
+    counted.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -140,8 +146,9 @@ _AGAIN = 8  # times, whose rows are kept while somebody looks
 
 
 class LastRows:
-    """The last rows of a table: about ``capacity`` of them at most, none older than ``keep_ns``; dropped ones are counted. Where rows say whose they
-    are (``uid``), who has most makes room: no user's rows push out what is known of others.
+    """The last rows of a table: about ``capacity`` of them at most, none older than ``keep_ns``; dropped ones are
+    counted. Where rows say whose they are (``uid``), who has most makes room: no user's rows push out what is known of
+    others.
 
     Rows are kept in the pieces they came in, so that adding copies nothing.
     """
@@ -222,7 +229,9 @@ class LastRows:
         return not any(first <= to_ns and last >= from_ns for from_ns, to_ns in spans for first, last in late)
 
     def look(self, looked: set[tuple[int, int]] | None) -> None:
-        """From here on, the times that are looked at are noted there. Nothing is added meanwhile: what was found for the first of them is found again."""
+        """From here on, the times that are looked at are noted there. Nothing is added meanwhile: what was found for
+        the first of them is found again.
+        """
         self._looked, self._found = looked, {}
 
     def between(self, from_ns: int, to_ns: int) -> np.ndarray:
@@ -295,5 +304,7 @@ def columns_of(rows: np.ndarray, which: np.ndarray, *names: str) -> Iterator[tup
 
 
 def groups(keys: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """(index of each group's first row, group number of every row) for rows that are equal in all keys; numbered in key order."""
+    """(index of each group's first row, group number of every row) for rows that are equal in all keys; numbered in key
+    order.
+    """
     return alike(list(keys))

@@ -37,10 +37,12 @@ _Who = tuple[int, int, bytes]
 
 
 class ScarcityWatch(Watch):
-    """One subject is one thing of one process: its descriptors, a file system that it writes to, its memory; ``cpu``: its processor time.
+    """One subject is one thing of one process: its descriptors, a file system that it writes to, its memory; ``cpu``:
+    its processor time.
 
-    none: 1 where nothing is left. throttled_ns, periods: withheld by a quota, and the share of the quota's periods in which it was. delay_ns: waits for a
-    processor of some milliseconds, longest_ns: the longest; high_ns: what one in ten of its decisions exceeds, sum_ns: all.
+    none: 1 where nothing is left. throttled_ns, periods: withheld by a quota, and the share of the quota's periods in
+    which it was. delay_ns: waits for a processor of some milliseconds, longest_ns: the longest; high_ns: what one in
+    ten of its decisions exceeds, sum_ns: all.
     """
 
     metrics = ("none", "used", "limit", "throttled_ns", "periods", "delay_ns", "longest_ns", "sum_ns", "high_ns")
@@ -77,9 +79,18 @@ class ScarcityWatch(Watch):
         first, group = groups([r["pid"], start_ticks(r), r["kind"], r["object"]])
         none = most(np.zeros(len(first)), group, gone)
         who = columns_of(r, first, "pid", "proc_start_ns", "comm", "kind", "object", "uid")
-        slots = np.array([self._slot(second, pid, start_ns, comm, _NAMES[kind], *of) for pid, start_ns, comm, kind, *of in who], np.int64)  # fmt: skip
+        slots = np.array(
+            [self._slot(second, pid, start_ns, comm, _NAMES[kind], *of) for pid, start_ns, comm, kind, *of in who],
+            np.int64,
+        )
         fits = slots >= 0
-        self.series.put(second, slots[fits], none=none[fits], used=np.where(r["kind"] == PIDS, r["events"], r["used"])[first][fits].astype(float), limit=r["limit"][first][fits].astype(float))  # fmt: skip
+        self.series.put(
+            second,
+            slots[fits],
+            none=none[fits],
+            used=np.where(r["kind"] == PIDS, r["events"], r["used"])[first][fits].astype(float),
+            limit=r["limit"][first][fits].astype(float),
+        )
         return slots[fits]
 
     def _processors(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -140,8 +151,24 @@ class ScarcityWatch(Watch):
         (pid, tick, what, where), comm = self.names[slot]
         who = process(comm, pid)
         subject = f"file system {text(where)} ({who} writes there)" if what == "disk" else f"process {who}"
-        return Episode(symptom, (pid, tick, what, where), slot, subject, f"{pid}/{tick}", 0, 0, what, "", 0.0, 0.0, 0.0, 0,
-                          pid=pid, start_tick=tick, comm=comm)  # fmt: skip
+        return Episode(
+            symptom,
+            (pid, tick, what, where),
+            slot,
+            subject,
+            f"{pid}/{tick}",
+            0,
+            0,
+            what,
+            "",
+            0.0,
+            0.0,
+            0.0,
+            0,
+            pid=pid,
+            start_tick=tick,
+            comm=comm,
+        )
 
 
 def _each(rows: np.ndarray, more: list[np.ndarray]) -> list[tuple[_Who, np.ndarray]]:
@@ -150,8 +177,12 @@ def _each(rows: np.ndarray, more: list[np.ndarray]) -> list[tuple[_Who, np.ndarr
     return [(who, order[part]) for who, part in parts]
 
 
-def _parts(rows: np.ndarray, by: np.ndarray | None = None, more: Sequence[np.ndarray] = ()) -> tuple[np.ndarray, list[tuple[_Who, slice]]]:  # fmt: skip
-    """What sorts rows by their process, and its own by ``by``; (who it is by its first row, its part of them) of each process."""
+def _parts(
+    rows: np.ndarray, by: np.ndarray | None = None, more: Sequence[np.ndarray] = ()
+) -> tuple[np.ndarray, list[tuple[_Who, slice]]]:
+    """What sorts rows by their process, and its own by ``by``; (who it is by its first row, its part of them) of each
+    process.
+    """
     if not len(rows):
         return np.empty(0, np.int64), []
     first, group = groups([rows["pid"], start_ticks(rows), *more])

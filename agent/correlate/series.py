@@ -15,7 +15,8 @@ _SIGMA = 1.4826  # a normal distribution's standard deviation in units of its me
 class Baseline(NamedTuple):
     """What was usual; one value a subject, NaN where nothing was seen.
 
-    median; spread: 1.4826 times the median absolute deviation; high: the 90th percentile; top: the largest; seen: seconds.
+    median; spread: 1.4826 times the median absolute deviation; high: the 90th percentile; top: the largest; seen:
+    seconds.
     """
 
     median: np.ndarray
@@ -43,8 +44,9 @@ def _ranked(ordered: np.ndarray, seen: np.ndarray, q: float) -> np.ndarray:
 class Series:
     """Metrics of subjects by second, the last ``SECONDS`` of them; a subject is any hashable key.
 
-    Seconds that were part of a symptom are not part of the baseline. At most ``limit`` subjects: one unseen for ``SECONDS``
-    gives way to a new one, unless ``stays`` says so of its row; a new one that finds no room is not watched, and counted in ``dropped``.
+    Seconds that were part of a symptom are not part of the baseline. At most ``limit`` subjects: one unseen for
+    ``SECONDS`` gives way to a new one, unless ``stays`` says so of its row; a new one that finds no room is not
+    watched, and counted in ``dropped``.
     """
 
     def __init__(self, metrics: tuple[str, ...], limit: int, stays: Callable[[int], bool] = lambda _: False) -> None:
@@ -111,7 +113,9 @@ class Series:
                 self._values[self._of[metric], slots, second % SECONDS] = value
 
     def carry(self, second: int, slots: np.ndarray, reach: int) -> np.ndarray:
-        """Subjects other than ``slots`` seen within ``reach`` seconds keep their last values for this second; returns all of them."""
+        """Subjects other than ``slots`` seen within ``reach`` seconds keep their last values for this second; returns
+        all of them.
+        """
         there = set(slots.tolist())
         held = [s for s in self._slot.values() if self._seen[s] >= second - reach and s not in there]
         if held:
@@ -135,7 +139,9 @@ class Series:
         return np.asarray(self._values[self._of[metric], slots, second % SECONDS], np.float64)
 
     def owed(self, metric: str, slot: int, second: int, lasted: int, usual: float) -> tuple[float, float]:
-        """Of a rate: how much was missing, in seconds that had less than half of what is usual, in the ``_OWED_S`` before ``lasted`` seconds began and since; and how much more than usual came in these."""
+        """Of a rate: how much was missing, in seconds that had less than half of what is usual, in the ``_OWED_S``
+        before ``lasted`` seconds began and since; and how much more than usual came in these.
+        """
         n = min(SECONDS - 1, lasted + _OWED_S)
         values = self.recent(metric, np.array([slot]), second, n)[0]
         there = np.flatnonzero(~np.isnan(values))
@@ -157,7 +163,9 @@ class Series:
         return _seen(self.history(metric, slots, second, skip))
 
     def history(self, metric: str, slots: np.ndarray, second: int, skip: int) -> np.ndarray:
-        """What ``baseline`` goes by: the values before the last ``skip`` seconds, NaN in those that were part of a symptom; shape (len(slots), n)."""
+        """What ``baseline`` goes by: the values before the last ``skip`` seconds, NaN in those that were part of a
+        symptom; shape (len(slots), n).
+        """
         columns = np.arange(second - SECONDS + 1, second - skip + 1) % SECONDS
         values = self._values[self._of[metric]][slots[:, None], columns].astype(np.float64)
         values[~self._usual[slots[:, None], columns]] = np.nan

@@ -1,4 +1,6 @@
-"""Requests that a process answered, as causes go by them: the slowest of each second, in the shape of decisions, since where their time went is looked for alike."""
+"""Requests that a process answered, as causes go by them: the slowest of each second, in the shape of decisions, since
+where their time went is looked for alike.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,9 @@ NOTED_NS = 30_000_000_000  #: An answer is noted when the next request comes, or
 
 
 def slow(episode: Episode, view: View) -> np.ndarray:
-    """The slowest requests of the episode's process, dtype of ``limiter_decision``. The thread that read one is known, but not who worked on it: it has that thread's number
-    only where some call of it was held up meanwhile."""
+    """The slowest requests of the episode's process, dtype of ``limiter_decision``. The thread that read one is known,
+    but not who worked on it: it has that thread's number only where some call of it was held up meanwhile.
+    """
     rows = view.rings["service_latency"].between(episode.start_ns, episode.end_ns + NOTED_NS)
     rows = rows[(rows["sport"] == episode.key[1]) & (rows["netns"] == episode.key[0])]
     rows = rows[(rows["pid"] == episode.pid) & (start_ticks(rows) == episode.start_tick)]
@@ -59,7 +62,9 @@ def slow(episode: Episode, view: View) -> np.ndarray:
 
 
 def on_others(calls: np.ndarray, episode: Episode, view: View) -> np.ndarray:
-    """Without waits for its own clients' next request, or for anything: only those on peers that it had connected to itself count."""
+    """Without waits for its own clients' next request, or for anything: only those on peers that it had connected to
+    itself count.
+    """
     asked = np.array([np.frombuffer(raw, "V18")[0] for raw in view.peers(episode)], "V18")
     named = (
         np.isin(as_bytes(calls["peer"]), as_bytes(asked))

@@ -1,4 +1,6 @@
-"""Who fails at what it is asked for: limiters by their decisions, brokers by the error replies that they say they gave, any server by how its answers begin."""
+"""Who fails at what it is asked for: limiters by their decisions, brokers by the error replies that they say they gave,
+any server by how its answers begin.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ _STATES = frozenset(("OOM", "READONLY", "MISCONF", "LOADING", "MASTERDOWN", "CLU
 
 
 class ServiceWatch(Watch):
-    """One subject is a limiter of a process, a broker, or an ip:port whose answers were looked at. first_ns: of the second's failures, by slot."""
+    """One subject is a limiter of a process, a broker, or an ip:port whose answers were looked at. first_ns: of the
+    second's failures, by slot.
+    """
 
     metrics = ("n", "errors", "replies")
 
@@ -88,7 +92,9 @@ class ServiceWatch(Watch):
         if not len(q):
             return np.empty(0, np.int64)
         first = groups([q["t_ns"], q["system"], q["peer"]])[0]  # each of a poll's rows says the same
-        for t_ns, system, raw, errors, refused in columns_of(q, first, "t_ns", "system", "peer", "errors", "clients_refused"):  # fmt: skip
+        for t_ns, system, raw, errors, refused in columns_of(
+            q, first, "t_ns", "system", "peer", "errors", "clients_refused"
+        ):
             key = text(system), raw
             slot = self.series.slot(key, second)
             if slot < 0:
@@ -168,16 +174,30 @@ class ServiceWatch(Watch):
             where = peer(raw)
             if isinstance(system, int):
                 scope = place(where, raw, system)
-                return Episode(symptom, key, slot, f"the server at {where}", scope, 0, 0, "", "", 0.0, 0.0, 0.0, 0,
-                               )  # fmt: skip
+                return Episode(
+                    symptom,
+                    key,
+                    slot,
+                    f"the server at {where}",
+                    scope,
+                    0,
+                    0,
+                    "",
+                    "",
+                    0.0,
+                    0.0,
+                    0.0,
+                    0,
+                )
             name = f"the {system} server{f' at {where}' if where else ''}"
             return Episode(symptom, key, slot, name, where, 0, 0, "", "", 0.0, 0.0, 0.0, 0)
         limiter, pid, tick = key
         assert isinstance(tick, int)
         assert pid is None or isinstance(pid, int)
         subject, scope = f"limiter {limiter} ({process(comm, pid)})", f"{-1 if pid is None else pid}/{tick}"
-        return Episode(symptom, key, slot, subject, scope, 0, 0, "", "", 0.0, 0.0, 0.0, 0,
-                       pid=pid, start_tick=tick, comm=comm)  # fmt: skip
+        return Episode(
+            symptom, key, slot, subject, scope, 0, 0, "", "", 0.0, 0.0, 0.0, 0, pid=pid, start_tick=tick, comm=comm
+        )
 
 
 def _replies(said: str) -> int:

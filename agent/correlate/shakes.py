@@ -1,4 +1,6 @@
-"""Addresses with which TLS handshakes are made: how many were through, and how many failed, as their clients and their servers on this host saw it."""
+"""Addresses with which TLS handshakes are made: how many were through, and how many failed, as their clients and their
+servers on this host saw it.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,10 @@ def served_at(rows: np.ndarray) -> np.ndarray:
 
 
 class HandshakeWatch(EndWatch):
-    """One subject is one ip:port, in one network namespace. ok: handshakes that were through; failed, served: that failed, as clients and as its server saw it.
-    med_ns, longest_ns: what half of those that were through took at most, and the slowest, as clients of this host saw it, else as the server did."""
+    """One subject is one ip:port, in one network namespace. ok: handshakes that were through; failed, served: that
+    failed, as clients and as its server saw it. med_ns, longest_ns: what half of those that were through took at most,
+    and the slowest, as clients of this host saw it, else as the server did.
+    """
 
     metrics = ("ok", "failed", "served", "med_ns", "longest_ns")
 

@@ -51,7 +51,9 @@ def of_process(episode: Episode, view: View, kind: int) -> np.ndarray:
 
 
 def was_free(row: np.void, episode: Episode, view: View) -> bool:
-    """Whether there was some left of it in the two minutes before: what has always been used up has not done anything now."""
+    """Whether there was some left of it in the two minutes before: what has always been used up has not done anything
+    now.
+    """
     if row["kind"] == PIDS:
         return True  # that one could not be started is told just then
     rows = view.rings["resource"].between(episode.start_ns - 120 * SECOND, int(row["t_ns"]))

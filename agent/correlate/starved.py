@@ -1,4 +1,6 @@
-"""Waits for a processor, as several causes go by them: of the episode's own threads, and of those who serve it; who ran instead; whether a quota withheld it."""
+"""Waits for a processor, as several causes go by them: of the episode's own threads, and of those who serve it; who ran
+instead; whether a quota withheld it.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,11 @@ _CROWDED = 0.8
 
 @dataclass(frozen=True)
 class Starved:
-    """waited_ns: how long a process's threads were ready to run, but did not. by: (comm, pid) of who ran for most of it, where a program did for SHARE of it (several
-    processes may have its name: the one that ran longest); by_ns: how long that program. group: the cgroup whose quota withheld the processor, for throttled_ns. stolen_ns: by the hypervisor, of all processors; pressed_ns: while any task of the host waited (PSI)."""
+    """waited_ns: how long a process's threads were ready to run, but did not. by: (comm, pid) of who ran for most of
+    it, where a program did for SHARE of it (several processes may have its name: the one that ran longest); by_ns: how
+    long that program. group: the cgroup whose quota withheld the processor, for throttled_ns. stolen_ns: by the
+    hypervisor, of all processors; pressed_ns: while any task of the host waited (PSI).
+    """
 
     waited_ns: float
     by: tuple[str, int] | None = None
@@ -113,7 +118,9 @@ def _by(rows: np.ndarray, column: str) -> tuple[tuple[str, int] | None, float]:
 
 
 def cpu_share(episode: Episode, view: View) -> float:
-    """Of the time lost, how much was waited for a processor: within the decisions' own threads, and by local servers while they were waited for."""
+    """Of the time lost, how much was waited for a processor: within the decisions' own threads, and by local servers
+    while they were waited for.
+    """
     return view.once(_cpu_share, episode)
 
 
@@ -127,13 +134,16 @@ def _cpu_share(episode: Episode, view: View) -> float:
 
 
 def elsewhere(episode: Episode, view: View) -> float:
-    """Of the slowest request, how much went by at a server, or in a network, that says so itself: meanwhile no processor would have helped."""
+    """Of the slowest request, how much went by at a server, or in a network, that says so itself: meanwhile no
+    processor would have helped.
+    """
     return max((min(1.0, p.longest / max(episode.value, 1.0)) for p in on_peers(episode, view) if p.told), default=0.0)
 
 
 def crowded(episode: Episode, view: View) -> bool:
-    """Whether the host's processes waited for processors for most of a second each second, and longer than in the minute before: then whoever writes to
-    a disk waits for the kernel's threads, too, of which nothing is seen."""
+    """Whether the host's processes waited for processors for most of a second each second, and longer than in the
+    minute before: then whoever writes to a disk waits for the kernel's threads, too, of which nothing is seen.
+    """
     ring = view.rings["cpu_wait"]
     now = ring.between(episode.start_ns, episode.end_ns + SECOND)
     before = ring.between(episode.start_ns - 60 * SECOND, episode.start_ns)

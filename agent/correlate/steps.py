@@ -26,7 +26,8 @@ class Affected:
     inside_allowed: int = 0
     inside_refused: int = 0
     straddling: int = 0
-    #: How many more it let through (below 0: fewer) than true time would have, between two instants, CLOCK_BOOTTIME; 0 where that is not known.
+    #: How many more it let through (below 0: fewer) than true time would have, between two instants, CLOCK_BOOTTIME; 0
+    #: where that is not known.
     excess: int = 0
     excess_ns: tuple[int, int] = (0, 0)
     excess_exact: bool = True
@@ -40,8 +41,8 @@ class Affected:
 class ClockJump:
     """One clock change that matters. size_ns < 0: backward. until_ns: from then on no decision is affected.
 
-    alarm: large enough for one. minor: below the threshold, a finding only once a decision fell into it. unwatched_ns: for how long
-    no agent had looked when it was found.
+    alarm: large enough for one. minor: below the threshold, a finding only once a decision fell into it. unwatched_ns:
+    for how long no agent had looked when it was found.
     """
 
     cause: str
@@ -79,7 +80,8 @@ class ClockJump:
 class JumpSeries:
     """Jumps of one kind by one actor, each soon after the one before: one finding.
 
-    count, sum_ns, back, least_ns, most_ns are of all jumps; ``told`` holds the first, ``near`` the last of them in detail.
+    count, sum_ns, back, least_ns, most_ns are of all jumps; ``told`` holds the first, ``near`` the last of them in
+    detail.
     complete: False where decisions near them may not all have been counted.
     """
 
@@ -129,12 +131,41 @@ class JumpSeries:
 
     def evidence(self) -> list[dict[str, object]]:
         """The first jump, the decisions, then the other jumps, in the order in which they may be cut off."""
-        many = [] if self.count == 1 else [
-            item("clock_change", "steps", self.count, "", sum_ns=self.sum_ns, smallest_ns=self.least_ns, largest_ns=self.most_ns,
-                 t_ns=self.first.t_ns, end_ns=self.end_ns)]  # fmt: skip
-        hit = [item("limiter_decision", _AFFECTED[bool(a.immune)], a.inside, "decisions", limiter=a.limiter, library=a.library,
-                    pid=a.pid, comm=a.comm, allowed=a.inside_allowed, refused=a.inside_refused, straddling=a.straddling, excess=a.excess or None,
-                    at_least=None if self.complete else "true") for a in self._sorted()]  # fmt: skip
+        many = (
+            []
+            if self.count == 1
+            else [
+                item(
+                    "clock_change",
+                    "steps",
+                    self.count,
+                    "",
+                    sum_ns=self.sum_ns,
+                    smallest_ns=self.least_ns,
+                    largest_ns=self.most_ns,
+                    t_ns=self.first.t_ns,
+                    end_ns=self.end_ns,
+                )
+            ]
+        )
+        hit = [
+            item(
+                "limiter_decision",
+                _AFFECTED[bool(a.immune)],
+                a.inside,
+                "decisions",
+                limiter=a.limiter,
+                library=a.library,
+                pid=a.pid,
+                comm=a.comm,
+                allowed=a.inside_allowed,
+                refused=a.inside_refused,
+                straddling=a.straddling,
+                excess=a.excess or None,
+                at_least=None if self.complete else "true",
+            )
+            for a in self._sorted()
+        ]
         return [_change(self.first), *many, *hit, *map(_change, self.told[1:])]
 
     def sentence(self) -> Words:
@@ -142,13 +173,28 @@ class JumpSeries:
         inside, near = [a for a in hit if a.inside], [a for a in hit if not a.inside]
         immune = [f"limiter {a.limiter}" for a in self._sorted() if a.immune]
         it = "them" if self.count > 1 else "it"
-        return joined([
-            tell("The wall clock {moved}{by}.", moved=self._moved(), by=self._by()),
-            self._inside(inside) if inside else "",
-            *(_excess(a) for a in inside[:3] if a.excess),
-            tell(" Windows of {limiters} straddle {it}.", limiters=listing([f"limiter {a.limiter}" for a in near]), it=it) if near else "",
-            tell(" Not affected, since it ignores the wall clock: {limiters}.", limiters=listing(immune)) if immune else "",
-            "" if hit or immune else f" No limiter decision was seen near {it}."])  # fmt: skip
+        return joined(
+            [
+                tell("The wall clock {moved}{by}.", moved=self._moved(), by=self._by()),
+                self._inside(inside) if inside else "",
+                *(_excess(a) for a in inside[:3] if a.excess),
+                (
+                    tell(
+                        " Windows of {limiters} straddle {it}.",
+                        limiters=listing([f"limiter {a.limiter}" for a in near]),
+                        it=it,
+                    )
+                    if near
+                    else ""
+                ),
+                (
+                    tell(" Not affected, since it ignores the wall clock: {limiters}.", limiters=listing(immune))
+                    if immune
+                    else ""
+                ),
+                "" if hit or immune else f" No limiter decision was seen near {it}.",
+            ]
+        )
 
     def _inside(self, inside: list[Affected]) -> Words:
         least = "" if self.complete else "at least "

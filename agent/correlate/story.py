@@ -1,10 +1,13 @@
-"""Whether an episode is the same story as a finding, though its own verdict has another name or another scope: one fault is felt at many places. Pure.
+"""Whether an episode is the same story as a finding, though its own verdict has another name or another scope: one
+fault is felt at many places. Pure.
 
-- A server that was stopped or ended refuses connects, does not answer, and so on: what blames a server for that, and what became of the server, are one.
-- Who waits for a process that itself waits for somebody else waits for that one: a verdict that blames it passes the blame on (``passed``).
+- A server that was stopped or ended refuses connects, does not answer, and so on: what blames a server for that, and
+  what became of the server, are one.
+- Who waits for a process that itself waits for somebody else waits for that one: a verdict that blames it passes the
+  blame on (``passed``).
 - What comes at once after nobody came had piled up (agent/correlate/backlog.py): that is the story of what held it up.
-- Who talks with somebody that stands still, and is late with nothing else to explain it, is late for that; until more is known (``Finding.lent``). So is who waits for one
-  that talks with it.
+- Who talks with somebody that stands still, and is late with nothing else to explain it, is late for that; until more
+  is known (``Finding.lent``). So is who waits for one that talks with it.
 
 Two causes that share no process stay two findings, however near they are.
 """
@@ -83,17 +86,27 @@ def passed(found: Finding, view: View) -> set[int]:
     late = {e.pid: found.verdicts[id(e)][0] for e in found.explained() if _is_late(e)}
     if len(found.episodes) < 2 or not late:
         return set()
-    return {id(e) for e in found.explained() for v in found.verdicts[id(e)][:1] if v.cause in _FELT and _passes(e, v, late, view)}  # fmt: skip
+    return {
+        id(e)
+        for e in found.explained()
+        for v in found.verdicts[id(e)][:1]
+        if v.cause in _FELT and _passes(e, v, late, view)
+    }
 
 
 def _passes(episode: Episode, verdict: Verdict, late: dict[int | None, Verdict], view: View) -> bool:
     its = blamed(verdict, view, episode)
     reasons = [late[pid] for pid in its if pid in late and pid != episode.pid]
-    return any(r.score >= _BETTER and (r.cause not in _FELT or not blamed(r, view, episode) & {*its, episode.pid}) for r in reasons)  # fmt: skip
+    return any(
+        r.score >= _BETTER and (r.cause not in _FELT or not blamed(r, view, episode) & {*its, episode.pid})
+        for r in reasons
+    )
 
 
 def _asks(found: Finding, episode: Episode, view: View) -> bool:
-    """Whether it is about a client of who stands still, or of one that is late for that; it must have begun meanwhile."""
+    """Whether it is about a client of who stands still, or of one that is late for that; it must have begun
+    meanwhile.
+    """
     if found.cause.cause not in _FATES | _FELT or not _is_late(episode):
         return False
     if not found.start_ns - _BEGUN_NS <= episode.start_ns <= found.end_ns + _SLACK_NS:
@@ -103,11 +116,17 @@ def _asks(found: Finding, episode: Episode, view: View) -> bool:
 
 
 def _piled_up(found: Finding, episode: Episode, view: View) -> bool:
-    """Whether it is about what had piled up since that process stood still, or a client of it, or a server that it asks."""
+    """Whether it is about what had piled up since that process stood still, or a client of it, or a server that it
+    asks.
+    """
     if episode.pid is None or not any(made_up(episode, metric) for metric in RATES):
         return False
     pids = {*blamed(found.cause, view, found.main), *(e.pid for e in found.explained() if e.unit == "ns")}
-    return episode.pid in pids or episode.pid in _asked(pids, episode, view) or bool({*_asked({episode.pid}, episode, view)} & pids)  # fmt: skip
+    return (
+        episode.pid in pids
+        or episode.pid in _asked(pids, episode, view)
+        or bool({*_asked({episode.pid}, episode, view)} & pids)
+    )
 
 
 def _asked(by: Collection[int | None], episode: Episode, view: View) -> Iterator[int]:

@@ -1,10 +1,11 @@
 """Connections that carry something all the time, both ends of which are on this host: which end stopped.
 
-An end that reads waits for the other, again and again, and never for long: its waits on the peer are seen, by process and peer. Of a pair whose
-reader has waited regularly, and whose writer hardly ever had to,
+An end that reads waits for the other, again and again, and never for long: its waits on the peer are seen, by process
+and peer. Of a pair whose reader has waited regularly, and whose writer hardly ever had to,
 
 - the reader waits far longer than ever, and the writer does not: the writer does not send;
-- the writer waits far longer than ever, and the reader, which usually waits all the time, does not: the reader does not read;
+- the writer waits far longer than ever, and the reader, which usually waits all the time, does not: the reader does not
+  read;
 - both wait: what was sent is on its way.
 
 Judged when the wait is over, since a connection that goes on afterwards was no stream that ended.
@@ -32,8 +33,10 @@ _BLOCKED = TABLES["syscall_latency"].code("basis", "blocked")
 _WAITING = TABLES["syscall_latency"].code("kind", "waiting")
 _SERVER, _CLIENT = (TABLES["tcp_rtt"].code("role", name) for name in ("server", "client"))
 #: What symptoms of streams read.
-READS = {"syscall_latency": ("basis", "kind", "peer", "interval_ns", "count", "max_ns"),
-         "tcp_rtt": ("netns", "role", "saddr", "sport", "peer")}  # fmt: skip
+READS = {
+    "syscall_latency": ("basis", "kind", "peer", "interval_ns", "count", "max_ns"),
+    "tcp_rtt": ("netns", "role", "saddr", "sport", "peer"),
+}
 _KEEP_NS = 60 * SECOND
 _OF_S, _STEADY_S, _STEADY = (
     40,
@@ -41,7 +44,9 @@ _OF_S, _STEADY_S, _STEADY = (
     0.75,
 )  # of the time before it, that is looked at, a reader has waited in so many seconds, and so large a share
 _USUALLY = 0.7  # the quantile of the longest waits of its seconds that is called usual
-_EVEN = 0.15  # of their median, within which four in ten of them are: a stream by the clock; of messages by chance they differ by more (0.17 at 1,000 a second)
+# of their median, within which four in ten of them are: a stream by the clock; of messages by chance they differ by
+# more (0.17 at 1,000 a second)
+_EVEN = 0.15
 _RATIO = 8.0  # times that is far longer
 _READER = 4.0  # ... where two ends say so
 _BEYOND, _BEYOND_ALL, _HABIT = (
@@ -60,7 +65,9 @@ Process = tuple[int, int, str]
 
 @dataclass(frozen=True)
 class Stall:
-    """reader, writer: (pid, start in ticks, comm). server: whose ip:port it is (18 bytes); usual_ns: the longest wait of the minute before."""
+    """reader, writer: (pid, start in ticks, comm). server: whose ip:port it is (18 bytes); usual_ns: the longest wait
+    of the minute before.
+    """
 
     symptom: str
     reader: Process
@@ -109,12 +116,16 @@ class StreamWatch(Watch):
         return slots
 
     def _learn(self, rows: np.ndarray, waits: np.ndarray) -> None:
-        """Who waits for which end of a server's connection, and who talks to such a server: of each pair once a second."""
+        """Who waits for which end of a server's connection, and who talks to such a server: of each pair once a
+        second.
+        """
         served = pick(rows, (rows["role"] == _SERVER) & (rows["pid"] > 0))
         served = pick(served, among(served["peer"], waits["peer"].tolist()))
         first = groups([served["pid"], served["peer"]])[0][:_PAIRS]
         ends = own_ends(served).tolist()
-        for i, (pid, start_ns, raw) in zip(first, columns_of(served, first, "pid", "proc_start_ns", "peer"), strict=True):  # fmt: skip
+        for i, (pid, start_ns, raw) in zip(
+            first, columns_of(served, first, "pid", "proc_start_ns", "peer"), strict=True
+        ):
             key = pid, start_ns // 10_000_000, raw
             self._servers.pop(key, None)
             self._servers[key] = ends[i]
@@ -124,7 +135,9 @@ class StreamWatch(Watch):
         clients = pick(clients, among(clients["peer"], self._servers.values()))
         first = groups([clients["peer"], clients["saddr"], clients["sport"], clients["pid"]])[0][:_PAIRS]
         ends = own_ends(clients).tolist()
-        for i, (raw, pid, start_ns, comm) in zip(first, columns_of(clients, first, "peer", "pid", "proc_start_ns", "comm"), strict=True):  # fmt: skip
+        for i, (raw, pid, start_ns, comm) in zip(
+            first, columns_of(clients, first, "peer", "pid", "proc_start_ns", "comm"), strict=True
+        ):
             pair = raw, ends[i], pid, start_ns // 10_000_000
             self._clients.pop(pair, None)
             self._clients[pair] = text(comm)
@@ -191,8 +204,9 @@ class StreamWatch(Watch):
         return float(self._of(who, raw, from_ns, to_ns)["max_ns"].max(initial=0))
 
     def _steady(self, who: Process, raw: bytes, until_ns: int, waited_ns: float) -> float | None:
-        """What its longest wait of a second was usually, where it waited in almost each second for that address, by one connection at a time, for
-        much the same time, and hardly ever nearly as long as now."""
+        """What its longest wait of a second was usually, where it waited in almost each second for that address, by one
+        connection at a time, for much the same time, and hardly ever nearly as long as now.
+        """
         rows = self._from(who[0], who[1], raw[:16], until_ns - _OF_S * SECOND, until_ns)
         seconds = len(np.unique(rows["t_ns"] // SECOND))
         known_s = (until_ns - self._since_ns) // SECOND

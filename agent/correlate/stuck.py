@@ -1,8 +1,9 @@
 """Connections on which nothing moves, since the other end's window stays shut: it takes nothing of what was written.
 
-The polls of the kernel's queues tell connections with much unread or unsent (agent/queues/sockets.py), and of each what the other end has acknowledged, and for how long
-the kernel had something to send and no window for it. One program writes faster than the other reads all the time, on a healthy host too, but then something is
-acknowledged between two polls; and what is lost on the way waits for an acknowledgement, not for a window.
+The polls of the kernel's queues tell connections with much unread or unsent (agent/queues/sockets.py), and of each what
+the other end has acknowledged, and for how long the kernel had something to send and no window for it. One program
+writes faster than the other reads all the time, on a healthy host too, but then something is acknowledged between two
+polls; and what is lost on the way waits for an acknowledgement, not for a window.
 """
 
 from __future__ import annotations
@@ -48,8 +49,10 @@ _MOST = 0.8  # of the time between two polls, that the window must have been shu
 
 @dataclass(frozen=True)
 class Jam:
-    """A connection of which something is unsent, as last polled. stuck_ns: for how long nothing has moved for want of a window; since_ns: when that began. new: whether it began since this
-    watches. reader: who does not read, where it is on this host, with what lies unread there."""
+    """A connection of which something is unsent, as last polled. stuck_ns: for how long nothing has moved for want of a
+    window; since_ns: when that began. new: whether it began since this watches. reader: who does not read, where it is
+    on this host, with what lies unread there.
+    """
 
     writer: tuple[int, int, str]
     reader: tuple[int, int, str] | None
@@ -67,7 +70,9 @@ class Jam:
 
 
 class StuckWatch(Watch):
-    """One subject is a process and a server between which something does not move. stuck_ns: for how long. jams: by slot, the worst of it."""
+    """One subject is a process and a server between which something does not move. stuck_ns: for how long. jams: by
+    slot, the worst of it.
+    """
 
     metrics = ("stuck_ns",)
 
@@ -102,7 +107,11 @@ class StuckWatch(Watch):
 
     def _poll(self, rows: np.ndarray, second: int) -> None:
         ends, began = own_ends(rows), self._since_s or 0
-        others = {(int(r["netns"]), end.tobytes(), r["peer"].tobytes()): r for r, end in zip(rows, ends, strict=True) if r["recv_q_bytes"] > 0}  # fmt: skip
+        others = {
+            (int(r["netns"]), end.tobytes(), r["peer"].tobytes()): r
+            for r, end in zip(rows, ends, strict=True)
+            if r["recv_q_bytes"] > 0
+        }
         for row, end in zip(rows, ends, strict=True):
             if row["send_q_bytes"] <= 0 or row["pid"] <= 0 or not known(row["shut_ns"]):
                 continue
@@ -118,20 +127,59 @@ class StuckWatch(Watch):
                 and shut >= _MOST * (t_ns - before.last_ns)
             ):
                 since_ns = before.since_ns if before.stuck_ns else max(before.last_ns, t_ns - shut)
-                self._known[key] = replace(before, reader=reader, unread=unread, unsent=int(row["send_q_bytes"]), acked=acked, shut_ns=shut_ns,
-                                           since_ns=since_ns, last_ns=t_ns, stuck_ns=t_ns - since_ns)  # fmt: skip
+                self._known[key] = replace(
+                    before,
+                    reader=reader,
+                    unread=unread,
+                    unsent=int(row["send_q_bytes"]),
+                    acked=acked,
+                    shut_ns=shut_ns,
+                    since_ns=since_ns,
+                    last_ns=t_ns,
+                    stuck_ns=t_ns - since_ns,
+                )
                 continue
             serves = bool(row["role"] == _SERVER)
             server, far = (end.tobytes(), row["peer"].tobytes()) if serves else (row["peer"].tobytes(),) * 2
             new = before is not None or second > began + self.config.warm_s
-            self._known[key] = Jam(_who(row), reader, int(row["netns"]), server, far, int(row["send_q_bytes"]), unread, acked, shut_ns, t_ns, t_ns, 0, new)  # fmt: skip
+            self._known[key] = Jam(
+                _who(row),
+                reader,
+                int(row["netns"]),
+                server,
+                far,
+                int(row["send_q_bytes"]),
+                unread,
+                acked,
+                shut_ns,
+                t_ns,
+                t_ns,
+                0,
+                new,
+            )
 
     def describe(self, symptom: str, slot: int) -> Episode:
         jam = self.jams[slot]
         (pid, tick, comm), name = jam.writer, peer(jam.peer)
         key = jam.netns, jam.peer, jam.reader or ()
-        return Episode(symptom, key, slot, f"connection of {process(comm, pid)} to {name}", f"{pid} to {name}", 0, 0, "", "", 0.0, 0.0, 0.0, 0,
-                       pid=pid, start_tick=tick, comm=comm)  # fmt: skip
+        return Episode(
+            symptom,
+            key,
+            slot,
+            f"connection of {process(comm, pid)} to {name}",
+            f"{pid} to {name}",
+            0,
+            0,
+            "",
+            "",
+            0.0,
+            0.0,
+            0.0,
+            0,
+            pid=pid,
+            start_tick=tick,
+            comm=comm,
+        )
 
 
 def _who(row: np.void) -> tuple[int, int, str]:

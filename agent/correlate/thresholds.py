@@ -36,13 +36,16 @@ class CorrelatorConfig:
     refusals_min: int = 10  #: refusals in the persistence window below which nothing is said
     age_rise_s: float = 3.0  #: smallest lasting rise of the oldest undelivered message's age
     pending_rise_s: float = 10.0  #: smallest lasting rise of the oldest unacknowledged message's age
-    late_s: float = 0.6  #: a message that waits this long, far longer than is usual in its queue (agent/correlate/late.py), is a symptom at once
+    # a message that waits this long, far longer than is usual in its queue (agent/correlate/late.py), is a symptom at
+    # once
+    late_s: float = 0.6
     later_s: float = 0.25  #: ... and one that waits this long, and longer, from one poll to the next
     flooded_s: float = 0.1  #: ... or this long, where far more messages arrive than ever before
     idle_s: float = 2.0  #: a consumer that asks for nothing for this long, while others go on
     lag_rise: float = 100.0  #: smallest lasting rise of the lag in messages, where its age is unknown
 
-    stopped_ns: int = 150_000_000  #: a process that others depend on must stand still for so long (cpulimit holds one for up to 100 ms at a time)
+    # a process that others depend on must stand still for so long (cpulimit holds one for up to 100 ms at a time)
+    stopped_ns: int = 150_000_000
     worker_stopped_ns: int = SECOND  #: ... and one that is only at work, for so long
     lived_ns: int = 10 * SECOND  #: its end is worth a word once it has lived for so long
 

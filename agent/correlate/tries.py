@@ -1,8 +1,8 @@
 """Who connects where how often, and whether it waits after a try that failed: second by second.
 
-A try has failed where the connect did, where the server closed the connection without having sent anything, or where the program gave up waiting. How soon
-the next one begins is told by twentieths of a second, so that many tries at one instant (a pool that is opened again, one
-thread each) are not taken for many after each other.
+A try has failed where the connect did, where the server closed the connection without having sent anything, or where
+the program gave up waiting. How soon the next one begins is told by twentieths of a second, so that many tries at one
+instant (a pool that is opened again, one thread each) are not taken for many after each other.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ class Who(NamedTuple):
 
 
 class TryWatch(EndWatch):
-    """One subject is a program, by its command name, and an ip:port that it connects to from one network namespace. tries: begun in the second; failed: of the second; quick: of 20 parts of
-    the second, in how many a process tried again within ``QUICK_NS`` of a failure. who: by slot.
+    """One subject is a program, by its command name, and an ip:port that it connects to from one network namespace.
+    tries: begun in the second; failed: of the second; quick: of 20 parts of the second, in how many a process tried
+    again within ``QUICK_NS`` of a failure. who: by slot.
     """
 
     metrics = ("tries", "failed", "quick")
@@ -98,7 +99,9 @@ class TryWatch(EndWatch):
         return slot
 
     def who(self, slot: int) -> Who | None:
-        """The process with most of the last second's tries; None where all that is known of them is that they failed."""
+        """The process with most of the last second's tries; None where all that is known of them is that they
+        failed.
+        """
         if self._tries is None:
             return None
         tries, program, programs = self._tries
@@ -107,12 +110,30 @@ class TryWatch(EndWatch):
     def describe(self, symptom: str, slot: int) -> Episode:
         (comm, netns, raw), who = self._programs[slot], self.who(slot)
         assert who is not None
-        return Episode(symptom, (netns, raw, comm), slot, f"{process(comm, who.pid)}, which connects to {peer(raw)}", f"{comm} to {peer(raw)} in {netns}", 0, 0, "", "", 0.0, 0.0, 0.0, 0,
-                       pid=who.pid, start_tick=who.tick, comm=comm)  # fmt: skip
+        return Episode(
+            symptom,
+            (netns, raw, comm),
+            slot,
+            f"{process(comm, who.pid)}, which connects to {peer(raw)}",
+            f"{comm} to {peer(raw)} in {netns}",
+            0,
+            0,
+            "",
+            "",
+            0.0,
+            0.0,
+            0.0,
+            0,
+            pid=who.pid,
+            start_tick=who.tick,
+            comm=comm,
+        )
 
 
 def _fruitless(closes: np.ndarray) -> np.ndarray:
-    """Connections of clients to which the server sent nothing before it ended them, or whose program gave up waiting."""
+    """Connections of clients to which the server sent nothing before it ended them, or whose program gave up
+    waiting.
+    """
     waited = known(closes["waited_ns"])
     nothing = ~waited & (closes["bytes_in"] == 0)
     which = nothing | (waited & (closes["waited_ns"] >= GAVE_UP_NS))

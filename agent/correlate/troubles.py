@@ -10,8 +10,10 @@ from agent.correlate.finding import Finding
 
 
 class Trouble(NamedTuple):
-    """One episode that goes on. pids: (pid, start in units of 10 ms, None where it is not known), of who suffers, or serves the peer that it is about, and then of who is blamed. finding_id: empty while
-    it is in no finding. tid: the thread of the first process that owes an answer, 0 where none is known. episode: the same for the same episode."""
+    """One episode that goes on. pids: (pid, start in units of 10 ms, None where it is not known), of who suffers, or
+    serves the peer that it is about, and then of who is blamed. finding_id: empty while it is in no finding. tid: the
+    thread of the first process that owes an answer, 0 where none is known. episode: the same for the same episode.
+    """
 
     symptom: str
     comm: str
@@ -26,7 +28,9 @@ Serving = Callable[[Episode], "tuple[str, int] | None"]
 
 
 def troubles(held: Iterable[Episode], findings: Iterable[Finding], second: int, serving: Serving) -> Iterator[Trouble]:
-    """Of episodes that were bad in one of the last two seconds before this one; those of findings first, the newest first of all."""
+    """Of episodes that were bad in one of the last two seconds before this one; those of findings first, the newest
+    first of all.
+    """
     for found in sorted(findings, key=lambda f: -f.start_ns):
         if not found.closed:
             blamed = found.cause.culprit.pid
@@ -34,7 +38,9 @@ def troubles(held: Iterable[Episode], findings: Iterable[Finding], second: int, 
     yield from _of(held, "", None, second, serving)
 
 
-def _of(episodes: Iterable[Episode], finding_id: str, blamed: int | None, second: int, serving: Serving) -> Iterator[Trouble]:  # fmt: skip
+def _of(
+    episodes: Iterable[Episode], finding_id: str, blamed: int | None, second: int, serving: Serving
+) -> Iterator[Trouble]:
     for e in episodes:
         if e.last_bad < second - 2:
             continue

@@ -1,4 +1,6 @@
-"""Connections by Unix sockets, in the shape of those by TCP, since whom a process asked and who serves it is looked for alike. Pure."""
+"""Connections by Unix sockets, in the shape of those by TCP, since whom a process asked and who serves it is looked for
+alike. Pure.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _CLIENT, _SERVER = (TABLES["tcp_rtt"].code("role", name) for name in ("client", 
 
 
 def with_unix(rtt: np.ndarray | None, asked: np.ndarray) -> np.ndarray:
-    """Rows of ``tcp_rtt`` and, of each of ``unix_peer``, one of who asks and one of who serves. They took no time on the way; that the network was slow nobody says of them."""
+    """Rows of ``tcp_rtt`` and, of each of ``unix_peer``, one of who asks and one of who serves. They took no time on
+    the way; that the network was slow nobody says of them.
+    """
     form = dtypes()["tcp_rtt"]
     for i in groups([asked["peer"]])[0] if len(asked) else ():
         name_unix(asked["peer"][i].tobytes(), bytes(asked["path"][i]))

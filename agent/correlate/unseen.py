@@ -1,6 +1,8 @@
-"""Whom a process waited for, where no wait of its own was seen: one that waits for all its connections at once (epoll) names none of them.
+"""Whom a process waited for, where no wait of its own was seen: one that waits for all its connections at once (epoll)
+names none of them.
 
-Who serves them says for how long it kept its clients waiting, and the network to them what became of segments. Who answered late may have waited as
+Who serves them says for how long it kept its clients waiting, and the network to them what became of segments. Who
+answered late may have waited as
 well: the last one that did is meant.
 """
 
@@ -34,7 +36,9 @@ _BEFORE_NS, _NOTED_NS = 60 * SECOND, 30 * SECOND
 
 @dataclass(frozen=True)
 class Late:
-    """A peer that kept a process waiting. pid, comm: of who answers there, and of several that do, who was late; 0 and nothing where that is not known."""
+    """A peer that kept a process waiting. pid, comm: of who answers there, and of several that do, who was late; 0 and
+    nothing where that is not known.
+    """
 
     raw: bytes
     pid: int

@@ -136,7 +136,9 @@ class View:
                 self.decisions.add(pick(decisions, took(decisions) >= _SLOW_DECISION_NS))
 
     def netns(self, episode: Episode, peer: bytes) -> int | None:
-        """The network namespace from which the episode's process talks to a peer; the agent's own, where it is the agent who asks."""
+        """The network namespace from which the episode's process talks to a peer; the agent's own, where it is the
+        agent who asks.
+        """
         if episode.declared.asked_by_agent:
             return self.home
         found = [
@@ -150,7 +152,9 @@ class View:
         return None
 
     def server(self, peer: bytes, netns: int | None, episode: Episode) -> tuple[str, int] | None:
-        """(comm, pid) of the process of this host that serves a peer, for somebody in that network namespace, where one was seen."""
+        """(comm, pid) of the process of this host that serves a peer, for somebody in that network namespace, where one
+        was seen.
+        """
         return self.servers.find(peer, netns, self.has_address(peer, netns, episode))
 
     def serving(self, episode: Episode) -> tuple[str, int] | None:
@@ -174,18 +178,24 @@ class View:
         return pick(rows, (rows["pid"] == episode.pid) & (start_ticks(rows) == episode.start_tick))
 
     def sums(self, episode: Episode, lead_ns: int = SECOND) -> np.ndarray:
-        """The ``syscall_latency`` rows whose interval, which is long where the agent itself could not run, meets the episode."""
+        """The ``syscall_latency`` rows whose interval, which is long where the agent itself could not run, meets the
+        episode.
+        """
         rows = self.rings["syscall_latency"].between(episode.start_ns - lead_ns, episode.end_ns + _REACH_NS)
         return np.asarray(
             rows[rows["t_ns"] - np.maximum(rows["interval_ns"], SECOND) <= episode.end_ns + lead_ns - SECOND]
         )
 
     def informed(self, episode: Episode) -> bool:
-        """Whether the sums of the episode's first second are here, or do not come at all. They are late where CPUs are short."""
+        """Whether the sums of the episode's first second are here, or do not come at all. They are late where CPUs are
+        short.
+        """
         return not episode.start_ns - _REACH_NS < self._sums_ns < min(episode.end_ns, episode.start_ns + SECOND)
 
     def starved_ns(self, pid: int, episode: Episode) -> float:
-        """How much longer than usual a process was ready to run but waited for a CPU while it lasted; summed over its threads."""
+        """How much longer than usual a process was ready to run but waited for a CPU while it lasted; summed over its
+        threads.
+        """
         rows, before = (
             self.sums(episode, 0),
             self.rings["syscall_latency"].between(episode.start_ns - 60 * SECOND, episode.start_ns),
@@ -195,22 +205,29 @@ class View:
         return max(woken, kept_off_ns(self.rings["cpu_wait"], pid, episode))
 
     def blind_ns(self, episode: Episode) -> float:
-        """How long the agent itself did not run around then: its sums of a second each grew that long. 0 up to a second."""
+        """How long the agent itself did not run around then: its sums of a second each grew that long. 0 up to a
+        second.
+        """
         longest = float(self.sums(episode)["interval_ns"].max(initial=0)) - SECOND
         return longest if longest > SECOND else 0.0
 
     def crowded(self, from_ns: int, to_ns: int, now_ns: int) -> bool:
-        """Whether the host's threads still wait for CPUs about as long as they did between two times, compared with before."""
+        """Whether the host's threads still wait for CPUs about as long as they did between two times, compared with
+        before.
+        """
         ring = self.rings["syscall_latency"]
-        before, during, now = (per_time(ring.between(a, b)) for a, b in
-                               ((from_ns - 60 * SECOND, from_ns), (from_ns, to_ns + SECOND), (now_ns - 3 * SECOND, now_ns)))  # fmt: skip
+        before, during, now = (
+            per_time(ring.between(a, b))
+            for a, b in ((from_ns - 60 * SECOND, from_ns), (from_ns, to_ns + SECOND), (now_ns - 3 * SECOND, now_ns))
+        )
         if not len(during) or not len(now):
             return False
         usual = float(np.median(before)) if len(before) else 0.0
         return bool(np.mean(during) > 1.5 * usual and np.mean(now) - usual > 0.5 * (np.mean(during) - usual))
 
     def unusual_waits(self, episode: Episode) -> dict[bytes, float]:
-        """Longest wait of the episode's process on each peer while it lasted, ns, where that is twice any wait before it.
+        """Longest wait of the episode's process on each peer while it lasted, ns, where that is twice any wait before
+        it.
 
         From the sums per process and peer: they tell not which thread waited, so a connection that idles for as long as
         always must not count.

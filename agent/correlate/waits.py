@@ -42,8 +42,22 @@ LOOKUPS = {
     "dns_lookup": ("tid", "peer", "name", "duration_ns", "tries", "result"),
     "limiter_decision": DECISIONS,
 }
-NETWORK = {**SERVERS, "tcp_rtt": (*SERVERS["tcp_rtt"], "interval_ns", "samples", "rtt_min_us", "rtt_max_us", "rtt_sum_us", "srtt_us", "raw_min_us", "segments", "doubled"),
-           "tcp_connect": ("netns", "peer", "result", "errno", "duration_ns")}  # fmt: skip
+NETWORK = {
+    **SERVERS,
+    "tcp_rtt": (
+        *SERVERS["tcp_rtt"],
+        "interval_ns",
+        "samples",
+        "rtt_min_us",
+        "rtt_max_us",
+        "rtt_sum_us",
+        "srtt_us",
+        "raw_min_us",
+        "segments",
+        "doubled",
+    ),
+    "tcp_connect": ("netns", "peer", "result", "errno", "duration_ns"),
+}
 CPUS = {"syscall_latency": ("basis", "kind", "peer", "interval_ns", "max_ns", "run_queue_ns")}
 PEERS = {
     **SYSCALLS,
@@ -71,7 +85,8 @@ def _slow(episode: Episode, view: View) -> np.ndarray:
 def spent(episode: Episode, view: View, table: str) -> tuple[np.ndarray, float, bool]:
     """(rows of a table behind the episode, time lost in ns, whether they lie inside decisions of their own thread).
 
-    Rows that lie inside decisions count for the time that they lie inside: what began long before was idleness until then.
+    Rows that lie inside decisions count for the time that they lie inside: what began long before was idleness until
+    then.
     """
     rows = view.own(view.during(table, episode), episode)
     if episode.declared.inside:
@@ -111,9 +126,12 @@ def _ended_in(view: View, episode: Episode, calls: np.ndarray, table: str) -> np
 class PeerWait:
     """Waits of an episode's process on one peer, and the network towards it meanwhile.
 
-    share, own: of the time lost, the waits, and those of them outside TLS handshakes, which explain themselves. longest, starved_ns: ns; starved_ns:
-    of it, how long the peer's process waited for a CPU. sure: how certain it is that these waits are it. way: what the network was like.
-    told: by who serves, or the network, and not by the process's own waits. where, host: what episodes share that are about it, or about the way to its host. again: segments to it that were sent again. raw, name: ip:port, as in rows and in words.
+    share, own: of the time lost, the waits, and those of them outside TLS handshakes, which explain themselves.
+    longest, starved_ns: ns; starved_ns: of it, how long the peer's process waited for a CPU. sure: how certain it is
+    that these waits are it. way: what the network was like.
+    told: by who serves, or the network, and not by the process's own waits. where, host: what episodes share that are
+    about it, or about the way to its host. again: segments to it that were sent again. raw, name: ip:port, as in rows
+    and in words.
     """
 
     raw: bytes
@@ -170,7 +188,9 @@ class PeerWait:
 
 
 def on_peers(episode: Episode, view: View) -> list[PeerWait]:
-    """The peers that the episode's process waited on, longest first: they did not answer, or the network towards them was slow, lossy or gone."""
+    """The peers that the episode's process waited on, longest first: they did not answer, or the network towards them
+    was slow, lossy or gone.
+    """
     return view.once(_on_peers, episode)
 
 

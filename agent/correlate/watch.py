@@ -26,8 +26,10 @@ class Second:
 
 @dataclass(frozen=True)
 class Rise:
-    """A lasting rise of a metric: bad seconds exceed the baseline by ``least``, by 6 spreads and by ``ratio``, and its 90th percentile. seconds: that it
-    must last, ``CorrelatorConfig.persist_s`` where that is 0. instead: an episode of this metric that goes on becomes one of the rise."""
+    """A lasting rise of a metric: bad seconds exceed the baseline by ``least``, by 6 spreads and by ``ratio``, and its
+    90th percentile. seconds: that it must last, ``CorrelatorConfig.persist_s`` where that is 0. instead: an episode of
+    this metric that goes on becomes one of the rise.
+    """
 
     symptom: str
     metric: str
@@ -39,7 +41,9 @@ class Rise:
 
 
 class Watch(ABC):
-    """Watches one kind of subject. Subclasses fill ``series`` and say how an episode is described; its symptoms judge."""
+    """Watches one kind of subject. Subclasses fill ``series`` and say how an episode is described; its symptoms
+    judge.
+    """
 
     metrics: tuple[str, ...] = ()
 
@@ -83,7 +87,9 @@ class Watch(ABC):
         return symptom, slot
 
     def rises(self, rise: Rise, of: Second, allowed: Callable[[np.ndarray], np.ndarray]) -> list[Episode]:
-        """Opens an episode where the rise has lasted, extends the one that is active; ``allowed`` says of some indices of ``of.slots`` where one may open."""
+        """Opens an episode where the rise has lasted, extends the one that is active; ``allowed`` says of some indices
+        of ``of.slots`` where one may open.
+        """
         second, n = of.at, rise.seconds or self.config.persist_s
         recent = self.series.recent(rise.metric, of.slots, second, n)
         # No bar is below ``least``, and what was usual takes far longer to find out.

@@ -1,9 +1,11 @@
-"""What the network to a peer was like while somebody waited for it: slower, or not, by what only the network can have made long. Pure.
+"""What the network to a peer was like while somebody waited for it: slower, or not, by what only the network can have
+made long. Pure.
 
-The kernel alone answers a SYN, so a connect takes a round trip, however long the server thinks. A connection's RTT counts the time until the
-peer acknowledges, and a peer that thinks for less than the delayed acknowledgement (Linux: 40 ms) does so with its answer: a rise above that is the
-network's. A segment that was lost makes connects and RTT long, too: connects during which a SYN was sent again tell nothing of the way, and
-of the RTT the seconds in which even the shortest was long do.
+The kernel alone answers a SYN, so a connect takes a round trip, however long the server thinks. A connection's RTT
+counts the time until the peer acknowledges, and a peer that thinks for less than the delayed acknowledgement (Linux: 40
+ms) does so with its answer: a rise above that is the network's. A segment that was lost makes connects and RTT long,
+too: connects during which a SYN was sent again tell nothing of the way, and of the RTT the seconds in which even the
+shortest was long do.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ Spans = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class Way:
-    """usual, worst: smoothed RTT, us; now: what round trips took, where they were slower. held: unless the peer held its acknowledgements back. quickest: a round
-    trip that was quick all the while, us, where only that speaks for the network. low, high: between which they varied, us, where they did. entries: of its evidence.
+    """usual, worst: smoothed RTT, us; now: what round trips took, where they were slower. held: unless the peer held
+    its acknowledgements back. quickest: a round trip that was quick all the while, us, where only that speaks for the
+    network. low, high: between which they varied, us, where they did. entries: of its evidence.
     """
 
     usual: float | None
@@ -62,7 +65,9 @@ def way(
     spans: Spans,
     here: bool = False,
 ) -> Way:
-    """To the peer ``raw``, for somebody who waited for it for ``longest_ns`` at once, within these times (begins, ends). here: it is a process of this host."""
+    """To the peer ``raw``, for somebody who waited for it for ``longest_ns`` at once, within these times (begins,
+    ends). here: it is a process of this host.
+    """
     name = peer(raw)
     usual, floor, worst = rtt_us(view, raw, netns, episode)
     clean, dirty, before = _connects(view, raw, netns, episode, spans)
@@ -111,7 +116,9 @@ def _answered_at_once(view: View, raw: bytes, netns: int | None, episode: Episod
 def _connects(
     view: View, raw: bytes, netns: int | None, episode: Episode, spans: Spans
 ) -> tuple[np.ndarray, int, np.ndarray]:
-    """(us of those within the spans, how many of those there had a SYN sent again, us of those in the minute before)."""
+    """(us of those within the spans, how many of those there had a SYN sent again, us of those in the minute
+    before).
+    """
     begin, end = merged(*spans)
     if not len(begin):
         return np.empty(0), 0, np.empty(0)
@@ -150,9 +157,11 @@ def merged(begin: np.ndarray, end: np.ndarray) -> Spans:
 def rtt_us(
     view: View, raw: bytes, netns: int | None, episode: Episode
 ) -> tuple[float | None, float | None, float | None]:
-    """(usual, the least of its worst second, worst while it lasted) smoothed RTT towards a peer, us; the last one known before stands in for none during.
+    """(usual, the least of its worst second, worst while it lasted) smoothed RTT towards a peer, us; the last one known
+    before stands in for none during.
 
-    From that network namespace; where it is not known, nothing is told of loopback in several of them."""
+    From that network namespace; where it is not known, nothing is told of loopback in several of them.
+    """
     rows = to_peer(view.rings["tcp_rtt"].between(episode.start_ns - _REACH_NS, episode.end_ns + SECOND), raw)
     rows = in_netns(rows, netns)
     if netns is None and is_loopback(raw) and len(np.unique(rows["netns"])) > 1:
@@ -169,10 +178,12 @@ def rtt_us(
 def quickest_us(
     view: View, raw: bytes, netns: int | None, episode: Episode, spans: Spans | None = None
 ) -> float | None:
-    """The shortest round trip to that address while it lasted (its connects: within these times) that its program cannot have held back, us.
+    """The shortest round trip to that address while it lasted (its connects: within these times) that its program
+    cannot have held back, us.
 
-    The network is often the same for all connections to one address: the one with the lowest RTT tells. It must have had time to rise, since
-    what is seen is smoothed over eight samples, and seconds are only known to be bad as a whole.
+    The network is often the same for all connections to one address: the one with the lowest RTT tells. It must have
+    had time to rise, since what is seen is smoothed over eight samples, and seconds are only known to be bad as a
+    whole.
     """
     address = np.frombuffer(raw, np.uint8)[:16]
     done = in_netns(view.rings["tcp_connect"].between(episode.start_ns, episode.end_ns), netns)
@@ -203,7 +214,9 @@ def within_(rows: np.ndarray, episode: Episode) -> np.ndarray:
 
 
 def crowded(view: View, episode: Episode) -> bool:
-    """Whether this host's processors were so busy meanwhile that all of it is slow, what answers for the network too."""
+    """Whether this host's processors were so busy meanwhile that all of it is slow, what answers for the network
+    too.
+    """
     sums = view.rings["syscall_latency"]
     before, now = (
         per_time(sums.between(a, b))

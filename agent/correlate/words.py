@@ -1,5 +1,5 @@
-"""What is said of an episode or a verdict: a template, and the facts that go where it names them. Numbers and instants stay what they are: whoever shows
-a finding puts them into words (agent/common/sentence.py).
+"""What is said of an episode or a verdict: a template, and the facts that go where it names them. Numbers and instants
+stay what they are: whoever shows a finding puts them into words (agent/common/sentence.py).
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def name_unix(raw: bytes, path: bytes) -> None:
 
 
 def tell(template: str, **facts: Fact) -> Words:
-    """The template with facts where it has ``{name}``; numbers as ``value`` or ``span``, since an integer is an instant. Raises KeyError for one that is not given."""
+    """The template with facts where it has ``{name}``; numbers as ``value`` or ``span``, since an integer is an
+    instant. Raises KeyError for one that is not given.
+    """
     return joined(
         part for text_, name, _, _ in Formatter().parse(template) for part in (text_, facts[name] if name else "")
     )

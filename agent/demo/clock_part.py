@@ -15,8 +15,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def step(size_us: int) -> None:
     """Adds ``size_us`` to CLOCK_REALTIME; at most 0.5 ms either way. Raises OSError.
 
-    By clock_adjtime, whose offset the kernel adds itself: clock_settime would also take away the time between reading and
-    setting the clock, which is milliseconds when we are preempted there. Layout: struct timex, include/uapi/linux/timex.h (64 bit).
+    By clock_adjtime, whose offset the kernel adds itself: clock_settime would also take away the time between reading
+    and setting the clock, which is milliseconds when we are preempted there. Layout: struct timex,
+    include/uapi/linux/timex.h (64 bit).
     """
     if abs(size_us) > LIMIT_US:
         raise ValueError(f"{size_us} us is more than a demo may step")

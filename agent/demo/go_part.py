@@ -1,4 +1,6 @@
-"""A Go program with golang.org/x/time/rate: built where Go is installed, by modules or else with Debian's own package."""
+"""A Go program with golang.org/x/time/rate: built where Go is installed, by modules or else with Debian's own
+package.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ MISSING = "the Go limiter is left out: Go is not installed (apt install golang-g
 
 
 def ways(work: Path) -> list[dict[str, str]]:
-    """Environments to build a program in that needs golang.org/x/time, the best first. work: for what the toolchain writes meanwhile."""
+    """Environments to build a program in that needs golang.org/x/time, the best first. work: for what the toolchain
+    writes meanwhile.
+    """
     common = {"HOME": str(work), **os.environ, "GOTMPDIR": str(work), "CGO_ENABLED": "0"}
     found = [{**common, "GO111MODULE": "on", "GOFLAGS": "-mod=readonly -buildvcs=false", "GOTOOLCHAIN": "local"}]
     if (_DEBIAN / "src/golang.org/x/time").is_dir():
@@ -24,7 +28,9 @@ def ways(work: Path) -> list[dict[str, str]]:
 
 
 class GoProgram:
-    """Builds in the background, then runs. ``step`` is called now and then; it returns a note when the program is left out."""
+    """Builds in the background, then runs. ``step`` is called now and then; it returns a note when the program is left
+    out.
+    """
 
     def __init__(self, processes: Children, directory: Path) -> None:
         self._processes, self._directory = processes, directory

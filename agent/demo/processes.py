@@ -26,7 +26,9 @@ class Children:
         self._programs: list[subprocess.Popen[bytes]] = []
 
     def fork(self, name: str, body: Callable[[], None]) -> int:
-        """Runs ``body`` in a child with that command name, as user nobody. It needs no file of ours that nobody cannot read."""
+        """Runs ``body`` in a child with that command name, as user nobody. It needs no file of ours that nobody cannot
+        read.
+        """
         parent = os.getpid()
 
         def named() -> None:
@@ -41,7 +43,9 @@ class Children:
     def run(
         self, command: list[str], directory: Path, environment: dict[str, str] | None = None, nobody: bool = True
     ) -> subprocess.Popen[bytes]:
-        """Starts another program in a process group of its own, without input; messages go to stderr. Raises OSError."""
+        """Starts another program in a process group of its own, without input; messages go to stderr. Raises
+        OSError.
+        """
         process = subprocess.Popen(
             command,
             cwd=directory,
@@ -55,8 +59,9 @@ class Children:
         return process
 
     def stop(self) -> None:
-        """SIGKILL, which also ends stopped ones; nothing of theirs is worth an orderly end. Only what was not waited for yet
-        is signalled: a pid that was may be somebody else's."""
+        """SIGKILL, which also ends stopped ones; nothing of theirs is worth an orderly end. Only what was not waited
+        for yet is signalled: a pid that was may be somebody else's.
+        """
         for pid in self._forked:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -78,7 +83,9 @@ def end_with_parent() -> None:
 
 
 def child(body: Callable[[], None], *also: int) -> int:
-    """Forks; the child runs ``body``, with SIGTERM, SIGINT and ``also`` at their defaults, and never returns from here. Its pid."""
+    """Forks; the child runs ``body``, with SIGTERM, SIGINT and ``also`` at their defaults, and never returns from here.
+    Its pid.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -97,8 +104,9 @@ def child(body: Callable[[], None], *also: int) -> int:
 
 
 def become(parent: int, nobody: bool) -> None:
-    """In a new child: drops to user nobody where we are root, and dies with its parent. The order matters: a change of user
-    clears the parent-death signal (prctl(2))."""
+    """In a new child: drops to user nobody where we are root, and dies with its parent. The order matters: a change of
+    user clears the parent-death signal (prctl(2)).
+    """
     if nobody and os.geteuid() == 0:
         account = pwd.getpwnam("nobody")
         os.setgroups([])

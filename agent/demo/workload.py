@@ -1,9 +1,9 @@
 """The workload's supervisor: starts the parts, stalls Redis now and then, and leaves nothing behind.
 
-Run as a process of its own by agent.demo.session. It ends when its standard input closes, at SIGTERM or SIGINT, or when the
-process that started it is gone; then it ends the agent too, whose pid it is told on standard input. (A parent-death signal
-cannot do that: the agent's change of user clears it.) Its children die with it; should it be killed itself, the next start
-removes its directory.
+Run as a process of its own by agent.demo.session. It ends when its standard input closes, at SIGTERM or SIGINT, or when
+the process that started it is gone; then it ends the agent too, whose pid it is told on standard input. (A parent-death
+signal cannot do that: the agent's change of user clears it.) Its children die with it; should it be killed itself, the
+next start removes its directory.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Supervisor:
         self._redis = redis_part.start(self.processes, self.directory)
         if self._redis is None:
             notes.append(
-                "Redis, its stream and the Python limiter are left out: redis-server is not installed (apt install redis-server)"
+                "Redis, its stream and the Python limiter are left out: redis-server is not installed (apt install"
+                " redis-server)"
             )
         else:
             self.processes.fork("demo-producer", partial(redis_part.produce, self._redis))
@@ -91,7 +92,9 @@ class Supervisor:
                 self._step(-STEP_US)
 
     def _wait_for_agent(self) -> None:
-        """Until it answers on its control socket, which it makes before the intake: its first start on a kernel compiles for a while."""
+        """Until it answers on its control socket, which it makes before the intake: its first start on a kernel
+        compiles for a while.
+        """
         until = time.monotonic() + INTAKE_S
         while not self._intake.exists() and time.monotonic() < until:
             self._sleep(0.1)

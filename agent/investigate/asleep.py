@@ -1,4 +1,6 @@
-"""Threads that do not run, as /proc tells: what a look sees of those that slept from before it until after it. The helper writes the text (agent/kernel/asleep.py)."""
+"""Threads that do not run, as /proc tells: what a look sees of those that slept from before it until after it. The
+helper writes the text (agent/kernel/asleep.py).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ _STATES = {b"S": TABLES["off_cpu"].code("state", "sleeping"), b"D": TABLES["off_
 
 
 class Asleep(NamedTuple):
-    """Threads of one process at one place. nr: the system call, 0xffff for none; function: of the kernel, in which they sleep."""
+    """Threads of one process at one place. nr: the system call, 0xffff for none; function: of the kernel, in which they
+    sleep.
+    """
 
     pid: int
     state: int
@@ -23,7 +27,9 @@ class Asleep(NamedTuple):
 
 
 def parse(pid: int, text: bytes, switched: set[int]) -> list[Asleep]:
-    """Of the helper's lines ``tid state call function``, without threads that were switched during the look; those of most threads first."""
+    """Of the helper's lines ``tid state call function``, without threads that were switched during the look; those of
+    most threads first.
+    """
     found: Counter[tuple[int, int, str]] = Counter()
     for line in text.split(b"\n"):
         words = line.split()

@@ -1,7 +1,8 @@
 """What to look at for which symptom, and how long it may take. Pure: time comes from the caller.
 
-A look costs whoever is looked at, and a little everybody (docs/costs.md); anybody can make findings come. So looks are held to a share of the time, each user's
-processes to a share of that, and a process that stays ill is looked at ever more rarely.
+A look costs whoever is looked at, and a little everybody (docs/costs.md); anybody can make findings come. So looks are
+held to a share of the time, each user's processes to a share of that, and a process that stays ill is looked at ever
+more rarely.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ _LOOKS = {
 
 
 def looked_at(symptom: str) -> tuple[str, ...]:
-    """The families that may show why, in the order in which they are attached; none where a look shows nothing that is not known."""
+    """The families that may show why, in the order in which they are attached; none where a look shows nothing that is
+    not known.
+    """
     return _LOOKS.get(symptom, ())
 
 
@@ -114,7 +117,9 @@ class Budget:
             self._refused.pop(next(iter(self._refused)))
 
     def spend(self, episode: Hashable, process: LookedAt, uid: int, ns: int, now_ns: int, begins: bool) -> None:
-        """Takes what a look at this process takes. begins: it is not one more of a look that goes on, whose time is spent already."""
+        """Takes what a look at this process takes. begins: it is not one more of a look that goes on, whose time is
+        spent already.
+        """
         everybody, *its = self._mine(uid, now_ns)
         for purse in (everybody, *its) if begins else its:
             purse.now(now_ns)

@@ -1,7 +1,7 @@
 """One look: programs attached for a few processes, detached again, and what they counted.
 
-What is attached counts until ``look_until_ns`` of the control map and nothing after, so that an agent that is stopped leaves nothing that goes on counting; with its
-end the kernel detaches everything.
+What is attached counts until ``look_until_ns`` of the control map and nothing after, so that an agent that is stopped
+leaves nothing that goes on counting; with its end the kernel detaches everything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from agent.kernel.source import KernelSource
 
 #: As many processes as ``control.look_pids`` has room for.
 MOST_PIDS = 8
-#: Bytes of one element of the stack maps; by map, the number from which on stacks are its, and how many it has room for (bpf/look.h, bpf/oncpu.bpf.c).
+#: Bytes of one element of the stack maps; by map, the number from which on stacks are its, and how many it has room for
+#: (bpf/look.h, bpf/oncpu.bpf.c).
 STACK_BYTES = 32 * 8
 STACKS = {"look_stacks": (0, 1024), "oncpu_stacks": (65536, 2048)}
 _GRACE_NS = 50_000_000
@@ -33,7 +34,9 @@ _AGAIN_NS, _BUSY = 20_000_000, "the helper is busy"
 
 @dataclass
 class Counted:
-    """What a look counted: keys and values by map. stacks: addresses by number, innermost first. interval_ns: how long each family was attached."""
+    """What a look counted: keys and values by map. stacks: addresses by number, innermost first. interval_ns: how long
+    each family was attached.
+    """
 
     maps: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     stacks: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -41,10 +44,20 @@ class Counted:
 
 
 class CloserLook:
-    """Attaches when made, and at each ``step`` what the helper was too busy for. reasons: what could not be attached, in words."""
+    """Attaches when made, and at each ``step`` what the helper was too busy for. reasons: what could not be attached,
+    in words.
+    """
 
-    def __init__(self, kernel: KernelSource, helper: Helper, families: Mapping[str, Family], wanted: Iterable[str], pids: Iterable[int],
-                 now_ns: int, length_ns: int) -> None:  # fmt: skip
+    def __init__(
+        self,
+        kernel: KernelSource,
+        helper: Helper,
+        families: Mapping[str, Family],
+        wanted: Iterable[str],
+        pids: Iterable[int],
+        now_ns: int,
+        length_ns: int,
+    ) -> None:
         self._kernel, self._helper, self._families = kernel, helper, families
         self.begun_ns, self.until_ns = now_ns, now_ns + length_ns
         self._missing = {name: "" for name in wanted if name in families}
@@ -127,7 +140,9 @@ class CloserLook:
         self._took_ns[name] = max(1, now_ns - self._since_ns[name])
 
     def counted(self) -> Counted:
-        """What was counted, taken out of the kernel; some time after everything was detached, since a program may be running still. Raises OSError."""
+        """What was counted, taken out of the kernel; some time after everything was detached, since a program may be
+        running still. Raises OSError.
+        """
         out = Counted(interval_ns=dict(self._took_ns))
         dtype, stacked = self._kernel.loaded.wire.dtype, dict[str, int]()
         for name in self.looked:

@@ -1,4 +1,6 @@
-"""Finds the names of the functions on stacks: in steps, since files that others made are read by the examiner alone, opened by the helper."""
+"""Finds the names of the functions on stacks: in steps, since files that others made are read by the examiner alone,
+opened by the helper.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ FILES, MOST = 8, 512
 
 @dataclass
 class StackNames:
-    """kernel: by address; user and places: by process and address. asleep: threads that slept all the time. reasons: why names are missing."""
+    """kernel: by address; user and places: by process and address. asleep: threads that slept all the time. reasons:
+    why names are missing.
+    """
 
     kernel: dict[int, str] = field(default_factory=dict)
     user: dict[int, dict[int, str]] = field(default_factory=dict)
@@ -34,8 +38,12 @@ class Naming:
     def __init__(self, helper: Helper, analyst: Analyst, kallsyms: int) -> None:
         self._helper, self._analyst, self._kallsyms = helper, analyst, kallsyms
 
-    def asked(self, kernel: Iterable[int], user: Mapping[int, Iterable[int]], switched: Mapping[int, set[int]]) -> Steps[StackNames]:  # fmt: skip
-        """kernel: addresses; user: by process; switched: threads by process that were switched meanwhile, of those whose sleepers are wanted."""
+    def asked(
+        self, kernel: Iterable[int], user: Mapping[int, Iterable[int]], switched: Mapping[int, set[int]]
+    ) -> Steps[StackNames]:
+        """kernel: addresses; user: by process; switched: threads by process that were switched meanwhile, of those
+        whose sleepers are wanted.
+        """
         out = StackNames()
         for pid, tids in switched.items():
             out.asleep += yield from self._asleep(pid, tids)
@@ -85,7 +93,9 @@ class Naming:
                 out.reasons.append(f"{path}: {error.strerror or error}")
                 continue
             try:
-                names = yield self._analyst.examining("functions at", [fd], offsets=[place.offset for place in its.values()])  # fmt: skip
+                names = yield self._analyst.examining(
+                    "functions at", [fd], offsets=[place.offset for place in its.values()]
+                )
                 out.user[pid].update(zip(its, names, strict=True))
             except (OSError, Unexamined) as error:
                 out.reasons.append(f"{path}: {error}")

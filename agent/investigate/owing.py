@@ -24,7 +24,10 @@ ROOM = 1024
 
 
 class OwingThread(NamedTuple):
-    """One thread; state, nr and function as of ``Asleep``. ns: for how long it slept on, until it was woken. by_pid, by_tid, by_comm: who ran where it was woken; 0 where it slept on. of_ns: from when it was first seen asleep to the look's end."""
+    """One thread; state, nr and function as of ``Asleep``. ns: for how long it slept on, until it was woken. by_pid,
+    by_tid, by_comm: who ran where it was woken; 0 where it slept on. of_ns: from when it was first seen asleep to the
+    look's end.
+    """
 
     pid: int
     tid: int
@@ -55,12 +58,17 @@ class Owing:
             run(naming.threads(pid, tid), answered)
 
     def told(self, counted: Counted, until_ns: int, others: Sequence[Asleep] = ()) -> list[Asleep | OwingThread]:
-        """What became of them, after what is told of other sleepers: each time when one was woken and slept on at once, it is told up to then. All sleeps of one that
-        does so as its program tells it to: a handler may do it for each of its requests."""
+        """What became of them, after what is told of other sleepers: each time when one was woken and slept on at once,
+        it is told up to then. All sleeps of one that does so as its program tells it to: a handler may do it for each
+        of its requests.
+        """
         out: list[Asleep | OwingThread] = [*others]
         if "offcpu_woken" not in counted.maps:
             return out
-        woken, gone = ({int(key["tid"]): value for key, value in zip(*counted.maps[name], strict=True)} for name in ("offcpu_woken", "offcpu_gone"))  # fmt: skip
+        woken, gone = (
+            {int(key["tid"]): value for key, value in zip(*counted.maps[name], strict=True)}
+            for name in ("offcpu_woken", "offcpu_gone")
+        )
         for one, since_ns, seen_ns in self._began:
             its, slept_ns, at_ns = woken.get(one.tid), 0, since_ns
             late = seen_ns - since_ns > _LATE_NS and its is not None and its["wakes"]["t_ns"][0] < seen_ns
@@ -95,14 +103,23 @@ class _Piece(NamedTuple):
     by_comm: bytes = b""
 
 
-def _pieces(one: OwingThread, woken: np.void | None, gone: np.void | None, since_ns: int, until_ns: int) -> Iterator[_Piece]:  # fmt: skip
+def _pieces(
+    one: OwingThread, woken: np.void | None, gone: np.void | None, since_ns: int, until_ns: int
+) -> Iterator[_Piece]:
     if woken is None:
         if gone is None:
             yield _Piece(one.nr, since_ns, until_ns)
         return
     for wake in woken["wakes"][: int(woken["count"])]:
         from_ns, to_ns = int(wake["from_ns"]) or since_ns, int(wake["t_ns"])
-        yield _Piece(int(wake["nr"]) if wake["from_ns"] else one.nr, from_ns, max(from_ns, to_ns), int(wake["by_pid"]), int(wake["by_tid"]), bytes(wake["by_comm"]))  # fmt: skip
+        yield _Piece(
+            int(wake["nr"]) if wake["from_ns"] else one.nr,
+            from_ns,
+            max(from_ns, to_ns),
+            int(wake["by_pid"]),
+            int(wake["by_tid"]),
+            bytes(wake["by_comm"]),
+        )
     if gone is not None and woken["count"] < len(woken["wakes"]) and gone["key"]["state"] != _READY:
         yield _Piece(int(gone["key"]["nr"]), int(gone["off_ns"]), until_ns)
 
@@ -110,4 +127,6 @@ def _pieces(one: OwingThread, woken: np.void | None, gone: np.void | None, since
 def sleeper(pid: int, tid: int, text: bytes) -> OwingThread | None:
     """A thread of the helper's lines; None where it does not sleep."""
     mine = [line for line in text.split(b"\n") if line.partition(b" ")[0] == b"%d" % tid]
-    return next((OwingThread(pid, tid, one.state, one.nr, one.function) for one in parse(pid, b"\n".join(mine), set())), None)  # fmt: skip
+    return next(
+        (OwingThread(pid, tid, one.state, one.nr, one.function) for one in parse(pid, b"\n".join(mine), set())), None
+    )

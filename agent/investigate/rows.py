@@ -16,7 +16,8 @@ from agent.kernel.wire import decode
 from agent.probes.syscalls import classes, names
 from agent.tables import TABLES
 
-#: Rows of one look: off_cpu of threads that were held up, that waited, that were ready; on_cpu; lock_contention; block_io of processes; system calls.
+#: Rows of one look: off_cpu of threads that were held up, that waited, that were ready; on_cpu; lock_contention;
+#: block_io of processes; system calls.
 MOST = {"slow": 24, "waiting": 8, "ready": 4, "ran": 12, "locks": 24, "blocks": 32, "calls": 64}
 #: Stacks of code that ran that get names, those of most time.
 NAMED = 256
@@ -31,7 +32,9 @@ _KINDS = ((1, "spin"), (8, "rtmutex"), (16, "percpu"), (32, "mutex"), (2, "read"
 
 
 class FrameNames(NamedTuple):
-    """kernel, user: the text of a stack by its number (user's also by process). lock: (name, what takes it) of a lock at an address with that stack."""
+    """kernel, user: the text of a stack by its number (user's also by process). lock: (name, what takes it) of a lock
+    at an address with that stack.
+    """
 
     kernel: Callable[[int], str]
     user: Callable[[int, int], str]
@@ -39,7 +42,9 @@ class FrameNames(NamedTuple):
 
 
 def gone(counted: Counted, until_ns: int, who: dict[int, np.void]) -> tuple[np.ndarray, np.ndarray]:
-    """off-CPU keys and values, with threads that are off the processor still counted until the look's end. who: an identity by pid."""
+    """off-CPU keys and values, with threads that are off the processor still counted until the look's end. who: an
+    identity by pid.
+    """
     keys, values = counted.maps["offcpu_sums"]
     _, still = counted.maps["offcpu_gone"]
     still = still[[int(pid) in who for pid in still["key"]["pid"]]] if len(still) else still
@@ -65,7 +70,9 @@ def _merged(keys: np.ndarray, values: np.ndarray, *sums: str) -> tuple[np.ndarra
 
 
 def _kinds(nr: np.ndarray, state: np.ndarray) -> np.ndarray:
-    """slow or waiting, by the call: who reads, and can be woken by a signal meanwhile, waits for input. Outside of a call it is held up."""
+    """slow or waiting, by the call: who reads, and can be woken by a signal meanwhile, waits for input. Outside of a
+    call it is held up.
+    """
     what = classes()[np.minimum(nr, len(classes()) - 1)]
     waits = (what == _WAITS) | (what == _POLLS) | ((what == _BY_FD) & (state == _SLEEPING))
     return np.where((nr != _NO_CALL) & waits, _WAITING, _SLOW)
@@ -82,12 +89,24 @@ def _longest(chosen: np.ndarray, ns: np.ndarray, most: int) -> np.ndarray:
     return at[np.argsort(-ns[at].astype(np.int64), kind="stable")[:most]]
 
 
-def off_cpu(keys: np.ndarray, values: np.ndarray, asleep: Sequence[Asleep | OwingThread], interval_ns: dict[int, int], who: dict[int, np.void], named: FrameNames) -> Batch:  # fmt: skip
+def off_cpu(
+    keys: np.ndarray,
+    values: np.ndarray,
+    asleep: Sequence[Asleep | OwingThread],
+    interval_ns: dict[int, int],
+    who: dict[int, np.void],
+    named: FrameNames,
+) -> Batch:
     """Where threads were, longest first; those that slept all the time by what /proc tells of them."""
     kind, ns = _kinds(keys["nr"], keys["state"]), values["sum_ns"]
     ready = keys["state"] == _READY
-    at = np.concatenate([_longest(~ready & (kind == _SLOW), ns, MOST["slow"]), _longest(~ready & (kind == _WAITING), ns, MOST["waiting"]),
-                         _longest(ready, ns, MOST["ready"])])  # fmt: skip
+    at = np.concatenate(
+        [
+            _longest(~ready & (kind == _SLOW), ns, MOST["slow"]),
+            _longest(~ready & (kind == _WAITING), ns, MOST["waiting"]),
+            _longest(ready, ns, MOST["ready"]),
+        ]
+    )
     rows = decode(values[at], "off_cpu").rows
     rows["state"], rows["kind"], rows["syscall"] = keys["state"][at], kind[at], _call(keys["nr"][at])
     for row, i in zip(rows, at, strict=True):
@@ -104,14 +123,20 @@ def off_cpu(keys: np.ndarray, values: np.ndarray, asleep: Sequence[Asleep | Owin
             row["count"], row["sum_ns"] = one.threads, interval_ns[one.pid] * one.threads
         else:
             row["tid"], row["sum_ns"], row["max_ns"], row["interval_ns"] = one.tid, one.ns, one.ns, max(1, one.of_ns)
-            row["waker_pid"], row["waker_tid"], row["waker_comm"] = one.by_pid or NULL_I64, one.by_tid or NULL_I64, one.by_comm  # fmt: skip
+            row["waker_pid"], row["waker_tid"], row["waker_comm"] = (
+                one.by_pid or NULL_I64,
+                one.by_tid or NULL_I64,
+                one.by_comm,
+            )
         row["kernel_stack"] = one.function.encode()[:512]
     rows = np.concatenate([rows, still])
     return Batch("off_cpu", rows[np.lexsort((-rows["sum_ns"], rows["kind"]))])
 
 
 def on_cpu(keys: np.ndarray, values: np.ndarray, named: FrameNames) -> Batch:
-    """Where threads ran, those of most time first: code that runs is elsewhere at each look, so one row a thread, call and function, with its most frequent stack."""
+    """Where threads ran, those of most time first: code that runs is elsewhere at each look, so one row a thread, call
+    and function, with its most frequent stack.
+    """
     order = np.argsort(-values["sum_ns"].astype(np.int64), kind="stable")
     best: dict[tuple[int, int, str], int] = {}
     stacks, of = list[str](), np.zeros(len(keys), np.int64)
@@ -138,7 +163,9 @@ def _identify(row: np.void, proc: np.void) -> None:
 
 
 def block_io(keys: np.ndarray, values: np.ndarray, open_: np.ndarray, until_ns: int, interval_ns: int) -> Batch:
-    """Each process's requests, those of most time first, and one row a disk for all together. open_: requests that the device, or its queue, still has."""
+    """Each process's requests, those of most time first, and one row a disk for all together. open_: requests that the
+    device, or its queue, still has.
+    """
     out = []
     keys, values = _with_open(keys, values, open_, until_ns)
     for disk in np.unique(keys["disk"]):
@@ -210,7 +237,14 @@ def calls(keys: np.ndarray, values: np.ndarray) -> Batch:
     return Batch("syscall_latency", rows)
 
 
-def all_of(counted: Counted, until_ns: int, who: dict[int, np.void], looks: dict[int, tuple[str, int]], asleep: Sequence[Asleep | OwingThread], named: FrameNames) -> Iterator[Batch]:  # fmt: skip
+def all_of(
+    counted: Counted,
+    until_ns: int,
+    who: dict[int, np.void],
+    looks: dict[int, tuple[str, int]],
+    asleep: Sequence[Asleep | OwingThread],
+    named: FrameNames,
+) -> Iterator[Batch]:
     """A batch a table, of those in which there is something. looks: as for ``marked``."""
     maps, took = counted.maps, counted.interval_ns
     if "offcpu_sums" in maps:
@@ -231,9 +265,18 @@ def all_of(counted: Counted, until_ns: int, who: dict[int, np.void], looks: dict
 
 
 def marked(batch: Batch, counted: Counted, looks: dict[int, tuple[str, int]], t_ns: int) -> Batch:
-    """With the looks that the rows are of: by process, (name, how much later than the first it began, ns). What is of no process that was looked at is the first one's."""
-    family = {"on_cpu": "oncpu", "off_cpu": "offcpu", "block_io": "block", "lock_contention": "contention", "memory_stall": "reclaim", "syn_ack": "synack",
-              "syscall_latency": "calls"}[batch.table]  # fmt: skip
+    """With the looks that the rows are of: by process, (name, how much later than the first it began, ns). What is of
+    no process that was looked at is the first one's.
+    """
+    family = {
+        "on_cpu": "oncpu",
+        "off_cpu": "offcpu",
+        "block_io": "block",
+        "lock_contention": "contention",
+        "memory_stall": "reclaim",
+        "syn_ack": "synack",
+        "syscall_latency": "calls",
+    }[batch.table]
     first = next(iter(looks.values()))
     pids = batch.rows["pid"].tolist() if "pid" in (batch.rows.dtype.names or ()) else [0] * len(batch.rows)
     its = [looks.get(pid, first) for pid in pids]

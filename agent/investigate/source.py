@@ -1,7 +1,9 @@
-"""The investigator, a source of the agent's loop: looks closer at processes while something is wrong with them, for seconds, within a budget.
+"""The investigator, a source of the agent's loop: looks closer at processes while something is wrong with them, for
+seconds, within a budget.
 
-It asks the correlator what is wrong now (``Correlator.troubles``), has ``decide`` say what to look at and for how long, attaches (``look``), and when that is over
-makes rows of what was counted, once the functions on the stacks have names (``naming``). One look at a time.
+It asks the correlator what is wrong now (``Correlator.troubles``), has ``decide`` say what to look at and for how long,
+attaches (``look``), and when that is over makes rows of what was counted, once the functions on the stacks have names
+(``naming``). One look at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ if TYPE_CHECKING:
     from agent.kernel.load import Family
     from agent.kernel.source import KernelSource
 
-#: Between two looks at what is wrong; from the detaching to the reading, since a program may still run; what is said of a look's finding may come so late.
+#: Between two looks at what is wrong; from the detaching to the reading, since a program may still run; what is said of
+#: a look's finding may come so late.
 EACH_NS, SETTLE_NS, LATE_NS = 200_000_000, 20_000_000, 30_000_000_000
 _TABLE = TABLES["investigation"]
 _TICK_NS = 10_000_000
@@ -54,7 +57,9 @@ class _Subject:
 
 
 class _Case:
-    """One look, and the processes that it is about: the first is one with which something is wrong. wanted: the families."""
+    """One look, and the processes that it is about: the first is one with which something is wrong. wanted: the
+    families.
+    """
 
     def __init__(self, look: CloserLook, wanted: list[str]) -> None:
         self.look, self.wanted, self.subjects = look, wanted, list[_Subject]()
@@ -67,11 +72,24 @@ class _Case:
         return one
 
     def row(self, one: _Subject, t_ns: int) -> Batch:
-        return make("investigation", 1, t_ns=t_ns, investigation=one.name.encode(), pid=one.process.pid, proc_start_ns=one.process.start_tick * _TICK_NS,
-                    comm=one.comm.encode()[:16], uid=one.uid, symptom=one.trouble.symptom.encode(), finding_id=one.trouble.finding_id.encode(),
-                    state=_TABLE.code("state", self.state), looked=" ".join(self.look.looked).encode(), begun_ns=one.since_ns,
-                    interval_ns=(self.ended_ns or t_ns) - one.since_ns, found=one.found if self.state == "done" else NULL_I64,
-                    reason="; ".join([*(self.look.reasons if self.state != "running" else []), *self.reasons]).encode()[:160])  # fmt: skip
+        return make(
+            "investigation",
+            1,
+            t_ns=t_ns,
+            investigation=one.name.encode(),
+            pid=one.process.pid,
+            proc_start_ns=one.process.start_tick * _TICK_NS,
+            comm=one.comm.encode()[:16],
+            uid=one.uid,
+            symptom=one.trouble.symptom.encode(),
+            finding_id=one.trouble.finding_id.encode(),
+            state=_TABLE.code("state", self.state),
+            looked=" ".join(self.look.looked).encode(),
+            begun_ns=one.since_ns,
+            interval_ns=(self.ended_ns or t_ns) - one.since_ns,
+            found=one.found if self.state == "done" else NULL_I64,
+            reason="; ".join([*(self.look.reasons if self.state != "running" else []), *self.reasons]).encode()[:160],
+        )
 
 
 class Investigator(Due, Finishing, Stating):
@@ -79,7 +97,14 @@ class Investigator(Due, Finishing, Stating):
 
     name = "investigation"
 
-    def __init__(self, kernel: KernelSource, helper: Helper, families: Mapping[str, Family], naming: Naming, troubles: Callable[[], list[Trouble]]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        kernel: KernelSource,
+        helper: Helper,
+        families: Mapping[str, Family],
+        naming: Naming,
+        troubles: Callable[[], list[Trouble]],
+    ) -> None:
         self._kernel, self._helper, self._families = kernel, helper, families
         self._naming, self._troubles = naming, troubles
         self.on = True
@@ -133,8 +158,22 @@ class Investigator(Due, Finishing, Stating):
 
     def state(self) -> dict[str, Any]:
         case = self._case
-        running = None if case is None else {"symptom": case.subjects[0].trouble.symptom, "pids": [one.process.pid for one in case.subjects], "looked": case.look.looked}  # fmt: skip
-        return {"on": self.on, "running": running, "looks": self._looks, "spent_s": round(self._budget.spent_ns / 1e9, 3), "refused": dict(self._budget.refused)}  # fmt: skip
+        running = (
+            None
+            if case is None
+            else {
+                "symptom": case.subjects[0].trouble.symptom,
+                "pids": [one.process.pid for one in case.subjects],
+                "looked": case.look.looked,
+            }
+        )
+        return {
+            "on": self.on,
+            "running": running,
+            "looks": self._looks,
+            "spent_s": round(self._budget.spent_ns / 1e9, 3),
+            "refused": dict(self._budget.refused),
+        }
 
     def _consider(self, now_ns: int) -> None:
         """Begins a look where one is worth it and may be had, or has more processes join the one that goes on."""
@@ -194,7 +233,10 @@ class Investigator(Due, Finishing, Stating):
 
     def _go_on(self, case: _Case, now_ns: int) -> None:
         if self._phase == _LOOKING:
-            gone = not any(process.is_it(process.stat(p.pid), p.start_tick * _TICK_NS) for p in (one.process for one in case.subjects))  # fmt: skip
+            gone = not any(
+                process.is_it(process.stat(p.pid), p.start_tick * _TICK_NS)
+                for p in (one.process for one in case.subjects)
+            )
             if gone or not self.on:
                 case.reasons.append("the process ended" if gone else "turned off")
             if gone or not self.on or case.look.step(now_ns):
@@ -259,7 +301,12 @@ class Investigator(Due, Finishing, Stating):
 
         looks = {one.process.pid: (one.name, one.since_ns - case.look.begun_ns) for one in case.subjects}
         try:
-            who = {int(v["proc"]["pid"]): v["proc"] for held in counted.maps.values() if "proc" in (held[1].dtype.names or ()) for v in held[1]}  # fmt: skip
+            who = {
+                int(v["proc"]["pid"]): v["proc"]
+                for held in counted.maps.values()
+                if "proc" in (held[1].dtype.names or ())
+                for v in held[1]
+            }
             for one in case.subjects:
                 who.setdefault(one.process.pid, self._identity(one))
                 one.comm = who[one.process.pid]["comm"].decode("utf-8", "replace") or one.comm

@@ -49,7 +49,9 @@ def lock_text(address: int, addresses: Iterable[int], names: Mapping[int, str]) 
 
 @dataclass(frozen=True)
 class CodePlace:
-    """Where an address of a process lies. span: of its mapping, as in /proc/PID/map_files; offset: in the file; path: empty where it is no file's."""
+    """Where an address of a process lies. span: of its mapping, as in /proc/PID/map_files; offset: in the file; path:
+    empty where it is no file's.
+    """
 
     span: str
     offset: int
@@ -79,7 +81,9 @@ def places(maps: bytes, addresses: Iterable[int]) -> dict[int, CodePlace]:
 
 
 def user_text(addresses: Iterable[int], places_: Mapping[int, CodePlace], names: Mapping[int, str]) -> str:
-    """``inner;outer``; of functions that nobody names FILE+0xOFFSET, or a number. What is no code was no frame: where the chain was lost it ends."""
+    """``inner;outer``; of functions that nobody names FILE+0xOFFSET, or a number. What is no code was no frame: where
+    the chain was lost it ends.
+    """
     frames = []
     for at in addresses:
         place = places_.get(at)

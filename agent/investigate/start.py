@@ -17,14 +17,22 @@ if TYPE_CHECKING:
 
 
 def kernel_symbols(wanted: bool) -> int:
-    """/proc/kallsyms: who may see its addresses is decided when it is opened. -1 where it is not wanted, or there is none."""
+    """/proc/kallsyms: who may see its addresses is decided when it is opened. -1 where it is not wanted, or there is
+    none.
+    """
     try:
         return os.open("/proc/kallsyms", os.O_RDONLY | os.O_CLOEXEC) if wanted else -1
     except OSError:
         return -1
 
 
-def investigator(kernel: KernelSource, helper: Helper, targets: Targets, kallsyms: int, troubles: Callable[[], list[Trouble]]) -> Investigator | None:  # fmt: skip
+def investigator(
+    kernel: KernelSource, helper: Helper, targets: Targets, kallsyms: int, troubles: Callable[[], list[Trouble]]
+) -> Investigator | None:
     """None where no family of it is there."""
     families = {n: f for n, f in kernel.loaded.families.items() if f.probe.closer and f.programs}
-    return Investigator(kernel, helper, families, Naming(helper, targets.analyst, kallsyms), troubles) if families else None  # fmt: skip
+    return (
+        Investigator(kernel, helper, families, Naming(helper, targets.analyst, kallsyms), troubles)
+        if families
+        else None
+    )

@@ -1,4 +1,6 @@
-"""Which threads of a process sleep, and where in the kernel: from /proc, of which others may read nothing. For the helper."""
+"""Which threads of a process sleep, and where in the kernel: from /proc, of which others may read nothing. For the
+helper.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ THREADS = 256
 
 
 def asleep(pid: int, only: str = "") -> bytes:
-    """Lines ``tid state call function``, - where it is not known. only: the number of one thread. Raises OSError where there is no such process."""
+    """Lines ``tid state call function``, - where it is not known. only: the number of one thread. Raises OSError where
+    there is no such process.
+    """
     lines = []
     with os.scandir(f"/proc/{pid}/task") as threads:
         for name in [only] if only else [thread.name for thread in islice(threads, THREADS)]:

@@ -1,4 +1,6 @@
-"""What the helper attaches on request: uprobes inside executable segments, and the few raw tracepoints that are wanted only at times."""
+"""What the helper attaches on request: uprobes inside executable segments, and the few raw tracepoints that are wanted
+only at times.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ _libc = ct.CDLL(None, use_errno=True)
 
 
 def executable_ranges(fd: int) -> list[tuple[int, int]]:
-    """File ranges of a 64-bit ELF file's executable segments (at most 64 program headers are looked at). Raises OSError."""
+    """File ranges of a 64-bit ELF file's executable segments (at most 64 program headers are looked at). Raises
+    OSError.
+    """
     head = os.pread(fd, 64, 0)
     if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
         raise OSError(errno.ENOEXEC, "not a 64-bit little-endian ELF file")
@@ -40,8 +44,9 @@ def executable_ranges(fd: int) -> list[tuple[int, int]]:
 def attach_uprobe(program: int, file: int, offsets: list[int], ret: bool, pid: int = 0) -> list[int]:
     """Attaches for all processes; closing what is returned detaches. Raises OSError, EINVAL for an offset outside code.
 
-    One uprobe_multi link where the program was loaded for it (kernel 6.6), else a perf event an offset. pid: only that process pays for it, where there are links that
-    tell processes apart (kernel 6.10; before, they took one for its first thread): others' calls come all the same elsewhere, and are the caller's to leave out.
+    One uprobe_multi link where the program was loaded for it (kernel 6.6), else a perf event an offset. pid: only that
+    process pays for it, where there are links that tell processes apart (kernel 6.10; before, they took one for its
+    first thread): others' calls come all the same elsewhere, and are the caller's to leave out.
     """
     ranges = executable_ranges(file)
     if not all(any(low <= o < high for low, high in ranges) for o in offsets):
@@ -93,7 +98,9 @@ def _perf_events(program: int, path: ct.Array[ct.c_char], offsets: list[int], re
 
 
 def attach_raw_tracepoint(program: int, name: bytes) -> int:
-    """Attaches to one of the tracepoints that are wanted only at times; closing detaches. Raises OSError. name: empty for a program that was loaded for its own."""
+    """Attaches to one of the tracepoints that are wanted only at times; closing detaches. Raises OSError. name: empty
+    for a program that was loaded for its own.
+    """
     if name and name not in _RAW_TRACEPOINTS:
         raise OSError(errno.EPERM, "not a tracepoint that may be asked for")
     text = ct.create_string_buffer(name)

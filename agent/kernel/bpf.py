@@ -1,6 +1,7 @@
 """The few bpf() commands that the agent itself makes, all on descriptors it was handed.
 
-A holder of a map descriptor needs no capability since kernel 5.19 (c8644cd0efe7; before, hash and array look-ups want CAP_BPF).
+A holder of a map descriptor needs no capability since kernel 5.19 (c8644cd0efe7; before, hash and array look-ups want
+CAP_BPF).
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def map_info(fd: int) -> tuple[int, int, int, int]:
 
 
 def program_stats(fd: int) -> tuple[int, int, int]:
-    """(run_time_ns, run_cnt, recursion_misses) of a program; the first two are 0 unless kernel.bpf_stats_enabled. Raises OSError.
+    """(run_time_ns, run_cnt, recursion_misses) of a program; the first two are 0 unless kernel.bpf_stats_enabled.
+    Raises OSError.
 
     A miss is a run that the kernel left out because the program was running on that processor already (kernel 6.2).
     """
@@ -62,12 +64,16 @@ def _program_question(fd: int) -> tuple[ct.Array[ct.c_char], ct.Array[ct.c_char]
 
 
 class OwnRun:
-    """A raw tracepoint's program, run by us, not by the kernel (BPF_PROG_TEST_RUN, kernel 5.10). words: of its arguments."""
+    """A raw tracepoint's program, run by us, not by the kernel (BPF_PROG_TEST_RUN, kernel 5.10). words: of its
+    arguments.
+    """
 
     def __init__(self, fd: int, words: int) -> None:
         self.args = (ct.c_uint64 * words)()
         size = ct.sizeof(self.args)
-        self._attr = attributes(struct.pack("<IIIIQQIIIIQQIII", fd, 0, 0, 0, 0, 0, 0, 0, size, 0, ct.addressof(self.args), 0, 0, 0, 0))  # fmt: skip
+        self._attr = attributes(
+            struct.pack("<IIIIQQIIIIQQIII", fd, 0, 0, 0, 0, 0, 0, 0, size, 0, ct.addressof(self.args), 0, 0, 0, 0)
+        )
 
     def __call__(self) -> int:
         """What it returned. Raises OSError."""
@@ -96,7 +102,9 @@ def lookup(fd: int, key: bytes, value_size: int) -> bytes | None:
 
 
 def allowed(fd: int) -> bool:
-    """Whether this process may use maps that it holds: without CAP_BPF only since kernel 5.19 (c8644cd0efe7). fd: an array of u64."""
+    """Whether this process may use maps that it holds: without CAP_BPF only since kernel 5.19 (c8644cd0efe7). fd: an
+    array of u64.
+    """
     try:
         lookup(fd, bytes(4), 8)
     except PermissionError:

@@ -44,7 +44,9 @@ class Btf:
         return str(self._lib.btf__name_by_offset(self._btf, offset).decode())
 
     def offset(self, struct: str, field: str) -> int | None:
-        """Byte offset of ``field``, found by name at any depth of embedded structs and unions; None where there is none."""
+        """Byte offset of ``field``, found by name at any depth of embedded structs and unions; None where there is
+        none.
+        """
         type_id = self._find(struct, "struct")
         return None if type_id < 0 else self._search(type_id, field, 0)
 
@@ -78,7 +80,9 @@ class Btf:
         return self._type(proto)[3] - 1
 
     def tracepoint_type(self, name: str) -> int:
-        """Type id with which programs of a tracepoint with types are loaded (kernel 5.5); raises OSError where there is none."""
+        """Type id with which programs of a tracepoint with types are loaded (kernel 5.5); raises OSError where there is
+        none.
+        """
         type_id = self._find(f"btf_trace_{name}", "typedef")
         if type_id < 0:
             raise OSError(2, f"this kernel has no tracepoint {name} in its BTF")
@@ -104,7 +108,8 @@ class Btf:
 def defines(btf: Btf, sources: Iterable[str]) -> dict[str, int]:
     """Values for the words of bpf/tickscope.h that these C texts use.
 
-    ``OFF_struct__field`` for each ``..., struct, field)`` that names a kernel struct and a field it has, and a value for each
+    ``OFF_struct__field`` for each ``..., struct, field)`` that names a kernel struct and a field it has, and a value
+    for each
     ``HAS_``, ``TP_``, ``FUNC_`` and ``KFUNC_`` word.
     """
     helpers = {name.removeprefix("BPF_FUNC_") for name in btf.enumerators("bpf_func_id")}

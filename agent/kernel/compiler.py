@@ -1,7 +1,8 @@
 """C text to loadable programs and live maps: by BCC, or from what BCC made of the same text before.
 
-The only code that imports bcc. Standard library otherwise: the loader runs this under the system's python3. Compiling takes BCC 1.5 s of
-processor time, creating the maps and loading the kept programs 0.1 s. The key is everything that went into the compiler.
+The only code that imports bcc. Standard library otherwise: the loader runs this under the system's python3. Compiling
+takes BCC 1.5 s of processor time, creating the maps and loading the kept programs 0.1 s. The key is everything that
+went into the compiler.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ _KFUNC_BASE, _CALL, _PSEUDO_KFUNC_CALL = 0x40000000, 0x85, 2
 
 
 def with_kernel_functions(code: bytes) -> bytes:
-    """Instructions in which calls of KFUNC_BASE + a type id are calls of that kernel function, which BCC cannot express."""
+    """Instructions in which calls of KFUNC_BASE + a type id are calls of that kernel function, which BCC cannot
+    express.
+    """
     out = bytearray(code)
     for at in range(0, len(code), INSTRUCTION.size):
         op, registers, _, imm = INSTRUCTION.unpack_from(code, at)
@@ -93,7 +96,9 @@ def compile_text(text: str, cflags: list[str]) -> Compiled:
 
 
 def key(text: str, cflags: list[str], headers: str) -> str:
-    """Names what the compiler would be given: the text, its flags, the headers (wherever they lie), and the kernel that it runs on."""
+    """Names what the compiler would be given: the text, its flags, the headers (wherever they lie), and the kernel that
+    it runs on.
+    """
     flags = [flag for flag in cflags if not flag.startswith("-I")]
     digest = hashlib.sha256(json.dumps([text, flags, list(os.uname())[2:]]).encode())
     for path in sorted(Path(headers).rglob("*.h")):
@@ -102,7 +107,9 @@ def key(text: str, cflags: list[str], headers: str) -> str:
 
 
 def recall(name: str, directory: Path = CACHE) -> Compiled | None:
-    """What was kept under ``name``, with maps made anew; None where there is nothing usable. Ignores what others could have written."""
+    """What was kept under ``name``, with maps made anew; None where there is nothing usable. Ignores what others could
+    have written.
+    """
     path = directory / f"{name}.json"
     try:
         for one in (directory, path):
@@ -119,7 +126,9 @@ def recall(name: str, directory: Path = CACHE) -> Compiled | None:
 
 
 def remember(name: str, compiled: Compiled, directory: Path = CACHE) -> None:
-    """Keeps it for the next start, and only the newest few. A directory that cannot be written is no error: it is only slower."""
+    """Keeps it for the next start, and only the newest few. A directory that cannot be written is no error: it is only
+    slower.
+    """
     by_fd = {fd: n for n, fd in compiled.maps.items()}
     programs = {}
     for function, code in compiled._programs.items():

@@ -1,4 +1,6 @@
-"""Takes probes away beside the loop: for each the kernel waits out a grace period, some 0.1 s, and walks all mappings of its file."""
+"""Takes probes away beside the loop: for each the kernel waits out a grace period, some 0.1 s, and walks all mappings
+of its file.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def close_aside(fds: list[int]) -> Detaching:
 
 
 def finish(within_s: float = FINISH_S) -> None:
-    """Waits until everything is closed, or that long: what is left goes on until the process ends, and holds up nothing that must be saved before."""
+    """Waits until everything is closed, or that long: what is left goes on until the process ends, and holds up nothing
+    that must be saved before.
+    """
     end = time.monotonic() + within_s
     while (threads := list(_threads)) and (left_s := end - time.monotonic()) > 0:
         threads[0].join(left_s)

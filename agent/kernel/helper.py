@@ -1,8 +1,9 @@
-"""The helper: the one process that keeps privilege. It opens, compares and attaches on request, and parses nothing but program headers.
+"""The helper: the one process that keeps privilege. It opens, compares and attaches on request, and parses nothing but
+program headers.
 
 Protocol on a SOCK_SEQPACKET pair: u32 uid, u32 gid to begin with, then one fixed-size request and one reply at a time:
-  request  u64 id, u32 operation, u32 pid, u32 count, u32 flags, char name[256], u64 offsets[64]; descriptors by SCM_RIGHTS
-  reply    u64 id of the request, i32 errno (0 ok), char digest[32]; descriptors by SCM_RIGHTS
+  request  u64 id, u32 operation, u32 pid, u32 count, u32 flags, char name[256], u64 offsets[64]; descriptors by
+  SCM_RIGHTS reply    u64 id of the request, i32 errno (0 ok), char digest[32]; descriptors by SCM_RIGHTS
 It exits when the agent's end closes. The agent's side is agent/kernel/helper_client.py.
 """
 
@@ -71,11 +72,13 @@ def send(sock: socket.socket, data: bytes, fds: list[int]) -> None:
 
 #: To look into other processes' files: ptrace access and search, and checkpoint for /proc/PID/map_files.
 NEEDED_BY_LINKS = (privilege.CAP_SYS_PTRACE, privilege.CAP_DAC_READ_SEARCH, privilege.CAP_CHECKPOINT_RESTORE)
-#: The uprobe PMU insists on CAP_SYS_ADMIN (kernels since CVE-2025-38466); kept only where there are no uprobe_multi links.
+#: The uprobe PMU insists on CAP_SYS_ADMIN (kernels since CVE-2025-38466); kept only where there are no uprobe_multi
+#: links.
 NEEDED_BY_PERF = (privilege.CAP_SYS_ADMIN, *NEEDED_BY_LINKS)
 
-#: read write close fstat lseek mmap mprotect munmap brk rt_sigreturn ioctl pread64 sendmsg recvmsg exit futex openat newfstatat capset
-#: exit_group perf_event_open open_by_handle_at bpf openat2 getrandom memfd_create readlink rt_sigaction madvise mremap fstatfs getdents64
+#: read write close fstat lseek mmap mprotect munmap brk rt_sigreturn ioctl pread64 sendmsg recvmsg exit futex openat
+#: newfstatat capset exit_group perf_event_open open_by_handle_at bpf openat2 getrandom memfd_create readlink
+#: rt_sigaction madvise mremap fstatfs getdents64
 _X86_CALLS = (
     0,
     1,
@@ -113,7 +116,9 @@ _X86_CALLS = (
 
 
 def serve(sock: socket.socket, parent: int) -> None:
-    """The helper's whole life (``agent.posix.child.fork``): waits for its user, drops to what it needs, then answers until the other end closes."""
+    """The helper's whole life (``agent.posix.child.fork``): waits for its user, drops to what it needs, then answers
+    until the other end closes.
+    """
     message = sock.recv(BEGIN.size)
     if not message:
         return

@@ -1,7 +1,10 @@
-"""The agent's side of the helper (agent/kernel/helper.py): requests with numbers and deadlines, whose answers the loop takes.
+"""The agent's side of the helper (agent/kernel/helper.py): requests with numbers and deadlines, whose answers the loop
+takes.
 
-One request is on its way at a time. One that takes longer than DEADLINE_S fails; its answer, when it comes, is dropped. Until then the helper is
-``silent`` and every request fails at once: some user's file or process may hold it up, or somebody has stopped it. It is back with its next answer.
+One request is on its way at a time. One that takes longer than DEADLINE_S fails; its answer, when it comes, is dropped.
+Until then the helper is
+``silent`` and every request fails at once: some user's file or process may hold it up, or somebody has stopped it. It
+is back with its next answer.
 """
 
 from __future__ import annotations
@@ -53,10 +56,12 @@ class _Sent(NamedTuple):
 
 
 class Helper:
-    """``alive`` turns False once the helper is gone, ``silent`` is True while it does not answer; ``late`` counts deadlines that passed.
+    """``alive`` turns False once the helper is gone, ``silent`` is True while it does not answer; ``late`` counts
+    deadlines that passed.
 
     ``took_s``: how long it worked for the last answer.
-    Waits are resumed with descriptors or OSError: TimeoutError of a deadline, HeldUpError behind one, BrokenPipeError of a helper that is gone.
+    Waits are resumed with descriptors or OSError: TimeoutError of a deadline, HeldUpError behind one, BrokenPipeError
+    of a helper that is gone.
     """
 
     def __init__(self, sock: socket.socket, pid: int) -> None:
@@ -69,7 +74,9 @@ class Helper:
         self._answers: list[tuple[Done, Any, OSError | None]] = []
 
     def opening(self, pid: int, what: str) -> Wait:
-        """A read-only descriptor of ``maps``, ``spaces``, ``linker-cache``, ``exe``, ``root:PATH`` or ``map:RANGE`` of a process (the latter three executables and libraries only)."""
+        """A read-only descriptor of ``maps``, ``spaces``, ``linker-cache``, ``exe``, ``root:PATH`` or ``map:RANGE`` of
+        a process (the latter three executables and libraries only).
+        """
         name = os.fsencode(what)
         if len(name) > 255:
             return _failing(OSError(errno.ENAMETOOLONG, what))
@@ -78,7 +85,9 @@ class Helper:
     def attaching(
         self, program_fd: int, file_fd: int, offsets: list[int], ret: bool = False, pid: int = 0
     ) -> Steps[list[int]]:
-        """A uprobe (or uretprobe) at each file offset, for all processes, or for one (``attach_uprobe`` says from which kernel on); closing a returned descriptor detaches it."""
+        """A uprobe (or uretprobe) at each file offset, for all processes, or for one (``attach_uprobe`` says from which
+        kernel on); closing a returned descriptor detaches it.
+        """
         links: list[int] = []
         try:
             for at in range(0, len(offsets), helper.MAX_OFFSETS):
@@ -93,11 +102,15 @@ class Helper:
         return links
 
     def digesting(self, fds: list[int]) -> Wait:
-        """A digest of the first file's content and of parts of the others': equal for copies. OSError where it is too large, or cannot be read."""
+        """A digest of the first file's content and of parts of the others': equal for copies. OSError where it is too
+        large, or cannot be read.
+        """
         return self._asking(_Request(helper.DIGEST, fds=fds), lambda digest: digest)
 
     def attach_raw_tracepoint(self, program_fd: int, name: str) -> int:
-        """Attaches a program to a tracepoint that may be asked for; closing the returned descriptor detaches it. Raises OSError, at once where the helper is busy."""
+        """Attaches a program to a tracepoint that may be asked for; closing the returned descriptor detaches it. Raises
+        OSError, at once where the helper is busy.
+        """
         return self._now(_Request(helper.ATTACH_RAW_TP, name=name.encode(), fds=[program_fd]))[0]
 
     def cgroup_path(self, number: int) -> str:
@@ -131,7 +144,9 @@ class Helper:
         self._send_next()
 
     def close(self) -> None:
-        """Ends the helper, whatever it does: the probes are this process's. Waits for END_S at most, as the kernel may have it finish something first."""
+        """Ends the helper, whatever it does: the probes are this process's. Waits for END_S at most, as the kernel may
+        have it finish something first.
+        """
         self.alive = False
         self._sock.close()
         with contextlib.suppress(ProcessLookupError, ChildProcessError):
@@ -223,7 +238,9 @@ class Helper:
             done(None, error())
 
     def _now(self, request: _Request, limit_s: float = _AT_ONCE_S) -> list[int]:
-        """A request whose answer is waited for, of what is quick. Answers to others that come meanwhile are told at the next ``pump``."""
+        """A request whose answer is waited for, of what is quick. Answers to others that come meanwhile are told at the
+        next ``pump``.
+        """
         busy = time.monotonic() + _BUSY_S
         while self._sent is not None and time.monotonic() < busy:
             self._await(busy)

@@ -29,7 +29,9 @@ _HOST_PID_NAMESPACE = 0xEFFFFFFC
 
 @dataclass
 class Family:
-    """A loaded family. Descriptors by name: ``maps``, ``programs`` (for the helper to attach), ``links`` (closing detaches)."""
+    """A loaded family. Descriptors by name: ``maps``, ``programs`` (for the helper to attach), ``links`` (closing
+    detaches).
+    """
 
     probe: Probe
     state: str = "unavailable"
@@ -66,7 +68,8 @@ class Family:
 class Loaded:
     """What the loader handed over. ``shared`` are the maps of bpf/tickscope.h, empty where nothing could be loaded.
 
-    uprobe_multi: uprobes are attached by links that need no CAP_SYS_ADMIN. counted: what is counted by name; the i-th has element i of the shared map ``lost``.
+    uprobe_multi: uprobes are attached by links that need no CAP_SYS_ADMIN. counted: what is counted by name; the i-th
+    has element i of the shared map ``lost``.
     """
 
     families: dict[str, Family]
@@ -96,7 +99,9 @@ def _structs_of(probe: Probe) -> list[str]:
 
 
 def _pid_namespace() -> list[str]:
-    """Has the programs number processes as this PID namespace does, where it is not the host's (include/linux/proc_ns.h)."""
+    """Has the programs number processes as this PID namespace does, where it is not the host's
+    (include/linux/proc_ns.h).
+    """
     inode = os.stat("/proc/self/ns/pid").st_ino
     return [] if inode == _HOST_PID_NAMESPACE else [f"-DPIDNS_INUM={inode}u"]
 
@@ -144,8 +149,9 @@ def load(
 ) -> Loaded:
     """Compiles, loads and attaches; a loader that is killed is run once more.
 
-    Families that cannot be attached come back ``unavailable`` with the reason; only a missing BCC or no privilege raises
-    AgentError (exit code 5). Raises ValueError for families that come after each other, or have more maps than there are counters.
+    Families that cannot be attached come back ``unavailable`` with the reason; only a missing BCC or no privilege
+    raises AgentError (exit code 5). Raises ValueError for families that come after each other, or have more maps than
+    there are counters.
     """
     probes = ordered(families)
     job, wire = _job(probes, options or {}, bpf_dir, btf)

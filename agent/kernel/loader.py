@@ -1,7 +1,8 @@
 """The loader: compiles, loads and attaches the BPF programs, hands their descriptors over, and exits.
 
-Runs as root, under the system's python3 (which has BCC), as ``python3 -I loader.py FD``: FD is one end of a SOCK_SEQPACKET pair.
-It reads one JSON job and answers with JSON messages that carry descriptors (SCM_RIGHTS). of its own because BCC leaves 100 MB of LLVM mapped (agent/kernel/compiler.py) and needs privileges that the agent gives up.
+Runs as root, under the system's python3 (which has BCC), as ``python3 -I loader.py FD``: FD is one end of a
+SOCK_SEQPACKET pair. It reads one JSON job and answers with JSON messages that carry descriptors (SCM_RIGHTS). of its
+own because BCC leaves 100 MB of LLVM mapped (agent/kernel/compiler.py) and needs privileges that the agent gives up.
 """
 
 from __future__ import annotations
@@ -74,7 +75,9 @@ def _why(error: Exception, log: str) -> str:
 
 
 def on_own_stack(code: bytes) -> bool:
-    """Whether a program of these instructions could make a tail call: on_own_stack() in bpf/tickscope.h says why one of a uprobe must."""
+    """Whether a program of these instructions could make a tail call: on_own_stack() in bpf/tickscope.h says why one of
+    a uprobe must.
+    """
     return any(
         op == _CALL and imm == _TAIL_CALL and not registers >> 4
         for op, registers, _, imm in compiler.INSTRUCTION.iter_unpack(code)
@@ -84,14 +87,23 @@ def on_own_stack(code: bytes) -> bool:
 def load_program(code: bytes, name: str, kind: int, attach_type: int = 0, btf_id: int = 0) -> int:
     """BPF_PROG_LOAD; the verifier's words go to stderr. Raises OSError. Layout: union bpf_attr.
 
-    Not by BCC, which cannot ask for all attach types: uprobe_multi (kernel 6.6), whose link attaches at many places at once, in a
-    hundredth of the time of a perf event each, and needs no CAP_SYS_ADMIN; fexit (kernel 5.5), where btf_id is the kernel function's.
+    Not by BCC, which cannot ask for all attach types: uprobe_multi (kernel 6.6), whose link attaches at many places at
+    once, in a hundredth of the time of a perf event each, and needs no CAP_SYS_ADMIN; fexit (kernel 5.5), where btf_id
+    is the kernel function's.
     """
     instructions, licence = ct.create_string_buffer(code, len(code)), ct.create_string_buffer(b"GPL")
     log = ct.create_string_buffer(1 << 18)
     for log_level in (0, 1):
-        head = struct.pack("<IIQQIIQ", kind, len(code) // 8, ct.addressof(instructions), ct.addressof(licence), log_level,
-                           len(log) if log_level else 0, ct.addressof(log) if log_level else 0)  # fmt: skip
+        head = struct.pack(
+            "<IIQQIIQ",
+            kind,
+            len(code) // 8,
+            ct.addressof(instructions),
+            ct.addressof(licence),
+            log_level,
+            len(log) if log_level else 0,
+            ct.addressof(log) if log_level else 0,
+        )
         try:
             return syscall.require(
                 _PROG_LOAD, head + struct.pack("<II16sII36xI", 0, 0, name.encode()[:15], 0, attach_type, btf_id)
@@ -150,7 +162,9 @@ class Loader:
         return compiled
 
     def compile_what_compiles(self, plans: list[FamilyPlan]) -> Compiled | None:
-        """One translation unit; where it does not compile, the families that do not compile with no other than those whose text they use are left out."""
+        """One translation unit; where it does not compile, the families that do not compile with no other than those
+        whose text they use are left out.
+        """
         usable = [p for p in plans if p.state != "unavailable"]
         if not usable:
             return None

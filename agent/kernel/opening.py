@@ -1,4 +1,6 @@
-"""What the helper opens of other processes: executables, libraries, maps, cgroups; and their digests. It parses nothing but the first bytes of a file."""
+"""What the helper opens of other processes: executables, libraries, maps, cgroups; and their digests. It parses nothing
+but the first bytes of a file.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,14 @@ _PART = 1 << 16
 
 
 def open_proc(pid: int, what: str) -> int:
-    """Opens a file of a process read-only: its ``maps``, a text of the ``spaces`` that it writes to (agent/kernel/spaces.py) or of its threads that are ``asleep`` (agent/kernel/asleep.py; ``asleep:TID``: one), or, where they are executables or shared libraries, its ``exe``, ``root:PATH`` or ``map:RANGE``.
+    """Opens a file of a process read-only: its ``maps``, a text of the ``spaces`` that it writes to
+    (agent/kernel/spaces.py) or of its threads that are ``asleep`` (agent/kernel/asleep.py; ``asleep:TID``: one), or,
+    where they are executables or shared libraries, its ``exe``, ``root:PATH`` or ``map:RANGE``.
 
-    RANGE names a mapping as /proc/PID/map_files does; it finds files that have been deleted. ``linker-cache``: its root's /etc/ld.so.cache.
-    ``below:FOLDER``, a zero byte, and ``root:PATH`` or ``linker-cache``: as if this folder of its root's were the root; no mount in it is looked into.
+    RANGE names a mapping as /proc/PID/map_files does; it finds files that have been deleted. ``linker-cache``: its
+    root's /etc/ld.so.cache.
+    ``below:FOLDER``, a zero byte, and ``root:PATH`` or ``linker-cache``: as if this folder of its root's were the root;
+    no mount in it is looked into.
     """
     folder = ""
     if what.startswith("below:") and what.rpartition("\0")[2].startswith(("root:", "linker-cache")):
@@ -55,7 +61,9 @@ def open_proc(pid: int, what: str) -> int:
 
 
 def _open_regular(named: int, is_one: Callable[[bytes], bool]) -> int:
-    """What an O_PATH descriptor names, read-only. Nothing but a regular file is opened: to open a device or a FIFO is to do something with it."""
+    """What an O_PATH descriptor names, read-only. Nothing but a regular file is opened: to open a device or a FIFO is
+    to do something with it.
+    """
     fd = -1
     try:
         if stat.S_ISREG(os.fstat(named).st_mode):
@@ -77,7 +85,9 @@ def _text(content: bytes) -> int:
 
 
 def _copy_of(path: str) -> int:
-    """A text of the kernel's, copied: to read it may wait for the process that it is about, which must hold up nobody but this helper."""
+    """A text of the kernel's, copied: to read it may wait for the process that it is about, which must hold up nobody
+    but this helper.
+    """
     copy = os.memfd_create("text", os.MFD_CLOEXEC)
     source = -1
     try:
@@ -97,7 +107,9 @@ def _copy_of(path: str) -> int:
 
 
 def _is_program(head: bytes) -> bool:
-    """Whether an ELF header is an executable's or a shared library's (e_type 2, 3): a core dump, of whatever process, is none of ours."""
+    """Whether an ELF header is an executable's or a shared library's (e_type 2, 3): a core dump, of whatever process,
+    is none of ours.
+    """
     order = {1: "little", 2: "big"}.get(head[5]) if len(head) == 18 else None
     return head[:4] == b"\x7fELF" and order is not None and int.from_bytes(head[16:18], order) in (2, 3)  # type: ignore[arg-type]
 
@@ -107,7 +119,9 @@ def _is_cache(head: bytes) -> bool:
 
 
 def open_cgroup(number: int) -> int:
-    """The directory of a cgroup, by the id that kernel programs see (kernel 5.5): a descriptor that only names it. Raises OSError, ESTALE where it is gone."""
+    """The directory of a cgroup, by the id that kernel programs see (kernel 5.5): a descriptor that only names it.
+    Raises OSError, ESTALE where it is gone.
+    """
     with open("/proc/self/mountinfo", "rb") as mounts:  # users name mounts of theirs as they like
         point = next((line.split()[4] for line in mounts if b" - cgroup2 " in line), None)
     if point is None:
@@ -121,8 +135,9 @@ def open_cgroup(number: int) -> int:
 
 
 def _name_in_root(pid: int, path: str, folder: str = "") -> int:
-    """A descriptor that only names a path as the process sees it; symbolic links resolve inside its root, or inside a folder of it
-    (openat2, kernel 5.6)."""
+    """A descriptor that only names a path as the process sees it; symbolic links resolve inside its root, or inside a
+    folder of it (openat2, kernel 5.6).
+    """
     root = os.open(f"/proc/{pid}/root", _O_PATH | os.O_CLOEXEC)
     try:
         if folder:
@@ -140,7 +155,9 @@ def _open_at(root: int, path: str, flags: int, resolve: int) -> int:
 
 
 def digest(fds: list[int]) -> bytes:
-    """Of a file's whole content and, of the files beside it, their sizes, first and last parts (where a build's id is). Raises OSError, EFBIG."""
+    """Of a file's whole content and, of the files beside it, their sizes, first and last parts (where a build's id is).
+    Raises OSError, EFBIG.
+    """
     content = blake2b(digest_size=DIGEST_SIZE)
     for i, fd in enumerate(fds):
         size = os.fstat(fd).st_size

@@ -53,7 +53,8 @@ class FamilyPlan:
 def plan(families: list[dict[str, object]], words: dict[str, int]) -> list[FamilyPlan]:
     """Chooses the programs that this kernel can take.
 
-    families: declarations as JSON (``name``, ``programs``, ``maps``); words: the values of ``agent.kernel.btf.defines``.
+    families: declarations as JSON (``name``, ``programs``, ``maps``); words: the values of
+    ``agent.kernel.btf.defines``.
     """
     plans = []
     for family in families:

@@ -1,4 +1,6 @@
-"""How a family of probes is declared: its programs, rings, aggregates and options. Decoding is pure: arrays in, batches out."""
+"""How a family of probes is declared: its programs, rings, aggregates and options. Decoding is pure: arrays in, batches
+out.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,17 @@ from agent.contracts import Source
 class Program:
     """One BPF program of a family.
 
-    kind: ``raw_tp`` (attached by the loader, or while asked for when ``on_demand``), ``tp_btf`` (the same, but it may follow the tracepoint's arguments and call
-      kernel functions), ``uprobe`` or ``uretprobe`` (loaded, then attached by the helper to files that the agent finds).
+    kind: ``raw_tp`` (attached by the loader, or while asked for when ``on_demand``), ``tp_btf`` (the same, but it may
+    follow the tracepoint's arguments and call kernel functions), ``uprobe`` or ``uretprobe`` (loaded, then attached by
+    the helper to files that the agent finds).
     target: the tracepoint's name for ``raw_tp`` and ``tp_btf``.
-    needs: a kernel function without which it can do nothing, and why not, in words, separated by a colon; its C text has the word KFUNC_ and the name.
+    needs: a kernel function without which it can do nothing, and why not, in words, separated by a colon; its C text
+    has the word KFUNC_ and the name.
     loses: what is not seen without it; a family without one of its programs is ``degraded`` and says this.
-    fallback: for ``raw_tp``, a kernel function whose return (fexit) does instead where there is no such tracepoint; then it is attached by the loader even if ``on_demand``.
-    optional: another program sees the same on kernels without this one, only later or at more cost; then it is no degradation.
+    fallback: for ``raw_tp``, a kernel function whose return (fexit) does instead where there is no such tracepoint;
+    then it is attached by the loader even if ``on_demand``.
+    optional: another program sees the same on kernels without this one, only later or at more cost; then it is no
+    degradation.
     """
 
     function: str
@@ -52,8 +58,9 @@ class Aggregate:
     """A pair of hash maps, written in turn (control.slot 0, 1); the resting one is read and emptied each interval.
 
     decode: (keys, values, interval_ns, t_ns of the interval's end) -> batches.
-    sums: a mappable array of {key, value}, shape (processors, 2 slots, ``places``), with what programs on a hot path added up without a
-      look-up; its used elements (``value.count``) are read with the maps', so a key may come more than once.
+    sums: a mappable array of {key, value}, shape (processors, 2 slots, ``places``), with what programs on a hot path
+    added up without a look-up; its used elements (``value.count``) are read with the maps', so a key may come more than
+    once.
     """
 
     maps: tuple[str, str]
@@ -68,14 +75,17 @@ class Aggregate:
 class Probe:
     """A family. ``options`` are compile-time numbers, each a ``-DNAME=value`` that configuration may override.
 
-    closer: nothing of it is attached but for seconds, by an investigation (agent/investigate/); left out with ``--investigate off``.
+    closer: nothing of it is attached but for seconds, by an investigation (agent/investigate/); left out with
+    ``--investigate off``.
     text: C text behind the sources, which declarations made.
-    parts: C files of the family that come before its main one (BCC rewrites map methods only in the text it is given, so no #include).
-    after: families whose C text this one's uses where it is there (``#ifdef`` of something that they define): they come before it.
+    parts: C files of the family that come before its main one (BCC rewrites map methods only in the text it is given,
+    so no #include).
+    after: families whose C text this one's uses where it is there (``#ifdef`` of something that they define): they come
+    before it.
     maps: further maps that user space needs.
     counts: further counters of what is lost, LOST_NAME each, beside those of rings and aggregates.
-    setup: called once with the attached family, for sources that a declaration cannot express (uprobe targets, maps that
-      the agent fills); returns sources.
+    setup: called once with the attached family, for sources that a declaration cannot express (uprobe targets, maps
+    that the agent fills); returns sources.
     """
 
     name: str
@@ -98,7 +108,9 @@ class Probe:
 
 
 def ordered(probes: Iterable[Probe]) -> list[Probe]:
-    """Each behind those that it names in ``after``, as far as they are among these; else as they came. Raises ValueError for a circle."""
+    """Each behind those that it names in ``after``, as far as they are among these; else as they came. Raises
+    ValueError for a circle.
+    """
     waiting, out = list(probes), list[Probe]()
     while waiting:
         names = {probe.name for probe in waiting}

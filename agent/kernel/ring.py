@@ -1,8 +1,8 @@
 """A BPF ring buffer, mmapped and read as one numpy array: no Python code per record.
 
-Layout (kernel/bpf/ringbuf.c, Documentation/bpf/ringbuf.rst): a page with the consumer's position, a page with the producer's, then
-the data twice in a row, so that a record never wraps. A record is u32 length (bit 31 busy, bit 30 discarded), u32 page
-offset, payload, padded to 8 bytes. One record size a ring makes the whole of it a strided array.
+Layout (kernel/bpf/ringbuf.c, Documentation/bpf/ringbuf.rst): a page with the consumer's position, a page with the
+producer's, then the data twice in a row, so that a record never wraps. A record is u32 length (bit 31 busy, bit 30
+discarded), u32 page offset, payload, padded to 8 bytes. One record size a ring makes the whole of it a strided array.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ _BUSY, _DISCARDED, _HEADER = np.uint32(1 << 31), np.uint32(1 << 30), 8
 
 
 def finished(length: np.ndarray) -> tuple[int, np.ndarray]:
-    """(how many records from the first on are finished, which of these were discarded), of the records' length words; shape (n,), u32.
+    """(how many records from the first on are finished, which of these were discarded), of the records' length words;
+    shape (n,), u32.
 
-    The words must be a copy: a record that the kernel finishes between two looks at the ring would pass for a discarded one.
+    The words must be a copy: a record that the kernel finishes between two looks at the ring would pass for a discarded
+    one.
     """
     busy = np.flatnonzero(length & _BUSY)
     n = int(busy[0]) if len(busy) else len(length)
@@ -60,7 +62,9 @@ class RingReader:
         return self._producer[0] != self._consumer[0]
 
     def drain(self) -> np.ndarray:
-        """Takes every finished record; shape (n,), dtype of the record. Stops before one that is still being written."""
+        """Takes every finished record; shape (n,), dtype of the record. Stops before one that is still being
+        written.
+        """
         start, end = self._consumer[0], self._producer[0]
         n = (end - start) // self.stride
         if n == 0:

@@ -42,10 +42,12 @@ def degrade(family: Family, function: str, error: OSError) -> None:
 
 
 class SamplingWindow(Due, Finishing):
-    """The window, a source of the agent's loop: opens once a second, for ``length_ns``. Nothing waits for its end: the loop comes back at ``due_ns``.
+    """The window, a source of the agent's loop: opens once a second, for ``length_ns``. Nothing waits for its end: the
+    loop comes back at ``due_ns``.
 
-    While it is open no interval of the kernel source ends (``busy``, see ``KernelSource.hold``), so that a window lies in one interval.
-    A program that cannot be attached is tried again each second; its family is degraded meanwhile, from the third time on where the helper was only busy.
+    While it is open no interval of the kernel source ends (``busy``, see ``KernelSource.hold``), so that a window lies
+    in one interval. A program that cannot be attached is tried again each second; its family is degraded meanwhile,
+    from the third time on where the helper was only busy.
     """
 
     name = "window"
@@ -60,9 +62,17 @@ class SamplingWindow(Due, Finishing):
         self._in_a_row: Counter[str] = Counter()
         self._opened_ns = self._next_ns = 0
 
-    def add(self, family: Family, functions: Iterable[str], opens: Callable[[int], None] | None = None,
-            closed: Callable[[int], None] | None = None) -> None:  # fmt: skip
-        """Of these programs those that the kernel took and that are not attached already (to a function, for want of a tracepoint). opens: called before with the start, CLOCK_BOOTTIME ns; closed: after, with how long it was open for all of them, ns."""
+    def add(
+        self,
+        family: Family,
+        functions: Iterable[str],
+        opens: Callable[[int], None] | None = None,
+        closed: Callable[[int], None] | None = None,
+    ) -> None:
+        """Of these programs those that the kernel took and that are not attached already (to a function, for want of a
+        tracepoint). opens: called before with the start, CLOCK_BOOTTIME ns; closed: after, with how long it was open
+        for all of them, ns.
+        """
         self._programs += [(family, f) for f in functions if f in family.programs and f not in family.links]
         self._opens += [opens] if opens else []
         self._closed += [(family, closed)] if closed else []

@@ -31,12 +31,13 @@ def _nothing(_: np.ndarray) -> None:
 class KernelSource(Finishing, Parted):
     """Reads what the loaded families produce. Implements ``agent.contracts.Source``.
 
-    interval_ns: length of the aggregation intervals. ``listen(map, callback)`` hands each drained record array of a ring to a
-    callback too (for families that drive others, as exec does). ``adjust[table]`` changes aggregated rows in place before they
-    go on. No interval ends while ``hold()``. Raises OSError where a map cannot be used.
+    interval_ns: length of the aggregation intervals. ``listen(map, callback)`` hands each drained record array of a
+    ring to a callback too (for families that drive others, as exec does). ``adjust[table]`` changes aggregated rows in
+    place before they go on. No interval ends while ``hold()``. Raises OSError where a map cannot be used.
 
-    Each ring, aggregate and callback stands alone (``faults``, agent/common/faults.py): what one's fault may have cost is a ``loss`` row. One that is left out is emptied
-    all the same, so that its producers go on, and each of its records is counted as lost.
+    Each ring, aggregate and callback stands alone (``faults``, agent/common/faults.py): what one's fault may have cost
+    is a ``loss`` row. One that is left out is emptied all the same, so that its producers go on, and each of its
+    records is counted as lost.
     """
 
     name = "kernel"

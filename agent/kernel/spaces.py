@@ -1,5 +1,6 @@
-"""How much room is left in the file systems that a process has files open in for writing. Runs in the helper: only it may look, and what it looks at is
-another's; so of local file systems only, since to ask others may wait for somebody far away.
+"""How much room is left in the file systems that a process has files open in for writing. Runs in the helper: only it
+may look, and what it looks at is another's; so of local file systems only, since to ask others may wait for somebody
+far away.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ _WRITES = (os.O_WRONLY, os.O_RDWR)
 
 
 def spaces(pid: int) -> bytes:
-    """A line each: total bytes, bytes left to users, files in all and left (0 0 where there is no such number), descriptor, mount point (as in mountinfo). Raises OSError."""
+    """A line each: total bytes, bytes left to users, files in all and left (0 0 where there is no such number),
+    descriptor, mount point (as in mountinfo). Raises OSError.
+    """
     mounts = _mounts(_read(f"/proc/{pid}/mountinfo", 1 << 20))
     lines: dict[str, bytes] = {}
     with os.scandir(f"/proc/{pid}/fd") as found:
@@ -31,7 +34,9 @@ def spaces(pid: int) -> bytes:
 def _written(pid: int, name: str) -> str:
     """On which mount the file is, where the descriptor may write; else nothing."""
     try:
-        pairs = dict(line.split(b":", 1) for line in _read(f"/proc/{pid}/fdinfo/{name}", 4096).splitlines() if b":" in line)  # fmt: skip
+        pairs = dict(
+            line.split(b":", 1) for line in _read(f"/proc/{pid}/fdinfo/{name}", 4096).splitlines() if b":" in line
+        )
     except OSError:
         return ""
     if b"mnt_id" not in pairs or int(pairs.get(b"flags", b"0"), 8) & os.O_ACCMODE not in _WRITES:
@@ -50,7 +55,14 @@ def _line(pid: int, name: str, point: bytes) -> bytes:
         return b""
     finally:
         os.close(fd)
-    return b"%d %d %d %d %s %s\n" % (v.f_blocks * v.f_frsize, v.f_bavail * v.f_frsize, v.f_files, v.f_ffree, name.encode(), point)  # fmt: skip
+    return b"%d %d %d %d %s %s\n" % (
+        v.f_blocks * v.f_frsize,
+        v.f_bavail * v.f_frsize,
+        v.f_files,
+        v.f_ffree,
+        name.encode(),
+        point,
+    )
 
 
 def _mounts(text: bytes) -> dict[str, bytes]:

@@ -1,4 +1,5 @@
-"""Work in steps on the agent's one thread: a generator yields what it waits for, and goes on with the answer. Nothing blocks.
+"""Work in steps on the agent's one thread: a generator yields what it waits for, and goes on with the answer. Nothing
+blocks.
 
 A wait is a function that takes ``done`` and calls it once, now or later, with (value, None) or (None, exception).
 """
@@ -74,7 +75,9 @@ def at_once(work: Callable[[], Any]) -> Wait:
 
 
 def pump_until(finished: Callable[[], bool], pumped: Iterable[Pumped], limit_s: float) -> bool:
-    """Pumps, asleep between answers, until ``finished``; False where the time was not enough. For the start and the end, not for the loop."""
+    """Pumps, asleep between answers, until ``finished``; False where the time was not enough. For the start and the
+    end, not for the loop.
+    """
     end = time.monotonic() + limit_s
     parts = list(pumped)
     waiting = select.poll()

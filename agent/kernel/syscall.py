@@ -1,4 +1,5 @@
-"""bpf(2) and other calls that libc has no function for. Standard library only: the loader runs this under the system's python3.
+"""bpf(2) and other calls that libc has no function for. Standard library only: the loader runs this under the system's
+python3.
 
 Attribute layouts: union bpf_attr in include/uapi/linux/bpf.h.
 """

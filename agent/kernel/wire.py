@@ -1,7 +1,9 @@
-"""numpy dtypes of the kernel's wire structs, derived from the C text that declares them, and their decoding into tables.
+"""numpy dtypes of the kernel's wire structs, derived from the C text that declares them, and their decoding into
+tables.
 
-The layout rule is C's natural alignment on LP64; padding must be explicit, so that no uninitialised byte crosses. The derived
-offsets go back to the compiler as static assertions (``assertions``), which proves that C and numpy agree at every load.
+The layout rule is C's natural alignment on LP64; padding must be explicit, so that no uninitialised byte crosses. The
+derived offsets go back to the compiler as static assertions (``assertions``), which proves that C and numpy agree at
+every load.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ _STRUCT = re.compile(r"struct\s+(\w+)\s*\{([^{}]*)\}\s*;")
 _FIELD = re.compile(r"(struct\s+)?(\w+)\s+([\w\s,\[\]*]+?)\s*;")
 _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
 
-#: Marks the number of a process outside of our PID namespace (bpf/tickscope.h, PIDNS_OUTSIDE). No kernel has numbers that high.
+#: Marks the number of a process outside of our PID namespace (bpf/tickscope.h, PIDNS_OUTSIDE). No kernel has numbers
+#: that high.
 OUTSIDE = 1 << 30
 
 
@@ -116,8 +119,8 @@ def leaves(rows: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 def decode(records: np.ndarray, table: str) -> Batch:
     """Copies same-named fields into a batch of ``table``; all-ones values become unknown.
 
-    Fields that the table does not have are left out; columns without a field stay unknown. u8[16] fields become addresses,
-    and daddr with dport also the ``peer`` column.
+    Fields that the table does not have are left out; columns without a field stay unknown. u8[16] fields become
+    addresses, and daddr with dport also the ``peer`` column.
     """
     declared = TABLES[table]
     out = declared.empty(len(records))

@@ -13,7 +13,9 @@ AGAIN_S = 120.0
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """In the main thread only. Raises AgentError when the block takes longer, and again each two minutes: its cleaning up may hang, too."""
+    """In the main thread only. Raises AgentError when the block takes longer, and again each two minutes: its cleaning
+    up may hang, too.
+    """
 
     def over(_number: int, _frame: object) -> None:
         raise AgentError(

@@ -1,10 +1,11 @@
 """Whether a fault had an effect: by the workload's own log, by this rule. Pure.
 
-Usual is what a program's operations did in the quiet times of the same sitting. Of the operations that overlap the fault, or begin within
+Usual is what a program's operations did in the quiet times of the same sitting. Of the operations that overlap the
+fault, or begin within
 ``AFTER_NS`` of its end (what piled up), a program felt it
 
-- ``slow``: those beyond three times the usual 95th percentile, and 20 ms more than the usual median, lost 100 ms in all (two of them, or one
-  200 ms), and five times what such operations usually lose in as long a time;
+- ``slow``: those beyond three times the usual 95th percentile, and 20 ms more than the usual median, lost 100 ms in all
+  (two of them, or one 200 ms), and five times what such operations usually lose in as long a time;
 - ``failed``: two or more failed, and ten points more of them than usual;
 - ``refused``: five or more were refused, and twenty points more of them than usual;
 - ``missing``: fewer than 30 % of eight or more operations that the time should have held were done in it.
@@ -41,8 +42,9 @@ Interval = tuple[int, int]
 
 @dataclass(frozen=True)
 class Felt:
-    """One program's operation that felt it. usual, worst: durations in ns; of ``failed`` and ``refused`` shares; of ``missing`` operations expected
-    and done. since, until: CLOCK_BOOTTIME."""
+    """One program's operation that felt it. usual, worst: durations in ns; of ``failed`` and ``refused`` shares; of
+    ``missing`` operations expected and done. since, until: CLOCK_BOOTTIME.
+    """
 
     program: str
     op: str
@@ -68,8 +70,10 @@ def measured(truth: Truth, ops: Mapping[tuple[str, str], Ops]) -> Truth:
     """The truth with the effect of each fault on those within its reach, in the ways in which it can be felt."""
     times = [(fault.start_ns, fault.end_ns) for fault in truth.faults]
     free = quiet(truth.from_ns, truth.until_ns, times)
-    effects = [[f.to_json() for f in felt(ops, time, free) if f.program in fault.reach and f.how in (fault.ways or WAYS)]
-               for fault, time in zip(truth.faults, times, strict=True)]  # fmt: skip
+    effects = [
+        [f.to_json() for f in felt(ops, time, free) if f.program in fault.reach and f.how in (fault.ways or WAYS)]
+        for fault, time in zip(truth.faults, times, strict=True)
+    ]
     return replace(
         truth, faults=[replace(fault, effect=effect) for fault, effect in zip(truth.faults, effects, strict=True)]
     )
@@ -93,8 +97,18 @@ def _felt(program: str, op: str, ops: Ops, fault: Interval, free: Sequence[Inter
     found = []
 
     def add(how: str, mask: np.ndarray, base: float, worst: float) -> None:
-        found.append(Felt(program, op, how, round(base, 4), round(worst, 4), int(np.count_nonzero(mask)),
-                          int(max(fault[0], start[mask].min())), int(end[mask].max())))  # fmt: skip
+        found.append(
+            Felt(
+                program,
+                op,
+                how,
+                round(base, 4),
+                round(worst, 4),
+                int(np.count_nonzero(mask)),
+                int(max(fault[0], start[mask].min())),
+                int(end[mask].max()),
+            )
+        )
 
     span = sum(stop - begin for begin, stop in free)
     ns = ops.rows["duration_ns"]

@@ -1,9 +1,12 @@
 """Which findings speak of which fault, and whether they are right. Pure.
 
-A finding speaks of a fault where their times overlap (a finding's start may be rounded down to a second), of several of the one whose victims or
-culprit it names, else whose cause it tells, else that was felt. One that began while there was no fault speaks of none, however long it lasts. It is right by cause where its cause is one of the fault's right answers; right in full where also
-``cause_detail`` and the culprit are, as far as that answer has them, and it names as its subject a victim, the culprit, or a server that a victim asked and
-that the fault reached: what callers feel, it is that server's answers. Where several speak of one fault, the surest is the one that counts.
+A finding speaks of a fault where their times overlap (a finding's start may be rounded down to a second), of several of
+the one whose victims or culprit it names, else whose cause it tells, else that was felt. One that began while there was
+no fault speaks of none, however long it lasts. It is right by cause where its cause is one of the fault's right
+answers; right in full where also
+``cause_detail`` and the culprit are, as far as that answer has them, and it names as its subject a victim, the culprit,
+or a server that a victim asked and that the fault reached: what callers feel, it is that server's answers. Where
+several speak of one fault, the surest is the one that counts.
 """
 
 from __future__ import annotations
@@ -69,7 +72,9 @@ def by_finding(states: Iterable[tuple[int, Row]]) -> list[Told]:
 
 
 def names(truth: Truth, programs: Iterable[str]) -> list[str]:
-    """By which findings may speak of programs: their names, their command name where no other has it, and their pids."""
+    """By which findings may speak of programs: their names, their command name where no other has it, and their
+    pids.
+    """
     comms = Counter(program["comm"] for program in truth.programs.values())
     found = []
     for program in (truth.programs[p] for p in programs if p in truth.programs):
@@ -118,7 +123,9 @@ def _agrees(row: Row, right: Row, culprit: Row) -> bool:
 
 
 def judge(truth: Truth, told: Sequence[Told]) -> tuple[list[Judgement], list[Told]]:
-    """(each fault's verdict, findings that speak of no fault). Findings that began before the warm-up was over are left out."""
+    """(each fault's verdict, findings that speak of no fault). Findings that began before the warm-up was over are left
+    out.
+    """
     verdicts = [Judgement(fault) for fault in truth.faults]
     stray: list[Told] = []
     for one in told:

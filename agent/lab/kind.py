@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Right:
-    """A right answer, in the words of the tables. detail: ``cause_detail``, where there is a finer word. culprit: whether ``culprit_*`` must name
-    the fault's culprit."""
+    """A right answer, in the words of the tables. detail: ``cause_detail``, where there is a finer word. culprit:
+    whether ``culprit_*`` must name the fault's culprit.
+    """
 
     cause: str
     detail: str = ""
@@ -33,7 +34,9 @@ class Right:
 
 @dataclass(frozen=True)
 class Size:
-    """How hard: a number between mild and hard, evenly on a logarithmic scale. what ``duration_s``: the fault's own length is its size."""
+    """How hard: a number between mild and hard, evenly on a logarithmic scale. what ``duration_s``: the fault's own
+    length is its size.
+    """
 
     what: str
     mild: float
@@ -60,8 +63,9 @@ class Fault:
 
 @dataclass(frozen=True)
 class Offender:
-    """Who or what does it. process: a program's name, or the command name of what the fault itself started, then with its ``pids``; empty where
-    there is none. object: a lock, a device, a link, an address."""
+    """Who or what does it. process: a program's name, or the command name of what the fault itself started, then with
+    its ``pids``; empty where there is none. object: a lock, a device, a link, an address.
+    """
 
     process: str = ""
     object: str = ""
@@ -70,8 +74,9 @@ class Offender:
 
 @dataclass(frozen=True)
 class Kind:
-    """inject: a context manager that does it, and undoes it at its end. right: the right answers, the best first. needs: what the host must have
-    (see Stage.lacks)."""
+    """inject: a context manager that does it, and undoes it at its end. right: the right answers, the best first.
+    needs: what the host must have (see Stage.lacks).
+    """
 
     name: str
     meaning: str
@@ -87,7 +92,8 @@ class Kind:
     )  #: what it does something to, by target, where that is not the target itself
     ways: tuple[
         str, ...
-    ] = ()  #: how it can be felt (the words of ``effect``), where that is not any way: what else happens meanwhile is chance
+        # how it can be felt (the words of ``effect``), where that is not any way: what else happens meanwhile is chance
+    ] = ()
 
     def reach(self, fault: Fault, there: Mapping[str, LabProgram]) -> frozenset[str]:
         """Who may feel it."""

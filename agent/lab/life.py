@@ -1,4 +1,6 @@
-"""Background life: what a healthy node does beside its work, so that nothing is learned from silence. None of it is a fault."""
+"""Background life: what a healthy node does beside its work, so that nothing is learned from silence. None of it is a
+fault.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,9 @@ def _cron(stage: Stage, chance: random.Random) -> str:
 
 
 def _build(stage: Stage, chance: random.Random) -> str:
-    """A package is built and installed, at low priority: files are compiled, synced and renamed, one after the other."""
+    """A package is built and installed, at low priority: files are compiled, synced and renamed, one after the
+    other.
+    """
     modules = sorted(Path(contextlib.__file__).parent.joinpath("asyncio").glob("*.py"))
     some, place = chance.sample(modules, min(len(modules), chance.randrange(6, 20))), stage.shared / f"build{boot_ns()}"
 
@@ -95,7 +99,12 @@ def _build(stage: Stage, chance: random.Random) -> str:
 ALWAYS: tuple[Event, ...] = (_cron, _build)
 #: With the programs of which one must be there.
 EVENTS: tuple[tuple[Event, tuple[str, ...]], ...] = (
-    *[(_load, ("visitors", "producer"))] * 2, (_reload, ("nginx",)), (_rolling, RESTARTED), (_scale, ("api-redis",)), *((event, ()) for event in ALWAYS))  # fmt: skip
+    *[(_load, ("visitors", "producer"))] * 2,
+    (_reload, ("nginx",)),
+    (_rolling, RESTARTED),
+    (_scale, ("api-redis",)),
+    *((event, ()) for event in ALWAYS),
+)
 
 
 class Life:

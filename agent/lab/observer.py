@@ -1,4 +1,6 @@
-"""The agent that watches a sitting, and what it records. It stands in the node's namespace, with a store and sockets of its own."""
+"""The agent that watches a sitting, and what it records. It stands in the node's namespace, with a store and sockets of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ READY_S, STOP_S = 60.0, 20.0
 
 
 class Observer:
-    """recording: the file that ``stop`` completes. patience: by how much starting and ending may take longer than usual. Raises AgentError when the agent
-    or the recorder does not become ready."""
+    """recording: the file that ``stop`` completes. patience: by how much starting and ending may take longer than
+    usual. Raises AgentError when the agent or the recorder does not become ready.
+    """
 
     def __init__(self, stage: Stage, redis: Sequence[str], recording: Path, patience: float = 1.0) -> None:
         self._stage, root, self._stop_s = stage, stage.directory, STOP_S * patience
@@ -26,9 +29,14 @@ class Observer:
         config.write_text("prometheus: ''\n")
         self._store = root / "store"
         code = str(Path(__file__).resolve().parents[2])
-        self._env = {**os.environ, "TICKSCOPE_RUN_DIR": str(root / "run"), "TICKSCOPE_STORE": str(self._store), "TICKSCOPE_CONFIG": str(config),
-                     "PYTHONFAULTHANDLER": "1",
-                     "PYTHONPATH": os.pathsep.join(p for p in (code, os.environ.get("PYTHONPATH")) if p)}  # fmt: skip
+        self._env = {
+            **os.environ,
+            "TICKSCOPE_RUN_DIR": str(root / "run"),
+            "TICKSCOPE_STORE": str(self._store),
+            "TICKSCOPE_CONFIG": str(config),
+            "PYTHONFAULTHANDLER": "1",
+            "PYTHONPATH": os.pathsep.join(p for p in (code, os.environ.get("PYTHONPATH")) if p),
+        }
         self._log = root / "agent.log"
         self._processes: list[subprocess.Popen[bytes]] = []
         stage.children.append(lambda: {process.pid for process in self._processes if process.poll() is None})
@@ -49,10 +57,19 @@ class Observer:
             raise AgentError("the laboratory's recorder did not start", why=self._told())
 
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """A verb, in the node's network namespace and the run's cgroups, so that the janitor ends it as it ends the programs."""
+        """A verb, in the node's network namespace and the run's cgroups, so that the janitor ends it as it ends the
+        programs.
+        """
         with self._log.open("ab") as log, self._stage.node.entered():
-            process = subprocess.Popen([sys.executable, "-P", "-m", "agent", *arguments], env=self._env, stdin=subprocess.DEVNULL, stdout=log,
-                                       stderr=log, start_new_session=True, preexec_fn=lambda: self._stage.groups.enter("agent"))  # fmt: skip
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "agent", *arguments],
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=lambda: self._stage.groups.enter("agent"),
+            )
         self._processes.append(process)
         return process
 
@@ -63,8 +80,9 @@ class Observer:
                 raise AgentError(f"the laboratory's {what} ended early", why=self._told())
 
     def stop(self) -> str:
-        """Completes the recording. In words where the agent did not end in time: it is killed with the rest. Raises AgentError where the recorder
-        did not end, since the recording is not whole then."""
+        """Completes the recording. In words where the agent did not end in time: it is killed with the rest. Raises
+        AgentError where the recorder did not end, since the recording is not whole then.
+        """
         self._recorder.send_signal(signal.SIGINT)
         try:
             self._recorder.wait(self._stop_s)

@@ -27,7 +27,9 @@ class Ops:
 
 
 def read(directory: Path) -> Mapping[tuple[str, str], Ops]:
-    """(program, operation) -> operations, of all logs in a directory. A last line that is cut off (its writer was killed) is left out."""
+    """(program, operation) -> operations, of all logs in a directory. A last line that is cut off (its writer was
+    killed) is left out.
+    """
     found: dict[tuple[str, str], list[tuple[int, int, str]]] = {}
     for path in sorted([*directory.glob("*.ndjson"), *directory.glob("*.ndjson.gz")]):
         text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()

@@ -23,8 +23,9 @@ def one(kind: Kind, seed: int) -> Fault:
 
 
 def sitting(kinds: Sequence[Kind], seed: int, faults: int, there: Mapping[str, LabProgram]) -> list[Group]:
-    """Faults for one sitting: kinds in a random order, each as often as the others, give or take one; some two at once, where nobody of the
-    workload (``there``) can feel both."""
+    """Faults for one sitting: kinds in a random order, each as often as the others, give or take one; some two at once,
+    where nobody of the workload (``there``) can feel both.
+    """
     chance = random.Random(f"sitting/{seed}")
     names: list[Kind] = []
     while len(names) < faults:

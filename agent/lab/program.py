@@ -17,15 +17,18 @@ from typing import Any
 
 from agent.common.clocks import boot_ns
 
-#: Addresses of the two namespaces: the node itself (loopback, another address of its own, its end of the link), and the far side.
+#: Addresses of the two namespaces: the node itself (loopback, another address of its own, its end of the link), and the
+#: far side.
 LOOPBACK, OTHER, NEAR, FAR = "127.0.0.1", "10.78.0.9", "10.77.0.1", "10.77.0.2"
 LOG_FD = 3
 
 
 @dataclass(frozen=True)
 class LabProgram:
-    """body: runs in the program's own process, which may become another program (exec). space: ``node`` or ``far``. settings: what ``tell``
-    may change while it runs. names: by which a finding may speak of it, beside its process. root: keeps root."""
+    """body: runs in the program's own process, which may become another program (exec). space: ``node`` or ``far``.
+    settings: what ``tell`` may change while it runs. names: by which a finding may speak of it, beside its process.
+    root: keeps root.
+    """
 
     name: str
     body: Callable[[Run], None]
@@ -48,8 +51,10 @@ class LabProgram:
 
 
 class Run:
-    """A program's view of its run. directory: its own, which it may write to; shared: everybody's; settings: changes while it runs.
-    ends: descriptors of the link's two devices, for programs of root's; seed: the sitting's."""
+    """A program's view of its run. directory: its own, which it may write to; shared: everybody's; settings: changes
+    while it runs.
+    ends: descriptors of the link's two devices, for programs of root's; seed: the sitting's.
+    """
 
     def __init__(
         self,
@@ -83,7 +88,9 @@ class Run:
             self.settings.update(told)
 
     def log(self, op: str, start_ns: int, outcome: str = "ok", end_ns: int | None = None) -> None:
-        """One operation that ended: what, when (CLOCK_BOOTTIME), how long it took, how it ended (``ok``, ``refused``, or what went wrong)."""
+        """One operation that ended: what, when (CLOCK_BOOTTIME), how long it took, how it ended (``ok``, ``refused``,
+        or what went wrong).
+        """
         os.write(
             LOG_FD, b'[%d,%d,"%s","%s"]\n' % (start_ns, (end_ns or boot_ns()) - start_ns, op.encode(), outcome.encode())
         )
@@ -106,7 +113,9 @@ class Ticks:
 
 
 def reach(there: Mapping[str, LabProgram], touched: Iterable[str]) -> frozenset[str]:
-    """Who may feel what happens to programs or objects: they themselves, who uses them, who uses those. Of nothing at all: everybody."""
+    """Who may feel what happens to programs or objects: they themselves, who uses them, who uses those. Of nothing at
+    all: everybody.
+    """
     found = set(touched)
     if not found:
         return frozenset(there)

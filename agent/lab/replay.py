@@ -22,7 +22,9 @@ OnCut = Callable[[Path, str], None]
 
 
 def told(recording: Path, without: Collection[str] = (), on_cut: OnCut = lambda _file, _why: None) -> list[Told]:
-    """without: names of rules that are left out. on_cut: called where the recording ends too early. Raises AgentError for a foreign or damaged file, and for a rule that there is not."""
+    """without: names of rules that are left out. on_cut: called where the recording ends too early. Raises AgentError
+    for a foreign or damaged file, and for a rule that there is not.
+    """
     columns = TABLES["finding"].columns
     correlator = Correlator(asked=_others(without))
     read = Recording(recording)

@@ -26,8 +26,19 @@ SCORE_COLUMNS = (
 
 def catalogue(kinds: Sequence[Kind]) -> list[dict[str, Any]]:
     """Rows of ``lab list``."""
-    return [{"kind": k.name, "meaning": k.meaning, "size": k.size.what, "mild": k.size.mild, "hard": k.size.hard, "targets": list(k.targets),
-             "causes": list(dict.fromkeys(r.cause for r in k.right)), "needs": list(k.needs)} for k in kinds]  # fmt: skip
+    return [
+        {
+            "kind": k.name,
+            "meaning": k.meaning,
+            "size": k.size.what,
+            "mild": k.size.mild,
+            "hard": k.size.hard,
+            "targets": list(k.targets),
+            "causes": list(dict.fromkeys(r.cause for r in k.right)),
+            "needs": list(k.needs),
+        }
+        for k in kinds
+    ]
 
 
 def injected(truth: Truth, told: Sequence[Told]) -> list[dict[str, Any]]:
@@ -36,26 +47,52 @@ def injected(truth: Truth, told: Sequence[Told]) -> list[dict[str, Any]]:
     rows = []
     for verdict in verdicts:
         fault, first = verdict.fault, verdict.told[0] if verdict.told else None
-        rows.append({
-            "id": fault.id, "kind": fault.kind, "target": fault.target, "size": f"{fault.size['what']} {fault.size['value']:.3g}",
-            "start_ns": fault.start_ns, "end_ns": fault.end_ns, "victims": fault.victims, "times_usual": fault.ratio if fault.effect else None,
-            "found": first.last["cause"] if first else None, "confidence": first.last["confidence"] if first else None,
-            "cause_right": cause_right(first.last, fault) if first and fault.right else None,
-            "right": fully_right(first, fault, truth) if first and fault.right else None,
-            "found_after_s": round((first.states[0][0] - fault.since_ns) / 1e9, 2) if first else None,
-            "sentence": first.last["sentence"] if first else None,
-        })  # fmt: skip
-    rows += [{"id": None, "kind": "(no fault)", "found": one.last["cause"], "confidence": one.last["confidence"], "start_ns": one.last["start_ns"],
-              "end_ns": one.last["end_ns"], "sentence": one.last["sentence"]} for one in stray]  # fmt: skip
+        rows.append(
+            {
+                "id": fault.id,
+                "kind": fault.kind,
+                "target": fault.target,
+                "size": f"{fault.size['what']} {fault.size['value']:.3g}",
+                "start_ns": fault.start_ns,
+                "end_ns": fault.end_ns,
+                "victims": fault.victims,
+                "times_usual": fault.ratio if fault.effect else None,
+                "found": first.last["cause"] if first else None,
+                "confidence": first.last["confidence"] if first else None,
+                "cause_right": cause_right(first.last, fault) if first and fault.right else None,
+                "right": fully_right(first, fault, truth) if first and fault.right else None,
+                "found_after_s": round((first.states[0][0] - fault.since_ns) / 1e9, 2) if first else None,
+                "sentence": first.last["sentence"] if first else None,
+            }
+        )
+    rows += [
+        {
+            "id": None,
+            "kind": "(no fault)",
+            "found": one.last["cause"],
+            "confidence": one.last["confidence"],
+            "start_ns": one.last["start_ns"],
+            "end_ns": one.last["end_ns"],
+            "sentence": one.last["sentence"],
+        }
+        for one in stray
+    ]
     return rows
 
 
 def figures(score: dict[str, Any]) -> list[dict[str, Any]]:
     """Rows of ``lab score``: all faults, each kind, each size."""
     rows = [{"what": "all", **score["all"], "unfelt": sum(score["unfelt"].values())}]
-    rows += [{"what": kind, "faults": 0, **score["kinds"].get(kind, {}), "unfelt": score["unfelt"].get(kind, 0),
-              "said": " ".join(f"{cause}:{n}" for cause, n in score["confusion"].get(kind, {}).items())}
-             for kind in sorted({*score["kinds"], *score["unfelt"]})]  # fmt: skip
+    rows += [
+        {
+            "what": kind,
+            "faults": 0,
+            **score["kinds"].get(kind, {}),
+            "unfelt": score["unfelt"].get(kind, 0),
+            "said": " ".join(f"{cause}:{n}" for cause, n in score["confusion"].get(kind, {}).items()),
+        }
+        for kind in sorted({*score["kinds"], *score["unfelt"]})
+    ]
     rows += [{"what": size, **figures_} for size, figures_ in score["sizes"].items()]
     return rows
 
@@ -65,12 +102,17 @@ def notes(score: dict[str, Any]) -> Iterator[str]:
     guess = score["always_guessing"]
     if guess:
         yield f"always guessing {guess['cause']} would name the cause of {guess['top1_cause']:.0%}"
-    yield (f"in {score['hours']:.2f} h: {_number(score['wrong_causes_per_hour'])} wrong causes and {_number(score['wrong_symptoms_per_hour'])} findings "
-           "without a fault an hour")  # fmt: skip
+    yield (
+        f"in {score['hours']:.2f} h: {_number(score['wrong_causes_per_hour'])} wrong causes and"
+        f" {_number(score['wrong_symptoms_per_hour'])} findings without a fault an hour"
+    )
     if score["left_out"]:
         yield "could not be injected: " + ", ".join(f"{kind} ({n})" for kind, n in score["left_out"].items())
     for entry in score["calibration"]:
-        yield f"findings that say {entry['from']:.1f} to {entry['to']:.1f}: {entry['findings']}, right {entry['right']:.0%}"
+        yield (
+            f"findings that say {entry['from']:.1f} to {entry['to']:.1f}: {entry['findings']}, right"
+            f" {entry['right']:.0%}"
+        )
 
 
 def _number(value: float | None) -> str:

@@ -19,7 +19,9 @@ HOUR_NS = 3_600_000_000_000
 
 @dataclass
 class Tally:
-    """Faults that were felt: how many, for how many a finding spoke, named a cause right first, right in full, right among the first three."""
+    """Faults that were felt: how many, for how many a finding spoke, named a cause right first, right in full, right
+    among the first three.
+    """
 
     faults: int = 0
     detected: int = 0
@@ -45,9 +47,15 @@ class Tally:
     def to_json(self) -> dict[str, Any]:
         n = max(self.faults, 1)
         ordered = sorted(self.seconds)
-        return {"faults": self.faults, "detected": _share(self.detected, n), "top1_cause": _share(self.cause, n), "top1": _share(self.right, n),
-                "top3_cause": _share(self.top3, n), "median_s": round(median(ordered), 2) if ordered else None,
-                "p95_s": round(ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))], 2) if ordered else None}  # fmt: skip
+        return {
+            "faults": self.faults,
+            "detected": _share(self.detected, n),
+            "top1_cause": _share(self.cause, n),
+            "top1": _share(self.right, n),
+            "top3_cause": _share(self.top3, n),
+            "median_s": round(median(ordered), 2) if ordered else None,
+            "p95_s": round(ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))], 2) if ordered else None,
+        }
 
 
 class Score:
@@ -108,25 +116,41 @@ class Score:
 
     def _wrong(self, one: Told, truth: Truth, during: str) -> None:
         row = one.last
-        self.wrong.append({"seed": truth.seed, "during": during, "symptom": row["symptom"], "cause": row["cause"], "confidence": row["confidence"],
-                           "subject": row["subject"], "start_ns": row["start_ns"]})  # fmt: skip
+        self.wrong.append(
+            {
+                "seed": truth.seed,
+                "during": during,
+                "symptom": row["symptom"],
+                "cause": row["cause"],
+                "confidence": row["confidence"],
+                "subject": row["subject"],
+                "start_ns": row["start_ns"],
+            }
+        )
 
     def to_json(self) -> dict[str, Any]:
         hours = self.ns / HOUR_NS
         common = self.answers.most_common(1)
         return {
-            "hours": round(hours, 3), "all": self.whole.to_json(),
+            "hours": round(hours, 3),
+            "all": self.whole.to_json(),
             "kinds": {name: tally.to_json() for name, tally in sorted(self.kinds.items())},
             "sizes": {name: tally.to_json() for name, tally in self.sizes.items() if tally.faults},
-            "unfelt": dict(sorted(self.unfelt.items())), "left_out": dict(sorted(self.left_out.items())),
+            "unfelt": dict(sorted(self.unfelt.items())),
+            "left_out": dict(sorted(self.left_out.items())),
             "wrong_causes_per_hour": round(self.wrong_cause / hours, 2) if hours else None,
             "wrong_symptoms_per_hour": round(self.wrong_symptom / hours, 2) if hours else None,
-            "calibration": [{"from": low, "to": min(high, 1.0), "findings": n, "right": _share(good, n)}
-                            for low, high, (n, good) in zip(BINS, BINS[1:], self.bins, strict=False) if n],
+            "calibration": [
+                {"from": low, "to": min(high, 1.0), "findings": n, "right": _share(good, n)}
+                for low, high, (n, good) in zip(BINS, BINS[1:], self.bins, strict=False)
+                if n
+            ],
             "confusion": {kind: dict(said.most_common()) for kind, said in sorted(self.confusion.items())},
-            "always_guessing": {"cause": common[0][0], "top1_cause": _share(common[0][1], self.whole.faults)} if common else None,
+            "always_guessing": (
+                {"cause": common[0][0], "top1_cause": _share(common[0][1], self.whole.faults)} if common else None
+            ),
             "wrong": self.wrong,
-        }  # fmt: skip
+        }
 
 
 def _share(part: int, whole: int) -> float | None:

@@ -1,4 +1,6 @@
-"""One sitting: an agent and a workload, a warm-up, then one fault after the other with quiet time between, each of which is scored alone."""
+"""One sitting: an agent and a workload, a warm-up, then one fault after the other with quiet time between, each of
+which is scored alone.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,22 @@ START_S = 180.0
 
 
 class Sitting:
-    """Plays a plan and writes recording, truth and logs into ``out``. sham: kinds that are written into the truth, but not injected. observed: whether an
-    agent watches and records; without it only the effects are known. tell: progress. workload: programs, all by default. patience: of a slow machine."""
+    """Plays a plan and writes recording, truth and logs into ``out``. sham: kinds that are written into the truth, but
+    not injected. observed: whether an agent watches and records; without it only the effects are known. tell: progress.
+    workload: programs, all by default. patience: of a slow machine.
+    """
 
-    def __init__(self, plan: Sequence[Group], seed: int, out: Path, sham: frozenset[str] = frozenset(), observed: bool = True,
-                 tell: Callable[[str], None] = say, workload: Mapping[str, LabProgram] | None = None, patience: float = 1.0) -> None:  # fmt: skip
+    def __init__(
+        self,
+        plan: Sequence[Group],
+        seed: int,
+        out: Path,
+        sham: frozenset[str] = frozenset(),
+        observed: bool = True,
+        tell: Callable[[str], None] = say,
+        workload: Mapping[str, LabProgram] | None = None,
+        patience: float = 1.0,
+    ) -> None:
         self._plan, self._seed, self._out, self._sham, self._observed, self._tell = (
             plan,
             seed,
@@ -79,8 +92,10 @@ class Sitting:
             until_ns = boot_ns()
             if self._observer is not None and (trouble := self._observer.stop()):
                 self._tell(trouble)
-            members = {name: {"comm": m.comm, "pids": [life.pid for life in m.lives], "names": list(m.program.names)}
-                       for name, m in self._stage.crew.members.items()}  # fmt: skip
+            members = {
+                name: {"comm": m.comm, "pids": [life.pid for life in m.lives], "names": list(m.program.names)}
+                for name, m in self._stage.crew.members.items()
+            }
         return self._write(from_ns, until_ns, members, done)
 
     def _planned_s(self) -> float:
@@ -103,8 +118,10 @@ class Sitting:
             if self._observer is not None:
                 self._observer.check()
             if gone := self._stage.crew.ended():
-                raise AgentError(f"the laboratory's {', '.join(gone)} ended by itself",
-                                 why=(self._out / truth.LOGS / "errors.txt").read_text().strip()[-800:])  # fmt: skip
+                raise AgentError(
+                    f"the laboratory's {', '.join(gone)} ended by itself",
+                    why=(self._out / truth.LOGS / "errors.txt").read_text().strip()[-800:],
+                )
 
     def _at_once(self, number: int, group: Group) -> list[truth.Done]:
         """Injects one fault, or two that overlap; each ends when its own time is over."""
@@ -153,9 +170,20 @@ class Sitting:
 
     def _done(self, name: str, one: _Injected) -> truth.Done:
         kind, fault = one.kind, one.fault
-        return truth.Done(name, kind.name, fault.target, {"what": kind.size.what, "value": fault.size}, one.start_ns, one.end_ns,
-                          self._culprit(one.culprit, one.pids), [vars(right) for right in kind.right], [], sorted(kind.reach(fault, self._stage.programs)),
-                          not one.sham, list(kind.ways))  # fmt: skip
+        return truth.Done(
+            name,
+            kind.name,
+            fault.target,
+            {"what": kind.size.what, "value": fault.size},
+            one.start_ns,
+            one.end_ns,
+            self._culprit(one.culprit, one.pids),
+            [vars(right) for right in kind.right],
+            [],
+            sorted(kind.reach(fault, self._stage.programs)),
+            not one.sham,
+            list(kind.ways),
+        )
 
     def _culprit(self, culprit: Offender, pids: set[int]) -> dict[str, Any]:
         member = self._stage.crew.members.get(culprit.process)

@@ -18,8 +18,11 @@ SETTLED_NS, BEFORE_NS = 5_000_000_000, 200_000_000
 
 @dataclass(frozen=True)
 class Done:
-    """One fault. Times are CLOCK_BOOTTIME. culprit: ``process``, ``pids``, ``comm``, ``object`` (empty where there is none). right: right answers.
-    effect: who felt it (see ``effect``), of those in its ``reach``, in one of its ``ways`` (none: in any). injected: false for one that was left out on purpose, though it is written here."""
+    """One fault. Times are CLOCK_BOOTTIME. culprit: ``process``, ``pids``, ``comm``, ``object`` (empty where there is
+    none). right: right answers.
+    effect: who felt it (see ``effect``), of those in its ``reach``, in one of its ``ways`` (none: in any). injected:
+    false for one that was left out on purpose, though it is written here.
+    """
 
     id: str
     kind: str
@@ -56,8 +59,9 @@ class Done:
 
 @dataclass(frozen=True)
 class Truth:
-    """programs: name -> ``comm``, ``pids``, ``names``. life: what went on beside, as (t_ns, what). from_ns, until_ns: what was recorded after the
-    warm-up. left_out: kinds that were planned, but could not be injected, and why."""
+    """programs: name -> ``comm``, ``pids``, ``names``. life: what went on beside, as (t_ns, what). from_ns, until_ns:
+    what was recorded after the warm-up. left_out: kinds that were planned, but could not be injected, and why.
+    """
 
     seed: int
     from_ns: int

@@ -21,7 +21,9 @@ STAMP_BYTES = socket.CMSG_SPACE(_TIMESPEC.size)
 
 
 def stamp(server: socket.socket) -> None:
-    """Has the kernel stamp what comes to a Unix socket. Costs other sockets nothing (net/core/sock.c, sock_needs_netstamp). Raises OSError."""
+    """Has the kernel stamp what comes to a Unix socket. Costs other sockets nothing (net/core/sock.c,
+    sock_needs_netstamp). Raises OSError.
+    """
     server.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
 
 
@@ -35,8 +37,8 @@ class Clocks(NamedTuple):
 class Arrival:
     """Stamps (CLOCK_REALTIME) as CLOCK_BOOTTIME ns, for one queue.
 
-    A stamp counts only where the two clocks kept their distance since the queue was last seen empty, and lies between then and
-    the reading; after a step the time of reading has to do. clocks: as they are now.
+    A stamp counts only where the two clocks kept their distance since the queue was last seen empty, and lies between
+    then and the reading; after a step the time of reading has to do. clocks: as they are now.
     """
 
     def __init__(self, clocks: Clocks) -> None:

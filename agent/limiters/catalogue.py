@@ -23,13 +23,17 @@ _declared: dict[str, Seen] = {}
 
 
 def declare(functions: Mapping[str, Seen]) -> None:
-    """From now on, what ``seen`` has behind the libraries: functions that the settings declare (agent/limiters/functions/)."""
+    """From now on, what ``seen`` has behind the libraries: functions that the settings declare
+    (agent/limiters/functions/).
+    """
     _declared.clear()
     _declared.update(functions)
 
 
 def seen() -> dict[str, Seen]:
-    """By name, how decisions of a library are seen, of those that are; the place of one is its number in the kernel's records."""
+    """By name, how decisions of a library are seen, of those that are; the place of one is its number in the kernel's
+    records.
+    """
     return {one.library: one.seen for one in CATALOGUE if one.seen is not None} | _declared
 
 
@@ -39,5 +43,7 @@ def declared(library: str) -> bool:
 
 
 def look_up(library: str, version: str = "") -> Step | None:
-    """What a step does to a library's version (the last that is declared, where the version is not known); None for a library that is not known."""
+    """What a step does to a library's version (the last that is declared, where the version is not known); None for a
+    library that is not known.
+    """
     return next((one.step(version) for one in CATALOGUE if one.library == library), None)

@@ -31,7 +31,9 @@ class Malformed(ValueError):
 
 
 class Decoder:
-    """keys: ``hashed`` makes 8 bytes of BLAKE2b as hex of a key, ``clear`` leaves it, as its column holds it. called: what a limiter's id is, as its column holds it."""
+    """keys: ``hashed`` makes 8 bytes of BLAKE2b as hex of a key, ``clear`` leaves it, as its column holds it. called:
+    what a limiter's id is, as its column holds it.
+    """
 
     def __init__(self, keys: str, called: Callable[[str], bytes] | None = None) -> None:
         self.store_keys(keys)
@@ -43,7 +45,9 @@ class Decoder:
         self._key = KEYS[keys]
 
     def parse(self, data: bytes) -> tuple[dict[str, Any], int]:
-        """Columns, and how many decisions the sender says it dropped before this one. Raises ValueError (Malformed, JSON or UTF-8 errors) or RecursionError."""
+        """Columns, and how many decisions the sender says it dropped before this one. Raises ValueError (Malformed,
+        JSON or UTF-8 errors) or RecursionError.
+        """
         if data[:1] == b"<":  # nginx has no other way to a socket than syslog: RFC 3164's header, then the text
             data = data[data.find(b"{") :]
         message = self._decode(data.decode())
@@ -102,7 +106,9 @@ def _hashed(key: str) -> bytes:
 
 
 def use_salt(salt: bytes) -> None:
-    """Keys that this process hashes from now on are salted by it: equal where it is, and not to be guessed without it. None where it is empty."""
+    """Keys that this process hashes from now on are salted by it: equal where it is, and not to be guessed without it.
+    None where it is empty.
+    """
     global _salt
     _salt = blake2b(salt, digest_size=32).digest() if salt else b""
 

@@ -1,7 +1,7 @@
 """Go's time.Time as its two words. Pure.
 
-time/time.go: wall has bit 63 where there is a monotonic reading, then seconds since 1885 in 33 bits and nanoseconds in 30, and ext is the
-monotonic reading; else wall is the nanoseconds and ext the seconds since the year 1.
+time/time.go: wall has bit 63 where there is a monotonic reading, then seconds since 1885 in 33 bits and nanoseconds in
+30, and ext is the monotonic reading; else wall is the nanoseconds and ext the seconds since the year 1.
 """
 
 from __future__ import annotations

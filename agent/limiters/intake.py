@@ -1,15 +1,19 @@
 """Limiter decisions that programs report themselves: one JSON object a message, on a Unix socket.
 
-Three sockets take the same: ``intake.sock`` datagrams, ``intake.seq.sock`` connections (SOCK_SEQPACKET), each with a queue of its own, so that nobody is kept
-from reporting by others (agent/limiters/senders.py). Who sent it is told by the kernel (SCM_CREDENTIALS), not by the sender. Beyond the members of the contract a
-program may name the thread that decided (``tid``, as gettid() gives it), so that system calls inside the decision can be found, and when (``t_ns``, as its
-CLOCK_BOOTTIME reads, which in a time namespace is not the host's), where it reports later than it decides; waits inside a decision are known for
-two seconds (agent/correlate/reported.py). What it could not send it tells with the next that it can: ``dropped``, which becomes a ``loss`` row.
+Three sockets take the same: ``intake.sock`` datagrams, ``intake.seq.sock`` connections (SOCK_SEQPACKET), each with a
+queue of its own, so that nobody is kept from reporting by others (agent/limiters/senders.py). Who sent it is told by
+the kernel (SCM_CREDENTIALS), not by the sender. Beyond the members of the contract a program may name the thread that
+decided (``tid``, as gettid() gives it), so that system calls inside the decision can be found, and when (``t_ns``, as
+its CLOCK_BOOTTIME reads, which in a time namespace is not the host's), where it reports later than it decides; waits
+inside a decision are known for two seconds (agent/correlate/reported.py). What it could not send it tells with the next
+that it can: ``dropped``, which becomes a ``loss`` row.
 
-A full queue makes a blocking sender wait and a non-blocking one get EAGAIN (unix(7)): nothing is dropped on the way that
-could be counted here. Senders must not wait: deploy/examples/report.py. How many datagrams fit is fixed when the socket is made.
+A full queue makes a blocking sender wait and a non-blocking one get EAGAIN (unix(7)): nothing is dropped on the way
+that could be counted here. Senders must not wait: deploy/examples/report.py. How many datagrams fit is fixed when the
+socket is made.
 
-``intake.stream.sock`` takes the same on connections of a stream, a line each, for languages that have no other Unix sockets.
+``intake.stream.sock`` takes the same on connections of a stream, a line each, for languages that have no other Unix
+sockets.
 
 A decision's time is when it was sent: what the program did afterwards is not part of it, however late the agent reads.
 """
@@ -51,7 +55,8 @@ _QLEN_SYSCTL = Path("/proc/sys/net/unix/max_dgram_qlen")
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _IDENTITY_NS = 1_000_000_000
 _LOSS_INTERVAL_NS = 1_000_000_000
-#: ``source`` of the ``loss`` rows: what was no decision, what senders say they dropped, what went with connections that were closed.
+#: ``source`` of the ``loss`` rows: what was no decision, what senders say they dropped, what went with connections that
+#: were closed.
 _MALFORMED, _DROPPED, _UNREAD = "intake", "intake senders", "intake connections"
 _COLUMNS = (
     "t_ns",
@@ -71,8 +76,9 @@ _UNKNOWN = {name: TABLE.by_name[name].null for name in _COLUMNS}
 
 
 class Identity(NamedTuple):
-    """Which process: its start in CLOCK_BOOTTIME ns, its command name, and how far its CLOCK_BOOTTIME is ahead of the host's; NULL_I64
-    and b"" when it is gone."""
+    """Which process: its start in CLOCK_BOOTTIME ns, its command name, and how far its CLOCK_BOOTTIME is ahead of the
+    host's; NULL_I64 and b"" when it is gone.
+    """
 
     start_ns: int
     comm: bytes
@@ -102,8 +108,8 @@ def process_identity(pid: int) -> Identity:
 class IntakeSockets:
     """Making them is for the privileged start; reading them is not.
 
-    The kernel lets only net.unix.max_dgram_qlen (10 by default) datagrams wait, and reads that setting when a socket is made: it is raised for that moment
-    where this is allowed.
+    The kernel lets only net.unix.max_dgram_qlen (10 by default) datagrams wait, and reads that setting when a socket is
+    made: it is raised for that moment where this is allowed.
     """
 
     def __init__(self, queue_length: int = QUEUE_LENGTH) -> None:
@@ -125,8 +131,9 @@ class IntakeSockets:
 
 
 def bind(directory: RunDirectory, key_salt: str = "", queue_length: int = QUEUE_LENGTH) -> tuple[socket.socket, ...]:
-    """The datagram socket and those that listen for connections, in the run directory, open to everybody; and the salt of keys, which only the privileged start may read.
-    Raises AgentError and OSError."""
+    """The datagram socket and those that listen for connections, in the run directory, open to everybody; and the salt
+    of keys, which only the privileged start may read. Raises AgentError and OSError.
+    """
     use_salt(read_salt(key_salt))
     make = IntakeSockets(queue_length)
     listener = directory.bind("intake.seq.sock", _MODE, make.listener, CONNECTIONS)
@@ -138,7 +145,8 @@ class Intake(Stating, Finishing):
     """Reads decisions from sockets of ``IntakeSockets``; a ``Source``, see agent.contracts.
 
     keys: ``hashed`` stores 8 bytes of BLAKE2b as hex, ``clear`` the key itself, as its column holds it.
-    max_messages: read by one drain at most; the rest stays where it is. names: what limiters are called, by what they call themselves.
+    max_messages: read by one drain at most; the rest stays where it is. names: what limiters are called, by what they
+    call themselves.
     """
 
     name = "intake"
@@ -177,8 +185,9 @@ class Intake(Stating, Finishing):
         yield from self._loss(now_ns, _LOSS_INTERVAL_NS)
 
     def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterator[Batch]:
-        """All that wait: for the end of a run. Who sends after it has begun gets EPIPE, so nothing is left behind unseen; what waits is bounded by
-        the queues' lengths."""
+        """All that wait: for the end of a run. Who sends after it has begun gets EPIPE, so nothing is left behind
+        unseen; what waits is bounded by the queues' lengths.
+        """
         self.senders.end()
         self.senders.exhausted = False
         while not self.senders.exhausted:
@@ -248,8 +257,9 @@ class Intake(Stating, Finishing):
 
 
 def _when(said_ns: int | None, message: Message, identity: Identity) -> int:
-    """When the decision was made, host's CLOCK_BOOTTIME: what the sender says, if its clock is known, else when it was sent. Raises Malformed
-    for a time at which it cannot have been: not in its life, or still to come."""
+    """When the decision was made, host's CLOCK_BOOTTIME: what the sender says, if its clock is known, else when it was
+    sent. Raises Malformed for a time at which it cannot have been: not in its life, or still to come.
+    """
     if said_ns is None or identity.ahead_ns == NULL_I64:
         return message.sent_ns
     made_ns = said_ns - identity.ahead_ns

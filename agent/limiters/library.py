@@ -1,4 +1,6 @@
-"""What a limiter library is, as one declaration: what it is called, what a step of the clock does to it, and where its decisions are seen. Data."""
+"""What a limiter library is, as one declaration: what it is called, what a step of the clock does to it, and where its
+decisions are seen. Data.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +10,31 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: Registers that a program of bpf/ can read at a function's entry or return, in the order in which Go passes words of arguments and of results
-#: (ABIInternal on x86-64; floats go elsewhere). The number of one is its place here.
+#: Registers that a program of bpf/ can read at a function's entry or return, in the order in which Go passes words of
+#: arguments and of results (ABIInternal on x86-64; floats go elsewhere). The number of one is its place here.
 REGISTERS = ("ax", "bx", "cx", "di", "si", "r8", "r9", "r10", "r11")
-#: Where a place may begin: also at the stack pointer (arguments that no registers were left for lie from ``sp+8`` on), or at the limiter's address; and in a register
-#: that other languages pass words in (System V ABI: di, si, dx, cx, r8, r9; results in ax, dx).
+#: Where a place may begin: also at the stack pointer (arguments that no registers were left for lie from ``sp+8`` on),
+#: or at the limiter's address; and in a register that other languages pass words in (System V ABI: di, si, dx, cx, r8,
+#: r9; results in ax, dx).
 BASES = (*REGISTERS, "sp", "limiter", "dx")
 LANGUAGES = ("go", "c", "c++", "rust")
 #: What may be read at a function's entry, in the order of bpf/limiter_decision.h.
 ARGUMENTS = ("limiter", "n", "now_wall", "now_ext", "limit", "burst", "period", "key", "key_size")
 #: What may be read at its return: limit, burst and period again, where they are known only then.
-RESULTS = ("limit", "burst", "period", "ok", "error", "wait", "act_wall", "act_ext", "granted", "tokens", "last_wall", "last_ext")  # fmt: skip
+RESULTS = (
+    "limit",
+    "burst",
+    "period",
+    "ok",
+    "error",
+    "wait",
+    "act_wall",
+    "act_ext",
+    "granted",
+    "tokens",
+    "last_wall",
+    "last_ext",
+)
 CLOCKS = ("caller", "wall", "remote wall", "monotonic")
 ROLES = ("decision", "wait", "sleep", "cancel")
 _PLACE = re.compile(rf"(?P<pair>\()?(?P<base>{'|'.join(BASES)})(?:\+(?P<first>\d+))?(?(pair)\)\+(?P<second>\d+))")
@@ -26,8 +42,9 @@ _NOWHERE, _MEMORY, _AGAIN, MOST_OFFSET = 15, 16, 32, 4095
 
 
 def place(text: str) -> int:
-    """``ax`` (a register), ``limiter+8`` (the word in memory there) or ``(limiter+8)+16`` (the word at 16 from what that one points to) as bpf/limiter_decision.h has it.
-    Raises ValueError."""
+    """``ax`` (a register), ``limiter+8`` (the word in memory there) or ``(limiter+8)+16`` (the word at 16 from what
+    that one points to) as bpf/limiter_decision.h has it. Raises ValueError.
+    """
     match = _PLACE.fullmatch(text)
     offsets = [int(one) for one in match.group("first", "second") if one is not None] if match else []
     if (
@@ -36,7 +53,8 @@ def place(text: str) -> int:
         or len(offsets) < (2 if match["pair"] else match["base"] in ("sp", "limiter"))
     ):
         raise ValueError(
-            f"{text!r}: one of {', '.join((*REGISTERS, 'dx'))}, or one of {', '.join(BASES)} with an offset up to {MOST_OFFSET} (ax+24)"
+            f"{text!r}: one of {', '.join((*REGISTERS, 'dx'))}, or one of {', '.join(BASES)} with an offset up to"
+            f" {MOST_OFFSET} (ax+24)"
         )
     shifted = [at << shift | flag for at, shift, flag in zip(offsets, (8, 20), (_MEMORY, _AGAIN), strict=False)]
     return sum(shifted, BASES.index(match["base"]))
@@ -44,8 +62,10 @@ def place(text: str) -> int:
 
 @dataclass(frozen=True)
 class Step:
-    """What a step of the wall clock by D does to a limiter that is in use. versions: a regular expression of those for which it holds. model: as
-    ``LimiterLibrary.model``, where versions differ in it."""
+    """What a step of the wall clock by D does to a limiter that is in use. versions: a regular expression of those for
+    which it holds. model: as
+    ``LimiterLibrary.model``, where versions differ in it.
+    """
 
     back: str
     forward: str
@@ -57,16 +77,20 @@ class Step:
 class Function:
     """A function whose calls are seen.
 
-    symbol: behind the package's import path, or behind that of ``package``, where it is another's. role: ``decision``, without which nothing is seen; ``wait``, which may decide before
-    it calls that and sleeps after it; ``sleep``, which a decision calls to impose its delay, or ``cancel``, by which a caller gives a delayed one back: entry only. entry, end: the programs at its first instruction and at each of its
-    returns; functions with the same places may share one. arguments, results: what of ``ARGUMENTS``, ``RESULTS`` is where (``place``). loses: what is not seen without it.
-    lock: offset in the receiver of the mutex that it takes first, by which layouts are told apart; versions: a regular expression of how those begin that have this one, for builds whose code
-    does not say.
-    alone: the program at its returns where nothing is probed at its begin, because it is called too often for both. keeps: those of its arguments that are then looked for where its
-    first instructions put them, or in what is found there; all that it has must be words in registers.
-    argument_bytes: of all arguments; must be so in a copy. unless: seen only where the package has no function of these names, which it would call. Raises ValueError for a role, a name or a place that there is not.
-    language: of ``LANGUAGES``; of others than Go, whose functions may be left by a return probe, ``returned`` is the program for that. inside: the entry's program may lie further
-    inside than the first instruction.
+    symbol: behind the package's import path, or behind that of ``package``, where it is another's. role: ``decision``,
+    without which nothing is seen; ``wait``, which may decide before it calls that and sleeps after it; ``sleep``, which
+    a decision calls to impose its delay, or ``cancel``, by which a caller gives a delayed one back: entry only. entry,
+    end: the programs at its first instruction and at each of its returns; functions with the same places may share one.
+    arguments, results: what of ``ARGUMENTS``, ``RESULTS`` is where (``place``). loses: what is not seen without it.
+    lock: offset in the receiver of the mutex that it takes first, by which layouts are told apart; versions: a regular
+    expression of how those begin that have this one, for builds whose code does not say.
+    alone: the program at its returns where nothing is probed at its begin, because it is called too often for both.
+    keeps: those of its arguments that are then looked for where its first instructions put them, or in what is found
+    there; all that it has must be words in registers.
+    argument_bytes: of all arguments; must be so in a copy. unless: seen only where the package has no function of these
+    names, which it would call. Raises ValueError for a role, a name or a place that there is not.
+    language: of ``LANGUAGES``; of others than Go, whose functions may be left by a return probe, ``returned`` is the
+    program for that. inside: the entry's program may lie further inside than the first instruction.
     """
 
     symbol: str
@@ -121,7 +145,9 @@ class Function:
         return made
 
     def spills(self) -> dict[str, int]:
-        """Register -> where, from the stack pointer at its first instruction and at its return, its caller leaves room for that argument."""
+        """Register -> where, from the stack pointer at its first instruction and at its return, its caller leaves room
+        for that argument.
+        """
         kept = (self.arguments[name] for name in self.keeps)
         return {where: _spill_offset(where) for where in kept if where in REGISTERS}
 
@@ -145,7 +171,9 @@ def _program(name: str, does: str, places: Mapping[str, str], frame: str) -> str
 
 @dataclass(frozen=True)
 class Refused:
-    """Versions that cannot be seen (a regular expression of how they begin), and why: follows ``MODULE VERSION`` in a sentence."""
+    """Versions that cannot be seen (a regular expression of how they begin), and why: follows ``MODULE VERSION`` in a
+    sentence.
+    """
 
     versions: str
     why: str
@@ -155,10 +183,14 @@ class Refused:
 class Seen:
     """How decisions are seen in a Go program that was built with the library.
 
-    module: what it is called where its version is told. packages: import paths under which the functions are found, in vendor folders too. limiter: what one is called, its address follows.
-    read: records of ``struct limiter_decision`` of this library -> columns of limiter_decision (agent/limiters/reading.py). refused: versions whose layout is another.
-    copies: functions of these names are taken under any other import path, too, where they have as many bytes of arguments and their lock in the same place.
-    bucket: records -> limit (units a second), rest (units), f64 each, and as of when by its own clock (ns), of a token bucket whose rest changes by nothing but what is let through and time.
+    module: what it is called where its version is told. packages: import paths under which the functions are found, in
+    vendor folders too. limiter: what one is called, its address follows.
+    read: records of ``struct limiter_decision`` of this library -> columns of limiter_decision
+    (agent/limiters/reading.py). refused: versions whose layout is another.
+    copies: functions of these names are taken under any other import path, too, where they have as many bytes of
+    arguments and their lock in the same place.
+    bucket: records -> limit (units a second), rest (units), f64 each, and as of when by its own clock (ns), of a token
+    bucket whose rest changes by nothing but what is let through and time.
     """
 
     module: str
@@ -206,10 +238,12 @@ def full_name(package: str, symbol: str) -> bytes:
 class LimiterLibrary:
     """A limiter library.
 
-    library: its name, as in limiter_decision.library. clock: ``caller`` (the caller's time.Time: monotonic unless stripped), ``wall``, ``remote wall`` (of the host that keeps the state) or
-    ``monotonic``. algorithm: how it counts, in words. steps: the first whose versions match holds. seen: None where its decisions are not seen from outside.
-    model: the one that decides as this library does (agent/limiters/models/); empty where there is none, and the algorithm's is an estimate.
-    Raises ValueError for a clock that there is not, or no steps.
+    library: its name, as in limiter_decision.library. clock: ``caller`` (the caller's time.Time: monotonic unless
+    stripped), ``wall``, ``remote wall`` (of the host that keeps the state) or
+    ``monotonic``. algorithm: how it counts, in words. steps: the first whose versions match holds. seen: None where its
+    decisions are not seen from outside.
+    model: the one that decides as this library does (agent/limiters/models/); empty where there is none, and the
+    algorithm's is an estimate. Raises ValueError for a clock that there is not, or no steps.
     """
 
     library: str

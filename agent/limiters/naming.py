@@ -1,6 +1,8 @@
-"""What a limiter is called, so that it stays the same after a restart and on every replica: the program, what it is, and who asked it. Pure.
+"""What a limiter is called, so that it stays the same after a restart and on every replica: the program, what it is,
+and who asked it. Pure.
 
-``api:rate.Limiter@checkout/pay.(*Handler).Pay``: neither an address, nor a version, nor a line, all of which change with a build.
+``api:rate.Limiter@checkout/pay.(*Handler).Pay``: neither an address, nor a version, nor a line, all of which change
+with a build.
 """
 
 from __future__ import annotations
@@ -26,8 +28,10 @@ _KNOWN = 4096
 
 @dataclass(frozen=True)
 class AskingSite:
-    """Where a limiter is asked: a function's whole name, and as it stands in an id; file and line as they were built, empty and 0 where not known.
-    outside: of the library."""
+    """Where a limiter is asked: a function's whole name, and as it stands in an id; file and line as they were built,
+    empty and 0 where not known.
+    outside: of the library.
+    """
 
     function: str = ""
     short: str = NOBODY
@@ -37,9 +41,11 @@ class AskingSite:
 
 
 def site(callers: Iterable[Sequence[object]], packages: Iterable[str], modules: Iterable[str]) -> AskingSite | None:
-    """The first caller that is neither of the library nor of the standard one; where there is none such, the last of the library's: a middleware of it that net/http calls.
+    """The first caller that is neither of the library nor of the standard one; where there is none such, the last of
+    the library's: a middleware of it that net/http calls.
 
-    callers: as agent/binaries/gocallers.py has them, the innermost first. packages: of the library; modules: those that they are in, whose other packages wrap it, unless it is the program's own.
+    callers: as agent/binaries/gocallers.py has them, the innermost first. packages: of the library; modules: those that
+    they are in, whose other packages wrap it, unless it is the program's own.
     """
     last: AskingSite | None = None
     own_packages, wrappers = set(packages), set(modules)
@@ -54,7 +60,9 @@ def site(callers: Iterable[Sequence[object]], packages: Iterable[str], modules: 
 
 
 def short(name: str, package: str, module: str) -> str:
-    """A function's name with no more of its module's path than what tells it from others: ``checkout/pay.(*Handler).Pay``."""
+    """A function's name with no more of its module's path than what tells it from others:
+    ``checkout/pay.(*Handler).Pay``.
+    """
     escaped = (
         package.replace(".", "%2e")
         if "/" not in package
@@ -69,7 +77,9 @@ def short(name: str, package: str, module: str) -> str:
 
 
 class Names:
-    """Ids of limiters, by what the settings call those that match (``*`` and ``?``): an id, or the whole name of the function that asks."""
+    """Ids of limiters, by what the settings call those that match (``*`` and ``?``): an id, or the whole name of the
+    function that asks.
+    """
 
     def __init__(self, given: Mapping[str, object] | None = None) -> None:
         self._given = {pattern: str(name) for pattern, name in (given or {}).items()}
@@ -97,8 +107,10 @@ class Names:
 
 
 def without_folders(made: str, at: int) -> str:
-    """An id that is too long, with as much less of the function's path as makes it fit, since its end says most: ``api:rate.Limiter@pay.(*Handler).Pay~18bd``, or without the package. As it was
-    where that is not enough. at: where the function's name begins."""
+    """An id that is too long, with as much less of the function's path as makes it fit, since its end says most:
+    ``api:rate.Limiter@pay.(*Handler).Pay~18bd``, or without the package. As it was where that is not enough. at: where
+    the function's name begins.
+    """
     if len(made.encode("utf-8", "replace")) <= WIDTH:
         return made
     mark, rest = f"~{blake2b(made.encode('utf-8', 'replace'), digest_size=2).hexdigest()}", made[at:]

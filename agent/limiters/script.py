@@ -23,15 +23,26 @@ COUNTING, ENDING = ("INCR", "INCRBY"), ("EXPIRE", "PEXPIRE", "EXPIREAT", "PEXPIR
 #: What tells of a counter that somebody gave an end before, as Ruby's rack-attack asks.
 ASKING = ("TTL", "PTTL")
 SORTED, MAKING = ("ZADD", "ZREMRANGEBYSCORE", "ZCARD", "ZCOUNT"), "SET"
-#: Words of a SET that makes a counter which ends, if none is there: SET KEY 1 EX 60 NX. Shorter ones, which are most, stay in the kernel.
+#: Words of a SET that makes a counter which ends, if none is there: SET KEY 1 EX 60 NX. Shorter ones, which are most,
+#: stay in the kernel.
 MAKING_WORDS = 6
 #: These are looked at as well, and are no decisions by themselves.
 PLAIN_COMMANDS = (*COUNTING, *ENDING, *ASKING, *SORTED, MAKING, "MULTI", "EXEC", "SCRIPT", "FUNCTION")
 #: What a declaration says of a decision, beside ``allowed``; times in the unit of their name.
 VALUES = ("remaining", "limit", "burst", "cost", "window_s", "window_ms", "wait_s", "wait_ms")
 UNITS = {b"second": 1.0, b"minute": 60.0, b"hour": 3600.0, b"day": 86400.0, b"month": 2592000.0, b"year": 31104000.0}
-_OPERATORS: dict[str, Callable[[float, float], Any]] = {"==": operator.eq, "!=": operator.ne, ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
-                                                        "-": operator.sub, "+": operator.add, "*": operator.mul, "/": operator.truediv}  # fmt: skip
+_OPERATORS: dict[str, Callable[[float, float], Any]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+    "-": operator.sub,
+    "+": operator.add,
+    "*": operator.mul,
+    "/": operator.truediv,
+}
 _COMPARING = ("==", "!=", ">=", "<=", ">", "<")
 _PLACE = re.compile(r"(reply)(?:\.(\d{1,2}))?|(arg|key|match)\.(\d{1,2})|(-?\d{1,15}(?:\.\d{1,9})?)")
 _WHOLE = re.compile(r"\s*(\S+)(?:\s+(==|!=|>=|<=|>|<|-|\+|\*|/)\s+(\S+))?\s*")
@@ -39,7 +50,9 @@ _WHOLE = re.compile(r"\s*(\S+)(?:\s+(==|!=|>=|<=|>|<|-|\+|\*|/)\s+(\S+))?\s*")
 
 @dataclass(frozen=True)
 class RedisCall:
-    """A request and its reply. command: in capitals. script: SHA1 or function, or nothing. match: of the declaration's ``key``."""
+    """A request and its reply. command: in capitals. script: SHA1 or function, or nothing. match: of the declaration's
+    ``key``.
+    """
 
     command: str
     script: str
@@ -113,12 +126,15 @@ def expression(text: str, comparing: bool = False) -> Term:
 class RedisLimiter:
     """A limiter in Redis.
 
-    library: as ``limiter_decision.library`` names it. commands: in capitals. key: a regular expression that the first key must match, from its start on.
-    A script is this one by its name (scripts: SHA1s, or names of functions); else by what stands in it (text, a regular expression), where it was seen;
-    else, where ``key`` is told and no hash, by its shape (keys, args: how many; -1: any).
-    allowed: a comparison (module's text); values: of ``VALUES``, each a value. prefix: bytes at a key's start that are no part of what is limited.
+    library: as ``limiter_decision.library`` names it. commands: in capitals. key: a regular expression that the first
+    key must match, from its start on. A script is this one by its name (scripts: SHA1s, or names of functions); else by
+    what stands in it (text, a regular expression), where it was seen; else, where ``key`` is told and no hash, by its
+    shape (keys, args: how many; -1: any).
+    allowed: a comparison (module's text); values: of ``VALUES``, each a value. prefix: bytes at a key's start that are
+    no part of what is limited.
     own_keys: nobody else has keys like that: another script on them is the library's, too, and decides nothing.
-    second: a regular expression that the second key must match. decides: False for a library's scripts that decide nothing.
+    second: a regular expression that the second key must match. decides: False for a library's scripts that decide
+    nothing.
     step_immune: whether its clock ignores steps; None where that is not known. Raises ValueError for what is no value.
     """
 
@@ -183,7 +199,9 @@ class RedisLimiter:
         )
 
     def _answers(self, reply: Any) -> bool:
-        """Whether a reply is of the kind that is compared: a list, or none. Another one is of another script with as many arguments."""
+        """Whether a reply is of the kind that is compared: a list, or none. Another one is of another script with as
+        many arguments.
+        """
         if not self.allowed.startswith("reply") or isinstance(reply, bytes):  # bytes: an error, too
             return True
         return isinstance(reply, (list, tuple)) == self.allowed.startswith("reply.")

@@ -1,4 +1,6 @@
-"""The settings of limiters in Redis: ``redis_limiters``, ``redis_ports``, and ``redis_limiter_scripts``, which declares a user's own."""
+"""The settings of limiters in Redis: ``redis_limiters``, ``redis_ports``, and ``redis_limiter_scripts``, which declares
+a user's own.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,11 @@ def _one(name: str, value: object) -> RedisLimiter:
     section.known(value, (*_NAMES, *VALUES))
     kinds = [kind for kind in ("script", "function", "command") if kind in value]
     if len(kinds) != 1:
-        raise AgentError(f"redis_limiter_scripts.{name} names {'several' if kinds else 'none'} of script, function and command", why="it is one of them", exit_code=USAGE)  # fmt: skip
+        raise AgentError(
+            f"redis_limiter_scripts.{name} names {'several' if kinds else 'none'} of script, function and command",
+            why="it is one of them",
+            exit_code=USAGE,
+        )
     commands, scripts = _whose(section, kinds[0], value[kinds[0]])
     for term in ("allowed", *VALUES):
         if term in value:

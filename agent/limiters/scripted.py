@@ -35,5 +35,7 @@ class Limiters:
         return None
 
     def owns(self, call: RedisCall) -> bool:
-        """Whether the keys are a known library's, so that another script than those that decide is no limiter of anybody else's."""
+        """Whether the keys are a known library's, so that another script than those that decide is no limiter of
+        anybody else's.
+        """
         return any(one.own_keys and one.has_keys(call) for one in self.all)

@@ -1,7 +1,9 @@
-"""The sockets that decisions come by, and whose turn it is: each user with connections gets as much as any other, and so do all who send datagrams together.
+"""The sockets that decisions come by, and whose turn it is: each user with connections gets as much as any other, and
+so do all who send datagrams together.
 
-A datagram socket is one queue: who fills it keeps others from sending. A connection (SOCK_SEQPACKET, or SOCK_STREAM for what can do no other: Java, Node,
-Lua) is a queue of its sender's, so nobody's is filled by another, and no user can have all connections (agent/posix/places.py).
+A datagram socket is one queue: who fills it keeps others from sending. A connection (SOCK_SEQPACKET, or SOCK_STREAM for
+what can do no other: Java, Node, Lua) is a queue of its sender's, so nobody's is filled by another, and no user can
+have all connections (agent/posix/places.py).
 """
 
 from __future__ import annotations
@@ -74,8 +76,10 @@ class Inlet:
 
 
 class Lines(Inlet):
-    """A stream: each line is a message. What has no end yet is kept here, and never more of it than a message may have; whole lines wait in the kernel, so
-    that epoll tells of them. A stream has no stamps: its messages were sent when they are read."""
+    """A stream: each line is a message. What has no end yet is kept here, and never more of it than a message may have;
+    whole lines wait in the kernel, so that epoll tells of them. A stream has no stamps: its messages were sent when
+    they are read.
+    """
 
     def __init__(self, sock: socket.socket, uid: int | None, clocks: Clocks) -> None:
         super().__init__(sock, uid, clocks)
@@ -123,7 +127,9 @@ class Senders:
         return self._epoll.fileno()
 
     def hear(self, datagrams: socket.socket) -> None:
-        """From this socket, too: who was connected to the one before, whose name somebody removed, still sends to it."""
+        """From this socket, too: who was connected to the one before, whose name somebody removed, still sends to
+        it.
+        """
         for old in self._datagrams[:-1]:
             self._datagrams.remove(old)
             self._close(self._queues[old.fileno()])
@@ -139,7 +145,9 @@ class Senders:
             before.replace(listener)
 
     def end(self) -> None:
-        """Who sends from now on gets EPIPE or is refused; what waits is still there, to the last of who had connected."""
+        """Who sends from now on gets EPIPE or is refused; what waits is still there, to the last of who had
+        connected.
+        """
         for listener in self._listeners.values():
             listener.shut()
         while self._accept():
@@ -149,8 +157,9 @@ class Senders:
                 queue.sock.shutdown(socket.SHUT_RD)
 
     def receive(self, most: int) -> Iterator[Message]:
-        """What waits, round by round: some of each user's, then a look at who has something by now. At most so many; ``exhausted`` tells whether there may
-        be more."""
+        """What waits, round by round: some of each user's, then a look at who has something by now. At most so many;
+        ``exhausted`` tells whether there may be more.
+        """
         self.exhausted = False
         self._accept()
         clocks, left = read_clocks(), most
@@ -167,7 +176,9 @@ class Senders:
                     self.exhausted = False
 
     def _ready(self) -> list[list[Inlet]]:
-        """Queues with something in them, by user; another user, and another of its queues, comes first in each round."""
+        """Queues with something in them, by user; another user, and another of its queues, comes first in each
+        round.
+        """
         users: dict[int | None, list[Inlet]] = {}
         for fd, _ in self._epoll.poll(0):
             queue = self._queues.get(fd)
@@ -247,7 +258,8 @@ def _waiting(queue: Inlet) -> int:
 def _sender(ancillary: list[tuple[int, int, bytes]]) -> tuple[int, int]:
     """The sender's pid and uid; the pid is unknown for one in a pid namespace that is not visible from here.
 
-    The buffer for ancillary data holds just these and the stamp: descriptors that a sender attaches are closed by the kernel.
+    The buffer for ancillary data holds just these and the stamp: descriptors that a sender attaches are closed by the
+    kernel.
     """
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:

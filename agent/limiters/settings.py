@@ -36,7 +36,9 @@ def check(models: Mapping[str, object], names: Mapping[str, object], salt: str) 
 
 
 def read_salt(path: str) -> bytes:
-    """What the file holds, without white space around it; nothing where there is no path. Raises AgentError (exit code 2) where others may read it, too."""
+    """What the file holds, without white space around it; nothing where there is no path. Raises AgentError (exit code
+    2) where others may read it, too.
+    """
     if not path:
         return b""
     what = f"cannot take key_salt from {path}"
@@ -50,7 +52,10 @@ def read_salt(path: str) -> bytes:
     except OSError as error:
         raise AgentError(what, why=str(error.strerror), remedy=_REMEDY, exit_code=USAGE) from error
     if found.st_mode & 0o077 or found.st_uid:
-        who = f"its owner is {found.st_uid} and its mode {stat.S_IMODE(found.st_mode):04o}, and with the salt hashed keys can be guessed"
+        who = (
+            f"its owner is {found.st_uid} and its mode {stat.S_IMODE(found.st_mode):04o}, and with the salt hashed keys"
+            " can be guessed"
+        )
         raise AgentError(what, why=who, remedy=f"chown root {path}; chmod 600 {path}", exit_code=USAGE)
     salt = data.strip()
     if not LEAST_SALT <= len(salt) <= MOST_SALT:

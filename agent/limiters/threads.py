@@ -1,4 +1,6 @@
-"""The host's numbers of threads that told their own: in a container gettid() counts from 1, and the kernel programs see the host's."""
+"""The host's numbers of threads that told their own: in a container gettid() counts from 1, and the kernel programs see
+the host's.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,17 @@ from agent.columns import NULL_I64
 
 MAX_THREADS = 1024  #: of a process in another pid namespace, whose numbers are looked up; the others are unknown
 MAX_PROCESSES, MAX_NUMBERS = 4096, 65_536  #: remembered; who was not asked for the longest goes first
-#: Time for looking in each second, of all users' processes and of one's: a thread's entry in /proc takes some 30 us, a list of 1,000 takes 1 ms, and the agent's loop
-#: waits for it. A look ends when the time is up, and the next goes on from there, once what the list took is paid back.
+#: Time for looking in each second, of all users' processes and of one's: a thread's entry in /proc takes some 30 us, a
+#: list of 1,000 takes 1 ms, and the agent's loop waits for it. A look ends when the time is up, and the next goes on
+#: from there, once what the list took is paid back.
 ALL_NS, USER_NS = 5_000_000, 2_000_000
 _AGAIN_NS = _SECOND_NS = 1_000_000_000
 
 
 class _Known(NamedTuple):
-    """The host's number by the process's own; None where the two are the same. looked_ns: when that was, 0 where the time was up before its end."""
+    """The host's number by the process's own; None where the two are the same. looked_ns: when that was, 0 where the
+    time was up before its end.
+    """
 
     looked_ns: int
     numbers: Mapping[int, int] | None
@@ -33,7 +38,9 @@ class _Known(NamedTuple):
 
 
 class Threads:
-    """Looks a process up once, and again once a second for a thread that was not found. ``unlooked``: how often there was no time for it."""
+    """Looks a process up once, and again once a second for a thread that was not found. ``unlooked``: how often there
+    was no time for it.
+    """
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], _Known] = {}
@@ -42,7 +49,9 @@ class Threads:
         self._all_ns, self._spent_ns = 0, Counter[int]()
 
     def host(self, pid: int, start_ns: int, uid: int, told: int, now_ns: int) -> int:
-        """The host's number of the thread of that process, the user's, that calls itself ``told``; NULL_I64 where it is not found."""
+        """The host's number of the thread of that process, the user's, that calls itself ``told``; NULL_I64 where it is
+        not found.
+        """
         known = self._take((pid, start_ns))
         if known is None or known.due(told, now_ns):
             known = self._look(pid, uid, known, now_ns)
@@ -89,7 +98,9 @@ class Threads:
 
 
 def _looked(pid: int, before: Mapping[int, int], now_ns: int, most_ns: int) -> _Known:
-    """Of each thread, reading only of those that were not there ``before``, for most_ns. Raises OSError where the process has ended."""
+    """Of each thread, reading only of those that were not there ``before``, for most_ns. Raises OSError where the
+    process has ended.
+    """
     if not before and _inner(f"/proc/{pid}") is None:
         return _Known(now_ns, None)
     with os.scandir(f"/proc/{pid}/task") as tasks:
@@ -109,6 +120,8 @@ def _looked(pid: int, before: Mapping[int, int], now_ns: int, most_ns: int) -> _
 
 
 def _inner(path: str) -> int | None:
-    """Its number in its own pid namespace (``NSpid`` in /proc/PID/status: the host's first, the innermost last); None where that is ours."""
+    """Its number in its own pid namespace (``NSpid`` in /proc/PID/status: the host's first, the innermost last); None
+    where that is ours.
+    """
     numbers = re.search(rb"^NSpid:(.*)$", Path(path, "status").read_bytes(), re.MULTILINE)
     return int(inner[-1]) if numbers is not None and len(inner := numbers[1].split()) > 1 else None

@@ -13,10 +13,12 @@ _SLICE_NS = 100_000_000
 
 
 def give_way() -> None:
-    """Has this process, and those it starts, neither interrupt another program by waking up (SCHED_BATCH) nor keep one that wakes up waiting.
+    """Has this process, and those it starts, neither interrupt another program by waking up (SCHED_BATCH) nor keep one
+    that wakes up waiting.
 
-    The latter from Linux 6.12 on: who asked for a longer slice of processor time has a later deadline, and makes way for a shorter one. The share of
-    the processor stays the same. struct sched_attr: include/uapi/linux/sched/types.h; slices of one's own: 857b158dc5e8. Older kernels ignore them.
+    The latter from Linux 6.12 on: who asked for a longer slice of processor time has a later deadline, and makes way
+    for a shorter one. The share of the processor stays the same. struct sched_attr: include/uapi/linux/sched/types.h;
+    slices of one's own: 857b158dc5e8. Older kernels ignore them.
     """
     attributes = struct.pack("<IIQiIQQQ", 48, os.SCHED_BATCH, 0, os.getpriority(os.PRIO_PROCESS, 0), 0, _SLICE_NS, 0, 0)
     with contextlib.suppress(OSError):

@@ -20,9 +20,13 @@ def begun(name: str, start: Callable[Concatenate[Child, P], T], child: Child, *a
         return start(child, *args, **named)
     except (BrokenPipeError, ConnectionResetError) as error:
         raise AgentError(
-            f"the agent's process {name} (pid {child[1]}) ended before it could begin", why=_how(child[1]),
-            remedy="free memory or raise the service's MemoryMax= where it was killed, then start tickscope again; what it said itself stands above",
-        ) from error  # fmt: skip
+            f"the agent's process {name} (pid {child[1]}) ended before it could begin",
+            why=_how(child[1]),
+            remedy=(
+                "free memory or raise the service's MemoryMax= where it was killed, then start tickscope again; what it"
+                " said itself stands above"
+            ),
+        ) from error
 
 
 def _how(pid: int) -> str:

@@ -1,4 +1,6 @@
-"""Forking a process that is to be small, and that waits for its first message before it does anything, also before it gives up root."""
+"""Forking a process that is to be small, and that waits for its first message before it does anything, also before it
+gives up root.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ Child = tuple[socket.socket, int]
 def fork(name: str, serve: Callable[[socket.socket, int], object]) -> Child:
     """``serve`` gets the child's end, and the parent's pid. Only from a single-threaded process. Raises OSError.
 
-    The child keeps nothing else that is open above stderr. Ctrl-C and the like are its parent's to answer. Where ``serve`` raises, that is told on stderr
-    and the exit status is 1.
+    The child keeps nothing else that is open above stderr. Ctrl-C and the like are its parent's to answer. Where
+    ``serve`` raises, that is told on stderr and the exit status is 1.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent, pid = os.getpid(), os.fork()

@@ -1,7 +1,7 @@
 """The directories that the agent's own user writes in, made or taken over while there still is privilege to do so.
 
-That user's processes may put another name, a symbolic link or a hard link of somebody else's file there at any time. So root changes the owner of what it
-has opened, never of what a name says.
+That user's processes may put another name, a symbolic link or a hard link of somebody else's file there at any time. So
+root changes the owner of what it has opened, never of what a name says.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from agent.common.remedy import UNANSWERED
 from agent.errors import UNREACHABLE, AgentError
 from agent.posix.signals import sheltered
 
-#: Whatever a directory of another owner may hold for it to be taken over: what this package put there, and a new file system's own.
+#: Whatever a directory of another owner may hold for it to be taken over: what this package put there, and a new file
+#: system's own.
 _OURS = re.compile(
     r"hot-\d+\.tsl|sealed-\d+|seal-\d+\.tmp|(seal\.)?lock|clock\.last|(age|outage)\.json|otlp|(control|intake|intake\.seq|intake\.stream|notices)\.sock"
 )
@@ -26,9 +27,11 @@ _NOBODYS = {"lost+found"}
 
 
 def require_answer(path: str, within_s: float = 5.0) -> None:
-    """Raises AgentError (exit code 4) where the file system of a path, which need not exist yet, takes no change within that time.
+    """Raises AgentError (exit code 4) where the file system of a path, which need not exist yet, takes no change within
+    that time.
 
-    Nothing can interrupt a process that waits for one that is frozen, or whose disk is gone. So a child tries, and is left alone. Call from a single-threaded process.
+    Nothing can interrupt a process that waits for one that is frozen, or whose disk is gone. So a child tries, and is
+    left alone. Call from a single-threaded process.
     """
     with sheltered():
         child = os.fork()
@@ -47,16 +50,21 @@ def require_answer(path: str, within_s: float = 5.0) -> None:
             return
     finally:
         os.close(ended)
-    raise AgentError(f"the file system of {path} does not answer", why=f"it took no change within {within_s:g} s", remedy=f"{UNANSWERED}, or name another place: --store DIR",
-                     exit_code=UNREACHABLE)  # fmt: skip
+    raise AgentError(
+        f"the file system of {path} does not answer",
+        why=f"it took no change within {within_s:g} s",
+        remedy=f"{UNANSWERED}, or name another place: --store DIR",
+        exit_code=UNREACHABLE,
+    )
 
 
 def prepare(path: str, mode: int, uid: int, gid: int) -> int:
-    """Makes a directory, owned by uid:gid, and returns its descriptor. What this package put into it becomes theirs too, whosever it was: a backup
-    that was restored, or a user that was made anew, has other numbers.
+    """Makes a directory, owned by uid:gid, and returns its descriptor. What this package put into it becomes theirs
+    too, whosever it was: a backup that was restored, or a user that was made anew, has other numbers.
 
-    The descriptor outlives a change of user, so the directories above need not be searchable. Raises AgentError (exit code 4),
-    also where it is somebody else's and holds something else: a slip like ``--store /var/lib`` must not change its owner.
+    The descriptor outlives a change of user, so the directories above need not be searchable. Raises AgentError (exit
+    code 4), also where it is somebody else's and holds something else: a slip like ``--store /var/lib`` must not change
+    its owner.
     """
     try:
         os.makedirs(path, exist_ok=True)
@@ -68,8 +76,12 @@ def prepare(path: str, mode: int, uid: int, gid: int) -> int:
         foreign = next((entry.name for entry in entries if not _OURS.fullmatch(entry.name)), None)
         if os.fstat(fd).st_uid != uid:
             if foreign is not None:
-                raise AgentError(f"{path} is not tickscope's", why=f"it holds {foreign!r}, and using it would change its owner",
-                                 remedy="name a new or an empty directory", exit_code=UNREACHABLE)  # fmt: skip
+                raise AgentError(
+                    f"{path} is not tickscope's",
+                    why=f"it holds {foreign!r}, and using it would change its owner",
+                    remedy="name a new or an empty directory",
+                    exit_code=UNREACHABLE,
+                )
             os.fchown(fd, uid, gid)
         os.fchmod(fd, mode)
         for entry in entries:
@@ -85,7 +97,9 @@ def prepare(path: str, mode: int, uid: int, gid: int) -> int:
 
 
 def _give(name: str, directory: int, uid: int, gid: int) -> None:
-    """Gives the user a file, or a sealed segment with its files. A file with a second name may be somebody else's: whoever made the link need not own it."""
+    """Gives the user a file, or a sealed segment with its files. A file with a second name may be somebody else's:
+    whoever made the link need not own it.
+    """
     with contextlib.suppress(FileNotFoundError):
         if os.stat(name, dir_fd=directory, follow_symlinks=False).st_uid == uid:
             return
@@ -109,5 +123,9 @@ def _give(name: str, directory: int, uid: int, gid: int) -> None:
 
 
 def _unusable(path: str, error: OSError) -> AgentError:
-    return AgentError(f"cannot use {path}", why=str(error.strerror),
-                      remedy="choose another with --store or TICKSCOPE_STORE, the sockets' with TICKSCOPE_RUN_DIR", exit_code=UNREACHABLE)  # fmt: skip
+    return AgentError(
+        f"cannot use {path}",
+        why=str(error.strerror),
+        remedy="choose another with --store or TICKSCOPE_STORE, the sockets' with TICKSCOPE_RUN_DIR",
+        exit_code=UNREACHABLE,
+    )

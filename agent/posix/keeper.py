@@ -1,7 +1,9 @@
-"""The keeper: a process that makes the run directory again where somebody removed it, since the agent may not (/run belongs to root), and nothing else.
+"""The keeper: a process that makes the run directory again where somebody removed it, since the agent may not (/run
+belongs to root), and nothing else.
 
-It is the service's user with CAP_DAC_OVERRIDE, so the directory is that user's from the first. Its system call filter lets it make directories and open
-directories for reading: no file, whatever made it try. A request is a number, the reply that number, an errno and the directory by SCM_RIGHTS.
+It is the service's user with CAP_DAC_OVERRIDE, so the directory is that user's from the first. Its system call filter
+lets it make directories and open directories for reading: no file, whatever made it try. A request is a number, the
+reply that number, an errno and the directory by SCM_RIGHTS.
 """
 
 from __future__ import annotations
@@ -22,13 +24,16 @@ _BEGIN = struct.Struct("<III")
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: Looks without an answer (one a second) until it counts as one that cannot answer.
 _PATIENCE = 5
-#: close fstat mmap mprotect munmap brk rt_sigaction rt_sigreturn mremap madvise sendmsg recvmsg exit futex exit_group mkdirat newfstatat getrandom
+#: close fstat mmap mprotect munmap brk rt_sigaction rt_sigreturn mremap madvise sendmsg recvmsg exit futex exit_group
+#: mkdirat newfstatat getrandom
 _X86_CALLS = (3, 5, 9, 10, 11, 12, 13, 15, 25, 28, 46, 47, 60, 202, 231, 258, 262, 318)
 _X86_OPENAT = 257
 
 
 def open_own(path: str, mode: int, uid: int, above: int | None = None) -> int:
-    """A directory of this user's, made where there is none. above: the directory that a relative path starts at. Raises OSError."""
+    """A directory of this user's, made where there is none. above: the directory that a relative path starts at. Raises
+    OSError.
+    """
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, mode, dir_fd=above)
     fd = os.open(path, _OPEN, dir_fd=above)

@@ -1,4 +1,6 @@
-"""A process of ``spawned`` as the agent keeps it: looked after, told of, and started again where it ended or gives no sign of life."""
+"""A process of ``spawned`` as the agent keeps it: looked after, told of, and started again where it ended or gives no
+sign of life.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,21 @@ _REMEDY = "see what it said on stderr; restart tickscope"
 
 
 class KeptProcess:
-    """name: of the part that it belongs to; does: what the process does, in words. start: starts it, None where there is nothing for it to do; raises OSError.
+    """name: of the part that it belongs to; does: what the process does, in words. start: starts it, None where there
+    is nothing for it to do; raises OSError.
     over: called once for each that has ended or was killed.
 
-    socket: the agent's end, None while there is no process. trouble: in words, empty while all is well. drained: what it said until its end was read.
+    socket: the agent's end, None while there is no process. trouble: in words, empty while all is well. drained: what
+    it said until its end was read.
     """
 
-    def __init__(self, name: str, does: str, start: Callable[[], tuple[subprocess.Popen[bytes], socket.socket] | None], over: Callable[[], None]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        name: str,
+        does: str,
+        start: Callable[[], tuple[subprocess.Popen[bytes], socket.socket] | None],
+        over: Callable[[], None],
+    ) -> None:
         self.restarts = Restarts()
         self.socket: socket.socket | None = None
         self.trouble = self._told = ""
@@ -119,7 +129,15 @@ class KeptProcess:
         words = "; ".join(filter(None, (self.trouble or well, remedy)))
         say(f"tickscope: {self._name}: {words}", WARNING if self.trouble else NOTICE)
         code = TABLES["probe_status"].code("state", "degraded" if self.trouble else state)
-        yield make("probe_status", 1, t_ns=now_ns, probe=self._name.encode(), state=code, reason=self.trouble.encode(), remedy=remedy.encode())  # fmt: skip
+        yield make(
+            "probe_status",
+            1,
+            t_ns=now_ns,
+            probe=self._name.encode(),
+            state=code,
+            reason=self.trouble.encode(),
+            remedy=remedy.encode(),
+        )
 
     def failures(self) -> dict[str, str]:
         return {self._name: self.trouble} if self.trouble else {}
@@ -128,7 +146,9 @@ class KeptProcess:
         return [{"pid": self._child.pid, "role": self._name}] if self._child is not None else []
 
     def end(self, kill: bool = True) -> None:
-        """It is not waited for. One with which nothing is wrong ends by itself, since its socket is closed: whoever watches this host takes one that is killed for a fault."""
+        """It is not waited for. One with which nothing is wrong ends by itself, since its socket is closed: whoever
+        watches this host takes one that is killed for a fault.
+        """
         if self._child is None:
             return
         self._child.send_signal(signal.SIGKILL if kill else signal.SIGCONT)

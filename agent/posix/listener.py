@@ -11,8 +11,9 @@ NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class Listener:
-    """``sock``: listening, non-blocking. Without descriptors for who waits it is deaf until the next turn, so that the loop does not spin; ``deafened``
-    counts that."""
+    """``sock``: listening, non-blocking. Without descriptors for who waits it is deaf until the next turn, so that the
+    loop does not spin; ``deafened`` counts that.
+    """
 
     def __init__(self, epoll: select.epoll, sock: socket.socket) -> None:
         self._epoll, self._sock, self._deaf, self.deafened = epoll, sock, False, 0

@@ -1,4 +1,6 @@
-"""Places that users share, so that no user can take all of them: connections of the sockets that anybody may connect to. Pure, standard library only."""
+"""Places that users share, so that no user can take all of them: connections of the sockets that anybody may connect
+to. Pure, standard library only.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ class Places(Generic[T]):
         return sum(map(len, self._held.values()))
 
     def enter(self, uid: int, one: T) -> T | None:
-        """Gives ``one`` a place where it may have one. Returns who has to go for it: nobody (None), another, or ``one`` itself."""
+        """Gives ``one`` a place where it may have one. Returns who has to go for it: nobody (None), another, or ``one``
+        itself.
+        """
         mine, ordinary = len(self._held.get(uid, ())), {u: h for u, h in self._held.items() if u not in self._own}
         leaves = None
         if uid in self._own:

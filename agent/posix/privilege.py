@@ -1,4 +1,5 @@
-"""Giving up privilege for good: user, capabilities, no_new_privs, dumpable, parent-death signal. Linux only, through ctypes.
+"""Giving up privilege for good: user, capabilities, no_new_privs, dumpable, parent-death signal. Linux only, through
+ctypes.
 
 Loaded before the first fork (agent/start.py), so what only the agent needs is imported late.
 
@@ -97,9 +98,11 @@ def require_readable() -> None:
     closed = closed_to_others()
     if closed:
         raise AgentError(
-            f"{closed} is closed to other users", why="tickscope's code or its Python lies below it, and the agent gives up root",
-            remedy="install with ./run.sh (into /opt), or chmod o+x it", exit_code=PRIVILEGE,
-        )  # fmt: skip
+            f"{closed} is closed to other users",
+            why="tickscope's code or its Python lies below it, and the agent gives up root",
+            remedy="install with ./run.sh (into /opt), or chmod o+x it",
+            exit_code=PRIVILEGE,
+        )
 
 
 def service_user() -> tuple[int, int]:
@@ -128,7 +131,8 @@ def service_user() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def acting_as(uid: int, gid: int) -> Iterator[None]:
-    """Root looks up, makes and removes files as that user in the block, and so can do no more than it; a process that is no longer root is that user.
+    """Root looks up, makes and removes files as that user in the block, and so can do no more than it; a process that
+    is no longer root is that user.
 
     Single-threaded processes only: the C library changes the user of every thread. Raises OSError.
     """
@@ -167,7 +171,9 @@ def drop(uid: int, gid: int, keep: tuple[int, ...] = ()) -> None:
 
 
 def drop_unless_needed(uid: int, gid: int, capability: int, enough: Callable[[], bool]) -> None:
-    """As ``drop``, and keeps ``capability`` only where ``enough``, asked without it, says False and it is held. Raises OSError."""
+    """As ``drop``, and keeps ``capability`` only where ``enough``, asked without it, says False and it is held. Raises
+    OSError.
+    """
     held = (capability,) if effective_capabilities() >> capability & 1 else ()
     drop(uid, gid, held)
     if held:
@@ -182,14 +188,18 @@ def keep_capabilities(keep: tuple[int, ...]) -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """SIGKILL when the parent dies; exits at once where it already has. A change of user clears it: call after ``drop``."""
+    """SIGKILL when the parent dies; exits at once where it already has. A change of user clears it: call after
+    ``drop``.
+    """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
 
 
 def give_up_all(parent: int) -> None:
-    """For a process that only computes: no capability, no_new_privs, not dumpable, and an end with its parent. Raises OSError."""
+    """For a process that only computes: no capability, no_new_privs, not dumpable, and an end with its parent. Raises
+    OSError.
+    """
     _capset(0, 0)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     _prctl(_PR_SET_DUMPABLE, 0)

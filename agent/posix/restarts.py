@@ -1,4 +1,6 @@
-"""When a process that ended is started again: soon, then later and later, and not for ever. Pure: who asks tells the time (seconds)."""
+"""When a process that ended is started again: soon, then later and later, and not for ever. Pure: who asks tells the
+time (seconds).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ _FIRST_S = 0.5
 
 
 class Restarts:
-    """``count``: processes started again so far; ``given_up``: none is any more; ``last_s``: when the last one was, ``why``: what ended the one before it."""
+    """``count``: processes started again so far; ``given_up``: none is any more; ``last_s``: when the last one was,
+    ``why``: what ended the one before it.
+    """
 
     def __init__(self) -> None:
         self.count, self.given_up, self.why = 0, False, ""

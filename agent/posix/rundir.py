@@ -1,8 +1,9 @@
 """The run directory: the sockets by which others reach the agent, and their return where somebody removed them.
 
-It belongs to the service's user, whose processes may swap any name in it at any time. So root does nothing in it: from the first start on, what is done there
-is done as that user (``privilege.acting_as``), below the directory's descriptor, and gains nobody anything. A socket has its owner and its mode from the
-moment that it has a name: bind(2) makes its file with the mode of the socket's own inode, less the umask (net/unix/af_unix.c, unix_bind_bsd).
+It belongs to the service's user, whose processes may swap any name in it at any time. So root does nothing in it: from
+the first start on, what is done there is done as that user (``privilege.acting_as``), below the directory's descriptor,
+and gains nobody anything. A socket has its owner and its mode from the moment that it has a name: bind(2) makes its
+file with the mode of the socket's own inode, less the umask (net/unix/af_unix.c, unix_bind_bsd).
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ Inode = tuple[int, int]
 
 @dataclass
 class Place:
-    """A name in the directory. make: its socket, not bound yet; backlog: 0 for one that does not listen; inode: of the file that was bound. moved: told of
-    the socket that takes the place of the first. unbound: one that could not be bound, for the next try: another may not get as long a queue."""
+    """A name in the directory. make: its socket, not bound yet; backlog: 0 for one that does not listen; inode: of the
+    file that was bound. moved: told of the socket that takes the place of the first. unbound: one that could not be
+    bound, for the next try: another may not get as long a queue.
+    """
 
     name: str
     mode: int
@@ -42,9 +45,11 @@ class Place:
 
 
 class RunDirectory:
-    """``path``, made where it is missing. uid, gid: whose it is. ``fd``: the directory. Raises AgentError (exit code 4).
+    """``path``, made where it is missing. uid, gid: whose it is. ``fd``: the directory. Raises AgentError (exit code
+    4).
 
-    ``keeper``: has the directory made again where this process may not (agent/posix/keeper.py). ``failures``: what is missing now -> why.
+    ``keeper``: has the directory made again where this process may not (agent/posix/keeper.py). ``failures``: what is
+    missing now -> why.
     """
 
     def __init__(self, path: str, uid: int, gid: int) -> None:
@@ -55,8 +60,9 @@ class RunDirectory:
         self.failures: dict[str, str] = {}
 
     def bind(self, name: str, mode: int, make: Make, backlog: int = 0) -> socket.socket:
-        """A socket of that name, which listens where there is a backlog; what an agent that is gone left there is replaced. Raises AgentError (exit code 4),
-        also where a live one holds it."""
+        """A socket of that name, which listens where there is a backlog; what an agent that is gone left there is
+        replaced. Raises AgentError (exit code 4), also where a live one holds it.
+        """
         place = Place(name, mode, make, backlog)
         try:
             sock = self._bind(place)
@@ -82,8 +88,11 @@ class RunDirectory:
                     return
                 say(f"tickscope: {self.path} was removed, and is there again")
         except OSError as error:
-            self._fails(self.path, f"{self.path} was removed, and cannot be made again: {error.strerror}",
-                        f"install -d -o {privilege.USER} -g {privilege.USER} -m {MODE:o} {self.path}")  # fmt: skip
+            self._fails(
+                self.path,
+                f"{self.path} was removed, and cannot be made again: {error.strerror}",
+                f"install -d -o {privilege.USER} -g {privilege.USER} -m {MODE:o} {self.path}",
+            )
             return
         self.failures.pop(self.path, None)
         for place in self._places:
@@ -113,7 +122,9 @@ class RunDirectory:
             return here.st_nlink > 0
 
     def _find(self) -> bool:
-        """Takes the directory that is at the path now, or has one made; False where that is still to come. Raises OSError."""
+        """Takes the directory that is at the path now, or has one made; False where that is still to come. Raises
+        OSError.
+        """
         try:
             with privilege.acting_as(self._uid, self._gid):
                 fd: int | None = open_own(self.path, MODE, self._uid)
@@ -169,14 +180,20 @@ class RunDirectory:
                     place.unbound = sock
                 raise
         except OSError as error:
-            raise AgentError(f"cannot make {self.path}/{place.name}", why=str(error.strerror), exit_code=UNREACHABLE,
-                             remedy="set TICKSCOPE_RUN_DIR to a directory that can be written") from error  # fmt: skip
+            raise AgentError(
+                f"cannot make {self.path}/{place.name}",
+                why=str(error.strerror),
+                exit_code=UNREACHABLE,
+                remedy="set TICKSCOPE_RUN_DIR to a directory that can be written",
+            ) from error
         finally:
             os.umask(before)
         return sock
 
     def _make_room(self, name: str) -> None:
-        """Removes a socket that nobody reads any more. Raises AgentError where somebody does, or it is no socket, and OSError."""
+        """Removes a socket that nobody reads any more. Raises AgentError where somebody does, or it is no socket, and
+        OSError.
+        """
         try:
             found = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -191,7 +208,10 @@ class RunDirectory:
             who = ""
             try:
                 probe.connect(self._at(name))
-                who = f" (pid {int.from_bytes(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], 'little')})"
+                who = (
+                    " (pid"
+                    f" {int.from_bytes(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], 'little')})"
+                )
             except ConnectionRefusedError:
                 os.unlink(name, dir_fd=self.fd)
                 return
@@ -204,8 +224,12 @@ class RunDirectory:
                 ) from error
             except OSError:  # of another type, and alive
                 pass
-        raise AgentError(f"another agent is running{who}", why=f"it holds {path}", exit_code=UNREACHABLE,
-                         remedy="stop it, or set TICKSCOPE_RUN_DIR and --store for a second one")  # fmt: skip
+        raise AgentError(
+            f"another agent is running{who}",
+            why=f"it holds {path}",
+            exit_code=UNREACHABLE,
+            remedy="stop it, or set TICKSCOPE_RUN_DIR and --store for a second one",
+        )
 
     def _holds(self, place: Place) -> bool:
         try:

@@ -1,4 +1,6 @@
-"""The agent's signals, answered in the loop's own turn: to end, to read the settings again (SIGHUP), to draw anew (SIGWINCH)."""
+"""The agent's signals, answered in the loop's own turn: to end, to read the settings again (SIGHUP), to draw anew
+(SIGWINCH).
+"""
 
 from __future__ import annotations
 
@@ -23,17 +25,23 @@ _came: list[int] = []
 
 
 class Interrupted(BaseException):
-    """SIGINT before the agent was ready. Not KeyboardInterrupt: where that passed through an exec(), Python kills itself at its end."""
+    """SIGINT before the agent was ready. Not KeyboardInterrupt: where that passed through an exec(), Python kills
+    itself at its end.
+    """
 
 
 def hold() -> None:
-    """Just before the agent's first line, which comes amid imports: a hang-up must not end it, nor the processes that it forks; SIGINT waits."""
+    """Just before the agent's first line, which comes amid imports: a hang-up must not end it, nor the processes that
+    it forks; SIGINT waits.
+    """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 def begin() -> None:
-    """From now on SIGINT raises Interrupted, until ``Signals`` takes it over. Where something swallows that, it ends the agent once it is ready."""
+    """From now on SIGINT raises Interrupted, until ``Signals`` takes it over. Where something swallows that, it ends
+    the agent once it is ready.
+    """
 
     def interrupted(number: int, _: object) -> None:
         _came.append(number)
@@ -45,7 +53,9 @@ def begin() -> None:
 
 @contextlib.contextmanager
 def sheltered() -> Iterator[None]:
-    """Around the start of a child that ignores SIGINT, since Ctrl-C is the agent's to answer: not from its first instruction on, and so it waits."""
+    """Around the start of a child that ignores SIGINT, since Ctrl-C is the agent's to answer: not from its first
+    instruction on, and so it waits.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -54,10 +64,11 @@ def sheltered() -> Iterator[None]:
 
 
 class Signals:
-    """Takes the signals over. reload: for SIGHUP; draw: for SIGWINCH, with CLOCK_BOOTTIME ns. ``came``: those that ended it, in order.
+    """Takes the signals over. reload: for SIGHUP; draw: for SIGWINCH, with CLOCK_BOOTTIME ns. ``came``: those that
+    ended it, in order.
 
-    A SIGHUP from a terminal that was closed ends the agent that ran on it, as Ctrl-C would: nobody sees it any more. Any other
-    SIGHUP has the settings read again.
+    A SIGHUP from a terminal that was closed ends the agent that ran on it, as Ctrl-C would: nobody sees it any more.
+    Any other SIGHUP has the settings read again.
     """
 
     def __init__(self, loop: Loop, reload: Callable[[], None], draw: Callable[[int], None] | None) -> None:

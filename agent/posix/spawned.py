@@ -1,4 +1,6 @@
-"""Starting a process of the agent's own that asks or answers others, and that is given its settings and one end of a socket."""
+"""Starting a process of the agent's own that asks or answers others, and that is given its settings and one end of a
+socket.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,12 @@ _PASSED = ("PATH", "MALLOC_ARENA_MAX", "SSL_CERT_FILE", "SSL_CERT_DIR")
 def spawned(
     module: str, label: str, settings: Mapping[str, object], *more: int
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """``python -m MODULE SOCKET SETTINGS PARENT [MORE]``: the process, and the agent's end of its socket (SOCK_SEQPACKET, non-blocking).
+    """``python -m MODULE SOCKET SETTINGS PARENT [MORE]``: the process, and the agent's end of its socket
+    (SOCK_SEQPACKET, non-blocking).
 
-    SOCKET and SETTINGS are descriptors, of which the second holds the settings as JSON; PARENT is the agent's pid. label: of the
-    memory that holds them; more: descriptors that it gets, too. Raises OSError, and leaves nothing open then.
+    SOCKET and SETTINGS are descriptors, of which the second holds the settings as JSON; PARENT is the agent's pid.
+    label: of the memory that holds them; more: descriptors that it gets, too. Raises OSError, and leaves nothing open
+    then.
     """
     package = str(Path(__file__).resolve().parents[2])
     env = {name: os.environ[name] for name in _PASSED if name in os.environ} | {

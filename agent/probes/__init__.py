@@ -1,8 +1,8 @@
 """Probe families: one NAME.py here beside one bpf/NAME.bpf.c, and nothing registered elsewhere.
 
-A module declares ``PROBE`` (agent/kernel/probe.py). Its C source uses bpf/tickscope.h; its wire structs are declared in that source or in
-bpf/events.h, and named here. A table of its own is declared in it too (agent/tables/brought.py).
-What a family needs besides a declaration stands in ``beside/``.
+A module declares ``PROBE`` (agent/kernel/probe.py). Its C source uses bpf/tickscope.h; its wire structs are declared in
+that source or in bpf/events.h, and named here. A table of its own is declared in it too (agent/tables/brought.py). What
+a family needs besides a declaration stands in ``beside/``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from agent.kernel.probe import Probe
 
 
 def discover(functions: Sequence[Mapping[str, object]] = ()) -> dict[str, Probe]:
-    """Every family declared in this package, by name. functions: the setting ``limiter_functions``, of which programs are made too."""
+    """Every family declared in this package, by name. functions: the setting ``limiter_functions``, of which programs
+    are made too.
+    """
     if functions:
         from agent.limiters.functions.settings import declare_all
 

@@ -20,7 +20,9 @@ _LIBC = "who adjusts a frequency or an offset, on kernels before 6.14"
 def setup(
     family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: dict[str, Any]
 ) -> Iterable[Source]:
-    """The clock source, fed by this family. config: ``watch`` (agent.clock.process.WatchProcess), ``history`` and ``last`` (agent.clock.last.LastReading), which may be left out."""
+    """The clock source, fed by this family. config: ``watch`` (agent.clock.process.WatchProcess), ``history`` and
+    ``last`` (agent.clock.last.LastReading), which may be left out.
+    """
     from agent.clock.source import ClockSource
     from agent.probes.beside.libc import Libraries
 

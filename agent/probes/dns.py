@@ -38,11 +38,25 @@ _NONAME, _AGAIN, _NO_ADDRESS = -2, -3, -5
 _LEAST_TIMEOUT_NS = 990_000_000
 _FAMILIES = {0: b"A+AAAA", 2: b"A", 10: b"AAAA"}
 #: RFC 1035 3.2.2, and what came later and is asked for often.
-_TYPES = {1: b"A", 2: b"NS", 5: b"CNAME", 6: b"SOA", 12: b"PTR", 15: b"MX", 16: b"TXT", 28: b"AAAA", 33: b"SRV", 64: b"SVCB", 65: b"HTTPS"}  # fmt: skip
+_TYPES = {
+    1: b"A",
+    2: b"NS",
+    5: b"CNAME",
+    6: b"SOA",
+    12: b"PTR",
+    15: b"MX",
+    16: b"TXT",
+    28: b"AAAA",
+    33: b"SRV",
+    64: b"SVCB",
+    65: b"HTTPS",
+}
 
 
 def question(raw: bytes) -> tuple[bytes, bytes]:
-    """(name, type) of a question as it is in a packet, from anybody: as much of the name as there is; labels' bytes as they are."""
+    """(name, type) of a question as it is in a packet, from anybody: as much of the name as there is; labels' bytes as
+    they are.
+    """
     labels, at = [], 0
     while at < len(raw) and 0 < raw[at] < 64:
         labels.append(raw[at + 1 : at + 1 + raw[at]])
@@ -61,7 +75,9 @@ def _peer(server: bytes) -> bytes:
 
 
 def shown(name: bytes) -> bytes:
-    """A name without what would act on a terminal: other bytes than ASCII's printable ones as RFC 4343 writes them (``\\\\027``)."""
+    """A name without what would act on a terminal: other bytes than ASCII's printable ones as RFC 4343 writes them
+    (``\\\\027``).
+    """
     if name.isascii() and name.decode().isprintable() and b" " not in name:
         return name
     return b"".join(bytes((c,)) if 33 <= c <= 126 else b"\\%03d" % c for c in name)

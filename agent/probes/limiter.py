@@ -1,4 +1,6 @@
-"""Decisions of limiter libraries in unmodified Go programs, as agent/limiters/libraries/ declares them; see bpf/limiter_decision.h."""
+"""Decisions of limiter libraries in unmodified Go programs, as agent/limiters/libraries/ declares them; see
+bpf/limiter_decision.h.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,11 @@ if TYPE_CHECKING:
 
 
 _SWITCH = Program(
-    "limiter_on_switch", target="sched_switch", on_demand=True, loses="what buckets of limiters that are watched in windows have let through between them"
-)  # fmt: skip
+    "limiter_on_switch",
+    target="sched_switch",
+    on_demand=True,
+    loses="what buckets of limiters that are watched in windows have let through between them",
+)
 
 
 def elsewhere(records: np.ndarray) -> Iterable[Batch]:
@@ -35,8 +40,10 @@ def elsewhere(records: np.ndarray) -> Iterable[Batch]:
 def setup(
     family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: Mapping[str, object]
 ) -> Iterable[Source]:
-    """Attaches to every Go binary with a library that ``targets`` finds. config: ``limiter_share``, of a thread's time that a program's probes may take all of the time;
-    ``limiter_names``, ``limiter_functions``."""
+    """Attaches to every Go binary with a library that ``targets`` finds. config: ``limiter_share``, of a thread's time
+    that a program's probes may take all of the time;
+    ``limiter_names``, ``limiter_functions``.
+    """
     from agent.limiters.naming import Names
     from agent.probes.beside.declared_functions import ask, declares
     from agent.probes.beside.go_named import Named

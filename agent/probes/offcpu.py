@@ -1,4 +1,6 @@
-"""Where threads of a few processes are while they do not run, for seconds; see bpf/offcpu.bpf.c and agent/investigate/."""
+"""Where threads of a few processes are while they do not run, for seconds; see bpf/offcpu.bpf.c and
+agent/investigate/.
+"""
 
 from __future__ import annotations
 

@@ -40,13 +40,32 @@ PROBE = Probe(
     name="redis",
     programs=(
         Program("redis_in", "tp_btf", "tcp_probe", "decisions of limiters in Redis", on_demand=True, needs=_NEEDS),
-        Program("redis_out", "tp_btf", "net_dev_queue", "decisions of limiters in Redis whose other end is elsewhere", on_demand=True, needs=_NEEDS),
-        Program("redis_unix", "tp_btf", "consume_skb", "requests of more than 3.7 KB to limiters in Redis behind Unix sockets", on_demand=True, needs=_NEEDS),
-        Program("redis_unix_short", target="consume_skb", loses="decisions of limiters in Redis behind Unix sockets", on_demand=True),
+        Program(
+            "redis_out",
+            "tp_btf",
+            "net_dev_queue",
+            "decisions of limiters in Redis whose other end is elsewhere",
+            on_demand=True,
+            needs=_NEEDS,
+        ),
+        Program(
+            "redis_unix",
+            "tp_btf",
+            "consume_skb",
+            "requests of more than 3.7 KB to limiters in Redis behind Unix sockets",
+            on_demand=True,
+            needs=_NEEDS,
+        ),
+        Program(
+            "redis_unix_short",
+            target="consume_skb",
+            loses="decisions of limiters in Redis behind Unix sockets",
+            on_demand=True,
+        ),
     ),
     parts=("redis_piece.h", "redis_segment.h", "redis_command.h", "redis_stream.h", "redis_unix.bpf.c"),
     rings=(Ring("redis_pieces", "redis_piece", _kept),),
     maps=("redis_switch", "redis_ports", "redis_clients", "redis_commands", "redis_flows", "redis_paths"),
     after=("tcp",),
     setup=setup,
-)  # fmt: skip
+)

@@ -1,4 +1,6 @@
-"""Decisions of limiters in Redis that are asked by TLS, read where OpenSSL is given them and gives them; see bpf/redis_tls.bpf.c."""
+"""Decisions of limiters in Redis that are asked by TLS, read where OpenSSL is given them and gives them; see
+bpf/redis_tls.bpf.c.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ def setup(
     if redis is None or redis.state == "unavailable":
         family.state, family.reason = "unavailable", "it needs the redis family"
     elif not (kernel.loaded.uprobe_multi and knows_processes()):
-        family.state, family.reason = "unavailable", "before Linux 6.10 probes cannot be held to a process, and all programs with TLS would pay"  # fmt: skip
+        family.state, family.reason = (
+            "unavailable",
+            "before Linux 6.10 probes cannot be held to a process, and all programs with TLS would pay",
+        )
     else:
         return (RedisTls(family, redis, kernel, helper, targets),)
     return ()

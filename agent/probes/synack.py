@@ -9,9 +9,11 @@ PROBE = Probe(
     parts=("look.h", "synack.h"),
     programs=(
         Program("synack_on_send", target="net_dev_queue", on_demand=True, loses="how long a SYN waits for its answer"),
-        Program("synack_on_receive", target="netif_receive_skb", on_demand=True, loses="how long a SYN waits for its answer"),
+        Program(
+            "synack_on_receive", target="netif_receive_skb", on_demand=True, loses="how long a SYN waits for its answer"
+        ),
     ),
     maps=("synack_sums", "synack_syns"),
     counts=("synack_sums",),
     closer=True,
-)  # fmt: skip
+)

@@ -1,5 +1,6 @@
-"""System call timing: blocked time always, all calls in a window each second or all the time; see bpf/syscalls.bpf.c and
-bpf/syscalls_timed.bpf.c."""
+"""System call timing: blocked time always, all calls in a window each second or all the time; see bpf/syscalls.bpf.c
+and bpf/syscalls_timed.bpf.c.
+"""
 
 from __future__ import annotations
 

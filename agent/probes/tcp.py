@@ -1,8 +1,9 @@
 """TCP: RTT, connects, retransmits, resets and connection ends; see bpf/tcp.bpf.c.
 
-Rows name the socket's user: who connected, or last received or closed; before an accepted socket's first use, the only process
-that listens on its port. Sends are looked at in the window that opens each second, so that a socket which only sends has its user
-and its round-trip times from there. A failure that sends no SYN and opens no socket state (no route) is not a connect here.
+Rows name the socket's user: who connected, or last received or closed; before an accepted socket's first use, the only
+process that listens on its port. Sends are looked at in the window that opens each second, so that a socket which only
+sends has its user and its round-trip times from there. A failure that sends no SYN and opens no socket state (no route)
+is not a connect here.
 """
 
 from __future__ import annotations
@@ -26,10 +27,24 @@ if TYPE_CHECKING:
 
 #: Names of the kernel's TCP states by number (include/net/tcp_states.h) as in OpenTelemetry's network.connection.state.
 STATES = np.array(
-    ["", "established", "syn_sent", "syn_received", "fin_wait_1", "fin_wait_2", "time_wait", "closed", "close_wait", "last_ack",
-     "listen", "closing", "syn_received", "bound_inactive"],
+    [
+        "",
+        "established",
+        "syn_sent",
+        "syn_received",
+        "fin_wait_1",
+        "fin_wait_2",
+        "time_wait",
+        "closed",
+        "close_wait",
+        "last_ack",
+        "listen",
+        "closing",
+        "syn_received",
+        "bound_inactive",
+    ],
     "S16",
-)  # fmt: skip
+)
 
 
 #: A socket's RTT is sampled at most once in so many ns, or in the next smaller power of two of the kernel's ticks.
@@ -106,7 +121,9 @@ def decode_answers(keys: np.ndarray, values: np.ndarray, interval_ns: int, t_ns:
 
 
 def setup(family: Family, kernel: Any, helper: Any, targets: Any, config: dict[str, Any]) -> Iterable[Source]:
-    """config: ``window``. Sockets that receive are seen whenever they do; what only sends, and each answer to it, in the window."""
+    """config: ``window``. Sockets that receive are seen whenever they do; what only sends, and each answer to it, in
+    the window.
+    """
     config["window"].add(family, ("on_tcp_probe", "on_tcp_send"))
     return (RequestSweep(family, "tcp"),) if "on_tcp_sweep" in family.programs else ()
 

@@ -23,9 +23,22 @@ if TYPE_CHECKING:
 _PROTOCOLS = {0x0300: b"ssl3", 0x0301: b"1.0", 0x0302: b"1.1", 0x0303: b"1.2", 0x0304: b"1.3",
               0xFEFF: b"dtls1.0", 0xFEFD: b"dtls1.2", 0xFEFC: b"dtls1.3"}  # fmt: skip
 #: openssl/x509_vfy.h, shortened
-_VERIFY = {2: b"no issuer certificate", 7: b"bad signature", 9: b"not yet valid", 10: b"expired", 18: b"self-signed",
-           19: b"self-signed in chain", 20: b"unknown issuer", 21: b"unverified first certificate", 23: b"revoked",
-           24: b"invalid CA", 26: b"unfit purpose", 62: b"wrong host name", 64: b"wrong address", 66: b"key too small"}  # fmt: skip
+_VERIFY = {
+    2: b"no issuer certificate",
+    7: b"bad signature",
+    9: b"not yet valid",
+    10: b"expired",
+    18: b"self-signed",
+    19: b"self-signed in chain",
+    20: b"unknown issuer",
+    21: b"unverified first certificate",
+    23: b"revoked",
+    24: b"invalid CA",
+    26: b"unfit purpose",
+    62: b"wrong host name",
+    64: b"wrong address",
+    66: b"key too small",
+}
 _FAILED = TABLES["tls_handshake"].code("result", "failed")
 _CAUSES = {0: b"", 1: b"handshake failed", 2: b"connection closed"}
 

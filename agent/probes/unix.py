@@ -1,6 +1,7 @@
 """Unix stream sockets: who asks whom, and how long the answer takes; see bpf/unix.bpf.c.
 
-Rows of ``service_latency`` are the same as those of TCP, with the number that stands for the socket as the address, and two bytes of it as the port.
+Rows of ``service_latency`` are the same as those of TCP, with the number that stands for the socket as the address, and
+two bytes of it as the port.
 """
 
 from __future__ import annotations
@@ -56,11 +57,28 @@ def _by_server(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
     worst = order[np.flatnonzero(np.diff(of[order], append=-1))]  # of each, the one with the slowest
     sums = ("requests", "waiting", "sum_ns")
     form = [(name, "<u8") for name in (*sums, "unanswered", "max_ns", "max_from_ns")]
-    out = np.zeros(len(unique), np.dtype([*form, ("proc", values["server"].dtype), ("saddr", "u1", 16), ("sport", "<u2"), ("role", "u1"),
-                                          ("buckets", "<u4", values["buckets"].shape[1])]))  # fmt: skip
+    out = np.zeros(
+        len(unique),
+        np.dtype(
+            [
+                *form,
+                ("proc", values["server"].dtype),
+                ("saddr", "u1", 16),
+                ("sport", "<u2"),
+                ("role", "u1"),
+                ("buckets", "<u4", values["buckets"].shape[1]),
+            ]
+        ),
+    )
     for name in (*sums, "buckets"):
         np.add.at(out[name], of, values[name])
-    for to, name in (("max_ns", "max_ns"), ("max_from_ns", "max_from_ns"), ("proc", "server"), ("saddr", "addr"), ("sport", "port")):  # fmt: skip
+    for to, name in (
+        ("max_ns", "max_ns"),
+        ("max_from_ns", "max_from_ns"),
+        ("proc", "server"),
+        ("saddr", "addr"),
+        ("sport", "port"),
+    ):
         out[to] = values[name][worst]
     out["role"] = 1
     return out
@@ -74,7 +92,9 @@ PROBE = Probe(
     name="unix",
     parts=("unix_name.h",),
     programs=(
-        Program("unix_on_read", target="consume_skb", loses="who asks whom by Unix sockets, and how long the answer takes"),
+        Program(
+            "unix_on_read", target="consume_skb", loses="who asks whom by Unix sockets, and how long the answer takes"
+        ),
         Program(
             "on_unix_sweep",
             target="consume_skb",
@@ -87,4 +107,4 @@ PROBE = Probe(
     options={"UNIX_WAITING_NS": WAITING_NS},
     maps=("unix_asking",),
     setup=setup,
-)  # fmt: skip
+)

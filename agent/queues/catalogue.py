@@ -1,7 +1,8 @@
 """Which brokers can be polled: each kind is one file of ``brokers/``, registered by being there.
 
-Such a file defines ``BROKER``, named as the file is. Its setting, the flag of ``run``, the variable of the environment, ``doctor`` and the documents follow
-from it. Whoever reads settings loads these files, so a client that takes much memory is imported when a server is polled.
+Such a file defines ``BROKER``, named as the file is. Its setting, the flag of ``run``, the variable of the environment,
+``doctor`` and the documents follow from it. Whoever reads settings loads these files, so a client that takes much
+memory is imported when a server is polled.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any, Protocol
 
 from agent.queues.judged import Judged
 
-#: Values by column of ``queue_lag`` (docs/tables.md): texts and bytes, numbers, an enum's name, ``ip:port``. What is left out, or None, is unknown. What all brokers'
-#: rows have in common is filled in by agent/queues/judged.py.
+#: Values by column of ``queue_lag`` (docs/tables.md): texts and bytes, numbers, an enum's name, ``ip:port``. What is
+#: left out, or None, is unknown. What all brokers' rows have in common is filled in by agent/queues/judged.py.
 Row = Mapping[str, object]
 
 
@@ -26,7 +27,9 @@ class Queue(Protocol):
     name: str
 
     def poll(self) -> list[Row]:
-        """Asks once; may block up to its own timeout. A server that does not answer is a row (``status`` down, ``failure``, ``reason``), not an exception."""
+        """Asks once; may block up to its own timeout. A server that does not answer is a row (``status`` down,
+        ``failure``, ``reason``), not an exception.
+        """
         ...
 
     def close(self) -> None: ...
@@ -36,8 +39,9 @@ class Queue(Protocol):
 class Broker:
     """A kind of broker.
 
-    name: of its setting, a list of servers, and of ``queue_lag.system``. title: what people call it. watched: what is told of it. form: how a server is
-    written, an example; note: what else is to be said of that. parse: such a text -> a server; raises AgentError, whose words have no password in them.
+    name: of its setting, a list of servers, and of ``queue_lag.system``. title: what people call it. watched: what is
+    told of it. form: how a server is written, an example; note: what else is to be said of that. parse: such a text ->
+    a server; raises AgentError, whose words have no password in them.
     open: a server -> what is polled.
     """
 

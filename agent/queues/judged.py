@@ -1,4 +1,6 @@
-"""What the rows of all brokers have in common, filled in once: whose they are and when, whether a group keeps up, and its rates."""
+"""What the rows of all brokers have in common, filled in once: whose they are and when, whether a group keeps up, and
+its rates.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,9 @@ TOTALS = ("added", "acked", "position")
 class Judged:
     """A Queue whose rows are whole.
 
-    A row that leaves ``status`` out gets it, with ``reason`` and the rates, from what it says of ``lag_messages``, ``pending`` and ``consumers`` and, where
-    known, of three members that are no columns: ``added`` and ``acked``, running totals of any origin, and ``position``, any mark of how far was read.
+    A row that leaves ``status`` out gets it, with ``reason`` and the rates, from what it says of ``lag_messages``,
+    ``pending`` and ``consumers`` and, where known, of three members that are no columns: ``added`` and ``acked``,
+    running totals of any origin, and ``position``, any mark of how far was read.
     ``system``, ``t_ns`` and ``poll_ns`` are filled in where they are left out.
     """
 

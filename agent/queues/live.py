@@ -14,7 +14,9 @@ from agent.queues.netlink import LISTEN, STATES, TC_H_ROOT
 
 
 def kernel_queues(threshold_bytes: int = 65536) -> Iterator[dict[str, Any]]:
-    """Listening sockets, connections with at least ``threshold_bytes`` waiting, devices; keys as in agent/cli/queues.py."""
+    """Listening sockets, connections with at least ``threshold_bytes`` waiting, devices; keys as in
+    agent/cli/queues.py.
+    """
     from pyroute2 import DiagSocket, IPRoute
 
     with DiagSocket() as diag:

@@ -1,7 +1,7 @@
 """Netlink dumps as numpy arrays: TCP sockets by sock_diag and queueing disciplines by rtnetlink; no privilege needed.
 
-The socket is the standard library's and not pyroute2's: importing pyroute2 0.9 costs 16 MB of resident memory (asyncio, ssl,
-all of its families), its DiagSocket 33 us a socket; this costs nothing and about 2 us. The layouts are those of
+The socket is the standard library's and not pyroute2's: importing pyroute2 0.9 costs 16 MB of resident memory (asyncio,
+ssl, all of its families), its DiagSocket 33 us a socket; this costs nothing and about 2 us. The layouts are those of
 include/uapi/linux/inet_diag.h and pkt_sched.h; tests compare them with pyroute2's declarations and its answers.
 """
 
@@ -63,12 +63,15 @@ class Qdisc(NamedTuple):
 
 
 def tcp_sockets(timeout_s: float = 1.0) -> tuple[np.ndarray, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """All TCP sockets of this network namespace in STATES, their cgroup ids and what they dropped (-1 where the kernel does not say).
+    """All TCP sockets of this network namespace in STATES, their cgroup ids and what they dropped (-1 where the kernel
+    does not say).
 
-    A listening socket drops connections that find its queue full. Shapes (n,) each; the first of dtype INET_DIAG_MSG. Raises OSError.
+    A listening socket drops connections that find its queue full. Shapes (n,) each; the first of dtype INET_DIAG_MSG.
+    Raises OSError.
     """
     found, cgroups, drops = [np.empty(0, INET_DIAG_MSG)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    # struct inet_diag_req: both families in one walk of the kernel's tables, most of whose buckets are empty; SOCK_DIAG_BY_FAMILY takes two.
+    # struct inet_diag_req: both families in one walk of the kernel's tables, most of whose buckets are empty;
+    # SOCK_DIAG_BY_FAMILY takes two.
     request = struct.pack("=BBBB48xII", socket.AF_UNSPEC, 0, 0, 1 << (_SKMEMINFO - 1), STATES, 0)
     for chunk in _dump(NETLINK_SOCK_DIAG, TCPDIAG_GETSOCK, request, timeout_s):
         starts = _starts(chunk)
@@ -80,13 +83,19 @@ def tcp_sockets(timeout_s: float = 1.0) -> tuple[np.ndarray, npt.NDArray[np.int6
 
 
 def progress(sockets: np.ndarray, timeout_s: float = 1.0) -> npt.NDArray[np.int64]:
-    """Of each of some sockets (dtype INET_DIAG_MSG): how many bytes the other end has acknowledged, and for how many us in all what was written waited for its window
-    (RFC 4898); -1 for one that has gone, and where the kernel does not say. Shape (n, 2). Raises OSError."""
+    """Of each of some sockets (dtype INET_DIAG_MSG): how many bytes the other end has acknowledged, and for how many us
+    in all what was written waited for its window (RFC 4898); -1 for one that has gone, and where the kernel does not
+    say. Shape (n, 2). Raises OSError.
+    """
     found = np.full((len(sockets), len(_TCP_INFO)), -1, np.int64)
     if not len(sockets):
         return found
     only = _ports(sockets)
-    request = struct.pack("=BBBB48xII", socket.AF_UNSPEC, 0, 0, 1 << (_INFO - 1), STATES, 0) + struct.pack("=HH", 4 + len(only), _BYTECODE) + only  # fmt: skip
+    request = (
+        struct.pack("=BBBB48xII", socket.AF_UNSPEC, 0, 0, 1 << (_INFO - 1), STATES, 0)
+        + struct.pack("=HH", 4 + len(only), _BYTECODE)
+        + only
+    )
     for chunk in _dump(NETLINK_SOCK_DIAG, TCPDIAG_GETSOCK, request, timeout_s):
         starts = _starts(chunk)
         data = np.frombuffer(chunk, np.uint8)
@@ -98,12 +107,16 @@ def progress(sockets: np.ndarray, timeout_s: float = 1.0) -> npt.NDArray[np.int6
 
 
 def _ports(sockets: np.ndarray) -> bytes:
-    """The kernel's filter (struct inet_diag_bc_op) for connections with the ports of one of these. Each is: its own port, else on to the next; the other end's, else on to the next; done."""
+    """The kernel's filter (struct inet_diag_bc_op) for connections with the ports of one of these. Each is: its own
+    port, else on to the next; the other end's, else on to the next; done.
+    """
     out = b""
     for i, (sport, dport) in enumerate(zip(sockets["sport"].tolist(), sockets["dport"].tolist(), strict=True)):
         left = 20 * (len(sockets) - i)
         miss = 4 if left == 20 else 0  # beyond the end: none
-        out += struct.pack("=BBHBBHBBHBBHBBH", _S_EQ, 8, 20 + miss, 0, 0, sport, _D_EQ, 8, 12 + miss, 0, 0, dport, _JMP, 4, left - 16)  # fmt: skip
+        out += struct.pack(
+            "=BBHBBHBBHBBHBBH", _S_EQ, 8, 20 + miss, 0, 0, sport, _D_EQ, 8, 12 + miss, 0, 0, dport, _JMP, 4, left - 16
+        )
     return out
 
 
@@ -143,7 +156,9 @@ def _dump(protocol: int, message: int, request: bytes, timeout_s: float) -> Iter
 
 
 def _starts(chunk: bytes) -> npt.NDArray[np.int64]:
-    """Where the messages of a datagram start; at once where all have one length, as within a family they mostly have."""
+    """Where the messages of a datagram start; at once where all have one length, as within a family they mostly
+    have.
+    """
     words = np.frombuffer(chunk, "<u4", len(chunk) // 4)
     step = (int(words[0]) + 3) & ~3
     if (
@@ -165,7 +180,9 @@ def _starts(chunk: bytes) -> npt.NDArray[np.int64]:
 def _values(
     chunk: bytes, data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], wanted: int, at: int, dtype: str
 ) -> npt.NDArray[np.int64]:
-    """The number at byte ``at`` of an attribute, -1 without: its place is looked up for each message length, not for each message."""
+    """The number at byte ``at`` of an attribute, -1 without: its place is looked up for each message length, not for
+    each message.
+    """
     found = np.full(len(starts), -1, np.int64)
     size = np.dtype(dtype).itemsize
     lengths = data[starts[:, None] + np.arange(4)].view("<u4")[:, 0]

@@ -1,4 +1,6 @@
-"""Who holds the sockets that are older than the agent: /proc read once, while the agent may still look into every process."""
+"""Who holds the sockets that are older than the agent: /proc read once, while the agent may still look into every
+process.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,9 @@ LIMIT_S = 0.5
 class OlderSockets:
     """Names processes by a socket's cookie, which no other socket ever gets.
 
-    A socket that several processes hold has no owner here. Call as root, once the kernel programs run: what opens later is theirs. The walk ends after ``limit_s``;
-    then sockets of the rest stay without a process, which is said. Raises OSError where the kernel refuses to list sockets.
+    A socket that several processes hold has no owner here. Call as root, once the kernel programs run: what opens later
+    is theirs. The walk ends after ``limit_s``; then sockets of the rest stay without a process, which is said. Raises
+    OSError where the kernel refuses to list sockets.
     """
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
@@ -32,7 +35,8 @@ class OlderSockets:
         holders: dict[int, set[int]] = {}
         if cookies and not _walk(cookies, holders, time.monotonic() + limit_s):
             say(
-                f"tickscope: too many processes to look at in {limit_s} s: queues of some older connections will have no process"
+                f"tickscope: too many processes to look at in {limit_s} s: queues of some older connections will have"
+                " no process"
             )
         self._owners = {
             cookie: (pid, process_identity(pid).start_ns)
@@ -41,7 +45,9 @@ class OlderSockets:
         }
 
     def name(self, rows: np.ndarray) -> None:
-        """Fills pid, proc_start_ns and comm of rows of ``socket_queue`` that have no pid yet, while that process lives."""
+        """Fills pid, proc_start_ns and comm of rows of ``socket_queue`` that have no pid yet, while that process
+        lives.
+        """
         for i in np.flatnonzero(rows["pid"] == NULL_I64).tolist():
             owner = self._owners.get(int(rows["sock_id"][i]))
             if owner is None:
@@ -68,11 +74,14 @@ def _walk(cookies: dict[int, int], holders: dict[int, set[int]], end: float) -> 
 
 
 def names_of_older() -> Callable[[np.ndarray], None] | None:
-    """What names the holders of sockets that are older than the kernel programs; None where they cannot be listed. Needs root."""
+    """What names the holders of sockets that are older than the kernel programs; None where they cannot be listed.
+    Needs root.
+    """
     try:
         return OlderSockets().name
     except OSError as error:
         say(
-            f"tickscope: cannot list the sockets that are there ({error.strerror}): queues of older connections will have no process"
+            f"tickscope: cannot list the sockets that are there ({error.strerror}): queues of older connections will"
+            " have no process"
         )
         return None

@@ -1,4 +1,6 @@
-"""Polls the kernel's queues beside the agent's one thread, and hands over what they answered. Brokers are polled in a process of their own (process.py)."""
+"""Polls the kernel's queues beside the agent's one thread, and hands over what they answered. Brokers are polled in a
+process of their own (process.py).
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class QueuePoller(Failing):
         return {"overflow": self._dropped}
 
     def failures(self) -> dict[str, str]:
-        """Queues whose last poll failed for a reason that is not the server's: name -> what happened. Each is said on stderr once, too."""
+        """Queues whose last poll failed for a reason that is not the server's: name -> what happened. Each is said on
+        stderr once, too.
+        """
         return self._failures
 
     def close(self) -> None:

@@ -1,4 +1,5 @@
-"""The brokers' process (agent/queues/worker.py) as the agent keeps it: started where the settings name a broker, looked after, started again where it ended.
+"""The brokers' process (agent/queues/worker.py) as the agent keeps it: started where the settings name a broker, looked
+after, started again where it ended.
 
 It is started when the agent is its own user already, so that it never has a privilege.
 """
@@ -28,7 +29,9 @@ _MODULE = "agent.queues.worker"
 
 
 class Brokers(Failing, Owning):
-    """A ``Source`` (agent/contracts.py): rows of ``queue_lag``; where nobody asks, a row each kind of broker that says so, with ``failure`` unasked."""
+    """A ``Source`` (agent/contracts.py): rows of ``queue_lag``; where nobody asks, a row each kind of broker that says
+    so, with ``failure`` unasked.
+    """
 
     name = "brokers"
 
@@ -118,5 +121,12 @@ class Brokers(Failing, Owning):
         """While nobody asks, a row each kind of broker at the usual pace."""
         if self.process.trouble and now_ns - self._said_ns >= self._interval_s * 1e9:
             self._said_ns = now_ns
-            yield make(TABLE.name, len(self._servers), t_ns=now_ns, system=[name.encode() for name in self._servers], status=b"down",
-                       failure=TABLE.code("failure", "unasked"), reason=self.process.trouble.encode())  # fmt: skip
+            yield make(
+                TABLE.name,
+                len(self._servers),
+                t_ns=now_ns,
+                system=[name.encode() for name in self._servers],
+                status=b"down",
+                failure=TABLE.code("failure", "unasked"),
+                reason=self.process.trouble.encode(),
+            )

@@ -1,4 +1,6 @@
-"""What the brokers' process (agent/queues/worker.py) sends, as the agent takes it: checked before anything of it is used. Pure."""
+"""What the brokers' process (agent/queues/worker.py) sends, as the agent takes it: checked before anything of it is
+used. Pure.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ class NoMessage(ValueError):
 
 
 class Report(NamedTuple):
-    """rows: of ``queue_lag``; failures: name -> why, None where the message has rows; dropped: rows, since the message before."""
+    """rows: of ``queue_lag``; failures: name -> why, None where the message has rows; dropped: rows, since the message
+    before.
+    """
 
     rows: npt.NDArray[np.void]
     failures: dict[str, str] | None
@@ -30,7 +34,9 @@ class Report(NamedTuple):
 
 
 def checked(data: bytes, systems: Collection[str], from_ns: int, now_ns: int) -> Report:
-    """systems: the kinds that are asked. Rows are of those, from after ``from_ns`` until ``now_ns`` (CLOCK_BOOTTIME). Raises NoMessage."""
+    """systems: the kinds that are asked. Rows are of those, from after ``from_ns`` until ``now_ns`` (CLOCK_BOOTTIME).
+    Raises NoMessage.
+    """
     if not HEADER.size <= len(data) < MOST_BYTES:
         raise NoMessage(f"{len(data)} bytes")
     kind, dropped = HEADER.unpack_from(data)

@@ -1,4 +1,6 @@
-"""Which consumer of a group has asked for nothing for longest, of those that are known to work: who has left is no longer looked for."""
+"""Which consumer of a group has asked for nothing for longest, of those that are known to work: who has left is no
+longer looked for.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ _WORKS_NS = 60_000_000_000  # since it was last seen to ask for something
 
 
 class Consumers:
-    """Of one group, from poll to poll. A server before 7.2 counts a consumer's idleness from what it last got, later ones from when it last asked."""
+    """Of one group, from poll to poll. A server before 7.2 counts a consumer's idleness from what it last got, later
+    ones from when it last asked.
+    """
 
     def __init__(self) -> None:
         self._asked: dict[bytes, int] = {}  # when it was last seen to have asked since the poll before

@@ -1,4 +1,5 @@
-"""What a Redis server says of itself at each poll: its role, its limits, and the errors by which it refuses service to others.
+"""What a Redis server says of itself at each poll: its role, its limits, and the errors by which it refuses service to
+others.
 
 ``INFO`` takes some 20 us a section there. What a version does not tell, or does not let us ask, is unknown.
 """
@@ -45,7 +46,9 @@ class Counters:
         self._errors = None
 
     def told(self, replies: Iterable[object], own: Counter[str], t_ns: int) -> Values:
-        """Columns of ``queue_lag``, of the replies to ``COMMANDS``. own: kinds of the errors that we got ourselves in this poll."""
+        """Columns of ``queue_lag``, of the replies to ``COMMANDS``. own: kinds of the errors that we got ourselves in
+        this poll.
+        """
         said: dict[str, str] = {}
         for reply in replies:
             if isinstance(reply, bytes) and len(reply) <= _MAX_BYTES:

@@ -19,7 +19,8 @@ _MAX_CURSOR_BYTES = 32
 class Scan:
     """Finds streams by SCAN, a bounded step a poll; what was found counts until the next full pass.
 
-    A keyspace that one SCAN covers is looked through at every poll, so that a new stream shows at once; a larger one after REDISCOVER_NS.
+    A keyspace that one SCAN covers is looked through at every poll, so that a new stream shows at once; a larger one
+    after REDISCOVER_NS.
     """
 
     def __init__(self, wanted: Sequence[str]) -> None:
@@ -33,7 +34,9 @@ class Scan:
         self.whole = False  #: all keys have been looked at once
 
     def step(self, client: RespClient, now_ns: int) -> list[bytes]:
-        """The streams known now, at most MAX_STREAMS. Raises RedisDown, and whatever an answer that is none leads to."""
+        """The streams known now, at most MAX_STREAMS. Raises RedisDown, and whatever an answer that is none leads
+        to.
+        """
         if now_ns < self._again_ns:
             return self._streams
         try:

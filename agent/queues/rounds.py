@@ -1,5 +1,6 @@
-"""Asks queues again and again. Asking a broker blocks (a stalled one for its whole timeout), so each queue is asked on a thread of its own: one that hangs
-delays no other. The threads sleep nearly all the time."""
+"""Asks queues again and again. Asking a broker blocks (a stalled one for its whole timeout), so each queue is asked on
+a thread of its own: one that hangs delays no other. The threads sleep nearly all the time.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +21,19 @@ class Pollable(Protocol[T_co]):
     name: str
 
     def poll(self) -> T_co:
-        """Asks once; may block up to the queue's own timeout. A server that does not answer is rows, not an exception."""
+        """Asks once; may block up to the queue's own timeout. A server that does not answer is rows, not an
+        exception.
+        """
         ...
 
     def close(self) -> None: ...
 
 
 class Rounds(Generic[T]):
-    """Every ``interval_s`` seconds, which may change. take: gets an answer, and when it was asked for (time.monotonic). told: gets the failures that are not
-    a server's, name -> what happened, whenever they have changed. Both are called on the threads."""
+    """Every ``interval_s`` seconds, which may change. take: gets an answer, and when it was asked for (time.monotonic).
+    told: gets the failures that are not a server's, name -> what happened, whenever they have changed. Both are called
+    on the threads.
+    """
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """The kernel's own queues: accept queues, connections with much unread or unsent data, devices' queueing disciplines.
 
-Seen without privilege, and for the agent's own network namespace only: entering another one (setns) needs CAP_SYS_ADMIN,
-which the agent does not have. Driven by ``QueuePoller``.
+Seen without privilege, and for the agent's own network namespace only: entering another one (setns) needs
+CAP_SYS_ADMIN, which the agent does not have. Driven by ``QueuePoller``.
 """
 
 from __future__ import annotations
@@ -29,21 +29,29 @@ Name = Callable[[np.ndarray], None]
 class SocketQueues:
     """``poll`` gives one socket_queue row for each listening socket, backed-up connection and device.
 
-    accept      queue, limit: connections that wait for accept(), and the backlog (the kernel lets one more in). drops: connections that
-                this socket dropped. overflows: TcpExt ListenOverflows, which the kernel counts for the whole namespace.
-    connection  only those with at least ``threshold_bytes`` unread or unsent, the ``top`` largest: queue is the larger of
-                recv_q_bytes (unread by the program) and send_q_bytes (not acknowledged by the peer). acked_bytes, shut_ns: each is asked for.
-    qdisc       a device's root discipline: queue in packets, send_q_bytes its backlog, drops.
+    accept      queue, limit: connections that wait for accept(), and the backlog (the kernel lets one more in). drops:
+    connections that this socket dropped. overflows: TcpExt ListenOverflows, which the kernel counts for the whole
+    namespace. connection  only those with at least ``threshold_bytes`` unread or unsent, the ``top`` largest: queue is
+    the larger of recv_q_bytes (unread by the program) and send_q_bytes (not acknowledged by the peer). acked_bytes,
+    shut_ns: each is asked for. qdisc       a device's root discipline: queue in packets, send_q_bytes its backlog,
+    drops.
 
-    max_listeners bounds the accept rows; those with connections waiting come first. name_owners and name_users fill in which process listens
-    (agent.probes.beside.listeners) or uses a connection (agent.probes.beside.connections), name_older whose either is that they do not know
-    (agent.queues.older); None where nobody knows.
+    max_listeners bounds the accept rows; those with connections waiting come first. name_owners and name_users fill in
+    which process listens (agent.probes.beside.listeners) or uses a connection (agent.probes.beside.connections),
+    name_older whose either is that they do not know (agent.queues.older); None where nobody knows.
     """
 
     name = "socket queues"
 
-    def __init__(self, threshold_bytes: int = 65536, top: int = 32, max_listeners: int = 256, name_owners: Name | None = None,
-                 name_users: Name | None = None, name_older: Name | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        threshold_bytes: int = 65536,
+        top: int = 32,
+        max_listeners: int = 256,
+        name_owners: Name | None = None,
+        name_users: Name | None = None,
+        name_older: Name | None = None,
+    ) -> None:
         self._threshold_bytes, self._top, self._max_listeners = threshold_bytes, top, max_listeners
         self._names = [
             (name, which)

@@ -16,8 +16,9 @@ WINDOW_NS = 10_000_000_000
 
 
 class Sample(NamedTuple):
-    """One poll: ``added`` and ``acked`` are running totals (any origin), ``position`` is any mark of how far the group read;
-    None where it cannot be told."""
+    """One poll: ``added`` and ``acked`` are running totals (any origin), ``position`` is any mark of how far the group
+    read; None where it cannot be told.
+    """
 
     t_ns: int
     lag: int | None
@@ -66,7 +67,10 @@ class Progress:
         if unacked and last.pending > first.pending:
             return (
                 "stuck",
-                f"{last.pending} pending, grew by {last.pending - first.pending}, none acknowledged for {seconds:.0f} s",
+                (
+                    f"{last.pending} pending, grew by {last.pending - first.pending}, none acknowledged for"
+                    f" {seconds:.0f} s"
+                ),
             )
         lags = [s.lag for s in self.samples if s.lag is not None]
         if len(lags) > 2 and lags[-1] > lags[0] and all(a <= b for a, b in pairwise(lags)):

@@ -1,7 +1,9 @@
-"""The brokers' process: asks each configured server on a thread of its own, and hands their rows over packed. It has no privilege and no numpy.
+"""The brokers' process: asks each configured server on a thread of its own, and hands their rows over packed. It has no
+privilege and no numpy.
 
-``python -m agent.queues.worker SOCKET SETTINGS PARENT``: descriptors, and the agent's pid. SETTINGS is JSON: servers by kind of broker, and how often they
-are asked. SOCKET is of SOCK_SEQPACKET and is only written to: ``HEADER`` and what it says. The agent's side is agent/queues/process.py.
+``python -m agent.queues.worker SOCKET SETTINGS PARENT``: descriptors, and the agent's pid. SETTINGS is JSON: servers by
+kind of broker, and how often they are asked. SOCKET is of SOCK_SEQPACKET and is only written to: ``HEADER`` and what it
+says. The agent's side is agent/queues/process.py.
 """
 
 from __future__ import annotations
@@ -23,12 +25,14 @@ from agent.queues.catalogue import Queue, Row, broker
 from agent.queues.packing import ROW_BYTES, pack
 from agent.queues.rounds import Rounds
 
-#: What follows, rows or, as a sign of life, the failures that are not a server's as JSON; and how many rows were dropped since the message before.
+#: What follows, rows or, as a sign of life, the failures that are not a server's as JSON; and how many rows were
+#: dropped since the message before.
 HEADER = struct.Struct("<BQ")
 ROWS, ALIVE = range(2)
 #: A message fits well into what a socket holds by default.
 PIECE_BYTES = 64 * ROW_BYTES
-#: Of memory that the process may write to, its threads' stacks included. What is beyond is refused, and that poll fails.
+#: Of memory that the process may write to, its threads' stacks included. What is beyond is refused, and that poll
+#: fails.
 BUDGET_BYTES = 256 << 20
 #: Of a thread: each server has one, and they count.
 _STACK_BYTES = 512 << 10

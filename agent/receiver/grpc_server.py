@@ -1,5 +1,7 @@
-"""OTLP/gRPC. gRPC listens on a Unix socket in a directory of the process's own only; connections come through agent/receiver/senders.py, so that they are counted by user before gRPC has
-them, and are known to it by the names that their ends here have."""
+"""OTLP/gRPC. gRPC listens on a Unix socket in a directory of the process's own only; connections come through
+agent/receiver/senders.py, so that they are counted by user before gRPC has them, and are known to it by the names that
+their ends here have.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,19 @@ from agent.receiver.turns import FramePace
 
 _SOCKET = "grpc.sock"
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_NO_GRPC = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 52\r\nConnection: close\r\n\r\nthis is OTLP over gRPC; HTTP has a port of its own.\n"
+_NO_GRPC = (
+    b"HTTP/1.1 400 Bad Request\r\nContent-Length: 52\r\nConnection: close\r\n\r\nthis is OTLP over gRPC; HTTP has a"
+    b" port of its own.\n"
+)
 _SERVICE = "/opentelemetry.proto.collector.{}.v1.{}Service/Export"
-_METHODS = {_SERVICE.format(name, service): signal for name, service, signal in
-            (("trace", "Trace", "traces"), ("logs", "Logs", "logs"), ("metrics", "Metrics", "metrics"))}  # fmt: skip
+_METHODS = {
+    _SERVICE.format(name, service): signal
+    for name, service, signal in (
+        ("trace", "Trace", "traces"),
+        ("logs", "Logs", "logs"),
+        ("metrics", "Metrics", "metrics"),
+    )
+}
 _OPTIONS = [
     (
         "grpc.per_message_decompression",
@@ -108,7 +119,9 @@ class GrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc]
                 inner.transport.abort()
 
     async def _pass_on(self, sender: OtlpSender, reader: asyncio.StreamReader, inner: asyncio.StreamWriter) -> None:
-        """Until the client ends, or sends what is too long for headers. Whose user has sent more frames than one may has to wait, also on a new connection."""
+        """Until the client ends, or sends what is too long for headers. Whose user has sent more frames than one may
+        has to wait, also on a new connection.
+        """
         blocks = HeaderBlocks()
         wait_s = self._pace.wait_s(sender.uid, 0, time.monotonic())
         with contextlib.suppress(OSError):
@@ -158,8 +171,12 @@ _CODES = {
 
 
 def _packed(data: bytes) -> bool:
-    """Whether it is gzip or zlib: no request begins like the one, and none that means something like the other (a field 15 of a number)."""
-    return data[:2] == b"\x1f\x8b" or (data[:1] == b"\x78" and len(data) > 1 and int.from_bytes(data[:2], "big") % 31 == 0)  # fmt: skip
+    """Whether it is gzip or zlib: no request begins like the one, and none that means something like the other (a field
+    15 of a number).
+    """
+    return data[:2] == b"\x1f\x8b" or (
+        data[:1] == b"\x78" and len(data) > 1 and int.from_bytes(data[:2], "big") % 31 == 0
+    )
 
 
 async def _answer(inside: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,6 @@
-"""What a client of HTTP/2 sends: how many frames, and how much as one block of headers, since gRPC keeps what comes until its end, whatever that is. Pure."""
+"""What a client of HTTP/2 sends: how many frames, and how much as one block of headers, since gRPC keeps what comes
+until its end, whatever that is. Pure.
+"""
 
 from __future__ import annotations
 

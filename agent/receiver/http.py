@@ -17,7 +17,12 @@ from exporters.page_request import known_host
 
 _PATHS = {"/v1/traces": "traces", "/v1/logs": "logs", "/v1/metrics": "metrics"}
 _PROTOBUF, _JSON = "application/x-protobuf", "application/json"
-_STATUS = {"malformed": "400 Bad Request", "too_large": "413 Content Too Large", "slow": "408 Request Timeout", "busy": "429 Too Many Requests"}  # fmt: skip
+_STATUS = {
+    "malformed": "400 Bad Request",
+    "too_large": "413 Content Too Large",
+    "slow": "408 Request Timeout",
+    "busy": "429 Too Many Requests",
+}
 #: Codes of google.rpc.
 _CODES = {"malformed": 3, "too_large": 8, "slow": 4, "busy": 14}
 #: Of a connection between requests; before its first.
@@ -75,8 +80,9 @@ class HttpServer:
 
 
 def _wanted(head: RequestHead) -> tuple[str, bool]:
-    """The signal, and whether it is JSON. A web site can make a browser send what a form could, to any address; and with a name of its own that it turns into ours, anything.
-    Raises BadRequest."""
+    """The signal, and whether it is JSON. A web site can make a browser send what a form could, to any address; and
+    with a name of its own that it turns into ours, anything. Raises BadRequest.
+    """
     if not known_host(head.headers.get("host", "localhost"), ()):
         raise BadRequest("421 Misdirected Request", "ask by an address of loopback, or as localhost")
     signal = _PATHS.get(head.path)
@@ -129,7 +135,10 @@ def _failure(code: int, why: str, as_json: bool) -> bytes:
 
 async def _answer(writer: asyncio.StreamWriter, status: str, body: bytes, as_json: bool, *, keep: bool) -> None:
     again = "Retry-After: 1\r\n" if status.startswith("429") else ""
-    head = f"HTTP/1.1 {status}\r\nContent-Type: {_JSON if as_json else _PROTOBUF}\r\nContent-Length: {len(body)}\r\n{again}"
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: {_JSON if as_json else _PROTOBUF}\r\nContent-Length:"
+        f" {len(body)}\r\n{again}"
+    )
     writer.write((head + ("" if keep else "Connection: close\r\n") + "\r\n").encode() + body)
     await asyncio.wait_for(writer.drain(), PATIENCE_S)
     if not keep:  # what it still sends must not turn into a reset that takes the answer away

@@ -46,7 +46,9 @@ async def read_head(reader: asyncio.StreamReader) -> RequestHead | None:
             return None
         raise
     except asyncio.LimitOverrunError as error:
-        raise BadRequest("431 Request Header Fields Too Large", f"a head has {MOST_HEAD_BYTES} bytes at most") from error  # fmt: skip
+        raise BadRequest(
+            "431 Request Header Fields Too Large", f"a head has {MOST_HEAD_BYTES} bytes at most"
+        ) from error
     if len(raw) > MOST_HEAD_BYTES:
         raise BadRequest("431 Request Header Fields Too Large", f"a head has {MOST_HEAD_BYTES} bytes at most")
     first, *lines = raw[:-4].decode("latin-1").split("\r\n")

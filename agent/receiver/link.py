@@ -14,7 +14,9 @@ _PATIENCE_S = 1.0
 
 
 class AgentLink:
-    """answered: called with a connection's number, of which the agent now knows whose it is. The process ends with the agent."""
+    """answered: called with a connection's number, of which the agent now knows whose it is. The process ends with the
+    agent.
+    """
 
     def __init__(self, sock: socket.socket, answered: Callable[[int], None]) -> None:
         sock.setblocking(False)

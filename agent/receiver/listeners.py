@@ -1,4 +1,6 @@
-"""Where OTLP is taken: bound once, by the agent, and given to each process that takes it. So nobody else has the port while one has ended and the next begins."""
+"""Where OTLP is taken: bound once, by the agent, and given to each process that takes it. So nobody else has the port
+while one has ended and the next begins.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A span, a log record or a span's event with rate-limiting attributes, as columns of ``limiter_decision``. Pure.
 
-No convention of OpenTelemetry's covers rate limiting but ASP.NET Core's (``aspnetcore.rate_limiting.*``). Taken are those, what tickscope itself exports, and ``NAME.*`` for each NAME of ``NAMES``
-that instrumentations use, which docs/limiters.md lists. What has no result is no decision.
+No convention of OpenTelemetry's covers rate limiting but ASP.NET Core's (``aspnetcore.rate_limiting.*``). Taken are
+those, what tickscope itself exports, and ``NAME.*`` for each NAME of ``NAMES`` that instrumentations use, which
+docs/limiters.md lists. What has no result is no decision.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from agent.limiters.decision import NAMES as TEXTS
 from agent.limiters.naming import Names
 
 NAMES = ("rate_limiting", "ratelimit", "rate_limit", "aspnetcore.rate_limiting")
-#: What may follow such a name: column (or, of those in capitals, what it is made of), and what one unit is in the column's.
+#: What may follow such a name: column (or, of those in capitals, what it is made of), and what one unit is in the
+#: column's.
 _ENDINGS: dict[str, tuple[str, float]] = {
     "result": ("RESULT", 1),
     "allowed": ("ALLOWED", 1),
@@ -54,7 +56,9 @@ LEAST_SHARE = 1e-6
 _RANK = {name: rank for rank, name in enumerate(MEANING)}
 _WORDS = {
     "allowed": "allowed acquired ok accepted permitted passed pass success under_limit",
-    "refused": "refused rejected denied limited throttled blocked dropped over_limit exceeded endpoint_limiter global_limiter",
+    "refused": (
+        "refused rejected denied limited throttled blocked dropped over_limit exceeded endpoint_limiter global_limiter"
+    ),
     "delayed": "delayed queued waited",
     "cancelled": "cancelled canceled request_canceled",
     "error": "error failed failure",
@@ -68,8 +72,11 @@ Value = str | int | float | bool
 
 
 class Record(NamedTuple):
-    """What may be a decision. attributes: those of ``MEANING`` only. what: span, log or event. name: of the span; scope: the instrumentation's name and version. at_ns: Unix time,
-    0 unknown; duration_ns: of a span that is the decision, -1 of others. trace_id, span_id: hexadecimal digits, empty where there are none. boot_id: of the host, where the resource tells it."""
+    """What may be a decision. attributes: those of ``MEANING`` only. what: span, log or event. name: of the span;
+    scope: the instrumentation's name and version. at_ns: Unix time, 0 unknown; duration_ns: of a span that is the
+    decision, -1 of others. trace_id, span_id: hexadecimal digits, empty where there are none. boot_id: of the host,
+    where the resource tells it.
+    """
 
     what: str
     attributes: Mapping[str, Value]
@@ -84,14 +91,18 @@ class Record(NamedTuple):
 
 
 class Mapper:
-    """key: what a key is stored as; names: what limiters are called; boot_id: of this host. no_share: sample rates that were none, and left out."""
+    """key: what a key is stored as; names: what limiters are called; boot_id: of this host. no_share: sample rates that
+    were none, and left out.
+    """
 
     def __init__(self, key: Callable[[str], bytes], names: Names, boot_id: str) -> None:
         self._key, self._names, self._boot_id = key, names, boot_id
         self.no_share = 0
 
     def decision(self, record: Record) -> dict[str, object] | None:
-        """Columns, of which ``t_ns`` is Unix time; None for what is no decision, or has come from here. Raises Malformed."""
+        """Columns, of which ``t_ns`` is Unix time; None for what is no decision, or has come from here. Raises
+        Malformed.
+        """
         given = record.attributes
         found: dict[str, object] = {}
         for name in sorted(given, key=_RANK.__getitem__) if len(given) > 1 else given:

@@ -1,4 +1,6 @@
-"""Which process sends on a connection to the receiver, as the tcp probe's kernel programs know it: looked up when it begins."""
+"""Which process sends on a connection to the receiver, as the tcp probe's kernel programs know it: looked up when it
+begins.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ class Person(NamedTuple):
 
 
 class People:
-    """look_up: fills pid, proc_start_ns and comm of rows of ``socket_queue``, by both ends; None where no kernel program knows connections. It may raise OSError."""
+    """look_up: fills pid, proc_start_ns and comm of rows of ``socket_queue``, by both ends; None where no kernel
+    program knows connections. It may raise OSError.
+    """
 
     def __init__(self, look_up: Callable[[np.ndarray], None] | None) -> None:
         self._look_up, self._said = look_up, False

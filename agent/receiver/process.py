@@ -1,6 +1,8 @@
-"""The receiver's process (agent/receiver/worker.py) as the agent keeps it: started where the settings name an address, looked after, started again where it ended.
+"""The receiver's process (agent/receiver/worker.py) as the agent keeps it: started where the settings name an address,
+looked after, started again where it ended.
 
-It is started when the agent is its own user already, so that it never has a privilege. It knows a connection's user; which process that is the agent finds out, as soon as it begins.
+It is started when the agent is its own user already, so that it never has a privilege. It knows a connection's user;
+which process that is the agent finds out, as soon as it begins.
 """
 
 from __future__ import annotations
@@ -51,14 +53,23 @@ def told(config: Config) -> dict[str, object]:
 
 
 class OtlpReceiver(Failing, Owning, Stating):
-    """A ``Source`` (agent/contracts.py): rows of ``limiter_decision``. to_boot: Unix ns to CLOCK_BOOTTIME ns, shape (n,); raises ValueError while that is not known.
-    run_fd: the run directory. settings: what else the process is told."""
+    """A ``Source`` (agent/contracts.py): rows of ``limiter_decision``. to_boot: Unix ns to CLOCK_BOOTTIME ns, shape
+    (n,); raises ValueError while that is not known.
+    run_fd: the run directory. settings: what else the process is told.
+    """
 
     name = "otlp receiver"
     #: What was lost or put off, in words (agent/service/bounds.py).
     reasons: ClassVar[dict[str, str]] = {**{name: words for name, words in COUNTS.items() if words}, "times": TIMES}
 
-    def __init__(self, config: ReceiverConfig, run_fd: int, people: People, to_boot: Callable[[np.ndarray], np.ndarray], settings: Mapping[str, object]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        config: ReceiverConfig,
+        run_fd: int,
+        people: People,
+        to_boot: Callable[[np.ndarray], np.ndarray],
+        settings: Mapping[str, object],
+    ) -> None:
         self.process = KeptProcess(self.name, "takes OTLP", self._start, self._over)
         self._config, self._people, self._to_boot = config, people, to_boot
         self._run_fd = run_fd
@@ -154,7 +165,9 @@ class OtlpReceiver(Failing, Owning, Stating):
         self._people.part(gone)
 
     def _meet(self, source: socket.socket) -> None:
-        """Who they are that began to talk. It takes a look at all sockets of the host: for several at once, and no more than a tenth of the time."""
+        """Who they are that began to talk. It takes a look at all sockets of the host: for several at once, and no more
+        than a tenth of the time.
+        """
         begun_s = time.monotonic()
         if not self._asked or begun_s < self._meet_s:
             return
@@ -204,7 +217,9 @@ class OtlpReceiver(Failing, Owning, Stating):
         said = {**self._settings, "listeners": list(listeners)}
         self._tally = tally.made()
         try:
-            return spawned("agent.receiver.worker", "tickscope-otlp", said, self._run_fd, self._tally, *listeners.values())  # fmt: skip
+            return spawned(
+                "agent.receiver.worker", "tickscope-otlp", said, self._run_fd, self._tally, *listeners.values()
+            )
         except OSError:
             self._close_tally()
             raise

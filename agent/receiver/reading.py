@@ -1,6 +1,8 @@
-"""Requests of OTLP, protobuf or JSON, as records that may be decisions. Pure, and lazy: what a caller does not ask for is not read.
+"""Requests of OTLP, protobuf or JSON, as records that may be decisions. Pure, and lazy: what a caller does not ask for
+is not read.
 
-https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding: ids are hexadecimal in JSON, and 64-bit numbers may be texts.
+https://opentelemetry.io/docs/specs/otlp/#json-protobuf-encoding: ids are hexadecimal in JSON, and 64-bit numbers may be
+texts.
 """
 
 from __future__ import annotations
@@ -21,12 +23,16 @@ from agent.receiver.mapping import MEANING, Record, Value
 REQUESTS: dict[str, Any] = {"traces": ExportTraceServiceRequest, "logs": ExportLogsServiceRequest}
 #: A span that the rest of a request happens in: Span.SpanKind.SERVER to CONSUMER.
 _AROUND = frozenset({2, 3, 4, 5})
-_KINDS = {f"SPAN_KIND_{name}": at for at, name in enumerate(["UNSPECIFIED", "INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER"])}  # fmt: skip
+_KINDS = {
+    f"SPAN_KIND_{name}": at
+    for at, name in enumerate(["UNSPECIFIED", "INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER"])
+}
 _RESOURCE = frozenset({"service.name", "host.boot.id"})
 _MOST_TIME = 1 << 63
 #: Attributes of one thing that are looked at.
 _MOST_ATTRIBUTES = 256
-#: What is read of a request: a record, None for a span, event or log that has nothing of a limiter, False for what only holds others.
+#: What is read of a request: a record, None for a span, event or log that has nothing of a limiter, False for what only
+#: holds others.
 Read = Record | Literal[False] | None
 _HEX = {16: re.compile(r"[0-9a-fA-F]{32}"), 8: re.compile(r"[0-9a-fA-F]{16}")}
 
@@ -49,7 +55,12 @@ def records(signal: str, data: bytes, as_json: bool) -> Iterator[Read]:
 def _of(attributes: Iterable[Any], wanted: Any = MEANING) -> dict[str, Value]:
     found: dict[str, Value] = {}
     for one in islice(attributes, _MOST_ATTRIBUTES):
-        if one.key in wanted and (kind := one.value.WhichOneof("value")) in ("string_value", "int_value", "double_value", "bool_value"):  # fmt: skip
+        if one.key in wanted and (kind := one.value.WhichOneof("value")) in (
+            "string_value",
+            "int_value",
+            "double_value",
+            "bool_value",
+        ):
             found.setdefault(one.key, getattr(one.value, kind))
     return found
 
@@ -151,7 +162,13 @@ def _json_of(holder: Any, wanted: Any = MEANING) -> dict[str, Value]:
     return found
 
 
-_JSON_VALUES = {("stringValue", str), ("intValue", int), ("doubleValue", float), ("doubleValue", int), ("boolValue", bool)}  # fmt: skip
+_JSON_VALUES = {
+    ("stringValue", str),
+    ("intValue", int),
+    ("doubleValue", float),
+    ("doubleValue", int),
+    ("boolValue", bool),
+}
 
 
 def _json_ids(holder: Any) -> tuple[bytes, bytes]:
@@ -178,7 +195,13 @@ def _json_spans(request: Any) -> Iterator[Read]:
                 yield _span(attributes, kind, start, end, ids, _text(span, "name"), by, of_all)
                 for event in events:
                     more = _json_of(event)
-                    yield Record("event", more, _number(event, "timeUnixNano"), -1, *ids, _text(event, "name"), by, *of_all) if more else None  # fmt: skip
+                    yield (
+                        Record(
+                            "event", more, _number(event, "timeUnixNano"), -1, *ids, _text(event, "name"), by, *of_all
+                        )
+                        if more
+                        else None
+                    )
 
 
 def _json_logs(request: Any) -> Iterator[Read]:

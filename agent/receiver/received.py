@@ -1,4 +1,6 @@
-"""What the receiver's process (agent/receiver/worker.py) sends, as the agent takes it: checked before anything of it is used. Pure."""
+"""What the receiver's process (agent/receiver/worker.py) sends, as the agent takes it: checked before anything of it is
+used. Pure.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from agent.receiver.wire import (  # fmt: skip
+from agent.receiver.wire import (
     ALIVE,
     COUNTS,
     ENDS,
@@ -42,7 +44,9 @@ class ClientEnds(NamedTuple):
 
 
 class ReceiverMessage(NamedTuple):
-    """One message. kind: as wire.py has it; number: of a connection; the others by kind. ``t_ns`` of rows is Unix time, 0 unknown."""
+    """One message. kind: as wire.py has it; number: of a connection; the others by kind. ``t_ns`` of rows is Unix time,
+    0 unknown.
+    """
 
     kind: int
     number: int = 0
@@ -90,7 +94,9 @@ def _alive(said: bytes) -> ReceiverMessage:
     try:
         found = json.loads(said)
         counts, connections = found["counts"], found["connections"]
-        ok = set(counts) == set(COUNTS) and all(type(n) is int and 0 <= n < 1 << 62 for n in (*counts.values(), connections))  # fmt: skip
+        ok = set(counts) == set(COUNTS) and all(
+            type(n) is int and 0 <= n < 1 << 62 for n in (*counts.values(), connections)
+        )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise NoOtlpMessage("no sign of life") from error
     if not ok:

@@ -37,7 +37,9 @@ class OtlpSender:
 
 
 class Front:
-    """Takes connections. serve: what is done with one; it may raise, and is cancelled where the connection's place is another user's."""
+    """Takes connections. serve: what is done with one; it may raise, and is cancelled where the connection's place is
+    another user's.
+    """
 
     def __init__(self, counts: Counter[str]) -> None:
         self.counts = counts

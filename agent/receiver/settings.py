@@ -47,10 +47,16 @@ def _address(key: str, value: object) -> tuple[str, int]:
     except ValueError:
         local = False
     if not local:
-        why = "it takes what programs of this host send, whom the kernel names: an address of loopback, such as 127.0.0.1:24318 or [::1]:24318"
+        why = (
+            "it takes what programs of this host send, whom the kernel names: an address of loopback, such as"
+            " 127.0.0.1:24318 or [::1]:24318"
+        )
         raise _SECTION.wrong(key, value, why)
     if port in COLLECTORS:
-        why = f"port {port} is an OpenTelemetry Collector's ({COLLECTORS[port]}), which would find it taken, or lose what is sent to it: take another, such as 2{port}"
+        why = (
+            f"port {port} is an OpenTelemetry Collector's ({COLLECTORS[port]}), which would find it taken, or lose what"
+            f" is sent to it: take another, such as 2{port}"
+        )
         raise _SECTION.wrong(key, value, why)
     if port < 1024:
         raise _SECTION.wrong(key, value, "the receiver has no privilege, so its port is at least 1024")

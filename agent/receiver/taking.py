@@ -61,7 +61,9 @@ class Desk:
 
     @contextmanager
     def under_way(self, sender: OtlpSender) -> Iterator[None]:
-        """Around a request, before it is read. Raises RequestRefused where this user has enough of them, and in the place of one that another user's needs."""
+        """Around a request, before it is read. Raises RequestRefused where this user has enough of them, and in the
+        place of one that another user's needs.
+        """
         task = asyncio.current_task()
         assert task is not None
         displaced = False
@@ -87,7 +89,9 @@ class Desk:
             if not displaced:
                 self._under_way.leave(sender.uid, leave)
 
-    async def take(self, sender: OtlpSender, signal: str, data: bytes, *, as_json: bool = False, packed: bool = False) -> Taken:  # fmt: skip
+    async def take(
+        self, sender: OtlpSender, signal: str, data: bytes, *, as_json: bool = False, packed: bool = False
+    ) -> Taken:
         """A whole request. Raises RequestRefused."""
         self.counts["requests"] += 1
         if signal == "metrics":
@@ -120,7 +124,8 @@ class Desk:
                 if read > MOST_RECORDS:
                     raise RequestRefused(
                         "too_large",
-                        f"a request has {MOST_RECORDS} spans, events, logs and what holds them at most: send smaller batches",
+                        f"a request has {MOST_RECORDS} spans, events, logs and what holds them at most: send smaller"
+                        " batches",
                     )
                 if not read % _AT_ONCE:
                     await asyncio.sleep(0)
@@ -170,7 +175,9 @@ def unpacked(data: bytes) -> bytes:
         except zlib.error as error:
             raise RequestRefused("malformed", f"no gzip: {str(error)[:60]}") from error
         if len(whole) > MOST_BYTES:
-            raise RequestRefused("too_large", f"a request has {MOST_BYTES} bytes at most when it is unpacked: send smaller batches")  # fmt: skip
+            raise RequestRefused(
+                "too_large", f"a request has {MOST_BYTES} bytes at most when it is unpacked: send smaller batches"
+            )
         if not one.eof:
             raise RequestRefused("malformed", "gzip that ends early")
         data = one.unused_data

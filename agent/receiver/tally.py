@@ -1,4 +1,6 @@
-"""What the receiver's process counts, in memory that stays when it ends: nothing of its last moment is lost. The agent reads it as a file: what the process does to it does no harm."""
+"""What the receiver's process counts, in memory that stays when it ends: nothing of its last moment is lost. The agent
+reads it as a file: what the process does to it does no harm.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Whose turn it is to have a request read, and how many decisions and frames a user may send: so that nobody's flood keeps another's decisions out. Pure but for asyncio."""
+"""Whose turn it is to have a request read, and how many decisions and frames a user may send: so that nobody's flood
+keeps another's decisions out. Pure but for asyncio.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from collections.abc import AsyncIterator
 
 #: Decisions of one user: a second, and at once, as after a pause.
 PER_S, BURST = 5_000, 10_000
-#: Frames of HTTP/2 of one user, likewise: a call with one decision takes four or five, and reading them is dearer than sending.
+#: Frames of HTTP/2 of one user, likewise: a call with one decision takes four or five, and reading them is dearer than
+#: sending.
 FRAMES_PER_S, FRAMES_BURST = 4_000, 8_000
 _MOST_USERS = 4096
 

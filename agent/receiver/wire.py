@@ -1,4 +1,6 @@
-"""What the receiver's process (agent/receiver/worker.py) and the agent (agent/receiver/process.py) tell each other: messages of SOCK_SEQPACKET."""
+"""What the receiver's process (agent/receiver/worker.py) and the agent (agent/receiver/process.py) tell each other:
+messages of SOCK_SEQPACKET.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ from agent.tables import TABLES
 
 TABLE = TABLES["limiter_decision"]
 PACKER = Packer(TABLE)
-#: To the agent. WHO: a connection has begun, whose is it? ROWS: decisions of one. GONE: it has ended. ALIVE: counts, as JSON, four times a second.
+#: To the agent. WHO: a connection has begun, whose is it? ROWS: decisions of one. GONE: it has ended. ALIVE: counts, as
+#: JSON, four times a second.
 WHO, ROWS, GONE, ALIVE = range(4)
 KIND = struct.Struct("<B")
 #: A connection's number; by its number the agent says that it has looked who it is.
@@ -37,7 +40,9 @@ COUNTS = {
     "too_large": "requests that were too large",
     "slow": "requests that came too slowly",
     "busy": "requests put off, since their user had enough under way",
-    "held_up": "times nothing was read of a user for a while, since he had sent more frames of HTTP/2 than one may a second",
+    "held_up": (
+        "times nothing was read of a user for a while, since he had sent more frames of HTTP/2 than one may a second"
+    ),
     "refused": "connections refused, since their user had its share of the places",
     "displaced": "connections closed to make room for other users'",
     "no_descriptor": "times no connection could be taken for want of descriptors",

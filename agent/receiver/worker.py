@@ -1,8 +1,10 @@
 """The receiver's process: takes OTLP on loopback, and hands decisions over packed. It has no privilege and no numpy.
 
-``python -m agent.receiver.worker SOCKET SETTINGS PARENT DIRECTORY COUNTS LISTENER...``: descriptors, and the agent's pid. SETTINGS is JSON: what the listeners are, how keys are stored, what limiters
-are called. COUNTS: agent/receiver/tally.py.
-DIRECTORY is the run directory, which those above it need not let this user reach: below it is one of the process's own, for gRPC. The agent's side is agent/receiver/process.py, what they tell each other agent/receiver/wire.py.
+``python -m agent.receiver.worker SOCKET SETTINGS PARENT DIRECTORY COUNTS LISTENER...``: descriptors, and the agent's
+pid. SETTINGS is JSON: what the listeners are, how keys are stored, what limiters are called. COUNTS:
+agent/receiver/tally.py. DIRECTORY is the run directory, which those above it need not let this user reach: below it is
+one of the process's own, for gRPC. The agent's side is agent/receiver/process.py, what they tell each other
+agent/receiver/wire.py.
 """
 
 from __future__ import annotations

@@ -1,1 +1,3 @@
-"""What watched processes may have, and how much of it they use: processor, memory, descriptors, file systems. Polled, mostly without privilege."""
+"""What watched processes may have, and how much of it they use: processor, memory, descriptors, file systems. Polled,
+mostly without privilege.
+"""

@@ -1,4 +1,6 @@
-"""What cgroups withhold from their processes, by their own counters, which everybody may read. Both versions, side by side too."""
+"""What cgroups withhold from their processes, by their own counters, which everybody may read. Both versions, side by
+side too.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Mounts:
         return cls(**found)
 
     def groups(self, text: str) -> tuple[tuple[str, ...], ...]:
-        """(cpu's, memory's, blkio's, pids') directories of a process, the innermost first; of the text of its /proc/PID/cgroup. Without the root, which has no limit."""
+        """(cpu's, memory's, blkio's, pids') directories of a process, the innermost first; of the text of its
+        /proc/PID/cgroup. Without the root, which has no limit.
+        """
         paths: dict[str, str] = {}
         for line in text.split("\n"):
             _, controllers, path = [*line.split(":", 2), *[""] * 3][:3]
@@ -73,7 +77,9 @@ def read(path: str, most: int = 4096) -> str:
 
 @dataclass
 class Group:
-    """One directory, and by how much its counters grew between the last two readings. periods: of its quota; throttled: of them; met: charges beyond the limit, or beyond memory.high (v1: failed ones)."""
+    """One directory, and by how much its counters grew between the last two readings. periods: of its quota; throttled:
+    of them; met: charges beyond the limit, or beyond memory.high (v1: failed ones).
+    """
 
     place: str
     modern: bool = False
@@ -81,7 +87,8 @@ class Group:
     throttled: int = 0
     throttled_ns: int = 0
     met: int = 0
-    #: In this interval or the last, since who is killed takes a while to end: of its own processes, and with those of all cgroups below.
+    #: In this interval or the last, since who is killed takes a while to end: of its own processes, and with those of
+    #: all cgroups below.
     killed: int = 0
     killed_below: int = 0
     there: bool = True
@@ -114,7 +121,9 @@ class Group:
 
     def memory(self) -> tuple[int, int]:
         """(bytes used, limit), -1 where there is none."""
-        used, limit = ("memory.current", "memory.max") if self.modern else ("memory.usage_in_bytes", "memory.limit_in_bytes")  # fmt: skip
+        used, limit = (
+            ("memory.current", "memory.max") if self.modern else ("memory.usage_in_bytes", "memory.limit_in_bytes")
+        )
         return one(f"{self.place}/{used}"), one(f"{self.place}/{limit}")
 
 

@@ -10,7 +10,9 @@ _DEEP = 3
 
 
 def names(device: str, tree: Path = _SYS) -> str:
-    """Of major:minor: its name, and those of the devices that are made of it or of a part of it (LVM, encryption, RAID). Empty where that is not known."""
+    """Of major:minor: its name, and those of the devices that are made of it or of a part of it (LVM, encryption,
+    RAID). Empty where that is not known.
+    """
     try:
         disk = Path(os.path.realpath(tree / device, strict=True))
     except OSError:

@@ -1,4 +1,5 @@
-"""Limits of cgroups on block I/O and on processes, and how near to them their processes are. By files that everybody may read, both versions.
+"""Limits of cgroups on block I/O and on processes, and how near to them their processes are. By files that everybody
+may read, both versions.
 
 The kernel does not count how long a limit made anybody wait. But who is made to wait does just as much as he may.
 """
@@ -17,8 +18,11 @@ AT_LIMIT = 0.7
 _MOST = 1 << 16
 
 _V1 = {
-    "read_bps": ("io", "Read"), "write_bps": ("io", "Write"), "read_iops": ("iops", "Read"), "write_iops": ("iops", "Write"),
-}  # fmt: skip
+    "read_bps": ("io", "Read"),
+    "write_bps": ("io", "Write"),
+    "read_iops": ("iops", "Read"),
+    "write_iops": ("iops", "Write"),
+}
 _V2 = {"rbps": ("io", "Read"), "wbps": ("io", "Write"), "riops": ("iops", "Read"), "wiops": ("iops", "Write")}
 _COUNTED = {"rbytes": ("io", "Read"), "wbytes": ("io", "Write"), "rios": ("iops", "Read"), "wios": ("iops", "Write")}
 #: Of a device (major:minor): "io" bytes or "iops" requests, "Read" or "Write".
@@ -26,7 +30,9 @@ Of = tuple[str, str, str]
 
 
 class Used(NamedTuple):
-    """kind: of the table ``resource``. used, limit: bytes or requests a second, or processes; events: processes that could not be started; device: the disk, with what lies on it; direction: read or write."""
+    """kind: of the table ``resource``. used, limit: bytes or requests a second, or processes; events: processes that
+    could not be started; device: the disk, with what lies on it; direction: read or write.
+    """
 
     kind: str
     used: int
@@ -76,8 +82,11 @@ class CgroupLimits:
         return done
 
     def pids(self) -> Iterator[Used]:
-        """Processes that could not be started since the last time, by its limit; before Linux 6.11 by that of one above it, too."""
-        # Since then the other file tells of all cgroups below as well: what these met would be said of whoever is beside them.
+        """Processes that could not be started since the last time, by its limit; before Linux 6.11 by that of one above
+        it, too.
+        """
+        # Since then the other file tells of all cgroups below as well: what these met would be said of whoever is
+        # beside them.
         now = numbers(read(f"{self.place}/pids.events.local") or read(f"{self.place}/pids.events")).get("max", -1)
         before, self._failed = self._failed, now
         if 0 <= before < now:
@@ -91,7 +100,9 @@ def _lines(path: str) -> list[list[str]]:
 
 
 def _named(path: str) -> Iterator[tuple[str, str, int]]:
-    """(device, name, number) of lines of a device and what it has. Some kernels end no line of a device that has nothing."""
+    """(device, name, number) of lines of a device and what it has. Some kernels end no line of a device that has
+    nothing.
+    """
     for words in _lines(path):
         device = ""
         for word in words:

@@ -1,6 +1,8 @@
-"""Polls what watched processes use: a row where something nears its end, or is withheld; each object again from time to time, so that what was usual is known.
+"""Polls what watched processes use: a row where something nears its end, or is withheld; each object again from time to
+time, so that what was usual is known.
 
-Watched is who reports decisions, or serves others. All by files that everybody may read, 10 us each; ``MOST`` processes at most.
+Watched is who reports decisions, or serves others. All by files that everybody may read, 10 us each; ``MOST`` processes
+at most.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ _SERVER, _ACCEPT = TABLES["tcp_rtt"].code("role", "server"), TABLES["socket_queu
 
 @dataclass
 class Watched:
-    """One process. cgroup: the text of its file when it was read last. told: by kind, (when a row was made last, its numbers). ran: (for itself, in the kernel) since it started, ns."""
+    """One process. cgroup: the text of its file when it was read last. told: by kind, (when a row was made last, its
+    numbers). ran: (for itself, in the kernel) since it started, ns.
+    """
 
     pid: int
     start_ns: int
@@ -111,7 +115,9 @@ class Resources:
         return self._users[key]
 
     def _make_room(self, uid: int, now_ns: int) -> bool:
-        """Whoever was not heard of for longest gives way, after a while; else one of the user who has most of them, to one who has fewer."""
+        """Whoever was not heard of for longest gives way, after a while; else one of the user who has most of them, to
+        one who has fewer.
+        """
         oldest = min(self.watched, key=lambda key: self.watched[key].seen_ns)
         if self.watched[oldest].seen_ns > now_ns - 2 * AGAIN_NS:
             counts = Counter(one.uid for one in self.watched.values())
@@ -204,7 +210,15 @@ class Resources:
         met = next((self._groups[place] for place in one.memory if self._groups[place].met), None)
         if met is not None or faults >= FAULTS:
             used, limit = met.memory() if met is not None else (-1, -1)
-            yield {**mine, "kind": "memory", "object": met.place if met else "", "events": met.met if met else 0, "faults": faults, "used": used, "limit": limit}  # fmt: skip
+            yield {
+                **mine,
+                "kind": "memory",
+                "object": met.place if met else "",
+                "events": met.met if met else 0,
+                "faults": faults,
+                "used": used,
+                "limit": limit,
+            }
         for place in dict.fromkeys((*one.io, *one.pids)):
             for at in self._met.get(place, ()):
                 yield {**mine, "object": place, **at._asdict()}
@@ -212,7 +226,9 @@ class Resources:
             yield {**mine, "kind": "oom", "object": killed[0], "events": killed[1]}
 
     def _killed(self, one: Watched) -> tuple[str, int] | None:
-        """(cgroup, how many) of processes that the kernel killed where it was. Whose cgroup ended with it is counted in the one above alone, with all that are below that."""
+        """(cgroup, how many) of processes that the kernel killed where it was. Whose cgroup ended with it is counted in
+        the one above alone, with all that are below that.
+        """
         groups = [self._groups[place] for place in one.memory]
         own = next((group for group in groups if group.killed), None)
         if own is not None or not groups or groups[0].there:
@@ -242,7 +258,9 @@ class Resources:
 
 
 def due(told: dict[str, tuple[int, tuple[int, int]]], kind: str, used: int, limit: int, now_ns: int) -> bool:
-    """Whether a row is to be made: it is near its end and has changed or is there, was so at the last one, or that is long ago."""
+    """Whether a row is to be made: it is near its end and has changed or is there, was so at the last one, or that is
+    long ago.
+    """
     at_ns, (before, most) = told.get(kind, (0, (0, 0)))
     near, was_near = used >= NEAR * limit, before >= NEAR * most
     changed = (used, limit) != (before, most)

@@ -1,6 +1,8 @@
-"""The room that is left in file systems that watched processes write to. Another's files only the helper may look at (agent/kernel/spaces.py).
+"""The room that is left in file systems that watched processes write to. Another's files only the helper may look at
+(agent/kernel/spaces.py).
 
-Each process is asked every ten seconds which file systems it writes to; of those that write to one, the first is asked again each half second.
+Each process is asked every ten seconds which file systems it writes to; of those that write to one, the first is asked
+again each half second.
 """
 
 from __future__ import annotations
@@ -91,7 +93,10 @@ class Spaces:
         self._asked_ns = {key: at for key, at in self._asked_ns.items() if key in watched}
         self._known = {place: known for place, known in self._known.items() if known.asked in watched}
         wanted = [known.asked for known in self._known.values() if known.due_ns <= now_ns]
-        wanted += sorted((key for key in watched if self._asked_ns.get(key, 0) <= now_ns - AGAIN_NS), key=lambda key: self._asked_ns.get(key, 0))  # fmt: skip
+        wanted += sorted(
+            (key for key in watched if self._asked_ns.get(key, 0) <= now_ns - AGAIN_NS),
+            key=lambda key: self._asked_ns.get(key, 0),
+        )
         for key in [key for key in dict.fromkeys(wanted) if key not in self._waiting][: _AT_ONCE - len(self._waiting)]:
             if self._helper.silent or not self._helper.alive:
                 return

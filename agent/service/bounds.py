@@ -1,4 +1,6 @@
-"""Bounds that were hit, as rows of ``probe_status``: what was refused or left out must not look as if it had never been."""
+"""Bounds that were hit, as rows of ``probe_status``: what was refused or left out must not look as if it had never
+been.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,10 @@ _TELL_NS = 60_000_000_000
 
 
 class Bounds(Finishing):
-    """A source (agent/contracts.py). probe: whose bounds they are, as rows tell it. counts: how often each bound of ``reasons`` (name -> words) was hit since the start; a row tells what was added since
-    the row before. lead: what the reasons have in common."""
+    """A source (agent/contracts.py). probe: whose bounds they are, as rows tell it. counts: how often each bound of
+    ``reasons`` (name -> words) was hit since the start; a row tells what was added since the row before. lead: what the
+    reasons have in common.
+    """
 
     def __init__(
         self,
@@ -66,5 +70,14 @@ class Bounds(Finishing):
             return []
         self._told_ns, self._told = now_ns, {reason: counts[reason] for reason in self._reasons}
         table = TABLES["probe_status"]
-        return [make("probe_status", 1, t_ns=now_ns, probe=self.probe.encode(), state=table.code("state", "degraded"),
-                     reason=f"{self._lead}{', '.join(said)}".encode()[:256], remedy=self._remedy.encode())]  # fmt: skip
+        return [
+            make(
+                "probe_status",
+                1,
+                t_ns=now_ns,
+                probe=self.probe.encode(),
+                state=table.code("state", "degraded"),
+                reason=f"{self._lead}{', '.join(said)}".encode()[:256],
+                remedy=self._remedy.encode(),
+            )
+        ]

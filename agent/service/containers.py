@@ -23,10 +23,12 @@ _REST_S, _LONG_REST_S = 0.05, 60.0
 
 
 class Containers:
-    """Fills ``container_id``: by the id of the row's cgroup, else from /proc/PID/cgroup (world-readable), which also knows version 1 of cgroups.
+    """Fills ``container_id``: by the id of the row's cgroup, else from /proc/PID/cgroup (world-readable), which also
+    knows version 1 of cgroups.
 
-    look_up: the path of the cgroup with an id (version 2), OSError where there is none; set before the first row. A cgroup is looked up once: at the start of the first program in it,
-    so that its later and shorter processes are known by it, also once it is gone.
+    look_up: the path of the cgroup with an id (version 2), OSError where there is none; set before the first row. A
+    cgroup is looked up once: at the start of the first program in it, so that its later and shorter processes are known
+    by it, also once it is gone.
     """
 
     def __init__(self, look_up: Callable[[int], str] | None = None) -> None:

@@ -46,8 +46,8 @@ class Connection:
 
 
 class Control:
-    """Answers requests from the agent's loop, at most one in a turn; a ``Source`` without rows. Nobody can hold the loop up: it waits for nothing that a
-    client says or takes.
+    """Answers requests from the agent's loop, at most one in a turn; a ``Source`` without rows. Nobody can hold the
+    loop up: it waits for nothing that a client says or takes.
 
     sock: listening, non-blocking.
     """
@@ -172,8 +172,12 @@ def ask(run_dir: str, request: str, timeout_s: float = 2.0) -> dict[str, object]
                 data += chunk
         document = dict(json.loads(data))
     except TimeoutError as error:
-        raise AgentError("the agent does not answer", why=f"nothing came from {path} within {timeout_s:g} s: it is still starting, or gets no processor time",
-                         remedy="tickscope status --wait 30", exit_code=UNREACHABLE) from error  # fmt: skip
+        raise AgentError(
+            "the agent does not answer",
+            why=f"nothing came from {path} within {timeout_s:g} s: it is still starting, or gets no processor time",
+            remedy="tickscope status --wait 30",
+            exit_code=UNREACHABLE,
+        ) from error
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EPERM):
             remedy = "run this as root, or join the group tickscope"

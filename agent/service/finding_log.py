@@ -1,4 +1,6 @@
-"""Each finding on stderr, once when it is opened and once when it is closed: what a service tells where nobody watches it."""
+"""Each finding on stderr, once when it is opened and once when it is closed: what a service tells where nobody watches
+it.
+"""
 
 from __future__ import annotations
 

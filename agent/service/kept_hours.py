@@ -1,4 +1,6 @@
-"""What is usual at each hour of the day, kept in the store's directory: an agent that is started again goes on with it, until the host is."""
+"""What is usual at each hour of the day, kept in the store's directory: an agent that is started again goes on with it,
+until the host is.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,21 @@ _EVERY_NS = 600 * 10**9
 
 
 class KeptHours:
-    """``NAME`` in the directory ``dir_fd`` (borrowed), overwritten every ten minutes and at the end. A disk that fails only makes it forget.
+    """``NAME`` in the directory ``dir_fd`` (borrowed), overwritten every ten minutes and at the end. A disk that fails
+    only makes it forget.
 
     run: as for ``agent.clock.last.LastReading``.
     """
 
     name = "kept hours"
 
-    def __init__(self, correlator: Correlator, dir_fd: int, boot_id: str, run: Callable[[Callable[[], None]], None] = lambda work: work()) -> None:  # fmt: skip
+    def __init__(
+        self,
+        correlator: Correlator,
+        dir_fd: int,
+        boot_id: str,
+        run: Callable[[Callable[[], None]], None] = lambda work: work(),
+    ) -> None:
         self._watch, self._boot, self._run = correlator.hours, uuid.UUID(boot_id).bytes, run
         self._kept_ns, self._fd = 0, -1
         with contextlib.suppress(OSError):

@@ -1,4 +1,6 @@
-"""The live summary: what the last seconds brought, redrawn once a second on a terminal. Reads the sinks' side; keeps little."""
+"""The live summary: what the last seconds brought, redrawn once a second on a terminal. Reads the sinks' side; keeps
+little.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +140,9 @@ class Live:
         self.draw()
 
     def draw(self, _: int = 0) -> None:
-        """The screen, as large as it is now. No line goes on in the next one (?7l), should it become smaller meanwhile."""
+        """The screen, as large as it is now. No line goes on in the next one (?7l), should it become smaller
+        meanwhile.
+        """
         now = size()
         lines = [cut(line, now.columns) for line in self.lines(now.columns, now.lines - 1)]
         self._write("\x1b[?25l\x1b[?7l\x1b[H" + "".join(f"\x1b[2K{line}\n" for line in lines) + "\x1b[J")
@@ -238,13 +242,17 @@ class Live:
                 hist = chosen["hist"].sum(axis=0)
                 name = TABLES["syscall_latency"].by_name["basis"].names[basis]
                 parts.append(
-                    f"{name} {chosen['count'].sum()}, p50 {span(percentile(hist, 0.5))}, p99 {span(percentile(hist, 0.99))}"
+                    f"{name} {chosen['count'].sum()}, p50 {span(percentile(hist, 0.5))}, p99"
+                    f" {span(percentile(hist, 0.99))}"
                 )
         yield Part(6, [_label("syscalls") + joined(parts or ["none seen"], room)])
         slow = self._rows("slow_syscall")
         for one in slow[np.argsort(slow["duration_ns"])[::-1][:3]]:
-            words = [f"slow: {printable(one['comm'])} pid {one['pid']}:", f"{printable(one['syscall'])} {span(one['duration_ns'])}",
-                     f"on {printable(one['fd_type']) or '-'}"]  # fmt: skip
+            words = [
+                f"slow: {printable(one['comm'])} pid {one['pid']}:",
+                f"{printable(one['syscall'])} {span(one['duration_ns'])}",
+                f"on {printable(one['fd_type']) or '-'}",
+            ]
             yield Part(7, [_label("") + joined(words, room)], "slow call")
 
     def _clock(self, room: int) -> Iterator[Part]:

@@ -25,8 +25,8 @@ from agent.store.writer import Writer
 from agent.tables import TABLES
 
 BUSY_S, QUIET_S = 0.010, 0.100
-#: Turns in a row for which something was readable at once. From then on each takes BUSY_S, half of it where it had something to do: what is readable and never
-#: read, by whichever fault, must not cost a processor.
+#: Turns in a row for which something was readable at once. From then on each takes BUSY_S, half of it where it had
+#: something to do: what is readable and never read, by whichever fault, must not cost a processor.
 _AT_ONCE = 16
 #: Rings and processors deliver out of order by less than this; the correlator works behind it.
 WATERMARK_NS = 300_000_000
@@ -53,13 +53,15 @@ class _Call(NamedTuple):
 
 
 class Loop:
-    """Sources in, sinks out. ``totals`` counts rows by table, ``lost`` records by (stage, source) since the start; ``lost_unknown`` names those of
-    which nobody knows how many.
+    """Sources in, sinks out. ``totals`` counts rows by table, ``lost`` records by (stage, source) since the start;
+    ``lost_unknown`` names those of which nobody knows how many.
 
-    store: takes every row first. filters: each sees what the one before let through of a drained batch, and says what goes on. each_second: called with
-    CLOCK_BOOTTIME ns, for what is shown or watched. removed: called with a source that is left out. What parts may have beside is in agent/contracts.py.
-    ``faults``: no part's fault ends the loop (agent/common/faults.py). What a source's may have cost is a ``loss`` row without a count, what a sink's has cost
-    one with a count; a batch at which a filter fails goes on as it is; rows that the correlator has not judged are stored all the same (``unjudged``).
+    store: takes every row first. filters: each sees what the one before let through of a drained batch, and says what
+    goes on. each_second: called with CLOCK_BOOTTIME ns, for what is shown or watched. removed: called with a source
+    that is left out. What parts may have beside is in agent/contracts.py.
+    ``faults``: no part's fault ends the loop (agent/common/faults.py). What a source's may have cost is a ``loss`` row
+    without a count, what a sink's has cost one with a count; a batch at which a filter fails goes on as it is; rows
+    that the correlator has not judged are stored all the same (``unjudged``).
     """
 
     def __init__(self, sources: list[Source], store: Writer, correlator: Correlator, sinks: list[Sink]) -> None:
@@ -94,7 +96,9 @@ class Loop:
             self.selector.register(fd, selectors.EVENT_READ, source)
 
     def _remove(self, source: Source) -> None:
-        """Leaves it out, and has it give back what it holds: programs that nobody drains would go on filling their rings."""
+        """Leaves it out, and has it give back what it holds: programs that nobody drains would go on filling their
+        rings.
+        """
         self.sources.remove(source)
         for callback in self.removed:
             self.faults.attempt(_name(callback), callback, source, otherwise=None)
@@ -109,7 +113,9 @@ class Loop:
         return self.faults.failures
 
     def unjudged(self) -> dict[str, int]:
-        """What the correlator did not take into account, by reason (``Correlator.losses``); ``faults``: batches at which it failed, or that came after."""
+        """What the correlator did not take into account, by reason (``Correlator.losses``); ``faults``: batches at
+        which it failed, or that came after.
+        """
         return {**self.correlator.losses(), "faults": self._not_judged}
 
     def on_readable(self, sock: socket.socket, callback: Callable[[], None]) -> None:
@@ -157,7 +163,9 @@ class Loop:
         return happened
 
     def _drain(self, source: Source, read: Callable[[int], Iterable[Batch]], now_ns: int) -> list[Batch]:
-        """What ``read`` yields. Where it fails: what it yielded before, since that is taken out of the kernel, and a ``loss`` row."""
+        """What ``read`` yields. Where it fails: what it yielded before, since that is taken out of the kernel, and a
+        ``loss`` row.
+        """
         batches: list[Batch] = []
         try:
             batches.extend(read(now_ns))
@@ -225,7 +233,9 @@ class Loop:
                 self.lost[key] += max(int(row["count"]), 0)
 
     def _count_losses(self, now_ns: int, since_ns: int = AGAIN_NS) -> None:
-        """Turns what sinks say they dropped since the last look into ``loss`` rows, and what left out sources did not see for ``since_ns``."""
+        """Turns what sinks say they dropped since the last look into ``loss`` rows, and what left out sources did not
+        see for ``since_ns``.
+        """
         for missing in self.faults.missing(now_ns, since_ns):
             self.take(missing)
         for sink in self.sinks:
@@ -238,7 +248,9 @@ class Loop:
                 self._sink_losses[key] = count
 
     def finish(self) -> None:
-        """Takes what is still on its way, closes sources, then sinks, then the store. The fault of one does not stop the others."""
+        """Takes what is still on its way, closes sources, then sinks, then the store. The fault of one does not stop
+        the others.
+        """
         sources = list(self.sources)
         for source in sources:
             self._end(source.name, partial(self._empty, source))

@@ -14,7 +14,9 @@ _LOOK_NS = 1_000_000_000
 
 
 class Mender(Failing, Owning):
-    """Implements ``agent.contracts.Source``: a row of ``probe_status`` whenever something is missing that was there, or there again."""
+    """Implements ``agent.contracts.Source``: a row of ``probe_status`` whenever something is missing that was there, or
+    there again.
+    """
 
     name = "sockets"
 
@@ -38,8 +40,16 @@ class Mender(Failing, Owning):
         if told == self._told:
             return []
         self._told, table = told, TABLES["probe_status"]
-        return [make("probe_status", 1, t_ns=now_ns, probe=self.name.encode(), state=table.code("state", "degraded" if told else "attached"),
-                     reason=told.encode()[:256])]  # fmt: skip
+        return [
+            make(
+                "probe_status",
+                1,
+                t_ns=now_ns,
+                probe=self.name.encode(),
+                state=table.code("state", "degraded" if told else "attached"),
+                reason=told.encode()[:256],
+            )
+        ]
 
     def failures(self) -> dict[str, str]:
         """For ``status``: sockets that are missing, and why."""

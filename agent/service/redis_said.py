@@ -16,7 +16,9 @@ _NAME, _TLS = "redis_limiters", "redis_tls"
 
 
 def state(sources: Iterable[Source], loaded: Loaded, config: Config) -> dict[str, Any]:
-    """For ``status``. config: as it was at the start. ``tls``: who is read that may ask by TLS, and who not; null without ``redis_tls``."""
+    """For ``status``. config: as it was at the start. ``tls``: who is read that may ask by TLS, and who not; null
+    without ``redis_tls``.
+    """
     return {**_plain(sources, loaded, config), "tls": _of(sources, _TLS)}
 
 

@@ -1,6 +1,7 @@
 """SIGHUP: the settings are read again. What can change while the agent runs does at once; what cannot is named.
 
-A process of its own reads them (``python -m agent.service.reload``): a file may hang, and YAML is not in the agent's memory.
+A process of its own reads them (``python -m agent.service.reload``): a file may hang, and YAML is not in the agent's
+memory.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ _LIMIT_BYTES = 1 << 20
 
 
 class Reload:
-    """appliers: by setting, what makes the running agent use the new configuration; a setting without one needs a restart."""
+    """appliers: by setting, what makes the running agent use the new configuration; a setting without one needs a
+    restart.
+    """
 
     def __init__(self, config: Config, loop: Loop, appliers: Mapping[str, Callable[[Config], None]]) -> None:
         self.config = config
@@ -121,7 +124,10 @@ class Reload:
 
     def _now(self, name: str) -> str:
         if name == "brokers":  # a server's URL may hold a password
-            return f"brokers are now {', '.join(f'{len(servers)} of {kind}' for kind, servers in self.config.brokers.items()) or 'none'}"
+            return (
+                "brokers are now"
+                f" {', '.join(f'{len(servers)} of {kind}' for kind, servers in self.config.brokers.items()) or 'none'}"
+            )
         return f"{name} is now {getattr(self.config, name)!r}"
 
     def _apply(self, new: Config) -> tuple[list[str], list[str]]:

@@ -1,4 +1,6 @@
-"""What of a summary a terminal has room for: whole lines and whole findings, the most important first, and a line that says what is missing."""
+"""What of a summary a terminal has room for: whole lines and whole findings, the most important first, and a line that
+says what is missing.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from typing import NamedTuple
 
 
 class Part(NamedTuple):
-    """Lines that are shown together or not at all. rank: the smallest are shown first. what: what they are one of, in words, where they are left out."""
+    """Lines that are shown together or not at all. rank: the smallest are shown first. what: what they are one of, in
+    words, where they are left out.
+    """
 
     rank: int
     lines: list[str]
@@ -64,7 +68,9 @@ def joined(words: Sequence[str], width: int) -> str:
 
 
 def row(name: str, words: Sequence[tuple[int, str]], width: int, least: int = 32) -> str:
-    """A name and its (importance, words): the least important go first where the name would not have ``least`` characters; then it is shortened."""
+    """A name and its (importance, words): the least important go first where the name would not have ``least``
+    characters; then it is shortened.
+    """
     kept = list(words)
     while kept and width - sum(len(text) + 2 for _, text in kept) < min(len(name), least):
         kept.remove(min(kept, key=lambda word: word[0]))
@@ -80,7 +86,9 @@ def shortened(name: str, width: int) -> str:
 
 
 def cut(line: str, width: int) -> str:
-    """The last resort where characters are wider than one column: a line of at most that many columns; escape sequences take none."""
+    """The last resort where characters are wider than one column: a line of at most that many columns; escape sequences
+    take none.
+    """
     out, left = [], width
     for character, escape in re.findall(r"([^\x1b])|(\x1b\[[0-9;]*m)", line):
         left -= _columns(character) if character else 0

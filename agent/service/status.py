@@ -39,13 +39,23 @@ class Shown(NamedTuple):
 
 
 class Status:
-    """Facts of the running agent. ``ready_s``: from start to all attached. shown: by the document's sections ``clock notices time_daemons intake programs
-    examining investigation``; page: of the metrics, where it is served."""
+    """Facts of the running agent. ``ready_s``: from start to all attached. shown: by the document's sections ``clock
+    notices time_daemons intake programs examining investigation``; page: of the metrics, where it is served.
+    """
 
     ready_s = 0.0
 
-    def __init__(self, config: Config, loop: Loop, loaded: Loaded, helper: Helper, watch: Any, history: History, shown: Mapping[str, Shown] | None = None,
-                 page: Stating | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        config: Config,
+        loop: Loop,
+        loaded: Loaded,
+        helper: Helper,
+        watch: Any,
+        history: History,
+        shown: Mapping[str, Shown] | None = None,
+        page: Stating | None = None,
+    ) -> None:
         self._config, self._loop, self._loaded, self._shown, self._page = config, loop, loaded, shown or {}, page
         self._helper, self._watch, self._history = helper, watch, history
         self._started = time.monotonic()
@@ -66,18 +76,43 @@ class Status:
         out = []
         for name, family in self._loaded.families.items():
             hits, run_ns, missed = self._stats(family.programs)
-            out.append({"probe": name, "state": family.state, "reason": family.reason or None, "remedy": family.remedy or None,
-                        "hits": hits, "run_ns": run_ns, "missed": missed, "programs": len(family.plan)})  # fmt: skip
-        for name, mode, remedy in (("syscalls", self._config.syscalls, "--syscalls sampled"), ("redis", self._config.redis_limiters, "redis_limiters: auto"),
-                                   ("unix", "on" if self._config.unix_sockets else "off", "unix_sockets: true")):  # fmt: skip
+            out.append(
+                {
+                    "probe": name,
+                    "state": family.state,
+                    "reason": family.reason or None,
+                    "remedy": family.remedy or None,
+                    "hits": hits,
+                    "run_ns": run_ns,
+                    "missed": missed,
+                    "programs": len(family.plan),
+                }
+            )
+        for name, mode, remedy in (
+            ("syscalls", self._config.syscalls, "--syscalls sampled"),
+            ("redis", self._config.redis_limiters, "redis_limiters: auto"),
+            ("unix", "on" if self._config.unix_sockets else "off", "unix_sockets: true"),
+        ):
             if mode == "off":
-                out.append({"probe": name, "state": "off", "reason": "turned off", "remedy": remedy, "hits": None,
-                            "run_ns": None, "missed": None, "programs": 0})  # fmt: skip
+                out.append(
+                    {
+                        "probe": name,
+                        "state": "off",
+                        "reason": "turned off",
+                        "remedy": remedy,
+                        "hits": None,
+                        "run_ns": None,
+                        "missed": None,
+                        "programs": 0,
+                    }
+                )
         return out
 
     @staticmethod
     def _stats(programs: dict[str, int]) -> tuple[int | None, int | None, int]:
-        """(hits, run_ns, missed); the first two where the kernel counts them (kernel.bpf_stats_enabled), else unknown."""
+        """(hits, run_ns, missed); the first two where the kernel counts them (kernel.bpf_stats_enabled), else
+        unknown.
+        """
         run_ns, hits, missed = (
             sum(column) for column in zip((0, 0, 0), *map(bpf.program_stats, programs.values()), strict=True)
         )
@@ -111,7 +146,9 @@ class Status:
         )
 
     def sources(self) -> list[dict[str, Any]]:
-        """Parts that failed, how often (None: not counted), why, and whether they are left out now; a queue's own failures too."""
+        """Parts that failed, how often (None: not counted), why, and whether they are left out now; a queue's own
+        failures too.
+        """
         told: dict[str, dict[str, Any]] = {}
         for faults in (self._loop.faults, *(s.faults for s in self._loop.sources if isinstance(s, Parted))):
             told.update(
@@ -212,19 +249,36 @@ class Status:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         uptime = time.monotonic() - self._started
         return {
-            "pid": os.getpid(), "uptime_s": round(uptime, 3), "ready_s": round(self.ready_s, 3),
-            "cpu_s": round(usage.ru_utime + usage.ru_stime, 3), "processes": self.processes(), "probes": self.probes(),
-            "sources": self.sources(), "bounds": self.bounds(), "intake": self.intake(), "otlp_receiver": self.otlp_receiver(),
+            "pid": os.getpid(),
+            "uptime_s": round(uptime, 3),
+            "ready_s": round(self.ready_s, 3),
+            "cpu_s": round(usage.ru_utime + usage.ru_stime, 3),
+            "processes": self.processes(),
+            "probes": self.probes(),
+            "sources": self.sources(),
+            "bounds": self.bounds(),
+            "intake": self.intake(),
+            "otlp_receiver": self.otlp_receiver(),
             "redis_limiters": redis_said.state(self._loop.sources, self._loaded, self._config),
-            "rows": dict(self._loop.totals), "correlator_dropped": self._loop.unjudged(), "rules": self._loop.correlator.guard.state(),
-            "loss": self.losses(), "clock": self.clock(), "notices": self.notices(), "time_daemons": self.time_daemons(),
+            "rows": dict(self._loop.totals),
+            "correlator_dropped": self._loop.unjudged(),
+            "rules": self._loop.correlator.guard.state(),
+            "loss": self.losses(),
+            "clock": self.clock(),
+            "notices": self.notices(),
+            "time_daemons": self.time_daemons(),
             "store": {"dir": self._config.store, **self._loop.store.state()},
-            "export": self.export(), "helper": self.helper(), "programs": self.programs(), "examining": self.examining(),
+            "export": self.export(),
+            "helper": self.helper(),
+            "programs": self.programs(),
+            "examining": self.examining(),
             "investigation": self.investigation(),
-        }  # fmt: skip
+        }
 
     def tell(self, now_ns: int) -> None:
-        """Feeds the loop ``probe_status`` rows of the families whose state differs from what was last said, and what runs were left out as ``loss``."""
+        """Feeds the loop ``probe_status`` rows of the families whose state differs from what was last said, and what
+        runs were left out as ``loss``.
+        """
         store = self._loop.store.trouble() or "running"
         for name, now in (
             ("helper", self.helper()),
@@ -241,8 +295,15 @@ class Status:
             if self._told.get(probe["probe"]) == said:
                 continue
             self._told[probe["probe"]] = said
-            batch = make("probe_status", 1, t_ns=now_ns, probe=probe["probe"].encode(), state=table.code("state", probe["state"]),
-                         reason=(probe["reason"] or "").encode(), remedy=(probe["remedy"] or "").encode())  # fmt: skip
+            batch = make(
+                "probe_status",
+                1,
+                t_ns=now_ns,
+                probe=probe["probe"].encode(),
+                state=table.code("state", probe["state"]),
+                reason=(probe["reason"] or "").encode(),
+                remedy=(probe["remedy"] or "").encode(),
+            )
             for column in ("hits", "run_ns"):
                 if probe[column] is not None:
                     batch.rows[column] = np.int64(probe[column])
@@ -265,7 +326,8 @@ class Status:
         )
         found = self._loop.totals["finding"]
         say(
-            f"stopped after {time.monotonic() - self._started:.1f} s: {rows or 'no rows'}; {found} finding updates; lost: {self.lost() or 'nothing'}",
+            f"stopped after {time.monotonic() - self._started:.1f} s: {rows or 'no rows'}; {found} finding updates;"
+            f" lost: {self.lost() or 'nothing'}",
             INFO,
             event="stopped",
             rows=dict(self._loop.totals),

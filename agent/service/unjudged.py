@@ -1,4 +1,5 @@
-"""What the correlator left out, as rows of ``probe_status``: a finding that nobody could make must not look like all being well.
+"""What the correlator left out, as rows of ``probe_status``: a finding that nobody could make must not look like all
+being well.
 
 It is no loss: the rows are stored, and a query has them all.
 """
@@ -24,7 +25,9 @@ REASONS = {
 
 
 class Unjudged(Bounds):
-    """A source (agent/contracts.py). losses: counts since the start, by reason; a row tells what was added since the row before."""
+    """A source (agent/contracts.py). losses: counts since the start, by reason; a row tells what was added since the
+    row before.
+    """
 
     def __init__(self, losses: Callable[[], dict[str, int]]) -> None:
         super().__init__(NAME, losses, REASONS, lead="not looked at for findings: ")

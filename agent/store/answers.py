@@ -25,7 +25,9 @@ T = TypeVar("T")
 
 
 class Answers(ABC):
-    """A source of rows (agent/ask/source.py) whose tables are views of a database in memory. The heirs open the database, and ask it."""
+    """A source of rows (agent/ask/source.py) whose tables are views of a database in memory. The heirs open the
+    database, and ask it.
+    """
 
     def __init__(self) -> None:
         self.window = Window()
@@ -39,12 +41,15 @@ class Answers(ABC):
 
     @abstractmethod
     def _offsets(self, boot_id: str) -> tuple[np.ndarray, int]:
-        """(the clock_offset rows of a boot, with the columns that a History needs; to when its clock was watched, CLOCK_BOOTTIME ns)."""
+        """(the clock_offset rows of a boot, with the columns that a History needs; to when its clock was watched,
+        CLOCK_BOOTTIME ns).
+        """
 
     @abstractmethod
     def _asked(self, sql: str, fetch: Callable[[Any], T]) -> T:
-        """What ``fetch`` makes of an executed query. Raises AgentError: exit 2 for SQL that does not parse, bind or convert, or would not only
-        read; 4 where files keep vanishing."""
+        """What ``fetch`` makes of an executed query. Raises AgentError: exit 2 for SQL that does not parse, bind or
+        convert, or would not only read; 4 where files keep vanishing.
+        """
 
     @abstractmethod
     def _close(self) -> None: ...
@@ -145,7 +150,9 @@ def as_stored(column: Column, given: np.ndarray) -> np.ndarray:
 
 
 def executed(db: Any, sql: str) -> Any:
-    """The query's result, not fetched yet. Raises duckdb.Error, and AgentError (exit 2) where it would write or says nothing."""
+    """The query's result, not fetched yet. Raises duckdb.Error, and AgentError (exit 2) where it would write or says
+    nothing.
+    """
     duck.refuse_writes(db, sql)
     done = db.execute(sql)
     if done is None:  # Nothing but blanks, semicolons and comments.

@@ -1,8 +1,9 @@
 """Numpy batches as Arrow tables: sentinels become nulls, codes become names, packed addresses become text.
 
-Sealed Parquet and hot rows both go through ``to_arrow``, so both answer a query alike. Vectorised: Python code runs once
-per distinct address, never per row. Imported by the sealer and the CLI only; the agent never loads pyarrow. ``take`` and ``cast`` of an Arrow array
-load pyarrow.compute, 50 ms of every answer, so they are left to text that is rare.
+Sealed Parquet and hot rows both go through ``to_arrow``, so both answer a query alike. Vectorised: Python code runs
+once per distinct address, never per row. Imported by the sealer and the CLI only; the agent never loads pyarrow.
+``take`` and ``cast`` of an Arrow array load pyarrow.compute, 50 ms of every answer, so they are left to text that is
+rare.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ def _plain_text(values: np.ndarray) -> pa.Array:
 
 
 def _distinct(values: np.ndarray, text: Callable[[bytes], str]) -> tuple[list[str], np.ndarray]:
-    """The text of each distinct stored value, and which of them each value is. Sorting fixed-width bytes is what np.unique does with them."""
+    """The text of each distinct stored value, and which of them each value is. Sorting fixed-width bytes is what
+    np.unique does with them.
+    """
     width = values.dtype.itemsize
     unique, inverse = np.unique(values.view(f"S{width}"), return_inverse=True)
     return [text(bytes(one).ljust(width, b"\0")) for one in unique], inverse

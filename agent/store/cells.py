@@ -1,8 +1,10 @@
-"""Cells: how a sealed table's measure is spread, counted when it was sealed, so that a question over millions of rows reads thousands.
+"""Cells: how a sealed table's measure is spread, counted when it was sealed, so that a question over millions of rows
+reads thousands.
 
-Beside ``TABLE.parquet`` lies ``TABLE.cells`` (Parquet too): for each combination of values of some columns, and each bucket of the measure, the number of
-rows and the largest value. Those columns are chosen a segment, the ones with few values first, as long as cells are few beside rows; which they are
-is in ``head.json``. Buckets are log-linear, 32 in each power of two, symmetric around 0, exact below 64.
+Beside ``TABLE.parquet`` lies ``TABLE.cells`` (Parquet too): for each combination of values of some columns, and each
+bucket of the measure, the number of rows and the largest value. Those columns are chosen a segment, the ones with few
+values first, as long as cells are few beside rows; which they are is in ``head.json``. Buckets are log-linear, 32 in
+each power of two, symmetric around 0, exact below 64.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ def checksum(path: str) -> int:
 
 
 def write(folder: str, table: str) -> list[str]:
-    """Makes the cells of a sealed table, and returns the columns by which they are told apart; none where that would not pay."""
+    """Makes the cells of a sealed table, and returns the columns by which they are told apart; none where that would
+    not pay.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -107,7 +111,9 @@ def bucket_sql(column: str) -> str:
 
 
 def spread_sql(by: Sequence[str], sealed: Sequence[str], rest: str, quantiles: Sequence[float]) -> str:
-    """Columns ``by``, count, a list of the quantiles' buckets, and max. sealed: SQL names of the files with cells. rest: a query of other cells, if there are any."""
+    """Columns ``by``, count, a list of the quantiles' buckets, and max. sealed: SQL names of the files with cells.
+    rest: a query of other cells, if there are any.
+    """
     keys = ", ".join(map(quote, by))
     own = f"{keys}, {', '.join(_OWN)}"
     points = ", ".join(f"min(_bucket) FILTER (upto >= {q} * known AND known > 0)" for q in quantiles)
@@ -122,8 +128,10 @@ def spread_sql(by: Sequence[str], sealed: Sequence[str], rest: str, quantiles: S
 def rest_sql(by: Sequence[str], measure: str, view: str, where: str) -> str:
     """The cells of a view's rows, made now."""
     keys = ", ".join(map(quote, by))
-    return (f"SELECT {keys}, {bucket_sql(measure)} AS _bucket, count(*) AS _rows, max({quote(measure)}) AS _most "
-            f"FROM {view} WHERE {where} GROUP BY {keys}, _bucket")  # fmt: skip
+    return (
+        f"SELECT {keys}, {bucket_sql(measure)} AS _bucket, count(*) AS _rows, max({quote(measure)}) AS _most "
+        f"FROM {view} WHERE {where} GROUP BY {keys}, _bucket"
+    )
 
 
 def _tells_apart(column: Column) -> bool:

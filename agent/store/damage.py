@@ -10,7 +10,9 @@ from agent.store.reader import HotRows, Sealed
 
 
 def unreadable(files: Iterable[str]) -> dict[str, str]:
-    """Reads these Parquet files whole: those that fail, and why. A file that vanished with its segment is none of them."""
+    """Reads these Parquet files whole: those that fail, and why. A file that vanished with its segment is none of
+    them.
+    """
     import duckdb
 
     found = {}

@@ -1,4 +1,6 @@
-"""DuckDB in memory, that reads and may open no file but what it was given: the views of tables, what may be asked, and its errors in our words. CLI process only."""
+"""DuckDB in memory, that reads and may open no file but what it was given: the views of tables, what may be asked, and
+its errors in our words. CLI process only.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ _EXPLAIN = re.compile(
 
 
 def connected(wall: Callable[[Any, Any], Any]) -> duckdb.DuckDBPyConnection:
-    """A database without tables. wall: Arrow arrays (boot_id, t_ns) of one chunk to a struct array of the wall columns."""
+    """A database without tables. wall: Arrow arrays (boot_id, t_ns) of one chunk to a struct array of the wall
+    columns.
+    """
     import duckdb
 
     db = duckdb.connect()
@@ -92,7 +96,9 @@ def rows_of(table: str, files: Sequence[str]) -> str:
 
 
 def _latest(table: str, window: Window, *, bounded: bool) -> str:
-    """What leaves a thing's latest state in the window, in a table whose rows are states; and only the window's rows, where that was asked."""
+    """What leaves a thing's latest state in the window, in a table whose rows are states; and only the window's rows,
+    where that was asked.
+    """
     within = " AND ".join(window.rows()) or "true"
     if not (by := TABLES[table].latest_by):
         return (
@@ -102,7 +108,9 @@ def _latest(table: str, window: Window, *, bounded: bool) -> str:
 
 
 def refuse_writes(db: duckdb.DuckDBPyConnection, sql: str) -> None:
-    """Raises AgentError (exit 2) where a statement is none that reads: it would change this process's memory only, and say nothing."""
+    """Raises AgentError (exit 2) where a statement is none that reads: it would change this process's memory only, and
+    say nothing.
+    """
     for statement in db.extract_statements(sql):
         kind = str(statement.type.name)
         explained = _EXPLAIN.sub("", statement.query) if kind == "EXPLAIN" else statement.query

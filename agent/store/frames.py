@@ -7,11 +7,11 @@ Layout, little endian::
 
 The checksum covers the first 12 bytes of the frame header and the payload, so a torn header is found as well as a torn
 payload. Kinds: SCHEMA names a table's columns before its first rows in the file; ROWS is the raw bytes of a numpy
-structured array; TICK is a watermark, the CLOCK_BOOTTIME ns to which the correlator was advanced; END is a clean close, its payload
-empty or an index (agent/store/index.py).
+structured array; TICK is a watermark, the CLOCK_BOOTTIME ns to which the correlator was advanced; END is a clean close,
+its payload empty or an index (agent/store/index.py).
 
-Encoding and decoding are pure: bytes in, bytes or arrays out. Files are read whole or in pieces, never mapped, because a
-writer on a full disk cuts off its half-written frame and a mapped reader would die of it.
+Encoding and decoding are pure: bytes in, bytes or arrays out. Files are read whole or in pieces, never mapped, because
+a writer on a full disk cuts off its half-written frame and a mapped reader would die of it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ class Corrupt(ValueError):
 
 
 class Encoder:
-    """Frames for one file; remembers which schemas that file already holds. tables: what rows are, where it is not what they are today."""
+    """Frames for one file; remembers which schemas that file already holds. tables: what rows are, where it is not what
+    they are today.
+    """
 
     def __init__(self, tables: Mapping[str, Table] = TABLES) -> None:
         self._tables = tables
@@ -102,7 +104,9 @@ class Encoder:
         return _FILE.pack(MAGIC, VERSION, len(text), zlib.crc32(text)) + text
 
     def batches(self, batches: Iterable[Batch]) -> tuple[list[bytes | memoryview], dict[str, int]]:
-        """Pieces to write, and the schemas to ``keep`` once they are written. They are the rows themselves where those lie in one piece."""
+        """Pieces to write, and the schemas to ``keep`` once they are written. They are the rows themselves where those
+        lie in one piece.
+        """
         pieces: list[bytes | memoryview] = []
         known = dict(self._schemas)
         for table, rows in batches:
@@ -279,5 +283,7 @@ def _read_head(view: memoryview) -> tuple[Head | None, int]:
 
 
 def read(buffer: bytes) -> Iterator[Frame]:
-    """The complete frames of a file's bytes; stops quietly at a torn tail (use ``FrameDecoder`` to learn where and why)."""
+    """The complete frames of a file's bytes; stops quietly at a torn tail (use ``FrameDecoder`` to learn where and
+    why).
+    """
     yield from FrameDecoder().feed(buffer)

@@ -1,8 +1,9 @@
 """Grouped queries: count, p50, p90, p99 and max of a table's measure.
 
-Tables whose rows are histograms (tcp_rtt, syscall_latency, service_latency) hold many samples a row, so their percentiles come from the
-merged buckets: the bucket in which the rank falls, interpolated geometrically inside it ([2^i, 2^(i+1)); bucket 0 is
-linear from 0 to 2), and never above the largest value seen. Other tables: the value of that rank (no interpolation).
+Tables whose rows are histograms (tcp_rtt, syscall_latency, service_latency) hold many samples a row, so their
+percentiles come from the merged buckets: the bucket in which the rank falls, interpolated geometrically inside it
+([2^i, 2^(i+1)); bucket 0 is linear from 0 to 2), and never above the largest value seen. Other tables: the value of
+that rank (no interpolation).
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def spread(source: Answers, question: Question, *, exact: bool = False) -> Sprea
 
 
 def counted(db: Any, question: Question, files: Sequence[str], rest: str, window: Window) -> Spread | None:
-    """The same of rows whose cells (agent/store/cells.py) are in ``files`` and of the rows of a query (empty: of no others); None where that fails.
+    """The same of rows whose cells (agent/store/cells.py) are in ``files`` and of the rows of a query (empty: of no
+    others); None where that fails.
 
     Percentiles are the middles of buckets, count and max are exact.
     """
@@ -73,8 +75,15 @@ def counted(db: Any, question: Question, files: Sequence[str], rest: str, window
         ).fetchall()
     except duckdb.Error:  # A file that is damaged, or that retention removed: the rows know.
         return None
-    rows = [{**dict(zip(by, key, strict=True)), "count": count, **dict(zip(QUANTILES, (_within(b, most) for b in points), strict=True)), "max": most}
-            for *key, count, points, most in found]  # fmt: skip
+    rows = [
+        {
+            **dict(zip(by, key, strict=True)),
+            "count": count,
+            **dict(zip(QUANTILES, (_within(b, most) for b in points), strict=True)),
+            "max": most,
+        }
+        for *key, count, points, most in found
+    ]
     return _sorted(by, rows, f"counted in buckets when rows were sealed: at most {cells.ERROR:.1%} off", cells.ERROR)
 
 

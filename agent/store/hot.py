@@ -1,7 +1,8 @@
 """The hot store: what the agent appends, crash-safe, one writer.
 
-A failing disk never stops the agent: rows wait in a bounded buffer, the oldest are dropped and counted by table, and once
-writing works again a ``loss`` row a table says how many went missing and between which times. Until then agent/store/outage.py says so.
+A failing disk never stops the agent: rows wait in a bounded buffer, the oldest are dropped and counted by table, and
+once writing works again a ``loss`` row a table says how many went missing and between which times. Until then
+agent/store/outage.py says so.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _RETRY_NS = _TELL_NS = 1_000_000_000
 
 
 class HotStore:
-    """Appends batches to ``hot-SEQ.tsl`` in a directory. A Sink (agent/contracts.py), for one thread; the agent's calls it through agent/store/writer.py.
+    """Appends batches to ``hot-SEQ.tsl`` in a directory. A Sink (agent/contracts.py), for one thread; the agent's calls
+    it through agent/store/writer.py.
 
     where: the directory: a descriptor opened before privileges were dropped (duplicated here), or a path (created).
     seal_command: argv of the sealer; None for this interpreter; empty for no sealing at all.
@@ -118,7 +120,8 @@ class HotStore:
     def append(self, batches: Iterable[Batch], tick_ns: int | None = None) -> None:
         """Store rows and, with ``tick_ns``, the watermark to which the correlator was then advanced. Never raises.
 
-        Takes about a third of a millisecond a megabyte. Rows are copied where they must wait; a batch that cannot be stored at all is dropped.
+        Takes about a third of a millisecond a megabyte. Rows are copied where they must wait; a batch that cannot be
+        stored at all is dropped.
         """
         new = [b for b in batches if len(b.rows)]
         if self._failure is not None and (now_ns := boot_ns()) < self._retry_at:
@@ -187,8 +190,9 @@ class HotStore:
         return self._failure is not None
 
     def state(self) -> dict[str, Any]:
-        """``state`` ok or degraded with ``reason`` and ``remedy``; ``bytes`` and ``segments`` on disk; ``hot_rows`` of the
-        segment being written; ``waiting_rows`` held in memory; ``dropped_rows`` since the start."""
+        """``state`` ok or degraded with ``reason`` and ``remedy``; ``bytes`` and ``segments`` on disk; ``hot_rows`` of
+        the segment being written; ``waiting_rows`` held in memory; ``dropped_rows`` since the start.
+        """
         reason, what_to_do = remedy.of_store(self._failure, self._sealer.error if self._sealer else "", self._spoilt)
         try:
             self._measured, self._sizes = hot_file.sizes(self._dir_fd, self._measured)
@@ -208,7 +212,8 @@ class HotStore:
     def close(self) -> None:
         """End the segment and give up the lock. What still waits is tried once more, then counted as dropped.
 
-        Where a full disk has no room for that count either, the segment does not end cleanly, so that the next start reports a gap.
+        Where a full disk has no room for that count either, the segment does not end cleanly, so that the next start
+        reports a gap.
         """
         if self._dir_fd < 0:
             return

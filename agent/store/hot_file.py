@@ -51,7 +51,9 @@ def total_bytes(dir_fd: int) -> int:
 
 
 def sizes(dir_fd: int, measured: tuple[list[int], int]) -> tuple[tuple[list[int], int], tuple[int, int]]:
-    """Which segments are sealed and their bytes, ``measured`` anew where they changed; then bytes and segments of the whole store. Raises OSError."""
+    """Which segments are sealed and their bytes, ``measured`` anew where they changed; then bytes and segments of the
+    whole store. Raises OSError.
+    """
     listed = segments.listing(dir_fd)
     if listed.sealed != measured[0]:
         measured = listed.sealed, sum(segments.tree_bytes(dir_fd, segments.sealed_name(s)) for s in listed.sealed)
@@ -59,7 +61,9 @@ def sizes(dir_fd: int, measured: tuple[list[int], int]) -> tuple[tuple[list[int]
 
 
 def cut_back(fd: int, size: int) -> int:
-    """Remove a half-written frame; a segment that cannot be mended is left as it is, torn, and closed. Its descriptor, or -1."""
+    """Remove a half-written frame; a segment that cannot be mended is left as it is, torn, and closed. Its descriptor,
+    or -1.
+    """
     try:
         os.ftruncate(fd, size)
     except OSError:
@@ -69,7 +73,9 @@ def cut_back(fd: int, size: int) -> int:
 
 
 def shed(dir_fd: int, max_bytes: float) -> None:
-    """Where sealing does not work, or not fast enough, retention is the store's own: closed hot segments beyond ``max_bytes`` go, oldest first."""
+    """Where sealing does not work, or not fast enough, retention is the store's own: closed hot segments beyond
+    ``max_bytes`` go, oldest first.
+    """
     closed = segments.hot_files(dir_fd)[:-1]
     while closed and total_bytes(dir_fd) > max_bytes:
         with contextlib.suppress(FileNotFoundError):  # sealed meanwhile
@@ -88,7 +94,9 @@ def write_all(fd: int, pieces: Iterable[bytes | memoryview]) -> int:
 
 
 def write_end(fd: int, index: Index) -> None:
-    """Mark a clean close, with the index where there is room. On a disk that refuses it the mark is missing, which the next start reports as a possible gap."""
+    """Mark a clean close, with the index where there is room. On a disk that refuses it the mark is missing, which the
+    next start reports as a possible gap.
+    """
     size = os.fstat(fd).st_size
     for end in (index.end(), Encoder.end()):
         with contextlib.suppress(OSError):

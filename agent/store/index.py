@@ -1,7 +1,9 @@
-"""Where a closed hot segment holds the rows of each table, and of which times: written into its END frame, so that a query reads what it needs.
+"""Where a closed hot segment holds the rows of each table, and of which times: written into its END frame, so that a
+query reads what it needs.
 
-A segment that was not closed (its agent was killed), or one without this, is read whole. The payload is offsets and lengths of the frames of each
-table (pairs of u32), then a JSON object, then its length and the payload's (u32 each), so that it is found from the file's end.
+A segment that was not closed (its agent was killed), or one without this, is read whole. The payload is offsets and
+lengths of the frames of each table (pairs of u32), then a JSON object, then its length and the payload's (u32 each), so
+that it is found from the file's end.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ _MOST_OFFSET = 1 << 32
 
 
 class Span(NamedTuple):
-    """Rows of one table: times are CLOCK_BOOTTIME ns, both included. places: offset and length of each frame, in turn."""
+    """Rows of one table: times are CLOCK_BOOTTIME ns, both included. places: offset and length of each frame, in
+    turn.
+    """
 
     rows: int
     min_ns: int
@@ -42,7 +46,9 @@ class Index:
     def add(
         self, batches: Iterable[Batch], pieces: list[bytes | memoryview], offset: int, before: dict[str, int]
     ) -> None:
-        """Batches that were written from ``offset`` on, as these pieces (``Encoder.batches``), to a segment whose schemas were ``before``."""
+        """Batches that were written from ``offset`` on, as these pieces (``Encoder.batches``), to a segment whose
+        schemas were ``before``.
+        """
         sizes = [len(header) + len(payload) for header, payload in zip(pieces[::2], pieces[1::2], strict=False)]
         at, known = 0, set(before)
         for table, rows in batches:

@@ -23,7 +23,9 @@ def running() -> tuple[str, int]:
 
 @dataclass
 class Lived:
-    """lived_ns: how long the store has been in use. boot_id, t_ns: up to where that is counted, t_ns on that boot's CLOCK_BOOTTIME."""
+    """lived_ns: how long the store has been in use. boot_id, t_ns: up to where that is counted, t_ns on that boot's
+    CLOCK_BOOTTIME.
+    """
 
     boot_id: str = ""
     t_ns: int = 0
@@ -49,7 +51,9 @@ class Lived:
             os.close(fd)
 
     def reach(self, boot_id: str, from_ns: int, to_ns: int) -> None:
-        """Count up to ``to_ns`` of a boot: from where that boot was last counted, or from ``from_ns`` where another was. Never goes back."""
+        """Count up to ``to_ns`` of a boot: from where that boot was last counted, or from ``from_ns`` where another
+        was. Never goes back.
+        """
         start = self.t_ns if boot_id == self.boot_id else from_ns
         end = max(start, to_ns)
         self.boot_id, self.t_ns, self.lived_ns = boot_id, end, self.lived_ns + end - start

@@ -1,7 +1,8 @@
-"""What a store that cannot be written has to tell: kept in a file whose room was taken while there was some, so that a full disk cannot silence it.
+"""What a store that cannot be written has to tell: kept in a file whose room was taken while there was some, so that a
+full disk cannot silence it.
 
-``NAME`` is overwritten in place. A query shows its losses as rows of ``loss`` until the store has them; where the agent ended before it could
-write them, the next one does.
+``NAME`` is overwritten in place. A query shows its losses as rows of ``loss`` until the store has them; where the agent
+ended before it could write them, the next one does.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ Lost = tuple[int, int, int]
 
 @dataclass
 class Outage:
-    """since_ns: when writing failed first, CLOCK_BOOTTIME of boot_id; why: in words; waiting: rows held in memory; dropped: by table."""
+    """since_ns: when writing failed first, CLOCK_BOOTTIME of boot_id; why: in words; waiting: rows held in memory;
+    dropped: by table.
+    """
 
     boot_id: str
     host: str

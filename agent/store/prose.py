@@ -1,4 +1,6 @@
-"""Columns that files of earlier versions do not have, filled from the words that these have instead. Goes with the next format."""
+"""Columns that files of earlier versions do not have, filled from the words that these have instead. Goes with the next
+format.
+"""
 
 from __future__ import annotations
 

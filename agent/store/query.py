@@ -33,10 +33,10 @@ _HIDES = {"loss", "probe_status"}
 class Session(Answers):
     """A store at one moment, a source of rows (agent/ask/source.py). A context manager.
 
-    tables: those that get a view. since, until: bounds (see window.py) that let whole sealed files be left out; the caller
-    still puts ``window.rows()`` into its conditions, unless ``bounded``: then the views hold no other rows. whole: leave none out, for rows that
-    tell of what holds beyond them.
-    Raises AgentError: exit 4 without a store, 2 for a bad time.
+    tables: those that get a view. since, until: bounds (see window.py) that let whole sealed files be left out; the
+    caller still puts ``window.rows()`` into its conditions, unless ``bounded``: then the views hold no other rows.
+    whole: leave none out, for rows that tell of what holds beyond them. Raises AgentError: exit 4 without a store, 2
+    for a bad time.
     """
 
     written_by = "the agent"
@@ -61,7 +61,9 @@ class Session(Answers):
         self._open()
 
     def _open(self) -> None:
-        """A database without views: opening the files of a table that nobody asks for would take as long as many an answer."""
+        """A database without views: opening the files of a table that nobody asks for would take as long as many an
+        answer.
+        """
         self._db = duck.connected(self._wall)
         self._viewed: set[str] = set()
         duck.confine(self._db, [f"{self.path}/"])
@@ -91,7 +93,9 @@ class Session(Answers):
 
     @property
     def written_since_ns(self) -> int | None:
-        """CLOCK_BOOTTIME at which the process that adds to the store was started (to 10 ms), None where there is none."""
+        """CLOCK_BOOTTIME at which the process that adds to the store was started (to 10 ms), None where there is
+        none.
+        """
         return None if self._taken.writer is None else segments.started_ns(self._taken.writer)
 
     def _silence(self) -> list[str]:
@@ -112,7 +116,8 @@ class Session(Answers):
         lost = sum(count for count, _, _ in found.dropped.values())
         since = f"boot+{found.since_ns / 1e9:.0f} ({found.why})"
         return [
-            f"the agent cannot write the store since {since}: {found.waiting} rows wait in its memory, {lost} are lost so far"
+            f"the agent cannot write the store since {since}: {found.waiting} rows wait in its memory, {lost} are lost"
+            " so far"
         ]
 
     def _removed(self) -> list[str]:
@@ -123,7 +128,9 @@ class Session(Answers):
         return [] if text is None else [text]
 
     def _asked(self, sql: str, fetch: Callable[[Any], T]) -> T:
-        """Raises AgentError: exit 2 for SQL that does not parse, bind or convert, or would not only read; 4 where files keep vanishing."""
+        """Raises AgentError: exit 2 for SQL that does not parse, bind or convert, or would not only read; 4 where files
+        keep vanishing.
+        """
         import duckdb
 
         problem = ""
@@ -143,7 +150,9 @@ class Session(Answers):
         raise AgentError(f"cannot read the store at {self.path}", why=problem.partition("\n")[0], exit_code=UNREACHABLE)
 
     def spread(self, question: Question, *, exact: bool = False) -> Spread:
-        """By what was counted when rows were sealed, where that is many rows and the question allows it; else by the rows."""
+        """By what was counted when rows were sealed, where that is many rows and the question allows it; else by the
+        rows.
+        """
         return (None if exact else self._counted(question)) or super().spread(question, exact=exact)
 
     def _counted(self, question: Question) -> Spread | None:
@@ -181,7 +190,9 @@ class Session(Answers):
         return snapshot(self.path, frozenset([*self._tables, "clock_offset"]), None if self._whole else self.window)
 
     def _make_views(self, sql: str) -> None:
-        """Views of the tables that the query names, of all where it names none. Raises duckdb.Error for a damaged or missing file."""
+        """Views of the tables that the query names, of all where it names none. Raises duckdb.Error for a damaged or
+        missing file.
+        """
         named = set(mentioned(sql)) & set(self._tables) or self._tables
         for table in (t for t in self._tables if t in named and t not in self._viewed):
             lost = [damage.loss(one, of) for _, one, of in self._lost()] if table == "loss" else []
@@ -228,7 +239,8 @@ class Session(Answers):
 def offsets(taken: Snapshot, path: Path, boot_id: str) -> np.ndarray:
     """The clock_offset rows of one boot, hot and sealed, with the columns that a History needs.
 
-    Segments that retention removed since the snapshot are left out, as their rows are gone as well; of damaged ones a note is taken.
+    Segments that retention removed since the snapshot are left out, as their rows are gone as well; of damaged ones a
+    note is taken.
     """
     import duckdb
 

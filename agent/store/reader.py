@@ -35,8 +35,11 @@ class HotRows(NamedTuple):
 
 
 class Sealed(NamedTuple):
-    """One sealed segment; tables: per table its rows (-1 unknown), min_t_ns and max_t_ns. thin: retention left no other tables.
-    cells: per table that has them (agent/store/cells.py), the columns by which they are told apart. sums: the CRC-32 of each file of these."""
+    """One sealed segment; tables: per table its rows (-1 unknown), min_t_ns and max_t_ns. thin: retention left no other
+    tables.
+    cells: per table that has them (agent/store/cells.py), the columns by which they are told apart. sums: the CRC-32 of
+    each file of these.
+    """
 
     name: str
     head: Head
@@ -50,8 +53,10 @@ class Sealed(NamedTuple):
 class Snapshot:
     """hot: rows by table, in segment order. boots: boot ids, oldest first. notes: what could not be read, in words.
 
-    writer: pid of the agent that adds to it. ends: per boot, to when it was written, CLOCK_BOOTTIME. end_ns: the newest time, CLOCK_BOOTTIME of the last boot, null where nothing is in it.
-    oldest: head of the oldest whole segment, where there were some before it that are removed, or thin. outage: that it cannot be written, or what its last agent could not tell otherwise.
+    writer: pid of the agent that adds to it. ends: per boot, to when it was written, CLOCK_BOOTTIME. end_ns: the newest
+    time, CLOCK_BOOTTIME of the last boot, null where nothing is in it.
+    oldest: head of the oldest whole segment, where there were some before it that are removed, or thin. outage: that it
+    cannot be written, or what its last agent could not tell otherwise.
     """
 
     hot: dict[str, list[HotRows]] = field(default_factory=dict)
@@ -66,9 +71,11 @@ class Snapshot:
 
 
 def snapshot(path: str | Path, tables: frozenset[str], window: Window | None = None) -> Snapshot:
-    """Rows of the given tables in the hot segments, and the sealed ones by name; each row once, whatever happens meanwhile.
+    """Rows of the given tables in the hot segments, and the sealed ones by name; each row once, whatever happens
+    meanwhile.
 
-    window: rows of closed hot segments that all lie outside may be left out. Raises AgentError (exit 4) where the store does not exist or cannot be read.
+    window: rows of closed hot segments that all lie outside may be left out. Raises AgentError (exit 4) where the store
+    does not exist or cannot be read.
     """
     dir_fd = segments.open_dir(path)
     try:
@@ -130,7 +137,8 @@ def _take(dir_fd: int, tables: frozenset[str], window: Window) -> Snapshot:
             # Gone with its segment, which is for the caller, or damaged: the rows are in other files.
             one = _headless(name, segments.names_in(dir_fd, name))
             taken.notes.append(
-                f"{name}/{segments.HEAD} is damaged ({type(error).__name__}): its rows are shown, their order between boots may be wrong"
+                f"{name}/{segments.HEAD} is damaged ({type(error).__name__}): its rows are shown, their order between"
+                " boots may be wrong"
             )
         if not one.thin:
             whole.append(seq)
@@ -145,8 +153,9 @@ def _take(dir_fd: int, tables: frozenset[str], window: Window) -> Snapshot:
 
 
 def _note_silence(taken: Snapshot, heads: list[tuple[int, Head]]) -> None:
-    """An agent that lives and does not write, and could not even say so (a disk that is read-only, fails or hangs; a process that is stopped): what is
-    missing since then is a loss of unknown size."""
+    """An agent that lives and does not write, and could not even say so (a disk that is read-only, fails or hangs; a
+    process that is stopped): what is missing since then is a loss of unknown size.
+    """
     if taken.writer is None or taken.outage is not None or not taken.boots or taken.boots[-1] != host.boot_id():
         return
     now_ns, began_ns = boot_ns(), segments.started_ns(taken.writer)
@@ -157,12 +166,15 @@ def _note_silence(taken: Snapshot, heads: list[tuple[int, Head]]) -> None:
     missing = losses("store", Loss("agent", None, wrote_ns, now_ns))
     taken.hot.setdefault("loss", []).append(HotRows(head.boot_id, head.host, missing.rows))
     taken.notes.append(
-        f"the agent (pid {taken.writer}) lives, but has written nothing for {(now_ns - wrote_ns) // 10**9} s: `tickscope status` says why"
+        f"the agent (pid {taken.writer}) lives, but has written nothing for {(now_ns - wrote_ns) // 10**9} s:"
+        " `tickscope status` says why"
     )
 
 
 def _wanted(dir_fd: int, seq: int, tables: frozenset[str], window: Window) -> tuple[bytes, int]:
-    """The bytes of a hot segment that hold rows of the tables, and the newest time of any row in it, as far as that is known without them."""
+    """The bytes of a hot segment that hold rows of the tables, and the newest time of any row in it, as far as that is
+    known without them.
+    """
     fd = segments.open_at(dir_fd, segments.hot_name(seq))
     with open(fd, "rb", buffering=0) as file:
         try:

@@ -22,7 +22,8 @@ T = TypeVar("T")
 
 
 class Recorded(Answers):
-    """A recording, a source of rows (agent/ask/source.py). Arguments as ``Session``'s, but that relative times count back from its end.
+    """A recording, a source of rows (agent/ask/source.py). Arguments as ``Session``'s, but that relative times count
+    back from its end.
 
     Raises AgentError: exit 4 for a file that is none or is damaged, 2 for a bad time.
     """

@@ -1,6 +1,8 @@
-"""Writes a recording: everything a store receives from now on, in the frame format, closed with END, as one gzip stream.
+"""Writes a recording: everything a store receives from now on, in the frame format, closed with END, as one gzip
+stream.
 
-The stream is flushed to a byte boundary after each look at the store, so that a recorder that is killed loses less than a second.
+The stream is flushed to a byte boundary after each look at the store, so that a recorder that is killed loses less than
+a second.
 """
 
 from __future__ import annotations
@@ -71,7 +73,9 @@ class Recorder:
 
 
 def wait_for_head(follower: Follower, until: float, poll_s: float) -> tuple[Head | None, list[Frame]]:
-    """The head of the segment being written and the frames that came with it; waits for an agent until a monotonic time."""
+    """The head of the segment being written and the frames that came with it; waits for an agent until a monotonic
+    time.
+    """
     frames: list[Frame] = []
     while follower.head is None and time.monotonic() < until:
         frames += follower.poll()

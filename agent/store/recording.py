@@ -21,9 +21,10 @@ _AGAIN = "record again with this version: tickscope record -o FILE"
 class Recording:
     """The frames of one recording, once: ``for frame in recording``. tables: only rows of these.
 
-    head: who wrote it. cut: after the last frame, why it ends there, in words, where its END is missing; such a recording
-    holds all that was recorded until then. Raises AgentError, naming the file and the place, at once for a file that is no
-    recording or of another format version, and while reading for a damaged one. At most about a megabyte is unpacked at once.
+    head: who wrote it. cut: after the last frame, why it ends there, in words, where its END is missing; such a
+    recording holds all that was recorded until then. Raises AgentError, naming the file and the place, at once for a
+    file that is no recording or of another format version, and while reading for a damaged one. At most about a
+    megabyte is unpacked at once.
     """
 
     def __init__(self, path: str | Path, tables: frozenset[str] | None = None) -> None:
@@ -55,7 +56,9 @@ class Recording:
             self.cut = "its last bytes are missing, but no frame"
 
     def events(self, without: frozenset[str] = frozenset()) -> Iterator[Batch | int]:
-        """What the recorded agent's correlator got: batches, and watermarks (CLOCK_BOOTTIME ns). without: tables that are left out."""
+        """What the recorded agent's correlator got: batches, and watermarks (CLOCK_BOOTTIME ns). without: tables that
+        are left out.
+        """
         for frame in self:
             if frame.kind == FrameKind.ROWS and frame.table not in without:
                 yield Batch(frame.table, frame.rows)
@@ -76,8 +79,8 @@ class Recording:
                     out = unpack.decompress(data, _CHUNK)
                 except zlib.error as error:
                     raise AgentError(
-                        f"{self._path} is not a readable recording: damaged after byte {self._decoder.offset} of what it holds "
-                        f"({error})",
+                        f"{self._path} is not a readable recording: damaged after byte {self._decoder.offset} of what"
+                        f" it holds ({error})",
                         remedy=_AGAIN,
                     ) from error
                 if out:

@@ -15,8 +15,8 @@ from agent.store.frames import Head
 def note(oldest: Head | None, since: Bound | None, wall: Callable[[str, np.ndarray], np.ndarray]) -> str | None:
     """A note where what is asked for, from ``since`` on, begins before the rows that are left; None where it does not.
 
-    oldest: of the oldest whole segment, None where none before it is missing. wall: boot id, CLOCK_BOOTTIME ns -> Unix ns, arrays
-    of shape (n,); NULL_I64 where not known, and then it is told, as it may.
+    oldest: of the oldest whole segment, None where none before it is missing. wall: boot id, CLOCK_BOOTTIME ns -> Unix
+    ns, arrays of shape (n,); NULL_I64 where not known, and then it is told, as it may.
     """
     if oldest is None:
         return None

@@ -18,9 +18,10 @@ _KEPT_LONG = (*segments.KEPT_LONG, "clock_offset")
 class Retention:
     """max_bytes, max_age_s: of sealed segments. findings_max_bytes, findings_max_age_s: of what is left of older ones.
 
-    Ages are told by the store's own clock (agent/store/lived.py), whatever the wall clock does: CLOCK_BOOTTIME, added up over
-    the boots of which the store knows. While the host is off, or in the hours of a boot before its first or after its last
-    agent, nothing ages: segments may be kept longer than a calendar says, never shorter; max_bytes bounds them all the same.
+    Ages are told by the store's own clock (agent/store/lived.py), whatever the wall clock does: CLOCK_BOOTTIME, added
+    up over the boots of which the store knows. While the host is off, or in the hours of a boot before its first or
+    after its last agent, nothing ages: segments may be kept longer than a calendar says, never shorter; max_bytes
+    bounds them all the same.
     """
 
     max_bytes: float
@@ -30,7 +31,8 @@ class Retention:
 
 
 def retain(limits: Retention, lived: Lived) -> None:
-    """Remove the oldest sealed segments of the current directory, beyond these limits at this time of the store's clock.
+    """Remove the oldest sealed segments of the current directory, beyond these limits at this time of the store's
+    clock.
 
     First a segment loses its bulk: findings, and the offset history that dates them, stay. What is left goes when it is
     beyond limits of its own.
@@ -79,7 +81,9 @@ def _age_s(seq: int, lived: Lived) -> float:
 
 
 def _thin(seq: int) -> None:
-    """Mark that of a segment only what is kept long counts. The mark comes first, so that no reader looks for files that are gone."""
+    """Mark that of a segment only what is kept long counts. The mark comes first, so that no reader looks for files
+    that are gone.
+    """
     name, head = segments.sealed_name(seq), _head(seq)
     head.update(thin=True, tables={t: v for t, v in head["tables"].items() if t in _KEPT_LONG})
     with open(f"{name}/{segments.HEAD}.tmp", "w", encoding="utf-8") as out:

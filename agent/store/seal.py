@@ -134,7 +134,9 @@ def _convert(name: str, folder: str, lived: Lived) -> None:
 
 
 def _cells(folder: str, table: str) -> list[str]:
-    """The columns of the table's cells; none where they cannot be made, since the rows answer without them. Raises OSError."""
+    """The columns of the table's cells; none where they cannot be made, since the rows answer without them. Raises
+    OSError.
+    """
     try:
         return cells.write(folder, table)
     except OSError:
@@ -162,7 +164,8 @@ def _fsync(path: str, flags: int) -> None:
 
 
 def seal_all(below: int, limits: Retention, clock: Callable[[], tuple[str, int]] = running) -> list[str]:
-    """Seal every hot segment of the current directory below a sequence number, oldest first; what could not be read, and stays as it is.
+    """Seal every hot segment of the current directory below a sequence number, oldest first; what could not be read,
+    and stays as it is.
 
     clock: gives the running boot's id and its CLOCK_BOOTTIME, ns. Raises OSError.
     """

@@ -129,7 +129,9 @@ def tree_bytes(dir_fd: int, name: str) -> int:
 
 
 def signature(pid: int) -> str:
-    """What a writer leaves in its lock: its pid, and when it was started, since another process may have that number later."""
+    """What a writer leaves in its lock: its pid, and when it was started, since another process may have that number
+    later.
+    """
     return f"{pid} {started_ns(pid)}"
 
 
@@ -144,7 +146,9 @@ def writer(dir_fd: int) -> int | None:
 
 
 def started_ns(pid: int) -> int | None:
-    """CLOCK_BOOTTIME at which a process was started, to a clock tick (proc_pid_stat(5), field 22); None where it has gone."""
+    """CLOCK_BOOTTIME at which a process was started, to a clock tick (proc_pid_stat(5), field 22); None where it has
+    gone.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:

@@ -8,7 +8,9 @@ from agent.common.sentence import ToWall, pieces, told
 
 
 def in_utc(batch: Batch, to_wall: ToWall) -> Batch:
-    """The batch, its rows copied where they have sentences. They fit: the correlator leaves room for the longer instants."""
+    """The batch, its rows copied where they have sentences. They fit: the correlator leaves room for the longer
+    instants.
+    """
     if batch.table != "finding":
         return batch
     rows = copied(batch.rows)

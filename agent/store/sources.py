@@ -9,12 +9,21 @@ from pathlib import Path
 from agent.ask.source import RowSource
 
 
-def opened(place: str | Path, tables: Iterable[str], since: str | None = None, until: str | None = None, *, whole: bool = False,
-           bounded: bool = False) -> RowSource:  # fmt: skip
+def opened(
+    place: str | Path,
+    tables: Iterable[str],
+    since: str | None = None,
+    until: str | None = None,
+    *,
+    whole: bool = False,
+    bounded: bool = False,
+) -> RowSource:
     """The source of rows at ``place``; the caller leaves it (``with``).
 
-    tables: all that will be asked for. since, until: the window (agent/ask/window.py). whole: rows outside of the window are asked for too, with
-    ``within=False``. bounded: SQL sees no row outside. Raises AgentError: exit 4 where there is nothing to read, 2 for a bad time.
+    tables: all that will be asked for. since, until: the window (agent/ask/window.py). whole: rows outside of the
+    window are asked for too, with
+    ``within=False``. bounded: SQL sees no row outside. Raises AgentError: exit 4 where there is nothing to read, 2 for
+    a bad time.
     """
     if os.path.isfile(place):
         from agent.store.recorded import Recorded

@@ -29,7 +29,9 @@ class Limits:
 
 
 class SealerProcess:
-    """The sealer's parent side. limits: what the next one is told. command: argv to which the sealer's options are added; by default this interpreter."""
+    """The sealer's parent side. limits: what the next one is told. command: argv to which the sealer's options are
+    added; by default this interpreter.
+    """
 
     def __init__(self, dir_fd: int, limits: Limits, command: Sequence[str] | None = None) -> None:
         self._dir_fd = dir_fd
@@ -54,7 +56,9 @@ class SealerProcess:
             self._start()
 
     def close(self) -> None:
-        """Leave a running sealer to itself; it needs nothing from the agent. Where it is killed, as systemd does, the next start seals again."""
+        """Leave a running sealer to itself; it needs nothing from the agent. Where it is killed, as systemd does, the
+        next start seals again.
+        """
         self._reap()
         if self._child is not None:
             if self._child.stderr is not None:

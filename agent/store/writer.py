@@ -1,6 +1,8 @@
-"""The store on a thread of its own: a file system that does not answer (frozen, or its disk gone) holds up nothing else of the agent.
+"""The store on a thread of its own: a file system that does not answer (frozen, or its disk gone) holds up nothing else
+of the agent.
 
-Findings get their sentence in UTC here, for SQL and files. What comes meanwhile waits in a bounded backlog. What that drops is told by ``status`` at once, and by ``loss`` rows once the file system answers.
+Findings get their sentence in UTC here, for SQL and files. What comes meanwhile waits in a bounded backlog. What that
+drops is told by ``status`` at once, and by ``loss`` rows once the file system answers.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from agent.store.backlog import Backlog, Entry
 from agent.store.hot import HotStore
 from agent.store.sentences import in_utc
 
-#: What may wait for a file system that is slow, or does not answer. One drain of a full ring has 12 MB, so that a second one that meets a slow write is no loss.
+#: What may wait for a file system that is slow, or does not answer. One drain of a full ring has 12 MB, so that a
+#: second one that meets a slow write is no loss.
 MOST_BYTES = 32 << 20
 #: From when on it counts as one that does not answer.
 STALLED_S = 3.0
@@ -33,7 +36,8 @@ _LOOK_S = 0.5
 
 
 class Writer:
-    """Hands all work on a HotStore to its own thread, in order. A Sink (agent/contracts.py); nothing but ``close`` waits for that thread.
+    """Hands all work on a HotStore to its own thread, in order. A Sink (agent/contracts.py); nothing but ``close``
+    waits for that thread.
 
     wall: by which findings' sentences are dated; called on that thread.
     """
@@ -75,19 +79,25 @@ class Writer:
             self._ready.notify()
 
     def later(self, work: Callable[[], None]) -> None:
-        """Has this thread do something else with the store's file system; what already waits to be done is done once."""
+        """Has this thread do something else with the store's file system; what already waits to be done is done
+        once.
+        """
         with self._ready:
             self._others[work] = None
             self._ready.notify()
 
     def stalled_s(self) -> float:
-        """For how long the file system has not answered, 0 where it does; also a shorter time, once rows had to be dropped for it."""
+        """For how long the file system has not answered, 0 where it does; also a shorter time, once rows had to be
+        dropped for it.
+        """
         begun_s = self._begun_s
         waits_s = 0.0 if begun_s is None else time.monotonic() - begun_s
         return waits_s if waits_s >= STALLED_S or self._backlog.lost else 0.0
 
     def trouble(self) -> str:
-        """What is wrong and what to do about it, in words that stay the same while it lasts; empty where all is well."""
+        """What is wrong and what to do about it, in words that stay the same while it lasts; empty where all is
+        well.
+        """
         if self.stalled_s():
             return f"stalled: the file system does not answer; try: {remedy.UNANSWERED}"
         state = self.state()
@@ -115,7 +125,9 @@ class Writer:
         return found
 
     def close(self) -> None:
-        """End the store. Where the file system does not let it within CLOSE_S, what waits is given up, and the process will not end before it answers."""
+        """End the store. Where the file system does not let it within CLOSE_S, what waits is given up, and the process
+        will not end before it answers.
+        """
         with self._ready:
             self._closing = True
             self._ready.notify()
@@ -129,8 +141,9 @@ class Writer:
             self._backlog.trim(0)
             lost = self._backlog.dropped.total() + self._in_hand
         say(
-            f"tickscope: store: the file system has not answered for {self.stalled_s():.0f} s: {lost} rows are not stored\n"
-            f"  why: a thread is in a system call that nothing can interrupt; this process ends when the file system answers\n  try: {remedy.UNANSWERED}",
+            f"tickscope: store: the file system has not answered for {self.stalled_s():.0f} s: {lost} rows are not"
+            " stored\n  why: a thread is in a system call that nothing can interrupt; this process ends when the file"
+            f" system answers\n  try: {remedy.UNANSWERED}",
             ERROR,
         )
 

@@ -1,7 +1,8 @@
-"""Tables that a probe's own file declares. They are read from its text: to run it would bring numpy and the kernel's plumbing into each verb.
+"""Tables that a probe's own file declares. They are read from its text: to run it would bring numpy and the kernel's
+plumbing into each verb.
 
-Such a file says ``ANYTHING = table("name", "meaning", columns ..., measure="column")`` at its top level, of what agent/columns.py and
-agent/tables/shared.py offer, and of nothing else.
+Such a file says ``ANYTHING = table("name", "meaning", columns ..., measure="column")`` at its top level, of what
+agent/columns.py and agent/tables/shared.py offer, and of nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ _OFFERED = {name: one for room in (columns, shared) for name, one in vars(room).
 
 
 def bring(folder: Path, tables: Tables) -> None:
-    """Adds those of a folder's files, in the order of their names. Raises AgentError, which says where, for one that cannot be."""
+    """Adds those of a folder's files, in the order of their names. Raises AgentError, which says where, for one that
+    cannot be.
+    """
     for path in sorted(folder.glob("[a-z]*.py")):
         text = path.read_bytes()
         if not _SOME.search(text):  # most: they are not parsed
@@ -33,7 +36,9 @@ def bring(folder: Path, tables: Tables) -> None:
         except NameError as error:
             raise AgentError(f"{path}: {error}", remedy=_REMEDY) from error
         except (TypeError, ValueError, AttributeError, SyntaxError) as error:
-            raise AgentError(f"{path}: {error}", remedy="mend the table that it declares, or take the file away") from error  # fmt: skip
+            raise AgentError(
+                f"{path}: {error}", remedy="mend the table that it declares, or take the file away"
+            ) from error
 
 
 def _declared(text: bytes) -> Iterator[ast.Call]:

@@ -1,4 +1,6 @@
-"""The names of symptoms and causes, without what declares them (agent/correlate/catalogue.py): that needs the tables."""
+"""The names of symptoms and causes, without what declares them (agent/correlate/catalogue.py): that needs the
+tables.
+"""
 
 from __future__ import annotations
 

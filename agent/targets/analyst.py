@@ -1,7 +1,9 @@
-"""Has files examined by a process of its own (agent/targets/examiner.py), which is started when there is something to examine and ended when there is not.
+"""Has files examined by a process of its own (agent/targets/examiner.py), which is started when there is something to
+examine and ended when there is not.
 
-The agent reads nothing of a file that others made: it hands the descriptor over and gets plain facts, or why there are none. An examiner that takes too long or dies
-is ended, its question answered with the reason, and the next question starts another.
+The agent reads nothing of a file that others made: it hands the descriptor over and gets plain facts, or why there are
+none. An examiner that takes too long or dies is ended, its question answered with the reason, and the next question
+starts another.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ READY = 0
 
 
 class Unexamined(Exception):
-    """Why there are no facts. ``overrun``: examining it took more than it may; ``passing``: which may be the machine's fault rather than the file's."""
+    """Why there are no facts. ``overrun``: examining it took more than it may; ``passing``: which may be the machine's
+    fault rather than the file's.
+    """
 
     def __init__(self, why: str, overrun: bool = False, passing: bool = False) -> None:
         super().__init__(why)
@@ -59,7 +63,9 @@ class _Question:
 
 
 class _Examiner:
-    """One process at a time, and both ends of its socket: so it can be replaced, and nobody who polls our end notices."""
+    """One process at a time, and both ends of its socket: so it can be replaced, and nobody who polls our end
+    notices.
+    """
 
     def __init__(self) -> None:
         self.ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -100,7 +106,9 @@ class _Examiner:
             )
 
     def answer(self) -> list[Any] | None:
-        """The answer to the question; None where there is none yet. Answers to those before it are dropped; its time begins when the process is ready."""
+        """The answer to the question; None where there is none yet. Answers to those before it are dropped; its time
+        begins when the process is ready.
+        """
         while True:
             try:
                 data = self.ours.recv(EXAMINER_MAX_MESSAGE)
@@ -132,8 +140,9 @@ class _Examiner:
         return Unexamined(said, overrun=True, passing=True)
 
     def end(self) -> None:
-        """One that has nothing to do is asked to end, since whoever watches this host takes a worker that is killed for a fault; else it is killed. It is
-        not waited for: a file system that does not answer may keep it from dying."""
+        """One that has nothing to do is asked to end, since whoever watches this host takes a worker that is killed for
+        a fault; else it is killed. It is not waited for: a file system that does not answer may keep it from dying.
+        """
         if self.child is not None:
             for number in (signal.SIGKILL,) if self.question else (signal.SIGTERM, signal.SIGCONT):
                 self.child.send_signal(number)
@@ -143,7 +152,9 @@ class _Examiner:
 
 
 class Analyst:
-    """``overruns`` counts questions that took too long or ended their process; ``took_s``: how long the last one took, without the start of the process."""
+    """``overruns`` counts questions that took too long or ended their process; ``took_s``: how long the last one took,
+    without the start of the process.
+    """
 
     def __init__(self, processes: int = EXAMINERS) -> None:
         self._examiners = [_Examiner() for _ in range(processes)]
@@ -152,7 +163,9 @@ class Analyst:
         self.took_s = 0.0
 
     def examining(self, analysis: str, fds: list[int], **arguments: Any) -> Wait:
-        """A wait for the facts that ``agent.binaries.analyses.KINDS[analysis]`` finds in these files; resumed with them or Unexamined. The descriptors stay the caller's."""
+        """A wait for the facts that ``agent.binaries.analyses.KINDS[analysis]`` finds in these files; resumed with them
+        or Unexamined. The descriptors stay the caller's.
+        """
 
         def wait(done: Done) -> None:
             try:

@@ -15,7 +15,8 @@ HOST = Owner(0, 0)
 class FileId(NamedTuple):
     """Identity of a file while it is in use: an inode has its uprobes, whatever is written to it.
 
-    A file of an overlay's layer is one inode in all containers, each of which tells another device: its ctime tells it apart instead, and the device is 0.
+    A file of an overlay's layer is one inode in all containers, each of which tells another device: its ctime tells it
+    apart instead, and the device is 0.
     """
 
     device: int
@@ -33,7 +34,9 @@ class Stamp(NamedTuple):
 
 @dataclass
 class Target:
-    """A file that is offered. pid: 0 for one that no process maps yet; path: as the process sees it; fd: closed afterwards."""
+    """A file that is offered. pid: 0 for one that no process maps yet; path: as the process sees it; fd: closed
+    afterwards.
+    """
 
     owner: Owner
     path: str
@@ -46,7 +49,9 @@ class Target:
         return self.owner.pid
 
     def reserve(self, links: int, places: int) -> None:
-        """Counts what its probes take of the owner's share: so many links, or as many perf events as places where there are no links. Raises OverShareError."""
+        """Counts what its probes take of the owner's share: so many links, or as many perf events as places where there
+        are no links. Raises OverShareError.
+        """
         self._take(links, places)
 
 
@@ -61,7 +66,8 @@ class Ask:
     """What is asked of files. analysis: of agent.binaries.analyses.KINDS; probe: the family, for what is told.
 
     wanted: whether a file of this path is to be examined at all.
-    companion: (stem, name): a library that belongs to it lies beside it, with ``name`` where its name has ``stem``; its descriptor is examined too.
+    companion: (stem, name): a library that belongs to it lies beside it, with ``name`` where its name has ``stem``; its
+    descriptor is examined too.
     """
 
     analysis: str

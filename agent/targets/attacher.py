@@ -8,9 +8,11 @@ from agent.kernel.steps import Pumped, Steps, Wait
 
 
 class Attacher(Pumped, Protocol):
-    """The privileged helper, or a test's stand-in within its own process. Waits are resumed with OSError where it fails.
+    """The privileged helper, or a test's stand-in within its own process. Waits are resumed with OSError where it
+    fails.
 
-    took_s: how long it worked for the last answer; busy: an answer is due; silent: it does not answer; alive: it is not gone.
+    took_s: how long it worked for the last answer; busy: an answer is due; silent: it does not answer; alive: it is not
+    gone.
     """
 
     took_s: float

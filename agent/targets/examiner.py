@@ -1,10 +1,12 @@
-"""The examiner: the process in which files that somebody else made are read and understood, whatever they are made to do.
+"""The examiner: the process in which files that somebody else made are read and understood, whatever they are made to
+do.
 
-It has no capability and no file of its own, may not open any (seccomp), and is given descriptors by SCM_RIGHTS. A question takes EXAMINER_CPU_S of processor time at
-most and EXAMINER_EXTRA_BYTES of memory, or the kernel ends it (RLIMIT_CPU, RLIMIT_AS) and the next question starts another. Agent's side: agent/targets/analyst.py.
+It has no capability and no file of its own, may not open any (seccomp), and is given descriptors by SCM_RIGHTS. A
+question takes EXAMINER_CPU_S of processor time at most and EXAMINER_EXTRA_BYTES of memory, or the kernel ends it
+(RLIMIT_CPU, RLIMIT_AS) and the next question starts another. Agent's side: agent/targets/analyst.py.
 
-Protocol on a SOCK_SEQPACKET pair, JSON: question [id, analysis, arguments] with descriptors, answer [id, facts or null, why not, seconds]; first of all
-[0, null, "", 0], when it is ready.
+Protocol on a SOCK_SEQPACKET pair, JSON: question [id, analysis, arguments] with descriptors, answer [id, facts or null,
+why not, seconds]; first of all [0, null, "", 0], when it is ready.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from agent.binaries.elf import ElfError
 from agent.kernel.limits import EXAMINER_CPU_S, EXAMINER_EXTRA_BYTES, EXAMINER_MAX_FDS, EXAMINER_MAX_MESSAGE
 from agent.posix import privilege
 
-#: read close fstat lseek mmap mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn pread64 sendto sendmsg recvmsg exit madvise mremap futex
-#: getrusage exit_group prlimit64 getrandom clock_gettime newfstatat
+#: read close fstat lseek mmap mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn pread64 sendto sendmsg
+#: recvmsg exit madvise mremap futex getrusage exit_group prlimit64 getrandom clock_gettime newfstatat
 _X86_CALLS = (0, 3, 5, 8, 9, 10, 11, 12, 13, 14, 15, 17, 25, 28, 44, 46, 47, 60, 98, 202, 228, 231, 262, 302, 318)
 
 
@@ -75,7 +77,9 @@ def _answer(sock: socket.socket, data: bytes, fds: list[int]) -> None:
 
 
 def main() -> None:
-    """``python -m agent.targets.examiner FD``: answers until the other end closes or nothing is asked any more (the analyst then ends it)."""
+    """``python -m agent.targets.examiner FD``: answers until the other end closes or nothing is asked any more (the
+    analyst then ends it).
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=int(sys.argv[1]))
     sock.setblocking(True)

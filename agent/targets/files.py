@@ -1,4 +1,6 @@
-"""Files that processes run and map: each is examined once for everybody who asked, within its owner's share, and let go of when nobody uses it."""
+"""Files that processes run and map: each is examined once for everybody who asked, within its owner's share, and let go
+of when nobody uses it.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ class _File:
         self.releases: list[Release] = []
         self.written: list[int] = []
         self.taken: list[tuple[Owner, int]] = []
-        #: All by ask: who was asked, and need not be again; whose share did not allow what its probes would have taken (0: of something else than descriptors); attempts that failed;
-        #: what forgets what was told of it.
+        #: All by ask: who was asked, and need not be again; whose share did not allow what its probes would have taken
+        #: (0: of something else than descriptors); attempts that failed; what forgets what was told of it.
         self.asked: set[int] = set()
         self.refused: dict[int, tuple[Owner, int]] = {}
         self.tries: Counter[int] = Counter()
@@ -62,7 +64,8 @@ class Files:
         self.writes = Writes()
         self._files: dict[FileId, _File] = {}
         self._facts: OrderedDict[tuple[object, ...], Any] = OrderedDict()
-        #: Whether a device is that of an overlay which root has mounted: others could tell the inode and ctime of somebody else's file.
+        #: Whether a device is that of an overlay which root has mounted: others could tell the inode and ctime of
+        #: somebody else's file.
         self.overlaid: Callable[[int], bool] = lambda device: False
 
     def matching(self, path: bytes) -> list[Ask]:
@@ -73,7 +76,9 @@ class Files:
         return file in self._files
 
     def wanting(self, file: FileId, owner: Owner | None = None) -> bool:
-        """Whether it is to be offered again: it was written to, attaching failed, or was refused for want of descriptors, and this owner's share (None: the refused one's) has them now."""
+        """Whether it is to be offered again: it was written to, attaching failed, or was refused for want of
+        descriptors, and this owner's share (None: the refused one's) has them now.
+        """
         known = self._files.get(file)
         return known is None or bool(known.tries.keys() - known.asked or self._allowed(known, owner))
 
@@ -96,7 +101,9 @@ class Files:
         keep: bool = False,
         layer: bool = False,
     ) -> Steps[FileId]:
-        """Has a file examined for all who ask and did not know it yet. others: descriptors of its companions, in order; layer: it lies in an overlay's."""
+        """Has a file examined for all who ask and did not know it yet. others: descriptors of its companions, in order;
+        layer: it lies in an overlay's.
+        """
         st = os.fstat(fd)
         key = (
             FileId(0, st.st_ino, st.st_ctime_ns) if layer or self.overlaid(st.st_dev) else FileId(st.st_dev, st.st_ino)
@@ -201,7 +208,9 @@ class Files:
         return facts
 
     def _fresh(self, ask: Ask, target: Target, others: list[int]) -> Steps[Any]:
-        """What the examiner finds, or has found in a copy: every container has copies of few libraries, and its first program does not wait for an examiner."""
+        """What the examiner finds, or has found in a copy: every container has copies of few libraries, and its first
+        program does not wait for an examiner.
+        """
         fds = [target.fd, *others]
         try:
             copies = (

@@ -1,7 +1,9 @@
-"""The libraries of images (overlays, bind mounts), offered when these are mounted: before the first program in them starts.
+"""The libraries of images (overlays, bind mounts), offered when these are mounted: before the first program in them
+starts.
 
-Uprobes are an inode's, so they go to the layers' own files, which all containers of an image share, and not by the image's mount: that can be unmounted
-at any time. What lies in a layer is looked at once while it is mounted somewhere. Only root mounts what is looked at here.
+Uprobes are an inode's, so they go to the layers' own files, which all containers of an image share, and not by the
+image's mount: that can be unmounted at any time. What lies in a layer is looked at once while it is mounted somewhere.
+Only root mounts what is looked at here.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ class Images:
         return min(reading, looking)
 
     def see(self) -> None:
-        """Reads what is mounted, however long it takes: before the first file is offered, so that those of overlays are known as such."""
+        """Reads what is mounted, however long it takes: before the first file is offered, so that those of overlays are
+        known as such.
+        """
         run(self._read(lambda done: done(None, None)), lambda *_: None)
 
     def work(self) -> Steps[None]:

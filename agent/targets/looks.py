@@ -27,7 +27,9 @@ class Process(NamedTuple):
 
 @dataclass
 class Look:
-    """A look under way. whose: the user that it counts for, or the process where that is root; told: (probe, path) of what it left out."""
+    """A look under way. whose: the user that it counts for, or the process where that is root; told: (probe, path) of
+    what it left out.
+    """
 
     owner: Owner
     whose: tuple[str, int]
@@ -36,14 +38,18 @@ class Look:
 
 
 class Rests:
-    """Who is not looked at for a while since looks at him took long, by ``Look.whose``; times in ns of CLOCK_BOOTTIME."""
+    """Who is not looked at for a while since looks at him took long, by ``Look.whose``; times in ns of
+    CLOCK_BOOTTIME.
+    """
 
     def __init__(self) -> None:
         self._until_ns: dict[tuple[str, int], int] = {}
         self._users_ns = 0
 
     def charge(self, whose: tuple[str, int], spent_s: float) -> None:
-        """He rests after a long look; all users but root do where their looks, however short, take too much together."""
+        """He rests after a long look; all users but root do where their looks, however short, take too much
+        together.
+        """
         now_ns, spent_s = time.clock_gettime_ns(time.CLOCK_BOOTTIME), min(spent_s, limits.LONGEST_S)
         if spent_s > limits.LONG_S:
             self._until_ns[whose] = max(now_ns + int(spent_s * limits.REST * 1e9), self._until_ns.get(whose, 0))
@@ -62,7 +68,9 @@ class Rests:
 
 
 class Meter:
-    """Adds up the time that looks take of this process, the helper and the examiner, and has those rest who stalled the helper."""
+    """Adds up the time that looks take of this process, the helper and the examiner, and has those rest who stalled the
+    helper.
+    """
 
     def __init__(self, helper: Attacher, analyst: Analyst, rests: Rests) -> None:
         self._helper, self._analyst, self._rests = helper, analyst, rests

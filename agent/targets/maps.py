@@ -27,7 +27,9 @@ class Mapping:
 
     @property
     def ways(self) -> list[str]:
-        """What to ask the helper for, in order: by its mapping alone where the path is not the process's own, since the file was deleted."""
+        """What to ask the helper for, in order: by its mapping alone where the path is not the process's own, since the
+        file was deleted.
+        """
         by_path = [f"root:{self.plain.decode(errors='surrogateescape')}"] if self.plain == self.path else []
         return [*by_path, f"map:{self.span.decode()}"]
 
@@ -65,7 +67,9 @@ def collect(found: dict[tuple[bytes, bytes, bytes], Mapping], pattern: re.Patter
 
 
 def companion(text: bytes, path: bytes, stem: bytes, other: bytes) -> bytes:
-    """The library that belongs to ``path``: of the same folder and mapped too, named ``other`` where its own name has ``stem``; else as its name suggests."""
+    """The library that belongs to ``path``: of the same folder and mapped too, named ``other`` where its own name has
+    ``stem``; else as its name suggests.
+    """
     folder, _, name = path.rpartition(b"/")
     found = re.search(re.escape(folder + b"/" + other) + rb"[^/\n]*\.so[^/\n ]*", text)
     return found[0] if found else folder + b"/" + name.replace(stem, other, 1)

@@ -1,6 +1,7 @@
 """What is mounted for the host's first process, and in which directories the files of overlays and bind mounts lie.
 
-A file is the same inode by whatever mount it is reached. Mounts that last are taken: one by which somebody attaches to a file is busy for umount.
+A file is the same inode by whatever mount it is reached. Mounts that last are taken: one by which somebody attaches to
+a file is busy for umount.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ _TURN_S = 0.002
 
 
 class Mount(NamedTuple):
-    """device: of its file system; root: the directory in there that is seen at ``point``; options: escaped as they are told."""
+    """device: of its file system; root: the directory in there that is seen at ``point``; options: escaped as they are
+    told.
+    """
 
     device: str
     root: str
@@ -92,7 +95,9 @@ class Present:
 
 
 def _stacked(mount: Mount) -> Iterator[str]:
-    """Upper and lower directories. Docker's relative ones are to what is two above its mount point, containerd's to what is two above its upper directory."""
+    """Upper and lower directories. Docker's relative ones are to what is two above its mount point, containerd's to
+    what is two above its upper directory.
+    """
     values = [option.partition("=")[::2] for option in mount.options.split(",")]
     lower = [
         one
@@ -113,7 +118,9 @@ def _inside(path: str, folder: str) -> bool:
 
 
 def _first() -> int:
-    """The host's first process, where this one is in another mount namespace (mounts have ids of their own in each), else this one."""
+    """The host's first process, where this one is in another mount namespace (mounts have ids of their own in each),
+    else this one.
+    """
     with (
         contextlib.suppress(OSError),
         open("/proc/1/mountinfo", "rb") as first,

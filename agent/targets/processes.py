@@ -1,4 +1,6 @@
-"""What processes use: their executables and libraries, opened by the privileged helper and offered to whoever asked. When, ``targets.py`` says."""
+"""What processes use: their executables and libraries, opened by the privileged helper and offered to whoever asked.
+When, ``targets.py`` says.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ _OF_GO = sum(1 << one - 1 for one in (signal.SIGBUS, signal.SIGFPE, signal.SIGSE
 
 
 class Processes:
-    """What is known of each process, and what a look at one does. pause: a wait for the next turn, between pieces of long work."""
+    """What is known of each process, and what a look at one does. pause: a wait for the next turn, between pieces of
+    long work.
+    """
 
     def __init__(
         self, helper: Attacher, files: Files, images: Images, roots: Roots, unseen: UnseenPrograms, pause: Wait
@@ -85,7 +89,9 @@ class Processes:
             self._told[pid] = look.told
 
     def offer_root(self, look: Look, root: Root) -> Steps[None]:
-        """The libraries of a root that this process is the first program in. Most of what usually lies somewhere does not: that is no failure."""
+        """The libraries of a root that this process is the first program in. Most of what usually lies somewhere does
+        not: that is no failure.
+        """
         names = tuple(name for _, ask in self._files.libraries for name in ask.names)
         try:
             paths = yield from libraries(partial(self._helper.opening, look.owner.pid), self._files.matching, names)
@@ -105,7 +111,9 @@ class Processes:
             self._roots.forget(root)
 
     def release_unused(self) -> None:
-        """Lets go of files that no process used in two full scans in a row, and has those looked at again whose files could not have their probes."""
+        """Lets go of files that no process used in two full scans in a row, and has those looked at again whose files
+        could not have their probes.
+        """
         self._files.release_unused(
             self._roots.used().union(self._images.used(), *(process.used for process in self._known.values()))
         )
@@ -142,7 +150,8 @@ class Processes:
                     self._tell(
                         look,
                         mapping.plain,
-                        f"one process maps it {mapping.times} times: a file with more than {MAPPINGS_A_FILE} mappings gets no probes",
+                        f"one process maps it {mapping.times} times: a file with more than {MAPPINGS_A_FILE} mappings"
+                        " gets no probes",
                     )
                     continue
                 for file in (

@@ -1,6 +1,8 @@
-"""The libraries of a root that was not seen before (a container's image, a chroot), offered at the first program's start in it.
+"""The libraries of a root that was not seen before (a container's image, a chroot), offered at the first program's
+start in it.
 
-Probes belong to a file, whoever maps it later: so the libraries get theirs before anybody's dynamic linker has mapped them, if this is quick enough.
+Probes belong to a file, whoever maps it later: so the libraries get theirs before anybody's dynamic linker has mapped
+them, if this is quick enough.
 """
 
 from __future__ import annotations
@@ -23,15 +25,27 @@ if TYPE_CHECKING:
 
 #: (mount namespace, device and inode of the root directory).
 Root = tuple[int, int, int]
-#: Where libraries lie by the file system hierarchy and Debian's multiarch, asked for where a root has no linker's cache: Alpine's has none.
-FOLDERS = (b"/usr/lib/x86_64-linux-gnu", b"/usr/lib/aarch64-linux-gnu", b"/usr/lib64", b"/usr/lib", b"/lib", b"/usr/local/lib",
-           b"/lib/x86_64-linux-gnu", b"/lib/aarch64-linux-gnu", b"/lib64")  # fmt: skip
+#: Where libraries lie by the file system hierarchy and Debian's multiarch, asked for where a root has no linker's
+#: cache: Alpine's has none.
+FOLDERS = (
+    b"/usr/lib/x86_64-linux-gnu",
+    b"/usr/lib/aarch64-linux-gnu",
+    b"/usr/lib64",
+    b"/usr/lib",
+    b"/lib",
+    b"/usr/local/lib",
+    b"/lib/x86_64-linux-gnu",
+    b"/lib/aarch64-linux-gnu",
+    b"/lib64",
+)
 #: Files of a root are kept for so long after the last new program in it.
 KEPT_S = 600.0
 
 
 class Roots:
-    """Which roots are known, by what ``exec_events`` tells. The ``ROOTS`` that were seen last; one beyond is looked at again when it comes back."""
+    """Which roots are known, by what ``exec_events`` tells. The ``ROOTS`` that were seen last; one beyond is looked at
+    again when it comes back.
+    """
 
     def __init__(self) -> None:
         self._known: OrderedDict[Root, tuple[float, set[FileId]]] = OrderedDict()
@@ -92,7 +106,9 @@ class Roots:
 def libraries(
     opening: Callable[[str], Wait], matching: Callable[[bytes], list[Ask]], names: tuple[bytes, ...]
 ) -> Steps[list[bytes]]:
-    """Paths in a root that may be asked for: what its linker's cache lists, else what usually lies where. opening: of ``helper.open_proc``, of a process in it."""
+    """Paths in a root that may be asked for: what its linker's cache lists, else what usually lies where. opening: of
+    ``helper.open_proc``, of a process in it.
+    """
     try:
         fd = yield opening("linker-cache")
     except FileNotFoundError:

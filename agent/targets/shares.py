@@ -1,4 +1,6 @@
-"""Who may have how many of the descriptors that probes take: no process and no user can take what the others' libraries need."""
+"""Who may have how many of the descriptors that probes take: no process and no user can take what the others' libraries
+need.
+"""
 
 from __future__ import annotations
 

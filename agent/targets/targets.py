@@ -1,8 +1,9 @@
 """Which executable files the processes of this host run and map: what uprobes are attached to.
 
-A process is looked at when it starts, some times shortly after (the dynamic linker and dlopen come later), and every 10 s, but then only if its
-size has changed. Its executable is opened at the first look, and again only by the scans, in case an exec went unseen. The privileged helper opens, the examiner
-reads the files, and this only says who and when: at most one look of a user's processes at a time, and long ones are followed by a rest of that user.
+A process is looked at when it starts, some times shortly after (the dynamic linker and dlopen come later), and every 10
+s, but then only if its size has changed. Its executable is opened at the first look, and again only by the scans, in
+case an exec went unseen. The privileged helper opens, the examiner reads the files, and this only says who and when: at
+most one look of a user's processes at a time, and long ones are followed by a rest of that user.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ _IMAGES = ("images of", 0)
 class Targets:
     """Offers each file once to everybody who asked. Implements ``agent.contracts.Source``; produces no rows.
 
-    kernel: whose exec_events tell of new programs. Ask with ``library`` and ``exe``, then ``start``. ``failures`` counts what
-    could not be opened, by errno name. Raises OSError where there is no timer to be had.
+    kernel: whose exec_events tell of new programs. Ask with ``library`` and ``exe``, then ``start``. ``failures``
+    counts what could not be opened, by errno name. Raises OSError where there is no timer to be had.
     """
 
     name = "targets"
@@ -105,7 +106,9 @@ class Targets:
             self._arm()
 
     def start(self) -> None:
-        """Offers the libraries that the dynamic linker would find, so that new processes are seen at once, then what runs now."""
+        """Offers the libraries that the dynamic linker would find, so that new processes are seen at once, then what
+        runs now.
+        """
         done: list[object] = []
         self.images.see()
         run(self.files.offer_known(self._linker_cache), lambda *end: done.append(end))
@@ -173,9 +176,16 @@ class Targets:
         self.analyst.close()
 
     def examining(self) -> dict[str, int]:
-        """For ``status``: examiners that run now, questions that took too much, looks for which there was no place to wait, and the descriptors that probes take and may take."""
-        return {"processes": len(self.analyst.pids), "overruns": self.analyst.overruns.total(), "looks_dropped": self._dropped,
-                "probe_descriptors": self.shares.used, "probe_descriptors_limit": self.shares.total}  # fmt: skip
+        """For ``status``: examiners that run now, questions that took too much, looks for which there was no place to
+        wait, and the descriptors that probes take and may take.
+        """
+        return {
+            "processes": len(self.analyst.pids),
+            "overruns": self.analyst.overruns.total(),
+            "looks_dropped": self._dropped,
+            "probe_descriptors": self.shares.used,
+            "probe_descriptors_limit": self.shares.total,
+        }
 
     def _quiet(self) -> bool:
         under_way = self._scan or self._looks or self._held or self._later or self.roots.waiting()
@@ -195,7 +205,9 @@ class Targets:
         self._later.append(done)
 
     def _arm(self) -> None:
-        """For what is due next, but not for at once: what could not be begun waits for an answer, which wakes the loop itself."""
+        """For what is due next, but not for at once: what could not be begun waits for an answer, which wakes the loop
+        itself.
+        """
         soon = 1 if self._scan or self._later else self._full_ns
         due = min(
             [
@@ -271,7 +283,9 @@ class Targets:
         self._done(look, error)
 
     def _look_at_root(self, pid: int, now_ns: int) -> None:
-        """A look of its own: one at what the process was before its exec may still wait for an examiner. While its user rests, the root stays unknown."""
+        """A look of its own: one at what the process was before its exec may still wait for an examiner. While its user
+        rests, the root stays unknown.
+        """
         try:
             owner = owner_of(pid)
         except (OSError, IndexError, ValueError):

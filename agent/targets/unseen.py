@@ -1,4 +1,6 @@
-"""Programs and libraries that are not probed, or not wholly, each with its path, the reason and what to do: rows of ``probe_status``, and in ``status``."""
+"""Programs and libraries that are not probed, or not wholly, each with its path, the reason and what to do: rows of
+``probe_status``, and in ``status``.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Unseen:
 
 
 class UnseenPrograms:
-    """Implements ``agent.contracts.Source``. At most PROGRAMS_TOLD are kept, and as many rows a minute made of them; ``more`` counts how often one beyond was left out."""
+    """Implements ``agent.contracts.Source``. At most PROGRAMS_TOLD are kept, and as many rows a minute made of them;
+    ``more`` counts how often one beyond was left out.
+    """
 
     name = "unseen programs"
 
@@ -67,7 +71,9 @@ class UnseenPrograms:
             self._news[key] = one
 
     def forget(self, probe: str, path: str) -> None:
-        """No process uses it any more. Of one that had no row yet there is nothing to take back: who comes and goes faster than rows are made takes no room."""
+        """No process uses it any more. Of one that had no row yet there is nothing to take back: who comes and goes
+        faster than rows are made takes no room.
+        """
         gone = self._kept.pop((probe, path), None)
         if gone is not None:
             self._news.pop((probe, path), None)
@@ -84,7 +90,10 @@ class UnseenPrograms:
         return told
 
     def _beyond(self) -> str:
-        return f"{self.more} times a program or library that is not seen was left out here: {PROGRAMS_TOLD} are told, {_A_USER} of each user but root"
+        return (
+            f"{self.more} times a program or library that is not seen was left out here: {PROGRAMS_TOLD} are told,"
+            f" {_A_USER} of each user but root"
+        )
 
     def fds(self) -> list[int]:
         return []
@@ -118,5 +127,12 @@ def _as_dict(probe: str, state: str, reason: str, remedy: str) -> dict[str, str 
 
 
 def _row(now_ns: int, probe: str, state: str, reason: str, remedy: str) -> Batch:
-    return make("probe_status", 1, t_ns=now_ns, probe=probe.encode()[:32], state=TABLES["probe_status"].code("state", state),
-                reason=reason.encode(errors="replace")[:256], remedy=remedy.encode()[:160])  # fmt: skip
+    return make(
+        "probe_status",
+        1,
+        t_ns=now_ns,
+        probe=probe.encode()[:32],
+        state=TABLES["probe_status"].code("state", state),
+        reason=reason.encode(errors="replace")[:256],
+        remedy=remedy.encode()[:160],
+    )

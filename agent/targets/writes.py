@@ -1,4 +1,6 @@
-"""Files with probes that somebody writes to. The kernel would go on to put breakpoints where the former content had instructions, into what is started of the file from then on."""
+"""Files with probes that somebody writes to. The kernel would go on to put breakpoints where the former content had
+instructions, into what is started of the file from then on.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,16 @@ import os
 import struct
 
 _FLAGS = 0o2004000  # IN_NONBLOCK | IN_CLOEXEC
-_MODIFY = 0x80000002  # IN_MODIFY, which a truncation is, too; IN_ONESHOT: else who writes on and on leaves the queue no room for others
+# IN_MODIFY, which a truncation is, too; IN_ONESHOT: else who writes on and on leaves the queue no room for others
+_MODIFY = 0x80000002
 _OVERFLOW = -1
 _EVENT = struct.Struct("iIII")
 
 
 class Writes:
-    """``fds`` is readable when there is one. Who may not read a file is not told of it; where there is no inotify, nobody is told of any."""
+    """``fds`` is readable when there is one. Who may not read a file is not told of it; where there is no inotify,
+    nobody is told of any.
+    """
 
     def __init__(self) -> None:
         self._libc = ct.CDLL(None, use_errno=True)

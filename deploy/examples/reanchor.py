@@ -1,4 +1,6 @@
-"""A sliding window on the wall clock that re-anchors at clock jumps: python3 reanchor.py [NOTICE_SOCKET]. Standard library only."""
+"""A sliding window on the wall clock that re-anchors at clock jumps: python3 reanchor.py [NOTICE_SOCKET]. Standard
+library only.
+"""
 
 import contextlib
 import json
@@ -25,8 +27,9 @@ class SlidingWindow:
             return True
 
 
-# The lines to copy, in a thread of their own: every stamp moves with the clock, so that the window keeps its true length. A request between the jump and its notice
-# (under a millisecond) counts as made before it, unless that would put it into the future.
+# The lines to copy, in a thread of their own: every stamp moves with the clock, so that the window keeps its true
+# length. A request between the jump and its notice (under a millisecond) counts as made before it, unless that would
+# put it into the future.
 def follow(limiter: SlidingWindow, name: str, path: str = "/run/tickscope/notices.sock") -> None:
     while True:
         with contextlib.suppress(OSError, ValueError), socket.socket(socket.AF_UNIX) as sock:

@@ -1,11 +1,14 @@
-"""Telling tickscope of a limiter's decisions without ever waiting for it: python3 report.py [INTAKE_SOCKET]. Standard library only."""
+"""Telling tickscope of a limiter's decisions without ever waiting for it: python3 report.py [INTAKE_SOCKET]. Standard
+library only.
+"""
 
 import json
 import socket
 import sys
 
 
-# The lines to copy; one object a thread. What cannot be sent (no agent, or it is behind) is counted, and told with the next that can: a row of `loss`.
+# The lines to copy; one object a thread. What cannot be sent (no agent, or it is behind) is counted, and told with the
+# next that can: a row of `loss`.
 class Decisions:
     def __init__(self, path: str = "/run/tickscope/intake.seq.sock") -> None:
         self.path, self.dropped, self.sock = path, 0, None

@@ -1,7 +1,9 @@
-"""What programs alone cost a Redis server, to half a percent: ``python -m tests.bench.attached [--seconds N] [--command GET] [--over unix] [--only SIDE]``. As root.
+"""What programs alone cost a Redis server, to half a percent: ``python -m tests.bench.attached [--seconds N] [--command
+GET] [--over unix] [--only SIDE]``. As root.
 
-redis-benchmark never stops; every 60 ms, in random order, other programs are attached, and the server's own count tells how many requests
-that time had. What a shared machine does meanwhile falls on all alike, which whole runs of some seconds (``redis``) do not achieve. No agent
+redis-benchmark never stops; every 60 ms, in random order, other programs are attached, and the server's own count tells
+how many requests that time had. What a shared machine does meanwhile falls on all alike, which whole runs of some
+seconds (``redis``) do not achieve. No agent
 runs: its processor time, its store and its windows are in ``redis`` and ``idle``.
 """
 
@@ -47,7 +49,9 @@ def detached(loaded: Loaded) -> dict[str, Family]:
 
 
 def programs(families: Mapping[str, Family], *, timed: bool = False) -> Attachable:
-    """What an agent of these families keeps attached; with the programs at sys_enter and sys_exit, as ``--syscalls full`` does."""
+    """What an agent of these families keeps attached; with the programs at sys_enter and sys_exit, as ``--syscalls
+    full`` does.
+    """
     return [
         (family.programs[p.function], p.target)
         for family in families.values()
@@ -59,7 +63,9 @@ def programs(families: Mapping[str, Family], *, timed: bool = False) -> Attachab
 
 
 def on_wire(loaded: Loaded, port: int) -> Attachable:
-    """What reads limiters from Redis's connections, while it is attached, for a server there. No request of redis-benchmark is a limiter's but INCR."""
+    """What reads limiters from Redis's connections, while it is attached, for a server there. No request of
+    redis-benchmark is a limiter's but INCR.
+    """
     RedisWire(loaded.families["redis"], KernelSource(loaded), None, find_ports=lambda _: frozenset({port}))._find()  # type: ignore[arg-type]
     family = loaded.families["redis"]
     return [(family.programs["redis_in"], "")]  # redis_out is there while somebody elsewhere is asked, or asks
@@ -72,8 +78,14 @@ def sides(port: int) -> dict[str, Attachable]:
     default = {name: family for name, family in families.items() if name != "unix" or Config().unix_sockets}
     SharedArray(families["syscalls"].maps["syscalls_class"], "<u8").values[:] = classes()
     empty = programs(detached(load_empty()))
-    out = {"none": [], "two empty programs": empty, "two that read the clock": programs(detached(load_empty(READ_CLOCK))),
-           "all of full": programs(default, timed=True), "all of sampled": programs(default), "limiters in Redis, attached": wire}  # fmt: skip
+    out = {
+        "none": [],
+        "two empty programs": empty,
+        "two that read the clock": programs(detached(load_empty(READ_CLOCK))),
+        "all of full": programs(default, timed=True),
+        "all of sampled": programs(default),
+        "limiters in Redis, attached": wire,
+    }
     out |= {f"{name} alone": alone for name, family in families.items() if (alone := programs({name: family}))}
     most = max(map(len, out.values()))
     return {name: attached + [(empty[0][0], _UNUSED)] * (most - len(attached)) for name, attached in out.items()}
@@ -114,7 +126,9 @@ def per_s(connection: socket.socket, attachable: Attachable) -> float:
 
 
 def mean_ratio(over: list[float], under: list[float]) -> str:
-    """Round by round: the mean of the ratios' logarithms without the lowest and highest fifth, and its standard error (bootstrap)."""
+    """Round by round: the mean of the ratios' logarithms without the lowest and highest fifth, and its standard error
+    (bootstrap).
+    """
     logs = np.log(np.array(over) / np.array(under))
     rng = np.random.default_rng(0)
 

@@ -1,7 +1,9 @@
-"""What a closer look costs a Redis server while it lasts: ``python -m tests.bench.closer [--seconds N] [--command GET]``. As root.
+"""What a closer look costs a Redis server while it lasts: ``python -m tests.bench.closer [--seconds N] [--command
+GET]``. As root.
 
-As ``attached``, for the programs that are attached for seconds only: each family at the server itself ("of it"), and at another process ("beside it"), which is what
-everybody else on the host pays meanwhile. Beside the throughput the server's own processor time a request, on which other work of the machine tells less.
+As ``attached``, for the programs that are attached for seconds only: each family at the server itself ("of it"), and at
+another process ("beside it"), which is what everybody else on the host pays meanwhile. Beside the throughput the
+server's own processor time a request, on which other work of the machine tells less.
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ def sides() -> tuple[dict[str, tuple[Attachable, bool]], np.ndarray]:
     """What is attached, and whether the server is what is looked at; and the control map."""
     loaded = load([probe for probe in discover().values() if probe.closer])
     families = detached(loaded)
-    by_family = {name: [(family.programs[p.function], p.target) for p in family.probe.programs if p.function in family.programs] for name, family in families.items()}  # fmt: skip
+    by_family = {
+        name: [(family.programs[p.function], p.target) for p in family.probe.programs if p.function in family.programs]
+        for name, family in families.items()
+    }
     empty = next(iter(detached(load_empty()).values())).programs
     filler = (next(iter(empty.values())), _UNUSED)
     every = [one for its in by_family.values() for one in its]

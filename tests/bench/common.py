@@ -1,7 +1,8 @@
-"""What the benchmarks share: interleaved rounds, ratios, a whole agent that must lose nothing, a private Redis under load.
+"""What the benchmarks share: interleaved rounds, ratios, a whole agent that must lose nothing, a private Redis under
+load.
 
-Every figure is a ratio of two sides that ran in the same minute on the same machine; a figure taken while the agent lost
-a single record does not count, and ends the run.
+Every figure is a ratio of two sides that ran in the same minute on the same machine; a figure taken while the agent
+lost a single record does not count, and ends the run.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def ratio(over: Sequence[float], under: Sequence[float]) -> Figure:
 
 
 def interleaved(sides: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """Runs each side once a round, in turns forwards and backwards (A B B A A B ...), and says on stderr where it is."""
+    """Runs each side once a round, in turns forwards and backwards (A B B A A B ...), and says on stderr where it
+    is.
+    """
     out: dict[str, list[T]] = {name: [] for name in sides}
     for i in range(rounds):
         for name in list(sides)[:: -1 if i % 2 else 1]:
@@ -73,7 +76,8 @@ def arguments(description: str | None, **more: tuple[Any, str]) -> argparse.Name
     given = parser.parse_args()
     kernel = os.uname()
     print(
-        f"{os.cpu_count()} cores, Linux {kernel.release} {kernel.machine}, load before the start {os.getloadavg()[0]:.2f}",
+        f"{os.cpu_count()} cores, Linux {kernel.release} {kernel.machine}, load before the start"
+        f" {os.getloadavg()[0]:.2f}",
         flush=True,
     )
     if others := other_agents():
@@ -137,7 +141,9 @@ def only(*families: str) -> str:
 
 
 def load_empty(body: str = "") -> Loaded:
-    """Two programs that do nothing but ``body``, attached to sys_enter and sys_exit: what any full timing of system calls costs at least."""
+    """Two programs that do nothing but ``body``, attached to sys_enter and sys_exit: what any full timing of system
+    calls costs at least.
+    """
     with tempfile.TemporaryDirectory() as directory:
         for path in BPF_DIR.iterdir():
             (Path(directory) / path.name).symlink_to(path)

@@ -1,8 +1,9 @@
 """Converting times across steps: ``python -m tests.bench.convert [--times N] [--steps N]``. On one core.
 
-The agent's offset history, with error bounds and states, against numpy.interp on the same corners, which gives one number, no bound, and in
-doubles (256 ns apart for Unix times). Times all over the history in no order, and in order, as rows of a table come; both ways. Before that, what a
-history of 5,000 steps and one of a year with a step each minute cost to make and to keep.
+The agent's offset history, with error bounds and states, against numpy.interp on the same corners, which gives one
+number, no bound, and in doubles (256 ns apart for Unix times). Times all over the history in no order, and in order, as
+rows of a table come; both ways. Before that, what a history of 5,000 steps and one of a year with a step each minute
+cost to make and to keep.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ def check(got: Converted, times: np.ndarray, starts: np.ndarray, offsets: np.nda
 
 
 def building(steps: int) -> None:
-    """A history of so many steps, one a minute: what it takes to make it convert both ways, and the memory that it grows by."""
+    """A history of so many steps, one a minute: what it takes to make it convert both ways, and the memory that it
+    grows by.
+    """
     t = np.arange(steps + 1) * 60 * _S
     rows = TABLES["clock_offset"].empty(steps + 1)
     rows["t_ns"], rows["boot_mono_ns"], rows["err_ns"], rows["cut"] = t, 0, 100, 1
@@ -106,11 +109,14 @@ def main() -> None:
             raise SystemExit(
                 "a time that there was is told as skipped, or none as having occurred twice: the figure does not count"
             )
-        took = interleaved({
-            "wall": lambda t=times: took_s(one.to_wall, t),
-            "boot": lambda t=walls: took_s(one.to_boot, t),
-            "interp": lambda t=times: took_s(lambda x: np.interp(x, *corners), t),
-        }, given.pairs)  # fmt: skip
+        took = interleaved(
+            {
+                "wall": lambda t=times: took_s(one.to_wall, t),
+                "boot": lambda t=walls: took_s(one.to_boot, t),
+                "interp": lambda t=times: took_s(lambda x: np.interp(x, *corners), t),
+            },
+            given.pairs,
+        )
         for side, name in (("wall", "CLOCK_BOOTTIME to wall time"), ("boot", "wall time to CLOCK_BOOTTIME")):
             peer = f"numpy.interp, {ratio(took['interp'], took[side]).text('.2f')} x our time, no bounds, no states"
             report(

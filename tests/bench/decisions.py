@@ -1,6 +1,8 @@
-"""Processor time that a decision takes the agent, all its processes together and all that follows (rows, symptoms, store), by source: ``python -m tests.bench.decisions``. As root, with Go and Redis.
+"""Processor time that a decision takes the agent, all its processes together and all that follows (rows, symptoms,
+store), by source: ``python -m tests.bench.decisions``. As root, with Go and Redis.
 
-Of the agent's time what it takes with nothing to do is taken off, as measured between the sources. What a decision takes the program: hot.py (uprobes), attached.py (Redis).
+Of the agent's time what it takes with nothing to do is taken off, as measured between the sources. What a decision
+takes the program: hot.py (uprobes), attached.py (Redis).
 """
 
 from __future__ import annotations
@@ -72,11 +74,15 @@ def main() -> None:
         config = f"redis_limiters: 'on'\nredis_ports: [{server.port}]\notlp_receiver: {{http: '127.0.0.1:{_PORT}'}}\n"
         with running(config=config, settle_s=5) as agent:
             sources: dict[str, Callable[[], int]] = {
-                "a message (`intake.seq.sock`)": lambda: send(agent.run_dir / "intake.seq.sock", socket.SOCK_SEQPACKET, "bench", given.seconds)[0],
+                "a message (`intake.seq.sock`)": lambda: send(
+                    agent.run_dir / "intake.seq.sock", socket.SOCK_SEQPACKET, "bench", given.seconds
+                )[0],
                 "uprobe (x/time/rate)": lambda: by_uprobe(program, given.rate, given.seconds),
-                "Redis, from the wire": lambda: paced(given.rate, given.seconds, lambda: client.pipeline([("EVAL", GCRA_LIKE, 1, "rate:a", 7, 7, 60, 1)])),
+                "Redis, from the wire": lambda: paced(
+                    given.rate, given.seconds, lambda: client.pipeline([("EVAL", GCRA_LIKE, 1, "rate:a", 7, 7, 60, 1)])
+                ),
                 "OTLP (HTTP, protobuf)": lambda: by_otlp(given.rate, given.seconds),
-            }  # fmt: skip
+            }
             for _ in range(given.pairs):
                 for name, source in sources.items():
                     idle, start = used_s(agent), time.monotonic()
@@ -88,7 +94,12 @@ def main() -> None:
                     more_s = used_s(agent) - before - quiet_s * (time.monotonic() - start)
                     took.setdefault(name, []).append(1e6 * more_s / made)
     for name, each in took.items():
-        report(f"a decision, {name}, {given.rate} a second: the agent's processor time", f"{Figure(each).text('.0f')} us", "-", "-")  # fmt: skip
+        report(
+            f"a decision, {name}, {given.rate} a second: the agent's processor time",
+            f"{Figure(each).text('.0f')} us",
+            "-",
+            "-",
+        )
 
 
 if __name__ == "__main__":

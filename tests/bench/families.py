@@ -1,7 +1,8 @@
 """What each probe family costs: ``python -m tests.bench.families [--pairs N] [--requests N]``. As root.
 
-An agent with that family alone against no agent, under redis-benchmark; nanoseconds a hit of each program in an agent with all of
-them (kernel.bpf_stats_enabled, which itself adds two clock reads to a hit); and the worst case for system call timing,
+An agent with that family alone against no agent, under redis-benchmark; nanoseconds a hit of each program in an agent
+with all of them (kernel.bpf_stats_enabled, which itself adds two clock reads to a hit); and the worst case for system
+call timing,
 ``dd if=/dev/zero of=/dev/null bs=512``.
 """
 
@@ -80,9 +81,25 @@ def handshakes(n: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         pem = Path(directory) / "pem"
         subprocess.run(
-            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=bench",
-             "-keyout", str(pem), "-out", str(pem) + ".crt"], check=True, capture_output=True,
-        )  # fmt: skip
+            [
+                "openssl",
+                "req",
+                "-x509",
+                "-newkey",
+                "ec",
+                "-pkeyopt",
+                "ec_paramgen_curve:P-256",
+                "-nodes",
+                "-subj",
+                "/CN=bench",
+                "-keyout",
+                str(pem),
+                "-out",
+                str(pem) + ".crt",
+            ],
+            check=True,
+            capture_output=True,
+        )
         server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         server.load_cert_chain(str(pem) + ".crt", str(pem))
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

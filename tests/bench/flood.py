@@ -1,7 +1,8 @@
-"""Records for an agent to drain, as many a second as wanted: a BPF program of the benchmark writes limiter decisions into the agent's ring.
+"""Records for an agent to drain, as many a second as wanted: a BPF program of the benchmark writes limiter decisions
+into the agent's ring.
 
-The agent is the installed one, whole, and cannot tell them from those of its own programs. A uprobe hit costs a trap of microseconds, so that
-real decisions at this rate would leave no processor to the agent. As root.
+The agent is the installed one, whole, and cannot tell them from those of its own programs. A uprobe hit costs a trap of
+microseconds, so that real decisions at this rate would leave no processor to the agent. As root.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ def _record() -> bytes:
 
 
 def _program(ring: int) -> bytes:
-    """Instructions (struct bpf_insn) that write one record, with the time of now, into the ring; 0 where it was taken."""
+    """Instructions (struct bpf_insn) that write one record, with the time of now, into the ring; 0 where it was
+    taken.
+    """
     record = _record()
     top = -len(record)
 
@@ -112,7 +115,9 @@ class _Ring:
 
 
 def flood(agent: int, per_s: int, out: Connection) -> None:
-    """Sends "filling", fills until the other end says anything, then sends how many records were written: at most as many as the agent takes."""
+    """Sends "filling", fills until the other end says anything, then sends how many records were written: at most as
+    many as the agent takes.
+    """
     fd = _ring_of(agent)
     ring = _Ring(fd, len(_record()))
     code, licence = ct.create_string_buffer(_program(fd)), ct.create_string_buffer(b"GPL")

@@ -1,8 +1,10 @@
-"""An ordinary node where nothing is wrong, and what the agent says of it: service-hours, findings that nobody felt, and a bound of their rate.
+"""An ordinary node where nothing is wrong, and what the agent says of it: service-hours, findings that nobody felt, and
+a bound of their rate.
 
-Some fifty services (Redis, nginx and haproxy before prefork servers by TCP and Unix sockets, event loops, Node, PostgreSQL, pools, consumers, journals) with
-bursts and lulls, deploys, reloads, log rotation, backups, checkpoints, builds, cron. Callers log what they feel; the laboratory's rule (agent/lab/effect.py)
-decides whether it was anything. What the agent says of processes that are not of this mix is counted apart.
+Some fifty services (Redis, nginx and haproxy before prefork servers by TCP and Unix sockets, event loops, Node,
+PostgreSQL, pools, consumers, journals) with bursts and lulls, deploys, reloads, log rotation, backups, checkpoints,
+builds, cron. Callers log what they feel; the laboratory's rule (agent/lab/effect.py) decides whether it was anything.
+What the agent says of processes that are not of this mix is counted apart.
 
 As root: python -m tests.bench.healthy --minutes 60 [--times 1.5] [--keep DIR]
 """
@@ -35,7 +37,10 @@ from tests.system.agent import Agent
 
 FIRST_PORT, PORTS = 18100, 400
 WARM_S = 30
-NODE = "require('http').createServer((q, r) => setTimeout(() => r.end('ok\\n'), Math.random() * 4)).listen(+process.argv[1], '127.0.0.1')"
+NODE = (
+    "require('http').createServer((q, r) => setTimeout(() => r.end('ok\\n'), Math.random() *"
+    " 4)).listen(+process.argv[1], '127.0.0.1')"
+)
 SLACK_NS = 2_000_000_000
 #: A process is looked for far more often than that; its number is not used again so soon.
 LOOKS_NS = 5_000_000_000
@@ -65,8 +70,17 @@ class Mix:
 
     def start(self, name: str, *argv: str, user: str | None = None) -> None:
         self.started[name] = list(argv)
-        self.running[name] = subprocess.Popen(argv, cwd=self.root, start_new_session=True, user=user, group=user, extra_groups=[] if user else None,
-                                              stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=(self.root / f"{name}.err").open("ab"))  # fmt: skip
+        self.running[name] = subprocess.Popen(
+            argv,
+            cwd=self.root,
+            start_new_session=True,
+            user=user,
+            group=user,
+            extra_groups=[] if user else None,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=(self.root / f"{name}.err").open("ab"),
+        )
         self.services += not name.startswith("caller")
 
     def ours(self, name: str, *args: str) -> None:
@@ -83,8 +97,20 @@ class Mix:
         redis = [self.port() for _ in self.several(6)]
         for n, port in enumerate(redis):
             (self.root / f"redis{n}").mkdir()
-            self.start(f"redis-{n}", "redis-server", "--port", port, "--bind", "127.0.0.1", "--dir", str(self.root / f"redis{n}"),
-                       "--appendonly", "yes" if n % 2 else "no", "--save", "20 10")  # fmt: skip
+            self.start(
+                f"redis-{n}",
+                "redis-server",
+                "--port",
+                port,
+                "--bind",
+                "127.0.0.1",
+                "--dir",
+                str(self.root / f"redis{n}"),
+                "--appendonly",
+                "yes" if n % 2 else "no",
+                "--save",
+                "20 10",
+            )
             waiting.append(("redis", port))
         for n in self.several(8):
             self.ours(f"events-{n}", port := self.port())
@@ -135,16 +161,19 @@ class Mix:
         up = "".join(f"server {'unix:' + a if a.startswith('/') else '127.0.0.1:' + a};" for a in behind)
         temp = " ".join(f"{k}_temp_path {place}/{k};" for k in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
         (place / "conf").write_text(
-            f"daemon off; user root; worker_processes 2; pid {place}/pid; error_log {place}/error; events {{}}\n"
-            f"http {{ {temp} access_log {place}/access; upstream up {{ {up} }} server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://up; }} }} }}\n"
+            f"daemon off; user root; worker_processes 2; pid {place}/pid; error_log {place}/error; events {{}}\nhttp {{"
+            f" {temp} access_log {place}/access; upstream up {{ {up} }} server {{ listen 127.0.0.1:{port}; location /"
+            " { proxy_pass http://up; } } }\n"
         )
         return place / "conf"
 
     def _haproxy(self, n: int, port: str, behind: list[str]) -> Path:
         place = self.root / f"haproxy{n}.cfg"
         servers = "\n".join(f" server s{i} 127.0.0.1:{a} check inter 2s" for i, a in enumerate(behind))
-        place.write_text("defaults\n mode http\n timeout connect 5s\n timeout client 60s\n timeout server 60s\n"
-                         f"frontend f\n bind 127.0.0.1:{port}\n default_backend b\nbackend b\n{servers}\n")  # fmt: skip
+        place.write_text(
+            "defaults\n mode http\n timeout connect 5s\n timeout client 60s\n timeout server 60s\n"
+            f"frontend f\n bind 127.0.0.1:{port}\n default_backend b\nbackend b\n{servers}\n"
+        )
         return place
 
     def _postgres(self) -> str:
@@ -160,8 +189,21 @@ class Mix:
             check=True,
             capture_output=True,
         )
-        self.start("postgres", str(found[-1] / "postgres"), "-D", str(place), "-k", str(place), "-p", port,
-                   "-c", "checkpoint_timeout=30s", "-c", "listen_addresses=", user="postgres")  # fmt: skip
+        self.start(
+            "postgres",
+            str(found[-1] / "postgres"),
+            "-D",
+            str(place),
+            "-k",
+            str(place),
+            "-p",
+            port,
+            "-c",
+            "checkpoint_timeout=30s",
+            "-c",
+            "listen_addresses=",
+            user="postgres",
+        )
         for _ in range(100):
             if not subprocess.run(
                 ["psql", "-qh", place, "-p", port, "-U", "postgres", "-c", "create table t (a float)"],
@@ -181,21 +223,47 @@ class Mix:
             what()
 
     def events(self) -> list[Callable[[], None]]:
-        return [self._burst, self._burst, self._deploy, self._deploy, self._reload, self._rotate, self._cron, self._cron, self._build, self._backup, self._checkpoint, self._recycle]  # fmt: skip
+        return [
+            self._burst,
+            self._burst,
+            self._deploy,
+            self._deploy,
+            self._reload,
+            self._rotate,
+            self._cron,
+            self._cron,
+            self._build,
+            self._backup,
+            self._checkpoint,
+            self._recycle,
+        ]
 
     def _some(self, *kinds: str) -> str:
         return self.chance.choice([n for n in self.running if n.partition("-")[0] in kinds])
 
     def _aside(self, *argv: str) -> None:
         """A short program of its own."""
-        self.old.append((time.monotonic() + 60, subprocess.Popen(argv, cwd=self.root, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                                                 stderr=subprocess.DEVNULL, start_new_session=True)))  # fmt: skip
+        self.old.append(
+            (
+                time.monotonic() + 60,
+                subprocess.Popen(
+                    argv,
+                    cwd=self.root,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                ),
+            )
+        )
 
     def _burst(self) -> None:
         self.control.write_text(self.chance.choice(["0.2", "1", "1", "1", "3"]))
 
     def _deploy(self) -> None:
-        """The new one listens beside the old, which is then asked to end, and killed should it not: as systemd and Kubernetes do."""
+        """The new one listens beside the old, which is then asked to end, and killed should it not: as systemd and
+        Kubernetes do.
+        """
         name = self._some("events", "journal", "pool", "consumer")
         old = self.running[name]
         self.start(name, *self.started[name])
@@ -218,8 +286,21 @@ class Mix:
 
     def _cron(self) -> None:
         for _ in range(self.chance.randrange(1, 4)):
-            self._aside("nice", "sh", "-c", self.chance.choice(["ls -lR /usr/share/doc >/dev/null", "false", "sort /usr/share/dict/words | head; exit 1",
-                                                                "gzip -c /usr/bin/python3* | wc -c", "timeout 1 sleep 5", "find /usr/lib -name '*.so' | xargs md5sum | tail -1"]))  # fmt: skip
+            self._aside(
+                "nice",
+                "sh",
+                "-c",
+                self.chance.choice(
+                    [
+                        "ls -lR /usr/share/doc >/dev/null",
+                        "false",
+                        "sort /usr/share/dict/words | head; exit 1",
+                        "gzip -c /usr/bin/python3* | wc -c",
+                        "timeout 1 sleep 5",
+                        "find /usr/lib -name '*.so' | xargs md5sum | tail -1",
+                    ]
+                ),
+            )
 
     def _build(self) -> None:
         place = self.root / f"build{boot_ns()}"
@@ -227,7 +308,8 @@ class Mix:
         self._aside(
             "sh",
             "-c",
-            f"mkdir {place} && cp -r {lib}/asyncio {lib}/email {place} && {sys.executable} -m compileall -q -j 2 {place}; sync {place}; rm -r {place}",
+            f"mkdir {place} && cp -r {lib}/asyncio {lib}/email {place} && {sys.executable} -m compileall -q -j 2"
+            f" {place}; sync {place}; rm -r {place}",
         )
 
     def _backup(self) -> None:
@@ -323,7 +405,11 @@ def told(agent: Agent, mix: Mix, from_ns: int) -> tuple[list[dict[str, Any]], li
         free += [(at, start)] if start > at else []
         at = max(at, end)
     felt = [bool(effect.felt(ops, time_, free)) for time_ in times]
-    return ([f for f, was in zip(mine, felt, strict=True) if was], [f for f, was in zip(mine, felt, strict=True) if not was], len(findings) - len(mine))  # fmt: skip
+    return (
+        [f for f, was in zip(mine, felt, strict=True) if was],
+        [f for f, was in zip(mine, felt, strict=True) if not was],
+        len(findings) - len(mine),
+    )
 
 
 def main() -> None:
@@ -379,8 +465,11 @@ def report(
         for f in findings:
             print(f"{word}: {f['symptom']}, {f['cause']} {f['cause_detail'] or ''} {f['confidence']}: {f['sentence']}")
     print(f"happened: {', '.join(f'{n} {what}' for what, n in sorted(mix.happened.items()))}; median load {load:.1f}")
-    print(f"| services | service-hours | findings that somebody felt | that nobody felt | a day | upper 95 % bound a day | about others |\n"
-          f"| {mix.services} | {hours:.1f} | {len(felt)} | {len(wrong)} | {24 * len(wrong) / hours:.2f} | {24 * bound(len(wrong)) / hours:.2f} | {others} |")  # fmt: skip
+    print(
+        "| services | service-hours | findings that somebody felt | that nobody felt | a day | upper 95 % bound a day"
+        f" | about others |\n| {mix.services} | {hours:.1f} | {len(felt)} | {len(wrong)} |"
+        f" {24 * len(wrong) / hours:.2f} | {24 * bound(len(wrong)) / hours:.2f} | {others} |"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The programs of `tests.bench.healthy`: what an ordinary node runs, each a few lines. ``python -m tests.bench.healthy_programs NAME ARGS``.
+"""The programs of `tests.bench.healthy`: what an ordinary node runs, each a few lines. ``python -m
+tests.bench.healthy_programs NAME ARGS``.
 
 None of them is told of any fault; all end at SIGTERM, servers after the requests that they have.
 """
@@ -81,7 +82,9 @@ def events(port: str) -> None:
 
 
 def prefork(address: str, workers: str = "3", most: str = "150") -> None:
-    """A master and children that accept in turn; a child ends after so many requests and another takes its place, as gunicorn's with max-requests."""
+    """A master and children that accept in turn; a child ends after so many requests and another takes its place, as
+    gunicorn's with max-requests.
+    """
     sock, ending = listening(address), []
     signal.signal(signal.SIGTERM, lambda *_: ending.append(1))
 
@@ -158,7 +161,9 @@ def journal(place: str) -> None:
 
 
 def caller(kind: str, address: str, log: str, rate: str, control: str) -> None:
-    """Asks at a rate times what the file ``control`` says; writes [start, duration, what, outcome] as the laboratory's programs do."""
+    """Asks at a rate times what the file ``control`` says; writes [start, duration, what, outcome] as the laboratory's
+    programs do.
+    """
     with open(log, "a", buffering=1, encoding="utf-8") as out:
         ask = ASK[kind](address)
         while True:
@@ -216,8 +221,11 @@ class Table:
 
     def __init__(self, address: str) -> None:
         place, _, port = address.rpartition(":")
-        self.psql = subprocess.Popen(["psql", "-qAt", "-h", place, "-p", port, "-U", "postgres", "postgres"],
-                                     stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+        self.psql = subprocess.Popen(
+            ["psql", "-qAt", "-h", place, "-p", port, "-U", "postgres", "postgres"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
 
     def __call__(self) -> None:
         assert self.psql.stdin and self.psql.stdout

@@ -1,6 +1,8 @@
-"""What is left of the throughput of a Go program that asks its limiter all the time, and how right its totals are: ``python -m tests.bench.hot``. As root, with Go.
+"""What is left of the throughput of a Go program that asks its limiter all the time, and how right its totals are:
+``python -m tests.bench.hot``. As root, with Go.
 
-Beside it bpftrace, which attaches an empty program to the same function's begin for good. ``--program FILE``: a build of tests/kernel/goprograms/hot.
+Beside it bpftrace, which attaches an empty program to the same function's begin for good. ``--program FILE``: a build
+of tests/kernel/goprograms/hot.
 """
 
 from __future__ import annotations
@@ -21,8 +23,13 @@ from tests.kernel.go_fixture import go_binary
 from tests.system.agent import Agent
 
 #: Calls a second, 0: a closed loop; and how they are made.
-LOADS = {"closed loop": [], "open loop, 10,000 a second": ["-rate", "10000"], "open loop, 100,000 a second": ["-rate", "100000"], "open loop, 1,000,000 a second": ["-rate", "1000000"],
-         "closed loop, 50 us of work each": ["-work", "50000"]}  # fmt: skip
+LOADS = {
+    "closed loop": [],
+    "open loop, 10,000 a second": ["-rate", "10000"],
+    "open loop, 100,000 a second": ["-rate", "100000"],
+    "open loop, 1,000,000 a second": ["-rate", "1000000"],
+    "closed loop, 50 us of work each": ["-work", "50000"],
+}
 
 
 @dataclass
@@ -38,7 +45,12 @@ class Run:
 
 
 def run(path: Path, load: list[str], seconds: float, agent: Agent | None = None) -> Run:
-    process = subprocess.Popen([path, *load, "-limit", "1000", "-burst", "1000", "-for", str(seconds)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
+    process = subprocess.Popen(
+        [path, *load, "-limit", "1000", "-burst", "1000", "-for", str(seconds)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdin is not None and process.stdout is not None
     time.sleep(1.0)  # it is found, and its probes are there
     process.stdin.write("\n")
@@ -72,8 +84,15 @@ def traced(path: Path, load: list[str], seconds: float) -> Run:
 def right(told: dict[str, Any] | None, truth: dict[str, Any]) -> str:
     if told is None:
         return "not seen"
-    inside = [f"{n} {told[n] / max(truth[n], 1):.3f} of the truth, " + ("bounds hold it" if (told[f"{n}_low"] or 0) <= truth[n] <= (told[f"{n}_high"] or 1 << 62) else "BOUNDS DO NOT HOLD IT")
-              for n in ("allowed", "refused")]  # fmt: skip
+    inside = [
+        f"{n} {told[n] / max(truth[n], 1):.3f} of the truth, "
+        + (
+            "bounds hold it"
+            if (told[f"{n}_low"] or 0) <= truth[n] <= (told[f"{n}_high"] or 1 << 62)
+            else "BOUNDS DO NOT HOLD IT"
+        )
+        for n in ("allowed", "refused")
+    ]
     return f"{told['told']}: " + "; ".join(inside)
 
 

@@ -1,6 +1,8 @@
-"""How right the totals are of Go programs that ask their limiters too often to be watched all of the time, against what they say themselves: ``python -m tests.bench.hot_truth``. As root, with Go.
+"""How right the totals are of Go programs that ask their limiters too often to be watched all of the time, against what
+they say themselves: ``python -m tests.bench.hot_truth``. As root, with Go.
 
-Each run is a program of its own, with an agent that runs already. A figure holds where the program's own is within its bounds.
+Each run is a program of its own, with an agent that runs already. A figure holds where the program's own is within its
+bounds.
 """
 
 from __future__ import annotations
@@ -22,15 +24,41 @@ from tests.system.agent import Agent
 
 #: What the programs do, by kind.
 KINDS: dict[str, list[str]] = {
-    "open loop, 10,000 a second": ["-rate 10000 -limit 1000 -burst 100", "-rate 10000 -limit 100 -burst 10", "-rate 10000 -limit 5000 -burst 5000", "-rate 10000 -limit 1000000 -burst 100"],
-    "open loop, 100,000 a second": ["-rate 100000 -limit 1000 -burst 100", "-rate 100000 -limit 10000 -burst 20", "-rate 100000 -limit 100 -burst 1000"],
-    "open loop, 100,000 a second, 50 callers": ["-rate 100000 -callers 50 -limit 1000 -burst 100", "-rate 100000 -callers 50 -limit 30000 -burst 3000", "-rate 10000 -callers 50 -limit 100 -burst 10"],
-    "closed loop": ["-limit 1000 -burst 100", "-limit 100 -burst 1", "-limit 100000 -burst 10000", "-limit 1000000 -burst 1000000", "-limit 100000 -burst 100"],
-    "closed loop, 50 us of work": ["-work 50000 -limit 1000 -burst 100", "-work 50000 -limit 5000 -burst 50", "-work 20000 -callers 4 -limit 1000 -burst 1000"],
+    "open loop, 10,000 a second": [
+        "-rate 10000 -limit 1000 -burst 100",
+        "-rate 10000 -limit 100 -burst 10",
+        "-rate 10000 -limit 5000 -burst 5000",
+        "-rate 10000 -limit 1000000 -burst 100",
+    ],
+    "open loop, 100,000 a second": [
+        "-rate 100000 -limit 1000 -burst 100",
+        "-rate 100000 -limit 10000 -burst 20",
+        "-rate 100000 -limit 100 -burst 1000",
+    ],
+    "open loop, 100,000 a second, 50 callers": [
+        "-rate 100000 -callers 50 -limit 1000 -burst 100",
+        "-rate 100000 -callers 50 -limit 30000 -burst 3000",
+        "-rate 10000 -callers 50 -limit 100 -burst 10",
+    ],
+    "closed loop": [
+        "-limit 1000 -burst 100",
+        "-limit 100 -burst 1",
+        "-limit 100000 -burst 10000",
+        "-limit 1000000 -burst 1000000",
+        "-limit 100000 -burst 100",
+    ],
+    "closed loop, 50 us of work": [
+        "-work 50000 -limit 1000 -burst 100",
+        "-work 50000 -limit 5000 -burst 50",
+        "-work 20000 -callers 4 -limit 1000 -burst 1000",
+    ],
     "closed loop, 50 callers": ["-callers 50 -limit 1000 -burst 100", "-callers 50 -limit 10000 -burst 1000"],
-    "five limiters": ["-limiters 5 -callers 5 -rate 50000 -limit 1000 -burst 100", "-limiters 5 -callers 10 -work 50000 -limit 100 -burst 100"],
+    "five limiters": [
+        "-limiters 5 -callers 5 -rate 50000 -limit 1000 -burst 100",
+        "-limiters 5 -callers 10 -work 50000 -limit 100 -burst 100",
+    ],
     "limit changed each 0.7 s": ["-turns 0.7 -rate 50000 -limit 2000 -burst 100", "-turns 0.7 -limit 1000 -burst 10"],
-}  # fmt: skip
+}
 
 
 @dataclass
@@ -53,13 +81,20 @@ class Held:
         return self.told / max(self.truth, 1) - 1
 
     def text(self) -> str:
-        return f"{self.name} {self.told} of {self.truth} ({100 * self.off:+.2f} %), {self.least} to {self.most}{'' if self.holds else ' DOES NOT HOLD'}"
+        return (
+            f"{self.name} {self.told} of {self.truth} ({100 * self.off:+.2f} %), {self.least} to"
+            f" {self.most}{'' if self.holds else ' DOES NOT HOLD'}"
+        )
 
 
 def trial(path: Path, args: list[str], seconds: float, agent: Agent) -> list[Held]:
-    """A program that the agent has not seen before. Nothing where records were lost, as on a machine whose agent gets no processor."""
+    """A program that the agent has not seen before. Nothing where records were lost, as on a machine whose agent gets
+    no processor.
+    """
     before = _lost(agent)
-    process = subprocess.Popen([path, *args, "-for", str(seconds)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
+    process = subprocess.Popen(
+        [path, *args, "-for", str(seconds)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdin is not None and process.stdout is not None
     time.sleep(1.0)  # it is found, and its probes are there
     process.stdin.write("\n")
@@ -109,11 +144,13 @@ def main() -> None:
                         held = trial(path, args.split(), given.seconds, agent)
                         everything.setdefault(kind, []).extend(held)
                         print(
-                            f"  {args}: {'; '.join(one.text() for one in held)}: {held[0].how if held else 'records were lost, does not count'}",
+                            f"  {args}: {'; '.join(one.text() for one in held)}:"
+                            f" {held[0].how if held else 'records were lost, does not count'}",
                             flush=True,
                         )
     print(
-        "| what | allowed is off by, median | at most | its bounds are wide, median | hold it | refused is off by, median | at most | hold it |"
+        "| what | allowed is off by, median | at most | its bounds are wide, median | hold it | refused is off by,"
+        " median | at most | hold it |"
     )
     for kind, found in {**everything, "all": [one for each in everything.values() for one in each]}.items():
         print(f"| {kind} | {' | '.join(_summary(found, name, name == 'allowed') for name in ('allowed', 'refused'))} |")
@@ -124,7 +161,9 @@ def _summary(found: list[Held], name: str, wide: bool) -> str:
     off = [abs(100 * one.off) for one in mine]
     widths = [100 * (one.most - one.least) / max(one.truth, 1) for one in mine if one.most is not None]
     width = [f"{np.median(widths):.2g} %" if widths else "-"] * wide
-    return " | ".join((f"{np.median(off):.2g} %", f"{max(off):.2g} %", *width, f"{sum(one.holds for one in mine)} of {len(mine)}"))  # fmt: skip
+    return " | ".join(
+        (f"{np.median(off):.2g} %", f"{max(off):.2g} %", *width, f"{sum(one.holds for one in mine)} of {len(mine)}")
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The agent on an idle machine: ``python -m tests.bench.idle [--seconds N]``.
 
-Processor time of all its processes, in percent of one core. The machine must be idle: what else ran is printed beside it.
+Processor time of all its processes, in percent of one core. The machine must be idle: what else ran is printed beside
+it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""What arrives of a program's 1,000 decisions a second while another user floods the intake: ``python -m tests.bench.intake [--seconds N]``.
+"""What arrives of a program's 1,000 decisions a second while another user floods the intake: ``python -m
+tests.bench.intake [--seconds N]``.
 
-The flood is the user nobody's, in two processes with 64 sockets each that send what they can without waiting, to datagrams and to connections alike, malformed.
-The program sends from sockets of each kind, non-blocking, and counts what it could not send. Nothing may be lost that it could.
+The flood is the user nobody's, in two processes with 64 sockets each that send what they can without waiting, to
+datagrams and to connections alike, malformed. The program sends from sockets of each kind, non-blocking, and counts
+what it could not send. Nothing may be lost that it could.
 """
 
 from __future__ import annotations
@@ -74,8 +76,13 @@ def main() -> None:
     kinds = {kind: name for kind, name in kinds.items() if (agent.run_dir / name).exists()}
     try:
         for flooded in ((), *[(kind,) for kind in kinds], tuple(kinds)):
-            floods = [subprocess.Popen([sys.executable, "-c", _FLOOD, str(agent.run_dir / kinds[kind]), kind], stdout=subprocess.PIPE)
-                      for kind in flooded for _ in range(2)]  # fmt: skip
+            floods = [
+                subprocess.Popen(
+                    [sys.executable, "-c", _FLOOD, str(agent.run_dir / kinds[kind]), kind], stdout=subprocess.PIPE
+                )
+                for kind in flooded
+                for _ in range(2)
+            ]
             for one in floods:
                 assert one.stdout is not None
                 one.stdout.readline()
@@ -85,8 +92,12 @@ def main() -> None:
                 sent, failed = send(agent.run_dir / name, getattr(socket, kind), limiter, given.seconds)
                 time.sleep(1)
                 came = arrived(agent, limiter)
-                report(f"decisions of 1,000 a second that arrive by {name}, flooded: {', '.join(flooded) or 'nothing'}",
-                       f"{came} of {sent + failed} ({failed} could not be sent, {sent - came} lost)", "-", "all, by a connection")  # fmt: skip
+                report(
+                    f"decisions of 1,000 a second that arrive by {name}, flooded: {', '.join(flooded) or 'nothing'}",
+                    f"{came} of {sent + failed} ({failed} could not be sent, {sent - came} lost)",
+                    "-",
+                    "all, by a connection",
+                )
             for one in floods:
                 one.kill()
                 one.wait()

@@ -1,8 +1,10 @@
-"""The correlator over 10 M events and 1 M decisions, one core: ``python -m tests.bench.judge [--rows 11] [--seconds 3600]``.
+"""The correlator over 10 M events and 1 M decisions, one core: ``python -m tests.bench.judge [--rows 11] [--seconds
+3600]``.
 
-A steady host with a stall now and then. Its rows are made a minute at a time, outside the measured time, and handed over a second at a time, as ``tickscope replay`` does.
-The peer is DuckDB with one thread: rows, and the sum, largest and 90th percentile of one measure by second, of the same rows, which it gets ready as Arrow columns:
-the least that anybody would ask of them. No root.
+A steady host with a stall now and then. Its rows are made a minute at a time, outside the measured time, and handed
+over a second at a time, as ``tickscope replay`` does. The peer is DuckDB with one thread: rows, and the sum, largest
+and 90th percentile of one measure by second, of the same rows, which it gets ready as Arrow columns: the least that
+anybody would ask of them. No root.
 """
 
 from __future__ import annotations
@@ -30,10 +32,19 @@ PEERS = np.array([bytes(10) + b"\xff\xff" + bytes((10, 0, 0, n)) + b"\xeb\x18" f
 STALL_S = 300
 #: Parts of the events, and the measure of each table.
 MIX = {
-    "slow_syscall": (0.25, "duration_ns"), "tcp_rtt": (0.24, "rtt_sum_us"), "syscall_latency": (0.2, "max_ns"), "cpu_wait": (0.1, "wait_ns"),
-    "dns_lookup": (0.05, "duration_ns"), "tcp_connect": (0.05, "duration_ns"), "tls_handshake": (0.03, "duration_ns"), "tcp_retransmit": (0.03, "count"),
-    "tcp_reset": (0.01, "pid"), "process_event": (0.02, "pid"), "socket_queue": (0.01, "queue"), "queue_lag": (0.01, "poll_ns"),
-}  # fmt: skip
+    "slow_syscall": (0.25, "duration_ns"),
+    "tcp_rtt": (0.24, "rtt_sum_us"),
+    "syscall_latency": (0.2, "max_ns"),
+    "cpu_wait": (0.1, "wait_ns"),
+    "dns_lookup": (0.05, "duration_ns"),
+    "tcp_connect": (0.05, "duration_ns"),
+    "tls_handshake": (0.03, "duration_ns"),
+    "tcp_retransmit": (0.03, "count"),
+    "tcp_reset": (0.01, "pid"),
+    "process_event": (0.02, "pid"),
+    "socket_queue": (0.01, "queue"),
+    "queue_lag": (0.01, "poll_ns"),
+}
 MEASURES = {table: measure for table, (_, measure) in MIX.items()} | {"limiter_decision": "duration_ns"}
 #: Told once a second of each process, at one time.
 SUMS = ("tcp_rtt", "syscall_latency", "cpu_wait", "queue_lag", "socket_queue")
@@ -52,8 +63,15 @@ def events(table: str, n: int, begin_s: int, seconds: int, rng: np.random.Genera
     peer = PEERS[rng.integers(0, len(PEERS), n)]
     took = rng.lognormal(np.log(8 * MS), 0.7, n).astype(np.int64)
     columns: dict[str, object] = {
-        "t_ns": t, "pid": PROCESSES[who], "tid": PROCESSES[who], "proc_start_ns": START, "comm": NAMES[who % len(NAMES)], "peer": peer,
-        "netns": 4026531840, "duration_ns": took}  # fmt: skip
+        "t_ns": t,
+        "pid": PROCESSES[who],
+        "tid": PROCESSES[who],
+        "proc_start_ns": START,
+        "comm": NAMES[who % len(NAMES)],
+        "peer": peer,
+        "netns": 4026531840,
+        "duration_ns": took,
+    }
     columns = {name: values for name, values in columns.items() if name in TABLES[table].by_name}
     more = globals().get(f"_{table}")
     return make(table, n, **(columns | (more(n, who, took, rng) if more else {}))).rows
@@ -61,19 +79,38 @@ def events(table: str, n: int, begin_s: int, seconds: int, rng: np.random.Genera
 
 def _slow_syscall(n: int, _who: np.ndarray, took: np.ndarray, _rng: np.random.Generator) -> dict[str, object]:
     waits = np.arange(n) % 3 == 0
-    return {"kind": np.where(waits, code("slow_syscall", "kind", "waiting"), code("slow_syscall", "kind", "slow")), "blocked_ns": took, "run_queue_ns": took // 50,
-            "syscall": np.where(waits, b"recvfrom", b"fsync"), "fd_type": np.where(waits, b"socket", b"file")}  # fmt: skip
+    return {
+        "kind": np.where(waits, code("slow_syscall", "kind", "waiting"), code("slow_syscall", "kind", "slow")),
+        "blocked_ns": took,
+        "run_queue_ns": took // 50,
+        "syscall": np.where(waits, b"recvfrom", b"fsync"),
+        "fd_type": np.where(waits, b"socket", b"file"),
+    }
 
 
 def _tcp_rtt(n: int, who: np.ndarray, _took: np.ndarray, rng: np.random.Generator) -> dict[str, object]:
     us = rng.normal(200, 10, n).astype(np.int64)
-    return {"role": np.where(who % 6 == 2, code("tcp_rtt", "role", "server"), code("tcp_rtt", "role", "client")), "sport": np.where(who % 6 == 2, 6379 + who, 40000 + np.arange(n) % 20000),
-            "samples": 10, "rtt_sum_us": us * 10, "rtt_min_us": us - 20, "rtt_max_us": us + 30, "srtt_us": us, "interval_ns": S}  # fmt: skip
+    return {
+        "role": np.where(who % 6 == 2, code("tcp_rtt", "role", "server"), code("tcp_rtt", "role", "client")),
+        "sport": np.where(who % 6 == 2, 6379 + who, 40000 + np.arange(n) % 20000),
+        "samples": 10,
+        "rtt_sum_us": us * 10,
+        "rtt_min_us": us - 20,
+        "rtt_max_us": us + 30,
+        "srtt_us": us,
+        "interval_ns": S,
+    }
 
 
 def _syscall_latency(n: int, _who: np.ndarray, took: np.ndarray, rng: np.random.Generator) -> dict[str, object]:
-    return {"basis": code("syscall_latency", "basis", "blocked"), "kind": np.where(np.arange(n) % 2, code("syscall_latency", "kind", "waiting"), 0), "interval_ns": S,
-            "count": 40, "max_ns": took, "run_queue_ns": rng.integers(0, 2 * MS, n)}  # fmt: skip
+    return {
+        "basis": code("syscall_latency", "basis", "blocked"),
+        "kind": np.where(np.arange(n) % 2, code("syscall_latency", "kind", "waiting"), 0),
+        "interval_ns": S,
+        "count": 40,
+        "max_ns": took,
+        "run_queue_ns": rng.integers(0, 2 * MS, n),
+    }
 
 
 def _cpu_wait(_n: int, who: np.ndarray, took: np.ndarray, _rng: np.random.Generator) -> dict[str, object]:
@@ -134,15 +171,39 @@ def _socket_queue(_n: int, who: np.ndarray, _took: np.ndarray, rng: np.random.Ge
 
 
 def _queue_lag(n: int, who: np.ndarray, _took: np.ndarray, rng: np.random.Generator) -> dict[str, object]:
-    return {"system": b"redis", "destination": np.array([b"q%d" % (i % 8) for i in who]), "consumer_group": b"workers", "peer": PEERS[who % 2], "lag_messages": rng.poisson(20, n),
-            "oldest_undelivered_s": rng.uniform(0, 0.05, n), "oldest_pending_s": 0.1, "pending": 3, "consumers": 2, "in_per_s": 100.0, "out_per_s": 100.0,
-            "status": b"ok", "poll_ns": rng.integers(5 * MS // 10, MS, n)}  # fmt: skip
+    return {
+        "system": b"redis",
+        "destination": np.array([b"q%d" % (i % 8) for i in who]),
+        "consumer_group": b"workers",
+        "peer": PEERS[who % 2],
+        "lag_messages": rng.poisson(20, n),
+        "oldest_undelivered_s": rng.uniform(0, 0.05, n),
+        "oldest_pending_s": 0.1,
+        "pending": 3,
+        "consumers": 2,
+        "in_per_s": 100.0,
+        "out_per_s": 100.0,
+        "status": b"ok",
+        "poll_ns": rng.integers(5 * MS // 10, MS, n),
+    }
 
 
 def _limiter_decision(n: int, who: np.ndarray, _took: np.ndarray, rng: np.random.Generator) -> dict[str, object]:
-    return {"limiter_id": np.array([b"per-user", b"per-route", b"global"])[who % 3], "library": b"golang.org/x/time/rate", "cost": 1.0, "limit_per_s": 100.0, "burst": 50.0,
-            "window_ns": S, "sample_rate": 1.0, "result": np.where(rng.random(n) < 0.02, code("limiter_decision", "result", "refused"), code("limiter_decision", "result", "allowed")),
-            "duration_ns": rng.lognormal(np.log(0.8 * MS), 0.4, n).astype(np.int64)}  # fmt: skip
+    return {
+        "limiter_id": np.array([b"per-user", b"per-route", b"global"])[who % 3],
+        "library": b"golang.org/x/time/rate",
+        "cost": 1.0,
+        "limit_per_s": 100.0,
+        "burst": 50.0,
+        "window_ns": S,
+        "sample_rate": 1.0,
+        "result": np.where(
+            rng.random(n) < 0.02,
+            code("limiter_decision", "result", "refused"),
+            code("limiter_decision", "result", "allowed"),
+        ),
+        "duration_ns": rng.lognormal(np.log(0.8 * MS), 0.4, n).astype(np.int64),
+    }
 
 
 def stall(decisions: np.ndarray, calls: np.ndarray, at_ns: int) -> None:
@@ -190,7 +251,8 @@ def peer_s(made: dict[str, np.ndarray]) -> float:
     begun = time.process_time()
     for table in made:
         db.execute(
-            f"select t_ns // {S}, count(*), sum(measure), max(measure), quantile_disc(measure, 0.9) from {table} group by 1"
+            f"select t_ns // {S}, count(*), sum(measure), max(measure), quantile_disc(measure, 0.9) from {table} group"
+            " by 1"
         ).fetchall()
     took = time.process_time() - begun
     db.close()
@@ -223,7 +285,8 @@ def main() -> None:
             told = rows // 1_000_000
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             print(
-                f"{rows:>10,} rows  {ours:6.2f} s  {rows / ours:>10,.0f} rows/s  DuckDB {theirs:5.2f} s  peak memory {peak:.0f} MiB",
+                f"{rows:>10,} rows  {ours:6.2f} s  {rows / ours:>10,.0f} rows/s  DuckDB {theirs:5.2f} s  peak memory"
+                f" {peak:.0f} MiB",
                 flush=True,
             )
     if lost := {reason: n for reason, n in correlator.losses().items() if n and reason != "evidence"}:

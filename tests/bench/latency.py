@@ -1,7 +1,8 @@
 """From an event to its row in ``query``: ``python -m tests.bench.latency [--events N]``.
 
-A process of its own ends one slow flock every 250 ms, and connects once. The store is asked over and over, as ``tickscope query``
-does; a row is visible when the answer that holds it is there. The command itself adds its own start.
+A process of its own ends one slow flock every 250 ms, and connects once. The store is asked over and over, as
+``tickscope query`` does; a row is visible when the answer that holds it is there. The command itself adds its own
+start.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""What the agent keeps in memory, and how soon it is ready: ``python -m tests.bench.memory [--seconds N] [--starts N]``.
+"""What the agent keeps in memory, and how soon it is ready: ``python -m tests.bench.memory [--seconds N] [--starts
+N]``.
 
-PSS (/proc/PID/smaps_rollup) summed over all resident processes every 100 ms, all default probes, while redis-benchmark runs. Three
-variants: OTLP/HTTP to a receiver; a Redis source as well; gRPC as well. Sealer and examiner, which come and go, are shown apart.
-Start: from the command to ``ready``, after a first start that warms the caches, and ``ready_s`` of status.
+PSS (/proc/PID/smaps_rollup) summed over all resident processes every 100 ms, all default probes, while redis-benchmark
+runs. Three
+variants: OTLP/HTTP to a receiver; a Redis source as well; gRPC as well. Sealer and examiner, which come and go, are
+shown apart. Start: from the command to ``ready``, after a first start that warms the caches, and ``ready_s`` of status.
 """
 
 from __future__ import annotations
@@ -87,8 +89,11 @@ def keep_busy(server: Redis, seconds: float) -> None:
 def measure(what: str, target: int, server: Redis, seconds: float, *, grpc: bool, redis: bool) -> None:
     config = f"redis: ['redis://127.0.0.1:{server.port}/0?streams=bench']\npoll_s: 0.5\n" if redis else ""
     with StrictReceiver(grpc=grpc) as receiver:
-        env = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{receiver.port}", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc" if grpc else "http/protobuf",
-               "OTEL_METRIC_EXPORT_INTERVAL": "2000"}  # fmt: skip
+        env = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{receiver.port}",
+            "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc" if grpc else "http/protobuf",
+            "OTEL_METRIC_EXPORT_INTERVAL": "2000",
+        }
         with running(config=config, env=env) as agent:
             with Sampler(agent) as seen:
                 keep_busy(server, seconds)

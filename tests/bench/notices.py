@@ -1,11 +1,12 @@
 """From a clock step to the program that is told: ``python -m tests.bench.notices [--steps N] [--rate N]``. As root.
 
-A program steps the wall clock by 1 us, half of the times forward, then back; another reads the notice socket, first an ordinary program, then one of
-real-time priority: what is between the two is the scheduler's, which lets whoever has the processor finish its slice first. Not both at a time: the
-second would take the processor from the first before that has read. A notice's time is from the
-step's call having returned to the subscriber having read it (so less than nothing where the watch ran on another processor meanwhile). First
-the agent has nothing else to do, then it drains ``--rate`` records a second and seals them. In the same run two programs look at
-REALTIME - MONOTONIC, one every 125 ms, as CockroachDB does, and one every second: when each could first tell, and how many jumps it told.
+A program steps the wall clock by 1 us, half of the times forward, then back; another reads the notice socket, first an
+ordinary program, then one of real-time priority: what is between the two is the scheduler's, which lets whoever has the
+processor finish its slice first. Not both at a time: the second would take the processor from the first before that has
+read. A notice's time is from the step's call having returned to the subscriber having read it (so less than nothing
+where the watch ran on another processor meanwhile). First the agent has nothing else to do, then it drains ``--rate``
+records a second and seals them. In the same run two programs look at REALTIME - MONOTONIC, one every 125 ms, as
+CockroachDB does, and one every second: when each could first tell, and how many jumps it told.
 """
 
 from __future__ import annotations
@@ -74,8 +75,9 @@ while True:
 
 @contextlib.contextmanager
 def program(script: str, *args: str) -> Iterator[IO[str]]:
-    """A Python program that writes into the file, of a session of its own as a service is (the scheduler shares the processors among sessions first);
-    ended with the block."""
+    """A Python program that writes into the file, of a session of its own as a service is (the scheduler shares the
+    processors among sessions first); ended with the block.
+    """
     with tempfile.TemporaryFile("w+") as out:
         process = subprocess.Popen([sys.executable, "-c", script, *args], stdout=out, start_new_session=True)
         try:
@@ -114,8 +116,13 @@ def measure(agent: Agent, what: str, steps: int, pause: float) -> list[tuple[str
         ]
         returned = np.sort(np.concatenate([stamps for _, _, stamps in alone]))
         peers = (("a poller each 125 ms (CockroachDB's interval)", eighth), ("a poller each second", second))
-        return [*((f"Jump notice, {what}{who}", f"{words(latencies)} (n={steps})", "-", "p99 < 1 ms") for who, latencies, _ in alone),
-                *((f"The same steps, {what}", "-", f"{name}: {polled(out, returned)}", "-") for name, out in peers)]  # fmt: skip
+        return [
+            *(
+                (f"Jump notice, {what}{who}", f"{words(latencies)} (n={steps})", "-", "p99 < 1 ms")
+                for who, latencies, _ in alone
+            ),
+            *((f"The same steps, {what}", "-", f"{name}: {polled(out, returned)}", "-") for name, out in peers),
+        ]
 
 
 def stepped(socket: str, steps: int, pause: float, *priority: str) -> tuple[list[int], np.ndarray]:
@@ -186,7 +193,8 @@ def main() -> None:
             else f", TOO FEW: it was kept busy, but could not do the {given.rate:,} asked for"
         )
         print(
-            f"Meanwhile the busy agent drained {rate:,.0f} records a second and sealed {segments_sealed} segments{short}"
+            f"Meanwhile the busy agent drained {rate:,.0f} records a second and sealed {segments_sealed}"
+            f" segments{short}"
         )
 
 

@@ -1,7 +1,7 @@
 """Cost of encoding spans: ``python -m tests.bench.otlp_encode [ROWS]``.
 
-Interleaved pairs, medians: the exporter's encoder (rows -> request bytes) against the same spans built field by field as
-opentelemetry.proto messages, and against the OpenTelemetry SDK with the exporter's own encode_spans.
+Interleaved pairs, medians: the exporter's encoder (rows -> request bytes) against the same spans built field by field
+as opentelemetry.proto messages, and against the OpenTelemetry SDK with the exporter's own encode_spans.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ def main() -> None:
         ratio = statistics.median(a / b for a, b in zip(each, took["ours"], strict=True))
         print(f"{name:10} {statistics.median(each):7.2f} us a span   {ratio:5.2f} x ours")
     print(
-        f"{'metrics':10} {statistics.median(_fold_us_each(n) for _ in range(_PAIRS)):7.2f} us a decision folded into 3 metrics"
+        f"{'metrics':10} {statistics.median(_fold_us_each(n) for _ in range(_PAIRS)):7.2f} us a decision folded into 3"
+        " metrics"
     )
 
 

@@ -1,4 +1,6 @@
-"""What the OTLP receiver's process takes for a span, on the processor, by protobuf and JSON: ``python -m tests.bench.otlp_receiver``."""
+"""What the OTLP receiver's process takes for a span, on the processor, by protobuf and JSON: ``python -m
+tests.bench.otlp_receiver``.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,20 @@ from agent.receiver.wire import PACKER
 from tests.unit.otlp_pieces import as_json, mapper, spans
 
 _SPANS, _ROUNDS = 500, 21
-_DECISION = {"rate_limiting.result": "refused", "rate_limiting.limiter.name": "pay", "rate_limiting.key": "c17", "ratelimit.limit": 40, "ratelimit.remaining": 0}  # fmt: skip
-_OTHER = {"http.route": "/pay", "http.response.status_code": 200, "url.path": "/pay", "server.address": "shop", "http.request.method": "GET"}  # fmt: skip
+_DECISION = {
+    "rate_limiting.result": "refused",
+    "rate_limiting.limiter.name": "pay",
+    "rate_limiting.key": "c17",
+    "ratelimit.limit": 40,
+    "ratelimit.remaining": 0,
+}
+_OTHER = {
+    "http.route": "/pay",
+    "http.response.status_code": 200,
+    "url.path": "/pay",
+    "server.address": "shop",
+    "http.request.method": "GET",
+}
 
 
 def main() -> None:

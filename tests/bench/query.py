@@ -1,8 +1,9 @@
 """Grouped queries over a large store: ``python -m tests.bench.query [--rows N] [--by COLUMN]``.
 
-A store of ``tcp_connect`` rows, written and sealed by the agent's own code, is asked for each group's count, percentiles and largest value: by
-``tickscope query``, as it answers by itself and with ``--exact``, and by DuckDB alone on the same Parquet files, with exact percentiles and with none.
-Every side is a process of its own, from its start to its end.
+A store of ``tcp_connect`` rows, written and sealed by the agent's own code, is asked for each group's count,
+percentiles and largest value: by
+``tickscope query``, as it answers by itself and with ``--exact``, and by DuckDB alone on the same Parquet files, with
+exact percentiles and with none. Every side is a process of its own, from its start to its end.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ _VERB = (sys.executable, "-c", "from agent.cli.main import main; main()")
 
 
 def fill(path: Path, rows: int) -> None:
-    """30 programs and 1,000 peers of unlike frequency, times of connects that spread over three powers of ten, some of them failed."""
+    """30 programs and 1,000 peers of unlike frequency, times of connects that spread over three powers of ten, some of
+    them failed.
+    """
     random = np.random.default_rng(1)
     comms = np.array([b"program-%d" % i for i in range(30)], "S16")
     peers = np.array(
@@ -50,10 +53,29 @@ def fill(path: Path, rows: int) -> None:
     store.append([make("clock_offset", 1, t_ns=1, real_mono_ns=time.time_ns() - now_ns, boot_mono_ns=0, err_ns=100)])
     for first in range(0, rows, _AT_ONCE):
         who = random.integers(0, len(comms), _AT_ONCE)
-        store.append([make("tcp_connect", _AT_ONCE, t_ns=np.arange(first, first + _AT_ONCE) * (now_ns // (rows + _AT_ONCE)), pid=1000 + who, tid=1000 + who,
-                           proc_start_ns=who * 10**9, comm=comms[who], cgroup_id=who, sock_id=np.arange(first, first + _AT_ONCE), netns=1, family=0,
-                           sport=random.integers(32768, 60000, _AT_ONCE), dport=6379, role=0, peer=peers[np.minimum(random.zipf(1.3, _AT_ONCE), 1000) - 1],
-                           duration_ns=random.lognormal(12, 1.5, _AT_ONCE).astype(np.int64), result=(random.random(_AT_ONCE) < 0.02).astype(np.int8))])  # fmt: skip
+        store.append(
+            [
+                make(
+                    "tcp_connect",
+                    _AT_ONCE,
+                    t_ns=np.arange(first, first + _AT_ONCE) * (now_ns // (rows + _AT_ONCE)),
+                    pid=1000 + who,
+                    tid=1000 + who,
+                    proc_start_ns=who * 10**9,
+                    comm=comms[who],
+                    cgroup_id=who,
+                    sock_id=np.arange(first, first + _AT_ONCE),
+                    netns=1,
+                    family=0,
+                    sport=random.integers(32768, 60000, _AT_ONCE),
+                    dport=6379,
+                    role=0,
+                    peer=peers[np.minimum(random.zipf(1.3, _AT_ONCE), 1000) - 1],
+                    duration_ns=random.lognormal(12, 1.5, _AT_ONCE).astype(np.int64),
+                    result=(random.random(_AT_ONCE) < 0.02).astype(np.int8),
+                )
+            ]
+        )
     store.close()
     seal = [
         sys.executable,
@@ -97,18 +119,29 @@ def main() -> None:
         fill(Path(directory), given.rows)
         asked = ("query", "tcp_connect", "--store", directory)
         worst = check(answer(*asked, "--group-by", given.by), answer(*asked, "--exact", "--group-by", given.by))
-        took = interleaved({
-            "query": lambda: took_s(*_VERB, *asked, "--group-by", given.by),
-            "query --exact": lambda: took_s(*_VERB, *asked, "--group-by", given.by, "--exact"),
-            "duckdb exact": lambda: took_s(sys.executable, "-c", _PEER, given.by, _EXACT, directory),
-            "duckdb count": lambda: took_s(sys.executable, "-c", _PEER, given.by, "", directory),
-        }, given.pairs)  # fmt: skip
+        took = interleaved(
+            {
+                "query": lambda: took_s(*_VERB, *asked, "--group-by", given.by),
+                "query --exact": lambda: took_s(*_VERB, *asked, "--group-by", given.by, "--exact"),
+                "duckdb exact": lambda: took_s(sys.executable, "-c", _PEER, given.by, _EXACT, directory),
+                "duckdb count": lambda: took_s(sys.executable, "-c", _PEER, given.by, "", directory),
+            },
+            given.pairs,
+        )
     what = f"{given.rows:,} rows by {given.by}"
-    report(f"{what}, `query --group-by`", f"{Figure(took['query']).text('.2f')} s, percentiles {worst:.2%} off at most ({ERROR:.1%} promised)",
-           f"DuckDB alone, exact percentiles: {ratio(took['duckdb exact'], took['query']).text('.2f')} x our time; "
-           f"none: {ratio(took['duckdb count'], took['query']).text('.2f')} x", "0.3 s")  # fmt: skip
-    report(f"{what}, `--exact`", f"{Figure(took['query --exact']).text('.2f')} s",
-           f"DuckDB alone, exact percentiles: {ratio(took['duckdb exact'], took['query --exact']).text('.2f')} x our time", "-")  # fmt: skip
+    report(
+        f"{what}, `query --group-by`",
+        f"{Figure(took['query']).text('.2f')} s, percentiles {worst:.2%} off at most ({ERROR:.1%} promised)",
+        f"DuckDB alone, exact percentiles: {ratio(took['duckdb exact'], took['query']).text('.2f')} x our time; "
+        f"none: {ratio(took['duckdb count'], took['query']).text('.2f')} x",
+        "0.3 s",
+    )
+    report(
+        f"{what}, `--exact`",
+        f"{Figure(took['query --exact']).text('.2f')} s",
+        f"DuckDB alone, exact percentiles: {ratio(took['duckdb exact'], took['query --exact']).text('.2f')} x our time",
+        "-",
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """What the agent costs a Redis server: ``python -m tests.bench.redis [--pairs N] [--requests N]``.
 
-redis-benchmark, SET and GET, 50 clients, no pipelining. Sides, interleaved: no agent; the agent as it comes (``sampled``); two
-EMPTY programs on sys_enter and sys_exit; the same two with one clock read each, which no timing of every call can do without; the
-agent with ``--syscalls full``, which is held against the two pairs; and, where it is installed, bpftrace with two empty programs.
+redis-benchmark, SET and GET, 50 clients, no pipelining. Sides, interleaved: no agent; the agent as it comes
+(``sampled``); two EMPTY programs on sys_enter and sys_exit; the same two with one clock read each, which no timing of
+every call can do without; the agent with ``--syscalls full``, which is held against the two pairs; and, where it is
+installed, bpftrace with two empty programs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""What ``redis_tls: true`` costs a Redis that is asked by TLS: ``python -m tests.bench.redis_tls [--pairs N] [--requests N]``. As root.
+"""What ``redis_tls: true`` costs a Redis that is asked by TLS: ``python -m tests.bench.redis_tls [--pairs N]
+[--requests N]``. As root.
 
-redis-benchmark, 50 clients, no pipelining: GET, SET, and a limiter's script. Both ends are here, so both have probes: a host with one of them pays a part of it.
+redis-benchmark, 50 clients, no pipelining: GET, SET, and a limiter's script. Both ends are here, so both have probes: a
+host with one of them pays a part of it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,20 @@ SIDES = {"without": "false", "with": "true"}
 
 
 def load(server: TlsRedis, cert: Path, requests: int, words: list[str]) -> Load:
-    command = ["redis-benchmark", "--tls", "--cacert", str(cert), "-p", str(server.tls_port), "-c", "50", "-n", str(requests), "--csv", *words]  # fmt: skip
+    command = [
+        "redis-benchmark",
+        "--tls",
+        "--cacert",
+        str(cert),
+        "-p",
+        str(server.tls_port),
+        "-c",
+        "50",
+        "-n",
+        str(requests),
+        "--csv",
+        *words,
+    ]
     before = cpu_s(server.process.pid)
     client = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert client.stdout is not None
@@ -49,11 +64,38 @@ def main() -> None:
     given = arguments(__doc__, requests=(100_000, "of each kind in a run"))
     with tempfile.TemporaryDirectory() as here:
         directory = Path(here)
-        subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1", "-subj", "/CN=localhost",
-                        "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", directory / "key", "-out", directory / "cert"], check=True, capture_output=True)  # fmt: skip
+        subprocess.run(
+            [
+                "openssl",
+                "req",
+                "-x509",
+                "-newkey",
+                "ec",
+                "-pkeyopt",
+                "ec_paramgen_curve:prime256v1",
+                "-nodes",
+                "-days",
+                "1",
+                "-subj",
+                "/CN=localhost",
+                "-addext",
+                "subjectAltName=IP:127.0.0.1",
+                "-keyout",
+                directory / "key",
+                "-out",
+                directory / "cert",
+            ],
+            check=True,
+            capture_output=True,
+        )
         server = TlsRedis(directory, directory)
         try:
-            sha = subprocess.run(["redis-cli", "-p", str(server.port), "SCRIPT", "LOAD", GCRA_LIKE], check=True, capture_output=True, text=True).stdout.strip()  # fmt: skip
+            sha = subprocess.run(
+                ["redis-cli", "-p", str(server.port), "SCRIPT", "LOAD", GCRA_LIKE],
+                check=True,
+                capture_output=True,
+                text=True,
+            ).stdout.strip()
             commands = [
                 ["GET", "x"],
                 ["SET", "x", "y"],

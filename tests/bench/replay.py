@@ -1,7 +1,9 @@
-"""What a replay of 1 M decisions across ten jumps takes of a processor, by model: ``python -m tests.bench.replay [--decisions 1000000] [--only gcra]``. No root.
+"""What a replay of 1 M decisions across ten jumps takes of a processor, by model: ``python -m tests.bench.replay
+[--decisions 1000000] [--only gcra]``. No root.
 
-One limiter that is asked all the time and refuses two of five; its clock is stepped each minute, so that each decision is near a jump and decided twice at least. What was decided is
-what the model itself says. Processor time (user and system), so that others on the machine do not count. Linear: a tenth of the decisions should take a tenth.
+One limiter that is asked all the time and refuses two of five; its clock is stepped each minute, so that each decision
+is near a jump and decided twice at least. What was decided is what the model itself says. Processor time (user and
+system), so that others on the machine do not count. Linear: a tenth of the decisions should take a tenth.
 """
 
 from __future__ import annotations
@@ -45,8 +47,21 @@ def recorded(model: Model, n: int, keys: int = 1, seed: int = 7) -> tuple[Decisi
         window_ns=SECOND,
         slots=2 if "leap" in model.name else 10,
     )
-    rows = make("limiter_decision", n, t_ns=t, pid=77, proc_start_ns=5, comm=b"api", limiter_id=b"checkout", cost=1.0, limit_per_s=float(per_s),
-                burst=float(per_s), window_ns=SECOND, program_wall_ns=wall, sample_rate=1.0)[1]  # fmt: skip
+    rows = make(
+        "limiter_decision",
+        n,
+        t_ns=t,
+        pid=77,
+        proc_start_ns=5,
+        comm=b"api",
+        limiter_id=b"checkout",
+        cost=1.0,
+        limit_per_s=float(per_s),
+        burst=float(per_s),
+        window_ns=SECOND,
+        program_wall_ns=wall,
+        sample_rate=1.0,
+    )[1]
     limit = ruled(rows[0], (declared,)).limit
     if keys > 1:
         rows["key"] = key.astype("S8")
@@ -86,7 +101,8 @@ def main() -> None:
         report(
             f"replay of {given.decisions:,} decisions, ten jumps: {model.name}",
             f"{took.text('.2f')} s",
-            f"a tenth of them {small.text('.3f')} s: {took.median / small.median:.1f} times; {len(found)} of 10, {found[0].quality if found else '-'} {found[0].reason if found else ''}",
+            f"a tenth of them {small.text('.3f')} s: {took.median / small.median:.1f} times; {len(found)} of 10,"
+            f" {found[0].quality if found else '-'} {found[0].reason if found else ''}",
             "2 s",
         )
 

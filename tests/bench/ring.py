@@ -1,7 +1,8 @@
 """Reading a ring: ``python -m tests.bench.ring [--pairs N]``. As root.
 
-The agent's reader (agent/kernel/ring.py; a copied, decoded numpy array of all records) against BCC's own Python callback on the
-same ring, filled before each turn with the same number of the same records by the same kernel program. Both must see each.
+The agent's reader (agent/kernel/ring.py; a copied, decoded numpy array of all records) against BCC's own Python
+callback on the same ring, filled before each turn with the same number of the same records by the same kernel program.
+Both must see each.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The peer of tests/bench/ring.py: BCC's own reader. ``/usr/bin/python3 ring_peer.py FD PROGRAM_TEXT BPF_DIR RING_PAGES``.
+"""The peer of tests/bench/ring.py: BCC's own reader. ``/usr/bin/python3 ring_peer.py FD PROGRAM_TEXT BPF_DIR
+RING_PAGES``.
 
-Loads the program, hands the descriptors of the ring and the program to the other end of FD, then reads the ring each time it is
-told to (``plain``: a callback that only counts; ``event``: one that looks at a field, as every use of BCC does) and answers with
-the records seen and the nanoseconds it took.
+Loads the program, hands the descriptors of the ring and the program to the other end of FD, then reads the ring each
+time it is told to (``plain``: a callback that only counts; ``event``: one that looks at a field, as every use of BCC
+does) and answers with the records seen and the nanoseconds it took.
 """
 
 from __future__ import annotations

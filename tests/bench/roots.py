@@ -1,7 +1,9 @@
-"""First handshakes in roots that nobody has seen before: how many an agent sees. ``python -m tests.bench.roots [--roots N]``. As root.
+"""First handshakes in roots that nobody has seen before: how many an agent sees. ``python -m tests.bench.roots [--roots
+N]``. As root.
 
-Each root is a fresh copy of openssl, a shell and their libraries, so new inodes; one program is started in it, once. The server is this host's openssl.
-Images are overlays, mounted some time before: of copies, and of a libssl that this host has not, for which an examiner has to start.
+Each root is a fresh copy of openssl, a shell and their libraries, so new inodes; one program is started in it, once.
+The server is this host's openssl. Images are overlays, mounted some time before: of copies, and of a libssl that this
+host has not, for which an examiner has to start.
 """
 
 from __future__ import annotations
@@ -23,8 +25,28 @@ _MOUNTED_S = (0.3, 0.1, 0.03)
 
 
 def certificates(directory: Path) -> Path:
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1", "-subj", "/CN=localhost",
-                    "-keyout", directory / "key", "-out", directory / "cert"], check=True, capture_output=True)  # fmt: skip
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "1",
+            "-subj",
+            "/CN=localhost",
+            "-keyout",
+            directory / "key",
+            "-out",
+            directory / "cert",
+        ],
+        check=True,
+        capture_output=True,
+    )
     return directory
 
 
@@ -69,8 +91,12 @@ def image(certs: Path, directory: Path, own: bool, mounted_s: float) -> tuple[in
 
 
 def main() -> None:
-    given = arguments(__doc__, roots=(20, "of each kind"), listed=(2, "roots 0: without a linker's cache, 1: with, 2: both, 3: images only"),
-                      rest=(6.0, "seconds between two: the process that examines files ends after five"))  # fmt: skip
+    given = arguments(
+        __doc__,
+        roots=(20, "of each kind"),
+        listed=(2, "roots 0: without a linker's cache, 1: with, 2: both, 3: images only"),
+        rest=(6.0, "seconds between two: the process that examines files ends after five"),
+    )
     with tempfile.TemporaryDirectory() as directory, running() as agent:
         certs = certificates(Path(directory))
         time.sleep(given.rest)
@@ -94,7 +120,8 @@ def main() -> None:
                     trials.append(image(certs, Path(directory) / f"{own}-{mounted_s}-{i}", own, mounted_s))
                 tell(
                     agent,
-                    f"images, {'a libssl of their own' if own else 'copies'}, at once, mounted {mounted_s * 1e3:.0f} ms before",
+                    f"images, {'a libssl of their own' if own else 'copies'}, at once, mounted {mounted_s * 1e3:.0f} ms"
+                    " before",
                     trials,
                 )
 

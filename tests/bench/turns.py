@@ -1,7 +1,8 @@
 """The longest turns of the agent's loop: ``python -m tests.bench.turns [--seconds N]``.
 
-A turn is from one wait for something to happen to the next. The agent is the installed one, whole; what times its turns is put into it from
-outside (``sitecustomize``) and costs two clock reads a turn. Meanwhile programs start, connect, wait and make decisions, and its status is asked.
+A turn is from one wait for something to happen to the next. The agent is the installed one, whole; what times its turns
+is put into it from outside (``sitecustomize``) and costs two clock reads a turn. Meanwhile programs start, connect,
+wait and make decisions, and its status is asked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""What the documents hold beside prose: what is made from the code (``python -m tests.docs``), and what a real run said (``python -m tests.docs.session``)."""
+"""What the documents hold beside prose: what is made from the code (``python -m tests.docs``), and what a real run said
+(``python -m tests.docs.session``).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``python -m tests.docs``: writes the parts of the documents that are made from the code. tests/unit/test_docs.py fails where they are stale."""
+"""``python -m tests.docs``: writes the parts of the documents that are made from the code. tests/unit/test_docs.py
+fails where they are stale.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The symptoms and causes, as data: what the diagnosis says today from its catalogue, and words for the names that are kept for rules to come."""
+"""The symptoms and causes, as data: what the diagnosis says today from its catalogue, and words for the names that are
+kept for rules to come.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,9 @@ from typing import NamedTuple
 
 
 class Entry(NamedTuple):
-    """said: the diagnosis of today can say it; else the word is kept for a rule to come, and for counters and queries that name it. todo: the next step."""
+    """said: the diagnosis of today can say it; else the word is kept for a rule to come, and for counters and queries
+    that name it. todo: the next step.
+    """
 
     name: str
     meaning: str

@@ -40,7 +40,9 @@ def programs(line: str) -> Iterator[list[str]]:
 
 
 def arguments(line: str) -> Iterator[list[str]]:
-    """What `tickscope` is given, by each program of a command line that is it. run.sh's is `run` where there is no verb, as that script has it."""
+    """What `tickscope` is given, by each program of a command line that is it. run.sh's is `run` where there is no
+    verb, as that script has it.
+    """
     for words in programs(line):
         if words[0] == "tickscope":
             yield words[1:]

@@ -22,11 +22,13 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     def shown(cell: object) -> str:
         pieces = re.split(r"(`[^`]*`)", str(cell))
         return "".join(
-            p.replace("|", "\\|")
-            if p.startswith("`")
-            else _cell(p)
-            if len(pieces) == 1
-            else re.sub(r"([|<>*])", r"\\\1", p)
+            (
+                p.replace("|", "\\|")
+                if p.startswith("`")
+                else _cell(p)
+                if len(pieces) == 1
+                else re.sub(r"([|<>*])", r"\\\1", p)
+            )
             for p in pieces
         )
 
@@ -96,8 +98,14 @@ def metrics() -> str:
 
     rows: dict[str, list[str]] = {}
     for m in METRICS:
-        row = [f"`{m.prometheus}`", m.instrument, m.description, labels([*map(m.attribute, m.columns), *dict(m.labels)]), labels(map(m.attribute, m.detail)),
-               f"[`{m.table}`](tables.md#{m.table})" if m.table else "-"]  # fmt: skip
+        row = [
+            f"`{m.prometheus}`",
+            m.instrument,
+            m.description,
+            labels([*map(m.attribute, m.columns), *dict(m.labels)]),
+            labels(map(m.attribute, m.detail)),
+            f"[`{m.table}`](tables.md#{m.table})" if m.table else "-",
+        ]
         if m.prometheus in rows:  # one name may be made of several tables
             row[5] = f"{rows[m.prometheus][5]} {row[5]}"
         rows[m.prometheus] = row
@@ -157,7 +165,9 @@ def template(text: str) -> str:
 
 
 def settings() -> str:
-    """deploy/tickscope.yaml, whose values a test compares with the defaults; which count at once is the reloader's word."""
+    """deploy/tickscope.yaml, whose values a test compares with the defaults; which count at once is the reloader's
+    word.
+    """
     return (
         "```yaml\n"
         + SETTINGS.read_text()
@@ -167,7 +177,9 @@ def settings() -> str:
 
 
 def _reloaded() -> list[str]:
-    """The settings that agent/service/reload.py has something to do for; read, not run, since what it does needs an agent."""
+    """The settings that agent/service/reload.py has something to do for; read, not run, since what it does needs an
+    agent.
+    """
     from agent.queues.catalogue import names
 
     tree = ast.parse((ROOT / "agent/service/reload.py").read_text())
@@ -203,7 +215,10 @@ def causes() -> str:
         for c in catalogue.causes()
     }
     heads = ("cause", "what it means", "what to do next", "faults of the laboratory for which it is a right answer")
-    rows = [(f"`{c.name}`", c.meaning, c.todo or "-", " ".join(f"`{k}`" for k in of[c.name]) or "-") for c in catalogue.causes()]  # fmt: skip
+    rows = [
+        (f"`{c.name}`", c.meaning, c.todo or "-", " ".join(f"`{k}`" for k in of[c.name]) or "-")
+        for c in catalogue.causes()
+    ]
     return _anchored("cause", _table(heads, rows))
 
 
@@ -219,11 +234,13 @@ def thresholds() -> str:
         return (
             span(value)
             if name.endswith("_ns")
-            else f"{value} s"
-            if name.endswith("_s")
-            else f"{value:.0%}"
-            if isinstance(value, float) and value < 1
-            else number(value)
+            else (
+                f"{value} s"
+                if name.endswith("_s")
+                else f"{value:.0%}"
+                if isinstance(value, float) and value < 1
+                else number(value)
+            )
         )
 
     return _table(("what", "value", "meaning"), [(f"`{name}`", shown(name), meaning) for name, meaning in meanings])
@@ -256,8 +273,20 @@ def limiters() -> str:
             return f"`{step.versions}`"
         return "all others" if len(one.steps) > 1 else "all"
 
-    rows = [(f"`{one.library}`", one.language, versions(one, step), one.clock, one.algorithm, step.back, step.forward, "yes" if one.seen else "-")
-            for one in CATALOGUE for step in one.steps]  # fmt: skip
+    rows = [
+        (
+            f"`{one.library}`",
+            one.language,
+            versions(one, step),
+            one.clock,
+            one.algorithm,
+            step.back,
+            step.forward,
+            "yes" if one.seen else "-",
+        )
+        for one in CATALOGUE
+        for step in one.steps
+    ]
     return _table(
         (
             "library",

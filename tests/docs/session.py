@@ -1,7 +1,9 @@
-"""Takes what the documents show from a real run: ``sudo python -m tests.docs.session`` (a minute, with `tickscope` installed beside this Python).
+"""Takes what the documents show from a real run: ``sudo python -m tests.docs.session`` (a minute, with `tickscope`
+installed beside this Python).
 
-It runs `tickscope demo --step-clock` on a terminal of its own, with a store and sockets of its own. Then it runs the commands of each block of README.md
-and docs/ that is marked ``ran by python -m tests.docs.session`` and puts what they said below them, and draws the live summary and the clock.
+It runs `tickscope demo --step-clock` on a terminal of its own, with a store and sockets of its own. Then it runs the
+commands of each block of README.md and docs/ that is marked ``ran by python -m tests.docs.session`` and puts what they
+said below them, and draws the live summary and the clock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The clock family and the clock watch running for real, and programs that step clocks by at most 0.3 ms (times COARSE) and undo it."""
+"""The clock family and the clock watch running for real, and programs that step clocks by at most 0.3 ms (times COARSE)
+and undo it.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +136,9 @@ class Rig:
         return child.pid, out
 
     def of(self, pid: int, *others: int) -> np.ndarray:
-        """What this process did; with NULL_I64 also what nobody was seen to do. (Other tests step this machine's clock too.)"""
+        """What this process did; with NULL_I64 also what nobody was seen to do. (Other tests step this machine's clock
+        too.)
+        """
         rows = self.rows()
         return rows[np.isin(rows["pid"], (pid, *others))]
 

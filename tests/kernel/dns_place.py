@@ -1,8 +1,10 @@
-"""Run as root in network and mount namespaces of its own: a small DNS server, which ends with it, and then the program that it becomes.
+"""Run as root in network and mount namespaces of its own: a small DNS server, which ends with it, and then the program
+that it becomes.
 
     unshare -n -m python3 dns_place.py OPTIONS PROGRAM ARGUMENT...
 
-OPTIONS: the lines of resolv.conf, separated by semicolons. What a name's first label says is what the server does: ``slow`` answers after 30 ms, ``nx``,
+OPTIONS: the lines of resolv.conf, separated by semicolons. What a name's first label says is what the server does:
+``slow`` answers after 30 ms, ``nx``,
 ``fail`` and ``denied`` with these codes, ``lost`` not to the first question for that name, ``gone`` never.
 """
 

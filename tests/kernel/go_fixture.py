@@ -30,7 +30,9 @@ def go_minor() -> int:
 
 
 def _toolchain(version: str) -> str:
-    """The go command of a release, from the module proxy. Not by GOTOOLCHAIN, which Go before 1.21 (Debian 12's) does not know."""
+    """The go command of a release, from the module proxy. Not by GOTOOLCHAIN, which Go before 1.21 (Debian 12's) does
+    not know.
+    """
     arch = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
     module = f"golang.org/toolchain@v0.0.1-{version}.linux-{arch}"
     done = subprocess.run(
@@ -102,8 +104,11 @@ def _build(out: Path, program: str, kind: str, toolchain: str, pie: bool) -> str
 
 
 def go_binary(kind: str = "plain", program: str = "limits") -> Path:
-    """A build of a program: ``plain``, ``pie``, ``stripped`` (by the linker), ``piestripped`` (by strip), ``noopt`` (neither optimised nor inlined), ``race``, ``cgo`` (linked with
-    libc by the system's linker), ``piecgo`` (both, as distributions build; its function table has no section of its own), ``shared`` (a library for C), or ``go1.NN.MM``; of ``libraries``, ``older`` and ``oldest`` have older versions of them; of ``limits``, ``2018`` and ``2019`` have a type whose fields lay elsewhere, and they and ``2022`` no ``wait`` yet.
+    """A build of a program: ``plain``, ``pie``, ``stripped`` (by the linker), ``piestripped`` (by strip), ``noopt``
+    (neither optimised nor inlined), ``race``, ``cgo`` (linked with libc by the system's linker), ``piecgo`` (both, as
+    distributions build; its function table has no section of its own), ``shared`` (a library for C), or ``go1.NN.MM``;
+    of ``libraries``, ``older`` and ``oldest`` have older versions of them; of ``limits``, ``2018`` and ``2019`` have a
+    type whose fields lay elsewhere, and they and ``2022`` no ``wait`` yet.
 
     Skips where there is no Go, or no toolchain of that version to be had; a current Go that cannot build is a failure.
     """

@@ -11,7 +11,9 @@ from agent.kernel.steps import Steps, Wait, at_once
 
 
 class LocalAttacher:
-    """``open_proc`` and ``attach_uprobe`` as the helper has them; ``close`` detaches what the caller has not closed itself."""
+    """``open_proc`` and ``attach_uprobe`` as the helper has them; ``close`` detaches what the caller has not closed
+    itself.
+    """
 
     took_s, alive, silent, busy = 0.0, True, False, False
 
@@ -40,7 +42,9 @@ class LocalAttacher:
         return links
 
     def open_proc(self, pid: int, what: str) -> int:
-        """A read-only descriptor of ``exe``, ``maps``, ``root:/path`` or ``map:START-END`` of a process. Raises OSError."""
+        """A read-only descriptor of ``exe``, ``maps``, ``root:/path`` or ``map:START-END`` of a process. Raises
+        OSError.
+        """
         return opening.open_proc(pid, what)
 
     def attach_uprobe(

@@ -37,7 +37,8 @@ def kinds(rows: np.ndarray) -> list[str]:
     return [TABLES["clock_change"].by_name["kind"].names[k] for k in rows["kind"]]
 
 
-#: 23 steps, pausing sys.argv[3] seconds. Prints how REALTIME - MONOTONIC differs around each, as the program itself sees it, how well it does, and when.
+#: 23 steps, pausing sys.argv[3] seconds. Prints how REALTIME - MONOTONIC differs around each, as the program itself
+#: sees it, how well it does, and when.
 STEPS = """
 how, size, pause = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 def gap():
@@ -56,18 +57,28 @@ step("clock_adjtime", base - gap()[0])
 
 
 def well_known(rig: Rig, rows: np.ndarray, truth: np.ndarray) -> bool:
-    """Whether the stated errors of 23 steps and their undoing are small: readings in the kernel, else as long as the calls took (before 6.1)."""
+    """Whether the stated errors of 23 steps and their undoing are small: readings in the kernel, else as long as the
+    calls took (before 6.1).
+    """
     if rig.loaded.words["FUNC_ktime_get_tai_ns"]:
         return bool((rows["err_ns"] <= 5_000 * COARSE).all())
     took = truth[:, 3] - truth[:, 2] + 150_000
     return bool((rows["err_ns"][:23] <= took + np.concatenate([took[:1], took[:-1]])).all())
 
 
-@pytest.mark.parametrize(("how", "via"), [
-    ("clock_settime", "clock_settime"), ("settimeofday", "clock_settime"), ("adjtimex", "clock_adjtime"), ("clock_adjtime", "clock_adjtime"),
-    ("raw_clock_settime", "clock_settime"), ("raw_settimeofday", "settimeofday"), ("raw_adjtimex", "adjtimex"),
-    ("raw_clock_adjtime", "clock_adjtime"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("how", "via"),
+    [
+        ("clock_settime", "clock_settime"),
+        ("settimeofday", "clock_settime"),
+        ("adjtimex", "clock_adjtime"),
+        ("clock_adjtime", "clock_adjtime"),
+        ("raw_clock_settime", "clock_settime"),
+        ("raw_settimeofday", "settimeofday"),
+        ("raw_adjtimex", "adjtimex"),
+        ("raw_clock_adjtime", "clock_adjtime"),
+    ],
+)
 def test_every_step_once_with_actor_call_sign_and_size(rig: Rig, how: str, via: str) -> None:
     pid, out = rig.python(STEPS, how, str(200_000 * COARSE), str(0.002 * COARSE))
     truth = np.array([line.split() for line in out.splitlines()], np.int64)
@@ -128,7 +139,8 @@ def test_a_burst_is_as_many_rows_and_notices(rig: Rig, how: str, pause: str) -> 
         assert (np.abs(np.array([n["size_ns"] for n in told]) - wanted) <= [n["err_ns"] for n in told]).all()
 
 
-#: clock_adjtime64 as a 32-bit program calls it, by int 0x80: push rbx; mov eax, 405; xor ebx, ebx; mov ecx, edi; int 0x80; pop rbx; ret
+#: clock_adjtime64 as a 32-bit program calls it, by int 0x80: push rbx; mov eax, 405; xor ebx, ebx; mov ecx, edi; int
+#: 0x80; pop rbx; ret
 COMPAT = """
 import mmap
 code = mmap.mmap(-1, 4096, prot=7)
@@ -154,7 +166,8 @@ def test_steps_of_a_32_bit_program_have_their_actor(rig: Rig) -> None:
     assert [n["actor"]["pid"] for n in rig.notices()] == [pid] * 23  # type: ignore[index]
 
 
-#: A 32-bit program's calls with its own structs. push rbx; mov eax, edi; mov ebx, esi; mov ecx, edx; int 0x80; pop rbx; ret
+#: A 32-bit program's calls with its own structs. push rbx; mov eax, edi; mov ebx, esi; mov ecx, edx; int 0x80; pop rbx;
+#: ret
 COMPAT_STRUCTS = """
 import mmap
 code = mmap.mmap(-1, 4096, prot=7)
@@ -188,8 +201,17 @@ def test_what_a_32_bit_program_asks_for_in_its_own_structs(rig: Rig) -> None:
     pid, _ = rig.python(COMPAT_STRUCTS)
     rows = rig.of(pid)
     assert kinds(rows) == ["step", "step", "frequency", "frequency", *["step"] * 5]
-    assert rows["via"].tolist() == [b"adjtimex", b"clock_adjtime", b"adjtimex", b"clock_adjtime", b"adjtimex", b"settimeofday", b"clock_settime", b"clock_settime",
-                                    b"settimeofday"]  # fmt: skip
+    assert rows["via"].tolist() == [
+        b"adjtimex",
+        b"clock_adjtime",
+        b"adjtimex",
+        b"clock_adjtime",
+        b"adjtimex",
+        b"settimeofday",
+        b"clock_settime",
+        b"clock_settime",
+        b"settimeofday",
+    ]
     assert rows["ret"].tolist() == [0, 0, 0, 0, -22, 0, 0, -22, -22]
     assert rows["requested_ns"][[0, 1, 2, 3, 4, 7, 8]].tolist() == [
         7000,
@@ -226,7 +248,9 @@ for i, size in enumerate(map(int, sys.argv[2:])):
 
 
 def hundred_and_one() -> list[int]:
-    """There and back, 1 to 500 us, evenly in the logarithm; the last is left for the rig to undo. The clock is never off by more than 0.5 ms."""
+    """There and back, 1 to 500 us, evenly in the logarithm; the last is left for the rig to undo. The clock is never
+    off by more than 0.5 ms.
+    """
     sizes = np.round(np.geomspace(1_000, 500_000, 50)).astype(int)
     there = np.where(np.arange(50) % 2, sizes, -sizes)
     return [*np.ravel(np.column_stack([there, -there])).tolist(), 1_000]
@@ -338,7 +362,8 @@ def test_refused_attempts_are_rows_and_change_nothing(rig: Rig) -> None:
     assert not any(n["actor"] == {"pid": pid, "comm": rows["comm"][0].decode()} for n in rig.notices())
 
 
-#: Two children try without end, by machine code, and may not. mov eax, 305; xor edi, edi; mov rsi, rbx; syscall; dec r12; jnz
+#: Two children try without end, by machine code, and may not. mov eax, 305; xor edi, edi; mov rsi, rbx; syscall; dec
+#: r12; jnz
 FLOOD = """
 import mmap, signal
 code = mmap.mmap(-1, 4096, prot=7)
@@ -462,7 +487,8 @@ def test_subscribers_that_do_not_read_are_dropped_and_counted(rig: Rig) -> None:
     slow.connect(str(rig.path))
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
     rig.python(
-        "for _ in range(997): assert step('raw_clock_adjtime', 1000) >= 0 and step('raw_clock_adjtime', -1000) >= 0; time.sleep(1e-4)"
+        "for _ in range(997): assert step('raw_clock_adjtime', 1000) >= 0 and step('raw_clock_adjtime', -1000) >= 0;"
+        " time.sleep(1e-4)"
     )
     assert rig.watch.dropped >= 1
     told = rig.notices()

@@ -21,7 +21,8 @@ from tests.kernel.clock_rig import PROLOGUE, Rig
 
 QUIET_S = float(os.environ.get("TICKSCOPE_TEST_QUIET_S", "20"))
 
-#: Reads the clocks and the discipline in every way there is, in bursts, until its input ends; prints when it could not run for 0.15 s.
+#: Reads the clocks and the discipline in every way there is, in bursts, until its input ends; prints when it could not
+#: run for 0.15 s.
 READER = """
 import json, select
 gaps, last = [], time.clock_gettime_ns(time.CLOCK_BOOTTIME)

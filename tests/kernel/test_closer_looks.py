@@ -1,4 +1,6 @@
-"""Closer looks: what the programs count of a process that does a known number of things, and of nobody else; and that they count nothing once detached."""
+"""Closer looks: what the programs count of a process that does a known number of things, and of nobody else; and that
+they count nothing once detached.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ def kernel() -> Iterator[KernelSource]:
 @contextmanager
 def worker(program: str, path: Path) -> Iterator[tuple[int, Callable[[], None]]]:
     """Its pid, and what has it do its work."""
-    with subprocess.Popen([sys.executable, "-c", program, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
 
         def work() -> None:
             assert child.stdin is not None and child.stdout is not None
@@ -92,7 +96,9 @@ def worker(program: str, path: Path) -> Iterator[tuple[int, Callable[[], None]]]
             child.kill()
 
 
-def looked(kernel: KernelSource, wanted: tuple[str, ...], pid: int, meanwhile: Callable[[], None]) -> tuple[Counted, int]:  # fmt: skip
+def looked(
+    kernel: KernelSource, wanted: tuple[str, ...], pid: int, meanwhile: Callable[[], None]
+) -> tuple[Counted, int]:
     """What was counted, and when that ended."""
     look = CloserLook(
         kernel, LocalAttacher(), kernel.loaded.families, wanted, [pid], boot_ns(), int(20 * SECOND * PATIENCE)
@@ -123,12 +129,22 @@ def test_calls_of_one_process_are_counted_and_of_no_other(kernel: KernelSource, 
         work()  # when nothing is attached any more
         counted, _ = looked(kernel, (), pid, work)
         assert not counted.maps
-    assert bpf.HashMap(kernel.loaded.families["calls"].maps["calls_sums"], *(kernel.loaded.wire.dtype(n) for n in ("calls_key", "calls_value"))).read()[0].size == 0  # fmt: skip
+    assert (
+        bpf.HashMap(
+            kernel.loaded.families["calls"].maps["calls_sums"],
+            *(kernel.loaded.wire.dtype(n) for n in ("calls_key", "calls_value")),
+        )
+        .read()[0]
+        .size
+        == 0
+    )
     assert lost(kernel) == 0
 
 
 def test_where_a_process_sleeps(kernel: KernelSource, tmp_path: Path) -> None:
-    """With the kernel's functions by name, and the program's as far as its frames lead; and what sleeps all the time, by what /proc says."""
+    """With the kernel's functions by name, and the program's as far as its frames lead; and what sleeps all the time,
+    by what /proc says.
+    """
     with worker(WORK, tmp_path / "a") as (pid, work), worker(WORK, tmp_path / "b") as (other, _):
         counted, end = looked(kernel, ("offcpu",), pid, work)
         still = parse(other, asleep(other), set())
@@ -140,8 +156,11 @@ def test_where_a_process_sleeps(kernel: KernelSource, tmp_path: Path) -> None:
         names = {at: _name(pid, place.span, place.offset) for at, place in found.items() if place.path.startswith("/")}
     who = {pid: counted.maps["offcpu_sums"][1]["proc"][0]}
     who[other] = who[pid]
-    named = rows.FrameNames(lambda n: kernel_text(counted.stacks.get(n, ()), kernel_names),
-                       lambda n, _: user_text(counted.stacks.get(n, ()), found, names), lambda *_: "")  # fmt: skip
+    named = rows.FrameNames(
+        lambda n: kernel_text(counted.stacks.get(n, ()), kernel_names),
+        lambda n, _: user_text(counted.stacks.get(n, ()), found, names),
+        lambda *_: "",
+    )
     off = rows.off_cpu(*rows.gone(counted, end, who), still, {pid: SECOND, other: SECOND}, who, named).rows
     slept = off[off["syscall"] == b"clock_nanosleep"]
     assert slept["count"].sum() == SLEEPS
@@ -195,10 +214,15 @@ def test_a_lock_of_the_kernels_and_who_takes_it(kernel: KernelSource) -> None:
         place.unlink(missing_ok=True)
     keys, values = counted.maps["contention_sums"]
     with open("/proc/kallsyms", "rb") as kallsyms:
-        wanted = sorted({at for n in keys["kernel_stack"].tolist() for at in counted.stacks.get(n, ())} | set(keys["lock"].tolist()))  # fmt: skip
+        wanted = sorted(
+            {at for n in keys["kernel_stack"].tolist() for at in counted.stacks.get(n, ())} | set(keys["lock"].tolist())
+        )
         names = dict(zip(wanted, nearest.in_kernel([kallsyms.fileno()], wanted), strict=True))
-    named = rows.FrameNames(lambda n: kernel_text(counted.stacks.get(n, ()), names), lambda *_: "",
-                       lambda at, n: lock_text(at, counted.stacks.get(n, ()), names))  # fmt: skip
+    named = rows.FrameNames(
+        lambda n: kernel_text(counted.stacks.get(n, ()), names),
+        lambda *_: "",
+        lambda at, n: lock_text(at, counted.stacks.get(n, ()), names),
+    )
     locks = rows.lock_contention(keys, values, named).rows
     most = locks[0]
     assert most["pid"] == pid and most["sum_ns"] > 1_000_000

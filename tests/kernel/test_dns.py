@@ -151,7 +151,7 @@ def test_how_lookups_fail(rig: Rig, client: Path) -> None:
     assert found["fail.lab"][0] == "servfail" and found["denied.lab"][0] == "refused"
     assert found["gone.lab"] == ["timeout", 3, None]
     assert rows["duration_ns"].max() >= 2_900_000_000
-    (rows, codes) = rig.run(NOBODY, client, "4", "nobody.lab")
+    rows, codes = rig.run(NOBODY, client, "4", "nobody.lab")
     ((name, how, *_),) = told(rows)
     assert codes == ["-3"] and name == "nobody.lab" and how in ("refused", "error")  # on loopback nobody waits for that
 

@@ -194,7 +194,9 @@ def test_wait_is_one_decision_also_when_it_refuses_early(
 def test_a_wait_whose_caller_gives_up_is_cancelled(
     watch: Callable[..., Watch], own: Callable[[str], Path], kind: str
 ) -> None:
-    """Waits that sleep: some to their end, some until their context is cancelled; a deadline that is too near is a refusal at once."""
+    """Waits that sleep: some to their end, some until their context is cancelled; a deadline that is too near is a
+    refusal at once.
+    """
     path = own(kind)
     program = Limits.start(path, "sleep", 23)
     w = watch()
@@ -274,7 +276,9 @@ def test_decisions_that_panic_are_counted_as_orphans(watch: Callable[..., Watch]
 def test_later_processes_from_their_first_instruction_and_none_when_detached(
     watch: Callable[..., Watch], own: Callable[[str], Path]
 ) -> None:
-    """A program that is new is found when it is executed; another process of it is seen from its start; a detached one not at all."""
+    """A program that is new is found when it is executed; another process of it is seen from its start; a detached one
+    not at all.
+    """
     path = own()
     w = watch()
     assert w.of(path) is None
@@ -317,7 +321,9 @@ def test_unused_binary_is_let_go(watch: Callable[..., Watch], own: Callable[[str
 def test_another_program_in_its_place_while_it_has_its_probes(
     watch: Callable[..., Watch], own: Callable[[str], Path], tmp_path: Path, way: str
 ) -> None:
-    """It was built otherwise: probes at the former places would end it. Written to where nobody runs it, as `cp` does; replaced while it runs."""
+    """It was built otherwise: probes at the former places would end it. Written to where nobody runs it, as `cp` does;
+    replaced while it runs.
+    """
     path, other = own("plain"), Path(shutil.copy(go_binary("noopt"), tmp_path / "other"))
     w = watch()
     first = Limits.start(path, "allow", 101)

@@ -1,4 +1,6 @@
-"""Limiters of Go programs that decide too often to be watched all of the time, against what the programs say themselves."""
+"""Limiters of Go programs that decide too often to be watched all of the time, against what the programs say
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -84,8 +86,13 @@ def totals(watch: Watch, pid: int) -> tuple[Total, Total]:
 
 
 def test_what_they_let_through_is_read_from_their_buckets(watch: Callable[..., Watch], hot: Callable[..., Any]) -> None:
-    """One asks as often as it can, so that the probes set its pace while it is watched: what it was refused is told as at least so much. One has 20 callers, and its limit is set now and then."""
-    loop, turned = hot("-for", "600", "-limit", "1000", "-burst", "2000"), hot("-for", "600", "-rate", "20000", "-callers", "20", "-turns", "0.3", "-limit", "1000", "-burst", "400")  # fmt: skip
+    """One asks as often as it can, so that the probes set its pace while it is watched: what it was refused is told as
+    at least so much. One has 20 callers, and its limit is set now and then.
+    """
+    loop, turned = (
+        hot("-for", "600", "-limit", "1000", "-burst", "2000"),
+        hot("-for", "600", "-rate", "20000", "-callers", "20", "-turns", "0.3", "-limit", "1000", "-burst", "400"),
+    )
     w = watch(share=0.1)
     say(loop)
     say(turned)

@@ -1,4 +1,6 @@
-"""Every Go limiter library that is declared as seen, by a program that uses them all and says itself what was decided."""
+"""Every Go limiter library that is declared as seen, by a program that uses them all and says itself what was
+decided.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def own(tmp_path: Path) -> Callable[[str], Path]:
 
 
 def uber_slept(truth: list[dict[str, Any]], slewed_ns: int = 0) -> None:
-    """Without slack, each that slept was let go one period after the one before it: to the nanosecond, or by the monotonic clock."""
+    """Without slack, each that slept was let go one period after the one before it: to the nanosecond, or by the
+    monotonic clock.
+    """
     before = None
     for told in sorted(truth, key=lambda told: told["until_ns"]):
         slept = before is not None and abs(told["until_ns"] - before - PERIOD_NS) <= slewed_ns
@@ -77,7 +81,9 @@ def known(rows: np.ndarray, library: str, version: str) -> None:
 
 
 def by_the_log(mode: str, rows: np.ndarray, truth: list[dict[str, Any]]) -> None:
-    """Each decision of one goroutine, in order: within the program's clock readings around it, and the same in all that the program was told."""
+    """Each decision of one goroutine, in order: within the program's clock readings around it, and the same in all that
+    the program was told.
+    """
     assert len(rows) == len(truth), (mode, len(rows), len(truth))
     if mode == "uber":
         uber_slept(truth, 20_000 if rows["step_immune"].all() else 0)
@@ -134,7 +140,9 @@ COUNTS = {
 def test_each_decision_as_the_program_was_told(
     watch: Callable[..., Watch], own: Callable[[str], Path], redis: str, kind: str
 ) -> None:
-    """Processes that were there before the agent; ``older``, ``oldest``: versions with other types, fields, arguments or import paths."""
+    """Processes that were there before the agent; ``older``, ``oldest``: versions with other types, fields, arguments
+    or import paths.
+    """
     path, unsure = own(kind), kind in ("noopt", "race")  # a copy of x/time/rate is known by its first instructions
     modes = [mode for mode in COUNTS if not (unsure and mode == "tollbooth")]
     programs = {mode: Limits.start(path, mode, COUNTS[mode], REDIS_SOCKET=redis) for mode in modes}

@@ -15,7 +15,8 @@ from agent.probes.beside.go_rates import BucketPlace
 from tests.kernel.limiter_rig import Watch
 
 _AT = 0x7E0000000000
-#: Has words like a bucket's where it is told, and sleeps again and again; another program with the same words after a line.
+#: Has words like a bucket's where it is told, and sleeps again and again; another program with the same words after a
+#: line.
 _PROGRAM = """
 import ctypes, mmap, os, select, struct, sys, time
 libc = ctypes.CDLL(None)
@@ -36,7 +37,9 @@ def test_looks_end_where_the_process_becomes_another_program(watch: Callable[...
     found = list[np.ndarray]()
     w.attached.source.listen("limiter_looks", lambda records: found.append(records.copy()))
     looks = w.limiters.looks
-    with subprocess.Popen([sys.executable, "-c", _PROGRAM, hex(_AT), "1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, hex(_AT), "1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         start_ns = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[19]) * 10_000_000

@@ -1,4 +1,6 @@
-"""A limiter in Go within a shared library that a program of another language loads: told, and seen where it is declared."""
+"""A limiter in Go within a shared library that a program of another language loads: told, and seen where it is
+declared.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ DECLARED = """
 
 class Lender:
     def __init__(self, library: Path) -> None:
-        self.child = subprocess.Popen([sys.executable, "-c", PROGRAM, str(library)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
+        self.child = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(library)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         assert self.child.stdout and self.child.stdout.readline() == "ready\n"
 
     def go(self, count: int) -> list[int]:
@@ -58,7 +62,9 @@ class Lender:
 
 def test_it_is_told_with_what_to_do(watch: Callable[..., Watch], tmp_path: Path) -> None:
     """One that was loaded before the agent came and one after it, under any name; and no longer when nobody uses it."""
-    one, other = (Path(shutil.copy(go_binary("shared", "shared"), tmp_path / name)) for name in ("libone.so", "other.so.1.2"))  # fmt: skip
+    one, other = (
+        Path(shutil.copy(go_binary("shared", "shared"), tmp_path / name)) for name in ("libone.so", "other.so.1.2")
+    )
     first, second = Lender(one), Lender(other)
     first.go(3)
     w = watch()

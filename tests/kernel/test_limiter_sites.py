@@ -46,7 +46,9 @@ def end(program: subprocess.Popen[str]) -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "piestripped", "go1.19.13", "go1.17.13"])
 def test_who_asks_is_the_name(watch: Callable[..., Watch], tmp_path: Path, kind: str) -> None:
-    """Two processes, one that was there before the agent and one after it, have the same ids; a limiter for each customer is a member of one."""
+    """Two processes, one that was there before the agent and one after it, have the same ids; a limiter for each
+    customer is a member of one.
+    """
     path = Path(shutil.copy(go_binary(kind, "shop"), tmp_path / "anything"))
     first = start(path)
     w = watch()
@@ -72,7 +74,9 @@ def test_who_asks_is_the_name(watch: Callable[..., Watch], tmp_path: Path, kind:
 def test_a_program_that_comes_by_thousands_of_ways_keeps_nobody_s_name(
     watch: Callable[..., Watch], tmp_path: Path
 ) -> None:
-    """Each way is a stack of its own, more of them than are told in that time: its own decisions are all there, and another program's have their names."""
+    """Each way is a stack of its own, more of them than are told in that time: its own decisions are all there, and
+    another program's have their names.
+    """
     paths = [Path(shutil.copy(go_binary("plain", "shop"), tmp_path / name)) for name in ("winding", "other")]
     w = watch()
     winding, other = start(paths[0], "winding", count=2_003), start(paths[1])
@@ -83,8 +87,12 @@ def test_a_program_that_comes_by_thousands_of_ways_keeps_nobody_s_name(
     assert [row["limiter_id"].decode() for row in rows] == [SITES[told["site"]] for told in truth]
     rows = w.rows(winding.pid, 2_003)
     assert len(rows) == 2_003
-    assert set(rows["limiter_id"]) <= {b"shop:rate.Limiter@shop/api.(*Server).turn", b"shop:rate.Limiter@shop/api.(*Server).left",
-                                       b"shop:rate.Limiter@shop/api.(*Server).right", b"rate.Limiter@?"}  # fmt: skip
+    assert set(rows["limiter_id"]) <= {
+        b"shop:rate.Limiter@shop/api.(*Server).turn",
+        b"shop:rate.Limiter@shop/api.(*Server).left",
+        b"shop:rate.Limiter@shop/api.(*Server).right",
+        b"rate.Limiter@?",
+    }
     assert len(set(rows["member"])) == 1
     end(winding)
     end(other)

@@ -69,8 +69,15 @@ def tried(
     file.write_text(text)
     tmp_path.chmod(0o755)
     command = [sys.executable, "-m", "agent", "limiters", "try", str(file), "--pid", str(pid), *more]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, user=uid or None, cwd="/" if uid else None,
-                             env=ENVIRONMENT)  # fmt: skip
+    child = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        user=uid or None,
+        cwd="/" if uid else None,
+        env=ENVIRONMENT,
+    )
     assert child.stderr is not None
     said = []
     for line in child.stderr:
@@ -125,21 +132,48 @@ def line_of(text: str, what: str) -> int:
     return next(number for number, line in enumerate(text.splitlines(), 1) if what in line)
 
 
-@pytest.mark.parametrize(("change", "line", "words"), [
-    (("key: si", "key: rbp"), "key: rbp", ("arguments.key: there is no register 'rbp'", "one of di, si, dx, cx, r8, r9")),
-    (("symbol: window_inc", "symbol: window_increment"), "symbol:", ("symbol: window_increment: there is no such function", "there is: window_inc")),
-    (("symbol: window_inc", "address: 0x12"), "address:", ("0x12 is not in the program's code",)),
-    (("symbol: window_inc", "offset: 0x7fffffff"), "offset:", ("0x7fffffff is not in the file's code",)),
-    (("symbol: window_inc", "address: INSIDE"), "address:", ("is not where an instruction begins", "the function begins at BEGIN")),
-    (("symbol: window_inc", "offset: INSIDE"), "offset:", ("is not where an instruction begins", "the function begins at BEGIN")),
-    (("symbol: window_inc", "address: FURTHER"), "address:", ("calls another or branches before that", "name its first instruction, BEGIN")),
-    (("program: PROGRAM", "program: /usr/bin/shop"), "program:", ("which is not /usr/bin/shop", "program: /")),
-    (("program: PROGRAM", "build_id: '00112233'"), "build_id:", ("build_id: that of", "readelf -n")),
-    (("    window: 1s", "    windw: 1s"), "windw", ("windw: there is no such key", "did you mean window?")),
-    (("      cost: i32 dx", "      cost: int dx"), "cost", ("how large 'int' is depends", "i32 in C and C++, i64 in Go")),
-    (("    window: 1s", "    burst: 7"), "limit:", ("arguments.limit: in which time?", "window: 1s")),
-    (("    refused: 0", "    refused: 1"), "allowed", ("1 is both allowed and refused",)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "line", "words"),
+    [
+        (
+            ("key: si", "key: rbp"),
+            "key: rbp",
+            ("arguments.key: there is no register 'rbp'", "one of di, si, dx, cx, r8, r9"),
+        ),
+        (
+            ("symbol: window_inc", "symbol: window_increment"),
+            "symbol:",
+            ("symbol: window_increment: there is no such function", "there is: window_inc"),
+        ),
+        (("symbol: window_inc", "address: 0x12"), "address:", ("0x12 is not in the program's code",)),
+        (("symbol: window_inc", "offset: 0x7fffffff"), "offset:", ("0x7fffffff is not in the file's code",)),
+        (
+            ("symbol: window_inc", "address: INSIDE"),
+            "address:",
+            ("is not where an instruction begins", "the function begins at BEGIN"),
+        ),
+        (
+            ("symbol: window_inc", "offset: INSIDE"),
+            "offset:",
+            ("is not where an instruction begins", "the function begins at BEGIN"),
+        ),
+        (
+            ("symbol: window_inc", "address: FURTHER"),
+            "address:",
+            ("calls another or branches before that", "name its first instruction, BEGIN"),
+        ),
+        (("program: PROGRAM", "program: /usr/bin/shop"), "program:", ("which is not /usr/bin/shop", "program: /")),
+        (("program: PROGRAM", "build_id: '00112233'"), "build_id:", ("build_id: that of", "readelf -n")),
+        (("    window: 1s", "    windw: 1s"), "windw", ("windw: there is no such key", "did you mean window?")),
+        (
+            ("      cost: i32 dx", "      cost: int dx"),
+            "cost",
+            ("how large 'int' is depends", "i32 in C and C++, i64 in Go"),
+        ),
+        (("    window: 1s", "    burst: 7"), "limit:", ("arguments.limit: in which time?", "window: 1s")),
+        (("    refused: 0", "    refused: 1"), "allowed", ("1 is both allowed and refused",)),
+    ],
+)
 def test_a_wrong_line_is_named(
     programs: Callable[..., OwnProgram], tmp_path: Path, change: tuple[str, str], line: str, words: tuple[str, ...]
 ) -> None:
@@ -168,13 +202,26 @@ def test_another_language_is_told(programs: Callable[..., OwnProgram], tmp_path:
     assert "there is: main.(*SlidingWindow).Inc" in said
 
 
-@pytest.mark.parametrize(("changes", "wrong"), [
-    ([("result: i32 ax", "result: i64 limiter+8")], [("result:", "is none of allowed: 1, refused: 0, error: ..-1")]),
-    ([("key: si", "key: dx"), ("limit: i32 (di+8)+0", "limit: i32 dx+8"), ("limiter: di", "limiter: ecx")],
-     [("key:", "nothing can be read at dx: is it a pointer to the key's bytes?"), ("limit:", "nothing can be read at dx+8: is dx a pointer there?")]),
-    ([("limit: i32 (di+8)+0", "limit: f64 di+8"), ("limiter: di", "limiter: edx")],
-     [("limit:", "makes no sense: is its place right, and its type (f64)?"), ("limiter:", "0x1 is no address")]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        (
+            [("result: i32 ax", "result: i64 limiter+8")],
+            [("result:", "is none of allowed: 1, refused: 0, error: ..-1")],
+        ),
+        (
+            [("key: si", "key: dx"), ("limit: i32 (di+8)+0", "limit: i32 dx+8"), ("limiter: di", "limiter: ecx")],
+            [
+                ("key:", "nothing can be read at dx: is it a pointer to the key's bytes?"),
+                ("limit:", "nothing can be read at dx+8: is dx a pointer there?"),
+            ],
+        ),
+        (
+            [("limit: i32 (di+8)+0", "limit: f64 di+8"), ("limiter: di", "limiter: edx")],
+            [("limit:", "makes no sense: is its place right, and its type (f64)?"), ("limiter:", "0x1 is no address")],
+        ),
+    ],
+)
 def test_values_that_make_no_sense_name_their_lines(
     programs: Callable[..., OwnProgram], tmp_path: Path, changes: list[tuple[str, str]], wrong: list[tuple[str, str]]
 ) -> None:
@@ -222,7 +269,9 @@ def first_byte(program: OwnProgram) -> bytes:
 
 
 def test_no_other_process_and_nothing_left(programs: Callable[..., OwnProgram], tmp_path: Path) -> None:
-    """Ended by Ctrl-C: status 130, the rows that came, and no breakpoint in the program. Another process of the same file never had one."""
+    """Ended by Ctrl-C: status 130, the rows that came, and no breakpoint in the program. Another process of the same
+    file never had one.
+    """
     program = programs("c", "window")
     other = OwnProgram(Path(os.readlink(f"/proc/{program.pid}/exe")))
     file = tmp_path / "t.yaml"

@@ -1,4 +1,6 @@
-"""The loader with families that this kernel refuses, that do not compile, or whose kept form is damaged: the others run."""
+"""The loader with families that this kernel refuses, that do not compile, or whose kept form is damaged: the others
+run.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,15 @@ FAMILIES = {
     "refused": "int refused_program(struct bpf_raw_tracepoint_args *ctx) { return *(int *)ctx->args[0]; }",
     "broken": "int broken_program(struct bpf_raw_tracepoint_args *ctx) { return nothing_of_that_name; }",
     "first": "#define FIRST 7\nint first_program(struct bpf_raw_tracepoint_args *ctx) { return FIRST; }",
-    "second": "#ifndef FIRST\n#error it needs first\n#endif\nint second_program(struct bpf_raw_tracepoint_args *ctx) { return FIRST; }",
+    "second": (
+        "#ifndef FIRST\n#error it needs first\n#endif\nint second_program(struct bpf_raw_tracepoint_args *ctx) { return"
+        " FIRST; }"
+    ),
     "strange": "int strange_program(struct bpf_raw_tracepoint_args *ctx) { return 0; }",
     "shared": "int shared_program(struct pt_regs *ctx) { return 0; }",
-    "padded": "struct padded_event { u32 a; u32 b; };\nint padded_program(struct bpf_raw_tracepoint_args *ctx) { return 0; }",
+    "padded": (
+        "struct padded_event { u32 a; u32 b; };\nint padded_program(struct bpf_raw_tracepoint_args *ctx) { return 0; }"
+    ),
 }
 
 
@@ -112,7 +119,12 @@ def test_one_bad_family_leaves_the_others(tmp_path: Path, name: str, words: str)
 
 def test_one_that_does_not_compile_leaves_those_that_use_another_s_text(tmp_path: Path) -> None:
     loaded = run(tmp_path, "broken", "second", "first")
-    assert {name: one.state for name, one in loaded.families.items()} == {"exec": "attached", "broken": "unavailable", "second": "attached", "first": "attached"}  # fmt: skip
+    assert {name: one.state for name, one in loaded.families.items()} == {
+        "exec": "attached",
+        "broken": "unavailable",
+        "second": "attached",
+        "first": "attached",
+    }
     assert seen(loaded) == 7
 
 

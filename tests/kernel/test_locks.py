@@ -1,4 +1,6 @@
-"""Who held the lock that a call waited for: flock and fcntl, in this namespace and from another; and what is told of files."""
+"""Who held the lock that a call waited for: flock and fcntl, in this namespace and from another; and what is told of
+files.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,9 @@ pytest_plugins = ["tests.kernel.tls_fixtures"]
 
 
 def make_root(root: Path, programs: tuple[str, ...], cache: bool) -> Path:
-    """A root with copies of programs and their libraries; cache: listed by its own linker's cache, as in Debian's images, or not, as in Alpine's."""
+    """A root with copies of programs and their libraries; cache: listed by its own linker's cache, as in Debian's
+    images, or not, as in Alpine's.
+    """
     for program in programs:
         for word in [
             program,
@@ -60,7 +62,9 @@ def until(rig: Rig, done: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("cache", [True, False])
 def test_the_first_handshake_in_a_new_root(rig: Rig, certs: Path, tmp_path: Path, cache: bool) -> None:
-    """The shell is the root's first program; openssl, some milliseconds later, has shaken hands before any later look could find what it mapped."""
+    """The shell is the root's first program; openssl, some milliseconds later, has shaken hands before any later look
+    could find what it mapped.
+    """
     root = make_root(tmp_path / "root", ("/bin/sh", "/usr/bin/openssl", "/bin/sleep"), cache)
     with server(certs) as (_, port):
         command = f"sleep 0.3; exec /usr/bin/openssl s_client -connect 127.0.0.1:{port} < /etc/none"
@@ -72,7 +76,9 @@ def test_the_first_handshake_in_a_new_root(rig: Rig, certs: Path, tmp_path: Path
 
 
 def test_a_new_root_waits_for_no_examiner(rig: Rig, certs: Path, tmp_path: Path) -> None:
-    """Its libraries are copies of known ones. The look at chroot itself, which the process was before, gets no answer here."""
+    """Its libraries are copies of known ones. The look at chroot itself, which the process was before, gets no answer
+    here.
+    """
     rig.targets.analyst._examiners.clear()
     root = make_root(tmp_path / "root", ("/bin/sh", "/usr/bin/openssl"), cache=True)
     library = next(root.rglob("libssl.so.3"))

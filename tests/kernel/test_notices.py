@@ -1,4 +1,6 @@
-"""Programs that re-anchor at real clock steps (at most 0.3 ms, undone) and acknowledge: the examples, in Python and in Go."""
+"""Programs that re-anchor at real clock steps (at most 0.3 ms, undone) and acknowledge: the examples, in Python and in
+Go.
+"""
 
 from __future__ import annotations
 

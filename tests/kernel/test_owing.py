@@ -28,11 +28,14 @@ from tests.kernel.local_attach import LocalAttacher
 from tests.patience import PATIENCE
 
 SECOND = 1_000_000_000
-#: Its first thread waits for a lock that its second one holds until there is a line of input; or for a child; or sleeps.
+#: Its first thread waits for a lock that its second one holds until there is a line of input; or for a child; or
+#: sleeps.
 WAITS = {
-    "futex": "import sys, threading\nlock = threading.Lock(); lock.acquire()\n"
-    "def hold(): print(threading.get_native_id(), flush=True); sys.stdin.readline(); lock.release(); sys.stdin.readline()\n"
-    "threading.Thread(target=hold).start(); lock.acquire()",
+    "futex": (
+        "import sys, threading\nlock = threading.Lock(); lock.acquire()\ndef hold(): print(threading.get_native_id(),"
+        " flush=True); sys.stdin.readline(); lock.release();"
+        " sys.stdin.readline()\nthreading.Thread(target=hold).start(); lock.acquire()"
+    ),
     "wait4": "import subprocess, sys\nprint(0, flush=True); subprocess.run(['sh', '-c', 'read x'])",
     "poll": "import select\nprint(0, flush=True)\nwhile True: select.poll().poll(40)",
     "clock_nanosleep": "import time\nprint(0, flush=True); time.sleep(600)",
@@ -58,7 +61,9 @@ class Told:
 @contextmanager
 def waiting(program: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A process that sleeps, and the thread of which it said that it will wake it."""
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
         try:
             assert child.stdout is not None
             other, end = int(child.stdout.readline()), time.monotonic() + 10 * PATIENCE
@@ -141,7 +146,10 @@ def test_who_computes_where_an_interrupt_wakes_it_is_not_who_did(kernel: KernelS
 
 def test_a_thread_behind_many_others() -> None:
     """It is the last one of 300 that owes an answer."""
-    many = "import threading, time\nfor n in range(300): last = threading.Thread(target=time.sleep, args=(600,)); last.start()\nprint(last.native_id, flush=True)"  # fmt: skip
+    many = (
+        "import threading, time\nfor n in range(300): last = threading.Thread(target=time.sleep, args=(600,));"
+        " last.start()\nprint(last.native_id, flush=True)"
+    )
     with waiting(many) as (child, last):
         text = opened(child.pid, last)
     one = sleeper(child.pid, last, text)

@@ -1,4 +1,6 @@
-"""Functions of the user's own, as the settings declare them, in programs of four languages that say themselves what was decided."""
+"""Functions of the user's own, as the settings declare them, in programs of four languages that say themselves what was
+decided.
+"""
 
 from __future__ import annotations
 
@@ -125,14 +127,18 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[d
 def by_the_log(rows: np.ndarray, truth: list[list[str]]) -> None:
     """Each call, in order, as the program was told: result, cost, key."""
     seen = [(result, float(row["cost"]), bytes(row["key"])) for result, row in zip(names(rows), rows, strict=True)]
-    told = [(result, float(cost), hashed(" ".join(key).encode()) if "".join(key) else b"") for result, cost, *key in truth]  # fmt: skip
+    told = [
+        (result, float(cost), hashed(" ".join(key).encode()) if "".join(key) else b"") for result, cost, *key in truth
+    ]
     assert seen == told
 
 
 def test_each_decision_as_the_program_says(
     attach: Callable[..., Any], declared: Callable[[str], list[dict[str, object]]], tmp_path: Path
 ) -> None:
-    """Programs that were there before the agent: stripped, position-independent and not, in a shared library, by a jump, some that throw, fifty goroutines at once."""
+    """Programs that were there before the agent: stripped, position-independent and not, in a shared library, by a
+    jump, some that throw, fifty goroutines at once.
+    """
     files = {name: copy(kind, tmp_path / name, strip) for name, (kind, strip, _, _) in PROGRAMS.items()}
     library = copy("library", tmp_path / "libwindow.so.1")
     text = DECLARED.replace("HERE", str(tmp_path)).replace("TAKE", hex(address(built("c++"), TAKE)))
@@ -143,8 +149,15 @@ def test_each_decision_as_the_program_says(
     programs["other"] = OwnProgram(copy("c", tmp_path / "not-named"))
     w = Watch(attach, functions=kept)
     try:
-        w.until(lambda: sum(one.since_ns > 0 for one in w.limiters.binaries.values() if one.library.startswith("own:")) == len(kept))  # fmt: skip
-        assert {(one.state, one.reason) for one in w.limiters.binaries.values() if one.library.startswith("own:")} == {("attached", "")}  # fmt: skip
+        w.until(
+            lambda: (
+                sum(one.since_ns > 0 for one in w.limiters.binaries.values() if one.library.startswith("own:"))
+                == len(kept)
+            )
+        )
+        assert {(one.state, one.reason) for one in w.limiters.binaries.values() if one.library.startswith("own:")} == {
+            ("attached", "")
+        }
         truth = {name: program.go(PROGRAMS[name][3] if name in PROGRAMS else 83) for name, program in programs.items()}
 
         def rows(program: str, limiter_name: str, count: int) -> np.ndarray:
@@ -184,8 +197,12 @@ def test_each_decision_as_the_program_says(
         by_the_log(found, [words[:-1] for words in truth["inc"]])
         assert found["remaining"].tolist() == [float(words[-1]) for words in truth["inc"]]
         found = rows("inc-stripped", "inc.stripped", 211)
-        seen = Counter(zip(names(found), found["cost"].tolist(), found["key"].tolist(), found["remaining"].tolist(), strict=True))  # fmt: skip
-        assert seen == Counter((r, float(c), hashed(" ".join(k).encode()), float(left)) for r, c, *k, left in truth["inc-stripped"])  # fmt: skip
+        seen = Counter(
+            zip(names(found), found["cost"].tolist(), found["key"].tolist(), found["remaining"].tolist(), strict=True)
+        )
+        assert seen == Counter(
+            (r, float(c), hashed(" ".join(k).encode()), float(left)) for r, c, *k, left in truth["inc-stripped"]
+        )
         assert (found["goroutine"] != NULL_I64).all()
         assert len(w.rows(programs["other"].pid, 0)) == 0
     finally:
@@ -200,16 +217,22 @@ def test_one_that_is_wrong_does_not_keep_the_others(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """An unknown register, a function that is not there, an address within an instruction; the last declaration of the file is right."""
+    """An unknown register, a function that is not there, an address within an instruction; the last declaration of the
+    file is right.
+    """
     path = copy("c", tmp_path / "window")
     inside = address(path, "window_inc") + 1
     head = f"- name: NAME\n  program: {path}\n"
     text = (
-        head.replace("NAME", "register") + "  language: c\n  symbol: window_inc\n  arguments:\n    key: xmm0\n  results: {result: bool ax}\n"
-        + head.replace("NAME", "absent") + f"  symbol: window_ink{WINDOW}"
-        + head.replace("NAME", "inside") + f"  address: {inside:#x}{WINDOW}"
-        + head.replace("NAME", "right") + f"  symbol: window_inc{WINDOW}"
-    )  # fmt: skip
+        head.replace("NAME", "register")
+        + "  language: c\n  symbol: window_inc\n  arguments:\n    key: xmm0\n  results: {result: bool ax}\n"
+        + head.replace("NAME", "absent")
+        + f"  symbol: window_ink{WINDOW}"
+        + head.replace("NAME", "inside")
+        + f"  address: {inside:#x}{WINDOW}"
+        + head.replace("NAME", "right")
+        + f"  symbol: window_inc{WINDOW}"
+    )
     kept = declared(text)
     program = OwnProgram(path)
     w = Watch(attach, functions=kept)
@@ -232,7 +255,9 @@ def test_one_that_is_wrong_does_not_keep_the_others(
 def test_its_decisions_are_replayed(
     attach: Callable[..., Any], declared: Callable[[str], list[dict[str, object]]], tmp_path: Path
 ) -> None:
-    """The declared algorithm decides each as the program did, by the time that it was given; a step that did not happen is counted to the request."""
+    """The declared algorithm decides each as the program did, by the time that it was given; a step that did not happen
+    is counted to the request.
+    """
     path = copy("c", tmp_path / "window")
     text = f"- name: w\n  program: {path}\n  symbol: window_inc{WINDOW}"
     kept = declared(text.replace("key: si, cost: i32 edx", "cost: i32 edx, now: i64 cx ns"))

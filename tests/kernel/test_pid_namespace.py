@@ -1,4 +1,6 @@
-"""In a PID namespace, as in a container without the host's, processes have that namespace's numbers; those outside have none."""
+"""In a PID namespace, as in a container without the host's, processes have that namespace's numbers; those outside have
+none.
+"""
 
 from __future__ import annotations
 

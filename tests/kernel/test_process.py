@@ -104,7 +104,10 @@ def test_an_end_of_its_own_tells_its_status_and_who_asked(attach: Attach) -> Non
         sys.executable,
         "-S",
         "-c",
-        "import sys, threading, time; threading.Thread(target=time.sleep, args=(9,), daemon=True).start(); print(flush=True); time.sleep(1.2); sys.exit(7)",
+        (
+            "import sys, threading, time; threading.Thread(target=time.sleep, args=(9,), daemon=True).start();"
+            " print(flush=True); time.sleep(1.2); sys.exit(7)"
+        ),
     ]
     with (
         sleepers(1, asked) as (one,),

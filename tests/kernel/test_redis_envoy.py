@@ -65,8 +65,20 @@ def serving(directory: Path, redis_port: int, **environ: str) -> Iterator[Servic
     rules.mkdir(parents=True, exist_ok=True)
     (rules / "edge.yaml").write_text(RULES)
     port, debug, grpc = free_port(), free_port(), free_port()
-    env = {"REDIS_SOCKET_TYPE": "tcp", "REDIS_URL": f"127.0.0.1:{redis_port}", "RUNTIME_ROOT": str(directory), "RUNTIME_SUBDIRECTORY": "ratelimit", "RUNTIME_WATCH_ROOT": "false", "USE_STATSD": "false",
-           "HOST": "127.0.0.1", "PORT": str(port), "DEBUG_HOST": "127.0.0.1", "DEBUG_PORT": str(debug), "GRPC_HOST": "127.0.0.1", "GRPC_PORT": str(grpc)}  # fmt: skip
+    env = {
+        "REDIS_SOCKET_TYPE": "tcp",
+        "REDIS_URL": f"127.0.0.1:{redis_port}",
+        "RUNTIME_ROOT": str(directory),
+        "RUNTIME_SUBDIRECTORY": "ratelimit",
+        "RUNTIME_WATCH_ROOT": "false",
+        "USE_STATSD": "false",
+        "HOST": "127.0.0.1",
+        "PORT": str(port),
+        "DEBUG_HOST": "127.0.0.1",
+        "DEBUG_PORT": str(debug),
+        "GRPC_HOST": "127.0.0.1",
+        "GRPC_PORT": str(grpc),
+    }
     program = go_binary("plain", "envoy")
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen([program], env=os.environ | env | environ, stdout=log, stderr=log)
@@ -104,12 +116,17 @@ def _said(statuses: list[dict[str, Any]]) -> list[tuple[str, float]]:
     return [(("refused", "allowed")[one["code"] == "OK"], float(one.get("limitRemaining", 0))) for one in statuses]
 
 
-@pytest.mark.parametrize("environ", [
-    {},
-    {"REDIS_PIPELINE_WINDOW": "150us", "REDIS_PIPELINE_LIMIT": "8", "EXPIRATION_JITTER_MAX_SECONDS": "0"},
-    {"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT": "true"},
-])  # fmt: skip
-def test_each_decision_by_the_services_own_answers(watched: tuple[Rig, Redis], tmp_path: Path, environ: dict[str, str]) -> None:  # fmt: skip
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"REDIS_PIPELINE_WINDOW": "150us", "REDIS_PIPELINE_LIMIT": "8", "EXPIRATION_JITTER_MAX_SECONDS": "0"},
+        {"STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT": "true"},
+    ],
+)
+def test_each_decision_by_the_services_own_answers(
+    watched: tuple[Rig, Redis], tmp_path: Path, environ: dict[str, str]
+) -> None:
     rig, server = watched
     with serving(tmp_path, server.port, **environ) as service:
         users: list[dict[str, Any]] = []

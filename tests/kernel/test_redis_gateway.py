@@ -34,9 +34,22 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, int
     path = built_by_maven(tmp_path_factory.mktemp("gateway"), "javagateway", "Edge.java")
     server, port = Redis(tmp_path_factory.mktemp("redis")), free_port()
     rig = Rig("on", {server.port})
-    settings = {"server.address": "127.0.0.1", "server.port": port, "spring.data.redis.port": server.port, "spring.main.banner-mode": "off",
-                **{f"spring.cloud.gateway.server.webflux.routes[0].{name}": value for name, value in ROUTE.items()}}  # fmt: skip
-    argv = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", f"{path}:{path}/*", "edge.Edge", *(f"--{name}={value}" for name, value in settings.items())]  # fmt: skip
+    settings = {
+        "server.address": "127.0.0.1",
+        "server.port": port,
+        "spring.data.redis.port": server.port,
+        "spring.main.banner-mode": "off",
+        **{f"spring.cloud.gateway.server.webflux.routes[0].{name}": value for name, value in ROUTE.items()},
+    }
+    argv = [
+        "java",
+        "-Xmx256m",
+        "-XX:TieredStopAtLevel=1",
+        "-cp",
+        f"{path}:{path}/*",
+        "edge.Edge",
+        *(f"--{name}={value}" for name, value in settings.items()),
+    ]
     with (path / "log").open("wb") as log:
         process = subprocess.Popen(argv, stdout=log, stderr=log)
     try:

@@ -1,4 +1,6 @@
-"""Limiters in a real Redis that Java asks: jedis, lettuce, Bucket4j, Redisson, and the script of Spring Cloud Gateway's jar. Every decision by the program's own log."""
+"""Limiters in a real Redis that Java asks: jedis, lettuce, Bucket4j, Redisson, and the script of Spring Cloud Gateway's
+jar. Every decision by the program's own log.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,16 @@ def rig(tmp_path: Path) -> Iterator[tuple[Rig, Redis]]:
 
 def test_each_client_and_library(built: Path, rig: tuple[Rig, Redis]) -> None:
     wire, server = rig
-    argv = ["java", "-Xshare:auto", "-XX:TieredStopAtLevel=1", "-cp", f"{built}:{built}/*", "Asks", str(server.port), GCRA_LIKE]  # fmt: skip
+    argv = [
+        "java",
+        "-Xshare:auto",
+        "-XX:TieredStopAtLevel=1",
+        "-cp",
+        f"{built}:{built}/*",
+        "Asks",
+        str(server.port),
+        GCRA_LIKE,
+    ]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdin is not None and program.stdout is not None
         assert any(line == "ready\n" for line in program.stdout)

@@ -1,4 +1,6 @@
-"""Limiters in a real Redis that is asked by TLS: redis-py, limits, redis-cli; the client's end, the server's, and both. Every decision by the program's own log."""
+"""Limiters in a real Redis that is asked by TLS: redis-py, limits, redis-cli; the client's end, the server's, and both.
+Every decision by the program's own log.
+"""
 
 from __future__ import annotations
 
@@ -69,8 +71,19 @@ class TlsRedis(Redis):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.tls_port = probe.getsockname()[1]
-        super().__init__(directory, "--tls-port", str(self.tls_port), "--tls-cert-file", str(certs / "cert"), "--tls-key-file", str(certs / "key"),
-                         "--tls-ca-cert-file", str(certs / "cert"), "--tls-auth-clients", "no")  # fmt: skip
+        super().__init__(
+            directory,
+            "--tls-port",
+            str(self.tls_port),
+            "--tls-cert-file",
+            str(certs / "cert"),
+            "--tls-key-file",
+            str(certs / "key"),
+            "--tls-ca-cert-file",
+            str(certs / "cert"),
+            "--tls-auth-clients",
+            "no",
+        )
 
 
 class TlsRig:
@@ -231,8 +244,26 @@ def test_the_servers_end(tmp_path: Path, certs: Path) -> None:
         log = client.decide("rate:a", 17)
         rows = rig.take(17)
         assert told(rows) == counted(log) and set(rows["pid"].tolist()) == {client.child.pid}
-        subprocess.run(["redis-cli", "--tls", "--cacert", certs / "cert", "-p", str(server.tls_port), "EVAL", GCRA_LIKE, "1", "rate:cli", "7", "7", "60", "1"],
-                       check=True, stdout=subprocess.DEVNULL)  # fmt: skip
+        subprocess.run(
+            [
+                "redis-cli",
+                "--tls",
+                "--cacert",
+                certs / "cert",
+                "-p",
+                str(server.tls_port),
+                "EVAL",
+                GCRA_LIKE,
+                "1",
+                "rate:cli",
+                "7",
+                "7",
+                "60",
+                "1",
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         assert told(rig.take(1)) == counted([1])
 
 
@@ -293,7 +324,7 @@ def test_a_client_is_not_left_to_a_server_that_is_not_read(tmp_path: Path, certs
 
 
 def test_what_is_asked_by_asyncio_has_no_place(tmp_path: Path, certs: Path) -> None:
-    with serving(tmp_path, certs) as server, rigged(server.tls_port) as rig, running(ASYNC, server, certs) as client:  # fmt: skip
+    with serving(tmp_path, certs) as server, rigged(server.tls_port) as rig, running(ASYNC, server, certs) as client:
         rig.reads(client.child.pid)
         log = client.decide("rate:a", 13)
         rows = rig.take(13)
@@ -301,7 +332,7 @@ def test_what_is_asked_by_asyncio_has_no_place(tmp_path: Path, certs: Path) -> N
 
 
 def test_others_pay_nothing_and_nothing_comes_when_it_is_detached(tmp_path: Path, certs: Path) -> None:
-    with serving(tmp_path, certs) as server, rigged(server.tls_port) as rig, running(CLIENT, server, certs) as client:  # fmt: skip
+    with serving(tmp_path, certs) as server, rigged(server.tls_port) as rig, running(CLIENT, server, certs) as client:
         rig.reads(client.child.pid)
         rig.tls.close()
         client.decide("rate:a", 5)
@@ -309,7 +340,8 @@ def test_others_pay_nothing_and_nothing_comes_when_it_is_detached(tmp_path: Path
         assert len(rig.take(0)) == 0 and not rig.tls._connections.read()[0].size
 
 
-#: Talks TLS with itself, in its own memory: pipelines of a limiter's command, garbage, long texts, and SSL objects without end. argv: a Redis port.
+#: Talks TLS with itself, in its own memory: pipelines of a limiter's command, garbage, long texts, and SSL objects
+#: without end. argv: a Redis port.
 HOSTILE = r"""
 import os, socket, ssl, sys, time
 certs = sys.argv[2]

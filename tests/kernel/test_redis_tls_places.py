@@ -1,4 +1,6 @@
-"""What is kept of processes whose OpenSSL is read for Redis: gone with another program, with the file, with the setting; and no more of it with each attempt."""
+"""What is kept of processes whose OpenSSL is read for Redis: gone with another program, with the file, with the
+setting; and no more of it with each attempt.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ def kept(rig: TlsRig, pid: int) -> int:
 
 
 def test_another_program_in_the_same_process_is_another(tmp_path: Path, certs: Path) -> None:
-    with serving(tmp_path, certs) as server, rigged(server.tls_port) as rig, running(MORE, server, certs) as client:  # fmt: skip
+    with serving(tmp_path, certs) as server, rigged(server.tls_port) as rig, running(MORE, server, certs) as client:
         rig.reads(client.child.pid)
         log = client.decide("rate:a", 7)
         assert told(rig.take(7)) == counted(log) and kept(rig, client.child.pid) == 1
@@ -84,7 +86,7 @@ def test_a_server_by_its_name_at_once(tmp_path: Path) -> None:
 def test_a_library_that_cannot_be_probed_costs_nothing_again_and_again(tmp_path: Path, certs: Path) -> None:
     other = tmp_path / "libssl.so.3"
     shutil.copy(LIBSSL, other)
-    with serving(tmp_path, certs) as server, rigged(server.tls_port) as rig, running(MORE, server, certs) as client:  # fmt: skip
+    with serving(tmp_path, certs) as server, rigged(server.tls_port) as rig, running(MORE, server, certs) as client:
         rig.reads(client.child.pid)
         one = rig.tls._users[client.child.pid]
         client.decide("rate:a", 3)
@@ -112,7 +114,10 @@ def test_a_file_that_was_written_to_gets_no_probes(tmp_path: Path, certs: Path) 
     """Where nobody tells of it, as of a file that the agent may not read."""
     other = tmp_path / "libssl.so.3"
     shutil.copy(LIBSSL, other)
-    text = "import ctypes, socket, sys; kept = ctypes.CDLL(sys.argv[1]); print(flush=True); input(); s = socket.create_connection(('127.0.0.1', int(sys.argv[2]))); input()"
+    text = (
+        "import ctypes, socket, sys; kept = ctypes.CDLL(sys.argv[1]); print(flush=True); input(); s ="
+        " socket.create_connection(('127.0.0.1', int(sys.argv[2]))); input()"
+    )
     with serving(tmp_path, certs) as server, rigged(server.tls_port) as rig:
         argv = [sys.executable, "-c", text, str(other), str(server.tls_port)]
         with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
@@ -130,7 +135,7 @@ def test_a_file_that_was_written_to_gets_no_probes(tmp_path: Path, certs: Path) 
 
 
 def test_nothing_is_attached_while_limiters_are_off(tmp_path: Path, certs: Path) -> None:
-    with serving(tmp_path, certs) as server, rigged(server.tls_port) as rig, running(CLIENT, server, certs) as client:  # fmt: skip
+    with serving(tmp_path, certs) as server, rigged(server.tls_port) as rig, running(CLIENT, server, certs) as client:
         rig.reads(client.child.pid)
         use = appliers([rig.wire, rig.tls])["redis_limiters"]
         off = Config(redis_limiters="off")

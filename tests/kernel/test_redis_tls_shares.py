@@ -1,4 +1,6 @@
-"""What one user's programs can take of the room for connections to Redis that are read in TLS, and what is told of it."""
+"""What one user's programs can take of the room for connections to Redis that are read in TLS, and what is told of
+it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from tests.kernel.test_redis_wire import told
 
 pytest_plugins = ["tests.kernel.tls_fixtures"]
 
-#: As nobody: asks by as many SSL objects as each line of stdin says, each three times, and keeps them. argv: a Redis port.
+#: As nobody: asks by as many SSL objects as each line of stdin says, each three times, and keeps them. argv: a Redis
+#: port.
 MANY = r"""
 import os, socket, ssl, sys
 context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT); context.check_hostname = False
@@ -32,7 +35,8 @@ for line in sys.stdin:
     print("done", flush=True)
 """
 
-#: In a network namespace of its own, as nobody: a connection with the ends of somebody else's, over which a limiter is asked. argv: the server's port, the client's.
+#: In a network namespace of its own, as nobody: a connection with the ends of somebody else's, over which a limiter is
+#: asked. argv: the server's port, the client's.
 TWIN = r"""
 import os, socket, ssl, subprocess, sys
 subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
@@ -76,7 +80,9 @@ def held(rig: TlsRig, one: Many) -> int:
     return int((rig.tls._connections.read()[0]["pid"] == one.child.pid).sum())
 
 
-def test_a_connection_without_room_is_left_out_once_however_often_it_asks(tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_a_connection_without_room_is_left_out_once_however_often_it_asks(
+    tmp_path: Path, certs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("agent.probes.beside.redis_tls.CLIENTS_CONNECTIONS", 7)
     with serving(tmp_path, certs) as server, rigged(server.tls_port) as rig, many(rig, server.tls_port) as one:
         one.ask(11)
@@ -110,7 +116,11 @@ def test_a_twin_in_a_network_namespace_of_its_own_silences_nobody(tmp_path: Path
     ):
         rig.reads(server.process.pid)
         ends = [line.split()[1:4] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-        (own,) = (int(local[-4:], 16) for local, remote, state in ends if (remote[-4:], state) == (f"{server.tls_port:04X}", "01"))  # fmt: skip
+        (own,) = (
+            int(local[-4:], 16)
+            for local, remote, state in ends
+            if (remote[-4:], state) == (f"{server.tls_port:04X}", "01")
+        )
         argv = "unshare", "-n", "--", sys.executable, "-c", TWIN, str(server.tls_port)
         with many(rig, own, *argv) as twin:
             twin.ask(1)

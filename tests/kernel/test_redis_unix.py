@@ -102,7 +102,9 @@ def test_a_program_of_another_language_and_one_that_begins_later(rig: Rig, place
 
     def asks() -> None:
         for _ in range(11):
-            subprocess.run(["redis-cli", "-s", str(place), "EVAL", BUCKET, "1", "shop", "5"], check=True, stdout=subprocess.DEVNULL)  # fmt: skip
+            subprocess.run(
+                ["redis-cli", "-s", str(place), "EVAL", BUCKET, "1", "shop", "5"], check=True, stdout=subprocess.DEVNULL
+            )
 
     rows = rig.during(asks)
     assert sorted(count for count in told(rows).values()) == [5, 6] and set(rows["comm"].tolist()) == {b"redis-cli"}

@@ -1,4 +1,6 @@
-"""Limiters in a real Redis, seen on its connections: redis-py, limits, redis-cli, a module, pipelines, transactions, RESP3, other network namespaces."""
+"""Limiters in a real Redis, seen on its connections: redis-py, limits, redis-cli, a module, pipelines, transactions,
+RESP3, other network namespaces.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,10 @@ if left < 1 then return {0, 0} end
 redis.call('SET', KEYS[1], left - 1, 'EX', 100) -- limit
 return {1, left - 1}
 """
-GCRA_LIKE = "-- emission_interval\nlocal n = redis.call('INCR', KEYS[1]) redis.call('EXPIRE', KEYS[1], ARGV[3]) if n > tonumber(ARGV[1]) then return {0, 0, '0.5', '1'} end return {1, tonumber(ARGV[1]) - n, '-1', '1'}"  # fmt: skip
+GCRA_LIKE = (
+    "-- emission_interval\nlocal n = redis.call('INCR', KEYS[1]) redis.call('EXPIRE', KEYS[1], ARGV[3]) if n >"
+    " tonumber(ARGV[1]) then return {0, 0, '0.5', '1'} end return {1, tonumber(ARGV[1]) - n, '-1', '1'}"
+)
 
 
 #: Counters and sets of times whose limits are in the programs below.
@@ -146,7 +151,11 @@ def test_python_limits_by_its_own_account(rig: Rig, server: Redis) -> None:
 
     def hits() -> None:
         store = storage.RedisStorage(f"redis://127.0.0.1:{server.port}")
-        for strategy in (strategies.FixedWindowRateLimiter, strategies.MovingWindowRateLimiter, strategies.SlidingWindowCounterRateLimiter):  # fmt: skip
+        for strategy in (
+            strategies.FixedWindowRateLimiter,
+            strategies.MovingWindowRateLimiter,
+            strategies.SlidingWindowCounterRateLimiter,
+        ):
             limiter = strategy(store)
             for _ in range(13):
                 allowed = limiter.hit(parse("5/hour"), strategy.__name__, "anna")
@@ -298,7 +307,8 @@ def test_windows_of_plain_commands_and_functions(rig: Rig, server: Redis) -> Non
 
     def asks() -> None:
         client.function_load(
-            "#!lua name=lib\nredis.register_function('throttle', function(keys, args) return redis.call('INCR', keys[1]) > 2 and 0 or 1 end)",
+            "#!lua name=lib\nredis.register_function('throttle', function(keys, args) return redis.call('INCR',"
+            " keys[1]) > 2 and 0 or 1 end)",
             replace=True,
         )
         for _ in range(5):
@@ -430,12 +440,33 @@ def test_nothing_comes_when_detached(server: Redis) -> None:
 
 def test_connections_with_tls_are_told_of(tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=localhost", "-keyout", str(key), "-out", str(certificate)]  # fmt: skip
+    make = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-subj",
+        "/CN=localhost",
+        "-keyout",
+        str(key),
+        "-out",
+        str(certificate),
+    ]
     subprocess.run(make, check=True, stderr=subprocess.DEVNULL)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    options = {"port": port, "cert-file": certificate, "key-file": key, "auth-clients": "no", "ca-cert-file": certificate}  # fmt: skip
+    options = {
+        "port": port,
+        "cert-file": certificate,
+        "key-file": key,
+        "auth-clients": "no",
+        "ca-cert-file": certificate,
+    }
     server = Redis(tmp_path, *(word for name, value in options.items() for word in (f"--tls-{name}", str(value))))
     rig = Rig("on", {port})
     try:

@@ -55,7 +55,13 @@ def group() -> Iterator[Cgroups]:
 
 
 def start(groups: Cgroups, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", *arguments], preexec_fn=lambda: groups.enter("it"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-c", *arguments],
+        preexec_fn=lambda: groups.enter("it"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def watched(child: subprocess.Popen[str]) -> Resources:

@@ -314,7 +314,8 @@ def test_an_accept_queue_belongs_to_the_process_that_listens(attach: Callable[..
             assert owner(after[1])[0] == os.getpid(), "the one before has closed it"
 
 
-#: Connects, or accepts, as often as told; sends until no more is taken, and reads a little first where told. Waits for its end of stdin.
+#: Connects, or accepts, as often as told; sends until no more is taken, and reads a little first where told. Waits for
+#: its end of stdin.
 END = """
 import socket, sys
 role, port, n, first = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
@@ -336,7 +337,9 @@ print("full", flush=True); sys.stdin.readline()
 
 @contextmanager
 def backed_up(n: int, first: bool) -> Iterator[tuple[int, int, int]]:
-    """(port, the server's pid, the client's) of n connections whose server does not read on, in processes of their own."""
+    """(port, the server's pid, the client's) of n connections whose server does not read on, in processes of their
+    own.
+    """
 
     def start(*arguments: object) -> subprocess.Popen[str]:
         return subprocess.Popen(

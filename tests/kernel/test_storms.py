@@ -1,4 +1,6 @@
-"""What the user nobody makes happen without end is held to a share, to the last record; what happens to others is told meanwhile."""
+"""What the user nobody makes happen without end is held to a share, to the last record; what happens to others is told
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,8 @@ print(flush=True)
 while True:
     asks.send(b"?"); asks.recv(4096)
 """
-#: Asks a server of somebody else, and puts another error into its own memory for each answer, which the kernel is told not to.
+#: Asks a server of somebody else, and puts another error into its own memory for each answer, which the kernel is told
+#: not to.
 FORGES = r"""
 import ctypes
 libc, times = ctypes.CDLL(None), int(sys.argv[1])

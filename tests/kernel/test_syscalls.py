@@ -108,7 +108,8 @@ for _ in range(10007):
 sys.stdin.readline()
 """
 
-#: More processes and calls than a processor has places for sums, which give way to each other at every turn; some block or yield.
+#: More processes and calls than a processor has places for sums, which give way to each other at every turn; some block
+#: or yield.
 CROWD = """
 import os, time
 children = []
@@ -143,7 +144,8 @@ os.waitpid(first, 0); os.waitpid(second, 0)
 print(first, second)
 """
 
-#: Waits for a lock, then stays on its processor, away from the kernel, until told to go on: argv[1] is the lock and the shared byte.
+#: Waits for a lock, then stays on its processor, away from the kernel, until told to go on: argv[1] is the lock and the
+#: shared byte.
 SPINS = """
 import fcntl, mmap, sys, time
 f = open(sys.argv[1], 'r+b'); turn = mmap.mmap(f.fileno(), 1)
@@ -168,8 +170,9 @@ class Family:
         assert self.family.state == "attached", self.family.reason
 
     def slow(self, pid: int, n: int, *calls: bytes, waited_ns: int = 0) -> np.ndarray:
-        """calls: only these; a program's start has slow ones too on a slow machine. waited_ns: at least that long asleep; on an emulated machine others
-        take long too."""
+        """calls: only these; a program's start has slow ones too on a slow machine. waited_ns: at least that long
+        asleep; on an emulated machine others take long too.
+        """
 
         def mine(rows: np.ndarray) -> np.ndarray:
             enough = (rows["blocked_ns"] >= waited_ns) | (not waited_ns)
@@ -230,7 +233,9 @@ def test_each_blocked_flock_is_one_row(attach: Callable[..., object]) -> None:
 
 
 def test_a_call_whose_switch_in_no_program_sees_is_a_row(attach: Callable[..., object], tmp_path: Path) -> None:
-    """As where the kernel runs no program while the task before is the current one; here sched_switch's is away for a moment."""
+    """As where the kernel runs no program while the task before is the current one; here sched_switch's is away for a
+    moment.
+    """
     ours, *others = sorted(os.sched_getaffinity(0))
     if not others:
         pytest.skip("one processor: the program cannot come back while the thread is on it")
@@ -365,7 +370,10 @@ def test_waiting_is_not_slow(attach: Callable[..., object]) -> None:
 def test_a_poll_of_one_socket_names_its_peer(attach: Callable[..., object]) -> None:
     """As a read with a time-out does, in most clients."""
     family = Family(attach)
-    code = "import socket, sys\ns = socket.create_connection(('127.0.0.1', int(sys.argv[1])), 5)\nfor _ in range(5): s.recv(1)"
+    code = (
+        "import socket, sys\ns = socket.create_connection(('127.0.0.1', int(sys.argv[1])), 5)\nfor _ in range(5):"
+        " s.recv(1)"
+    )
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         child = subprocess.Popen([sys.executable, "-c", code, str(port)])

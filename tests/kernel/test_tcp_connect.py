@@ -229,7 +229,9 @@ def test_closed_sockets_give_their_room_back(attach: Attach) -> None:
 
 @pytest.mark.parametrize(("program", "left"), [("on_tcp_state", 0), ("on_tcp_state_softirq", 7), ("on_tcp_receive", 7)])
 def test_without_its_program_nothing_is_seen(attach: Attach, program: str, left: int) -> None:
-    """On loopback a connect ends in its own process, when it takes the lock's backlog; in a softirq where the machine is slow."""
+    """On loopback a connect ends in its own process, when it takes the lock's backlog; in a softirq where the machine
+    is slow.
+    """
     tcp = attach("tcp")
     os.close(tcp.loaded.families["tcp"].links.pop(program))
     with echo_server() as (_, port):

@@ -89,7 +89,9 @@ def test_rtt_while_one_long_send_blocks(attach: Attach) -> None:
 
 @pytest.mark.parametrize("ipv6", [False, True])
 def test_rtt_of_a_long_connection(attach: Attach, ipv6: bool) -> None:
-    """20 ms each way is a smoothed RTT of 40 ms, and what the forwarder adds: less than either program waited for the other."""
+    """20 ms each way is a smoothed RTT of 40 ms, and what the forwarder adds: less than either program waited for the
+    other.
+    """
     tcp = attach("tcp")
     with Cable(delay_s=0.02) as wire:
         began_ns = time.monotonic_ns()
@@ -215,7 +217,9 @@ def test_synack_retransmits(attach: Attach) -> None:
 
 
 def test_what_the_kernel_failed_to_send_is_not_counted(attach: Attach) -> None:
-    """A firewall refuses what the host itself sends: RetransSegs counts the attempts, TCPRetransFail those that failed."""
+    """A firewall refuses what the host itself sends: RetransSegs counts the attempts, TCPRetransFail those that
+    failed.
+    """
     from pyroute2.nftables.main import NFTables
 
     tcp = attach("tcp")
@@ -254,7 +258,9 @@ def test_without_its_program_nothing_is_seen(attach: Attach, program: str, kind:
 
 
 def test_what_was_sent_again_though_it_had_not_been_lost(attach: Attach) -> None:
-    """Nothing is dropped, but round trips take half a second from one moment on, which is longer than the sender waits: the peer says that it had it already."""
+    """Nothing is dropped, but round trips take half a second from one moment on, which is longer than the sender waits:
+    the peer says that it had it already.
+    """
     tcp = attach("tcp")
     with Cable(delay_s=0.0) as wire:
         client, server = connection(wire)

@@ -20,7 +20,8 @@ from tests.lab.tcp import Pick
 
 Attach = Callable[..., Attached]
 
-#: Reads a line "MS BYTES", and after MS ms answers with so many bytes: the first of them at once with a header of its own.
+#: Reads a line "MS BYTES", and after MS ms answers with so many bytes: the first of them at once with a header of its
+#: own.
 _SERVER = """
 import socket, sys, threading, time
 def serve(connection):
@@ -38,7 +39,8 @@ print(listener.getsockname()[1], flush=True)
 while True:
     threading.Thread(target=serve, args=(listener.accept()[0],)).start()
 """
-#: At most so much too long, or too short, is a time: from one tick to another, and of several requests in one gate from its end.
+#: At most so much too long, or too short, is a time: from one tick to another, and of several requests in one gate from
+#: its end.
 _OFF_NS = 2 * tick_ns() + RTT_GATE_NS
 
 
@@ -223,7 +225,8 @@ def test_nothing_of_detached(attach: Attach, detached: bool) -> None:
     assert bool(len(rows)) is not detached
 
 
-#: Speaks HTTP/2 as gRPC does, by frames of its own: a request's head and data, an answer's after so many seconds, and meanwhile PING and WINDOW_UPDATE each way.
+#: Speaks HTTP/2 as gRPC does, by frames of its own: a request's head and data, an answer's after so many seconds, and
+#: meanwhile PING and WINDOW_UPDATE each way.
 _FRAMES = """
 import socket, sys, time
 def frame(kind, flags, stream, body): return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
@@ -251,7 +254,9 @@ else:
 
 
 def test_control_frames_of_http2_are_no_answer_and_no_request(attach: Attach) -> None:
-    """Each answer takes as long as it takes, though something is written at once and read meanwhile; and what is read last wants no answer."""
+    """Each answer takes as long as it takes, though something is written at once and read meanwhile; and what is read
+    last wants no answer.
+    """
     attached = attach("tcp")
     with subprocess.Popen([sys.executable, "-c", _FRAMES, "serve", "0.4"], stdout=subprocess.PIPE) as serving:
         assert serving.stdout is not None

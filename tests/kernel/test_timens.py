@@ -1,4 +1,6 @@
-"""Programs in a real time namespace, whose MONOTONIC and BOOTTIME are far from the host's: every time is told on the host's clocks."""
+"""Programs in a real time namespace, whose MONOTONIC and BOOTTIME are far from the host's: every time is told on the
+host's clocks.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +27,26 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 class Inside:
-    """A Python program in a time namespace of its own. It says its pid, then does as ``script`` says and waits for the end of its input."""
+    """A Python program in a time namespace of its own. It says its pid, then does as ``script`` says and waits for the
+    end of its input.
+    """
 
     def __init__(self, script: str = "", *args: str) -> None:
         prologue = "import json, os, socket, sys, time\nprint(os.getpid(), flush=True)\n"
-        command = ["unshare", "--time", "--monotonic", "5003", "--boottime", "100003", "--fork", "--kill-child", sys.executable, "-c",
-                   prologue + script + "\nsys.stdin.read()", *args]  # fmt: skip
+        command = [
+            "unshare",
+            "--time",
+            "--monotonic",
+            "5003",
+            "--boottime",
+            "100003",
+            "--fork",
+            "--kill-child",
+            sys.executable,
+            "-c",
+            prologue + script + "\nsys.stdin.read()",
+            *args,
+        ]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY
         )
@@ -74,7 +90,8 @@ def test_offsets_of_a_process_and_of_ourselves(inside: Callable[..., Inside]) ->
 
 def test_an_agent_in_a_time_namespace_says_so_and_how_to_leave_it(inside: Callable[..., Inside]) -> None:
     one = inside(
-        "from agent.clock import timens\ntry:\n    timens.require_host()\nexcept Exception as e:\n    print(' '.join(str(e).split()), flush=True)"
+        "from agent.clock import timens\ntry:\n    timens.require_host()\nexcept Exception as e:\n    print('"
+        " '.join(str(e).split()), flush=True)"
     )
     said = one.line()
     assert "time namespace" in said
@@ -122,7 +139,8 @@ def test_what_the_kernel_programs_see_of_it_has_the_host_s_times(
     rig = attach("tcp")
     before = boot_ns()
     one = inside(
-        "with socket.create_server(('127.0.0.1', 0)) as s:\n    socket.create_connection(s.getsockname()).close()\nprint('done', flush=True)"
+        "with socket.create_server(('127.0.0.1', 0)) as s:\n   "
+        " socket.create_connection(s.getsockname()).close()\nprint('done', flush=True)"
     )
     assert one.line() == "done"
     after = boot_ns()
@@ -170,7 +188,22 @@ def test_convert_takes_and_shows_a_process_s_own_times(inside: Callable[..., Ins
         assert abs(row["process_monotonic_ns"] - mono) < after - before + 1000
         assert row["t_ns"] == row["process_boottime_ns"] - AHEAD.boottime_ns
     assert convert(f"mono+{(mono - AHEAD.monotonic_ns) / S:.6f}")["t_ns"] < boot_ns()
-    refused = subprocess.run([sys.executable, "-m", "agent", "clock", "convert", "boot+1", "--pid", str(2**22 + 1), "--store", str(tmp_path / "store")],
-                             capture_output=True, text=True, cwd=REPOSITORY)  # fmt: skip
+    refused = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "agent",
+            "clock",
+            "convert",
+            "boot+1",
+            "--pid",
+            str(2**22 + 1),
+            "--store",
+            str(tmp_path / "store"),
+        ],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+    )
     assert refused.returncode == 2
     assert "No such file" in refused.stderr

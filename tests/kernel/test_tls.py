@@ -14,7 +14,9 @@ pytest_plugins = ["tests.kernel.tls_fixtures"]
 
 
 def test_blocking_handshakes_at_both_ends(rig: Rig, certs: Path) -> None:
-    rows = rig.python(PROLOGUE + """
+    rows = rig.python(
+        PROLOGUE
+        + """
 for i in range(101):
     a, b = pair()
     if i % 2: cc.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -24,7 +26,9 @@ for i in range(101):
     def server():
         s = sc.wrap_socket(b, server_side=True); assert s.recv(10) == b"x"; s.send(b"y"); s.recv(10); s.close()
     both(client, server)
-""", str(certs))  # fmt: skip
+""",
+        str(certs),
+    )
     assert len(rows) == 202
     assert sorted(names(rows, "role")) == ["client"] * 101 + ["server"] * 101
     assert set(names(rows, "result")) == {"ok"}
@@ -36,14 +40,34 @@ for i in range(101):
 
 
 def test_openssl_programs(rig: Rig, certs: Path) -> None:
-    server = subprocess.Popen(["openssl", "s_server", "-accept", "127.0.0.1:0", "-cert", certs / "cert", "-key", certs / "key", "-naccept", "23"],
-                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.PIPE, text=True)  # fmt: skip
+    server = subprocess.Popen(
+        [
+            "openssl",
+            "s_server",
+            "-accept",
+            "127.0.0.1:0",
+            "-cert",
+            certs / "cert",
+            "-key",
+            certs / "key",
+            "-naccept",
+            "23",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
+        text=True,
+    )
     assert server.stdout is not None and server.stdin is not None
     port = next(line for line in server.stdout if line.startswith("ACCEPT")).strip().rpartition(":")[2]
     clients = []
     for _ in range(23):
-        done = subprocess.Popen(["openssl", "s_client", "-connect", f"127.0.0.1:{port}"],
-                                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+        done = subprocess.Popen(
+            ["openssl", "s_client", "-connect", f"127.0.0.1:{port}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         clients.append(done.pid)
         done.wait(10)
     server.stdin.close()
@@ -75,12 +99,17 @@ def pump(a, b, ab, ba, pause):
 
 
 def test_memory_bio_handshakes_take_several_calls(rig: Rig, certs: Path) -> None:
-    rows = rig.python(PROLOGUE + PUMP + """
+    rows = rig.python(
+        PROLOGUE
+        + PUMP
+        + """
 for i in range(53):
     ax, ay, bx, by = (ssl.MemoryBIO() for _ in range(4))
     t = time.monotonic_ns()
     pump(cc.wrap_bio(ax, ay, server_hostname="localhost"), sc.wrap_bio(bx, by, server_side=True), 0, 0, 0.002)
-""", str(certs))  # fmt: skip
+""",
+        str(certs),
+    )
     assert len(rows) == 106
     assert names(rows, "role").count("client") == 53
     assert set(names(rows, "result")) == {"ok"}
@@ -91,7 +120,11 @@ for i in range(53):
 
 
 def test_non_blocking_sockets(rig: Rig, certs: Path) -> None:
-    pid, out = rig.run(sys.executable, "-c", PROLOGUE + """
+    pid, out = rig.run(
+        sys.executable,
+        "-c",
+        PROLOGUE
+        + """
 import select
 out = []
 def shake(s, pause):
@@ -107,7 +140,9 @@ for i in range(17):
     s = sc.wrap_socket(b, server_side=True, do_handshake_on_connect=False)
     both(lambda: shake(c, 0.003), lambda: shake(s, 0.003)); c.close(); s.close()
 print("\\n".join(out))
-""", certs)  # fmt: skip
+""",
+        certs,
+    )
     rows = rig.of(pid)
     assert names(rows, "result") == ["ok"] * 34
     assert sorted(f"{role} {calls}" for role, calls in zip(names(rows, "role"), rows["calls"], strict=True)) == sorted(
@@ -119,7 +154,9 @@ print("\\n".join(out))
 
 
 def test_implicit_handshakes(rig: Rig, certs: Path) -> None:
-    rows = rig.python(PROLOGUE + """
+    rows = rig.python(
+        PROLOGUE
+        + """
 for i in range(19):
     a, b = pair()
     c = cc.wrap_socket(a, server_hostname="localhost", do_handshake_on_connect=False)
@@ -127,14 +164,18 @@ for i in range(19):
     out = both(lambda: (c.write(b"hello"), c.read(9)), lambda: (s.read(9), s.write(b"there")))
     assert out[0] and len(out) == 2, out
     c.close(); s.close()
-""", str(certs))  # fmt: skip
+""",
+        str(certs),
+    )
     assert len(rows) == 38
     assert names(rows, "role").count("server") == 19
     assert set(names(rows, "result")) == {"ok"}
 
 
 def test_failed_handshakes(rig: Rig, certs: Path) -> None:
-    rows = rig.python(PROLOGUE + """
+    rows = rig.python(
+        PROLOGUE
+        + """
 strict = ssl.create_default_context()
 strict.maximum_version = ssl.TLSVersion.TLSv1_2
 new = ssl.create_default_context(cafile=certs + "/cert"); new.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -145,7 +186,9 @@ for i in range(11):
     a, b = pair(); both(lambda: new.wrap_socket(a, server_hostname="localhost"), lambda: old.wrap_socket(b, server_side=True))
 for i in range(13):
     a, b = pair(); both(lambda: cc.wrap_socket(a, server_hostname="localhost"), lambda: b.close())
-""", str(certs))  # fmt: skip
+""",
+        str(certs),
+    )
     assert len(rows) == 2 * 7 + 2 * 11 + 13
     assert set(names(rows, "result")) == {"failed"}
     errors = rows["error"].tolist()
@@ -156,7 +199,9 @@ for i in range(13):
 
 
 def test_abandoned_handshakes(rig: Rig, certs: Path) -> None:
-    rows = rig.python(PROLOGUE + """
+    rows = rig.python(
+        PROLOGUE
+        + """
 for i in range(29):
     ax, ay = ssl.MemoryBIO(), ssl.MemoryBIO()
     o = cc.wrap_bio(ax, ay, server_hostname="localhost")
@@ -173,7 +218,9 @@ a, b = pair()
 def stuck(): cc.wrap_socket(a, server_hostname="localhost")
 threading.Thread(target=stuck, daemon=True).start(); time.sleep(0.1)
 import os; sys.stdout.flush(); os._exit(0)
-""", str(certs))  # fmt: skip
+""",
+        str(certs),
+    )
     assert len(rows) == 29 + 5 + 1
     assert set(names(rows, "result")) == {"abandoned"}
     assert sorted(rows["calls"].tolist()) == [0] + [1] * 5 + [2] * 29
@@ -186,6 +233,10 @@ import os; sys.stdout.flush(); os._exit(0)
 def test_detached_probe_sees_nothing(rig: Rig, certs: Path) -> None:
     rig.targets.close()
     rig.sources.remove(rig.targets)
-    rows = rig.python(PROLOGUE + "a, b = pair(); both(lambda: cc.wrap_socket(a, server_hostname='localhost'), lambda: sc.wrap_socket(b, server_side=True))",
-                      str(certs))  # fmt: skip
+    rows = rig.python(
+        PROLOGUE
+        + "a, b = pair(); both(lambda: cc.wrap_socket(a, server_hostname='localhost'), lambda: sc.wrap_socket(b,"
+        " server_side=True))",
+        str(certs),
+    )
     assert len(rows) == 0

@@ -90,7 +90,8 @@ def test_an_event_loop(rig: Rig, certs: Path, loop: str) -> None:
     assert known >= 0.95 * of
 
 
-#: By hand: one thread, both ends of 100 connections. argv[2]: what is done between a read and the call that gets what was read.
+#: By hand: one thread, both ends of 100 connections. argv[2]: what is done between a read and the call that gets what
+#: was read.
 BY_HAND = (
     NOTED
     + """
@@ -147,7 +148,9 @@ print(json.dumps(told))
 
 @pytest.mark.parametrize("way", ["at once", "small", "starttls", "batch", "late"])
 def test_by_hand(rig: Rig, certs: Path, way: str) -> None:
-    """What is read is handed over at once (in whole or in pieces, after a greeting in the clear); after all that is ready was read; or one read late."""
+    """What is read is handed over at once (in whole or in pieces, after a greeting in the clear); after all that is
+    ready was read; or one read late.
+    """
     pid, out = rig.run(sys.executable, "-c", BY_HAND, certs, way)
     known, of = judge(rig, pid, json.loads(out))
     print(way, known, of)

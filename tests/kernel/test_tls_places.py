@@ -1,4 +1,6 @@
-"""Where handshakes happen, and what they leave alone: sockets, threads, mount namespaces, other programs, established data."""
+"""Where handshakes happen, and what they leave alone: sockets, threads, mount namespaces, other programs, established
+data.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,18 @@ LIBRARIES = sorted(Path("/usr/lib").glob("*-linux-gnu/libssl.so.3")) + sorted(
 
 @pytest.mark.parametrize("rig", [("tcp",)], indirect=True)
 def test_the_socket_is_known(rig: Rig, certs: Path) -> None:
-    pid, out = rig.run("/usr/bin/python3", "-c", PROLOGUE + """
+    pid, out = rig.run(
+        "/usr/bin/python3",
+        "-c",
+        PROLOGUE
+        + """
 for i in range(31):
     a, b = pair()
     print(a.getsockname()[1], a.getpeername()[1])
     both(lambda: cc.wrap_socket(a, server_hostname="localhost"), lambda: sc.wrap_socket(b, server_side=True))
-""", str(certs))  # fmt: skip
+""",
+        str(certs),
+    )
     rows = rig.of(pid)
     pairs = {tuple(map(int, line.split())) for line in out.splitlines()}
     client, server = (rows[np.array(names(rows, "role")) == role] for role in ("client", "server"))
@@ -43,7 +51,11 @@ for i in range(31):
 @pytest.mark.parametrize("rig", [("tcp",)], indirect=True)
 def test_the_socket_of_a_peer_that_says_nothing(rig: Rig, certs: Path) -> None:
     """It closes at once: the thread sent, and never received."""
-    pid, out = rig.run("/usr/bin/python3", "-c", PROLOGUE + """
+    pid, out = rig.run(
+        "/usr/bin/python3",
+        "-c",
+        PROLOGUE
+        + """
 listener = socket.create_server(("127.0.0.1", 0))
 for i in range(13):
     a = socket.create_connection(listener.getsockname())
@@ -51,7 +63,9 @@ for i in range(13):
     listener.accept()[0].close()
     try: cc.wrap_socket(a, server_hostname="localhost")
     except OSError: pass
-""", str(certs))  # fmt: skip
+""",
+        str(certs),
+    )
     rows = rig.of(pid)
     assert names(rows, "result") == ["failed"] * 13
     assert sorted(rows["sport"].tolist()) == sorted(map(int, out.split()))
@@ -59,14 +73,18 @@ for i in range(13):
 
 
 def test_many_threads(rig: Rig, certs: Path) -> None:
-    rows = rig.python(PROLOGUE + """
+    rows = rig.python(
+        PROLOGUE
+        + """
 def many():
     for i in range(13):
         a, b = pair(); both(lambda: cc.wrap_socket(a, server_hostname="localhost"), lambda: sc.wrap_socket(b, server_side=True))
 threads = [threading.Thread(target=many) for _ in range(7)]
 for t in threads: t.start()
 for t in threads: t.join()
-""", str(certs))  # fmt: skip
+""",
+        str(certs),
+    )
     assert len(rows) == 2 * 7 * 13
     assert set(names(rows, "result")) == {"ok"}
     assert int(rig.source.control["tls_depth"][0]) == 0
@@ -110,11 +128,22 @@ def test_a_library_that_was_replaced_before_we_came(certs: Path, tmp_path: Path)
     """Upgrades unlink the file that running servers still use."""
     for library in (LIBRARIES[0], LIBRARIES[0].with_name(LIBRARIES[0].name.replace("ssl", "crypto"))):
         shutil.copy(library, tmp_path / library.name)
-    child = subprocess.Popen(["/usr/bin/python3", "-c", PROLOGUE + """
+    child = subprocess.Popen(
+        [
+            "/usr/bin/python3",
+            "-c",
+            PROLOGUE
+            + """
 sys.stdin.readline()
 for i in range(11):
     a, b = pair(); both(lambda: cc.wrap_socket(a, server_hostname="localhost"), lambda: sc.wrap_socket(b, server_side=True))
-""", str(certs)], stdin=subprocess.PIPE, text=True, env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)})  # fmt: skip
+""",
+            str(certs),
+        ],
+        stdin=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "LD_LIBRARY_PATH": str(tmp_path)},
+    )
     while "libssl" not in Path(f"/proc/{child.pid}/maps").read_text():
         time.sleep(0.02)
     for library in tmp_path.iterdir():
@@ -154,7 +183,10 @@ for i in range(19):
 
 @pytest.mark.skipif(not shutil.which("node"), reason="no node, a program with OpenSSL linked in")
 def test_a_program_with_openssl_linked_in(rig: Rig, certs: Path) -> None:
-    pid, _ = rig.run("node", "-e", """
+    pid, _ = rig.run(
+        "node",
+        "-e",
+        """
 const tls = require('tls'), fs = require('fs'), d = process.argv[1];
 const cert = fs.readFileSync(d + '/cert'), key = fs.readFileSync(d + '/key');
 setTimeout(() => {
@@ -168,7 +200,9 @@ setTimeout(() => {
     one();
   });
 }, 600);
-""", str(certs))  # fmt: skip
+""",
+        str(certs),
+    )
     rows = rig.of(pid)
     assert names(rows, "role").count("client") == 17
     assert len(rows) == 34
@@ -185,7 +219,12 @@ def test_established_data_is_not_probed(rig: Rig, certs: Path) -> None:
     stats = syscall.bpf(32, syscall.attributes(struct.pack("<I", 0)))  # BPF_ENABLE_STATS while the descriptor is open
     assert stats >= 0
     go, here = os.pipe()
-    child = subprocess.Popen(["/usr/bin/python3", "-c", PROLOGUE + f"""
+    child = subprocess.Popen(
+        [
+            "/usr/bin/python3",
+            "-c",
+            PROLOGUE
+            + f"""
 import os
 a, b = pair(); ends = []
 both(lambda: ends.append(cc.wrap_socket(a, server_hostname="localhost")), lambda: ends.append(sc.wrap_socket(b, server_side=True)))
@@ -194,7 +233,13 @@ s.send(b"x"); c.recv(9)
 print("up", flush=True); os.read({go}, 1)
 for i in range(10000): c.send(b"hello"); assert s.recv(9) == b"hello"
 print("done", flush=True); os.read({go}, 1)
-""", str(certs)], stdout=subprocess.PIPE, text=True, pass_fds=[go])  # fmt: skip
+""",
+            str(certs),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        pass_fds=[go],
+    )
     try:
         assert child.stdout is not None
         assert child.stdout.readline() == "up\n"
@@ -242,7 +287,9 @@ int main(void)
 
 
 def test_a_library_that_is_not_quite_openssl(rig: Rig, tmp_path: Path) -> None:
-    """Explicit handshakes by the exported functions, each once though one calls the other; and the state says what is missing."""
+    """Explicit handshakes by the exported functions, each once though one calls the other; and the state says what is
+    missing.
+    """
     (tmp_path / "foreign.c").write_text(FOREIGN)
     subprocess.run(["gcc", "-O1", "-rdynamic", "-o", tmp_path / "foreign", tmp_path / "foreign.c"], check=True)
     pid, _ = rig.run(tmp_path / "foreign")

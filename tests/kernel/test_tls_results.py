@@ -1,4 +1,6 @@
-"""What a handshake's end was: with early data, not before the peer's half; and what became of the peer's certificate."""
+"""What a handshake's end was: with early data, not before the peer's half; and what became of the peer's
+certificate.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,13 @@ pytest_plugins = ["tests.kernel.tls_fixtures"]
 @contextmanager
 def server(certs: Path, *more: str) -> Iterator[tuple[int, str]]:
     """(pid, port) of openssl's own."""
-    process = subprocess.Popen(["openssl", "s_server", "-accept", "127.0.0.1:0", "-cert", certs / "cert", "-key", certs / "key", *more],
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)  # fmt: skip
+    process = subprocess.Popen(
+        ["openssl", "s_server", "-accept", "127.0.0.1:0", "-cert", certs / "cert", "-key", certs / "key", *more],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     assert process.stdout is not None
     try:
         yield process.pid, next(line for line in process.stdout if line.startswith("ACCEPT")).strip().rpartition(":")[2]
@@ -34,14 +41,18 @@ def server(certs: Path, *more: str) -> Iterator[tuple[int, str]]:
 def test_a_server_that_takes_early_data_waits_for_the_clients_half(rig: Rig, certs: Path, tmp_path: Path) -> None:
     """The handshake function says 1 before early data: a client may refuse the certificate after that."""
     with server(certs, "-early_data") as (pid, port):
-        rig.python(PROLOGUE + f"""
+        rig.python(
+            PROLOGUE
+            + f"""
 def connect(context):
     s = context.wrap_socket(socket.create_connection(("127.0.0.1", {port})), server_hostname="localhost"); s.send(b"x"); s.close()
 for i in range(5):
     try: connect(ssl.create_default_context())
     except ssl.SSLError: pass
 for i in range(7): connect(cc)
-""", str(certs))  # fmt: skip
+""",
+            str(certs),
+        )
         rows = rig.of(pid)
         assert names(rows, "result") == ["failed"] * 5 + ["ok"] * 7
         assert rows["error"].tolist() == [b"handshake failed"] * 5 + [b""] * 7
@@ -80,11 +91,17 @@ def test_haproxy_that_allows_early_data(rig: Rig, certs: Path, tmp_path: Path) -
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config.write_text(HAPROXY.format(fd=listener.fileno(), pem=pem))
         port = listener.getsockname()[1]
-        process = subprocess.Popen([shutil.which("haproxy") or "/usr/sbin/haproxy", "-db", "-f", config], pass_fds=[listener.fileno()],
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+        process = subprocess.Popen(
+            [shutil.which("haproxy") or "/usr/sbin/haproxy", "-db", "-f", config],
+            pass_fds=[listener.fileno()],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
     try:
         rig.know(process.pid)
-        rig.python(PROLOGUE + f"""
+        rig.python(
+            PROLOGUE
+            + f"""
 for i in range(12):
     s = socket.create_connection(("127.0.0.1", {port}))
     try:
@@ -92,13 +109,16 @@ for i in range(12):
         t.send(b"GET / HTTP/1.0\\r\\n\\r\\n"); assert b"200" in t.recv(99)
     except ssl.SSLError: assert not i % 2
     s.close()
-""", str(certs))  # fmt: skip
+""",
+            str(certs),
+        )
         rows = rig.of(process.pid)
         results = names(rows, "result")
         assert results[1::2] == ["ok"] * 6
-        assert set(results[::2]) <= {"failed", "abandoned"}, (
-            "a client that resets its connection is not always heard out"
-        )
+        assert set(results[::2]) <= {
+            "failed",
+            "abandoned",
+        }, "a client that resets its connection is not always heard out"
         assert set(rows["error"][::2].tolist()) <= {b"handshake failed", b""}
     finally:
         process.terminate()
@@ -106,12 +126,16 @@ for i in range(12):
 
 
 def test_the_verification_result_is_told_whether_or_not_it_matters(rig: Rig, certs: Path) -> None:
-    rows = rig.python(PROLOGUE + """
+    rows = rig.python(
+        PROLOGUE
+        + """
 careless = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT); careless.check_hostname = False; careless.verify_mode = ssl.CERT_NONE
 for context in (cc, careless, ssl.create_default_context()):
     for i in range(5):
         a, b = pair(); both(lambda: context.wrap_socket(a, server_hostname="localhost"), lambda: sc.wrap_socket(b, server_side=True))
-""", str(certs))  # fmt: skip
+""",
+        str(certs),
+    )
     client = rows[np.array(names(rows, "role")) == "client"]
     assert names(client, "result") == ["ok"] * 10 + ["failed"] * 5
     assert client["verify_result"].tolist() == [0] * 5 + [18] * 10

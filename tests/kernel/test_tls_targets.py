@@ -1,4 +1,6 @@
-"""Files found among real processes: offered once, let go of when nobody uses them, and harmless when they are hostile."""
+"""Files found among real processes: offered once, let go of when nobody uses them, and harmless when they are
+hostile.
+"""
 
 from __future__ import annotations
 
@@ -106,8 +108,12 @@ def test_hostile_libraries_change_nothing(rig: Rig, certs: Path, tmp_path: Path)
     for number in (1, 2):  # the others are neither programs nor libraries
         reason = next(reason for reason in told if reason.startswith(f"{tmp_path}/libssl.so.{number} (used by python"))
         assert told[reason]["state"] == "unavailable"
-    rows = rig.python(PROLOGUE + "a, b = pair(); both(lambda: cc.wrap_socket(a, server_hostname='localhost'), lambda: sc.wrap_socket(b, server_side=True))",
-                      str(certs))  # fmt: skip
+    rows = rig.python(
+        PROLOGUE
+        + "a, b = pair(); both(lambda: cc.wrap_socket(a, server_hostname='localhost'), lambda: sc.wrap_socket(b,"
+        " server_side=True))",
+        str(certs),
+    )
     assert len(rows) == 2
 
 
@@ -133,8 +139,12 @@ def test_a_copy_without_its_libcrypto_does_not_blur_the_version(rig: Rig, certs:
     shutil.copy(LIBSSL, copy)
     with mapping(copy) as pid:
         rig.know(pid)
-        rows = rig.python(PROLOGUE + "a, b = pair(); both(lambda: cc.wrap_socket(a, server_hostname='localhost'), lambda: sc.wrap_socket(b, server_side=True))",
-                          str(certs))  # fmt: skip
+        rows = rig.python(
+            PROLOGUE
+            + "a, b = pair(); both(lambda: cc.wrap_socket(a, server_hostname='localhost'), lambda: sc.wrap_socket(b,"
+            " server_side=True))",
+            str(certs),
+        )
     assert set(rows["library_version"].tolist()) == {ssl.OPENSSL_VERSION.split()[1].encode()}
 
 

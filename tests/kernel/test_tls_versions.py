@@ -1,6 +1,7 @@
 """OpenSSL 1.1.1 and 3.5 beside the host's own: other Debian releases' libraries, run with their own dynamic linker.
 
-Downloaded once with apt into a directory of its own (TICKSCOPE_TEST_CACHE, else the user's cache); skipped where there is no archive to be had.
+Downloaded once with apt into a directory of its own (TICKSCOPE_TEST_CACHE, else the user's cache); skipped where there
+is no archive to be had.
 """
 
 from __future__ import annotations
@@ -41,8 +42,14 @@ class Tree:
         (apt / "status").touch()
         key = "/usr/share/keyrings/debian-archive-keyring.gpg"
         (apt / "sources.list").write_text(f"deb [signed-by={key}] http://deb.debian.org/debian {release} main\n")
-        settings = {"Dir::Etc::sourcelist": apt / "sources.list", "Dir::Etc::sourceparts": "-", "Dir::State::lists": apt / "lists",
-                    "Dir::Cache": apt / "cache", "Dir::State::status": apt / "status", "APT::Sandbox::User": "root"}  # fmt: skip
+        settings = {
+            "Dir::Etc::sourcelist": apt / "sources.list",
+            "Dir::Etc::sourceparts": "-",
+            "Dir::State::lists": apt / "lists",
+            "Dir::Cache": apt / "cache",
+            "Dir::State::status": apt / "status",
+            "APT::Sandbox::User": "root",
+        }
         options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
         for command in (["update"], ["download", *packages]):
             done = subprocess.run(
@@ -75,9 +82,14 @@ def tree(request: pytest.FixtureRequest) -> Tree:
 
 @contextmanager
 def _server(tree: Tree, certs: Path, *more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    server = subprocess.Popen(tree.openssl("s_server", "-accept", "127.0.0.1:0", "-cert", certs / "cert", "-key", certs / "key", *more),
-                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                              env={**os.environ, "OPENSSL_CONF": "/dev/null"})  # fmt: skip
+    server = subprocess.Popen(
+        tree.openssl("s_server", "-accept", "127.0.0.1:0", "-cert", certs / "cert", "-key", certs / "key", *more),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "OPENSSL_CONF": "/dev/null"},
+    )
     assert server.stdout is not None
     try:
         accept = next(line for line in server.stdout if line.startswith("ACCEPT"))
@@ -91,7 +103,8 @@ def test_handshakes_of_another_release(rig: Rig, certs: Path, tree: Tree) -> Non
     """Its s_server against the host's Python, and its s_client: roles, versions, failures, and which library it was."""
     with _server(tree, certs) as (server, port):
         rig.know(server.pid)
-        rows = rig.python(f"""
+        rows = rig.python(
+            f"""
 import socket, ssl, sys
 good = ssl.create_default_context(cafile=sys.argv[1] + "/cert"); bad = ssl.create_default_context()
 for i in range(23):
@@ -103,7 +116,9 @@ for i in range(5):
     except ssl.SSLError: pass
 for i in range(3):
     socket.create_connection(("127.0.0.1", {port})).close()
-""", str(certs))  # fmt: skip
+""",
+            str(certs),
+        )
         mine = rig.of(server.pid)
         assert names(rows, "result") == ["ok"] * 23 + ["failed"] * 5
         assert names(mine, "result") == ["ok"] * 23 + ["failed"] * 8
@@ -129,8 +144,13 @@ def test_messages_after_the_handshake_are_none(rig: Rig, certs: Path, tree: Tree
         rig.know(server.pid)
         clients = []
         for version, keys in (("-tls1_3", "K\nk\nK\n"), ("-tls1_2", "R\nR\n")):
-            client = subprocess.Popen(tree.openssl("s_client", "-connect", f"127.0.0.1:{port}", version), stdin=subprocess.PIPE,
-                                      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True)  # fmt: skip
+            client = subprocess.Popen(
+                tree.openssl("s_client", "-connect", f"127.0.0.1:{port}", version),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
             clients.append(client.pid)
             rig.settle(0.5)
             assert client.stdin is not None

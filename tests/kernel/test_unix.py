@@ -195,7 +195,11 @@ def test_a_call_that_waits_names_the_socket(attach: Attach, tmp_path: Path) -> N
     path = str(tmp_path / "s")
     with server(path) as process, subprocess.Popen([sys.executable, "-c", _CLIENT, path]) as client:
         assert client.wait() == 0
-        waits = unix.wait("syscall_latency", lambda rows: rows[(rows["pid"] == client.pid) & (rows["peer"] != np.zeros(1, "V18"))], lambda rows: len(rows) > 0)  # fmt: skip
+        waits = unix.wait(
+            "syscall_latency",
+            lambda rows: rows[(rows["pid"] == client.pid) & (rows["peer"] != np.zeros(1, "V18"))],
+            lambda rows: len(rows) > 0,
+        )
         rows = unix.wait("unix_peer", by(process.pid), answered(1))
         assert {raw.tobytes() for raw in waits["peer"]} == {raw.tobytes() for raw in rows["peer"]}
         assert 0.15e9 <= waits["max_ns"].max() < 0.5e9

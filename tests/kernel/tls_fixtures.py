@@ -13,7 +13,9 @@ from tests.kernel.tls_rig import Rig
 
 @pytest.fixture
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
-    """The families exec and tls, and those that ``@pytest.mark.parametrize("rig", [("tcp",)], indirect=True)`` names."""
+    """The families exec and tls, and those that ``@pytest.mark.parametrize("rig", [("tcp",)], indirect=True)``
+    names.
+    """
     one = Rig(*getattr(request, "param", ()))
     yield one
     one.close()
@@ -23,7 +25,28 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
 def certs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with ``cert`` and ``key`` for localhost, signed by itself."""
     directory = tmp_path_factory.mktemp("certs")
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1", "-subj", "/CN=localhost",
-                    "-addext", "subjectAltName=DNS:localhost", "-keyout", directory / "key", "-out", directory / "cert"],
-                   check=True, capture_output=True)  # fmt: skip
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "1",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=DNS:localhost",
+            "-keyout",
+            directory / "key",
+            "-out",
+            directory / "cert",
+        ],
+        check=True,
+        capture_output=True,
+    )
     return directory

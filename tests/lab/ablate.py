@@ -1,4 +1,5 @@
-"""What each rule of the diagnosis is worth: the score of a bench, or of what is kept, with one rule after the other left out.
+"""What each rule of the diagnosis is worth: the score of a bench, or of what is kept, with one rule after the other
+left out.
 
 python -m tests.lab.ablate DIR
 """

@@ -11,7 +11,9 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def clock_to_ourselves() -> Iterator[None]:
-    """Waits until no other run of the tests on this machine steps its clock, and has them wait until the end of the block."""
+    """Waits until no other run of the tests on this machine steps its clock, and has them wait until the end of the
+    block.
+    """
     with (Path(tempfile.gettempdir()) / "tickscope-tests.clock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -1,9 +1,11 @@
-"""Makes kept recordings of a bench: of each kind of fault one that was felt, some pairs, and quiet times; each cut out of its sitting with the quarter
-of a minute before it, with only what the correlator reads. And today's figures as the floor of CI.
+"""Makes kept recordings of a bench: of each kind of fault one that was felt, some pairs, and quiet times; each cut out
+of its sitting with the quarter of a minute before it, with only what the correlator reads. And today's figures as the
+floor of CI.
 
     python -m tests.lab.keep BENCH tests/unit/data/lab [--add]
 
-Whatever was kept there before is replaced, or, with --add, what is missing there of today's kinds is added to it. Sittings whose seed is held back are refused: what is kept is what the diagnosis is tuned by.
+Whatever was kept there before is replaced, or, with --add, what is missing there of today's kinds is added to it.
+Sittings whose seed is held back are refused: what is kept is what the diagnosis is tuned by.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ TRIES = 3
 
 @dataclass
 class Piece:
-    """One fault, two at once, or a quiet time, of a sitting. verdicts: what each fault's cause was said to be in the whole sitting."""
+    """One fault, two at once, or a quiet time, of a sitting. verdicts: what each fault's cause was said to be in the
+    whole sitting.
+    """
 
     sitting: Sitting
     faults: list[Done]

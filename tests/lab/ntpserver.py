@@ -1,4 +1,6 @@
-"""A time server that answers as it is told: truthfully, with an offset, late in life, or not at all. Real packets on a real socket."""
+"""A time server that answers as it is told: truthfully, with an offset, late in life, or not at all. Real packets on a
+real socket.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,20 @@ def ntp(ns: int) -> int:
 
 
 class NtpServer:
-    """Answers on ``address`` until closed. ahead_ns: how much its time is ahead of ``clock``'s, which is in Unix ns: this host's, or another where
-    that one is being set. lie: see above. asked: requests so far."""
+    """Answers on ``address`` until closed. ahead_ns: how much its time is ahead of ``clock``'s, which is in Unix ns:
+    this host's, or another where that one is being set. lie: see above. asked: requests so far.
+    """
 
-    def __init__(self, address: tuple[str, int] = ("127.0.0.1", 0), *, ahead_ns: int = 0, stratum: int = 2, leap: int = 0, lie: Lie | None = None,
-                 clock: Callable[[], int] = time.time_ns) -> None:  # fmt: skip
+    def __init__(
+        self,
+        address: tuple[str, int] = ("127.0.0.1", 0),
+        *,
+        ahead_ns: int = 0,
+        stratum: int = 2,
+        leap: int = 0,
+        lie: Lie | None = None,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
         self.ahead_ns, self.stratum, self.leap, self.lie, self.clock = ahead_ns, stratum, leap, lie, clock
         self.asked: list[bytes] = []
         self.sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -53,8 +64,19 @@ class NtpServer:
     def answer(self, request: bytes, received: int) -> bytes:
         origin = struct.unpack_from(">Q", request, 40)[0]
         sent = ntp(self.clock() + self.ahead_ns)
-        return PACKET.pack(self.leap << 6 | (request[0] >> 3 & 7) << 3 | 4, self.stratum, 3, -20, 1 << 4, 1 << 5, b"\x0a\0\0\x01",
-                           ntp(received - 10**9), origin, ntp(received), sent)  # fmt: skip
+        return PACKET.pack(
+            self.leap << 6 | (request[0] >> 3 & 7) << 3 | 4,
+            self.stratum,
+            3,
+            -20,
+            1 << 4,
+            1 << 5,
+            b"\x0a\0\0\x01",
+            ntp(received - 10**9),
+            origin,
+            ntp(received),
+            sent,
+        )
 
     def close(self) -> None:
         self._closed.set()

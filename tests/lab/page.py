@@ -1,4 +1,6 @@
-"""Writes docs/lab-score.md from a bench: ``python -m tests.lab.page DIR [SEED...]``. SEED: of sittings by which rules were mended."""
+"""Writes docs/lab-score.md from a bench: ``python -m tests.lab.page DIR [SEED...]``. SEED: of sittings by which rules
+were mended.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,17 @@ from agent.lab.score import Score
 from agent.lab.truth import RECORDING, Truth
 
 PAGE = Path(__file__).parents[2] / "docs" / "lab-score.md"
-COLUMNS = {"what": "", "faults": "felt", "unfelt": "not felt", "detected": "detected", "top1_cause": "cause right", "top1": "right in full",
-           "top3_cause": "cause among three", "median_s": "median s", "p95_s": "p95 s"}  # fmt: skip
+COLUMNS = {
+    "what": "",
+    "faults": "felt",
+    "unfelt": "not felt",
+    "detected": "detected",
+    "top1_cause": "cause right",
+    "top1": "right in full",
+    "top3_cause": "cause among three",
+    "median_s": "median s",
+    "p95_s": "p95 s",
+}
 
 
 def table(rows: Sequence[dict[str, Any]], columns: dict[str, str]) -> Iterator[str]:
@@ -45,18 +56,36 @@ def page(directory: Path, mended: Collection[int] = ()) -> Iterator[str]:
     for row in rows:  # seconds are no shares
         row.update({c: None if row.get(c) is None else f"{row[c]:.1f}" for c in ("median_s", "p95_s")})
     held = all(t.seed >= HELD_BACK for t in truths)
-    tuned = "" if not held else "These seeds are held back: nothing was tuned by them. " if not mended else \
-        f"Rules were mended by what {len(mended)} of these sittings showed; the others were not looked at before. All are replays of what was recorded. "  # fmt: skip
+    tuned = (
+        ""
+        if not held
+        else (
+            "These seeds are held back: nothing was tuned by them. "
+            if not mended
+            else (
+                f"Rules were mended by what {len(mended)} of these sittings showed; the others were not looked at"
+                " before. All are replays of what was recorded. "
+            )
+        )
+    )
     yield "# The score of the diagnosis\n"
-    yield (f"`tickscope lab bench`, {sum(len(t.faults) for t in truths)} faults in {len(truths)} sittings, seeds {min(t.seed for t in truths)} to "
-           f"{max(t.seed for t in truths)}, kernel {os.uname().release.partition('-')[0]}, {os.cpu_count()} processors. What the figures mean: [lab.md](lab.md). "
-           + tuned + "Written by `python -m tests.lab.page`.\n")  # fmt: skip
+    yield (
+        f"`tickscope lab bench`, {sum(len(t.faults) for t in truths)} faults in {len(truths)} sittings, seeds"
+        f" {min(t.seed for t in truths)} to {max(t.seed for t in truths)}, kernel"
+        f" {os.uname().release.partition('-')[0]}, {os.cpu_count()} processors. What the figures mean:"
+        " [lab.md](lab.md). " + tuned + "Written by `python -m tests.lab.page`.\n"
+    )
     yield from table(rows, COLUMNS)
     yield ""
     yield from (f"- {text[0].upper()}{text[1:]}." for text in notes(whole))
     yield "\n## What was said instead\n"
-    yield from table([{"kind": kind, "said": ", ".join(f"{cause} {n}" for cause, n in said.items())} for kind, said in whole["confusion"].items()],
-                     {"kind": "fault", "said": "first cause of the surest finding"})  # fmt: skip
+    yield from table(
+        [
+            {"kind": kind, "said": ", ".join(f"{cause} {n}" for cause, n in said.items())}
+            for kind, said in whole["confusion"].items()
+        ],
+        {"kind": "fault", "said": "first cause of the surest finding"},
+    )
 
 
 if __name__ == "__main__":

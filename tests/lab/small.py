@@ -1,5 +1,6 @@
-"""A recording as small as it can be: only the columns that the correlator reads, the rows of each second and table at once, like beside like, and
-packed as well as the standard library can. What is found in it is what is found in the whole one.
+"""A recording as small as it can be: only the columns that the correlator reads, the rows of each second and table at
+once, like beside like, and packed as well as the standard library can. What is found in it is what is found in the
+whole one.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ def unpack(path: Path, place: Path) -> None:
 
 
 def by_second(events: Iterable[Batch | int]) -> Iterator[Batch | int]:
-    """The rows until each watermark that ends a second, in one batch a table; the watermarks between say nothing that the next does not."""
+    """The rows until each watermark that ends a second, in one batch a table; the watermarks between say nothing that
+    the next does not.
+    """
     waiting: dict[str, list[np.ndarray]] = {}
     last = 0
     for event in events:

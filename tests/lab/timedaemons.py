@@ -1,6 +1,8 @@
-"""Real time daemons that cannot touch the clock: chronyd -x, ntpd; both without CAP_SYS_TIME, in network namespaces of their own.
+"""Real time daemons that cannot touch the clock: chronyd -x, ntpd; both without CAP_SYS_TIME, in network namespaces of
+their own.
 
-None of them is installed for the tests: Debian allows one time daemon a machine, so installing ours would remove the one that keeps this host's clock.
+None of them is installed for the tests: Debian allows one time daemon a machine, so installing ours would remove the
+one that keeps this host's clock.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ _POWERLESS = ("setpriv", "--bounding-set=-sys_time", "--inh-caps=-sys_time")
 
 @cache
 def _unpacked(*packages: str) -> Path:
-    """A folder with the files of these Debian packages, until this process ends; what libraries they need came with BCC and qemu. Skips where they
-    cannot be fetched."""
+    """A folder with the files of these Debian packages, until this process ends; what libraries they need came with BCC
+    and qemu. Skips where they cannot be fetched.
+    """
     root = Path(tempfile.mkdtemp(prefix=f"tickscope-{packages[0]}-"))
     atexit.register(shutil.rmtree, root)
     for package in packages:
@@ -96,5 +99,11 @@ def ntpq(space: Namespace, *commands: str) -> str:
     env = {**os.environ, "PYTHONPATH": str(root / "usr/lib/python3/dist-packages")}
     arguments = [part for command in commands for part in ("-c", command)]
     with space.entered():
-        return subprocess.run(["/usr/bin/python3", str(root / "usr/bin/ntpq"), "-n", *arguments, "127.0.0.1"], env=env, check=True,
-                              capture_output=True, text=True, timeout=30).stdout  # fmt: skip
+        return subprocess.run(
+            ["/usr/bin/python3", str(root / "usr/bin/ntpq"), "-n", *arguments, "127.0.0.1"],
+            env=env,
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        ).stdout

@@ -51,8 +51,9 @@ def address(text: str) -> np.void:
 
 
 def workload(now: int) -> list[Batch]:
-    """Decisions of one thread a second apart in the past, the first CALLS of them with a slow call inside; handshakes of
-    another process; clock changes; one closed finding; RTT rows and retransmits for the metrics."""
+    """Decisions of one thread a second apart in the past, the first CALLS of them with a slow call inside; handshakes
+    of another process; clock changes; one closed finding; RTT rows and retransmits for the metrics.
+    """
     at = now - np.arange(DECISIONS, dtype=np.int64) * 10**9
     code = TABLES["limiter_decision"].code
     hist = np.zeros((RTT_ROWS, 64), np.uint32)

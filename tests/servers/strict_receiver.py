@@ -1,7 +1,8 @@
-"""An OTLP receiver for tests that believes nothing: real sockets, real protobuf, and every rule of the protocol checked.
+"""An OTLP receiver for tests that believes nothing: real sockets, real protobuf, and every rule of the protocol
+checked.
 
-It speaks HTTP and gRPC, keeps what it accepted, notes each violation (and answers 400 or INVALID_ARGUMENT), and can be told
-how to answer the next requests.
+It speaks HTTP and gRPC, keeps what it accepted, notes each violation (and answers 400 or INVALID_ARGUMENT), and can be
+told how to answer the next requests.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class ViolationError(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """How to answer one request. hang: not at all, until the receiver is closed.  drop: close the connection in the middle.
+    """How to answer one request. hang: not at all, until the receiver is closed.  drop: close the connection in the
+    middle.
 
     body and content_type (none: no header) are HTTP's; without a body the right one is sent.
     """

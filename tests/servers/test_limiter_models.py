@@ -1,7 +1,9 @@
-"""The models of limiters against the real ones: the same times give the same decisions, 10,000 at a time, over steps of the clock.
+"""The models of limiters against the real ones: the same times give the same decisions, 10,000 at a time, over steps of
+the clock.
 
-Go's libraries by a program that gives them the time (models/main.go), Python's limits with a clock of ours, Redis scripts with the time as an argument. nginx's
-limit_req reads a clock of its own that nobody can set: its model is only as good as the reading of its source.
+Go's libraries by a program that gives them the time (models/main.go), Python's limits with a clock of ours, Redis
+scripts with the time as an argument. nginx's limit_req reads a clock of its own that nobody can set: its model is only
+as good as the reading of its source.
 """
 
 from __future__ import annotations
@@ -33,10 +35,19 @@ EPOCH_NS = 1_790_000_000 * SECOND
 STEPS_S = (-0.5, 2.0, -2.0, 3600.0, -11.0, 0.063, -3600.0, -0.1, 0.9)
 #: All but nginx's.
 SERVED = {
-    "token bucket", "token bucket, first generation", "GCRA", "leaky bucket, waits", "sliding window of slots", "leap array",
-    "fixed window, from its first request", "sliding log, in order", "sliding window of two counters",
-    "GCRA, redis_rate", "sliding log", "fixed window",
-}  # fmt: skip
+    "token bucket",
+    "token bucket, first generation",
+    "GCRA",
+    "leaky bucket, waits",
+    "sliding window of slots",
+    "leap array",
+    "fixed window, from its first request",
+    "sliding log, in order",
+    "sliding window of two counters",
+    "GCRA, redis_rate",
+    "sliding log",
+    "fixed window",
+}
 
 
 def times(seed: int, per_s: float) -> np.ndarray:
@@ -52,7 +63,8 @@ def costs(seed: int, most: int) -> np.ndarray:
     return np.random.default_rng(seed + 1).integers(1, most + 1, N).astype(np.float64)
 
 
-#: limit, arrivals a second, the largest cost; buckets of one and of many, windows that are spent and ones that hardly are.
+#: limit, arrivals a second, the largest cost; buckets of one and of many, windows that are spent and ones that hardly
+#: are.
 TRIALS = (
     (Limit(per_s=100, burst=7, count=40, window_ns=SECOND), 150.0, 1),
     (Limit(per_s=30, burst=20, count=90, window_ns=SECOND), 60.0, 3),
@@ -83,19 +95,28 @@ def go_program(modfile: str) -> Path:
         fresh = out.with_name(f".{os.getpid()}-models")
         done = subprocess.run(
             ["go", "build", f"-modfile={modfile}", "-o", str(fresh), "."],
-            cwd=PROGRAM, env=os.environ | {"CGO_ENABLED": "0"}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            cwd=PROGRAM,
+            env=os.environ | {"CGO_ENABLED": "0"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         fresh.rename(out)
     return out
 
 
-@pytest.mark.parametrize(("modfile", "names"), [
-    ("go.mod", ("token bucket", "GCRA", "leaky bucket, waits", "sliding window of slots", "leap array")),
-    ("old.mod", ("token bucket, first generation",)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("modfile", "names"),
+    [
+        ("go.mod", ("token bucket", "GCRA", "leaky bucket, waits", "sliding window of slots", "leap array")),
+        ("old.mod", ("token bucket, first generation",)),
+    ],
+)
 def test_go_libraries(modfile: str, names: tuple[str, ...]) -> None:
-    """x/time/rate of both generations, throttled, uber's ratelimit, sentinel's leap array, and a ring of slots as people write it."""
+    """x/time/rate of both generations, throttled, uber's ratelimit, sentinel's leap array, and a ring of slots as
+    people write it.
+    """
     cases: list[dict[str, Any]] = []
     trials = []
     for name in names:
@@ -108,10 +129,15 @@ def test_go_libraries(modfile: str, names: tuple[str, ...]) -> None:
             trials.append((name, limit, t, cost))
             cases.append(
                 {
-                    "model": name, "per_s": limit.per_s, "burst": int(limit.burst), "count": int(limit.count),
-                    "window_ns": limit.window_ns, "times": t.tolist(), "costs": [int(n) for n in cost],
+                    "model": name,
+                    "per_s": limit.per_s,
+                    "burst": int(limit.burst),
+                    "count": int(limit.count),
+                    "window_ns": limit.window_ns,
+                    "times": t.tolist(),
+                    "costs": [int(n) for n in cost],
                 }
-            )  # fmt: skip
+            )
     done = subprocess.run(
         [str(go_program(modfile))], input=json.dumps(cases), capture_output=True, text=True, check=True, cwd="/"
     )
@@ -122,7 +148,9 @@ def test_go_libraries(modfile: str, names: tuple[str, ...]) -> None:
 
 
 class Clock:
-    """Stands in for the modules ``time`` and ``threading`` that limits reads: its sweeper, a thread that wakes when it likes, is left out."""
+    """Stands in for the modules ``time`` and ``threading`` that limits reads: its sweeper, a thread that wakes when it
+    likes, is left out.
+    """
 
     class Timer:
         def __init__(self, *_: object) -> None: ...
@@ -140,11 +168,14 @@ class Clock:
         return self.now_s
 
 
-@pytest.mark.parametrize(("name", "strategy"), [
-    ("fixed window, from its first request", "FixedWindowRateLimiter"),
-    ("sliding log, in order", "MovingWindowRateLimiter"),
-    ("sliding window of two counters", "SlidingWindowCounterRateLimiter"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [
+        ("fixed window, from its first request", "FixedWindowRateLimiter"),
+        ("sliding log, in order", "MovingWindowRateLimiter"),
+        ("sliding window of two counters", "SlidingWindowCounterRateLimiter"),
+    ],
+)
 def test_python_limits(name: str, strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
@@ -188,13 +219,18 @@ def test_a_window_that_a_redis_script_keeps(redis: RespClient) -> None:
         script = re.sub(r"redis\.call\('PEXPIRE'.*\n", "", SCRIPT)
         replies = asked(
             redis,
-            [("EVAL", script, 1, key, ns // 10**6, limit.window_ns // 10**6, int(limit.count), i) for i, ns in enumerate(t.tolist())],
-        )  # fmt: skip
+            [
+                ("EVAL", script, 1, key, ns // 10**6, limit.window_ns // 10**6, int(limit.count), i)
+                for i, ns in enumerate(t.tolist())
+            ],
+        )
         same("sliding log", limit, t, np.ones(N), [reply >= 0 for reply in replies])
 
 
 def test_redis_rate(redis: RespClient) -> None:
-    """allowN of go-redis/redis_rate v10.0.1 with its call of TIME replaced by two arguments, and without the expiry by Redis's own clock."""
+    """allowN of go-redis/redis_rate v10.0.1 with its call of TIME replaced by two arguments, and without the expiry by
+    Redis's own clock.
+    """
     script = """
     local burst, rate, period, cost = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
     local emission_interval = period / rate
@@ -219,15 +255,28 @@ def test_redis_rate(redis: RespClient) -> None:
         replies = asked(
             redis,
             [
-                ("EVAL", script, 1, f"rate:{seed}", int(limit.burst), int(limit.per_s), 1, int(n), ns // SECOND, ns % SECOND // 1000)
+                (
+                    "EVAL",
+                    script,
+                    1,
+                    f"rate:{seed}",
+                    int(limit.burst),
+                    int(limit.per_s),
+                    1,
+                    int(n),
+                    ns // SECOND,
+                    ns % SECOND // 1000,
+                )
                 for ns, n in zip(t.tolist(), cost.tolist(), strict=True)
             ],
-        )  # fmt: skip
+        )
         same("GCRA, redis_rate", limit, t, cost, [reply > 0 for reply in replies])
 
 
 def test_a_counter_a_window(redis: RespClient) -> None:
-    """As Envoy's ratelimit counts: INCRBY and EXPIRE of a key that has the window's begin in its name; what has expired by the given clock is removed."""
+    """As Envoy's ratelimit counts: INCRBY and EXPIRE of a key that has the window's begin in its name; what has expired
+    by the given clock is removed.
+    """
     script = """
     for _, old in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', ARGV[1])) do
       redis.call('DEL', old)
@@ -242,10 +291,19 @@ def test_a_counter_a_window(redis: RespClient) -> None:
         replies = asked(
             redis,
             [
-                ("EVAL", script, 2, f"expiry:{seed}", f"count:{seed}:{ns // limit.window_ns}", ns // 1000, (ns + limit.window_ns) // 1000, int(n))
+                (
+                    "EVAL",
+                    script,
+                    2,
+                    f"expiry:{seed}",
+                    f"count:{seed}:{ns // limit.window_ns}",
+                    ns // 1000,
+                    (ns + limit.window_ns) // 1000,
+                    int(n),
+                )
                 for ns, n in zip(since.tolist(), cost.tolist(), strict=True)
             ],
-        )  # fmt: skip
+        )
         same("fixed window", limit, t, cost, [reply <= limit.count for reply in replies])
 
 

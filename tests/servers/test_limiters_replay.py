@@ -1,6 +1,8 @@
-"""What a jump did to a window that a real Redis keeps, counted twice: by the script itself on two clocks, and by ``tickscope limiters replay``.
+"""What a jump did to a window that a real Redis keeps, counted twice: by the script itself on two clocks, and by
+``tickscope limiters replay``.
 
-The script's time is an argument: the same arrivals are decided by a clock that is stepped, whose decisions are recorded, and by one that is not.
+The script's time is an argument: the same arrivals are decided by a clock that is stepped, whose decisions are
+recorded, and by one that is not.
 """
 
 from __future__ import annotations
@@ -68,12 +70,46 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     server.process.wait()
     hot = HotStore(here / "store", this_boot(), "host-a", seal_command=())
     offsets = [BASE, *(BASE + sum(STEPS[: k + 1]) for k in range(3))]
-    hot.append([
-        make("clock_offset", 4, t_ns=np.array([900 * S, *jumps]), real_mono_ns=np.array(offsets), boot_mono_ns=0, err_ns=50, cut=np.array([0, 1, 1, 1])),
-        make("clock_change", 3, t_ns=np.array(jumps), kind=TABLES["clock_change"].code("kind", "step"), size_ns=np.array(STEPS), err_ns=50, pid=9, comm=b"date", ret=0),
-        make("limiter_decision", N, t_ns=t, pid=77, proc_start_ns=5, comm=b"api", limiter_id=b"checkout", result=np.where(stepped, RESULT.code("allowed"), RESULT.code("refused")),
-             cost=1.0, limit_per_s=float(LIMIT), window_ns=S, program_wall_ns=wall, sample_rate=1.0),
-    ], int(t[-1]) + S)  # fmt: skip
+    hot.append(
+        [
+            make(
+                "clock_offset",
+                4,
+                t_ns=np.array([900 * S, *jumps]),
+                real_mono_ns=np.array(offsets),
+                boot_mono_ns=0,
+                err_ns=50,
+                cut=np.array([0, 1, 1, 1]),
+            ),
+            make(
+                "clock_change",
+                3,
+                t_ns=np.array(jumps),
+                kind=TABLES["clock_change"].code("kind", "step"),
+                size_ns=np.array(STEPS),
+                err_ns=50,
+                pid=9,
+                comm=b"date",
+                ret=0,
+            ),
+            make(
+                "limiter_decision",
+                N,
+                t_ns=t,
+                pid=77,
+                proc_start_ns=5,
+                comm=b"api",
+                limiter_id=b"checkout",
+                result=np.where(stepped, RESULT.code("allowed"), RESULT.code("refused")),
+                cost=1.0,
+                limit_per_s=float(LIMIT),
+                window_ns=S,
+                program_wall_ns=wall,
+                sample_rate=1.0,
+            ),
+        ],
+        int(t[-1]) + S,
+    )
     hot.close()
     settings = here / "tickscope.yaml"
     settings.write_text("limiter_models:\n  'check*': {model: sliding log, clock: wall}\n")
@@ -83,8 +119,11 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 def replay(store: Path, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "agent", "limiters", "replay", *args, "--store", str(store)],
-        capture_output=True, text=True, env={**os.environ, "TICKSCOPE_CONFIG": ""}, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env={**os.environ, "TICKSCOPE_CONFIG": ""},
+        check=False,
+    )
 
 
 def rows(store: Path, *args: str) -> list[dict[str, Any]]:
@@ -118,8 +157,18 @@ def test_a_jump_that_did_not_happen(ran: Ran) -> None:
     t = ran.arrivals[ran.arrivals < ran.jumps[0]]
     at = int(t[len(t) // 2]) - 3
     (row,) = rows(
-        ran.store, "--what-if", "2s", "--at", f"boot+{at / S:.9f}", "--since", "boot+0", "--until", f"boot+{(ran.jumps[0] - 1) / S:.9f}", "--config", str(ran.settings),
-    )  # fmt: skip
+        ran.store,
+        "--what-if",
+        "2s",
+        "--at",
+        f"boot+{at / S:.9f}",
+        "--since",
+        "boot+0",
+        "--until",
+        f"boot+{(ran.jumps[0] - 1) / S:.9f}",
+        "--config",
+        str(ran.settings),
+    )
     assert (row["size_ns"], row["quality"], row["jump_t_ns"]) == (2 * S, "exact", at)
     later = t >= at
     assert (row["decisions"], row["admitted_true"]) == (later.sum(), ran.stepped[: len(t)][later].sum())
@@ -128,8 +177,20 @@ def test_a_jump_that_did_not_happen(ran: Ran) -> None:
 
 def test_two_replicas_with_clocks_apart(ran: Ran) -> None:
     (row,) = rows(
-        ran.store, "--window", "100ms", "--skew", "63ms", "--since", "boot+0", "--until", f"boot+{(ran.jumps[0] - 1) / S:.9f}", "--model", "fixed window", "--limit", "4",
-    )  # fmt: skip
+        ran.store,
+        "--window",
+        "100ms",
+        "--skew",
+        "63ms",
+        "--since",
+        "boot+0",
+        "--until",
+        f"boot+{(ran.jumps[0] - 1) / S:.9f}",
+        "--model",
+        "fixed window",
+        "--limit",
+        "4",
+    )
     assert row["most_same"] <= 4 < row["most_apart"] <= 8
     assert row["in_other_window"] / row["decisions"] == pytest.approx(0.63, abs=0.08)  # the skew's share of the window
     assert row["over_admitted"] > row["wrongly_refused"]

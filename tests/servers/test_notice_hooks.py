@@ -261,8 +261,22 @@ def test_a_redis_channel_and_a_redis_that_goes_and_comes_back(rig: Callable[[Hoo
     path = place / "redis.sock"
 
     def server() -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(["redis-server", "--port", "0", "--unixsocket", str(path), "--unixsocketperm", "777", "--save", "", "--dir", str(place)],
-                                   stdout=subprocess.DEVNULL)  # fmt: skip
+        process = subprocess.Popen(
+            [
+                "redis-server",
+                "--port",
+                "0",
+                "--unixsocket",
+                str(path),
+                "--unixsocketperm",
+                "777",
+                "--save",
+                "",
+                "--dir",
+                str(place),
+            ],
+            stdout=subprocess.DEVNULL,
+        )
         end = time.monotonic() + 20
         while subprocess.run(["redis-cli", "-s", str(path), "ping"], capture_output=True).stdout != b"PONG\n":
             assert time.monotonic() < end

@@ -1,4 +1,6 @@
-"""The exporter against a real OpenTelemetry Collector (tests/servers/collector): exact counts in its file exporter's JSON."""
+"""The exporter against a real OpenTelemetry Collector (tests/servers/collector): exact counts in its file exporter's
+JSON.
+"""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def trickle(start: bytes, again: bytes) -> Answers:
         (trickle(b"H", b"T"), "retry"),
     ],
     ids=["long", "chunked", "unended", "packed", "head", "continue", "slow-head", "slow-body", "slow-status"],
-)  # fmt: skip
+)
 def test_an_answer_costs_at_most_its_bounds(answers: Answers, status: str) -> None:
     with serving(answers) as port:
         sender = HttpSender("traces", Endpoint(f"http://127.0.0.1:{port}/v1/traces", timeout_s=1.0))

@@ -13,7 +13,8 @@ from tests.servers.otlp_load import until
 from tests.servers.strict_receiver import Span, StrictReceiver
 from tests.system.agent import Agent
 
-#: Decides in four threads, by asking a TLS server that takes some milliseconds; of every other decision the thread is told, else its waits and handshakes are the process's.
+#: Decides in four threads, by asking a TLS server that takes some milliseconds; of every other decision the thread is
+#: told, else its waits and handshakes are the process's.
 PROGRAM = """
 import json, os, socket, ssl, sys, threading, time
 certs, intake = sys.argv[1:]
@@ -46,9 +47,30 @@ sys.stdin.read()
 
 @pytest.fixture
 def certs(tmp_path: Path) -> Path:
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1", "-subj", "/CN=localhost",
-                    "-addext", "subjectAltName=DNS:localhost", "-keyout", tmp_path / "key", "-out", tmp_path / "cert"],
-                   check=True, capture_output=True)  # fmt: skip
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "1",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=DNS:localhost",
+            "-keyout",
+            tmp_path / "key",
+            "-out",
+            tmp_path / "cert",
+        ],
+        check=True,
+        capture_output=True,
+    )
     return tmp_path
 
 
@@ -83,8 +105,18 @@ def test_children_lie_inside_their_decisions(agent: Agent, receiver: StrictRecei
         program.communicate()
     assert agent.stop() == 130
     found = children(receiver)
-    outside = [(span.name, span.start_time_unix_nano - parent.start_time_unix_nano, parent.end_time_unix_nano - span.end_time_unix_nano) for span, parent in found
-               if not parent.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano <= parent.end_time_unix_nano]  # fmt: skip
+    outside = [
+        (
+            span.name,
+            span.start_time_unix_nano - parent.start_time_unix_nano,
+            parent.end_time_unix_nano - span.end_time_unix_nano,
+        )
+        for span, parent in found
+        if not parent.start_time_unix_nano
+        <= span.start_time_unix_nano
+        <= span.end_time_unix_nano
+        <= parent.end_time_unix_nano
+    ]
     assert outside == []
     assert receiver.violations == []
     assert {span.name.split()[0] for span, _ in found} == {"syscall", "tls"}

@@ -1,4 +1,6 @@
-"""The exporter against a strict receiver over real sockets: everything arrives, once, valid, whatever the receiver does."""
+"""The exporter against a strict receiver over real sockets: everything arrives, once, valid, whatever the receiver
+does.
+"""
 
 from __future__ import annotations
 

@@ -40,8 +40,18 @@ print(json.dumps({"version": version("opentelemetry-exporter-otlp"), "files": [g
 def release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with that release and all that it needs."""
     place = tmp_path_factory.mktemp("release")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--retries=1", "--prefer-binary", "--no-compile", f"--target={place}",
-               f"opentelemetry-exporter-otlp{request.param}"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--retries=1",
+        "--prefer-binary",
+        "--no-compile",
+        f"--target={place}",
+        f"opentelemetry-exporter-otlp{request.param}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode and ("NewConnectionError" in done.stderr or "from versions: none" in done.stderr):
         pytest.skip(f"the package index cannot be reached: {done.stderr.strip().splitlines()[-1]}")
@@ -53,8 +63,14 @@ def release(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_all_arrives_valid_and_what_is_rejected_is_read(release: Path, protocol: str) -> None:
     with StrictReceiver(grpc=protocol == "grpc") as receiver:
         receiver.answers.extend([Answer(status=503), Answer(rejected=2, message="two too many")])
-        done = subprocess.run([sys.executable, "-c", PROGRAM, str(receiver.port), protocol], cwd=ROOT, capture_output=True, text=True, timeout=60,
-                              env={**os.environ, "PYTHONPATH": f"{release}:{ROOT}"})  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(receiver.port), protocol],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**os.environ, "PYTHONPATH": f"{release}:{ROOT}"},
+        )
         assert done.returncode == 0, done.stderr
         state = json.loads(done.stdout)
         assert all(file.startswith(str(release)) for file in state["files"])

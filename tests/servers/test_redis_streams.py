@@ -422,7 +422,10 @@ def test_the_brokers_process_asks_it(redis: Redis) -> None:
 
 
 def test_only_the_parser_is_imported() -> None:
-    code = "import sys; import agent.queues.brokers.redis; print([m for m in ('redis', 'asyncio', 'ssl', 'numpy') if m in sys.modules])"
+    code = (
+        "import sys; import agent.queues.brokers.redis; print([m for m in ('redis', 'asyncio', 'ssl', 'numpy') if m in"
+        " sys.modules])"
+    )
     import sys
 
     out = subprocess.run(

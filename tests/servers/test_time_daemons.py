@@ -1,4 +1,6 @@
-"""What time daemons believe, against real chronyd and ntpd that cannot touch the clock, over a wire of known delay in namespaces of our own."""
+"""What time daemons believe, against real chronyd and ntpd that cannot touch the clock, over a wire of known delay in
+namespaces of our own.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,9 @@ def decoded(row: np.void) -> dict[str, Any]:
         out[column.name] = (
             None
             if null
-            else column.names[value]
-            if column.kind == "enum"
-            else value.decode()
-            if column.kind == "str"
-            else int(value)
+            else (
+                column.names[value] if column.kind == "enum" else value.decode() if column.kind == "str" else int(value)
+            )
         )
     return out
 
@@ -138,8 +138,14 @@ def test_tracking_is_what_chronyc_prints(wire: Cable, chrony: Daemon) -> None:
         == (before[0], before[1], int(before[2]))
         == ("0A4D0002", Cable.RIGHT, 6)
     )
-    printed = {"last_offset_ns": -nano(before[5]), "rms_offset_ns": nano(before[6]), "freq_ppb": -ppb(before[7]), "residual_freq_ppb": -ppb(before[8]),
-               "skew_ppb": ppb(before[9]), "root_delay_ns": nano(before[10])}  # fmt: skip
+    printed = {
+        "last_offset_ns": -nano(before[5]),
+        "rms_offset_ns": nano(before[6]),
+        "freq_ppb": -ppb(before[7]),
+        "residual_freq_ppb": -ppb(before[8]),
+        "skew_ppb": ppb(before[9]),
+        "root_delay_ns": nano(before[10]),
+    }
     assert {name: row[name] for name in printed} == printed
     assert abs(row["update_interval_ns"] - nano(before[12])) <= 50_000_000
     lowest, highest = sorted((nano(before[4]), nano(after[4])))

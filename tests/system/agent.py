@@ -26,8 +26,13 @@ class Agent:
         self.run_dir = root / "run"
         self.config = root / "tickscope.yaml"
         self.config.write_text(config or "prometheus: ''\n")
-        self.env = {**os.environ, "TICKSCOPE_RUN_DIR": str(self.run_dir), "TICKSCOPE_STORE": str(self.store),
-                    "TICKSCOPE_CONFIG": str(self.config), **(env or {})}  # fmt: skip
+        self.env = {
+            **os.environ,
+            "TICKSCOPE_RUN_DIR": str(self.run_dir),
+            "TICKSCOPE_STORE": str(self.store),
+            "TICKSCOPE_CONFIG": str(self.config),
+            **(env or {}),
+        }
         self.errors = root / "stderr"
         with self.errors.open("wb") as log:
             self.process = subprocess.Popen(

@@ -1,4 +1,6 @@
-"""A disk that can be frozen: ext4 in a file, mounted in a mount namespace of a guard, a process that thaws it whatever happens to the test."""
+"""A disk that can be frozen: ext4 in a file, mounted in a mount namespace of a guard, a process that thaws it whatever
+happens to the test.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The agent's process for brokers: there while one is configured, also after SIGHUP; started again; gone with the agent."""
+"""The agent's process for brokers: there while one is configured, also after SIGHUP; started again; gone with the
+agent.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,13 @@ def test_it_is_there_while_a_broker_is_configured(start: Callable[..., Agent]) -
     (pid,) = until(agent, lambda: brokers(agent))
     assert "brokers are now 1 of redis" in agent.log()
     assert "secret" not in agent.log()
-    (row, *_) = agent.rows("queue_lag", "failure = 'refused'", 1)
+    row, *_ = agent.rows("queue_lag", "failure = 'refused'", 1)
     assert (row["system"], row["status"], row["peer"]) == ("redis", "down", None)
 
     os.kill(pid, signal.SIGKILL)
     (again,) = until(agent, lambda: [one for one in brokers(agent) if one != pid])
     assert "brokers: the process that asks brokers ended (SIGKILL)" in agent.log()
-    (row, *_) = agent.rows("queue_lag", "failure = 'unasked'", 1)
+    row, *_ = agent.rows("queue_lag", "failure = 'unasked'", 1)
     assert "SIGKILL" in row["reason"]
     told = agent.rows("probe_status", "probe = 'brokers'", 2)
     assert [one["state"] for one in told] == ["degraded", "attached"]

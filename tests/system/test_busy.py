@@ -1,4 +1,6 @@
-"""Services whose event loop does not turn: one computes, one is stopped. Each is told by itself, with what became of it, though nobody watches it."""
+"""Services whose event loop does not turn: one computes, one is stopped. Each is told by itself, with what became of
+it, though nobody watches it.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ def asked(port: int, clients: int = 6, each_s: float = 0.15) -> Iterator[None]:
 
 
 def told(agent: Agent, pid: int, cause: str, limit_s: float = 15) -> dict[str, Any]:
-    """The finding that says this of a process; where others keep the processors busy, too, that may be its first cause."""
+    """The finding that says this of a process; where others keep the processors busy, too, that may be its first
+    cause.
+    """
     end, found = time.monotonic() + limit_s * PATIENCE, list[dict[str, Any]]()
     while time.monotonic() < end:
         found = agent.json("findings")["rows"]

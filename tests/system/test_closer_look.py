@@ -1,4 +1,6 @@
-"""A closer look, from a real fault to what `explain` tells: a disk whose requests take long, since the file system that its file lies on is frozen again and again."""
+"""A closer look, from a real fault to what `explain` tells: a disk whose requests take long, since the file system that
+its file lies on is frozen again and again.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from tests.system.frozen import FrozenDisk
 
 USUAL_S, FREEZE_S, FAULT_S = 16, 0.7, 40
 
-#: In a mount namespace of its own: a file system on the slow disk, and a limiter's decisions each of which waits for a file on it.
+#: In a mount namespace of its own: a file system on the slow disk, and a limiter's decisions each of which waits for a
+#: file on it.
 JOURNAL = """
 import json, os, socket, subprocess, sys, time
 device, place, intake = sys.argv[1:]
@@ -55,7 +58,9 @@ def slow_disk(quiet_folder: Path) -> Iterator[tuple[FrozenDisk, str]]:
         with image.open("wb") as file:
             file.truncate(48 << 20)
         subprocess.run(["mkfs.ext4", "-q", "-E", "nodiscard", image], check=True)
-        device = subprocess.run(["losetup", "--find", "--show", image], check=True, capture_output=True, text=True).stdout.strip()  # fmt: skip
+        device = subprocess.run(
+            ["losetup", "--find", "--show", image], check=True, capture_output=True, text=True
+        ).stdout.strip()
         yield below, device
     finally:
         if device:
@@ -68,7 +73,16 @@ def journal(agent: Agent, device: str, folder: Path) -> Iterator[int]:
     """The program, and its pid; its mount ends with it."""
     place = folder / "mounted"
     place.mkdir()
-    command = ["unshare", "--mount", sys.executable, "-c", JOURNAL, device, str(place), str(agent.run_dir / "intake.seq.sock")]  # fmt: skip
+    command = [
+        "unshare",
+        "--mount",
+        sys.executable,
+        "-c",
+        JOURNAL,
+        device,
+        str(place),
+        str(agent.run_dir / "intake.seq.sock"),
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
         try:
             assert program.stdout is not None
@@ -113,11 +127,17 @@ def tracepoints(pid: int) -> list[str]:
 
 
 def looks(agent: Agent, pid: int) -> list[dict[str, Any]]:
-    return [row for row in agent.json("query", "investigation", "--where", f"pid = {pid}")["rows"] if row["state"] == "done"]  # fmt: skip
+    return [
+        row for row in agent.json("query", "investigation", "--where", f"pid = {pid}")["rows"] if row["state"] == "done"
+    ]
 
 
-def test_a_slow_disk_is_looked_at(start: Callable[..., Agent], tmp_path: Path, slow_disk: tuple[FrozenDisk, str]) -> None:  # fmt: skip
-    """Rows say what the disk did and where the process slept; the finding goes by it; nothing stays attached; what it took is told."""
+def test_a_slow_disk_is_looked_at(
+    start: Callable[..., Agent], tmp_path: Path, slow_disk: tuple[FrozenDisk, str]
+) -> None:
+    """Rows say what the disk did and where the process slept; the finding goes by it; nothing stays attached; what it
+    took is told.
+    """
     below, device = slow_disk
     agent = start().ready()
     attached = sorted(tracepoints(agent.pid()))
@@ -133,7 +153,9 @@ def test_a_slow_disk_is_looked_at(start: Callable[..., Agent], tmp_path: Path, s
         assert look["reason"] is None
         assert {"offcpu", "block"} <= set(look["looked"].split())
         of_look = f"investigation = '{look['investigation']}'"
-        where = agent.json("query", "off_cpu", "--where", f"{of_look} and pid = {pid} and syscall = 'fsync' and kind = 'slow'")["rows"]  # fmt: skip
+        where = agent.json(
+            "query", "off_cpu", "--where", f"{of_look} and pid = {pid} and syscall = 'fsync' and kind = 'slow'"
+        )["rows"]
         assert sum(row["sum_ns"] for row in where) > look["interval_ns"] / 2
         assert any("fsync" in row["kernel_stack"] and "wait" in row["kernel_stack"] for row in where)
         assert {row["state"] for row in where} <= {"uninterruptible", "ready"}

@@ -1,4 +1,6 @@
-"""Two network namespaces, as of two containers, each with its Redis at the same address: a stall is blamed on the one that stalls."""
+"""Two network namespaces, as of two containers, each with its Redis at the same address: a stall is blamed on the one
+that stalls.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,10 @@ def test_each_container_s_stall_names_its_own_server(
 ) -> None:
     agent = start(config="prometheus: ''\nwithout: [tls]\n").ready()
     intake = str(agent.run_dir / "intake.sock")
-    clients = [subprocess.Popen(["nsenter", "-t", str(one.pid), "-n", sys.executable, str(PROGRAM), "6379", name, intake])
-               for one, name in zip(servers, ("first", "second"), strict=True)]  # fmt: skip
+    clients = [
+        subprocess.Popen(["nsenter", "-t", str(one.pid), "-n", sys.executable, str(PROGRAM), "6379", name, intake])
+        for one, name in zip(servers, ("first", "second"), strict=True)
+    ]
     try:
         time.sleep(7 * PATIENCE)
         for one in servers:  # not in one go, which is one act of somebody's

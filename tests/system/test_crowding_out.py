@@ -1,4 +1,6 @@
-"""What any user may map and run, made to take all that the agent has for files: it goes on, says what it left out, and still sees what root's programs do."""
+"""What any user may map and run, made to take all that the agent has for files: it goes on, says what it left out, and
+still sees what root's programs do.
+"""
 
 from __future__ import annotations
 
@@ -109,8 +111,24 @@ def folder() -> Iterator[Path]:
 def shake(tmp_path: Path) -> Callable[[Agent], int]:
     """Three handshakes of root's openssl with the system's library; how many of them the agent saw."""
     key, certificate = tmp_path / "key", tmp_path / "certificate"
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=x", "-keyout", key, "-out", certificate],
-                   check=True, capture_output=True)  # fmt: skip
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-subj",
+            "/CN=x",
+            "-keyout",
+            key,
+            "-out",
+            certificate,
+        ],
+        check=True,
+        capture_output=True,
+    )
 
     def make(agent: Agent) -> int:
         with socket.create_server(("127.0.0.1", 0)) as found:

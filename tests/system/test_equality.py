@@ -1,4 +1,6 @@
-"""What a program did, by its own account, against what `tickscope query` returns: the whole chain, prime counts, no loss."""
+"""What a program did, by its own account, against what `tickscope query` returns: the whole chain, prime counts, no
+loss.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def run(code: str, *args: str) -> tuple[int, str]:
 
 
 def no_loss(agent: Agent) -> None:
-    """But for runs of programs that the kernel left out, as the newest (7.2) does: that what was asked for has come is seen by its count."""
+    """But for runs of programs that the kernel left out, as the newest (7.2) does: that what was asked for has come is
+    seen by its count.
+    """
     rows = agent.json("query", "loss", "--where", "stage <> 'intake'")["rows"]
     assert [r for r in rows if not r["source"].endswith(" runs")] == []
 
@@ -132,7 +136,9 @@ def test_every_call_with_full_timing(start: Callable[..., Agent]) -> None:
 
 
 def test_a_wait_inside_a_reported_decision_is_a_row(start: Callable[..., Agent]) -> None:
-    """A limiter that asks a server over TCP, which answers late: the wait, with its peer, is what explains the decision."""
+    """A limiter that asks a server over TCP, which answers late: the wait, with its peer, is what explains the
+    decision.
+    """
     agent = start().ready()
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -1,4 +1,6 @@
-"""Collectors and ports that fail in their own ways, under the whole agent: it drains on, and says what was lost and why."""
+"""Collectors and ports that fail in their own ways, under the whole agent: it drains on, and says what was lost and
+why.
+"""
 
 from __future__ import annotations
 

@@ -160,8 +160,15 @@ def test_a_terminal_that_is_closed_ends_the_agent_cleanly(start: Callable[..., A
     agent.ready()
     assert agent.stop() == 130
     ours, theirs = pty.openpty()
-    on_terminal = subprocess.Popen([str(TICKSCOPE), "run"], env=agent.env, stdin=theirs, stdout=theirs, stderr=agent.errors.open("wb"),
-                                   start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))  # fmt: skip
+    on_terminal = subprocess.Popen(
+        [str(TICKSCOPE), "run"],
+        env=agent.env,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=agent.errors.open("wb"),
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
     os.close(theirs)
     while b"ready attached=" not in agent.errors.read_bytes():
         assert on_terminal.poll() is None, agent.log()
@@ -200,7 +207,9 @@ def test_decisions_that_wait_when_the_agent_is_told_to_stop_are_stored_and_malfo
 
 
 def test_reporters_that_have_ended_and_many_at_once_do_not_end_the_agent(start: Callable[..., Agent]) -> None:
-    """1,061 processes report, more than the kernel's map of them holds, and all have ended, unwaited for, when the agent reads."""
+    """1,061 processes report, more than the kernel's map of them holds, and all have ended, unwaited for, when the
+    agent reads.
+    """
     agent = start().ready()
     os.kill(agent.process.pid, signal.SIGSTOP)
     code = (

@@ -1,4 +1,6 @@
-"""Programs that do their work in other ways than C libraries do: io_uring, Java's own TLS, Node's OpenSSL within its executable."""
+"""Programs that do their work in other ways than C libraries do: io_uring, Java's own TLS, Node's OpenSSL within its
+executable.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ OPERATIONS, HANDSHAKES = 211, 7
 
 @contextmanager
 def finished(*command: str) -> Iterator[tuple[int, str]]:
-    """(pid, what it printed) of a program that has done its work, and lives until the block's end, so that it can be looked at."""
+    """(pid, what it printed) of a program that has done its work, and lives until the block's end, so that it can be
+    looked at.
+    """
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
         try:
@@ -33,10 +37,31 @@ def finished(*command: str) -> Iterator[tuple[int, str]]:
 def server(folder: Path) -> Iterator[int]:
     """The port of a TLS server."""
     key, certificate, port = str(folder / "key"), str(folder / "certificate"), free_port()
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=x", "-keyout", key, "-out", certificate],
-                   check=True, capture_output=True)  # fmt: skip
-    with subprocess.Popen(["openssl", "s_server", "-accept", f"127.0.0.1:{port}", "-key", key, "-cert", certificate], stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:  # fmt: skip
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-subj",
+            "/CN=x",
+            "-keyout",
+            key,
+            "-out",
+            certificate,
+        ],
+        check=True,
+        capture_output=True,
+    )
+    with subprocess.Popen(
+        ["openssl", "s_server", "-accept", f"127.0.0.1:{port}", "-key", key, "-cert", certificate],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
         assert process.stdout is not None
         while "ACCEPT" not in process.stdout.readline():
             assert process.poll() is None
@@ -55,7 +80,9 @@ def intact(agent: Agent) -> None:
 
 
 def test_io_uring(start: Callable[..., Agent], tmp_path: Path) -> None:
-    """Its calls are counted; what the ring does meanwhile is a wait of theirs, never a slow read, write or fsync of the program's."""
+    """Its calls are counted; what the ring does meanwhile is a wait of theirs, never a slow read, write or fsync of the
+    program's.
+    """
     if (
         Path("/proc/sys/kernel/io_uring_disabled").exists()
         and Path("/proc/sys/kernel/io_uring_disabled").read_text().strip() == "2"
@@ -77,7 +104,9 @@ def test_io_uring(start: Callable[..., Agent], tmp_path: Path) -> None:
 def test_runtimes_with_a_tls_of_their_own(
     start: Callable[..., Agent], tmp_path: Path, program: str, handshakes: int
 ) -> None:
-    """Node's is OpenSSL and is seen, Java's is its own and is not (docs/kernels.md); connections and calls of both are."""
+    """Node's is OpenSSL and is seen, Java's is its own and is not (docs/kernels.md); connections and calls of both
+    are.
+    """
     if not shutil.which(program):
         pytest.skip(f"there is no {program} on this host")
     agent = start("--syscalls", "full").ready()

@@ -1,4 +1,6 @@
-"""A store on a file system that really is full, or fails: what that costs is told while it lasts and after, exactly, and the memory of the agent stays bounded."""
+"""A store on a file system that really is full, or fails: what that costs is told while it lasts and after, exactly,
+and the memory of the agent stays bounded.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 class Flood:
-    """Some 10,000 decisions a second by a connection to the intake, and TCP connections, while in the block; ``sent`` counts the decisions."""
+    """Some 10,000 decisions a second by a connection to the intake, and TCP connections, while in the block; ``sent``
+    counts the decisions.
+    """
 
     def __init__(self, agent: Agent) -> None:
         self.sent, self._stop = 0, threading.Event()

@@ -1,4 +1,6 @@
-"""Files that anybody may run or map, made to hurt whoever examines them: the whole agent lives on, and still finds what it should."""
+"""Files that anybody may run or map, made to hurt whoever examines them: the whole agent lives on, and still finds what
+it should.
+"""
 
 from __future__ import annotations
 
@@ -63,9 +65,14 @@ def every_section(content: bytes, at: int, form: str, value: int) -> bytes:
 
 
 def go_that_lies(folder: Path) -> bytes:
-    """A program that says it was built by Go, with a text of no end; its data is found by its segment, without section headers."""
+    """A program that says it was built by Go, with a text of no end; its data is found by its segment, without section
+    headers.
+    """
     note = (MAGIC + bytes((8, INLINE))).ljust(32, b"\0") + b"\xff" * 64
-    source = f"#include <unistd.h>\nchar note[] __attribute__((aligned(16))) = {{{', '.join(map(str, note))}}};\nint main(void) {{ return sleep(600) + note[0]; }}"
+    source = (
+        f"#include <unistd.h>\nchar note[] __attribute__((aligned(16))) = {{{', '.join(map(str, note))}}};\nint"
+        " main(void) { return sleep(600) + note[0]; }"
+    )
     subprocess.run(
         ["gcc", "-x", "c", "-Wno-overflow", "-o", folder / "lying", "-"], input=source, text=True, check=True
     )
@@ -118,7 +125,9 @@ def intact(agent: Agent) -> None:
 
 
 def test_programs_made_to_hurt(agent: Agent, tmp_path: Path) -> None:
-    """Section headers of all kinds of nonsense, some in files of a terabyte; then a new copy of OpenSSL is found as ever."""
+    """Section headers of all kinds of nonsense, some in files of a terabyte; then a new copy of OpenSSL is found as
+    ever.
+    """
     tmp_path.chmod(0o755)
     memory = agent.status()["processes"][0]["pss_bytes"]
     children = []

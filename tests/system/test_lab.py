@@ -56,8 +56,26 @@ def nothing() -> dict[str, list[str]]:
 
 def test_faults_are_felt_written_down_and_replayed_and_nothing_stays(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = subprocess.run([str(TICKSCOPE), "lab", "run", "flock_held", "disk_frozen", "--duration", "1.5s", "--seed", "4", "--out", str(out), "-o", "json"],
-                          capture_output=True, text=True, timeout=120 * PATIENCE)  # fmt: skip
+    done = subprocess.run(
+        [
+            str(TICKSCOPE),
+            "lab",
+            "run",
+            "flock_held",
+            "disk_frozen",
+            "--duration",
+            "1.5s",
+            "--seed",
+            "4",
+            "--out",
+            str(out),
+            "-o",
+            "json",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120 * PATIENCE,
+    )
     assert done.returncode == 0, done.stderr
     assert left_behind() == nothing()
     truth = Truth.read(out)
@@ -75,7 +93,9 @@ def test_faults_are_felt_written_down_and_replayed_and_nothing_stays(tmp_path: P
 
 
 def test_faults_are_felt_from_the_mild_end_on(tmp_path: Path) -> None:
-    """Without an agent: the workload's own log says so. Not cpu_hog: its mild end depends on what else the processors do."""
+    """Without an agent: the workload's own log says so. Not cpu_hog: its mild end depends on what else the processors
+    do.
+    """
     names = (
         "flock_held",
         "posix_lock_held",

@@ -1,4 +1,6 @@
-"""What comes and goes leaves nothing behind: descriptors and memory of the agent's processes after many short-lived programs."""
+"""What comes and goes leaves nothing behind: descriptors and memory of the agent's processes after many short-lived
+programs.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,34 @@ def free_port() -> int:
 def test_many_programs_leave_nothing_behind(start: Callable[..., Agent], tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     key, certificate, port = str(tmp_path / "key"), str(tmp_path / "certificate"), free_port()
-    subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=x", "-keyout", key, "-out", certificate],
-                   check=True, capture_output=True)  # fmt: skip
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-subj",
+            "/CN=x",
+            "-keyout",
+            key,
+            "-out",
+            certificate,
+        ],
+        check=True,
+        capture_output=True,
+    )
     agent = start().ready()
     time.sleep(1)
     before, held = descriptors(agent), memory(agent)
     subprocess.run(["sh", "-c", f"for i in $(seq {PROGRAMS}); do /bin/true; done"], check=True)
-    server = subprocess.Popen(["openssl", "s_server", "-quiet", "-accept", f"127.0.0.1:{port}", "-key", key, "-cert", certificate],
-                              stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    server = subprocess.Popen(
+        ["openssl", "s_server", "-quiet", "-accept", f"127.0.0.1:{port}", "-key", key, "-cert", certificate],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         done = 0
         end = time.monotonic() + 120 * PATIENCE

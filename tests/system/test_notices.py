@@ -1,4 +1,6 @@
-"""Jump notices of a whole agent: hooks in status and /proc, acknowledgements on the metrics page, and steps of 1 us, undone."""
+"""Jump notices of a whole agent: hooks in status and /proc, acknowledgements on the metrics page, and steps of 1 us,
+undone.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,10 @@ def wait(what: Callable[[], Any]) -> Any:
 def test_notices_hooks_acknowledgements_status_and_metrics(start: Callable[..., Agent], tmp_path: Path) -> None:
     port = free_port()
     agent = start(
-        config=f"prometheus: 127.0.0.1:{port}\nnotices: {{exec: /bin/cat, redis: 'redis://127.0.0.1:1'}}\njump_threshold: 10ms\n"
+        config=(
+            f"prometheus: 127.0.0.1:{port}\nnotices: {{exec: /bin/cat, redis: 'redis://127.0.0.1:1'}}\njump_threshold:"
+            " 10ms\n"
+        )
     ).ready()
     agent.root.chmod(0o755)
     client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -85,11 +90,23 @@ def test_notices_hooks_acknowledgements_status_and_metrics(start: Callable[..., 
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
             return str(answer.read().decode())
 
-    lines = ('tickscope_clock_notices_acknowledged_total{tickscope_channel="socket"} 1\n', "tickscope_clock_pending_reanchorings 1\n",
-             'tickscope_clock_notices_failed_total{tickscope_channel="redis"} 2\n', 'ntp_jump_count_total{direction="forward"} 1\n',
-             'ntp_jump_count_total{direction="backward"} 1\n', "ntp_leap_indicator ", 'ntp_offset_seconds{tickscope_daemon="kernel"} ', "ntp_sync_status ",
-             'ntp_jump_size_seconds_count{direction="forward"} 1\n', "tickscope_clock_drift_ratio ", "tickscope_clock_frequency_ratio ", "tickscope_clock_max_error_seconds ",
-             'tickscope_probe_state{tickscope_probe="clock",tickscope_state="attached"} 1\n', 'tickscope_process_cpu_seconds_total{tickscope_role="agent"} ', "tickscope_store_size_bytes ")  # fmt: skip
+    lines = (
+        'tickscope_clock_notices_acknowledged_total{tickscope_channel="socket"} 1\n',
+        "tickscope_clock_pending_reanchorings 1\n",
+        'tickscope_clock_notices_failed_total{tickscope_channel="redis"} 2\n',
+        'ntp_jump_count_total{direction="forward"} 1\n',
+        'ntp_jump_count_total{direction="backward"} 1\n',
+        "ntp_leap_indicator ",
+        'ntp_offset_seconds{tickscope_daemon="kernel"} ',
+        "ntp_sync_status ",
+        'ntp_jump_size_seconds_count{direction="forward"} 1\n',
+        "tickscope_clock_drift_ratio ",
+        "tickscope_clock_frequency_ratio ",
+        "tickscope_clock_max_error_seconds ",
+        'tickscope_probe_state{tickscope_probe="clock",tickscope_state="attached"} 1\n',
+        'tickscope_process_cpu_seconds_total{tickscope_role="agent"} ',
+        "tickscope_store_size_bytes ",
+    )
     end = time.monotonic() + 20 * PATIENCE
     while missing := [line for line in lines if line not in page()]:  # a drift is the slope over ten seconds
         assert time.monotonic() < end, missing

@@ -1,4 +1,6 @@
-"""Programs that tell OpenTelemetry of their limiters: who they are the kernel says, and what is exported of them joins their traces."""
+"""Programs that tell OpenTelemetry of their limiters: who they are the kernel says, and what is exported of them joins
+their traces.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,15 @@ def test_decisions_have_their_process_and_their_trace(start: Callable[..., Agent
     http, grpc = free_port(), free_port()
     collector = StrictReceiver()
     try:
-        agent = start(config=f"prometheus: ''\notlp_receiver: {{http: {http}, grpc: {grpc}}}\notlp: {{endpoint: 'http://127.0.0.1:{collector.port}', decisions: all}}\n").ready()  # fmt: skip
-        with subprocess.Popen([sys.executable, "-c", PROGRAM, str(http), str(grpc)], stdout=subprocess.PIPE, text=True) as program:  # fmt: skip
+        agent = start(
+            config=(
+                f"prometheus: ''\notlp_receiver: {{http: {http}, grpc: {grpc}}}\notlp: {{endpoint:"
+                f" 'http://127.0.0.1:{collector.port}', decisions: all}}\n"
+            )
+        ).ready()
+        with subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(http), str(grpc)], stdout=subprocess.PIPE, text=True
+        ) as program:
             said = program.communicate(timeout=60 * PATIENCE)[0].split()
         told = set(zip(said[::2], said[1::2], strict=True))
         rows = agent.rows("limiter_decision", "source = 'otlp'", 10)
@@ -50,14 +59,23 @@ def test_decisions_have_their_process_and_their_trace(start: Callable[..., Agent
         assert rows[0]["comm"].startswith("python")
         end = time.monotonic() + 30 * PATIENCE
         while time.monotonic() < end:
-            joined = {(span.trace_id.hex(), span.parent_span_id.hex()) for span in collector.spans if span.name == "decision refused"}  # fmt: skip
+            joined = {
+                (span.trace_id.hex(), span.parent_span_id.hex())
+                for span in collector.spans
+                if span.name == "decision refused"
+            }
             if told <= joined:  # this host has other limiters, too
                 break
             time.sleep(0.1)
         assert told <= joined
         assert not collector.violations
         state = agent.status()["otlp_receiver"]
-        assert (state["http"], state["decisions"], state["ignored"], state["invalid"]) == (f"127.0.0.1:{http}", 10, 2, 0)  # fmt: skip
+        assert (state["http"], state["decisions"], state["ignored"], state["invalid"]) == (
+            f"127.0.0.1:{http}",
+            10,
+            2,
+            0,
+        )
         receiver = next(p for p in agent.status()["processes"] if p["role"] == "otlp receiver")
         assert (int(receiver["cap_eff"], 16), receiver["no_new_privs"]) == (0, True)
         assert receiver["uid"] != 0

@@ -1,4 +1,6 @@
-"""A real Prometheus server scrapes a real, fresh agent with our rules: the first event of a kind is seen, and the rule fires."""
+"""A real Prometheus server scrapes a real, fresh agent with our rules: the first event of a kind is seen, and the rule
+fires.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The sockets of a whole agent: while it starts, a process of its own user swaps their names; later somebody removes them, or the directory."""
+"""The sockets of a whole agent: while it starts, a process of its own user swaps their names; later somebody removes
+them, or the directory.
+"""
 
 from __future__ import annotations
 

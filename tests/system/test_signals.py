@@ -1,4 +1,6 @@
-"""Signals of a whole agent: an early Ctrl-C, a hang-up that is not its end, and what it tells of its findings where nobody watches it."""
+"""Signals of a whole agent: an early Ctrl-C, a hang-up that is not its end, and what it tells of its findings where
+nobody watches it.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,8 @@ def test_a_hang_up_has_the_settings_read_again_and_never_ends_the_agent(start: C
     agent.ready()
     agent.root.chmod(0o711)
     agent.config.write_text(
-        "prometheus: '127.0.0.1:1'\njump_threshold: 128ms\nmax_bytes: 1048576\npoll_s: 3600\nintake_keys: clear\nlog_format: json\n"
+        "prometheus: '127.0.0.1:1'\njump_threshold: 128ms\nmax_bytes: 1048576\npoll_s: 3600\nintake_keys:"
+        " clear\nlog_format: json\n"
     )
 
     def said(words: str) -> str:

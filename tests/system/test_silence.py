@@ -1,4 +1,6 @@
-"""A healthy, busy host: Redis under its own benchmark, a stream whose consumer keeps up, nginx asked by many clients, also by TLS. No finding."""
+"""A healthy, busy host: Redis under its own benchmark, a stream whose consumer keeps up, nginx asked by many clients,
+also by TLS. No finding.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ def running(*command: str) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def public() -> Iterator[Path]:
-    """A directory that nginx's worker may read; those above tmp_path are closed to it by each other pytest that starts."""
+    """A directory that nginx's worker may read; those above tmp_path are closed to it by each other pytest that
+    starts.
+    """
     with tempfile.TemporaryDirectory(prefix="tickscope-test-") as name:
         Path(name).chmod(0o755)
         yield Path(name)
@@ -108,9 +112,25 @@ def test_a_healthy_busy_host_has_no_finding(start: Callable[..., Agent], public:
     (public / "page").write_bytes(b"x" * 20_000)
     (public / "nginx.conf").write_text(NGINX.format(directory=public, plain=plain, tls=tls))
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", "/CN=localhost",
-         "-keyout", str(public / "key"), "-out", str(public / "cert")], check=True, capture_output=True,
-    )  # fmt: skip
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+            "-subj",
+            "/CN=localhost",
+            "-keyout",
+            str(public / "key"),
+            "-out",
+            str(public / "cert"),
+        ],
+        check=True,
+        capture_output=True,
+    )
     with (
         running("redis-server", "--port", str(redis), "--bind", "127.0.0.1", "--save", "", "--dir", str(public)),
         running("nginx", "-e", str(public / "nginx.log"), "-c", str(public / "nginx.conf")),

@@ -1,4 +1,6 @@
-"""A step of the wall clock between two agents on one store, 5 us and undone between two more: a row and a finding each, from the second."""
+"""A step of the wall clock between two agents on one store, 5 us and undone between two more: a row and a finding each,
+from the second.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Who may ask and where the agent may write: the group tickscope may, others and unusable places are told what to do."""
+"""Who may ask and where the agent may write: the group tickscope may, others and unusable places are told what to
+do.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,16 @@ import pytest
 from tests.system.agent import TICKSCOPE, Agent
 
 DECISIONS = 7
-VERBS = (("status",), ("query", "limiter_decision"), ("findings",), ("limiters",), ("queues",), ("probes",), ("clock", "history"),
-         ("sql", "SELECT 1"))  # fmt: skip
+VERBS = (
+    ("status",),
+    ("query", "limiter_decision"),
+    ("findings",),
+    ("limiters",),
+    ("queues",),
+    ("probes",),
+    ("clock", "history"),
+    ("sql", "SELECT 1"),
+)
 
 
 def ask(agent: Agent, groups: str, *argv: str) -> subprocess.CompletedProcess[str]:
@@ -49,8 +59,12 @@ def test_a_member_of_the_group_may_ask(agent: Agent) -> None:
     status = json.loads(answers["status",].stdout)
     assert status["pid"] == agent.pid()
     assert {p["pss_bytes"] for p in status["processes"]} == {None}  # the kernel shows that to root only
-    tail = subprocess.Popen(["setpriv", "--reuid=nobody", "--regid=nogroup", group, str(TICKSCOPE), "tail", "clock_offset"], env=agent.env,
-                            stdout=subprocess.PIPE, text=True)  # fmt: skip
+    tail = subprocess.Popen(
+        ["setpriv", "--reuid=nobody", "--regid=nogroup", group, str(TICKSCOPE), "tail", "clock_offset"],
+        env=agent.env,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert tail.stdout is not None
     with tail.stdout:
         assert json.loads(tail.stdout.readline())["real_mono_ns"]

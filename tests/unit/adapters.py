@@ -75,7 +75,9 @@ def columns(rows: np.ndarray, *names: str) -> list[tuple[Any, ...]]:
 
 
 class Program:
-    """A limited program that reads lines LIMITER COUNT: it asks so often, and says how often it was allowed and how many decisions are still to be told."""
+    """A limited program that reads lines LIMITER COUNT: it asks so often, and says how often it was allowed and how
+    many decisions are still to be told.
+    """
 
     def __init__(self, command: list[str]) -> None:
         self._running = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
@@ -94,7 +96,9 @@ class Program:
 
 
 def held_up_by_nobody(program: Program, limiter: str, place: Path, many: int) -> None:
-    """Without an agent, with one that reads nothing, with the next: each decision is told or counted. limiter: allows five."""
+    """Without an agent, with one that reads nothing, with the next: each decision is told or counted. limiter: allows
+    five.
+    """
     assert program.ask(limiter, 11) == (5, 11)  # no agent
     told = Told(place)
     time.sleep(2 * PAUSE_S)

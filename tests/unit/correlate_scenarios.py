@@ -1,4 +1,6 @@
-"""Synthetic batches for tests of the correlator: a healthy busy host, and what can go wrong on it. Seeded, no clock, no I/O."""
+"""Synthetic batches for tests of the correlator: a healthy busy host, and what can go wrong on it. Seeded, no clock, no
+I/O.
+"""
 
 from __future__ import annotations
 
@@ -146,9 +148,9 @@ class Host:
                     "pending": 3,
                     "consumers": consumers,
                     "in_per_s": self.rng.normal(incoming, incoming / 20, n).clip(0),
-                    "out_per_s": self.rng.normal(incoming if out is None else out, incoming / 20, n).clip(0)
-                    if out != 0
-                    else 0.0,
+                    "out_per_s": (
+                        self.rng.normal(incoming if out is None else out, incoming / 20, n).clip(0) if out != 0 else 0.0
+                    ),
                     "status": b"ok",
                     "poll_ns": (self.rng.lognormal(np.log(poll_ms * MS), 0.3, n)).astype(np.int64),
                 }
@@ -286,7 +288,9 @@ def run(
     tables: Collection[str] = ("finding",),
     each: Callable[[Correlator], object] = lambda _: None,
 ) -> list[Batch]:
-    """All findings (or what else the correlator makes) emitted while advancing to ``until`` seconds after T0; rows arrive before their watermark, in shuffled batches if asked. each: called after each advance."""
+    """All findings (or what else the correlator makes) emitted while advancing to ``until`` seconds after T0; rows
+    arrive before their watermark, in shuffled batches if asked. each: called after each advance.
+    """
     correlator = Correlator(config or CorrelatorConfig())
     pieces: list[tuple[int, Batch]] = []
     for table, rows in host.made:
@@ -409,8 +413,15 @@ def broker_down() -> Host:
             result=code("tcp_connect", "result", "failed"),
             errno=111,
         )
-        host.add("tcp_reset", 5, t_ns=T0 + 30 * S + np.arange(5) * 200 * MS, pid=APP_PID, proc_start_ns=START, peer=PEER,
-                 direction=code("tcp_reset", "direction", "received"))  # fmt: skip
+        host.add(
+            "tcp_reset",
+            5,
+            t_ns=T0 + 30 * S + np.arange(5) * 200 * MS,
+            pid=APP_PID,
+            proc_start_ns=START,
+            peer=PEER,
+            direction=code("tcp_reset", "direction", "received"),
+        )
 
     return around_stall(stall)
 

@@ -1,4 +1,7 @@
-"""What who means harm sends the receiver, each kind on connections of its own, again and again: ``python -m tests.unit.otlp_attacks HTTP GRPC [NAME...]``, ports; a name may come several times. Says ``at it`` when all have begun."""
+"""What who means harm sends the receiver, each kind on connections of its own, again and again: ``python -m
+tests.unit.otlp_attacks HTTP GRPC [NAME...]``, ports; a name may come several times. Says ``at it`` when all have
+begun.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,14 @@ def _deep_protobuf() -> bytes:
 
 def _request(path: bytes) -> bytes:
     """Literal fields, not indexed."""
-    fields = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", path), (b":authority", b"localhost"), (b"content-type", b"application/grpc"), (b"te", b"trailers")]  # fmt: skip
+    fields = [
+        (b":method", b"POST"),
+        (b":scheme", b"http"),
+        (b":path", path),
+        (b":authority", b"localhost"),
+        (b"content-type", b"application/grpc"),
+        (b"te", b"trailers"),
+    ]
     return b"".join(b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in fields)
 
 
@@ -71,7 +81,9 @@ def many_spans() -> Iterator[bytes]:
 
 
 def long_texts() -> Iterator[bytes]:
-    yield _http(spans({"rate_limiting.result": "x" * (_MOST // 4), "rate_limiting.key": "k" * (_MOST // 4)}), "x-protobuf")  # fmt: skip
+    yield _http(
+        spans({"rate_limiting.result": "x" * (_MOST // 4), "rate_limiting.key": "k" * (_MOST // 4)}), "x-protobuf"
+    )
 
 
 def long_numbers() -> Iterator[bytes]:
@@ -185,9 +197,31 @@ def _grpc_bombs(port: int) -> None:
                     export(body, timeout=5)
 
 
-HTTP: tuple[Callable[[], Iterator[bytes]], ...] = (deep_json, many_attributes, many_spans, long_texts, long_numbers, deep_protobuf, bombs, many_bombs, slow_head, pipelined,
-                                                   endless_chunks, endless_trailers, headers)  # fmt: skip
-GRPC: tuple[Callable[[], Iterator[bytes]], ...] = (rapid_reset, continuation, empty_continuation, pings, settings, windows, slow_message, empty_data)  # fmt: skip
+HTTP: tuple[Callable[[], Iterator[bytes]], ...] = (
+    deep_json,
+    many_attributes,
+    many_spans,
+    long_texts,
+    long_numbers,
+    deep_protobuf,
+    bombs,
+    many_bombs,
+    slow_head,
+    pipelined,
+    endless_chunks,
+    endless_trailers,
+    headers,
+)
+GRPC: tuple[Callable[[], Iterator[bytes]], ...] = (
+    rapid_reset,
+    continuation,
+    empty_continuation,
+    pings,
+    settings,
+    windows,
+    slow_message,
+    empty_data,
+)
 
 
 def _again(port: int, kind: Callable[[], Iterator[bytes]]) -> None:
@@ -201,8 +235,12 @@ def _again(port: int, kind: Callable[[], Iterator[bytes]]) -> None:
 
 def main() -> None:
     ports, wanted = (int(sys.argv[1]), int(sys.argv[2])), sys.argv[3:]
-    begun = [threading.Thread(target=_again, args=(port, kind), daemon=True) for port, kinds in zip(ports, (HTTP, GRPC), strict=True)
-             for kind in kinds for _ in range(wanted.count(kind.__name__) if wanted else 1)]  # fmt: skip
+    begun = [
+        threading.Thread(target=_again, args=(port, kind), daemon=True)
+        for port, kinds in zip(ports, (HTTP, GRPC), strict=True)
+        for kind in kinds
+        for _ in range(wanted.count(kind.__name__) if wanted else 1)
+    ]
     if not wanted or "grpc_bombs" in wanted:
         begun.append(threading.Thread(target=_grpc_bombs, args=(ports[1],), daemon=True))
     for one in begun:

@@ -1,4 +1,6 @@
-"""Requests of OTLP as programs send them, and hostile ones: ``python -m tests.unit.otlp_pieces [INPUTS]`` tries a million."""
+"""Requests of OTLP as programs send them, and hostile ones: ``python -m tests.unit.otlp_pieces [INPUTS]`` tries a
+million.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,25 @@ from agent.receiver.wire import KIND, NUMBER, PACKER, ROWS
 
 TRACE, SPAN = bytes(range(16)), bytes(range(8))
 BOOT = "2752239a-c739-4f43-818a-b2c872ba988f"
-_WORDS: list[object] = ["allowed", "REFUSED", "acquired", "", "x" * 300, True, False, 0, -1, 1 << 62, 0.5, float("nan"), float("inf"), -1e300, "17", "\udc80", "ü"]  # fmt: skip
+_WORDS: list[object] = [
+    "allowed",
+    "REFUSED",
+    "acquired",
+    "",
+    "x" * 300,
+    True,
+    False,
+    0,
+    -1,
+    1 << 62,
+    0.5,
+    float("nan"),
+    float("inf"),
+    -1e300,
+    "17",
+    "\udc80",
+    "ü",
+]
 
 
 def mapper(keys: str = "hashed") -> Mapper:
@@ -42,7 +62,14 @@ def put(attributes: Any, given: dict[str, Any]) -> None:
             one.string_value = value.encode("utf-8", "replace").decode()
 
 
-def spans(*given: dict[str, Any], service: str = "shop", boot_id: str = "", at_ns: int = 0, kind: int = 1, events: bool = False) -> bytes:  # fmt: skip
+def spans(
+    *given: dict[str, Any],
+    service: str = "shop",
+    boot_id: str = "",
+    at_ns: int = 0,
+    kind: int = 1,
+    events: bool = False,
+) -> bytes:
     """A request with a span for each set of attributes, which took 700 ns; events: as its events."""
     request = ExportTraceServiceRequest()
     resource = request.resource_spans.add()
@@ -51,8 +78,17 @@ def spans(*given: dict[str, Any], service: str = "shop", boot_id: str = "", at_n
     scope.scope.name, scope.scope.version = "acme.limiter", "3.1"
     end_ns = at_ns or time.time_ns()
     for attributes in given:
-        span = scope.spans.add(trace_id=TRACE, span_id=SPAN, name="limit", kind=kind, start_time_unix_nano=end_ns - 700, end_time_unix_nano=end_ns)  # fmt: skip
-        put(span.events.add(name="limited", time_unix_nano=end_ns).attributes if events else span.attributes, attributes)  # fmt: skip
+        span = scope.spans.add(
+            trace_id=TRACE,
+            span_id=SPAN,
+            name="limit",
+            kind=kind,
+            start_time_unix_nano=end_ns - 700,
+            end_time_unix_nano=end_ns,
+        )
+        put(
+            span.events.add(name="limited", time_unix_nano=end_ns).attributes if events else span.attributes, attributes
+        )
     return bytes(request.SerializeToString())
 
 
@@ -60,7 +96,12 @@ def logs(*given: dict[str, Any], at_ns: int = 0) -> bytes:
     request = ExportLogsServiceRequest()
     scope = request.resource_logs.add().scope_logs.add()
     for attributes in given:
-        put(scope.log_records.add(trace_id=TRACE, span_id=SPAN, observed_time_unix_nano=at_ns or time.time_ns()).attributes, attributes)  # fmt: skip
+        put(
+            scope.log_records.add(
+                trace_id=TRACE, span_id=SPAN, observed_time_unix_nano=at_ns or time.time_ns()
+            ).attributes,
+            attributes,
+        )
     return bytes(request.SerializeToString())
 
 
@@ -83,7 +124,9 @@ def read(signal: str, data: bytes, is_json: bool = False, keys: str = "hashed") 
 
 
 def tried(data: bytes, signal: str, is_json: bool) -> int:
-    """How many decisions come of this, each of which the agent takes. Raises nothing that the receiver does not expect."""
+    """How many decisions come of this, each of which the agent takes. Raises nothing that the receiver does not
+    expect.
+    """
     made = 0
     one = mapper()
     try:

@@ -1,4 +1,5 @@
-"""Hostile inputs for the parsers of limiters that are nobody else's: ``python -m tests.unit.parser_pieces [INPUTS] [NAME...]`` tries a million of each.
+"""Hostile inputs for the parsers of limiters that are nobody else's: ``python -m tests.unit.parser_pieces [INPUTS]
+[NAME...]`` tries a million of each.
 
 What comes over connections has its own: redis_pieces.py (RESP, records of the kernel), otlp_pieces.py (OTLP).
 """
@@ -34,8 +35,64 @@ from agent.limiters.functions.words import parse as word
 from agent.limiters.script import VALUES, RedisCall, expression
 from tests.unit.hostile_elf import many_returns
 
-_STRANGE: list[Any] = [None, True, False, 0, -1, 1 << 63, 1 << 70, -1.5, 1e308, float("inf"), float("nan"), "", "\0", "ü", "\ud800", "x" * 600, [], {}, [1, [2]], {"a": {"b": 1}}, "..", "1..0", "..-1", "other"]  # fmt: skip
-_WORDS = ["ax", "rdi", "edi", "di+24", "(ax+8)+16", "limiter+8", "sp+8", "xmm0", "i32", "f64", "bool", "int", "ms", "s", "+", "(", ")", "reply.0", "arg.1", "key.99", "match.0", ">", "==", "/", "-", "-0", "1e9", "99999", "4096", "eax+ 4095"]  # fmt: skip
+_STRANGE: list[Any] = [
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1 << 63,
+    1 << 70,
+    -1.5,
+    1e308,
+    float("inf"),
+    float("nan"),
+    "",
+    "\0",
+    "ü",
+    "\ud800",
+    "x" * 600,
+    [],
+    {},
+    [1, [2]],
+    {"a": {"b": 1}},
+    "..",
+    "1..0",
+    "..-1",
+    "other",
+]
+_WORDS = [
+    "ax",
+    "rdi",
+    "edi",
+    "di+24",
+    "(ax+8)+16",
+    "limiter+8",
+    "sp+8",
+    "xmm0",
+    "i32",
+    "f64",
+    "bool",
+    "int",
+    "ms",
+    "s",
+    "+",
+    "(",
+    ")",
+    "reply.0",
+    "arg.1",
+    "key.99",
+    "match.0",
+    ">",
+    "==",
+    "/",
+    "-",
+    "-0",
+    "1e9",
+    "99999",
+    "4096",
+    "eax+ 4095",
+]
 _CODE = bytes.fromhex(
     "493b6610760a554889e54883ec10488944242048895c2428f0480fb10d00000000e800000000eb0cc3c5f8778b0424ff24c500000000f30f1efa3effe0c3"
 )
@@ -68,7 +125,13 @@ def section(rng: random.Random, keys: Sequence[str], most: int = 5) -> dict[str,
 
 
 def message(rng: random.Random) -> None:
-    given = {"limiter": "a", "result": "allowed", "key": "k", **dict.fromkeys(FLOATS, 1.5), **dict.fromkeys(INTEGERS, 7)}  # fmt: skip
+    given = {
+        "limiter": "a",
+        "result": "allowed",
+        "key": "k",
+        **dict.fromkeys(FLOATS, 1.5),
+        **dict.fromkeys(INTEGERS, 7),
+    }
     given |= section(rng, ["limiter", "result", "key", "t_ns", "trace_id", "library", "dropped", *FLOATS, *INTEGERS], 2)
     if rng.random() < 0.5:
         given |= {name: rng.choice([0, 3, 2.5, 1 << 40]) for name in given if name not in ("limiter", "result")}
@@ -101,16 +164,49 @@ def values(rng: random.Random) -> None:
 
 def answers(rng: random.Random) -> None:
     good: list[Any] = [0, 1, 7, "2..5", "..-1", "9..", [3, "4..6"], "other"]
-    given = {name: rng.choice(good) if rng.random() < 0.8 else rng.choices(_STRANGE, k=3) for name in rng.sample(list(meanings.CODES), 2)}  # fmt: skip
+    given = {
+        name: rng.choice(good) if rng.random() < 0.8 else rng.choices(_STRANGE, k=3)
+        for name in rng.sample(list(meanings.CODES), 2)
+    }
     meanings.parse(given)
 
 
 def functions(rng: random.Random) -> None:
     """What is wrong with one is kept beside it; ``limiter_functions`` that are no list are refused."""
-    one: dict[str, Any] = {"name": "a", "program": "/bin/a", "language": rng.choice(["go", "c"]), "symbol": "f", "results": {"result": "bool ax"}}  # fmt: skip
+    one: dict[str, Any] = {
+        "name": "a",
+        "program": "/bin/a",
+        "language": rng.choice(["go", "c"]),
+        "symbol": "f",
+        "results": {"result": "bool ax"},
+    }
     if rng.random() < 0.6:
-        one |= section(rng, ["name", "program", "build_id", "language", "symbol", "address", "offset", "algorithm", "clock", "window", "limit", "per_s", "burst", "slots", "arguments", "results"], 2)  # fmt: skip
-    for part, keys in (("arguments", ["limiter", "key", "key_size", "cost", "limit", "now"]), ("results", ["result", "wait", "error", "remaining", "allowed", "refused"])):  # fmt: skip
+        one |= section(
+            rng,
+            [
+                "name",
+                "program",
+                "build_id",
+                "language",
+                "symbol",
+                "address",
+                "offset",
+                "algorithm",
+                "clock",
+                "window",
+                "limit",
+                "per_s",
+                "burst",
+                "slots",
+                "arguments",
+                "results",
+            ],
+            2,
+        )
+    for part, keys in (
+        ("arguments", ["limiter", "key", "key_size", "cost", "limit", "now"]),
+        ("results", ["result", "wait", "error", "remaining", "allowed", "refused"]),
+    ):
         if rng.random() < 0.3:
             one[part] = section(rng, keys, 2)
     kept = settings.entries(rng.choice([[one], [one], [one, one], one, "x"]), "t.yaml", {})
@@ -121,7 +217,15 @@ def functions(rng: random.Random) -> None:
 
 def scripts(rng: random.Random) -> None:
     one = {"command": "CL.X", "key": "a:", "allowed": "reply.0 == 1", "limit": "arg.0"}
-    script_settings.parse({"a": {**one, **section(rng, ["script", "function", "command", "key", "allowed", "step_immune", *VALUES], 2)} if rng.random() < 0.9 else value(rng)})  # fmt: skip
+    script_settings.parse(
+        {
+            "a": (
+                {**one, **section(rng, ["script", "function", "command", "key", "allowed", "step_immune", *VALUES], 2)}
+                if rng.random() < 0.9
+                else value(rng)
+            )
+        }
+    )
 
 
 def models(rng: random.Random) -> None:
@@ -129,12 +233,18 @@ def models(rng: random.Random) -> None:
     model_settings.parse({"a*": {**one, **section(rng, model_settings.KEYS, 2)} if rng.random() < 0.9 else value(rng)})
 
 
-_YAML = b"limiter_functions:\n  - name: a  # x\n    arguments: {limiter: ax, key: 'si'}\n    allowed: [1, 2..3]\nlimiter_names:\n  \"a*\": b\n"
+_YAML = (
+    b"limiter_functions:\n  - name: a  # x\n    arguments: {limiter: ax, key: 'si'}\n    allowed: [1,"
+    b' 2..3]\nlimiter_names:\n  "a*": b\n'
+)
 
 
 def yaml(rng: random.Random) -> None:
     text = mutated(rng, _YAML, 8).decode("utf-8", "replace")
-    settings_file(Path("t.yaml"), text + rng.choice(["", "\n&a [*a]", "[" * 50, "\n? [a]\n: 1", "\n? {a: 1}\n: 1", "\n!!python/object:x {}"]))  # fmt: skip
+    settings_file(
+        Path("t.yaml"),
+        text + rng.choice(["", "\n&a [*a]", "[" * 50, "\n? [a]\n: 1", "\n? {a: 1}\n: 1", "\n!!python/object:x {}"]),
+    )
 
 
 def code(rng: random.Random) -> None:
@@ -150,7 +260,9 @@ def tables(rng: random.Random) -> None:
         gopcln.pc_values(mutated(rng, bytes((2, 4, 1, 8, 130, 1, 3, 0))), rng.choice((1, 4)), rng.randrange(1 << 20))
     with suppress(ElfError):
         gopcln.parse_func(rng.randbytes(rng.randrange(60)), rng.choice((4, 8)))
-    header = rng.choice(gopcln.magics(1)) + b"".join(rng.choice((1, 80, 200, 1 << 20, 1 << 63)).to_bytes(8, "little") for _ in range(8))  # fmt: skip
+    header = rng.choice(gopcln.magics(1)) + b"".join(
+        rng.choice((1, 80, 200, 1 << 20, 1 << 63)).to_bytes(8, "little") for _ in range(8)
+    )
     gopcln.parse(mutated(rng, header) if rng.random() < 0.5 else header, rng.choice((300, 1 << 20)))
 
 
@@ -167,15 +279,32 @@ def names(rng: random.Random) -> None:
     nearest(text, {"shop::inc": "a", "inc": "b"})
 
 
-_SOURCE = "#include <string.h>\nint left;\nint allow(const char *k, int n) { if (strlen(k) + n > (unsigned)left) return 0; left -= n; return 1; }\nint outer(int n) { return allow(\"a\", n); }\n"  # fmt: skip
-_ASKED = {"library": "own:a", "entry": "e", "left": "l", "returned": "r", "address": None, "offset": None, "build_id": "", "mapped": True}  # fmt: skip
+_SOURCE = (
+    "#include <string.h>\nint left;\nint allow(const char *k, int n) { if (strlen(k) + n > (unsigned)left) return 0;"
+    ' left -= n; return 1; }\nint outer(int n) { return allow("a", n); }\n'
+)
+_ASKED = {
+    "library": "own:a",
+    "entry": "e",
+    "left": "l",
+    "returned": "r",
+    "address": None,
+    "offset": None,
+    "build_id": "",
+    "mapped": True,
+}
 
 
 @cache
 def _library() -> bytes:
     with tempfile.TemporaryDirectory() as here:
         out = Path(here) / "a.so"
-        subprocess.run(["gcc", "-O1", "-s", "-fPIC", "-shared", "-nostartfiles", "-x", "c", "-", "-o", out], input=_SOURCE, text=True, check=True)  # fmt: skip
+        subprocess.run(
+            ["gcc", "-O1", "-s", "-fPIC", "-shared", "-nostartfiles", "-x", "c", "-", "-o", out],
+            input=_SOURCE,
+            text=True,
+            check=True,
+        )
         return out.read_bytes()
 
 
@@ -193,7 +322,19 @@ class _File:
         os.pwrite(self.fd, self.content, 0)
         for _ in range(rng.choice((1, 1, 3, 20))):
             at = rng.choice((rng.randrange(0x200), rng.choice(self.said), rng.choice(self.said)))
-            os.pwrite(self.fd, rng.choice((b"\xff" * 8, bytes(8), rng.randbytes(8), rng.randbytes(1), (1 << rng.randrange(64)).to_bytes(8, "little"))), at)  # fmt: skip
+            os.pwrite(
+                self.fd,
+                rng.choice(
+                    (
+                        b"\xff" * 8,
+                        bytes(8),
+                        rng.randbytes(8),
+                        rng.randbytes(1),
+                        (1 << rng.randrange(64)).to_bytes(8, "little"),
+                    )
+                ),
+                at,
+            )
         if rng.random() < 0.1:
             os.ftruncate(self.fd, rng.randrange(len(self.content)))
         return self.fd
@@ -209,7 +350,11 @@ def elf(rng: random.Random) -> None:
     with suppress(ElfError):
         openssl.facts([fd], program=rng.random() < 0.5)
     one = {**_ASKED, "symbol": rng.choice(("allow", "outer", "nothing")), "language": rng.choice(("c", "c++", "rust"))}
-    facts = ownfunction.facts([fd], [one if rng.random() < 0.5 else {**one, "symbol": "", "address": rng.randrange(0x3000)}], near=rng.random() < 0.1)  # fmt: skip
+    facts = ownfunction.facts(
+        [fd],
+        [one if rng.random() < 0.5 else {**one, "symbol": "", "address": rng.randrange(0x3000)}],
+        near=rng.random() < 0.1,
+    )
     opened = Elf(fd)
     function_at(opened, rng.randrange(0x3000))
     opened.symbols([b"strlen", b"left"])
@@ -225,10 +370,21 @@ def go(rng: random.Random) -> None:
 
 #: What each may say of an input, beside taking it.
 PARSERS: dict[str, tuple[Callable[[random.Random], None], tuple[type[BaseException], ...]]] = {
-    "message": (message, (ValueError, RecursionError)), "places": (places, (WordError,)), "values": (values, (ValueError,)), "answers": (answers, (ValueError,)),
-    "functions": (functions, (AgentError,)), "scripts": (scripts, (AgentError,)), "models": (models, (AgentError,)), "yaml": (yaml, (AgentError,)), "code": (code, (ElfError,)),
-    "tables": (tables, (ElfError,)), "build": (build, ()), "names": (names, ()), "elf": (elf, (ElfError, OSError)), "go": (go, (ElfError, OSError)),
-}  # fmt: skip
+    "message": (message, (ValueError, RecursionError)),
+    "places": (places, (WordError,)),
+    "values": (values, (ValueError,)),
+    "answers": (answers, (ValueError,)),
+    "functions": (functions, (AgentError,)),
+    "scripts": (scripts, (AgentError,)),
+    "models": (models, (AgentError,)),
+    "yaml": (yaml, (AgentError,)),
+    "code": (code, (ElfError,)),
+    "tables": (tables, (ElfError,)),
+    "build": (build, ()),
+    "names": (names, ()),
+    "elf": (elf, (ElfError, OSError)),
+    "go": (go, (ElfError, OSError)),
+}
 
 
 def attack(name: str, inputs: int, seed: int = 1) -> Counter[str]:

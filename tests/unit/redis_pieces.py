@@ -1,4 +1,6 @@
-"""Records as the kernel's programs make them, of a connection that is played, and hostile ones: ``python -m tests.unit.redis_pieces [INPUTS]`` tries a million."""
+"""Records as the kernel's programs make them, of a connection that is played, and hostile ones: ``python -m
+tests.unit.redis_pieces [INPUTS]`` tries a million.
+"""
 
 from __future__ import annotations
 
@@ -99,15 +101,32 @@ def _mutated(rng: random.Random, data: bytes) -> bytes:
 
 
 _GOOD: tuple[bytes, ...] = (
-    request("EVALSHA", "a" * 40, 1, "rate:u", 5, 5, 1, 1), request("CL.THROTTLE", "u", 15, 30, 60, 1), request("EVAL", "return redis.call('incr', KEYS[1])", 1, "limit:u"),
-    request("FCALL", "limit", 2, "a", "b", 3), request("INCR", "w:1") + request("EXPIRE", "w:1", 10), request("MULTI") + request("INCR", "w:2") + request("EXEC"),
-    request("ZREMRANGEBYSCORE", "z:1", 0, 5) + request("ZCARD", "z:1"), b"PING\r\n", b"*4\r\n:1\r\n:4\r\n$2\r\n-1\r\n$3\r\n0.2\r\n", b"%1\r\n+a\r\n*2\r\n#t\r\n,1.5\r\n",
-    b"*1\r\n*2\r\n:1\r\n:0\r\n", b"+QUEUED\r\n", b"-NOSCRIPT no\r\n", b"_\r\n", b"=5\r\ntxt:a\r\n", b"(123\r\n", b"|1\r\n+ttl\r\n:3\r\n:1\r\n", b"~1\r\n:1\r\n", b">2\r\n+a\r\n+b\r\n",
-)  # fmt: skip
+    request("EVALSHA", "a" * 40, 1, "rate:u", 5, 5, 1, 1),
+    request("CL.THROTTLE", "u", 15, 30, 60, 1),
+    request("EVAL", "return redis.call('incr', KEYS[1])", 1, "limit:u"),
+    request("FCALL", "limit", 2, "a", "b", 3),
+    request("INCR", "w:1") + request("EXPIRE", "w:1", 10),
+    request("MULTI") + request("INCR", "w:2") + request("EXEC"),
+    request("ZREMRANGEBYSCORE", "z:1", 0, 5) + request("ZCARD", "z:1"),
+    b"PING\r\n",
+    b"*4\r\n:1\r\n:4\r\n$2\r\n-1\r\n$3\r\n0.2\r\n",
+    b"%1\r\n+a\r\n*2\r\n#t\r\n,1.5\r\n",
+    b"*1\r\n*2\r\n:1\r\n:0\r\n",
+    b"+QUEUED\r\n",
+    b"-NOSCRIPT no\r\n",
+    b"_\r\n",
+    b"=5\r\ntxt:a\r\n",
+    b"(123\r\n",
+    b"|1\r\n+ttl\r\n:3\r\n:1\r\n",
+    b"~1\r\n:1\r\n",
+    b">2\r\n+a\r\n+b\r\n",
+)
 
 
 def attack(inputs: int, seed: int = 1) -> dict[str, int]:
-    """So many hostile inputs: to the parser, in pieces of any size, and to connections. Nothing but Garbage may come out of the first, nothing at all out of the second."""
+    """So many hostile inputs: to the parser, in pieces of any size, and to connections. Nothing but Garbage may come
+    out of the first, nothing at all out of the second.
+    """
     rng, counts = random.Random(seed), {"messages": 0, "garbage": 0, "rows": 0}
     reader = RedisReader(Limiters())
     for n in range(inputs):

@@ -1,4 +1,6 @@
-"""The adapter for Python's limiters, with the real libraries: each decision is told as it was, and nobody is held up, whatever the agent does."""
+"""The adapter for Python's limiters, with the real libraries: each decision is told as it was, and nobody is held up,
+whatever the agent does.
+"""
 
 from __future__ import annotations
 
@@ -328,7 +330,10 @@ def test_anothers_flood_keeps_none_of_it_out(adapter: Any, told: Told, place: Pa
 
 
 def test_it_needs_nothing_but_the_standard_library() -> None:
-    code = "import sys; sys.modules.update(dict.fromkeys(['limits', 'pyrate_limiter', 'slowapi'])); import tickscope_limiters"
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['limits', 'pyrate_limiter', 'slowapi'])); import"
+        " tickscope_limiters"
+    )
     done = subprocess.run(
         [sys.executable, "-S", "-c", code],
         cwd=ADAPTERS,

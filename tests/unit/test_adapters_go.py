@@ -1,4 +1,6 @@
-"""The adapter for Go, copied into a program with real limiters: each answer is told as it was, and nobody is held up, whatever the agent does."""
+"""The adapter for Go, copied into a program with real limiters: each answer is told as it was, and nobody is held up,
+whatever the agent does.
+"""
 
 from __future__ import annotations
 

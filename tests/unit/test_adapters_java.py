@@ -1,4 +1,6 @@
-"""The adapters for Java, with Bucket4j, Resilience4j and Guava: each answer is told as it was, and nobody is held up, whatever the agent does."""
+"""The adapters for Java, with Bucket4j, Resilience4j and Guava: each answer is told as it was, and nobody is held up,
+whatever the agent does.
+"""
 
 from __future__ import annotations
 

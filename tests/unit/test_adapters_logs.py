@@ -1,4 +1,6 @@
-"""nginx and HAProxy tell what they decide in their logs, and nginx's Lua by itself, straight to the intake: each answer once, and no request waits for it."""
+"""nginx and HAProxy tell what they decide in their logs, and nginx's Lua by itself, straight to the intake: each answer
+once, and no request waits for it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The adapter for Node, with express-rate-limit and rate-limiter-flexible: each answer is told as it was, and nobody is held up, whatever the agent does."""
+"""The adapter for Node, with express-rate-limit and rate-limiter-flexible: each answer is told as it was, and nobody is
+held up, whatever the agent does.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(SOURCES, path, dirs_exist_ok=True)
     if shutil.which("npm") is None:
         pytest.skip("no npm: Node's limiters come by it")
-    got = subprocess.run(["npm", "install", "--silent", "--no-audit", "--no-fund"], cwd=path, capture_output=True, text=True)  # fmt: skip
+    got = subprocess.run(
+        ["npm", "install", "--silent", "--no-audit", "--no-fund"], cwd=path, capture_output=True, text=True
+    )
     if got.returncode:
         pytest.skip(f"the limiters cannot be had: {(got.stdout + got.stderr)[-300:]}")
     return path
@@ -39,7 +43,12 @@ def run(tmp_path: Path) -> Iterator[Callable[[Path], Program]]:
     started: list[Program] = []
 
     def run(here: Path) -> Program:
-        command = [str(NODE), str(here / "limiters.js"), str(ADAPTERS / "tickscope.js"), str(tmp_path / "intake.stream.sock")]  # fmt: skip
+        command = [
+            str(NODE),
+            str(here / "limiters.js"),
+            str(ADAPTERS / "tickscope.js"),
+            str(tmp_path / "intake.stream.sock"),
+        ]
         started.append(Program(command))
         return started[-1]
 
@@ -59,12 +68,17 @@ def test_each_answer_of_real_limiters_is_told_as_it_was(
         assert told.results()[-11:] == ["allowed"] * 5 + ["refused"] * 6
         left, burst, cost = ([8, 6, 4, 2, 0], 10, 2) if name == "login" else ([4, 3, 2, 1, 0], 5, 1)
         assert rows["remaining"].tolist() == left + [0] * 6
-        assert columns(rows, "limiter_id", "pid", "burst", "window_ns", "cost") == [(name.encode(), program.pid, burst, 60 * 10**9, cost)]  # fmt: skip
+        assert columns(rows, "limiter_id", "pid", "burst", "window_ns", "cost") == [
+            (name.encode(), program.pid, burst, 60 * 10**9, cost)
+        ]
         assert (rows["duration_ns"] > 0).all()
         assert (np.abs(rows["program_wall_ns"] - time.time_ns()) < 600 * 10**9).all()
     key = hashed("customer 17")
     assert columns(told.rows, "limiter_id", "library", "key") == [
-        (b"api", b"express-rate-limit", key), (b"old", b"express-rate-limit", b""), (b"login", b"rate-limiter-flexible", key)]  # fmt: skip
+        (b"api", b"express-rate-limit", key),
+        (b"old", b"express-rate-limit", b""),
+        (b"login", b"rate-limiter-flexible", key),
+    ]
     told.close()
 
 
@@ -72,7 +86,9 @@ def test_express_rate_limit_decides_as_its_model_does(libraries: Path) -> None:
     for seed, (limit, rate, _) in enumerate(TRIALS):
         ms = times(seed, rate) // 1_000_000
         given = json.dumps({"times": ms.tolist(), "window": limit.window_ns // 1_000_000, "limit": limit.count})
-        done = subprocess.run([str(NODE), "store.js"], cwd=libraries, input=given, capture_output=True, text=True, check=True)  # fmt: skip
+        done = subprocess.run(
+            [str(NODE), "store.js"], cwd=libraries, input=given, capture_output=True, text=True, check=True
+        )
         real = np.array([one == "1" for one in done.stdout.strip()])
         same("fixed window, from its first request", limit, ms * 1_000_000, np.ones(len(ms)), real.tolist())
 
@@ -89,9 +105,18 @@ def test_it_has_a_queue_of_its_own(run: Callable[[Path], Program], tmp_path: Pat
 
 def test_a_program_ends_though_its_socket_is_open(tmp_path: Path) -> None:
     told = Told(tmp_path)
-    code = "const t = require(process.argv[1]); t.path = process.argv[2]; t.tell('once', 'allowed'); setTimeout(() => t.tell('odd', 'refused', {cost: 1n}), 50); setTimeout(() => {}, 100)"
+    code = (
+        "const t = require(process.argv[1]); t.path = process.argv[2]; t.tell('once', 'allowed'); setTimeout(() =>"
+        " t.tell('odd', 'refused', {cost: 1n}), 50); setTimeout(() => {}, 100)"
+    )
     where = [str(ADAPTERS / "tickscope.js"), str(tmp_path / "intake.stream.sock")]
-    done = subprocess.run([str(NODE), "-e", code, *where], timeout=60, check=True, capture_output=True, env={**os.environ, "NODE_OPTIONS": ""})  # fmt: skip
+    done = subprocess.run(
+        [str(NODE), "-e", code, *where],
+        timeout=60,
+        check=True,
+        capture_output=True,
+        env={**os.environ, "NODE_OPTIONS": ""},
+    )
     assert done.stderr == b""
     assert told.until(1)["limiter_id"].tolist() == [b"once"], "a cost that is no JSON"
     told.close()

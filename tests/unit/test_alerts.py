@@ -81,11 +81,16 @@ def test_each_rule_fires_on_what_it_is_for_and_not_before(tmp_path: Path) -> Non
             "exp_annotations": annotations,
         }
         after = 11 + _MINUTES[rule.lasts]
-        groups.append({
-            "interval": "1m", "input_series": [{"series": f'{name}{instance}instance="web1"}}', "values": values}],
-            "alert_rule_test": [{"eval_time": "9m", "alertname": rule.alert, "exp_alerts": []},
-                                {"eval_time": f"{after}m", "alertname": rule.alert, "exp_alerts": [fired]}],
-        })  # fmt: skip
+        groups.append(
+            {
+                "interval": "1m",
+                "input_series": [{"series": f'{name}{instance}instance="web1"}}', "values": values}],
+                "alert_rule_test": [
+                    {"eval_time": "9m", "alertname": rule.alert, "exp_alerts": []},
+                    {"eval_time": f"{after}m", "alertname": rule.alert, "exp_alerts": [fired]},
+                ],
+            }
+        )
     file = tmp_path / "rules_test.yml"
     file.write_text(json.dumps({"rule_files": [str(_FILE)], "evaluation_interval": "1m", "tests": groups}))
     done = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True)

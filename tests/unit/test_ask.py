@@ -29,11 +29,21 @@ from tests.unit.test_query import write
 S = 10**9
 V4 = np.array([b"\0" * 10 + b"\xff\xff" + bytes([10, 0, 0, i]) for i in range(7)], "V16")
 VERBS = (
-    ["query", "tcp_connect"], ["query", "tcp_connect", "--group-by", "comm,result"], ["query", "tcp_connect", "--top", "3", "--columns", "comm"],
-    ["query", "tcp_connect", "--limit", "4", "--columns", "wall_ns,pid"], ["query", "tcp_connect", "--where", "comm IN (SELECT comm FROM limiter_decision)"],
-    ["query", "finding"], ["sql", "SELECT comm, count(*) n FROM tcp_connect GROUP BY ALL ORDER BY ALL", "--since", "boot+70"], ["findings"], ["findings", "--open"],
-    ["explain", "abc"], ["limiters", "--since", "boot+1"], ["queues", "--since", "boot+1"], ["clock", "history"], ["clock", "convert", "boot+75"],
-)  # fmt: skip
+    ["query", "tcp_connect"],
+    ["query", "tcp_connect", "--group-by", "comm,result"],
+    ["query", "tcp_connect", "--top", "3", "--columns", "comm"],
+    ["query", "tcp_connect", "--limit", "4", "--columns", "wall_ns,pid"],
+    ["query", "tcp_connect", "--where", "comm IN (SELECT comm FROM limiter_decision)"],
+    ["query", "finding"],
+    ["sql", "SELECT comm, count(*) n FROM tcp_connect GROUP BY ALL ORDER BY ALL", "--since", "boot+70"],
+    ["findings"],
+    ["findings", "--open"],
+    ["explain", "abc"],
+    ["limiters", "--since", "boot+1"],
+    ["queues", "--since", "boot+1"],
+    ["clock", "history"],
+    ["clock", "convert", "boot+75"],
+)
 
 
 def batches() -> list[Batch]:
@@ -52,18 +62,71 @@ def batches() -> list[Batch]:
         "sentence": [b"it was so", b"one 'quoted'", b"it was not so"],
     }
     return [
-        make("clock_offset", 3, t_ns=[10 * S, 60 * S, 80 * S], real_mono_ns=[10**18, 10**18, 10**18 - S], boot_mono_ns=0, err_ns=7, freq_ppb=5, cut=[0, 0, 1]),
+        make(
+            "clock_offset",
+            3,
+            t_ns=[10 * S, 60 * S, 80 * S],
+            real_mono_ns=[10**18, 10**18, 10**18 - S],
+            boot_mono_ns=0,
+            err_ns=7,
+            freq_ppb=5,
+            cut=[0, 0, 1],
+        ),
         make("clock_change", 1, t_ns=80 * S, kind=0, via=b"clock_settime", pid=5, comm=b"date", size_ns=-S),
-        make("tcp_connect", 7, t_ns=t, comm=[b"a", b"b", b"a", b"", b"a", b"b", b"c"], pid=np.arange(7), daddr=V4, result=[0, 0, 2, 1, 0, -1, 0], duration_ns=t // 7),
-        make("limiter_decision", 7, t_ns=t, comm=[b"a", b"b"] + [b"a"] * 5, pid=[1, 2, 1, 1, 1, 1, 1], limiter_id=b"l", library=b"golang.org/x/time/rate", result=[0, 1, 2, 3, 4, 0, 0],
-             limit_per_s=[1, 2, 3, 4, 5, 6, np.nan], step_immune=1, sample_rate=[1, 1, 0.5, 1, 1, 1, 1]),
-        make("probe_status", 2, t_ns=t[:2], probe=b"limiter:/bin/x", state=[1, 2], reason=b"no symbols", remedy=[b"a", b"b"]),
-        make("queue_lag", 4, t_ns=t[[0, 1, 1, 0]], system=b"redis", destination=[b"q", b"q", b"p", b"p"], consumer_group=[b"g", b"g", b"g", b"h"], lag_messages=[5, 6, 7, 8]),
-        make("socket_queue", 4, t_ns=t[[0, 1, 1, 1]], kind=[0, 0, 0, 2], sport=[80, 80, 81, TABLES["socket_queue"].by_name["sport"].null], queue=[9, 3, 4, 0],
-             device=[b"", b"", b"", b"eth0"], saddr=V4[:4]),
+        make(
+            "tcp_connect",
+            7,
+            t_ns=t,
+            comm=[b"a", b"b", b"a", b"", b"a", b"b", b"c"],
+            pid=np.arange(7),
+            daddr=V4,
+            result=[0, 0, 2, 1, 0, -1, 0],
+            duration_ns=t // 7,
+        ),
+        make(
+            "limiter_decision",
+            7,
+            t_ns=t,
+            comm=[b"a", b"b"] + [b"a"] * 5,
+            pid=[1, 2, 1, 1, 1, 1, 1],
+            limiter_id=b"l",
+            library=b"golang.org/x/time/rate",
+            result=[0, 1, 2, 3, 4, 0, 0],
+            limit_per_s=[1, 2, 3, 4, 5, 6, np.nan],
+            step_immune=1,
+            sample_rate=[1, 1, 0.5, 1, 1, 1, 1],
+        ),
+        make(
+            "probe_status",
+            2,
+            t_ns=t[:2],
+            probe=b"limiter:/bin/x",
+            state=[1, 2],
+            reason=b"no symbols",
+            remedy=[b"a", b"b"],
+        ),
+        make(
+            "queue_lag",
+            4,
+            t_ns=t[[0, 1, 1, 0]],
+            system=b"redis",
+            destination=[b"q", b"q", b"p", b"p"],
+            consumer_group=[b"g", b"g", b"g", b"h"],
+            lag_messages=[5, 6, 7, 8],
+        ),
+        make(
+            "socket_queue",
+            4,
+            t_ns=t[[0, 1, 1, 1]],
+            kind=[0, 0, 0, 2],
+            sport=[80, 80, 81, TABLES["socket_queue"].by_name["sport"].null],
+            queue=[9, 3, 4, 0],
+            device=[b"", b"", b"", b"eth0"],
+            saddr=V4[:4],
+        ),
         make("finding", 3, t_ns=[60 * S, 61 * S, 70 * S], state=[0, 0, 1], **said),
         make("loss", 1, t_ns=90 * S, stage=1, source=b"tcp_events", count=3, from_ns=85 * S, to_ns=90 * S),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.fixture
@@ -214,8 +277,13 @@ def test_questions(both: tuple[Path, Path]) -> None:
             assert pids(latest=("comm",)) == [3, 4, 5, 6]
             assert pids(largest="duration_ns", limit=2) == [6, 5]
             assert pids(order=("-result", "-pid")) == [6, 4, 1, 3, 2, 5]  # by name; the unknown one last
-            counts = Question("tcp_connect", ("comm", "n", "ok"), group=("comm",), order=("-n", "comm"),
-                              values=(GroupValue("n", "count"), GroupValue("ok", "count", where=Where("result", "=", "ok"))))  # fmt: skip
+            counts = Question(
+                "tcp_connect",
+                ("comm", "n", "ok"),
+                group=("comm",),
+                order=("-n", "comm"),
+                values=(GroupValue("n", "count"), GroupValue("ok", "count", where=Where("result", "=", "ok"))),
+            )
             assert [tuple(row.values()) for row in source.rows(counts)] == [
                 ("a", 2, 1),
                 ("b", 2, 1),

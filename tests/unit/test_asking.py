@@ -1,4 +1,6 @@
-"""Who asks queues: threads beside the loop, and the brokers' process, killed, stopped, replaced and ended. Real processes and sockets."""
+"""Who asks queues: threads beside the loop, and the brokers' process, killed, stopped, replaced and ended. Real
+processes and sockets.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def gone_port() -> int:
 
 
 class Kept:
-    """A ``Brokers`` that is looked after as the agent's loop does, with one server that refuses connections; what it gave by table."""
+    """A ``Brokers`` that is looked after as the agent's loop does, with one server that refuses connections; what it
+    gave by table.
+    """
 
     def __init__(self, **more: tuple[str, ...]) -> None:
         self.url = f"redis://:secret@127.0.0.1:{gone_port()}"
@@ -231,7 +235,10 @@ def test_what_nobody_takes_is_counted(kept: Kept) -> None:
 
 
 def test_it_ends_with_the_agent() -> None:
-    code = "import time; from agent.queues.process import Brokers; b = Brokers({'redis': ['redis://127.0.0.1:1']}, 1); print(b.processes()[0]['pid'], flush=True); time.sleep(60)"
+    code = (
+        "import time; from agent.queues.process import Brokers; b = Brokers({'redis': ['redis://127.0.0.1:1']}, 1);"
+        " print(b.processes()[0]['pid'], flush=True); time.sleep(60)"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,

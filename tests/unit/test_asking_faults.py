@@ -1,4 +1,6 @@
-"""The brokers' process where something is wrong with it: it cannot be started, sends what is no message, does not die, or the agent itself stood still."""
+"""The brokers' process where something is wrong with it: it cannot be started, sends what is no message, does not die,
+or the agent itself stood still.
+"""
 
 from __future__ import annotations
 

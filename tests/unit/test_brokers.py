@@ -1,4 +1,6 @@
-"""Kinds of brokers: found by being there, and all that follows from one: its setting, flag, variable, what ``doctor`` says. Rows as they are packed."""
+"""Kinds of brokers: found by being there, and all that follows from one: its setting, flag, variable, what ``doctor``
+says. Rows as they are packed.
+"""
 
 from __future__ import annotations
 
@@ -227,8 +229,19 @@ def test_the_forms_of_columns_are_their_numpy_types() -> None:
 
 def test_a_packed_row_is_the_tables_row() -> None:
     peer = bytes(range(18))
-    full = {"t_ns": 3, "system": "redis", "destination": b"\xff\0x", "partition": "p" * 99, "lag_messages": -5, "lag_s": 0.25, "exact": True, "failure": "refused",
-            "reason": "g\u00fcltig", "pending": None, "peer": peer}  # fmt: skip
+    full = {
+        "t_ns": 3,
+        "system": "redis",
+        "destination": b"\xff\0x",
+        "partition": "p" * 99,
+        "lag_messages": -5,
+        "lag_s": 0.25,
+        "exact": True,
+        "failure": "refused",
+        "reason": "g\u00fcltig",
+        "pending": None,
+        "peer": peer,
+    }
     row, empty = np.frombuffer(pack([full, {}]), TABLE.dtype)
     assert empty.tobytes() == TABLE.empty(1)[0].tobytes()
     assert (row["t_ns"], row["system"], row["destination"], row["partition"]) == (3, b"redis", b"\xff\0x", b"p" * 16)
@@ -251,7 +264,10 @@ def test_what_is_no_row_is_refused(row: dict[str, object]) -> None:
 
 
 def test_who_polls_needs_no_numpy() -> None:
-    code = "import sys; from agent.queues import catalogue, packing; catalogue.brokers(); print([m for m in ('numpy', 'asyncio', 'ssl') if m in sys.modules])"
+    code = (
+        "import sys; from agent.queues import catalogue, packing; catalogue.brokers(); print([m for m in ('numpy',"
+        " 'asyncio', 'ssl') if m in sys.modules])"
+    )
     out = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

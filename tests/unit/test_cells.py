@@ -56,8 +56,16 @@ def connects(part: int) -> Batch:
     took = np.where(random.random(ROWS) < 0.1, NULL_I64, random.lognormal(9, 0.3, ROWS).astype(np.int64))
     who = random.integers(0, 4, ROWS)
     took[who == 3] = NULL_I64
-    return make("tcp_connect", ROWS, t_ns=np.arange(ROWS) + part * ROWS, pid=who, comm=np.array([b"a", b"b", b"", b"never"])[who], sock_id=np.arange(ROWS),
-                result=random.integers(-1, 2, ROWS), duration_ns=took)  # fmt: skip
+    return make(
+        "tcp_connect",
+        ROWS,
+        t_ns=np.arange(ROWS) + part * ROWS,
+        pid=who,
+        comm=np.array([b"a", b"b", b"", b"never"])[who],
+        sock_id=np.arange(ROWS),
+        result=random.integers(-1, 2, ROWS),
+        duration_ns=took,
+    )
 
 
 @pytest.fixture

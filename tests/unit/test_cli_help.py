@@ -152,7 +152,8 @@ def test_the_script_itself_can_be_interrupted_before_it_imports_anything_of_weig
     script = (Path(__file__).parents[2] / "agent" / "cli" / "tickscope").read_text()
     code = (
         script.partition("from agent")[0]
-        + "import os, signal, sys; print(sorted(sys.modules), flush=True); os.kill(os.getpid(), signal.SIGINT); import agent"
+        + "import os, signal, sys; print(sorted(sys.modules), flush=True); os.kill(os.getpid(), signal.SIGINT); import"
+        " agent"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")

@@ -1,4 +1,6 @@
-"""A store that outlives restarts of the agent and reboots of the machine: every boot's times are told by that boot's own history."""
+"""A store that outlives restarts of the agent and reboots of the machine: every boot's times are told by that boot's
+own history.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from agent.tables import TABLES
 S = 10**9
 ROOT = Path(__file__).resolve().parents[2]
 EARLIER = "11111111-2222-3333-4444-555555555555"
-#: REALTIME - BOOTTIME: the earlier boot began at 1,800,000,000; it ran for an hour, and the machine was off for ten minutes.
+#: REALTIME - BOOTTIME: the earlier boot began at 1,800,000,000; it ran for an hour, and the machine was off for ten
+#: minutes.
 FIRST, SECOND = 1_800_000_000 * S, 1_800_004_200 * S
 STEP = -2 * S
 
@@ -37,16 +40,31 @@ def decision(at_s: float, name: bytes) -> Batch:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """Of the earlier boot: an agent up to 1000 s, one from 2000 s (the clock was set back by 2 s while none ran), a step back to where it was
-    at 3000 s; it crashes. Then this boot. All but the newest agent's rows are sealed."""
+    """Of the earlier boot: an agent up to 1000 s, one from 2000 s (the clock was set back by 2 s while none ran), a
+    step back to where it was at 3000 s; it crashes. Then this boot. All but the newest agent's rows are sealed.
+    """
     path, step = tmp_path / "store", TABLES["clock_change"]
     for batches in (
         [Batch("clock_offset", samples(10, 1000, FIRST)), decision(500, b"first agent")],
-        [Batch("clock_offset", np.concatenate([samples(2000, 2990, FIRST + STEP), samples(3010, 3600, FIRST)])), decision(2500, b"second agent"),
-         make("clock_offset", 1, t_ns=3000 * S, real_mono_ns=FIRST, boot_mono_ns=0, err_ns=60, cut=1),
-         make("clock_change", 1, t_ns=3000 * S, kind=step.code("kind", "step"), via=b"clock_settime", size_ns=-STEP, err_ns=110, pid=77, comm=b"date", ret=0),
-         decision(3500, b"after the step")],
-    ):  # fmt: skip
+        [
+            Batch("clock_offset", np.concatenate([samples(2000, 2990, FIRST + STEP), samples(3010, 3600, FIRST)])),
+            decision(2500, b"second agent"),
+            make("clock_offset", 1, t_ns=3000 * S, real_mono_ns=FIRST, boot_mono_ns=0, err_ns=60, cut=1),
+            make(
+                "clock_change",
+                1,
+                t_ns=3000 * S,
+                kind=step.code("kind", "step"),
+                via=b"clock_settime",
+                size_ns=-STEP,
+                err_ns=110,
+                pid=77,
+                comm=b"date",
+                ret=0,
+            ),
+            decision(3500, b"after the step"),
+        ],
+    ):
         hot = HotStore(path, EARLIER, "host", seal_command=())
         hot.append(batches)
         hot.close()
@@ -89,8 +107,12 @@ def test_rows_of_each_boot_have_that_boot_s_wall_time(store: Path) -> None:
     )
     seen = {r["limiter_id"]: r for r in rows}
     assert [r["limiter_id"] for r in rows] == ["first agent", "second agent", "after the step", "this boot"]
-    assert {n: r["wall_ns"] for n, r in seen.items()} == {"first agent": FIRST + 500 * S, "second agent": FIRST + STEP + 2500 * S,
-                                                            "after the step": FIRST + 3500 * S, "this boot": SECOND + 500 * S}  # fmt: skip
+    assert {n: r["wall_ns"] for n, r in seen.items()} == {
+        "first agent": FIRST + 500 * S,
+        "second agent": FIRST + STEP + 2500 * S,
+        "after the step": FIRST + 3500 * S,
+        "this boot": SECOND + 500 * S,
+    }
     assert {r["wall_state"] for r in rows} == {"exact"}
     assert all(50 <= int(str(r["wall_err_ns"])) <= 60 for r in rows)
     assert seen["first agent"]["t_ns"] == seen["this boot"]["t_ns"]
@@ -148,7 +170,9 @@ def test_convert_counts_from_the_boot_that_is_named(store: Path) -> None:
 
 
 def test_what_happened_while_no_agent_ran_is_in_the_error(store: Path) -> None:
-    """Somewhere between 1000 and 2000 s the clock went back: the row that would say when is missing, and both offsets are within the bound."""
+    """Somewhere between 1000 and 2000 s the clock went back: the row that would say when is missing, and both offsets
+    are within the bound.
+    """
     (row,) = ask(store, "clock", "convert", "boot+1500", "--boot", "-1")
     assert row["wall_ns"] == FIRST + 1500 * S
     assert int(str(row["err_ns"])) >= -STEP
@@ -157,6 +181,10 @@ def test_what_happened_while_no_agent_ran_is_in_the_error(store: Path) -> None:
 def test_history_shows_both_boots_and_who_stepped(store: Path) -> None:
     rows = ask(store, "clock", "history")
     assert [(r["boot_id"] == EARLIER, r["step_ns"], r["comm"]) for r in rows] == [
-        (True, None, None), (True, STEP, None), (True, -STEP, "date"), (False, None, None)]  # fmt: skip
+        (True, None, None),
+        (True, STEP, None),
+        (True, -STEP, "date"),
+        (False, None, None),
+    ]
     since = ask(store, "clock", "history", "--since", iso(SECOND))
     assert [r["boot_id"] for r in since] == [this_boot()]

@@ -1,4 +1,6 @@
-"""tickscope clock: state, history and its plots, conversion of times that occurred twice or never; on stores with known steps."""
+"""tickscope clock: state, history and its plots, conversion of times that occurred twice or never; on stores with known
+steps.
+"""
 
 from __future__ import annotations
 
@@ -54,22 +56,78 @@ def store(tmp_path: Path) -> Path:
     batches = [Batch("clock_offset", np.concatenate([b.rows for b in samples]))]
     for at, size in STEPS:
         now = BASE + sum(s for a, s in STEPS if a <= at)
-        batches += [make("clock_offset", 1, t_ns=t0 + at * S, real_mono_ns=now, boot_mono_ns=0, err_ns=60, freq_ppb=10_000, cut=1),
-                    make("clock_change", 1, t_ns=t0 + at * S, kind=change.code("kind", "step"), via=b"adjtimex", size_ns=size, err_ns=110, pid=812,
-                         comm=b"chronyd", ret=0)]  # fmt: skip
+        batches += [
+            make(
+                "clock_offset", 1, t_ns=t0 + at * S, real_mono_ns=now, boot_mono_ns=0, err_ns=60, freq_ppb=10_000, cut=1
+            ),
+            make(
+                "clock_change",
+                1,
+                t_ns=t0 + at * S,
+                kind=change.code("kind", "step"),
+                via=b"adjtimex",
+                size_ns=size,
+                err_ns=110,
+                pid=812,
+                comm=b"chronyd",
+                ret=0,
+            ),
+        ]
     daemon = TABLES["clock_daemon"]
     for age, state, source in (
         (700, "unsynchronised", b"10.1.2.3"),
         (60, "synchronised", b"10.9.9.9"),
         (5, "synchronised", b"10.1.2.3"),
     ):
-        batches.append(make("clock_daemon", 1, t_ns=end - age * S, daemon=b"chrony", kind=daemon.code("kind", "system"), state=daemon.code("state", state),
-                            source=source, offset_ns=-12_000, distance_ns=3 * MS, root_delay_ns=MS, root_dispersion_ns=2 * MS, stratum=3, leap=1,
-                            ref_id=b"10.1.2.3", last_update_ns=end - 40 * S, update_interval_ns=64 * S, freq_ppb=-12_345, skew_ppb=21))  # fmt: skip
-    batches.append(make("clock_daemon", 1, t_ns=end - 4 * S, daemon=b"sntp", kind=daemon.code("kind", "source"), state=daemon.code("state", "synchronised"),
-                        source=b"time.example.org", offset_ns=9 * MS, distance_ns=MS, stratum=2))  # fmt: skip
-    batches.append(make("clock_daemon", 1, t_ns=end - 4 * S, daemon=b"chrony", kind=daemon.code("kind", "check"), state=daemon.code("state", "disagree"),
-                        source=b"sntp time.example.org", offset_ns=9 * MS, reason=b"apart by 9 ms, where 4 ms are allowed"))  # fmt: skip
+        batches.append(
+            make(
+                "clock_daemon",
+                1,
+                t_ns=end - age * S,
+                daemon=b"chrony",
+                kind=daemon.code("kind", "system"),
+                state=daemon.code("state", state),
+                source=source,
+                offset_ns=-12_000,
+                distance_ns=3 * MS,
+                root_delay_ns=MS,
+                root_dispersion_ns=2 * MS,
+                stratum=3,
+                leap=1,
+                ref_id=b"10.1.2.3",
+                last_update_ns=end - 40 * S,
+                update_interval_ns=64 * S,
+                freq_ppb=-12_345,
+                skew_ppb=21,
+            )
+        )
+    batches.append(
+        make(
+            "clock_daemon",
+            1,
+            t_ns=end - 4 * S,
+            daemon=b"sntp",
+            kind=daemon.code("kind", "source"),
+            state=daemon.code("state", "synchronised"),
+            source=b"time.example.org",
+            offset_ns=9 * MS,
+            distance_ns=MS,
+            stratum=2,
+        )
+    )
+    batches.append(
+        make(
+            "clock_daemon",
+            1,
+            t_ns=end - 4 * S,
+            daemon=b"chrony",
+            kind=daemon.code("kind", "check"),
+            state=daemon.code("state", "disagree"),
+            source=b"sntp time.example.org",
+            offset_ns=9 * MS,
+            reason=b"apart by 9 ms, where 4 ms are allowed",
+        )
+    )
     batches.append(
         make(
             "clock_daemon",
@@ -128,8 +186,8 @@ def test_the_state_says_what_the_daemons_believe_and_who_disagrees(store: Path) 
     shown = clock(store).stdout
     assert "chrony          synchronised to 10.1.2.3, stratum 3; our clock is 12us fast, within 3ms; updated " in shown
     assert (
-        "root delay 1ms, root dispersion 2ms, updates each 64s, frequency -12.345 ppm, skew 0.021 ppm, leap insert, reference 10.1.2.3"
-        in shown
+        "root delay 1ms, root dispersion 2ms, updates each 64s, frequency -12.345 ppm, skew 0.021 ppm, leap insert,"
+        " reference 10.1.2.3" in shown
     )
     assert "DISAGREES with sntp time.example.org: apart by 9 ms" in shown
     assert "sntp            synchronised to time.example.org, stratum 2; our clock is 9ms slow, within 1ms" in shown
@@ -204,9 +262,27 @@ def test_a_name_of_a_process_does_not_act_on_the_terminal(tmp_path: Path) -> Non
     now, change = time.clock_gettime_ns(time.CLOCK_BOOTTIME), TABLES["clock_change"]
     hot = HotStore(tmp_path / "store", this_boot(), "host-a", seal_command=())
     sample = {"boot_mono_ns": 0, "err_ns": 50, "mono_raw_ns": 0, "freq_ppb": 0}
-    hot.append([*(make("clock_offset", 1, t_ns=now - age * S, real_mono_ns=BASE + at, cut=cut, **sample) for age, at, cut in ((20, 0, 0), (10, MS, 1), (1, MS, 0))),
-                make("clock_change", 1, t_ns=now - 10 * S, kind=change.code("kind", "step"), via=b"adjtimex", size_ns=MS, err_ns=99, pid=812,
-                     comm=b"\xff\x1b[2J\n", ret=0)], now)  # fmt: skip
+    hot.append(
+        [
+            *(
+                make("clock_offset", 1, t_ns=now - age * S, real_mono_ns=BASE + at, cut=cut, **sample)
+                for age, at, cut in ((20, 0, 0), (10, MS, 1), (1, MS, 0))
+            ),
+            make(
+                "clock_change",
+                1,
+                t_ns=now - 10 * S,
+                kind=change.code("kind", "step"),
+                via=b"adjtimex",
+                size_ns=MS,
+                err_ns=99,
+                pid=812,
+                comm=b"\xff\x1b[2J\n",
+                ret=0,
+            ),
+        ],
+        now,
+    )
     hot.close()
     for shown in (
         clock(tmp_path / "store").stdout,
@@ -281,14 +357,20 @@ def test_png_is_a_picture_and_says_what_is_missing_without_pillow(store: Path, t
     )
 
 
-@pytest.mark.parametrize(("argv", "status", "words"), [
-    (["history", "--plot", "clock.jpg"], 2, ".svg, .png"),
-    (["history", "--plot", "/nonexistent/clock.svg"], 1, "No such file"),
-    (["history", "--plot", "-", "--until", "2h"], 3, "no offset history"),
-    (["convert", "yesterday"], 2, "boot+SECONDS"),
-    (["convert", "1999-01-01"], 3, "does not reach"),
-    *((["convert", far], 2, "cannot convert") for far in ("9999-12-31", "boot+99999999999999999999", "mono+99999999999", "@9999999999999", "99999999999d")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("argv", "status", "words"),
+    [
+        (["history", "--plot", "clock.jpg"], 2, ".svg, .png"),
+        (["history", "--plot", "/nonexistent/clock.svg"], 1, "No such file"),
+        (["history", "--plot", "-", "--until", "2h"], 3, "no offset history"),
+        (["convert", "yesterday"], 2, "boot+SECONDS"),
+        (["convert", "1999-01-01"], 3, "does not reach"),
+        *(
+            (["convert", far], 2, "cannot convert")
+            for far in ("9999-12-31", "boot+99999999999999999999", "mono+99999999999", "@9999999999999", "99999999999d")
+        ),
+    ],
+)
 def test_what_cannot_be_done_says_why(store: Path, argv: list[str], status: int, words: str) -> None:
     done = clock(store, *argv)
     assert done.returncode == status, done.stderr

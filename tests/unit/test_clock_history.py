@@ -1,4 +1,6 @@
-"""Conversion across random histories: round trips within the bound, both answers where ambiguous, skipped times flagged."""
+"""Conversion across random histories: round trips within the bound, both answers where ambiguous, skipped times
+flagged.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,9 @@ def test_an_ambiguous_instant_gives_the_other_side(truth: Truth) -> None:
 
 @given(truths(), st.integers(0, 400), st.randoms(use_true_random=False))
 def test_samples_with_errors_bound_the_truth(truth: Truth, err: int, random: object) -> None:
-    """Samples inside segments, each off by up to its error: the answer is within its bound, and later samples only tighten it."""
+    """Samples inside segments, each off by up to its error: the answer is within its bound, and later samples only
+    tighten it.
+    """
     begin, known = list(truth.starts), []
     for i, start in enumerate(begin):
         end = begin[i + 1] if i + 1 < len(begin) else start + 10_000
@@ -143,7 +147,9 @@ def test_a_step_that_nobody_saw_is_in_the_error_between_the_samples() -> None:
 
 
 def test_outside_of_what_was_watched_bounds_grow_and_that_is_said() -> None:
-    """By 500 ppm, to which the kernel trusts an oscillator, and by what steps were seen to do: here 600 us in a minute, 10 ppm more."""
+    """By 500 ppm, to which the kernel trusts an oscillator, and by what steps were seen to do: here 600 us in a minute,
+    10 ppm more.
+    """
     minute = 60 * 10**9
     history = History.from_rows(rows([minute, 2 * minute], [WALL, WALL + 600_000], err=3))
     t = np.array([-1, 0, minute - 1000, minute, 2 * minute, 2 * minute + 10**9, 2 * minute + 10**18])

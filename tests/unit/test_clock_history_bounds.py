@@ -1,4 +1,6 @@
-"""A host that is stepped without end: the agent's history stays small, and what follows from rows costs nothing a step in Python."""
+"""A host that is stepped without end: the agent's history stays small, and what follows from rows costs nothing a step
+in Python.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def stepped(first: int, n: int) -> np.ndarray:
 
 
 def test_a_year_of_steps_leaves_the_agent_a_small_history() -> None:
-    """As the clock's source adds them, a row at a time: bounded rows, what is recent exact, what was forgotten extrapolated."""
+    """As the clock's source adds them, a row at a time: bounded rows, what is recent exact, what was forgotten
+    extrapolated.
+    """
     history, all_rows = History(), stepped(0, YEAR)
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]

@@ -1,4 +1,6 @@
-"""Whole lives of a machine: boots with steps (seen and unseen), slews, suspends, restarts of the agent. No answer is off by more than it says."""
+"""Whole lives of a machine: boots with steps (seen and unseen), slews, suspends, restarts of the agent. No answer is
+off by more than it says.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ SECOND = 1_000_000_000
 
 @dataclass
 class Boot:
-    """One boot as it really was (steps: BOOTTIME and the REALTIME - BOOTTIME from then on) and as it was recorded (rows)."""
+    """One boot as it really was (steps: BOOTTIME and the REALTIME - BOOTTIME from then on) and as it was recorded
+    (rows).
+    """
 
     steps: list[tuple[int, int]]
     end: int = 0
@@ -122,10 +126,19 @@ def test_wall_times_that_never_were(boot: Boot) -> None:
 
 
 def test_a_clock_that_was_ahead_at_boot_makes_no_later_time_ambiguous() -> None:
-    """One step back by an hour, half a minute after the boot: what came then comes once, and the hour before is not what the first offset would say."""
+    """One step back by an hour, half a minute after the boot: what came then comes once, and the hour before is not
+    what the first offset would say.
+    """
     hour = 3_600 * SECOND
-    boot = Boot([(0, WALL), (30 * SECOND, WALL - hour)], 100 * SECOND,
-                [(20 * SECOND, WALL, 0, 50, False), (30 * SECOND, WALL - hour, 0, 50, True), (31 * SECOND, WALL - hour, 0, 50, False)])  # fmt: skip
+    boot = Boot(
+        [(0, WALL), (30 * SECOND, WALL - hour)],
+        100 * SECOND,
+        [
+            (20 * SECOND, WALL, 0, 50, False),
+            (30 * SECOND, WALL - hour, 0, 50, True),
+            (31 * SECOND, WALL - hour, 0, 50, False),
+        ],
+    )
     history, t = boot.history(), np.array([40, 900, 3_000]) * SECOND
     there, back = history.to_wall(t), history.to_boot(np.array([boot.wall(int(x)) for x in t]))
     assert there.state.tolist() == back.state.tolist() == [EXACT] * 3
@@ -144,7 +157,9 @@ def test_boots_are_kept_apart(several: list[Boot]) -> None:
 
 @pytest.mark.parametrize("pieces", [1, 2, 7, 1_000])
 def test_order_and_size_do_not_matter(pieces: int) -> None:
-    """All ways through the look-up: one piece, few, many; sorted, shuffled; edges in one spot and far apart; beyond both ends."""
+    """All ways through the look-up: one piece, few, many; sorted, shuffled; edges in one spot and far apart; beyond
+    both ends.
+    """
     rng = np.random.default_rng(pieces)
     starts = np.unique(
         np.concatenate([rng.integers(0, 10**6, pieces // 2 + 1), rng.integers(0, 10**14, pieces // 2 + 1)])

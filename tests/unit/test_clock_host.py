@@ -1,4 +1,6 @@
-"""The host's clock as a VM reads it. No hypervisor here lends one, so the readings are made up; which device is taken, and its clock id, are not."""
+"""The host's clock as a VM reads it. No hypervisor here lends one, so the readings are made up; which device is taken,
+and its clock id, are not.
+"""
 
 from __future__ import annotations
 

@@ -78,8 +78,9 @@ def test_a_step_is_one_row_whichever_views_there_are(views: tuple[int, ...]) -> 
 
 @given(st.lists(st.integers(-500_000, 500_000).filter(lambda s: abs(s) >= 1000), min_size=1, max_size=30), st.data())
 def test_steps_whose_wakes_were_missed_are_still_told_apart(sizes: list[int], data: st.DataObject) -> None:
-    """Each is asked for; only some are seen to wake the watch, and some calls are interrupted by a wake before they step. Sizes come from what
-    the next call finds."""
+    """Each is asked for; only some are seen to wake the watch, and some calls are interrupted by a wake before they
+    step. Sizes come from what the next call finds.
+    """
     at, records = 0, []
     for i, size in enumerate(sizes):
         fields = {
@@ -180,11 +181,17 @@ def test_two_equal_steps_in_one_breath_are_two() -> None:
     assert [r.size_ns for r in joined(records, reading(LATER, 10_000))] == [5_000, 5_000]
 
 
-@pytest.mark.parametrize(("fields", "kind"), [
-    ({"modes": 0x2100, "asked_s": 0, "asked_part": -5}, "step"), ({"modes": 0x100, "asked_s": 0, "asked_part": 1_000_000}, "step"),
-    ({"modes": 0x100, "asked_s": 3600, "asked_part": 0}, "step"), ({"nr": 227, "asked_s": 5, "asked_part": 0}, "step"),
-    ({"modes": 0x4000, "tick": 5}, "frequency"), ({"modes": 2, "freq": 1 << 60, "tick": 0}, "frequency"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"modes": 0x2100, "asked_s": 0, "asked_part": -5}, "step"),
+        ({"modes": 0x100, "asked_s": 0, "asked_part": 1_000_000}, "step"),
+        ({"modes": 0x100, "asked_s": 3600, "asked_part": 0}, "step"),
+        ({"nr": 227, "asked_s": 5, "asked_part": 0}, "step"),
+        ({"modes": 0x4000, "tick": 5}, "frequency"),
+        ({"modes": 2, "freq": 1 << 60, "tick": 0}, "frequency"),
+    ],
+)
 def test_what_the_kernel_does_not_do_for_the_privileged_failed_though_no_return_was_seen(
     fields: dict[str, int], kind: str
 ) -> None:
@@ -193,10 +200,15 @@ def test_what_the_kernel_does_not_do_for_the_privileged_failed_though_no_return_
     assert [(r.kind, r.ret, r.size_ns, r.freq_after_ppb) for r in rows] == [(kind, -22, 0, 0)]
 
 
-@pytest.mark.parametrize("fields", [
-    {"nr": 227, "asked_s": 5, "asked_part": 7}, {"nr": 227, "asked_s": 8_277_292_036, "asked_part": 0},
-    {"modes": 0x2100, "asked_s": -REAL // 10**9 - 1, "asked_part": 0}, {"modes": 0x2100, "asked_s": 8 * 10**9, "asked_part": 0},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"nr": 227, "asked_s": 5, "asked_part": 7},
+        {"nr": 227, "asked_s": 8_277_292_036, "asked_part": 0},
+        {"modes": 0x2100, "asked_s": -REAL // 10**9 - 1, "asked_part": 0},
+        {"modes": 0x2100, "asked_s": 8 * 10**9, "asked_part": 0},
+    ],
+)
 @pytest.mark.parametrize("wakes", [False, True])
 def test_a_time_that_nobody_can_set_was_refused_also_where_the_kernel_cannot_read_tai(
     fields: dict[str, int], wakes: bool
@@ -223,7 +235,8 @@ def test_a_clock_set_to_what_it_is_was_set() -> None:
 def test_a_refused_call_is_a_row_that_moved_nothing() -> None:
     refused = record(ASK, 10, before=0, nr=227, asked_s=1, asked_part=2, ret=-1)
     assert [(r.kind, r.via, r.ret, r.size_ns, r.requested_ns) for r in joined([refused], reading(LATER))] == [
-        ("step", "clock_settime", -1, 0, 1_000_000_002)]  # fmt: skip
+        ("step", "clock_settime", -1, 0, 1_000_000_002)
+    ]
 
 
 def test_a_return_that_comes_after_its_row_adds_none() -> None:
@@ -240,7 +253,9 @@ def test_a_return_that_comes_after_its_row_adds_none() -> None:
 
 @pytest.mark.parametrize("moved", [0, 5_000])
 def test_a_thread_that_loses_the_processor_inside_a_step_makes_one_row(moved: int) -> None:
-    """For longer than records take to settle: between the check and the step, or between the step and the wake of the watch."""
+    """For longer than records take to settle: between the check and the step, or between the step and the wake of the
+    watch.
+    """
     fields = {"modes": 0x2100, "asked_s": 0, "asked_part": 5_000}
     join, told = Join(reading(0), STILL), []
     for t in (10, 11):
@@ -295,8 +310,10 @@ def test_nothing_moved_is_nothing() -> None:
 
 def test_records_of_threads_that_overlap() -> None:
     fields = {"modes": 2, "freq": 0}
-    mixed = np.concatenate([record(ASK, t, tid=tid, before=0, **fields) for t, tid in ((10, 1), (11, 2))]
-                           + [record(LIBC, t, start_ns=9, tid=tid, before=0, after=0, **fields) for t, tid in ((20, 2), (21, 1))])  # fmt: skip
+    mixed = np.concatenate(
+        [record(ASK, t, tid=tid, before=0, **fields) for t, tid in ((10, 1), (11, 2))]
+        + [record(LIBC, t, start_ns=9, tid=tid, before=0, after=0, **fields) for t, tid in ((20, 2), (21, 1))]
+    )
     assert [(int(c.record["proc"]["tid"]), c.libc, c.asks) for c in group(mixed)] == [(1, True, 1), (2, True, 1)]
 
 

@@ -42,8 +42,11 @@ def test_a_leap_second_is_no_step(by: int) -> None:
 def test_a_call_that_steps_by_a_second_is_no_leap(views: tuple[int, ...]) -> None:
     join = Join(reading(0), STILL)
     fields = {"modes": 0x2100, "asked_s": -1, "asked_part": 0}
-    made = {ASK: record(ASK, 100, before=0, **fields), WOKE: record(WOKE, 120, after=-SECOND, **fields),
-            LIBC: record(LIBC, 130, start_ns=90, before=0, after=-SECOND, **fields)}  # fmt: skip
+    made = {
+        ASK: record(ASK, 100, before=0, **fields),
+        WOKE: record(WOKE, 120, after=-SECOND, **fields),
+        LIBC: record(LIBC, 130, start_ns=90, before=0, after=-SECOND, **fields),
+    }
     for view in views:
         join.feed(made[view])
     assert [(r.kind, r.size_ns) for r in seen(join, reading(SECOND, -SECOND))] == [("step", -SECOND)]

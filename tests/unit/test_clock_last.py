@@ -66,9 +66,16 @@ def test_no_room_for_it_stops_nothing(directory: int) -> None:
     one.close()
 
 
-@pytest.mark.parametrize(("now", "kind", "size"), [
-    (later(3 * S), "step", 3 * S), (later(-1_000), "step", -1_000), (later(-S, tai=S), "leap", -S), (later(-S), "step", -S), (later(2_000, slept=9 * S), "step", 2_000),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("now", "kind", "size"),
+    [
+        (later(3 * S), "step", 3 * S),
+        (later(-1_000), "step", -1_000),
+        (later(-S, tai=S), "leap", -S),
+        (later(-S), "step", -S),
+        (later(2_000, slept=9 * S), "step", 2_000),
+    ],
+)
 def test_the_difference_is_a_row(now: Reading, kind: str, size: int) -> None:
     (row,) = to_rows(missed(THEN, now, STATE))
     table = TABLES["clock_change"]

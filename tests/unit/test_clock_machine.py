@@ -29,13 +29,16 @@ def test_nobody_ran() -> None:
     assert (gap.t_ns, gap.stolen_ns) == (MINE[1], SECOND)
 
 
-@pytest.mark.parametrize(("why", "mine", "late", "busy", "switches"), [
-    ("others had the processors", MINE, LATE, 3 * SECOND * CPUS, 150),
-    ("only we were stopped", MINE, LATE, SECOND // 10, 3_000),
-    ("the watch was not late", MINE, (MINE[1], MINE[1] + 300_000_000), 0, 150),
-    ("it was late at another time", MINE, (0, SECOND), 0, 150),
-    ("too short to tell", (MINE[0], MINE[0] + 200_000_000), LATE, 0, 150),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("why", "mine", "late", "busy", "switches"),
+    [
+        ("others had the processors", MINE, LATE, 3 * SECOND * CPUS, 150),
+        ("only we were stopped", MINE, LATE, SECOND // 10, 3_000),
+        ("the watch was not late", MINE, (MINE[1], MINE[1] + 300_000_000), 0, 150),
+        ("it was late at another time", MINE, (0, SECOND), 0, 150),
+        ("too short to tell", (MINE[0], MINE[0] + 200_000_000), LATE, 0, 150),
+    ],
+)
 def test_no_pause(why: str, mine: tuple[int, int], late: tuple[int, int], busy: int, switches: int) -> None:
     assert paused(mine, late, EARLIER, BEFORE, after(4 * SECOND, busy, switches)) is None, why
 

@@ -1,4 +1,5 @@
-"""Changes of rate that nobody asked for, found in recorded readings of a quiet machine: an hour, one a second, kernel 6.18 in a VM.
+"""Changes of rate that nobody asked for, found in recorded readings of a quiet machine: an hour, one a second, kernel
+6.18 in a VM.
 
 (In that hour some test set the frequency by 1 ppm for a second, as adjtimex said, and was to be left alone.)
 """

@@ -16,9 +16,19 @@ from agent.tables import TABLES
 
 @pytest.mark.parametrize(
     ("ns", "text"),
-    [(0, "0 ns"), (950, "950 ns"), (999.7, "1 us"), (12_345, "12.3 us"), (4_560_000, "4.56 ms"), (999_960, "1 ms"), (-1_420_000_000, "-1.42 s"),
-     (123_000_000_000, "123 s"), (1_234_500_000_000, "1234 s"), (float("nan"), "-")],
-)  # fmt: skip
+    [
+        (0, "0 ns"),
+        (950, "950 ns"),
+        (999.7, "1 us"),
+        (12_345, "12.3 us"),
+        (4_560_000, "4.56 ms"),
+        (999_960, "1 ms"),
+        (-1_420_000_000, "-1.42 s"),
+        (123_000_000_000, "123 s"),
+        (1_234_500_000_000, "1234 s"),
+        (float("nan"), "-"),
+    ],
+)
 def test_a_duration_has_three_figures_and_a_unit(ns: float, text: str) -> None:
     assert span(ns) == text
     assert span(ns, gap="") == text.replace(" ", "")
@@ -36,9 +46,24 @@ def test_numbers_are_whole_from_100_on() -> None:
 
 @pytest.mark.parametrize(
     ("text", "ns"),
-    [("128ms", 128_000_000), ("1.5 h", 5_400_000_000_000), (".5s", 500_000_000), ("2d", 172_800_000_000_000), ("7ns", 7), ("5m", 300_000_000_000), ("90", None),
-     ("-5s", None), ("1e3s", None), ("٣s", None), ("5 weeks", None), ("s", None), ("", None), ("5s ", None), ("9" * 400 + "s", None)],
-)  # fmt: skip
+    [
+        ("128ms", 128_000_000),
+        ("1.5 h", 5_400_000_000_000),
+        (".5s", 500_000_000),
+        ("2d", 172_800_000_000_000),
+        ("7ns", 7),
+        ("5m", 300_000_000_000),
+        ("90", None),
+        ("-5s", None),
+        ("1e3s", None),
+        ("٣s", None),
+        ("5 weeks", None),
+        ("s", None),
+        ("", None),
+        ("5s ", None),
+        ("9" * 400 + "s", None),
+    ],
+)
 def test_durations_are_read_in_one_way(text: str, ns: int | None) -> None:
     if ns is not None:
         assert parse_ns(text) == ns

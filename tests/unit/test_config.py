@@ -80,8 +80,21 @@ def test_a_mistake_names_its_line(tmp_path: Path, text: str, line: int, words: s
     assert raised.value.exit_code == 2
 
 
-@pytest.mark.parametrize("text", ["a: [", "- a\n- b\n", "syscalls: never\n", "poll_s: 0\n", "prometheus: localhost\n",
-                                  "store: " + "[" * 5000, "store: " + "9" * 5000, "? [a, b]\n: 3\n", "store: a\0b\n", "#" * (1 << 20)])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: [",
+        "- a\n- b\n",
+        "syscalls: never\n",
+        "poll_s: 0\n",
+        "prometheus: localhost\n",
+        "store: " + "[" * 5000,
+        "store: " + "9" * 5000,
+        "? [a, b]\n: 3\n",
+        "store: a\0b\n",
+        "#" * (1 << 20),
+    ],
+)
 def test_nonsense_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(AgentError) as raised:
         Config(**read_file(write(tmp_path, text), required=True))

@@ -1,4 +1,6 @@
-"""The control socket with clients that say nothing, say too much, or do not read; some of another user's. Real sockets; the loop is the test's."""
+"""The control socket with clients that say nothing, say too much, or do not read; some of another user's. Real sockets;
+the loop is the test's.
+"""
 
 from __future__ import annotations
 

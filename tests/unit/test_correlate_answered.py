@@ -23,9 +23,37 @@ def talks(
 ) -> None:
     """One asks the other all the time."""
     t = times(0, until)
-    shared: dict[str, Any] = {"t_ns": t, "proc_start_ns": START, "netns": NETNS, "samples": 10, "rtt_sum_us": 400, "rtt_min_us": 30, "rtt_max_us": 50, "srtt_us": 40}  # fmt: skip
-    host.add("tcp_rtt", len(t), pid=pid, comm=comm, role=code("tcp_rtt", "role", "client"), peer=np.frombuffer(to, "V18"), saddr=np.frombuffer(to[:16], "V16"), **shared)  # fmt: skip
-    host.add("tcp_rtt", len(t), pid=server, comm=its, role=code("tcp_rtt", "role", "server"), sport=port, saddr=np.frombuffer(to[:16], "V16"), peer=np.frombuffer(peer("127.0.0.1", 40000), "V18"), **shared)  # fmt: skip
+    shared: dict[str, Any] = {
+        "t_ns": t,
+        "proc_start_ns": START,
+        "netns": NETNS,
+        "samples": 10,
+        "rtt_sum_us": 400,
+        "rtt_min_us": 30,
+        "rtt_max_us": 50,
+        "srtt_us": 40,
+    }
+    host.add(
+        "tcp_rtt",
+        len(t),
+        pid=pid,
+        comm=comm,
+        role=code("tcp_rtt", "role", "client"),
+        peer=np.frombuffer(to, "V18"),
+        saddr=np.frombuffer(to[:16], "V16"),
+        **shared,
+    )
+    host.add(
+        "tcp_rtt",
+        len(t),
+        pid=server,
+        comm=its,
+        role=code("tcp_rtt", "role", "server"),
+        sport=port,
+        saddr=np.frombuffer(to[:16], "V16"),
+        peer=np.frombuffer(peer("127.0.0.1", 40000), "V18"),
+        **shared,
+    )
 
 
 def answers(
@@ -40,16 +68,35 @@ def answers(
     uid: int | None = None,
 ) -> None:
     t, who = times(a, b), {} if uid is None else {"uid": uid}
-    host.add("service_answer", len(t), t_ns=t, pid=pid, proc_start_ns=START, netns=NETNS, peer=np.frombuffer(to, "V18"), protocol=protocol, code=said, count=n, interval_ns=S, **who)  # fmt: skip
+    host.add(
+        "service_answer",
+        len(t),
+        t_ns=t,
+        pid=pid,
+        proc_start_ns=START,
+        netns=NETNS,
+        peer=np.frombuffer(to, "V18"),
+        protocol=protocol,
+        code=said,
+        count=n,
+        interval_ns=S,
+        **who,
+    )
 
 
 def chain(client: bytes, proxy: bytes = b"", app: bytes = b"", protocol: bytes = b"postgresql") -> Host:
-    """A client asks a proxy, which asks an application, which asks a database. For five seconds each answers with the error that is given, if any."""
+    """A client asks a proxy, which asks an application, which asks a database. For five seconds each answers with the
+    error that is given, if any.
+    """
     host = Host()
     talks(host, CLIENT, b"wrk", PROXY_AT, PROXY, b"nginx", 8080)
     talks(host, PROXY, b"nginx", APP_AT, APP, b"gunicorn", 8000)
     talks(host, APP, b"gunicorn", DATABASE_AT, DATABASE, b"postgres", 5432)
-    for pid, to, speaks, said in ((CLIENT, PROXY_AT, b"http", client), (PROXY, APP_AT, b"http", proxy), (APP, DATABASE_AT, protocol, app)):  # fmt: skip
+    for pid, to, speaks, said in (
+        (CLIENT, PROXY_AT, b"http", client),
+        (PROXY, APP_AT, b"http", proxy),
+        (APP, DATABASE_AT, protocol, app),
+    ):
         answers(host, 0, 30, pid, to, speaks)
         answers(host, 30, 35, pid, to, speaks, said)
         answers(host, 35, UNTIL, pid, to, speaks)
@@ -117,12 +164,44 @@ def test_requests_that_a_proxy_gives_up_are_passed_on_to_whom_its_server_waits_f
     """gunicorn waits for a database that stands still: one finding, of the database."""
     host = chain(b"504")
     t = times(30, 35)
-    host.add("tcp_close", len(t), t_ns=t + S // 2, pid=PROXY, proc_start_ns=START, comm=b"nginx", netns=NETNS, peer=np.frombuffer(APP_AT, "V18"),
-             role=code("tcp_close", "role", "client"), waited_ns=1_000_000_000, bytes_in=0)  # fmt: skip
-    host.add("slow_syscall", 1, t_ns=T0 + 34 * S, pid=APP, tid=APP, proc_start_ns=START, comm=b"gunicorn", kind=code("slow_syscall", "kind", "waiting"), peer=np.frombuffer(DATABASE_AT, "V18"),
-             syscall=b"recvfrom", duration_ns=4 * S)  # fmt: skip
-    host.add("process_event", 2, t_ns=T0 + np.array([30, 34]) * S, pid=DATABASE, proc_start_ns=START, comm=b"postgres",
-             kind=np.array([code("process_event", "kind", kind) for kind in ("stopped", "continued")]), signal=19, sender_pid=31, sender_comm=b"bash")  # fmt: skip
+    host.add(
+        "tcp_close",
+        len(t),
+        t_ns=t + S // 2,
+        pid=PROXY,
+        proc_start_ns=START,
+        comm=b"nginx",
+        netns=NETNS,
+        peer=np.frombuffer(APP_AT, "V18"),
+        role=code("tcp_close", "role", "client"),
+        waited_ns=1_000_000_000,
+        bytes_in=0,
+    )
+    host.add(
+        "slow_syscall",
+        1,
+        t_ns=T0 + 34 * S,
+        pid=APP,
+        tid=APP,
+        proc_start_ns=START,
+        comm=b"gunicorn",
+        kind=code("slow_syscall", "kind", "waiting"),
+        peer=np.frombuffer(DATABASE_AT, "V18"),
+        syscall=b"recvfrom",
+        duration_ns=4 * S,
+    )
+    host.add(
+        "process_event",
+        2,
+        t_ns=T0 + np.array([30, 34]) * S,
+        pid=DATABASE,
+        proc_start_ns=START,
+        comm=b"postgres",
+        kind=np.array([code("process_event", "kind", kind) for kind in ("stopped", "continued")]),
+        signal=19,
+        sender_pid=31,
+        sender_comm=b"bash",
+    )
     found = latest(run(host, UNTIL))
     assert {f["cause"] for f in found} == {"process_stopped"}
     assert {f["culprit_pid"] for f in found} == {DATABASE}
@@ -143,8 +222,19 @@ def test_an_error_of_its_own_is_told_as_such() -> None:
 def refused(errno: int = 111) -> Host:
     host = chain(b"502")
     t = times(30, 35)
-    host.add("tcp_connect", len(t), t_ns=t, pid=PROXY, proc_start_ns=START, comm=b"nginx", netns=NETNS, peer=np.frombuffer(APP_AT, "V18"),
-             result=code("tcp_connect", "result", "failed"), errno=errno, duration_ns=90_000)  # fmt: skip
+    host.add(
+        "tcp_connect",
+        len(t),
+        t_ns=t,
+        pid=PROXY,
+        proc_start_ns=START,
+        comm=b"nginx",
+        netns=NETNS,
+        peer=np.frombuffer(APP_AT, "V18"),
+        result=code("tcp_connect", "result", "failed"),
+        errno=errno,
+        duration_ns=90_000,
+    )
     return host
 
 
@@ -156,8 +246,18 @@ def test_a_proxy_whose_server_refuses_is_not_to_blame() -> None:
 
 def test_a_killed_server_behind_a_proxy_is_the_cause() -> None:
     host = refused()
-    host.add("process_event", 1, t_ns=T0 + 30 * S - S // 100, pid=APP, proc_start_ns=START, comm=b"gunicorn", kind=code("process_event", "kind", "killed"),
-             signal=9, sender_pid=31, sender_comm=b"bash")  # fmt: skip
+    host.add(
+        "process_event",
+        1,
+        t_ns=T0 + 30 * S - S // 100,
+        pid=APP,
+        proc_start_ns=START,
+        comm=b"gunicorn",
+        kind=code("process_event", "kind", "killed"),
+        signal=9,
+        sender_pid=31,
+        sender_comm=b"bash",
+    )
     found = latest(run(host, UNTIL))
     assert {f["cause"] for f in found} == {"process_killed"}
     assert {f["culprit_pid"] for f in found} == {APP}
@@ -166,16 +266,39 @@ def test_a_killed_server_behind_a_proxy_is_the_cause() -> None:
 def test_requests_that_a_proxy_gives_up_are_those_of_who_does_not_answer() -> None:
     host = chain(b"504")
     t = times(30, 35)
-    host.add("tcp_close", len(t), t_ns=t, pid=PROXY, proc_start_ns=START, comm=b"nginx", netns=NETNS, peer=np.frombuffer(APP_AT, "V18"),
-             role=code("tcp_close", "role", "client"), waited_ns=700_000_000 + 100_000_000 * np.arange(len(t)), bytes_in=0)  # fmt: skip
+    host.add(
+        "tcp_close",
+        len(t),
+        t_ns=t,
+        pid=PROXY,
+        proc_start_ns=START,
+        comm=b"nginx",
+        netns=NETNS,
+        peer=np.frombuffer(APP_AT, "V18"),
+        role=code("tcp_close", "role", "client"),
+        waited_ns=700_000_000 + 100_000_000 * np.arange(len(t)),
+        bytes_in=0,
+    )
     (finding,) = [f for f in latest(run(host, UNTIL)) if f["symptom"] == "service_errors"]
     assert (finding["cause"], finding["culprit_pid"]) == ("broker_slow", APP)
 
 
 def test_a_server_that_cannot_resolve_what_it_asks_is_told_with_its_name_server() -> None:
     host, at = chain(b"502", b"502"), times(30, 35)
-    host.add("dns_lookup", len(at), t_ns=at, pid=APP, tid=APP, proc_start_ns=START, comm=b"gunicorn", peer=np.frombuffer(peer("10.0.0.53", 53), "V18"), name=b"db.internal",
-             duration_ns=2 * S, tries=2, result=code("dns_lookup", "result", "timeout"))  # fmt: skip
+    host.add(
+        "dns_lookup",
+        len(at),
+        t_ns=at,
+        pid=APP,
+        tid=APP,
+        proc_start_ns=START,
+        comm=b"gunicorn",
+        peer=np.frombuffer(peer("10.0.0.53", 53), "V18"),
+        name=b"db.internal",
+        duration_ns=2 * S,
+        tries=2,
+        result=code("dns_lookup", "result", "timeout"),
+    )
     found = [f for f in latest(run(host, UNTIL)) if f["symptom"] == "service_errors"]
     assert [(f["cause"], f["cause_detail"], f["culprit_object"]) for f in found] == [("dns", "timeout", "10.0.0.53:53")]
 
@@ -196,7 +319,20 @@ def test_nobody_alone_is_believed_what_a_server_of_somebody_else_answered(
     host = Host()
     talks(host, APP, b"gunicorn", DATABASE_AT, DATABASE, b"redis-server", 5432)
     t = times(0, UNTIL)
-    host.add("service_latency", len(t), t_ns=t, pid=DATABASE, proc_start_ns=START, comm=b"redis-server", netns=NETNS, sport=5432, saddr=np.frombuffer(DATABASE_AT[:16], "V16"), requests=10, interval_ns=S, uid=SERVES)  # fmt: skip
+    host.add(
+        "service_latency",
+        len(t),
+        t_ns=t,
+        pid=DATABASE,
+        proc_start_ns=START,
+        comm=b"redis-server",
+        netns=NETNS,
+        sport=5432,
+        saddr=np.frombuffer(DATABASE_AT[:16], "V16"),
+        requests=10,
+        interval_ns=S,
+        uid=SERVES,
+    )
     answers(host, 0, UNTIL, APP, DATABASE_AT, b"redis", uid=ANOTHER)
     for pid, uid in enumerate(users, APP):
         answers(host, 30, 35, pid, DATABASE_AT, b"redis", said, uid=uid)

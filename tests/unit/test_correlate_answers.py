@@ -1,4 +1,6 @@
-"""A service without limiter and queue that answers slowly: told with its cause, once; and not told where nothing is wrong."""
+"""A service without limiter and queue that answers slowly: told with its cause, once; and not told where nothing is
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,17 @@ def answers(host: Host, a: int, b: int, rate: int = 40, ms: float = 8, n: int = 
 
 
 def served(host: Host, second: int, **columns: object) -> None:
-    row = {"pid": SHOP_PID, "tid": SHOP_PID, "proc_start_ns": START, "comm": b"shop", "netns": 1, "waiting": 0, "sport": PORT, "interval_ns": S,
-           "t_ns": T0 + second * S + 990 * MS}  # fmt: skip
+    row = {
+        "pid": SHOP_PID,
+        "tid": SHOP_PID,
+        "proc_start_ns": START,
+        "comm": b"shop",
+        "netns": 1,
+        "waiting": 0,
+        "sport": PORT,
+        "interval_ns": S,
+        "t_ns": T0 + second * S + 990 * MS,
+    }
     host.add("service_latency", 1, **row | columns)
 
 
@@ -40,8 +51,14 @@ def stalled(seconds: int = 1, requests: int = 1, calls: bool = True, **columns: 
     answers(host, 0, 30)
     for n in range(seconds):
         begun = T0 + (30 + n) * S
-        served(host, 31 + n, requests=requests, max_ns=1400 * MS, max_from_ns=begun,
-               **{"p50_ns": 1400 * MS, "p90_ns": 1400 * MS} if requests > 1 else {"p50_ns": 8 * MS, "p90_ns": 16 * MS})  # fmt: skip
+        served(
+            host,
+            31 + n,
+            requests=requests,
+            max_ns=1400 * MS,
+            max_from_ns=begun,
+            **{"p50_ns": 1400 * MS, "p90_ns": 1400 * MS} if requests > 1 else {"p50_ns": 8 * MS, "p90_ns": 16 * MS},
+        )
         if calls:
             own = {
                 "pid": SHOP_PID,
@@ -90,7 +107,9 @@ def test_requests_that_wait_are_told_before_they_are_answered() -> None:
 
 @pytest.mark.parametrize("waiting", [2, 1])
 def test_a_service_that_answers_nobody_is_told_though_few_that_wait_were_looked_at(waiting: int) -> None:
-    """An event loop that is busy for three seconds, now and then for half a second. One request alone may be of another kind, and the others just not have come."""
+    """An event loop that is busy for three seconds, now and then for half a second. One request alone may be of another
+    kind, and the others just not have come.
+    """
     host = Host()
     for second in range(30):
         answers(host, second, second + 1, rate=13, n=second, **{"max_ns": 400 * MS} if second % 6 == 5 else {})
@@ -141,10 +160,21 @@ def test_the_lock_is_known_once_its_wait_is_over() -> None:
         }
         call(host, **own | {"syscall": b"flock", "fd_type": b"file", "file": b"stock.db"})
         host.add(
-            "syscall_latency", 1, t_ns=T0 + 34 * S + 990 * MS, interval_ns=S, pid=SHOP_PID, proc_start_ns=START, comm=b"shop", syscall=b"flock", count=1,
-            basis=code("syscall_latency", "basis", "blocked"), kind=code("syscall_latency", "kind", "slow"), sum_ns=4800 * MS, max_ns=4800 * MS,
+            "syscall_latency",
+            1,
+            t_ns=T0 + 34 * S + 990 * MS,
+            interval_ns=S,
+            pid=SHOP_PID,
+            proc_start_ns=START,
+            comm=b"shop",
+            syscall=b"flock",
+            count=1,
+            basis=code("syscall_latency", "basis", "blocked"),
+            kind=code("syscall_latency", "kind", "slow"),
+            sum_ns=4800 * MS,
+            max_ns=4800 * MS,
             run_queue_ns=0,
-        )  # fmt: skip
+        )
     answers(host, 35, UNTIL, n=1)
     (one,) = latest(run(host, UNTIL))
     assert (one["symptom"], one["cause"], one["cause_detail"]) == ("service_latency", "syscall", "flock")
@@ -161,8 +191,19 @@ def test_a_call_of_another_thread_is_no_reason_unless_nothing_is_known_of_its_ow
 def test_a_process_that_was_stopped() -> None:
     host = stalled(calls=False)
     for at, kind in ((30.0, "stopped"), (31.38, "continued")):
-        host.add("process_event", 1, t_ns=T0 + int(at * S), pid=SHOP_PID, tid=SHOP_PID, proc_start_ns=START, comm=b"shop",
-                 kind=code("process_event", "kind", kind), signal=19, sender_pid=77, sender_comm=b"kill")  # fmt: skip
+        host.add(
+            "process_event",
+            1,
+            t_ns=T0 + int(at * S),
+            pid=SHOP_PID,
+            tid=SHOP_PID,
+            proc_start_ns=START,
+            comm=b"shop",
+            kind=code("process_event", "kind", kind),
+            signal=19,
+            sender_pid=77,
+            sender_comm=b"kill",
+        )
     (one,) = found(host)
     assert one["cause"] == "process_stopped"
 
@@ -170,16 +211,37 @@ def test_a_process_that_was_stopped() -> None:
 def test_a_process_that_ended_in_order_had_answered() -> None:
     """One of a server's many: its session was over."""
     host = stalled(requests=20, calls=False)
-    host.add("process_event", 1, t_ns=T0 + int(31.38 * S), pid=SHOP_PID, tid=SHOP_PID, proc_start_ns=START, comm=b"shop",
-             kind=code("process_event", "kind", "exited"), exit_code=0)  # fmt: skip
+    host.add(
+        "process_event",
+        1,
+        t_ns=T0 + int(31.38 * S),
+        pid=SHOP_PID,
+        tid=SHOP_PID,
+        proc_start_ns=START,
+        comm=b"shop",
+        kind=code("process_event", "kind", "exited"),
+        exit_code=0,
+    )
     (one,) = found(host)
     assert one["cause"] == "unknown"
 
 
 def test_no_processor() -> None:
     host = stalled(calls=False)
-    host.add("cpu_wait", 1, t_ns=T0 + 31 * S + 990 * MS, interval_ns=S, pid=SHOP_PID, proc_start_ns=START, comm=b"shop", by_pid=55, by_comm=b"burner",
-             count=300, wait_ns=1300 * MS, max_ns=20 * MS)  # fmt: skip
+    host.add(
+        "cpu_wait",
+        1,
+        t_ns=T0 + 31 * S + 990 * MS,
+        interval_ns=S,
+        pid=SHOP_PID,
+        proc_start_ns=START,
+        comm=b"shop",
+        by_pid=55,
+        by_comm=b"burner",
+        count=300,
+        wait_ns=1300 * MS,
+        max_ns=20 * MS,
+    )
     (one,) = found(host)
     assert (one["cause"], one["cause_detail"], one["culprit_comm"]) == ("cpu", "preempted", "burner")
 
@@ -215,8 +277,18 @@ def test_what_comes_again_and_again_is_usual() -> None:
 def test_a_client_that_keeps_quiet_is_no_peer_that_is_waited_for() -> None:
     host = stalled(calls=False)
     client = np.frombuffer(bytes(10) + b"\xff\xff\x0a\0\0\x05" + b"\x39\x30", "V18")
-    call(host, pid=SHOP_PID, tid=SHOP_PID, comm=b"shop", t_ns=T0 + 31 * S + 395 * MS, duration_ns=1300 * MS, peer=client, syscall=b"recvfrom",
-         kind=code("slow_syscall", "kind", "waiting"), fd_type=b"socket")  # fmt: skip
+    call(
+        host,
+        pid=SHOP_PID,
+        tid=SHOP_PID,
+        comm=b"shop",
+        t_ns=T0 + 31 * S + 395 * MS,
+        duration_ns=1300 * MS,
+        peer=client,
+        syscall=b"recvfrom",
+        kind=code("slow_syscall", "kind", "waiting"),
+        fd_type=b"socket",
+    )
     assert found(host) == []
 
 
@@ -243,24 +315,63 @@ def test_nothing_is_said_of_healthy_services(seed: int) -> None:
             if not n:
                 continue
             took = np.sort(rng.lognormal(np.log(ms * MS), spread, n).astype(np.int64) // TICK * TICK)
-            served(host, second, pid=SHOP_PID + k, sport=PORT + k, requests=n, max_ns=took[-1], max_from_ns=T0 + second * S,
-                   p50_ns=took[n // 2], p90_ns=took[n * 9 // 10])  # fmt: skip
+            served(
+                host,
+                second,
+                pid=SHOP_PID + k,
+                sport=PORT + k,
+                requests=n,
+                max_ns=took[-1],
+                max_from_ns=T0 + second * S,
+                p50_ns=took[n // 2],
+                p90_ns=took[n * 9 // 10],
+            )
     assert latest(run(host, 600, every_ms=1000)) == []
 
 
 @pytest.mark.parametrize("design", [True, False])
 def test_who_waits_for_something_to_happen_is_no_fault_when_nothing_happens(design: bool) -> None:
-    """Six workers that wait for work all the time, and those who give them work pause twice for six seconds: what is answered then took five. Where they
-    never waited before, it is one."""
+    """Six workers that wait for work all the time, and those who give them work pause twice for six seconds: what is
+    answered then took five. Where they never waited before, it is one.
+    """
     host = Host()
     for second in range(60):
         idle = second % 30 >= 24
         if not idle:
-            answers(host, second, second + 1, rate=60, ms=20, n=second, held_ns=5 * S if design else 0, max_ns=700 * MS if design else 60 * MS)  # fmt: skip
+            answers(
+                host,
+                second,
+                second + 1,
+                rate=60,
+                ms=20,
+                n=second,
+                held_ns=5 * S if design else 0,
+                max_ns=700 * MS if design else 60 * MS,
+            )
         elif second % 30 < 29:
-            served(host, second, requests=0, waiting=12, max_ns=(second % 30 - 23) * S, max_from_ns=T0 + second // 30 * 30 * S + 24 * S, p50_ns=0, p90_ns=0)  # fmt: skip
+            served(
+                host,
+                second,
+                requests=0,
+                waiting=12,
+                max_ns=(second % 30 - 23) * S,
+                max_from_ns=T0 + second // 30 * 30 * S + 24 * S,
+                p50_ns=0,
+                p90_ns=0,
+            )
         else:
-            served(host, second, requests=6, waiting=0, max_ns=5 * S, sum_ns=30 * S, held_ns=30 * S, max_from_ns=T0 + second // 30 * 30 * S + 24 * S, p50_ns=5 * S, p90_ns=5 * S)  # fmt: skip
+            served(
+                host,
+                second,
+                requests=6,
+                waiting=0,
+                max_ns=5 * S,
+                sum_ns=30 * S,
+                held_ns=30 * S,
+                max_from_ns=T0 + second // 30 * 30 * S + 24 * S,
+                p50_ns=5 * S,
+                p90_ns=5 * S,
+            )
     assert bool([one for one in latest(run(host, 60)) if one["symptom"] == "service_latency"]) is not design
 
 
@@ -269,19 +380,32 @@ def test_a_stall_of_who_has_others_wait_by_design_is_told() -> None:
     for second in range(40):
         answers(host, second, second + 1, rate=60, ms=20, n=second, held_ns=5 * S, max_ns=700 * MS)
     for second in range(40, 45):
-        served(host, second, requests=0, waiting=40, max_ns=(second - 39) * S, max_from_ns=T0 + 40 * S, p50_ns=0, p90_ns=0)  # fmt: skip
+        served(
+            host, second, requests=0, waiting=40, max_ns=(second - 39) * S, max_from_ns=T0 + 40 * S, p50_ns=0, p90_ns=0
+        )
     (one,) = [one for one in latest(run(host, 46)) if one["symptom"] == "service_latency"]
     assert one["cause"] == "unknown"
 
 
 def test_few_clients_that_wait_for_each_answer_are_slow_too() -> None:
-    """Three that ask 24 times a second over one connection of HTTP/2, whose answers take a second each for six seconds."""
+    """Three that ask 24 times a second over one connection of HTTP/2, whose answers take a second each for six
+    seconds.
+    """
     host = Host()
     answers(host, 0, 30, rate=24)
     for second, (n, worst, p90) in enumerate(
         ((4, 996, 759), (2, 732, 732), (1, 0, 0), (1, 612, 47), (2, 948, 759), (1, 948, 47)), 30
     ):
-        served(host, second, requests=n, waiting=1, max_ns=worst * MS, max_from_ns=T0 + second * S - 20 * MS, p50_ns=0, p90_ns=p90 * MS)  # fmt: skip
+        served(
+            host,
+            second,
+            requests=n,
+            waiting=1,
+            max_ns=worst * MS,
+            max_from_ns=T0 + second * S - 20 * MS,
+            p50_ns=0,
+            p90_ns=p90 * MS,
+        )
     answers(host, 36, UNTIL, rate=24, n=1)
     (one,) = found(host)
     assert (one["cause"], one["subject"]) == ("unknown", f"shop pid {SHOP_PID} on port {PORT}")
@@ -292,8 +416,17 @@ def test_intervals_of_two_seconds_as_on_a_crowded_host_leave_no_gaps() -> None:
     answers(host, 0, 30, rate=8)
     for n in range(5):
         at_ns = T0 + 32 * S + n * 19 * S // 10
-        served(host, 0, t_ns=at_ns, interval_ns=19 * S // 10, requests=2, p50_ns=140 * MS, p90_ns=180 * MS, max_ns=190 * MS,
-               max_from_ns=at_ns - 300 * MS)  # fmt: skip
+        served(
+            host,
+            0,
+            t_ns=at_ns,
+            interval_ns=19 * S // 10,
+            requests=2,
+            p50_ns=140 * MS,
+            p90_ns=180 * MS,
+            max_ns=190 * MS,
+            max_from_ns=at_ns - 300 * MS,
+        )
     answers(host, 41, UNTIL, rate=8, n=1)
     (one,) = found(host)
     assert "took for half of the requests 140 ms to answer" in str(one["sentence"])

@@ -23,7 +23,9 @@ def slow(look: Mapping[str, object] | None = None, **seen: object) -> Host:
     host = Host()
     answers(host, 0, 30)
     for second in (30, 31, 32, 33):
-        served(host, second, requests=0, waiting=8, max_ns=(second - 29) * S, max_from_ns=T0 + 30 * S, p50_ns=0, p90_ns=0)  # fmt: skip
+        served(
+            host, second, requests=0, waiting=8, max_ns=(second - 29) * S, max_from_ns=T0 + 30 * S, p50_ns=0, p90_ns=0
+        )
     served(host, 34, requests=60, max_ns=4 * S, max_from_ns=T0 + 30 * S, p50_ns=3 * S, p90_ns=4 * S)
     sleeps(host, **seen)
     answers(host, 35, UNTIL, n=1)
@@ -47,7 +49,16 @@ def sleeps(host: Host, **seen: object) -> None:
         "interval_ns": LOOK_NS,
         "count": 1,
     } | seen
-    host.add("off_cpu", 1, **row | {"max_ns": row["sum_ns"], "state": code("off_cpu", "state", "sleeping"), "kind": code("off_cpu", "kind", "waiting")})  # fmt: skip
+    host.add(
+        "off_cpu",
+        1,
+        **row
+        | {
+            "max_ns": row["sum_ns"],
+            "state": code("off_cpu", "state", "sleeping"),
+            "kind": code("off_cpu", "kind", "waiting"),
+        },
+    )
 
 
 def only(host: Host) -> dict[str, object]:
@@ -58,15 +69,36 @@ def only(host: Host) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("seen", "words"),
     [
-        ({}, f"its thread 1700 had read the request and slept in futex for the last 1.99 s at least, for a lock, or for another thread, of its own program; its thread {OTHER} woke it"),
+        (
+            {},
+            (
+                "its thread 1700 had read the request and slept in futex for the last 1.99 s at least, for a lock, or"
+                f" for another thread, of its own program; its thread {OTHER} woke it"
+            ),
+        ),
         ({"sum_ns": 1999 * MS}, "slept in futex for the last 2 s at least"),
         ({"sum_ns": 60 * MS, "interval_ns": 1060 * MS}, "slept in futex for the last 60 ms at least"),
-        ({"syscall": b"clock_nanosleep", "waker_pid": 999, "waker_comm": b"cc1"}, "slept in clock_nanosleep for the last 1.99 s at least, as its program told it to"),
-        ({"syscall": b"nanosleep", "sum_ns": 60 * MS, "interval_ns": 1060 * MS, **INTERRUPT}, "slept in nanosleep for the last 60 ms at least, as its program told it to"),
-        ({"syscall": b"wait4", "waker_pid": 999, "waker_comm": b"sleep"}, "slept in wait4 for the last 1.99 s at least, for a child process"),
-        ({"syscall": b"epoll_wait", "waker_pid": OTHER}, f"slept in epoll_wait for the last 1.99 s at least, for another process of its program; shop pid {OTHER} woke it"),
+        (
+            {"syscall": b"clock_nanosleep", "waker_pid": 999, "waker_comm": b"cc1"},
+            "slept in clock_nanosleep for the last 1.99 s at least, as its program told it to",
+        ),
+        (
+            {"syscall": b"nanosleep", "sum_ns": 60 * MS, "interval_ns": 1060 * MS, **INTERRUPT},
+            "slept in nanosleep for the last 60 ms at least, as its program told it to",
+        ),
+        (
+            {"syscall": b"wait4", "waker_pid": 999, "waker_comm": b"sleep"},
+            "slept in wait4 for the last 1.99 s at least, for a child process",
+        ),
+        (
+            {"syscall": b"epoll_wait", "waker_pid": OTHER},
+            (
+                "slept in epoll_wait for the last 1.99 s at least, for another process of its program; shop pid"
+                f" {OTHER} woke it"
+            ),
+        ),
     ],
-)  # fmt: skip
+)
 def test_where_the_thread_slept(seen: dict[str, object], words: str) -> None:
     one = only(slow(**seen))
     call_ = (seen.get("syscall", b"futex")).decode()  # type: ignore[attr-defined]
@@ -93,11 +125,23 @@ def test_what_says_nothing(seen: dict[str, object]) -> None:
 
 @pytest.mark.parametrize(("call", "cause"), [(b"futex", "unknown"), (b"clock_nanosleep", "asleep")])
 def test_one_that_has_answered_owes_nothing(call: bytes, cause: str) -> None:
-    """It sleeps until there is more to do, while others are slow; but nobody waits for that by sleeping for a time, so it is what it does with each request."""
+    """It sleeps until there is more to do, while others are slow; but nobody waits for that by sleeping for a time, so
+    it is what it does with each request.
+    """
     host = Host()
     answers(host, 0, 30)
     for second in range(30, 38):
-        served(host, second, tid=SHOP_PID + second - 30, requests=20, waiting=8, max_ns=1400 * MS, max_from_ns=T0 + (second - 1) * S + 500 * MS, p50_ns=1400 * MS, p90_ns=1400 * MS)  # fmt: skip
+        served(
+            host,
+            second,
+            tid=SHOP_PID + second - 30,
+            requests=20,
+            waiting=8,
+            max_ns=1400 * MS,
+            max_from_ns=T0 + (second - 1) * S + 500 * MS,
+            p50_ns=1400 * MS,
+            p90_ns=1400 * MS,
+        )
     sleeps(host, sum_ns=LOOK_NS, waker_pid=NULL_I64, waker_tid=NULL_I64, waker_comm=b"", syscall=call)
     answers(host, 38, UNTIL, n=1)
     assert only(host)["cause"] == cause
@@ -120,13 +164,27 @@ def test_what_else_the_process_has_without_a_cause_is_no_second_finding() -> Non
 
 def told(*verdicts: Verdict) -> Finding:
     found = Finding(0, S, 0)
-    found.judged(Episode("service_latency", (1, 2), 0, "shop", "1/2", 0, S, "med_ns", "ns", 0.0, 1.0, 0.5, 0), [*verdicts])  # fmt: skip
+    found.judged(
+        Episode("service_latency", (1, 2), 0, "shop", "1/2", 0, S, "med_ns", "ns", 0.0, 1.0, 0.5, 0), [*verdicts]
+    )
     return found
 
 
 def test_anything_else_that_explains_it_goes_before() -> None:
     host = slow()
-    call(host, pid=SHOP_PID, tid=SHOP_PID, comm=b"shop", t_ns=T0 + 34 * S, duration_ns=3900 * MS, syscall=b"flock", fd_type=b"file", file=b"stock.db",
-         holder_pid=123, holder_start_ns=17, holder_comm=b"backup")  # fmt: skip
+    call(
+        host,
+        pid=SHOP_PID,
+        tid=SHOP_PID,
+        comm=b"shop",
+        t_ns=T0 + 34 * S,
+        duration_ns=3900 * MS,
+        syscall=b"flock",
+        fd_type=b"file",
+        file=b"stock.db",
+        holder_pid=123,
+        holder_start_ns=17,
+        holder_comm=b"backup",
+    )
     one = only(host)
     assert (one["cause"], one["culprit_pid"]) == ("syscall", 123)

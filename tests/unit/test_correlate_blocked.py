@@ -1,4 +1,6 @@
-"""A process that nobody watches for anything else is held up: told with what held it up, and not told where it only does more."""
+"""A process that nobody watches for anything else is held up: told with what held it up, and not told where it only
+does more.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,20 @@ OWN = {"pid": PID, "tid": PID, "proc_start_ns": START, "comm": b"archiver"}
 
 
 def held(host: Host, second: int, calls: int, each_ms: float) -> None:
-    host.add("syscall_latency", 1, t_ns=T0 + second * S + 990 * MS, interval_ns=S, syscall=b"fsync", count=calls, sum_ns=int(calls * each_ms * MS),
-             max_ns=int(each_ms * MS), run_queue_ns=0, basis=code("syscall_latency", "basis", "blocked"), kind=code("syscall_latency", "kind", "slow"),
-             **OWN)  # fmt: skip
+    host.add(
+        "syscall_latency",
+        1,
+        t_ns=T0 + second * S + 990 * MS,
+        interval_ns=S,
+        syscall=b"fsync",
+        count=calls,
+        sum_ns=int(calls * each_ms * MS),
+        max_ns=int(each_ms * MS),
+        run_queue_ns=0,
+        basis=code("syscall_latency", "basis", "blocked"),
+        kind=code("syscall_latency", "kind", "slow"),
+        **OWN,
+    )
 
 
 def host(calls: int, each_ms: float, told: bool = True, seconds: int = 6, usual: int = 5, **columns: object) -> Host:
@@ -62,8 +75,20 @@ def test_short_lived_processes_leave_room_for_the_others() -> None:
     of, seen = host(4, 220), list[Correlator]()
     of.made = [Batch(b.table, b.rows[b.rows["t_ns"] >= T0 + 12 * S]) for b in of.made]
     for second in range(30):
-        of.add("syscall_latency", 60, t_ns=T0 + second * S, pid=50_000 + second * 60 + np.arange(60), proc_start_ns=T0 + (second - 1) * S, comm=b"cc1", interval_ns=S,
-               count=3, sum_ns=MS, max_ns=MS, basis=code("syscall_latency", "basis", "blocked"), kind=code("syscall_latency", "kind", "slow"))  # fmt: skip
+        of.add(
+            "syscall_latency",
+            60,
+            t_ns=T0 + second * S,
+            pid=50_000 + second * 60 + np.arange(60),
+            proc_start_ns=T0 + (second - 1) * S,
+            comm=b"cc1",
+            interval_ns=S,
+            count=3,
+            sum_ns=MS,
+            max_ns=MS,
+            basis=code("syscall_latency", "basis", "blocked"),
+            kind=code("syscall_latency", "kind", "slow"),
+        )
     (one,) = [f for f in latest(run(of, UNTIL, each=seen.append)) if f["symptom"] == "blocked_time"]
     assert one["culprit_object"] == "/dev/sdb" and seen[-1].losses()["subjects"] == 0
 
@@ -93,8 +118,18 @@ def test_processes_that_write_as_they_please() -> None:
         for k in range(10):
             calls = int(rng.pareto(1.1) * 5) if rng.random() < 0.5 else 0
             times = rng.lognormal(np.log(6 * MS), 0.8, min(calls, 400))
-            of.add("syscall_latency", 1, t_ns=T0 + second * S, interval_ns=S, syscall=b"write", count=len(times), sum_ns=int(times.sum()),
-                   basis=code("syscall_latency", "basis", "blocked"), kind=code("syscall_latency", "kind", "slow"), **OWN | {"pid": PID + k})  # fmt: skip
+            of.add(
+                "syscall_latency",
+                1,
+                t_ns=T0 + second * S,
+                interval_ns=S,
+                syscall=b"write",
+                count=len(times),
+                sum_ns=int(times.sum()),
+                basis=code("syscall_latency", "basis", "blocked"),
+                kind=code("syscall_latency", "kind", "slow"),
+                **OWN | {"pid": PID + k},
+            )
     assert latest(run(of, 600, every_ms=1000)) == []
 
 
@@ -126,7 +161,17 @@ def test_calls_of_several_kinds_on_one_disk_count_together() -> None:
     of = host(1, 240, syscall=b"pwrite64")
     for second in range(30, 36):
         held(of, second, 1, 240)
-        call(of, **OWN | {"t_ns": T0 + second * S + 400 * MS, "duration_ns": 230 * MS, "syscall": b"fdatasync", "fd_type": b"file", "device": b"sdb"})  # fmt: skip
+        call(
+            of,
+            **OWN
+            | {
+                "t_ns": T0 + second * S + 400 * MS,
+                "duration_ns": 230 * MS,
+                "syscall": b"fdatasync",
+                "fd_type": b"file",
+                "device": b"sdb",
+            },
+        )
     (one,) = found(of)
     assert (one["cause"], one["cause_detail"]) == ("syscall", "pwrite64")
     assert "and 6 other calls on that disk, too" in str(one["sentence"])

@@ -1,4 +1,6 @@
-"""A process that computes all the time is slow by its own work; not where it waited, was kept off the processor, or was asked for more."""
+"""A process that computes all the time is slow by its own work; not where it waited, was kept off the processor, or was
+asked for more.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,22 @@ from tests.unit.correlate_scenarios import MS, START, T0, UNTIL, Host, S, call
 from tests.unit.test_correlate_answers import SHOP_PID, answers, found, served
 
 
-def used(host: Host, a: int, b: int, share: float, pid: int = SHOP_PID, in_kernel: float = 0.1, comm: bytes = b"shop") -> None:  # fmt: skip
+def used(
+    host: Host, a: int, b: int, share: float, pid: int = SHOP_PID, in_kernel: float = 0.1, comm: bytes = b"shop"
+) -> None:
     """What it ran, second by second."""
     t = T0 + (np.arange(a, b) + 1) * S
-    host.add("cpu_use", len(t), t_ns=t, pid=pid, proc_start_ns=START, comm=comm, interval_ns=S,
-             user_ns=int((1 - in_kernel) * share * S), system_ns=int(in_kernel * share * S))  # fmt: skip
+    host.add(
+        "cpu_use",
+        len(t),
+        t_ns=t,
+        pid=pid,
+        proc_start_ns=START,
+        comm=comm,
+        interval_ns=S,
+        user_ns=int((1 - in_kernel) * share * S),
+        system_ns=int(in_kernel * share * S),
+    )
 
 
 def blocked_loop(ran: float = 0.98, seconds: int = 3, usual: float = 0.12, rate: int = 40) -> Host:
@@ -22,8 +35,18 @@ def blocked_loop(ran: float = 0.98, seconds: int = 3, usual: float = 0.12, rate:
     answers(host, 0, 30)
     used(host, 0, 30, usual)
     for second in range(30, 30 + seconds):
-        served(host, second, requests=0, waiting=8, max_ns=(second - 29) * S, max_from_ns=T0 + 30 * S, p50_ns=0, p90_ns=0)  # fmt: skip
-    served(host, 30 + seconds, requests=rate, max_ns=seconds * S, max_from_ns=T0 + 30 * S, p50_ns=seconds * S // 2, p90_ns=seconds * S)  # fmt: skip
+        served(
+            host, second, requests=0, waiting=8, max_ns=(second - 29) * S, max_from_ns=T0 + 30 * S, p50_ns=0, p90_ns=0
+        )
+    served(
+        host,
+        30 + seconds,
+        requests=rate,
+        max_ns=seconds * S,
+        max_from_ns=T0 + 30 * S,
+        p50_ns=seconds * S // 2,
+        p90_ns=seconds * S,
+    )
     used(host, 30, 30 + seconds, ran)
     used(host, 30 + seconds, UNTIL, usual)
     answers(host, 31 + seconds, UNTIL, n=1)
@@ -63,7 +86,16 @@ def test_a_single_short_computation() -> None:
 def test_a_lock_of_the_program_whose_holder_computes() -> None:
     """The thread that serves waits for it at a futex."""
     host = blocked_loop()
-    call(host, pid=SHOP_PID, tid=SHOP_PID, comm=b"shop", t_ns=T0 + 33 * S - 10 * MS, duration_ns=2980 * MS, syscall=b"futex", fd_type=b"")  # fmt: skip
+    call(
+        host,
+        pid=SHOP_PID,
+        tid=SHOP_PID,
+        comm=b"shop",
+        t_ns=T0 + 33 * S - 10 * MS,
+        duration_ns=2980 * MS,
+        syscall=b"futex",
+        fd_type=b"",
+    )
     (one,) = found(host)
     assert one["cause"] == "busy"
 
@@ -73,11 +105,32 @@ def test_what_it_waited_for_comes_first(kind: str) -> None:
     """It also ran a little more than usually, as who catches up does."""
     host = blocked_loop(ran=0.3)
     if kind == "flock":
-        call(host, pid=SHOP_PID, tid=SHOP_PID, comm=b"shop", t_ns=T0 + 33 * S - 10 * MS, duration_ns=2980 * MS, syscall=b"flock", fd_type=b"file")  # fmt: skip
+        call(
+            host,
+            pid=SHOP_PID,
+            tid=SHOP_PID,
+            comm=b"shop",
+            t_ns=T0 + 33 * S - 10 * MS,
+            duration_ns=2980 * MS,
+            syscall=b"flock",
+            fd_type=b"file",
+        )
     else:
         t = T0 + np.arange(30, 34) * S
-        host.add("cpu_wait", 4, t_ns=t, interval_ns=S, pid=SHOP_PID, proc_start_ns=START, comm=b"shop", count=300, wait_ns=700 * MS, max_ns=8 * MS,
-                 by_pid=77, by_comm=b"burn")  # fmt: skip
+        host.add(
+            "cpu_wait",
+            4,
+            t_ns=t,
+            interval_ns=S,
+            pid=SHOP_PID,
+            proc_start_ns=START,
+            comm=b"shop",
+            count=300,
+            wait_ns=700 * MS,
+            max_ns=8 * MS,
+            by_pid=77,
+            by_comm=b"burn",
+        )
     (one,) = found(host)
     assert one["cause"] == ("syscall" if kind == "flock" else "cpu")
 
@@ -85,8 +138,20 @@ def test_what_it_waited_for_comes_first(kind: str) -> None:
 def test_who_computes_while_others_run_too_computes() -> None:
     """Half of the time each; usually it runs for an eighth."""
     host = blocked_loop(ran=0.52)
-    host.add("cpu_wait", 3, t_ns=T0 + np.arange(31, 34) * S, interval_ns=S, pid=SHOP_PID, proc_start_ns=START, comm=b"shop", count=300,
-             wait_ns=470 * MS, max_ns=8 * MS, by_pid=77, by_comm=b"burn")  # fmt: skip
+    host.add(
+        "cpu_wait",
+        3,
+        t_ns=T0 + np.arange(31, 34) * S,
+        interval_ns=S,
+        pid=SHOP_PID,
+        proc_start_ns=START,
+        comm=b"shop",
+        count=300,
+        wait_ns=470 * MS,
+        max_ns=8 * MS,
+        by_pid=77,
+        by_comm=b"burn",
+    )
     (one,) = found(host)
     assert one["cause"] == "busy"
     assert "it waited 1.4" in str(one["sentence"])
@@ -97,7 +162,9 @@ def test_more_requests_of_the_usual_price_are_load() -> None:
     answers(host, 0, 30)
     used(host, 0, 30, 0.25)
     for second in range(30, 45):
-        served(host, second, requests=160, max_ns=900 * MS, max_from_ns=T0 + second * S, p50_ns=400 * MS, p90_ns=800 * MS)  # fmt: skip
+        served(
+            host, second, requests=160, max_ns=900 * MS, max_from_ns=T0 + second * S, p50_ns=400 * MS, p90_ns=800 * MS
+        )
     used(host, 30, 45, 0.99)
     answers(host, 45, UNTIL, n=1)
     used(host, 45, UNTIL, 0.25)
@@ -110,7 +177,9 @@ def test_each_request_takes_more_of_the_processor() -> None:
     answers(host, 0, 30)
     used(host, 0, 30, 0.2)
     for second in range(30, 45):
-        served(host, second, requests=35, max_ns=900 * MS, max_from_ns=T0 + second * S, p50_ns=400 * MS, p90_ns=800 * MS)  # fmt: skip
+        served(
+            host, second, requests=35, max_ns=900 * MS, max_from_ns=T0 + second * S, p50_ns=400 * MS, p90_ns=800 * MS
+        )
     used(host, 30, 45, 0.99)
     answers(host, 45, UNTIL, n=1)
     used(host, 45, UNTIL, 0.2)
@@ -120,8 +189,20 @@ def test_each_request_takes_more_of_the_processor() -> None:
 
 def test_a_closer_look_says_where_it_ran() -> None:
     host = blocked_loop(seconds=5)
-    host.add("on_cpu", 2, t_ns=T0 + 35 * S, interval_ns=3 * S, investigation=b"a.0", pid=SHOP_PID, tid=[SHOP_PID, SHOP_PID + 1], proc_start_ns=START, comm=b"shop",
-             count=[700, 40], sum_ns=[2900 * MS, 100 * MS], user_stack=[b"sre_ucs1_match;pattern_match", b"epoll"])  # fmt: skip
+    host.add(
+        "on_cpu",
+        2,
+        t_ns=T0 + 35 * S,
+        interval_ns=3 * S,
+        investigation=b"a.0",
+        pid=SHOP_PID,
+        tid=[SHOP_PID, SHOP_PID + 1],
+        proc_start_ns=START,
+        comm=b"shop",
+        count=[700, 40],
+        sum_ns=[2900 * MS, 100 * MS],
+        user_stack=[b"sre_ucs1_match;pattern_match", b"epoll"],
+    )
     (one,) = found(host)
     assert one["cause"] == "busy"
     assert f"its thread {SHOP_PID} was in sre_ucs1_match." in str(one["sentence"])

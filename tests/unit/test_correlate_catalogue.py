@@ -98,8 +98,14 @@ def test_files_dropped_into_the_package_are_found(tmp_path: Path) -> None:
 
     def run(*argv: str) -> str:
         root = str(Path(agent.__file__).parents[1])
-        return subprocess.run([sys.executable, *argv], cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{root}"}, check=True, capture_output=True,
-                              text=True).stdout  # fmt: skip
+        return subprocess.run(
+            [sys.executable, *argv],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": f"{tmp_path}:{root}"},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
 
     symptom, cause, sentence = run("-c", PROGRAM).strip().split("|")
     assert (symptom, cause) == ("closing_time", "worn_out")
@@ -216,7 +222,9 @@ def test_people_are_told_of_the_dearest_rules_only() -> None:
 
 
 def test_where_nothing_changed_nothing_is_ranked_anew() -> None:
-    """A stall is over at once, its finding stays open for some seconds; until its causes' rows have come, and no longer, it is ranked."""
+    """A stall is over at once, its finding stays open for some seconds; until its causes' rows have come, and no
+    longer, it is ranked.
+    """
     correlator = Correlator()
     (found,) = findings(correlator, broker_slow())
     assert found["cause"] == "broker_slow"

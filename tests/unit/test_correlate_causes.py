@@ -146,8 +146,20 @@ def test_a_poller_that_got_no_processor_blames_no_broker(waited_ms: int, cause: 
     host.queue(0, 30)
     host.queue(30, 31, poll_ms=1_500)
     host.queue(32, UNTIL)
-    host.add("cpu_wait", 1, t_ns=T0 + int(30.9 * S), interval_ns=S, pid=13674, proc_start_ns=START, comm=b"tickscope-poll", by_pid=55, by_comm=b"mypy",
-             count=1, wait_ns=waited_ms * MS, max_ns=waited_ms * MS)  # fmt: skip
+    host.add(
+        "cpu_wait",
+        1,
+        t_ns=T0 + int(30.9 * S),
+        interval_ns=S,
+        pid=13674,
+        proc_start_ns=START,
+        comm=b"tickscope-poll",
+        by_pid=55,
+        by_comm=b"mypy",
+        count=1,
+        wait_ns=waited_ms * MS,
+        max_ns=waited_ms * MS,
+    )
     assert [f["cause"] for f in latest(run(host, UNTIL))] == [cause]
 
 
@@ -283,7 +295,9 @@ def test_waits_that_their_callers_gave_up_are_no_slow_decisions() -> None:
 
 
 def thinking() -> Host:
-    """A server that thinks for 36 ms over each answer: its acknowledgements come with the answers, and the RTT looks as long."""
+    """A server that thinks for 36 ms over each answer: its acknowledgements come with the answers, and the RTT looks as
+    long.
+    """
     host = Host().healthy(0, 30)
     host.rtt(30, 45, us=36_000)
     for at in np.arange(30, 45, 0.1):

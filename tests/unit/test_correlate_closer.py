@@ -44,28 +44,74 @@ def stalled(*looks: Callable[[Host], None]) -> dict[str, object]:
     return one
 
 
-def disk(max_ms: float, each_ms: float, device: bytes = b"sda", t_ns: int = END, **more: object) -> Callable[[Host], None]:  # fmt: skip
+def disk(
+    max_ms: float, each_ms: float, device: bytes = b"sda", t_ns: int = END, **more: object
+) -> Callable[[Host], None]:
     def add(host: Host) -> None:
-        host.add("block_io", 1, **({"t_ns": t_ns, "interval_ns": 3 * S, "device": device, "op": code("block_io", "op", "all"), "count": 10, "unfinished": 0,
-                                    "bytes": 50_000, "sum_ns": int(10 * each_ms * MS), "max_ns": int(max_ms * MS), "queued_ns": 0} | more))  # fmt: skip
+        host.add(
+            "block_io",
+            1,
+            **(
+                {
+                    "t_ns": t_ns,
+                    "interval_ns": 3 * S,
+                    "device": device,
+                    "op": code("block_io", "op", "all"),
+                    "count": 10,
+                    "unfinished": 0,
+                    "bytes": 50_000,
+                    "sum_ns": int(10 * each_ms * MS),
+                    "max_ns": int(max_ms * MS),
+                    "queued_ns": 0,
+                }
+                | more
+            ),
+        )
 
     return add
 
 
 def writer(pid: int, comm: bytes, mb: float) -> Callable[[Host], None]:
-    return lambda host: host.add("block_io", 1, t_ns=END, interval_ns=3 * S, pid=pid, comm=comm, device=b"sda", op=code("block_io", "op", "write"), count=5,
-                                 unfinished=0, bytes=int(mb * MB), sum_ns=S, max_ns=S, queued_ns=0)  # fmt: skip
+    return lambda host: host.add(
+        "block_io",
+        1,
+        t_ns=END,
+        interval_ns=3 * S,
+        pid=pid,
+        comm=comm,
+        device=b"sda",
+        op=code("block_io", "op", "write"),
+        count=5,
+        unfinished=0,
+        bytes=int(mb * MB),
+        sum_ns=S,
+        max_ns=S,
+        queued_ns=0,
+    )
 
 
 def lock(wait_ms: float, path: str = "process", pid: int = APP_PID) -> Callable[[Host], None]:
-    return lambda host: host.add("lock_contention", 1, t_ns=END, interval_ns=3 * S, pid=pid, proc_start_ns=START, comm=b"python3", lock=b"taken by ext4_write",
-                                 kind=b"write", path=code("lock_contention", "path", path), count=7, sum_ns=int(2 * wait_ms * MS), max_ns=int(wait_ms * MS),
-                                 kernel_stack=b"rwsem_down_write_slowpath;down_write;ext4_write;vfs_write;ksys_write")  # fmt: skip
+    return lambda host: host.add(
+        "lock_contention",
+        1,
+        t_ns=END,
+        interval_ns=3 * S,
+        pid=pid,
+        proc_start_ns=START,
+        comm=b"python3",
+        lock=b"taken by ext4_write",
+        kind=b"write",
+        path=code("lock_contention", "path", path),
+        count=7,
+        sum_ns=int(2 * wait_ms * MS),
+        max_ns=int(wait_ms * MS),
+        kernel_stack=b"rwsem_down_write_slowpath;down_write;ext4_write;vfs_write;ksys_write",
+    )
 
 
 def test_a_disk_that_takes_long_itself_is_the_cause() -> None:
     one = stalled(disk(max_ms=900, each_ms=300))
-    assert (one["cause"], one["cause_detail"], one["culprit_object"]) == ("disk", "slow", "/dev/sda")  # fmt: skip
+    assert (one["cause"], one["cause_detail"], one["culprit_object"]) == ("disk", "slow", "/dev/sda")
     assert "because sda took up to 900 ms for a request, while fsync of python3 pid 4242 waited for" in str(
         one["sentence"]
     )
@@ -94,8 +140,22 @@ def test_where_it_slept_is_evidence() -> None:
             (b"io_schedule;folio_wait_bit;folio_wait_writeback;ext4_sync_file;do_fsync", S),
             (b"else", MS),
         ):
-            host.add("off_cpu", 1, t_ns=END, interval_ns=3 * S, pid=APP_PID, proc_start_ns=START, comm=b"python3", state=code("off_cpu", "state", "uninterruptible"),
-                     kind=code("off_cpu", "kind", "slow"), syscall=b"fsync", count=3, sum_ns=ns, max_ns=ns, kernel_stack=stack)  # fmt: skip
+            host.add(
+                "off_cpu",
+                1,
+                t_ns=END,
+                interval_ns=3 * S,
+                pid=APP_PID,
+                proc_start_ns=START,
+                comm=b"python3",
+                state=code("off_cpu", "state", "uninterruptible"),
+                kind=code("off_cpu", "kind", "slow"),
+                syscall=b"fsync",
+                count=3,
+                sum_ns=ns,
+                max_ns=ns,
+                kernel_stack=stack,
+            )
 
     one = stalled(slept)
     entry = next(e for e in one["evidence"] if e["table"] == "off_cpu")  # type: ignore[attr-defined]
@@ -133,7 +193,9 @@ def test_a_lock_of_the_kernels_is_the_cause_where_no_call_explains_it() -> None:
         ({"fd_type": b"file", "device": b"sda"}, 1200, "syscall"),
     ],
 )
-def test_a_lock_of_the_kernels_says_more_than_the_call_that_waited_for_it(seen: dict[str, object], wait_ms: float, cause: str) -> None:  # fmt: skip
+def test_a_lock_of_the_kernels_says_more_than_the_call_that_waited_for_it(
+    seen: dict[str, object], wait_ms: float, cause: str
+) -> None:
     def stall(host: Host) -> None:
         host.stalled_decision(31.4, 1.4, children=False)
         call(host, syscall=b"mmap", **seen)
@@ -144,7 +206,16 @@ def test_a_lock_of_the_kernels_says_more_than_the_call_that_waited_for_it(seen: 
 
 
 def _syns(host: Host, slowest_ms: float, port: int = 8080) -> None:
-    host.add("syn_ack", 1, t_ns=END, interval_ns=3 * S, sport=port, count=40, sum_ns=int(9 * slowest_ms * MS), max_ns=int(slowest_ms * MS))  # fmt: skip
+    host.add(
+        "syn_ack",
+        1,
+        t_ns=END,
+        interval_ns=3 * S,
+        sport=port,
+        count=40,
+        sum_ns=int(9 * slowest_ms * MS),
+        max_ns=int(slowest_ms * MS),
+    )
 
 
 def test_syns_that_the_hosts_own_locks_keep_waiting() -> None:
@@ -175,8 +246,22 @@ def test_slow_connects_to_a_server_of_this_host_whose_syn_acks_are_late(here: bo
     _syns(host, 900, 443)
     lock(800, path="handshake")(host)
     if here:
-        host.add("tcp_rtt", 60, t_ns=T0 + np.arange(60) * S, pid=WEB_PID, proc_start_ns=START, comm=b"nginx", role=code("tcp_rtt", "role", "server"), netns=4026531840,
-                 saddr=np.frombuffer(API[:16], "V16"), sport=443, peer=np.frombuffer(peer("10.0.0.9", 40000), "V18"), samples=1, rtt_sum_us=50, srtt_us=50)  # fmt: skip
+        host.add(
+            "tcp_rtt",
+            60,
+            t_ns=T0 + np.arange(60) * S,
+            pid=WEB_PID,
+            proc_start_ns=START,
+            comm=b"nginx",
+            role=code("tcp_rtt", "role", "server"),
+            netns=4026531840,
+            saddr=np.frombuffer(API[:16], "V16"),
+            sport=443,
+            peer=np.frombuffer(peer("10.0.0.9", 40000), "V18"),
+            samples=1,
+            rtt_sum_us=50,
+            srtt_us=50,
+        )
     told = list[tuple[tuple[int, int | None], ...]]()
     found = latest(
         run(

@@ -1,4 +1,6 @@
-"""Connects that fail and connections that are reset, by peer, where no limiter tells of them; what restarts and health checks do is none."""
+"""Connects that fail and connections that are reset, by peer, where no limiter tells of them; what restarts and health
+checks do is none.
+"""
 
 from __future__ import annotations
 
@@ -130,15 +132,34 @@ def test_a_busy_host_on_which_some_connects_fail_is_not_told(seed: int) -> None:
 def slow(seconds: float = 1.1) -> Host:
     host = steady()
     at = np.arange(30, 33, 0.4) + 0.1
-    host.add("tcp_connect", len(at), t_ns=T0 + (at * S).astype(np.int64), pid=APP_PID, proc_start_ns=START, netns=4026531840, peer=np.frombuffer(API, "V18"),
-             result=code("tcp_connect", "result", "ok"), errno=0, duration_ns=int(seconds * S))  # fmt: skip
+    host.add(
+        "tcp_connect",
+        len(at),
+        t_ns=T0 + (at * S).astype(np.int64),
+        pid=APP_PID,
+        proc_start_ns=START,
+        netns=4026531840,
+        peer=np.frombuffer(API, "V18"),
+        result=code("tcp_connect", "result", "ok"),
+        errno=0,
+        duration_ns=int(seconds * S),
+    )
     return host
 
 
 def test_connects_that_take_long_are_told_with_what_was_sent_again() -> None:
     host = slow()
-    host.add("tcp_retransmit", 7, t_ns=T0 + 30 * S + np.arange(7) * 400_000_000, pid=APP_PID, proc_start_ns=START, netns=4026531840, peer=np.frombuffer(API, "V18"),
-             kind=code("tcp_retransmit", "kind", "syn"), count=1)  # fmt: skip
+    host.add(
+        "tcp_retransmit",
+        7,
+        t_ns=T0 + 30 * S + np.arange(7) * 400_000_000,
+        pid=APP_PID,
+        proc_start_ns=START,
+        netns=4026531840,
+        peer=np.frombuffer(API, "V18"),
+        kind=code("tcp_retransmit", "kind", "syn"),
+        count=1,
+    )
     (found,) = latest(run(host, UNTIL))
     assert (found["symptom"], found["cause"], found["subject"]) == ("connect_latency", "network_loss", "10.0.0.2:443")
     assert "took up to 1.1 s instead of 300 us" in str(found["sentence"])
@@ -146,18 +167,43 @@ def test_connects_that_take_long_are_told_with_what_was_sent_again() -> None:
 
 def test_connects_that_always_take_long_are_usual() -> None:
     host = Host()
-    host.add("tcp_connect", 200, t_ns=T0 + np.arange(200) * S // 4, pid=APP_PID, proc_start_ns=START, netns=4026531840, peer=np.frombuffer(API, "V18"),
-             result=code("tcp_connect", "result", "ok"), errno=0, duration_ns=np.where(np.arange(200) % 3, 300_000, 250_000_000))  # fmt: skip
+    host.add(
+        "tcp_connect",
+        200,
+        t_ns=T0 + np.arange(200) * S // 4,
+        pid=APP_PID,
+        proc_start_ns=START,
+        netns=4026531840,
+        peer=np.frombuffer(API, "V18"),
+        result=code("tcp_connect", "result", "ok"),
+        errno=0,
+        duration_ns=np.where(np.arange(200) % 3, 300_000, 250_000_000),
+    )
     assert latest(run(host, UNTIL)) == []
 
 
 @pytest.mark.parametrize("talked", [True, False])
 def test_a_server_that_is_gone_from_old_connections(talked: bool) -> None:
-    """Nobody connected for long, since connections were kept; who is first tried when it is down was never there, as far as is known."""
+    """Nobody connected for long, since connections were kept; who is first tried when it is down was never there, as
+    far as is known.
+    """
     host = Host()
     t = T0 + np.arange(0, 30) * S
-    host.add("tcp_rtt", len(t), t_ns=t, pid=APP_PID, proc_start_ns=START, netns=4026531840, role=code("tcp_rtt", "role", "client"),
-             peer=np.frombuffer(API if talked else peer("10.0.0.3", 443), "V18"), samples=5, rtt_sum_us=500, rtt_min_us=90, rtt_max_us=110, srtt_us=100)  # fmt: skip
+    host.add(
+        "tcp_rtt",
+        len(t),
+        t_ns=t,
+        pid=APP_PID,
+        proc_start_ns=START,
+        netns=4026531840,
+        role=code("tcp_rtt", "role", "client"),
+        peer=np.frombuffer(API if talked else peer("10.0.0.3", 443), "V18"),
+        samples=5,
+        rtt_sum_us=500,
+        rtt_min_us=90,
+        rtt_max_us=110,
+        srtt_us=100,
+    )
     connects(host, np.arange(30, 36, 0.25), errno.ECONNREFUSED)
     found = latest(run(host, UNTIL))
     assert [(one["symptom"], one["cause"]) for one in found] == (
@@ -169,8 +215,21 @@ def test_old_connections_that_a_server_resets_are_no_failure_of_connects() -> No
     """As one does that has too many clients."""
     host = Host()
     t = T0 + np.arange(0, UNTIL) * S
-    host.add("tcp_rtt", len(t), t_ns=t, pid=APP_PID, proc_start_ns=START, netns=4026531840, role=code("tcp_rtt", "role", "client"),
-             peer=np.frombuffer(API, "V18"), samples=5, rtt_sum_us=500, rtt_min_us=90, rtt_max_us=110, srtt_us=100)  # fmt: skip
+    host.add(
+        "tcp_rtt",
+        len(t),
+        t_ns=t,
+        pid=APP_PID,
+        proc_start_ns=START,
+        netns=4026531840,
+        role=code("tcp_rtt", "role", "client"),
+        peer=np.frombuffer(API, "V18"),
+        samples=5,
+        rtt_sum_us=500,
+        rtt_min_us=90,
+        rtt_max_us=110,
+        srtt_us=100,
+    )
     resets(host, BAD)
     assert latest(run(host, UNTIL)) == []
 

@@ -1,4 +1,6 @@
-"""Requests that are given up after the same time each, along a chain of calls: one finding, which names the server at its end."""
+"""Requests that are given up after the same time each, along a chain of calls: one finding, which names the server at
+its end.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,56 @@ def requests(host: Host, at: np.ndarray, pid: int, to: bytes, waited_s: object =
     """Each by a connection of its own. waited_s: given up after so long, else answered within 5 ms."""
     began = T0 + (np.sort(at) * S).astype(np.int64)
     took = np.full(len(at), 5 * MS) if waited_s is None else (np.broadcast_to(waited_s, len(at)) * S).astype(np.int64)
-    who = {"pid": pid, "tid": pid, "proc_start_ns": START, "comm": comm, "netns": NETNS, "peer": np.frombuffer(to, "V18")}  # fmt: skip
-    host.add("tcp_connect", len(at), t_ns=began + 200_000, duration_ns=200_000, result=code("tcp_connect", "result", "ok"), errno=0, **who)  # fmt: skip
+    who = {
+        "pid": pid,
+        "tid": pid,
+        "proc_start_ns": START,
+        "comm": comm,
+        "netns": NETNS,
+        "peer": np.frombuffer(to, "V18"),
+    }
+    host.add(
+        "tcp_connect",
+        len(at),
+        t_ns=began + 200_000,
+        duration_ns=200_000,
+        result=code("tcp_connect", "result", "ok"),
+        errno=0,
+        **who,
+    )
     more = {"waited_ns": took // (4 * MS) * 4 * MS, "bytes_in": 0} if waited_s is not None else {"bytes_in": 99}
-    host.add("tcp_close", len(at), t_ns=began + took, duration_ns=took, role=code("tcp_close", "role", "client"), srtt_us=150, bytes_out=80, **who, **more)  # fmt: skip
+    host.add(
+        "tcp_close",
+        len(at),
+        t_ns=began + took,
+        duration_ns=took,
+        role=code("tcp_close", "role", "client"),
+        srtt_us=150,
+        bytes_out=80,
+        **who,
+        **more,
+    )
 
 
 def serves(host: Host, pid: int, at: bytes, comm: bytes) -> None:
-    host.add("tcp_rtt", UNTIL, t_ns=T0 + np.arange(UNTIL) * S, pid=pid, proc_start_ns=START, comm=comm, netns=NETNS, role=code("tcp_rtt", "role", "server"),
-             saddr=np.frombuffer(at[:16], "V16"), sport=int.from_bytes(at[16:], "little"), peer=np.frombuffer(peer("10.0.0.9", 40000), "V18"), samples=5, rtt_sum_us=500, srtt_us=100, rtt_min_us=90, rtt_max_us=110)  # fmt: skip
+    host.add(
+        "tcp_rtt",
+        UNTIL,
+        t_ns=T0 + np.arange(UNTIL) * S,
+        pid=pid,
+        proc_start_ns=START,
+        comm=comm,
+        netns=NETNS,
+        role=code("tcp_rtt", "role", "server"),
+        saddr=np.frombuffer(at[:16], "V16"),
+        sport=int.from_bytes(at[16:], "little"),
+        peer=np.frombuffer(peer("10.0.0.9", 40000), "V18"),
+        samples=5,
+        rtt_sum_us=500,
+        srtt_us=100,
+        rtt_min_us=90,
+        rtt_max_us=110,
+    )
 
 
 QUIET = np.concatenate([np.arange(0, 30, 0.2), np.arange(36, UNTIL, 0.2)])
@@ -74,8 +117,19 @@ def test_the_server_at_the_end_was_stopped() -> None:
 
 def test_segments_to_it_were_lost() -> None:
     host = chain()
-    host.add("tcp_retransmit", 30, t_ns=T0 + 30 * S + np.arange(30) * 200 * MS + 50 * MS, sport=41000 + np.arange(30), pid=MIDDLE_PID, proc_start_ns=START, comm=b"middle", netns=NETNS,
-             peer=np.frombuffer(BACK, "V18"), kind=0, count=2)  # fmt: skip
+    host.add(
+        "tcp_retransmit",
+        30,
+        t_ns=T0 + 30 * S + np.arange(30) * 200 * MS + 50 * MS,
+        sport=41000 + np.arange(30),
+        pid=MIDDLE_PID,
+        proc_start_ns=START,
+        comm=b"middle",
+        netns=NETNS,
+        peer=np.frombuffer(BACK, "V18"),
+        kind=0,
+        count=2,
+    )
     (found,) = latest(run(host, UNTIL))
     assert (found["cause"], found["culprit_object"]) == ("network_loss", "10.0.0.3:8083")
 
@@ -99,7 +153,11 @@ def test_programs_that_run_for_one_request_each_are_told() -> None:
         for batch in host.made[-2:]:
             batch.rows["proc_start_ns"] = T0 + int(at * S) - 20 * MS
     (found,) = latest(run(host, UNTIL))
-    assert (found["symptom"], found["cause"], found["culprit_object"]) == ("deadline_exceeded", "broker_slow", "10.0.0.2:8082")  # fmt: skip
+    assert (found["symptom"], found["cause"], found["culprit_object"]) == (
+        "deadline_exceeded",
+        "broker_slow",
+        "10.0.0.2:8082",
+    )
 
 
 def test_a_check_that_always_runs_out_is_usual() -> None:
@@ -117,10 +175,24 @@ def test_a_few_times_in_as_many_minutes_are_no_habit() -> None:
 
 
 @pytest.mark.parametrize(("wait_ms", "cause"), [(180, "broker_slow"), (950, "cpu")])
-def test_who_waited_for_a_processor_most_of_the_time_is_the_reason_and_who_did_now_and_then_is_none(wait_ms: int, cause: str) -> None:  # fmt: skip
+def test_who_waited_for_a_processor_most_of_the_time_is_the_reason_and_who_did_now_and_then_is_none(
+    wait_ms: int, cause: str
+) -> None:
     host = chain()
     for second in range(30, 37):
-        host.add("cpu_wait", 1, t_ns=T0 + second * S + 990 * MS, interval_ns=S, pid=BACK_PID, proc_start_ns=START, comm=b"back", by_pid=55, by_comm=b"burner",
-                 count=20, wait_ns=wait_ms * MS, max_ns=90 * MS)  # fmt: skip
+        host.add(
+            "cpu_wait",
+            1,
+            t_ns=T0 + second * S + 990 * MS,
+            interval_ns=S,
+            pid=BACK_PID,
+            proc_start_ns=START,
+            comm=b"back",
+            by_pid=55,
+            by_comm=b"burner",
+            count=20,
+            wait_ns=wait_ms * MS,
+            max_ns=90 * MS,
+        )
     found = [f["cause"] for f in latest(run(host, UNTIL)) if f["symptom"] == "deadline_exceeded"]
     assert found == [cause]

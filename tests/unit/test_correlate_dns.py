@@ -194,7 +194,9 @@ def test_a_lookup_tells_the_name_and_how_it_went(result: str, tries: int, detail
 
 
 def test_a_lookup_by_ways_that_no_socket_shows_is_not_a_slow_broker() -> None:
-    """By a daemon's own socket, or by one poll of several: what was waited for has no peer, and the only one that is known is a broker."""
+    """By a daemon's own socket, or by one poll of several: what was waited for has no peer, and the only one that is
+    known is a broker.
+    """
 
     def without_peer(host: Host) -> None:
         wait(host, 31.3, 1.3, bytes(18))

@@ -127,8 +127,20 @@ def test_what_still_holds_is_not_withdrawn_for_want_of_room() -> None:
 
 def test_it_is_stored_and_queried(tmp_path: Path) -> None:
     place = store(tmp_path / "store", run(broker_slow(), UNTIL, tables=BOTH))
-    doc = json.loads(tickscope("query", "evidence", "--columns", "role,cause,table,column,value,unit,baseline,object", "--where", "role = 'for'", "--store", place,
-                               "-o", "json").stdout)  # fmt: skip
+    doc = json.loads(
+        tickscope(
+            "query",
+            "evidence",
+            "--columns",
+            "role,cause,table,column,value,unit,baseline,object",
+            "--where",
+            "role = 'for'",
+            "--store",
+            place,
+            "-o",
+            "json",
+        ).stdout
+    )
     wait = next(row for row in doc["rows"] if row["table"] == "slow_syscall")
     assert (wait["cause"], wait["column"], wait["object"]) == ("broker_slow", "duration_ns", "127.0.0.1:6399")
     out = tickscope(

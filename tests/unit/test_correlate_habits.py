@@ -1,4 +1,6 @@
-"""What is a habit of a healthy service is not told, and no fault ever makes one of another cause, or after a few times."""
+"""What is a habit of a healthy service is not told, and no fault ever makes one of another cause, or after a few
+times.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,22 @@ HOUR = 3600
 
 
 def episode(second: int, value: float = 5.0, key: str = "orders") -> Episode:
-    return Episode("queue_lag", (key,), 0, key, key, second * S, (second + 1) * S, "age_s", "s", 0.1, value, 1.0, second, habit="age_s")  # fmt: skip
+    return Episode(
+        "queue_lag",
+        (key,),
+        0,
+        key,
+        key,
+        second * S,
+        (second + 1) * S,
+        "age_s",
+        "s",
+        0.1,
+        value,
+        1.0,
+        second,
+        habit="age_s",
+    )
 
 
 def told(times: list[int], cause: str = "", habits: Habits | None = None, value: float = 5.0) -> int:
@@ -54,7 +71,11 @@ def test_it_is_forgotten_after_a_day() -> None:
 def test_a_fault_of_another_cause_is_told_however_often_something_else_was() -> None:
     habits = Habits()
     told(list(range(0, 4 * HOUR, 300)), "syscall", habits)
-    assert [told([5 * HOUR + n], cause, habits) for n, cause in ((0, "disk"), (90, "network_loss"), (180, ""))] == [1, 1, 1]  # fmt: skip
+    assert [told([5 * HOUR + n], cause, habits) for n, cause in ((0, "disk"), (90, "network_loss"), (180, ""))] == [
+        1,
+        1,
+        1,
+    ]
     assert told([6 * HOUR], "syscall", habits) == 0
 
 
@@ -76,7 +97,10 @@ def test_harmless_times_are_told_less_often_than_twelve_times_a_day_and_subject(
     at = np.unique(np.cumsum(rng.exponential(HOUR / rate, rate * 24 * days)).astype(int))
     at = at[np.diff(at, prepend=-100) > 5]
     values = 5.0 * rng.lognormal(0, 0.3, len(at))
-    n = [not habits.has(episode(int(second), float(value)), "", int(second)) for second, value in zip(at, values, strict=True)]  # fmt: skip
+    n = [
+        not habits.has(episode(int(second), float(value)), "", int(second))
+        for second, value in zip(at, values, strict=True)
+    ]
     assert sum(n) <= 12 * days
 
 

@@ -13,11 +13,29 @@ BAD = np.arange(30, 36, 0.25)
 
 
 def shakes(host: Host, at: np.ndarray, error: bytes | None = None, role: str = "client", ms: float = 3) -> None:
-    own = {"peer": np.frombuffer(API, "V18")} if role == "client" else {
-        "saddr": np.frombuffer(API[:16], "V16"), "sport": 443, "peer": np.frombuffer(peer("10.0.0.77", 40000), "V18")}  # fmt: skip
-    host.add("tls_handshake", len(at), t_ns=T0 + (at * S).astype(np.int64), pid=APP_PID, proc_start_ns=START, comm=b"curl", netns=1,
-             role=code("tls_handshake", "role", role), result=code("tls_handshake", "result", "ok" if error is None else "failed"),
-             error=error or b"", duration_ns=int(ms * MS), **own)  # fmt: skip
+    own = (
+        {"peer": np.frombuffer(API, "V18")}
+        if role == "client"
+        else {
+            "saddr": np.frombuffer(API[:16], "V16"),
+            "sport": 443,
+            "peer": np.frombuffer(peer("10.0.0.77", 40000), "V18"),
+        }
+    )
+    host.add(
+        "tls_handshake",
+        len(at),
+        t_ns=T0 + (at * S).astype(np.int64),
+        pid=APP_PID,
+        proc_start_ns=START,
+        comm=b"curl",
+        netns=1,
+        role=code("tls_handshake", "role", role),
+        result=code("tls_handshake", "result", "ok" if error is None else "failed"),
+        error=error or b"",
+        duration_ns=int(ms * MS),
+        **own,
+    )
 
 
 def service(error: bytes, before: bool = True, role: str = "client", every: float = 0.25) -> Host:
@@ -64,7 +82,9 @@ def test_a_few_among_many_are_none() -> None:
 
 
 def slow(round_trip_ms: float | None = 0.2, role: str = "client", share: float = 1.0) -> Host:
-    """From 30 to 36 s handshakes take half a second each, of that share of them; round trips tell what the way is like, where any are seen."""
+    """From 30 to 36 s handshakes take half a second each, of that share of them; round trips tell what the way is like,
+    where any are seen.
+    """
     host = Host()
     for a, b in ((0, 30), (36, UNTIL)):
         shakes(host, np.arange(a, b, 0.25), role=role)
@@ -73,8 +93,23 @@ def slow(round_trip_ms: float | None = 0.2, role: str = "client", share: float =
     if round_trip_ms is not None:
         at = np.arange(0, UNTIL) + 0.9
         us = np.where((at > 30) & (at < 36), round_trip_ms * 1000, 200).astype(np.int64)
-        host.add("tcp_rtt", len(at), t_ns=T0 + (at * S).astype(np.int64), pid=APP_PID, proc_start_ns=START, comm=b"curl", netns=1, role=code("tcp_rtt", "role", "client"),
-                 peer=np.frombuffer(API, "V18"), samples=20, rtt_sum_us=us * 20, rtt_min_us=us, rtt_max_us=us, srtt_us=us, interval_ns=S)  # fmt: skip
+        host.add(
+            "tcp_rtt",
+            len(at),
+            t_ns=T0 + (at * S).astype(np.int64),
+            pid=APP_PID,
+            proc_start_ns=START,
+            comm=b"curl",
+            netns=1,
+            role=code("tcp_rtt", "role", "client"),
+            peer=np.frombuffer(API, "V18"),
+            samples=20,
+            rtt_sum_us=us * 20,
+            rtt_min_us=us,
+            rtt_max_us=us,
+            srtt_us=us,
+            interval_ns=S,
+        )
     return host
 
 

@@ -1,4 +1,6 @@
-"""Limiters and services that are silent at an hour at which they never are; and those that are silent at this hour each day, of which nothing is said."""
+"""Limiters and services that are silent at an hour at which they never are; and those that are silent at this hour each
+day, of which nothing is said.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,47 @@ BESIDE = {"tcp_rtt": make("tcp_rtt", 1, t_ns=SINCE * S).rows}
 
 
 def decision(second: int, limiter: bytes = b"api", comm: bytes = b"shop", start_ns: int = START) -> np.ndarray:
-    return make("limiter_decision", 1, t_ns=second * S, pid=APP_PID, proc_start_ns=start_ns, comm=comm, limiter_id=limiter, library=b"own", result=0, duration_ns=500_000, cost=1.0).rows  # fmt: skip
+    return make(
+        "limiter_decision",
+        1,
+        t_ns=second * S,
+        pid=APP_PID,
+        proc_start_ns=start_ns,
+        comm=comm,
+        limiter_id=limiter,
+        library=b"own",
+        result=0,
+        duration_ns=500_000,
+        cost=1.0,
+    ).rows
 
 
 def answer(second: int) -> np.ndarray:
-    return make("service_latency", 1, t_ns=second * S, pid=APP_PID, proc_start_ns=START, comm=b"shop", sport=8080, netns=7, requests=3, waiting=0, interval_ns=S).rows  # fmt: skip
+    return make(
+        "service_latency",
+        1,
+        t_ns=second * S,
+        pid=APP_PID,
+        proc_start_ns=START,
+        comm=b"shop",
+        sport=8080,
+        netns=7,
+        requests=3,
+        waiting=0,
+        interval_ns=S,
+    ).rows
 
 
-def silences(works: Works, until: int, table: str = "limiter_decision", more: Iterable[tuple[int, str, np.ndarray]] = (), seed: int = 0) -> list[Episode]:  # fmt: skip
-    """What the watch opens in so many seconds; works: whether there is something to do then, two requests a minute at random."""
+def silences(
+    works: Works,
+    until: int,
+    table: str = "limiter_decision",
+    more: Iterable[tuple[int, str, np.ndarray]] = (),
+    seed: int = 0,
+) -> list[Episode]:
+    """What the watch opens in so many seconds; works: whether there is something to do then, two requests a minute at
+    random.
+    """
     watch, found = HourWatch(CorrelatorConfig(), [symptoms()["quiet_hour"]]), []
     row = compact(table, (decision if table == "limiter_decision" else answer)(SINCE))
     asked = np.random.default_rng(seed).random(until // STEP) < STEP / 30
@@ -128,7 +162,9 @@ def test_it_is_a_finding_without_a_cause_and_alike_in_each_replay() -> None:
     (found,) = latest(first)
     assert (found["symptom"], found["cause"], found["state"]) == ("quiet_hour", "unknown", "open")
     assert str(found["sentence"]).startswith("Limiter api (shop pid 4242) decided nothing for ")
-    assert "and usually has 120 decisions in this hour of the day, with pauses of 30 s at most" in str(found["sentence"])  # fmt: skip
+    assert "and usually has 120 decisions in this hour of the day, with pauses of 30 s at most" in str(
+        found["sentence"]
+    )
 
 
 @pytest.mark.parametrize(("start_ns", "told"), [(START + DAY * S, 0), (START, 1)])
@@ -142,7 +178,15 @@ def test_a_limiter_that_has_another_name_after_each_start_is_replaced(start_ns: 
 def test_any_number_of_strangers_takes_nobodys_place() -> None:
     """Each night so many limiters come and go as there is room for."""
     cut = 4 * DAY + 11 * HOUR
-    strangers = [(day * DAY + n * STEP, "limiter_decision", decision(SINCE + day * DAY + n * STEP, b"%d" % (n + day * 600), b"other")) for day in range(5) for n in range(600)]  # fmt: skip
+    strangers = [
+        (
+            day * DAY + n * STEP,
+            "limiter_decision",
+            decision(SINCE + day * DAY + n * STEP, b"%d" % (n + day * 600), b"other"),
+        )
+        for day in range(5)
+        for n in range(600)
+    ]
     (one,) = silences(lambda t: office(t) and t < cut, 5 * DAY, more=strangers)
     assert one.key == ("api", "shop")
 

@@ -16,7 +16,14 @@ from tests.unit.correlate_scenarios import MS, S
 def test_what_the_second_before_was_like(end_ms: int, interval_ms: int, told: bool) -> None:
     """A port that was not asked before: nothing is known of then, wherever in its second the usual interval ends."""
     watch = AnswerWatch(CorrelatorConfig())
-    row = {"t_ns": 100 * S + end_ms * MS, "interval_ns": interval_ms * MS, "requests": 7, "max_ns": 3 * MS, "p50_ns": MS, "p90_ns": 2 * MS}  # fmt: skip
+    row = {
+        "t_ns": 100 * S + end_ms * MS,
+        "interval_ns": interval_ms * MS,
+        "requests": 7,
+        "max_ns": 3 * MS,
+        "p50_ns": MS,
+        "p90_ns": 2 * MS,
+    }
     rows = make("service_latency", 1, pid=7, sport=80, netns=1, waiting=0, held_ns=0, **row).rows
     slots = watch.fill(100, {"service_latency": rows})
     assert np.isnan(watch.series.recent("med_ns", slots, 99, 1)[0, 0]) != told

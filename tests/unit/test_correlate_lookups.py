@@ -21,8 +21,19 @@ def lookups(
     pid: int = PID,
     ms: float = 6,
 ) -> None:
-    host.add("dns_lookup", len(at), t_ns=T0 + (at * S).astype(np.int64), pid=pid, tid=pid, proc_start_ns=START, comm=b"shop", name=name,
-             peer=np.frombuffer(to, "V18"), duration_ns=int(ms * MS), result=code("dns_lookup", "result", result))  # fmt: skip
+    host.add(
+        "dns_lookup",
+        len(at),
+        t_ns=T0 + (at * S).astype(np.int64),
+        pid=pid,
+        tid=pid,
+        proc_start_ns=START,
+        comm=b"shop",
+        name=name,
+        peer=np.frombuffer(to, "V18"),
+        duration_ns=int(ms * MS),
+        result=code("dns_lookup", "result", result),
+    )
 
 
 def host(result: str, to: bytes = SERVER, ms: float = 0.4, before: bool = True) -> Host:
@@ -92,7 +103,9 @@ def test_a_name_that_takes_long_for_who_asks_for_nothing_else() -> None:
     (one,) = latest(run(slow(), UNTIL))
     assert (one["symptom"], one["cause"], one["cause_detail"]) == ("lookup_latency", "dns", "slow")
     assert one["culprit_object"] == "10.0.0.53:53"
-    assert "name server 10.0.0.53:53 took up to 2 s for 4 lookups (db.test), and at most 6 ms for other names" in str(one["sentence"])  # fmt: skip
+    assert "name server 10.0.0.53:53 took up to 2 s for 4 lookups (db.test), and at most 6 ms for other names" in str(
+        one["sentence"]
+    )
 
 
 def test_a_server_that_is_slow_for_all_names_is_told_so() -> None:

@@ -1,4 +1,6 @@
-"""A delay, a loss, resets and a slow server, told apart by what was seen of that peer at that time; and handshakes that are slow on the way only."""
+"""A delay, a loss, resets and a slow server, told apart by what was seen of that peer at that time; and handshakes that
+are slow on the way only.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def sent_again(host: Host, at: object, kind: str = "data") -> None:
 
 
 def asking(took_s: float, connect_ms: object, quick: bool = True) -> Host:
-    """Decisions of so long for 5 s, each with a connect of so long in it; another server at that address answers at once."""
+    """Decisions of so long for 5 s, each with a connect of so long in it; another server at that address answers at
+    once.
+    """
     host = Host().healthy(0, 30)
     usual = np.arange(0.5, 30, 0.5)
     connects(host, usual, 0.1)
@@ -103,12 +107,24 @@ def test_a_connect_whose_syn_was_lost_is_no_slow_round_trip() -> None:
 
 
 def test_whose_connects_are_not_answered_on_a_crowded_host_is_not_slow() -> None:
-    """As behind a firewall that drops them: the kernel of a slow server would answer them, however crowded it is here."""
+    """As behind a firewall that drops them: the kernel of a slow server would answer them, however crowded it is
+    here.
+    """
     host = asking(1.2, 1002)
     sent_again(host, np.arange(31, 36, 1.25) + 0.4, "syn")
     t = T0 + np.arange(0, UNTIL) * S + S - 1
     crowded = np.where((t > T0 + 31 * S) & (t < T0 + 37 * S), S, 10 * MS)
-    host.add("syscall_latency", len(t), t_ns=t, pid=55, comm=b"cc1", run_queue_ns=crowded, count=1, basis=code("syscall_latency", "basis", "blocked"), kind=code("syscall_latency", "kind", "slow"))  # fmt: skip
+    host.add(
+        "syscall_latency",
+        len(t),
+        t_ns=t,
+        pid=55,
+        comm=b"cc1",
+        run_queue_ns=crowded,
+        count=1,
+        basis=code("syscall_latency", "basis", "blocked"),
+        kind=code("syscall_latency", "kind", "slow"),
+    )
     (found,) = latest(run(host, UNTIL))
     assert (found["cause"], found["confidence"]) == ("network_loss", 0.6)
 
@@ -144,8 +160,20 @@ def test_what_a_server_of_this_host_answered_at_once_was_under_way(answered_ms: 
         part(30, UNTIL)
     host.decisions(36, UNTIL)
     host.rtt(36, UNTIL)
-    host.add("service_latency", 5, t_ns=T0 + (np.arange(32, 37) * S), pid=REDIS_PID, proc_start_ns=START, comm=b"redis-server", sport=6399, requests=10,
-             interval_ns=S, max_ns=-(2**63) if answered_ms is None else answered_ms * MS, p50_ns=0, p90_ns=0)  # fmt: skip
+    host.add(
+        "service_latency",
+        5,
+        t_ns=T0 + (np.arange(32, 37) * S),
+        pid=REDIS_PID,
+        proc_start_ns=START,
+        comm=b"redis-server",
+        sport=6399,
+        requests=10,
+        interval_ns=S,
+        max_ns=-(2**63) if answered_ms is None else answered_ms * MS,
+        p50_ns=0,
+        p90_ns=0,
+    )
     (found,) = (f for f in latest(run(host, UNTIL)) if f["symptom"] == "decision_latency")
     assert found["cause"] == cause
 
@@ -300,8 +328,24 @@ def test_slow_round_trips_while_processors_are_short_are_less_sure() -> None:
 
 def sums(host: Host, doubled: int) -> None:
     """Of the second after the stall: what was sent to Redis, and how much of that it had already."""
-    host.add("tcp_rtt", 1, t_ns=T0 + 31 * S + 900 * MS, pid=APP_PID, proc_start_ns=START, role=code("tcp_rtt", "role", "client"), peer=np.frombuffer(REDIS, "V18"),
-             samples=5, rtt_sum_us=225, rtt_min_us=40, rtt_max_us=50, srtt_us=45, segments=60, again=3, doubled=doubled, interval_ns=S)  # fmt: skip
+    host.add(
+        "tcp_rtt",
+        1,
+        t_ns=T0 + 31 * S + 900 * MS,
+        pid=APP_PID,
+        proc_start_ns=START,
+        role=code("tcp_rtt", "role", "client"),
+        peer=np.frombuffer(REDIS, "V18"),
+        samples=5,
+        rtt_sum_us=225,
+        rtt_min_us=40,
+        rtt_max_us=50,
+        srtt_us=45,
+        segments=60,
+        again=3,
+        doubled=doubled,
+        interval_ns=S,
+    )
 
 
 @pytest.mark.parametrize(("doubled", "cause"), [(0, "network_loss"), (1, "network_loss"), (3, "broker_slow")])
@@ -315,7 +359,10 @@ def test_what_the_peer_had_already_was_not_lost(doubled: int, cause: str) -> Non
     assert ("but it had 3 of them already" in said) == (doubled == 3)
 
 
-@pytest.mark.parametrize(("tries", "syn", "waited_s", "share"), [(1, False, 0.5, 1.0), (1, False, 6.0, 0.1), (3, False, 3.0, 1.0), (1, True, 3.0, 1.0), (1, True, 30.0, 0.1)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("tries", "syn", "waited_s", "share"),
+    [(1, False, 0.5, 1.0), (1, False, 6.0, 0.1), (3, False, 3.0, 1.0), (1, True, 3.0, 1.0), (1, True, 30.0, 0.1)],
+)
 def test_so_many_tries_explain_a_wait_of_so_long(tries: int, syn: bool, waited_s: float, share: float) -> None:
     most = _after(tries, 1e9 if syn else 2e8, 0.0)
     assert Resent(tries, 100, 0, most).explains(waited_s * 1e9) == pytest.approx(share)

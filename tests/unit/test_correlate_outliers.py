@@ -1,4 +1,6 @@
-"""From when a decision is too slow: stalls raise no bar for those that follow, and healthy limiters are silent by a stated rate."""
+"""From when a decision is too slow: stalls raise no bar for those that follow, and healthy limiters are silent by a
+stated rate.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,13 @@ DAYS, DAY_S, WINDOW = 2, 86_400, 124
 def seconds(draw: str, rng: np.random.Generator, n: int, rate: int = 10) -> np.ndarray:
     """The worst of ``rate`` decisions of each second, ms."""
     shape = (n, rate)
-    return np.asarray({
-        "narrow": lambda: 20 * rng.lognormal(0, 0.4, shape),
-        "wide": lambda: 20 * rng.lognormal(0, 0.8, shape),
-        "power": lambda: 10 * rng.random(shape) ** (-1 / 4),
-    }[draw]().max(axis=1))  # fmt: skip
+    return np.asarray(
+        {
+            "narrow": lambda: 20 * rng.lognormal(0, 0.4, shape),
+            "wide": lambda: 20 * rng.lognormal(0, 0.8, shape),
+            "power": lambda: 10 * rng.random(shape) ** (-1 / 4),
+        }[draw]().max(axis=1)
+    )
 
 
 @pytest.mark.parametrize(("draw", "most"), [("narrow", 0), ("wide", 1), ("power", 4)])
@@ -55,14 +59,30 @@ def test_where_80_ms_is_usual_half_a_second_is_not() -> None:
 
 
 def decision(host: Host, at: float, ms: float, limiter: bytes = b"api") -> None:
-    host.add("limiter_decision", 1, t_ns=T0 + int(at * S), pid=APP_PID, tid=APP_PID, proc_start_ns=START, comm=b"python3",
-             limiter_id=limiter, library=b"own", cost=1.0, duration_ns=int(ms * MS))  # fmt: skip
+    host.add(
+        "limiter_decision",
+        1,
+        t_ns=T0 + int(at * S),
+        pid=APP_PID,
+        tid=APP_PID,
+        proc_start_ns=START,
+        comm=b"python3",
+        limiter_id=limiter,
+        library=b"own",
+        cost=1.0,
+        duration_ns=int(ms * MS),
+    )
 
 
 def stalls_of(host: Host, until: float) -> list[tuple[float, float]]:
     """(second after T0, what it took at worst in ms) of each finding."""
-    return [((int(f["start_ns"]) - T0) / S, max(float(e["value"]) / MS for e in f["evidence"] if e["what"] == "decision_latency"))  # type: ignore[attr-defined,call-overload]
-            for f in latest(run(host, until))]  # fmt: skip
+    return [
+        (
+            (int(f["start_ns"]) - T0) / S,
+            max(float(e["value"]) / MS for e in f["evidence"] if e["what"] == "decision_latency"),
+        )  # type: ignore[attr-defined,call-overload]
+        for f in latest(run(host, until))
+    ]
 
 
 def test_an_unflagged_stall_hides_none_that_follows() -> None:

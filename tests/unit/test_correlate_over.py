@@ -13,12 +13,24 @@ LIMITER_PID, NEXT_PID = 777, 901
 
 
 def connects(host: Host, at: np.ndarray, ms: float) -> None:
-    host.add("tcp_connect", len(at), t_ns=T0 + (at * S).astype(np.int64), pid=APP_PID, tid=APP_PID, proc_start_ns=START, comm=b"python3", peer=PEER,
-             result=code("tcp_connect", "result", "ok"), duration_ns=int(ms * MS))  # fmt: skip
+    host.add(
+        "tcp_connect",
+        len(at),
+        t_ns=T0 + (at * S).astype(np.int64),
+        pid=APP_PID,
+        tid=APP_PID,
+        proc_start_ns=START,
+        comm=b"python3",
+        peer=PEER,
+        result=code("tcp_connect", "result", "ok"),
+        duration_ns=int(ms * MS),
+    )
 
 
 def burst(out: float) -> Host:
-    """Redis has another client, a limiter, which is killed again and again at 21 s; at 30 s far more messages arrive, of which that many are taken."""
+    """Redis has another client, a limiter, which is killed again and again at 21 s; at 30 s far more messages arrive,
+    of which that many are taken.
+    """
     host = well(0, 30)
     for n in range(5):
         event(
@@ -32,8 +44,22 @@ def burst(out: float) -> Host:
         )
     for a, b, pid, start in ((0, 21, LIMITER_PID, START), (23, 60, LIMITER_PID + 5, T0 + int(22.1 * S))):
         t = T0 + (np.arange(a, b) * S).astype(np.int64)
-        host.add("tcp_rtt", len(t), t_ns=t, pid=pid, proc_start_ns=start, comm=b"lab-api", role=code("tcp_rtt", "role", "client"), peer=PEER,
-                 samples=30, rtt_sum_us=1350, rtt_min_us=40, rtt_max_us=50, srtt_us=45, interval_ns=S)  # fmt: skip
+        host.add(
+            "tcp_rtt",
+            len(t),
+            t_ns=t,
+            pid=pid,
+            proc_start_ns=start,
+            comm=b"lab-api",
+            role=code("tcp_rtt", "role", "client"),
+            peer=PEER,
+            samples=30,
+            rtt_sum_us=1350,
+            rtt_min_us=40,
+            rtt_max_us=50,
+            srtt_us=45,
+            interval_ns=S,
+        )
     late = np.arange(8) * 0.4 + 0.4
     host.queue(
         30,
@@ -57,11 +83,27 @@ def test_a_client_that_was_started_again_before_is_not_blamed_for_what_nobody_to
 
 
 def stalled(end: float, **event_columns: object) -> Host:
-    """The network is slow from 30 to 31.4 s, and somebody waits for Redis, which ends at that second and has a successor."""
+    """The network is slow from 30 to 31.4 s, and somebody waits for Redis, which ends at that second and has a
+    successor.
+    """
     host = Host(1).healthy(0, 30)
     event(host, "killed", end, signal=15)
-    host.add("tcp_rtt", 30, t_ns=T0 + (np.arange(30, 60) * S).astype(np.int64), pid=NEXT_PID, comm=b"redis-server", role=code("tcp_rtt", "role", "server"),
-             sport=6399, peer=PEER, samples=10, rtt_sum_us=450, rtt_max_us=50, rtt_min_us=40, srtt_us=45, **({"proc_start_ns": T0 + int((end + 0.01) * S)} | event_columns))  # fmt: skip
+    host.add(
+        "tcp_rtt",
+        30,
+        t_ns=T0 + (np.arange(30, 60) * S).astype(np.int64),
+        pid=NEXT_PID,
+        comm=b"redis-server",
+        role=code("tcp_rtt", "role", "server"),
+        sport=6399,
+        peer=PEER,
+        samples=10,
+        rtt_sum_us=450,
+        rtt_max_us=50,
+        rtt_min_us=40,
+        srtt_us=45,
+        **({"proc_start_ns": T0 + int((end + 0.01) * S)} | event_columns),
+    )
     host.stalled_decision(31.4, 1.4)
     host.rtt(30, 31.4, us=1_300_000, every=0.5)
     for part in (host.decisions, host.rtt, host.accept, host.web):
@@ -122,8 +164,18 @@ def test_consumers_that_take_a_batch_now_and_then_have_not_stopped() -> None:
     host = well(0, 30, incoming=50)
     behind = np.arange(11) + 0.4
     acked = np.array([11, 0, 0, 3, 0, 12, 0, 0, 12, 0, 0.0])
-    host.queue(30, 41, lag=(behind * 24).astype(int), age=behind, incoming=24, out=None, oldest_pending_s=behind, pending=12, consumers=3,
-               out_per_s=acked)  # fmt: skip
+    host.queue(
+        30,
+        41,
+        lag=(behind * 24).astype(int),
+        age=behind,
+        incoming=24,
+        out=None,
+        oldest_pending_s=behind,
+        pending=12,
+        consumers=3,
+        out_per_s=acked,
+    )
     well(41, 60, host, incoming=24)
     (found,) = latest(run(host, 60))
     assert found["cause"] == "consumer_slow"

@@ -1,4 +1,6 @@
-"""Peers whose round trips rise, or to which segments are lost, where no limiter asks them; and what busy, varying hosts do without it."""
+"""Peers whose round trips rise, or to which segments are lost, where no limiter asks them; and what busy, varying hosts
+do without it.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,9 @@ def lossy() -> Host:
 
 
 def cut(state: bytes = b"established") -> Host:
-    """Nothing comes from the peer for eleven seconds: no round trip, no call that ends, and tries that are ever further apart."""
+    """Nothing comes from the peer for eleven seconds: no round trip, no call that ends, and tries that are ever further
+    apart.
+    """
     host = Host()
     asked(host, SECONDS[(SECONDS < 30) | (SECONDS > 41)], 300, 6)
     asked(host, SECONDS, 200, 5, to=peer("10.0.0.3", 443))
@@ -176,7 +180,9 @@ def test_who_is_heard_each_second_is_missed_at_once_whoever_else_is_silent(other
 
 
 def jittery(doubled: int) -> Host:
-    """Each packet takes another time; what was sent again meanwhile the peer had already, as it says (DSACK), or had not."""
+    """Each packet takes another time; what was sent again meanwhile the peer had already, as it says (DSACK), or had
+    not.
+    """
     host, rng = Host(), np.random.default_rng(5)
     us = np.where(BAD, rng.uniform(250_000, 420_000, UNTIL), 300)
     asked(
@@ -260,7 +266,9 @@ def test_a_host_whose_processors_are_short_blames_no_network() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_busy_hosts_of_varying_load_and_far_peers_are_not_told(seed: int) -> None:
-    """Ten minutes: a LAN peer that thinks for as long as it likes, a WAN peer that loses some segments, a mobile one whose RTT wanders."""
+    """Ten minutes: a LAN peer that thinks for as long as it likes, a WAN peer that loses some segments, a mobile one
+    whose RTT wanders.
+    """
     rng = np.random.default_rng(seed)
     host = Host(seed)
     at = np.arange(0, 600) + 0.9
@@ -282,8 +290,17 @@ def test_a_peer_that_is_asked_from_two_network_namespaces_has_each_ones_connects
     for netns in (NEAR, FAR):
         asked(host, SECONDS, 200, 1, netns=netns)
         at = np.arange(0, UNTIL, 0.25)
-        host.add("tcp_connect", len(at), t_ns=T0 + (at * S).astype(np.int64), pid=APP_PID, proc_start_ns=START, netns=netns, peer=np.frombuffer(API, "V18"),
-                 result=code("tcp_connect", "result", "ok"), duration_ns=300_000 if netns == NEAR else 900_000)  # fmt: skip
+        host.add(
+            "tcp_connect",
+            len(at),
+            t_ns=T0 + (at * S).astype(np.int64),
+            pid=APP_PID,
+            proc_start_ns=START,
+            netns=netns,
+            peer=np.frombuffer(API, "V18"),
+            result=code("tcp_connect", "result", "ok"),
+            duration_ns=300_000 if netns == NEAR else 900_000,
+        )
     watch = PeerWatch(CorrelatorConfig())
     rows = {b.table: [] for b in host.made}
     for table, part in host.made:
@@ -291,5 +308,8 @@ def test_a_peer_that_is_asked_from_two_network_namespaces_has_each_ones_connects
     second = T0 // S + 20
     watch.series.begin(second)
     slots = watch.fill(second, {table: compact(table, np.concatenate(parts)) for table, parts in rows.items()})
-    took = {watch.names[int(slot)][0]: us for slot, us in zip(slots, watch.series.last("connect_us", slots, second), strict=True)}  # fmt: skip
+    took = {
+        watch.names[int(slot)][0]: us
+        for slot, us in zip(slots, watch.series.last("connect_us", slots, second), strict=True)
+    }
     assert took == {NEAR: 300.0, FAR: 900.0}

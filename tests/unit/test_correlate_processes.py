@@ -19,9 +19,16 @@ def event(
     host: Host, kind: str, at: float, pid: int = REDIS_PID, comm: bytes = b"redis-server", **more: object
 ) -> None:
     columns: dict[str, object] = {
-        "t_ns": T0 + int(at * S), "pid": pid, "tid": pid, "proc_start_ns": START, "comm": comm, "cgroup_id": CGROUP,
-        "kind": code("process_event", "kind", kind), "sender_pid": 31, "sender_comm": b"bash",
-    }  # fmt: skip
+        "t_ns": T0 + int(at * S),
+        "pid": pid,
+        "tid": pid,
+        "proc_start_ns": START,
+        "comm": comm,
+        "cgroup_id": CGROUP,
+        "kind": code("process_event", "kind", kind),
+        "sender_pid": 31,
+        "sender_comm": b"bash",
+    }
     host.add("process_event", 1, **(columns | more))
 
 
@@ -37,8 +44,8 @@ def test_a_server_that_stood_still_is_named_with_who_stopped_it() -> None:
     )
     assert (found["culprit_pid"], found["culprit_comm"], found["state"]) == (REDIS_PID, "redis-server", "closed")
     assert (
-        "Redis-server pid 900 did nothing for 2.5 s from boot+5030.200 to boot+5032.700 because it was stopped with SIGSTOP by bash pid 31"
-        in str(found["sentence"])
+        "Redis-server pid 900 did nothing for 2.5 s from boot+5030.200 to boot+5032.700 because it was stopped with"
+        " SIGSTOP by bash pid 31" in str(found["sentence"])
     )
     assert found["end_ns"] == T0 + int(32.7 * S)
 
@@ -197,10 +204,25 @@ def test_who_served_an_address_before_is_remembered(kind: str, columns: dict[str
     """Refused connects to a server that has another process by now."""
     host = Host(1).healthy(0, 30)
     host.stalled_decision(31.4, 1.4)
-    host.add("tcp_connect", 5, t_ns=T0 + 30 * S + np.arange(5) * 200 * MS, pid=APP_PID, proc_start_ns=START, peer=PEER,
-             result=code("tcp_connect", "result", "failed"), errno=111)  # fmt: skip
-    host.add("tcp_reset", 5, t_ns=T0 + 30 * S + np.arange(5) * 200 * MS, pid=APP_PID, proc_start_ns=START, peer=PEER,
-             direction=code("tcp_reset", "direction", "received"))  # fmt: skip
+    host.add(
+        "tcp_connect",
+        5,
+        t_ns=T0 + 30 * S + np.arange(5) * 200 * MS,
+        pid=APP_PID,
+        proc_start_ns=START,
+        peer=PEER,
+        result=code("tcp_connect", "result", "failed"),
+        errno=111,
+    )
+    host.add(
+        "tcp_reset",
+        5,
+        t_ns=T0 + 30 * S + np.arange(5) * 200 * MS,
+        pid=APP_PID,
+        proc_start_ns=START,
+        peer=PEER,
+        direction=code("tcp_reset", "direction", "received"),
+    )
     for part in (host.decisions, host.rtt, host.accept, host.web):
         part(31.4, 60)
     host.queue(30, 60)
@@ -214,8 +236,16 @@ def test_who_served_an_address_before_is_remembered(kind: str, columns: dict[str
 def test_many_events_are_bounded() -> None:
     host = Host(1).healthy(0, 40)
     t = T0 + np.sort(np.random.default_rng(1).integers(0, 40 * S, 20_000))
-    host.add("process_event", 20_000, t_ns=t, pid=np.arange(20_000) + 10**5, comm=b"sh", kind=code("process_event", "kind", "killed"), signal=9,
-             proc_start_ns=t - 5_000_000)  # fmt: skip
+    host.add(
+        "process_event",
+        20_000,
+        t_ns=t,
+        pid=np.arange(20_000) + 10**5,
+        comm=b"sh",
+        kind=code("process_event", "kind", "killed"),
+        signal=9,
+        proc_start_ns=t - 5_000_000,
+    )
     assert {table for table, _ in host.made} > {"process_event"}
     assert latest(run(host, 40)) == []
 
@@ -242,9 +272,27 @@ def test_programs_that_end_again_and_again_are_counted_in_words() -> None:
 
 @pytest.mark.parametrize(("ns", "none"), [(1, True), (0, True), (1_000_000, False)])
 def test_what_has_no_length_is_not_told_to_last(ns: int, none: bool) -> None:
-    row = {"finding_id": "a1", "state": "closed", "start_ns": T0, "end_ns": T0 + ns, "boot_id": "", "symptom": "process_gone", "subject": "worker pid 12", "cause": "process_killed",
-           "cause_detail": "SIGKILL", "confidence": 0.98, "sentence": "Worker ended.", "severity": "alarm", "culprit_pid": 12, "culprit_comm": "worker", "culprit_object": "",
-           "causes": [], "evidence": [], "ruled_out": [], "said": []}  # fmt: skip
+    row = {
+        "finding_id": "a1",
+        "state": "closed",
+        "start_ns": T0,
+        "end_ns": T0 + ns,
+        "boot_id": "",
+        "symptom": "process_gone",
+        "subject": "worker pid 12",
+        "cause": "process_killed",
+        "cause_detail": "SIGKILL",
+        "confidence": 0.98,
+        "sentence": "Worker ended.",
+        "severity": "alarm",
+        "culprit_pid": 12,
+        "culprit_comm": "worker",
+        "culprit_object": "",
+        "causes": [],
+        "evidence": [],
+        "ruled_out": [],
+        "said": [],
+    }
     lines = " ".join(told(row, NULL_I64))
     assert ("over at once" in lines) == none
     assert ("lasted 1ms" in lines) != none
@@ -260,8 +308,27 @@ def test_what_its_own_parent_kills_soon_after_its_start_is_nobodys_loss(age_s: i
     for n in range(3):
         pid, ended = 7100 + n, T0 + (54 - (2 - n) * age_s) * S
         started = ended - age_s * S + S // 10
-        host.add("socket_queue", age_s - 1, t_ns=started + np.arange(age_s - 1) * S, pid=pid, tid=pid, proc_start_ns=started, comm=b"fake-server",
-                 kind=code("socket_queue", "kind", "accept"), sport=8999, cgroup_id=CGROUP)  # fmt: skip
-        event(host, "killed", (ended - T0) / S, pid, b"fake-server", signal=9, proc_start_ns=started, parent_pid=31,
-              sender_is=code("process_event", "sender_is", by))  # fmt: skip
+        host.add(
+            "socket_queue",
+            age_s - 1,
+            t_ns=started + np.arange(age_s - 1) * S,
+            pid=pid,
+            tid=pid,
+            proc_start_ns=started,
+            comm=b"fake-server",
+            kind=code("socket_queue", "kind", "accept"),
+            sport=8999,
+            cgroup_id=CGROUP,
+        )
+        event(
+            host,
+            "killed",
+            (ended - T0) / S,
+            pid,
+            b"fake-server",
+            signal=9,
+            proc_start_ns=started,
+            parent_pid=31,
+            sender_is=code("process_event", "sender_is", by),
+        )
     assert min(1, len(latest(run(host, 60)))) == found

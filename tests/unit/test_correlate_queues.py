@@ -1,4 +1,6 @@
-"""Queues whose consumers stop, hold something back or are overrun: what is said, and that nothing is said without its rows."""
+"""Queues whose consumers stop, hold something back or are overrun: what is said, and that nothing is said without its
+rows.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,22 @@ def talk(host: Host, a: float, b: float, *who: bytes) -> None:
     """Consumers that exchange 30 segments a second with the server."""
     t = T0 + (np.arange(a, b) * S).astype(np.int64)
     for comm in who:
-        host.add("tcp_rtt", len(t), t_ns=t, pid=CONSUMERS[comm], proc_start_ns=START, comm=comm, role=code("tcp_rtt", "role", "client"),
-                 peer=PEER, samples=30, rtt_sum_us=1350, rtt_min_us=40, rtt_max_us=50, srtt_us=45, interval_ns=S)  # fmt: skip
+        host.add(
+            "tcp_rtt",
+            len(t),
+            t_ns=t,
+            pid=CONSUMERS[comm],
+            proc_start_ns=START,
+            comm=comm,
+            role=code("tcp_rtt", "role", "client"),
+            peer=PEER,
+            samples=30,
+            rtt_sum_us=1350,
+            rtt_min_us=40,
+            rtt_max_us=50,
+            srtt_us=45,
+            interval_ns=S,
+        )
 
 
 def well(a: float, b: float, host: Host | None = None, **more: Any) -> Host:
@@ -76,11 +92,24 @@ def test_its_name_with_the_server_is_told_too_and_tells_one_of_several() -> None
 
 
 def test_a_client_that_happens_to_keep_quiet_is_no_consumer_that_stopped() -> None:
-    """All of them got slow; each asks for more now and then, as the server says. What became silent is a process of another kind."""
+    """All of them got slow; each asks for more now and then, as the server says. What became silent is a process of
+    another kind.
+    """
     host = well(0, 30, idle_consumer=b"a", idle_s=0.1, consumers=2)
     late = np.arange(12) * 0.6 + 0.6
-    host.queue(30, 42, lag=(late * 30).astype(int), age=late, incoming=40, out=18, pending=8, consumers=2, oldest_pending_s=2.0,
-               idle_consumer=np.where(np.arange(12) % 2, b"a", b"b"), idle_s=2.4)  # fmt: skip
+    host.queue(
+        30,
+        42,
+        lag=(late * 30).astype(int),
+        age=late,
+        incoming=40,
+        out=18,
+        pending=8,
+        consumers=2,
+        oldest_pending_s=2.0,
+        idle_consumer=np.where(np.arange(12) % 2, b"a", b"b"),
+        idle_s=2.4,
+    )
     talk(host, 30, 42, b"worker-1", b"worker-3")
     well(42, UNTIL, host, idle_consumer=b"a", idle_s=0.1, consumers=2)
     (finding,) = found(host)
@@ -98,11 +127,27 @@ def test_without_the_network_nobody_is_named() -> None:
 
 def test_a_consumer_that_was_killed_with_nothing_in_its_hands() -> None:
     host = well(0, 30, idle_consumer=b"worker-1", idle_s=0.1)
-    host.queue(30, 38, lag=0, age=np.nan, incoming=40, oldest_pending_s=0.02, pending=2, consumers=3, idle_consumer=b"worker-2", idle_s=np.arange(8) + 0.5)  # fmt: skip
+    host.queue(
+        30,
+        38,
+        lag=0,
+        age=np.nan,
+        incoming=40,
+        oldest_pending_s=0.02,
+        pending=2,
+        consumers=3,
+        idle_consumer=b"worker-2",
+        idle_s=np.arange(8) + 0.5,
+    )
     talk(host, 30, 38, b"worker-1", b"worker-3")
     well(38, UNTIL, host, idle_consumer=b"worker-3", idle_s=0.1)
     (finding,) = found(host)
-    assert (finding["symptom"], finding["cause"], finding["culprit_pid"], finding["culprit_object"]) == ("queue_lag", "consumer_stopped", 502, "worker-2")  # fmt: skip
+    assert (finding["symptom"], finding["cause"], finding["culprit_pid"], finding["culprit_object"]) == (
+        "queue_lag",
+        "consumer_stopped",
+        502,
+        "worker-2",
+    )
     assert "asked for nothing for" in str(finding["sentence"])
 
 
@@ -135,7 +180,17 @@ def test_all_of_them_stopped_and_all_of_them_slow() -> None:
 def test_who_happens_to_be_silent_while_all_are_slow_is_not_who_stopped() -> None:
     behind = np.arange(6) + 0.5
     host = well(0, 30)
-    host.queue(30, 36, lag=(behind * 40).astype(int), age=behind, incoming=40, out=8.0, oldest_pending_s=0.5, pending=3, consumers=3)  # fmt: skip
+    host.queue(
+        30,
+        36,
+        lag=(behind * 40).astype(int),
+        age=behind,
+        incoming=40,
+        out=8.0,
+        oldest_pending_s=0.5,
+        pending=3,
+        consumers=3,
+    )
     talk(host, 30, 36, b"worker-1", b"worker-3")
     well(36, UNTIL, host)
     (finding,) = found(host)
@@ -182,8 +237,17 @@ def test_consumers_that_get_no_cpu_are_told_from_slow_ones(waits_ns: int, cause:
     talk(host, 30, 36, *CONSUMERS)
     t = T0 + np.arange(0, UNTIL) * S
     for pid in CONSUMERS.values():
-        host.add("syscall_latency", len(t), t_ns=t, pid=pid, proc_start_ns=START, comm=b"worker", basis=code("syscall_latency", "basis", "blocked"), interval_ns=S,
-                 run_queue_ns=np.where((t >= T0 + 30 * S) & (t < T0 + 37 * S), waits_ns, 0) + 6_000_000)  # fmt: skip
+        host.add(
+            "syscall_latency",
+            len(t),
+            t_ns=t,
+            pid=pid,
+            proc_start_ns=START,
+            comm=b"worker",
+            basis=code("syscall_latency", "basis", "blocked"),
+            interval_ns=S,
+            run_queue_ns=np.where((t >= T0 + 30 * S) & (t < T0 + 37 * S), waits_ns, 0) + 6_000_000,
+        )
     well(36, UNTIL, host)
     (finding,) = found(host)
     assert finding["cause"] == cause
@@ -213,8 +277,16 @@ def test_a_burst_that_the_consumers_cannot_follow() -> None:
 @pytest.mark.parametrize(("failure", "cause"), [("no_answer", "broker_slow"), ("refused", "broker_down")])
 def test_what_piled_up_while_the_server_was_away_is_its_doing(failure: str, cause: str) -> None:
     host = well(0, 30)
-    host.queue(30, 34, lag=-(2**63), age=np.nan, status=b"down", failure=code("queue_lag", "failure", failure), reason=b"redis 127.0.0.1:6399: it is so",
-               poll_ns=S // 2)  # fmt: skip
+    host.queue(
+        30,
+        34,
+        lag=-(2**63),
+        age=np.nan,
+        status=b"down",
+        failure=code("queue_lag", "failure", failure),
+        reason=b"redis 127.0.0.1:6399: it is so",
+        poll_ns=S // 2,
+    )
     age = np.array([3.5, 3.2, 3.1, 2.9, 2.0])
     host.queue(
         34, 39, lag=(age * 40).astype(int), age=age, incoming=40, out=5, oldest_pending_s=age, pending=12, consumers=3

@@ -42,8 +42,18 @@ PEERS = (
     b"\xff" * 18,
 )
 #: What is as it should be in most rows, so that they are about the same processes and limiters.
-USUAL = {"pid": APP_PID, "tid": APP_PID, "proc_start_ns": START, "comm": b"python3", "limiter_id": b"api", "peer": np.frombuffer(REDIS, "V18")[0], "netns": 7,
-         "system": b"redis", "destination": b"orders", "consumer_group": b"workers"}  # fmt: skip
+USUAL = {
+    "pid": APP_PID,
+    "tid": APP_PID,
+    "proc_start_ns": START,
+    "comm": b"python3",
+    "limiter_id": b"api",
+    "peer": np.frombuffer(REDIS, "V18")[0],
+    "netns": 7,
+    "system": b"redis",
+    "destination": b"orders",
+    "consumer_group": b"workers",
+}
 
 
 def values(column: Column, n: int, rng: np.random.Generator) -> np.ndarray:

@@ -1,4 +1,6 @@
-"""What a finding of a step says that a limiter let through: where its algorithm and what it held are known, to the request."""
+"""What a finding of a step says that a limiter let through: where its algorithm and what it held are known, to the
+request.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ RATE = Limit(per_s=20.0, burst=30.0)
 
 
 def bucket(host: Host, seconds: float, step_ns: int, **more: object) -> tuple[int, int]:
-    """Decisions of a token bucket on a clock that is stepped at T0 + 30 s: (admitted, what true time would have admitted) from then on."""
+    """Decisions of a token bucket on a clock that is stepped at T0 + 30 s: (admitted, what true time would have
+    admitted) from then on.
+    """
     rng = np.random.default_rng(3)
     t = T0 + np.cumsum(rng.exponential(S / 40, int(seconds * 40))).astype(np.int64)
     after = t >= T0 + 30 * S
@@ -27,10 +31,24 @@ def bucket(host: Host, seconds: float, step_ns: int, **more: object) -> tuple[in
     program, true = (decide(Arrivals.of(clock), RATE) for clock in (wall, t + BASE))
     names = TABLES["limiter_decision"].by_name["result"]
     columns: dict[str, object] = {
-        "t_ns": t, "pid": APP_PID, "proc_start_ns": START, "comm": b"shop", "limiter_id": b"rate.Limiter@0xc0", "library": b"golang.org/x/time/rate",
-        "library_version": b"v0.5.0", "cost": 1.0, "limit_per_s": 20.0, "burst": 30.0, "program_wall_ns": wall, "duration_ns": 0, "sample_rate": 1.0,
-        "result": np.where(program, names.code("allowed"), names.code("refused")), "step_immune": 0, "unlimited": 0, "remaining": np.append(29.0, np.full(len(t) - 1, np.nan)),
-    }  # fmt: skip
+        "t_ns": t,
+        "pid": APP_PID,
+        "proc_start_ns": START,
+        "comm": b"shop",
+        "limiter_id": b"rate.Limiter@0xc0",
+        "library": b"golang.org/x/time/rate",
+        "library_version": b"v0.5.0",
+        "cost": 1.0,
+        "limit_per_s": 20.0,
+        "burst": 30.0,
+        "program_wall_ns": wall,
+        "duration_ns": 0,
+        "sample_rate": 1.0,
+        "result": np.where(program, names.code("allowed"), names.code("refused")),
+        "step_immune": 0,
+        "unlimited": 0,
+        "remaining": np.append(29.0, np.full(len(t) - 1, np.nan)),
+    }
     host.add("limiter_decision", len(t), **(columns | more))
     host.step(30, step_ns)
     return int(program[after].sum()), int(true[after].sum())
@@ -67,7 +85,11 @@ def test_rows_and_metrics_tell_it_too(step_ns: int) -> None:
     (one,) = Decisions(rows, 0).around(Jump(T0 + 30 * S, step_ns, 0, int(row["t_ns"])))
     assert (row["over_admitted"], row["wrongly_refused"]) == (one.over_admitted, one.wrongly_refused)
     way = "forward" if step_ns > 0 else "backward"
-    told = {m.name.removeprefix("tickscope.limiter."): {dict(s.attributes)["direction"]: s.value for s in series} for m, series in store.collect() if "admitted" in m.name or "wrongly" in m.name}  # fmt: skip
+    told = {
+        m.name.removeprefix("tickscope.limiter."): {dict(s.attributes)["direction"]: s.value for s in series}
+        for m, series in store.collect()
+        if "admitted" in m.name or "wrongly" in m.name
+    }
     for name in ("over_admitted", "wrongly_refused"):
         others = {other: 0 for other in ("forward", "backward", "_OTHER") if other != way}
         assert told[name] == {way: int(row[name]), **others}
@@ -96,7 +118,9 @@ def test_an_estimate_is_a_row_with_its_reason_and_no_metric() -> None:
 
 
 def test_a_level_that_nobody_told_is_found() -> None:
-    """Without ``remaining``: the levels that fit what it decided before the jump all give the same counts, or bound them."""
+    """Without ``remaining``: the levels that fit what it decided before the jump all give the same counts, or bound
+    them.
+    """
     host = Host()
     bucket(host, 60, -2 * S, remaining=np.nan)
     rows = np.concatenate([rows for table, rows in host.made if table == "limiter_decision"])

@@ -1,4 +1,6 @@
-"""Servers whose answers are watched: as many as there is room for, and strangers cost the same however many that are."""
+"""Servers whose answers are watched: as many as there is room for, and strangers cost the same however many that
+are.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Processor, memory, descriptors and disks that run short: found where their rows are, with who did it, and never without them."""
+"""Processor, memory, descriptors and disks that run short: found where their rows are, with who did it, and never
+without them.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ GROUP = b"/sys/fs/cgroup/app"
 
 def resource(host: Host, kind: str, at: object, **columns: object) -> None:
     t = T0 + (np.atleast_1d(np.asarray(at, float)) * S).astype(np.int64)
-    host.add("resource", len(t), **{"t_ns": t, "kind": code("resource", "kind", kind), "interval_ns": 500 * MS, **ME, **columns})  # fmt: skip
+    host.add(
+        "resource",
+        len(t),
+        **{"t_ns": t, "kind": code("resource", "kind", kind), "interval_ns": 500 * MS, **ME, **columns},
+    )
 
 
 def kept_off(host: Host, wait_s: float = 1.2, **columns: object) -> None:
@@ -37,7 +43,16 @@ def kept_off(host: Host, wait_s: float = 1.2, **columns: object) -> None:
     t = T0 + (30.2 * S + np.arange(1, 6) * wait_s / 5 * S).astype(np.int64)
     single = {"t_ns": t, "tid": APP_PID, "duration_ns": int(wait_s / 5 * S), **ME, **HOG, **columns}
     host.add("cpu_delay", 5, **single)
-    summed = {"t_ns": T0 + np.array([31, 32]) * S, "interval_ns": S, "count": 3, "wait_ns": int(wait_s / 2 * S), "max_ns": int(wait_s / 5 * S), **ME, **HOG, **columns}  # fmt: skip
+    summed = {
+        "t_ns": T0 + np.array([31, 32]) * S,
+        "interval_ns": S,
+        "count": 3,
+        "wait_ns": int(wait_s / 2 * S),
+        "max_ns": int(wait_s / 5 * S),
+        **ME,
+        **HOG,
+        **columns,
+    }
     host.add("cpu_wait", 2, **summed)
 
 
@@ -255,7 +270,20 @@ def test_a_disk_that_has_always_been_full_is_no_news() -> None:
 
 def waits(host: Host, a: float, b: float, longest_ms: int, sum_ms: int, **columns: object) -> None:
     t = T0 + (np.arange(a, b) * S).astype(np.int64)
-    host.add("cpu_wait", len(t), **{"t_ns": t, "interval_ns": S, "count": 9, "wait_ns": sum_ms * MS, "max_ns": longest_ms * MS, **ME, **HOG, **columns})  # fmt: skip
+    host.add(
+        "cpu_wait",
+        len(t),
+        **{
+            "t_ns": t,
+            "interval_ns": S,
+            "count": 9,
+            "wait_ns": sum_ms * MS,
+            "max_ns": longest_ms * MS,
+            **ME,
+            **HOG,
+            **columns,
+        },
+    )
 
 
 @pytest.mark.parametrize(("longest_ms", "sum_ms", "found"), [(150, 700, True), (12, 900, False), (150, 160, False)])

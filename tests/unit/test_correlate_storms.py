@@ -1,4 +1,6 @@
-"""Programs that try again at once what has failed; and what looks like it, but waits, or was asked for so often anyway."""
+"""Programs that try again at once what has failed; and what looks like it, but waits, or was asked for so often
+anyway.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,42 @@ EAGER_PID, NETNS, UNTIL = 1800, 1, 60
 
 
 def tries(host: Host, at: np.ndarray, outcome: str = "ok", pid: int = EAGER_PID, tid: object = EAGER_PID) -> None:
-    """Connects that begin at these times. outcome: ``ok`` (answered), ``refused``, ``empty`` (the server ends it without an answer), ``sent`` (the program ends it, and wants none)."""
+    """Connects that begin at these times. outcome: ``ok`` (answered), ``refused``, ``empty`` (the server ends it
+    without an answer), ``sent`` (the program ends it, and wants none).
+    """
     began = T0 + (np.sort(at) * S).astype(np.int64)
-    who = {"pid": pid, "tid": tid, "proc_start_ns": START, "comm": b"eager", "netns": NETNS, "peer": np.frombuffer(SHOP, "V18")}  # fmt: skip
+    who = {
+        "pid": pid,
+        "tid": tid,
+        "proc_start_ns": START,
+        "comm": b"eager",
+        "netns": NETNS,
+        "peer": np.frombuffer(SHOP, "V18"),
+    }
     refused = outcome == "refused"
-    host.add("tcp_connect", len(at), t_ns=began + 300_000, duration_ns=300_000, result=code("tcp_connect", "result", "failed" if refused else "ok"),
-             errno=errno.ECONNREFUSED if refused else 0, **who)  # fmt: skip
+    host.add(
+        "tcp_connect",
+        len(at),
+        t_ns=began + 300_000,
+        duration_ns=300_000,
+        result=code("tcp_connect", "result", "failed" if refused else "ok"),
+        errno=errno.ECONNREFUSED if refused else 0,
+        **who,
+    )
     if not refused:
         more = {"waited_ns": 4_000_000} if outcome == "sent" else {}
-        host.add("tcp_close", len(at), t_ns=began + 2_000_000, duration_ns=1_700_000, role=code("tcp_close", "role", "client"), srtt_us=100,
-                 bytes_in=90 if outcome == "ok" else 0, bytes_out=80, **who, **more)  # fmt: skip
+        host.add(
+            "tcp_close",
+            len(at),
+            t_ns=began + 2_000_000,
+            duration_ns=1_700_000,
+            role=code("tcp_close", "role", "client"),
+            srtt_us=100,
+            bytes_in=90 if outcome == "ok" else 0,
+            bytes_out=80,
+            **who,
+            **more,
+        )
 
 
 def steady(until: float = UNTIL) -> Host:
@@ -56,8 +84,24 @@ def test_who_tries_again_at_once_is_told_with_how_often(outcome: str) -> None:
 
 def test_the_end_of_the_server_is_the_reason_for_it() -> None:
     host = steady(30)
-    host.add("tcp_rtt", 30, t_ns=T0 + np.arange(30) * S, pid=SHOP_PID, proc_start_ns=START, comm=b"shop", netns=NETNS, role=code("tcp_rtt", "role", "server"),
-             saddr=np.frombuffer(SHOP[:16], "V16"), sport=PORT, peer=np.frombuffer(peer("10.0.0.1", 40000), "V18"), samples=5, rtt_sum_us=500, srtt_us=100, rtt_min_us=90, rtt_max_us=110)  # fmt: skip
+    host.add(
+        "tcp_rtt",
+        30,
+        t_ns=T0 + np.arange(30) * S,
+        pid=SHOP_PID,
+        proc_start_ns=START,
+        comm=b"shop",
+        netns=NETNS,
+        role=code("tcp_rtt", "role", "server"),
+        saddr=np.frombuffer(SHOP[:16], "V16"),
+        sport=PORT,
+        peer=np.frombuffer(peer("10.0.0.1", 40000), "V18"),
+        samples=5,
+        rtt_sum_us=500,
+        srtt_us=100,
+        rtt_min_us=90,
+        rtt_max_us=110,
+    )
     tries(host, STORM, "refused")
     event(host, "killed", 30, pid=SHOP_PID, comm=b"shop", signal=9)
     causes = {f["cause"] for f in latest(run(host, UNTIL))}

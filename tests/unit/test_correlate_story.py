@@ -20,17 +20,49 @@ def cluster(host: Host, comm: bytes = b"postgres", pids: range = CLUSTER, port: 
     """Each of its processes serves clients."""
     for second in range(UNTIL):
         for pid in pids:
-            host.add("tcp_rtt", 1, t_ns=T0 + second * S + pid, pid=pid, proc_start_ns=START, comm=comm, role=code("tcp_rtt", "role", "server"), netns=1,
-                     saddr=DATABASE[:16], sport=port, peer=peer("10.0.0.3", 40000 + pid), cgroup_id=4711, samples=10, rtt_sum_us=450, rtt_max_us=50, rtt_min_us=40,
-                     srtt_us=45)  # fmt: skip
+            host.add(
+                "tcp_rtt",
+                1,
+                t_ns=T0 + second * S + pid,
+                pid=pid,
+                proc_start_ns=START,
+                comm=comm,
+                role=code("tcp_rtt", "role", "server"),
+                netns=1,
+                saddr=DATABASE[:16],
+                sport=port,
+                peer=peer("10.0.0.3", 40000 + pid),
+                cgroup_id=4711,
+                samples=10,
+                rtt_sum_us=450,
+                rtt_max_us=50,
+                rtt_min_us=40,
+                srtt_us=45,
+            )
     return host
 
 
 def client(host: Host, pid: int = SHOP_PID, port: int = 5432, comm: bytes = b"shop") -> None:
     to = peer("10.0.0.2", port)
     for second in range(UNTIL):
-        host.add("tcp_rtt", 1, t_ns=T0 + second * S + 7, pid=pid, proc_start_ns=START, comm=comm, role=code("tcp_rtt", "role", "client"), netns=1,
-                 saddr=peer("10.0.0.3", 1)[:16], sport=40000 + pid, peer=to, samples=10, rtt_sum_us=450, rtt_max_us=50, rtt_min_us=40, srtt_us=45)  # fmt: skip
+        host.add(
+            "tcp_rtt",
+            1,
+            t_ns=T0 + second * S + 7,
+            pid=pid,
+            proc_start_ns=START,
+            comm=comm,
+            role=code("tcp_rtt", "role", "client"),
+            netns=1,
+            saddr=peer("10.0.0.3", 1)[:16],
+            sport=40000 + pid,
+            peer=to,
+            samples=10,
+            rtt_sum_us=450,
+            rtt_max_us=50,
+            rtt_min_us=40,
+            srtt_us=45,
+        )
 
 
 def stop(host: Host, pids: range = CLUSTER, comm: bytes = b"postgres", at: float = AT, apart_s: float = 0.0005) -> None:
@@ -45,7 +77,17 @@ def waits(host: Host, pid: int, port: int, comm: bytes, until: int = 36) -> None
     answers(host, 0, 30, **its)
     for second in range(31, until):
         begun = T0 + int((AT + 0.02) * S)
-        served(host, second, requests=0, waiting=8, max_ns=T0 + second * S + 990 * MS - begun, max_from_ns=begun, p50_ns=NULL_I64, p90_ns=NULL_I64, **its)  # fmt: skip
+        served(
+            host,
+            second,
+            requests=0,
+            waiting=8,
+            max_ns=T0 + second * S + 990 * MS - begun,
+            max_from_ns=begun,
+            p50_ns=NULL_I64,
+            p90_ns=NULL_I64,
+            **its,
+        )
     answers(host, until, UNTIL, n=1, **its)
 
 
@@ -59,8 +101,8 @@ def test_one_signal_to_a_program_of_many_processes_is_one_finding() -> None:
     (found,) = told(host)
     assert (found["cause"], found["culprit_pid"]) == ("process_stopped", 600)
     assert (
-        "it was stopped with SIGSTOP by bash pid 31, with 11 more of its program. Also affected: 11 more processes of postgres"
-        in found["sentence"]
+        "it was stopped with SIGSTOP by bash pid 31, with 11 more of its program. Also affected: 11 more processes of"
+        " postgres" in found["sentence"]
     )
     timeline = [entry["pid"] for entry in found["evidence"] if entry["what"] == "process_stopped"]
     assert sorted(timeline) == list(CLUSTER)
@@ -85,7 +127,17 @@ def test_whose_end_takes_the_others_along_is_to_blame(first: int) -> None:
     host = cluster(Host())
     event(host, "killed", AT, pid=first, comm=b"postgres", signal=9)
     for n, pid in enumerate(pid for pid in CLUSTER if pid != first):
-        event(host, "exited", AT + 0.002 + n / 10_000, pid=pid, comm=b"postgres", exit_code=1, signal=NULL_I64, sender_pid=NULL_I64, sender_comm=b"")  # fmt: skip
+        event(
+            host,
+            "exited",
+            AT + 0.002 + n / 10_000,
+            pid=pid,
+            comm=b"postgres",
+            exit_code=1,
+            signal=NULL_I64,
+            sender_pid=NULL_I64,
+            sender_comm=b"",
+        )
     (found,) = told(host)
     assert (found["cause"], found["cause_detail"], found["culprit_pid"]) == ("process_killed", "SIGKILL", first)
     assert "killed with SIGKILL by bash pid 31, and 11 more of its program ended with it" in found["sentence"]
@@ -96,7 +148,16 @@ def test_a_process_that_crashes_and_others_that_its_master_ends() -> None:
     host = cluster(Host())
     event(host, "killed", AT, pid=604, comm=b"postgres", signal=9)
     for n, pid in enumerate(range(605, 610)):
-        event(host, "killed", AT + 0.3 + n / 1000, pid=pid, comm=b"postgres", signal=3, sender_pid=600, sender_comm=b"postgres")  # fmt: skip
+        event(
+            host,
+            "killed",
+            AT + 0.3 + n / 1000,
+            pid=pid,
+            comm=b"postgres",
+            signal=3,
+            sender_pid=600,
+            sender_comm=b"postgres",
+        )
     (found,) = told(host)
     assert (found["culprit_pid"], found["cause_detail"]) == (604, "SIGKILL")
 
@@ -161,14 +222,36 @@ def test_who_was_late_before_it_is_another_story() -> None:
 
 def refused(host: Host, a: float, b: float) -> None:
     n = int((b - a) * 20)
-    host.add("tcp_connect", n, t_ns=[T0 + int((a + i / 20) * S) for i in range(n)], pid=SHOP_PID, proc_start_ns=START, comm=b"shop", netns=1, peer=DATABASE,
-             result=code("tcp_connect", "result", "failed"), errno=111, duration_ns=40_000)  # fmt: skip
+    host.add(
+        "tcp_connect",
+        n,
+        t_ns=[T0 + int((a + i / 20) * S) for i in range(n)],
+        pid=SHOP_PID,
+        proc_start_ns=START,
+        comm=b"shop",
+        netns=1,
+        peer=DATABASE,
+        result=code("tcp_connect", "result", "failed"),
+        errno=111,
+        duration_ns=40_000,
+    )
 
 
 def connects(host: Host, a: float, b: float) -> None:
     n = int((b - a) * 20)
-    host.add("tcp_connect", n, t_ns=[T0 + int((a + i / 20) * S) for i in range(n)], pid=SHOP_PID, proc_start_ns=START, comm=b"shop", netns=1, peer=DATABASE,
-             result=code("tcp_connect", "result", "ok"), errno=0, duration_ns=90_000)  # fmt: skip
+    host.add(
+        "tcp_connect",
+        n,
+        t_ns=[T0 + int((a + i / 20) * S) for i in range(n)],
+        pid=SHOP_PID,
+        proc_start_ns=START,
+        comm=b"shop",
+        netns=1,
+        peer=DATABASE,
+        result=code("tcp_connect", "result", "ok"),
+        errno=0,
+        duration_ns=90_000,
+    )
 
 
 def test_connects_that_a_server_refuses_that_was_killed_are_the_same_story() -> None:
@@ -201,9 +284,31 @@ def test_who_was_taken_for_the_victim_of_one_fault_moves_when_it_is_seen_to_be_t
     client(host, port=6379)
     waits(host, SHOP_PID, PORT, b"shop")
     begun, took = T0 + int((AT + 0.02) * S), int(4.89 * S)
-    call(host, t_ns=begun + took, duration_ns=took, pid=SHOP_PID, tid=SHOP_PID, comm=b"shop", kind=code("slow_syscall", "kind", "waiting"),
-         syscall=b"recvfrom", fd_type=b"socket", peer=peer("10.0.0.2", 6379))  # fmt: skip
-    served(host, 36, requests=5, max_ns=took, max_from_ns=begun, p50_ns=took, p90_ns=took, pid=SHOP_PID, tid=SHOP_PID, sport=PORT, comm=b"shop")  # fmt: skip
+    call(
+        host,
+        t_ns=begun + took,
+        duration_ns=took,
+        pid=SHOP_PID,
+        tid=SHOP_PID,
+        comm=b"shop",
+        kind=code("slow_syscall", "kind", "waiting"),
+        syscall=b"recvfrom",
+        fd_type=b"socket",
+        peer=peer("10.0.0.2", 6379),
+    )
+    served(
+        host,
+        36,
+        requests=5,
+        max_ns=took,
+        max_from_ns=begun,
+        p50_ns=took,
+        p90_ns=took,
+        pid=SHOP_PID,
+        tid=SHOP_PID,
+        sport=PORT,
+        comm=b"shop",
+    )
     found = {f["culprit_comm"]: f["sentence"].lower() for f in told(host)}
     assert ["shop pid 1700" in found[comm] for comm in ("redis-server", "postgres")] == [True, False]
     assert len(found) == 2

@@ -133,7 +133,9 @@ def test_a_stream_that_ends_and_one_that_pauses_every_now_and_then_are_none() ->
 
 
 def test_who_asks_and_waits_for_answers_is_no_stream() -> None:
-    """A client that gets its answers, until one takes 1.2 s: that server does not wait for it meanwhile, as it works."""
+    """A client that gets its answers, until one takes 1.2 s: that server does not wait for it meanwhile, as it
+    works.
+    """
     host = not_reading()
     waits(host, WRITER, np.arange(0, 30) + 0.95, SERVER, 190)
     assert latest(run(host, UNTIL)) == []

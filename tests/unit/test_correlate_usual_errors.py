@@ -1,4 +1,6 @@
-"""Servers that answer with errors, on hosts where something fails all the time as well: what is usual is not to blame, and hides nobody."""
+"""Servers that answer with errors, on hosts where something fails all the time as well: what is usual is not to blame,
+and hides nobody.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,19 @@ def failing(host: Host) -> dict[str, object]:
 def given_up(host: Host, a: float, b: float) -> None:
     """By a proxy, each second."""
     t = times(a, b)
-    host.add("tcp_close", len(t), t_ns=t, pid=PROXY, proc_start_ns=START, comm=b"nginx", netns=NETNS, peer=np.frombuffer(APP_AT, "V18"),
-             role=code("tcp_close", "role", "client"), waited_ns=700_000_000, bytes_in=0)  # fmt: skip
+    host.add(
+        "tcp_close",
+        len(t),
+        t_ns=t,
+        pid=PROXY,
+        proc_start_ns=START,
+        comm=b"nginx",
+        netns=NETNS,
+        peer=np.frombuffer(APP_AT, "V18"),
+        role=code("tcp_close", "role", "client"),
+        waited_ns=700_000_000,
+        bytes_in=0,
+    )
 
 
 def test_many_usual_errors_of_one_server_do_not_hide_another() -> None:
@@ -58,8 +71,19 @@ def test_many_usual_errors_of_one_server_do_not_hide_another() -> None:
 def test_who_is_refused_all_the_time_is_not_why() -> None:
     """A collector of traces that is not there, asked for each second."""
     host, t = chain(b"503"), times(0, UNTIL)
-    host.add("tcp_connect", len(t), t_ns=t, pid=PROXY, proc_start_ns=START, comm=b"nginx", netns=NETNS, peer=np.frombuffer(peer("127.0.0.1", 4317), "V18"),
-             result=code("tcp_connect", "result", "failed"), errno=errno.ECONNREFUSED, duration_ns=90_000)  # fmt: skip
+    host.add(
+        "tcp_connect",
+        len(t),
+        t_ns=t,
+        pid=PROXY,
+        proc_start_ns=START,
+        comm=b"nginx",
+        netns=NETNS,
+        peer=np.frombuffer(peer("127.0.0.1", 4317), "V18"),
+        result=code("tcp_connect", "result", "failed"),
+        errno=errno.ECONNREFUSED,
+        duration_ns=90_000,
+    )
     found = failing(host)
     assert (found["cause"], found["culprit_pid"]) == ("server_error", PROXY)
     assert "seen to fail more than usually" in str(found["sentence"])
@@ -76,8 +100,20 @@ def test_who_is_given_up_all_the_time_is_not_why() -> None:
 def test_who_asks_for_names_that_there_are_not_all_the_time_does_not_fail_by_it(usual: bool) -> None:
     """As where a list of domains is tried out, or a list of bad hosts asked."""
     host, t = chain(b"503"), times(0 if usual else 30, 35)
-    host.add("dns_lookup", len(t), t_ns=t, pid=PROXY, tid=PROXY, proc_start_ns=START, comm=b"nginx", peer=np.frombuffer(peer("10.0.0.53", 53), "V18"),
-             name=b"app.shop.svc.cluster.local", duration_ns=900_000, tries=1, result=code("dns_lookup", "result", "nxdomain"))  # fmt: skip
+    host.add(
+        "dns_lookup",
+        len(t),
+        t_ns=t,
+        pid=PROXY,
+        tid=PROXY,
+        proc_start_ns=START,
+        comm=b"nginx",
+        peer=np.frombuffer(peer("10.0.0.53", 53), "V18"),
+        name=b"app.shop.svc.cluster.local",
+        duration_ns=900_000,
+        tries=1,
+        result=code("dns_lookup", "result", "nxdomain"),
+    )
     assert failing(host)["cause"] == ("server_error" if usual else "dns")
 
 
@@ -88,8 +124,19 @@ def test_who_is_waited_for_all_the_time_is_not_why(usual: bool) -> None:
     talks(host, APP, b"gunicorn", CACHE_AT, CACHE, b"redis-server", 6399)
     given_up(host, 30, 35)
     t = times(0 if usual else 30, 35)
-    host.add("slow_syscall", len(t), t_ns=t, pid=APP, tid=APP, proc_start_ns=START, comm=b"gunicorn", kind=code("slow_syscall", "kind", "waiting"),
-             peer=PEER, syscall=b"recvfrom", duration_ns=S)  # fmt: skip
+    host.add(
+        "slow_syscall",
+        len(t),
+        t_ns=t,
+        pid=APP,
+        tid=APP,
+        proc_start_ns=START,
+        comm=b"gunicorn",
+        kind=code("slow_syscall", "kind", "waiting"),
+        peer=PEER,
+        syscall=b"recvfrom",
+        duration_ns=S,
+    )
     found = failing(host)
     assert (found["cause"], found["culprit_pid"]) == ("broker_slow", APP if usual else CACHE)
     said = "did not answer 5 requests" if usual else "kept 5 calls of gunicorn (pid 720) at 127.0.0.1:8000 waiting"
@@ -116,11 +163,34 @@ def test_one_of_several_that_ends_in_order_is_not_why(others: bool) -> None:
     """A database with a process for each client, one of which leaves."""
     host, left = chain(b"500", b"500", b"53300"), 731
     t = times(0, 31) + S // 10
-    host.add("tcp_rtt", len(t), t_ns=t, pid=left, proc_start_ns=START, comm=b"postgres", role=code("tcp_rtt", "role", "server"), netns=NETNS, sport=5432,
-             saddr=np.frombuffer(DATABASE_AT[:16], "V16"), peer=np.frombuffer(peer("127.0.0.1", 40001), "V18"), samples=10, rtt_sum_us=400, rtt_min_us=30,
-             rtt_max_us=50, srtt_us=40)  # fmt: skip
-    host.add("process_event", 1, t_ns=T0 + 31 * S + S // 2, pid=left if others else DATABASE, proc_start_ns=START, comm=b"postgres",
-             kind=code("process_event", "kind", "exited"), exit_code=0 if others else 1)  # fmt: skip
+    host.add(
+        "tcp_rtt",
+        len(t),
+        t_ns=t,
+        pid=left,
+        proc_start_ns=START,
+        comm=b"postgres",
+        role=code("tcp_rtt", "role", "server"),
+        netns=NETNS,
+        sport=5432,
+        saddr=np.frombuffer(DATABASE_AT[:16], "V16"),
+        peer=np.frombuffer(peer("127.0.0.1", 40001), "V18"),
+        samples=10,
+        rtt_sum_us=400,
+        rtt_min_us=30,
+        rtt_max_us=50,
+        srtt_us=40,
+    )
+    host.add(
+        "process_event",
+        1,
+        t_ns=T0 + 31 * S + S // 2,
+        pid=left if others else DATABASE,
+        proc_start_ns=START,
+        comm=b"postgres",
+        kind=code("process_event", "kind", "exited"),
+        exit_code=0 if others else 1,
+    )
     found = failing(host)
     assert (found["cause"] == "resource_limit") is others
 
@@ -129,7 +199,9 @@ def test_the_share_that_is_told_is_of_the_error_that_is_told() -> None:
     host = chain(b"")
     answers(host, 30, 32, CLIENT, PROXY_AT, b"http", b"502", n=15)
     answers(host, 32, 35, CLIENT, PROXY_AT, b"http", b"503", n=180)
-    assert "Up to 90 % of the answers of the server at 127.0.0.1:8080 were errors (HTTP 503)" in str(failing(host)["sentence"])  # fmt: skip
+    assert "Up to 90 % of the answers of the server at 127.0.0.1:8080 were errors (HTTP 503)" in str(
+        failing(host)["sentence"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -159,7 +231,19 @@ def test_what_is_polled_on_this_host_s_loopback_is_not_a_container_s(home: int) 
     host = Host()
     talks(host, APP, b"gunicorn", CACHE_AT, CACHE, b"redis-server", 6399)
     t = times(0, UNTIL)
-    host.add("socket_queue", len(t), t_ns=t, pid=1, proc_start_ns=START, comm=b"sshd", kind=code("socket_queue", "kind", "accept"), netns=home, sport=22, limit=99, queue=0)  # fmt: skip
+    host.add(
+        "socket_queue",
+        len(t),
+        t_ns=t,
+        pid=1,
+        proc_start_ns=START,
+        comm=b"sshd",
+        kind=code("socket_queue", "kind", "accept"),
+        netns=home,
+        sport=22,
+        limit=99,
+        queue=0,
+    )
     answers(host, 0, 30, APP, CACHE_AT, b"redis")
     answers(host, 30, 35, APP, CACHE_AT, b"redis", b"ERR")
     answers(host, 35, UNTIL, APP, CACHE_AT, b"redis")
@@ -171,14 +255,38 @@ def test_what_is_polled_on_this_host_s_loopback_is_not_a_container_s(home: int) 
 
 
 def test_an_end_of_one_whose_start_is_not_known_is_no_brief_one() -> None:
-    rows = make("process_event", 1, t_ns=T0, pid=7, kind=code("process_event", "kind", "killed"), sender_is=code("process_event", "sender_is", "parent"), signal=9).rows  # fmt: skip
+    rows = make(
+        "process_event",
+        1,
+        t_ns=T0,
+        pid=7,
+        kind=code("process_event", "kind", "killed"),
+        sender_is=code("process_event", "sender_is", "parent"),
+        signal=9,
+    ).rows
     with np.errstate(over="raise"):
         assert not outside.brief(rows[0])
 
 
 def test_processes_that_ended_together_are_counted_though_one_was_late_too() -> None:
     def one(symptom: str, pid: int, subject: str = "") -> Episode:
-        return Episode(symptom, (pid, 1), 0, subject or f"worker pid {pid}", "", 0, 0, "", "", 0.0, 0.0, 0.0, 0, pid=pid, comm="worker")  # fmt: skip
+        return Episode(
+            symptom,
+            (pid, 1),
+            0,
+            subject or f"worker pid {pid}",
+            "",
+            0,
+            0,
+            "",
+            "",
+            0.0,
+            0.0,
+            0.0,
+            0,
+            pid=pid,
+            comm="worker",
+        )
 
     limiter, late = one("service_errors", 9, "limiter api (worker pid 9)"), one("blocked_time", 1)
     limiter.metric = "share"

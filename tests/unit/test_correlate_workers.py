@@ -1,4 +1,6 @@
-"""Workers that nobody reaches by a connection: what is done to them from outside is told, what belongs to their life is not."""
+"""Workers that nobody reaches by a connection: what is done to them from outside is told, what belongs to their life is
+not.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,22 @@ def at_work(host: Host, from_s: int, to_s: int, pid: int = WORKER, comm: bytes =
     """It waits at a pipe in each second, as a child of a pool does."""
     for at in range(from_s, to_s):
         host.add(
-            "syscall_latency", 1, t_ns=T0 + at * S + S // 2, pid=pid, tid=pid, proc_start_ns=START, comm=comm, cgroup_id=4711, syscall=b"read",
-            basis=code("syscall_latency", "basis", "blocked"), kind=code("syscall_latency", "kind", "waiting"), interval_ns=S, count=9,
-            sum_ns=S // 2, max_ns=S // 10,
-        )  # fmt: skip
+            "syscall_latency",
+            1,
+            t_ns=T0 + at * S + S // 2,
+            pid=pid,
+            tid=pid,
+            proc_start_ns=START,
+            comm=comm,
+            cgroup_id=4711,
+            syscall=b"read",
+            basis=code("syscall_latency", "basis", "blocked"),
+            kind=code("syscall_latency", "kind", "waiting"),
+            interval_ns=S,
+            count=9,
+            sum_ns=S // 2,
+            max_ns=S // 10,
+        )
     return host
 
 
@@ -56,8 +70,16 @@ def test_a_worker_that_is_stopped_is_told(by: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "by", "number"),
-    [("killed", "parent", 9), ("killed", "parent", 6), ("killed", "terminal", 9), ("killed", "asked", 9), ("killed", "other", 15), ("killed", "other", 10), ("exited", "other", 15)],
-)  # fmt: skip
+    [
+        ("killed", "parent", 9),
+        ("killed", "parent", 6),
+        ("killed", "terminal", 9),
+        ("killed", "asked", 9),
+        ("killed", "other", 15),
+        ("killed", "other", 10),
+        ("exited", "other", 15),
+    ],
+)
 def test_an_end_that_belongs_to_its_life_is_not_told(kind: str, by: str, number: int) -> None:
     host = at_work(Host(1).healthy(0, 60), 0, 40)
     done(host, kind, 40.0, by, signal=number, exit_code=1)

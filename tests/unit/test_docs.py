@@ -1,4 +1,6 @@
-"""The documents: what is made from the code is current, links lead somewhere, and command lines are ones that the code takes."""
+"""The documents: what is made from the code is current, links lead somewhere, and command lines are ones that the code
+takes.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,9 @@ def test_command_lines_are_ones_that_it_takes(page: str, line: str, monkeypatch:
 
 
 def parse(given: list[str]) -> bool:
-    """Whether it is whole: a verb that is only named, or one with a word that stands for something, is not. Raises click.UsageError."""
+    """Whether it is whole: a verb that is only named, or one with a word that stands for something, is not. Raises
+    click.UsageError.
+    """
     command, context = cli, click.Context(cli, info_name="tickscope")
     while isinstance(command, click.Group):
         if not given or given[0].startswith("-") or given == ["VERB"]:
@@ -158,7 +162,9 @@ def reading() -> list[str]:
 
 @pytest.mark.parametrize("line", reading())
 def test_what_reads_is_run(line: str, store: Path) -> None:
-    """Its tables and columns exist. There is little to see: 3 is no rows, and AgentError's 3 a time that this store does not have."""
+    """Its tables and columns exist. There is little to see: 3 is no rows, and AgentError's 3 a time that this store
+    does not have.
+    """
     for given in arguments(line):
         done = CliRunner().invoke(cli, [*given, "--store", str(store)], prog_name="tickscope", standalone_mode=False)
         assert getattr(done.exception, "exit_code", done.exit_code) in (0, 3), f"{done.output}{done.exception!r}"

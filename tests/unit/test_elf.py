@@ -78,8 +78,13 @@ def test_addresses_names_and_relocations() -> None:
         assert text is not None
         assert elf.file_offset(int(text["addr"])) == int(text["offset"])
         assert elf.read(int(text["addr"]), 64) == elf.section(".text")[:64]
-        relative = [line.split() for line in subprocess.run(["readelf", "-rW", LIBSSL], capture_output=True, text=True, check=True).stdout.splitlines()
-                    if "_RELATIVE" in line]  # fmt: skip
+        relative = [
+            line.split()
+            for line in subprocess.run(
+                ["readelf", "-rW", LIBSSL], capture_output=True, text=True, check=True
+            ).stdout.splitlines()
+            if "_RELATIVE" in line
+        ]
         assert len(relative) > 1000
         for words in relative[::97]:
             assert elf.pointers([(int(words[0], 16), 1)])[0].tolist() == [int(words[3], 16)]
@@ -121,8 +126,11 @@ def test_a_name_that_occurs_a_million_times() -> None:
         strings = elf.section_header(".dynstr")
         assert strings is not None
         at = int(strings["offset"])
-    index = next(i for i in range(struct.unpack_from("<H", content, 60)[0])
-                 if struct.unpack_from("<Q", content, struct.unpack_from("<Q", content, 40)[0] + 64 * i + 24)[0] == at)  # fmt: skip
+    index = next(
+        i
+        for i in range(struct.unpack_from("<H", content, 60)[0])
+        if struct.unpack_from("<Q", content, struct.unpack_from("<Q", content, 40)[0] + 64 * i + 24)[0] == at
+    )
     header = struct.unpack_from("<Q", content, 40)[0] + 64 * index
     struct.pack_into("<QQ", content, header + 24, len(content), 8_000_000)
     content += b"TLS_method\0" * 800_000

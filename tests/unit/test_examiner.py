@@ -60,7 +60,9 @@ def test_a_library_is_examined(analyst: Analyst) -> None:
 
 
 def test_one_that_dies_or_hangs_is_replaced(analyst: Analyst, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed, and stopped for longer than a file may take: the question is answered with the reason, the next one is examined."""
+    """Killed, and stopped for longer than a file may take: the question is answered with the reason, the next one is
+    examined.
+    """
     assert ask(analyst, "functions", LIBSSL, names=["SSL_free"])["offsets"]
     os.kill(analyst.pids[0], signal.SIGKILL)
     with pytest.raises(Unexamined, match="SIGKILL") as killed:

@@ -1,4 +1,6 @@
-"""What we offer programs to copy never holds them up: with no agent, with one that is stopped, and with one that comes back. And it goes on with that one."""
+"""What we offer programs to copy never holds them up: with no agent, with one that is stopped, and with one that comes
+back. And it goes on with that one.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +121,10 @@ def python_limiter(_: Path) -> list[str]:
 
 
 def page_limiter(place: Path) -> list[str]:
-    needs = "import contextlib, json, socket, sys, threading, time\nclass Limiter:\n    lock, stamps = threading.Lock(), []\n"
+    needs = (
+        "import contextlib, json, socket, sys, threading, time\nclass Limiter:\n    lock, stamps = threading.Lock(),"
+        " []\n"
+    )
     (place / "follow.py").write_text(
         needs + page_block("clocks.md", "def follow") + "\nfollow(Limiter(), 'example', sys.argv[1])\n"
     )

@@ -197,7 +197,12 @@ def test_neither_does_who_woke_a_thread_that_slept(tmp_path: Path) -> None:
         for name in {"comm", "waker_comm"} & {*(batch.rows.dtype.names or ())}:
             batch.rows[name][batch.rows[name] == b"shop"] = evil
     path = store(tmp_path / "store", [*host.made, *run(host, UNTIL)])
-    for verb in (["explain", "last"], ["findings"], ["findings", "-o", "json"], ["query", "off_cpu", "--columns", "waker_pid,waker_comm"]):  # fmt: skip
+    for verb in (
+        ["explain", "last"],
+        ["findings"],
+        ["findings", "-o", "json"],
+        ["query", "off_cpu", "--columns", "waker_pid,waker_comm"],
+    ):
         shown = tickscope(*verb, "--store", path).stdout.decode()
         assert "[2J" in shown and "1707" in shown and harmless(shown), verb
 

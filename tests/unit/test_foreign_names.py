@@ -23,13 +23,16 @@ assert libc.mount(b"tmpfs", place, b"tmpfs", 0, None) == 0
 """
 
 
-@pytest.mark.parametrize("code", [
-    "from agent.kernel.opening import open_cgroup\nwith contextlib.suppress(OSError): open_cgroup(1)",
-    "from agent.doctor import cgroup\ncgroup()",
-    "from agent.lab.stage.cgroups import roots\nroots()",
-    "from agent.store.segments import started_ns\nassert started_ns(os.getpid())",
-    "from agent.cli.status import look_at\nassert look_at({'pid': os.getpid()})['uid'] == 0",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from agent.kernel.opening import open_cgroup\nwith contextlib.suppress(OSError): open_cgroup(1)",
+        "from agent.doctor import cgroup\ncgroup()",
+        "from agent.lab.stage.cgroups import roots\nroots()",
+        "from agent.store.segments import started_ns\nassert started_ns(os.getpid())",
+        "from agent.cli.status import look_at\nassert look_at({'pid': os.getpid()})['uid'] == 0",
+    ],
+)
 def test_a_name_that_is_no_text_is_read_past(code: str, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8"}
     done = subprocess.run(

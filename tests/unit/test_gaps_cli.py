@@ -20,13 +20,27 @@ from agent.tables import TABLES
 from tests.unit.correlate_scenarios import T0, S, broker_slow, latest, run
 from tests.unit.test_replay_cli import HEAD, tickscope
 
-VERBS = (["query", "tcp_rtt", "--since", "5m"], ["findings", "--since", "5m"], ["findings"], ["limiters"], ["queues"],
-         ["sql", "select * from tcp_rtt"], ["explain"], ["clock", "history", "--since", "5m"])  # fmt: skip
+VERBS = (
+    ["query", "tcp_rtt", "--since", "5m"],
+    ["findings", "--since", "5m"],
+    ["findings"],
+    ["limiters"],
+    ["queues"],
+    ["sql", "select * from tcp_rtt"],
+    ["explain"],
+    ["clock", "history", "--since", "5m"],
+)
 
 
 def lost(now_ns: int, source: bytes = b"tcp_events", stage: str = "ring", **columns: int) -> Batch:
-    return make("loss", 1, t_ns=now_ns, stage=TABLES["loss"].code("stage", stage), source=source,
-                **{"count": 17, "from_ns": now_ns - 2 * S, "to_ns": now_ns, **columns})  # fmt: skip
+    return make(
+        "loss",
+        1,
+        t_ns=now_ns,
+        stage=TABLES["loss"].code("stage", stage),
+        source=source,
+        **{"count": 17, "from_ns": now_ns - 2 * S, "to_ns": now_ns, **columns},
+    )
 
 
 def store(path: Path, *batches: Batch, boot: str = "") -> Path:
@@ -103,8 +117,12 @@ def test_what_the_correlator_left_out_is_told_and_not_called_lost(tmp_path: Path
 def test_a_finding_is_told_with_the_gaps_of_its_own_time(tmp_path: Path) -> None:
     batches = run(broker_slow(), 60)
     start, end = (int(latest(batches)[0][name]) for name in ("start_ns", "end_ns"))  # type: ignore[call-overload]
-    gaps = [lost(end + S, b"during", from_ns=end - 1, to_ns=end + S), lost(start, b"opening", from_ns=NULL_I64, to_ns=start), lost(start - 5 * S, b"before"),
-            lost(end + 30 * S, b"after")]  # fmt: skip
+    gaps = [
+        lost(end + S, b"during", from_ns=end - 1, to_ns=end + S),
+        lost(start, b"opening", from_ns=NULL_I64, to_ns=start),
+        lost(start - 5 * S, b"before"),
+        lost(end + 30 * S, b"after"),
+    ]
     path = store(tmp_path, *batches, *gaps, boot=HEAD.boot_id)
     doc = json.loads(tickscope("explain", "--store", path, "-o", "json").stdout)
     assert sorted(g["source"] for g in doc["gaps"]) == ["during", "opening"]

@@ -10,7 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: In a mount namespace of its own: a tmpfs at each place, mounted by each name, a file on it, and what its key is; then the same once it is nowhere mounted any more.
+#: In a mount namespace of its own: a tmpfs at each place, mounted by each name, a file on it, and what its key is; then
+#: the same once it is nowhere mounted any more.
 PROGRAM = r"""
 import ctypes, json, os, struct, sys
 from agent.probes.beside.go_binary import key_of
@@ -35,13 +36,38 @@ for name in json.loads(sys.argv[2]):
 print(json.dumps(found))
 """
 
-ODD = ("with spaces", "tab\tand\nline", "0:45 0:46 /", "back\\slash \\040 # -", "cr\rvt\x0bff\x0cfs\x1c nel\x85 ls\u2028", "1 2 0:1\r3 4 0:2", "\udcff\udcfe", " ", "-",
-       "/".join(["\\" * 250] * 14))  # fmt: skip
+ODD = (
+    "with spaces",
+    "tab\tand\nline",
+    "0:45 0:46 /",
+    "back\\slash \\040 # -",
+    "cr\rvt\x0bff\x0cfs\x1c nel\x85 ls\u2028",
+    "1 2 0:1\r3 4 0:2",
+    "\udcff\udcfe",
+    " ",
+    "-",
+    "/".join(["\\" * 250] * 14),
+)
 
 
 def test_mounts_with_odd_names(tmp_path: Path) -> None:
-    done = subprocess.run(["unshare", "--mount", "--propagation", "private", sys.executable, "-c", PROGRAM, str(tmp_path), json.dumps(ODD)],
-                          env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [
+            "unshare",
+            "--mount",
+            "--propagation",
+            "private",
+            sys.executable,
+            "-c",
+            PROGRAM,
+            str(tmp_path),
+            json.dumps(ODD),
+        ],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert [one[:3] for one in found] == [[True, 0, 0]] * len(ODD)

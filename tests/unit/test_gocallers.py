@@ -20,7 +20,9 @@ from tests.kernel.go_fixture import go_binary
 
 
 def calls(binary: GoCallers) -> tuple[int, list[int]]:
-    """(where the code begins, addresses behind call instructions): what looks like one and calls the begin of a function."""
+    """(where the code begins, addresses behind call instructions): what looks like one and calls the begin of a
+    function.
+    """
     code = binary._loads[binary._loads["flags"] & 1 != 0][0]
     base, size = int(code["vaddr"]), int(code["filesz"])
     raw = np.frombuffer(
@@ -42,7 +44,13 @@ def test_names_and_lines_agree_with_addr2line(kind: str) -> None:
         base, found = calls(binary)
         chosen = random.Random(7).sample(found, 300)
         asked = "".join(f"{at - 1:#x}\n" for at in chosen)
-        told = subprocess.run(["go", "tool", "addr2line", str(go_binary("plain", "shop") if kind == "plain" else path)], input=asked, check=True, capture_output=True, text=True).stdout.split("\n")  # fmt: skip
+        told = subprocess.run(
+            ["go", "tool", "addr2line", str(go_binary("plain", "shop") if kind == "plain" else path)],
+            input=asked,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.split("\n")
         deep = 0
         for i, at in enumerate(chosen):
             frames = binary.at(at - base)

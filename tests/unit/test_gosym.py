@@ -37,8 +37,12 @@ def opened() -> Iterator[Callable[[Path], int]]:
 
 
 def _disassembly(path: Path, start: int, end: int) -> list[tuple[int, str]]:
-    text = subprocess.run(["objdump", "-d", "-w", f"--start-address={start}", f"--stop-address={end}", str(path)],
-                          check=True, capture_output=True, text=True).stdout  # fmt: skip
+    text = subprocess.run(
+        ["objdump", "-d", "-w", f"--start-address={start}", f"--stop-address={end}", str(path)],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
     return [(int(m[1], 16), m[2]) for m in re.finditer(r"^ *([0-9a-f]+):\t(?:[0-9a-f]{2} )+ *\t?(\S+)", text, re.M)]
 
 
@@ -139,33 +143,39 @@ def test_decoder_agrees_with_objdump_on_a_whole_program() -> None:
     assert checked > 100_000
 
 
-@pytest.mark.parametrize(("code", "offsets"), [
-    ("90 c3", [1]),
-    ("b8 c3 c3 c3 c3 c3", [5]),  # the immediate is no RET
-    ("48 b8 c3 c3 c3 c3 c3 c3 c3 c3 c3", [10]),
-    ("66 b8 c3 c3 c3", [4]),
-    ("8b 84 c3 c3 c3 c3 c3 c3", [7]),  # nor are SIB and displacement
-    ("f6 c3 c3 c3", [3]),  # TEST has an immediate, NOT has none
-    ("f6 d3 c3", [2]),
-    ("c5 f8 77 c3", [3]),
-    ("c4 e3 7d 39 c3 c3 c3", [6]),
-    ("62 f1 7c 48 10 c3 c3", [6]),
-    ("74 01 c3 c3 cc cc", [2, 3]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("code", "offsets"),
+    [
+        ("90 c3", [1]),
+        ("b8 c3 c3 c3 c3 c3", [5]),  # the immediate is no RET
+        ("48 b8 c3 c3 c3 c3 c3 c3 c3 c3 c3", [10]),
+        ("66 b8 c3 c3 c3", [4]),
+        ("8b 84 c3 c3 c3 c3 c3 c3", [7]),  # nor are SIB and displacement
+        ("f6 c3 c3 c3", [3]),  # TEST has an immediate, NOT has none
+        ("f6 d3 c3", [2]),
+        ("c5 f8 77 c3", [3]),
+        ("c4 e3 7d 39 c3 c3 c3", [6]),
+        ("62 f1 7c 48 10 c3 c3", [6]),
+        ("74 01 c3 c3 cc cc", [2, 3]),
+    ],
+)
 def test_returns_in_hand_made_code(code: str, offsets: list[int]) -> None:
     assert gox86.return_offsets(bytes.fromhex(code)) == offsets
 
 
-@pytest.mark.parametrize(("code", "boundaries", "stack", "reason"), [
-    ("06 c3", (), None, "unknown instruction"),
-    ("b8 c3", (), None, "unknown|within the function"),
-    ("b8 c3 c3 c3 c3 c3", (2,), None, "disagree"),
-    ("74 01 b8 c3 c3 c3 c3 c3", (), None, "middle"),
-    ("eb 7f c3", (), None, "left by a jump"),
-    ("90 90", (), None, "no return"),
-    ("c2 08 00", (), None, "not one that the Go compiler makes"),
-    ("50 c3", (), {range(2): 8}, "not one that the Go compiler makes"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("code", "boundaries", "stack", "reason"),
+    [
+        ("06 c3", (), None, "unknown instruction"),
+        ("b8 c3", (), None, "unknown|within the function"),
+        ("b8 c3 c3 c3 c3 c3", (2,), None, "disagree"),
+        ("74 01 b8 c3 c3 c3 c3 c3", (), None, "middle"),
+        ("eb 7f c3", (), None, "left by a jump"),
+        ("90 90", (), None, "no return"),
+        ("c2 08 00", (), None, "not one that the Go compiler makes"),
+        ("50 c3", (), {range(2): 8}, "not one that the Go compiler makes"),
+    ],
+)
 def test_uncertain_code_is_refused(
     code: str, boundaries: tuple[int, ...], stack: dict[range, int] | None, reason: str
 ) -> None:
@@ -215,7 +225,9 @@ def test_truncated_binaries_are_refused_with_a_reason(opened: Callable[[Path], i
 
 
 def test_damaged_binaries_never_give_other_sites(opened: Callable[[Path], int], tmp_path: Path) -> None:
-    """Bytes of headers and tables overwritten at random: the same answer, none, or a refusal; never a crash, never another place in code."""
+    """Bytes of headers and tables overwritten at random: the same answer, none, or a refusal; never a crash, never
+    another place in code.
+    """
     path = go_binary("piestripped")
     binary = GoBinary(opened(path))
     base, header = binary._pclntab

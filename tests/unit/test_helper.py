@@ -1,4 +1,6 @@
-"""The helper is a process of its own: the agent never waits for it longer than it says, and it is back with its next answer."""
+"""The helper is a process of its own: the agent never waits for it longer than it says, and it is back with its next
+answer.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,9 @@ def test_it_tells_how_much_room_is_left_where_a_process_writes(helper: Helper, t
 
 
 def test_a_folder_stands_for_a_root(helper: Helper, tmp_path: Path) -> None:
-    """Links resolve inside of it, absolute ones too; other mounts below it, and what is neither program nor library, are not opened."""
+    """Links resolve inside of it, absolute ones too; other mounts below it, and what is neither program nor library,
+    are not opened.
+    """
     layer, outside = tmp_path / "layer", tmp_path / "outside"
     (layer / "usr/lib").mkdir(parents=True)
     shutil.copy("/bin/true", layer / "usr/lib/libssl.so.3")
@@ -232,8 +236,10 @@ def test_a_stopped_one_is_ended_at_once() -> None:
 
 def test_a_process_may_not_be_described_without_end(helper: Helper) -> None:
     """60,000 mappings of a file: what is told of them is bounded, and the process that looks goes on."""
-    script = ("import ctypes, os, sys\nfd, libc = os.open('/bin/true', os.O_RDONLY), ctypes.CDLL(None)\n"
-              "for i in range(60000): libc.mmap(None, 4096, 1 | 4 * (i % 2), 2, fd, 0)\nprint('ready', flush=True)\nsys.stdin.read()")  # fmt: skip
+    script = (
+        "import ctypes, os, sys\nfd, libc = os.open('/bin/true', os.O_RDONLY), ctypes.CDLL(None)\nfor i in"
+        " range(60000): libc.mmap(None, 4096, 1 | 4 * (i % 2), 2, fd, 0)\nprint('ready', flush=True)\nsys.stdin.read()"
+    )
     with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None and child.stdout.readline() == b"ready\n"
         text = opened(helper, "maps", child.pid)

@@ -20,7 +20,8 @@ from agent.queues.packing import TABLE, pack
 from agent.queues.redis_scan import MAX_STREAMS, Scan
 from tests.hostile import Answers, endless, peak, reset_peak, serving
 
-#: Twice the largest answer for its bytes (the parser's buffer and the reply), 80 bytes an element for its objects, and some room.
+#: Twice the largest answer for its bytes (the parser's buffer and the reply), 80 bytes an element for its objects, and
+#: some room.
 MOST_BYTES = 2 * MAX_BYTES + 80 * MAX_LINES + (8 << 20)
 
 
@@ -54,7 +55,7 @@ def ask(answers: Answers, timeout_s: float = 20.0) -> str:
         (b"%900000\r\n", b"+a\r\n", "refused an answer that is not Redis's"),
         (b"*x\r\n", b"+a\r\n", "refused an answer that is not Redis's"),
     ],
-)  # fmt: skip
+)
 def test_an_endless_answer_ends(start: bytes, again: bytes, said: str) -> None:
     why = ask(endless(start, again))
     assert any(part in why for part in said.split("|")), why
@@ -208,9 +209,18 @@ def test_a_scan_begins_anew_after_an_answer_that_is_none(bad: object) -> None:
     assert client.asked == [b"0", b"17", b"0"]
 
 
-ODD = [b":1\r\n", b"*0\r\n", b"*1\r\n:1\r\n", b"$-1\r\n", b"*2\r\n*0\r\n*0\r\n", b"*-1\r\n", b"+OK\r\n",
-       b"*2\r\n$4\r\nname\r\n:1\r\n", b"*4\r\n$4\r\nname\r\n:1\r\n$6\r\nlength\r\n$5\r\nseven\r\n",
-       b"*1\r\n*8\r\n$4\r\nname\r\n$1\r\ng\r\n$7\r\npending\r\n*0\r\n$9\r\nconsumers\r\n:1\r\n$17\r\nlast-delivered-id\r\n$3\r\n0-0\r\n"]  # fmt: skip
+ODD = [
+    b":1\r\n",
+    b"*0\r\n",
+    b"*1\r\n:1\r\n",
+    b"$-1\r\n",
+    b"*2\r\n*0\r\n*0\r\n",
+    b"*-1\r\n",
+    b"+OK\r\n",
+    b"*2\r\n$4\r\nname\r\n:1\r\n",
+    b"*4\r\n$4\r\nname\r\n:1\r\n$6\r\nlength\r\n$5\r\nseven\r\n",
+    b"*1\r\n*8\r\n$4\r\nname\r\n$1\r\ng\r\n$7\r\npending\r\n*0\r\n$9\r\nconsumers\r\n:1\r\n$17\r\nlast-delivered-id\r\n$3\r\n0-0\r\n",
+]
 
 
 @pytest.mark.parametrize("odd", ODD)

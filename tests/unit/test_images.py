@@ -1,4 +1,6 @@
-"""Layers of images: looked at once, so many a second, again where the helper was held up, and forgotten when nothing of them is mounted."""
+"""Layers of images: looked at once, so many a second, again where the helper was held up, and forgotten when nothing of
+them is mounted.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What may import what: the table of ARCHITECTURE.md is the contract, and has neither a missing line nor one that nobody needs.
+"""What may import what: the table of ARCHITECTURE.md is the contract, and has neither a missing line nor one that
+nobody needs.
 
-Third column: `room/` is a room with all in it, `module` that module alone (below agent/), anything else a package of others; "in `x` `y`" narrows it
-down to files. What imports are for types only does not count.
+Third column: `room/` is a room with all in it, `module` that module alone (below agent/), anything else a package of
+others; "in `x` `y`" narrows it down to files. What imports are for types only does not count.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _FREE = {*sys.stdlib_module_names, "numpy"}
 
 @dataclass
 class Room:
-    """places: packages (ending in a dot) and modules. allowed: module or package -> files that may import it, empty for all. everything: nothing to check."""
+    """places: packages (ending in a dot) and modules. allowed: module or package -> files that may import it, empty for
+    all. everything: nothing to check.
+    """
 
     places: list[str]
     allowed: dict[str, list[str]] = field(default_factory=dict)
@@ -33,7 +36,9 @@ class Room:
 
 
 def _module(token: str) -> str:
-    """``agent/kernel/`` or ``kernel/`` -> agent.kernel., ``clock.timex`` -> agent.clock.timex, ``main.py`` -> agent.main, ``numpy`` as it is."""
+    """``agent/kernel/`` or ``kernel/`` -> agent.kernel., ``clock.timex`` -> agent.clock.timex, ``main.py`` ->
+    agent.main, ``numpy`` as it is.
+    """
     name = token.removesuffix(".py").replace("/", ".")
     if name.split(".")[0] in ("agent", "exporters", "dashboards", "bpf"):
         return name
@@ -126,8 +131,13 @@ def test_every_import_is_in_the_table_and_every_entry_is_needed() -> None:
             if not room.everything and (not allowed or (files and module.rpartition(".")[2] not in files)):
                 wrong.append(f"{module} imports {name}")
     assert wrong == []
-    needless = [f"{' '.join(room.places)} needs no {entry} {file}".rstrip() for room in known for entry, files in room.allowed.items() for file in files or [""]
-                if not room.everything and (id(room), entry, file) not in used]  # fmt: skip
+    needless = [
+        f"{' '.join(room.places)} needs no {entry} {file}".rstrip()
+        for room in known
+        for entry, files in room.allowed.items()
+        for file in files or [""]
+        if not room.everything and (id(room), entry, file) not in used
+    ]
     assert needless == []
 
 
@@ -138,7 +148,9 @@ def test_every_room_is_there(place: str) -> None:
 
 
 def _circles(graph: dict[str, set[str]]) -> list[str]:
-    """Those that lead back to themselves: what is left once all that depend on nothing left are taken away, and all on which nothing left depends."""
+    """Those that lead back to themselves: what is left once all that depend on nothing left are taken away, and all on
+    which nothing left depends.
+    """
     left = dict(graph)
     while gone := {one for one in left if not left[one] & set(left) - {one}} | {
         one for one in left if not any(one in to for other, to in left.items() if other != one)
@@ -192,6 +204,7 @@ def test_a_class_has_a_name_of_its_own() -> None:
 
 def test_late_imports_count_and_those_for_types_do_not() -> None:
     tree = ast.parse(
-        "if TYPE_CHECKING:\n    import bcc\nelse:\n    import duckdb\ndef f():\n    from agent.kernel import bpf\n    from agent.batch import make\n"
+        "if TYPE_CHECKING:\n    import bcc\nelse:\n    import duckdb\ndef f():\n    from agent.kernel import bpf\n   "
+        " from agent.batch import make\n"
     )
     assert list(imported(tree)) == ["duckdb", "agent.kernel.bpf", "agent.batch"]

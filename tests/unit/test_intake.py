@@ -268,7 +268,9 @@ def test_any_datagram_is_a_row_or_counted(data: bytes) -> None:
 
 
 def test_valid_ones_survive_a_flood_of_malformed_ones(path: Path, intake: Intake) -> None:
-    """30,011 malformed ones at 10,000 a second, 1,009 valid ones among them from another sender: each is accounted for."""
+    """30,011 malformed ones at 10,000 a second, 1,009 valid ones among them from another sender: each is accounted
+    for.
+    """
 
     def flood() -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
@@ -322,8 +324,13 @@ def test_loss_rows_cover_the_time(path: Path, intake: Intake) -> None:
 
 
 def test_a_sender_that_has_ended_costs_nobody_s_decisions(path: Path, intake: Intake) -> None:
-    """Nobody has waited for it, so /proc shows it, but without clocks; whoever may not read others' namespaces gets nothing else to hold on to."""
-    code = "import socket, sys; s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); s.connect(sys.argv[1]); s.send(sys.argv[2].encode())"
+    """Nobody has waited for it, so /proc shows it, but without clocks; whoever may not read others' namespaces gets
+    nothing else to hold on to.
+    """
+    code = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); s.connect(sys.argv[1]);"
+        " s.send(sys.argv[2].encode())"
+    )
     send(path, {"limiter": "before", "result": "allowed"})
     child = subprocess.Popen(
         [sys.executable, "-c", code, str(path), json.dumps({"limiter": "x", "result": "allowed", "t_ns": 1})]

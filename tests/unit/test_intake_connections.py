@@ -1,4 +1,6 @@
-"""The intake's connections: a queue a sender, drained fairly, bounded a user. Real sockets, floods by the user nobody."""
+"""The intake's connections: a queue a sender, drained fairly, bounded a user. Real sockets, floods by the user
+nobody.
+"""
 
 from __future__ import annotations
 

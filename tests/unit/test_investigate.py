@@ -125,7 +125,14 @@ def test_the_setting_in_a_file(tmp_path: Path) -> None:
 
 
 def test_stacks_lose_what_only_shows_that_somebody_looked() -> None:
-    names = {1: "bpf_trace_run4", 2: "__traceiter_sched_switch", 3: "__schedule", 4: "schedule", 5: "io_schedule", 6: "folio_wait_bit"}  # fmt: skip
+    names = {
+        1: "bpf_trace_run4",
+        2: "__traceiter_sched_switch",
+        3: "__schedule",
+        4: "schedule",
+        5: "io_schedule",
+        6: "folio_wait_bit",
+    }
     assert kernel_text([1, 2, 3, 4, 5, 6, 77], names) == "io_schedule;folio_wait_bit;0x4d"
     assert fitted(["a" * 20] * 100, 512).endswith(";...") and len(fitted(["a" * 20] * 100, 512)) <= 512
     assert fitted(["short"], 512) == "short" and fitted(["é" * 600], 512) == "..."
@@ -220,16 +227,75 @@ def test_names_in_a_file_of_anybodys() -> None:
                 assert len(nearest.in_file([file.fileno()], [1, 4096, 1 << 40])) == 3
 
 
-LOOK = {"investigation": "a1.0", "comm": "app", "pid": 7, "interval_ns": 3 * SECOND, "begun_ns": NOW + SECOND, "t_ns": NOW + 4 * SECOND, "state": "done",
-        "looked": "offcpu block", "reason": None,
-        "off_cpu": [{"comm": "app", "kind": "slow", "state": "uninterruptible", "syscall": "fsync", "count": 3, "sum_ns": 2 * SECOND, "max_ns": SECOND,
-                     "kernel_stack": ";".join(f"kernel_function_{i}" for i in range(40)), "user_stack": "fsync;main"}],
-        "block_io": [{"op": "all", "device": "sda", "comm": "", "pid": None, "count": 5, "unfinished": 2, "bytes": 4_000_000, "errors": 1, "sum_ns": 7 * SECOND, "max_ns": SECOND, "queued_ns": 0},
-                     {"op": "write", "device": "sda", "comm": "dd", "pid": 9, "count": 5, "unfinished": 2, "bytes": 4_000_000, "errors": 1, "sum_ns": 7 * SECOND, "max_ns": SECOND, "queued_ns": 0}],
-        "lock_contention": [{"comm": "app", "path": "process", "lock": "taken by ext4_x", "kind": "write", "count": 9, "sum_ns": SECOND, "max_ns": SECOND, "kernel_stack": "a;b"}],
-        "memory_stall": [{"comm": "app", "kind": "reclaim", "count": 2, "sum_ns": SECOND, "max_ns": SECOND}],
-        "syn_ack": [{"sport": 80, "count": 2, "sum_ns": SECOND, "max_ns": SECOND}],
-        "syscall_latency": [{"comm": "app", "syscall": "fsync", "count": 2, "errors": 0, "sum_ns": SECOND, "max_ns": SECOND}]}  # fmt: skip
+LOOK = {
+    "investigation": "a1.0",
+    "comm": "app",
+    "pid": 7,
+    "interval_ns": 3 * SECOND,
+    "begun_ns": NOW + SECOND,
+    "t_ns": NOW + 4 * SECOND,
+    "state": "done",
+    "looked": "offcpu block",
+    "reason": None,
+    "off_cpu": [
+        {
+            "comm": "app",
+            "kind": "slow",
+            "state": "uninterruptible",
+            "syscall": "fsync",
+            "count": 3,
+            "sum_ns": 2 * SECOND,
+            "max_ns": SECOND,
+            "kernel_stack": ";".join(f"kernel_function_{i}" for i in range(40)),
+            "user_stack": "fsync;main",
+        }
+    ],
+    "block_io": [
+        {
+            "op": "all",
+            "device": "sda",
+            "comm": "",
+            "pid": None,
+            "count": 5,
+            "unfinished": 2,
+            "bytes": 4_000_000,
+            "errors": 1,
+            "sum_ns": 7 * SECOND,
+            "max_ns": SECOND,
+            "queued_ns": 0,
+        },
+        {
+            "op": "write",
+            "device": "sda",
+            "comm": "dd",
+            "pid": 9,
+            "count": 5,
+            "unfinished": 2,
+            "bytes": 4_000_000,
+            "errors": 1,
+            "sum_ns": 7 * SECOND,
+            "max_ns": SECOND,
+            "queued_ns": 0,
+        },
+    ],
+    "lock_contention": [
+        {
+            "comm": "app",
+            "path": "process",
+            "lock": "taken by ext4_x",
+            "kind": "write",
+            "count": 9,
+            "sum_ns": SECOND,
+            "max_ns": SECOND,
+            "kernel_stack": "a;b",
+        }
+    ],
+    "memory_stall": [{"comm": "app", "kind": "reclaim", "count": 2, "sum_ns": SECOND, "max_ns": SECOND}],
+    "syn_ack": [{"sport": 80, "count": 2, "sum_ns": SECOND, "max_ns": SECOND}],
+    "syscall_latency": [
+        {"comm": "app", "syscall": "fsync", "count": 2, "errors": 0, "sum_ns": SECOND, "max_ns": SECOND}
+    ],
+}
 
 
 @pytest.mark.parametrize("width", [80, 60])

@@ -1,4 +1,6 @@
-"""Kept sittings of the laboratory, replayed: the diagnosis must not fall behind what it was. Made by ``python -m tests.lab.keep``."""
+"""Kept sittings of the laboratory, replayed: the diagnosis must not fall behind what it was. Made by ``python -m
+tests.lab.keep``.
+"""
 
 from __future__ import annotations
 

@@ -150,19 +150,43 @@ def test_a_log_that_was_cut_off_is_read_as_far_as_it_goes(tmp_path: Path) -> Non
 
 
 def done(kind: str = "broker_stopped", at_s: int = 20, **more: Any) -> Done:
-    slow = {"program": "api-redis", "op": "decide", "how": "slow", "usual": 2e6, "worst": 5e8, "count": 3, "since_ns": at_s * S, "until_ns": (at_s + 3) * S,
-            "ratio": 250.0}  # fmt: skip
+    slow = {
+        "program": "api-redis",
+        "op": "decide",
+        "how": "slow",
+        "usual": 2e6,
+        "worst": 5e8,
+        "count": 3,
+        "since_ns": at_s * S,
+        "until_ns": (at_s + 3) * S,
+        "ratio": 250.0,
+    }
     right = [
         {"cause": "process_stopped", "detail": "", "culprit": True},
         {"cause": "broker_slow", "detail": "", "culprit": False},
     ]
-    return replace(Done("1-0", kind, "redis", {"what": "duration_s", "value": 3.0}, at_s * S, (at_s + 3) * S,
-                        {"process": "redis", "pids": [77], "comm": "redis-server", "object": ""}, right, [slow]), **more)  # fmt: skip
+    return replace(
+        Done(
+            "1-0",
+            kind,
+            "redis",
+            {"what": "duration_s", "value": 3.0},
+            at_s * S,
+            (at_s + 3) * S,
+            {"process": "redis", "pids": [77], "comm": "redis-server", "object": ""},
+            right,
+            [slow],
+        ),
+        **more,
+    )
 
 
 def whole(*faults: Done) -> Truth:
-    told = {"api-redis": {"comm": "lab-api-redis", "pids": [5], "names": ["lab:api-redis"]}, "api-tls": {"comm": "lab-api-tls", "pids": [6], "names": ["lab:api-tls"]},
-            "redis": {"comm": "redis-server", "pids": [77], "names": ["127.0.0.1:6379"]}}  # fmt: skip
+    told = {
+        "api-redis": {"comm": "lab-api-redis", "pids": [5], "names": ["lab:api-redis"]},
+        "api-tls": {"comm": "lab-api-tls", "pids": [6], "names": ["lab:api-tls"]},
+        "redis": {"comm": "redis-server", "pids": [77], "names": ["127.0.0.1:6379"]},
+    }
     return Truth(1, 5 * S, 3605 * S, told, list(faults), [])
 
 
@@ -174,8 +198,20 @@ def finding(
     subject: str = "limiter lab:api-redis",
     **more: Any,
 ) -> Told:
-    row = {"finding_id": f"{cause}{start_s}", "state": "closed", "start_ns": int(start_s * S), "end_ns": int(end_s * S), "symptom": "decision_latency",
-           "subject": subject, "cause": cause, "confidence": 0.8, "sentence": "", "causes": [], "evidence": "[]", **more}  # fmt: skip
+    row = {
+        "finding_id": f"{cause}{start_s}",
+        "state": "closed",
+        "start_ns": int(start_s * S),
+        "end_ns": int(end_s * S),
+        "symptom": "decision_latency",
+        "subject": subject,
+        "cause": cause,
+        "confidence": 0.8,
+        "sentence": "",
+        "causes": [],
+        "evidence": "[]",
+        **more,
+    }
     return Told([(int(told_s * S), row)])
 
 
@@ -287,8 +323,12 @@ def test_a_fault_that_is_only_written_down_lowers_the_score() -> None:
 
 
 def test_of_two_at_once_each_is_scored_alone() -> None:
-    tls = done("tls_peer_stopped", effect=[{**done().effect[0], "program": "api-tls"}], culprit={"process": "nginx", "pids": [9], "comm": "nginx", "object": ""},
-               right=[{"cause": "tls", "detail": "", "culprit": False}])  # fmt: skip
+    tls = done(
+        "tls_peer_stopped",
+        effect=[{**done().effect[0], "program": "api-tls"}],
+        culprit={"process": "nginx", "pids": [9], "comm": "nginx", "object": ""},
+        right=[{"cause": "tls", "detail": "", "culprit": False}],
+    )
     verdicts, stray = judge(whole(done(), tls), [finding("tls", subject="limiter lab:api-tls"), finding("broker_slow")])
     assert [[t.last["cause"] for t in v.told] for v in verdicts] == [["broker_slow"], ["tls"]]
     assert stray == []

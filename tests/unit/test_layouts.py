@@ -1,4 +1,6 @@
-"""Which OpenSSL a function's code belongs to, in real maps: nobody's copies change what is known of root's, or take all the room."""
+"""Which OpenSSL a function's code belongs to, in real maps: nobody's copies change what is known of root's, or take all
+the room.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Maps:
         self.layouts = Layouts(*self.fds)
 
     def told(self, code: int = 1) -> tuple[int, str] | None:
-        """(where a field is, version) that the kernel side knows of a function; None for a function that it does not know."""
+        """(where a field is, version) that the kernel side knows of a function; None for a function that it does not
+        know.
+        """
         raw = bpf.lookup(self.fds[1], bytes.fromhex(key(2 * code)), 4)
         if raw is None:
             return None

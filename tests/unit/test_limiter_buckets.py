@@ -1,4 +1,6 @@
-"""What looks at a token bucket say of what it let through: of buckets that are simulated here by x/time/rate's own arithmetic, against what they decided."""
+"""What looks at a token bucket say of what it let through: of buckets that are simulated here by x/time/rate's own
+arithmetic, against what they decided.
+"""
 
 from __future__ import annotations
 

@@ -71,7 +71,13 @@ def test_a_library_is_known_by_being_there(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_places_reach_the_programs() -> None:
-    assert [place(text) for text in ("ax", "r11", "ax+24", "sp+8", "limiter+128")] == [0, 8, 16 | 24 << 8, 25 | 8 << 8, 26 | 128 << 8]  # fmt: skip
+    assert [place(text) for text in ("ax", "r11", "ax+24", "sp+8", "limiter+128")] == [
+        0,
+        8,
+        16 | 24 << 8,
+        25 | 8 << 8,
+        26 | 128 << 8,
+    ]
     text = declared("ratelimit", n="r11", limit="limiter+16").text(3)
     begin, end = text.splitlines()
     assert begin.startswith(
@@ -103,24 +109,32 @@ def take(places: dict[str, str], role: str = "decision") -> Function:
     return Function("Take", role, "a", "b", places, {}, "x")
 
 
-@pytest.mark.parametrize(("declare", "reason"), [
-    (lambda: declared("ratelimit", n="rax"), "Take: n in 'rax': one of ax, bx,"),
-    (lambda: declared("ratelimit", n="sp"), "Take: n in 'sp': one of ax, bx,"),
-    (lambda: declared("ratelimit", n="ax+9999"), "Take: n in 'ax.9999': one of ax, bx,"),
-    (lambda: declared("ratelimit", weight="ax"), "Take: nothing is called 'weight': one of limiter, n,"),
-    (lambda: take({"n": "ax"}, "sleep"), "Take: nothing is called 'n': one of wait"),
-    (lambda: take({}, "guess"), "Take: no role 'guess'"),
-    (lambda: Seen("m", ("p",), (take({"n": "ax"}), take({"n": "bx"})), "L", nothing).text(0), "a of Take has other places elsewhere"),
-    (lambda: LimiterLibrary("l", "go", "sundial", "x", (Step("a", "b"),)), "l: no clock 'sundial'"),
-    (lambda: LimiterLibrary("l", "go", "wall", "x", ()), "l: what a step does to it is not said"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("declare", "reason"),
+    [
+        (lambda: declared("ratelimit", n="rax"), "Take: n in 'rax': one of ax, bx,"),
+        (lambda: declared("ratelimit", n="sp"), "Take: n in 'sp': one of ax, bx,"),
+        (lambda: declared("ratelimit", n="ax+9999"), "Take: n in 'ax.9999': one of ax, bx,"),
+        (lambda: declared("ratelimit", weight="ax"), "Take: nothing is called 'weight': one of limiter, n,"),
+        (lambda: take({"n": "ax"}, "sleep"), "Take: nothing is called 'n': one of wait"),
+        (lambda: take({}, "guess"), "Take: no role 'guess'"),
+        (
+            lambda: Seen("m", ("p",), (take({"n": "ax"}), take({"n": "bx"})), "L", nothing).text(0),
+            "a of Take has other places elsewhere",
+        ),
+        (lambda: LimiterLibrary("l", "go", "sundial", "x", (Step("a", "b"),)), "l: no clock 'sundial'"),
+        (lambda: LimiterLibrary("l", "go", "wall", "x", ()), "l: what a step does to it is not said"),
+    ],
+)
 def test_a_wrong_declaration_says_what_is_wrong(declare: Callable[[], object], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         declare()
 
 
 def test_several_libraries_of_one_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each by its declaration, one of them of a version that is refused, one undeclared; a dot in a path's last element is escaped in Go's symbols."""
+    """Each by its declaration, one of them of a version that is refused, one undeclared; a dot in a path's last element
+    is escaped in Go's symbols.
+    """
     if not shutil.which("go"):
         pytest.skip("needs Go: apt install golang")
     for folder in ("ratelimit", "third.v2", "throttle"):
@@ -202,7 +216,9 @@ func (lim *Limiter) Allow(n {kind}) bool {{ return lim.reserveN(time.Now(), n, 0
 
 
 def test_copies_are_known_by_arguments_and_mutex(tmp_path: Path) -> None:
-    """Under whatever path: of the layouts of today and of 2019; another layout is told, another function is none of it."""
+    """Under whatever path: of the layouts of today and of 2019; another layout is told, another function is none of
+    it.
+    """
     if not shutil.which("go"):
         pytest.skip("needs Go: apt install golang")
     uses, imports = "", ""
@@ -276,8 +292,17 @@ def test_keys_are_hashed_as_those_that_are_reported() -> None:
     assert len(set(found)) == 5
 
 
-@pytest.mark.parametrize("library", ["go.uber.org/ratelimit", "github.com/throttled/throttled", "github.com/ulule/limiter",
-                                     "github.com/sethvargo/go-limiter", "github.com/go-redis/redis_rate", "github.com/juju/ratelimit"])  # fmt: skip
+@pytest.mark.parametrize(
+    "library",
+    [
+        "go.uber.org/ratelimit",
+        "github.com/throttled/throttled",
+        "github.com/ulule/limiter",
+        "github.com/sethvargo/go-limiter",
+        "github.com/go-redis/redis_rate",
+        "github.com/juju/ratelimit",
+    ],
+)
 def test_what_could_not_be_read_is_unknown(library: str) -> None:
     r = records(2)
     for name in ("limit", "burst", "period", "tokens", "granted", "n", "now_wall", "now_ext", "act_wall", "act_ext"):

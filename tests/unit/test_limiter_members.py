@@ -30,10 +30,26 @@ def columns(t: np.ndarray, step_ns: int, member: int) -> dict[str, object]:
     wall = t + BASE + step_ns * (t >= T0 + 30 * S)
     program = MODELS["token bucket"].decide(Arrivals.of(wall), RATE)
     rest = np.append(9.0, np.full(len(t) - 1, np.nan))
-    return {"t_ns": t, "pid": APP_PID, "proc_start_ns": START, "comm": b"shop", "limiter_id": b"shop:rate.Limiter@shop.(*S).Customer", "member": member,
-            "library": b"golang.org/x/time/rate", "library_version": b"v0.5.0", "cost": 1.0, "limit_per_s": 5.0, "burst": 10.0, "program_wall_ns": wall,
-            "duration_ns": 0, "sample_rate": 1.0, "result": np.where(program, RESULT.code("allowed"), RESULT.code("refused")), "step_immune": 0,
-            "unlimited": 0, "remaining": rest}  # fmt: skip
+    return {
+        "t_ns": t,
+        "pid": APP_PID,
+        "proc_start_ns": START,
+        "comm": b"shop",
+        "limiter_id": b"shop:rate.Limiter@shop.(*S).Customer",
+        "member": member,
+        "library": b"golang.org/x/time/rate",
+        "library_version": b"v0.5.0",
+        "cost": 1.0,
+        "limit_per_s": 5.0,
+        "burst": 10.0,
+        "program_wall_ns": wall,
+        "duration_ns": 0,
+        "sample_rate": 1.0,
+        "result": np.where(program, RESULT.code("allowed"), RESULT.code("refused")),
+        "step_immune": 0,
+        "unlimited": 0,
+        "remaining": rest,
+    }
 
 
 def arrivals(seed: int) -> np.ndarray:
@@ -94,8 +110,18 @@ def test_use_of_the_limit_in_ten_seconds() -> None:
     use = LimiterUse(store)
     t = np.arange(1000, dtype=np.int64)
     allowed = np.where(t % 4 == 0, RESULT.code("allowed"), RESULT.code("refused"))
-    rows = make("limiter_decision", 1000, t_ns=S + t * (10 * S // 1000), limiter_id=b"shop:pay", comm=b"shop", library=b"x", member=t % 5, result=allowed, cost=1.0,
-                limit_per_s=10.0)  # fmt: skip
+    rows = make(
+        "limiter_decision",
+        1000,
+        t_ns=S + t * (10 * S // 1000),
+        limiter_id=b"shop:pay",
+        comm=b"shop",
+        library=b"x",
+        member=t % 5,
+        result=allowed,
+        cost=1.0,
+        limit_per_s=10.0,
+    )
     use.offer(rows)
     assert not any(m.name == "tickscope.limiter.rate" for m, _ in store.collect())
     use.offer(make("tcp_rtt", 1, t_ns=S + EVERY_NS))
@@ -127,8 +153,19 @@ def test_the_limit_of_members_that_have_each_their_own() -> None:
     use = LimiterUse(store)
     limits, told = np.array([20.0, 3, 3, 3, 40]), []
     for n, member, unlimited in ((1, [1, 2, 3, 4, 1], 0), (2, [1, 2, 3, 4, 5], [0, 0, 0, 0, 1])):
-        use.offer(make("limiter_decision", 5, t_ns=n * EVERY_NS, limiter_id=b"shop:pay", member=member, result=RESULT.code("allowed"), cost=1.0,
-                       limit_per_s=limits, unlimited=unlimited))  # fmt: skip
+        use.offer(
+            make(
+                "limiter_decision",
+                5,
+                t_ns=n * EVERY_NS,
+                limiter_id=b"shop:pay",
+                member=member,
+                result=RESULT.code("allowed"),
+                cost=1.0,
+                limit_per_s=limits,
+                unlimited=unlimited,
+            )
+        )
         use.offer(make("tcp_rtt", 1, t_ns=(n + 1) * EVERY_NS))
         series = {m.name: [one.value for one in values] for m, values in store.collect()}
         told.append(series.get("tickscope.limiter.limit"))

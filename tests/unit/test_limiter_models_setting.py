@@ -27,9 +27,15 @@ def test_what_libraries_declare_is_there() -> None:
     assert set(BY_ALGORITHM.values()) <= set(MODELS)
 
 
-@pytest.mark.parametrize(("version", "model"), [
-    (b"v0.1.0", "token bucket, first generation"), (b"v0.2.0", "token bucket, first generation"), (b"v0.3.0", "token bucket"), (b"", "token bucket"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("version", "model"),
+    [
+        (b"v0.1.0", "token bucket, first generation"),
+        (b"v0.2.0", "token bucket, first generation"),
+        (b"v0.3.0", "token bucket"),
+        (b"", "token bucket"),
+    ],
+)
 def test_a_library_decides_by_its_version(version: bytes, model: str) -> None:
     rule = ruled(row(library=b"golang.org/x/time/rate", library_version=version, limit_per_s=5.0, burst=9.0))
     assert (rule.model and rule.model.name, rule.limit.per_s, rule.limit.burst, rule.lacking, rule.doubts) == (
@@ -68,16 +74,19 @@ def test_the_setting_says_what_nobody_else_does() -> None:
     assert ruled(row(limit_per_s=40.0, window_ns=S // 2), parse({"*": {"model": "fixed window"}})).limit.count == 20
 
 
-@pytest.mark.parametrize(("given", "words"), [
-    ({"a": {"model": "sundial"}}, "limiter_models.a.model cannot be 'sundial'"),
-    ({"a": {"clock": "moon"}}, "limiter_models.a.clock"),
-    ({"a": {"modle": "GCRA"}}, "there is no setting limiter_models.a.modle"),
-    ({"a": {"window": "soon"}}, "limiter_models.a.window"),
-    ({"a": {"slots": 0}}, "limiter_models.a.slots"),
-    ({"a": {"shared": "yes"}}, "limiter_models.a.shared"),
-    ({"a": 5}, "limiter_models.a cannot be 5"),
-    ({f"l{i}": {} for i in range(257)}, "257 entries"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"a": {"model": "sundial"}}, "limiter_models.a.model cannot be 'sundial'"),
+        ({"a": {"clock": "moon"}}, "limiter_models.a.clock"),
+        ({"a": {"modle": "GCRA"}}, "there is no setting limiter_models.a.modle"),
+        ({"a": {"window": "soon"}}, "limiter_models.a.window"),
+        ({"a": {"slots": 0}}, "limiter_models.a.slots"),
+        ({"a": {"shared": "yes"}}, "limiter_models.a.shared"),
+        ({"a": 5}, "limiter_models.a cannot be 5"),
+        ({f"l{i}": {} for i in range(257)}, "257 entries"),
+    ],
+)
 def test_a_wrong_setting_is_named(given: dict[str, object], words: str) -> None:
     with pytest.raises(AgentError) as error:
         parse(given)

@@ -1,4 +1,6 @@
-"""Totals of limiters that are watched in windows: from records as the kernel has them, of a bucket that is simulated here, against what it decided."""
+"""Totals of limiters that are watched in windows: from records as the kernel has them, of a bucket that is simulated
+here, against what it decided.
+"""
 
 from __future__ import annotations
 
@@ -169,7 +171,9 @@ def test_a_limiter_that_stops_between_two_windows_may_have_gone_on_for_all_or_no
 
 
 def test_nobody_knows_since_when_one_decides_that_began_between_two_windows() -> None:
-    """As of a program that was started anew, while its file is watched in windows. Of 100 the bounds of allowed, and of refused, hold 95."""
+    """As of a program that was started anew, while its file is watched in windows. Of 100 the bounds of allowed, and of
+    refused, hold 95.
+    """
     rng, held = np.random.default_rng(11), {"allowed": 0, "refused": 0}
     for _ in range(100):
         begun = 2 * SECOND + int(rng.integers(0, SECOND))

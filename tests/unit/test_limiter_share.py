@@ -1,4 +1,6 @@
-"""How much of a thread's time a binary's probes take, of programs that are simulated: an open loop at a rate, a closed loop."""
+"""How much of a thread's time a binary's probes take, of programs that are simulated: an open loop at a rate, a closed
+loop.
+"""
 
 from __future__ import annotations
 

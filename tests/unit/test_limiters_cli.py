@@ -246,16 +246,40 @@ def test_what_is_worked_out_of_a_limiter(tmp_path: Path) -> None:
     """Two of one place, 100 decisions in 10 s each, half refused; the process of the second is gone."""
     now, result = time.clock_gettime_ns(time.CLOCK_BOOTTIME), TABLES["limiter_decision"].by_name["result"]
     begun = int(Path("/proc/self/stat").read_bytes().rsplit(b")", 1)[1].split()[19]) * 10_000_000
-    given = {"limiter_id": b"shop:rate.Limiter@shop/api.(*S).Pay", "library": b"golang.org/x/time/rate", "library_version": b"v0.5.0", "cost": 1.0, "limit_per_s": 4.0,
-             "burst": 0.0, "unlimited": 0, "step_immune": 0, "sample_rate": 1.0, "source": 0, "comm": b"shop-main", "member": np.arange(100) % 2}  # fmt: skip
+    given = {
+        "limiter_id": b"shop:rate.Limiter@shop/api.(*S).Pay",
+        "library": b"golang.org/x/time/rate",
+        "library_version": b"v0.5.0",
+        "cost": 1.0,
+        "limit_per_s": 4.0,
+        "burst": 0.0,
+        "unlimited": 0,
+        "step_immune": 0,
+        "sample_rate": 1.0,
+        "source": 0,
+        "comm": b"shop-main",
+        "member": np.arange(100) % 2,
+    }
     decided = np.where(np.arange(100) % 4 < 2, result.code("allowed"), result.code("refused"))
     t = now - 10_000_000_000 + np.arange(100) * 100_000_000
     batches = [
         make("limiter_decision", 100, t_ns=t, pid=pid, proc_start_ns=start, result=decided, **given)
         for pid, start in ((os.getpid(), begun), (4_100_000, 5))
     ]
-    batches.append(make("limiter", 1, t_ns=t[0], limiter_id=given["limiter_id"], library=given["library"], program=b"shop", site=b"example.com/shop/api.(*S).Pay",
-                        file=b"api/pay.go", line=17, build_id=b"b1"))  # fmt: skip
+    batches.append(
+        make(
+            "limiter",
+            1,
+            t_ns=t[0],
+            limiter_id=given["limiter_id"],
+            library=given["library"],
+            program=b"shop",
+            site=b"example.com/shop/api.(*S).Pay",
+            file=b"api/pay.go",
+            line=17,
+            build_id=b"b1",
+        )
+    )
     batches.append(
         make(
             "clock_change",

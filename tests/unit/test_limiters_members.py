@@ -22,9 +22,23 @@ def stored(where: Path, limits: list[float], bursts: list[float], members: list[
     """100 decisions of a tenth of a unit in 9.9 s, all allowed; a limit of 0 is none."""
     n = 100
     limit = np.resize(limits, n)
-    rows = make("limiter_decision", n, t_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME) - 10_000_000_000 + np.arange(n) * 100_000_000, pid=4_100_000, proc_start_ns=5,
-                limiter_id=b"shop:rate.Limiter@main.pay", library=b"golang.org/x/time/rate", cost=0.1, sample_rate=1.0, source=0, result=RESULT.code("allowed"),
-                limit_per_s=np.where(limit == 0, np.nan, limit), unlimited=limit == 0, burst=np.resize(bursts, n), member=np.resize(members, n))  # fmt: skip
+    rows = make(
+        "limiter_decision",
+        n,
+        t_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME) - 10_000_000_000 + np.arange(n) * 100_000_000,
+        pid=4_100_000,
+        proc_start_ns=5,
+        limiter_id=b"shop:rate.Limiter@main.pay",
+        library=b"golang.org/x/time/rate",
+        cost=0.1,
+        sample_rate=1.0,
+        source=0,
+        result=RESULT.code("allowed"),
+        limit_per_s=np.where(limit == 0, np.nan, limit),
+        unlimited=limit == 0,
+        burst=np.resize(bursts, n),
+        member=np.resize(members, n),
+    )
     hot = HotStore(where, this_boot(), "host-a", seal_command=())
     hot.append([rows])
     hot.close()

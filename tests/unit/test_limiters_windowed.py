@@ -19,8 +19,19 @@ from tests.unit.test_limiters_cli import tickscope
 def test_so_many_in_a_window_is_a_rate(tmp_path: Path) -> None:
     now, result = time.clock_gettime_ns(time.CLOCK_BOOTTIME), TABLES["limiter_decision"].by_name["result"]
     decided = np.where(np.arange(100) % 2 < 1, result.code("allowed"), result.code("refused"))
-    windowed = make("limiter_decision", 100, t_ns=now - 10_000_000_000 + np.arange(100) * 100_000_000, pid=4_100_000, proc_start_ns=5, result=decided,
-                    limiter_id=b"shop:api", comm=b"node", burst=14.0, window_ns=2_000_000_000, cost=1.0)  # fmt: skip
+    windowed = make(
+        "limiter_decision",
+        100,
+        t_ns=now - 10_000_000_000 + np.arange(100) * 100_000_000,
+        pid=4_100_000,
+        proc_start_ns=5,
+        result=decided,
+        limiter_id=b"shop:api",
+        comm=b"node",
+        burst=14.0,
+        window_ns=2_000_000_000,
+        cost=1.0,
+    )
     hot = HotStore(tmp_path, this_boot(), "host-a", seal_command=())
     seen = make(
         "limiter_decision",

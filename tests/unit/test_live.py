@@ -40,8 +40,14 @@ def shown(live: Live, width: int = 80, height: int = 200) -> list[str]:
 
 def finding(number: int, state: str, severity: str, said: bytes = b"sentence %d") -> Batch:
     table = TABLES["finding"]
-    return make("finding", 1, finding_id=b"%d" % number, state=table.code("state", state), severity=table.code("severity", severity),
-                sentence=said % number)  # fmt: skip
+    return make(
+        "finding",
+        1,
+        finding_id=b"%d" % number,
+        state=table.code("state", state),
+        severity=table.code("severity", severity),
+        sentence=said % number,
+    )
 
 
 def test_alarms_are_not_pushed_out_by_notices(live: Live) -> None:
@@ -50,15 +56,23 @@ def test_alarms_are_not_pushed_out_by_notices(live: Live) -> None:
     for number in range(3, 12):
         live.offer(finding(number, "closed", "notice"))
     lines = shown(live)
-    assert lines[lines.index("findings") + 1 :] == [f"  {said}" for said in ("open: sentence 2", "closed: sentence 1", "closed: sentence 11",
-                                                                            "closed: sentence 10", "closed: sentence 9")]  # fmt: skip
+    assert lines[lines.index("findings") + 1 :] == [
+        f"  {said}"
+        for said in (
+            "open: sentence 2",
+            "closed: sentence 1",
+            "closed: sentence 11",
+            "closed: sentence 10",
+            "closed: sentence 9",
+        )
+    ]
 
 
 def test_a_sentence_tells_wall_time(live: Live) -> None:
     live.offer(finding(7, "open", "alarm", b"it began at boot+%d.250"))
     assert (
-        shown(live)[-1]
-        == f"  open: it began at {datetime.fromtimestamp(1_700_000_007.25).astimezone().isoformat(timespec='milliseconds').replace('+00:00', 'Z')}"
+        shown(live)[-1] == "  open: it began at"
+        f" {datetime.fromtimestamp(1_700_000_007.25).astimezone().isoformat(timespec='milliseconds').replace('+00:00', 'Z')}"
     )
 
 
@@ -84,8 +98,9 @@ def test_clock_changes_in_words(live: Live) -> None:
 
 
 LONG = (
-    b"Decisions of limiter api (demo-limiter pid 4711) took up to 1.49 s instead of 190 us from boot+%d.174 to boot+90.662 because redis-server (pid 43) "
-    b"at 127.0.0.1:40005 did not answer for 1.49 s while the smoothed RTT rose only from 114 us to 5.68 ms. Also affected: the redis server at 127.0.0.1:40005."
+    b"Decisions of limiter api (demo-limiter pid 4711) took up to 1.49 s instead of 190 us from boot+%d.174 to"
+    b" boot+90.662 because redis-server (pid 43) at 127.0.0.1:40005 did not answer for 1.49 s while the smoothed RTT"
+    b" rose only from 114 us to 5.68 ms. Also affected: the redis server at 127.0.0.1:40005."
 )
 
 
@@ -93,8 +108,17 @@ def busy(live: Live) -> None:
     """Eight limiters, of which two refuse, four queues, three findings."""
     for i in range(8):
         result = [0] * 1234 + [1] * (17 * (i in {3, 6}))
-        live.offer(make("limiter_decision", len(result), limiter_id=b"rate.Limiter@0xc00005e0%02d" % i, comm=b"checkout-server", pid=os.getpid(), result=result,
-                        duration_ns=2_345_678))  # fmt: skip
+        live.offer(
+            make(
+                "limiter_decision",
+                len(result),
+                limiter_id=b"rate.Limiter@0xc00005e0%02d" % i,
+                comm=b"checkout-server",
+                pid=os.getpid(),
+                result=result,
+                duration_ns=2_345_678,
+            )
+        )
     for i in range(4):
         live.offer(
             make(

@@ -1,4 +1,6 @@
-"""The agent's lines on stderr: their two formats, the journal, readers that do not read, and what is told of findings."""
+"""The agent's lines on stderr: their two formats, the journal, readers that do not read, and what is told of
+findings.
+"""
 
 from __future__ import annotations
 
@@ -74,8 +76,17 @@ def test_what_a_verb_ends_with_waits_for_its_reader() -> None:
 
 def finding(name: bytes, state: str) -> Batch:
     table = TABLES["finding"]
-    return make("finding", 1, finding_id=name, state=table.code("state", state), severity=table.code("severity", "alarm"), start_ns=10**9, end_ns=3 * 10**9,
-                sentence=b"it began at boot+1.000, \x1b[2J", confidence=0.9)  # fmt: skip
+    return make(
+        "finding",
+        1,
+        finding_id=name,
+        state=table.code("state", state),
+        severity=table.code("severity", "alarm"),
+        start_ns=10**9,
+        end_ns=3 * 10**9,
+        sentence=b"it began at boot+1.000, \x1b[2J",
+        confidence=0.9,
+    )
 
 
 def test_each_finding_is_told_once_when_opened_and_once_when_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,8 +108,14 @@ def test_each_finding_is_told_once_when_opened_and_once_when_closed(monkeypatch:
     ):
         log.offer(finding(name, state))
     log.offer(make("loss", 1))
-    assert said == [("a", "finding_opened", 4), ("b", "finding_opened", 4), ("b", "finding_closed", 6), ("a", "finding_closed", 6),
-                    ("a", "finding_opened_again", 4), ("a", "finding_closed", 6)]  # fmt: skip
+    assert said == [
+        ("a", "finding_opened", 4),
+        ("b", "finding_opened", 4),
+        ("b", "finding_closed", 6),
+        ("a", "finding_closed", 6),
+        ("a", "finding_opened_again", 4),
+        ("a", "finding_closed", 6),
+    ]
 
 
 def test_many_findings_are_not_kept_for_ever(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,6 @@
-"""Ctrl-C while the system call probes are measured: the thread that is blocked then does not keep the process from ending."""
+"""Ctrl-C while the system call probes are measured: the thread that is blocked then does not keep the process from
+ending.
+"""
 
 from __future__ import annotations
 

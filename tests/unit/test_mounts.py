@@ -45,7 +45,10 @@ def test_layers_of_overlays() -> None:
     assert layers(r"ro,lowerdir+=/a,lowerdir+=/b\054c,datadir+=/d") == ["/a", "/b,c"]
     assert layers(r"ro,lowerdir=/a\134:b:/c::/data") == ["/a:b", "/c"]
     assert layers("rw,lowerdir=l/AA:l/BB,upperdir=ID/diff", point="/var/lib/docker/overlay2/ID/merged") == [
-        "/var/lib/docker/overlay2/ID/diff", "/var/lib/docker/overlay2/l/AA", "/var/lib/docker/overlay2/l/BB"]  # fmt: skip
+        "/var/lib/docker/overlay2/ID/diff",
+        "/var/lib/docker/overlay2/l/AA",
+        "/var/lib/docker/overlay2/l/BB",
+    ]
     assert layers("rw,lowerdir=1/fs:2/fs,upperdir=/snapshots/3/fs") == [
         "/snapshots/3/fs",
         "/snapshots/1/fs",

@@ -1,4 +1,6 @@
-"""The notice socket: many subscribers, acknowledgements, and subscribers that mean no good. Real sockets, no clock is stepped."""
+"""The notice socket: many subscribers, acknowledgements, and subscribers that mean no good. Real sockets, no clock is
+stepped.
+"""
 
 from __future__ import annotations
 
@@ -345,21 +347,24 @@ def test_a_report_becomes_a_row_and_status(server: Server) -> None:
     one.close()
 
 
-@pytest.mark.parametrize(("settings", "words"), [
-    ({"exce": "/bin/true"}, ("notices.exce", "did you mean exec")),
-    ({"exec": "true"}, ("notices.exec", "whole path")),
-    ({"exec": 3}, ("notices.exec", "one text or as a list")),
-    ({"exec": "/bin/echo 'x"}, ("notices.exec", "No closing quotation")),
-    ({"webhook": "ftp://x"}, ("notices.webhook", "http or https")),
-    ({"webhook": "http://"}, ("notices.webhook", "http or https")),
-    ({"webhook": "http://h:99999/"}, ("notices.webhook", "http or https")),
-    ({"webhook": "http://h/a b\r\nX: y"}, ("notices.webhook", "http or https")),
-    ({"redis": "http://h"}, ("notices.redis", "redis://host:6379")),
-    ({"redis": "redis://h?streams=a"}, ("notices.redis", "redis_channel")),
-    ({"redis_channel": ""}, ("notices.redis_channel", "channel")),
-    ({"timeout_s": True}, ("notices.timeout_s", "0.1 and 60")),
-    ({"timeout_s": 0}, ("notices.timeout_s", "0.1 and 60")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"exce": "/bin/true"}, ("notices.exce", "did you mean exec")),
+        ({"exec": "true"}, ("notices.exec", "whole path")),
+        ({"exec": 3}, ("notices.exec", "one text or as a list")),
+        ({"exec": "/bin/echo 'x"}, ("notices.exec", "No closing quotation")),
+        ({"webhook": "ftp://x"}, ("notices.webhook", "http or https")),
+        ({"webhook": "http://"}, ("notices.webhook", "http or https")),
+        ({"webhook": "http://h:99999/"}, ("notices.webhook", "http or https")),
+        ({"webhook": "http://h/a b\r\nX: y"}, ("notices.webhook", "http or https")),
+        ({"redis": "http://h"}, ("notices.redis", "redis://host:6379")),
+        ({"redis": "redis://h?streams=a"}, ("notices.redis", "redis_channel")),
+        ({"redis_channel": ""}, ("notices.redis_channel", "channel")),
+        ({"timeout_s": True}, ("notices.timeout_s", "0.1 and 60")),
+        ({"timeout_s": 0}, ("notices.timeout_s", "0.1 and 60")),
+    ],
+)
 def test_a_wrong_setting_says_which(settings: dict[str, object], words: tuple[str, ...]) -> None:
     with pytest.raises(AgentError) as raised:
         parse(settings)

@@ -1,4 +1,6 @@
-"""The OTLP packages are used by their public names only, what is imported is declared, and exporting over HTTP stays small."""
+"""The OTLP packages are used by their public names only, what is imported is declared, and exporting over HTTP stays
+small.
+"""
 
 from __future__ import annotations
 

@@ -39,19 +39,46 @@ def one(given: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def test_a_span_of_a_limiter_is_a_decision_with_its_duration_and_its_trace() -> None:
-    given = {"rate_limiting.result": "Refused", "rate_limiting.limiter.name": "pay", "rate_limiting.key": "c17", "ratelimit.limit": 40,
-             "ratelimit.remaining": 0, "rate_limiting.window": 1.5, "rate_limiting.wait_ms": 20, "http.route": "/pay"}  # fmt: skip
+    given = {
+        "rate_limiting.result": "Refused",
+        "rate_limiting.limiter.name": "pay",
+        "rate_limiting.key": "c17",
+        "ratelimit.limit": 40,
+        "ratelimit.remaining": 0,
+        "rate_limiting.window": 1.5,
+        "rate_limiting.wait_ms": 20,
+        "http.route": "/pay",
+    }
     values = one(given, at_ns=5_000_000_000)
     assert values == {
-        "t_ns": 5_000_000_000, "duration_ns": 700, "result": RESULTS.index("refused"), "limiter_id": b"shop:pay", "key": hashed("c17"), "burst": 40, "remaining": 0,
-        "window_ns": 1_500_000_000, "wait_ns": 20_000_000, "library": b"acme.limiter", "library_version": b"3.1", "source": TABLE.code("source", "otlp"),
-        "trace_id": TRACE.hex().encode(), "span_id": SPAN.hex().encode(),
-    }  # fmt: skip
+        "t_ns": 5_000_000_000,
+        "duration_ns": 700,
+        "result": RESULTS.index("refused"),
+        "limiter_id": b"shop:pay",
+        "key": hashed("c17"),
+        "burst": 40,
+        "remaining": 0,
+        "window_ns": 1_500_000_000,
+        "wait_ns": 20_000_000,
+        "library": b"acme.limiter",
+        "library_version": b"3.1",
+        "source": TABLE.code("source", "otlp"),
+        "trace_id": TRACE.hex().encode(),
+        "span_id": SPAN.hex().encode(),
+    }
     (same,) = read("traces", json.dumps(as_json(spans(given, at_ns=5_000_000_000))).encode(), is_json=True)
     assert same == values
 
 
-@pytest.mark.parametrize(("said", "result"), [("acquired", "allowed"), ("endpoint_limiter", "refused"), ("global_limiter", "refused"), ("request_canceled", "cancelled")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("said", "result"),
+    [
+        ("acquired", "allowed"),
+        ("endpoint_limiter", "refused"),
+        ("global_limiter", "refused"),
+        ("request_canceled", "cancelled"),
+    ],
+)
 def test_aspnetcore_says_it_in_words_of_its_own(said: str, result: str) -> None:
     values = one({**ASPNET, "aspnetcore.rate_limiting.result": said}, kind=2, at_ns=5_000_000_000)
     assert (values["limiter_id"], RESULTS[values["result"]]) == (b"shop:fixed", result)
@@ -70,10 +97,22 @@ def test_logs_and_events_are_decisions_too() -> None:
 
 
 def test_what_tickscope_exports_is_taken_unless_it_comes_round_again() -> None:
-    given = {"rate_limiting.limiter.id": "api:pay", "rate_limiting.result": "delayed", "rate_limiting.key": "985be999690d734c", "tickscope.source": "uprobe",
-             "tickscope.wait_ns": 17, "tickscope.limit_per_s": 2.5, "tickscope.library": "golang.org/x/time/rate"}  # fmt: skip
+    given = {
+        "rate_limiting.limiter.id": "api:pay",
+        "rate_limiting.result": "delayed",
+        "rate_limiting.key": "985be999690d734c",
+        "tickscope.source": "uprobe",
+        "tickscope.wait_ns": 17,
+        "tickscope.limit_per_s": 2.5,
+        "tickscope.library": "golang.org/x/time/rate",
+    }
     values = one(given, boot_id="another")
-    assert (values["limiter_id"], values["key"], values["wait_ns"], values["limit_per_s"]) == (b"api:pay", b"985be999690d734c", 17, 2.5)  # fmt: skip
+    assert (values["limiter_id"], values["key"], values["wait_ns"], values["limit_per_s"]) == (
+        b"api:pay",
+        b"985be999690d734c",
+        17,
+        2.5,
+    )
     assert values["library"] == b"golang.org/x/time/rate"
     assert read("traces", spans(given, boot_id=BOOT)) == []
     assert read("traces", spans({**given, "tickscope.source": "otlp"}, boot_id="another")) == []
@@ -162,9 +201,15 @@ def test_the_attributes_of_the_documents_are_those_that_are_taken() -> None:
     assert told | {name for name in MEANING if name.startswith("tickscope.")} == set(MEANING)
 
 
-@pytest.mark.parametrize("share", [0, -1, 0.0, -0.5, 1e-300, 5e-324, 1.0000001, 2, float("nan"), float("inf"), 1 << 62, True, "often"])  # fmt: skip
+@pytest.mark.parametrize(
+    "share", [0, -1, 0.0, -0.5, 1e-300, 5e-324, 1.0000001, 2, float("nan"), float("inf"), 1 << 62, True, "often"]
+)
 def test_a_sample_rate_that_is_no_share_is_left_out_and_counted(share: Any) -> None:
-    (record,) = (r for r in records("traces", spans({"rate_limiting.result": "allowed", "tickscope.sample_rate": share}), False) if r)  # fmt: skip
+    (record,) = (
+        r
+        for r in records("traces", spans({"rate_limiting.result": "allowed", "tickscope.sample_rate": share}), False)
+        if r
+    )
     taken = mapper()
     values = taken.decision(record)
     assert values is not None

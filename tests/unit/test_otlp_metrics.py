@@ -337,7 +337,10 @@ def _services(n: int) -> Iterator[Batch]:
         yield make("socket_queue", 1, t_ns=2, comm=name, kind=0, sport=port, queue=1, limit=128, drops=0)
 
 
-@pytest.mark.parametrize(("services", "samples", "whole"), [(30, 9800, True), (75, 17_000, True), (75, MAX_SAMPLES, False), (200, MAX_SAMPLES, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("services", "samples", "whole"),
+    [(30, 9800, True), (75, 17_000, True), (75, MAX_SAMPLES, False), (200, MAX_SAMPLES, False)],
+)
 def test_every_listener_has_its_gauges_and_every_histogram_some_series(
     services: int, samples: int, whole: bool
 ) -> None:
@@ -531,7 +534,8 @@ def _drops(store: MetricStore, devices: list[bytes], t_ns: int, drops: object) -
 def test_running_totals_beyond_the_bound_share_a_series_and_last_values_are_left_out_and_no_loss() -> None:
     """Each total is told apart, whatever series it is in: taken for one, two devices' would be a reset at each turn.
 
-    A loss a poll would be an alert, and a gap beside every query, for as long as a node has more queues than the page has room for.
+    A loss a poll would be an alert, and a gap beside every query, for as long as a node has more queues than the page
+    has room for.
     """
     store, polls, beyond = MetricStore(max_samples=None), 60, 2100 - (MAX_SERIES - 1)
     _drops(store, [b"past%d" % i for i in range(2100)], 1, 0)

@@ -128,7 +128,9 @@ def test_formats_are_negotiated(
 
 @pytest.mark.parametrize("openmetrics", [True, False])
 def test_the_reference_parsers_read_the_page(openmetrics: bool) -> None:
-    """prometheus_client's parsers, the stricter of the two for OpenMetrics: names, units, suffixes, order, end. All metrics have a value here."""
+    """prometheus_client's parsers, the stricter of the two for OpenMetrics: names, units, suffixes, order, end. All
+    metrics have a value here.
+    """
     full = MetricStore(full=True)
     for table in {m.table for m in METRICS} - {""}:
         for t_ns in (0, 1, 20 * 10**9):
@@ -289,7 +291,10 @@ def test_many_users_together_keep_nobody_out_either(
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_whose_connection_it_is(address: str) -> None:
-    script = f"import socket, sys; s = socket.create_connection(({address!r}, int(sys.argv[1]))); print('in', flush=True); s.recv(1)"
+    script = (
+        f"import socket, sys; s = socket.create_connection(({address!r}, int(sys.argv[1]))); print('in', flush=True);"
+        " s.recv(1)"
+    )
     with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
         port = str(listener.getsockname()[1])
         with subprocess.Popen(

@@ -1,4 +1,6 @@
-"""The receiver's process, taken by real exporters and by who means harm: each decision is told or counted, and nobody's flood keeps another's out."""
+"""The receiver's process, taken by real exporters and by who means harm: each decision is told or counted, and nobody's
+flood keeps another's out.
+"""
 
 from __future__ import annotations
 
@@ -183,15 +185,27 @@ def anew(request: pytest.FixtureRequest) -> None:
 def test_real_exporters_of_spans(kept: Kept, way: str) -> None:
     packed = "gzip" in way
     if way.startswith("http"):
-        exporter: Any = HttpSpans(f"http://127.0.0.1:{kept.http}/v1/traces", compression=Compression.Gzip if packed else Compression.NoCompression)  # fmt: skip
+        exporter: Any = HttpSpans(
+            f"http://127.0.0.1:{kept.http}/v1/traces",
+            compression=Compression.Gzip if packed else Compression.NoCompression,
+        )
     else:
-        exporter = GrpcSpans(f"127.0.0.1:{kept.grpc}", insecure=True, compression=grpc.Compression.Gzip if packed else None)  # fmt: skip
+        exporter = GrpcSpans(
+            f"127.0.0.1:{kept.grpc}", insecure=True, compression=grpc.Compression.Gzip if packed else None
+        )
     provider = TracerProvider(resource=Resource({"service.name": "shop"}))
     provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=20))
     tracer = provider.get_tracer("acme.limiter", "3.1")
     with tracer.start_as_current_span("pay") as parent:
         for i in range(23):
-            tracer.start_span("limit", attributes={"rate_limiting.result": "refused" if i % 3 else "allowed", "rate_limiting.limiter.name": way, "rate_limiting.key": "c"}).end()  # fmt: skip
+            tracer.start_span(
+                "limit",
+                attributes={
+                    "rate_limiting.result": "refused" if i % 3 else "allowed",
+                    "rate_limiting.limiter.name": way,
+                    "rate_limiting.key": "c",
+                },
+            ).end()
     kept.until(lambda: len(kept.rows) >= 23)
     provider.shutdown()
     assert len(kept.rows) == 23
@@ -205,12 +219,20 @@ def test_real_exporters_of_spans(kept: Kept, way: str) -> None:
 
 def test_the_real_exporter_of_logs(kept: Kept) -> None:
     provider = LoggerProvider(resource=Resource({"service.name": "shop"}))
-    provider.add_log_record_processor(SimpleLogRecordProcessor(HttpLogs(f"http://127.0.0.1:{kept.http}/v1/logs", timeout=30 * PATIENCE)))  # fmt: skip
+    provider.add_log_record_processor(
+        SimpleLogRecordProcessor(HttpLogs(f"http://127.0.0.1:{kept.http}/v1/logs", timeout=30 * PATIENCE))
+    )
     child = os.fork()  # the exporter waits for its answer, which waits for no loop but the kernel's
     if not child:
         logger = provider.get_logger("acme")
         for _ in range(7):
-            logger.emit(LogRecord(timestamp=time.time_ns(), body="limited", attributes={"ratelimit.allowed": False, "ratelimit.policy": "old"}))  # fmt: skip
+            logger.emit(
+                LogRecord(
+                    timestamp=time.time_ns(),
+                    body="limited",
+                    attributes={"ratelimit.allowed": False, "ratelimit.policy": "old"},
+                )
+            )
         os._exit(0)
     kept.until(lambda: len(kept.rows) >= 7)
     os.waitpid(child, 0)
@@ -218,12 +240,17 @@ def test_the_real_exporter_of_logs(kept: Kept) -> None:
 
 
 def test_json_is_answered_in_json_with_what_was_refused(kept: Kept) -> None:
-    body = json.dumps(as_json(spans(REFUSED, {**REFUSED, "rate_limiting.result": "maybe"}, {"http.route": "/"}))).encode()  # fmt: skip
+    body = json.dumps(
+        as_json(spans(REFUSED, {**REFUSED, "rate_limiting.result": "maybe"}, {"http.route": "/"}))
+    ).encode()
     headers = {"Content-Type": "application/json; charset=utf-8", "Content-Encoding": "gzip"}
     status, answer = kept.post("/v1/traces", gzip.compress(body), headers)
     assert status == 200
     told = json.loads(answer)["partialSuccess"]
-    assert (told["rejectedSpans"], told["errorMessage"]) == ("1", "span: result 'maybe' is not known: allowed, refused, delayed, cancelled or error")  # fmt: skip
+    assert (told["rejectedSpans"], told["errorMessage"]) == (
+        "1",
+        "span: result 'maybe' is not known: allowed, refused, delayed, cancelled or error",
+    )
     kept.until(lambda: len(kept.rows) == 1)
     status, answer = kept.post("/v1/traces", spans(REFUSED, {**REFUSED, "ratelimit.cost": -1}), PROTOBUF)
     partial = ExportTraceServiceResponse.FromString(answer).partial_success
@@ -247,22 +274,72 @@ def test_decisions_of_another_time_are_counted(kept: Kept) -> None:
 @pytest.mark.parametrize(
     ("request_", "status", "why"),
     [
-        (b"POST /v1/traces HTTP/1.1\r\nHost: evil.example\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}", b"421", b"address of loopback"),
+        (
+            (
+                b"POST /v1/traces HTTP/1.1\r\nHost: evil.example\r\nContent-Type: application/json\r\nContent-Length:"
+                b" 2\r\n\r\n{}"
+            ),
+            b"421",
+            b"address of loopback",
+        ),
         (b"GET /v1/traces HTTP/1.1\r\nHost: localhost\r\n\r\n", b"405", b"POST"),
         (b"POST /v2 HTTP/1.1\r\nHost: localhost\r\n\r\n", b"404", b"/v1/traces"),
-        (b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}", b"415", b"Content-Type is"),
-        (b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Encoding: br\r\nContent-Length: 2\r\n\r\n{}", b"415", b"Content-Encoding"),
-        (b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\r\n", b"411", b"Content-Length"),
-        (b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n", b"413", b"send smaller batches"),
-        (b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n[]", b"400", b"no JSON object"),
-        (b"POST /v1/logs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n[[\r\n0\r\n\r\n", b"400", b"no JSON"),
-        (b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\nfffffff\r\n", b"413", b"smaller"),
+        (
+            b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}",
+            b"415",
+            b"Content-Type is",
+        ),
+        (
+            (
+                b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Encoding:"
+                b" br\r\nContent-Length: 2\r\n\r\n{}"
+            ),
+            b"415",
+            b"Content-Encoding",
+        ),
+        (
+            b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\r\n",
+            b"411",
+            b"Content-Length",
+        ),
+        (
+            (
+                b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length:"
+                b" 99999999999\r\n\r\n"
+            ),
+            b"413",
+            b"send smaller batches",
+        ),
+        (
+            (
+                b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length:"
+                b" 2\r\n\r\n[]"
+            ),
+            b"400",
+            b"no JSON object",
+        ),
+        (
+            (
+                b"POST /v1/logs HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding:"
+                b" chunked\r\n\r\n2\r\n[[\r\n0\r\n\r\n"
+            ),
+            b"400",
+            b"no JSON",
+        ),
+        (
+            (
+                b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding:"
+                b" chunked\r\n\r\nfffffff\r\n"
+            ),
+            b"413",
+            b"smaller",
+        ),
         (b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 20000 + b"\r\n\r\n", b"431", b"bytes at most"),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"400", b"gRPC has a port of its own"),
         (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", b"400", b"HTTP/1.1"),
     ],
     ids=range(13),
-)  # fmt: skip
+)
 def test_what_is_no_request_gets_a_clear_answer(kept: Kept, request_: bytes, status: bytes, why: bytes) -> None:
     with socket.create_connection(("127.0.0.1", kept.http)) as client:
         client.sendall(request_)
@@ -323,7 +400,9 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_another_users_flood_keeps_nobody_out(kept: Kept, code: Path) -> None:
     before = kept.source.counts()
-    with subprocess.Popen([sys.executable, "-c", FLOOD, str(kept.http), str(code)], user=65534, group=65534, stdout=subprocess.PIPE) as flood:  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-c", FLOOD, str(kept.http), str(code)], user=65534, group=65534, stdout=subprocess.PIPE
+    ) as flood:
         try:
             assert flood.stdout is not None
             os.set_blocking(flood.stdout.fileno(), False)
@@ -344,14 +423,23 @@ def test_attacks_of_another_user_keep_nobody_out(kept: Kept, code: Path, signal_
     kept.until(lambda: not kept.source.failures() and kept.source.processes())
     before = kept.source.processes()
     names = [kind.__name__ for kind in signal_]
-    with subprocess.Popen([sys.executable, "-m", "tests.unit.otlp_attacks", str(kept.http), str(kept.grpc), *names], user=65534, group=65534,
-                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=code) as attack:  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.unit.otlp_attacks", str(kept.http), str(kept.grpc), *names],
+        user=65534,
+        group=65534,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=code,
+    ) as attack:
         try:
             assert attack.stdout is not None
             os.set_blocking(attack.stdout.fileno(), False)
             kept.until(attack.stdout.read)
             for _ in range(2):
-                assert kept.post("/v1/traces", spans({**REFUSED, "rate_limiting.limiter.id": "honest"}), PROTOBUF)[0] == 200  # fmt: skip
+                assert (
+                    kept.post("/v1/traces", spans({**REFUSED, "rate_limiting.limiter.id": "honest"}), PROTOBUF)[0]
+                    == 200
+                )
                 assert export(kept, spans({**REFUSED, "rate_limiting.limiter.id": "honest"})) is None
             kept.until(lambda: int((kept.rows["limiter_id"] == b"honest").sum()) == 4)
         finally:
@@ -361,7 +449,10 @@ def test_attacks_of_another_user_keep_nobody_out(kept: Kept, code: Path, signal_
 
 def test_a_body_in_very_many_pieces_is_refused(kept: Kept) -> None:
     with socket.create_connection(("127.0.0.1", kept.http)) as client:
-        client.sendall(b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 33_000)  # fmt: skip
+        client.sendall(
+            b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nTransfer-Encoding:"
+            b" chunked\r\n\r\n" + b"1\r\n \r\n" * 33_000
+        )
         client.setblocking(False)
         kept.until(lambda: readable(client))
         assert b"413" in client.recv(65536)
@@ -369,7 +460,10 @@ def test_a_body_in_very_many_pieces_is_refused(kept: Kept) -> None:
 
 def test_the_most_bytes_may_come_in_small_chunks(kept: Kept) -> None:
     body = spans({**REFUSED, "http.route": "x" * (MOST_BYTES - 1000)})
-    head = b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-protobuf\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = (
+        b"POST /v1/traces HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-protobuf\r\nTransfer-Encoding:"
+        b" chunked\r\n\r\n"
+    )
     assert len(body) > MOST_BYTES - 1000
     chunks = [body[at : at + 128] for at in range(0, len(body), 128)]
     data = head + b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
@@ -424,7 +518,12 @@ while True:
 
 def test_nobody_has_its_ports_while_it_is_started_again(own: Kept) -> None:
     ports = [str(own.http), str(own.grpc)]
-    thieves = [subprocess.Popen([sys.executable, "-c", THIEF, port], user=65534, group=65534, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for port in ports]  # fmt: skip
+    thieves = [
+        subprocess.Popen(
+            [sys.executable, "-c", THIEF, port], user=65534, group=65534, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        for port in ports
+    ]
     try:
         assert [one.stdout and one.stdout.readline() for one in thieves] == [b"tries\n"] * 2
         (child,) = own.source.processes()
@@ -444,7 +543,9 @@ def test_what_it_did_in_its_last_moment_is_told_and_counted(own: Kept) -> None:
     own.post("/v1/traces", spans(REFUSED), PROTOBUF)
     (child,) = own.source.processes()
     for _ in range(200):  # more messages than the agent takes at once
-        connection.request("POST", "/v1/logs", logs({**REFUSED, "rate_limiting.limiter.id": "last"}, at_ns=time.time_ns()), PROTOBUF)  # fmt: skip
+        connection.request(
+            "POST", "/v1/logs", logs({**REFUSED, "rate_limiting.limiter.id": "last"}, at_ns=time.time_ns()), PROTOBUF
+        )
         assert connection.getresponse().read() == b""
         if not _ % 20:
             own.read()
@@ -479,12 +580,16 @@ def test_an_address_that_is_taken_is_told_and_tried_again(tmp_path: Path) -> Non
         other.listen()
         port = other.getsockname()[1]
         config, directory = ReceiverConfig(http=("127.0.0.1", port)), os.open(tmp_path, os.O_RDONLY)
-        source = OtlpReceiver(config, directory, People(None), boot_of, {"keys": "clear", "names": {}, "salt": "", "boot_id": BOOT})  # fmt: skip
+        source = OtlpReceiver(
+            config, directory, People(None), boot_of, {"keys": "clear", "names": {}, "salt": "", "boot_id": BOOT}
+        )
         end = time.monotonic() + 30 * PATIENCE
         while not source.failures() and time.monotonic() < end:
             list(source.drain(time.clock_gettime_ns(time.CLOCK_BOOTTIME)))
             time.sleep(0.01)
-        assert source.failures() == {"otlp_receiver.http": f"cannot listen on 127.0.0.1 port {port}: Address already in use"}  # fmt: skip
+        assert source.failures() == {
+            "otlp_receiver.http": f"cannot listen on 127.0.0.1 port {port}: Address already in use"
+        }
     while source.failures() and time.monotonic() < end:
         list(source.drain(time.clock_gettime_ns(time.CLOCK_BOOTTIME)))
         time.sleep(0.01)
@@ -494,7 +599,10 @@ def test_an_address_that_is_taken_is_told_and_tried_again(tmp_path: Path) -> Non
 
 
 def test_nobody_has_it_in_memory_where_it_is_off() -> None:
-    code = "import sys; from agent.config import Config; from agent import main; from agent.service import reload, status; Config(); print([m for m in sys.modules if 'receiver' in m])"
+    code = (
+        "import sys; from agent.config import Config; from agent import main; from agent.service import reload, status;"
+        " Config(); print([m for m in sys.modules if 'receiver' in m])"
+    )
     assert (
         subprocess.check_output([sys.executable, "-c", code], cwd=Path(__file__).parents[2], text=True).strip() == "[]"
     )

@@ -150,7 +150,10 @@ def _finding(state: str, at: int, **more: object) -> np.ndarray:
     ).rows
 
 
-_SAID = f"a step at {datetime.fromtimestamp((_WALL + 1_250_000_000) // 10**9, UTC):%Y-%m-%dT%H:%M:%S}.{(_WALL // 10**6 + 250) % 1000:03d}Z"
+_SAID = (
+    "a step at"
+    f" {datetime.fromtimestamp((_WALL + 1_250_000_000) // 10**9, UTC):%Y-%m-%dT%H:%M:%S}.{(_WALL // 10**6 + 250) % 1000:03d}Z"
+)
 
 
 def test_a_finding_is_one_span_with_evidence_and_links() -> None:
@@ -188,7 +191,10 @@ def test_an_open_finding_is_a_log_record_with_the_ids_of_its_span() -> None:
 @pytest.mark.parametrize(
     "evidence",
     [
-        b'[{"table":"limiter_decision","what":"refusals","subject":"limiter shop (api pid 41)","pid":41,"t_ns":%d,"end_ns":%d}]',
+        (
+            b'[{"table":"limiter_decision","what":"refusals","subject":"limiter shop (api pid'
+            b' 41)","pid":41,"t_ns":%d,"end_ns":%d}]'
+        ),
         b'[{"table":"clock_change","t_ns":%d,"pid":9},{"table":"limiter_decision","limiter":"shop","pid":41,"end_ns":%d}]',
     ],
 )

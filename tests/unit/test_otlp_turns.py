@@ -1,4 +1,6 @@
-"""Who waits for whom in the receiver: a small request for no large one, and whoever floods it with frames for himself."""
+"""Who waits for whom in the receiver: a small request for no large one, and whoever floods it with frames for
+himself.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def test_frames_are_counted_however_they_come(cut: int) -> None:
 
 @contextlib.asynccontextmanager
 async def _desk(known: dict[int, bool]) -> AsyncIterator[tuple[Desk, list[OtlpSender]]]:
-    """A desk whose agent takes everything, and a connection of each user; known: whether the agent knows whose it is."""
+    """A desk whose agent takes everything, and a connection of each user; known: whether the agent knows whose it
+    is.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     one, other = socket.socketpair()
     with ours, theirs, one, other:

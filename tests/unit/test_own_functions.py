@@ -34,19 +34,40 @@ from tests.unit.limiter_records import records
 BASE: dict[str, Any] = {"name": "n", "program": "p", "language": "c", "symbol": "s", "results": {"result": "bool ax"}}
 
 
-@pytest.mark.parametrize(("text", "word"), [
-    ("di", Word("di")), ("rdi", Word("di")), ("i32 edx", Word("dx", "i32")), ("f64 di + 24", Word("di+24", "f64")), ("(rdi+8)+0", Word("(di+8)+0")),
-    ("u64 sp+8 ms", Word("sp+8", "u64", 1_000_000)), ("double limiter+16", Word("limiter+16", "f64")), ("r9 s", Word("r9", "", 10**9)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("di", Word("di")),
+        ("rdi", Word("di")),
+        ("i32 edx", Word("dx", "i32")),
+        ("f64 di + 24", Word("di+24", "f64")),
+        ("(rdi+8)+0", Word("(di+8)+0")),
+        ("u64 sp+8 ms", Word("sp+8", "u64", 1_000_000)),
+        ("double limiter+16", Word("limiter+16", "f64")),
+        ("r9 s", Word("r9", "", 10**9)),
+    ],
+)
 def test_words(text: str, word: Word) -> None:
     assert parse_word(text, SYSTEM_V, limiter=True, timed=True) == word
 
 
-@pytest.mark.parametrize(("text", "why", "remedy"), [
-    ("xmm0", "no register 'xmm0'", "xmm registers cannot be read"), ("r12", "no register 'r12'", "di, si, dx"), ("ax", "'ax' holds nothing there", "di, si, dx"),
-    ("int di", "how large 'int' is", "i32 in C"), ("i33 di", "no type 'i33'", "i32"), ("f64 di", "a float is in no register", "f64 di+24"), ("di+5000", "is no place", "4095"),
-    ("di di di", "is no place", "TYPE"), ("", "is no place", "TYPE"), (5, "is no place", "register"), ("sp", "is no place", "register"), ("limiter", "is no place", "register"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "why", "remedy"),
+    [
+        ("xmm0", "no register 'xmm0'", "xmm registers cannot be read"),
+        ("r12", "no register 'r12'", "di, si, dx"),
+        ("ax", "'ax' holds nothing there", "di, si, dx"),
+        ("int di", "how large 'int' is", "i32 in C"),
+        ("i33 di", "no type 'i33'", "i32"),
+        ("f64 di", "a float is in no register", "f64 di+24"),
+        ("di+5000", "is no place", "4095"),
+        ("di di di", "is no place", "TYPE"),
+        ("", "is no place", "TYPE"),
+        (5, "is no place", "register"),
+        ("sp", "is no place", "register"),
+        ("limiter", "is no place", "register"),
+    ],
+)
 def test_wrong_words_say_what_to_write(text: object, why: str, remedy: str) -> None:
     with pytest.raises(WordError, match=re.escape(why)) as caught:
         parse_word(text, SYSTEM_V, limiter=True)
@@ -73,7 +94,15 @@ def test_meanings() -> None:
         ALLOWED,
         meanings.NONE,
     ]
-    for given in ({"allowed": "x"}, {"allowed": []}, {"allowed": ".."}, {"allowed": 1 << 64}, {"allowed": "5..3"}, {"allowed": 1, "refused": "0..2"}, {"allowed": "other", "refused": "other"}):  # fmt: skip
+    for given in (
+        {"allowed": "x"},
+        {"allowed": []},
+        {"allowed": ".."},
+        {"allowed": 1 << 64},
+        {"allowed": "5..3"},
+        {"allowed": 1, "refused": "0..2"},
+        {"allowed": "other", "refused": "other"},
+    ):
         with pytest.raises(ValueError):
             meanings.parse(given)
 
@@ -81,12 +110,11 @@ def test_meanings() -> None:
 def test_a_wrong_declaration_names_its_line_and_the_others_hold(tmp_path: Path) -> None:
     file = tmp_path / "t.yaml"
     file.write_text(
-        "poll_s: 2\nlimiter_functions:\n"
-        "  - name: bad\n    program: p\n    language: c\n    symbol: f\n    arguments:\n      key: xmm1\n    results: {result: bool ax}\n"
-        "  - {name: good, program: p, language: rust, symbol: f, results: {result: bool ax}, algorithm: sliding window of slots, window: 1s, limit: 5}\n"
-        "  - {name: good, program: p, language: rust, symbol: g, results: {result: bool ax}}\n"
-        "  - five\n"
-    )  # fmt: skip
+        "poll_s: 2\nlimiter_functions:\n  - name: bad\n    program: p\n    language: c\n    symbol: f\n    arguments:\n"
+        "      key: xmm1\n    results: {result: bool ax}\n  - {name: good, program: p, language: rust, symbol: f,"
+        " results: {result: bool ax}, algorithm: sliding window of slots, window: 1s, limit: 5}\n  - {name: good,"
+        " program: p, language: rust, symbol: g, results: {result: bool ax}}\n  - five\n"
+    )
     kept = read_file(file, required=True)["limiter_functions"]
     assert [(one["where"], one.get("wrong")) for one in kept] == [
         (f"{file}:8", "arguments.key: there is no register 'xmm1'"),
@@ -106,14 +134,33 @@ def test_a_wrong_declaration_names_its_line_and_the_others_hold(tmp_path: Path) 
             read_file(file, required=True)
 
 
-@pytest.mark.parametrize(("change", "at"), [
-    ({"name": "a b"}, ("name",)), ({"language": "java"}, ("language",)), ({"symbol": None}, ()), ({"address": 5}, ("address",)), ({"symbol": None, "address": "x"}, ("address",)),
-    ({"program": None}, ()), ({"build_id": "00ff00ff"}, ("program",)), ({"arguments": {"kay": "di"}}, ("arguments", "kay")), ({"arguments": []}, ("arguments",)),
-    ({"results": {"result": "ax"}}, ("results", "result")), ({"results": {}}, ("results",)), ({"results": {"result": "bool ax", "remaining": "limiter+8"}}, ("results", "remaining")),
-    ({"allowed": 1, "refused": 1}, ("allowed",)), ({"algorithm": "sundial"}, ("algorithm",)), ({"window": "soon"}, ("window",)), ({"clock": "moon"}, ("clock",)),
-    ({"arguments": {"limit": "di+8"}}, ("arguments", "limit")), ({"limit": 5}, ("limit",)), ({"window": "1s", "arguments": {"limit": "di+8", "per_s": "di+16"}}, ("arguments", "per_s")), ({"arguments": {"key_size": "dx"}}, ("arguments", "key_size")),
-    ({"language": "go", "arguments": {"key": "bx"}}, ("arguments", "key")), ({"results": {"result": "di"}}, ("results", "result")),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "at"),
+    [
+        ({"name": "a b"}, ("name",)),
+        ({"language": "java"}, ("language",)),
+        ({"symbol": None}, ()),
+        ({"address": 5}, ("address",)),
+        ({"symbol": None, "address": "x"}, ("address",)),
+        ({"program": None}, ()),
+        ({"build_id": "00ff00ff"}, ("program",)),
+        ({"arguments": {"kay": "di"}}, ("arguments", "kay")),
+        ({"arguments": []}, ("arguments",)),
+        ({"results": {"result": "ax"}}, ("results", "result")),
+        ({"results": {}}, ("results",)),
+        ({"results": {"result": "bool ax", "remaining": "limiter+8"}}, ("results", "remaining")),
+        ({"allowed": 1, "refused": 1}, ("allowed",)),
+        ({"algorithm": "sundial"}, ("algorithm",)),
+        ({"window": "soon"}, ("window",)),
+        ({"clock": "moon"}, ("clock",)),
+        ({"arguments": {"limit": "di+8"}}, ("arguments", "limit")),
+        ({"limit": 5}, ("limit",)),
+        ({"window": "1s", "arguments": {"limit": "di+8", "per_s": "di+16"}}, ("arguments", "per_s")),
+        ({"arguments": {"key_size": "dx"}}, ("arguments", "key_size")),
+        ({"language": "go", "arguments": {"key": "bx"}}, ("arguments", "key")),
+        ({"results": {"result": "di"}}, ("results", "result")),
+    ],
+)
 def test_what_is_wrong_is_found(change: dict[str, Any], at: tuple[str, ...]) -> None:
     with pytest.raises(MisdeclaredError) as caught:
         parse({key: value for key, value in {**BASE, **change}.items() if value is not None})
@@ -122,8 +169,17 @@ def test_what_is_wrong_is_found(change: dict[str, Any], at: tuple[str, ...]) -> 
 
 
 def test_decisions_by_the_declaration() -> None:
-    one = parse({**BASE, "results": {"result": "i32 ax", "wait": "i32 dx us"}, "arguments": {"cost": "u8 si", "now": "i64 dx s", "limit": "u32 di+4"}, "allowed": "0..", "refused": "..-1",
-                 "window": "2s", "clock": "wall"})  # fmt: skip
+    one = parse(
+        {
+            **BASE,
+            "results": {"result": "i32 ax", "wait": "i32 dx us"},
+            "arguments": {"cost": "u8 si", "now": "i64 dx s", "limit": "u32 di+4"},
+            "allowed": "0..",
+            "refused": "..-1",
+            "window": "2s",
+            "clock": "wall",
+        }
+    )
     high = 0xABCD << 32
     r = records(
         n=[high | 3, high | 0x204],
@@ -161,23 +217,54 @@ def test_programs_are_told_by_their_paths() -> None:
     assert [matches(other, text) for text in ("/any/shop", "/any/shopp", "/shop/x")] == [True, False, False]
 
 
-@pytest.mark.parametrize(("written", "language", "symbol", "fits"), [
-    ("allow", "c", "allow", True), ("allow", "c", "allow.isra.0", True), ("allow", "c", "disallow", False), ("allow", "c", "_Z5allowv", False),
-    ("allow", "c++", "_Z5allowPKc", True), ("allow(char const*)", "c++", "_ZL5allowPKc", True), ("allow", "c++", "_Z6allowsPKc", False),
-    ("shop::Window::inc(std::string const&) const", "c++", "_ZNK4shop6Window3incERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE", True),
-    ("shop::Window::inc", "c++", "_ZN4shop6Window4inc2Ev", False), ("shop::Gate<long>::pass", "c++", "_ZN4shop4GateIlE4passElPl", True),
-    ("shop::Gate<long>::pass", "c++", "_ZN4shop4GateIiE4passEiPi", False), ("bool shop::Gate<int>::pass<char>(int)", "c++", "_ZN4shop4GateIiE4passIcEEbi", True),
-    ("(anonymous namespace)::allow(int)", "c++", "_ZN12_GLOBAL__N_15allowEi", True), ("shop::allow[abi:cxx11]", "c++", "_ZN4shop5allowEv", False),
-    ("spacing::limits::Spacing::reserve", "rust", "_ZN7spacing6limits7Spacing7reserve17h815a332191a02741E", True),
-    ("spacing::limits::Spacing::reserve", "rust", "_RNvMNtCswGajlVl0IF_7spacing6limitsNtB2_7Spacing7reserve", True),
-    ("spacing::reserve", "rust", "_ZN7spacing11try_reserve17h815a332191a02741E", False),
-    ("<shop::Limiter as shop::Limit>::allow", "rust", "_ZN45_$LT$shop..Limiter$u20$as$u20$shop..Limit$GT$5allow17h0123456789abcdefE", True),
-    ("<tr::shop::Limiter as tr::shop::Limit>::allow", "rust", "_ZN53_$LT$tr..shop..Limiter$u20$as$u20$tr..shop..Limit$GT$5allow17h222208286f6b473fE", True),
-    ("<tr::shop::Limiter as tr::shop::Limit>::allow", "rust", "_RNvXNtCs4aeLWIHSniE_2tr4shopNtB2_7LimiterNtB2_5Limit5allow", True),
-    ("<r::Gcra<&str> as r::Limit>::ok", "rust", "_RNvXCs6GmmlP4bgsG_1rINtB2_4GcraReENtB2_5Limit2okB2_", True),
-    ("<r::Gcra<&str> as r::Limit>::ok", "rust", "_RNvXCs6GmmlP4bgsG_1rINtB2_4GcrahENtB2_5Limit5checkB2_", False),
-    ("_ZN4shop6Window3incEv", "c++", "_ZN4shop6Window3incEv", True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("written", "language", "symbol", "fits"),
+    [
+        ("allow", "c", "allow", True),
+        ("allow", "c", "allow.isra.0", True),
+        ("allow", "c", "disallow", False),
+        ("allow", "c", "_Z5allowv", False),
+        ("allow", "c++", "_Z5allowPKc", True),
+        ("allow(char const*)", "c++", "_ZL5allowPKc", True),
+        ("allow", "c++", "_Z6allowsPKc", False),
+        (
+            "shop::Window::inc(std::string const&) const",
+            "c++",
+            "_ZNK4shop6Window3incERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE",
+            True,
+        ),
+        ("shop::Window::inc", "c++", "_ZN4shop6Window4inc2Ev", False),
+        ("shop::Gate<long>::pass", "c++", "_ZN4shop4GateIlE4passElPl", True),
+        ("shop::Gate<long>::pass", "c++", "_ZN4shop4GateIiE4passEiPi", False),
+        ("bool shop::Gate<int>::pass<char>(int)", "c++", "_ZN4shop4GateIiE4passIcEEbi", True),
+        ("(anonymous namespace)::allow(int)", "c++", "_ZN12_GLOBAL__N_15allowEi", True),
+        ("shop::allow[abi:cxx11]", "c++", "_ZN4shop5allowEv", False),
+        ("spacing::limits::Spacing::reserve", "rust", "_ZN7spacing6limits7Spacing7reserve17h815a332191a02741E", True),
+        ("spacing::limits::Spacing::reserve", "rust", "_RNvMNtCswGajlVl0IF_7spacing6limitsNtB2_7Spacing7reserve", True),
+        ("spacing::reserve", "rust", "_ZN7spacing11try_reserve17h815a332191a02741E", False),
+        (
+            "<shop::Limiter as shop::Limit>::allow",
+            "rust",
+            "_ZN45_$LT$shop..Limiter$u20$as$u20$shop..Limit$GT$5allow17h0123456789abcdefE",
+            True,
+        ),
+        (
+            "<tr::shop::Limiter as tr::shop::Limit>::allow",
+            "rust",
+            "_ZN53_$LT$tr..shop..Limiter$u20$as$u20$tr..shop..Limit$GT$5allow17h222208286f6b473fE",
+            True,
+        ),
+        (
+            "<tr::shop::Limiter as tr::shop::Limit>::allow",
+            "rust",
+            "_RNvXNtCs4aeLWIHSniE_2tr4shopNtB2_7LimiterNtB2_5Limit5allow",
+            True,
+        ),
+        ("<r::Gcra<&str> as r::Limit>::ok", "rust", "_RNvXCs6GmmlP4bgsG_1rINtB2_4GcraReENtB2_5Limit2okB2_", True),
+        ("<r::Gcra<&str> as r::Limit>::ok", "rust", "_RNvXCs6GmmlP4bgsG_1rINtB2_4GcrahENtB2_5Limit5checkB2_", False),
+        ("_ZN4shop6Window3incEv", "c++", "_ZN4shop6Window3incEv", True),
+    ],
+)
 def test_names_are_matched(written: str, language: str, symbol: str, fits: bool) -> None:
     assert bool(pattern(written, language).fullmatch(symbol.encode() + b"\0")) == fits
 
@@ -234,11 +321,25 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def asked(**change: Any) -> dict[str, Any]:
-    return {"library": "own:a", "entry": "e", "left": "l", "returned": "r", "language": "c", "symbol": "", "address": None, "offset": None, "build_id": "", "mapped": True, **change}  # fmt: skip
+    return {
+        "library": "own:a",
+        "entry": "e",
+        "left": "l",
+        "returned": "r",
+        "language": "c",
+        "symbol": "",
+        "address": None,
+        "offset": None,
+        "build_id": "",
+        "mapped": True,
+        **change,
+    }
 
 
 def test_only_starts_of_instructions_are_places(library: Path, tmp_path: Path) -> None:
-    """By the symbols and, once those are gone, by the unwind table: each byte of a function is a start, as objdump has them, or refused."""
+    """By the symbols and, once those are gone, by the unwind table: each byte of a function is a start, as objdump has
+    them, or refused.
+    """
     stripped = tmp_path / "s.so"
     subprocess.run(["strip", "-s", "-o", str(stripped), str(library)], check=True)
     lines = subprocess.run(["nm", "-S", str(library)], check=True, capture_output=True, text=True).stdout.splitlines()

@@ -1,4 +1,6 @@
-"""Hostile inputs of each parser: taken, or refused with a reason, and nothing else. A million of each: parser_pieces.py."""
+"""Hostile inputs of each parser: taken, or refused with a reason, and nothing else. A million of each:
+parser_pieces.py.
+"""
 
 from __future__ import annotations
 

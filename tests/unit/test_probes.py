@@ -1,4 +1,6 @@
-"""Families: what they need of each other is said, so that no order of names matters; and there are counters for all their losses."""
+"""Families: what they need of each other is said, so that no order of names matters; and there are counters for all
+their losses.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_families_that_come_after_each_other_are_refused() -> None:
 
 @pytest.mark.parametrize("name", sorted(discover()))
 def test_a_family_says_whose_text_it_uses(name: str) -> None:
-    """Everything in a family's text begins with its name, so names of another's text are what it uses of that; but for what the kernel has of that name."""
+    """Everything in a family's text begins with its name, so names of another's text are what it uses of that; but for
+    what the kernel has of that name.
+    """
     words = {
         other: set(re.findall(r"\w+", text(probe))) - {"unix_sock", "unix_address", "tcp_sock"}
         for other, probe in discover().items()

@@ -1,4 +1,6 @@
-"""HACKING's recipes hold: a probe's own file brings its table, a symptom's own file says who may explain it, and no other file is touched."""
+"""HACKING's recipes hold: a probe's own file brings its table, a symptom's own file says who may explain it, and no
+other file is touched.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,14 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(tree: Path) -> Run:
     def program(*argv: str, **env: str) -> subprocess.CompletedProcess[str]:
         path = f"{tree}:{Path(agent.__file__).parents[1]}"
-        return subprocess.run([sys.executable, *argv], cwd=tree, env={**os.environ, "PYTHONPATH": path, **env}, capture_output=True, text=True, check=False)  # fmt: skip
+        return subprocess.run(
+            [sys.executable, *argv],
+            cwd=tree,
+            env={**os.environ, "PYTHONPATH": path, **env},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
     return program
 
@@ -99,15 +108,26 @@ def test_the_table_of_a_probe_is_listed_completed_stored_sealed_and_queried(tree
         asked = run(*query, "--since", "boot+0")
         assert asked.returncode == 0, asked.stderr
         assert [(row["sport"], row["count"]) for row in json.loads(asked.stdout)["rows"]] == [(80, 3)] * 7
-        done = subprocess.run([sys.executable, *sealed], cwd=tree / "store", env={**os.environ, "PYTHONPATH": f"{tree}:{Path(agent.__file__).parents[1]}"}, capture_output=True, text=True, check=False)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, *sealed],
+            cwd=tree / "store",
+            env={**os.environ, "PYTHONPATH": f"{tree}:{Path(agent.__file__).parents[1]}"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
     ("said", "why"),
-    [('i64("count", UNIT)', "name 'UNIT' is not defined"), ('i64("count")', "missing 1 required positional argument"),
-     ('i64("sport", "")', "there is another column sport"), ('open("/etc/passwd")', "name 'open' is not defined")],
-)  # fmt: skip
+    [
+        ('i64("count", UNIT)', "name 'UNIT' is not defined"),
+        ('i64("count")', "missing 1 required positional argument"),
+        ('i64("sport", "")', "there is another column sport"),
+        ('open("/etc/passwd")', "name 'open' is not defined"),
+    ],
+)
 def test_a_table_that_cannot_be_is_refused_with_its_file(tmp_path: Path, said: str, why: str) -> None:
     (tmp_path / "wrong.py").write_text(f'WRONG = table("wrong", "", i64("sport", ""), {said})\n')
     with pytest.raises(AgentError) as refused:
@@ -135,9 +155,12 @@ def test_a_symptom_that_says_who_explains_it_is_explained(run: Run) -> None:
 
 @pytest.mark.parametrize(
     ("explained_by", "why"),
-    [({"lod": "refusals"}, "symptom refusals: explained_by: there is no 'lod'"), ({"cpu": "queue_lag"}, "cause cpu lists it too"),
-     ({"tls": "retry_storm"}, "tls as for: there is no 'retry_storm'")],
-)  # fmt: skip
+    [
+        ({"lod": "refusals"}, "symptom refusals: explained_by: there is no 'lod'"),
+        ({"cpu": "queue_lag"}, "cause cpu lists it too"),
+        ({"tls": "retry_storm"}, "tls as for: there is no 'retry_storm'"),
+    ],
+)
 def test_names_that_there_are_not_are_refused(explained_by: Mapping[str, str], why: str) -> None:
     wrong = replace(symptoms()["refusals"], explained_by=explained_by)
     with pytest.raises(AgentError, match=why):

@@ -1,4 +1,6 @@
-"""Limiters in Redis whose requests need more than one look: Envoy's counters, scripts of a library that decide nothing."""
+"""Limiters in Redis whose requests need more than one look: Envoy's counters, scripts of a library that decide
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +83,10 @@ def test_what_1_means_is_read_from_a_scripts_text(text: str, turned: bool) -> No
 
 
 def test_a_script_by_which_1_is_a_refusal() -> None:
-    text = "local count = redis.call('INCR', KEYS[1]) if count == 1 then redis.call('EXPIRE', KEYS[1], 60) end\nlocal limited = count > 1 and 1 or 0 return {limited, count}"
+    text = (
+        "local count = redis.call('INCR', KEYS[1]) if count == 1 then redis.call('EXPIRE', KEYS[1], 60) end\nlocal"
+        " limited = count > 1 and 1 or 0 return {limited, count}"
+    )
     played = Played()
     for n in (1, 2):
         played.send(request("EVAL", text, 1, "u"))
@@ -93,9 +98,18 @@ def test_a_script_by_which_1_is_a_refusal() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "local c = redis.call('INCR', KEYS[1]) if c == 1 then redis.call('EXPIRE', KEYS[1], 9) end if c > tonumber(ARGV[1]) then return 0 end return 1",
-        "redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, ARGV[1]) if redis.call('ZCARD', KEYS[1]) < 3 then redis.call('ZADD', KEYS[1], 1, 1) return 1 end return 0",
-        "local rcall = redis.call local c = rcall('INCR', KEYS[1]) if c == 1 then rcall('EXPIRE', KEYS[1], 9) end if c > tonumber(ARGV[1]) then return 0 end return 1",
+        (
+            "local c = redis.call('INCR', KEYS[1]) if c == 1 then redis.call('EXPIRE', KEYS[1], 9) end if c >"
+            " tonumber(ARGV[1]) then return 0 end return 1"
+        ),
+        (
+            "redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, ARGV[1]) if redis.call('ZCARD', KEYS[1]) < 3 then"
+            " redis.call('ZADD', KEYS[1], 1, 1) return 1 end return 0"
+        ),
+        (
+            "local rcall = redis.call local c = rcall('INCR', KEYS[1]) if c == 1 then rcall('EXPIRE', KEYS[1], 9) end"
+            " if c > tonumber(ARGV[1]) then return 0 end return 1"
+        ),
     ],
 )
 def test_a_counter_or_a_window_is_a_limiter_whatever_its_words_are(text: str) -> None:
@@ -110,14 +124,50 @@ def test_a_counter_or_a_window_is_a_limiter_whatever_its_words_are(text: str) ->
     ("asked", "reply"),
     [
         (request("EVALSHA", "38980404d0f647f699e5bd8082405d06ec0fef92", 1, "rateOfShop", 5, 60000, 0, 0), b":1\r\n"),
-        (request("EVAL", "redis.call('hsetnx', KEYS[1], 'rate', ARGV[1]); -- of another version", 1, "rateOfShop", 5, 60000, 0), b":0\r\n"),
-        (request("EVALSHA", "b" * 40, 5, "rate", "{rate}:value", "{rate}:value:7", "{rate}:permits", "{rate}:permits:7", 17), b":1\r\n"),
-        (request("EVALSHA", "b" * 40, 3, "bull:rate:wait", "bull:rate:active", "bull:rate:prioritized", 1), b"*4\r\n:0\r\n:0\r\n:0\r\n:0\r\n"),
-        (request("EVAL", "--[[\n  Adds a job.\n  Input:\n    KEYS[1] 'limiter'\n]]\nlocal rcall = redis.call rcall('INCR', 'x') rcall('PEXPIRE', limiterKey)", 1, "bull:a:limiter"), b":0\r\n"),
+        (
+            request(
+                "EVAL",
+                "redis.call('hsetnx', KEYS[1], 'rate', ARGV[1]); -- of another version",
+                1,
+                "rateOfShop",
+                5,
+                60000,
+                0,
+            ),
+            b":0\r\n",
+        ),
+        (
+            request(
+                "EVALSHA",
+                "b" * 40,
+                5,
+                "rate",
+                "{rate}:value",
+                "{rate}:value:7",
+                "{rate}:permits",
+                "{rate}:permits:7",
+                17,
+            ),
+            b":1\r\n",
+        ),
+        (
+            request("EVALSHA", "b" * 40, 3, "bull:rate:wait", "bull:rate:active", "bull:rate:prioritized", 1),
+            b"*4\r\n:0\r\n:0\r\n:0\r\n:0\r\n",
+        ),
+        (
+            request(
+                "EVAL",
+                "--[[\n  Adds a job.\n  Input:\n    KEYS[1] 'limiter'\n]]\nlocal rcall = redis.call rcall('INCR', 'x')"
+                " rcall('PEXPIRE', limiterKey)",
+                1,
+                "bull:a:limiter",
+            ),
+            b":0\r\n",
+        ),
         (request("EVALSHA", "b" * 40, 1, "throttled:v1:gcra:u", 12, 5), b"*4\r\n:0\r\n:5\r\n$1\r\n0\r\n$1\r\n0\r\n"),
         (request("EVALSHA", "4c7d9ef62b3d4f8efd8d11d5d2fd1a56b1e723bc", 1, "rate-of-u"), b"*2\r\n:0\r\n:0\r\n"),
     ],
-)  # fmt: skip
+)
 def test_what_a_known_library_asks_besides_is_no_decision(asked: bytes, reply: bytes) -> None:
     played = Played()
     played.send(asked)
@@ -168,7 +218,13 @@ def test_laravels_limiter_counts_what_it_admits() -> None:
 
 def test_scripts_of_which_nothing_is_known_are_named() -> None:
     reader, played = RedisReader(Limiters()), Played()
-    for script, key, reply in (("c" * 40, "w:anna", b":1\r\n"), ("d" * 40, "h\x1b[1m", b"*2\r\n$-1\r\n:3\r\n"), ("c" * 40, "w:bert", b":0\r\n"), ("e" * 40, "job:1", b"$5\r\nhello\r\n"), ("f" * 40, "rate:u", b":1\r\n")):  # fmt: skip
+    for script, key, reply in (
+        ("c" * 40, "w:anna", b":1\r\n"),
+        ("d" * 40, "h\x1b[1m", b"*2\r\n$-1\r\n:3\r\n"),
+        ("c" * 40, "w:bert", b":0\r\n"),
+        ("e" * 40, "job:1", b"$5\r\nhello\r\n"),
+        ("f" * 40, "rate:u", b":1\r\n"),
+    ):
         played.send(request("EVALSHA", script, 1, key, 3))
         played.send(reply, reply=True)
     assert len(played.rows(reader)) == 1
@@ -181,7 +237,10 @@ def test_scripts_of_which_nothing_is_known_are_named() -> None:
 
 def test_a_queue_of_what_is_delayed_is_no_limiter() -> None:
     """As Redisson has it: what expires there is no key."""
-    text = "local expired = redis.call('zrangebyscore', KEYS[2], 0, ARGV[1], 'limit', 0, 9) for i, v in ipairs(expired) do redis.call('rpush', KEYS[1], v) end return nil"
+    text = (
+        "local expired = redis.call('zrangebyscore', KEYS[2], 0, ARGV[1], 'limit', 0, 9) for i, v in ipairs(expired) do"
+        " redis.call('rpush', KEYS[1], v) end return nil"
+    )
     assert not len(_played((request("EVAL", text, 2, "q:a", "timeout:{q:a}", 1764000000000), b"$-1\r\n")))
 
 

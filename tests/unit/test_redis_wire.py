@@ -102,7 +102,10 @@ def test_one_connection_seen_at_both_ends_is_told_once() -> None:
 
 
 def test_a_script_that_nobody_declared_is_told_by_its_text_or_its_key() -> None:
-    text = b"local n = redis.call('incr', KEYS[1]) if n == 1 then redis.call('expire', KEYS[1], ARGV[2]) end if n > tonumber(ARGV[1]) then return 0 end return 1 -- limit"
+    text = (
+        b"local n = redis.call('incr', KEYS[1]) if n == 1 then redis.call('expire', KEYS[1], ARGV[2]) end if n >"
+        b" tonumber(ARGV[1]) then return 0 end return 1 -- limit"
+    )
     name = sha1(text).hexdigest()
     reader, played = RedisReader(Limiters()), Played()
     played.send(request("EVALSHA", name, 1, "shop", 3, 1))
@@ -124,8 +127,13 @@ def test_a_script_that_nobody_declared_is_told_by_its_text_or_its_key() -> None:
 
 
 def test_a_script_that_counts_is_no_yes_or_no() -> None:
-    """What it compares with is in the program: of a counter that says 1 nothing is known, and its second answer is no rest."""
-    text = b"-- rate limit\nlocal n = redis.call('INCR', KEYS[1]) if n == 1 then redis.call('PEXPIRE', KEYS[1], 9) end\nreturn {n, 9}"
+    """What it compares with is in the program: of a counter that says 1 nothing is known, and its second answer is no
+    rest.
+    """
+    text = (
+        b"-- rate limit\nlocal n = redis.call('INCR', KEYS[1]) if n == 1 then redis.call('PEXPIRE', KEYS[1], 9)"
+        b" end\nreturn {n, 9}"
+    )
     reader, played = RedisReader(Limiters()), Played()
     for n in (1, 2):
         played.send(request("EVAL", text, 1, "shop"))
@@ -152,11 +160,17 @@ def test_scripts_of_a_known_library_that_only_ask_are_no_decisions() -> None:
 
 
 def test_a_function_is_told_by_the_text_of_its_library() -> None:
-    code = b"#!lua name=shop\nredis.register_function('take', function(keys, args) -- a limit\nif redis.call('INCR', keys[1]) > 3 then return 0 end redis.call('EXPIRE', keys[1], 9) return 1 end)"
+    code = (
+        b"#!lua name=shop\nredis.register_function('take', function(keys, args) -- a limit\nif redis.call('INCR',"
+        b" keys[1]) > 3 then return 0 end redis.call('EXPIRE', keys[1], 9) return 1 end)"
+    )
     played = Played()
     played.send(request("FUNCTION", "LOAD", "REPLACE", code))
     played.send(b"$4\r\nshop\r\n", reply=True)
-    code = b"#!lua name=edge\nredis.register_function('throttle', function(keys, args) return redis.call('INCR', keys[1]) > 2 and 0 or 1 end)"
+    code = (
+        b"#!lua name=edge\nredis.register_function('throttle', function(keys, args) return redis.call('INCR', keys[1])"
+        b" > 2 and 0 or 1 end)"
+    )
     played.send(request("FUNCTION", "LOAD", code))
     played.send(b"$4\r\nedge\r\n", reply=True)
     for name in ("take", "throttle"):
@@ -250,37 +264,283 @@ def test_a_sorted_set_of_times() -> None:
 @pytest.mark.parametrize(
     ("asked", "reply", "library", "result", "left"),
     [
-        (request("CL.THROTTLE", "u", 15, 30, 60), b"*5\r\n:1\r\n:16\r\n:0\r\n:2\r\n:30\r\n", b"redis-cell", "refused", 0),
-        (request("cl.throttle", "u", 15, 30, 60), b"*5\r\n:0\r\n:16\r\n:14\r\n:-1\r\n:2\r\n", b"redis-cell", "allowed", 14),
-        (request("EVALSHA", "e" * 40, 2, "request_rate_limiter.{u}.tokens", "request_rate_limiter.{u}.timestamp", 10, 20, "", 1), b"*2\r\n:0\r\n:0\r\n", b"spring-cloud-gateway", "refused", 0),
-        (request("EVALSHA", "fd1d18883f2412cde40adbaa7fb4d8399e907535", 1, "zone:u", 2000, 1000, 17, 0), b"*2\r\n:2\r\n:1500\r\n", b"lua-resty-redis-ratelimit", "refused", None),
-        (request("EVALSHA", "9450de540565d89de15092a716555821601f128b", 1, "b", "old", "new"), b":1\r\n", b"io.github.bucket4j", "allowed", None),
-        (request("INCRBY", "domain_key_value_1764000000", 1) + request("EXPIRE", "domain_key_value_1764000000", 60), b":3\r\n:1\r\n", b"github.com/envoyproxy/ratelimit", "?", None),
+        (
+            request("CL.THROTTLE", "u", 15, 30, 60),
+            b"*5\r\n:1\r\n:16\r\n:0\r\n:2\r\n:30\r\n",
+            b"redis-cell",
+            "refused",
+            0,
+        ),
+        (
+            request("cl.throttle", "u", 15, 30, 60),
+            b"*5\r\n:0\r\n:16\r\n:14\r\n:-1\r\n:2\r\n",
+            b"redis-cell",
+            "allowed",
+            14,
+        ),
+        (
+            request(
+                "EVALSHA",
+                "e" * 40,
+                2,
+                "request_rate_limiter.{u}.tokens",
+                "request_rate_limiter.{u}.timestamp",
+                10,
+                20,
+                "",
+                1,
+            ),
+            b"*2\r\n:0\r\n:0\r\n",
+            b"spring-cloud-gateway",
+            "refused",
+            0,
+        ),
+        (
+            request("EVALSHA", "fd1d18883f2412cde40adbaa7fb4d8399e907535", 1, "zone:u", 2000, 1000, 17, 0),
+            b"*2\r\n:2\r\n:1500\r\n",
+            b"lua-resty-redis-ratelimit",
+            "refused",
+            None,
+        ),
+        (
+            request("EVALSHA", "9450de540565d89de15092a716555821601f128b", 1, "b", "old", "new"),
+            b":1\r\n",
+            b"io.github.bucket4j",
+            "allowed",
+            None,
+        ),
+        (
+            request("INCRBY", "domain_key_value_1764000000", 1) + request("EXPIRE", "domain_key_value_1764000000", 60),
+            b":3\r\n:1\r\n",
+            b"github.com/envoyproxy/ratelimit",
+            "?",
+            None,
+        ),
         (request("EVALSHA", "f" * 40, 1, "LIMITS:LIMITER/u/5/1/minute", 60, 1), b":6\r\n", b"limits", "refused", 0),
-        (request("evalsha", "a1de965f42e177aa339706bd580f049065eca79a", 1, "pay:u", 1, 2, 7, 2), b"*2\r\n:8\r\n:1500\r\n", b"rate-limiter-flexible", "refused", 0),
-        (request("EVAL", "local consumed = redis.call('incrby', KEYS[1], ARGV[1]) local ttl = redis.call('pttl', KEYS[1]) return {consumed, ttl}", 1, "pay:u", 1, 2, 7, 2), b"*2\r\n:2\r\n:1500\r\n", b"rate-limiter-flexible", "allowed", 5),
-        (request("evalsha", "a1de965f42e177aa339706bd580f049065eca79a", 1, "pay:u", 1, 2), b"*2\r\n:8\r\n:1500\r\n", b"rate-limiter-flexible", "?", None),
-        (request("EVALSHA", "895b92e1712734e1b464999be23953485475357b", 1, "rl:10.0.0.1", 2000), b"*2\r\n:1\r\n:2000\r\n", b"rate-limit-redis", "?", None),
-        (request("EVALSHA", "b13943e359636db027ad280f1def143f02158c13", 1, "app:u:17", 60000, 1), b":11\r\n", b"@upstash/ratelimit", "?", None),
-        (request("EVALSHA", "e1391e429b699c780eb0480350cd5b7280fd9213", 2, "app:u:17", "app:u:16", 10, 1764000000000, 60000, 1), b":-1\r\n", b"@upstash/ratelimit", "refused", 0),
-        (request("EVALSHA", "5bece90aeef8189a8cfd28995b479529e270b3c6", 1, "app:u", 10, 1000, 5, 1764000000000, 1), b"*2\r\n:4\r\n:1764000001000\r\n", b"@upstash/ratelimit", "allowed", 4),
-        (request("evalsha", "f00a66a4159e8488fd6e3b8ccba92a8c602f2062", 1, "b_mail_settings", 0), b"*3\r\n:1\r\n$-1\r\n:2\r\n", b"bottleneck", "refused", None),
-        (request("EVALSHA", "b8a19d47785922bb04e7a9fdb49e90d89be1b8af", 1, "shop-u", 60000, 5, "false", "false"), b"*2\r\n:3\r\n:60000\r\n", b"@fastify/rate-limit", "allowed", 2),
-        (request("EVALSHA", "b" * 40, 1, "fastify-rate-limit-u", 60000, 5, "false", "false"), b"*2\r\n:6\r\n:900\r\n", b"@fastify/rate-limit", "refused", 0),
-        (request("EVALSHA", "b" * 40, 2, "{u:default}:hits", "{u:default}:blocked", "default", 60000, 5, 60000), b"*4\r\n:6\r\n:900\r\n:1\r\n:700\r\n", b"@nest-lab/throttler-storage-redis", "refused", 0),
-        (request("EVALSHA", "ad00ff6f099013f2aea94ed48c220cbf616c6a07", 1, "limit:u", 1764000000000.5, 60000, 5, 0), b"*3\r\n:1\r\n:1764000060000\r\n:5\r\n", b"async-ratelimiter", "allowed", 0),
-        (request("EVALSHA", "868f66d2db4929999a50c5ed5f57985f3cff7461", 1, "app/u", 1764000000000, 5, 1, 60000, 1), b"*6\r\n:0\r\n:4\r\n:0\r\n:60000\r\n$1\r\n1\r\n$1\r\n1\r\n", b"redis-gcra", "allowed", 4),
-        (request("EVALSHA", "a3f9e982197e9e887f6b5dcb7ec273863bb83aad", 1, "api:u", 5, 60000), b":0\r\n", b"fastapi-limiter", "allowed", None),
-        (request("EVALSHA", "b" * 40, 1, "fastapi-limiter:u:0:0", 5, 60000), b":900\r\n", b"fastapi-limiter", "refused", None),
-        (request("EVALSHA", "b" * 40, 1, "throttled:v1:token_bucket:u", 0.5, 5, 1), b"*2\r\n$-1\r\n:3\r\n", b"throttled-py", "allowed", 3),
-        (request("EVALSHA", "b" * 40, 1, "shop:v1:gcra:u", 12, 5, 1), b"*4\r\n:1\r\n:0\r\n$2\r\n60\r\n$2\r\n11\r\n", b"throttled-py", "refused", 0),
-        (request("EVALSHA", "b" * 40, 2, "throttled:v1:sliding_window:u:period:7", "throttled:v1:sliding_window:u:period:6", 60, 5, 1, 1764000000000), b"*3\r\n$-1\r\n:2\r\n$1\r\n0\r\n", b"throttled-py", "allowed", 3),
-        (request("EVALSHA", "9cab88b1455f88d9ec955a816bb2da7dab402cdb", 1, "bucket", 1764000060000, 1, "u", 1, 1764000000000, 5, 4), b"*2\r\n:-1\r\n:-1\r\n", b"pyrate_limiter.RedisBucket", "allowed", None),
-        (request("EVALSHA", "12a3befaf96dc1cd0dc2c2af0160972b6981b685", 1, "bucket", 1764000060000, 1, "u", 1, 60000, 5), b":0\r\n", b"pyrate_limiter.RedisBucket", "refused", None),
-        (request("EVALSHA", "b" * 40, 5, "shop", "{shop}:value", "{shop}:value:7", "{shop}:permits", "{shop}:permits:7", 1, 1764000000000, "x"), b"$-1\r\n", b"org.redisson", "allowed", None),
-        (request("EVAL", "redis.call('zadd', permitsName, 1) redis.call('pexpire', KEYS[1], rate)", 5, "shop", "{shop}:value", "{shop}:value:7", "{shop}:permits", "{shop}:permits:7", 1, 1764000000000, "x"), b":812\r\n", b"org.redisson", "refused", None),
+        (
+            request("evalsha", "a1de965f42e177aa339706bd580f049065eca79a", 1, "pay:u", 1, 2, 7, 2),
+            b"*2\r\n:8\r\n:1500\r\n",
+            b"rate-limiter-flexible",
+            "refused",
+            0,
+        ),
+        (
+            request(
+                "EVAL",
+                "local consumed = redis.call('incrby', KEYS[1], ARGV[1]) local ttl = redis.call('pttl', KEYS[1]) return"
+                " {consumed, ttl}",
+                1,
+                "pay:u",
+                1,
+                2,
+                7,
+                2,
+            ),
+            b"*2\r\n:2\r\n:1500\r\n",
+            b"rate-limiter-flexible",
+            "allowed",
+            5,
+        ),
+        (
+            request("evalsha", "a1de965f42e177aa339706bd580f049065eca79a", 1, "pay:u", 1, 2),
+            b"*2\r\n:8\r\n:1500\r\n",
+            b"rate-limiter-flexible",
+            "?",
+            None,
+        ),
+        (
+            request("EVALSHA", "895b92e1712734e1b464999be23953485475357b", 1, "rl:10.0.0.1", 2000),
+            b"*2\r\n:1\r\n:2000\r\n",
+            b"rate-limit-redis",
+            "?",
+            None,
+        ),
+        (
+            request("EVALSHA", "b13943e359636db027ad280f1def143f02158c13", 1, "app:u:17", 60000, 1),
+            b":11\r\n",
+            b"@upstash/ratelimit",
+            "?",
+            None,
+        ),
+        (
+            request(
+                "EVALSHA",
+                "e1391e429b699c780eb0480350cd5b7280fd9213",
+                2,
+                "app:u:17",
+                "app:u:16",
+                10,
+                1764000000000,
+                60000,
+                1,
+            ),
+            b":-1\r\n",
+            b"@upstash/ratelimit",
+            "refused",
+            0,
+        ),
+        (
+            request("EVALSHA", "5bece90aeef8189a8cfd28995b479529e270b3c6", 1, "app:u", 10, 1000, 5, 1764000000000, 1),
+            b"*2\r\n:4\r\n:1764000001000\r\n",
+            b"@upstash/ratelimit",
+            "allowed",
+            4,
+        ),
+        (
+            request("evalsha", "f00a66a4159e8488fd6e3b8ccba92a8c602f2062", 1, "b_mail_settings", 0),
+            b"*3\r\n:1\r\n$-1\r\n:2\r\n",
+            b"bottleneck",
+            "refused",
+            None,
+        ),
+        (
+            request("EVALSHA", "b8a19d47785922bb04e7a9fdb49e90d89be1b8af", 1, "shop-u", 60000, 5, "false", "false"),
+            b"*2\r\n:3\r\n:60000\r\n",
+            b"@fastify/rate-limit",
+            "allowed",
+            2,
+        ),
+        (
+            request("EVALSHA", "b" * 40, 1, "fastify-rate-limit-u", 60000, 5, "false", "false"),
+            b"*2\r\n:6\r\n:900\r\n",
+            b"@fastify/rate-limit",
+            "refused",
+            0,
+        ),
+        (
+            request("EVALSHA", "b" * 40, 2, "{u:default}:hits", "{u:default}:blocked", "default", 60000, 5, 60000),
+            b"*4\r\n:6\r\n:900\r\n:1\r\n:700\r\n",
+            b"@nest-lab/throttler-storage-redis",
+            "refused",
+            0,
+        ),
+        (
+            request("EVALSHA", "ad00ff6f099013f2aea94ed48c220cbf616c6a07", 1, "limit:u", 1764000000000.5, 60000, 5, 0),
+            b"*3\r\n:1\r\n:1764000060000\r\n:5\r\n",
+            b"async-ratelimiter",
+            "allowed",
+            0,
+        ),
+        (
+            request("EVALSHA", "868f66d2db4929999a50c5ed5f57985f3cff7461", 1, "app/u", 1764000000000, 5, 1, 60000, 1),
+            b"*6\r\n:0\r\n:4\r\n:0\r\n:60000\r\n$1\r\n1\r\n$1\r\n1\r\n",
+            b"redis-gcra",
+            "allowed",
+            4,
+        ),
+        (
+            request("EVALSHA", "a3f9e982197e9e887f6b5dcb7ec273863bb83aad", 1, "api:u", 5, 60000),
+            b":0\r\n",
+            b"fastapi-limiter",
+            "allowed",
+            None,
+        ),
+        (
+            request("EVALSHA", "b" * 40, 1, "fastapi-limiter:u:0:0", 5, 60000),
+            b":900\r\n",
+            b"fastapi-limiter",
+            "refused",
+            None,
+        ),
+        (
+            request("EVALSHA", "b" * 40, 1, "throttled:v1:token_bucket:u", 0.5, 5, 1),
+            b"*2\r\n$-1\r\n:3\r\n",
+            b"throttled-py",
+            "allowed",
+            3,
+        ),
+        (
+            request("EVALSHA", "b" * 40, 1, "shop:v1:gcra:u", 12, 5, 1),
+            b"*4\r\n:1\r\n:0\r\n$2\r\n60\r\n$2\r\n11\r\n",
+            b"throttled-py",
+            "refused",
+            0,
+        ),
+        (
+            request(
+                "EVALSHA",
+                "b" * 40,
+                2,
+                "throttled:v1:sliding_window:u:period:7",
+                "throttled:v1:sliding_window:u:period:6",
+                60,
+                5,
+                1,
+                1764000000000,
+            ),
+            b"*3\r\n$-1\r\n:2\r\n$1\r\n0\r\n",
+            b"throttled-py",
+            "allowed",
+            3,
+        ),
+        (
+            request(
+                "EVALSHA",
+                "9cab88b1455f88d9ec955a816bb2da7dab402cdb",
+                1,
+                "bucket",
+                1764000060000,
+                1,
+                "u",
+                1,
+                1764000000000,
+                5,
+                4,
+            ),
+            b"*2\r\n:-1\r\n:-1\r\n",
+            b"pyrate_limiter.RedisBucket",
+            "allowed",
+            None,
+        ),
+        (
+            request(
+                "EVALSHA", "12a3befaf96dc1cd0dc2c2af0160972b6981b685", 1, "bucket", 1764000060000, 1, "u", 1, 60000, 5
+            ),
+            b":0\r\n",
+            b"pyrate_limiter.RedisBucket",
+            "refused",
+            None,
+        ),
+        (
+            request(
+                "EVALSHA",
+                "b" * 40,
+                5,
+                "shop",
+                "{shop}:value",
+                "{shop}:value:7",
+                "{shop}:permits",
+                "{shop}:permits:7",
+                1,
+                1764000000000,
+                "x",
+            ),
+            b"$-1\r\n",
+            b"org.redisson",
+            "allowed",
+            None,
+        ),
+        (
+            request(
+                "EVAL",
+                "redis.call('zadd', permitsName, 1) redis.call('pexpire', KEYS[1], rate)",
+                5,
+                "shop",
+                "{shop}:value",
+                "{shop}:value:7",
+                "{shop}:permits",
+                "{shop}:permits:7",
+                1,
+                1764000000000,
+                "x",
+            ),
+            b":812\r\n",
+            b"org.redisson",
+            "refused",
+            None,
+        ),
     ],
-)  # fmt: skip
+)
 def test_known_limiters(asked: bytes, reply: bytes, library: bytes, result: str, left: float | None) -> None:
     played = Played()
     played.send(asked)
@@ -316,8 +576,13 @@ def test_ports() -> None:
 
 
 def test_ports_of_processes(tmp_path: Path) -> None:
-    for pid, comm, line in ((1, b"redis-server\n", b"redis-server 127.0.0.1:7001\0"), (2, b"valkey-server\n", b"/usr/bin/valkey-server *:7002 [cluster]\0"), (3, b"nginx\n", b"nginx *:80\0"),
-                            (4, b"dragonfly\n", b"dragonfly\0--port\x007003\0"), (5, b"redis-server\n", b"redis-server [::1]:7004\0")):  # fmt: skip
+    for pid, comm, line in (
+        (1, b"redis-server\n", b"redis-server 127.0.0.1:7001\0"),
+        (2, b"valkey-server\n", b"/usr/bin/valkey-server *:7002 [cluster]\0"),
+        (3, b"nginx\n", b"nginx *:80\0"),
+        (4, b"dragonfly\n", b"dragonfly\0--port\x007003\0"),
+        (5, b"redis-server\n", b"redis-server [::1]:7004\0"),
+    ):
         (tmp_path / str(pid)).mkdir()
         (tmp_path / str(pid) / "comm").write_bytes(comm)
         (tmp_path / str(pid) / "cmdline").write_bytes(line)
@@ -383,7 +648,14 @@ def test_a_counter_made_by_set_is_one_with_what_counts_it() -> None:
     assert len(rows) == 4 and len(set(rows["limiter_id"].tolist())) == 1
 
 
-@pytest.mark.parametrize("asked", [b"*3\r\n$6\r\nEXPIRE\r\n$1\r\nk\r\n$-1\r\n", b"*3\r\n$4\r\nEVAL\r\n$-1\r\n$1\r\n0\r\n", b"*2\r\n$6\r\nCLIENT\r\n$-1\r\n"])  # fmt: skip
+@pytest.mark.parametrize(
+    "asked",
+    [
+        b"*3\r\n$6\r\nEXPIRE\r\n$1\r\nk\r\n$-1\r\n",
+        b"*3\r\n$4\r\nEVAL\r\n$-1\r\n$1\r\n0\r\n",
+        b"*2\r\n$6\r\nCLIENT\r\n$-1\r\n",
+    ],
+)
 def test_a_request_with_nothing_for_a_word_is_none(asked: bytes) -> None:
     assert not len(_asked((asked, b"-ERR Protocol error: invalid bulk length\r\n")))
 

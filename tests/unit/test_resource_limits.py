@@ -1,4 +1,6 @@
-"""Limits of cgroups on block I/O and on processes: the kernel's files of both versions, a real cgroup, and what is made of them."""
+"""Limits of cgroups on block I/O and on processes: the kernel's files of both versions, a real cgroup, and what is made
+of them.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,9 @@ def test_processes_that_a_real_cgroup_does_not_let_start() -> None:
 
 
 def test_a_process_that_moves_is_looked_for_where_it_is() -> None:
-    """As one that a service manager puts into its cgroup once it runs; where it was when it ended is where it is looked for then."""
+    """As one that a service manager puts into its cgroup once it runs; where it was when it ended is where it is looked
+    for then.
+    """
     tree = cgroups.mounts().pids
     if not tree:
         pytest.skip("this host has no cgroup of pids of version 1")
@@ -142,7 +146,9 @@ def test_a_process_that_moves_is_looked_for_where_it_is() -> None:
 
 
 def test_what_a_cgroup_below_met_is_not_said_of_those_beside_it(tmp_path: Path) -> None:
-    """pids.events and memory.events are sums over the tree (the former since Linux 6.11); those of the cgroup alone stand beside them."""
+    """pids.events and memory.events are sums over the tree (the former since Linux 6.11); those of the cgroup alone
+    stand beside them.
+    """
     limits, group = CgroupLimits(str(tmp_path)), cgroups.Group(str(tmp_path))
     (tmp_path / "pids.current").write_text("40\n")
     (tmp_path / "pids.max").write_text("40\n")
@@ -181,16 +187,35 @@ def test_a_disk_is_called_as_what_lies_on_it_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("device", "direction", "by_it"),
-    [(b"", b"write", True), (b"sda", b"write", True), (b"vda sda", b"write", True), (b"sdb", b"write", False), (b"sda", b"read", False)],
-)  # fmt: skip
+    [
+        (b"", b"write", True),
+        (b"sda", b"write", True),
+        (b"vda sda", b"write", True),
+        (b"sdb", b"write", False),
+        (b"sda", b"read", False),
+    ],
+)
 def test_a_limit_on_another_disk_or_the_other_direction_held_nothing_back(
     device: bytes, direction: bytes, by_it: bool
 ) -> None:
     def stall(host: Host) -> None:
         host.stalled_decision(31.4, 1.4, children=False)
         call(host, syscall=b"fsync", fd_type=b"file", device=b"sda", written_bytes=1024, frozen=0)
-        host.add("resource", 1, t_ns=T0 + 31 * S, pid=APP_PID, proc_start_ns=START, comm=b"python3", kind=code("resource", "kind", "io"),
-                 object=b"/c/api", interval_ns=S, used=990_000, limit=MB, device=device, direction=code("resource", "direction", direction.decode()))  # fmt: skip
+        host.add(
+            "resource",
+            1,
+            t_ns=T0 + 31 * S,
+            pid=APP_PID,
+            proc_start_ns=START,
+            comm=b"python3",
+            kind=code("resource", "kind", "io"),
+            object=b"/c/api",
+            interval_ns=S,
+            used=990_000,
+            limit=MB,
+            device=device,
+            direction=code("resource", "direction", direction.decode()),
+        )
 
     (found,) = latest(run(around_stall(stall), UNTIL))
     assert (found["cause_detail"] == "throttled") == by_it
@@ -206,8 +231,19 @@ def test_a_call_that_its_own_cgroup_holds_back(limited: bool, cause: tuple[str, 
         host.stalled_decision(31.4, 1.4, children=False)
         call(host, syscall=b"fsync", fd_type=b"file", device=b"sda", written_bytes=1024, frozen=0)
         if limited:
-            host.add("resource", 1, t_ns=T0 + 31 * S, pid=APP_PID, proc_start_ns=START, comm=b"python3", kind=code("resource", "kind", "io"),
-                     object=b"/c/api", interval_ns=S, used=990_000, limit=MB)  # fmt: skip
+            host.add(
+                "resource",
+                1,
+                t_ns=T0 + 31 * S,
+                pid=APP_PID,
+                proc_start_ns=START,
+                comm=b"python3",
+                kind=code("resource", "kind", "io"),
+                object=b"/c/api",
+                interval_ns=S,
+                used=990_000,
+                limit=MB,
+            )
 
     (found,) = latest(run(around_stall(stall), UNTIL))
     assert (found["cause"], found["cause_detail"], found["culprit_object"]) == cause
@@ -219,8 +255,20 @@ def test_a_call_that_its_own_cgroup_holds_back(limited: bool, cause: tuple[str, 
 def test_who_may_start_no_more_processes_is_told_once_a_time() -> None:
     host = Host(1).healthy(0, 60)
     for at in range(30, 36):
-        host.add("resource", 1, t_ns=T0 + at * S, pid=APP_PID, proc_start_ns=START, comm=b"python3", kind=code("resource", "kind", "pids"),
-                 object=b"/c/api", interval_ns=S, used=40, limit=40, events=7)  # fmt: skip
+        host.add(
+            "resource",
+            1,
+            t_ns=T0 + at * S,
+            pid=APP_PID,
+            proc_start_ns=START,
+            comm=b"python3",
+            kind=code("resource", "kind", "pids"),
+            object=b"/c/api",
+            interval_ns=S,
+            used=40,
+            limit=40,
+            events=7,
+        )
     (found,) = latest(run(host, 60))
     assert (found["symptom"], found["cause"], found["cause_detail"]) == ("resource_low", "resource_limit", "pids")
     assert (found["culprit_pid"], found["culprit_object"]) == (APP_PID, "/c/api")
@@ -230,8 +278,20 @@ def test_who_may_start_no_more_processes_is_told_once_a_time() -> None:
 
 def test_a_limit_that_may_be_that_of_a_cgroup_above_is_told_so() -> None:
     host = Host(1).healthy(0, 60)
-    host.add("resource", 1, t_ns=T0 + 30 * S, pid=APP_PID, proc_start_ns=START, comm=b"python3", kind=code("resource", "kind", "pids"),
-             object=b"/c/api", interval_ns=S, used=3, limit=40, events=7)  # fmt: skip
+    host.add(
+        "resource",
+        1,
+        t_ns=T0 + 30 * S,
+        pid=APP_PID,
+        proc_start_ns=START,
+        comm=b"python3",
+        kind=code("resource", "kind", "pids"),
+        object=b"/c/api",
+        interval_ns=S,
+        used=3,
+        limit=40,
+        events=7,
+    )
     (found,) = latest(run(host, 60))
     assert "its cgroup /c/api, or one that this is in, had all the processes" in str(found["sentence"])
 
@@ -261,7 +321,9 @@ def test_limits_of_whoever_is_watched_are_looked_at(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("ended_with_it", "told"), [(True, 1), (False, 0)])
-def test_who_is_killed_for_want_of_memory_is_told_though_its_cgroup_ends_with_it(tmp_path: Path, ended_with_it: bool, told: int) -> None:  # fmt: skip
+def test_who_is_killed_for_want_of_memory_is_told_though_its_cgroup_ends_with_it(
+    tmp_path: Path, ended_with_it: bool, told: int
+) -> None:
     """As that of a container, or of a service. What was killed beside it is none of its."""
     leaf, source = tmp_path / "api", Resources()
     leaf.mkdir()
@@ -271,7 +333,9 @@ def test_who_is_killed_for_want_of_memory_is_told_though_its_cgroup_ends_with_it
     with subprocess.Popen(["sleep", "60"]) as child:
         tick = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
         its = Path(f"/proc/{child.pid}/cgroup").read_text()
-        watched = Watched(child.pid, tick * 10_000_000, b"sleep", 20 * S, cgroup=its, memory=(str(leaf), str(tmp_path)), faults=0)  # fmt: skip
+        watched = Watched(
+            child.pid, tick * 10_000_000, b"sleep", 20 * S, cgroup=its, memory=(str(leaf), str(tmp_path)), faults=0
+        )
         source.watched[child.pid, tick] = watched
         list(source.drain(20 * S))
         child.kill()
@@ -280,5 +344,11 @@ def test_who_is_killed_for_want_of_memory_is_told_though_its_cgroup_ends_with_it
     if ended_with_it:
         shutil.rmtree(leaf)
     batches = [*source.drain(22 * S), *source.drain(24 * S)]
-    rows = [row for b in batches if b.table == "resource" for row in b.rows if row["kind"] == code("resource", "kind", "oom")]  # fmt: skip
+    rows = [
+        row
+        for b in batches
+        if b.table == "resource"
+        for row in b.rows
+        if row["kind"] == code("resource", "kind", "oom")
+    ]
     assert [(row["object"], row["events"]) for row in rows] == [(str(tmp_path).encode(), 1)] * told

@@ -1,4 +1,6 @@
-"""What is polled of watched processes: cgroups' counters, descriptors, room on disks. Real processes; the text of the kernel's files."""
+"""What is polled of watched processes: cgroups' counters, descriptors, room on disks. Real processes; the text of the
+kernel's files.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ cgroup /sys/fs/cgroup/memory cgroup rw,memory 0 0
 cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0
 """
 #: Has as many files open as it may, when it is told to.
-FULL = "import resource, sys\nprint('ready', flush=True)\nsys.stdin.readline()\nresource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\nprint('full', flush=True)\nsys.stdin.readline()"
+FULL = (
+    "import resource, sys\nprint('ready', flush=True)\nsys.stdin.readline()\nresource.setrlimit(resource.RLIMIT_NOFILE,"
+    " (3, 3))\nprint('full', flush=True)\nsys.stdin.readline()"
+)
 
 
 def test_where_the_trees_are_and_which_levels_may_withhold() -> None:
@@ -180,7 +185,10 @@ def test_file_systems_that_a_process_writes_to(tmp_path: Path) -> None:
 def test_room_that_is_left() -> None:
     size = 64 << 20
     line = b"%d %d %d %d 3 /mnt/a\\040b\n"
-    roomy, full, few = (Space.parse(line % numbers)[0] for numbers in ((size, size // 2, 1000, 900), (size, 4096, 1000, 900), (size, size // 2, 1000, 0)))  # fmt: skip
+    roomy, full, few = (
+        Space.parse(line % numbers)[0]
+        for numbers in ((size, size // 2, 1000, 900), (size, 4096, 1000, 900), (size, size // 2, 1000, 0))
+    )
     assert (roomy.point, roomy.full, roomy.used, roomy.limit) == (b"/mnt/a b", False, size // 2, size)
     assert (full.full, full.used) == (True, size - 4096)
     assert (few.full, few.used, few.limit) == (True, 1000, 1000)

@@ -10,10 +10,24 @@ from tests.unit.redis_pieces import attack, request
 REQUESTS = request("EVALSHA", "b" * 40, 1, "rate:a\r\nb", 5, "") + b"PING  x\r\n" + request("GET", "\r\n*1\r\n")
 ASKED = [[b"EVALSHA", b"b" * 40, b"1", b"rate:a\r\nb", b"5", b""], [b"PING", b"x"], [b"GET", b"\r\n*1\r\n"]]
 REPLIES = (
-    b"*4\r\n:1\r\n:-4\r\n$2\r\n-1\r\n*1\r\n$-1\r\n+OK\r\n-ERR no\r\n%2\r\n+a\r\n:1\r\n+b\r\n*0\r\n|1\r\n+ttl\r\n:3\r\n#t\r\n,2.5\r\n_\r\n(99\r\n"
+    b"*4\r\n:1\r\n:-4\r\n$2\r\n-1\r\n*1\r\n$-1\r\n+OK\r\n-ERR"
+    b" no\r\n%2\r\n+a\r\n:1\r\n+b\r\n*0\r\n|1\r\n+ttl\r\n:3\r\n#t\r\n,2.5\r\n_\r\n(99\r\n"
     b"=7\r\ntxt:abc\r\n!3\r\nbad\r\n~2\r\n#f\r\n*-1\r\n>2\r\n+message\r\n$1\r\nx\r\n"
 )
-TOLD = [[1, -4, b"-1", [None]], b"OK", ReplyError(b"ERR no"), [b"a", 1, b"b", []], True, 2.5, None, b"99", b"abc", ReplyError(b"bad"), [False, None], Push([b"message", b"x"])]  # fmt: skip
+TOLD = [
+    [1, -4, b"-1", [None]],
+    b"OK",
+    ReplyError(b"ERR no"),
+    [b"a", 1, b"b", []],
+    True,
+    2.5,
+    None,
+    b"99",
+    b"abc",
+    ReplyError(b"bad"),
+    [False, None],
+    Push([b"message", b"x"]),
+]
 
 
 @pytest.mark.parametrize(("data", "requests", "expected"), [(REQUESTS, True, ASKED), (REPLIES, False, TOLD)])
@@ -36,8 +50,17 @@ def test_a_message_knows_when_it_began() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"*2\r\n:1\r\n", b"*1\r\n$3\r\nabcde", b"*99999999\r\n", b"*1\r\n$9999999999\r\n", b"*x\r\n", b"*1\r\n$1a\r\n", b"a" * 5000, b"*1\r\n$--1\r\n"],
-)  # fmt: skip
+    [
+        b"*2\r\n:1\r\n",
+        b"*1\r\n$3\r\nabcde",
+        b"*99999999\r\n",
+        b"*1\r\n$9999999999\r\n",
+        b"*x\r\n",
+        b"*1\r\n$1a\r\n",
+        b"a" * 5000,
+        b"*1\r\n$--1\r\n",
+    ],
+)
 def test_what_is_no_request(data: bytes) -> None:
     with pytest.raises(Garbage):
         RespStream(requests=True).feed(data)

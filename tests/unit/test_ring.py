@@ -1,4 +1,6 @@
-"""What the ring reader takes from length words: everything up to the first record that is still being written, without the discarded."""
+"""What the ring reader takes from length words: everything up to the first record that is still being written, without
+the discarded.
+"""
 
 from __future__ import annotations
 

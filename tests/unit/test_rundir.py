@@ -1,4 +1,6 @@
-"""The run directory: what a process of the service's user may do to it, and what comes back. As root, with the user nobody for the service's."""
+"""The run directory: what a process of the service's user may do to it, and what comes back. As root, with the user
+nobody for the service's.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +95,9 @@ while True:
 
 
 def test_swapping_names_at_any_time_gains_nothing(place: Path, secret: Path) -> None:
-    """A process of that user puts links in the place of every name, over and over, while root starts again and again."""
+    """A process of that user puts links in the place of every name, over and over, while root starts again and
+    again.
+    """
     RunDirectory(str(place), NOBODY, NOBODY)
     swapper = subprocess.Popen(
         [sys.executable, "-c", SWAPPER, str(place), str(secret), *NAMES, "hot-1.tsl"], stdout=subprocess.PIPE, text=True

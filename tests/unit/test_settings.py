@@ -20,16 +20,29 @@ TOP, PART = Section(), Section("part")
 
 @pytest.mark.parametrize(
     ("check", "what", "why"),
-    [(lambda: PART.one_of("mode", "fast", ("slow", "off")), "part.mode cannot be 'fast'", "it is one of slow, off"),
-     (lambda: TOP.number("share", 1.5, 0, 1), "share cannot be 1.5", "it lies between 0 and 1"), (lambda: TOP.number("share", True, 0, 1), "share cannot be True", "it lies"),
-     (lambda: PART.number("size", "1e400", 1), "part.size cannot be '1e400'", "it is a number of at least 1"), (lambda: PART.number("size", "nan", 1), "'nan'", "number"),
-     (lambda: PART.number("size", [1], 1), "part.size cannot be [1]", "number"), (lambda: PART.whole("size", 1.5, 1, 9), "part.size cannot be 1.5", "a whole number"),
-     (lambda: PART.seconds("pace", "5 weeks", 0.1, 60), "part.pace cannot be '5 weeks'", "a time such as"), (lambda: PART.seconds("pace", "2m", 0.1, 60), "'2m'", "a time"),
-     (lambda: PART.flag("on", "yes"), "part.on cannot be 'yes'", "it is true or false"), (lambda: PART.text("url", 5, "a URL"), "part.url cannot be 5", "it is a URL"),
-     (lambda: PART.texts("hosts", ["a", ""], "a list of names"), "part.hosts cannot be ['a', '']", "a list of names"), (lambda: PART.texts("hosts", "abc", "few", 0), "'abc'", "few"),
-     (lambda: PART.known(["mod"], ["mode", "size"]), "there is no setting part.mod", "did you mean mode?"), (lambda: TOP.known([7], ["mode"]), "there is no setting 7", "known: mode"),
-     (lambda: PART.text("long", ["x" * 10_000], "a text"), "...", "a text")],
-)  # fmt: skip
+    [
+        (lambda: PART.one_of("mode", "fast", ("slow", "off")), "part.mode cannot be 'fast'", "it is one of slow, off"),
+        (lambda: TOP.number("share", 1.5, 0, 1), "share cannot be 1.5", "it lies between 0 and 1"),
+        (lambda: TOP.number("share", True, 0, 1), "share cannot be True", "it lies"),
+        (lambda: PART.number("size", "1e400", 1), "part.size cannot be '1e400'", "it is a number of at least 1"),
+        (lambda: PART.number("size", "nan", 1), "'nan'", "number"),
+        (lambda: PART.number("size", [1], 1), "part.size cannot be [1]", "number"),
+        (lambda: PART.whole("size", 1.5, 1, 9), "part.size cannot be 1.5", "a whole number"),
+        (lambda: PART.seconds("pace", "5 weeks", 0.1, 60), "part.pace cannot be '5 weeks'", "a time such as"),
+        (lambda: PART.seconds("pace", "2m", 0.1, 60), "'2m'", "a time"),
+        (lambda: PART.flag("on", "yes"), "part.on cannot be 'yes'", "it is true or false"),
+        (lambda: PART.text("url", 5, "a URL"), "part.url cannot be 5", "it is a URL"),
+        (
+            lambda: PART.texts("hosts", ["a", ""], "a list of names"),
+            "part.hosts cannot be ['a', '']",
+            "a list of names",
+        ),
+        (lambda: PART.texts("hosts", "abc", "few", 0), "'abc'", "few"),
+        (lambda: PART.known(["mod"], ["mode", "size"]), "there is no setting part.mod", "did you mean mode?"),
+        (lambda: TOP.known([7], ["mode"]), "there is no setting 7", "known: mode"),
+        (lambda: PART.text("long", ["x" * 10_000], "a text"), "...", "a text"),
+    ],
+)
 def test_a_mistake_names_the_setting_and_what_it_can_be(check: Callable[[], object], what: str, why: str) -> None:
     with pytest.raises(AgentError) as raised:
         check()

@@ -89,11 +89,14 @@ def test_a_child_whose_parent_is_gone_says_nothing(capfd: pytest.CaptureFixture[
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("start", [
-    lambda child, path: keeper.start(child, str(path), 0o755, 65534, 65534),
-    lambda child, _: helper_client.start(child, 65534, 65534),
-    lambda child, path: start_watch(child, sockets.notices(path), 65534, 65534),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda child, path: keeper.start(child, str(path), 0o755, 65534, 65534),
+        lambda child, _: helper_client.start(child, 65534, 65534),
+        lambda child, path: start_watch(child, sockets.notices(path), 65534, 65534),
+    ],
+)
 def test_a_child_that_ended_before_it_was_told_to_begin_is_named(
     start: Callable[[Child, Path], object], tmp_path: Path
 ) -> None:

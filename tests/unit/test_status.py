@@ -22,15 +22,23 @@ from agent.tables import TABLES
 
 
 def test_a_loss_of_unknown_size_is_told_as_such() -> None:
-    loop: Any = SimpleNamespace(lost={("kernel", "tcp"): 5, ("intake", "intake"): 2, ("ring", "none"): 0}, lost_unknown={("intake", "intake"), ("intake", "clock")},
-                                store=SimpleNamespace(losses=lambda: {"tcp_rtt": 7, "loss": 0}))  # fmt: skip
+    loop: Any = SimpleNamespace(
+        lost={("kernel", "tcp"): 5, ("intake", "intake"): 2, ("ring", "none"): 0},
+        lost_unknown={("intake", "intake"), ("intake", "clock")},
+        store=SimpleNamespace(losses=lambda: {"tcp_rtt": 7, "loss": 0}),
+    )
     anything: Any = SimpleNamespace()
     status = Status(anything, loop, anything, anything, anything, anything)
     assert [(x["stage"], x["source"], x["count"]) for x in status.losses()] == [
-        ("intake", "clock", None), ("intake", "intake", None), ("kernel", "tcp", 5), ("store", "tcp_rtt", 7)]  # fmt: skip
+        ("intake", "clock", None),
+        ("intake", "intake", None),
+        ("kernel", "tcp", 5),
+        ("store", "tcp_rtt", 7),
+    ]
     assert (
         status.lost()
-        == "an unknown number of clock (intake), an unknown number of intake (intake), 5 of tcp (kernel), 7 of tcp_rtt (store)"
+        == "an unknown number of clock (intake), an unknown number of intake (intake), 5 of tcp (kernel), 7 of tcp_rtt"
+        " (store)"
     )
 
 
@@ -58,10 +66,12 @@ def test_a_ring_that_is_left_out_is_told_as_such() -> None:
     loop: Any = SimpleNamespace(sources=[kernel, queue, anything], faults=Faults())
     loop.faults.failed("filter", KeyError("x"))
     told = {row.pop("source"): row for row in Status(anything, loop, anything, anything, anything, anything).sources()}
-    assert told == {"filter": {"failure": "KeyError: 'x'", "count": 1, "left_out": False},
-                    "limiter_decisions": {"failure": "IndexError: odd", "count": IN_A_ROW, "left_out": True},
-                    "other": {"failure": "OSError: [Errno 5] no", "count": 1, "left_out": False},
-                    "redis": {"failure": "refused", "count": None, "left_out": False}}  # fmt: skip
+    assert told == {
+        "filter": {"failure": "KeyError: 'x'", "count": 1, "left_out": False},
+        "limiter_decisions": {"failure": "IndexError: odd", "count": IN_A_ROW, "left_out": True},
+        "other": {"failure": "OSError: [Errno 5] no", "count": 1, "left_out": False},
+        "redis": {"failure": "refused", "count": None, "left_out": False},
+    }
 
 
 def test_runs_that_the_kernel_left_out_are_losses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,5 +101,7 @@ def test_runs_that_the_kernel_left_out_are_losses(monkeypatch: pytest.MonkeyPatc
     ]
     stages = TABLES["loss"].by_name["stage"].names
     assert [(stages[r["stage"]], r["source"], r["count"], r["from_ns"], r["to_ns"]) for r in rows] == [
-        ("kernel", b"tcp runs", 2, 0, 10**9), ("kernel", b"tcp runs", 5, 2 * 10**9, 3 * 10**9)]  # fmt: skip
+        ("kernel", b"tcp runs", 2, 0, 10**9),
+        ("kernel", b"tcp runs", 5, 2 * 10**9, 3 * 10**9),
+    ]
     assert NULL_I64 not in rows["t_ns"]

@@ -1,4 +1,6 @@
-"""Stores that something happened to: what is intact answers, what is not is shown as a gap and said, nothing counts twice."""
+"""Stores that something happened to: what is intact answers, what is not is shown as a gap and said, nothing counts
+twice.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,12 @@ def made(path: Path) -> None:
     numbers = np.random.default_rng(3)
     for i in range(SEGMENTS):
         times = np.arange(i * ROWS, (i + 1) * ROWS) * 10**6 + 10**9
-        write(path, make("tcp_close", ROWS, t_ns=times, duration_ns=numbers.integers(0, 2**60, ROWS), pid=i),
-              make("clock_offset", 2, t_ns=[times[0], times[-1]], real_mono_ns=10**18, boot_mono_ns=0, err_ns=7), seal=i == SEGMENTS - 1)  # fmt: skip
+        write(
+            path,
+            make("tcp_close", ROWS, t_ns=times, duration_ns=numbers.integers(0, 2**60, ROWS), pid=i),
+            make("clock_offset", 2, t_ns=[times[0], times[-1]], real_mono_ns=10**18, boot_mono_ns=0, err_ns=7),
+            seal=i == SEGMENTS - 1,
+        )
 
 
 def of(path: Path, table: str, which: int = 2) -> Path:

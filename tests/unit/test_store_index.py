@@ -20,7 +20,9 @@ TABLES = ("tcp_reset", "tcp_connect", "limiter_decision")
 
 
 def write(path: Path, seconds: int = 60) -> None:
-    """A row a second of each table but limiter_decision, which has some at the start; segments of ten seconds. Killed at the end."""
+    """A row a second of each table but limiter_decision, which has some at the start; segments of ten seconds. Killed
+    at the end.
+    """
     store = HotStore(path, this_boot(), "host", seal_command=())
     for at in range(0, seconds, 10):
         if at:
@@ -105,10 +107,14 @@ def test_an_index_tells_rows_times_and_places(tmp_path: Path) -> None:
         spans = index.read(file.fileno())
         assert spans is not None
         assert {t: s[:3] for t, s in spans.items()} == {
-            "tcp_reset": (10, 0, 9 * S), "tcp_connect": (10, 0, 9 * S), "clock_offset": (1, 0, 0), "limiter_decision": (7, 5, 5)}  # fmt: skip
+            "tcp_reset": (10, 0, 9 * S),
+            "tcp_connect": (10, 0, 9 * S),
+            "clock_offset": (1, 0, 0),
+            "limiter_decision": (7, 5, 5),
+        }
         data = file.read()
     for table, span in spans.items():
-        (offset, length) = span.places
+        offset, length = span.places
         start = min(s.places[0] for s in spans.values())
         decoder = frames.FrameDecoder()
         (frame,) = list(decoder.feed(data[:start] + data[offset : offset + length]))

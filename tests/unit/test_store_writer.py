@@ -1,4 +1,6 @@
-"""The store's thread: everything in order, and bounded, counted and told while what it does takes long. A file system that really is frozen: tests/system."""
+"""The store's thread: everything in order, and bounded, counted and told while what it does takes long. A file system
+that really is frozen: tests/system.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,11 @@ def test_rows_and_watermarks_keep_their_order(store: Writer, tmp_path: Path) -> 
         store.append([rows(n)], tick_ns=n)
         store.append([rows(n, 2)] * (n % 3 == 0))
     store.close()
-    found = [(f.t_ns,) if f.kind == frames.FrameKind.TICK else (int(f.rows["t_ns"][0]), len(f.rows))
-             for f in frames.read((tmp_path / "store" / segments.hot_name(1)).read_bytes()) if f.kind != frames.FrameKind.END]  # fmt: skip
+    found = [
+        (f.t_ns,) if f.kind == frames.FrameKind.TICK else (int(f.rows["t_ns"][0]), len(f.rows))
+        for f in frames.read((tmp_path / "store" / segments.hot_name(1)).read_bytes())
+        if f.kind != frames.FrameKind.END
+    ]
     assert found == [one for n in range(500) for one in [(n, 1), (n,), *[(n, 2)] * (n % 3 == 0)]]
 
 

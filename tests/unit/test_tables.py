@@ -36,11 +36,17 @@ def test_after_the_start_no_table_is_added() -> None:
 
 @pytest.mark.parametrize(
     ("table", "why"),
-    [(Table("widgets", "another", (T_NS,)), "there is another one of that name"), (Table("x; DROP", "", (T_NS,)), "'x; DROP' is no name"),
-     (Table("gadgets", "", (T_NS, i64("a-b", ""))), "'a-b' is no name"), (Table("gadgets", "", (i64("made", ""),)), "its first column is t_ns"),
-     (Table("gadgets", "", (T_NS, i64("made", ""), i64("made", ""))), "another column made"), (Table("gadgets", "", (T_NS, i64("wall_ns", ""))), "another column wall_ns"),
-     (Table("gadgets", "", (T_NS,), measure="made"), "there is no column made"), (Table("gadgets", "", (T_NS,), latest_by="id"), "there is no column id")],
-)  # fmt: skip
+    [
+        (Table("widgets", "another", (T_NS,)), "there is another one of that name"),
+        (Table("x; DROP", "", (T_NS,)), "'x; DROP' is no name"),
+        (Table("gadgets", "", (T_NS, i64("a-b", ""))), "'a-b' is no name"),
+        (Table("gadgets", "", (i64("made", ""),)), "its first column is t_ns"),
+        (Table("gadgets", "", (T_NS, i64("made", ""), i64("made", ""))), "another column made"),
+        (Table("gadgets", "", (T_NS, i64("wall_ns", ""))), "another column wall_ns"),
+        (Table("gadgets", "", (T_NS,), measure="made"), "there is no column made"),
+        (Table("gadgets", "", (T_NS,), latest_by="id"), "there is no column id"),
+    ],
+)
 def test_a_table_that_cannot_be_is_refused(table: Table, why: str) -> None:
     tables = Tables([WIDGETS])
     with pytest.raises(ValueError, match=why):

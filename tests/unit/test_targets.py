@@ -1,4 +1,6 @@
-"""Which files the processes of this host have mapped, by the real helper: what is known of them while it cannot be asked, and what is asked for again."""
+"""Which files the processes of this host have mapped, by the real helper: what is known of them while it cannot be
+asked, and what is asked for again.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ from agent.targets.writes import Writes
 from tests.patience import PATIENCE
 
 NOBODY = 65534
-#: Maps a page of a file as code for each line "TIMES PATH", or grows by a megabyte for an empty one. It handles what a Go runtime does.
+#: Maps a page of a file as code for each line "TIMES PATH", or grows by a megabyte for an empty one. It handles what a
+#: Go runtime does.
 MAPPER = f"""
 import ctypes, os, signal, sys
 for number in signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV, signal.SIGURG: signal.signal(number, print)
@@ -66,7 +69,9 @@ class Program:
 
 
 class Rig:
-    """Libraries by the name libtried.so are asked for; nothing is loaded into the kernel. errors: what attaching fails with next."""
+    """Libraries by the name libtried.so are asked for; nothing is loaded into the kernel. errors: what attaching fails
+    with next.
+    """
 
     def __init__(self) -> None:
         self.errors: list[Exception] = []
@@ -206,7 +211,9 @@ def test_nothing_turns_or_grows_while_the_helper_is_silent(
 def test_a_file_that_is_written_to_loses_its_probes_at_once_and_gets_others(
     rig: Rig, program: Program, library: Path
 ) -> None:
-    """Else breakpoints would be put where its former content had instructions. One that is replaced by renaming keeps them: those who run it have the former one."""
+    """Else breakpoints would be put where its former content had instructions. One that is replaced by renaming keeps
+    them: those who run it have the former one.
+    """
     program.maps(library)
     rig.scan()
     assert rig.live == [str(library)]

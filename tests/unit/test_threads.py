@@ -36,7 +36,9 @@ def contained(threads: int) -> Iterator[int]:
 
 
 def test_a_process_with_many_threads_holds_nobody_up() -> None:
-    """1,000 threads, and each second somebody who is none of them: the looks stay short, and go on until all are known."""
+    """1,000 threads, and each second somebody who is none of them: the looks stay short, and go on until all are
+    known.
+    """
     told, took, known = Threads(), list[float](), list[int]()
     with contained(1000) as pid:
         tasks = sorted(int(name) for name in os.listdir(f"/proc/{pid}/task"))

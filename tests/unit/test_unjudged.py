@@ -63,9 +63,23 @@ def test_every_reason_has_words() -> None:
 def test_status_tells_people(capsys: pytest.CaptureFixture[str]) -> None:
     dropped = dict.fromkeys([*REASONS, "evidence"], 0) | {"evidence": 7}
     document: dict[str, Any] = {
-        "pid": 1, "uptime_s": 1.0, "ready_s": 1.0, "cpu_s": 1.0, "processes": [], "probes": [], "programs": [], "helper": "running", "sources": [], "time_daemons": [],
-        "rows": {}, "correlator_dropped": dropped, "loss": [], "clock": {}, "store": {}, "export": {},
-    }  # fmt: skip
+        "pid": 1,
+        "uptime_s": 1.0,
+        "ready_s": 1.0,
+        "cpu_s": 1.0,
+        "processes": [],
+        "probes": [],
+        "programs": [],
+        "helper": "running",
+        "sources": [],
+        "time_daemons": [],
+        "rows": {},
+        "correlator_dropped": dropped,
+        "loss": [],
+        "clock": {},
+        "store": {},
+        "export": {},
+    }
     status._human(document)
     assert "not looked at for findings  nothing\n" in capsys.readouterr().out
     dropped.update(subjects=512, late=3)

@@ -13,7 +13,11 @@ from agent.binaries import openssl
 from tests.kernel import go_fixture as gofacts
 from tests.kernel.go_fixture import PROGRAM, go_binary
 
-STATIC = "#include <unistd.h>\n#include <openssl/ssl.h>\n#include <openssl/crypto.h>\nint main(int n, char **a) { if (n > 1) { pause(); } SSL_CTX *c = SSL_CTX_new(TLS_method()); SSL *s = SSL_new(c); return SSL_do_handshake(s) + !OpenSSL_version(0)[0]; }"
+STATIC = (
+    "#include <unistd.h>\n#include <openssl/ssl.h>\n#include <openssl/crypto.h>\nint main(int n, char **a) { if (n > 1)"
+    " { pause(); } SSL_CTX *c = SSL_CTX_new(TLS_method()); SSL *s = SSL_new(c); return SSL_do_handshake(s) +"
+    " !OpenSSL_version(0)[0]; }"
+)
 
 
 def facts_of(path: Path) -> dict[str, object] | None:
@@ -89,7 +93,10 @@ def test_a_go_program_of_another_processor(tmp_path: Path) -> None:
     )
 
 
-OTHER = 'package main\n\nimport (\n\t"example.com/shop/httprate"\n\t"example.com/shop/ratelimit"\n)\n\nfunc main() { println(ratelimit.Take(), httprate.Take()) }\n'
+OTHER = (
+    'package main\n\nimport (\n\t"example.com/shop/httprate"\n\t"example.com/shop/ratelimit"\n)\n\nfunc main() {'
+    " println(ratelimit.Take(), httprate.Take()) }\n"
+)
 PACKAGE = "package {}\n\nvar n int\n\n//go:noinline\nfunc Take() int {{ n++; return n }}\n"
 
 

@@ -108,7 +108,9 @@ def told(watched: ReportedWaits, batch: Batch, now_s: float) -> list[int]:
 
 
 def test_every_wait_of_a_call_that_was_tried_again_belongs_to_its_decision() -> None:
-    """A resolver that does not answer: waits of five seconds, one after the other, in a decision that is told when all is over."""
+    """A resolver that does not answer: waits of five seconds, one after the other, in a decision that is told when all
+    is over.
+    """
     watched = ReportedWaits(processes(None))
     for end_s in (105, 110, 115):
         assert told(watched, wait_of(5, end_s), end_s) == []

@@ -1,4 +1,6 @@
-"""The clock watch's process, stopped, killed and hung: told, waited for, replaced, given up. Real processes and sockets; no clock is stepped."""
+"""The clock watch's process, stopped, killed and hung: told, waited for, replaced, given up. Real processes and
+sockets; no clock is stepped.
+"""
 
 from __future__ import annotations
 

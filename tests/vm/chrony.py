@@ -1,4 +1,6 @@
-"""In the VM: a real chronyd that sets its clock after a scripted server, and each call that it makes, as a kernel probe that is not the agent's sees it."""
+"""In the VM: a real chronyd that sets its clock after a scripted server, and each call that it makes, as a kernel probe
+that is not the agent's sees it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from tests.lab.ntpserver import NtpServer
 
 _TRACING = Path("/sys/kernel/tracing")
 #: Of do_adjtimex(struct __kernel_timex *), include/uapi/linux/timex.h.
-_PROBE = "tickscope_test/adjtimex do_adjtimex modes=+0(%di):x32 offset=+8(%di):s64 freq=+16(%di):s64 status=+40(%di):s32 s=+72(%di):s64 part=+80(%di):s64 tick=+88(%di):s64"
+_PROBE = (
+    "tickscope_test/adjtimex do_adjtimex modes=+0(%di):x32 offset=+8(%di):s64 freq=+16(%di):s64 status=+40(%di):s32"
+    " s=+72(%di):s64 part=+80(%di):s64 tick=+88(%di):s64"
+)
 _LINE = re.compile(r"-(\d+) +\[\d+\] .* adjtimex: (.*)")
 #: What was asked of the kernel, by field of struct timex; ``s`` and ``part`` are its time.
 Call = dict[str, int]
@@ -58,7 +63,9 @@ class Calls:
 
 
 class Server:
-    """A process that answers on ``port`` with a time ahead_ns ahead of what the wall clock said at first, and that nobody sets."""
+    """A process that answers on ``port`` with a time ahead_ns ahead of what the wall clock said at first, and that
+    nobody sets.
+    """
 
     def __init__(self, ahead_ns: int) -> None:
         self._base = time.time_ns() + ahead_ns - time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
@@ -87,19 +94,26 @@ class Server:
 
 
 def start(program: str, home: Path, port: int, settings: str) -> tuple[subprocess.Popen[bytes], Path]:
-    """chronyd as root that follows a server on loopback as fast as it may, with more lines of chrony.conf; and its log."""
+    """chronyd as root that follows a server on loopback as fast as it may, with more lines of chrony.conf; and its
+    log.
+    """
     config, log = home / "chrony.conf", home / "chronyd.log"
-    config.write_text(f"server 127.0.0.1 port {port} minpoll 0 maxpoll 0 iburst\nport 0\ncmdport 0\nbindcmdaddress /\npidfile {home}/chronyd.pid\nuser root\n"
-                      f"rtcsync\n{settings}\n")  # fmt: skip
+    config.write_text(
+        f"server 127.0.0.1 port {port} minpoll 0 maxpoll 0 iburst\nport 0\ncmdport 0\nbindcmdaddress /\npidfile"
+        f" {home}/chronyd.pid\nuser root\nrtcsync\n{settings}\n"
+    )
     with log.open("wb") as out:
-        return subprocess.Popen(
-            [program, "-d", "-f", str(config)], stdin=subprocess.DEVNULL, stdout=out, stderr=out
-        ), log
+        return (
+            subprocess.Popen([program, "-d", "-f", str(config)], stdin=subprocess.DEVNULL, stdout=out, stderr=out),
+            log,
+        )
 
 
 def changes(calls: list[Call], state: timex.Timex) -> list[tuple[str, int | None, tuple[int, int]]]:
-    """What these successful calls did, starting from a state (ntp_adjtimex and process_adjtimex_modes in the kernel's kernel/time/ntp.c): kind, what was
-    asked in ns, and the rates before and after in ppb. Nothing for what only reads, or writes what is so already."""
+    """What these successful calls did, starting from a state (ntp_adjtimex and process_adjtimex_modes in the kernel's
+    kernel/time/ntp.c): kind, what was asked in ns, and the rates before and after in ppb. Nothing for what only reads,
+    or writes what is so already.
+    """
     freq, tick, status, out = state.freq_scaled, state.tick_us, state.status, []
     for call in calls:
         modes, flags = call["modes"], status & timex.FLAGS

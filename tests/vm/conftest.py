@@ -22,7 +22,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def machines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """What ``begin`` of each module with a chosen test gives, by its last name: all machines at once, as many as there are processors."""
+    """What ``begin`` of each module with a chosen test gives, by its last name: all machines at once, as many as there
+    are processors.
+    """
     modules = {item.module for item in request.session.items if isinstance(item, pytest.Function)}
     with ThreadPoolExecutor(suite.jobs()) as pool:
         yield {

@@ -1,7 +1,8 @@
-"""What the harness runs inside a VM, as root: an agent, prime counts of real operations, two real clock steps of an hour.
+"""What the harness runs inside a VM, as root: an agent, prime counts of real operations, two real clock steps of an
+hour.
 
-Leaves one JSON document in the file that it is given: what `status` and `query` said, and what was done; with the word "plans" behind it also what the loader does
-with each family, which takes minutes more.
+Leaves one JSON document in the file that it is given: what `status` and `query` said, and what was done; with the word
+"plans" behind it also what the loader does with each family, which takes minutes more.
 """
 
 from __future__ import annotations

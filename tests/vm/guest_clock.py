@@ -1,6 +1,8 @@
-"""The table of clock events: scripted, one after another, each found once, of the right kind, by the right actor, as big as it was.
+"""The table of clock events: scripted, one after another, each found once, of the right kind, by the right actor, as
+big as it was.
 
-Runs inside a VM only (tests/vm/test_clock.py starts it); it moves the clock by hours. Programs are forked, not started: emulation is slow.
+Runs inside a VM only (tests/vm/test_clock.py starts it); it moves the clock by hours. Programs are forked, not started:
+emulation is slow.
 """
 
 from __future__ import annotations
@@ -30,8 +32,16 @@ if "lowerdir=/lower,upperdir=/rw/upper" not in Path("/proc/self/mounts").read_te
 US, MS, S = 1_000, 1_000_000, 1_000_000_000
 KIND = TABLES["clock_change"].by_name["kind"]
 #: What each of these looks like to the kernel: glibc has its own idea of which call to make.
-VIA = {"clock_settime": "clock_settime", "settimeofday": "clock_settime", "adjtimex": "clock_adjtime", "clock_adjtime": "clock_adjtime",
-       "raw_clock_settime": "clock_settime", "raw_settimeofday": "settimeofday", "raw_adjtimex": "adjtimex", "raw_clock_adjtime": "clock_adjtime"}  # fmt: skip
+VIA = {
+    "clock_settime": "clock_settime",
+    "settimeofday": "clock_settime",
+    "adjtimex": "clock_adjtime",
+    "clock_adjtime": "clock_adjtime",
+    "raw_clock_settime": "clock_settime",
+    "raw_settimeofday": "settimeofday",
+    "raw_adjtimex": "adjtimex",
+    "raw_clock_adjtime": "clock_adjtime",
+}
 MAXIMUM_ERR_NS = 50 * US
 
 HELPERS = """
@@ -103,7 +113,10 @@ def rates() -> Iterator[Event]:
         )
     for tick in (10_010, 9_900, 10_800, 9_200):
         ppb = (tick - 10_000) * 100_000
-        code = f"adjust(modes=TICK | FREQUENCY, tick={tick}, freq=0); time.sleep(0.2); adjust(modes=TICK | FREQUENCY, tick=10_000, freq=0)"
+        code = (
+            f"adjust(modes=TICK | FREQUENCY, tick={tick}, freq=0); time.sleep(0.2); adjust(modes=TICK | FREQUENCY,"
+            " tick=10_000, freq=0)"
+        )
         yield Event(
             f"slew {ppb // 1000} ppm",
             code,
@@ -115,14 +128,25 @@ def leap(name: str, flag: int, size: int) -> list[Event]:
     """maxerror is reset, or the kernel says within a second that it is not synchronised."""
     day = "(time.time_ns() // 10**9 // 86400 + 1) * 86400 * 10**9"
     return [
-        Event(f"to the day's end for a leap second {name}", f"before = gap(); assert libc.clock_settime(0, pair({day} - 8 * 10**9, 1)) == 0\n"
-              "after = gap(); print(after[0] - before[0], (after[1] + before[1]) // 2 + 2)", [Row("step", "clock_settime", None)]),
-        Event(f"arming a leap second {name}", f"adjust(modes=STATUS | MAXERROR, status={flag})",
-              [Row("leap", "clock_adjtime", modes=f"MAXERROR|STATUS {'+INS' if flag == 0x10 else '+DEL'} -UNSYNC")]),
+        Event(
+            f"to the day's end for a leap second {name}",
+            f"before = gap(); assert libc.clock_settime(0, pair({day} - 8 * 10**9, 1)) == 0\n"
+            "after = gap(); print(after[0] - before[0], (after[1] + before[1]) // 2 + 2)",
+            [Row("step", "clock_settime", None)],
+        ),
+        Event(
+            f"arming a leap second {name}",
+            f"adjust(modes=STATUS | MAXERROR, status={flag})",
+            [Row("leap", "clock_adjtime", modes=f"MAXERROR|STATUS {'+INS' if flag == 0x10 else '+DEL'} -UNSYNC")],
+        ),
         Event(f"a leap second {name}", "time.sleep(9)", [Row("leap", size=size, by=False, ret=None)], wait_s=2),
-        Event(f"disarming a leap second {name}", "adjust(modes=STATUS, status=0x40)", [Row("leap", "clock_adjtime")],
-              wait_s=2.5),  # the kernel forgets the last leap second at a second's begin, and takes no other before
-    ]  # fmt: skip
+        Event(
+            f"disarming a leap second {name}",
+            "adjust(modes=STATUS, status=0x40)",
+            [Row("leap", "clock_adjtime")],
+            wait_s=2.5,
+        ),  # the kernel forgets the last leap second at a second's begin, and takes no other before
+    ]
 
 
 BURST = "for i in range(20): moved('raw_clock_adjtime', 10**6 * (i + 1) * (-1) ** i); time.sleep(0.1)"
@@ -142,9 +166,18 @@ for how in ("clock_settime", "settimeofday", "raw_adjtimex", "clock_adjtime"): a
 assert libc.adjtimex(timex(FREQUENCY, freq=1 << 16)) == -1
 assert libc.adjtime(struct.pack("<qq", 0, 7), None) == -1
 """
-READS = "for _ in range(23): libc.adjtimex(timex()); libc.clock_adjtime(0, timex()); libc.adjtime(None, ctypes.create_string_buffer(16)); time.time()"
-ADJTIME = "assert libc.adjtime(struct.pack('<qq', 0, {}), None) == 0; time.sleep(0.1); assert libc.adjtime(struct.pack('<qq', 0, 0), None) == 0"
-PHASE = "adjust(modes=OFFSET | NANO | STATUS, offset={}, status=0x41); adjust(modes=OFFSET | STATUS, offset=0, status=0x41); adjust(modes=STATUS, status=0x40)"
+READS = (
+    "for _ in range(23): libc.adjtimex(timex()); libc.clock_adjtime(0, timex()); libc.adjtime(None,"
+    " ctypes.create_string_buffer(16)); time.time()"
+)
+ADJTIME = (
+    "assert libc.adjtime(struct.pack('<qq', 0, {}), None) == 0; time.sleep(0.1); assert libc.adjtime(struct.pack('<qq',"
+    " 0, 0), None) == 0"
+)
+PHASE = (
+    "adjust(modes=OFFSET | NANO | STATUS, offset={}, status=0x41); adjust(modes=OFFSET | STATUS, offset=0,"
+    " status=0x41); adjust(modes=STATUS, status=0x40)"
+)
 CURRENT = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
 
 SMEARED = [
@@ -156,38 +189,112 @@ SMEARED = [
 EVENTS = [
     *steps(),
     *rates(),
-    Event("a burst, ten a second", BURST, [Row("step", "clock_adjtime", 10**6 * (i + 1) * (-1) ** i) for i in range(20)]),
+    Event(
+        "a burst, ten a second", BURST, [Row("step", "clock_adjtime", 10**6 * (i + 1) * (-1) ** i) for i in range(20)]
+    ),
     Event("under heavy load", LOAD, [Row("step", "clock_adjtime", s) for s in (7 * MS, -7 * MS)]),
-    Event("adjtime forward", ADJTIME.format(7000), [Row("slew", "clock_adjtime", requested=7 * MS), Row("slew", "clock_adjtime", requested=0)]),
-    Event("adjtime backward", ADJTIME.format(-7000), [Row("slew", "clock_adjtime", requested=-7 * MS), Row("slew", "clock_adjtime", requested=0)]),
-    Event("ADJ_OFFSET", PHASE.format(300_000), [Row("slew", "clock_adjtime", requested=300_000), Row("slew", "clock_adjtime", requested=0)]),
+    Event(
+        "adjtime forward",
+        ADJTIME.format(7000),
+        [Row("slew", "clock_adjtime", requested=7 * MS), Row("slew", "clock_adjtime", requested=0)],
+    ),
+    Event(
+        "adjtime backward",
+        ADJTIME.format(-7000),
+        [Row("slew", "clock_adjtime", requested=-7 * MS), Row("slew", "clock_adjtime", requested=0)],
+    ),
+    Event(
+        "ADJ_OFFSET",
+        PHASE.format(300_000),
+        [Row("slew", "clock_adjtime", requested=300_000), Row("slew", "clock_adjtime", requested=0)],
+    ),
     Event("a smear", SMEAR, [Row("frequency", "clock_adjtime", ppb=p) for p in SMEARED]),
     Event("TAI offset 37 s", "adjust(modes=TAI, constant=37)", [Row("tai", "clock_adjtime", requested=37 * S)]),
     Event("TAI offset 36 s", "adjust(modes=TAI, constant=36)", [Row("tai", "clock_adjtime", requested=36 * S)]),
     *leap("inserted", 0x10, -S),
     *leap("deleted", 0x20, S),
-    Event("synchronised", "adjust(modes=STATUS | MAXERROR, status=0)", [Row("unsync", "clock_adjtime", modes="MAXERROR|STATUS -UNSYNC")]),
+    Event(
+        "synchronised",
+        "adjust(modes=STATUS | MAXERROR, status=0)",
+        [Row("unsync", "clock_adjtime", modes="MAXERROR|STATUS -UNSYNC")],
+    ),
     Event("a status that changes nothing", "adjust(modes=STATUS, status=0); adjust(modes=MAXERROR)"),
-    Event("synchronisation lost", "adjust(modes=STATUS, status=0x40)", [Row("unsync", "clock_adjtime", modes="STATUS +UNSYNC")]),
-    Event("refused to nobody", REFUSED, [*[Row("step", VIA[h], ret=-1) for h in ("clock_settime", "settimeofday", "raw_adjtimex", "clock_adjtime")],
-                                         Row("frequency", "clock_adjtime", ret=-1), Row("slew", "clock_adjtime", ret=-1)]),
+    Event(
+        "synchronisation lost",
+        "adjust(modes=STATUS, status=0x40)",
+        [Row("unsync", "clock_adjtime", modes="STATUS +UNSYNC")],
+    ),
+    Event(
+        "refused to nobody",
+        REFUSED,
+        [
+            *[Row("step", VIA[h], ret=-1) for h in ("clock_settime", "settimeofday", "raw_adjtimex", "clock_adjtime")],
+            Row("frequency", "clock_adjtime", ret=-1),
+            Row("slew", "clock_adjtime", ret=-1),
+        ],
+    ),
     Event("reads", READS),
-    Event("another clocksource", f"open({CURRENT!r}, 'w').write('acpi_pm')", [Row("clocksource", by=False, ret=None, modes="tsc > acpi_pm")], wait_s=3),
-    Event("and back", f"open({CURRENT!r}, 'w').write('tsc')", [Row("clocksource", by=False, ret=None, modes="acpi_pm > tsc")], wait_s=3),
-]  # fmt: skip
+    Event(
+        "another clocksource",
+        f"open({CURRENT!r}, 'w').write('acpi_pm')",
+        [Row("clocksource", by=False, ret=None, modes="tsc > acpi_pm")],
+        wait_s=3,
+    ),
+    Event(
+        "and back",
+        f"open({CURRENT!r}, 'w').write('tsc')",
+        [Row("clocksource", by=False, ret=None, modes="acpi_pm > tsc")],
+        wait_s=3,
+    ),
+]
 
-LOST_SLOWLY = "t = bytearray(timex(MAXERROR | STATUS).raw); struct.pack_into('<q', t, 24, 15_999_900); libc.clock_adjtime(0, bytes(t))"
+LOST_SLOWLY = (
+    "t = bytearray(timex(MAXERROR | STATUS).raw); struct.pack_into('<q', t, 24, 15_999_900); libc.clock_adjtime(0,"
+    " bytes(t))"
+)
 #: What is seen of the same without any kernel program, nor anybody's name; once a second.
 UNSEEN = [
-    Event("an unseen step", "moved('clock_settime', 7 * 10**9)", [Row("step", size=None, by=False, ret=None)], wait_s=2),
-    Event("an unseen frequency", "adjust(modes=FREQUENCY, freq=1 << 16)", [Row("frequency", by=False, ret=None, ppb=(0, 1000))], wait_s=2.5),
-    Event("and its end", "adjust(modes=FREQUENCY, freq=0)", [Row("frequency", by=False, ret=None, ppb=(1000, 0))], wait_s=2.5),
-    Event("an unseen adjtime", ADJTIME.split(";", maxsplit=1)[0].format(9_000), [Row("slew", by=False, ret=None)], wait_s=2.5),
+    Event(
+        "an unseen step", "moved('clock_settime', 7 * 10**9)", [Row("step", size=None, by=False, ret=None)], wait_s=2
+    ),
+    Event(
+        "an unseen frequency",
+        "adjust(modes=FREQUENCY, freq=1 << 16)",
+        [Row("frequency", by=False, ret=None, ppb=(0, 1000))],
+        wait_s=2.5,
+    ),
+    Event(
+        "and its end",
+        "adjust(modes=FREQUENCY, freq=0)",
+        [Row("frequency", by=False, ret=None, ppb=(1000, 0))],
+        wait_s=2.5,
+    ),
+    Event(
+        "an unseen adjtime",
+        ADJTIME.split(";", maxsplit=1)[0].format(9_000),
+        [Row("slew", by=False, ret=None)],
+        wait_s=2.5,
+    ),
     Event("its end by itself", ADJTIME.split(";", maxsplit=1)[0].format(0), wait_s=2.5),
-    Event("an unseen TAI offset", "adjust(modes=TAI, constant=35)", [Row("tai", by=False, ret=None, requested=35 * S)], wait_s=2.5),
-    Event("unseen synchronisation", "adjust(modes=STATUS | MAXERROR, status=0)", [Row("unsync", by=False, ret=None, modes="-UNSYNC")], wait_s=2.5),
-    Event("maxerror over 16 s: the kernel's own flag", LOST_SLOWLY, [Row("unsync", by=False, ret=None, modes="+UNSYNC")], wait_s=4),
-]  # fmt: skip
+    Event(
+        "an unseen TAI offset",
+        "adjust(modes=TAI, constant=35)",
+        [Row("tai", by=False, ret=None, requested=35 * S)],
+        wait_s=2.5,
+    ),
+    Event(
+        "unseen synchronisation",
+        "adjust(modes=STATUS | MAXERROR, status=0)",
+        [Row("unsync", by=False, ret=None, modes="-UNSYNC")],
+        wait_s=2.5,
+    ),
+    Event(
+        "maxerror over 16 s: the kernel's own flag",
+        LOST_SLOWLY,
+        [Row("unsync", by=False, ret=None, modes="+UNSYNC")],
+        wait_s=4,
+    ),
+]
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +328,9 @@ ERRORS: list[int] = []
 
 
 def play(rig: Rig, event: Event) -> tuple[int, np.ndarray, list[list[int]]]:
-    """Runs it; the child's pid, the rows that came of it, and what it printed. Short pauses of an emulated machine are real, but not ours."""
+    """Runs it; the child's pid, the rows that came of it, and what it printed. Short pauses of an emulated machine are
+    real, but not ours.
+    """
     before = len(rig.rows())
     reading, writing = os.pipe()
     pid = os.fork()
@@ -278,7 +387,9 @@ def test_event(make: Callable[[bool], Rig], event: Event) -> None:
 
 
 def follow(rig: Rig, home: Path, ahead_ns: int, settings: str, near_ns: int) -> tuple[np.ndarray, str]:
-    """A chronyd follows a server until it is that near, and ends; what it did is told, call by call, once. Its rows and its log."""
+    """A chronyd follows a server until it is that near, and ends; what it did is told, call by call, once. Its rows and
+    its log.
+    """
     program = shutil.which("chronyd")
     assert program
     before, state = len(rig.rows()), timex.read()

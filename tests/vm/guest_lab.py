@@ -1,6 +1,8 @@
-"""In the VM: sittings of the laboratory with a small workload, whose clock is moved by hours. tests/vm/lab.py starts it.
+"""In the VM: sittings of the laboratory with a small workload, whose clock is moved by hours. tests/vm/lab.py starts
+it.
 
-What a sitting leaves is copied to the last argument when it is whole: a file of the host's costs an emulated machine much with each line.
+What a sitting leaves is copied to the last argument when it is whole: a file of the host's costs an emulated machine
+much with each line.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from tests.patience import PATIENCE
 
 #: Limiters and leases that go by the wall clock, their Redis, and a queue; for faults of the link, who uses that.
 WORKLOAD, FAR_SIDE = ("redis", "api-redis", "leases", "producer", "consumer1"), ("link", "redis-far", "api-redis-far")
-#: Of what the programs do on a real machine in a second; of that, what limiters allow: they are always at their limit, as slow as the machine may be.
+#: Of what the programs do on a real machine in a second; of that, what limiters allow: they are always at their limit,
+#: as slow as the machine may be.
 RATE, ALLOWED = 0.4, 0.4
 
 

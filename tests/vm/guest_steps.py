@@ -1,6 +1,8 @@
-"""In the VM: limiters that go by the wall clock, an agent that watches them, and steps of -500 ms, 2 s and an hour, each taken back. tests/vm/steps.py starts it.
+"""In the VM: limiters that go by the wall clock, an agent that watches them, and steps of -500 ms, 2 s and an hour,
+each taken back. tests/vm/steps.py starts it.
 
-Leaves a JSON document in the file it is given: the steps, each decision by the programs' own logs, and what ``tickscope limiters replay`` says.
+Leaves a JSON document in the file it is given: the steps, each decision by the programs' own logs, and what ``tickscope
+limiters replay`` says.
 """
 
 from __future__ import annotations
@@ -63,7 +65,9 @@ def which(row: dict[str, object]) -> str:
 
 
 class RedisClient(threading.Thread):
-    """A sliding log that a real Redis keeps, by this host's clock. log: CLOCK_BOOTTIME, the wall clock's reading, 0 or 1, and CLOCK_BOOTTIME at its end, of each decision."""
+    """A sliding log that a real Redis keeps, by this host's clock. log: CLOCK_BOOTTIME, the wall clock's reading, 0 or
+    1, and CLOCK_BOOTTIME at its end, of each decision.
+    """
 
     def __init__(self, server: Redis, intake: Path) -> None:
         super().__init__(daemon=True)
@@ -80,9 +84,16 @@ class RedisClient(threading.Thread):
             )
             ended = boot_ns()
             said = {
-                "limiter": "lua", "result": "allowed" if left >= 0 else "refused", "cost": 1, "limit_per_s": LUA_LIMIT, "window_ns": WINDOW_MS * MS,
-                "program_wall_ns": wall, "t_ns": ended, "duration_ns": ended - boot, "remaining": max(0, left),
-            }  # fmt: skip
+                "limiter": "lua",
+                "result": "allowed" if left >= 0 else "refused",
+                "cost": 1,
+                "limit_per_s": LUA_LIMIT,
+                "window_ns": WINDOW_MS * MS,
+                "program_wall_ns": wall,
+                "t_ns": ended,
+                "duration_ns": ended - boot,
+                "remaining": max(0, left),
+            }
             reports.sendto(json.dumps(said).encode(), str(self._intake))
             self.log.append((boot, wall, int(left >= 0), ended))
 
@@ -158,7 +169,8 @@ def main() -> None:
         "probes": agent.status()["probes"],
         "seconds": agent.json(
             "sql",
-            "select limiter_id, library, t_ns // 1000000000 as s, count(*) as n, min(sample_rate) as rate from limiter_decision group by all order by all",
+            "select limiter_id, library, t_ns // 1000000000 as s, count(*) as n, min(sample_rate) as rate from"
+            " limiter_decision group by all order by all",
         )["rows"],
         "status": agent.json("sql", "select * from probe_status order by t_ns")["rows"],
         "log": agent.log(),

@@ -1,7 +1,8 @@
-"""Suspends the VM to RAM for some seconds, prints as one line of JSON what was told of it, and ends the machine with the status that it is given.
+"""Suspends the VM to RAM for some seconds, prints as one line of JSON what was told of it, and ends the machine with
+the status that it is given.
 
-The last thing that a machine does: its files do not survive, since Linux's 9p driver does not restore its device. Whatever is needed
-afterwards is in memory by then: it ran once before, and is locked.
+The last thing that a machine does: its files do not survive, since Linux's 9p driver does not restore its device.
+Whatever is needed afterwards is in memory by then: it ran once before, and is locked.
 """
 
 from __future__ import annotations
@@ -49,8 +50,10 @@ def end(status: TextIO, trigger: TextIO, code: str) -> None:
 def main() -> None:
     rig = Rig(Path(tempfile.mkdtemp()))
     with ExitStack() as opened:
-        alarm, state, *ends = (opened.enter_context(open(path, "w", buffering=1)) for path in (
-            "/sys/class/rtc/rtc0/wakealarm", "/sys/power/state", "/dev/ttyS2", "/proc/sysrq-trigger"))  # fmt: skip
+        alarm, state, *ends = (
+            opened.enter_context(open(path, "w", buffering=1))
+            for path in ("/sys/class/rtc/rtc0/wakealarm", "/sys/power/state", "/dev/ttyS2", "/proc/sysrq-trigger")
+        )
         time.clock_settime_ns(time.CLOCK_REALTIME, time.time_ns() + 100_000_000)
         rig.settle(2)
         json.dumps([look(), told(rig, 0), rig.notices()])

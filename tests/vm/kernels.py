@@ -1,4 +1,6 @@
-"""Debian's kernels: fetched by package name, cached, and packed with a small initramfs. Needs apt, dpkg-deb and xz; no root."""
+"""Debian's kernels: fetched by package name, cached, and packed with a small initramfs. Needs apt, dpkg-deb and xz; no
+root.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from pathlib import Path
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tickscope/kernels"
 #: The harness's name of a kernel -> the suite whose linux-image-amd64 it is.
 SUITES = {"5.10": "bullseye", "6.1": "bookworm", "6.12": "trixie", "newest": "sid"}
-#: With what they depend on. Loaded in this order by tests/vm/init; those that a kernel has built in, or does not have, are left out.
+#: With what they depend on. Loaded in this order by tests/vm/init; those that a kernel has built in, or does not have,
+#: are left out.
 MODULES = [
     "virtio_pci",
     "virtio_rng",
@@ -61,7 +64,9 @@ def _run(*command: str, cwd: Path | None = None) -> str:
 
 
 class Apt:
-    """apt with sources, lists and downloads of its own: this host's mirrors, another suite. The host's apt is left as it is."""
+    """apt with sources, lists and downloads of its own: this host's mirrors, another suite. The host's apt is left as
+    it is.
+    """
 
     def __init__(self, suite: str, root: Path) -> None:
         for folder in ("lists/partial", "archives/partial"):
@@ -78,15 +83,32 @@ class Apt:
                 or (here.endswith("-security") and suite == "sid")
             ):
                 continue
-            entries.append(f"deb [arch=amd64 signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] {uri} {suite}"
-                           f"{'-security' * here.endswith('-security')} main")  # fmt: skip
+            entries.append(
+                f"deb [arch=amd64 signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] {uri} {suite}"
+                f"{'-security' * here.endswith('-security')} main"
+            )
         if not entries:
             raise Unavailable("apt has no Debian mirror configured")
         (root / "sources.list").write_text("\n".join(entries) + "\n")
         self.root = root
-        self.options = ["-o", f"Dir::Etc::sourcelist={root}/sources.list", "-o", "Dir::Etc::sourceparts=-", "-o", f"Dir::State::lists={root}/lists",
-                        "-o", f"Dir::Cache={root}", "-o", "Dir::State::status=/dev/null", "-o", "APT::Sandbox::User=root",
-                        "-o", "Acquire::Languages=none", "-o", "APT::Architecture=amd64"]  # fmt: skip
+        self.options = [
+            "-o",
+            f"Dir::Etc::sourcelist={root}/sources.list",
+            "-o",
+            "Dir::Etc::sourceparts=-",
+            "-o",
+            f"Dir::State::lists={root}/lists",
+            "-o",
+            f"Dir::Cache={root}",
+            "-o",
+            "Dir::State::status=/dev/null",
+            "-o",
+            "APT::Sandbox::User=root",
+            "-o",
+            "Acquire::Languages=none",
+            "-o",
+            "APT::Architecture=amd64",
+        ]
         _run("apt-get", *self.options, "-qq", "update")
 
     def depends(self, package: str) -> list[str]:
@@ -132,7 +154,9 @@ def _modules(tree: Path, scratch: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def cpio(files: dict[str, tuple[int, bytes]]) -> bytes:
-    """An initramfs archive (newc; Documentation/driver-api/early-userspace/buffer-format.rst) of path -> (mode, content)."""
+    """An initramfs archive (newc; Documentation/driver-api/early-userspace/buffer-format.rst) of path -> (mode,
+    content).
+    """
     out = bytearray()
     for inode, (path, (mode, data)) in enumerate([*files.items(), ("TRAILER!!!", (0, b""))], 1):
         name = path.encode() + b"\0"

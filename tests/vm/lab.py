@@ -1,4 +1,6 @@
-"""python -m tests.vm.lab --runs N --seed-from S --out DIR: the laboratory's clock faults in a VM, and the score of what was found. See tests/vm/README.md."""
+"""python -m tests.vm.lab --runs N --seed-from S --out DIR: the laboratory's clock faults in a VM, and the score of what
+was found. See tests/vm/README.md.
+"""
 
 from __future__ import annotations
 

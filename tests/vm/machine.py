@@ -1,4 +1,6 @@
-"""Boots a kernel under qemu, without KVM, on a read-only view of this host's files, and runs one command in it as root."""
+"""Boots a kernel under qemu, without KVM, on a read-only view of this host's files, and runs one command in it as
+root.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,18 @@ from tests.vm.kernels import Kernel, Unavailable, cpio, get
 QEMU = "qemu-system-x86_64"
 #: Of the environment: where programs are, where the tests keep what they built or fetched, what they are asked to do.
 KEPT = ("PATH", "HOME", "XDG_CACHE_HOME", "TICKSCOPE_TEST_CACHE", "TICKSCOPE_TEST_QUIET_S")
-#: A command that writes this to /dev/ttyS0 has the emulator stopped for STOP_S, in which nobody runs and the clocks go on.
+#: A command that writes this to /dev/ttyS0 has the emulator stopped for STOP_S, in which nobody runs and the clocks go
+#: on.
 STOP_WORD, STOP_S = b"tickscope test: stop me", 3.0
-#: A processor that is stuck in the kernel ends the machine, and its console says where; so does one whose time is over (an NMI).
-BOOT_ARGUMENTS = f"{WORD} console=ttyS0 panic=-1 softlockup_panic=1 unknown_nmi_panic=1 sysrq_always_enabled log_buf_len=4M quiet random.trust_cpu=on clocksource=tsc tsc=reliable"
+#: A processor that is stuck in the kernel ends the machine, and its console says where; so does one whose time is over
+#: (an NMI).
+BOOT_ARGUMENTS = (
+    f"{WORD} console=ttyS0 panic=-1 softlockup_panic=1 unknown_nmi_panic=1 sysrq_always_enabled log_buf_len=4M quiet"
+    " random.trust_cpu=on clocksource=tsc tsc=reliable"
+)
 LAST_WORDS_S = 20
-#: How a kernel ends whose tracepoints were switched while another emulated processor translated that code (see README.md).
+#: How a kernel ends whose tracepoints were switched while another emulated processor translated that code (see
+#: README.md).
 STALE_CODE = re.compile(r"Oops: int3|watchdog: BUG: soft lockup")
 #: A machine whose command says nothing for so long stands still.
 STILL_S = 600.0
@@ -43,7 +51,9 @@ class StillError(TimeoutError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended. status: its exit status, None where the machine ended before it did. console: the kernel's messages."""
+    """How a command ended. status: its exit status, None where the machine ended before it did. console: the kernel's
+    messages.
+    """
 
     kernel: Kernel
     status: int | None
@@ -53,29 +63,85 @@ class Outcome:
 
 def _script(command: list[str], cwd: Path, env: dict[str, str]) -> bytes:
     kept = {name: os.environ[name] for name in KEPT if name in os.environ}
-    kept |= {"LANG": "C.UTF-8", "TERM": "linux", "TMPDIR": "/run/tmp", "PYTHONDONTWRITEBYTECODE": "1", "TICKSCOPE_TEST_PATIENCE": "12",
-             "TICKSCOPE_TEST_COARSE": "10", **env}  # fmt: skip
+    kept |= {
+        "LANG": "C.UTF-8",
+        "TERM": "linux",
+        "TMPDIR": "/run/tmp",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "TICKSCOPE_TEST_PATIENCE": "12",
+        "TICKSCOPE_TEST_COARSE": "10",
+        **env,
+    }
     lines = [f"export {name}={shlex.quote(value)}" for name, value in kept.items()]
     return "\n".join([*lines, f"cd {shlex.quote(str(cwd))}", f"exec {shlex.join(command)}", ""]).encode()
 
 
 def _qemu(kernel: Kernel, initramfs: Path, scratch: Path, out: Path) -> list[str]:
-    return ["setpriv", "--pdeathsig", "KILL", "nice", "-n", "10", QEMU, "-nodefaults", "-no-reboot", "-display", "none", "-monitor", f"unix:{scratch}/monitor,server,nowait", "-m", "1G", "-smp", "2",
-            "-accel", "tcg,thread=multi", "-cpu", "max", "-nic", "none", "-object", "rng-random,id=rng,filename=/dev/urandom",
-            "-device", "virtio-rng-pci,rng=rng",
-            "-virtfs", "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap",
-            "-virtfs", f"local,path={out},mount_tag=out,security_model=none",
-            "-serial", f"file:{scratch}/console", "-serial", "stdio", "-serial", f"file:{scratch}/status",
-            "-kernel", str(kernel.image), "-initrd", str(initramfs), "-append", BOOT_ARGUMENTS]  # fmt: skip
+    return [
+        "setpriv",
+        "--pdeathsig",
+        "KILL",
+        "nice",
+        "-n",
+        "10",
+        QEMU,
+        "-nodefaults",
+        "-no-reboot",
+        "-display",
+        "none",
+        "-monitor",
+        f"unix:{scratch}/monitor,server,nowait",
+        "-m",
+        "1G",
+        "-smp",
+        "2",
+        "-accel",
+        "tcg,thread=multi",
+        "-cpu",
+        "max",
+        "-nic",
+        "none",
+        "-object",
+        "rng-random,id=rng,filename=/dev/urandom",
+        "-device",
+        "virtio-rng-pci,rng=rng",
+        "-virtfs",
+        "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap",
+        "-virtfs",
+        f"local,path={out},mount_tag=out,security_model=none",
+        "-serial",
+        f"file:{scratch}/console",
+        "-serial",
+        "stdio",
+        "-serial",
+        f"file:{scratch}/status",
+        "-kernel",
+        str(kernel.image),
+        "-initrd",
+        str(initramfs),
+        "-append",
+        BOOT_ARGUMENTS,
+    ]
 
 
-def run(name: str, command: list[str], *, limit_s: float = 600, env: dict[str, str] | None = None, cwd: Path | None = None,
-        echo: bool = False, interactive: bool = False, out: Path | None = None, still_s: float = STILL_S) -> Outcome:  # fmt: skip
-    """Runs a command on kernel ``name`` of tests.vm.kernels.SUITES; a second time, and warns, where the emulator broke the first (STALE_CODE), or it stood still.
+def run(
+    name: str,
+    command: list[str],
+    *,
+    limit_s: float = 600,
+    env: dict[str, str] | None = None,
+    cwd: Path | None = None,
+    echo: bool = False,
+    interactive: bool = False,
+    out: Path | None = None,
+    still_s: float = STILL_S,
+) -> Outcome:
+    """Runs a command on kernel ``name`` of tests.vm.kernels.SUITES; a second time, and warns, where the emulator broke
+    the first (STALE_CODE), or it stood still.
 
-    The command sees the host's files; what it writes is gone with the machine, but for what it leaves in /run/out, which is the host's
-    directory ``out``. echo: its output also goes to stdout as it comes.
-    Raises Unavailable where qemu or the kernel cannot be had, and TimeoutError after limit_s, or where twice nothing was written for still_s.
+    The command sees the host's files; what it writes is gone with the machine, but for what it leaves in /run/out,
+    which is the host's directory ``out``. echo: its output also goes to stdout as it comes. Raises Unavailable where
+    qemu or the kernel cannot be had, and TimeoutError after limit_s, or where twice nothing was written for still_s.
     """
 
     def once() -> Outcome:
@@ -89,7 +155,8 @@ def run(name: str, command: list[str], *, limit_s: float = 600, env: dict[str, s
     broken = STALE_CODE.search(done.console) if done.status is None else None
     if broken:
         warnings.warn(
-            f"tests.vm: {name} ended with {broken[0]!r}, as where the emulator runs code that the kernel has patched since; once more",
+            f"tests.vm: {name} ended with {broken[0]!r}, as where the emulator runs code that the kernel has patched"
+            " since; once more",
             stacklevel=2,
         )
         return once()
@@ -174,7 +241,9 @@ def _last_words(machine: subprocess.Popen[bytes], scratch: Path) -> str:
 def _follow(
     machine: subprocess.Popen[bytes], limit_s: float, still_s: float, echo: bool, stopper: Stopper, scratch: Path
 ) -> bytes:
-    """Collects what the command writes until the machine ends; kills the machine, and raises TimeoutError, after limit_s."""
+    """Collects what the command writes until the machine ends; kills the machine, and raises TimeoutError, after
+    limit_s.
+    """
     assert machine.stdout is not None
     output, end, still = bytearray(), time.monotonic() + limit_s, time.monotonic() + still_s
     try:
@@ -189,7 +258,8 @@ def _follow(
                 )
                 wrote, load = output[-4000:].decode(errors="replace"), os.getloadavg()[0]
                 raise kind(
-                    f"{what}, the host's load {load:.1f}; it wrote:\n{wrote}\nits kernel, on an NMI:\n{_last_words(machine, scratch)}"
+                    f"{what}, the host's load {load:.1f}; it wrote:\n{wrote}\nits kernel, on an"
+                    f" NMI:\n{_last_words(machine, scratch)}"
                 )
             if not ready:
                 continue

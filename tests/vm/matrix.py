@@ -10,9 +10,11 @@ from tests.vm import suite
 
 
 def run(names: list[str], families: list[str], arguments: list[str], out: Path | None, limit_s: float) -> int:
-    """Prints passed, failed and skipped by kernel and family, then what failed and why things were skipped; 1 where anything failed.
+    """Prints passed, failed and skipped by kernel and family, then what failed and why things were skipped; 1 where
+    anything failed.
 
-    families: empty for all. arguments: more of pytest's. out: one folder a kernel is made there. Raises what ``suite.run`` raises.
+    families: empty for all. arguments: more of pytest's. out: one folder a kernel is made there. Raises what
+    ``suite.run`` raises.
     """
     families = families or list(suite.FAMILIES)
     top = (out or Path(tempfile.mkdtemp(prefix="tickscope-vm-results-"))).resolve()
@@ -33,12 +35,14 @@ def run(names: list[str], families: list[str], arguments: list[str], out: Path |
             counts = done.counts(family)
             seconds = sum(r.seconds for r in done.results if suite.family_of(r.test) == family)
             print(
-                f"  {family:<9} {counts['passed']:>3} passed {counts['failed']:>3} failed {counts['skipped']:>3} skipped  {seconds:6.0f} s"
+                f"  {family:<9} {counts['passed']:>3} passed {counts['failed']:>3} failed {counts['skipped']:>3}"
+                f" skipped  {seconds:6.0f} s"
             )
         for result in done.results:
             if result.outcome != "passed":
                 print(
-                    f"  {result.outcome}: {result.test}: {result.detail.strip().splitlines()[0] if result.detail.strip() else ''}"
+                    f"  {result.outcome}: {result.test}:"
+                    f" {result.detail.strip().splitlines()[0] if result.detail.strip() else ''}"
                 )
         if done.outcome.status not in (0, 1):
             print(f"  pytest ended with {done.outcome.status}: see the log")

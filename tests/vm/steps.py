@@ -1,7 +1,9 @@
-"""python -m tests.vm.steps [KERNEL]: what real steps of the clock did to real limiters, counted by ``tickscope limiters replay`` and by their own logs.
+"""python -m tests.vm.steps [KERNEL]: what real steps of the clock did to real limiters, counted by ``tickscope limiters
+replay`` and by their own logs.
 
-In the VM (guest_steps.py) the clock is stepped by -500 ms, 2 s and an hour, and each time back, under x/time/rate on ``.UTC()``, a hand-written ring of slots, a
-Lua window in a Redis and uber's ratelimit. Here the same arrivals are decided once more by the same code on a clock without that step. See tests/vm/README.md.
+In the VM (guest_steps.py) the clock is stepped by -500 ms, 2 s and an hour, and each time back, under x/time/rate on
+``.UTC()``, a hand-written ring of slots, a Lua window in a Redis and uber's ratelimit. Here the same arrivals are
+decided once more by the same code on a clock without that step. See tests/vm/README.md.
 """
 
 from __future__ import annotations
@@ -64,9 +66,12 @@ DECIDE: dict[str, Decide] = {
 
 
 def logged(name: str, log: list[list[int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(CLOCK_BOOTTIME at the call, when let go, what the limiter read of the wall clock, who was let go at once), in the order in which it decided.
+    """(CLOCK_BOOTTIME at the call, when let go, what the limiter read of the wall clock, who was let go at once), in
+    the order in which it decided.
 
-    uber's log has when each was let go. Without slack who waits is let go one interval after the one before, to the nanosecond, and who does not when it came."""
+    uber's log has when each was let go. Without slack who waits is let go one interval after the one before, to the
+    nanosecond, and who does not when it came.
+    """
     asked_at, wall, said, *ended = np.array(log).T
     if name != "uber":
         return asked_at, ended[0] if ended else asked_at, wall, said.astype(bool)
@@ -77,7 +82,9 @@ def logged(name: str, log: list[list[int]]) -> tuple[np.ndarray, np.ndarray, np.
 
 
 def stepped(boot: np.ndarray, wall: np.ndarray, step: tuple[int, int], size: int) -> np.ndarray:
-    """Which decisions read the clock after the step that was made between ``step``: of those that began within it by what they read."""
+    """Which decisions read the clock after the step that was made between ``step``: of those that began within it by
+    what they read.
+    """
     before, after = step
     offset = wall - boot
     usual = np.median(offset[(boot < before) & (boot > before - 5 * S)])
@@ -86,7 +93,9 @@ def stepped(boot: np.ndarray, wall: np.ndarray, step: tuple[int, int], size: int
 
 
 def compared(seen: dict[str, Any]) -> list[dict[str, Any]]:
-    """A row a limiter and step: over-admitted and wrongly refused as tickscope counts them, and as its own code does."""
+    """A row a limiter and step: over-admitted and wrongly refused as tickscope counts them, and as its own code
+    does.
+    """
     found = []
     for name in LIMITERS:
         boot, ended, wall, admitted = logged(name, seen["decisions"][name])
@@ -102,10 +111,13 @@ def compared(seen: dict[str, Any]) -> list[dict[str, Any]]:
             quiet = DECIDE[name](wall - size * after)
             meant = after & (ended <= row["until_ns"])
             one |= {
-                "decisions": row["decisions"], "over": row["over_admitted"], "wrong": row["wrongly_refused"],
-                "over_true": int((admitted & ~quiet)[meant].sum()), "wrong_true": int((~admitted & quiet)[meant].sum()),
+                "decisions": row["decisions"],
+                "over": row["over_admitted"],
+                "wrong": row["wrongly_refused"],
+                "over_true": int((admitted & ~quiet)[meant].sum()),
+                "wrong_true": int((~admitted & quiet)[meant].sum()),
                 "quality": row["quality"] + (f": {row['reason']}" if row["reason"] else ""),
-            }  # fmt: skip
+            }
             same = (one["over"], one["wrong"]) == (one["over_true"], one["wrong_true"])
             whole = one["decisions"] == meant.sum()
             one["verdict"] = "same" if same and whole else f"DIFFERS: of {meant.sum()}"

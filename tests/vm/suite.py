@@ -71,7 +71,9 @@ class Run:
 
 
 def prepare(builds: tuple[str, ...] = GO_BUILDS) -> None:
-    """Builds and fetches on this machine what would take an emulated one long, or a network: it finds them in their caches."""
+    """Builds and fetches on this machine what would take an emulated one long, or a network: it finds them in their
+    caches.
+    """
     from tests.kernel.go_fixture import go_binary
     from tests.kernel.test_tls_versions import RELEASES, Tree
 
@@ -84,22 +86,51 @@ def prepare(builds: tuple[str, ...] = GO_BUILDS) -> None:
 
 
 def with_chronyd() -> str:
-    """PATH with the folder of a chronyd, which a machine without a network cannot fetch: the test that needs one fails where there is none."""
+    """PATH with the folder of a chronyd, which a machine without a network cannot fetch: the test that needs one fails
+    where there is none.
+    """
     path = os.environ["PATH"]
     with contextlib.suppress(pytest.skip.Exception):
         path += f":{Path(chrony('chronyd')).parent}"
     return path
 
 
-def run(kernel: str, tests: list[str], out: Path, *, limit_s: float, first: str = "", last: str = "", env: dict[str, str] | None = None,
-        echo: bool = False) -> Run:  # fmt: skip
+def run(
+    kernel: str,
+    tests: list[str],
+    out: Path,
+    *,
+    limit_s: float,
+    first: str = "",
+    last: str = "",
+    env: dict[str, str] | None = None,
+    echo: bool = False,
+) -> Run:
     """Runs pytest on a kernel. Leaves junit.xml, log and console in ``out``, which must exist.
 
-    tests: pytest's arguments. first, last: shell commands to run before, and after, when $status is pytest's. Raises what ``machine.run`` raises.
+    tests: pytest's arguments. first, last: shell commands to run before, and after, when $status is pytest's. Raises
+    what ``machine.run`` raises.
     """
     script = f'{first}\n"$@" --junitxml=/run/out/junit.xml -o junit_family=xunit1\nstatus=$?\n{last}\nexit $status'
-    command = ["sh", "-c", script, "sh", sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-v", "--color=no", "--tb=short", "-o", "timeout=0",
-               "-o", f"faulthandler_timeout={machine.STILL_S / 2:.0f}", *tests]  # fmt: skip
+    command = [
+        "sh",
+        "-c",
+        script,
+        "sh",
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-v",
+        "--color=no",
+        "--tb=short",
+        "-o",
+        "timeout=0",
+        "-o",
+        f"faulthandler_timeout={machine.STILL_S / 2:.0f}",
+        *tests,
+    ]
     (out / "junit.xml").unlink(missing_ok=True)
     try:
         done = machine.run(kernel, command, limit_s=limit_s, cwd=CHECKOUT, out=out, env=env, echo=echo)

@@ -29,7 +29,9 @@ WORDS = {
 
 
 def look(name: str) -> dict[str, Any]:
-    """What tests/vm/guest.py saw on a kernel, and its ``release``. Raises Unavailable, TimeoutError, and RuntimeError where it failed."""
+    """What tests/vm/guest.py saw on a kernel, and its ``release``. Raises Unavailable, TimeoutError, and RuntimeError
+    where it failed.
+    """
     with tempfile.TemporaryDirectory(prefix="tickscope-table-") as out:
         command = [sys.executable, "tests/vm/guest.py", "/run/out/seen.json", "plans"]
         done = machine.run(name, command, limit_s=900, cwd=suite.CHECKOUT, out=Path(out))

@@ -1,5 +1,7 @@
-"""The table of clock events (guest_clock.py) on the kernels of TICKSCOPE_TEST_CLOCK_KERNELS, else TICKSCOPE_TEST_KERNELS: real steps, slews and leap seconds, a real chronyd, a machine that is
-stopped; last, one that is suspended to RAM (guest_suspend.py)."""
+"""The table of clock events (guest_clock.py) on the kernels of TICKSCOPE_TEST_CLOCK_KERNELS, else
+TICKSCOPE_TEST_KERNELS: real steps, slews and leap seconds, a real chronyd, a machine that is stopped; last, one that is
+suspended to RAM (guest_suspend.py).
+"""
 
 from __future__ import annotations
 

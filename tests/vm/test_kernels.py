@@ -1,4 +1,5 @@
-"""Debian's kernels, booted in qemu: the default probes attach, count exactly, see real clock steps of an hour, and a part of each family's tests passes.
+"""Debian's kernels, booted in qemu: the default probes attach, count exactly, see real clock steps of an hour, and a
+part of each family's tests passes.
 
 TICKSCOPE_TEST_KERNELS says which kernels; all of their tests on all of them is `python -m tests.vm test`.
 """
@@ -24,7 +25,8 @@ CAPABILITIES = {
     "5.10": (CAP_BPF, SYS_ADMIN),
     "6.1": (0, SYS_ADMIN),
 }  # of the agent, and of the helper besides; none on newer kernels
-#: contention_begin came with 5.19; what reads pages of a packet, without which of Redis only Unix sockets are read, with 6.12.
+#: contention_begin came with 5.19; what reads pages of a packet, without which of Redis only Unix sockets are read,
+#: with 6.12.
 UNAVAILABLE = {"5.10": ("contention",)}
 DEGRADED = {"5.10": {"redis"}, "6.1": {"redis"}}
 #: By a setting only.
@@ -32,16 +34,31 @@ ASKED_FOR = {"unix", "redis_tls"}
 #: Of each family what old kernels make different, of what is not shown by guest.py.
 SLICE = {
     "exec": ["test_ring.py::test_every_record_once_while_the_ring_wraps"],
-    "process": ["test_process.py::test_each_stop_and_what_ends_it", "test_process.py::test_each_end_by_a_signal_and_who_sent_it"],
-    "tcp": ["test_tcp_close.py::test_bytes_and_owners_of_both_ends", "test_tcp_close.py::test_accepted_and_never_used_belongs_to_the_listener",
-            "test_tcp_lab.py::test_synack_retransmits"],
+    "process": [
+        "test_process.py::test_each_stop_and_what_ends_it",
+        "test_process.py::test_each_end_by_a_signal_and_who_sent_it",
+    ],
+    "tcp": [
+        "test_tcp_close.py::test_bytes_and_owners_of_both_ends",
+        "test_tcp_close.py::test_accepted_and_never_used_belongs_to_the_listener",
+        "test_tcp_lab.py::test_synack_retransmits",
+    ],
     "tls": ["test_tls.py::test_abandoned_handshakes", "test_tls.py::test_detached_probe_sees_nothing"],
-    "syscalls": ["test_syscalls.py::test_each_blocked_flock_is_one_row", "test_syscalls.py::test_full_counts_every_call",
-                 "test_locks.py::test_a_lock_wait_names_the_holder[here-flock]"],
-    "clock": ["test_clock.py::test_every_step_once_with_actor_call_sign_and_size[raw_adjtimex-adjtimex]",
-              "test_clock.py::test_a_frequency_change_and_its_undoing_and_no_reads[adjtimex]", "test_clock.py::test_any_one_view_may_be_missing[libc]"],
-    "limiter": ["test_limiter.py::test_allow_in_every_kind_of_binary[plain]", "test_limiter.py::test_wait_is_one_decision_also_when_it_refuses_early[plain]"],
-}  # fmt: skip
+    "syscalls": [
+        "test_syscalls.py::test_each_blocked_flock_is_one_row",
+        "test_syscalls.py::test_full_counts_every_call",
+        "test_locks.py::test_a_lock_wait_names_the_holder[here-flock]",
+    ],
+    "clock": [
+        "test_clock.py::test_every_step_once_with_actor_call_sign_and_size[raw_adjtimex-adjtimex]",
+        "test_clock.py::test_a_frequency_change_and_its_undoing_and_no_reads[adjtimex]",
+        "test_clock.py::test_any_one_view_may_be_missing[libc]",
+    ],
+    "limiter": [
+        "test_limiter.py::test_allow_in_every_kind_of_binary[plain]",
+        "test_limiter.py::test_wait_is_one_decision_also_when_it_refuses_early[plain]",
+    ],
+}
 
 
 def _boot(name: str, out: Path) -> suite.Run:

@@ -9,7 +9,10 @@ import pytest
 from tests.vm import machine
 
 #: Ends the machine as a panic does, having said the argument; not where it has run before.
-DIES_ONCE = 'test -e /run/out/before && exit 7; touch /run/out/before; echo "$0" > /dev/ttyS0; sleep 2; echo b > /proc/sysrq-trigger; sleep 60'
+DIES_ONCE = (
+    'test -e /run/out/before && exit 7; touch /run/out/before; echo "$0" > /dev/ttyS0; sleep 2; echo b >'
+    " /proc/sysrq-trigger; sleep 60"
+)
 
 STILL_ONCE = "test -e /run/out/before && exit 7; touch /run/out/before; echo the last word; sleep 1000"
 

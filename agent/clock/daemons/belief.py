@@ -1,4 +1,6 @@
-"""What somebody believes of the wall clock at an instant: one row of table ``clock_daemon`` to be, and how it is asked for."""
+"""What somebody believes of the wall clock at an instant: one row of table ``clock_daemon`` to be, and how it is asked
+for.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ PPM = 1000
 
 
 class Reply(NamedTuple):
-    """A datagram. sent_ns, received_ns: CLOCK_REALTIME just before the request was sent, and when the kernel took the answer in.
-    before, after: the clocks at about these instants."""
+    """A datagram. sent_ns, received_ns: CLOCK_REALTIME just before the request was sent, and when the kernel took the
+    answer in. before, after: the clocks at about these instants.
+    """
 
     data: bytes
     sent_ns: int
@@ -28,7 +31,9 @@ class Reply(NamedTuple):
 
 
 class Ignored(Exception):
-    """A datagram that is not the answer (malformed, or to another question): counted, and the answer waited for further."""
+    """A datagram that is not the answer (malformed, or to another question): counted, and the answer waited for
+    further.
+    """
 
 
 class Failed(Exception):
@@ -41,11 +46,11 @@ class Failed(Exception):
 
 @dataclass
 class Belief:
-    """A row; None is unknown. Signs: offset_ns is the source's time minus ours (positive: our clock is slow, RFC 5905's theta),
-    freq_ppb the correction that the oscillator is believed to need (positive: it is slow), as adjtimex's.
+    """A row; None is unknown. Signs: offset_ns is the source's time minus ours (positive: our clock is slow, RFC 5905's
+    theta), freq_ppb the correction that the oscillator is believed to need (positive: it is slow), as adjtimex's.
 
-    last_update_wall_ns: Unix time of the last update, by the wall clock of then. real_raw_ns, boot_mono_ns: REALTIME - MONOTONIC_RAW and
-    BOOTTIME - MONOTONIC at t_ns.
+    last_update_wall_ns: Unix time of the last update, by the wall clock of then. real_raw_ns, boot_mono_ns: REALTIME -
+    MONOTONIC_RAW and BOOTTIME - MONOTONIC at t_ns.
     """
 
     daemon: str
@@ -76,7 +81,9 @@ class Belief:
     reason: str = ""
 
     def at(self, reply: Reply) -> Belief:
-        """Dated at the reply. What the clock was adjusted by while the answer was on its way may or may not be in it."""
+        """Dated at the reply. What the clock was adjusted by while the answer was on its way may or may not be in
+        it.
+        """
         before, after = (r.real_mono_ns + r.mono_raw_ns for r in (reply.before, reply.after))
         self.t_ns, self.real_raw_ns, self.boot_mono_ns = reply.after.t_ns, after, reply.after.boot_mono_ns
         if self.distance_ns is not None:
@@ -105,7 +112,9 @@ def address(family: int, raw: bytes) -> str:
 
 
 def ref_id(raw: bytes, stratum: int) -> str:
-    """RFC 5905 7.3: four characters up to stratum 1, an IPv4 address (or, of an IPv6 one, four bytes of its hash) beyond."""
+    """RFC 5905 7.3: four characters up to stratum 1, an IPv4 address (or, of an IPv6 one, four bytes of its hash)
+    beyond.
+    """
     if stratum <= 1:
         return "".join(chr(b) for b in raw.rstrip(b"\0") if 32 < b < 127)
     return ".".join(str(b) for b in raw)

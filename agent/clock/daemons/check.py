@@ -1,9 +1,10 @@
 """Two sources, one truth: does what a daemon believes agree with MONOTONIC_RAW, and with servers asked past it? Pure.
 
-Each belief says UTC - REALTIME is offset +- distance. With REALTIME - MONOTONIC_RAW at the same instant that is a claim about
-UTC - RAW, which no step and no slew moves: it grows only as the oscillator errs, at the daemon's frequency +- its skew. So claims at
-different times can be compared. Where two lie further apart than the sum of their bounds and of what the oscillator may have
-done between them, one of them is wrong: somebody else moved the clock, the daemon was lied to, or the hardware jumped.
+Each belief says UTC - REALTIME is offset +- distance. With REALTIME - MONOTONIC_RAW at the same instant that is a claim
+about UTC - RAW, which no step and no slew moves: it grows only as the oscillator errs, at the daemon's frequency +- its
+skew. So claims at different times can be compared. Where two lie further apart than the sum of their bounds and of what
+the oscillator may have done between them, one of them is wrong: somebody else moved the clock, the daemon was lied to,
+or the hardware jumped.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from agent.clock.daemons.belief import Belief
 
 WINDOW_NS = 900_000_000_000
 KEPT = 128
-#: What an oscillator may do beyond the daemon's own skew, which is a statistical bound and knows nothing of a changing temperature.
+#: What an oscillator may do beyond the daemon's own skew, which is a statistical bound and knows nothing of a changing
+#: temperature.
 WANDER_PPB = 1_000
 #: Where a daemon does not tell a skew: RFC 5905's PHI, the tolerance it allows any clock.
 PHI_PPB = 15_000
@@ -24,8 +26,9 @@ _SUSPENDED_NS = 1_000_000
 
 @dataclass(frozen=True)
 class Claim:
-    """UTC - RAW is utc_raw_ns +- bound_ns at t_ns. phase_ns, slack_ns: what the daemon's frequency, and its uncertainty, add up to since
-    its first claim."""
+    """UTC - RAW is utc_raw_ns +- bound_ns at t_ns. phase_ns, slack_ns: what the daemon's frequency, and its
+    uncertainty, add up to since its first claim.
+    """
 
     t_ns: int
     utc_raw_ns: int
@@ -35,7 +38,8 @@ class Claim:
 
 
 class Consistency:
-    """Claims of one daemon and of servers. Feed beliefs in time order; each answers with comparisons (kind check), state agree or disagree.
+    """Claims of one daemon and of servers. Feed beliefs in time order; each answers with comparisons (kind check),
+    state agree or disagree.
 
     Agreement is told once, when it begins or returns; disagreement at every look.
     """
@@ -122,9 +126,23 @@ class Consistency:
         differs = _differ(theirs, own)
         seconds = abs(own.t_ns - theirs.t_ns) / 1e9
         other = f"its own of {seconds:.0f} s ago, carried on by MONOTONIC_RAW" if against == "raw" else f"{against}'s"
-        words = f"{b.daemon}'s time {'agrees with' if agrees else 'contradicts'} {other}: {differs / 1e6:+.3f} ms apart, bound {bound / 1e6:.3f} ms"
-        return [Belief(b.daemon, "check", "agree" if agrees else "disagree", against, t_ns=b.t_ns, offset_ns=differs, distance_ns=bound,
-                       real_raw_ns=b.real_raw_ns, reason=words)]  # fmt: skip
+        words = (
+            f"{b.daemon}'s time {'agrees with' if agrees else 'contradicts'} {other}: {differs / 1e6:+.3f} ms apart,"
+            f" bound {bound / 1e6:.3f} ms"
+        )
+        return [
+            Belief(
+                b.daemon,
+                "check",
+                "agree" if agrees else "disagree",
+                against,
+                t_ns=b.t_ns,
+                offset_ns=differs,
+                distance_ns=bound,
+                real_raw_ns=b.real_raw_ns,
+                reason=words,
+            )
+        ]
 
 
 def _differ(a: Claim, b: Claim) -> int:

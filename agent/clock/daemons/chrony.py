@@ -1,8 +1,9 @@
 """chronyd, asked as chronyc asks: its command and monitoring protocol, version 6, over loopback UDP.
 
-Layouts: candm.h of chrony (version 6 of the protocol is chrony 2.0 to today's 4.x; the tracking and source reports kept their form
-within it), addressing.h, and the 32-bit floating-point format of util.c. Monitoring requests need no privilege over UDP from an
-address that `cmdallow` covers, which loopback always is; `cmdport 0` closes the port. A request must be as long as its reply.
+Layouts: candm.h of chrony (version 6 of the protocol is chrony 2.0 to today's 4.x; the tracking and source reports kept
+their form within it), addressing.h, and the 32-bit floating-point format of util.c. Monitoring requests need no
+privilege over UDP from an address that `cmdallow` covers, which loopback always is; `cmdport 0` closes the port. A
+request must be as long as its reply.
 """
 
 from __future__ import annotations
@@ -25,8 +26,15 @@ _REPLIES = {
 }
 _ASK = struct.Struct(">BBxxHHIxxxxxxxx")
 _ANSWER = struct.Struct(">BBxxHHHxxxxxxIxxxxxxxx")
-_STATUS = {2: "not authorised", 3: "invalid request", 4: "no such source", 6: "not enabled", 10: "this host is not allowed",
-           18: "another protocol version", 19: "wrong length"}  # fmt: skip
+_STATUS = {
+    2: "not authorised",
+    3: "invalid request",
+    4: "no such source",
+    6: "not enabled",
+    10: "this host is not allowed",
+    18: "another protocol version",
+    19: "wrong length",
+}
 _STATES = ("selected", "unusable", "falseticker", "unstable", "combined", "excluded")
 _NO_HIGH_SECONDS = 0x7FFFFFFF
 _REFCLOCK, _NEVER = 2, 0xFFFFFFFF
@@ -95,12 +103,25 @@ def tracking(body: tuple[Any, ...]) -> Belief:
     seconds = low if high == _NO_HIGH_SECONDS else high << 32 | low
     synchronised = leap < 3
     return Belief(
-        "chrony", state="synchronised" if synchronised else "unsynchronised", source=_where(ip, family) or ref_id(ref, 1),
-        offset_ns=ns(correction) if synchronised else None, distance_ns=ns(delay / 2 + dispersion) if synchronised else None, root_delay_ns=ns(delay), root_dispersion_ns=ns(dispersion), stratum=stratum,
-        leap=LEAPS[min(leap, 3)], ref_id=ref.hex().upper(), last_update_wall_ns=seconds * 10**9 + nsec if seconds else None,
-        update_interval_ns=ns(interval), last_offset_ns=-ns(last), rms_offset_ns=ns(rms), freq_ppb=-round(freq * PPM),
-        residual_freq_ppb=-round(residual * PPM), skew_ppb=round(skew * PPM), reason="" if synchronised else "chronyd has no source that it trusts",
-    )  # fmt: skip
+        "chrony",
+        state="synchronised" if synchronised else "unsynchronised",
+        source=_where(ip, family) or ref_id(ref, 1),
+        offset_ns=ns(correction) if synchronised else None,
+        distance_ns=ns(delay / 2 + dispersion) if synchronised else None,
+        root_delay_ns=ns(delay),
+        root_dispersion_ns=ns(dispersion),
+        stratum=stratum,
+        leap=LEAPS[min(leap, 3)],
+        ref_id=ref.hex().upper(),
+        last_update_wall_ns=seconds * 10**9 + nsec if seconds else None,
+        update_interval_ns=ns(interval),
+        last_offset_ns=-ns(last),
+        rms_offset_ns=ns(rms),
+        freq_ppb=-round(freq * PPM),
+        residual_freq_ppb=-round(residual * PPM),
+        skew_ppb=round(skew * PPM),
+        reason="" if synchronised else "chronyd has no source that it trusts",
+    )
 
 
 def source(body: tuple[Any, ...]) -> Belief:
@@ -109,7 +130,14 @@ def source(body: tuple[Any, ...]) -> Belief:
     family, poll, stratum, state, mode, _, reach, since = numbers
     measured = since != _NEVER and any(error)
     return Belief(
-        "chrony", "source", _STATES[state] if state < len(_STATES) else "unusable", _where(ip, family, mode == _REFCLOCK),
-        offset_ns=-ns(real(latest)) if measured else None, distance_ns=ns(real(error)) if measured else None, stratum=stratum,
-        last_update_ago_ns=since * 10**9 if since != _NEVER else None, reach=reach, poll_s=round(2.0**poll),
-    )  # fmt: skip
+        "chrony",
+        "source",
+        _STATES[state] if state < len(_STATES) else "unusable",
+        _where(ip, family, mode == _REFCLOCK),
+        offset_ns=-ns(real(latest)) if measured else None,
+        distance_ns=ns(real(error)) if measured else None,
+        stratum=stratum,
+        last_update_ago_ns=since * 10**9 if since != _NEVER else None,
+        reach=reach,
+        poll_s=round(2.0**poll),
+    )

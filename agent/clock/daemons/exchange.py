@@ -1,7 +1,8 @@
-"""One talk with one address over UDP, never blocking: a socket of its own, so that its random port is one more thing to guess.
+"""One talk with one address over UDP, never blocking: a socket of its own, so that its random port is one more thing to
+guess.
 
-The socket is connected: the kernel drops what comes from elsewhere, and says when nobody listens. Arrivals are dated by the kernel
-(SO_TIMESTAMPNS, CLOCK_REALTIME), so that it does not matter when the agent comes round to reading them.
+The socket is connected: the kernel drops what comes from elsewhere, and says when nobody listens. Arrivals are dated by
+the kernel (SO_TIMESTAMPNS, CLOCK_REALTIME), so that it does not matter when the agent comes round to reading them.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ _SO_TIMESTAMPNS = 35
 _TIMESPEC = struct.Struct("=qq")
 _LARGEST = 2048
 _AT_ONCE = 16  # datagrams read a turn, so that a flood cannot hold the agent up
-_MOST_IGNORED = 256  # datagrams that are not the answer; then it is given up, so that a flood cannot keep the agent busy until the time-out
+# datagrams that are not the answer; then it is given up, so that a flood cannot keep the agent busy until the time-out
+_MOST_IGNORED = 256
 
 
 class Exchange:
-    """Drives a talk. ``done``: its beliefs, a failure, or None while it goes on. ignored: datagrams that were not the answer, by why.
+    """Drives a talk. ``done``: its beliefs, a failure, or None while it goes on. ignored: datagrams that were not the
+    answer, by why.
 
     Raises OSError where there is no such address family or route.
     """

@@ -1,4 +1,6 @@
-"""The setting `ntp`: which time daemons are asked, and which servers. Checked where it enters; imports nothing heavy."""
+"""The setting `ntp`: which time daemons are asked, and which servers. Checked where it enters; imports nothing
+heavy.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from typing import Any
 from agent.common.settings import Section
 from agent.errors import USAGE, AgentError
 
-#: What a server may be asked at most: pool.ntp.org's terms and RFC 4330 section 10 (never below 15 s); loopback is nobody's cost.
+#: What a server may be asked at most: pool.ntp.org's terms and RFC 4330 section 10 (never below 15 s); loopback is
+#: nobody's cost.
 LEAST_S, MOST_S = 15.0, 86400.0
 MAX_SERVERS = 8
 _SECTION = Section("ntp")
@@ -18,8 +21,10 @@ _SECTION = Section("ntp")
 
 @dataclass(frozen=True)
 class NtpConfig:
-    """servers: ``host`` or ``host:port`` asked by SNTP every interval_s; none by default, and then nothing leaves this host.
-    daemon_interval_s: between two looks at the daemons of this host. chrony, ntpd: where they answer, empty for never."""
+    """servers: ``host`` or ``host:port`` asked by SNTP every interval_s; none by default, and then nothing leaves this
+    host.
+    daemon_interval_s: between two looks at the daemons of this host. chrony, ntpd: where they answer, empty for never.
+    """
 
     servers: tuple[str, ...] = ()
     interval_s: float = 64.0
@@ -29,7 +34,9 @@ class NtpConfig:
 
     @classmethod
     def parse(cls, values: Mapping[str, object]) -> NtpConfig:
-        """Keys: servers, interval, daemon_interval (``64s``, ``2m`` or seconds), chrony, ntpd. Raises AgentError (exit code 2)."""
+        """Keys: servers, interval, daemon_interval (``64s``, ``2m`` or seconds), chrony, ntpd. Raises AgentError (exit
+        code 2).
+        """
         known = {f.name.removesuffix("_s"): f.name for f in fields(cls)}
         _SECTION.known(values, known)
         made = cls(**{known[key]: _checked(key, value) for key, value in values.items()})

@@ -17,8 +17,16 @@ _HEADER = struct.Struct(">BBHHHHH")
 _FIRST = 2 << 3 | 6  # version 2, as ntpq sends; mode control
 READ_STATUS, READ_VARIABLES = 1, 2
 _RESPONSE, _ERROR, _MORE = 0x80, 0x40, 0x20
-_ERRORS = ("unspecified", "authentication failed", "invalid length", "invalid opcode", "unknown association", "unknown variable", "bad value",
-           "not allowed")  # fmt: skip
+_ERRORS = (
+    "unspecified",
+    "authentication failed",
+    "invalid length",
+    "invalid opcode",
+    "unknown association",
+    "unknown variable",
+    "bad value",
+    "not allowed",
+)
 _SELECTED = ("unusable", "falseticker", "excluded", "excluded", "combined", "excluded", "selected", "selected")
 MAX_PEERS, _MAX_FRAGMENTS, _MAX_BYTES = 16, 16, 65535
 _SYSTEM = b"leap,stratum,refid,reftime,rootdelay,rootdisp,offset,frequency,sys_jitter,tc"
@@ -123,20 +131,31 @@ def _leap(values: dict[str, str]) -> str:
 
 
 def system(values: dict[str, str], reply: Reply) -> Belief:
-    """ntpd's own belief. Its clk_wander is how much the frequency changes, no bound of it: the skew stays unknown. Raises Failed."""
+    """ntpd's own belief. Its clk_wander is how much the frequency changes, no bound of it: the skew stays unknown.
+    Raises Failed.
+    """
     leap, offset = _leap(values), _scaled(values, "offset", 1e6)
     if not leap or offset is None:
         raise Failed("error", "ntpd's answer holds neither leap nor offset")
     delay, dispersion = _scaled(values, "rootdelay", 1e6), _scaled(values, "rootdisp", 1e6)
     synchronised = leap != "unsynchronised"
     return Belief(
-        "ntpd", state="synchronised" if synchronised else "unsynchronised", source=values.get("refid", ""),
-        offset_ns=offset if synchronised else None, distance_ns=None if not synchronised or delay is None or dispersion is None else delay // 2 + dispersion, root_delay_ns=delay, root_dispersion_ns=dispersion,
-        stratum=_whole(values, "stratum"), leap=leap, ref_id=values.get("refid", ""), last_update_wall_ns=_when(values, "reftime", reply),
-        rms_offset_ns=_scaled(values, "sys_jitter", 1e6), freq_ppb=_scaled(values, "frequency", PPM),
+        "ntpd",
+        state="synchronised" if synchronised else "unsynchronised",
+        source=values.get("refid", ""),
+        offset_ns=offset if synchronised else None,
+        distance_ns=None if not synchronised or delay is None or dispersion is None else delay // 2 + dispersion,
+        root_delay_ns=delay,
+        root_dispersion_ns=dispersion,
+        stratum=_whole(values, "stratum"),
+        leap=leap,
+        ref_id=values.get("refid", ""),
+        last_update_wall_ns=_when(values, "reftime", reply),
+        rms_offset_ns=_scaled(values, "sys_jitter", 1e6),
+        freq_ppb=_scaled(values, "frequency", PPM),
         poll_s=None if (tc := _whole(values, "tc")) is None else 1 << min(max(tc, 0), 17),
         reason="" if synchronised else "ntpd has no source that it trusts",
-    ).at(reply)  # fmt: skip
+    ).at(reply)
 
 
 def peer(values: dict[str, str], status: int, reply: Reply) -> Belief:
@@ -144,8 +163,18 @@ def peer(values: dict[str, str], status: int, reply: Reply) -> Belief:
     delay, dispersion, jitter = (_scaled(values, name, 1e6) for name in ("delay", "dispersion", "jitter"))
     reach = _whole(values, "reach")
     return Belief(
-        "ntpd", "source", _SELECTED[status >> 8 & 7], values.get("srcadr", ""), offset_ns=_scaled(values, "offset", 1e6) if reach else None,
-        distance_ns=None if delay is None or dispersion is None else delay // 2 + dispersion, delay_ns=delay, rms_offset_ns=jitter,
-        stratum=_whole(values, "stratum"), leap=_leap(values), ref_id=values.get("refid", ""), reach=reach,
-        last_update_wall_ns=_when(values, "rec", reply), poll_s=None if (h := _whole(values, "hpoll")) is None else 1 << min(max(h, 0), 17),
-    ).at(reply)  # fmt: skip
+        "ntpd",
+        "source",
+        _SELECTED[status >> 8 & 7],
+        values.get("srcadr", ""),
+        offset_ns=_scaled(values, "offset", 1e6) if reach else None,
+        distance_ns=None if delay is None or dispersion is None else delay // 2 + dispersion,
+        delay_ns=delay,
+        rms_offset_ns=jitter,
+        stratum=_whole(values, "stratum"),
+        leap=_leap(values),
+        ref_id=values.get("refid", ""),
+        reach=reach,
+        last_update_wall_ns=_when(values, "rec", reply),
+        poll_s=None if (h := _whole(values, "hpoll")) is None else 1 << min(max(h, 0), 17),
+    ).at(reply)

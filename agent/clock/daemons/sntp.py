@@ -1,8 +1,9 @@
 """An independent look at the time: one SNTP query (RFC 4330, packet and arithmetic of RFC 5905) a poll.
 
-Our own 48 bytes rather than PyPI's ntplib (0.4.0, its last release, is of 2021): that one blocks, dates the answer when it gets
-to read it, keeps times in floats (0.5 us), and takes any packet from the server's address for the answer. Here the transmit
-timestamp of the request is 64 random bits, which the server must give back; the true time of sending stays with us.
+Our own 48 bytes rather than PyPI's ntplib (0.4.0, its last release, is of 2021): that one blocks, dates the answer when
+it gets to read it, keeps times in floats (0.5 us), and takes any packet from the server's address for the answer. Here
+the transmit timestamp of the request is 64 random bits, which the server must give back; the true time of sending stays
+with us.
 """
 
 from __future__ import annotations
@@ -35,14 +36,18 @@ def short_ns(value: int) -> int:
 
 
 def talk(server: str) -> Talk:
-    """One belief: this server's time against ours. distance_ns bounds the error of offset_ns, if the server is right about itself."""
+    """One belief: this server's time against ours. distance_ns bounds the error of offset_ns, if the server is right
+    about itself.
+    """
     nonce = int.from_bytes(os.urandom(8), "big") | 1
     request = PACKET.pack(_QUERY, 0, 0, 0, 0, 0, b"", 0, 0, 0, nonce)
     return (yield from ask(request, lambda reply: [decode(reply, nonce, server)]))
 
 
 def decode(reply: Reply, nonce: int, server: str) -> Belief:
-    """Raises Ignored for what is not the answer to ``nonce``, Failed for a kiss of death and for an answer of no use."""
+    """Raises Ignored for what is not the answer to ``nonce``, Failed for a kiss of death and for an answer of no
+    use.
+    """
     if len(reply.data) < PACKET.size:
         raise Ignored(f"truncated answer ({len(reply.data)} bytes)")
     first, stratum, poll, precision, delay, dispersion, ref, reference, origin, received, sent = PACKET.unpack_from(
@@ -72,9 +77,19 @@ def decode(reply: Reply, nonce: int, server: str) -> Belief:
     round_trip = max(round_trip, 0)
     synchronised = leap != _UNSYNCHRONISED and stratum <= _MAX_STRATUM
     return Belief(
-        "sntp", "source", "synchronised" if synchronised else "unsynchronised", server, offset_ns=((t2 - t1) + (t3 - t4)) // 2,
-        distance_ns=round_trip // 2 + root_delay // 2 + root_dispersion + reading, root_delay_ns=root_delay, root_dispersion_ns=root_dispersion,
-        delay_ns=round_trip, stratum=stratum, leap=LEAPS[leap], ref_id=ref_id(ref, stratum), poll_s=1 << poll if 0 < poll < 18 else None,
+        "sntp",
+        "source",
+        "synchronised" if synchronised else "unsynchronised",
+        server,
+        offset_ns=((t2 - t1) + (t3 - t4)) // 2,
+        distance_ns=round_trip // 2 + root_delay // 2 + root_dispersion + reading,
+        root_delay_ns=root_delay,
+        root_dispersion_ns=root_dispersion,
+        delay_ns=round_trip,
+        stratum=stratum,
+        leap=LEAPS[leap],
+        ref_id=ref_id(ref, stratum),
+        poll_s=1 << poll if 0 < poll < 18 else None,
         last_update_wall_ns=timestamp_ns(reference, t1) if reference else None,
         reason="" if synchronised else "the server says that it is not synchronised",
-    ).at(reply)  # fmt: skip
+    ).at(reply)

@@ -1,7 +1,8 @@
-"""Time daemons and servers as a source: who is asked when, and what becomes of the answers. Never blocks; sends nothing off this host
-unless servers are configured.
+"""Time daemons and servers as a source: who is asked when, and what becomes of the answers. Never blocks; sends nothing
+off this host unless servers are configured.
 
-All sockets live in one epoll of their own, whose descriptor is what the agent's loop waits on: they come and go with each question.
+All sockets live in one epoll of their own, whose descriptor is what the agent's loop waits on: they come and go with
+each question.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ _SILENT = {
 
 @dataclass
 class Asked:
-    """Somebody who is asked. where: (family, (address, port)), None while a name is being looked up. said: its last system or server row."""
+    """Somebody who is asked. where: (family, (address, port)), None while a name is being looked up. said: its last
+    system or server row.
+    """
 
     daemon: str
     name: str
@@ -55,8 +58,8 @@ class Asked:
 class TimeDaemons(Stating, Failing):
     """Implements ``agent.contracts.Source``: rows of ``clock_daemon``.
 
-    to_boot: Unix ns to CLOCK_BOOTTIME ns, for what daemons date by the wall clock. running: daemons that run here, name -> pid.
-    A daemon that neither runs nor answers has no rows.
+    to_boot: Unix ns to CLOCK_BOOTTIME ns, for what daemons date by the wall clock. running: daemons that run here, name
+    -> pid. A daemon that neither runs nor answers has no rows.
     """
 
     name = "time daemons"
@@ -74,10 +77,24 @@ class TimeDaemons(Stating, Failing):
         self._look_ns = self._stamp_ns = self._next_ns = 0
         self._timesyncd: Belief | None = None
         self._trouble: dict[str, str] = {}
-        self._targets = [Asked(daemon, f"{daemon} {where}", talk, self._daemon_ns, split(where, port))
-                         for daemon, where, port, talk in (("chrony", config.chrony, 323, chrony.talk), ("ntpd", config.ntpd, 123, ntpd.talk)) if where]  # fmt: skip
-        self._targets += [Asked("sntp", f"sntp {server}", partial(sntp.talk, server), round(config.interval_s * _SECOND_NS), split(server, 123))
-                          for server in config.servers]  # fmt: skip
+        self._targets = [
+            Asked(daemon, f"{daemon} {where}", talk, self._daemon_ns, split(where, port))
+            for daemon, where, port, talk in (
+                ("chrony", config.chrony, 323, chrony.talk),
+                ("ntpd", config.ntpd, 123, ntpd.talk),
+            )
+            if where
+        ]
+        self._targets += [
+            Asked(
+                "sntp",
+                f"sntp {server}",
+                partial(sntp.talk, server),
+                round(config.interval_s * _SECOND_NS),
+                split(server, 123),
+            )
+            for server in config.servers
+        ]
 
     def fds(self) -> list[int]:
         return [self._epoll.fileno()]
@@ -190,8 +207,14 @@ class TimeDaemons(Stating, Failing):
             reason += f"; asked every {target.interval_ns / 1e9:g} s from now on"
         elif pid is not None and failed.state in ("silent", "refused"):
             reason = f"it runs (pid {pid}), but {reason}: {_SILENT[target.daemon]}"
-        target.said = Belief(target.daemon, "source" if target.daemon == "sntp" else "system", failed.state, t_ns=now_ns,
-                             source=target.name.partition(" ")[2], reason=reason)  # fmt: skip
+        target.said = Belief(
+            target.daemon,
+            "source" if target.daemon == "sntp" else "system",
+            failed.state,
+            t_ns=now_ns,
+            source=target.name.partition(" ")[2],
+            reason=reason,
+        )
         return [target.said]
 
     def failures(self) -> dict[str, str]:
@@ -205,8 +228,17 @@ class TimeDaemons(Stating, Failing):
 
     def state(self) -> list[dict[str, object]]:
         """For ``status``: each daemon and server that was heard of, its last belief, and how often it answered."""
-        told = [{**_brief(t.said), "where": t.name.partition(" ")[2], "answers": t.answers, "failed": t.failed, "ignored": dict(t.ignored)}
-                for t in self._targets if t.said is not None]  # fmt: skip
+        told = [
+            {
+                **_brief(t.said),
+                "where": t.name.partition(" ")[2],
+                "answers": t.answers,
+                "failed": t.failed,
+                "ignored": dict(t.ignored),
+            }
+            for t in self._targets
+            if t.said is not None
+        ]
         return told + ([_brief(self._timesyncd)] if self._timesyncd is not None else [])
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """systemd-timesyncd, as far as it can be seen without D-Bus, over which alone it tells its server, offset and stratum.
 
-It touches /run/systemd/timesync/synchronized at each successful answer (systemd-timesyncd(8), since 239), and disciplines the clock
-through the kernel's own loop (ADJ_OFFSET, maxerror set to 0; timesyncd-manager.c): what the kernel still has to correct, its
-frequency and its maximum error are what timesyncd believes.
+It touches /run/systemd/timesync/synchronized at each successful answer (systemd-timesyncd(8), since 239), and
+disciplines the clock through the kernel's own loop (ADJ_OFFSET, maxerror set to 0; timesyncd-manager.c): what the
+kernel still has to correct, its frequency and its maximum error are what timesyncd believes.
 """
 
 from __future__ import annotations
@@ -32,8 +32,15 @@ def look(stamp: str = STAMP) -> Belief:
             else "timesyncd has reached no server since it started"
         )
     return Belief(
-        "timesyncd", state="synchronised" if synchronised else "unsynchronised", t_ns=reading.t_ns, offset_ns=state.offset_ns if synchronised else None,
-        distance_ns=state.maxerror_us * 1000 if synchronised else None, leap=leap if synchronised else "unsynchronised",
-        last_update_wall_ns=updated or None, freq_ppb=state.freq_ppb, real_raw_ns=reading.real_mono_ns + reading.mono_raw_ns,
-        boot_mono_ns=reading.boot_mono_ns, reason=why,
-    )  # fmt: skip
+        "timesyncd",
+        state="synchronised" if synchronised else "unsynchronised",
+        t_ns=reading.t_ns,
+        offset_ns=state.offset_ns if synchronised else None,
+        distance_ns=state.maxerror_us * 1000 if synchronised else None,
+        leap=leap if synchronised else "unsynchronised",
+        last_update_wall_ns=updated or None,
+        freq_ppb=state.freq_ppb,
+        real_raw_ns=reading.real_mono_ns + reading.mono_raw_ns,
+        boot_mono_ns=reading.boot_mono_ns,
+        reason=why,
+    )

@@ -1,7 +1,8 @@
-"""The thread that had read a request slept, instead of answering it: for a lock or another thread of its program, for a child, by its own wish.
+"""The thread that had read a request slept, instead of answering it: for a lock or another thread of its program, for a
+child, by its own wish.
 
-It is where the thread was, and not why; so anything else that explains the wait goes before it. Seen by a closer look only: which call the thread was in when that
-began, when it was woken first, and who ran there.
+It is where the thread was, and not why; so anything else that explains the wait goes before it. Seen by a closer look
+only: which call the thread was in when that began, when it was woken first, and who ran there.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _WAITS = {
 _AS_TOLD = frozenset(("clock_nanosleep", "nanosleep"))
 #: ... and those by which programs of several processes wait for each other, with much else.
 _LATCHES = frozenset(("epoll_wait", "epoll_pwait", "poll", "ppoll", "select", "pselect6"))
-#: Of the time that the look and the wait have in common; and what is too short for a look to tell, where the answer came when it was woken, or else.
+#: Of the time that the look and the wait have in common; and what is too short for a look to tell, where the answer
+#: came when it was woken, or else.
 _MOST, _LEAST_NS, _LONGER_NS = 0.7, 50_000_000, 400_000_000
 _AT_ONCE_NS = 50_000_000
 #: A thread that runs what many requests need may have slept for another reason.
@@ -77,7 +79,16 @@ def owing(episode: Episode, view: View) -> Iterator[Verdict]:
         what=what,
         woken=_woken(row, episode, sibling),
     )
-    entry = item("off_cpu", f"asleep in {call}", float(slept_ns), "ns", column="sum_ns", pid=episode.pid, tid=int(row["tid"]), where=text(row["kernel_stack"]))  # fmt: skip
+    entry = item(
+        "off_cpu",
+        f"asleep in {call}",
+        float(slept_ns),
+        "ns",
+        column="sum_ns",
+        pid=episode.pid,
+        tid=int(row["tid"]),
+        where=text(row["kernel_stack"]),
+    )
     culprit = Culprit(int(row["waker_pid"]), text(row["waker_comm"])) if sibling else Culprit(episode.pid, episode.comm)
     yield Verdict(CAUSE.name, _SURE, episode.scope, words, (entry,), call, culprit)
 
@@ -110,9 +121,11 @@ def _woken(row: np.void, episode: Episode, sibling: bool) -> Words:
 CAUSE = Cause(
     "asleep",
     900,
-    "the thread that had read a request slept instead of answering it: for a lock or another thread of its program, for a child, or by its own wish",
+    "the thread that had read a request slept instead of answering it: for a lock or another thread of its program, for"
+    " a child, or by its own wish",
     {"off_cpu": READS["off_cpu"], **SERVED},
-    "see where in the program: tickscope query off_cpu --columns comm,tid,syscall,max_ns,user_stack,waker_tid; a dump of its threads (py-spy dump, jstack, gdb); of a database its own view of locks",
+    "see where in the program: tickscope query off_cpu --columns comm,tid,syscall,max_ns,user_stack,waker_tid; a dump"
+    " of its threads (py-spy dump, jstack, gdb); of a database its own view of locks",
     {"service_latency": owing},
     vague=True,
 )

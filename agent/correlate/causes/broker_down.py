@@ -89,7 +89,9 @@ def turned_away(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def shown_out(episode: Episode, view: View) -> Iterator[Verdict]:
-    """A peer that takes a connection, says a few words, and ends it at once: a limit of connections, or whom it does not want. No network does that."""
+    """A peer that takes a connection, says a few words, and ends it at once: a limit of connections, or whom it does
+    not want. No network does that.
+    """
     netns, raw = cast("tuple[int, bytes]", episode.key[:2])
     rows = in_netns(to_peer(view.during("tcp_close", episode, SECOND), raw), netns)
     rows = rows[(rows["role"] == _CLIENT) & (rows["bytes_in"] > 0) & (rows["bytes_in"] <= _WORDS_BYTES)]
@@ -128,11 +130,23 @@ def _not_there(episode: Episode, view: View) -> Iterator[Verdict]:
     for end in chain(episode, view)[-1:]:
         if end.how == "refused" and end.errno != errno.EADDRNOTAVAIL:
             why = refused_by(end)
-            words = tell("{who} {refused} {n} of {by}{why}", who=end.who, refused="did not let through" if why else "refused",
-                         n=value(end.n, "connection"), by=end.by, why=f" ({why})" if why else "")  # fmt: skip
+            words = tell(
+                "{who} {refused} {n} of {by}{why}",
+                who=end.who,
+                refused="did not let through" if why else "refused",
+                n=value(end.n, "connection"),
+                by=end.by,
+                why=f" ({why})" if why else "",
+            )
             yield Verdict(CAUSE.name, 0.92, end.where, words, end.evidence(), "", Culprit(object=end.name))
         elif end.code in UNREADY:
-            words = tell("{who} is not ready: it said {said} to {n}{asked}", who=end.who, said=end.says, n=value(end.n, "request"), asked=end.asked)  # fmt: skip
+            words = tell(
+                "{who} is not ready: it said {said} to {n}{asked}",
+                who=end.who,
+                said=end.says,
+                n=value(end.n, "request"),
+                asked=end.asked,
+            )
             yield Verdict(CAUSE.name, end.worth(0.9), end.where, words, end.evidence(), "", end.culprit)
 
 
@@ -159,6 +173,19 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 CAUSE = Cause(
-    "broker_down", 20, "a broker, or another server, refused connections or was not there", {**POLLS, **READS, **PEERS, **ANSWERS, "tcp_close": (*ANSWERS["tcp_close"], "duration_ns", "bytes_in")},
-    "see whether it runs, and why it ended: its log, and its unit's state", {"broker_down": unreachable, "decision_latency": refused, "refusals": refused, "service_errors": failing, "connect_failures": reached, "retry_storm": turned_away, "queue_lag": behind},
-    kin="broker")  # fmt: skip
+    "broker_down",
+    20,
+    "a broker, or another server, refused connections or was not there",
+    {**POLLS, **READS, **PEERS, **ANSWERS, "tcp_close": (*ANSWERS["tcp_close"], "duration_ns", "bytes_in")},
+    "see whether it runs, and why it ended: its log, and its unit's state",
+    {
+        "broker_down": unreachable,
+        "decision_latency": refused,
+        "refusals": refused,
+        "service_errors": failing,
+        "connect_failures": reached,
+        "retry_storm": turned_away,
+        "queue_lag": behind,
+    },
+    kin="broker",
+)

@@ -88,7 +88,9 @@ def in_vain(episode: Episode, view: View) -> Iterator[Verdict]:
     yield from silent(episode, view)
     for end in chain(episode, view)[-1:]:
         if end.how == "given_up":
-            words = tell("{who} did not answer {n} of {by}, which gave up", who=end.who, n=value(end.n, "request"), by=end.by)  # fmt: skip
+            words = tell(
+                "{who} did not answer {n} of {by}, which gave up", who=end.who, n=value(end.n, "request"), by=end.by
+            )
         elif end.how == "waited":
             words = tell("{who} kept {n} of {by} waiting", who=end.who, n=value(end.n, "call"), by=end.by)
         if end.how in ("given_up", "waited"):

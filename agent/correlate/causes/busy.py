@@ -1,7 +1,9 @@
-"""A process ran all the time: it computed, and answered nobody meanwhile. It waited neither in a call nor for a processor.
+"""A process ran all the time: it computed, and answered nobody meanwhile. It waited neither in a call nor for a
+processor.
 
-Of an event loop that a computation blocks, of an interpreter whose lock somebody keeps, of garbage collection, of a lock whose holder computes. Not of more that was asked for: each
-request took more of the processor than it usually does.
+Of an event loop that a computation blocks, of an interpreter whose lock somebody keeps, of garbage collection, of a
+lock whose holder computes. Not of more that was asked for: each request took more of the processor than it usually
+does.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from agent.correlate.view import View
 from agent.correlate.waits import PEERS, SHARE, on_peers
 from agent.correlate.words import process, span, tell
 
-#: How sure it is: of who was slow, of a peer that somebody waited for; and where the kernel worked for it, which calls, page faults or reclaim explain better.
+#: How sure it is: of who was slow, of a peer that somebody waited for; and where the kernel worked for it, which calls,
+#: page faults or reclaim explain better.
 _OWN, _PEER, _IN_KERNEL = 0.94, 0.95, 0.8
 _SHORT = 0.8  # ... and where others ran for longer
 _LOADED = 0.6  # of what it ran, that more requests explain: then they do
@@ -30,19 +33,24 @@ _LOADED = 0.6  # of what it ran, that more requests explain: then they do
 def _verdict(who: tuple[str, int], its: Ran, score: float, episode: Episode, view: View) -> Verdict:
     seen = ran_in(who[1], episode, view)
     words = tell(
-        "{who} was busy with its own work: it ran for {ran} of {needed}{threads}{kernel}, usually {usual} of that{short}{where}",
+        "{who} was busy with its own work: it ran for {ran} of {needed}{threads}{kernel}, usually {usual} of"
+        " that{short}{where}",
         who=process(*who),
         ran=span(its.ran_ns),
         needed=span(its.needed_ns),
         threads=", several threads at once" if its.ran_ns > its.needed_ns else "",
         kernel=", most of it in the kernel" if its.in_kernel else "",
         usual=span(its.usual * its.needed_ns),
-        short=tell("; it waited {waited} for a CPU", waited=span(its.waited_ns))
-        if its.waited_ns > 0.2 * its.needed_ns
-        else "",
-        where=tell("; its thread {tid} was in {function}", tid=str(seen.tid), function=seen.where[0])
-        if seen and seen.where
-        else "",
+        short=(
+            tell("; it waited {waited} for a CPU", waited=span(its.waited_ns))
+            if its.waited_ns > 0.2 * its.needed_ns
+            else ""
+        ),
+        where=(
+            tell("; its thread {tid} was in {function}", tid=str(seen.tid), function=seen.where[0])
+            if seen and seen.where
+            else ""
+        ),
     )
     entry = item(
         "cpu_use",
@@ -54,8 +62,23 @@ def _verdict(who: tuple[str, int], its: Ran, score: float, episode: Episode, vie
         pid=who[1],
         share=round(its.share, 2),
     )
-    more = (item("on_cpu", "time that its thread ran", seen.ran_ns, "ns", column="sum_ns", pid=who[1], tid=seen.tid, where=" < ".join(seen.where[:4]),
-                 of_ns=seen.looked_ns),) if seen else ()  # fmt: skip
+    more = (
+        (
+            item(
+                "on_cpu",
+                "time that its thread ran",
+                seen.ran_ns,
+                "ns",
+                column="sum_ns",
+                pid=who[1],
+                tid=seen.tid,
+                where=" < ".join(seen.where[:4]),
+                of_ns=seen.looked_ns,
+            ),
+        )
+        if seen
+        else ()
+    )
     score *= its.share * (_IN_KERNEL if its.in_kernel else 1.0) * (_SHORT if its.waited_ns > 1.5 * its.ran_ns else 1.0)
     return Verdict(CAUSE.name, score, f"{who[1]}/{its.start_tick}", words, (entry, *more), "", Culprit(who[1], who[0]))
 
@@ -75,7 +98,10 @@ def itself(episode: Episode, view: View) -> Iterator[Verdict]:
 
 def _loaded(episode: Episode, its: Ran) -> bool:
     """Whether it ran for more requests, each of which took what it always takes."""
-    rate, usual = next(((episode.facts.get(m), episode.facts.get(f"{m}_base")) for m in ("n", "cost") if m in episode.facts), (None, None))  # fmt: skip
+    rate, usual = next(
+        ((episode.facts.get(m), episode.facts.get(f"{m}_base")) for m in ("n", "cost") if m in episode.facts),
+        (None, None),
+    )
     return bool(rate and usual and rate >= 1.5 * usual and its.usual * rate / usual >= _LOADED * its.share)
 
 
@@ -105,7 +131,8 @@ def asking(episode: Episode, view: View) -> Iterator[Verdict]:
 CAUSE = Cause(
     "busy",
     49,
-    "a process computed all the time, and answered nobody meanwhile: an event loop that was blocked, an interpreter's lock, garbage collection, a lock whose holder computed",
+    "a process computed all the time, and answered nobody meanwhile: an event loop that was blocked, an interpreter's"
+    " lock, garbage collection, a lock whose holder computed",
     {**PEERS, **POLLS, **STARVED, **READS, "on_cpu": CLOSER["on_cpu"]},
     "see where it runs: tickscope query on_cpu; py-spy dump --pid PID, node --prof, perf top -p PID",
     {

@@ -25,8 +25,14 @@ def _or_not(rule: Rule, seen: Callable[[Episode, View], object], words: str) -> 
 _RULES = jumps.rules(NAME)
 _DISAGREEING = _RULES.pop("clock_disagreement")
 CAUSE = Cause(
-    NAME, 10, "the wall clock was set to another time at once", jumps.READS,
+    NAME,
+    10,
+    "the wall clock was set to another time at once",
+    jumps.READS,
     "let one time daemon alone set the clock, and let it slew; let limiters, leases and queues use a monotonic clock",
-    {**{symptom: _or_not(rule, jumps.near, "the wall clock was not moved") for symptom, rule in _RULES.items()},
-     "clock_disagreement": _or_not(_DISAGREEING, jumps.moved, "no step of that size was seen")},
-    jumps=Jumping("step"))  # fmt: skip
+    {
+        **{symptom: _or_not(rule, jumps.near, "the wall clock was not moved") for symptom, rule in _RULES.items()},
+        "clock_disagreement": _or_not(_DISAGREEING, jumps.moved, "no step of that size was seen"),
+    },
+    jumps=Jumping("step"),
+)

@@ -28,7 +28,8 @@ def stopped(episode: Episode, view: View) -> Iterator[Verdict]:
         yield Verdict(CAUSE.name, sure, episode.scope, words, (*c.rates, c.members), culprit=c.culprit)
     elif c.held:
         words = tell(
-            "one message that was delivered stays unacknowledged while {out} per second are acknowledged: whoever took it has stopped, or holds on to it",
+            "one message that was delivered stays unacknowledged while {out} per second are acknowledged: whoever took"
+            " it has stopped, or holds on to it",
             out=value(c.out or 0, "other"),
         )
         yield Verdict(CAUSE.name, 0.65 * c.sure, episode.scope, words, (*c.rates, c.members))
@@ -48,7 +49,9 @@ def stopped(episode: Episode, view: View) -> Iterator[Verdict]:
             culprit=c.culprit if len(c.silent) <= 1 else NOBODY,
         )
     elif c.lone is not None and c.one_less:
-        words = tell("{who} stopped, and the others acknowledged only {others}{usual}", who=c.who, others=others, usual=c.usual)  # fmt: skip
+        words = tell(
+            "{who} stopped, and the others acknowledged only {others}{usual}", who=c.who, others=others, usual=c.usual
+        )
         yield Verdict(CAUSE.name, 0.88 * c.sure, episode.scope, words, (*c.rates, c.members), culprit=c.culprit)
 
 

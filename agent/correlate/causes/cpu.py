@@ -21,11 +21,26 @@ def _hungry(who: str, queued: float, pid: int | None, score: float, of: Starved)
     if of.waited_ns:
         entries[0] = item("cpu_wait", "time waiting for a CPU", queued, "ns", column="wait_ns", pid=pid)
     if of.by:
-        entries.append(item("cpu_wait", "of it, while another ran", of.by_ns, "ns", column="wait_ns", pid=of.by[1], comm=of.by[0]))  # fmt: skip
+        entries.append(
+            item("cpu_wait", "of it, while another ran", of.by_ns, "ns", column="wait_ns", pid=of.by[1], comm=of.by[0])
+        )
     if of.group:
-        entries.append(item("resource", "withheld by a quota", of.throttled_ns, "ns", column="waited_ns", pid=pid, subject=of.group))  # fmt: skip
+        entries.append(
+            item(
+                "resource", "withheld by a quota", of.throttled_ns, "ns", column="waited_ns", pid=pid, subject=of.group
+            )
+        )
     if of.pressed_ns:
-        entries.append(item("resource", "some task of the host waited for a CPU (PSI)", of.pressed_ns, "ns", column="waited_ns", object="pressure"))  # fmt: skip
+        entries.append(
+            item(
+                "resource",
+                "some task of the host waited for a CPU (PSI)",
+                of.pressed_ns,
+                "ns",
+                column="waited_ns",
+                object="pressure",
+            )
+        )
     return Verdict(
         CAUSE.name,
         score,

@@ -1,5 +1,6 @@
-"""A disk kept calls on files waiting: its file system was frozen, another process wrote much to it meanwhile, a cgroup's limit held its requests back, or it took
-long itself."""
+"""A disk kept calls on files waiting: its file system was frozen, another process wrote much to it meanwhile, a
+cgroup's limit held its requests back, or it took long itself.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +38,11 @@ _READ, _WRITE = (TABLES["resource"].code("direction", name) for name in ("read",
 _FILES, _LOCKS = (b"file", b"directory", b"block device"), (b"flock", b"fcntl", b"fcntl64")
 _MUCH_BYTES = 1 << 20
 _TIMES = 4  # what another process wrote, against what the one that waited wrote itself
-#: A request that takes so long, and such a part of what the call took, explains it; or that all take so long, of which a call may need several.
+#: A request that takes so long, and such a part of what the call took, explains it; or that all take so long, of which
+#: a call may need several.
 _SLOW_NS, _PART = 20_000_000, 0.3
-_CROWDED = 0.6  # how sure a slow request is the disk's, where this host's processors were short: the kernel's own threads work on it
+# how sure a slow request is the disk's, where this host's processors were short: the kernel's own threads work on it
+_CROWDED = 0.6
 _REACH_NS = 10 * SECOND  # the other's call may go on for longer
 
 
@@ -110,7 +113,9 @@ def busy(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def _limited(episode: Episode, view: View, mine: np.ndarray) -> np.void | None:
-    """What its cgroup did as much of as it may, of what it may do on the disk of these calls; the nearest to its limit. Calls that neither read nor write may wait for either."""
+    """What its cgroup did as much of as it may, of what it may do on the disk of these calls; the nearest to its limit.
+    Calls that neither read nor write may wait for either.
+    """
     rows = np.concatenate([of_process(episode, view, kind) for kind in (IO, IOPS)])
     disk, reads, writes = mine["device"][0], np.isin(mine["syscall"], _READS), np.isin(mine["syscall"], _WRITES)
     there = np.array([disk in (b"", *its.split()) or its == b"" for its in rows["device"].tolist()], np.bool_)
@@ -119,33 +124,56 @@ def _limited(episode: Episode, view: View, mine: np.ndarray) -> np.void | None:
     return rows[int(np.argmax(rows["used"] / np.maximum(rows["limit"], 1)))] if len(rows) else None
 
 
-def _by_limit(episode: Episode, row: np.void, facts: dict[str, Fact], score: float, writer: tuple[Culprit, float] | None) -> Verdict:  # fmt: skip
+def _by_limit(
+    episode: Episode, row: np.void, facts: dict[str, Fact], score: float, writer: tuple[Culprit, float] | None
+) -> Verdict:
     """writer: who may have used it up."""
     group, used, limit = text(row["object"]), float(row["used"]), float(row["limit"])
     what, many = ("bytes", 1e6) if row["kind"] == IO else ("requests", 1.0)
     who, wrote = writer or (NOBODY, 0.0)
     words = tell(
-        "its cgroup {group} may {do} {limit} a second on {on}, and did as much, while {call} of {who} waited for {longest}{other}",
+        "its cgroup {group} may {do} {limit} a second on {on}, and did as much, while {call} of {who} waited for"
+        " {longest}{other}",
         group=group,
         do={_READ: "read", _WRITE: "write"}.get(int(row["direction"]), "do"),
         on=text(row["device"]).partition(" ")[0] or "a disk",
         limit=value(round(limit / many, 1), "MB" if many > 1 else "request"),
-        other=tell("; {other} wrote {wrote} MB to {disk} meanwhile", other=process(who.comm, who.pid), wrote=value(round(wrote / 1e6, 1)), disk=facts["disk"]) if writer else "",
+        other=(
+            tell(
+                "; {other} wrote {wrote} MB to {disk} meanwhile",
+                other=process(who.comm, who.pid),
+                wrote=value(round(wrote / 1e6, 1)),
+                disk=facts["disk"],
+            )
+            if writer
+            else ""
+        ),
         **facts,
-    )  # fmt: skip
+    )
     entry = item(
         "resource", f"{what} a second", used, "", column="used", baseline=limit, pid=episode.pid, subject=group
     )
     return Verdict(CAUSE.name, score, episode.scope, words, (entry,), "throttled", Culprit(who.pid, who.comm, group))
 
 
-def _by_itself(episode: Episode, seen: closer.Disk | None, facts: dict[str, Fact], score: float, longest_ns: float, where: Culprit) -> Verdict:  # fmt: skip
+def _by_itself(
+    episode: Episode, seen: closer.Disk | None, facts: dict[str, Fact], score: float, longest_ns: float, where: Culprit
+) -> Verdict:
     """What a closer look at the disk says, where there was one."""
     none = tell("no other process was seen to write much to {disk} meanwhile", disk=facts["disk"])
     if seen is None:
         return Verdict(CAUSE.name, 0.0, "", none, culprit=where)
-    entry = item("block_io", "the slowest request", seen.slowest_ns, "ns", column="max_ns", object=facts["disk"], requests=seen.requests,
-                 each_ns=round(seen.each_ns), queued_ns=round(seen.queued_ns))  # fmt: skip
+    entry = item(
+        "block_io",
+        "the slowest request",
+        seen.slowest_ns,
+        "ns",
+        column="max_ns",
+        object=facts["disk"],
+        requests=seen.requests,
+        each_ns=round(seen.each_ns),
+        queued_ns=round(seen.queued_ns),
+    )
     told = {**facts, "slowest": span(seen.slowest_ns), "each": span(seen.each_ns)}
     if seen.slowest_ns < _SLOW_NS or (seen.slowest_ns < _PART * longest_ns and seen.each_ns < _SLOW_NS):
         words = tell("{none}, and it took {each} for a request, and {slowest} for the slowest", none=none, **told)
@@ -154,13 +182,21 @@ def _by_itself(episode: Episode, seen: closer.Disk | None, facts: dict[str, Fact
     who = where
     if seen.writer is not None:
         who = Culprit(seen.writer.pid, seen.writer.comm, where.object)
-        by = tell("; {other} wrote {mb} MB to it meanwhile", other=process(who.comm, who.pid), mb=value(round(seen.wrote / 1e6, 1)))  # fmt: skip
-    words = tell("{disk} took up to {slowest} for a request, while {call} of {who} waited for {longest}{by}", by=by, **told)  # fmt: skip
+        by = tell(
+            "; {other} wrote {mb} MB to it meanwhile",
+            other=process(who.comm, who.pid),
+            mb=value(round(seen.wrote / 1e6, 1)),
+        )
+    words = tell(
+        "{disk} took up to {slowest} for a request, while {call} of {who} waited for {longest}{by}", by=by, **told
+    )
     return Verdict(CAUSE.name, score, episode.scope, words, (entry,), detail="slow", culprit=who)
 
 
 def _writer(episode: Episode, view: View, mine: np.ndarray, fellow: bool) -> tuple[Culprit, float] | None:
-    """Who wrote most to the disk of these calls while they waited, and how many bytes, where that is far more than they themselves. fellow: one of the same cgroup, whose limit is also his."""
+    """Who wrote most to the disk of these calls while they waited, and how many bytes, where that is far more than they
+    themselves. fellow: one of the same cgroup, whose limit is also his.
+    """
     rows = view.rings["slow_syscall"].between(episode.start_ns, episode.end_ns + _REACH_NS)
     begun = rows["t_ns"] - rows["duration_ns"]
     rows = rows[(rows["device"] == mine["device"][0]) & (begun <= episode.end_ns) & (rows["written_bytes"] > 0)]
@@ -194,7 +230,8 @@ def _beside(mine: np.ndarray, others: np.ndarray) -> float:
 CAUSE = Cause(
     "disk",
     68,
-    "a disk kept calls on files waiting: it was frozen, another process kept it busy, a cgroup limits what may be done on it, or it was slow itself",
+    "a disk kept calls on files waiting: it was frozen, another process kept it busy, a cgroup limits what may be done"
+    " on it, or it was slow itself",
     {
         **CPUS,
         **SYSCALLS,
@@ -202,6 +239,8 @@ CAUSE = Cause(
         "slow_syscall": (*SYSCALLS["slow_syscall"], "cgroup_id"),
         "block_io": closer.READS["block_io"],
     },
-    "see who writes: tickscope query slow_syscall --columns comm,pid,syscall,device,written_bytes,frozen,duration_ns; give the writer less of the disk (io.max), or a disk of its own; limits: io.max, blkio.throttle.*_device of its cgroup",
+    "see who writes: tickscope query slow_syscall --columns comm,pid,syscall,device,written_bytes,frozen,duration_ns;"
+    " give the writer less of the disk (io.max), or a disk of its own; limits: io.max, blkio.throttle.*_device of its"
+    " cgroup",
     {"decision_latency": busy, "accept_overflow": busy, "service_latency": busy, "blocked_time": busy},
 )

@@ -91,9 +91,13 @@ def _failed(rows: np.ndarray, episode: Episode, view: View) -> np.ndarray:
 
 
 def _more(episode: Episode, view: View) -> np.ndarray:
-    """Those that failed as several times as many do as usually: some programs ask for names that there are not all the time."""
+    """Those that failed as several times as many do as usually: some programs ask for names that there are not all the
+    time.
+    """
     rows = _failed(view.during("dns_lookup", episode), episode, view)
-    before = _failed(view.rings["dns_lookup"].between(episode.start_ns - _BEFORE_NS, episode.start_ns - SECOND), episode, view)  # fmt: skip
+    before = _failed(
+        view.rings["dns_lookup"].between(episode.start_ns - _BEFORE_NS, episode.start_ns - SECOND), episode, view
+    )
     much, usual = (np.bincount(part["result"], minlength=len(RESULT.names)) for part in (rows, before))
     lasted = (episode.end_ns - episode.start_ns + 2 * SECOND) / (_BEFORE_NS - SECOND)
     return np.asarray(rows[(much > _TIMES * lasted * usual)[rows["result"]]])
@@ -126,7 +130,9 @@ def _gone(episode: Episode, view: View, rows: np.ndarray) -> Iterator[Verdict]:
 
 
 def slow(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Lookups took long, with nothing else to suffer from it. What else was resolved meanwhile tells whether all names are slow there."""
+    """Lookups took long, with nothing else to suffer from it. What else was resolved meanwhile tells whether all names
+    are slow there.
+    """
     everybody = view.during("dns_lookup", episode)
     everybody = everybody[everybody["result"] == _OK]
     own = view.own(everybody, episode)
@@ -146,15 +152,26 @@ def slow(episode: Episode, view: View) -> Iterator[Verdict]:
         longest=span(float(top["duration_ns"])),
         n=value(len(rows), "lookup"),
         name=text(top["name"]),
-        others=tell(", and at most {quick} for other names", quick=span(others))
-        if len(quick) and others < SLOW_NS
-        else "",
+        others=(
+            tell(", and at most {quick} for other names", quick=span(others)) if len(quick) and others < SLOW_NS else ""
+        ),
     )
-    entry = item("dns_lookup", "time to look a name up", float(top["duration_ns"]), "ns", column="duration_ns", pid=episode.pid,
-                 peer=peer(raw), name=text(top["name"]), lookups=len(rows))  # fmt: skip
+    entry = item(
+        "dns_lookup",
+        "time to look a name up",
+        float(top["duration_ns"]),
+        "ns",
+        column="duration_ns",
+        pid=episode.pid,
+        peer=peer(raw),
+        name=text(top["name"]),
+        lookups=len(rows),
+    )
     where = place(peer(raw), raw, view.netns(episode, raw))
     sure = 0.9 * (_CROWDED if crowded(episode, view) else 1.0)
-    yield Verdict(CAUSE.name, sure, where, words, (entry,), "lost" if top["tries"] > 1 else "slow", Culprit(object=peer(raw)))  # fmt: skip
+    yield Verdict(
+        CAUSE.name, sure, where, words, (entry,), "lost" if top["tries"] > 1 else "slow", Culprit(object=peer(raw))
+    )
 
 
 def _verdict(a: NamesAsked, score: float, words: Words, detail: str) -> Verdict:

@@ -18,7 +18,13 @@ _KINDS = ("READONLY", "MASTERDOWN", "NOREPLICAS")
 def refused(episode: Episode, view: View) -> Iterator[Verdict]:
     for end in chain(episode, view)[-1:]:
         if end.how == "answered" and end.code in ONLY_READS:
-            words = tell("{who} takes no writes: it said {said} to {n}{asked}", who=end.who, said=end.says, n=value(end.n, "request"), asked=end.asked)  # fmt: skip
+            words = tell(
+                "{who} takes no writes: it said {said} to {n}{asked}",
+                who=end.who,
+                said=end.says,
+                n=value(end.n, "request"),
+                asked=end.asked,
+            )
             yield Verdict(CAUSE.name, end.worth(0.9), end.where, words, end.evidence(), "read_only", end.culprit)
     for b in refusing(episode, view):
         n = sum(b.errors[kind] for kind in _KINDS)

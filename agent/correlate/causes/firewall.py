@@ -51,8 +51,12 @@ def _verdict(raw: bytes, netns: int | None, episode: Episode, view: View) -> Ite
         return
     how = _HOW[seen.how].format(name=name)
     who = "a firewall" if seen.sure else "a firewall, or a router,"
-    words = tell("{who} on the way to {name} refused {n}: {how}", who=who, name=name, n=value(seen.n, "connection"), how=how)  # fmt: skip
-    entry = item("tcp_connect", "connects refused on the way", seen.n, "", column="errno", peer=name, failed=seen.failed)  # fmt: skip
+    words = tell(
+        "{who} on the way to {name} refused {n}: {how}", who=who, name=name, n=value(seen.n, "connection"), how=how
+    )
+    entry = item(
+        "tcp_connect", "connects refused on the way", seen.n, "", column="errno", peer=name, failed=seen.failed
+    )
     yield Verdict(
         CAUSE.name,
         0.96 if seen.sure else 0.85,
@@ -69,7 +73,8 @@ CAUSE = Cause(
     14,
     "a firewall, or another box on the way, refuses connects that the server would take",
     {**PEERS, **ANSWERS, **READS},
-    "see what it refuses, on both hosts and between: nft list ruleset; iptables-save -c; security groups and network policies",
+    "see what it refuses, on both hosts and between: nft list ruleset; iptables-save -c; security groups and network"
+    " policies",
     {"connect_failures": of_peer, "retry_storm": of_peer, "service_errors": failing, "decision_latency": of_process},
     kin="broker",
 )

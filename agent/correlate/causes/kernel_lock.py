@@ -33,7 +33,10 @@ def waited(episode: Episode, view: View) -> Iterator[Verdict]:
     at = int(np.argmax(totals))
     mine = rows[group == at]
     longest, spent = float(mine["max_ns"].max()), float(totals[at])
-    share = max(spent / max(float(mine["interval_ns"].max()), 1.0), longest / episode.value if episode.unit == "ns" and episode.value > 0 else 0.0)  # fmt: skip
+    share = max(
+        spent / max(float(mine["interval_ns"].max()), 1.0),
+        longest / episode.value if episode.unit == "ns" and episode.value > 0 else 0.0,
+    )
     lock = text(rows["lock"][first[at]])
     entry = _entry(mine, lock, spent, episode.pid)
     if longest < _LEAST_NS or share < _SHARE:
@@ -47,7 +50,15 @@ def waited(episode: Episode, view: View) -> Iterator[Verdict]:
         times=value(int(mine["count"].sum()), "time"),
         longest=span(longest),
     )
-    yield Verdict(CAUSE.name, 0.85 * min(1.0, share + 0.3), episode.scope, words, (entry,), text(mine["kind"][0])[:24], Culprit(object=lock))  # fmt: skip
+    yield Verdict(
+        CAUSE.name,
+        0.85 * min(1.0, share + 0.3),
+        episode.scope,
+        words,
+        (entry,),
+        text(mine["kind"][0])[:24],
+        Culprit(object=lock),
+    )
 
 
 def answered_late(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -65,25 +76,47 @@ def answered_late(episode: Episode, view: View) -> Iterator[Verdict]:
     shown = item("syn_ack", "the slowest SYN-ACK", slowest, "ns", column="max_ns", subject=f"port {port}")
     longest = float(locks["max_ns"].max()) if len(locks) else 0.0
     if slowest < _LEAST_NS or longest < _SHARE * slowest:
-        words = tell("this host answered each SYN within {slowest}, and waited {longest} for its locks meanwhile", slowest=span(slowest), longest=span(longest))  # fmt: skip
+        words = tell(
+            "this host answered each SYN within {slowest}, and waited {longest} for its locks meanwhile",
+            slowest=span(slowest),
+            longest=span(longest),
+        )
         yield Verdict(CAUSE.name, 0.0, "", words, (shown,))
         return
     mine = locks[[int(np.argmax(locks["max_ns"]))]]
     lock = text(mine["lock"][0])
     words = tell(
-        "this host took up to {slowest} to answer a SYN, and waited up to {longest} for a lock of its own kernel's meanwhile, {lock}",
+        "this host took up to {slowest} to answer a SYN, and waited up to {longest} for a lock of its own kernel's"
+        " meanwhile, {lock}",
         slowest=span(slowest),
         longest=span(longest),
         lock=lock,
     )
     evidence = (shown, _entry(mine, lock, float(locks["sum_ns"].sum()), None))
-    yield Verdict(CAUSE.name, 0.9 * min(1.0, longest / slowest + 0.3), episode.scope, words, evidence, "syn_ack", Culprit(object=lock))  # fmt: skip
+    yield Verdict(
+        CAUSE.name,
+        0.9 * min(1.0, longest / slowest + 0.3),
+        episode.scope,
+        words,
+        evidence,
+        "syn_ack",
+        Culprit(object=lock),
+    )
 
 
 def _entry(rows: np.ndarray, lock: str, spent: float, pid: int | None) -> dict[str, object]:
     where = " < ".join(text(rows["kernel_stack"][int(np.argmax(rows["sum_ns"]))]).split(";")[:4])
-    return item("lock_contention", "time waiting for a lock of the kernel's", spent, "ns", column="sum_ns", subject=lock, stack=where,
-                times=int(rows["count"].sum()), pid=pid)  # fmt: skip
+    return item(
+        "lock_contention",
+        "time waiting for a lock of the kernel's",
+        spent,
+        "ns",
+        column="sum_ns",
+        subject=lock,
+        stack=where,
+        times=int(rows["count"].sum()),
+        pid=pid,
+    )
 
 
 CAUSE = Cause(
@@ -91,7 +124,9 @@ CAUSE = Cause(
     72,
     "threads waited for a lock of the kernel's own",
     READS,
-    "see which lock, and on which way: tickscope query lock_contention --columns comm,lock,kind,path,max_ns,kernel_stack; fewer threads on one file, one mapping, or one listener (SO_REUSEPORT), or a newer kernel",
+    "see which lock, and on which way: tickscope query lock_contention --columns"
+    " comm,lock,kind,path,max_ns,kernel_stack; fewer threads on one file, one mapping, or one listener (SO_REUSEPORT),"
+    " or a newer kernel",
     {
         "decision_latency": waited,
         "service_latency": waited,

@@ -1,6 +1,7 @@
 """More was asked for. The weakest explanation: any other one that holds comes first.
 
-What comes at once after a time in which nothing came had piled up: that is the consequence of whatever held it up, and no load.
+What comes at once after a time in which nothing came had piled up: that is the consequence of whatever held it up, and
+no load.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Too little memory: what a process reads goes again before it is used, or the kernel has to make room first, at last by killing it."""
+"""Too little memory: what a process reads goes again before it is used, or the kernel has to make room first, at last
+by killing it.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,15 @@ def killed(episode: Episode, view: View) -> Iterator[Verdict]:
         where = text(rows[-1]["object"])
         who = process(episode.comm, episode.pid)
         words = tell("the kernel killed {who}, since its cgroup {where} had no memory left", who=who, where=where)
-        entry = item("resource", "processes killed for want of memory", float(rows[-1]["events"]), "", column="events", pid=episode.pid, subject=where)  # fmt: skip
+        entry = item(
+            "resource",
+            "processes killed for want of memory",
+            float(rows[-1]["events"]),
+            "",
+            column="events",
+            pid=episode.pid,
+            subject=where,
+        )
         culprit = Culprit(episode.pid, episode.comm, where)
         yield Verdict(CAUSE.name, 0.97, episode.scope, words, (entry,), "oom", culprit)
 
@@ -71,6 +81,7 @@ CAUSE = Cause(
     58,
     "a process has too little memory: its pages go and come all the time, or the kernel kills it",
     {**READS, **STARVED, **PEERS},
-    "give its cgroup more memory (memory.max), or have it use less; what the limit did: memory.events, memory.failcnt; tickscope query resource",
+    "give its cgroup more memory (memory.max), or have it use less; what the limit did: memory.events, memory.failcnt;"
+    " tickscope query resource",
     {"decision_latency": slowed, "service_latency": slowed, "blocked_time": reclaimed, "resource_low": killed},
 )

@@ -45,7 +45,13 @@ def lost(episode: Episode, view: View) -> Iterator[Verdict]:
             # Who waits longer than usual for an acknowledgement sends again what was not lost.
             words = tell("{lost}, which slow round trips alone can cause", lost=lost) if p.slower else lost
             sure = 0.45 if p.slower else 0.6 if crowded(view, episode) else 0.9
-            yield Verdict(CAUSE.name, sure * p.share * p.sure * p.resent.explains(p.longest), p.host, words, (entry, p.wait, p.rtt))  # fmt: skip
+            yield Verdict(
+                CAUSE.name,
+                sure * p.share * p.sure * p.resent.explains(p.longest),
+                p.host,
+                words,
+                (entry, p.wait, p.rtt),
+            )
         elif not p.again and not is_unix(p.raw):
             words = tell("no segment to {name} was sent again{of}", name=p.name, of=_of(p.resent.sent))
             yield Verdict(CAUSE.name, 0.0, p.name, words, (entry,))
@@ -56,7 +62,9 @@ def _of(sent: int | None) -> Words:
 
 
 def _of_names(episode: Episode, view: View) -> Iterator[Verdict]:
-    """A name server was asked by UDP, of which nobody tells what is lost, while TCP to the same host had to send again."""
+    """A name server was asked by UDP, of which nobody tells what is lost, while TCP to the same host had to send
+    again.
+    """
     a = asked(episode, view)
     if a is None or not a.again or a.share < SHARE or a.slower or a.result not in ("", "timeout", "ok", "nodata"):
         return
@@ -142,7 +150,9 @@ def on_the_chain(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def unheard(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Connects to a peer that took long, since their SYN had to be sent again: at an address of one's own it is no network that loses it."""
+    """Connects to a peer that took long, since their SYN had to be sent again: at an address of one's own it is no
+    network that loses it.
+    """
     netns, raw = cast("tuple[int, bytes]", episode.key)
     name = peer(raw)
     rows = in_netns(to_peer(view.during("tcp_retransmit", episode), raw), netns)
@@ -202,7 +212,8 @@ CAUSE = Cause(
     30,
     "packets to or from a peer were lost, and had to be sent again",
     {**READS, **PEERS, **CHAIN},
-    "look for drops on the way: ip -s link, tc -s qdisc, the switch's counters; tickscope query tcp_retransmit --group-by peer",
+    "look for drops on the way: ip -s link, tc -s qdisc, the switch's counters; tickscope query tcp_retransmit"
+    " --group-by peer",
     {
         "decision_latency": lost,
         "refusals": lost,

@@ -12,7 +12,9 @@ from agent.correlate.words import peer, process, span, tell, value
 
 
 def not_reading(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Who reads did not wait for it either: nothing was on its way. What does not fit into a full buffer is sent again, the network being well."""
+    """Who reads did not wait for it either: nothing was on its way. What does not fit into a full buffer is sent again,
+    the network being well.
+    """
     yield _stopped(episode, view, "{who} read nothing from it for {took}, though it did not have to wait for anything")
 
 
@@ -34,7 +36,15 @@ def not_taking(episode: Episode, view: View) -> Iterator[Verdict]:
         who=process(reader[1], reader[0]) if reader else name,
         unread=tell(", with {n} unread", n=value(unread, "byte")) if unread else "",
     )
-    entry = item("socket_queue", "written and not taken", episode.facts["unsent"], "bytes", column="send_q_bytes", peer=name, pid=episode.pid)  # fmt: skip
+    entry = item(
+        "socket_queue",
+        "written and not taken",
+        episode.facts["unsent"],
+        "bytes",
+        column="send_q_bytes",
+        peer=name,
+        pid=episode.pid,
+    )
     sure = 0.4 if starving else 0.9 if reader else 0.8
     culprit = Culprit(reader[0], reader[1], name) if reader else Culprit(object=name)
     yield Verdict(CAUSE.name, sure, episode.scope, words, (entry,), "", culprit)

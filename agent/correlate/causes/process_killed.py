@@ -10,7 +10,8 @@ CAUSE = Cause(
     19,
     "a process was killed, crashed, or ended by itself",
     READS,
-    "see who ended it (tickscope query process_event), its log, and its unit's state; after oom, the limit of its cgroup",
+    "see who ended it (tickscope query process_event), its log, and its unit's state; after oom, the limit of its"
+    " cgroup",
     explains("process_killed", lambda fate: 0.0 if fate.stop else 0.99),
     kin="process end",
 )

@@ -28,8 +28,22 @@ _CLIENTS, _ROOM, _MEMORY = (
     ("memory", "has no memory left"),
 )
 #: What servers say when a limit of theirs is reached: PostgreSQL and pools before it, MySQL, Redis.
-SAID = {"53300": _CLIENTS, "1040": _CLIENTS, "1203": _CLIENTS, "1226": _CLIENTS, "53100": _ROOM, "1021": _ROOM, "1114": _ROOM, "MISCONF": _ROOM, "53200": _MEMORY,
-        "1037": _MEMORY, "1038": _MEMORY, "OOM": _MEMORY, "53400": ("config", "has reached a limit that is set for it"), "54000": ("config", "has reached a limit that is set for it")}  # fmt: skip
+SAID = {
+    "53300": _CLIENTS,
+    "1040": _CLIENTS,
+    "1203": _CLIENTS,
+    "1226": _CLIENTS,
+    "53100": _ROOM,
+    "1021": _ROOM,
+    "1114": _ROOM,
+    "MISCONF": _ROOM,
+    "53200": _MEMORY,
+    "1037": _MEMORY,
+    "1038": _MEMORY,
+    "OOM": _MEMORY,
+    "53400": ("config", "has reached a limit that is set for it"),
+    "54000": ("config", "has reached a limit that is set for it"),
+}
 _FAILED = TABLES["tcp_connect"].code("result", "failed")
 
 
@@ -43,13 +57,34 @@ def _verdict(episode: Episode, row: object, kind: int) -> Verdict:
         return Verdict(NAME, _SURE, episode.scope, words, (entry,), "fd", Culprit(episode.pid, episode.comm))
     if kind == PIDS:
         failed = float(row["events"])  # type: ignore[index]
-        may = tell("its cgroup {where} may have {limit} processes and threads, and has them", where=where, limit=value(limit))  # fmt: skip
-        # Where it has fewer by now, they may have ended since; or, before Linux 6.11, the limit was that of another cgroup above it.
-        words = may if 0 < limit <= used else tell("its cgroup {where}, or one that this is in, had all the processes and threads that it may have", where=where)  # fmt: skip
-        entry = item("resource", "processes that could not be started", failed, "", column="events", baseline=max(limit, 0.0), pid=episode.pid, subject=where)  # fmt: skip
+        may = tell(
+            "its cgroup {where} may have {limit} processes and threads, and has them", where=where, limit=value(limit)
+        )
+        # Where it has fewer by now, they may have ended since; or, before Linux 6.11, the limit was that of another
+        # cgroup above it.
+        words = (
+            may
+            if 0 < limit <= used
+            else tell(
+                "its cgroup {where}, or one that this is in, had all the processes and threads that it may have",
+                where=where,
+            )
+        )
+        entry = item(
+            "resource",
+            "processes that could not be started",
+            failed,
+            "",
+            column="events",
+            baseline=max(limit, 0.0),
+            pid=episode.pid,
+            subject=where,
+        )
         return Verdict(NAME, _SURE, f"pids {where}", words, (entry,), "pids", Culprit(episode.pid, episode.comm, where))
     words = tell("the file system {where}, which {who} writes to, has no room left", where=where, who=who)
-    entry = item("resource", "bytes in use", used, "bytes", column="used", baseline=limit, pid=episode.pid, subject=where)  # fmt: skip
+    entry = item(
+        "resource", "bytes in use", used, "bytes", column="used", baseline=limit, pid=episode.pid, subject=where
+    )
     return Verdict(NAME, _SURE, f"disk {where}", words, (entry,), "disk_full", Culprit(object=where))
 
 
@@ -63,7 +98,9 @@ def seen(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def behind(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Of another symptom of that process: what was reached then, and not long before. A disk that is full makes calls fail, not slow."""
+    """Of another symptom of that process: what was reached then, and not long before. A disk that is full makes calls
+    fail, not slow.
+    """
     for kind in (FD, PIDS, *((DISK,) if episode.symptom in ("refusals", "service_errors") else ())):
         rows = of_process(episode, view, kind)
         rows = rows[full(rows)]
@@ -78,7 +115,14 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
     for end in chain(episode, view)[-1:]:
         if end.how == "answered" and end.code in SAID:
             detail, what = SAID[end.code]
-            words = tell("{who} {what}: it said {said} to {n}{asked}", who=end.who, what=what, said=end.says, n=value(end.n, "request"), asked=end.asked)  # fmt: skip
+            words = tell(
+                "{who} {what}: it said {said} to {n}{asked}",
+                who=end.who,
+                what=what,
+                said=end.says,
+                n=value(end.n, "request"),
+                asked=end.asked,
+            )
             yield Verdict(NAME, end.worth(_SURE), end.where, words, end.evidence(), detail, end.culprit)
         elif end.how == "refused" and end.errno == errno.EADDRNOTAVAIL:
             yield from _no_port(end.netns, end.raw, episode, view, end.name)
@@ -90,7 +134,9 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def no_port(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Connects that failed before a SYN was sent: each port that one may have is in use to that peer, or waits there (TIME_WAIT)."""
+    """Connects that failed before a SYN was sent: each port that one may have is in use to that peer, or waits there
+    (TIME_WAIT).
+    """
     netns, raw = cast("tuple[int, bytes]", episode.key)
     yield from _no_port(netns, raw, episode, view, "it")
 
@@ -110,7 +156,9 @@ def _no_port(netns: int | None, raw: bytes, episode: Episode, view: View, to: st
         to=to,
         who=process(who, pid),
     )
-    entry = item("tcp_connect", "connects without a port", len(none), "", column="errno", peer=name, errno=errno.EADDRNOTAVAIL)  # fmt: skip
+    entry = item(
+        "tcp_connect", "connects without a port", len(none), "", column="errno", peer=name, errno=errno.EADDRNOTAVAIL
+    )
     yield Verdict(NAME, _SURE, f"ports to {name} in {netns}", words, (entry,), "ports", Culprit(pid, who))
 
 
@@ -119,7 +167,9 @@ CAUSE = Cause(
     15,
     "a limit is reached: descriptors, processes, local ports, room on a disk, memory or clients of a broker",
     {**BROKERS, **READS, **ANSWERS},
-    "raise the limit, or find what uses it up: tickscope query resource; ls /proc/PID/fd; pids.max, pids.events of its cgroup; df; ss -tan dst PEER and sysctl net.ipv4.ip_local_port_range; of Redis: CONFIG GET maxmemory, CONFIG GET maxclients",
+    "raise the limit, or find what uses it up: tickscope query resource; ls /proc/PID/fd; pids.max, pids.events of its"
+    " cgroup; df; ss -tan dst PEER and sysctl net.ipv4.ip_local_port_range; of Redis: CONFIG GET maxmemory, CONFIG GET"
+    " maxclients",
     {
         "resource_low": seen,
         "decision_latency": behind,

@@ -74,8 +74,18 @@ def _verdict(storm: Episode, score: float, words: Words) -> Verdict:
     raw = _at(storm)[1]
     name = peer(raw)
     rate = item("tcp_connect", "connects", storm.value, "1/s", baseline=storm.base, peer=name, pid=storm.pid)
-    failed = item("tcp_connect", "attempts that failed", min(storm.facts["failed"], storm.facts["n"]), "", column="result", peer=name, pid=storm.pid)  # fmt: skip
-    return Verdict(CAUSE.name, score, f"retries to {name}", words, (rate, failed), "", Culprit(storm.pid, storm.comm, name))  # fmt: skip
+    failed = item(
+        "tcp_connect",
+        "attempts that failed",
+        min(storm.facts["failed"], storm.facts["n"]),
+        "",
+        column="result",
+        peer=name,
+        pid=storm.pid,
+    )
+    return Verdict(
+        CAUSE.name, score, f"retries to {name}", words, (rate, failed), "", Culprit(storm.pid, storm.comm, name)
+    )
 
 
 CAUSE = Cause(
@@ -83,7 +93,8 @@ CAUSE = Cause(
     48,
     "a program tried again at once, again and again, what had failed",
     PEERS,
-    "have it wait longer after each failure (back-off with jitter), and give up at some point; see who it is: tickscope query tcp_connect --group-by comm",
+    "have it wait longer after each failure (back-off with jitter), and give up at some point; see who it is: tickscope"
+    " query tcp_connect --group-by comm",
     {
         "retry_storm": itself,
         "service_latency": of_port,

@@ -25,10 +25,22 @@ def itself(episode: Episode, view: View) -> Iterator[Verdict]:
     *way, end = answers
     score = _PASSED_ON if way else _ALONE if end.protocol == "http" or end.code == "ERR" else _SPOKEN
     words = (
-        tell("{who} answered with {said} to {n}{asked}", who=end.who, said=end.says, n=value(end.n, "request"), asked=end.asked)
+        tell(
+            "{who} answered with {said} to {n}{asked}",
+            who=end.who,
+            said=end.says,
+            n=value(end.n, "request"),
+            asked=end.asked,
+        )
         if len(hops) > 1
-        else tell("{who} says so itself ({said}){asked}{beside}", who=end.who, said=end.says, asked=end.asked, beside=_beside(end))
-    )  # fmt: skip
+        else tell(
+            "{who} says so itself ({said}){asked}{beside}",
+            who=end.who,
+            said=end.says,
+            asked=end.asked,
+            beside=_beside(end),
+        )
+    )
     yield Verdict(CAUSE.name, end.worth(score), end.where, words, end.evidence(), end.code, end.culprit, end.pids)
 
 
@@ -36,7 +48,11 @@ def _beside(end: FailedHop) -> str:
     """What is known of those that it asks itself."""
     if end.speaks:
         return ""
-    return ", and nothing that it asks of others was seen to fail more than usually" if end.pids else "; what it asks of others is not seen from here"  # fmt: skip
+    return (
+        ", and nothing that it asks of others was seen to fail more than usually"
+        if end.pids
+        else "; what it asks of others is not seen from here"
+    )
 
 
 CAUSE = Cause(

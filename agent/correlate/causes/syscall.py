@@ -21,7 +21,8 @@ from agent.correlate.view import NO_PEER, View
 from agent.correlate.waits import PEERS, SHARE, SYSCALLS, WAITING, spent
 from agent.correlate.words import Words, process, span, tell, text, value
 
-#: How sure a call that was held up is the reason, where processors were short, or a disk was full, which holds calls up, too.
+#: How sure a call that was held up is the reason, where processors were short, or a disk was full, which holds calls
+#: up, too.
 _CROWDED, _FULL = 0.6, 0.6
 #: ... and how sure a wait for a lock of the program's own is, whose holder ran.
 _LOCKS, _COMPUTED = ("futex",), 0.5
@@ -45,9 +46,11 @@ def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
     longest = float(mine["duration_ns"].max())
     culprit, ended = _holder(mine)
     words = tell(
-        "the system call {call}{on} of {who} was held up for {longest}{by}{beside}"
-        if len(mine) == 1
-        else "the system call {call}{on} of {who} was held up {times}, for up to {longest}{by}{beside}",
+        (
+            "the system call {call}{on} of {who} was held up for {longest}{by}{beside}"
+            if len(mine) == 1
+            else "the system call {call}{on} of {who} was held up {times}, for up to {longest}{by}{beside}"
+        ),
         call=call,
         on=_place(mine) or (f" on a {fd}" if fd else ""),
         who=process(episode.comm, episode.pid),
@@ -73,15 +76,17 @@ def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
     queued = float(mine["run_queue_ns"].clip(0).sum())
     yield Verdict(
         CAUSE.name,
-        (0.96 if threaded else 0.8)
-        * (_CROWDED if crowded(episode, view) else 1.0)
-        * (_COMPUTED if call in _LOCKS and (its := own(episode, view)) and its.busy else 1.0)
-        * (_FULL if _disk_full(episode, view) else 1.0)
-        * (_LOCKED if culprit == NOBODY and locked_ns(episode, view) >= _HALF * longest else 1.0)
-        * share
-        * (0.5 if queued > 0.5 * totals[at] else 1 - cpu_share(episode, view))
-        if share >= SHARE
-        else 0.0,
+        (
+            (0.96 if threaded else 0.8)
+            * (_CROWDED if crowded(episode, view) else 1.0)
+            * (_COMPUTED if call in _LOCKS and (its := own(episode, view)) and its.busy else 1.0)
+            * (_FULL if _disk_full(episode, view) else 1.0)
+            * (_LOCKED if culprit == NOBODY and locked_ns(episode, view) >= _HALF * longest else 1.0)
+            * share
+            * (0.5 if queued > 0.5 * totals[at] else 1 - cpu_share(episode, view))
+            if share >= SHARE
+            else 0.0
+        ),
         episode.scope,
         words,
         (entry, *slept(episode, view, call)),
@@ -97,13 +102,17 @@ def _beside(others: np.ndarray, mine: np.ndarray) -> np.ndarray:
 
 
 def _disk_full(episode: Episode, view: View) -> bool:
-    """Whether some file system had no room left meanwhile: what works on it is held up by that, and by who cleans it up."""
+    """Whether some file system had no room left meanwhile: what works on it is held up by that, and by who cleans it
+    up.
+    """
     rows = view.rings["resource"].between(episode.start_ns - SECOND, episode.end_ns + SECOND)
     return bool((full(rows) & (rows["kind"] == DISK)).any())
 
 
 def _holder(calls: np.ndarray) -> tuple[Culprit, bool]:
-    """Who held the lock for most of the time that these calls waited for one, and whether that process had ended; else the disk that they worked on."""
+    """Who held the lock for most of the time that these calls waited for one, and whether that process had ended; else
+    the disk that they worked on.
+    """
     calls = calls[np.argsort(-calls["duration_ns"], kind="stable")]
     held = calls[calls["holder_pid"] > 0]
     if not len(held):
@@ -147,6 +156,7 @@ CAUSE = Cause(
         "off_cpu": CLOSER["off_cpu"],
         "lock_contention": CLOSER["lock_contention"],
     },
-    "see what it works on: tickscope query slow_syscall --columns comm,syscall,fd_type,file,device,holder_comm,holder_pid,duration_ns; a disk, a lock, or a pipe that nobody reads",
+    "see what it works on: tickscope query slow_syscall --columns"
+    " comm,syscall,fd_type,file,device,holder_comm,holder_pid,duration_ns; a disk, a lock, or a pipe that nobody reads",
     {"decision_latency": held_up, "accept_overflow": held_up, "service_latency": held_up, "blocked_time": held_up},
 )

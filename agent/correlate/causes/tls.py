@@ -79,7 +79,11 @@ def slow(episode: Episode, view: View) -> Iterator[Verdict]:
     if any(view.starved_ns(pid, episode) >= SHARE * (episode.end_ns - episode.start_ns) for pid in who):
         yield Verdict(CAUSE.name, 0.0, "", "who made them waited for processors")
         return
-    words = tell("its TLS handshakes took up to {longest} while {quick} were enough for a round trip to it", longest=span(episode.value), quick=span(quick * 1e3))  # fmt: skip
+    words = tell(
+        "its TLS handshakes took up to {longest} while {quick} were enough for a round trip to it",
+        longest=span(episode.value),
+        quick=span(quick * 1e3),
+    )
     entry = item("tls_handshake", "the slowest handshake", episode.value, "ns", column="duration_ns", peer=p.name)
     yield Verdict(CAUSE.name, 0.8, _with(raw, netns), words, (entry,), "", Culprit(object=p.name))
 
@@ -104,8 +108,15 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
         "{n} with it failed{why}", n=value(len(rows), "TLS handshake"), why=f", mostly with: {reason}" if reason else ""
     )
     entry = item("tls_handshake", "handshakes failed", len(rows), "", column="result", peer=name, error=reason)
-    yield Verdict(CAUSE.name, 0.9 if reason.startswith(_CERTIFICATE) else 0.75, _with(raw, netns), words, (entry,),
-                  "certificate" if reason.startswith(_CERTIFICATE) else "", Culprit(object=name))  # fmt: skip
+    yield Verdict(
+        CAUSE.name,
+        0.9 if reason.startswith(_CERTIFICATE) else 0.75,
+        _with(raw, netns),
+        words,
+        (entry,),
+        "certificate" if reason.startswith(_CERTIFICATE) else "",
+        Culprit(object=name),
+    )
 
 
 CAUSE = Cause(
@@ -113,8 +124,8 @@ CAUSE = Cause(
     60,
     "a TLS handshake took long, or failed",
     {**HANDSHAKES, **PEERS, **READS, "tls_handshake": (*HANDSHAKES["tls_handshake"], *SHAKES["tls_handshake"])},
-    "where they fail, see the certificate and what both ends speak (openssl s_client -connect ADDRESS); where they are slow, keep connections open, or resume sessions: "
-    "tickscope query tls_handshake --group-by peer,error",
+    "where they fail, see the certificate and what both ends speak (openssl s_client -connect ADDRESS); where they are"
+    " slow, keep connections open, or resume sessions: tickscope query tls_handshake --group-by peer,error",
     {
         "decision_latency": handshakes,
         "service_latency": handshakes,

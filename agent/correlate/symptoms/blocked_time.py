@@ -1,6 +1,8 @@
-"""A process is held up in system calls for far longer than it usually is, though it may have no limiter, no queue and no client.
+"""A process is held up in system calls for far longer than it usually is, though it may have no limiter, no queue and
+no client.
 
-Who does more of the same is held up for longer, too: so each time must be longer as well. It is told where a call, a lock, a disk or the like explains it.
+Who does more of the same is held up for longer, too: so each time must be longer as well. It is told where a call, a
+lock, a disk or the like explains it.
 """
 
 from __future__ import annotations
@@ -73,7 +75,8 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "blocked_time",
     90,
-    "a process is held up in system calls, all its threads together, for far longer than it usually is; told where it is known why",
+    "a process is held up in system calls, all its threads together, for far longer than it usually is; told where it"
+    " is known why",
     "a process",
     "ns",
     "syscall_latency",

@@ -1,4 +1,6 @@
-"""The wall clock that was moved. Jumps are judged at once, not by seconds (agent/correlate/clock.py), and told by agent/correlate/steps.py."""
+"""The wall clock that was moved. Jumps are judged at once, not by seconds (agent/correlate/clock.py), and told by
+agent/correlate/steps.py.
+"""
 
 from __future__ import annotations
 

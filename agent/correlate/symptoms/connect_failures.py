@@ -16,7 +16,9 @@ _LEAST, _SHARE = 3, 0.3  # so many, and of all connects, within that time or les
 
 
 def judge(watch: ConnectWatch, second: Second) -> list[Episode]:
-    """Bad: three or more, and a third, of the connects of the last second, or two, or three, failed or were reset, where in nine of ten seconds none is."""
+    """Bad: three or more, and a third, of the connects of the last second, or two, or three, failed or were reset,
+    where in nine of ten seconds none is.
+    """
     series, at, slots = watch.series, second.at, second.slots
     slots = slots[np.fmax(*(series.last(m, slots, at) for m in ("failed", "broken"))) > 0]
     if not len(slots):
@@ -76,7 +78,8 @@ SYMPTOM = Symptom(
     "tcp_connect",
     READS,
     clause,
-    "see how they fail: tickscope query tcp_connect --where \"result <> 'ok'\" --group-by peer; tickscope query tcp_reset",
+    "see how they fail: tickscope query tcp_connect --where \"result <> 'ok'\" --group-by peer; tickscope query"
+    " tcp_reset",
     ConnectWatch,
     judge,
     measured={"failed": "result"},

@@ -1,6 +1,7 @@
 """Connects to a peer that take far longer than they ever do.
 
-The kernel alone answers a SYN. One that takes 200 ms had a long way, or was sent again: after a second, by a client of Linux.
+The kernel alone answers a SYN. One that takes 200 ms had a long way, or was sent again: after a second, by a client of
+Linux.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _LEAST, _SHARE = 3, 0.2  # so many, and of all connects, within that time or les
 
 
 def judge(watch: ConnectWatch, second: Second) -> list[Episode]:
-    """Bad: three or more, and a fifth, of the connects that were through in the last three seconds took so long, where in nine of ten seconds none does."""
+    """Bad: three or more, and a fifth, of the connects that were through in the last three seconds took so long, where
+    in nine of ten seconds none does.
+    """
     series, at = watch.series, second.at
     slots = second.slots[series.last("slow", second.slots, at) > 0]
     if not len(slots):
@@ -68,7 +71,8 @@ SYMPTOM = Symptom(
     "tcp_connect",
     READS,
     clause,
-    f"see how long each took: tickscope query tcp_connect --where 'duration_ns > {SLOW_NS}'; whether its accept queue is full: ss -ltn",
+    f"see how long each took: tickscope query tcp_connect --where 'duration_ns > {SLOW_NS}'; whether its accept queue"
+    " is full: ss -ltn",
     ConnectWatch,
     judge,
     bare=False,

@@ -1,7 +1,8 @@
 """Requests that are given up after the same time each, where none were: a time-out, or a deadline, runs out.
 
-Ages of one time-out differ by less than what the kernel's ticks and a scheduler add; of three that users gave up by chance, spread over a decade or more, three in
-10,000 are as much alike. That three in ten seconds are, and more than half of all that are given up, is told where in nine of ten seconds none is.
+Ages of one time-out differ by less than what the kernel's ticks and a scheduler add; of three that users gave up by
+chance, spread over a decade or more, three in 10,000 are as much alike. That three in ten seconds are, and more than
+half of all that are given up, is told where in nine of ten seconds none is.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ SYMPTOM = Symptom(
     "tcp_close",
     READS,
     clause,
-    'see what was waited for: tickscope query tcp_close --where "waited_ns > 0" --group-by peer; what that server does instead: tickscope query slow_syscall',
+    'see what was waited for: tickscope query tcp_close --where "waited_ns > 0" --group-by peer; what that server does'
+    " instead: tickscope query slow_syscall",
     GivenUpWatch,
     judge,
     measured={"age_ns": "waited_ns"},

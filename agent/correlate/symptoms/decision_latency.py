@@ -15,8 +15,9 @@ from agent.correlate.words import Words, measured, tell, when
 
 
 def judge(watch: LimiterWatch, second: Second) -> list[Episode]:
-    """Decisions far outside their limiter's baseline: one for long, or several soon after each other; lasting rises of the median, and of what one
-    in ten exceeds."""
+    """Decisions far outside their limiter's baseline: one for long, or several soon after each other; lasting rises of
+    the median, and of what one in ten exceeds.
+    """
     opened = _hung(watch, second)
     for metric, least, ratio in (
         ("med_ns", watch.config.latency_rise_ns, 3.0),
@@ -67,7 +68,9 @@ def _hung(watch: LimiterWatch, second: Second) -> list[Episode]:
 
 
 def _slow(watch: LimiterWatch, second: Second, slot: int, bar: float) -> list[Hung]:
-    """The last seconds in which decisions of a limiter took longer than ``bar``, this one the last of them; empty where none did in it."""
+    """The last seconds in which decisions of a limiter took longer than ``bar``, this one the last of them; empty where
+    none did in it.
+    """
     d = second.rows["limiter_decision"][watch.of == slot]
     ns = took(d)
     d, ns = d[ns > bar], ns[ns > bar]
@@ -85,7 +88,9 @@ def _slow(watch: LimiterWatch, second: Second, slot: int, bar: float) -> list[Hu
 
 
 def _enough(watch: LimiterWatch, second: Second, slot: int) -> float:
-    """For how long decisions must hang in a few seconds: far longer than they usually do, whatever happened once or twice."""
+    """For how long decisions must hang in a few seconds: far longer than they usually do, whatever happened once or
+    twice.
+    """
     n = watch.config.held_s
     usual = watch.series.history("held_ns", np.array([slot]), second.at, n)[0]
     sums = np.nansum(usual[len(usual) % n :].reshape(-1, n), axis=1)
@@ -120,7 +125,8 @@ SYMPTOM = Symptom(
     "limiter_decision",
     READS,
     clause,
-    "see where the time went: tickscope explain last, then the slow calls of that process: tickscope query slow_syscall",
+    "see where the time went: tickscope explain last, then the slow calls of that process: tickscope query"
+    " slow_syscall",
     LimiterWatch,
     judge,
     inside=True,

@@ -1,6 +1,7 @@
 """TLS handshakes with an address fail, where hardly any did.
 
-A server that faces strangers has failures of their making (scans, old clients): what only the server saw counts where it usually has good ones all the time.
+A server that faces strangers has failures of their making (scans, old clients): what only the server saw counts where
+it usually has good ones all the time.
 """
 
 from __future__ import annotations

@@ -16,7 +16,9 @@ _LEAST, _SHARE, _RATIO, _SLOW_NS = 3, 0.5, 5.0, 100_000_000
 
 
 def judge(watch: HandshakeWatch, second: Second) -> list[Episode]:
-    """Bad: three or more handshakes of the last five seconds, in half or more of the seconds that had any, where half of a second's took 100 ms or longer, and five times as long as in nine of ten seconds."""
+    """Bad: three or more handshakes of the last five seconds, in half or more of the seconds that had any, where half
+    of a second's took 100 ms or longer, and five times as long as in nine of ten seconds.
+    """
     series, at = watch.series, second.at
     slots = second.slots[series.last("med_ns", second.slots, at) > _SLOW_NS]
     if not len(slots):

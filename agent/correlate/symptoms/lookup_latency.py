@@ -16,7 +16,9 @@ _LEAST, _SHARE = 2, 0.3  # so many, and of all that were answered, within that t
 
 
 def judge(watch: LookupWatch, second: Second) -> list[Episode]:
-    """Bad: two or more, and a third, of the lookups that were answered of late took so long, where in nine of ten seconds none does. A lone one is a lost packet."""
+    """Bad: two or more, and a third, of the lookups that were answered of late took so long, where in nine of ten
+    seconds none does. A lone one is a lost packet.
+    """
     series, at = watch.series, second.at
     slots = second.slots[series.last("slow", second.slots, at) > 0]
     if not len(slots):

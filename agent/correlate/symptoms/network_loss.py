@@ -18,8 +18,10 @@ _SLOWER_US = 20_000.0  # who waits longer than usual for acknowledgements sends 
 
 
 def judge(watch: PeerWatch, second: Second) -> list[Episode]:
-    """Bad: though round trips were no slower than usual, in two of the last five seconds segments were sent again, and somebody waited for the peer as long as that takes and five times as long as
-    in nine of ten usual seconds, in which nothing is sent again."""
+    """Bad: though round trips were no slower than usual, in two of the last five seconds segments were sent again, and
+    somebody waited for the peer as long as that takes and five times as long as in nine of ten usual seconds, in which
+    nothing is sent again.
+    """
     series, at, slots = watch.series, second.at, second.slots
     tried = (series.last("again", slots, at) > 0) | (series.last("dark", slots, at) > 0)
     slots = slots[tried & (series.last("wait_ns", slots, at) > _RTO_NS)]

@@ -22,7 +22,9 @@ _HELD_US = (
 
 
 def judge(watch: PeerWatch, second: Second) -> list[Episode]:
-    """Bad: for three seconds even the shortest RTT, or half of the connects, took five times as long as usual and somebody waited that long."""
+    """Bad: for three seconds even the shortest RTT, or half of the connects, took five times as long as usual and
+    somebody waited that long.
+    """
     series, at, slots = watch.series, second.at, second.slots
     with np.errstate(invalid="ignore"):
         slots = slots[np.fmax(*(series.last(m, slots, at) for m in ("floor_us", "connect_us"))) > _LEAST_US]

@@ -21,7 +21,8 @@ _LATE = {
 }
 
 
-#: Ages, and how many messages they are about; the first one tells more: a group that reads nothing, a message that one consumer holds.
+#: Ages, and how many messages they are about; the first one tells more: a group that reads nothing, a message that one
+#: consumer holds.
 _AGES = (("age_s", "lag"), ("pending_s", "pending"))
 #: A consumer that gets its turn by chance misses so many others' in a row once in 10^8 times.
 _TURNS, _IDLE = 20.0, 10.0
@@ -30,8 +31,9 @@ _FLOOD = 3.0  # times the most that arrived in any second that is remembered
 
 
 def judge(watch: QueueWatch, second: Second) -> list[Episode]:
-    """Messages that wait far longer than any usually does, at once; lasting rises of the ages of its oldest messages, of the lag where no age is known,
-    and no progress at all."""
+    """Messages that wait far longer than any usually does, at once; lasting rises of the ages of its oldest messages,
+    of the lag where no age is known, and no progress at all.
+    """
     return [*_late(watch, second), *_idle(watch, second), *_lasting(watch, second)]
 
 
@@ -53,7 +55,9 @@ def _late(watch: QueueWatch, second: Second) -> list[Episode]:
             (np.fmin(before, now) > np.maximum(lasting, bar)) & (now > before)
         )
         for i in np.flatnonzero(late):
-            opened += _open(watch, int(slots[i]), metric, second.at, float(now[i]), max(float(lasting[i]), float(bar[i])))  # fmt: skip
+            opened += _open(
+                watch, int(slots[i]), metric, second.at, float(now[i]), max(float(lasting[i]), float(bar[i]))
+            )
     return opened
 
 
@@ -63,7 +67,9 @@ def _grows(watch: QueueWatch, metric: str, least: float, at: int) -> np.ndarray:
 
 
 def _idle(watch: QueueWatch, second: Second) -> list[Episode]:
-    """One consumer asks for nothing any more, while others are handed message after message, and nobody came in its place."""
+    """One consumer asks for nothing any more, while others are handed message after message, and nobody came in its
+    place.
+    """
     at, series = second.at, watch.series
     slots = watch.fresh[series.last("idle_s", watch.fresh, at) > watch.config.idle_s]
     if not len(slots):
@@ -141,7 +147,13 @@ def clause(e: Episode) -> Words:
     )
     if e.metric == "idle_s":
         before = tell(" instead of {base}", base=base) if e.base else ""
-        return tell("Of {queue} one consumer asked for nothing for {worst}{before} {when}", queue=e.subject, worst=worst, before=before, when=when(e))  # fmt: skip
+        return tell(
+            "Of {queue} one consumer asked for nothing for {worst}{before} {when}",
+            queue=e.subject,
+            worst=worst,
+            before=before,
+            when=when(e),
+        )
     usually = tell("instead of {base}", base=base) if e.base else "(usually none waits)"
     return tell(
         "{queue} fell behind: {late} {usually} {when}",

@@ -33,7 +33,8 @@ def judge(watch: HourWatch, second: Second) -> list[Episode]:
 
 def clause(e: Episode) -> Words:
     return tell(
-        "{who} {did} nothing for {took}, and usually has {n} in this hour of the day, with pauses of {base} at most, {when}",
+        "{who} {did} nothing for {took}, and usually has {n} in this hour of the day, with pauses of {base} at most,"
+        " {when}",
         who=capital(e.subject),
         did="decided" if e.metric == "silent" else "was asked",
         took=measured(e.value, e.unit),
@@ -52,7 +53,8 @@ SYMPTOM = Symptom(
     "limiter_decision",
     READS,
     clause,
-    "see who asks it, and whether they still run and reach it: tickscope query tcp_connect --group-by peer; tickscope query process_event",
+    "see who asks it, and whether they still run and reach it: tickscope query tcp_connect --group-by peer; tickscope"
+    " query process_event",
     HourWatch,
     judge,
     shared=True,

@@ -14,7 +14,9 @@ from agent.correlate.words import Words, capital, tell, value, when
 
 
 def judge(watch: LimiterWatch, second: Second) -> list[Episode]:
-    """A lasting rise of the share, of at least some number; sooner where it is seen why: far more is asked for, or the limit is lower."""
+    """A lasting rise of the share, of at least some number; sooner where it is seen why: far more is asked for, or the
+    limit is lower.
+    """
     config = watch.config
     lately = sum(
         np.nansum(watch.series.recent(metric, second.slots, second.at, config.persist_s), axis=1)
@@ -43,7 +45,9 @@ def _allowed(watch: LimiterWatch, second: Second, may: np.ndarray, some: np.ndar
 
 
 def _explained(watch: LimiterWatch, second: Second) -> np.ndarray:
-    """Of which subjects in each of these seconds more was asked for than in any that is remembered, or the limit is lower than it was."""
+    """Of which subjects in each of these seconds more was asked for than in any that is remembered, or the limit is
+    lower than it was.
+    """
     n = watch.config.explained_s
     asked, limit = (watch.series.recent(metric, second.slots, second.at, n) for metric in ("cost", "limit"))
     usual, was = (watch.series.baseline(metric, second.slots, second.at, n) for metric in ("cost", "limit"))

@@ -13,7 +13,8 @@ from agent.correlate.words import Words, span, tell, value, when
 
 #: Of a second, withheld by a quota in most of its periods, two seconds on end; and this many times what was usual.
 _THROTTLED_NS, _PERIODS, _RATIO = 350e6, 0.6, 4.0
-#: Of a second on average, and at least half of it in each, waits for a processor, two seconds on end, while decisions take far longer than they usually do.
+#: Of a second on average, and at least half of it in each, waits for a processor, two seconds on end, while decisions
+#: take far longer than they usually do.
 _DELAY_NS, _SLOWER, _SLOWER_NS = 100e6, 4.0, 20e6
 #: Waits as long as no busy host has them, and their sum in a second: then nobody has to tell what became slow.
 _LONG_NS, _STARVED_NS = 100e6, 300e6
@@ -107,7 +108,12 @@ def _withheld(watch: ScarcityWatch, at: int, slots: np.ndarray) -> list[Episode]
 
 def clause(e: Episode) -> Words:
     if e.unit == "ns":
-        return tell("The {who} was kept from the processor for up to {waited} in a second, its threads together, {when}", who=e.subject, waited=span(e.value), when=when(e))  # fmt: skip
+        return tell(
+            "The {who} was kept from the processor for up to {waited} in a second, its threads together, {when}",
+            who=e.subject,
+            waited=span(e.value),
+            when=when(e),
+        )
     if e.metric == "oom":
         return tell("The {who} was killed {when}", who=e.subject, when=when(e))
     if e.metric == "pids":
@@ -118,13 +124,21 @@ def clause(e: Episode) -> Words:
             when=when(e),
         )
     what = {"fd": "open files", "disk": "bytes"}[e.metric]
-    return tell("The {who} had {used} of {limit} {what} in use {when}", who=e.subject, used=value(e.value), limit=value(e.facts.get("limit")), what=what, when=when(e))  # fmt: skip
+    return tell(
+        "The {who} had {used} of {limit} {what} in use {when}",
+        who=e.subject,
+        used=value(e.value),
+        limit=value(e.facts.get("limit")),
+        what=what,
+        when=when(e),
+    )
 
 
 SYMPTOM = Symptom(
     "resource_low",
     45,
-    "something that a process needs is used up, or is withheld from it: descriptors, processes, room on a disk, memory, the processor",
+    "something that a process needs is used up, or is withheld from it: descriptors, processes, room on a disk, memory,"
+    " the processor",
     "a process, or a file system",
     "",
     "resource",

@@ -1,8 +1,8 @@
 """A program whose tries fail, and which tries again at once, again and again, far more often than it usually connects.
 
-Every back-off in common use waits for tens of milliseconds before the second try, and longer before the third: who tries again within 20 ms of a
-failure in half of all twentieths of a second, for two seconds, has none. Requests that come at their own rate and fail are no storm, since there are no more of them than
-usual.
+Every back-off in common use waits for tens of milliseconds before the second try, and longer before the third: who
+tries again within 20 ms of a failure in half of all twentieths of a second, for two seconds, has none. Requests that
+come at their own rate and fail are no storm, since there are no more of them than usual.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Decisions that fail, brokers that refuse service, and servers that answer with errors.
 
-One second, or five, are bad where so many decisions failed as would by chance once in 10^8 such times, by the share that failed before (Chernoff's bound
-of the binomial, with one failure more than was seen): at least three, and a fifth of them. Of answers each error counts by itself; a twentieth of five seconds' is enough, if it
-is three times as many as usual. One broker's poll is, where it told of more refusals than
-any before. Errors in bursts are no chance: what comes again and again is a habit.
+One second, or five, are bad where so many decisions failed as would by chance once in 10^8 such times, by the share
+that failed before (Chernoff's bound of the binomial, with one failure more than was seen): at least three, and a fifth
+of them. Of answers each error counts by itself; a twentieth of five seconds' is enough, if it is three times as many as
+usual. One broker's poll is, where it told of more refusals than any before. Errors in bursts are no chance: what comes
+again and again is a habit.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _WINDOWS = (1, 5)
 _ANSWERED = (
     (1, 3, 0.2),
     (5, 5, 0.05),
-)  # seconds, errors of one kind, their share beyond what is usual: a server has many clients, and one of them may be the one that suffers
+    # seconds, errors of one kind, their share beyond what is usual: a server has many clients, and one of them may be
+    # the one that suffers
+)
 _REPLIES, _TIMES = 2, 3.0
 
 
@@ -124,7 +127,12 @@ def _open(watch: ServiceWatch, slot: int, metric: str, second: int, worst: float
 
 def clause(e: Episode) -> Words:
     if e.metric == "replies":
-        return tell("{broker} refused {n} within a second {when}", broker=capital(e.subject), n=value(e.value, "command"), when=when(e))  # fmt: skip
+        return tell(
+            "{broker} refused {n} within a second {when}",
+            broker=capital(e.subject),
+            n=value(e.value, "command"),
+            when=when(e),
+        )
     if e.metric == "answers":
         return tell(
             "Up to {share} of the answers of {server} were errors ({code}) instead of {base} {when}",

@@ -1,8 +1,10 @@
 """A process that answers on a port takes longer than usual, whoever asks it, and whatever it is.
 
-From outside nobody knows which requests are alike, so one that is slow may just be another kind: it is told where it is known what held it up. Without that it takes
+From outside nobody knows which requests are alike, so one that is slow may just be another kind: it is told where it is
+known what held it up. Without that it takes
 several: half of a second's requests, or one in ten for seconds, are slow where they never
-were, or several wait at once (and did not so all the time), for which it is enough that it is twice the third longest of two minutes where nothing at all is answered.
+were, or several wait at once (and did not so all the time), for which it is enough that it is twice the third longest
+of two minutes where nothing at all is answered.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ _RARE_S, _RARELY, _RARE_LEAST = (
     5,
     0.3,
     3,
-)  # ... or in so many seconds so few of the usual requests are answered, and the slowest of so many seconds were slow: who asks waits for each
+    # ... or in so many seconds so few of the usual requests are answered, and the slowest of so many seconds were slow:
+    # who asks waits for each
+)
 
 
 def judge(watch: AnswerWatch, second: Second) -> list[Episode]:
@@ -79,7 +83,8 @@ def _one(watch: AnswerWatch, second: Second, slot: int, value: float) -> list[Ep
     bar = bars(series.history("max_ns", at, second.at, skip))
     n, halves, waiting = (series.recent(metric, at, second.at, _LAST_S)[0] for metric in ("n", "med_ns", "waiting"))
     rate = series.baseline("n", at, second.at, skip).median[0]
-    # Of those that wait only some are looked at: who usually answers all the time, and for two seconds nobody, keeps all waiting.
+    # Of those that wait only some are looked at: who usually answers all the time, and for two seconds nobody, keeps
+    # all waiting.
     nobody = bool((n[-2:] == 0).all()) and np.nanmax(waiting[-2:]) >= 2
     still = n[-1] == 0 and rate >= _SLOW and (waiting[-1] >= _SLOW or (waiting[-1] > 0 and nobody))
     least = max(float(watch.config.stall_ns), float((bar.often if still else bar.sure)[0]))
@@ -87,7 +92,11 @@ def _one(watch: AnswerWatch, second: Second, slot: int, value: float) -> list[Ep
         return []
     slow = float(n[halves > least].sum()) if halves[-1] > least else 0.0
     held, n = (series.recent(metric, at, second.at, _RARE_S)[0] for metric in ("max_ns", "n"))
-    rare = rate >= _SLOW and np.nansum(n) <= _RARELY * rate * _RARE_S and np.count_nonzero((held > least) & (n > 0)) >= _RARE_LEAST  # fmt: skip
+    rare = (
+        rate >= _SLOW
+        and np.nansum(n) <= _RARELY * rate * _RARE_S
+        and np.count_nonzero((held > least) & (n > 0)) >= _RARE_LEAST
+    )
     metric = "half_ns" if still or rare or waiting[-1] >= _SLOW or slow >= _SLOW else "max_ns"
     if metric == "half_ns" and watch.by_design(at, second.at, np.array([begun // SECOND]))[0]:
         metric = "max_ns"
@@ -119,7 +128,8 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "service_latency",
     48,
-    "a process takes far longer than usual to answer on a port; a single answer is told where it is known why it took so long",
+    "a process takes far longer than usual to answer on a port; a single answer is told where it is known why it took"
+    " so long",
     "a port that a process serves",
     "ns",
     "service_latency",

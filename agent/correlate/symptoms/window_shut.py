@@ -1,7 +1,8 @@
 """What a program wrote to a connection is not taken: the other end does not read, and its window stays shut.
 
-That the kernel had more than 64 KiB to send, had no window for it and saw next to nothing acknowledged for a second and a half is a fact. Who serves the world always has clients that stop reading: of what a server
-wrote, only readers on this host are looked at.
+That the kernel had more than 64 KiB to send, had no window for it and saw next to nothing acknowledged for a second and
+a half is a fact. Who serves the world always has clients that stop reading: of what a server wrote, only readers on
+this host are looked at.
 """
 
 from __future__ import annotations

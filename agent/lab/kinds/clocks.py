@@ -1,4 +1,6 @@
-"""The wall clock: by half a millisecond at most where the user allows it; by hours, and at another rate, on machines that are thrown away."""
+"""The wall clock: by half a millisecond at most where the user allows it; by hours, and at another rate, on machines
+that are thrown away.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def stepped(stage: Stage, fault: Fault) -> Iterator[Offender]:
 
 
 def stepped_for_good(sign: int) -> Callable[[Stage, Fault], AbstractContextManager[Offender]]:
-    """It stays so: going back would be another fault, the other way. But limiters whose window now lies ahead, and would refuse until then, forget it."""
+    """It stays so: going back would be another fault, the other way. But limiters whose window now lies ahead, and
+    would refuse until then, forget it.
+    """
 
     @contextmanager
     def inject(stage: Stage, fault: Fault) -> Iterator[Offender]:

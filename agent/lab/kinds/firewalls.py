@@ -1,4 +1,6 @@
-"""Somebody on the link refuses new connections to a server of the far side, or says nothing: the link itself does, no firewall of the host is touched."""
+"""Somebody on the link refuses new connections to a server of the far side, or says nothing: the link itself does, no
+firewall of the host is touched.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,31 @@ def refused(how: str) -> Callable[[Stage, Fault], AbstractContextManager[Offende
 _SIZE, _TARGETS = Size("duration_s", 2.0, 7.0), ("http", "tls")
 _TOUCHES = {"http": ("upstream",), "tls": ("nginx",)}
 KINDS = (
-    Kind("firewall_icmp", "a firewall refuses connects by ICMP", _SIZE, _TARGETS, (Right("firewall", "icmp", culprit=True),), refused("icmp"), touches=_TOUCHES),
-    Kind("firewall_reset", "a firewall refuses connects by resets", _SIZE, _TARGETS, (Right("firewall", "reset", culprit=True),), refused("reset"), touches=_TOUCHES),
-    Kind("firewall_drop", "a firewall drops connects", _SIZE, _TARGETS, (Right("network_loss"), Right("firewall")), refused("drop"), touches=_TOUCHES),
-)  # fmt: skip
+    Kind(
+        "firewall_icmp",
+        "a firewall refuses connects by ICMP",
+        _SIZE,
+        _TARGETS,
+        (Right("firewall", "icmp", culprit=True),),
+        refused("icmp"),
+        touches=_TOUCHES,
+    ),
+    Kind(
+        "firewall_reset",
+        "a firewall refuses connects by resets",
+        _SIZE,
+        _TARGETS,
+        (Right("firewall", "reset", culprit=True),),
+        refused("reset"),
+        touches=_TOUCHES,
+    ),
+    Kind(
+        "firewall_drop",
+        "a firewall drops connects",
+        _SIZE,
+        _TARGETS,
+        (Right("network_loss"), Right("firewall")),
+        refused("drop"),
+        touches=_TOUCHES,
+    ),
+)

@@ -7,7 +7,8 @@ from agent.lab.kinds.workers import told
 
 ADDRESS_SPACE = Kind(
     "address_space_locked",
-    "a thread maps much memory at once, again and again, and others of its process wait for the lock of their address space",
+    "a thread maps much memory at once, again and again, and others of its process wait for the lock of their address"
+    " space",
     Size("mb", 128, 512),
     ("api-maps",),
     (Right("kernel_lock"),),

@@ -36,7 +36,9 @@ def _hogs(stage: Stage, per_processor: float, nice: int, group: str = GUESTS) ->
 
 @contextmanager
 def hogged(stage: Stage, fault: Fault) -> Iterator[Offender]:
-    """In the target's own cgroup: priority counts among those of one cgroup only. As few of them as have the fault's size together."""
+    """In the target's own cgroup: priority counts among those of one cgroup only. As few of them as have the fault's
+    size together.
+    """
     count = math.ceil(fault.size / STEP**-HIGHEST)
     nice = round(-math.log(fault.size / count, STEP))
     with _hogs(stage, count, nice, stage.programs[fault.target].group or fault.target) as culprit:

@@ -81,7 +81,9 @@ def full_of_data(stage: Stage, fault: Fault) -> Iterator[Offender]:
 
 @contextmanager
 def read_only(stage: Stage, fault: Fault) -> Iterator[Offender]:
-    """It refuses whatever writes: it takes itself for the replica of a server that does not answer, as after a failover gone wrong."""
+    """It refuses whatever writes: it takes itself for the replica of a server that does not answer, as after a failover
+    gone wrong.
+    """
     with told(stage, fault, (("REPLICAOF", "127.0.0.1", "1"),), ("REPLICAOF", "NO", "ONE")):
         yield Offender(fault.target)
 
@@ -114,7 +116,10 @@ _ALL = tuple(PLACES)
 _SLOW = (Right("broker_slow"),)
 _BUSY = (*_SLOW, Right("busy"))
 #: A list is made, and sorted.
-BIG_KEY = "for i = 1, ARGV[1] do redis.call('RPUSH', 'big', i) end redis.call('SORT', 'big', 'ALPHA', 'LIMIT', 0, 1) return redis.call('DEL', 'big')"
+BIG_KEY = (
+    "for i = 1, ARGV[1] do redis.call('RPUSH', 'big', i) end redis.call('SORT', 'big', 'ALPHA', 'LIMIT', 0, 1) return"
+    " redis.call('DEL', 'big')"
+)
 KINDS = (
     Kind(
         "broker_script",

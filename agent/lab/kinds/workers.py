@@ -13,7 +13,9 @@ from agent.lab.stage.stage import Stage
 def told(
     setting: str, value: Callable[[Fault, Any], Any], programs: tuple[str, ...] = ()
 ) -> Callable[[Stage, Fault], AbstractContextManager[Offender]]:
-    """The target (or ``programs``) gets another value of a setting; ``value`` makes it of the fault and the usual one."""
+    """The target (or ``programs``) gets another value of a setting; ``value`` makes it of the fault and the usual
+    one.
+    """
 
     @contextmanager
     def inject(stage: Stage, fault: Fault) -> Iterator[Offender]:

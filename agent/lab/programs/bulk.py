@@ -1,4 +1,6 @@
-"""A sender and a receiver across the link: messages at an even rate on one connection. Both log how long they waited for each other."""
+"""A sender and a receiver across the link: messages at an even rate on one connection. Both log how long they waited
+for each other.
+"""
 
 from __future__ import annotations
 

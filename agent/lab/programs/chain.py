@@ -1,4 +1,6 @@
-"""A chain of calls: the one in front asks the middle one, and that the one behind, on the far side. Each gives up after a second."""
+"""A chain of calls: the one in front asks the middle one, and that the one behind, on the far side. Each gives up after
+a second.
+"""
 
 from __future__ import annotations
 

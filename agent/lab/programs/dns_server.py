@@ -1,4 +1,6 @@
-"""A DNS server, by UDP and TCP: every name is the far side's address, for no time. One name's answer does not fit into a datagram."""
+"""A DNS server, by UDP and TCP: every name is the far side's address, for no time. One name's answer does not fit into
+a datagram.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _TRUNCATED = 0x0200
 
 
 def answer(query: bytes, by_tcp: bool) -> bytes:
-    """The answer to a query of one question: an A record where it asks for one, else none. Raises IndexError for what is no query."""
+    """The answer to a query of one question: an A record where it asks for one, else none. Raises IndexError for what
+    is no query.
+    """
     at = 12
     while query[at]:
         at += query[at] + 1

@@ -1,4 +1,6 @@
-"""A Go API with golang.org/x/time/rate, which asks the upstream for each request: it resolves its name and makes a connection."""
+"""A Go API with golang.org/x/time/rate, which asks the upstream for each request: it resolves its name and makes a
+connection.
+"""
 
 from __future__ import annotations
 

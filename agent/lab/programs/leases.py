@@ -1,4 +1,5 @@
-"""Leases in Redis, as a scheduler or a leader keeps them: Redis lets them end by its wall clock, their holders renew them just in time.
+"""Leases in Redis, as a scheduler or a leader keeps them: Redis lets them end by its wall clock, their holders renew
+them just in time.
 
 The holders stand for other machines, whose time nobody moves when this one's clock is: they go by CLOCK_MONOTONIC_RAW.
 """

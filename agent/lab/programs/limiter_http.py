@@ -1,4 +1,6 @@
-"""APIs that resolve a name and ask an HTTP server for each decision; one of them by a name that only DNS by TCP can tell."""
+"""APIs that resolve a name and ask an HTTP server for each decision; one of them by a name that only DNS by TCP can
+tell.
+"""
 
 from __future__ import annotations
 

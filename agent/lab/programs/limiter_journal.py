@@ -1,4 +1,6 @@
-"""An API that writes each decision to a journal and syncs it, on a disk of its own; and another program that writes there."""
+"""An API that writes each decision to a journal and syncs it, on a disk of its own; and another program that writes
+there.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def serve(run: Run) -> None:
 
 
 def write(run: Run) -> None:
-    """Some kilobytes a second, unsynced, until told to write more, and to sync. Two files in turn: it never holds much of the disk."""
+    """Some kilobytes a second, unsynced, until told to write more, and to sync. Two files in turn: it never holds much
+    of the disk.
+    """
     run.listen()
     tick = run.every(5)
     place, number = run.shared / "disk", 0

@@ -1,4 +1,6 @@
-"""An API whose limiter maps memory for each decision, while another thread of it maps far more: both need the one lock of their address space."""
+"""An API whose limiter maps memory for each decision, while another thread of it maps far more: both need the one lock
+of their address space.
+"""
 
 from __future__ import annotations
 

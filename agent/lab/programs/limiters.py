@@ -1,4 +1,6 @@
-"""What every Python limiter of the workload does: decide at an even rate, report it to the agent's intake, and log it."""
+"""What every Python limiter of the workload does: decide at an even rate, report it to the agent's intake, and log
+it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from agent.lab.program import Run
 
 
 def decide(run: Run, check: Callable[[], int]) -> None:
-    """``settings``: ``per_s``, ``limit``. check: what is left, negative for a refusal; raises OSError where it fails."""
+    """``settings``: ``per_s``, ``limit``. check: what is left, negative for a refusal; raises OSError where it
+    fails.
+    """
     run.listen()
     reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     tick = run.every(1)
@@ -28,8 +32,15 @@ def decide(run: Run, check: Callable[[], int]) -> None:
             result = "error"
         end_ns = boot_ns()
         run.log("decide", start_ns, {"allowed": "ok"}.get(result, result), end_ns)
-        decision = {"limiter": run.program.limiter, "result": result, "key": "customer", "cost": 1, "limit_per_s": float(run.settings["limit"]),
-                    "duration_ns": end_ns - start_ns, "tid": threading.get_native_id()}  # fmt: skip
+        decision = {
+            "limiter": run.program.limiter,
+            "result": result,
+            "key": "customer",
+            "cost": 1,
+            "limit_per_s": float(run.settings["limit"]),
+            "duration_ns": end_ns - start_ns,
+            "tid": threading.get_native_id(),
+        }
         if result != "error":
             decision["remaining"] = max(0, left)
         # A program must never wait for its observer, nor end by it: no agent, or a full queue, is the report's loss.

@@ -17,8 +17,29 @@ def serve(address: str, run: Run) -> None:
     if program is None:
         raise FileNotFoundError("redis-server is not installed (apt install redis-server)")
     os.chdir(run.directory)
-    os.execve(program, [program, "--port", str(PORT), "--bind", address, "--save", "", "--appendonly", "no", "--dir", str(run.directory),
-                        "--daemonize", "no", "--enable-debug-command", "yes", "--protected-mode", "no"], {"PATH": os.environ.get("PATH", "")})  # fmt: skip
+    os.execve(
+        program,
+        [
+            program,
+            "--port",
+            str(PORT),
+            "--bind",
+            address,
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--dir",
+            str(run.directory),
+            "--daemonize",
+            "no",
+            "--enable-debug-command",
+            "yes",
+            "--protected-mode",
+            "no",
+        ],
+        {"PATH": os.environ.get("PATH", "")},
+    )
 
 
 PROGRAMS = tuple(

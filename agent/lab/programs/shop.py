@@ -1,4 +1,6 @@
-"""A server that works on one request after the other, and two clients: one tries again until it is answered, the other waits for its turn."""
+"""A server that works on one request after the other, and two clients: one tries again until it is answered, the other
+waits for its turn.
+"""
 
 from __future__ import annotations
 

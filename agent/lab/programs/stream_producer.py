@@ -1,4 +1,6 @@
-"""Adds orders to a Redis stream at a steady rate. What a stalled server kept waiting follows in a burst, as in a real shop."""
+"""Adds orders to a Redis stream at a steady rate. What a stalled server kept waiting follows in a burst, as in a real
+shop.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Two servers with a thread for each connection and a lock of their own that each answer needs, and the clients of each, which stay connected."""
+"""Two servers with a thread for each connection and a lock of their own that each answer needs, and the clients of
+each, which stay connected.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ ASKED, ANSWER = b"GET / HTTP/1.1\r\nHost: till\r\n\r\n", b"HTTP/1.1 200 OK\r\nCo
 
 # They are root's: a user's share of closer looks is for two faults in a sitting.
 def serve(port: int, run: Run) -> None:
-    """Each answer waits for ``sleep_s``, and then for the lock, which another thread takes for ``hold_s`` each second."""
+    """Each answer waits for ``sleep_s``, and then for the lock, which another thread takes for ``hold_s`` each
+    second.
+    """
     run.listen()
     lock = threading.Lock()
 
@@ -64,7 +68,14 @@ PROGRAMS = tuple(
     program
     for name, port in PORTS.items()
     for program in (
-        LabProgram(name, partial(serve, port), settings={"sleep_s": 0.0, "hold_s": 0.0005, "now": False}, names=(f"{OTHER}:{port}",), server=True, root=True),
+        LabProgram(
+            name,
+            partial(serve, port),
+            settings={"sleep_s": 0.0, "hold_s": 0.0005, "now": False},
+            names=(f"{OTHER}:{port}",),
+            server=True,
+            root=True,
+        ),
         LabProgram(f"at-{name}", partial(ask, port), uses=(name,)),
     )
-)  # fmt: skip
+)

@@ -1,4 +1,5 @@
-"""A TLS 1.2 server of our own that can be slow before each of its two flights of the handshake. Through memory BIOs, as asyncio and Node use them.
+"""A TLS 1.2 server of our own that can be slow before each of its two flights of the handshake. Through memory BIOs, as
+asyncio and Node use them.
 
 It serves few at once, as servers with a pool of workers do: whoever takes long makes others wait.
 """

@@ -60,7 +60,9 @@ class Cgroups:
             (group / child / "cgroup.procs").write_text("0")
 
     def controller(self, name: str, child: str) -> tuple[Path, bool] | None:
-        """Where a controller's files of a child are, and whether they are v2's; None where this host has no such controller."""
+        """Where a controller's files of a child are, and whether they are v2's; None where this host has no such
+        controller.
+        """
         two, one = _mounts()
         run = self.made[0].name
         if name in one:
@@ -81,7 +83,9 @@ def pids(group: Path) -> list[int]:
 
 
 def remove(group: Path) -> None:
-    """Ends whatever is in it, lifts what slows its ending, and removes it. Raises OSError while something in it has not ended yet."""
+    """Ends whatever is in it, lifts what slows its ending, and removes it. Raises OSError while something in it has not
+    ended yet.
+    """
     if not group.is_dir():
         return
     for file in group.rglob("blkio.throttle.*_device"):

@@ -1,4 +1,6 @@
-"""The run's processes: each in the realm, in its network namespace, in a cgroup of its own, unprivileged unless it says otherwise."""
+"""The run's processes: each in the realm, in its network namespace, in a cgroup of its own, unprivileged unless it says
+otherwise.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,17 @@ class Member:
 class Crew:
     """spaces: by the programs' word for them. ends: the link's two devices."""
 
-    def __init__(self, realm: Realm, spaces: Mapping[str, Namespace], groups: Cgroups, shared: Path, logs: Path, intake: Path,
-                 ends: tuple[int, int], seed: int) -> None:  # fmt: skip
+    def __init__(
+        self,
+        realm: Realm,
+        spaces: Mapping[str, Namespace],
+        groups: Cgroups,
+        shared: Path,
+        logs: Path,
+        intake: Path,
+        ends: tuple[int, int],
+        seed: int,
+    ) -> None:
         self._realm, self._spaces, self._groups, self._shared, self._logs, self._intake = (
             realm,
             spaces,

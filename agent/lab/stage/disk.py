@@ -1,7 +1,7 @@
 """A small ext4 disk of the run's own: a file behind a loop device, mounted in the run's mount namespace only.
 
-The mount ends with the namespace's last process, and the device with its mount (it is detached "lazily": autoclear). A frozen file system keeps
-both, so ``thaw`` finds it by its device.
+The mount ends with the namespace's last process, and the device with its mount (it is detached "lazily": autoclear). A
+frozen file system keeps both, so ``thaw`` finds it by its device.
 """
 
 from __future__ import annotations

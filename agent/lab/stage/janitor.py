@@ -1,7 +1,7 @@
 """Undoes a run once its director has ended, however it ended: a process of its own, that sees its standard input close.
 
-Signals that end a terminal's programs do not reach it (a session of its own); should it be killed too, the next start of the laboratory
-does its work.
+Signals that end a terminal's programs do not reach it (a session of its own); should it be killed too, the next start
+of the laboratory does its work.
 """
 
 from __future__ import annotations

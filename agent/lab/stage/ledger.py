@@ -1,8 +1,9 @@
 """What a run has made that the kernel does not take away by itself, written down before it is made.
 
-One file in the run's directory, a line an entry. ``undo`` takes everything away again, the latest first; each way of undoing may be done twice
-and of what was never made. So there is one way to clean up: the janitor goes it at the end of every run, of those too that were killed, and the
-next start goes it for runs whose janitor was killed as well. Who holds the file's lock is at work on the run, or on its removal.
+One file in the run's directory, a line an entry. ``undo`` takes everything away again, the latest first; each way of
+undoing may be done twice and of what was never made. So there is one way to clean up: the janitor goes it at the end of
+every run, of those too that were killed, and the next start goes it for runs whose janitor was killed as well. Who
+holds the file's lock is at work on the run, or on its removal.
 """
 
 from __future__ import annotations
@@ -61,7 +62,9 @@ UNDO: dict[str, Callable[[Path], None]] = {
 
 
 def undo(directory: Path) -> list[str]:
-    """Takes away all that a dead run left; waits for whoever does so already. Returns what could not be undone, in words."""
+    """Takes away all that a dead run left; waits for whoever does so already. Returns what could not be undone, in
+    words.
+    """
     try:
         file = (directory / NAME).open()
     except FileNotFoundError:
@@ -82,7 +85,9 @@ def undo(directory: Path) -> list[str]:
 
 
 def _undone(entry: dict[str, str]) -> str:
-    """Empty where it is gone; else why it is not, after some seconds of trying: what was killed may need a moment to end."""
+    """Empty where it is gone; else why it is not, after some seconds of trying: what was killed may need a moment to
+    end.
+    """
     until = time.monotonic() + ENDED_S
     while True:
         try:

@@ -1,4 +1,6 @@
-"""How the laboratory's link treats packets: delay, jitter, loss, cut, reset and refusals, all of them or those of one port. Driven by settings."""
+"""How the laboratory's link treats packets: delay, jitter, loss, cut, reset and refusals, all of them or those of one
+port. Driven by settings.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,11 @@ RST = 0x04
 
 
 class Treatment:
-    """settings: a mapping that changes while it is used: ``delay_s``, ``jitter_s`` (one way), ``loss`` (share), ``cut``, ``reset`` (bool), ``refuse`` (what becomes of a SYN: ``icmp``,
-    ``reset``, ``drop``), ``port`` and ``protocol`` (what they mean: 0 all; the IP number), ``usual_s`` (one way, always)."""
+    """settings: a mapping that changes while it is used: ``delay_s``, ``jitter_s`` (one way), ``loss`` (share),
+    ``cut``, ``reset`` (bool), ``refuse`` (what becomes of a SYN: ``icmp``,
+    ``reset``, ``drop``), ``port`` and ``protocol`` (what they mean: 0 all; the IP number), ``usual_s`` (one way,
+    always).
+    """
 
     def __init__(self, settings: Mapping[str, Any], seed: int) -> None:
         self._settings, self._random = settings, random.Random(seed)
@@ -34,7 +39,9 @@ class Treatment:
 
 
 def reset_of(data: bytes) -> bytes | None:
-    """A segment that resets the connection of this one, as if its receiver had sent it; None for what is no established TCP over IPv4."""
+    """A segment that resets the connection of this one, as if its receiver had sent it; None for what is no established
+    TCP over IPv4.
+    """
     if data[0] >> 4 != 4 or data[9] != 6:
         return None
     at = (data[0] & 15) * 4
@@ -52,7 +59,9 @@ def refusal_of(data: bytes) -> bytes:
 
 
 def prohibited(data: bytes) -> bytes:
-    """An ICMP message, by its receiver's host, that this packet is not wanted there (RFC 1812: communication administratively prohibited)."""
+    """An ICMP message, by its receiver's host, that this packet is not wanted there (RFC 1812: communication
+    administratively prohibited).
+    """
     message = bytes((3, 13, 0, 0)) + bytes(4) + data[: (data[0] & 15) * 4 + 8]
     return _packet(data, 1, message[:2] + _checksum(message) + message[4:])
 

@@ -1,7 +1,8 @@
-"""A pid and a mount namespace of the run's own: when its first process ends, everything in it is killed, and its mounts go.
+"""A pid and a mount namespace of the run's own: when its first process ends, everything in it is killed, and its mounts
+go.
 
-The first process ends with the director (PR_SET_PDEATHSIG), so that a director that is killed leaves no process. The director itself stays outside:
-it forks into the realm and knows its children by the pids that the host knows.
+The first process ends with the director (PR_SET_PDEATHSIG), so that a director that is killed leaves no process. The
+director itself stays outside: it forks into the realm and knows its children by the pids that the host knows.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ def checked(result: int, what: str) -> None:
 
 
 def reap(pids: Iterable[int], limit_s: float) -> list[int]:
-    """Waits for children of the calling process that end, whichever first; for no other child of it. Those that still run after ``limit_s``."""
+    """Waits for children of the calling process that end, whichever first; for no other child of it. Those that still
+    run after ``limit_s``.
+    """
     until, left = time.monotonic() + limit_s, list(pids)
     while left := [pid for pid in left if not _ended(pid)]:
         if time.monotonic() > until:
@@ -56,8 +59,12 @@ class Realm:
         try:
             checked(_libc.unshare(_NEWPID), "unshare")
         except OSError as error:
-            raise AgentError("the laboratory cannot make a pid namespace", why=str(error), remedy="run it as root, outside an unprivileged container",
-                             exit_code=5) from error  # fmt: skip
+            raise AgentError(
+                "the laboratory cannot make a pid namespace",
+                why=str(error),
+                remedy="run it as root, outside an unprivileged container",
+                exit_code=5,
+            ) from error
         try:
             self.first = child(lambda: _reap(ready_w, set_up), signal.SIGHUP)
         finally:
@@ -80,10 +87,13 @@ class Realm:
             checked(_libc.setns(self._home, _NEWPID), "setns")
 
     def enter_mounts(self) -> None:
-        """The calling thread of a child of ``forking``, for good: there the realm's first process is 1, whatever became of our descriptors."""
+        """The calling thread of a child of ``forking``, for good: there the realm's first process is 1, whatever became
+        of our descriptors.
+        """
         checked(_libc.unshare(_FS), "unshare")  # threads that libraries start after a fork keep their root
         first = os.pidfd_open(1)
-        # With its pid namespace, which is ours already: of mounts alone the kernel wants a root that nobody shares, and a moment's thread is enough for EINVAL.
+        # With its pid namespace, which is ours already: of mounts alone the kernel wants a root that nobody shares, and
+        # a moment's thread is enough for EINVAL.
         checked(_libc.setns(first, _NEWNS | _NEWPID), "setns")
         os.close(first)
         os.fchdir(self._root)  # else the root would be the namespace's, also where ours is a directory of it (chroot)

@@ -1,4 +1,6 @@
-"""A run's stage: ledger and janitor, realm, namespaces, link, disk, cgroups and the programs. A context manager: at its end all of it is gone."""
+"""A run's stage: ledger and janitor, realm, namespaces, link, disk, cgroups and the programs. A context manager: at its
+end all of it is gone.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,17 @@ DISK_BYTES_PER_S = 16 << 20
 
 
 class Stage:
-    """directory: of the run, gone at its end; out: where logs stay. crew: the programs. Raises AgentError where it cannot be set up."""
+    """directory: of the run, gone at its end; out: where logs stay. crew: the programs. Raises AgentError where it
+    cannot be set up.
+    """
 
     def __init__(self, out: Path, programs: dict[str, LabProgram], seed: int) -> None:
         if os.geteuid():
-            raise AgentError("the laboratory needs root: it makes namespaces, cgroups and a loop device", remedy="sudo tickscope lab ...",
-                             exit_code=PRIVILEGE)  # fmt: skip
+            raise AgentError(
+                "the laboratory needs root: it makes namespaces, cgroups and a loop device",
+                remedy="sudo tickscope lab ...",
+                exit_code=PRIVILEGE,
+            )
         _reserve()
         self.notes = [f"a dead run left {text}" for text in sweep()]
         self.programs, self._seed = programs, seed
@@ -46,8 +53,12 @@ class Stage:
         self._ledger.add("directory", self.directory)
         root = str(Path(__file__).resolve().parents[3])
         path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)
-        self._janitor = subprocess.Popen([sys.executable, "-P", "-m", "agent.lab.stage.janitor", str(self.directory)], stdin=subprocess.PIPE,
-                                         start_new_session=True, env={**os.environ, "PYTHONPATH": path})  # fmt: skip
+        self._janitor = subprocess.Popen(
+            [sys.executable, "-P", "-m", "agent.lab.stage.janitor", str(self.directory)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
         self._out = out
         self.shared = self.directory / "shared"
         self.disk = self.shared / "disk"
@@ -139,7 +150,9 @@ class Stage:
         )
 
     def disk_speed(self, bytes_per_s: int, reads: bool = False) -> None:
-        """How fast the run's disk writes, or reads (0: as fast as it can), for the programs that share it; without the controller as fast as it can."""
+        """How fast the run's disk writes, or reads (0: as fast as it can), for the programs that share it; without the
+        controller as fast as it can.
+        """
         found = self.groups.controller("blkio", "disk")
         if found is None or not self.device:
             return
@@ -152,8 +165,10 @@ class Stage:
             (place / f"blkio.throttle.{what}_bps_device").write_text(f"{device} {bytes_per_s}")
 
     def lacks(self, needs: tuple[str, ...]) -> str:
-        """What of a kind's needs this host does not have, in words; empty where it has all. ``cpu``, ``memory``, ``blkio``: cgroup controllers;
-        ``throwaway_vm``: a machine that is marked as one to be thrown away."""
+        """What of a kind's needs this host does not have, in words; empty where it has all. ``cpu``, ``memory``,
+        ``blkio``: cgroup controllers;
+        ``throwaway_vm``: a machine that is marked as one to be thrown away.
+        """
         missing = [need for need in needs if need in CONTROLLERS and self.groups.controller(need, GUESTS) is None]
         if "throwaway_vm" in needs and not wallclock.is_throwaway():
             return f"no word {wallclock.WORD} on this kernel's command line"
@@ -162,7 +177,9 @@ class Stage:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """By the janitor, as after a kill: there is one way to clean up, and each run goes it. Raises AgentError where something is left."""
+        """By the janitor, as after a kill: there is one way to clean up, and each run goes it. Raises AgentError where
+        something is left.
+        """
         self._ledger.close()
         self._held.close()
         assert self._janitor.stdin is not None
@@ -170,8 +187,11 @@ class Stage:
         status = self._janitor.wait()
         left = reap(set().union(*(pids() for pids in self.children)), ENDED_S)
         if status or left:
-            raise AgentError("the laboratory could not remove all that it made", why="see the messages above",
-                             remedy="the next `tickscope lab` tries again")  # fmt: skip
+            raise AgentError(
+                "the laboratory could not remove all that it made",
+                why="see the messages above",
+                remedy="the next `tickscope lab` tries again",
+            )
 
 
 def _reserve() -> None:

@@ -1,4 +1,6 @@
-"""Moves the wall clock as far as it takes to do harm: only on a machine that its owner has marked, where it boots, as one to be thrown away."""
+"""Moves the wall clock as far as it takes to do harm: only on a machine that its owner has marked, where it boots, as
+one to be thrown away.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,12 @@ def is_throwaway() -> bool:
 def require_throwaway() -> None:
     """Raises AgentError on any machine that is not to be thrown away."""
     if not is_throwaway():
-        raise AgentError("the clock of this host is not moved", why=f"its kernel's command line has no word {WORD}",
-                         remedy="boot a virtual machine that can be thrown away with that word", exit_code=USAGE)  # fmt: skip
+        raise AgentError(
+            "the clock of this host is not moved",
+            why=f"its kernel's command line has no word {WORD}",
+            remedy="boot a virtual machine that can be thrown away with that word",
+            exit_code=USAGE,
+        )
 
 
 def step(seconds: float) -> None:
@@ -38,7 +44,9 @@ def step(seconds: float) -> None:
 
 
 def slew(ppm: float) -> None:
-    """Has all clocks but CLOCK_MONOTONIC_RAW run that much faster, in steps of 100 ppm; 0 is the nominal rate. Raises AgentError, and OSError."""
+    """Has all clocks but CLOCK_MONOTONIC_RAW run that much faster, in steps of 100 ppm; 0 is the nominal rate. Raises
+    AgentError, and OSError.
+    """
     _adjust(TICK | FREQUENCY, tick=NOMINAL_TICK_US + round(ppm / _PPM_PER_TICK))
 
 

@@ -1,5 +1,5 @@
-"""Two network namespaces joined by a pair of TUN devices, whose packets a forwarder delays and drops: real TCP over a real
-round-trip time and real loss, without the kernel's netem.
+"""Two network namespaces joined by a pair of TUN devices, whose packets a forwarder delays and drops: real TCP over a
+real round-trip time and real loss, without the kernel's netem.
 
     with Wire(delay_s=0.02) as wire:
         with wire.left.entered(): client = socket.socket()
@@ -28,8 +28,10 @@ Sent = tuple[float, bytes, bool]
 
 
 class Packet:
-    """What a rule sees. to_right: its direction; protocol: IP's number; ports: source and destination (TCP, UDP); flags: the TCP header's;
-    payload_bytes: TCP payload."""
+    """What a rule sees. to_right: its direction; protocol: IP's number; ports: source and destination (TCP, UDP);
+    flags: the TCP header's;
+    payload_bytes: TCP payload.
+    """
 
     def __init__(self, data: bytes, to_right: bool) -> None:
         self.data, self.to_right = data, to_right

@@ -1,4 +1,6 @@
-"""One function of the user's own, as the settings declare it (``limiter_functions``), checked. Pure; docs/limiters.md says what each key means."""
+"""One function of the user's own, as the settings declare it (``limiter_functions``), checked. Pure; docs/limiters.md
+says what each key means.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from agent.limiters.functions.words import GO, SYSTEM_V, SYSTEM_V_RESULTS, Word,
 from agent.limiters.functions.words import parse as parse_word
 from agent.limiters.library import LANGUAGES
 
-#: What may be read at the first instruction and at the return -> which word of ``struct limiter_decision`` holds it (agent/limiters/library.py).
+#: What may be read at the first instruction and at the return -> which word of ``struct limiter_decision`` holds it
+#: (agent/limiters/library.py).
 ARGUMENTS = {
     "limiter": "limiter",
     "key": "key",
@@ -72,8 +75,9 @@ class MisdeclaredError(AgentError):
 class OwnFunction:
     """A declared function.
 
-    program: a glob of its file's path, or of its name where it has no slash; build_id: instead. symbol, address (as nm prints it) or offset (in the file): one of them.
-    arguments, results: words by what they are (``ARGUMENTS``, ``RESULTS``). replay: of ``REPLAY``, by which its decisions are replayed; a number stands where no word is read.
+    program: a glob of its file's path, or of its name where it has no slash; build_id: instead. symbol, address (as nm
+    prints it) or offset (in the file): one of them. arguments, results: words by what they are (``ARGUMENTS``,
+    ``RESULTS``). replay: of ``REPLAY``, by which its decisions are replayed; a number stands where no word is read.
     """
 
     name: str
@@ -103,8 +107,11 @@ def parse(given: object) -> OwnFunction:
     program, build_id = _program(given)
     found = [key for key in _WHERE if key in given]
     if len(found) != 1:
-        raise MisdeclaredError((found[1],) if found else (), f"{' and '.join(found)} exclude one another" if found else "nothing says which function it is",
-                               "name one of symbol (as nm prints it), address and offset")  # fmt: skip
+        raise MisdeclaredError(
+            (found[1],) if found else (),
+            f"{' and '.join(found)} exclude one another" if found else "nothing says which function it is",
+            "name one of symbol (as nm prints it), address and offset",
+        )
     symbol = _text(given, "symbol", "a function's name, as nm prints it") if found == ["symbol"] else ""
     if len(symbol) > _MOST_SYMBOL or "\0" in symbol:
         raise MisdeclaredError(
@@ -118,9 +125,25 @@ def parse(given: object) -> OwnFunction:
     if "key_size" in arguments and "key" not in arguments:
         raise MisdeclaredError(("arguments", "key_size"), "there is no key", "say where the key's bytes are: key: si")
     if go and "key" in arguments and "key_size" not in arguments and not arguments["key"].type:
-        raise MisdeclaredError(("arguments", "key"), "a Go string has a length", "say where that is: key_size, the register behind the key's; or give the number's type, as in u64 bx")  # fmt: skip
+        raise MisdeclaredError(
+            ("arguments", "key"),
+            "a Go string has a length",
+            "say where that is: key_size, the register behind the key's; or give the number's type, as in u64 bx",
+        )
     _limited(given, arguments, results)
-    return OwnFunction(name, program, build_id, language, symbol, _number(given, "address"), _number(given, "offset"), arguments, results, _answers(given, results), _replay(given))  # fmt: skip
+    return OwnFunction(
+        name,
+        program,
+        build_id,
+        language,
+        symbol,
+        _number(given, "address"),
+        _number(given, "offset"),
+        arguments,
+        results,
+        _answers(given, results),
+        _replay(given),
+    )
 
 
 def _limited(given: Mapping[str, object], *sections: Mapping[str, Word]) -> None:
@@ -142,8 +165,11 @@ def _program(given: Mapping[str, object]) -> tuple[str, str]:
         else ""
     )
     if bool(program) == bool(build_id) or len(program) > _MOST_PROGRAM:
-        raise MisdeclaredError(("program",) if program else (), "nothing says which program it is in" if not program else "either program or build_id",
-                               f"program: its file, with * and ?, at most {_MOST_PROGRAM} characters; or build_id")  # fmt: skip
+        raise MisdeclaredError(
+            ("program",) if program else (),
+            "nothing says which program it is in" if not program else "either program or build_id",
+            f"program: its file, with * and ?, at most {_MOST_PROGRAM} characters; or build_id",
+        )
     return program, build_id
 
 
@@ -151,7 +177,11 @@ def _known(at: tuple[str, ...], keys: Mapping[str, object], names: tuple[str, ..
     for key in keys:
         if key not in names:
             near = difflib.get_close_matches(str(key), names, 1)
-            raise MisdeclaredError((*at, str(key)), "there is no such key", f"did you mean {near[0]}?" if near else f"known: {', '.join(dict.fromkeys(names))}")  # fmt: skip
+            raise MisdeclaredError(
+                (*at, str(key)),
+                "there is no such key",
+                f"did you mean {near[0]}?" if near else f"known: {', '.join(dict.fromkeys(names))}",
+            )
 
 
 def _text(

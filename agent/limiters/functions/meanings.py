@@ -20,7 +20,9 @@ _LEAST, _MOST, MOST_VALUES = -(1 << 63), (1 << 63) - 1, 64
 
 @dataclass(frozen=True)
 class Meanings:
-    """ranges: (first, last, code), the first that holds a value says what it means; other: the code of the rest, or NONE."""
+    """ranges: (first, last, code), the first that holds a value says what it means; other: the code of the rest, or
+    NONE.
+    """
 
     ranges: tuple[tuple[int, int, int], ...]
     other: int = NONE

@@ -34,15 +34,35 @@ def seen(one: OwnFunction, number: int) -> Seen:
         NUMBER if key == "key" and word.type else ARGUMENTS[key]: word.place for key, word in one.arguments.items()
     }
     results = {RESULTS[key]: word.place for key, word in one.results.items()}
-    function = Function(one.symbol or one.name, "decision", entry, left, arguments, results, "decisions", language=one.language,
-                        returned="" if one.language == "go" else returned, inside=one.language != "go" and not one.symbol)  # fmt: skip
+    function = Function(
+        one.symbol or one.name,
+        "decision",
+        entry,
+        left,
+        arguments,
+        results,
+        "decisions",
+        language=one.language,
+        returned="" if one.language == "go" else returned,
+        inside=one.language != "go" and not one.symbol,
+    )
     return Seen(one.name, (), (function,), one.name, partial(read, one))
 
 
 def asked(one: OwnFunction, function: Function, mapped: bool) -> dict[str, object]:
     """What the examiner is asked of a file (agent/binaries/ownfunction.py). mapped: it is a shared library."""
-    return {"library": own_name(one.name), "entry": function.entry, "left": function.end, "returned": function.returned, "language": one.language, "symbol": one.symbol,
-            "address": one.address, "offset": one.offset, "build_id": one.build_id, "mapped": mapped}  # fmt: skip
+    return {
+        "library": own_name(one.name),
+        "entry": function.entry,
+        "left": function.end,
+        "returned": function.returned,
+        "language": one.language,
+        "symbol": one.symbol,
+        "address": one.address,
+        "offset": one.offset,
+        "build_id": one.build_id,
+        "mapped": mapped,
+    }
 
 
 def own_name(name: str) -> str:

@@ -1,4 +1,6 @@
-"""The setting ``limiter_functions``: a list of declarations. One that is wrong is told with its line, and the others hold."""
+"""The setting ``limiter_functions``: a list of declarations. One that is wrong is told with its line, and the others
+hold.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def line(lines: Lines, number: int, at: tuple[str, ...]) -> int:
 
 
 def entries(given: object, file: str, lines: Lines) -> list[dict[str, object]]:
-    """What the configuration keeps: of each declaration what was ``given`` and ``where``, and with ``wrong`` and ``remedy`` what is wrong with it. Raises AgentError (exit code 2)."""
+    """What the configuration keeps: of each declaration what was ``given`` and ``where``, and with ``wrong`` and
+    ``remedy`` what is wrong with it. Raises AgentError (exit code 2).
+    """
     if not isinstance(given, list):
         raise AgentError(
             f"limiter_functions cannot be {given!r}"[:200],

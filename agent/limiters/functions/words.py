@@ -16,8 +16,24 @@ UNITS_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 #: Where functions get their arguments and leave their results, in the order of both.
 GO = REGISTERS
 SYSTEM_V, SYSTEM_V_RESULTS = ("di", "si", "dx", "cx", "r8", "r9"), ("ax", "dx")
-_NAMES = {"int8": "i8", "uint8": "u8", "byte": "u8", "int16": "i16", "uint16": "u16", "int32": "i32", "uint32": "u32", "int64": "i64", "uint64": "u64",
-          "float": "f32", "float32": "f32", "double": "f64", "float64": "f64", "usize": "u64", "isize": "i64", "size_t": "u64"}  # fmt: skip
+_NAMES = {
+    "int8": "i8",
+    "uint8": "u8",
+    "byte": "u8",
+    "int16": "i16",
+    "uint16": "u16",
+    "int32": "i32",
+    "uint32": "u32",
+    "int64": "i64",
+    "uint64": "u64",
+    "float": "f32",
+    "float32": "f32",
+    "double": "f64",
+    "float64": "f64",
+    "usize": "u64",
+    "isize": "i64",
+    "size_t": "u64",
+}
 _DIFFERING = {"int": "i32 in C and C++, i64 in Go", "long": "i64", "unsigned": "u32", "uint": "u64 in Go", "char": "i8"}
 _REGISTER = re.compile(r"[re]?([abcd]x|[sd]i|sp)")
 
@@ -32,7 +48,9 @@ class WordError(ValueError):
 
 @dataclass(frozen=True)
 class Word:
-    """place: as agent/limiters/library.py has it. type: empty where none was said. unit_ns: of a time; 0 where none was said."""
+    """place: as agent/limiters/library.py has it. type: empty where none was said. unit_ns: of a time; 0 where none was
+    said.
+    """
 
     place: str
     type: str = ""
@@ -68,7 +86,9 @@ def _bytes(kind: str) -> int:
 
 
 def parse(text: object, registers: tuple[str, ...], limiter: bool, timed: bool = False) -> Word:
-    """``[TYPE] PLACE [UNIT]``. registers: those that hold something there; limiter: the place may count from the limiter; timed: it may have a unit. Raises WordError."""
+    """``[TYPE] PLACE [UNIT]``. registers: those that hold something there; limiter: the place may count from the
+    limiter; timed: it may have a unit. Raises WordError.
+    """
     shown = (
         f"a place: a register ({', '.join(registers)}), or a word in memory (di+24{', limiter+8' if limiter else ''})"
     )
@@ -83,7 +103,8 @@ def parse(text: object, registers: tuple[str, ...], limiter: bool, timed: bool =
     if len(parts) != 1:
         raise WordError(
             f"{text!r} is no place",
-            f"write [TYPE] PLACE{' [UNIT]' if timed else ''}, as in i32 {registers[0]}{' ms' if timed else ''}; it is {shown}",
+            f"write [TYPE] PLACE{' [UNIT]' if timed else ''}, as in i32 {registers[0]}{' ms' if timed else ''}; it is"
+            f" {shown}",
         )
     place = _place(parts[0], registers, limiter)
     if kind[:1] == "f" and "+" not in place:
@@ -112,13 +133,21 @@ def _place(text: str, registers: tuple[str, ...], limiter: bool) -> str:
             raise WordError(
                 "where the limiter is, is not said", "name the register among the arguments, as in limiter: di (Go: ax)"
             )
-        raise WordError(f"there is no register {base[1] if base else text!r}" if base and base[1] not in GO + SYSTEM_V else f"{base[1] if base else text!r} holds nothing there",
-                        f"one of {', '.join(allowed)}" + ("; what is in xmm registers cannot be read" if base and base[1].startswith("xmm") else ""))  # fmt: skip
+        raise WordError(
+            (
+                f"there is no register {base[1] if base else text!r}"
+                if base and base[1] not in GO + SYSTEM_V
+                else f"{base[1] if base else text!r} holds nothing there"
+            ),
+            f"one of {', '.join(allowed)}"
+            + ("; what is in xmm registers cannot be read" if base and base[1].startswith("xmm") else ""),
+        )
     try:
         place_of(place)
     except ValueError:
         raise WordError(
             f"{text!r} is no place",
-            f"a register ({registers[0]}), the word at an offset up to {MOST_OFFSET} from where it points ({registers[0]}+24), or behind that one (({registers[0]}+24)+8)",
+            f"a register ({registers[0]}), the word at an offset up to {MOST_OFFSET} from where it points"
+            f" ({registers[0]}+24), or behind that one (({registers[0]}+24)+8)",
         ) from None
     return place

@@ -1,4 +1,6 @@
-"""aiolimiter: known, and told by an adapter. Its clock is the event loop's. Who finds no room waits, nobody is refused."""
+"""aiolimiter: known, and told by an adapter. Its clock is the event loop's. Who finds no room waits, nobody is
+refused.
+"""
 
 from agent.limiters.library import LimiterLibrary, Step
 

@@ -1,4 +1,6 @@
-"""Bucket4j: known, and told by an adapter. TimeMeter.SYSTEM_MILLISECONDS is its clock by default, nanoTime after withNanosecondPrecision()."""
+"""Bucket4j: known, and told by an adapter. TimeMeter.SYSTEM_MILLISECONDS is its clock by default, nanoTime after
+withNanosecondPrecision().
+"""
 
 from agent.limiters.library import LimiterLibrary, Step
 

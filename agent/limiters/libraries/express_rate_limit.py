@@ -1,4 +1,6 @@
-"""express-rate-limit of Node: known, and told by an adapter. Its store in memory goes by Date.now(), and forgets who has been away for two windows by a timer."""
+"""express-rate-limit of Node: known, and told by an adapter. Its store in memory goes by Date.now(), and forgets who
+has been away for two windows by a timer.
+"""
 
 from agent.limiters.library import LimiterLibrary, Step
 

@@ -3,7 +3,8 @@
 type store struct { tokens uint64; interval time.Duration; ... }
 func (s *store) Take(ctx context.Context, key string) (tokens, remaining, reset uint64, ok bool, err error)
 
-v0.7.0 reads runtime.nanotime, all others the wall clock. Those before it link with no Go whose calls can be read: runtime.walltime is gone since Go 1.17.
+v0.7.0 reads runtime.nanotime, all others the wall clock. Those before it link with no Go whose calls can be read:
+runtime.walltime is gone since Go 1.17.
 """
 
 import numpy as np
@@ -35,16 +36,25 @@ LIBRARY = LimiterLibrary(
     "go",
     "wall",
     "fixed window",
-    (Step("none", "none", r"v0\.7\.0"), Step("no window ends for D", "a window ends D early: up to a whole limit more")),
+    (
+        Step("none", "none", r"v0\.7\.0"),
+        Step("no window ends for D", "a window ends D early: up to a whole limit more"),
+    ),
     Seen(
         module="github.com/sethvargo/go-limiter",
         packages=("github.com/sethvargo/go-limiter/memorystore",),
         functions=(
-            Function("(*store).Take", "decision", "limiter_gostore_take", "limiter_gostore_took",
-                     {"limiter": "ax", "key": "di", "key_size": "si", "limit": "limiter+0", "period": "limiter+8"},
-                     {"granted": "ax", "tokens": "bx", "ok": "di", "error": "si"}, "decisions"),
+            Function(
+                "(*store).Take",
+                "decision",
+                "limiter_gostore_take",
+                "limiter_gostore_took",
+                {"limiter": "ax", "key": "di", "key_size": "si", "limit": "limiter+0", "period": "limiter+8"},
+                {"granted": "ax", "tokens": "bx", "ok": "di", "error": "si"},
+                "decisions",
+            ),
         ),
         limiter="memorystore.store",
         read=read,
     ),
-)  # fmt: skip
+)

@@ -1,9 +1,10 @@
-"""github.com/juju/ratelimit: seen at take and takeAvailable, which every call comes to, and at the calls that sleep after it.
+"""github.com/juju/ratelimit: seen at take and takeAvailable, which every call comes to, and at the calls that sleep
+after it.
 
-type Bucket struct { clock Clock; startTime time.Time; capacity, quantum int64; fillInterval time.Duration; mu sync.Mutex; availableTokens, latestTick int64 }
-func (tb *Bucket) take(now time.Time, count int64, maxWait time.Duration) (time.Duration, bool)
-func (tb *Bucket) takeAvailable(now time.Time, count int64) int64
-func (tb *Bucket) Wait(count int64); func (tb *Bucket) WaitMaxDuration(count int64, maxWait time.Duration) bool
+type Bucket struct { clock Clock; startTime time.Time; capacity, quantum int64; fillInterval time.Duration; mu
+sync.Mutex; availableTokens, latestTick int64 } func (tb *Bucket) take(now time.Time, count int64, maxWait
+time.Duration) (time.Duration, bool) func (tb *Bucket) takeAvailable(now time.Time, count int64) int64 func (tb *Bucket)
+Wait(count int64); func (tb *Bucket) WaitMaxDuration(count int64, maxWait time.Duration) bool
 """
 
 import numpy as np
@@ -15,7 +16,9 @@ from agent.limiters.reading import UNKNOWN, number, per_second, results, whole
 
 
 def read(r: np.ndarray) -> dict[str, np.ndarray]:
-    """limit is the quantum that each period adds. takeAvailable may grant less than was asked for, which is no refusal; no call waits for less than nothing."""
+    """limit is the quantum that each period adds. takeAvailable may grant less than was asked for, which is no refusal;
+    no call waits for less than nothing.
+    """
     granted = r["granted"] != UNKNOWN
     ok = np.where(granted, r["granted"] != 0, r["ok"] != 0)
     wait = np.where(granted, 0, whole(r["wait"]))
@@ -43,14 +46,44 @@ LIBRARY = LimiterLibrary(
         module="github.com/juju/ratelimit",
         packages=("github.com/juju/ratelimit",),
         functions=(
-            Function("(*Bucket).take", "decision", "limiter_juju_take", "limiter_juju_took",
-                     _BUCKET | _NOW, {"wait": "ax", "ok": "bx", "tokens": "limiter+72"}, "decisions"),
-            Function("(*Bucket).takeAvailable", "decision", "limiter_juju_take", "limiter_juju_took_available",
-                     _BUCKET | _NOW, {"granted": "ax", "tokens": "limiter+72"}, "decisions"),
-            Function("(*Bucket).Wait", "wait", "limiter_juju_wait", "limiter_juju_waited", _BUCKET | {"n": "bx"}, {}, "when waits end"),
-            Function("(*Bucket).WaitMaxDuration", "wait", "limiter_juju_wait", "limiter_juju_waited", _BUCKET | {"n": "bx"}, {}, "when waits end"),
+            Function(
+                "(*Bucket).take",
+                "decision",
+                "limiter_juju_take",
+                "limiter_juju_took",
+                _BUCKET | _NOW,
+                {"wait": "ax", "ok": "bx", "tokens": "limiter+72"},
+                "decisions",
+            ),
+            Function(
+                "(*Bucket).takeAvailable",
+                "decision",
+                "limiter_juju_take",
+                "limiter_juju_took_available",
+                _BUCKET | _NOW,
+                {"granted": "ax", "tokens": "limiter+72"},
+                "decisions",
+            ),
+            Function(
+                "(*Bucket).Wait",
+                "wait",
+                "limiter_juju_wait",
+                "limiter_juju_waited",
+                _BUCKET | {"n": "bx"},
+                {},
+                "when waits end",
+            ),
+            Function(
+                "(*Bucket).WaitMaxDuration",
+                "wait",
+                "limiter_juju_wait",
+                "limiter_juju_waited",
+                _BUCKET | {"n": "bx"},
+                {},
+                "when waits end",
+            ),
         ),
         limiter="ratelimit.Bucket",
         read=read,
     ),
-)  # fmt: skip
+)

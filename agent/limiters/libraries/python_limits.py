@@ -1,4 +1,6 @@
-"""limits, as slowapi and Flask-Limiter use it: known, and told by an adapter. With a storage elsewhere it is that host's clock, too."""
+"""limits, as slowapi and Flask-Limiter use it: known, and told by an adapter. With a storage elsewhere it is that
+host's clock, too.
+"""
 
 from agent.limiters.library import LimiterLibrary, Step
 

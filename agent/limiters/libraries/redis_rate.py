@@ -1,8 +1,8 @@
 """github.com/go-redis/redis_rate: seen at its calls; what decides is a script in Redis, by that host's clock.
 
-func (l Limiter) AllowN(ctx context.Context, key string, limit Limit, n int) (*Result, error), and AllowAtMost; Limiter is the client, an interface
-type Limit struct { Rate, Burst int; Period time.Duration }
-type Result struct { Limit Limit; Allowed, Remaining int; RetryAfter, ResetAfter time.Duration }
+func (l Limiter) AllowN(ctx context.Context, key string, limit Limit, n int) (*Result, error), and AllowAtMost; Limiter
+is the client, an interface type Limit struct { Rate, Burst int; Period time.Duration } type Result struct { Limit
+Limit; Allowed, Remaining int; RetryAfter, ResetAfter time.Duration }
 
 n finds no register left and is passed on the stack.
 """
@@ -15,7 +15,9 @@ from agent.limiters.reading import ALLOWED, UNKNOWN, number, per_second, results
 
 
 def read(r: np.ndarray) -> dict[str, np.ndarray]:
-    """AllowAtMost may grant less than was asked for, which is no refusal. Where Redis is not reached, that is an error."""
+    """AllowAtMost may grant less than was asked for, which is no refusal. Where Redis is not reached, that is an
+    error.
+    """
     told = results((r["granted"] != 0) & (r["granted"] != UNKNOWN), error=r["error"])
     return {
         "result": told,
@@ -41,11 +43,19 @@ LIBRARY = LimiterLibrary(
         module="github.com/go-redis/redis_rate",
         packages=("github.com/go-redis/redis_rate/v10", "github.com/go-redis/redis_rate/v9"),
         functions=tuple(
-            Function(f"Limiter.{name}", "decision", "limiter_redis_rate_ask", "limiter_redis_rate_told", _CALL, _RESULT, "decisions")
+            Function(
+                f"Limiter.{name}",
+                "decision",
+                "limiter_redis_rate_ask",
+                "limiter_redis_rate_told",
+                _CALL,
+                _RESULT,
+                "decisions",
+            )
             for name in ("AllowN", "AllowAtMost")
         ),
         limiter="redis_rate.Client",
         read=read,
     ),
     model="GCRA, redis_rate",
-)  # fmt: skip
+)

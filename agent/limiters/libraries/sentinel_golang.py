@@ -1,8 +1,9 @@
-"""github.com/alibaba/sentinel-golang: seen at entry, which every Entry comes to; a rule that lets requests wait has them sleep within, by its clock.
+"""github.com/alibaba/sentinel-golang: seen at entry, which every Entry comes to; a rule that lets requests wait has
+them sleep within, by its clock.
 
 func entry(resource string, options *EntryOptions) (*base.SentinelEntry, *base.BlockError)
-type EntryOptions struct { resourceType, entryType int32; batchCount uint32; flag int32; slotChain *base.SlotChain; ... }
-func (t *RealClock) Sleep(d time.Duration)
+type EntryOptions struct { resourceType, entryType int32; batchCount uint32; flag int32; slotChain *base.SlotChain; ...
+} func (t *RealClock) Sleep(d time.Duration)
 
 A resource is a key. Which of its rules refused, and their limits, are in maps of its own.
 """
@@ -36,13 +37,28 @@ LIBRARY = LimiterLibrary(
         module="github.com/alibaba/sentinel-golang",
         packages=("github.com/alibaba/sentinel-golang/api",),
         functions=(
-            Function("entry", "decision", "limiter_sentinel_enter", "limiter_sentinel_entered",
-                     {"limiter": "cx+16", "key": "ax", "key_size": "bx", "n": "cx+8"}, {"error": "bx"}, "decisions"),
-            Function("(*RealClock).Sleep", "sleep", "limiter_sentinel_sleep", "", {"wait": "bx"}, {},
-                     "delays of github.com/alibaba/sentinel-golang", package="github.com/alibaba/sentinel-golang/util"),
+            Function(
+                "entry",
+                "decision",
+                "limiter_sentinel_enter",
+                "limiter_sentinel_entered",
+                {"limiter": "cx+16", "key": "ax", "key_size": "bx", "n": "cx+8"},
+                {"error": "bx"},
+                "decisions",
+            ),
+            Function(
+                "(*RealClock).Sleep",
+                "sleep",
+                "limiter_sentinel_sleep",
+                "",
+                {"wait": "bx"},
+                {},
+                "delays of github.com/alibaba/sentinel-golang",
+                package="github.com/alibaba/sentinel-golang/util",
+            ),
         ),
         limiter="sentinel.SlotChain",
         read=read,
     ),
     model="leap array",
-)  # fmt: skip
+)

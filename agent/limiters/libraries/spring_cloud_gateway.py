@@ -1,4 +1,6 @@
-"""Spring Cloud Gateway's RedisRateLimiter: known, and seen on Redis's wire. Its script writes Redis's time with each request, also where that went back."""
+"""Spring Cloud Gateway's RedisRateLimiter: known, and seen on Redis's wire. Its script writes Redis's time with each
+request, also where that went back.
+"""
 
 from agent.limiters.library import LimiterLibrary, Step
 

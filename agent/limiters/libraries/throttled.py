@@ -1,11 +1,13 @@
 """github.com/throttled/throttled: seen where the GCRA is worked out, for any store.
 
-type GCRARateLimiterCtx struct { limit int; delayVariationTolerance, emissionInterval time.Duration; store GCRAStoreCtx; maxCASAttemptsLimit int }
-func (g *GCRARateLimiterCtx) RateLimitCtx(ctx context.Context, key string, quantity int) (bool, RateLimitResult, error)
-func (g *GCRARateLimiter) RateLimit(key string, quantity int) (bool, RateLimitResult, error)  before v2.10, with the same fields; before v2.3, without /v2
-type RateLimitResult struct { Limit, Remaining int; ResetAfter, RetryAfter time.Duration }
+type GCRARateLimiterCtx struct { limit int; delayVariationTolerance, emissionInterval time.Duration; store GCRAStoreCtx;
+maxCASAttemptsLimit int } func (g *GCRARateLimiterCtx) RateLimitCtx(ctx context.Context, key string, quantity int)
+(bool, RateLimitResult, error) func (g *GCRARateLimiter) RateLimit(key string, quantity int) (bool, RateLimitResult,
+error)  before v2.10, with the same fields; before v2.3, without /v2 type RateLimitResult struct { Limit, Remaining int;
+ResetAfter, RetryAfter time.Duration }
 
-Its clock is the store's: of the one in memory the wall clock of this host, of that in Redis that host's. Whether it is exposed follows from neither.
+Its clock is the store's: of the one in memory the wall clock of this host, of that in Redis that host's. Whether it is
+exposed follows from neither.
 """
 
 import numpy as np
@@ -42,13 +44,27 @@ LIBRARY = LimiterLibrary(
         module="github.com/throttled/throttled",
         packages=("github.com/throttled/throttled/v2", "github.com/throttled/throttled"),
         functions=(
-            Function("(*GCRARateLimiterCtx).RateLimitCtx", "decision", "limiter_throttled_limit", "limiter_throttled_limited",
-                     _FIELDS | {"key": "di", "key_size": "si", "n": "r8"}, _LIMITED, "decisions"),
-            Function("(*GCRARateLimiter).RateLimit", "decision", "limiter_throttled_limit_old", "limiter_throttled_limited",
-                     _FIELDS | {"key": "bx", "key_size": "cx", "n": "di"}, _LIMITED, "decisions"),
+            Function(
+                "(*GCRARateLimiterCtx).RateLimitCtx",
+                "decision",
+                "limiter_throttled_limit",
+                "limiter_throttled_limited",
+                _FIELDS | {"key": "di", "key_size": "si", "n": "r8"},
+                _LIMITED,
+                "decisions",
+            ),
+            Function(
+                "(*GCRARateLimiter).RateLimit",
+                "decision",
+                "limiter_throttled_limit_old",
+                "limiter_throttled_limited",
+                _FIELDS | {"key": "bx", "key_size": "cx", "n": "di"},
+                _LIMITED,
+                "decisions",
+            ),
         ),
         limiter="throttled.GCRARateLimiter",
         read=read,
     ),
     model="GCRA",
-)  # fmt: skip
+)

@@ -1,9 +1,10 @@
-"""go.uber.org/ratelimit: seen at Take, which reads its clock and sleeps within; the sleep at that of the clock which New gives it.
+"""go.uber.org/ratelimit: seen at Take, which reads its clock and sleeps within; the sleep at that of the clock which
+New gives it.
 
-v0.3  type atomicInt64Limiter struct { prepadding [64]byte; state int64; postpadding [56]byte; perRequest, maxSlack time.Duration; clock Clock }
-v0.2  type atomicLimiter struct { state unsafe.Pointer; padding [56]byte; perRequest, maxSlack time.Duration; clock Clock }
-v0.1  type limiter struct { sync.Mutex; last time.Time; sleepFor, perRequest, maxSlack time.Duration; clock Clock }; v0.2 calls it mutexLimiter
-func (t *T) Take() time.Time
+v0.3  type atomicInt64Limiter struct { prepadding [64]byte; state int64; postpadding [56]byte; perRequest, maxSlack
+time.Duration; clock Clock } v0.2  type atomicLimiter struct { state unsafe.Pointer; padding [56]byte; perRequest,
+maxSlack time.Duration; clock Clock } v0.1  type limiter struct { sync.Mutex; last time.Time; sleepFor, perRequest,
+maxSlack time.Duration; clock Clock }; v0.2 calls it mutexLimiter func (t *T) Take() time.Time
 
 Take returns when it let go: the time that it read, plus the sleep. maxSlack is below 0 before v0.3.
 """
@@ -56,7 +57,16 @@ LIBRARY = LimiterLibrary(
             _take("mutexLimiter", "limiter_uber_take_mutex", 40),
             _take("limiter", "limiter_uber_take_mutex", 40),
             *(
-                Function("(*clock).Sleep", "sleep", "limiter_uber_sleep", "", {"wait": "bx"}, {}, "delays of go.uber.org/ratelimit", package=package)
+                Function(
+                    "(*clock).Sleep",
+                    "sleep",
+                    "limiter_uber_sleep",
+                    "",
+                    {"wait": "bx"},
+                    {},
+                    "delays of go.uber.org/ratelimit",
+                    package=package,
+                )
                 for package in _CLOCKS
             ),
         ),
@@ -64,4 +74,4 @@ LIBRARY = LimiterLibrary(
         read=read,
     ),
     model="leaky bucket, waits",
-)  # fmt: skip
+)

@@ -41,14 +41,31 @@ LIBRARY = LimiterLibrary(
     (Step("a window lasts D longer", "a window ends D early: up to a whole limit more"),),
     Seen(
         module="github.com/ulule/limiter",
-        packages=("github.com/ulule/limiter/v3/drivers/store/memory", "github.com/ulule/limiter/v3/drivers/store/redis"),
+        packages=(
+            "github.com/ulule/limiter/v3/drivers/store/memory",
+            "github.com/ulule/limiter/v3/drivers/store/redis",
+        ),
         functions=(
-            Function("(*Store).Get", "decision", "limiter_ulule_get", "limiter_ulule_told",
-                     _KEY | {"period": "r10", "burst": "r11"}, _TOLD, "decisions"),
-            Function("(*Store).Increment", "decision", "limiter_ulule_increment", "limiter_ulule_told",
-                     _KEY | {"n": "r8", "period": "sp+24", "burst": "sp+32"}, _TOLD, "decisions"),
+            Function(
+                "(*Store).Get",
+                "decision",
+                "limiter_ulule_get",
+                "limiter_ulule_told",
+                _KEY | {"period": "r10", "burst": "r11"},
+                _TOLD,
+                "decisions",
+            ),
+            Function(
+                "(*Store).Increment",
+                "decision",
+                "limiter_ulule_increment",
+                "limiter_ulule_told",
+                _KEY | {"n": "r8", "period": "sp+24", "burst": "sp+32"},
+                _TOLD,
+                "decisions",
+            ),
         ),
         limiter="limiter.Store",
         read=read,
     ),
-)  # fmt: skip
+)

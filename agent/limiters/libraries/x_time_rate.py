@@ -1,4 +1,5 @@
-"""golang.org/x/time/rate and copies of it: seen at reserveN, where each decision is made, and at wait, which can refuse before it gets there.
+"""golang.org/x/time/rate and copies of it: seen at reserveN, where each decision is made, and at wait, which can refuse
+before it gets there.
 
 type Limiter struct { mu sync.Mutex; limit Limit; burst int; tokens float64; last time.Time; lastEvent time.Time }
 func (lim *Limiter) reserveN(t time.Time, n int, maxFutureReserve time.Duration) Reservation
@@ -6,7 +7,8 @@ type Reservation struct { ok bool; lim *Limiter; tokens int; timeToAct time.Time
 func (r *Reservation) CancelAt(t time.Time)
 func (lim *Limiter) wait(ctx context.Context, n int, t time.Time, newTimer func(...)) error
 
-Until May 2020 it began with limit and burst, and mu came third. Until 2022 WaitN did what wait does now, and before 2019 waitN.
+Until May 2020 it began with limit and burst, and mu came third. Until 2022 WaitN did what wait does now, and before
+2019 waitN.
 """
 
 import sys
@@ -22,8 +24,8 @@ _INF = sys.float_info.max  # rate.Inf
 
 
 def read(r: np.ndarray) -> dict[str, np.ndarray]:
-    """A refusal leaves the limiter's tokens as of ``last``: what accrued since is added, as advance() does. Where the caller's time was not seen: it is ``last`` after what was
-    let through, and not known after a refusal.
+    """A refusal leaves the limiter's tokens as of ``last``: what accrued since is added, as advance() does. Where the
+    caller's time was not seen: it is ``last`` after what was let through, and not known after a refusal.
     """
     ok, reserved = r["ok"] != 0, r["reserved"] != 0
     limit, tokens, burst = r["limit"].view("<f8"), r["tokens"].view("<f8"), number(r["burst"])
@@ -35,7 +37,8 @@ def read(r: np.ndarray) -> dict[str, np.ndarray]:
     )
     unseen &= ~ok
     wait = np.where(reserved, elapsed_ns(r["act_wall"], r["act_ext"], now_wall, now_ext), 0)
-    # Without a reservation, wait refuses what is beyond the burst; all else is that its context had ended (rate.go, wait).
+    # Without a reservation, wait refuses what is beyond the burst; all else is that its context had ended (rate.go,
+    # wait).
     given_up = ~ok & ~reserved & (unlimited | (r["n"].astype(np.int64) <= r["burst"].astype(np.int64)))
     since = elapsed_ns(now_wall, now_ext, r["last_wall"], r["last_ext"])
     fresh = since == NULL_I64  # never used: Limiter.last is the zero time, and the bucket is full
@@ -64,7 +67,14 @@ def bucket(r: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 _RESERVE = {"limiter": "ax", "now_wall": "bx", "now_ext": "cx", "n": "si"}
-_RESERVED = {"ok": "ax", "act_wall": "di", "act_ext": "si", "tokens": "limiter+24", "last_wall": "limiter+32", "last_ext": "limiter+40"}  # fmt: skip
+_RESERVED = {
+    "ok": "ax",
+    "act_wall": "di",
+    "act_ext": "si",
+    "tokens": "limiter+24",
+    "last_wall": "limiter+32",
+    "last_ext": "limiter+40",
+}
 _KEEPS = ("limiter", "n", "limit", "burst")
 _WAIT = {"limiter": "ax", "n": "di", "now_wall": "si", "now_ext": "r8"}
 _WAIT_N, _WITHIN = {"limiter": "ax", "n": "di"}, ("(*Limiter).wait", "(*Limiter).waitN")
@@ -86,17 +96,94 @@ LIBRARY = LimiterLibrary(
         module="golang.org/x/time",
         packages=("golang.org/x/time/rate",),
         functions=(
-            Function("(*Limiter).reserveN", "decision", "limiter_reserve", "limiter_reserved", _RESERVE | _NOW, _RESERVED, "decisions", lock=0, versions=_NEWER, argument_bytes=48, alone="limiter_reserved_alone", keeps=_KEEPS),
-            Function("(*Limiter).reserveN", "decision", "limiter_reserve_2019", "limiter_reserved", _RESERVE | _OLD, _RESERVED, "decisions", lock=16, versions=_OLDER, argument_bytes=48, alone="limiter_reserved_alone_2019", keeps=_KEEPS),
-            Function("(*Limiter).wait", "wait", "limiter_wait", "limiter_waited", _WAIT | _NOW, {"error": "ax"}, _EARLY, lock=0, argument_bytes=64),
-            Function("(*Limiter).waitN", "wait", "limiter_wait_n_2019", "limiter_waited", _WAIT_N | _OLD, {"error": "ax"}, _EARLY, lock=16, argument_bytes=32),
-            Function("(*Limiter).WaitN", "wait", "limiter_wait_n", "limiter_waited", _WAIT_N | _NOW, {"error": "ax"}, _EARLY, lock=0, argument_bytes=32, unless=_WITHIN),
-            Function("(*Limiter).WaitN", "wait", "limiter_wait_n_2019", "limiter_waited", _WAIT_N | _OLD, {"error": "ax"}, _EARLY, lock=16, argument_bytes=32, unless=_WITHIN),
-            Function("(*Reservation).CancelAt", "cancel", "limiter_cancel", "", {"limiter": "ax+8", "n": "ax+16"}, {}, "reservations that are given back", argument_bytes=32),
+            Function(
+                "(*Limiter).reserveN",
+                "decision",
+                "limiter_reserve",
+                "limiter_reserved",
+                _RESERVE | _NOW,
+                _RESERVED,
+                "decisions",
+                lock=0,
+                versions=_NEWER,
+                argument_bytes=48,
+                alone="limiter_reserved_alone",
+                keeps=_KEEPS,
+            ),
+            Function(
+                "(*Limiter).reserveN",
+                "decision",
+                "limiter_reserve_2019",
+                "limiter_reserved",
+                _RESERVE | _OLD,
+                _RESERVED,
+                "decisions",
+                lock=16,
+                versions=_OLDER,
+                argument_bytes=48,
+                alone="limiter_reserved_alone_2019",
+                keeps=_KEEPS,
+            ),
+            Function(
+                "(*Limiter).wait",
+                "wait",
+                "limiter_wait",
+                "limiter_waited",
+                _WAIT | _NOW,
+                {"error": "ax"},
+                _EARLY,
+                lock=0,
+                argument_bytes=64,
+            ),
+            Function(
+                "(*Limiter).waitN",
+                "wait",
+                "limiter_wait_n_2019",
+                "limiter_waited",
+                _WAIT_N | _OLD,
+                {"error": "ax"},
+                _EARLY,
+                lock=16,
+                argument_bytes=32,
+            ),
+            Function(
+                "(*Limiter).WaitN",
+                "wait",
+                "limiter_wait_n",
+                "limiter_waited",
+                _WAIT_N | _NOW,
+                {"error": "ax"},
+                _EARLY,
+                lock=0,
+                argument_bytes=32,
+                unless=_WITHIN,
+            ),
+            Function(
+                "(*Limiter).WaitN",
+                "wait",
+                "limiter_wait_n_2019",
+                "limiter_waited",
+                _WAIT_N | _OLD,
+                {"error": "ax"},
+                _EARLY,
+                lock=16,
+                argument_bytes=32,
+                unless=_WITHIN,
+            ),
+            Function(
+                "(*Reservation).CancelAt",
+                "cancel",
+                "limiter_cancel",
+                "",
+                {"limiter": "ax+8", "n": "ax+16"},
+                {},
+                "reservations that are given back",
+                argument_bytes=32,
+            ),
         ),
         limiter="rate.Limiter",
         read=read,
         copies=True,
         bucket=bucket,
     ),
-)  # fmt: skip
+)

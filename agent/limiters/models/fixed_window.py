@@ -21,7 +21,9 @@ def _rank(keys: np.ndarray, cost: np.ndarray) -> np.ndarray:
 
 
 def _on_clock(arrivals: Arrivals, limit: Limit) -> np.ndarray:
-    """A window that comes again is found as it was left: its counter has the window in its name, and lives for a window's length after its last use."""
+    """A window that comes again is found as it was left: its counter has the window in its name, and lives for a
+    window's length after its last use.
+    """
     t, n = arrivals.t_ns, len(arrivals.t_ns)
     back = np.diff(t) < 0
     back[arrivals.starts[1:] - 1] = False
@@ -74,13 +76,26 @@ def _from_first(arrivals: Arrivals, limit: Limit) -> np.ndarray:
 
 MODELS = (
     Model(
-        "fixed window", "counts, also what it refuses, in windows that begin at multiples of their length on the clock; one that comes again within its length is still spent",
-        "base_limiter.go of github.com/envoyproxy/ratelimit, GenerateCacheKey, and fixed_cache_impl.go: INCRBY and EXPIRE of a key with the window's begin", _on_clock, ("count", "window_ns"), lambda limit: 2 * limit.window_ns,
-        of_window, counts_refused=True, unlike="Envoy lets a counter live on for a random time, by default up to 300 s",
+        "fixed window",
+        "counts, also what it refuses, in windows that begin at multiples of their length on the clock; one that comes"
+        " again within its length is still spent",
+        "base_limiter.go of github.com/envoyproxy/ratelimit, GenerateCacheKey, and fixed_cache_impl.go: INCRBY and"
+        " EXPIRE of a key with the window's begin",
+        _on_clock,
+        ("count", "window_ns"),
+        lambda limit: 2 * limit.window_ns,
+        of_window,
+        counts_refused=True,
+        unlike="Envoy lets a counter live on for a random time, by default up to 300 s",
     ),
     Model(
-        "fixed window, from its first request", "counts, also what it refuses, in windows that begin with the first request after the one before has ended",
-        "MemoryStorage.incr and FixedWindowRateLimiter.hit of Python's limits 5.8; MemoryStore.increment of express-rate-limit 8.7", _from_first, ("count", "window_ns"), of_window,
+        "fixed window, from its first request",
+        "counts, also what it refuses, in windows that begin with the first request after the one before has ended",
+        "MemoryStorage.incr and FixedWindowRateLimiter.hit of Python's limits 5.8; MemoryStore.increment of"
+        " express-rate-limit 8.7",
+        _from_first,
+        ("count", "window_ns"),
+        of_window,
         counts_refused=True,
     ),
-)  # fmt: skip
+)

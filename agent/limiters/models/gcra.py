@@ -54,14 +54,28 @@ def _doubles(arrivals: Arrivals, limit: Limit) -> np.ndarray:
     return np.frombuffer(out, np.bool_)
 
 
-_MEANING = "each request moves the time at which the next is due by one interval; who comes earlier than that, less the burst, is refused"
+_MEANING = (
+    "each request moves the time at which the next is due by one interval; who comes earlier than that, less the burst,"
+    " is refused"
+)
 MODELS = (
     Model(
-        "GCRA", _MEANING, "rate.go of github.com/throttled/throttled/v2 v2.13.0, RateLimitCtx", _integers, ("per_s", "burst"), of_bucket,
+        "GCRA",
+        _MEANING,
+        "rate.go of github.com/throttled/throttled/v2 v2.13.0, RateLimitCtx",
+        _integers,
+        ("per_s", "burst"),
+        of_bucket,
         told=True,
     ),
     Model(
-        "GCRA, redis_rate", f"{_MEANING}; in doubles, by Redis's TIME", "lua.go of github.com/go-redis/redis_rate/v10 v10.0.1, allowN", _doubles,
-        ("per_s", "burst"), of_bucket, told=True, unlike="AllowAtMost admits a part of what is asked",
+        "GCRA, redis_rate",
+        f"{_MEANING}; in doubles, by Redis's TIME",
+        "lua.go of github.com/go-redis/redis_rate/v10 v10.0.1, allowN",
+        _doubles,
+        ("per_s", "burst"),
+        of_bucket,
+        told=True,
+        unlike="AllowAtMost admits a part of what is asked",
     ),
-)  # fmt: skip
+)

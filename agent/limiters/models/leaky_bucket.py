@@ -60,13 +60,23 @@ def _queue(arrivals: Arrivals, limit: Limit) -> np.ndarray:
 
 MODELS = (
     Model(
-        "leaky bucket", "leaks at the rate; who would make it hold more than the burst is refused", "ngx_http_limit_req_module.c of nginx 1.26, ngx_http_limit_req_lookup",
-        _meter, ("per_s",), lambda limit: of_bucket(Limit(limit.per_s, limit.burst + 1)),
-        told=True, unlike="those within the burst that it holds back are admitted here; a request costs 1",
+        "leaky bucket",
+        "leaks at the rate; who would make it hold more than the burst is refused",
+        "ngx_http_limit_req_module.c of nginx 1.26, ngx_http_limit_req_lookup",
+        _meter,
+        ("per_s",),
+        lambda limit: of_bucket(Limit(limit.per_s, limit.burst + 1)),
+        told=True,
+        unlike="those within the burst that it holds back are admitted here; a request costs 1",
     ),
     Model(
-        "leaky bucket, waits", "lets one go each interval, after a pause as many more as its slack; who comes earlier waits, nobody is refused",
-        "limiter_atomic_int64.go of go.uber.org/ratelimit v0.3.1, Take", _queue, ("per_s",), lambda limit: of_bucket(Limit(limit.per_s, max(limit.burst, 1))),
+        "leaky bucket, waits",
+        "lets one go each interval, after a pause as many more as its slack; who comes earlier waits, nobody is"
+        " refused",
+        "limiter_atomic_int64.go of go.uber.org/ratelimit v0.3.1, Take",
+        _queue,
+        ("per_s",),
+        lambda limit: of_bucket(Limit(limit.per_s, max(limit.burst, 1))),
         delays=True,
     ),
-)  # fmt: skip
+)

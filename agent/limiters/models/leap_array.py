@@ -15,8 +15,10 @@ def bucket_ns(limit: Limit) -> int:
 
 
 def _decide(arrivals: Arrivals, limit: Limit) -> np.ndarray:
-    """Where the clock is behind a bucket, its request is not counted (an error), and buckets ahead are not read: their age, unsigned, is endless. So a step back
-    by less than the ring finds the spent buckets again, and one by more admits everything."""
+    """Where the clock is behind a bucket, its request is not counted (an error), and buckets ahead are not read: their
+    age, unsigned, is endless. So a step back by less than the ring finds the spent buckets again, and one by more
+    admits everything.
+    """
     bucket, read, count = bucket_ns(limit) // _MS, limit.slots, limit.count
     kept = max(_KEPT_NS, limit.window_ns) // bucket_ns(limit)
     out = bytearray(len(arrivals.t_ns))
@@ -48,8 +50,13 @@ def _decide(arrivals: Arrivals, limit: Limit) -> np.ndarray:
 
 MODELS = (
     Model(
-        "leap array", "counts what it admits in a ring of buckets, and reads the last ones. A bucket ahead of the clock is neither read nor written: a step back by more than the ring admits everything",
-        "leap_array.go, sliding_window_metric.go and tc_default.go of github.com/alibaba/sentinel-golang v1.0.4", _decide, ("count", "window_ns"),
-        lambda limit: max(_KEPT_NS, limit.window_ns) + bucket_ns(limit), bucket_ns,
+        "leap array",
+        "counts what it admits in a ring of buckets, and reads the last ones. A bucket ahead of the clock is neither"
+        " read nor written: a step back by more than the ring admits everything",
+        "leap_array.go, sliding_window_metric.go and tc_default.go of github.com/alibaba/sentinel-golang v1.0.4",
+        _decide,
+        ("count", "window_ns"),
+        lambda limit: max(_KEPT_NS, limit.window_ns) + bucket_ns(limit),
+        bucket_ns,
     ),
-)  # fmt: skip
+)

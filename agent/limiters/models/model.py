@@ -1,4 +1,6 @@
-"""What a model of a limiter is: from the times that a limiter read, the decisions that it took. Pure; no clock is read here."""
+"""What a model of a limiter is: from the times that a limiter read, the decisions that it took. Pure; no clock is read
+here.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,11 @@ NEEDS = ("per_s", "burst", "count", "window_ns")
 class Limit:
     """What a limiter was told. 0 is not known, or not used by its algorithm.
 
-    per_s: units a second; burst: the most at once (of a bucket: its size). count: units a window; window_ns: its length; slots: pieces of it.
-    kept_ns: how long a window's counter lives after its last use; 0: as long as the window. patient: callers wait for their turn instead of being refused, and take their units all the same. start: units in a bucket at the first decision; None: it is full.
+    per_s: units a second; burst: the most at once (of a bucket: its size). count: units a window; window_ns: its
+    length; slots: pieces of it.
+    kept_ns: how long a window's counter lives after its last use; 0: as long as the window. patient: callers wait for
+    their turn instead of being refused, and take their units all the same. start: units in a bucket at the first
+    decision; None: it is full.
     """
 
     per_s: float = 0.0
@@ -35,7 +40,8 @@ class Limit:
 class Arrivals:
     """Requests in the order in which a limiter took them, limiters (or keys of one) one after the other.
 
-    t_ns: what the limiter's clock said, i64 (n,); it may go back. cost: units asked for, f64 (n,). starts: where each limiter's requests begin, i64 (k,), the first is 0.
+    t_ns: what the limiter's clock said, i64 (n,); it may go back. cost: units asked for, f64 (n,). starts: where each
+    limiter's requests begin, i64 (k,), the first is 0.
     """
 
     t_ns: np.ndarray
@@ -77,9 +83,11 @@ class Arrivals:
 class Model:
     """One algorithm, as one implementation has it.
 
-    decide: who was admitted at once, bool (n,). needs: which of ``NEEDS`` must be known. memory: after how many ns a past request has no effect any more
-    (a bucket: until it is full). told: a bucket, which goes by ``Limit.start``. counts_refused: refused requests change what it holds, too.
-    window: the length of windows that lie at multiples of it on the clock, 0 where there are none. delays: nobody is refused.
+    decide: who was admitted at once, bool (n,). needs: which of ``NEEDS`` must be known. memory: after how many ns a
+    past request has no effect any more (a bucket: until it is full). told: a bucket, which goes by ``Limit.start``.
+    counts_refused: refused requests change what it holds, too.
+    window: the length of windows that lie at multiples of it on the clock, 0 where there are none. delays: nobody is
+    refused.
     unlike: what the implementation does that the model does not. source: where the algorithm was read.
     """
 

@@ -47,7 +47,13 @@ def _decide(arrivals: Arrivals, limit: Limit) -> np.ndarray:
 
 MODELS = (
     Model(
-        "sliding window of two counters", "counts what it admits in windows on the clock; of the window before, as large a share as is still within a window's length",
-        "MemoryStorage.acquire_sliding_window_entry of Python's limits 5.8", _decide, ("count", "window_ns"), lambda limit: 3 * limit.window_ns, of_window,
+        "sliding window of two counters",
+        "counts what it admits in windows on the clock; of the window before, as large a share as is still within a"
+        " window's length",
+        "MemoryStorage.acquire_sliding_window_entry of Python's limits 5.8",
+        _decide,
+        ("count", "window_ns"),
+        lambda limit: 3 * limit.window_ns,
+        of_window,
     ),
-)  # fmt: skip
+)

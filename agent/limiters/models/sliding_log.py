@@ -59,12 +59,26 @@ def _in_order(arrivals: Arrivals, limit: Limit) -> np.ndarray:
 
 MODELS = (
     Model(
-        "sliding log", "keeps the time of each admitted request, sorted, in milliseconds; what is older than the window is removed for good, what lies ahead of the clock counts",
-        "the usual Redis script: ZREMRANGEBYSCORE, ZCARD, ZADD", _sorted, ("count", "window_ns"), of_window, unlike="a key's expiry by Redis's own clock",
+        "sliding log",
+        "keeps the time of each admitted request, sorted, in milliseconds; what is older than the window is removed for"
+        " good, what lies ahead of the clock counts",
+        "the usual Redis script: ZREMRANGEBYSCORE, ZCARD, ZADD",
+        _sorted,
+        ("count", "window_ns"),
+        of_window,
+        unlike="a key's expiry by Redis's own clock",
     ),
     Model(
-        "sliding log, in order", "keeps the time of each admitted request in their order; the one that lies a limit back must be older than the window",
-        "MemoryStorage.acquire_entry of Python's limits 5.8", _in_order, ("count", "window_ns"), of_window,
-        unlike="a thread of the library's removes old entries now and then: after steps forward and back again it may admit more",
+        "sliding log, in order",
+        "keeps the time of each admitted request in their order; the one that lies a limit back must be older than the"
+        " window",
+        "MemoryStorage.acquire_entry of Python's limits 5.8",
+        _in_order,
+        ("count", "window_ns"),
+        of_window,
+        unlike=(
+            "a thread of the library's removes old entries now and then: after steps forward and back again it may"
+            " admit more"
+        ),
     ),
-)  # fmt: skip
+)

@@ -48,8 +48,13 @@ def _decide(arrivals: Arrivals, limit: Limit) -> np.ndarray:
 
 MODELS = (
     Model(
-        "sliding window of slots", "counts what it admits in slots of a ring; a slot is cleared when its place is entered for another time, those ahead of the clock count",
-        "the usual hand-written ring, (*SlidingWindow).Inc: ten slots of 100 ms, lazily cleared", _decide, ("count", "window_ns"), lambda limit: limit.window_ns + slot_ns(limit),
+        "sliding window of slots",
+        "counts what it admits in slots of a ring; a slot is cleared when its place is entered for another time, those"
+        " ahead of the clock count",
+        "the usual hand-written ring, (*SlidingWindow).Inc: ten slots of 100 ms, lazily cleared",
+        _decide,
+        ("count", "window_ns"),
+        lambda limit: limit.window_ns + slot_ns(limit),
         slot_ns,
     ),
-)  # fmt: skip
+)

@@ -1,4 +1,6 @@
-"""Token buckets. The arithmetic is x/time/rate's own, in the same order, so that the same times give the same decisions to the last bit."""
+"""Token buckets. The arithmetic is x/time/rate's own, in the same order, so that the same times give the same decisions
+to the last bit.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from agent.limiters.models.model import SECOND, Arrivals, Limit, Model, of_bucke
 
 
 def _decide(arrivals: Arrivals, limit: Limit, keeps_last: bool) -> np.ndarray:
-    """keeps_last: a refused request leaves the time of the last one as it is (from v0.3.0 on), also where the clock went back; before, it moved it back."""
+    """keeps_last: a refused request leaves the time of the last one as it is (from v0.3.0 on), also where the clock
+    went back; before, it moved it back.
+    """
     rate, burst = float(limit.per_s), float(limit.burst)
     begin = burst if limit.start is None else float(limit.start)
     patient = limit.patient
@@ -44,7 +48,8 @@ _SOURCE = "rate.go of golang.org/x/time, reserveN and advance"
 MODELS = (
     Model(
         "token bucket",
-        "fills at the rate up to its size; who finds too little is refused. A refusal leaves its time alone: after a step back nothing fills until the clock has caught up",
+        "fills at the rate up to its size; who finds too little is refused. A refusal leaves its time alone: after a"
+        " step back nothing fills until the clock has caught up",
         f"{_SOURCE}, v0.3.0 to v0.16.0",
         partial(_decide, keeps_last=True),
         ("per_s", "burst"),

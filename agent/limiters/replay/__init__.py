@@ -1,1 +1,3 @@
-"""What limiters would have decided on another clock: recorded decisions, replayed through the models (agent/limiters/models/). Pure: no I/O, no clock."""
+"""What limiters would have decided on another clock: recorded decisions, replayed through the models
+(agent/limiters/models/). Pure: no I/O, no clock.
+"""

@@ -14,7 +14,9 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 def codes(columns: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """(the index of each group's first row, group number of every row) of rows that are equal in all columns.
 
-    By a hash of 64 bits, since texts take ten times as long to sort; where two groups have one, by the columns themselves."""
+    By a hash of 64 bits, since texts take ten times as long to sort; where two groups have one, by the columns
+    themselves.
+    """
     given = list(columns)
     n = len(given[0])
     given = [column for column in given if not (column == column[0]).all()]

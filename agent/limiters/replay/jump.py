@@ -1,7 +1,8 @@
-"""What a jump of the wall clock did to limiters, or what one would have done: the recorded arrivals on the program's clock and on true time. Pure.
+"""What a jump of the wall clock did to limiters, or what one would have done: the recorded arrivals on the program's
+clock and on true time. Pure.
 
-True time is CLOCK_BOOTTIME with the offset that held just before the jump, so that both clocks agree until then. A limiter's state is what its arrivals
-made of it: rows from before the jump are replayed, too, but not counted.
+True time is CLOCK_BOOTTIME with the offset that held just before the jump, so that both clocks agree until then. A
+limiter's state is what its arrivals made of it: rows from before the jump are replayed, too, but not counted.
 """
 
 from __future__ import annotations
@@ -22,10 +23,29 @@ from agent.tables import TABLES
 
 #: Columns of ``limiter_decision`` that are gone by.
 COLUMNS = (
-    "t_ns", "pid", "proc_start_ns", "comm", "limiter_id", "library", "library_version", "key", "result", "cost", "limit_per_s", "burst", "window_ns",
-    "remaining", "duration_ns", "program_wall_ns", "step_immune", "sample_rate", "unlimited", "member",
-)  # fmt: skip
-#: Limiters that are replayed at once, those with the most decisions; so many with clocks of their own have been seen in one program.
+    "t_ns",
+    "pid",
+    "proc_start_ns",
+    "comm",
+    "limiter_id",
+    "library",
+    "library_version",
+    "key",
+    "result",
+    "cost",
+    "limit_per_s",
+    "burst",
+    "window_ns",
+    "remaining",
+    "duration_ns",
+    "program_wall_ns",
+    "step_immune",
+    "sample_rate",
+    "unlimited",
+    "member",
+)
+#: Limiters that are replayed at once, those with the most decisions; so many with clocks of their own have been seen in
+#: one program.
 MOST = 256
 _TABLE = TABLES["limiter_decision"]
 ALLOWED, _REFUSED, _DELAYED, ERROR, CANCELLED = (
@@ -37,8 +57,11 @@ _MEMORIES = 10
 
 @dataclass(frozen=True)
 class Jump:
-    """t_ns: CLOCK_BOOTTIME; size_ns: below 0 back. wall_ns: what the wall clock said just before, 0 where that is not known.
-    until_ns: no row after it counts: the next jump, or the end of what is known. hypothetical: it did not happen, and the rows are from an unmoved clock."""
+    """t_ns: CLOCK_BOOTTIME; size_ns: below 0 back. wall_ns: what the wall clock said just before, 0 where that is not
+    known.
+    until_ns: no row after it counts: the next jump, or the end of what is known. hypothetical: it did not happen, and
+    the rows are from an unmoved clock.
+    """
 
     t_ns: int
     size_ns: int
@@ -48,7 +71,9 @@ class Jump:
 
 
 class Decisions:
-    """Rows of ``limiter_decision`` with ``COLUMNS``, of one boot. complete_ns: from then on none is missing; gaps: (from, to) in which some are, CLOCK_BOOTTIME."""
+    """Rows of ``limiter_decision`` with ``COLUMNS``, of one boot. complete_ns: from then on none is missing; gaps:
+    (from, to) in which some are, CLOCK_BOOTTIME.
+    """
 
     def __init__(
         self,
@@ -78,7 +103,9 @@ class Decisions:
         self._begins = np.append(0, np.cumsum(np.bincount(self._limiter)))
 
     def around(self, jump: Jump, reach_ns: int | None = None, most: int = MOST) -> list[TwoClocks]:
-        """Of each limiter with decisions after the jump, those with the most first, ``most`` of them. reach_ns: how long after it decisions count."""
+        """Of each limiter with decisions after the jump, those with the most first, ``most`` of them. reach_ns: how
+        long after it decisions count.
+        """
         end = int(np.searchsorted(self._t, jump.until_ns, "right"))
         if not end:
             return []
@@ -168,9 +195,25 @@ class _About:
         )
         pid, member = (None if row[name] == NULL_I64 or rule.shared else int(row[name]) for name in ("pid", "member"))
         return TwoClocks(
-            limiter, member, library, version, pid, comm, rule.model.name if rule.model else "", rule.clock, jump.t_ns, jump.size_ns,
-            jump.t_ns, self.until_ns, decisions, quality, reason, windows_overlapped=overlapped, windows_skipped=skipped, **counts,
-        )  # fmt: skip
+            limiter,
+            member,
+            library,
+            version,
+            pid,
+            comm,
+            rule.model.name if rule.model else "",
+            rule.clock,
+            jump.t_ns,
+            jump.size_ns,
+            jump.t_ns,
+            self.until_ns,
+            decisions,
+            quality,
+            reason,
+            windows_overlapped=overlapped,
+            windows_skipped=skipped,
+            **counts,
+        )
 
     def unknown(self, why: str) -> TwoClocks:
         return self._outcome("", why, int((self.rows["t_ns"] >= self.jump.t_ns).sum()), {})
@@ -222,8 +265,15 @@ class _About:
             least = _less(counts, compared(one, other, rows["t_ns"][in_time]))
             sure, counts = least == counts, least
         quality = "estimated" if doubts else "exact" if sure else "bounded"
-        reason = "; ".join(doubts) or ("" if sure else "rows do not go back as far as it remembers: as many at least" if low is None else
-                                       "what its bucket held is known within bounds only: as many at least")  # fmt: skip
+        reason = "; ".join(doubts) or (
+            ""
+            if sure
+            else (
+                "rows do not go back as far as it remembers: as many at least"
+                if low is None
+                else "what its bucket held is known within bounds only: as many at least"
+            )
+        )
         wall = self.jump.wall_ns or int(arrivals.t_ns[~after][-1] if (~after).any() else true[0])
         overlapped, skipped = windows(model.window(limit), wall, self.jump.size_ns)
         return self._outcome(quality, reason, len(in_time), counts, overlapped, skipped)
@@ -231,7 +281,9 @@ class _About:
     def _held(
         self, model: Model, arrivals: Arrivals, limit: Limit, rows: np.ndarray, told: np.ndarray
     ) -> tuple[float | None, float | None]:
-        """The least and the most that a bucket can have held at the first row; None where it is no bucket, or there are several, which are taken to be full."""
+        """The least and the most that a bucket can have held at the first row; None where it is no bucket, or there are
+        several, which are taken to be full.
+        """
         if not model.told or len(arrivals.starts) != 1:
             return None, None
         if not np.isnan(rows["remaining"][0]) and model.name.startswith("token bucket"):
@@ -251,9 +303,12 @@ def _less(one: dict[str, int | None], other: dict[str, int | None]) -> dict[str,
 
 
 def clocks(rows: np.ndarray, jump: Jump) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool]:
-    """(what the program's clock said at each row, what true time said, which rows read it after the jump, whether the wall time itself is not known).
+    """(what the program's clock said at each row, what true time said, which rows read it after the jump, whether the
+    wall time itself is not known).
 
-    By the time that the program used, where it told that: it was read within the decision, so a row that ended after the jump may have read it before."""
+    By the time that the program used, where it told that: it was read within the decision, so a row that ended after
+    the jump may have read it before.
+    """
     t, told = rows["t_ns"], rows["program_wall_ns"]
     took = np.where(rows["duration_ns"] > 0, rows["duration_ns"], 0)
     known = told != NULL_I64

@@ -12,12 +12,15 @@ QUALITIES = ("exact", "bounded", "estimated")
 
 @dataclass(frozen=True)
 class TwoClocks:
-    """A limiter's decisions on the clock that its program had, and on one that was not moved. member: which of those that one place asks, where it has a state of its own.
+    """A limiter's decisions on the clock that its program had, and on one that was not moved. member: which of those
+    that one place asks, where it has a state of its own.
 
-    Counts are of decisions from ``from_ns`` to ``until_ns`` (CLOCK_BOOTTIME). over_admitted: admitted by the program's clock, refused by true time;
-    wrongly_refused: the other way round; None with all other counts where it cannot be told (``reason``). excess: how far the admitted got ahead of true time at the
-    worst (below 0: behind), between ``excess_from_ns`` and ``excess_to_ns``. _most: with quality bounded, as many there may be at most.
-    windows_overlapped, windows_skipped: that came twice, or never; None for algorithms without windows on the clock.
+    Counts are of decisions from ``from_ns`` to ``until_ns`` (CLOCK_BOOTTIME). over_admitted: admitted by the program's
+    clock, refused by true time;
+    wrongly_refused: the other way round; None with all other counts where it cannot be told (``reason``). excess: how
+    far the admitted got ahead of true time at the worst (below 0: behind), between ``excess_from_ns`` and
+    ``excess_to_ns``. _most: with quality bounded, as many there may be at most. windows_overlapped, windows_skipped:
+    that came twice, or never; None for algorithms without windows on the clock.
     """
 
     limiter_id: str
@@ -59,9 +62,16 @@ def compared(program: np.ndarray, true: np.ndarray, t_ns: np.ndarray) -> dict[st
     ahead = np.cumsum(over.astype(np.int64) - wrong)
     admitted, admitted_true, n = int(program.sum()), int(true.sum()), len(program)
     counts: dict[str, int | None] = {
-        "admitted_program": admitted, "refused_program": n - admitted, "admitted_true": admitted_true, "refused_true": n - admitted_true,
-        "over_admitted": int(over.sum()), "wrongly_refused": int(wrong.sum()), "excess": 0, "excess_from_ns": None, "excess_to_ns": None,
-    }  # fmt: skip
+        "admitted_program": admitted,
+        "refused_program": n - admitted,
+        "admitted_true": admitted_true,
+        "refused_true": n - admitted_true,
+        "over_admitted": int(over.sum()),
+        "wrongly_refused": int(wrong.sum()),
+        "excess": 0,
+        "excess_from_ns": None,
+        "excess_to_ns": None,
+    }
     if n and ahead.any():
         end = int(np.argmax(np.abs(ahead)))
         # From where it was even for the last time before that.
@@ -73,7 +83,9 @@ def compared(program: np.ndarray, true: np.ndarray, t_ns: np.ndarray) -> dict[st
 
 
 def windows(length_ns: int, before_ns: int, size_ns: int) -> tuple[int | None, int | None]:
-    """(how many windows came twice, how many never came), wholly or in part, where the clock said ``before_ns`` and was moved by ``size_ns``."""
+    """(how many windows came twice, how many never came), wholly or in part, where the clock said ``before_ns`` and was
+    moved by ``size_ns``.
+    """
     if not length_ns:
         return None, None
     before, after = before_ns // length_ns, (before_ns + size_ns) // length_ns

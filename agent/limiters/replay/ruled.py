@@ -1,4 +1,6 @@
-"""Which model, limit and clock belong to a limiter: from its library's declaration, what its rows say, and what the settings say of hand-written ones. Pure."""
+"""Which model, limit and clock belong to a limiter: from its library's declaration, what its rows say, and what the
+settings say of hand-written ones. Pure.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,16 @@ BY_ALGORITHM = {
     "moving window": "sliding log",
     "leap array": "leap array",
 }
-#: What a limiter's clock can be; the first three follow steps of the wall clock, ``remote wall`` those of the host that keeps its state.
+#: What a limiter's clock can be; the first three follow steps of the wall clock, ``remote wall`` those of the host that
+#: keeps its state.
 FOLLOWS = ("caller", "wall", "remote wall")
 
 
 @dataclass(frozen=True)
 class Declared:
-    """What the settings, or a command line, say of limiters whose id matches ``pattern`` (``*`` and ``?``). 0, empty and None: nothing is said of it."""
+    """What the settings, or a command line, say of limiters whose id matches ``pattern`` (``*`` and ``?``). 0, empty
+    and None: nothing is said of it.
+    """
 
     pattern: str = "*"
     model: str = ""
@@ -49,7 +54,8 @@ class Declared:
 class Ruled:
     """How a limiter decides, as far as that is known.
 
-    model: None where it is not known; lacking: why it cannot be replayed, empty where it can. doubts: why what comes out is an estimate.
+    model: None where it is not known; lacking: why it cannot be replayed, empty where it can. doubts: why what comes
+    out is an estimate.
     shared: its state is not the process's own.
     """
 
@@ -62,7 +68,9 @@ class Ruled:
 
 
 def ruled(row: np.void, said: Sequence[Declared] = ()) -> Ruled:
-    """row: one of a limiter's decisions. said: of these, each that matches is heard, the first that says something wins."""
+    """row: one of a limiter's decisions. said: of these, each that matches is heard, the first that says something
+    wins.
+    """
     name, library = (row[column].decode("utf-8", "replace") for column in ("limiter_id", "library"))
     heard = [one for one in said if fnmatchcase(name, one.pattern)]
     own, clock, model_name = _of_library(library, row["library_version"].decode("utf-8", "replace"))
@@ -86,7 +94,9 @@ _WORDS = {"per_s": "rate", "burst": "burst", "count": "limit", "window_ns": "win
 
 
 def _of_library(library: str, version: str) -> tuple[bool, str, str]:
-    """(whether the model is that implementation, its clock, the model's name); of a library that is not known, nothing."""
+    """(whether the model is that implementation, its clock, the model's name); of a library that is not known,
+    nothing.
+    """
     entry = next((one for one in CATALOGUE if one.library == library), None)
     if entry is None:
         return False, "", ""

@@ -1,4 +1,6 @@
-"""Two replicas of one limiter whose clocks differ: what they admit together, beside what they would with one clock. Pure."""
+"""Two replicas of one limiter whose clocks differ: what they admit together, beside what they would with one clock.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,12 @@ from agent.limiters.replay.ruled import ruled
 
 @dataclass(frozen=True)
 class Split:
-    """A limiter whose requests two replicas share, ``skew_ns`` apart, in windows of ``window_ns`` with ``limit`` units. The counter is common: each replica
-    counts in the window that its own clock says.
+    """A limiter whose requests two replicas share, ``skew_ns`` apart, in windows of ``window_ns`` with ``limit`` units.
+    The counter is common: each replica counts in the window that its own clock says.
 
-    in_other_window: requests that the other replica would have counted in another window. _same: with one clock; _apart: with two. most_: the most that one true
-    window held of what was admitted. over_admitted, wrongly_refused: request by request.
+    in_other_window: requests that the other replica would have counted in another window. _same: with one clock;
+    _apart: with two. most_: the most that one true window held of what was admitted. over_admitted, wrongly_refused:
+    request by request.
     """
 
     limiter_id: str
@@ -44,7 +47,9 @@ class Split:
 
 
 def split(decisions: Decisions, window_ns: int, skew_ns: int, wall_ns: int) -> list[Split]:
-    """Of each limiter in ``decisions`` whose limit is known. wall_ns: REALTIME - BOOTTIME, for rows that do not tell what their program's clock said."""
+    """Of each limiter in ``decisions`` whose limit is known. wall_ns: REALTIME - BOOTTIME, for rows that do not tell
+    what their program's clock said.
+    """
     rows = decisions.rows[~np.isin(decisions.rows["result"], (ERROR, CANCELLED))]
     if not len(rows):
         return []
@@ -76,11 +81,29 @@ def _one(rows: np.ndarray, decisions: Decisions, window_ns: int, skew_ns: int, w
     told = int((same != (rows["result"] == ALLOWED)).sum())
     other = ((t + skew_ns * replica) // window_ns) != ((t + skew_ns * (1 - replica)) // window_ns)
     return Split(
-        rows["limiter_id"][0].decode("utf-8", "backslashreplace"), model.name, window_ns, skew_ns, float(limit.count),
-        "its processes" if len(of_process) > 1 else "every other request", len(rows), int(other.sum()), int(same.sum()), int(apart.sum()),
-        int((apart & ~same).sum()), int((same & ~apart).sum()), _most(t, same, keys, window_ns), _most(t, apart, keys, window_ns),
-        "" if not told else f"{told} of {len(rows)} were decided otherwise when they were recorded: another window, limit or algorithm",
-    )  # fmt: skip
+        rows["limiter_id"][0].decode("utf-8", "backslashreplace"),
+        model.name,
+        window_ns,
+        skew_ns,
+        float(limit.count),
+        "its processes" if len(of_process) > 1 else "every other request",
+        len(rows),
+        int(other.sum()),
+        int(same.sum()),
+        int(apart.sum()),
+        int((apart & ~same).sum()),
+        int((same & ~apart).sum()),
+        _most(t, same, keys, window_ns),
+        _most(t, apart, keys, window_ns),
+        (
+            ""
+            if not told
+            else (
+                f"{told} of {len(rows)} were decided otherwise when they were recorded: another window, limit or"
+                " algorithm"
+            )
+        ),
+    )
 
 
 def _count(rows: np.ndarray, decisions: Decisions, window_ns: int) -> float:

@@ -15,9 +15,12 @@ _MOST, _BEFORE = 2048, 1024
 
 
 def levels(model: Model, arrivals: Arrivals, limit: Limit, told: np.ndarray) -> tuple[float, float]:
-    """The least and the largest level at the first request with which a bucket decides as was told, one limiter only; the same twice where none does.
+    """The least and the largest level at the first request with which a bucket decides as was told, one limiter only;
+    the same twice where none does.
 
-    From a level that is too high the first decision that differs admits what was refused, from one too low it refuses what was admitted."""
+    From a level that is too high the first decision that differs admits what was refused, from one too low it refuses
+    what was admitted.
+    """
     short = Arrivals(arrivals.t_ns[:_MOST], arrivals.cost[:_MOST], arrivals.starts[:1])
     told = told[:_MOST]
 
@@ -51,8 +54,10 @@ def _edge(side: Callable[[float], int], inside: float, outside: float) -> float:
 
 
 def needed(model: Model, told: np.ndarray, before: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Which requests to replay, bool (n,). before: the jump. Of those, who was refused left no trace, and what the model would make of it hangs on what it held;
-    a window that begins with a request is known from where somebody is admitted after a refusal."""
+    """Which requests to replay, bool (n,). before: the jump. Of those, who was refused left no trace, and what the
+    model would make of it hangs on what it held; a window that begins with a request is known from where somebody is
+    admitted after a refusal.
+    """
     keep = np.ones(len(told), np.bool_)
     if model.counts_refused:
         if model.window_by_clock or len(starts) > 1:

@@ -1,1 +1,3 @@
-"""Limiters in Redis that are known: a file each, with ``LIMITERS``, found by being here (agent/limiters/scripted.py)."""
+"""Limiters in Redis that are known: a file each, with ``LIMITERS``, found by being here
+(agent/limiters/scripted.py).
+"""

@@ -1,4 +1,6 @@
-"""async-ratelimiter of Node, which koa-ratelimit uses: a set of times. Arguments: now (ms), window, limit, whether it only asks; replies: what was left before, when it is full again, limit."""
+"""async-ratelimiter of Node, which koa-ratelimit uses: a set of times. Arguments: now (ms), window, limit, whether it
+only asks; replies: what was left before, when it is full again, limit.
+"""
 
 from agent.limiters.script import RedisLimiter
 

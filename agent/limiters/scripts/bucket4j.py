@@ -1,5 +1,7 @@
-"""Bucket4j on Redis decides in the program and only exchanges a bucket's state here: what is written was let through. A refusal writes nothing, so it is not seen;
-a state that another program changed meanwhile is refused by Redis, and asked again."""
+"""Bucket4j on Redis decides in the program and only exchanges a bucket's state here: what is written was let through. A
+refusal writes nothing, so it is not seen; a state that another program changed meanwhile is refused by Redis, and asked
+again.
+"""
 
 from agent.limiters.script import RedisLimiter
 

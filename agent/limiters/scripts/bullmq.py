@@ -1,4 +1,6 @@
-"""BullMQ of Node moves jobs by scripts that know of limits and ends: what they answer is no decision about a request."""
+"""BullMQ of Node moves jobs by scripts that know of limits and ends: what they answer is no decision about a
+request.
+"""
 
 from agent.limiters.script import RedisLimiter
 

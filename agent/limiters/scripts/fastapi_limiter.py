@@ -1,4 +1,6 @@
-"""fastapi-limiter of Python, up to 0.1.6: a counter that expires. Arguments: limit, window (ms); reply: 0, or the ms to wait. From 0.2 on it is pyrate-limiter."""
+"""fastapi-limiter of Python, up to 0.1.6: a counter that expires. Arguments: limit, window (ms); reply: 0, or the ms to
+wait. From 0.2 on it is pyrate-limiter.
+"""
 
 from agent.limiters.script import RedisLimiter
 

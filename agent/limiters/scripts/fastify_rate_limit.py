@@ -1,4 +1,6 @@
-"""@fastify/rate-limit of Node: a counter that expires. Arguments: window (ms), limit, and what is done to those beyond; replies: the count, ms until it ends. Its other script only reads."""
+"""@fastify/rate-limit of Node: a counter that expires. Arguments: window (ms), limit, and what is done to those beyond;
+replies: the count, ms until it ends. Its other script only reads.
+"""
 
 from agent.limiters.script import RedisLimiter
 
@@ -17,5 +19,7 @@ LIMITERS = (
         values=_VALUES,
         step_immune=False,
     ),
-    RedisLimiter(_NAME, key=_KEY, keys=1, args=4, allowed="reply.0 <= arg.1", values=_VALUES, own_keys=True, step_immune=False),
-)  # fmt: skip
+    RedisLimiter(
+        _NAME, key=_KEY, keys=1, args=4, allowed="reply.0 <= arg.1", values=_VALUES, own_keys=True, step_immune=False
+    ),
+)

@@ -1,5 +1,7 @@
-"""Laravel. DurationLimiter (ThrottleRequestsWithRedis) is a script; arguments: now, now (s), window (s), limit; replies: whether it was let through, its end, what is left. RateLimiter (the throttle
-middleware) reads its counter in PHP, and counts only what it admits: refusals are not seen."""
+"""Laravel. DurationLimiter (ThrottleRequestsWithRedis) is a script; arguments: now, now (s), window (s), limit;
+replies: whether it was let through, its end, what is left. RateLimiter (the throttle middleware) reads its counter in
+PHP, and counts only what it admits: refusals are not seen.
+"""
 
 from agent.limiters.script import COUNTING, RedisLimiter
 

@@ -1,6 +1,8 @@
-"""lua-resty-redis-ratelimit, nginx's limit_req in Redis: a leaky bucket in thousandths of requests, by nginx's clock. Arguments: rate, burst, now (ms), how long to forbid.
+"""lua-resty-redis-ratelimit, nginx's limit_req in Redis: a leaky bucket in thousandths of requests, by nginx's clock.
+Arguments: rate, burst, now (ms), how long to forbid.
 
-Replies: state (1 let through, 2 busy, 3 forbidden) and the excess. Its first versions gave all of it as keys; they are seen as a script without a name.
+Replies: state (1 let through, 2 busy, 3 forbidden) and the excess. Its first versions gave all of it as keys; they are
+seen as a script without a name.
 """
 
 from agent.limiters.script import RedisLimiter

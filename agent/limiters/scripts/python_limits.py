@@ -1,6 +1,8 @@
-"""Python's limits on Redis: three strategies, a script each, told apart by their arguments. Of the fixed window the limit stands in the key only.
+"""Python's limits on Redis: three strategies, a script each, told apart by their arguments. Of the fixed window the
+limit stands in the key only.
 
-The key is PREFIX:NAMESPACE/IDENTIFIERS.../AMOUNT/MULTIPLES/GRANULARITY. What only asks (moving_window, sliding_window) decides nothing.
+The key is PREFIX:NAMESPACE/IDENTIFIERS.../AMOUNT/MULTIPLES/GRANULARITY. What only asks (moving_window, sliding_window)
+decides nothing.
 """
 
 from agent.limiters.script import RedisLimiter

@@ -1,4 +1,6 @@
-"""redis-cell, a module: CL.THROTTLE KEY MAX_BURST COUNT PERIOD [QUANTITY]. Replies: limited, limit, remaining, retry after (s, -1), reset after."""
+"""redis-cell, a module: CL.THROTTLE KEY MAX_BURST COUNT PERIOD [QUANTITY]. Replies: limited, limit, remaining, retry
+after (s, -1), reset after.
+"""
 
 from agent.limiters.script import RedisLimiter
 

@@ -1,4 +1,6 @@
-"""redis-gcra of Node. Arguments: now (ms), burst, rate, period (ms), cost; replies: limited, remaining, retry after (ms), reset after."""
+"""redis-gcra of Node. Arguments: now (ms), burst, rate, period (ms), cost; replies: limited, remaining, retry after
+(ms), reset after.
+"""
 
 from agent.limiters.script import RedisLimiter
 

@@ -1,4 +1,5 @@
-"""github.com/go-redis/redis_rate: GCRA by Redis's own clock. Arguments: burst, rate, period (s), cost; replies: granted, remaining, retry after (s, -1), reset after.
+"""github.com/go-redis/redis_rate: GCRA by Redis's own clock. Arguments: burst, rate, period (s), cost; replies:
+granted, remaining, retry after (s, -1), reset after.
 
 The key's beginning is fixed in the library; versions since 8 have the same arguments and replies.
 """

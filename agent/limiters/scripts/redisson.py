@@ -1,4 +1,6 @@
-"""Redisson's RRateLimiter of Java, by the caller's clock. Arguments: cost, now (ms), a random name; reply: nothing, or the ms to wait. Limit and window are in Redis. Who waits (``acquire``) asks again."""
+"""Redisson's RRateLimiter of Java, by the caller's clock. Arguments: cost, now (ms), a random name; reply: nothing, or
+the ms to wait. Limit and window are in Redis. Who waits (``acquire``) asks again.
+"""
 
 from agent.limiters.script import RedisLimiter
 

@@ -1,8 +1,9 @@
 """What a token bucket let through, by looks at it. Pure.
 
-Between two looks that is limit * elapsed - change of its rest, but for what the bucket did not take in while it was full, and what it was given twice: a caller may have read the time
-long before it got the bucket's lock, and sets its clock back then. All that is taken is whole, and what was lost or given twice is not: where the figure between two looks is whole, it
-is what was let through. Else it lies between bounds.
+Between two looks that is limit * elapsed - change of its rest, but for what the bucket did not take in while it was
+full, and what it was given twice: a caller may have read the time long before it got the bucket's lock, and sets its
+clock back then. All that is taken is whole, and what was lost or given twice is not: where the figure between two looks
+is whole, it is what was let through. Else it lies between bounds.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ from math import ceil, sqrt
 
 import numpy as np
 
-#: A look: units a second, units left, as of when by the program's own clock; when it was taken; how many it holds; for how long, so far, no thread of the program ran.
-LOOK = np.dtype([("limit", "<f8"), ("rest", "<f8"), ("last_ns", "<i8"), ("t_ns", "<i8"), ("burst", "<f8"), ("off_ns", "<i8")])  # fmt: skip
+#: A look: units a second, units left, as of when by the program's own clock; when it was taken; how many it holds; for
+#: how long, so far, no thread of the program ran.
+LOOK = np.dtype(
+    [("limit", "<f8"), ("rest", "<f8"), ("last_ns", "<i8"), ("t_ns", "<i8"), ("burst", "<f8"), ("off_ns", "<i8")]
+)
 #: What rounding may leave of a whole number, in units; and the limit a second above which any number seems whole.
 WHOLE, FINEST = 0.0005, 2e6
 #: As good as unbounded.
@@ -22,7 +26,8 @@ ANY = 1 << 62
 ROUGH = 0.01
 #: How far its own time may be from ours, beside what two units take to come.
 _STRANGE_NS, _REFILL = 200_000_000, 2_000_000_000
-#: How old a time may be that a caller comes with, once it has the lock: mostly, and at most, in s. Measured with 4 to 50 callers on 2 busy processors.
+#: How old a time may be that a caller comes with, once it has the lock: mostly, and at most, in s. Measured with 4 to
+#: 50 callers on 2 busy processors.
 _OLD_S, _OLDEST_S = 0.025, 0.15
 
 
@@ -49,7 +54,9 @@ def certain(n: float) -> Units:
 
 
 def taken(at: np.ndarray, since: np.ndarray) -> np.ndarray:
-    """Units that were taken from a bucket since another look at it, had it never been full meanwhile; a NaN where its limit, or the clock that it goes by, is another by now."""
+    """Units that were taken from a bucket since another look at it, had it never been full meanwhile; a NaN where its
+    limit, or the clock that it goes by, is another by now.
+    """
     ns = at["last_ns"] - since["last_ns"]
     with np.errstate(divide="ignore", invalid="ignore"):
         strange = np.abs(ns - (at["t_ns"] - since["t_ns"])) > _STRANGE_NS + _REFILL / since["limit"]
@@ -58,7 +65,9 @@ def taken(at: np.ndarray, since: np.ndarray) -> np.ndarray:
 
 
 def agreed(at: np.ndarray) -> int:
-    """The last of the looks at a bucket, taken without its lock, that most agree with: other goroutines may have been at it while one was taken."""
+    """The last of the looks at a bucket, taken without its lock, that most agree with: other goroutines may have been
+    at it while one was taken.
+    """
     units = taken(at, at[0])
     apart = np.abs((units[:, None] - units[None, :] + 0.5) % 1.0 - 0.5) < ROUGH
     votes = apart.sum(1)
@@ -66,7 +75,9 @@ def agreed(at: np.ndarray) -> int:
 
 
 def figures(looks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each look and the next: units as ``taken``, whether these are certain, and whether it may have been full meanwhile."""
+    """Of each look and the next: units as ``taken``, whether these are certain, and whether it may have been full
+    meanwhile.
+    """
     a, b = looks[:-1], looks[1:]
     dt_s = (b["last_ns"] - a["last_ns"]) / 1e9
     plain, before = taken(b, a), a["rest"] - b["rest"] + a["limit"] * dt_s
@@ -83,13 +94,17 @@ def figures(looks: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def forwards(looks: np.ndarray) -> np.ndarray:
-    """Without those at which its clock was back, which it is but for a moment; all of them where it was set back for good."""
+    """Without those at which its clock was back, which it is but for a moment; all of them where it was set back for
+    good.
+    """
     ahead = looks["last_ns"] >= np.maximum.accumulate(looks["last_ns"])
     return looks[ahead] if 2 * np.count_nonzero(ahead) > len(looks) else looks
 
 
 def between(looks: np.ndarray, callers: int, busy: bool) -> Units:
-    """What was taken from the first look to the last. callers: goroutines that ask, at least; busy: they ask all of the time that they run."""
+    """What was taken from the first look to the last. callers: goroutines that ask, at least; busy: they ask all of the
+    time that they run.
+    """
     units, exact, fills = figures(looks)
     known, odd = certain(float(np.round(units[exact]).sum())), ~exact
     return (

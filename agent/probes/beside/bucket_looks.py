@@ -51,8 +51,11 @@ def _read(records: np.ndarray, library: int, t_ns: np.ndarray | None = None) -> 
 
 @dataclass
 class BucketLooks:
-    """last: the look up to which all is told, or none. cost: of what was let through, a NaN where it differs. moved_ns: since when it has been as it is; 0: not known.
-    sees: there are looks beside those of records. told: decisions behind the first look that are told already. pressed: it was mostly near its end, so more is asked for than there is."""
+    """last: the look up to which all is told, or none. cost: of what was let through, a NaN where it differs. moved_ns:
+    since when it has been as it is; 0: not known.
+    sees: there are looks beside those of records. told: decisions behind the first look that are told already. pressed:
+    it was mostly near its end, so more is asked for than there is.
+    """
 
     last: np.ndarray = field(default_factory=lambda: np.empty(0, LOOK))
     cost: float = 1.0
@@ -88,7 +91,9 @@ class BucketLooks:
     def let_through(
         self, until_ns: int, records: np.ndarray, callers: int, busy: bool, last: np.ndarray | None = None
     ) -> Units | None:
-        """Decisions since the last time, up to the last look before until_ns; None where it cannot be said. See ``bucket.between``. last: up to until_ns itself, which of the records were let through."""
+        """Decisions since the last time, up to the last look before until_ns; None where it cannot be said. See
+        ``bucket.between``. last: up to until_ns itself, which of the records were let through.
+        """
         looks = self._up_to(until_ns)
         if not self.sees:
             return self._by_records(records)

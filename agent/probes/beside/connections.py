@@ -19,13 +19,17 @@ _TUPLE = np.dtype([("netns", "<u4"), ("sport", "<u2"), ("dport", "<u2"), ("saddr
 
 
 class Connections:
-    """Reads the map ``MAP`` of the tcp family: (a kernel address, struct tcp_socket). Only asked while there are rows to name: it may be large."""
+    """Reads the map ``MAP`` of the tcp family: (a kernel address, struct tcp_socket). Only asked while there are rows
+    to name: it may be large.
+    """
 
     def __init__(self, loaded: Loaded) -> None:
         self._map = bpf.HashMap(loaded.families["tcp"].maps[MAP], _KEY, loaded.wire.dtype("tcp_socket"))
 
     def name(self, rows: np.ndarray) -> None:
-        """Fills pid, tid, proc_start_ns, comm and role of rows of ``socket_queue``, by both ends and netns. Raises OSError."""
+        """Fills pid, tid, proc_start_ns, comm and role of rows of ``socket_queue``, by both ends and netns. Raises
+        OSError.
+        """
         if not len(rows):
             return
         _, sockets = self._map.read()

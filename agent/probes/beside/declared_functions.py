@@ -54,7 +54,12 @@ def _ask(program: str, found: list[OwnFunction], source: GoLimiters, targets: Ta
 
 
 def _tell(one: Mapping[str, Any], targets: Targets) -> None:
-    say(f"tickscope: {one['where']}: {one['wrong']}: {one['name']} is not watched" + (f"\n  try: {one['remedy']}" if one["remedy"] else ""), WARNING, event="misdeclared")  # fmt: skip
+    say(
+        f"tickscope: {one['where']}: {one['wrong']}: {one['name']} is not watched"
+        + (f"\n  try: {one['remedy']}" if one["remedy"] else ""),
+        WARNING,
+        event="misdeclared",
+    )
     targets.unseen.tell(
         Unseen(f"limiter:{one['name']}", str(one["where"]), "unavailable", str(one["wrong"]), str(one["remedy"]))
     )

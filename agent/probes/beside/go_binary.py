@@ -21,9 +21,11 @@ from agent.tables import TABLES
 class Binary(Probed):
     """A Go binary that contains a library, or might.
 
-    key: of ``limiter_binaries``; number: of its records; file: our descriptor of it while it is attached; measured: its hits can be counted; share, rates: how much it is watched, and
-    what is made of that. attaching: its probes are being turned on, asked for at asked_ns; since_ns: there from then on; until_ns: told to go then, after ``hits``;
-    due_ns: when something is to be done next. opening: it is watched all of the time again, but its first moment is a window still, by which it is known what came before. uid: whose process it was found in.
+    key: of ``limiter_binaries``; number: of its records; file: our descriptor of it while it is attached; measured: its
+    hits can be counted; share, rates: how much it is watched, and what is made of that. attaching: its probes are being
+    turned on, asked for at asked_ns; since_ns: there from then on; until_ns: told to go then, after ``hits``;
+    due_ns: when something is to be done next. opening: it is watched all of the time again, but its first moment is a
+    window still, by which it is known what came before. uid: whose process it was found in.
     """
 
     path: str
@@ -55,8 +57,10 @@ def name_of(one: Binary) -> str:
 
 
 def key_of(fd: int, shared: bool, library: int = 0) -> bytes:
-    """``struct limiter_file``. library: its number. A device that no mount here has is not that of the file system's own (btrfs, some overlays), or of a mount namespace elsewhere;
-    shared: an overlay's file, whose device is another one in each container."""
+    """``struct limiter_file``. library: its number. A device that no mount here has is not that of the file system's
+    own (btrfs, some overlays), or of a mount namespace elsewhere;
+    shared: an overlay's file, whose device is another one in each container.
+    """
     st = os.fstat(fd)
     major, minor = os.major(st.st_dev), os.minor(st.st_dev)
     with open(
@@ -91,5 +95,12 @@ def status_of(one: Binary, now_ns: int) -> Batch:
         )
     )
     reason = one.path + (f" ({versions})" if versions else "") + (f": {one.reason}" if one.reason else "")
-    return make("probe_status", 1, t_ns=now_ns, probe=name_of(one).encode()[:32], state=TABLES["probe_status"].code("state", one.state),
-                reason=reason.encode()[:256], remedy=one.remedy.encode()[:160])  # fmt: skip
+    return make(
+        "probe_status",
+        1,
+        t_ns=now_ns,
+        probe=name_of(one).encode()[:32],
+        state=TABLES["probe_status"].code("state", one.state),
+        reason=reason.encode()[:256],
+        remedy=one.remedy.encode()[:160],
+    )

@@ -41,7 +41,9 @@ def at_once(records: np.ndarray, called: Called) -> list[Batch]:
 
 
 def keys(texts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Limited keys, hashed, S16 (n,); empty where there is none. texts: their first bytes; sizes: bytes of all, u64: what is longer is told apart by that and its beginning."""
+    """Limited keys, hashed, S16 (n,); empty where there is none. texts: their first bytes; sizes: bytes of all, u64:
+    what is longer is told apart by that and its beginning.
+    """
     out = np.zeros(len(texts), "S16")
     known = np.flatnonzero((sizes != UNKNOWN) & (sizes > 0))
     width = texts.dtype.itemsize - 1
@@ -57,8 +59,9 @@ def keys(texts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def decided(records: np.ndarray, called: Called) -> np.ndarray:
-    """A row for each record, as of the return from the decision. What a library does not tell is unknown; a call that names no cost asks for 1. What the probes took of
-    a decision's time is taken off. called: the limiters' ids."""
+    """A row for each record, as of the return from the decision. What a library does not tell is unknown; a call that
+    names no cost asks for 1. What the probes took of a decision's time is taken off. called: the limiters' ids.
+    """
     r = copied(records)
     rows = decode(r, "limiter_decision").rows
     rows["limiter_id"] = called(r)

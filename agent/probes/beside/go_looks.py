@@ -22,7 +22,8 @@ PROGRAM, _TRACEPOINT = "limiter_on_switch", "sched_switch"
 #: Processes, and limiters of one, as the kernel's map has them.
 PROCESSES, LIMITERS = 64, 16
 _OLD = 1
-#: Between two looks at a process, at least, while it runs and where it has stopped; and for each limiter of all of them, so that no more than 4,000 are taken in a second.
+#: Between two looks at a process, at least, while it runs and where it has stopped; and for each limiter of all of
+#: them, so that no more than 4,000 are taken in a second.
 _GATE_NS, _IDLE_GATE_NS, _EACH_NS = 1_000_000, 250_000, 250_000
 
 
@@ -48,7 +49,9 @@ class GoLooks:
                 one.rates.looked(looks, list(seen()).index(one.library))
 
     def turn(self) -> None:
-        """Has it look at the buckets of all that are watched in windows now, and at no others; of more than there are places for, user by user in turn."""
+        """Has it look at the buckets of all that are watched in windows now, and at no others; of more than there are
+        places for, user by user in turn.
+        """
         users: dict[int | None, dict[int, list[BucketPlace]]] = {}
         for one in self._binaries.values():
             for place in one.rates.wanted() if one.file >= 0 and (one.share.mode == "windows" or one.opening) else ():

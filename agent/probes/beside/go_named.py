@@ -1,4 +1,6 @@
-"""Decisions of Go limiters on their way to rows: held until it is known what their limiters are called, which takes a moment once for each place that asks."""
+"""Decisions of Go limiters on their way to rows: held until it is known what their limiters are called, which takes a
+moment once for each place that asks.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from agent.probes.beside.go_decisions import at_once
 from agent.probes.beside.go_sites import Sites
 from agent.probes.beside.go_waits import Waits
 
-#: For no longer than this, and so many, of one process and in all; then they are told with an id that says that nobody knows who asks.
+#: For no longer than this, and so many, of one process and in all; then they are told with an id that says that nobody
+#: knows who asks.
 HELD_NS, HELD_A_PROCESS, HELD = 10_000_000_000, 2_048, 16_384
 
 

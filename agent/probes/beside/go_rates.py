@@ -1,6 +1,7 @@
 """How much a limiter decided that is watched a part of the time only: rows of ``limiter_rate``.
 
-What was let through is read from a token bucket itself, where the library has one (bucket.py). Else, and for refusals, windows stand for the time between them. Pure.
+What was let through is read from a token bucket itself, where the library has one (bucket.py). Else, and for refusals,
+windows stand for the time between them. Pure.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from agent.probes.beside.rate_rows import Limiter, RateSpan, WindowDecisions
 MOST = 64
 #: Limiters of a program's that are told by name, of all of its processes.
 ALL = 256
-#: Looks at buckets that are kept of the time before a program was found to decide too often; and of one limiter, among which those that agree are looked for.
+#: Looks at buckets that are kept of the time before a program was found to decide too often; and of one limiter, among
+#: which those that agree are looked for.
 TAIL, _LOOKS = 256, 32
 #: Windows without a decision after which a limiter is told no more.
 _GONE = 20
@@ -34,7 +36,9 @@ LONG_NS = 1_000_000_000
 
 
 class BucketPlace(NamedTuple):
-    """Where a limiter's bucket is, and in which process, by its start, and program, by how often it had become another."""
+    """Where a limiter's bucket is, and in which process, by its start, and program, by how often it had become
+    another.
+    """
 
     pid: int
     address: int
@@ -44,7 +48,9 @@ class BucketPlace(NamedTuple):
 
 
 class Rates:
-    """Of one binary and library. ``covered_ns``: up to then all is told. ``held``: in the last window the probes set somebody's pace. old: its limiters are laid out as in 2019."""
+    """Of one binary and library. ``covered_ns``: up to then all is told. ``held``: in the last window the probes set
+    somebody's pace. old: its limiters are laid out as in 2019.
+    """
 
     def __init__(self, old: bool = False) -> None:
         self.covered_ns = 0
@@ -52,7 +58,7 @@ class Rates:
         self._begun = True
         self._old = old
         self._limiters: dict[tuple[int, int], Limiter] = {}
-        self._tail = np.empty(0, [("pid", "<u4"), ("limiter", "<u8"), ("through", "?"), ("look", LOOK)])  # fmt: skip
+        self._tail = np.empty(0, [("pid", "<u4"), ("limiter", "<u8"), ("through", "?"), ("look", LOOK)])
         self._later = self._tail
         self._known: dict[tuple[int, int], np.ndarray] = {}
 
@@ -122,8 +128,10 @@ class Rates:
         called: Called = unnamed,
         last: bool = False,
     ) -> list[Batch]:
-        """The rows of what is not told yet up to the end of a window, by the records from it. hit_ns: what a decision cost its thread. called: the limiters' ids.
-        last: from then on all of the time is watched again."""
+        """The rows of what is not told yet up to the end of a window, by the records from it. hit_ns: what a decision
+        cost its thread. called: the limiters' ids.
+        last: from then on all of the time is watched again.
+        """
         if not self._begun:
             self._begin()
         records = np.sort(records[(records["t_ns"] >= since_ns) & (records["t_ns"] < until_ns)], order="t_ns")
@@ -140,7 +148,9 @@ class Rates:
         return _batch(rows)
 
     def between(self, until_ns: int, called: Called) -> list[Batch]:
-        """The rows of what is not told yet, where no window has come for long; none where nothing is known of a bucket."""
+        """The rows of what is not told yet, where no window has come for long; none where nothing is known of a
+        bucket.
+        """
         ones = list(self._limiters.values())
         if (
             not self._begun

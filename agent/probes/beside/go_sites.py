@@ -1,4 +1,6 @@
-"""What limiters of Go programs are called: the functions that ask them, found once for each call stack by the examiner, and put into ids (agent/limiters/naming.py)."""
+"""What limiters of Go programs are called: the functions that ask them, found once for each call stack by the examiner,
+and put into ids (agent/limiters/naming.py).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ from agent.probes.beside.go_decisions import unnamed
 from agent.targets.analyst import Analyst, Unexamined
 from agent.targets.asked import FileId
 
-#: Call stacks that are known at a time, and so many of them are forgotten at once; places whose functions are known, of all programs; places a question.
+#: Call stacks that are known at a time, and so many of them are forgotten at once; places whose functions are known, of
+#: all programs; places a question.
 STACKS, _FORGOTTEN, PLACES, _ASKED = 4096, 512, 1024, 24
 #: Ids of one program: limiters beyond them have the id that says that nobody knows who asks.
 SITES = 256
@@ -36,7 +39,9 @@ _REST_S = 0.1
 
 @dataclass
 class _Program:
-    """What is known of one library in one binary. callers: by place, who called there; told_ns: of each id, when it was told last."""
+    """What is known of one library in one binary. callers: by place, who called there; told_ns: of each id, when it was
+    told last.
+    """
 
     binary: Binary
     callers: dict[int, list[list[Any]]] = field(default_factory=dict)
@@ -53,7 +58,9 @@ class _Stack:
 
 
 class Sites:
-    """Implements ``agent.contracts.Source``: rows of ``limiter``. ``feed`` takes what the kernel tells of call stacks, ``known`` and ``called`` say of decisions what they are called."""
+    """Implements ``agent.contracts.Source``: rows of ``limiter``. ``feed`` takes what the kernel tells of call stacks,
+    ``known`` and ``called`` say of decisions what they are called.
+    """
 
     name = "limiter_sites"
 
@@ -238,6 +245,17 @@ class Sites:
 
 
 def _row(name: bytes, where: AskingSite, binary: Binary, now_ns: int) -> Batch:
-    return make("limiter", 1, t_ns=now_ns, limiter_id=name, program=binary.program.encode()[:48], path=binary.path.encode()[:128], build_id=binary.build_id.encode()[:48],
-                library=binary.library.encode()[:48], library_version=binary.library_version.encode()[:24], site=where.function.encode()[:160],
-                file=where.file.encode()[:96], line=where.line or NULL_I64)  # fmt: skip
+    return make(
+        "limiter",
+        1,
+        t_ns=now_ns,
+        limiter_id=name,
+        program=binary.program.encode()[:48],
+        path=binary.path.encode()[:128],
+        build_id=binary.build_id.encode()[:48],
+        library=binary.library.encode()[:48],
+        library_version=binary.library_version.encode()[:24],
+        site=where.function.encode()[:160],
+        file=where.file.encode()[:96],
+        line=where.line or NULL_I64,
+    )

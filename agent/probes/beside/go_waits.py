@@ -1,10 +1,12 @@
-"""Waits of Go programs that sleep: each is one row of limiter_decision, told when it ends, since only then it is known whether its caller gave up.
+"""Waits of Go programs that sleep: each is one row of limiter_decision, told when it ends, since only then it is known
+whether its caller gave up.
 
-The kernel sends a record when the decision is made (``asleep``) and one when the sleep ends (``woke``). Where the second does not come
-(its program ended, or the probes were taken away), the row says ``delayed`` as of the decision, soon after the sleep must have ended.
+The kernel sends a record when the decision is made (``asleep``) and one when the sleep ends (``woke``). Where the
+second does not come (its program ended, or the probes were taken away), the row says ``delayed`` as of the decision,
+soon after the sleep must have ended.
 
-A caller that is told to wait may give its reservation back instead, at once where it would not wait so long, which is its refusal: such a decision is held for a moment, in
-which that would come.
+A caller that is told to wait may give its reservation back instead, at once where it would not wait so long, which is
+its refusal: such a decision is held for a moment, in which that would come.
 """
 
 from __future__ import annotations
@@ -103,7 +105,10 @@ class Waits(Finishing):
 
     def _status(self, now_ns: int) -> Batch:
         more, self._early_told, self._told_ns = self.early - self._early_told, self.early, now_ns
-        reason = f"{more} waits are told as delayed though they have not ended: more than {MOST} sleep at once, so it is not seen who gives up"
+        reason = (
+            f"{more} waits are told as delayed though they have not ended: more than {MOST} sleep at once, so it is not"
+            " seen who gives up"
+        )
         return make(
             "probe_status",
             1,

@@ -1,7 +1,9 @@
-"""Attaches the limiter family's uprobes to Go binaries, keeps what is known of each, and holds their cost to a share of the program's time (``Share``).
+"""Attaches the limiter family's uprobes to Go binaries, keeps what is known of each, and holds their cost to a share of
+the program's time (``Share``).
 
-A binary is attached once, by inode: every process that runs it is then seen from its first instruction. Decisions count from when
-all its probes are attached to when the first is taken away, so that what is under way meanwhile is left out rather than half seen.
+A binary is attached once, by inode: every process that runs it is then seen from its first instruction. Decisions count
+from when all its probes are attached to when the first is taken away, so that what is under way meanwhile is left out
+rather than half seen.
 """
 
 from __future__ import annotations
@@ -44,16 +46,18 @@ from agent.targets.unseen import UnseenPrograms
 _CHECK_NS = 1_000_000_000
 #: Errors of attaching that are over some time: a helper that is held up, no descriptors or memory at the moment.
 _PASSING = (errno.ETIMEDOUT, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-#: Probe time of all binaries together after which each is looked at, where a second has not passed; how long records of a window may take to come.
-#: And until it is known who asks, for which the first window waits.
+#: Probe time of all binaries together after which each is looked at, where a second has not passed; how long records of
+#: a window may take to come. And until it is known who asks, for which the first window waits.
 _LOOK_NS, _SETTLE_NS, _NAMED_NS = 20_000_000, 60_000_000, 2_000_000_000
 
 
 class GoLimiters(Due):
-    """Implements ``agent.contracts.Source``: rows of probe_status for each binary, of limiter_rate for those that are watched in windows, and losses of the family's own.
+    """Implements ``agent.contracts.Source``: rows of probe_status for each binary, of limiter_rate for those that are
+    watched in windows, and losses of the family's own.
 
-    cost: what a hit costs; most: share of a thread's time that the probes of a binary and library may take all of the time. ``found`` is what ``Targets`` calls for each executable
-    (``Ask.found``), ``feed`` takes records of decisions. ``binaries`` holds what is known, by (device, inode) and library.
+    cost: what a hit costs; most: share of a thread's time that the probes of a binary and library may take all of the
+    time. ``found`` is what ``Targets`` calls for each executable (``Ask.found``), ``feed`` takes records of decisions.
+    ``binaries`` holds what is known, by (device, inode) and library.
     """
 
     name = "limiter"
@@ -80,7 +84,9 @@ class GoLimiters(Due):
         return int(self._counts["orphans"][0])
 
     def found(self, target: Target, facts: dict[str, Any]) -> Steps[Release | None]:
-        """Attaches to an executable where it is one to attach to; returns what lets go of it. Raises OSError where it cannot, with nothing left behind."""
+        """Attaches to an executable where it is one to attach to; returns what lets go of it. Raises OSError where it
+        cannot, with nothing left behind.
+        """
         releases: list[Release] = [unprobed(self._unseen, target, facts["others"])]
 
         def release() -> None:
@@ -287,8 +293,16 @@ class GoLimiters(Due):
         total = int(self._counts["unmatched"][0])
         if total > self._unmatched:
             stage = TABLES["loss"].code("stage", "kernel")
-            yield make("loss", 1, t_ns=now_ns, stage=stage, source=b"limiter_deciding", count=total - self._unmatched,
-                       from_ns=self._checked_ns or now_ns, to_ns=now_ns)  # fmt: skip
+            yield make(
+                "loss",
+                1,
+                t_ns=now_ns,
+                stage=stage,
+                source=b"limiter_deciding",
+                count=total - self._unmatched,
+                from_ns=self._checked_ns or now_ns,
+                to_ns=now_ns,
+            )
             self._unmatched = total
 
     def close(self) -> None:

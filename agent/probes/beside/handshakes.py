@@ -1,4 +1,6 @@
-"""Attaches the tls family's programs to each OpenSSL found, and reports handshakes that their process did not live to end."""
+"""Attaches the tls family's programs to each OpenSSL found, and reports handshakes that their process did not live to
+end.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _PROGRAMS = {"client": "tls_client", "server": "tls_server", "unknown": "tls_eit
 
 
 class Handshakes:
-    """Implements ``agent.contracts.Source``. decode: of the family's ring. Raises OSError where a map of the family cannot be used."""
+    """Implements ``agent.contracts.Source``. decode: of the family's ring. Raises OSError where a map of the family
+    cannot be used.
+    """
 
     name = "tls"
 
@@ -100,8 +104,12 @@ class Handshakes:
     def _found(self, target: Target, facts: dict[str, Any]) -> Steps[Release | None]:
         """Attaches to a file by what the examiner found in it."""
         if "hidden" in facts:
-            return self._tell(target, "unavailable", f"contains OpenSSL {facts['hidden']}, but not the symbols that tell where: its handshakes are not seen",
-                              "install it with its symbols (not stripped), or linked with the system's libssl")  # fmt: skip
+            return self._tell(
+                target,
+                "unavailable",
+                f"contains OpenSSL {facts['hidden']}, but not the symbols that tell where: its handshakes are not seen",
+                "install it with its symbols (not stripped), or linked with the system's libssl",
+            )
         sites, free = facts["sites"], facts["free"] if "tls_free" in self._family.programs else None
         target.reserve(1 + (free is not None) + len(sites), 2 * len(sites) + (free is not None))
         known = self._layouts.add(facts, target.owner)

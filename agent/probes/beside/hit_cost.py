@@ -1,4 +1,6 @@
-"""What a hit of a probe costs on this machine, measured: a function of ours, of as few instructions as there can be, is called with probes and without."""
+"""What a hit of a probe costs on this machine, measured: a function of ours, of as few instructions as there can be, is
+called with probes and without.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ from agent.targets.attacher import Attacher
 
 _CALLS, _ROUNDS = 32, 3
 _PAGE = 4096
-#: void call(long times, void *goroutine): as a Go program calls, with the goroutine in R14 and room for the argument above the return address, a function that looks at its
-#: stack's size and returns. PUSHQ R14; MOVQ SI, R14; MOVQ SI, AX; MOVQ DI, CX; PUSHQ AX; CALL +9; POPQ AX; DECQ CX; JNE -12; POPQ R14; RET; CMPQ SP, 16(R14); JBE +0; RET
+#: void call(long times, void *goroutine): as a Go program calls, with the goroutine in R14 and room for the argument
+#: above the return address, a function that looks at its stack's size and returns. PUSHQ R14; MOVQ SI, R14; MOVQ SI,
+#: AX; MOVQ DI, CX; PUSHQ AX; CALL +9; POPQ AX; DECQ CX; JNE -12; POPQ R14; RET; CMPQ SP, 16(R14); JBE +0; RET
 _CODE = bytes.fromhex("4156 4989f6 4889f0 4889f9 50 e809000000 58 48ffc9 75f4 415e c3 493b6610 7600 c3")
 _BEGIN, _END = _CODE.index(b"\x76\x00"), len(_CODE) - 1
 #: One copy for each measurement, a page each.
@@ -29,8 +32,10 @@ _ALONE, _BOTH = _PAGE, 2 * _PAGE
 
 @dataclass
 class HitCost:
-    """ns. both: of a decision that is probed at its begin and its return; alone: at its return only; within: what both take of the time between them, as it is measured.
-    measured: else they are guesses."""
+    """ns. both: of a decision that is probed at its begin and its return; alone: at its return only; within: what both
+    take of the time between them, as it is measured.
+    measured: else they are guesses.
+    """
 
     both: float = 25_000.0
     alone: float = 15_000.0

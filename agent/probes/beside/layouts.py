@@ -1,7 +1,8 @@
-"""What the kernel side of the tls family knows of each OpenSSL: where the fields of an SSL are, by the code of its handshake functions.
+"""What the kernel side of the tls family knows of each OpenSSL: where the fields of an SSL are, by the code of its
+handshake functions.
 
-Anybody may have a copy whose code is the same and whose fields seem to be elsewhere: the code of a file of root's, or of the host's own, is known by that one, and
-any other code by the file that brought it first.
+Anybody may have a copy whose code is the same and whose fields seem to be elsewhere: the code of a file of root's, or
+of the host's own, is known by that one, and any other code by the file that brought it first.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Known(NamedTuple):
 
 
 class Layouts:
-    """Who uses each entry of the maps tls_layouts and tls_sites, which are taken away with the last. A site's first user is whose layout it leads to."""
+    """Who uses each entry of the maps tls_layouts and tls_sites, which are taken away with the last. A site's first
+    user is whose layout it leads to.
+    """
 
     def __init__(self, layouts_fd: int, sites_fd: int) -> None:
         self._layouts_fd, self._sites_fd = layouts_fd, sites_fd
@@ -56,7 +59,9 @@ class Layouts:
         return {number: version for (_, version), number in self._numbers.items()}
 
     def add(self, facts: dict[str, Any], owner: Owner) -> Known:
-        """Tells the kernel side what the code of a file is, before its first probe. Raises OSError; OverShareError where there are too many kinds, or the code is another's."""
+        """Tells the kernel side what the code of a file is, before its first probe. Raises OSError; OverShareError
+        where there are too many kinds, or the code is another's.
+        """
         keys, offsets = tuple(bytes.fromhex(key) for key in facts["keys"]), tuple(facts["layout"])
         held = [self._sites[key][0].layout for key in keys if key in self._sites]
         if owner.uid and any(other != offsets for other, _ in held):

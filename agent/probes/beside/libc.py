@@ -1,4 +1,6 @@
-"""Attaches the clock family's uprobes to every C library in use: who adjusts frequency and offset, and who tries and may not."""
+"""Attaches the clock family's uprobes to every C library in use: who adjusts frequency and offset, and who tries and
+may not.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,12 @@ if TYPE_CHECKING:
 LIBRARIES = rb"libc\.so(?:\.6)?|libc-2\.\d+\.so|ld-musl-[\w-]+\.so\.1|libc\.musl-[\w-]+\.so\.1"
 #: Program -> functions with its arguments. Aliases of one address are probed once.
 FUNCTIONS = {
-    "clock_in_settime": ("clock_settime",), "clock_in_settimeofday": ("settimeofday",), "clock_in_adjtime": ("adjtime",),
-    "clock_in_adjtimex": ("adjtimex", "ntp_adjtime"), "clock_in_clock_adjtime": ("clock_adjtime",),
-}  # fmt: skip
+    "clock_in_settime": ("clock_settime",),
+    "clock_in_settimeofday": ("settimeofday",),
+    "clock_in_adjtime": ("adjtime",),
+    "clock_in_adjtimex": ("adjtimex", "ntp_adjtime"),
+    "clock_in_clock_adjtime": ("clock_adjtime",),
+}
 
 
 class Libraries:

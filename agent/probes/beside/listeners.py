@@ -1,4 +1,6 @@
-"""Who listens on a port, as the tcp probe's kernel programs know it: from listen(), else from the first use of what was accepted."""
+"""Who listens on a port, as the tcp probe's kernel programs know it: from listen(), else from the first use of what was
+accepted.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,18 @@ MAP = "tcp_listeners"
 
 
 class Listeners:
-    """Reads the map ``MAP`` of the tcp family: (struct tcp_port, struct proc), where an unknown pid stands for several processes."""
+    """Reads the map ``MAP`` of the tcp family: (struct tcp_port, struct proc), where an unknown pid stands for several
+    processes.
+    """
 
     def __init__(self, loaded: Loaded) -> None:
         key, value = loaded.wire.dtype("tcp_port"), loaded.wire.dtype("proc")
         self._map = bpf.HashMap(loaded.families["tcp"].maps[MAP], key, value)
 
     def name(self, rows: np.ndarray) -> None:
-        """Fills pid, proc_start_ns and comm of rows of ``socket_queue``, by netns and sport, where one process is known. Raises OSError."""
+        """Fills pid, proc_start_ns and comm of rows of ``socket_queue``, by netns and sport, where one process is
+        known. Raises OSError.
+        """
         ports, procs = self._map.read()
         if not len(ports) or not len(rows):
             return

@@ -1,4 +1,6 @@
-"""Attaches the dns family's programs to every C library in use, and to Go programs, which have a resolver of their own."""
+"""Attaches the dns family's programs to every C library in use, and to Go programs, which have a resolver of their
+own.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _FUNCTION = "getaddrinfo"
 
 
 class Lookups:
-    """Asks ``targets`` for C libraries and Go programs, and probes each once. What cannot be probed is told by ``targets``."""
+    """Asks ``targets`` for C libraries and Go programs, and probes each once. What cannot be probed is told by
+    ``targets``.
+    """
 
     def __init__(self, family: Family, helper: Attacher, targets: Targets) -> None:
         self._family, self._helper = family, helper

@@ -1,4 +1,6 @@
-"""Finds out, by calls of a thread of our own, what this kernel's thread flags say of a system call that blocks again."""
+"""Finds out, by calls of a thread of our own, what this kernel's thread flags say of a system call that blocks
+again.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ import numpy as np
 def measure_flag(tune: np.ndarray, write_nr: int) -> int:
     """Finds the kernel's TIF_NEED_FPU_LOAD bit: clear at the first block of a call, set at every later block of it.
 
-    A preemption at the wrong moment hides the difference, so it is tried again. Bits below 8 are left out: they stand for
-    pending work (rseq sets one of them), which some threads never have. 0 where no bit fits.
+    A preemption at the wrong moment hides the difference, so it is tried again. Bits below 8 are left out: they stand
+    for pending work (rseq sets one of them), which some threads never have. 0 where no bit fits.
     """
     for _ in range(40):
         _block_both_ways(tune, write_nr)
@@ -25,7 +27,9 @@ def measure_flag(tune: np.ndarray, write_nr: int) -> int:
 
 
 def _block_both_ways(tune: np.ndarray, write_nr: int) -> None:
-    """A thread sleeps twice (first blocks), then writes more to a pipe than it holds, which is emptied in steps (one call)."""
+    """A thread sleeps twice (first blocks), then writes more to a pipe than it holds, which is emptied in steps (one
+    call).
+    """
     tune["flags_first"], tune["flags_again"], tune["flag_mask"] = 0, 2**64 - 1, 0
     tune["calibrate_nr"] = write_nr
     started, finished = threading.Event(), threading.Event()

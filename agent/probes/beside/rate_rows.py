@@ -57,8 +57,10 @@ class RateSpan:
 
 @dataclass
 class Limiter:
-    """record: one of its decisions. each: of each window, let through, refused, and its length in ns. quiet: windows without a decision so far. callers: goroutines that were seen to ask.
-    faster: of the last window with a decision. begun_ns: when its process began."""
+    """record: one of its decisions. each: of each window, let through, refused, and its length in ns. quiet: windows
+    without a decision so far. callers: goroutines that were seen to ask.
+    faster: of the last window with a decision. begun_ns: when its process began.
+    """
 
     record: np.ndarray | None = None
     bucket: BucketLooks = field(default_factory=BucketLooks)
@@ -76,7 +78,9 @@ class Limiter:
         self.bucket.asked(now.records, now.through)
 
     def stops(self, units: Units | None) -> bool:
-        """Whether it decided in each window so far, and in this one it does not; without looks at its bucket nobody knows since when."""
+        """Whether it decided in each window so far, and in this one it does not; without looks at its bucket nobody
+        knows since when.
+        """
         steady = list(self.each)[-_STEADY:]
         return not self.bucket.sees and not units and len(steady) == _STEADY and all(a + r for a, r, _ in steady)
 
@@ -119,7 +123,9 @@ def row_of(one: Limiter, now: WindowDecisions, span: RateSpan) -> np.ndarray:
 
 
 def _begun_within(row: np.ndarray, one: Limiter) -> None:
-    """Of the first window: nobody knows since when it decides, nor what a bucket that was full had it let through at once."""
+    """Of the first window: nobody knows since when it decides, nor what a bucket that was full had it let through at
+    once.
+    """
     known = len(one.bucket.last) > 0
     for name in ("allowed", "refused"):
         seen_now, about = int(row[f"seen_{name}"][0]), int(row[name][0])
@@ -172,7 +178,9 @@ def seen_of(one: Limiter, now: WindowDecisions, span: RateSpan) -> np.ndarray:
 
 
 def _estimate(row: np.ndarray, name: str, one: Limiter, at: int, span: RateSpan) -> None:
-    """n in the window, scaled, and the interval that holds the figure in 95 of 100: by how windows differ, and from a program that goes its own pace to one that waits for the probes."""
+    """n in the window, scaled, and the interval that holds the figure in 95 of 100: by how windows differ, and from a
+    program that goes its own pace to one that waits for the probes.
+    """
     scale, n = span.interval_ns / span.watched_ns, one.each[-1][at]
     high, low = off([each[at] for each in one.each], [each[2] for each in one.each], span.interval_ns - span.watched_ns)
     row[name], row[f"{name}_low"] = round(n * scale), max(n, floor(n * scale - high))
@@ -180,7 +188,9 @@ def _estimate(row: np.ndarray, name: str, one: Limiter, at: int, span: RateSpan)
 
 
 def _unseen(one: Limiter, span: RateSpan, share: float = 1.0) -> np.ndarray:
-    """Of an interval in which nothing of it was seen, as in the last window before; share: of it, where it stopped within, nobody knows when."""
+    """Of an interval in which nothing of it was seen, as in the last window before; share: of it, where it stopped
+    within, nobody knows when.
+    """
     assert one.record is not None
     row = named(one.record, span)
     row["seen_allowed"] = row["seen_refused"] = 0

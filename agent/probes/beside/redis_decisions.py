@@ -1,7 +1,7 @@
 """Answered Redis requests -> rows of ``limiter_decision``. Pure.
 
-What each limiter's replies mean is declared (agent/limiters/scripts/). Of a script that nobody declared, a decision is read only where its text, which was
-seen, or its key looks like a limiter's.
+What each limiter's replies mean is declared (agent/limiters/scripts/). Of a script that nobody declared, a decision is
+read only where its text, which was seen, or its key looks like a limiter's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agent.limiters.script import ASKING, COUNTING, ENDING, SORTED, RedisCall, R
 from agent.limiters.scripted import Limiters
 from agent.probes.beside.redis_ends import server_text
 from agent.probes.beside.redis_flows import Ends, Flow, RedisExchange
-from agent.probes.beside.redis_guess import (  # fmt: skip
+from agent.probes.beside.redis_guess import (
     FUNCTIONS,
     counts,
     guessed,
@@ -45,7 +45,11 @@ _PREFIX = re.compile(rb"(?::\d{1,3}:)?[^:/.{|]{1,24}[:/.{|]")
 
 
 class RedisDecisions:
-    """limiters: known ones. want_whole(connection): all of it is to be read, since limiters' requests come behind others. key: how a key is stored (bytes -> bytes). called: what a connection's server is called. client_of: who has a connection's other end, where only the server's was seen. again: exchanges that were seen twice, since both ends are here."""
+    """limiters: known ones. want_whole(connection): all of it is to be read, since limiters' requests come behind
+    others. key: how a key is stored (bytes -> bytes). called: what a connection's server is called. client_of: who has
+    a connection's other end, where only the server's was seen. again: exchanges that were seen twice, since both ends
+    are here.
+    """
 
     def __init__(
         self,

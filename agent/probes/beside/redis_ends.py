@@ -10,7 +10,9 @@ _LENGTH, _PATH = 4, 108
 
 
 def server_text(ends: Ends) -> str:
-    """Its address and port; ``unix`` for a Unix socket, and ``?`` where it is not known, as where a program does TLS in its own memory."""
+    """Its address and port; ``unix`` for a Unix socket, and ``?`` where it is not known, as where a program does TLS in
+    its own memory.
+    """
     if ends.server.startswith(UNIX):
         return "unix"
     return with_port(addr_text(ends.server), ends.server_port) if ends.server_port else "?"

@@ -1,7 +1,8 @@
-"""Pieces of Redis connections, put in order again, and each request with its reply. Pure: numpy records in, exchanges out.
+"""Pieces of Redis connections, put in order again, and each request with its reply. Pure: numpy records in, exchanges
+out.
 
-A connection is read from where a request begins and nothing is known to be outstanding; where something is missing that matters, from the next such
-place. What the kernel leaves out on purpose it says (bpf/redis.bpf.c).
+A connection is read from where a request begins and nothing is known to be outstanding; where something is missing that
+matters, from the next such place. What the kernel leaves out on purpose it says (bpf/redis.bpf.c).
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ class Ends(NamedTuple):
 
 
 class RedisExchange(NamedTuple):
-    """A request that was answered. begun_ns: when its first byte was seen; ended_ns: the last of the reply. command: in capitals. ends: where both came in
-    the streams of bytes, which is the same wherever they are seen. behind: it was not the first of its segment.
-    skipped: requests for decisions on this connection that were left out before it."""
+    """A request that was answered. begun_ns: when its first byte was seen; ended_ns: the last of the reply. command: in
+    capitals. ends: where both came in the streams of bytes, which is the same wherever they are seen. behind: it was
+    not the first of its segment.
+    skipped: requests for decisions on this connection that were left out before it.
+    """
 
     flow: Flow
     command: bytes
@@ -123,7 +126,13 @@ class Flow:
     def know(self, piece: np.void) -> None:
         """Both ends and who has the near one, by a segment's first piece."""
         if self.ends is None:
-            self.ends = Ends(piece["server"].tobytes(), int(piece["server_port"]), piece["client"].tobytes(), int(piece["client_port"]), int(piece["netns"]))  # fmt: skip
+            self.ends = Ends(
+                piece["server"].tobytes(),
+                int(piece["server_port"]),
+                piece["client"].tobytes(),
+                int(piece["client_port"]),
+                int(piece["netns"]),
+            )
         if piece["proc"]["pid"] != 0xFFFFFFFF:
             if piece["at_server"]:
                 self.server_proc = piece["proc"]
@@ -153,7 +162,9 @@ class Piece(NamedTuple):
 
 
 class Flows:
-    """All connections. ignore(number): this one is not worth its cost; follow(number): all of it is wanted. counts: what could not be read, by why."""
+    """All connections. ignore(number): this one is not worth its cost; follow(number): all of it is wanted. counts:
+    what could not be read, by why.
+    """
 
     def __init__(
         self, ignore: Callable[[int], None] = lambda _: None, follow: Callable[[int], None] = lambda _: None

@@ -1,4 +1,6 @@
-"""What the replies of a script may mean that nobody declared: by its text, its keys, and what it answers. Pure; the text and the replies are anybody's."""
+"""What the replies of a script may mean that nobody declared: by its text, its keys, and what it answers. Pure; the
+text and the replies are anybody's.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ _TURNED_AWAY = re.compile(
 _NO_REST = re.compile(
     rb"(?i)return\s*\{[^,{}]{1,80},\s*(?:tonumber\(\s*)?(?:current|count|used|hits|total|n|ttl|p?ttl|retry\w*|reset\w*|wait\w*|now|score|redis)\b"
 )
-#: COUNT > LIMIT, and the answer of those that are beyond: if ... then ... return 1, or return ... and 1 or 0. Of tokens the other way round, as of LIMIT < COUNT.
+#: COUNT > LIMIT, and the answer of those that are beyond: if ... then ... return 1, or return ... and 1 or 0. Of tokens
+#: the other way round, as of LIMIT < COUNT.
 _COMPARED = re.compile(
     rb"\b(?:if|return)\s*[({]?\s*(?:tonumber\s*\(\s*)?(\w{1,40})([^\n<>=]{0,60})(>=?|<=?)\s*([^\n<>=]{1,60}?)[\s)](then|and\s+(?:-?\d|true|false|nil))\b"
 )
@@ -111,8 +114,10 @@ def tells_no_rest(text: bytes) -> bool:
 
 
 def guessed(call: RedisCall, turned: bool = False, rest: bool = True) -> dict[str, Any]:
-    """The usual meaning of a script's reply: 0, nothing or false is refused, 1 and true allowed; of a list the first element, and the second is what remains.
-    turned: the other way round. rest: whether it is."""
+    """The usual meaning of a script's reply: 0, nothing or false is refused, 1 and true allowed; of a list the first
+    element, and the second is what remains.
+    turned: the other way round. rest: whether it is.
+    """
     reply, out = call.reply, dict[str, Any](cost=1.0)
     first = reply[0] if isinstance(reply, list) and reply else reply
     if rest and isinstance(reply, list) and len(reply) > 1 and type(reply[1]) is int and reply[1] >= 0:

@@ -1,4 +1,6 @@
-"""Connections to a Redis over loopback, as the tcp family knows them: who asks, and whose server's end is read, so that the client's need not be."""
+"""Connections to a Redis over loopback, as the tcp family knows them: who asks, and whose server's end is read, so that
+the client's need not be.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,11 @@ from agent.probes.beside.redis_flows import Ends
 if TYPE_CHECKING:
     from agent.kernel.load import Loaded
 
-#: Between two looks through all sockets for one that is not known; and for how many times as long as one takes. What was seen is not trusted for longer than that: ports have others later.
+#: Between two looks through all sockets for one that is not known; and for how many times as long as one takes. What
+#: was seen is not trusted for longer than that: ports have others later.
 _LOOK_NS, _REST, _TRUSTED_NS = 50_000_000, 20, 1_000_000_000
-#: Between two looks for clients: at most, and soon after one connected over loopback. So many times as long as it took, they are not looked for again.
+#: Between two looks for clients: at most, and soon after one connected over loopback. So many times as long as it took,
+#: they are not looked for again.
 _CLIENTS_NS, _SOON_NS, _CLIENTS_REST = 2_000_000_000, 300_000_000, 500
 _V4, _V6 = b"\0" * 10 + b"\xff\xff\x7f", b"\0" * 15 + b"\1"
 
@@ -41,8 +45,12 @@ class Sockets:
     def __init__(self, loaded: Loaded) -> None:
         tcp, dtype = loaded.families.get("tcp"), loaded.wire.dtype
         maps = tcp.maps if tcp is not None else {}
-        self._sockets = bpf.HashMap(maps["tcp_sockets"], np.dtype("<u8"), dtype("tcp_socket")) if "tcp_sockets" in maps else None  # fmt: skip
-        self._listeners = bpf.HashMap(maps["tcp_listeners"], dtype("tcp_port"), dtype("proc")) if "tcp_listeners" in maps else None  # fmt: skip
+        self._sockets = (
+            bpf.HashMap(maps["tcp_sockets"], np.dtype("<u8"), dtype("tcp_socket")) if "tcp_sockets" in maps else None
+        )
+        self._listeners = (
+            bpf.HashMap(maps["tcp_listeners"], dtype("tcp_port"), dtype("proc")) if "tcp_listeners" in maps else None
+        )
         self._asking: dict[tuple[int, int, int], np.void] = {}
         self._seen_ns = self._next_ns = 0
 
@@ -54,7 +62,9 @@ class Sockets:
         return set(place(ports["netns"], ports["port"])[np.isin(procs["pid"], list(pids))].tolist())
 
     def clients(self, ports: np.ndarray, served: Collection[int]) -> tuple[set[int], set[int]]:
-        """Processes with a connection to one of these ports (a bit each), and those that have none but over loopback to a place that is served."""
+        """Processes with a connection to one of these ports (a bit each), and those that have none but over loopback to
+        a place that is served.
+        """
         if self._sockets is None:
             return set(), set()
         wanted = np.unpackbits(ports.view(np.uint8), bitorder="little").astype(bool)
@@ -72,7 +82,9 @@ class Sockets:
         key, now_ns = (ends.netns, ends.client_port, ends.server_port), boot_ns()
         if (key not in self._asking or now_ns - self._seen_ns > _TRUSTED_NS) and now_ns >= self._next_ns:
             values = self._sockets.read()[1]
-            values = values[(values["sock"]["role"] == 0) & (values["proc"]["pid"] < 1 << 22) & _loopback(values["sock"]["daddr"])]  # fmt: skip
+            values = values[
+                (values["sock"]["role"] == 0) & (values["proc"]["pid"] < 1 << 22) & _loopback(values["sock"]["daddr"])
+            ]
             sock = values["sock"]
             places = zip(sock["netns"].tolist(), sock["sport"].tolist(), sock["dport"].tolist(), strict=True)
             self._asking = dict(zip(places, values["proc"], strict=True))
@@ -81,7 +93,9 @@ class Sockets:
 
 
 class Clients:
-    """Who talks to a Redis port, and is not left to a server that is read itself and so tells of all of its clients over loopback. servers: pids of those that are."""
+    """Who talks to a Redis port, and is not left to a server that is read itself and so tells of all of its clients
+    over loopback. servers: pids of those that are.
+    """
 
     def __init__(self, loaded: Loaded, servers: Callable[[], Collection[int]]) -> None:
         self._sockets, self._servers = Sockets(loaded), servers

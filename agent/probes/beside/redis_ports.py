@@ -1,6 +1,8 @@
-"""Ports of Redis servers on this host, by the names of processes: what each says of itself in its title (``redis-server *:6380``) or was given (``--port``).
+"""Ports of Redis servers on this host, by the names of processes: what each says of itself in its title (``redis-server
+*:6380``) or was given (``--port``).
 
-Anybody may call a program so: that costs a look at what goes to that port, within the budget, and there are few places for them.
+Anybody may call a program so: that costs a look at what goes to that port, within the budget, and there are few places
+for them.
 """
 
 from __future__ import annotations

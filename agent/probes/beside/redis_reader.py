@@ -15,7 +15,9 @@ from agent.probes.beside.redis_unknown import UnknownScripts
 
 
 class RedisReader:
-    """leave(connection): it is not worth its cost. follow(connection): all of it is to be read. called: what a connection's server is called. client_of: who has its other end, where only the server's is seen."""
+    """leave(connection): it is not worth its cost. follow(connection): all of it is to be read. called: what a
+    connection's server is called. client_of: who has its other end, where only the server's is seen.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,6 @@
-"""Who talks to a Redis and may do so by TLS: a client that connects to its port, a server by its name. Their OpenSSL gets its probes, for these processes alone."""
+"""Who talks to a Redis and may do so by TLS: a client that connects to its port, a server by its name. Their OpenSSL
+gets its probes, for these processes alone.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ _NONE = "no OpenSSL was found in it: if it talks by TLS, its decisions are not r
 
 
 class _Library(NamedTuple):
-    """A file with an OpenSSL. data: offsets by program; layout: read BIO in an SSL, flags in a BIO; stamp: changes when it is written to."""
+    """A file with an OpenSSL. data: offsets by program; layout: read BIO in an SSL, flags in a BIO; stamp: changes when
+    it is written to.
+    """
 
     fd: int
     data: dict[str, int]
@@ -54,12 +58,21 @@ class _Library(NamedTuple):
 
 
 class RedisTls(Stating):
-    """A source without rows: pieces of what is read join those of plain connections, whose source reads them (agent/probes/beside/redis_wire.py). redis: that family."""
+    """A source without rows: pieces of what is read join those of plain connections, whose source reads them
+    (agent/probes/beside/redis_wire.py). redis: that family.
+    """
 
     name = "redis_tls"
 
-    def __init__(self, family: Family, redis: Family, kernel: KernelSource, helper: Attacher, targets: Targets,
-                 find_servers: Callable[[], Iterable[int]] = servers) -> None:  # fmt: skip
+    def __init__(
+        self,
+        family: Family,
+        redis: Family,
+        kernel: KernelSource,
+        helper: Attacher,
+        targets: Targets,
+        find_servers: Callable[[], Iterable[int]] = servers,
+    ) -> None:
         dtype = kernel.loaded.wire.dtype
         self._family, self._helper, self._targets, self._find_servers = family, helper, targets, find_servers
         self._processes = family.maps["redis_tls_processes"]
@@ -119,14 +132,32 @@ class RedisTls(Stating):
             return
         read = sum(bool(one.links) for one in self._users.values())
         others = [f"{one.owner.comm} (pid {one.pid})" for one in self._users.values() if one.why == _NONE]
-        missing = f"; no OpenSSL was found in {', '.join(others[:_TOLD])}{' and more' * (len(others) > _TOLD)}: what they ask by TLS is not read"
+        missing = (
+            f"; no OpenSSL was found in {', '.join(others[:_TOLD])}{' and more' * (len(others) > _TOLD)}: what they ask"
+            " by TLS is not read"
+        )
         said = f"{read} processes that talk to a Redis are read{missing if others else ''}"
         self._family.reason = "redis_limiters is off" if self._off else said
 
     def state(self) -> dict[str, object]:
         """For ``status``."""
-        users = [{"pid": one.pid, "comm": one.owner.comm, "role": "server" if one.server else "client", "read": bool(one.links), "why": one.why or None} for one in self._users.values()]  # fmt: skip
-        return {"processes": users, "left_to_servers": len(self._clients.left), "left_out": self._over.n, "connections_left_out": int(self._counts["refused"][0]), "requests_unplaced": int(self._counts["unplaced"][0])}  # fmt: skip
+        users = [
+            {
+                "pid": one.pid,
+                "comm": one.owner.comm,
+                "role": "server" if one.server else "client",
+                "read": bool(one.links),
+                "why": one.why or None,
+            }
+            for one in self._users.values()
+        ]
+        return {
+            "processes": users,
+            "left_to_servers": len(self._clients.left),
+            "left_out": self._over.n,
+            "connections_left_out": int(self._counts["refused"][0]),
+            "requests_unplaced": int(self._counts["unplaced"][0]),
+        }
 
     def close(self) -> None:
         self._drop(list(self._users))

@@ -1,4 +1,6 @@
-"""Scripts and functions that may be somebody's limiter, of which nothing says so: their text was not seen, and their keys have no such name. Pure."""
+"""Scripts and functions that may be somebody's limiter, of which nothing says so: their text was not seen, and their
+keys have no such name. Pure.
+"""
 
 from __future__ import annotations
 

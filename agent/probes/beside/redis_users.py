@@ -1,4 +1,6 @@
-"""Processes that talk to a Redis, or are one: what is kept of each, and who may have how many of the places for them."""
+"""Processes that talk to a Redis, or are one: what is kept of each, and who may have how many of the places for
+them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ ALL = 0xFFFFFFFF
 
 @dataclass
 class RedisUser:
-    """birth: as in /proc/PID/stat; since_ns: what it ran then is what is known of it. probed: files whose probes it has or is given; links: by file."""
+    """birth: as in /proc/PID/stat; since_ns: what it ran then is what is known of it. probed: files whose probes it has
+    or is given; links: by file.
+    """
 
     owner: Owner
     server: bool

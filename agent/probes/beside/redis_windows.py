@@ -1,10 +1,12 @@
 """Counters that expire, and sorted sets of times: limiters that are made of plain commands. Pure.
 
-INCR of a key is a decision where somebody also gives such keys an end (EXPIRE and its like, or the SET that makes them): the first is told then, the others at once.
-ZCARD or ZCOUNT of a key is one where old elements are taken out of it before (ZREMRANGEBYSCORE). What the program compares the count with is not on the wire: the
-result is unknown, unless a declaration says the limit.
+INCR of a key is a decision where somebody also gives such keys an end (EXPIRE and its like, or the SET that makes
+them): the first is told then, the others at once. ZCARD or ZCOUNT of a key is one where old elements are taken out of
+it before (ZREMRANGEBYSCORE). What the program compares the count with is not on the wire: the result is unknown, unless
+a declaration says the limit.
 
-A key that ends with the second in which its window began is Envoy's: its EXPIRE, sent with each INCRBY, says how long the window is, and up to 300 s more.
+A key that ends with the second in which its window began is Envoy's: its EXPIRE, sent with each INCRBY, says how long
+the window is, and up to 300 s more.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ def _head(key: bytes) -> bytes:
 
 
 def _length_ns(unit: str, word: bytes) -> int | None:
-    """Of a window; 0 where an instant is told in its place, or more than any window lasts; None for what is no number."""
+    """Of a window; 0 where an instant is told in its place, or more than any window lasts; None for what is no
+    number.
+    """
     length_ns = int(word) * _UNIT_NS.get(unit, 0) if word.isdigit() and len(word) < 14 else None
     return 0 if length_ns is not None and length_ns >= _MOST_NS else length_ns
 
@@ -64,8 +68,10 @@ def stamped(command: bytes, key: bytes) -> re.Match[bytes] | None:
 
 
 class Windows:
-    """Keeps which keys' beginnings are windows, and for how long, by server; which keys a SET made with an end; of which beginnings such keys were counted, and by what command.
-    units: of Envoy's keys, without their second, the window in s."""
+    """Keeps which keys' beginnings are windows, and for how long, by server; which keys a SET made with an end; of
+    which beginnings such keys were counted, and by what command.
+    units: of Envoy's keys, without their second, the window in s.
+    """
 
     def __init__(self, limiters: Limiters) -> None:
         self._known: OrderedDict[_Where, int] = OrderedDict()
@@ -83,7 +89,9 @@ class Windows:
             _keep(of, (ends.server, ends.server_port, key.removesuffix(_TIMER)[:64]), length_ns)
 
     def take(self, exchange: RedisExchange) -> Iterator[tuple[RedisExchange, RedisLimiter | None, int]]:
-        """Decisions that are known with this answer: (of which exchange, what is declared of it, its window in ns or 0)."""
+        """Decisions that are known with this answer: (of which exchange, what is declared of it, its window in ns or
+        0).
+        """
         command, words = exchange.command.decode("latin-1"), exchange.words
         if len(words) < 2 or command not in _COUNTS or exchange.flow.ends is None or not isinstance(words[1], bytes):
             return
@@ -124,7 +132,9 @@ class Windows:
             if declared or (*where[:2], b"zset " + where[2]) in self._known:
                 yield exchange, declared, 0
 
-    def _counted(self, exchange: RedisExchange, key: bytes, where: _Where) -> Iterator[tuple[RedisExchange, RedisLimiter | None, int]]:  # fmt: skip
+    def _counted(
+        self, exchange: RedisExchange, key: bytes, where: _Where
+    ) -> Iterator[tuple[RedisExchange, RedisLimiter | None, int]]:
         flow, declared = exchange.flow, self._declared(exchange)
         timed_ns = self._timed.get((*where[:2], key[:64]))
         if timed_ns is not None and declared is None:

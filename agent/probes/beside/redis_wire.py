@@ -1,7 +1,8 @@
 """The programs at Redis connections, attached while they are worth their cost, and what comes from them.
 
-``auto``: they are there for LOOK_NS of each EVERY_NS, and stay once a limiter's request was seen, until none was for IDLE_NS. What the kernel's programs keep back
-is counted there, so that rows say what share of decisions they are (sample_rate).
+``auto``: they are there for LOOK_NS of each EVERY_NS, and stay once a limiter's request was seen, until none was for
+IDLE_NS. What the kernel's programs keep back is counted there, so that rows say what share of decisions they are
+(sample_rate).
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ _WHOLE, _IGNORED = 1, 2
 _IN, _OUT, _UNIX, _UNIX_SHORT = "redis_in", "redis_out", "redis_unix", "redis_unix_short"
 #: Attached while what they see is wanted, and at times: the counter that tells.
 _AT_TIMES = {_OUT: "remote", _UNIX: "local", _UNIX_SHORT: "local"}
-_ENCRYPTED = "connections to Redis with TLS were seen, whose segments are not read: with redis_tls: true OpenSSL's calls are, and other programs may tell their decisions themselves (docs/adapters.md)"
+_ENCRYPTED = (
+    "connections to Redis with TLS were seen, whose segments are not read: with redis_tls: true OpenSSL's calls are,"
+    " and other programs may tell their decisions themselves (docs/adapters.md)"
+)
 
 
 class RedisWire(Stating, Finishing, Due):
@@ -54,8 +58,18 @@ class RedisWire(Stating, Finishing, Due):
 
     name = "redis_limiters"
 
-    def __init__(self, family: Family, kernel: KernelSource, helper: Helper, *, own: Iterable[RedisLimiter] = (), mode: str = "auto", given: frozenset[int] = frozenset(),
-                 per_s: int = DECISIONS_PER_S, find_ports: Callable[[frozenset[int]], frozenset[int]] = ports) -> None:  # fmt: skip
+    def __init__(
+        self,
+        family: Family,
+        kernel: KernelSource,
+        helper: Helper,
+        *,
+        own: Iterable[RedisLimiter] = (),
+        mode: str = "auto",
+        given: frozenset[int] = frozenset(),
+        per_s: int = DECISIONS_PER_S,
+        find_ports: Callable[[frozenset[int]], frozenset[int]] = ports,
+    ) -> None:
         self._family, self._helper, self._mode, self._given, self._find_ports = family, helper, mode, given, find_ports
         self._switch = SharedArray(family.maps["redis_switch"], kernel.loaded.wire.dtype("redis_switch")).values
         self._clients = SharedArray(family.maps["redis_clients"], "<u8").values
@@ -103,7 +117,11 @@ class RedisWire(Stating, Finishing, Due):
         for names, what in ((self._limiters.commands() - plain, _SCRIPT), (plain, _WINDOW)):
             for name in names:
                 self._switch["lengths"][0][ord(name[0]) & 31] |= 1 << len(name) if len(name) < 16 else 0
-                bpf.update(self._family.maps["redis_commands"], name.encode().ljust(16, b"\0"), (what | (MAKING_WORDS << 8 if name == MAKING and what == _WINDOW else 0)).to_bytes(4, "little"))  # fmt: skip
+                bpf.update(
+                    self._family.maps["redis_commands"],
+                    name.encode().ljust(16, b"\0"),
+                    (what | (MAKING_WORDS << 8 if name == MAKING and what == _WINDOW else 0)).to_bytes(4, "little"),
+                )
 
     def _leave(self, flow: int) -> None:
         """Nothing of this connection for a while."""
@@ -162,7 +180,9 @@ class RedisWire(Stating, Finishing, Due):
             self._ends_ns = boot_ns() + LOOK_NS
 
     def _at_times(self, function: str, now_ns: int) -> None:
-        """What leaves this host, and Unix sockets, are looked at while some of it is wanted, and at times: the program at each packet costs most."""
+        """What leaves this host, and Unix sockets, are looked at while some of it is wanted, and at times: the program
+        at each packet costs most.
+        """
         if (seen := int(self._switch[_AT_TIMES[function]][0])) != self._seen[function]:
             self._seen[function], self._until_ns[function] = seen, now_ns + FAR_NS
         if function in self._links:
@@ -248,8 +268,20 @@ class RedisWire(Stating, Finishing, Due):
     def state(self) -> dict[str, object]:
         """For ``status``."""
         state, why = self._why()
-        return {"state": state, "why": why, "mode": self._mode, "attached": self.attached and not self._looking, "ports": sorted(self.ports), "decisions": self.told,
-                "requests_seen": int(self._switch["asked"][0]), "requests_read": int(self._switch["told"][0]), "segments_cut": int(self._switch["cut"][0]), "segments_in_tls": int(self._switch["encrypted"][0]), "unknown_scripts": self._reader.unknown.rows() if self._reader else [], **(self._reader.counts() if self._reader else {})}  # fmt: skip
+        return {
+            "state": state,
+            "why": why,
+            "mode": self._mode,
+            "attached": self.attached and not self._looking,
+            "ports": sorted(self.ports),
+            "decisions": self.told,
+            "requests_seen": int(self._switch["asked"][0]),
+            "requests_read": int(self._switch["told"][0]),
+            "segments_cut": int(self._switch["cut"][0]),
+            "segments_in_tls": int(self._switch["encrypted"][0]),
+            "unknown_scripts": self._reader.unknown.rows() if self._reader else [],
+            **(self._reader.counts() if self._reader else {}),
+        }
 
     def close(self) -> None:
         self._detach()

@@ -1,7 +1,8 @@
-"""One way of a Redis connection, byte by byte as it comes: requests (arrays of bulk strings, or inline), or replies of RESP2 and RESP3. Pure.
+"""One way of a Redis connection, byte by byte as it comes: requests (arrays of bulk strings, or inline), or replies of
+RESP2 and RESP3. Pure.
 
-From anybody, so bounded: what is kept of a text and of a message, how deep and how long it may be. Longer texts are skipped without being held.
-Protocol: redis.io/docs/latest/develop/reference/protocol-spec.
+From anybody, so bounded: what is kept of a text and of a message, how deep and how long it may be. Longer texts are
+skipped without being held. Protocol: redis.io/docs/latest/develop/reference/protocol-spec.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ class RespStream:
         return True
 
     def feed(self, data: bytes, t_ns: int = 0) -> list[tuple[Value, int]]:
-        """Messages that end in these bytes, each with the t_ns of the bytes in which it began. Raises Garbage; then ``reset``."""
+        """Messages that end in these bytes, each with the t_ns of the bytes in which it began. Raises Garbage; then
+        ``reset``.
+        """
         out: list[tuple[Value, int]] = []
         at, size = 0, len(data)
         while at < size:
@@ -184,7 +187,9 @@ class RespStream:
 
 
 def _whole_array(data: bytes, at: int, texts_only: bool) -> tuple[list[Value], int] | None:
-    """A plain array of short texts and integers that lies here whole, and where it ends; None for anything else. It is what nearly all are, in a third of the time."""
+    """A plain array of short texts and integers that lies here whole, and where it ends; None for anything else. It is
+    what nearly all are, in a third of the time.
+    """
     end = data.find(b"\r\n", at, at + 6)
     digits = data[at + 1 : end]
     if end < 0 or not digits.isdigit() or not 0 < (count := int(digits)) <= KEPT_ITEMS:

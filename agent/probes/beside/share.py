@@ -1,7 +1,8 @@
 """How a binary's probes are held to their share of a thread's time. Pure: time and hits come from who asks.
 
-All of the time (``both``, then ``alone`` at returns only) while they take no more than EXACT of a thread; else in windows, which are short and far apart enough that the program loses
-no more than WINDOWS of its time to them, whatever it does.
+All of the time (``both``, then ``alone`` at returns only) while they take no more than EXACT of a thread; else in
+windows, which are short and far apart enough that the program loses no more than WINDOWS of its time to them, whatever
+it does.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ _PERIOD_NS, _SHORTEST_NS, _LONGEST_NS = 1_000_000_000, 10_000_000, 400_000_000
 _HELD_NS = 3_000_000_000
 #: In a window, about.
 _DECISIONS = 4_000
-#: Of EXACT: below it, it is watched all of the time again, after so many windows in a row; after twice as many each time that it relapses within a minute.
+#: Of EXACT: below it, it is watched all of the time again, after so many windows in a row; after twice as many each
+#: time that it relapses within a minute.
 _CALM, _CALM_WINDOWS, _MOST_CALM_WINDOWS, _RELAPSE_NS = 0.6, 3, 96, 60_000_000_000
 
 
 @dataclass
 class Share:
-    """both, alone: ns of probes a decision; alone is 0 where there is no such way. exact: ``EXACT``. mode: both, alone or windows. rate: decisions a second, as last seen. busy: takes its records."""
+    """both, alone: ns of probes a decision; alone is 0 where there is no such way. exact: ``EXACT``. mode: both, alone
+    or windows. rate: decisions a second, as last seen. busy: takes its records.
+    """
 
     both_ns: float
     alone_ns: float
@@ -87,8 +91,10 @@ class Share:
     def closed(
         self, asked_ns: int, watched_ns: int, until_ns: int, hits: int, late: int, decisions: int, held: bool = False
     ) -> str:
-        """After a window that was asked for at asked_ns, and let go of at until_ns: hits until then, and later, while its probes went -> the mode that is right.
-        held: its probes set the program's pace, so that windows say little."""
+        """After a window that was asked for at asked_ns, and let go of at until_ns: hits until then, and later, while
+        its probes went -> the mode that is right.
+        held: its probes set the program's pace, so that windows say little.
+        """
         self._period_ns = _HELD_NS if held else _PERIOD_NS
         opened = max(until_ns - asked_ns, 1)
         load = min(self._load(hits, opened, BRIEF_NS), 1.0)
@@ -108,7 +114,9 @@ class Share:
         return calm[0] if calm and self._calm >= self._needs else "windows"
 
     def next_ns(self, now_ns: int) -> int:
-        """When the next window is to begin: anywhere in its second, so that what comes by the clock is not always missed."""
+        """When the next window is to begin: anywhere in its second, so that what comes by the clock is not always
+        missed.
+        """
         period = self._period_ns
         self._begun_ns += period * max(1, -(-(now_ns - self._begun_ns - period) // period))
         return max(self._paid_ns, now_ns, self._begun_ns + round(random.random() * (period - self.window_ns)))

@@ -1,4 +1,6 @@
-"""Has requests looked at whose answer was not seen yet: one that is not answered, or not even read, is no event. See bpf/tcp_service.h and bpf/unix.bpf.c."""
+"""Has requests looked at whose answer was not seen yet: one that is not answered, or not even read, is no event. See
+bpf/tcp_service.h and bpf/unix.bpf.c.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ MOST = 256
 
 
 class RequestSweep:
-    """A source without rows: its program adds to those of the family. Where the kernel does not run programs for us, it gives up, and the family says so.
+    """A source without rows: its program adds to those of the family. Where the kernel does not run programs for us, it
+    gives up, and the family says so.
 
     by_place: whether the program is given a place of NAME_asking; else what stands there.
     """
@@ -42,7 +45,9 @@ class RequestSweep:
                 self._look()
             except OSError as error:
                 self._next_ns = 1 << 62
-                self._family.trouble(self._program, f"{self._program}: {error} (not seen: requests that wait, until they are answered)")  # fmt: skip
+                self._family.trouble(
+                    self._program, f"{self._program}: {error} (not seen: requests that wait, until they are answered)"
+                )
         return ()
 
     def _look(self) -> None:
@@ -61,5 +66,7 @@ class RequestSweep:
 
 
 def taken(shared: np.ndarray) -> np.ndarray:
-    """The places that are not 0. Of a copy: the kernel writes meanwhile, and numpy raises where their number changes."""
+    """The places that are not 0. Of a copy: the kernel writes meanwhile, and numpy raises where their number
+    changes.
+    """
     return np.flatnonzero(shared.copy())

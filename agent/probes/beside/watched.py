@@ -1,4 +1,6 @@
-"""Which processes' long waits the syscalls family's programs tell, whatever they wait for: those that report decisions (agent/correlate/reported.py)."""
+"""Which processes' long waits the syscalls family's programs tell, whatever they wait for: those that report decisions
+(agent/correlate/reported.py).
+"""
 
 from __future__ import annotations
 

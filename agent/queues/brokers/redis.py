@@ -4,8 +4,8 @@ What the server counts itself (`XINFO GROUPS` lag, since 7.0) is not taken on tr
   - it is NULL after an XDEL ahead of the group, and for a group that was set to an arbitrary id;
   - after a trimming of undelivered entries it counts what is gone, and stays wrong when the group has read on
     (redis/redis#13957, valkey-io/valkey#1951).
-The ids tell more: a group at or behind the last entry has no lag, one before the first has XLEN; only between these is the
-counter asked, and then bounded by what the stream holds. Where it may be wrong the row says so, with the reason.
+The ids tell more: a group at or behind the last entry has no lag, one before the first has XLEN; only between these is
+the counter asked, and then bounded by what the stream holds. Where it may be wrong the row says so, with the reason.
 
 Ages are taken from entry ids (their first part is the server's clock in ms) against the server's own TIME: a clock that
 differs between here and there, or here and now, changes nothing.
@@ -58,7 +58,9 @@ class _Group:
 
 
 class RedisStreams:
-    """One Redis server; ``poll`` gives one row a consumer group, one of the server alone where it has none, or ``down`` rows when it does not answer."""
+    """One Redis server; ``poll`` gives one row a consumer group, one of the server alone where it has none, or ``down``
+    rows when it does not answer.
+    """
 
     def __init__(self, url: RedisUrl, timeout_s: float = 0.5) -> None:
         self.name = f"redis {url.server}"
@@ -130,7 +132,10 @@ class RedisStreams:
                 trouble.append(
                     (
                         b"",
-                        f"more than {limit} {what}, or longer names, are not watched: choose with ?streams= in the server's URL",
+                        (
+                            f"more than {limit} {what}, or longer names, are not watched: choose with ?streams= in the"
+                            " server's URL"
+                        ),
                     )
                 )
         server_ms, state_of = self._details(), dict(states)
@@ -141,7 +146,9 @@ class RedisStreams:
         ]
 
     def _details(self) -> int:
-        """Second round trip: oldest entries, consumers, the server itself, and TIME last. Returns the server's time in ms."""
+        """Second round trip: oldest entries, consumers, the server itself, and TIME last. Returns the server's time in
+        ms.
+        """
         commands: list[tuple[bytes | str | int, ...]] = []
         takers: list[tuple[_Group, str]] = []
         for g in self._groups.values():
@@ -240,5 +247,11 @@ def _row(g: _Group, state: dict[str, Any], server_ms: int) -> Row:
 
 
 BROKER = Broker(
-    "redis", "Redis Streams", "consumer groups of streams: lag, age, pending and redelivered entries", "redis://[user:password@]host:port/db?streams=orders,mails",
-    "no streams: found by itself", RedisUrl.parse, RedisStreams)  # fmt: skip
+    "redis",
+    "Redis Streams",
+    "consumer groups of streams: lag, age, pending and redelivered entries",
+    "redis://[user:password@]host:port/db?streams=orders,mails",
+    "no streams: found by itself",
+    RedisUrl.parse,
+    RedisStreams,
+)

@@ -3,8 +3,9 @@
     import tickscope_limiters
     tickscope_limiters.watch(limiter)
 
-``limiter``: a strategy of limits or limits.aio (3 to 5), slowapi's or Flask-Limiter's ``Limiter`` (after ``init_app``), pyrate-limiter's ``Limiter`` (3, 4), aiolimiter's.
-Standard library only. The caller is never held up and gets no exception that is not the limiter's own. Where there is no agent, decisions are counted.
+``limiter``: a strategy of limits or limits.aio (3 to 5), slowapi's or Flask-Limiter's ``Limiter`` (after ``init_app``),
+pyrate-limiter's ``Limiter`` (3, 4), aiolimiter's. Standard library only. The caller is never held up and gets no
+exception that is not the limiter's own. Where there is no agent, decisions are counted.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ _ROUTES = 64  # with a name of their own: slowapi takes each path for one
 
 
 class Teller:
-    """One connection a process, for all its threads. ``dropped``: decisions that could not be sent; the next that can tells how many."""
+    """One connection a process, for all its threads. ``dropped``: decisions that could not be sent; the next that can
+    tells how many.
+    """
 
     def __init__(self, path: str = INTAKE) -> None:
         self.path = path
@@ -47,7 +50,9 @@ class Teller:
         self._lock = threading.RLock()  # a handler of signals may ask a limiter, too
 
     def tell(self, limiter: str, result: str, **more: Any) -> None:
-        """more: members as in tickscope's docs/limiters.md; what is None is left out. Waits for nobody, raises nothing."""
+        """more: members as in tickscope's docs/limiters.md; what is None is left out. Waits for nobody, raises
+        nothing.
+        """
         with self._lock:
             try:
                 self._send({k: v for k, v in more.items() if v is not None} | {"limiter": limiter, "result": result})
@@ -91,7 +96,8 @@ teller = Teller()
 def watch(limiter: Any, name: str = "", remaining: bool | None = None) -> Any:
     """Has this limiter tell its decisions from now on; returns it. name: how it is called in tickscope.
 
-    remaining: whether limits' storage is asked what is left after each decision. By default only this process's memory is: any other answers by a round trip.
+    remaining: whether limits' storage is asked what is left after each decision. By default only this process's memory
+    is: any other answers by a round trip.
     """
     packages = {base.__module__.partition(".")[0] for base in type(limiter).__mro__}
     try:
@@ -137,7 +143,9 @@ _inside: ContextVar[_Decision | None] = ContextVar("_inside", default=None)  # a
 
 
 def _watched(method: Callable[..., Any], describe: _Describe, left: Callable[..., Any] | None = None) -> Any:
-    """The method, with its answer told; an awaitable where that is one. left: to be asked with the same arguments afterwards."""
+    """The method, with its answer told; an awaitable where that is one. left: to be asked with the same arguments
+    afterwards.
+    """
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
