@@ -29,7 +29,7 @@ class Source(Closing, Protocol):
     """Produces batches; knows nothing of what follows."""
 
     def fds(self) -> list[int]:
-        """Descriptors that make the agent's loop wake at once when readable; may be empty."""
+        """Descriptors for which the agent's loop does not wait until the next beat; may be empty."""
         ...
 
     def drain(self, now_ns: int) -> Iterable[Batch]:
@@ -70,6 +70,14 @@ class Due(ABC):
     @abstractmethod
     def due_ns(self) -> int:
         """CLOCK_BOOTTIME; 0 for no such time."""
+
+
+class Waking(ABC):
+    """A source of which a readable descriptor asks for less than a whole drain."""
+
+    @abstractmethod
+    def woken(self, now_ns: int) -> Iterable[Batch]:
+        """In the place of ``drain`` between two beats."""
 
 
 class Stating(ABC):

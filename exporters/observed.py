@@ -18,7 +18,7 @@ from exporters.aggregate import MetricStore
 from exporters.fold import Attributes
 
 #: Between two looks.
-EVERY_NS = 2 * 10**9
+EVERY_NS = 5 * 10**9
 _TICKS_PER_S, _PAGE_BYTES = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 _STORE_STATES = ("ok", "degraded")
 

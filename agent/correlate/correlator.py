@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
 
@@ -107,21 +107,25 @@ class Correlator:
 
     def advance(self, watermark_ns: int) -> list[Batch]:
         """Processes rows with ``t_ns <= watermark_ns`` in time order; returns findings that are new, changed or closed,
-        each followed by its
-        ``evidence`` as far as that is new or has changed; and ``limiter_jump``.
+        each followed by its ``evidence`` as far as that is new or has changed; and ``limiter_jump``.
 
         A watermark that does not grow does nothing. Rows of one call come out in order of their start and id.
         """
+        return [batch for batches in self.advancing(watermark_ns) for batch in batches]
+
+    def advancing(self, watermark_ns: int) -> Iterator[list[Batch]]:
+        """The same in steps of at most some milliseconds each, for a caller that rests between them. It must go through
+        all of them before anything else is asked of the correlator.
+        """
         if watermark_ns <= self._mark_ns:
-            return []
+            return
         taken = self._inbox.take(watermark_ns)
-        self._view.add(
-            taken
-        )  # All that is known already: after a pause of the agent itself, what came later explains what came first.
+        # All that is known already: after a pause of the agent itself, what came later explains what came first.
+        self._view.add(taken)
+        yield []
         if self._second is None:
             first = [int(rows["t_ns"][0]) for rows in taken.values()]
             self._second = min([watermark_ns, *first]) // SECOND
-        out: list[Batch] = []
         end = watermark_ns // SECOND
         while self._second < end:
             if not self._gathered and not self._findings and not self._held:
@@ -130,12 +134,14 @@ class Correlator:
                 if self._second == end:
                     break
             self._take(taken, (self._second + 1) * SECOND - 1)
-            self._judge(self._second)
+            yield []
+            for _ in self._judge(self._second):
+                yield []
             self._second += 1
-            out += self._emit(min(watermark_ns, self._second * SECOND))
+            yield self._emit(min(watermark_ns, self._second * SECOND))
         self._take(taken, watermark_ns)
         self._mark_ns = watermark_ns
-        return out + self._emit(watermark_ns)
+        yield self._emit(watermark_ns)
 
     def _take(self, taken: dict[str, np.ndarray], until_ns: int) -> None:
         """Moves rows up to ``until_ns`` into the rings and the second that is being gathered."""
@@ -169,13 +175,17 @@ class Correlator:
             self._findings.append(found)
         found.closed, found.end_ns = False, max(found.end_ns, series.end_ns)
 
-    def _judge(self, second: int) -> None:
+    def _judge(self, second: int) -> Iterator[None]:
+        """Judges a second, step by step."""
         rows = OfSecond({table: together(parts) for table, parts in self._gathered.items()})
         self._gathered = {}
-        self._held += [e for watch in self._watches for e in watch.step(second, rows)]
+        for watch in self._watches:
+            self._held += watch.step(second, rows)
+            yield
         self._view.note(e for watch in self._watches for e in watch.active.values())
         for found in self._findings:
             self._follow(found, second)
+            yield
         due = [e for e in self._held if self._view.informed(e) or second - e.start_ns // SECOND > self._config.hold_s]
         self._held = [e for e in self._held if e not in due]
         for episode in sorted(
@@ -189,6 +199,7 @@ class Correlator:
                 self._place(episode, verdicts)
             elif second - episode.last_bad < self._config.quiet_s and second - episode.start_ns // SECOND <= 60:
                 self._held.append(episode)  # its cause may yet be seen
+            yield
         for found in self._findings:
             if not found.finding_id:
                 found.name(found.cause.cause, found.main.subject, {f.finding_id for f in self._findings})

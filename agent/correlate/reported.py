@@ -20,6 +20,7 @@ import numpy as np
 
 from agent.batch import Batch
 from agent.columns import NULL_I64
+from agent.common.copies import pick, together
 from agent.correlate.join import children
 from agent.tables import TABLES
 
@@ -60,15 +61,15 @@ class ReportedWaits:
             held = (rows["kind"] == _WAITING) & (rows["goroutine"] == NULL_I64)
             if not held.any():
                 return (batch,)
-            self._waits = np.concatenate([self._waits, rows[held]])
-            return (Batch(batch.table, rows[~held]), *self._released(now_ns))
+            self._waits = together([self._waits, pick(rows, held)])
+            return (Batch(batch.table, pick(rows, ~held)), *self._released(now_ns))
         if batch.table == "limiter_decision":
             rows = batch.rows
             reported = (rows["source"] != _UPROBE) & (rows["pid"] != NULL_I64)
-            self._watch({int(pid) for pid in np.unique(rows["pid"][reported])}, now_ns)
-            timed = rows[reported & (rows["duration_ns"] >= 1_000_000)]
-            if len(timed):
-                self._decisions = np.concatenate([self._decisions, timed])
+            self._watch(set(rows["pid"][reported].tolist()), now_ns)
+            timed = reported & (rows["duration_ns"] >= 1_000_000)
+            if timed.any():
+                self._decisions = together([self._decisions, pick(rows, timed)])
                 return (batch, *self._released(now_ns))
         return (batch,)
 

@@ -46,9 +46,8 @@ class RingReader:
         self._slot = np.dtype([("length", "<u4"), ("page", "<u4"), ("payload", record), ("pad", f"V{padding}")])
         self._consumer_map = mmap.mmap(fd, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         self._data_map = mmap.mmap(fd, page + 2 * self.size, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
-        self._consumer = memoryview(self._consumer_map)[:8].cast(
-            "Q"
-        )  # a third of what an array takes to read one number
+        # A third of what an array takes to read one number.
+        self._consumer = memoryview(self._consumer_map)[:8].cast("Q")
         self._producer = memoryview(self._data_map)[:8].cast("Q")
         self._none = np.empty(0, record)
         self._data = np.frombuffer(self._data_map, np.uint8, 2 * self.size, page)
@@ -56,6 +55,10 @@ class RingReader:
     def pending(self) -> int:
         """Records that wait, an upper bound."""
         return (self._producer[0] - self._consumer[0]) // self.stride
+
+    def filled(self) -> float:
+        """The share of the ring that is full."""
+        return (self._producer[0] - self._consumer[0]) / self.size
 
     def producing(self) -> bool:
         """Whether anything came since the last drain."""

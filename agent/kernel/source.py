@@ -13,13 +13,15 @@ import numpy as np
 from agent.batch import Batch, Loss, losses
 from agent.common.clocks import boot_ns
 from agent.common.faults import Faults
-from agent.contracts import Finishing, Parted, Source
+from agent.contracts import Due, Finishing, Parted, Source, Waking
 from agent.kernel.bpf import HashMap
 from agent.kernel.load import Family, Loaded
 from agent.kernel.probe import Aggregate, Ring
 from agent.kernel.ring import RingReader, SharedArray, Sums
 
 GRACE_NS = 5_000_000
+#: A ring of which this share was full when it was drained is drained again so soon, not only with the next beat.
+_FULL, _SOON_NS = 1 / 8, 20_000_000
 #: How often the records of a part that is left out are told.
 _TELL_NS = 1_000_000_000
 
@@ -28,7 +30,7 @@ def _nothing(_: np.ndarray) -> None:
     """In the place of a callback that is gone."""
 
 
-class KernelSource(Finishing, Parted):
+class KernelSource(Finishing, Parted, Waking, Due):
     """Reads what the loaded families produce. Implements ``agent.contracts.Source``.
 
     interval_ns: length of the aggregation intervals. ``listen(map, callback)`` hands each drained record array of a
@@ -56,6 +58,7 @@ class KernelSource(Finishing, Parted):
         self._flipped_ns = self._started_ns = 0
         self._checked_ns = boot_ns()
         self._read_due = False
+        self._due_ns = 0
         if not loaded.shared:
             return
         self.control = SharedArray(loaded.shared["control"], loaded.wire.dtype("control")).values
@@ -96,15 +99,29 @@ class KernelSource(Finishing, Parted):
         """Rings whose records come with a wake-up."""
         return [reader.fd for ring, reader in self._rings if ring.wake]
 
+    @property
+    def due_ns(self) -> int:
+        """Soon, where a ring fills quickly."""
+        return self._due_ns
+
     def drain(self, now_ns: int) -> Iterator[Batch]:
+        self._due_ns = 0
         for ring, reader in self._rings:
             if reader.producing():
+                if reader.filled() >= _FULL:
+                    self._due_ns = now_ns + _SOON_NS
                 yield from self._part(ring.map, partial(self._read_ring, ring, reader), now_ns)
         if self._aggregates:
             yield from self._turn(now_ns)
         yield from self._losses(now_ns)
         if self._skipped and now_ns - self._skips_told_ns >= _TELL_NS:
             yield from self._skips(now_ns)
+
+    def woken(self, now_ns: int) -> Iterator[Batch]:
+        """Reads the rings whose records come with a wake-up."""
+        for ring, reader in self._rings:
+            if ring.wake and reader.producing():
+                yield from self._part(ring.map, partial(self._read_ring, ring, reader), now_ns)
 
     def _part(self, name: str, read: Callable[[], Iterator[Batch]], now_ns: int) -> Iterator[Batch]:
         """What a part yields; where it fails what it yielded before, and a ``loss`` row."""

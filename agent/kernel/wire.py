@@ -11,7 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +29,7 @@ _COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
 #: Marks the number of a process outside of our PID namespace (bpf/tickscope.h, PIDNS_OUTSIDE). No kernel has numbers
 #: that high.
 OUTSIDE = 1 << 30
+_PIDS = frozenset(("pid", "tid", "sender_pid", "holder_pid", "parent_pid"))
 
 
 class WireError(Exception):
@@ -106,14 +109,54 @@ class Wire:
         return "\n".join(lines) + "\n"
 
 
-def leaves(rows: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """(field name, column) of every leaf of nested records, depth first."""
-    for name in rows.dtype.names or ():
-        column = rows[name]
-        if column.dtype.names:
-            yield from leaves(column)
+class _Plan(NamedTuple):
+    """How records of one dtype become rows of one table. leaves: a dtype with all leaves of the nested records. words:
+    names and places of the 64-bit integers, of a record as such integers; others: the remaining columns.
+    """
+
+    leaves: np.dtype[np.void]
+    words: tuple[str, ...]
+    places: list[int]
+    others: tuple[str, ...]
+    addressed: bool
+
+
+@cache
+def _plan(dtype: np.dtype[np.void], table: str) -> _Plan:
+    declared = TABLES[table]
+    leaves_ = {name: (base, offset) for name, base, offset in _leaves(dtype)}
+    flat = np.dtype(
+        {
+            "names": list(leaves_),
+            "formats": [base for base, _ in leaves_.values()],
+            "offsets": [offset for _, offset in leaves_.values()],
+            "itemsize": dtype.itemsize,
+        }
+    )
+    columns = [name for name in leaves_ if name in declared.by_name]
+    whole = dtype.itemsize % 8 == 0
+    words = tuple(
+        name
+        for name in columns
+        if whole and declared.by_name[name].kind == "i64" and leaves_[name][0] == "<u8" and name not in _PIDS
+    )
+    return _Plan(
+        flat,
+        words,
+        [leaves_[name][1] // 8 for name in words],
+        tuple(name for name in columns if name not in words),
+        "peer" in declared.by_name and "daddr" in leaves_ and "dport" in leaves_,
+    )
+
+
+def _leaves(dtype: np.dtype[np.void], at: int = 0) -> Iterator[tuple[str, np.dtype[Any], int]]:
+    for name in dtype.names or ():
+        assert dtype.fields is not None
+        base, offset = dtype.fields[name][:2]
+        if base.names:
+            yield from _leaves(base, at + offset)
         else:
-            yield name, column
+            yield name, base, at + offset
 
 
 def decode(records: np.ndarray, table: str) -> Batch:
@@ -122,26 +165,24 @@ def decode(records: np.ndarray, table: str) -> Batch:
     Fields that the table does not have are left out; columns without a field stay unknown. u8[16] fields become
     addresses, and daddr with dport also the ``peer`` column.
     """
-    declared = TABLES[table]
+    declared, plan = TABLES[table], _plan(records.dtype, table)
     out = declared.empty(len(records))
-    seen: dict[str, np.ndarray] = {}
-    for name, column in leaves(records):
-        seen[name] = column
-        target = declared.by_name.get(name)
-        if target is None:
-            continue
-        if target.kind == "addr":
+    seen = records.view(plan.leaves)
+    if plan.words:
+        words = records.view(np.dtype(("<i8", (records.itemsize // 8,))))[:, plan.places]
+        words[words == -1] = NULL_I64
+        for i, name in enumerate(plan.words):
+            out[name] = words[:, i]
+    for name in plan.others:
+        column, kind = seen[name], declared.by_name[name].kind
+        if kind == "addr":
             out[name] = np.ascontiguousarray(column).view("V16").reshape(len(records))
-        elif target.kind == "i64" and column.dtype.kind == "u":
-            unknown = column >= (
-                OUTSIDE
-                if name in ("pid", "tid", "sender_pid", "holder_pid", "parent_pid")
-                else np.iinfo(column.dtype).max
-            )
+        elif kind == "i64" and column.dtype.kind == "u":
+            unknown = column >= (OUTSIDE if name in _PIDS else np.iinfo(column.dtype).max)
             out[name] = np.where(unknown, NULL_I64, column.astype(np.int64))
         else:
             out[name] = column
-    if "peer" in declared.by_name and "daddr" in seen and "dport" in seen:
+    if plan.addressed:
         out["peer"] = make_peer(seen["daddr"], seen["dport"])
     return Batch(table, out)
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from agent.common.clocks import apart
 
 _SO_TIMESTAMPNS = 35  # include/uapi/asm-generic/socket.h; Python has no name for it
+_SOCKET_LEVEL = int(socket.SOL_SOCKET)
 _TIMESPEC = struct.Struct("qq")
 #: More than clocks move apart between two drains unless one is stepped.
 _STEADY_NS = 1_000_000
@@ -51,9 +52,8 @@ class Arrival:
     def sent_ns(self, ancillary: list[tuple[int, int, bytes]], read_ns: int, clocks: Clocks) -> int:
         """CLOCK_BOOTTIME ns of sending; ``read_ns`` where it is not known. clocks: read shortly before."""
         for level, kind, data in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS) and abs(
-                clocks.distance_ns - self._empty.distance_ns
-            ) < _STEADY_NS:
+            steady = abs(clocks.distance_ns - self._empty.distance_ns) < _STEADY_NS
+            if kind == _SO_TIMESTAMPNS and level == _SOCKET_LEVEL and steady:
                 seconds, ns = _TIMESPEC.unpack(data)
                 stamped_ns = int(seconds) * 1_000_000_000 + int(ns)
                 return min(max(stamped_ns - clocks.distance_ns, self._empty.boot_ns), read_ns)

@@ -17,6 +17,9 @@ FLOATS = ("cost", "limit_per_s", "burst", "remaining")
 #: How some libraries say that there is no limit (golang.org/x/time/rate.Inf).
 _UNLIMITED_PER_S = 1.7976931348623157e308
 INTEGERS = ("window_ns", "wait_ns", "duration_ns", "program_wall_ns", "tid")
+_WHOLE = frozenset(("t_ns", *INTEGERS))
+#: The least value of each: a limiter in debt may have a negative rest, all else counts from 0.
+_FRACTIONS = {name: -(2.0**63) if name == "remaining" else 0 for name in FLOATS}
 IDS = {"trace_id": re.compile(r"[0-9a-f]{32}"), "span_id": re.compile(r"[0-9a-f]{16}")}
 #: Of the library that decided, and how many bytes their columns hold.
 NAMES = {"library": 48, "library_version": 24}
@@ -57,36 +60,37 @@ class Decoder:
         if not (isinstance(limiter, str) and limiter and isinstance(result, str) and result in _RESULTS):
             raise Malformed("limiter or result")
         values: dict[str, Any] = {"limiter_id": self._called(limiter), "result": _RESULTS[result]}
-        key = message.get("key")
-        if key is not None:
-            if type(key) not in (str, int):
-                raise Malformed("key")
-            values["key"] = self._key(str(key))
+        dropped = 0
         unlimited = message.get("unlimited") is True or message.get("limit_per_s") == _UNLIMITED_PER_S
-        for name in FLOATS:
-            if (value := message.get(name)) is not None and not (unlimited and name == "limit_per_s"):
-                values[name] = _number(value, least=-(2.0**63) if name == "remaining" else 0)
         if unlimited:
             values["unlimited"] = True
-        for name in ("t_ns", *INTEGERS):
-            if (value := message.get(name)) is not None:
+        for name, value in message.items():
+            if value is None:
+                continue
+            if name in _WHOLE:
                 values[name] = int(_number(value))
-        for name, form in IDS.items():
-            if (value := message.get(name)) is not None:
-                if not (isinstance(value, str) and form.fullmatch(value)):
+            elif name in _FRACTIONS:
+                if not (unlimited and name == "limit_per_s"):
+                    values[name] = _number(value, least=_FRACTIONS[name])
+            elif name == "key":
+                if type(value) not in (str, int):
+                    raise Malformed("key")
+                values["key"] = self._key(str(value))
+            elif name in IDS:
+                if not (isinstance(value, str) and IDS[name].fullmatch(value)):
                     raise Malformed(name)
                 values[name] = value.encode()
-        for name, most in NAMES.items():
-            if (value := message.get(name)) is not None:
+            elif name in NAMES:
                 if not isinstance(value, str):
                     raise Malformed(name)
-                values[name] = _text(value, most)
-        dropped = message.get("dropped")
-        return values, 0 if dropped is None else int(_number(dropped, most=_MOST_DROPPED))
+                values[name] = _text(value, NAMES[name])
+            elif name == "dropped":
+                dropped = int(_number(value, most=_MOST_DROPPED))
+        return values, dropped
 
 
 def _number(value: Any, least: float = 0, most: float = 2**63) -> float | int:
-    """A finite number that fits 64 bits; a limiter in debt may have a negative rest, all else counts from 0."""
+    """A finite number that fits 64 bits. Raises Malformed."""
     if (type(value) is int or (type(value) is float and isfinite(value))) and least <= value < most:
         return value
     raise Malformed("number")

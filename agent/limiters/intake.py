@@ -21,6 +21,7 @@ A decision's time is when it was sent: what the program did afterwards is not pa
 from __future__ import annotations
 
 import os
+import select
 import socket
 import time
 from collections import Counter
@@ -31,7 +32,7 @@ from typing import Any, NamedTuple
 from agent.batch import Batch, Loss, losses, make
 from agent.clock import timens
 from agent.columns import NULL_I64
-from agent.contracts import Finishing, Stating
+from agent.contracts import Due, Finishing, Stating, Waking
 from agent.limiters.arrival import stamp
 from agent.limiters.decision import FLOATS, IDS, INTEGERS, NAMES, TABLE, Decoder, Malformed, use_salt
 from agent.limiters.naming import Names
@@ -48,6 +49,8 @@ REASONS = {
     "unlooked": "decisions whose thread is not known, since there was no time to look for it",
     "no_descriptor": "times no connection could be taken for want of descriptors",
 }
+#: Until the next drain while messages come: after a drain that found some, and one that found many.
+_NEXT_NS, _SOON_NS, _MANY = 50_000_000, 10_000_000, 80
 #: Datagram sockets with a long queue that are kept for the case that somebody removes the name.
 _SPARE = 3
 _MODE = 0o666
@@ -141,11 +144,11 @@ def bind(directory: RunDirectory, key_salt: str = "", queue_length: int = QUEUE_
     return directory.bind("intake.sock", _MODE, make.datagrams), listener, lines
 
 
-class Intake(Stating, Finishing):
+class Intake(Stating, Finishing, Due, Waking):
     """Reads decisions from sockets of ``IntakeSockets``; a ``Source``, see agent.contracts.
 
     keys: ``hashed`` stores 8 bytes of BLAKE2b as hex, ``clear`` the key itself, as its column holds it.
-    max_messages: read by one drain at most; the rest stays where it is. names: what limiters are called, by what they
+    max_messages: read by one drain at most; the rest stays where it is, until ``due_ns``. names: what limiters are called, by what they
     call themselves.
     """
 
@@ -166,6 +169,9 @@ class Intake(Stating, Finishing):
         self._lost: Counter[str] = Counter()
         self._told: Counter[str] = Counter()
         self._told_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        self._due_ns = 0
+        self._first = select.epoll()
+        self._first.register(self.senders.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
 
     def follow(self, directory: RunDirectory) -> None:
         """Takes what the directory makes in the place of sockets whose names are gone."""
@@ -178,10 +184,30 @@ class Intake(Stating, Finishing):
         self._decoder.store_keys(keys)
 
     def fds(self) -> list[int]:
-        return [self.senders.fileno()]
+        """Readable when a message comes after a drain that found none; from then on ``due_ns`` says when to drain."""
+        return [self._first.fileno()]
+
+    @property
+    def due_ns(self) -> int:
+        """While messages come, before what one sender may have on its way fills up: 166 datagrams of 1 KB (its
+        SO_SNDBUF).
+        """
+        return self._due_ns
+
+    def woken(self, now_ns: int) -> Iterator[Batch]:
+        self._first.poll(0)
+        return self.drain(now_ns)
 
     def drain(self, now_ns: int) -> Iterator[Batch]:
-        yield from self._read()
+        count = 0
+        for batch in self._read():
+            count += len(batch.rows)
+            yield batch
+        if count:
+            self._due_ns = now_ns + (_SOON_NS if count >= _MANY else _NEXT_NS)
+        elif self._due_ns:
+            self._due_ns = 0
+            self._first.modify(self.senders.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
         yield from self._loss(now_ns, _LOSS_INTERVAL_NS)
 
     def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterator[Batch]:
@@ -196,7 +222,7 @@ class Intake(Stating, Finishing):
 
     def _read(self) -> Iterator[Batch]:
         """At most ``max_messages``."""
-        columns: dict[str, list[Any]] = {}
+        rows: list[dict[str, Any]] = []
         for message in self.senders.receive(self._max_messages):
             identity = self._identity(message.pid, message.sent_ns)
             try:
@@ -213,11 +239,10 @@ class Intake(Stating, Finishing):
                     message.pid, identity.start_ns, message.uid, values["tid"], message.sent_ns
                 )
             values["pid"], values["proc_start_ns"], values["comm"] = message.pid, identity.start_ns, identity.comm
-            columns = columns or {name: [] for name in _COLUMNS}
-            for name, column in columns.items():
-                column.append(values.get(name, _UNKNOWN[name]))
-        if columns:
-            yield make(TABLE.name, len(columns["t_ns"]), source=TABLE.code("source", "socket"), **columns)
+            rows.append(values)
+        if rows:
+            columns = {name: [row.get(name, _UNKNOWN[name]) for row in rows] for name in set().union(*rows)}
+            yield make(TABLE.name, len(rows), source=TABLE.code("source", "socket"), **columns)
 
     def losses(self) -> dict[str, int]:
         """Messages that were no decisions, and decisions that senders say they dropped, so far."""
@@ -229,6 +254,7 @@ class Intake(Stating, Finishing):
 
     def close(self) -> None:
         self.senders.close()
+        self._first.close()
 
     def _identity(self, pid: int, now_ns: int) -> Identity:
         """Looked up once a second for each pid; of a process that ended meanwhile the last answer stands."""

@@ -28,6 +28,8 @@ CONNECTIONS = 256
 _QUANTUM = 64
 #: Connections accepted in a turn.
 _ACCEPTED = 16
+# As plain integers: an operation on an enum's member takes as long as a whole message's parsing.
+_TRUNCATED, _SOCKET_LEVEL, _SENT_BY = int(socket.MSG_TRUNC), int(socket.SOL_SOCKET), int(socket.SCM_CREDENTIALS)
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size) + STAMP_BYTES
 
@@ -68,7 +70,7 @@ class Inlet:
         read_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         return Message(
             data,
-            not flags & socket.MSG_TRUNC,
+            not flags & _TRUNCATED,
             *_sender(ancillary),
             self._arrival.sent_ns(ancillary, read_ns, clocks),
             read_ns,
@@ -262,7 +264,7 @@ def _sender(ancillary: list[tuple[int, int, bytes]]) -> tuple[int, int]:
     kernel.
     """
     for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
+        if level == _SOCKET_LEVEL and kind == _SENT_BY:
             pid, uid, _ = _CREDENTIALS.unpack(data)
             return pid or NULL_I64, uid
     return NULL_I64, NULL_I64

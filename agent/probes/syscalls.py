@@ -97,8 +97,10 @@ def decode_events(records: np.ndarray) -> Iterator[Batch]:
     rows["peer"] = make_peer(records["peer_addr"], records["peer_port"])
     named = _FD_TYPES[np.minimum(records["inode_type"], len(_FD_TYPES) - 1)]
     unnamed = records["inode_type"] == _ANON
-    rows["fd_type"] = np.where(unnamed, np.char.strip(np.char.lower(records["fd_name"]), b"[]"), named)
-    rows["file"] = np.where(unnamed, b"", records["fd_name"])
+    rows["fd_type"], rows["file"] = named, records["fd_name"]
+    if unnamed.any():
+        rows["fd_type"][unnamed] = [name.lower().strip(b"[]") for name in records["fd_name"][unnamed].tolist()]
+        rows["file"][unnamed] = b""
     ret = records["ret"].view(np.int64)
     rows["ret"] = np.where(records["basis"] == 0, ret, NULL_I64)
     yield batch

@@ -43,19 +43,16 @@ _FAILED = TABLES["tls_handshake"].code("result", "failed")
 _CAUSES = {0: b"", 1: b"handshake failed", 2: b"connection closed"}
 
 
-def _texts(codes: np.ndarray, names: dict[int, bytes], other: bytes = b"") -> np.ndarray:
-    """Names of codes, looked up once a distinct code; ``other`` may hold %d."""
-    distinct, inverse = np.unique(codes, return_inverse=True)
-    return np.array([names.get(code, other % code if other else b"") for code in distinct.tolist()], "S64")[inverse]
-
-
 def decode_handshakes(records: np.ndarray) -> Iterator[Batch]:
     """Records of ``struct tls_event`` -> one batch of tls_handshake."""
     batch = decode(records, "tls_handshake")
-    batch.rows["tls_version"] = _texts(records["protocol"], _PROTOCOLS)
-    verify = np.char.add(b"certificate: ", _texts(records["verify_result"], _VERIFY, b"error %d"))
-    refused = (records["result"] == _FAILED) & (batch.rows["verify_result"] > 0)
-    batch.rows["error"] = np.where(refused, verify, _texts(records["cause"], _CAUSES))
+    rows = batch.rows
+    rows["tls_version"] = [_PROTOCOLS.get(code, b"") for code in records["protocol"].tolist()]
+    rows["error"] = [_CAUSES.get(code, b"") for code in records["cause"].tolist()]
+    refused = (records["result"] == _FAILED) & (rows["verify_result"] > 0)
+    if refused.any():
+        codes = records["verify_result"][refused].tolist()
+        rows["error"][refused] = [b"certificate: " + _VERIFY.get(code, b"error %d" % code) for code in codes]
     yield batch
 
 

@@ -85,26 +85,23 @@ class Resources:
 
     def watch(self, batch: Batch, now_ns: int) -> None:
         """Notes whose rows these are."""
+        if batch.table not in ("tcp_rtt", "socket_queue", "limiter_decision"):
+            return
         rows = batch.rows
+        which = (rows["pid"] > 0) & (rows["pid"] != self._own) & (rows["proc_start_ns"] > 0)
         if batch.table == "tcp_rtt":
-            rows = rows[rows["role"] == _SERVER]
+            which &= rows["role"] == _SERVER
         elif batch.table == "socket_queue":
-            rows = rows[rows["kind"] == _ACCEPT]
-        elif batch.table != "limiter_decision":
-            return
-        rows = rows[(rows["pid"] > 0) & (rows["pid"] != self._own) & (rows["proc_start_ns"] > 0)]
-        if not len(rows):
-            return
-        _, first = np.unique(rows["pid"], return_index=True)
-        for row in rows[first]:
-            key = int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000
+            which &= rows["kind"] == _ACCEPT
+        which = np.flatnonzero(which)
+        who = zip(which.tolist(), rows["pid"][which].tolist(), rows["proc_start_ns"][which].tolist(), strict=True)
+        for at, pid, start_ns in {pid: (at, pid, start_ns) for at, pid, start_ns in who}.values():
+            key = pid, start_ns // 10_000_000
             known = self.watched.get(key)
             if known is not None:
                 known.seen_ns = now_ns
             elif len(self.watched) < MOST or self._make_room(self._user(key), now_ns):
-                self.watched[key] = Watched(
-                    key[0], int(row["proc_start_ns"]), bytes(row["comm"]), now_ns, self._user(key)
-                )
+                self.watched[key] = Watched(pid, start_ns, bytes(rows["comm"][at]), now_ns, self._user(key))
 
     def _user(self, key: tuple[int, int]) -> int:
         if key not in self._users:

@@ -55,14 +55,10 @@ class Containers:
         wanted = np.flatnonzero((rows["pid"] != NULL_I64) & (rows["container_id"] == b""))
         if not len(wanted):
             return
-        who = np.stack([rows[name][wanted] for name in ("pid", "proc_start_ns", "cgroup_id")], axis=1)
-        # Rows of one process often come together, and sorting them takes longer than all else that is done to a row.
-        runs = np.flatnonzero(np.append(True, (who[1:] != who[:-1]).any(axis=1)))
-        unique, inverse = np.unique(who[runs], axis=0, return_inverse=True)
-        ids = np.array(
-            [self._of_cgroup(cgroup) or self._of_process(pid, start) for pid, start, cgroup in unique.tolist()], "S64"
-        )[inverse.ravel()]
-        rows["container_id"][wanted] = np.repeat(ids, np.diff(np.append(runs, len(wanted))))
+        who = list(zip(*(rows[name][wanted].tolist() for name in ("pid", "proc_start_ns", "cgroup_id")), strict=True))
+        ids = {one: self._of_cgroup(one[2]) or self._of_process(*one[:2]) for one in set(who)}
+        if any(ids.values()):
+            rows["container_id"][wanted] = [ids[one] for one in who]
 
     def _of_cgroup(self, number: int) -> bytes:
         if number in self._cgroups:

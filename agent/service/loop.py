@@ -1,4 +1,9 @@
-"""The agent's one thread: drains sources, advances the correlator, feeds the sinks. It never blocks on any of them."""
+"""The agent's one thread: drains sources, advances the correlator, feeds the sinks. It never blocks on any of them.
+
+It works on a steady beat: each BEAT_S all sources are drained, and what they gave goes on as one batch a table. Rings
+and sockets hold seconds, and what must be fast (clock notices) is a process of its own. Between beats only a source
+whose descriptor is readable, or whose time has come, is drained; its rows wait for the beat.
+"""
 
 from __future__ import annotations
 
@@ -16,34 +21,23 @@ import numpy as np
 from agent.batch import Batch, Loss, losses
 from agent.columns import NULL_I64
 from agent.common.clocks import boot_ns
+from agent.common.copies import together
 from agent.common.faults import AGAIN_NS, Faults
-from agent.contracts import Closing, Due, Filter, Finishing, Sink, Source
+from agent.common.pace import Pace
+from agent.contracts import Closing, Due, Filter, Finishing, Sink, Source, Waking
 from agent.correlate.correlator import Correlator
 from agent.log import say
 from agent.service.containers import Containers
 from agent.store.writer import Writer
 from agent.tables import TABLES
 
-BUSY_S, QUIET_S = 0.010, 0.100
-#: Turns in a row for which something was readable at once. From then on each takes BUSY_S, half of it where it had
-#: something to do: what is readable and never read, by whichever fault, must not cost a processor.
-_AT_ONCE = 16
+BEAT_NS = 200_000_000
+#: Wake-ups in a row, less than _PAUSE_S apart, that are served at once. From then on each waits for _PAUSE_S: a
+#: descriptor that is readable and never read, by whichever fault, must not cost a processor.
+_AT_ONCE, _PAUSE_S = 16, 0.010
 #: Rings and processors deliver out of order by less than this; the correlator works behind it.
 WATERMARK_NS = 300_000_000
-_ADVANCE_NS = 100_000_000
 _SECOND_NS = 1_000_000_000
-#: Tables whose rows arrive by the clock, not because something happened: they do not keep the loop at its busy pace.
-_PERIODIC = {
-    "tcp_rtt",
-    "service_latency",
-    "syscall_latency",
-    "socket_queue",
-    "queue_lag",
-    "clock_offset",
-    "clock_daemon",
-    "probe_status",
-    "notice_status",
-}
 
 
 class _Call(NamedTuple):
@@ -77,8 +71,10 @@ class Loop:
         self.stopping = False
         self.filters: list[Filter] = []
         self.containers = Containers()
+        self._held: list[Batch] = []
         self._waiting: list[Batch] = []
-        self._advanced_ns = self._second_ns = 0
+        self._second_ns = 0
+        self._pace = Pace()
         self._sink_losses: dict[tuple[str, str], int] = {}
         self._not_offered: Counter[str] = Counter()
         self._not_judged = 0
@@ -124,43 +120,64 @@ class Loop:
 
     def run(self, until_ns: int = 0) -> None:
         """Until ``stopping``, or CLOCK_BOOTTIME reaches until_ns."""
-        busy, at_once = True, 0
+        beat_ns, in_a_row = boot_ns(), 0
         while not self.stopping and (not until_ns or boot_ns() < until_ns):
-            readable = self.selector.select(self._rest_s(BUSY_S if busy else QUIET_S))
-            begun = time.monotonic()
+            readable = self.selector.select(self._rest_s(beat_ns))
+            self._pace.waited()
+            now_ns = boot_ns()
             for key, _ in readable:
-                if isinstance(key.data, _Call):
-                    self.faults.attempt(_name(key.data.back), key.data.back, otherwise=None)
-                    if self.faults.out(_name(key.data.back)):
-                        self.selector.unregister(key.fileobj)
-            busy = self.step(boot_ns())
-            at_once = at_once + 1 if readable else 0
-            if at_once > _AT_ONCE:
-                rest_s = begun + (BUSY_S / 2 if busy else BUSY_S) - time.monotonic()
-                time.sleep(self._rest_s(max(0, rest_s)))
+                self._serve(key)
+            for source in self._due:
+                if 0 < source.due_ns <= now_ns:
+                    self._collect(source, source.drain, now_ns)
+            if now_ns >= beat_ns:
+                beat_ns = max(beat_ns + BEAT_NS, now_ns + BEAT_NS // 2)
+                self.step(now_ns)
+            in_a_row = in_a_row + 1 if readable else 0
+            if in_a_row > _AT_ONCE:
+                time.sleep(min(_PAUSE_S, self._rest_s(beat_ns)))
 
-    def _rest_s(self, most_s: float) -> float:
-        """How long to wait for something to happen: no longer than until the first source is due."""
+    def _serve(self, key: selectors.SelectorKey) -> None:
+        """What a readable descriptor belongs to."""
+        if isinstance(key.data, _Call):
+            self.faults.attempt(_name(key.data.back), key.data.back, otherwise=None)
+            if self.faults.out(_name(key.data.back)):
+                self.selector.unregister(key.fileobj)
+        elif key.data in self.sources:
+            self._collect(key.data, key.data.woken if isinstance(key.data, Waking) else key.data.drain, boot_ns())
+
+    def _rest_s(self, beat_ns: int) -> float:
+        """How long to wait for something to happen: until the next beat, or until the first source is due."""
         due = [due_ns for source in self._due if (due_ns := source.due_ns)]
-        return min(most_s, max(0, min(due) - boot_ns()) / 1e9) if due else most_s
+        return max(0, min([beat_ns, *due]) - boot_ns()) / 1e9
 
-    def step(self, now_ns: int) -> bool:
-        """One turn; True when something happened."""
-        happened = False
+    def step(self, now_ns: int) -> None:
+        """One beat."""
         for source in list(self.sources):
-            for drained in self._drain(source, source.drain, now_ns):
-                for batch in self._filtered(drained, now_ns):
-                    happened |= batch.table not in _PERIODIC
-                    self.take(batch)
-        if now_ns - self._advanced_ns >= _ADVANCE_NS:
-            self._advanced_ns = now_ns
-            self.advance(now_ns - WATERMARK_NS)
+            self._collect(source, source.drain, now_ns)
+            self._pace.rest()
+        self._hand_on(now_ns)
+        self.advance(now_ns - WATERMARK_NS)
         if now_ns - self._second_ns >= _SECOND_NS:
             self._second_ns = now_ns
             self._count_losses(now_ns)
             for callback in self.each_second:
+                self._pace.rest()
                 self.faults.attempt(_name(callback), callback, now_ns, otherwise=None)
-        return happened
+
+    def _collect(self, source: Source, read: Callable[[int], Iterable[Batch]], now_ns: int) -> None:
+        self._held += self._drain(source, read, now_ns)
+
+    def _hand_on(self, now_ns: int) -> None:
+        """What sources gave since the last beat, one batch a table."""
+        held, self._held = self._held, []
+        by_table: dict[str, list[np.ndarray]] = {}
+        for batch in held:
+            by_table.setdefault(batch.table, []).append(batch.rows)
+        for table, parts in by_table.items():
+            for batch in self._filtered(Batch(table, together(parts)), now_ns):
+                self.take(batch)
+            self._pace.rest()
 
     def _drain(self, source: Source, read: Callable[[int], Iterable[Batch]], now_ns: int) -> list[Batch]:
         """What ``read`` yields. Where it fails: what it yielded before, since that is taken out of the kernel, and a
@@ -211,7 +228,7 @@ class Loop:
 
     def advance(self, watermark_ns: int) -> None:
         """Moves the correlator on, and writes what came together with the watermark, so that a replay sees the same."""
-        findings = self.faults.attempt("correlator", self.correlator.advance, watermark_ns, otherwise=None)
+        findings = self.faults.attempt("correlator", self._advanced, watermark_ns, otherwise=None)
         self._not_judged += findings is None
         for told in self.correlator.guard.fresh():
             say(f"tickscope: {told}")
@@ -222,6 +239,13 @@ class Loop:
         self.store.append(before, tick_ns=watermark_ns)
         if findings:
             self.store.append(findings)
+
+    def _advanced(self, watermark_ns: int) -> list[Batch]:
+        findings: list[Batch] = []
+        for found in self.correlator.advancing(watermark_ns):
+            findings += found
+            self._pace.rest()
+        return findings
 
     def _note_losses(self, rows: np.ndarray) -> None:
         stages = TABLES["loss"].by_name["stage"].names
@@ -264,11 +288,9 @@ class Loop:
 
     def _empty(self, source: Source) -> None:
         now_ns = boot_ns()
-        for drained in self._drain(
-            source, partial(source.finish, wait=time.sleep) if isinstance(source, Finishing) else source.drain, now_ns
-        ):
-            for batch in self._filtered(drained, now_ns):
-                self.take(batch)
+        last = partial(source.finish, wait=time.sleep) if isinstance(source, Finishing) else source.drain
+        self._collect(source, last, now_ns)
+        self._hand_on(now_ns)
 
     def _end(self, name: str, work: Callable[[], None]) -> None:
         """Also of a part that is left out."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from agent.batch import Loss, losses, make
 from agent.columns import NULL_I64
+from agent.common.clocks import boot_ns
 from agent.contracts import Failing, Owning, Parted, Source, Stating
 from agent.kernel import bpf
 from agent.log import INFO, say
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 #: A part that fails and recovers all the time is said so often at most.
 _SAY_NS = 5_000_000_000
+#: How often the kernel is asked how often programs ran.
+_COUNT_NS = 10_000_000_000
 
 
 class Shown(NamedTuple):
@@ -62,6 +65,8 @@ class Status:
         self._told: dict[str, str] = {}
         self._said_ns: dict[str, int] = {}
         self._missed: dict[str, tuple[int, int]] = {}
+        self._stats: dict[str, tuple[int | None, int | None, int]] = {}
+        self._counted_ns = -_COUNT_NS
 
     def counts(self) -> tuple[int, int]:
         """(families attached whole, families degraded or unavailable)."""
@@ -73,9 +78,10 @@ class Status:
         return self._history.wall(t_ns)
 
     def probes(self) -> list[dict[str, Any]]:
+        """A row a family; its counts are _COUNT_NS old at most."""
         out = []
         for name, family in self._loaded.families.items():
-            hits, run_ns, missed = self._stats(family.programs)
+            hits, run_ns, missed = self._stats.get(name, (None, None, 0))
             out.append(
                 {
                     "probe": name,
@@ -108,8 +114,13 @@ class Status:
                 )
         return out
 
+    def _count(self, now_ns: int) -> None:
+        """Asks the kernel how often each family's programs ran: a hundred system calls."""
+        self._counted_ns = now_ns
+        self._stats = {name: self._ran(family.programs) for name, family in self._loaded.families.items()}
+
     @staticmethod
-    def _stats(programs: dict[str, int]) -> tuple[int | None, int | None, int]:
+    def _ran(programs: dict[str, int]) -> tuple[int | None, int | None, int]:
         """(hits, run_ns, missed); the first two where the kernel counts them (kernel.bpf_stats_enabled), else
         unknown.
         """
@@ -246,6 +257,7 @@ class Status:
 
     def document(self) -> dict[str, Any]:
         """The JSON of ``tickscope status``, without what only the asker can read."""
+        self._count(boot_ns())
         usage = resource.getrusage(resource.RUSAGE_SELF)
         uptime = time.monotonic() - self._started
         return {
@@ -289,6 +301,8 @@ class Status:
                 self._told[name], self._said_ns[name] = now, now_ns
                 say(f"tickscope: {name}: {now}")
         table = TABLES["probe_status"]
+        if now_ns - self._counted_ns >= _COUNT_NS:
+            self._count(now_ns)
         for probe in self.probes():
             self._lose(probe, now_ns)
             said = f"{probe['state']} {probe['reason']}"

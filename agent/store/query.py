@@ -116,8 +116,8 @@ class Session(Answers):
         lost = sum(count for count, _, _ in found.dropped.values())
         since = f"boot+{found.since_ns / 1e9:.0f} ({found.why})"
         return [
-            f"the agent cannot write the store since {since}: {found.waiting} rows wait in its memory, {lost} are lost"
-            " so far"
+            (f"the agent cannot write the store since {since}: {found.waiting} rows wait in its memory, {lost} are lost"
+            " so far")
         ]
 
     def _removed(self) -> list[str]:

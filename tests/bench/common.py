@@ -269,5 +269,10 @@ def redis_server() -> Iterator[Redis]:
 
 
 def cpu_s(pid: int) -> float:
-    """Processor time of a live process, all threads, to the nanosecond (/proc/PID/task/TID/schedstat)."""
-    return sum(int(task.read_text().split()[0]) for task in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+    """Processor time of a live process, all threads and those that have ended, to the nanosecond: its CPU clock
+    (include/linux/posix-timers_types.h, CPUCLOCK_SCHED). Raises FileNotFoundError for one that has ended.
+    """
+    try:
+        return time.clock_gettime_ns(~pid << 3 | 2) / 1e9
+    except OSError as error:
+        raise FileNotFoundError(pid) from error

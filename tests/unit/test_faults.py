@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def stored(path: Path, table: str = "tcp_reset") -> int:
 
 
 class BrokenCorrelator(Correlator):
-    """Fails at what it is given, in ``feed`` or in ``advance``."""
+    """Fails at what it is given, in ``feed`` or in ``advancing``."""
 
     def __init__(self, where: str) -> None:
         super().__init__()
@@ -53,9 +54,9 @@ class BrokenCorrelator(Correlator):
         self._fail("feed")
         super().feed(batch)
 
-    def advance(self, watermark_ns: int) -> list[Batch]:
+    def advancing(self, watermark_ns: int) -> Iterator[list[Batch]]:
         self._fail("advance")
-        return super().advance(watermark_ns)
+        return super().advancing(watermark_ns)
 
     def _fail(self, where: str) -> None:
         if where == self.where:

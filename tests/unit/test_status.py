@@ -94,14 +94,14 @@ def test_runs_that_the_kernel_left_out_are_losses(monkeypatch: pytest.MonkeyPatc
     status = Status(anything, anything, anything, anything, anything, anything)
     for second, (a, b) in enumerate([(0, 0), (2, 0), (2, 0), (2, 5)]):
         missed.update({3: a, 4: b})
-        status.tell(second * 10**9)
+        status.tell(second * 10**10)
     rows = np.concatenate([b.rows for b in told if b.table == "loss"])
     assert [(p["probe"], p["state"], p["remedy"]) for p in status.probes()[1:]] == [
         ("unix", "off", "unix_sockets: true")
     ]
     stages = TABLES["loss"].by_name["stage"].names
     assert [(stages[r["stage"]], r["source"], r["count"], r["from_ns"], r["to_ns"]) for r in rows] == [
-        ("kernel", b"tcp runs", 2, 0, 10**9),
-        ("kernel", b"tcp runs", 5, 2 * 10**9, 3 * 10**9),
+        ("kernel", b"tcp runs", 2, 0, 10**10),
+        ("kernel", b"tcp runs", 5, 2 * 10**10, 3 * 10**10),
     ]
     assert NULL_I64 not in rows["t_ns"]

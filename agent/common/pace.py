@@ -1,0 +1,26 @@
+"""Breaks long work into short runs, so that the agent never holds a processor for long."""
+
+from __future__ import annotations
+
+import time
+
+#: How long a thread works before it rests, and how long it rests. Somebody else's thread that became ready meanwhile
+#: gets the processor then, whatever the scheduler's preemption mode is.
+RUN_NS, REST_S = 2_000_000, 0.0005
+
+
+class Pace:
+    """One thread's. ``rest`` is called between pieces of work that take less than some milliseconds each."""
+
+    def __init__(self) -> None:
+        self._since_ns = time.monotonic_ns()
+
+    def waited(self) -> None:
+        """The thread has just slept for another reason."""
+        self._since_ns = time.monotonic_ns()
+
+    def rest(self) -> None:
+        """Sleeps for REST_S if the thread has worked for RUN_NS since it last slept."""
+        if time.monotonic_ns() - self._since_ns >= RUN_NS:
+            time.sleep(REST_S)
+            self._since_ns = time.monotonic_ns()
