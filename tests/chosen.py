@@ -26,6 +26,10 @@ ONLY_ALL: dict[str, str | None] = {
     "tests/servers/test_otlp_releases.py::test_all_arrives_valid_and_what_is_rejected_is_read": "oldest-*",
     # the same with another number
     "tests/system/test_lab.py::test_a_stage_gives_back_its_descriptors_and_ends_whatever_its_seed": "3",
+    # weeks of seconds; test_correlate_hours.py has other tests of the bound and of habits that change
+    "tests/unit/test_correlate_hours.py::test_any_number_of_strangers_takes_nobodys_place": None,
+    "tests/unit/test_correlate_hours.py::test_random_requests_are_no_silence": "0",
+    "tests/unit/test_correlate_hours.py::test_who_goes_home_an_hour_earlier_is_not_silent": None,
     # each replays all kept recordings once more; the scenarios of each symptom and cause have the rule taken out, too
     "tests/unit/test_lab_kept.py::test_without_a_rule_its_kinds_suffer_and_no_others": None,
 }
