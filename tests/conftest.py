@@ -1,4 +1,5 @@
-"""For every test: Ctrl-C works in the programs that tests start, and no property test fails since the machine is slow.
+"""For every test: which run (``chosen.py``); Ctrl-C works in the programs that tests start, and no property test fails
+since the machine is slow.
 
 A shell that runs the tests in the background has SIGINT ignored, which programs inherit, Python's among them. Where
 readline was imported (pytest does for its debugger), the C library's environment holds a width of the screen that
@@ -18,6 +19,7 @@ from hypothesis import HealthCheck, settings
 with contextlib.suppress(ImportError):
     import readline  # noqa: F401 - before the names are removed
 
+from tests import chosen
 from tests.lab.hostclock import clock_to_ourselves
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -29,6 +31,23 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 for name in ("COLUMNS", "LINES"):
     os.environ.pop(name, None)
     os.unsetenv(name)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also the tests that CI leaves out (tests/chosen.py)")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m, and before xdist reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    every = config.getoption("--all") or any("::" in argument for argument in config.args)
+    left_out = [item for item in items if not every and chosen.only_all(item.nodeid)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+    for item in items:
+        if chosen.alone(item.nodeid):
+            item.add_marker("alone")
+        item.add_marker(pytest.mark.xdist_group(chosen.worker(item.nodeid)))
 
 
 @pytest.fixture

@@ -36,16 +36,13 @@ class CorrelatorConfig:
     refusals_min: int = 10  #: refusals in the persistence window below which nothing is said
     age_rise_s: float = 3.0  #: smallest lasting rise of the oldest undelivered message's age
     pending_rise_s: float = 10.0  #: smallest lasting rise of the oldest unacknowledged message's age
-    # a message that waits this long, far longer than is usual in its queue (agent/correlate/late.py), is a symptom at
-    # once
-    late_s: float = 0.6
+    late_s: float = 0.6  #: a message that waits this long, far longer than is usual in its queue, is a symptom at once
     later_s: float = 0.25  #: ... and one that waits this long, and longer, from one poll to the next
     flooded_s: float = 0.1  #: ... or this long, where far more messages arrive than ever before
     idle_s: float = 2.0  #: a consumer that asks for nothing for this long, while others go on
     lag_rise: float = 100.0  #: smallest lasting rise of the lag in messages, where its age is unknown
 
-    # a process that others depend on must stand still for so long (cpulimit holds one for up to 100 ms at a time)
-    stopped_ns: int = 150_000_000
+    stopped_ns: int = 150_000_000  #: a process that others depend on is stopped for longer (cpulimit: up to 100 ms)
     worker_stopped_ns: int = SECOND  #: ... and one that is only at work, for so long
     lived_ns: int = 10 * SECOND  #: its end is worth a word once it has lived for so long
 
@@ -55,9 +52,7 @@ class CorrelatorConfig:
     explained_s: int = 2  #: ... and one of refusals, where it is seen what they come from
     warm_s: int = 10  #: seconds of baseline that a lasting rise is judged against, at least
     quiet_s: int = 5  #: a finding closes after this many seconds without its symptom
-    hold_s: int = (
-        15  #: an episode waits at most this long for the sums of its time, which are late where CPUs are short
-    )
+    hold_s: int = 15  #: an episode waits at most this long for the sums of its time, late where CPUs are short
     adopt_s: int = 600  #: a symptom that lasts this long is the new normal
     merge_ns: int = 5 * SECOND  #: symptoms of one cause this near in time are one finding
     burst_ns: int = SECOND  #: jumps of the clock by one actor, each this soon after the one before, are one finding

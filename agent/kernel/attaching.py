@@ -12,9 +12,11 @@ import struct
 from agent.kernel import syscall
 
 _RAW_TRACEPOINTS = frozenset(
-    b"""sys_enter sys_exit tcp_probe sock_send_length sched_switch sched_waking sched_stat_runtime block_io_start block_rq_issue block_rq_complete contention_begin contention_end
-    mm_vmscan_direct_reclaim_begin mm_vmscan_direct_reclaim_end mm_vmscan_memcg_reclaim_begin mm_vmscan_memcg_reclaim_end mm_compaction_begin
-    mm_compaction_end netif_receive_skb net_dev_queue consume_skb""".split()
+    b"""sys_enter sys_exit tcp_probe sock_send_length sched_switch sched_waking sched_stat_runtime
+    block_io_start block_rq_issue block_rq_complete contention_begin contention_end
+    mm_vmscan_direct_reclaim_begin mm_vmscan_direct_reclaim_end mm_vmscan_memcg_reclaim_begin
+    mm_vmscan_memcg_reclaim_end mm_compaction_begin mm_compaction_end
+    netif_receive_skb net_dev_queue consume_skb""".split()
 )
 _PERF_EVENT_OPEN = 298 if os.uname().machine == "x86_64" else 241
 _IOC_ENABLE, _IOC_SET_BPF = 0x2400, 0x40042408

@@ -37,8 +37,9 @@ _ANON = len(_FD_TYPES) - 1
 
 #: Calls that wait for input, time or another program; by name. Calls that are neither here nor below count as slow.
 _WAIT = """epoll_wait epoll_pwait epoll_pwait2 select pselect6 nanosleep clock_nanosleep futex futex_wait futex_waitv
-    wait4 waitid waitpid pause rt_sigsuspend sigsuspend rt_sigtimedwait restart_syscall io_getevents io_pgetevents io_uring_enter
-    semop semtimedop msgrcv mq_timedreceive accept accept4 ptrace sched_yield _newselect ipc socketcall"""
+    wait4 waitid waitpid pause rt_sigsuspend sigsuspend rt_sigtimedwait restart_syscall io_getevents io_pgetevents
+    io_uring_enter semop semtimedop msgrcv mq_timedreceive accept accept4 ptrace sched_yield _newselect ipc
+    socketcall"""
 #: Calls that wait when the descriptor is a socket, pipe, terminal, eventfd, timerfd ..., and are slow on files.
 _READ = "read readv pread64 preadv preadv2 recvfrom recvmsg recvmmsg getdents getdents64 splice tee ioctl"
 #: Calls that are slow when they block, whatever the descriptor is, and whose descriptor is worth naming.

@@ -80,7 +80,7 @@ class Answers(ABC):
 
     def spread(self, question: Question, *, exact: bool = False) -> Spread:
         """How the table's measure is spread in each group (agent/store/group.py)."""
-        return group.spread(self, question, exact=exact)
+        return group.spread(self.run, question, self.window)
 
     def run(self, sql: str) -> Result:
         """Raises as ``_asked``."""

@@ -119,9 +119,12 @@ def spread_sql(by: Sequence[str], sealed: Sequence[str], rest: str, quantiles: S
     points = ", ".join(f"min(_bucket) FILTER (upto >= {q} * known AND known > 0)" for q in quantiles)
     return f"""
         WITH cells AS (SELECT {keys}, _bucket, sum(_rows) AS _rows, max(_most) AS _most
-                       FROM (SELECT {own} FROM read_parquet([{", ".join(sealed)}]){f" UNION ALL {rest}" if rest else ""}) GROUP BY {keys}, _bucket),
+                       FROM (SELECT {own} FROM read_parquet([{", ".join(sealed)}])
+                             {f"UNION ALL {rest}" if rest else ""})
+                       GROUP BY {keys}, _bucket),
              counted AS (SELECT *, if(_bucket IS NULL, 0, _rows) AS valid FROM cells),
-             ranked AS (SELECT *, sum(valid) OVER (PARTITION BY {keys} ORDER BY _bucket NULLS FIRST) AS upto, sum(valid) OVER (PARTITION BY {keys}) AS known FROM counted)
+             ranked AS (SELECT *, sum(valid) OVER (PARTITION BY {keys} ORDER BY _bucket NULLS FIRST) AS upto,
+                               sum(valid) OVER (PARTITION BY {keys}) AS known FROM counted)
         SELECT {keys}, sum(_rows)::BIGINT, [{points}], max(_most) FROM ranked GROUP BY {keys}"""
 
 

@@ -8,21 +8,19 @@ that rank (no interpolation).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from agent.ask.names import quote
 from agent.ask.question import Question, Spread
+from agent.ask.source import Result
 from agent.ask.sql import conditions
 from agent.ask.window import Window
 from agent.columns import HIST_BUCKETS
 from agent.store import cells, duck
 from agent.tables import TABLES
-
-if TYPE_CHECKING:
-    from agent.store.answers import Answers
 
 QUANTILES = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
 #: The column that counts a histogram row's samples, and the one that holds its largest value.
@@ -36,18 +34,20 @@ _BUCKETS = (
 )
 
 
-def spread(source: Answers, question: Question, *, exact: bool = False) -> Spread:
-    """count is of samples as seen (rows elsewhere than in histogram tables). Raises AgentError (exit 2) for bad SQL."""
+def spread(run: Callable[[str], Result], question: Question, window: Window) -> Spread:
+    """count is of samples as seen (rows elsewhere than in histogram tables). run: SQL -> its rows. Raises AgentError
+    (exit 2) for bad SQL.
+    """
     table, by = TABLES[question.table], question.group
-    keys, where = ", ".join(map(quote, by)), conditions(question, source.window)
+    keys, where = ", ".join(map(quote, by)), conditions(question, window)
     if table.name in _SAMPLES:
         samples, largest = _SAMPLES[table.name]
         sums = ", ".join(f"coalesce(sum(hist[{i + 1}]), 0)" for i in range(HIST_BUCKETS))
         picked = f"coalesce(sum({quote(samples)}), 0)::BIGINT, max({quote(largest)}), [{sums}]"
-        result = source.run(f"SELECT {keys}, {picked} FROM {table.name} WHERE {where} GROUP BY {keys}")
+        result = run(f"SELECT {keys}, {picked} FROM {table.name} WHERE {where} GROUP BY {keys}")
         return _sorted(by, [_from_buckets(by, row) for row in result.rows], _BUCKETS, None)
     measure = quote(table.measure) if table.measure else "NULL::BIGINT"
-    result = source.run(
+    result = run(
         f"SELECT {keys}, count(*), quantile_disc({measure}, {list(QUANTILES.values())}), max({measure}) "
         f"FROM {table.name} WHERE {where} GROUP BY {keys}"
     )  # one list: their values are gathered once

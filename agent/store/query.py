@@ -115,10 +115,8 @@ class Session(Answers):
             return []
         lost = sum(count for count, _, _ in found.dropped.values())
         since = f"boot+{found.since_ns / 1e9:.0f} ({found.why})"
-        return [
-            (f"the agent cannot write the store since {since}: {found.waiting} rows wait in its memory, {lost} are lost"
-            " so far")
-        ]
+        count = f"{found.waiting} rows wait in its memory, {lost} are lost so far"
+        return [f"the agent cannot write the store since {since}: {count}"]
 
     def _removed(self) -> list[str]:
         """That retention removed rows which the window asks for; findings have limits of their own."""

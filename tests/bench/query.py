@@ -29,7 +29,9 @@ _AT_ONCE = 20_000
 _PEER = """
 import sys, duckdb
 db = duckdb.connect()
-print(len(db.execute(f"SELECT {sys.argv[1]}, count(*), {sys.argv[2]} max(duration_ns) FROM read_parquet('{sys.argv[3]}/*/tcp_connect.parquet') GROUP BY 1").fetchall()))
+files = f"{sys.argv[3]}/*/tcp_connect.parquet"
+query = f"SELECT {sys.argv[1]}, count(*), {sys.argv[2]} max(duration_ns) FROM read_parquet('{files}') GROUP BY 1"
+print(len(db.execute(query).fetchall()))
 """
 _EXACT = "quantile_disc(duration_ns, 0.5), quantile_disc(duration_ns, 0.9), quantile_disc(duration_ns, 0.99),"
 _VERB = (sys.executable, "-c", "from agent.cli.main import main; main()")

@@ -34,7 +34,8 @@ libc = ctypes.CDLL(None, use_errno=True)
 raw = libc.syscall; raw.restype = ctypes.c_long
 TIMEX = "<I4xqqqqi4xqqqqqqqqi4xqqqqqi44x"
 def timex(modes=0, offset=0, freq=0, status=0, constant=0, seconds=0, part=0, tick=0):
-    return ctypes.create_string_buffer(struct.pack(TIMEX, modes, offset, freq, 0, 0, status, constant, 0, 0, seconds, part, tick, *[0] * 9), 208)
+    words = modes, offset, freq, 0, 0, status, constant, 0, 0, seconds, part, tick
+    return ctypes.create_string_buffer(struct.pack(TIMEX, *words, *[0] * 9), 208)
 def offset(by):
     return timex(0x2100, seconds=by // 10**9, part=by % 10**9)
 def pair(ns, per):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,13 @@ class Attached:
         if unix := self.loaded.families.get("unix"):
             self.extra += set_up_unix(unix, self.source, None, None, {})
         self._rows: dict[str, list[np.ndarray]] = {}
+
+    def close(self) -> None:
+        """Detaches all, whichever source fails to end."""
+        with ExitStack() as ends:
+            ends.callback(release, self.loaded)
+            for source in [self.source, *reversed(self.extra)]:
+                ends.callback(source.close)
 
     def pump(self) -> None:
         for source in [self.source, *self.extra]:
@@ -80,28 +88,24 @@ class Attached:
 @pytest.fixture
 def attach() -> Iterator[Callable[..., Attached]]:
     """attach("tcp", ...) loads and attaches families until the end of the test."""
-    live: list[Attached] = []
+    with ExitStack() as ends:
 
-    def start(*names: str, options: dict[str, int] | None = None) -> Attached:
-        live.append(Attached(names, options))
-        return live[-1]
+        def start(*names: str, options: dict[str, int] | None = None) -> Attached:
+            one = Attached(names, options)
+            ends.callback(one.close)
+            return one
 
-    yield start
-    for one in live:
-        for source in [*one.extra, one.source]:
-            source.close()
-        release(one.loaded)
+        yield start
 
 
 @pytest.fixture
 def watch(attach: Callable[..., Attached]) -> Iterator[Callable[..., Watch]]:
     """watch() attaches the limiter family to every Go program with a library until the end of the test."""
-    live: list[Watch] = []
+    with ExitStack() as ends:
 
-    def start(**more: Any) -> Watch:
-        live.append(Watch(attach, **more))
-        return live[-1]
+        def start(**more: Any) -> Watch:
+            one = Watch(attach, **more)
+            ends.callback(one.close)
+            return one
 
-    yield start
-    for one in live:
-        one.close()
+        yield start

@@ -31,7 +31,8 @@ while not select.select([sys.stdin], [], [], 0.01)[0]:
     if now - last > 150_000_000: gaps.append((last, now))
     last = now
     for _ in range(20):
-        assert libc.adjtimex(timex()) >= 0 and libc.ntp_adjtime(timex()) >= 0 and libc.clock_adjtime(0, timex()) >= 0 and raw(159, timex()) >= 0
+        assert libc.adjtimex(timex()) >= 0 and libc.ntp_adjtime(timex()) >= 0
+        assert libc.clock_adjtime(0, timex()) >= 0 and raw(159, timex()) >= 0
         assert libc.adjtime(None, ctypes.create_string_buffer(16)) == 0
         for clock in (0, 1, 4, 7, 11): time.clock_gettime_ns(clock)
 print(json.dumps(gaps))

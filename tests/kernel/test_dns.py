@@ -32,7 +32,8 @@ CLIENT = r"""
 int main(int argc, char **argv)
 {
 	for (int i = 2; i < argc; i++) {
-		struct addrinfo hints = { .ai_family = argv[1][0] == '4' ? AF_INET : AF_UNSPEC, .ai_flags = argv[1][0] == 'n' ? AI_NUMERICHOST : 0 }, *found;
+		struct addrinfo *found, hints = { .ai_family = argv[1][0] == '4' ? AF_INET : AF_UNSPEC };
+		if (argv[1][0] == 'n') hints.ai_flags = AI_NUMERICHOST;
 		printf("%d\n", getaddrinfo(argv[i], 0, &hints, &found));
 	}
 	return 0;

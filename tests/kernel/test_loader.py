@@ -84,7 +84,8 @@ loader = Loader(json.load(sys.stdin))
 os.environ["BCC_KERNEL_SOURCE"] = str(loader.job["include"])
 loader.facts()
 codes = loader.compile(list(loader.sources))._programs
-print(json.dumps({name: [imm for op, _, _, imm in INSTRUCTION.iter_unpack(code) if op in (0xC3, 0xDB)] for name, code in codes.items()}))
+atomic = lambda code: [imm for op, _, _, imm in INSTRUCTION.iter_unpack(code) if op in (0xC3, 0xDB)]
+print(json.dumps({name: atomic(code) for name, code in codes.items()}))
 """
 
 

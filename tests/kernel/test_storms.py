@@ -63,8 +63,11 @@ server.bind(("127.0.0.1", 53)); asks.connect(("127.0.0.1", 53))
 os.setgid(65534); os.setuid(65534)
 label = lambda raw: bytes([len(raw)]) + raw
 head = bytes((0, 7, 0x81, 0x83, 0, 1, 0, 0, 0, 0, 0, 0))
-packets = [head + n + b"\0\0\1\0\1" for n in (label(b"\x1b[2J"), label(b"a\0b"), label(b"\xff\xfe"), 4 * label(b"x" * 62), b"", b"\xc0\x0c", label(b"n"))]
-packets += [packets[0][:n] for n in (0, 1, 11, 12, 13, 16)] + [head + b"\x3f" + b"y" * 4, head + os.urandom(400), head + b"\x01" * 200]
+names = [label(raw) for raw in (b"\x1b[2J", b"a\0b", b"\xff\xfe")]
+names += [4 * label(b"x" * 62), b"", b"\xc0\x0c", label(b"n")]
+packets = [head + n + b"\0\0\1\0\1" for n in names]
+packets += [packets[0][:n] for n in (0, 1, 11, 12, 13, 16)]
+packets += [head + b"\x3f" + b"y" * 4, head + os.urandom(400), head + b"\x01" * 200]
 if not os.fork():
     n = 0
     while True:

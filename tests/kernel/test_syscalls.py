@@ -35,7 +35,8 @@ a, b = open(name, 'w'), open(name, 'w')
 held, free = threading.Event(), threading.Event()
 def holder():
     for _ in range(13):
-        fcntl.flock(a, fcntl.LOCK_EX); held.set(); time.sleep({0.02 * COARSE}); fcntl.flock(a, fcntl.LOCK_UN); free.wait(); free.clear()
+        fcntl.flock(a, fcntl.LOCK_EX); held.set(); time.sleep({0.02 * COARSE})
+        fcntl.flock(a, fcntl.LOCK_UN); free.wait(); free.clear()
 threading.Thread(target=holder).start()
 for _ in range(13):
     held.wait(); held.clear()

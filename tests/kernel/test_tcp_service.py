@@ -229,7 +229,8 @@ def test_nothing_of_detached(attach: Attach, detached: bool) -> None:
 #: meanwhile PING and WINDOW_UPDATE each way.
 _FRAMES = """
 import socket, sys, time
-def frame(kind, flags, stream, body): return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
+def frame(kind, flags, stream, body):
+    return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
 CONTROL = frame(8, 0, 0, bytes(4)) + frame(6, 0, 0, bytes(8))
 HEAD = lambda stream: frame(1, 4, stream, bytes(30)) + frame(0, 1, stream, bytes(6))
 if sys.argv[1] == "serve":

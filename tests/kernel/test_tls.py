@@ -179,11 +179,14 @@ def test_failed_handshakes(rig: Rig, certs: Path) -> None:
 strict = ssl.create_default_context()
 strict.maximum_version = ssl.TLSVersion.TLSv1_2
 new = ssl.create_default_context(cafile=certs + "/cert"); new.minimum_version = ssl.TLSVersion.TLSv1_3
-old = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER); old.load_cert_chain(certs + "/cert", certs + "/key"); old.maximum_version = ssl.TLSVersion.TLSv1_2
+old = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER); old.load_cert_chain(certs + "/cert", certs + "/key")
+old.maximum_version = ssl.TLSVersion.TLSv1_2
 for i in range(7):
-    a, b = pair(); both(lambda: strict.wrap_socket(a, server_hostname="localhost"), lambda: sc.wrap_socket(b, server_side=True))
+    a, b = pair()
+    both(lambda: strict.wrap_socket(a, server_hostname="localhost"), lambda: sc.wrap_socket(b, server_side=True))
 for i in range(11):
-    a, b = pair(); both(lambda: new.wrap_socket(a, server_hostname="localhost"), lambda: old.wrap_socket(b, server_side=True))
+    a, b = pair()
+    both(lambda: new.wrap_socket(a, server_hostname="localhost"), lambda: old.wrap_socket(b, server_side=True))
 for i in range(13):
     a, b = pair(); both(lambda: cc.wrap_socket(a, server_hostname="localhost"), lambda: b.close())
 """,

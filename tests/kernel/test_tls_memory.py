@@ -105,7 +105,8 @@ class End:
         self.s, self.role, self.done = s, role, False
         self.ports = s.getsockname()[1], s.getpeername()[1]
         self.i, self.out = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self.o = sc.wrap_bio(self.i, self.out, server_side=True) if role == "server" else cc.wrap_bio(self.i, self.out, server_hostname="localhost")
+        context, more = (sc, {"server_side": True}) if role == "server" else (cc, {"server_hostname": "localhost"})
+        self.o = context.wrap_bio(self.i, self.out, **more)
         self.greeting = 1 if way == "starttls" and role == "client" else 0
         if way == "starttls" and role == "server": s.send(b"S")
         s.setblocking(False); sel.register(s, selectors.EVENT_READ, self)
@@ -166,14 +167,16 @@ const versions = ['TLSv1.2', 'TLSv1.3', 'TLSv1.3'], servers = [];
 let left = 100;
 const end = () => { if (!--left) setTimeout(() => { console.log(JSON.stringify(told)); process.exit(0); }, 200); };
 const one = (i) => {
-  const c = tls.connect({host: '127.0.0.1', port: servers[i % 3].address().port, ca: cert, servername: 'localhost'}, () => {
+  const port = servers[i % 3].address().port;
+  const c = tls.connect({host: '127.0.0.1', port, ca: cert, servername: 'localhost'}, () => {
     told.push([c.localPort, c.remotePort, c.getProtocol()]); c.write('x');
   });
   c.on('data', () => c.end()).on('close', end).on('error', (e) => { console.error(e); process.exit(1); });
 };
 const listen = (i) => {
   if (i == 3) { for (let k = 0; k < 100; k++) setTimeout(one, Math.random() * 100, k); return; }
-  const s = tls.createServer({cert, key, maxVersion: versions[i], minVersion: versions[i]}, c => c.on('data', x => c.write(x)).on('error', () => {}));
+  const echo = c => c.on('data', x => c.write(x)).on('error', () => {});
+  const s = tls.createServer({cert, key, maxVersion: versions[i], minVersion: versions[i]}, echo);
   servers.push(s); s.listen(0, '127.0.0.1', () => listen(i + 1));
 };
 setTimeout(() => listen(0), 600);

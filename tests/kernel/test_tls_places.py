@@ -78,7 +78,8 @@ def test_many_threads(rig: Rig, certs: Path) -> None:
         + """
 def many():
     for i in range(13):
-        a, b = pair(); both(lambda: cc.wrap_socket(a, server_hostname="localhost"), lambda: sc.wrap_socket(b, server_side=True))
+        a, b = pair()
+        both(lambda: cc.wrap_socket(a, server_hostname="localhost"), lambda: sc.wrap_socket(b, server_side=True))
 threads = [threading.Thread(target=many) for _ in range(7)]
 for t in threads: t.start()
 for t in threads: t.join()
@@ -104,7 +105,8 @@ def test_another_mount_namespace(rig: Rig, certs: Path, tmp_path: Path) -> None:
         + """
 time.sleep(0.6)
 for i in range(37):
-    a, b = pair(); both(lambda: cc.wrap_socket(a, server_hostname="localhost"), lambda: sc.wrap_socket(b, server_side=True))
+    a, b = pair()
+    both(lambda: cc.wrap_socket(a, server_hostname="localhost"), lambda: sc.wrap_socket(b, server_side=True))
 assert "/mnt/libssl" in open("/proc/self/maps").read()
 """
     )
@@ -136,7 +138,8 @@ def test_a_library_that_was_replaced_before_we_came(certs: Path, tmp_path: Path)
             + """
 sys.stdin.readline()
 for i in range(11):
-    a, b = pair(); both(lambda: cc.wrap_socket(a, server_hostname="localhost"), lambda: sc.wrap_socket(b, server_side=True))
+    a, b = pair()
+    both(lambda: cc.wrap_socket(a, server_hostname="localhost"), lambda: sc.wrap_socket(b, server_side=True))
 """,
             str(certs),
         ],
@@ -169,7 +172,8 @@ def test_a_library_that_a_wheel_bundles(rig: Rig, certs: Path, tmp_path: Path) -
         + """
 time.sleep(0.6)
 for i in range(19):
-    a, b = pair(); both(lambda: cc.wrap_socket(a, server_hostname="localhost"), lambda: sc.wrap_socket(b, server_side=True))
+    a, b = pair()
+    both(lambda: cc.wrap_socket(a, server_hostname="localhost"), lambda: sc.wrap_socket(b, server_side=True))
 """
     )
     environment = [f"LD_PRELOAD={copy}", f"LD_LIBRARY_PATH={tmp_path}"]
@@ -194,7 +198,8 @@ setTimeout(() => {
   s.listen(0, '127.0.0.1', () => {
     let left = 17;
     const one = () => {
-      const c = tls.connect({host: '127.0.0.1', port: s.address().port, ca: cert, servername: 'localhost'}, () => c.write('x'));
+      const to = {host: '127.0.0.1', port: s.address().port, ca: cert, servername: 'localhost'};
+      const c = tls.connect(to, () => c.write('x'));
       c.on('data', () => {}).on('close', () => { if (--left) one(); else s.close(); });
     };
     one();
@@ -227,7 +232,10 @@ def test_established_data_is_not_probed(rig: Rig, certs: Path) -> None:
             + f"""
 import os
 a, b = pair(); ends = []
-both(lambda: ends.append(cc.wrap_socket(a, server_hostname="localhost")), lambda: ends.append(sc.wrap_socket(b, server_side=True)))
+both(
+    lambda: ends.append(cc.wrap_socket(a, server_hostname="localhost")),
+    lambda: ends.append(sc.wrap_socket(b, server_side=True)),
+)
 c, s = sorted(ends, key=lambda e: e.server_side)
 s.send(b"x"); c.recv(9)
 print("up", flush=True); os.read({go}, 1)
@@ -266,7 +274,8 @@ FOREIGN = """
 #include <stdlib.h>
 #include <unistd.h>
 struct ssl { int calls, fails; };
-__attribute__((noinline)) int SSL_do_handshake(struct ssl *s) { usleep(100); s->calls++; return s->fails ? 0 : s->calls < 2 ? -1 : 1; }
+__attribute__((noinline)) int SSL_do_handshake(struct ssl *s)
+{ usleep(100); s->calls++; return s->fails ? 0 : s->calls < 2 ? -1 : 1; }
 __attribute__((noinline)) int SSL_connect(struct ssl *s) { int r = SSL_do_handshake(s); usleep(100); return r; }
 __attribute__((noinline)) void SSL_free(struct ssl *s) { free(s); }
 int main(void)

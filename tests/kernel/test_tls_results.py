@@ -45,7 +45,8 @@ def test_a_server_that_takes_early_data_waits_for_the_clients_half(rig: Rig, cer
             PROLOGUE
             + f"""
 def connect(context):
-    s = context.wrap_socket(socket.create_connection(("127.0.0.1", {port})), server_hostname="localhost"); s.send(b"x"); s.close()
+    s = context.wrap_socket(socket.create_connection(("127.0.0.1", {port})), server_hostname="localhost")
+    s.send(b"x"); s.close()
 for i in range(5):
     try: connect(ssl.create_default_context())
     except ssl.SSLError: pass
@@ -129,10 +130,12 @@ def test_the_verification_result_is_told_whether_or_not_it_matters(rig: Rig, cer
     rows = rig.python(
         PROLOGUE
         + """
-careless = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT); careless.check_hostname = False; careless.verify_mode = ssl.CERT_NONE
+careless = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+careless.check_hostname = False; careless.verify_mode = ssl.CERT_NONE
 for context in (cc, careless, ssl.create_default_context()):
     for i in range(5):
-        a, b = pair(); both(lambda: context.wrap_socket(a, server_hostname="localhost"), lambda: sc.wrap_socket(b, server_side=True))
+        a, b = pair()
+        both(lambda: context.wrap_socket(a, server_hostname="localhost"), lambda: sc.wrap_socket(b, server_side=True))
 """,
         str(certs),
     )

@@ -118,7 +118,8 @@ certs = sys.argv[1]
 sc = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER); sc.load_cert_chain(certs + "/cert", certs + "/key")
 cc = ssl.create_default_context(cafile=certs + "/cert")
 def pair():
-    l = socket.create_server(("127.0.0.1", 0)); a = socket.create_connection(l.getsockname()); b = l.accept()[0]; l.close(); return a, b
+    l = socket.create_server(("127.0.0.1", 0)); a = socket.create_connection(l.getsockname()); b = l.accept()[0]
+    l.close(); return a, b
 def both(client, server):
     out = []
     def run(f):

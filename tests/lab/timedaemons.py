@@ -7,7 +7,6 @@ one that keeps this host's clock.
 
 from __future__ import annotations
 
-import atexit
 import os
 import shutil
 import subprocess
@@ -19,22 +18,27 @@ import pytest
 
 from agent.lab.stage.netns import Namespace
 
+CACHE = Path(os.environ.get("TICKSCOPE_TEST_CACHE", Path.home() / ".cache/tickscope-tests"))
 _POWERLESS = ("setpriv", "--bounding-set=-sys_time", "--inh-caps=-sys_time")
 
 
 @cache
 def _unpacked(*packages: str) -> Path:
-    """A folder with the files of these Debian packages, until this process ends; what libraries they need came with BCC
+    """A folder with the files of these Debian packages, kept for the next run; what libraries they need came with BCC
     and qemu. Skips where they cannot be fetched.
     """
-    root = Path(tempfile.mkdtemp(prefix=f"tickscope-{packages[0]}-"))
-    atexit.register(shutil.rmtree, root)
-    for package in packages:
-        got = subprocess.run(["apt-get", "-qq", "download", package], cwd=root, capture_output=True, text=True)
-        found = next(root.glob(f"{package}_*.deb"), None)
-        if got.returncode or found is None:
-            pytest.skip(f"cannot fetch Debian's {package}: {got.stderr.strip().splitlines()[-1:]}")
-        subprocess.run(["dpkg-deb", "-x", str(found), str(root)], check=True)
+    root = CACHE / f"debian-{'-'.join(packages)}"
+    if root.exists():
+        return root
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as fresh:
+        for package in packages:
+            got = subprocess.run(["apt-get", "-qq", "download", package], cwd=fresh, capture_output=True, text=True)
+            found = next(Path(fresh).glob(f"{package}_*.deb"), None)
+            if got.returncode or found is None:
+                pytest.skip(f"cannot fetch Debian's {package}: {got.stderr.strip().splitlines()[-1:]}")
+            subprocess.run(["dpkg-deb", "-x", str(found), f"{fresh}/root"], check=True)
+        Path(fresh, "root").rename(root)
     return root
 
 
@@ -47,9 +51,9 @@ def chrony(program: str) -> str:
 def _ntpsec() -> Path:
     root = _unpacked("ntpsec", "python3-ntp")
     library = next(root.glob("usr/lib/*/ntp/libntpc.so"))
-    (root / "usr/lib/python3/dist-packages/ntp/libntpc.so").symlink_to(
-        library
-    )  # where ntpq looks first; the next place is that of an installed one
+    place = root / "usr/lib/python3/dist-packages/ntp/libntpc.so"  # where ntpq looks first, before an installed one's
+    if not place.is_symlink():
+        place.symlink_to(library)
     return root
 
 

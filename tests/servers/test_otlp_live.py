@@ -33,11 +33,13 @@ def decide(number):
         sock.connect(intake)
         for turn in range(1_000_000):
             began = now()
-            with to_client.wrap_socket(socket.create_connection(listener.getsockname()), server_hostname="localhost") as asking:
+            plain = socket.create_connection(listener.getsockname())
+            with to_client.wrap_socket(plain, server_hostname="localhost") as asking:
                 for size in (0, 2, 3 + turn % 5):
                     asking.send(bytes([size])); asking.recv(1)
             told = {"tid": threading.get_native_id()} if turn % 2 else {}
-            sock.send(json.dumps({"limiter": f"asks{number}", "result": "allowed", "duration_ns": now() - began, **told}).encode())
+            decision = {"limiter": f"asks{number}", "result": "allowed", "duration_ns": now() - began, **told}
+            sock.send(json.dumps(decision).encode())
             time.sleep(0.02)
 for target, arguments in [(serve, ())] * 4 + [(decide, (number,)) for number in range(4)]:
     threading.Thread(target=target, args=arguments, daemon=True).start()

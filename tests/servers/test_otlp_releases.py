@@ -32,7 +32,8 @@ for batch in workload(boot_ns()):
 until(lambda: sum(sink.state()[k] for k in ("sent_spans", "rejected")) == SPANS, "all spans")
 sink.close()
 import google.protobuf, opentelemetry.proto.trace.v1.trace_pb2 as messages
-print(json.dumps({"version": version("opentelemetry-exporter-otlp"), "files": [google.protobuf.__file__, messages.__file__], **sink.state()}))
+files = [google.protobuf.__file__, messages.__file__]
+print(json.dumps({"version": version("opentelemetry-exporter-otlp"), "files": files, **sink.state()}))
 """
 
 

@@ -88,5 +88,14 @@ class Agent:
             os.kill(self.process.pid, number)
         return self.process.wait(30 * PATIENCE)
 
+    def end(self) -> None:
+        """Stops it, and kills what is left of it where it does not stop."""
+        try:
+            self.stop(signal.SIGTERM)
+        finally:
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+
     def log(self) -> str:
         return self.errors.read_text()

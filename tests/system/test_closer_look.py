@@ -36,7 +36,8 @@ while True:
     begun = time.monotonic_ns()
     os.pwrite(file, b"x" * 4096, 0)
     os.fsync(file)
-    to.send(json.dumps({"limiter": "journal", "result": "allowed", "duration_ns": time.monotonic_ns() - begun}).encode())
+    lasted = time.monotonic_ns() - begun
+    to.send(json.dumps({"limiter": "journal", "result": "allowed", "duration_ns": lasted}).encode())
     time.sleep(0.02)
 """
 

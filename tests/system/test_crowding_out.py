@@ -36,7 +36,8 @@ mmap.argtypes, mmap.restype = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int]
 for path in sys.argv[2:]:
     fd = os.open(path, os.O_RDONLY)
     for _ in range(int(sys.argv[1])):
-        assert mmap(None, 4096, {mmap.PROT_READ | mmap.PROT_EXEC}, {mmap.MAP_PRIVATE}, fd, 0) != ctypes.c_void_p(-1).value
+        at = mmap(None, 4096, {mmap.PROT_READ | mmap.PROT_EXEC}, {mmap.MAP_PRIVATE}, fd, 0)
+        assert at != ctypes.c_void_p(-1).value
     os.close(fd)
 print("mapped", flush=True); sys.stdin.read()
 """

@@ -23,7 +23,8 @@ server = socket.socket(family); server.bind((host, 0)); server.listen(128)
 port = server.getsockname()[1]
 closed = socket.socket(family); closed.bind((host, 0)); nobody = closed.getsockname()[1]; closed.close()
 for _ in range(101):
-    c = socket.create_connection((host, port)); s, _ = server.accept(); c.sendall(b'x' * 1000); s.recv(1000); c.close(); s.close()
+    c = socket.create_connection((host, port)); s, _ = server.accept()
+    c.sendall(b'x' * 1000); s.recv(1000); c.close(); s.close()
 for _ in range(23):
     try: socket.create_connection((host, nobody))
     except ConnectionRefusedError: pass
@@ -34,7 +35,8 @@ DATAGRAMS = """
 import json, socket, sys
 s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); s.connect(sys.argv[1])
 for i in range(1009):
-    s.send(json.dumps({'limiter': 'orders', 'result': 'refused' if i % 7 == 0 else 'allowed', 'duration_ns': 1000 + i, 'unknown': [1]}).encode())
+    result = 'refused' if i % 7 == 0 else 'allowed'
+    s.send(json.dumps({'limiter': 'orders', 'result': result, 'duration_ns': 1000 + i, 'unknown': [1]}).encode())
     if i % 10 == 0: s.send(b'{"limiter": 5')
 """
 

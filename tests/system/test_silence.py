@@ -25,7 +25,8 @@ SILENCE_S = float(os.environ.get("TICKSCOPE_TEST_SILENCE_S", "40"))
 NGINX = """daemon off; worker_processes 1; pid {directory}/nginx.pid; error_log {directory}/nginx.log;
 events {{ worker_connections 512; }}
 http {{
-  access_log off; client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy; fastcgi_temp_path {directory}/fastcgi;
+  access_log off;
+  client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy; fastcgi_temp_path {directory}/fastcgi;
   uwsgi_temp_path {directory}/uwsgi; scgi_temp_path {directory}/scgi;
   server {{
     listen 127.0.0.1:{plain}; listen 127.0.0.1:{tls} ssl; root {directory}; keepalive_requests 100000;
@@ -46,7 +47,9 @@ def browse(connect):
         connection.close()
 plain, tls = map(int, sys.argv[1:])
 for i in range(16):
-    connect = (lambda: http.client.HTTPSConnection("127.0.0.1", tls, context=context)) if i % 2 else (lambda: http.client.HTTPConnection("127.0.0.1", plain))
+    connect = lambda: http.client.HTTPConnection("127.0.0.1", plain)
+    if i % 2:
+        connect = lambda: http.client.HTTPSConnection("127.0.0.1", tls, context=context)
     threading.Thread(target=browse, args=(connect,)).start()
 """
 #: argv: the Redis port. Two hundred entries a second, read and acknowledged by a group of one.
@@ -63,7 +66,8 @@ def produce():
 threading.Thread(target=produce).start()
 of = client()
 while True:
-    (reply,) = of.pipeline([("XREADGROUP", "GROUP", "billing", "one", "COUNT", "100", "BLOCK", "1000", "STREAMS", "orders", ">")])
+    read = "XREADGROUP", "GROUP", "billing", "one", "COUNT", "100", "BLOCK", "1000", "STREAMS", "orders", ">"
+    (reply,) = of.pipeline([read])
     if reply:
         of.pipeline([("XACK", "orders", "billing", *(entry[0] for entry in reply[0][1]))])
 """

@@ -29,7 +29,8 @@ error_log {place}/error.log;
 events {{ worker_connections 64; }}
 http {{
     limit_req_zone $binary_remote_addr zone=api:1m rate=1r/m;
-    client_body_temp_path {place}/1; proxy_temp_path {place}/2; fastcgi_temp_path {place}/3; uwsgi_temp_path {place}/4; scgi_temp_path {place}/5;
+    client_body_temp_path {place}/1; proxy_temp_path {place}/2; fastcgi_temp_path {place}/3;
+    uwsgi_temp_path {place}/4; scgi_temp_path {place}/5;
     include {place}/tickscope.conf;
     server {{
         listen 127.0.0.1:{port};
@@ -52,7 +53,8 @@ events {{ worker_connections 64; }}
 http {{
     lua_package_path "{place}/?.lua;;";
     lua_shared_dict asked 1m;
-    client_body_temp_path {place}/1; proxy_temp_path {place}/2; fastcgi_temp_path {place}/3; uwsgi_temp_path {place}/4; scgi_temp_path {place}/5;
+    client_body_temp_path {place}/1; proxy_temp_path {place}/2; fastcgi_temp_path {place}/3;
+    uwsgi_temp_path {place}/4; scgi_temp_path {place}/5;
     server {{
         listen 127.0.0.1:{port};
         location /api {{
@@ -60,7 +62,8 @@ http {{
                 local key = ngx.var.remote_addr
                 local left = 5 - ngx.shared.asked:incr(key, 1, 0, 60)
                 local refused = left < 0
-                require("tickscope").tell("lua shop", refused and "refused" or "allowed", {{ key = key, burst = 5, remaining = left, window_ns = 60e9 }})
+                require("tickscope").tell("lua shop", refused and "refused" or "allowed",
+                    {{ key = key, burst = 5, remaining = left, window_ns = 60e9 }})
                 if refused then return ngx.exit(429) end
             }}
             alias {place}/;

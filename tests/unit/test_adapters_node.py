@@ -125,7 +125,8 @@ def test_a_program_ends_though_its_socket_is_open(tmp_path: Path) -> None:
 def test_who_is_skipped_behind_another_limiter_tells_nothing(tmp_path: Path) -> None:
     told = Told(tmp_path)
     code = """const t = require(process.argv[1]); t.path = process.argv[2];
-    const first = t.watch(async (request, _, next) => { request.rateLimit = { limit: 5, remaining: 4 }; next(); }, 'first');
+    const first = t.watch(async (request, _, next) => {
+        request.rateLimit = { limit: 5, remaining: 4 }; next(); }, 'first');
     const skips = t.watch(async (request, _, next) => next(), 'skips');
     const request = {};
     skips(request, {}, () => first(request, {}, () => skips(request, {}, () => t.tell('last', 'allowed'))));

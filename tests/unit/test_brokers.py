@@ -45,7 +45,9 @@ class Heap:
         self.name, self.path = f"heap {path}", path
 
     def poll(self):
-        return [{"destination": self.path.name, "lag_messages": len(os.listdir(self.path)), "added": 3, "position": 3, "peer": "127.0.0.1:99"}]
+        lag = len(os.listdir(self.path))
+        row = {"destination": self.path.name, "lag_messages": lag, "added": 3, "position": 3, "peer": "127.0.0.1:99"}
+        return [row]
 
     def close(self):
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -68,13 +69,21 @@ def connects(part: int) -> Batch:
     )
 
 
-@pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three sealed segments and a hot one, each with rows of every group."""
-    monkeypatch.setattr(cells, "MANY", 1)
+    path = tmp_path_factory.mktemp("written")
     for part in range(3):
-        write(tmp_path, connects(part), seal=True)
-    write(tmp_path, connects(3))
+        write(path, connects(part), seal=True)
+    write(path, connects(3))
+    return path
+
+
+@pytest.fixture
+def store(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of ``written``, where cells count however few the rows are."""
+    monkeypatch.setattr(cells, "MANY", 1)
+    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 

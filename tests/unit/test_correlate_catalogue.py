@@ -61,8 +61,10 @@ def judge(watch, second):
     return opened
 
 
-SYMPTOM = Symptom("closing_time", 900, "connections are closed by dozens", "all connections", "", "tcp_close", {"tcp_close": ("retransmits",)},
-                  lambda e: tell("{n} were closed {when}", n=value(e.value, "connection"), when=when(e)), "ask who closed them", Closes, judge)
+SYMPTOM = Symptom("closing_time", 900, "connections are closed by dozens", "all connections", "", "tcp_close",
+                  {"tcp_close": ("retransmits",)},
+                  lambda e: tell("{n} were closed {when}", n=value(e.value, "connection"), when=when(e)),
+                  "ask who closed them", Closes, judge)
 '''
 CAUSE_FILE = '''"""Connections that had to send again before they ended."""
 
@@ -73,10 +75,12 @@ from agent.correlate.words import tell, value
 
 def rule(episode, view):
     again = int(view.during("tcp_close", episode, 10**9)["retransmits"].sum())
-    yield Verdict(CAUSE.name, 0.9 if again else 0.0, "", tell("they had sent {again} again", again=value(again, "segment")))
+    words = tell("they had sent {again} again", again=value(again, "segment"))
+    yield Verdict(CAUSE.name, 0.9 if again else 0.0, "", words)
 
 
-CAUSE = Cause("worn_out", 900, "connections had sent too much again", {"tcp_close": ("retransmits",)}, "look at the network", {"closing_time": rule})
+CAUSE = Cause("worn_out", 900, "connections had sent too much again", {"tcp_close": ("retransmits",)},
+              "look at the network", {"closing_time": rule})
 '''
 PROGRAM = """
 import numpy as np

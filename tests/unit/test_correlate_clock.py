@@ -78,7 +78,7 @@ def test_the_finding_is_emitted_at_once_then_updated_then_closed() -> None:
     host = Host()
     host.step(10, -50 * MS)
     decisions(host, T0 + 10 * S + 20 * MS + np.arange(N) * 100 * US)
-    out = run(host, 20)
+    out = run(host, 20, every_ms=100)
     assert (int(out[0].rows["state"][0]), int(out[-1].rows["state"][0])) == (0, 1)
     assert int(out[0].rows["t_ns"][0]) <= T0 + 10 * S + 100 * MS
     assert len({bytes(b.rows["finding_id"][0]) for b in out}) == 1

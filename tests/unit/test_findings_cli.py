@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,9 +36,14 @@ def store(path: Path, *findings: list[Batch]) -> Path:
     return path
 
 
+@cache
+def emitted() -> tuple[list[Batch], list[Batch]]:
+    return run(broker_slow(), 60), run(clock_step(), 47)
+
+
 @pytest.fixture
 def filled(tmp_path: Path) -> Path:
-    return store(tmp_path / "store", run(broker_slow(), 60), run(clock_step(), 47))
+    return store(tmp_path / "store", *emitted())
 
 
 def test_each_finding_once_in_its_latest_state_in_order_of_the_beginning(filled: Path) -> None:

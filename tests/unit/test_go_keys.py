@@ -31,7 +31,8 @@ for name in json.loads(sys.argv[2]):
         longest = max(map(len, mounts))
     keys = key_of(fd, shared=False), key_of(fd, shared=True)
     libc.umount2(os.fsencode(place), 2)
-    found.append([keys[0] == plain, *(struct.unpack("<QQ", key)[1] for key in (keys[1], key_of(fd, shared=False))), longest])
+    seconds = [struct.unpack("<QQ", key)[1] for key in (keys[1], key_of(fd, shared=False))]
+    found.append([keys[0] == plain, *seconds, longest])
     mount(b"left", place)  # what comes later finds it in its way
 print(json.dumps(found))
 """

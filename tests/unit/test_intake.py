@@ -212,7 +212,8 @@ def test_a_thread_in_a_container_is_told_by_the_hosts_number(path: Path, intake:
 import json, os, socket, threading, time
 def tell(name):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
-        client.sendto(json.dumps({{"limiter": name, "result": "allowed", "tid": threading.get_native_id()}}).encode(), {str(path)!r})
+        decision = {{"limiter": name, "result": "allowed", "tid": threading.get_native_id()}}
+        client.sendto(json.dumps(decision).encode(), {str(path)!r})
     time.sleep(600)
 threading.Thread(target=tell, args=("second",), daemon=True).start()
 tell("first")

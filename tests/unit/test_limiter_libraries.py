@@ -28,7 +28,8 @@ from tests.unit.test_limiters_cli import RESULT, records
 
 ANOTHER = """
 from agent.limiters.library import LimiterLibrary, Step
-LIBRARY = LimiterLibrary("example.com/leak", "go", "wall", "leaky bucket", (Step("old", "old", r"v1\\..*"), Step("new", "new")))
+STEPS = (Step("old", "old", r"v1\\..*"), Step("new", "new"))
+LIBRARY = LimiterLibrary("example.com/leak", "go", "wall", "leaky bucket", STEPS)
 """
 SHOP = """package main
 

@@ -18,7 +18,8 @@ PROGRAM = """
 import signal, threading, time
 import numpy as np
 from agent.probes.beside.measuring import _block_both_ways
-tune = np.zeros(1, [(name, "<u8") for name in ("flags_first", "flags_again", "flag_mask", "calibrate_nr", "calibrate_tid")])
+names = "flags_first", "flags_again", "flag_mask", "calibrate_nr", "calibrate_tid"
+tune = np.zeros(1, [(name, "<u8") for name in names])
 signal.signal(signal.SIGALRM, signal.default_int_handler)
 for turn in range(1000):
     try:

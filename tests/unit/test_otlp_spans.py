@@ -150,10 +150,8 @@ def _finding(state: str, at: int, **more: object) -> np.ndarray:
     ).rows
 
 
-_SAID = (
-    "a step at"
-    f" {datetime.fromtimestamp((_WALL + 1_250_000_000) // 10**9, UTC):%Y-%m-%dT%H:%M:%S}.{(_WALL // 10**6 + 250) % 1000:03d}Z"
-)
+_STEP = datetime.fromtimestamp((_WALL + 1_250_000_000) // 10**9, UTC)
+_SAID = f"a step at {_STEP:%Y-%m-%dT%H:%M:%S}.{(_WALL // 10**6 + 250) % 1000:03d}Z"
 
 
 def test_a_finding_is_one_span_with_evidence_and_links() -> None:

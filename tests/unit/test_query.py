@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -26,6 +27,8 @@ from agent.store import frames, group, segments
 from agent.store.hot import HotStore
 from agent.store.query import Session
 from agent.store.recording import Recording
+from agent.store.retention import Retention
+from agent.store.seal import seal_all
 from agent.tables import TABLES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,18 +46,8 @@ def write(path: Path, *batches: Batch, boot: str | None = None, seal: bool = Fal
     store.append(batches)
     store.close()
     if seal:
-        argv = [
-            sys.executable,
-            "-m",
-            "agent.store.seal",
-            "--below",
-            "99999999",
-            "--max-bytes",
-            str(1 << 30),
-            "--max-age-s",
-            "1e9",
-        ]
-        subprocess.run(argv, cwd=path, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+        with contextlib.chdir(path):
+            assert seal_all(99_999_999, Retention(max_bytes=1 << 30, max_age_s=1e9)) == []
 
 
 def verb(path: Path, *argv: str) -> subprocess.CompletedProcess[str]:

@@ -29,7 +29,9 @@ from agent.columns import i64
 from agent.kernel.probe import Probe
 from agent.tables.shared import INTERVAL, table
 
-MADE = table("widgets", "widgets made, by port", i64("sport", "local port"), INTERVAL, i64("count", "widgets"), measure="count")
+MADE = table(
+    "widgets", "widgets made, by port", i64("sport", "local port"), INTERVAL, i64("count", "widgets"), measure="count"
+)
 PROBE = Probe("widgets", ())
 '''
 EXPLAINED = """

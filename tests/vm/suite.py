@@ -127,6 +127,7 @@ def run(
         "--tb=short",
         "-o",
         "timeout=0",
+        "--all",
         "-o",
         f"faulthandler_timeout={machine.STILL_S / 2:.0f}",
         *tests,

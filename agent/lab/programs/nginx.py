@@ -13,10 +13,12 @@ daemon off; worker_processes 1; pid {own}/pid; error_log stderr crit;
 events {{ worker_connections 256; }}
 http {{
   access_log off;
-  client_body_temp_path {own}/a; proxy_temp_path {own}/b; fastcgi_temp_path {own}/c; uwsgi_temp_path {own}/d; scgi_temp_path {own}/e;
+  client_body_temp_path {own}/a; proxy_temp_path {own}/b; fastcgi_temp_path {own}/c;
+  uwsgi_temp_path {own}/d; scgi_temp_path {own}/e;
   server {{
     listen {far}:{port} ssl;
-    ssl_certificate {shared}/tls.crt; ssl_certificate_key {shared}/tls.key; ssl_session_cache off; ssl_session_tickets off;
+    ssl_certificate {shared}/tls.crt; ssl_certificate_key {shared}/tls.key;
+    ssl_session_cache off; ssl_session_tickets off;
     location / {{ return 200 "ok\\n"; }}
   }}
 }}

@@ -27,7 +27,7 @@ def _decide(arrivals: Arrivals, limit: Limit) -> np.ndarray:
                 if now < latest or at < now:  # a slot ahead of the clock counts until its place is entered
                     if stamps[place] != at:
                         stamps[place], used[place] = at, 0.0
-                    total = sum([u for s, u in zip(stamps, used, strict=True) if s > oldest])
+                    total = sum(u for s, u in zip(stamps, used, strict=True) if s > oldest)
                 elif oldest >= now:
                     total = 0.0
                     stamps[place], used[place] = at, 0.0

@@ -1,0 +1,88 @@
+"""Which tests run only with ``--all``, which run with nothing beside them, and which share a worker.
+
+Tests of ``ONLY_ALL`` are left out unless pytest has ``--all`` or is given tests by id (``FILE::TEST``). CI leaves them
+out; ``./test.sh --all`` is run before a change is called done. Names of files are patterns of ``fnmatch``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+#: Test -> the parameters with which it runs in CI (fnmatch), or None. No kind of fault is in here alone.
+ONLY_ALL: dict[str, str | None] = {
+    # one build of each Go matrix
+    "tests/kernel/test_limiter.py::test_allow_in_every_kind_of_binary": "piestripped",
+    "tests/kernel/test_limiter.py::test_a_reservation_that_is_given_back_at_once_is_refused": "2018",
+    "tests/kernel/test_limiter.py::test_wait_is_one_decision_also_when_it_refuses_early": "2019",
+    "tests/kernel/test_limiter.py::test_a_wait_whose_caller_gives_up_is_cancelled": "plain",
+    "tests/kernel/test_limiter_libraries.py::test_each_decision_as_the_program_was_told": "plain",
+    "tests/kernel/test_limiter_sites.py::test_who_asks_is_the_name": "piestripped",
+    "tests/servers/test_limiter_models.py::test_go_libraries": "go.mod-*",
+    # one release, or set of settings, of a foreign program
+    "tests/kernel/test_redis_envoy.py::test_each_decision_by_the_services_own_answers": "environ0",
+    "tests/kernel/test_tls_versions.py::test_handshakes_of_another_release": "bullseye",
+    "tests/kernel/test_tls_versions.py::test_messages_after_the_handshake_are_none": "bullseye",
+    "tests/servers/test_otlp_releases.py::test_all_arrives_valid_and_what_is_rejected_is_read": "oldest-*",
+    # the same with another number
+    "tests/system/test_lab.py::test_a_stage_gives_back_its_descriptors_and_ends_whatever_its_seed": "3",
+    # weeks of seconds; test_correlate_hours.py has other tests of the bound and of habits that change
+    "tests/unit/test_correlate_hours.py::test_any_number_of_strangers_takes_nobodys_place": None,
+    "tests/unit/test_correlate_hours.py::test_random_requests_are_no_silence": "0",
+    "tests/unit/test_correlate_hours.py::test_who_goes_home_an_hour_earlier_is_not_silent": None,
+    # each replays all kept recordings once more; the scenarios of each symptom and cause have the rule taken out, too
+    "tests/unit/test_lab_kept.py::test_without_a_rule_its_kinds_suffer_and_no_others": None,
+}
+#: They judge the whole host, or who gets a processor: nothing runs beside them.
+ALONE = (
+    "tests/kernel/test_closer_looks.py",
+    "tests/kernel/test_cpu_wait.py",
+    "tests/kernel/test_owing.py",
+    "tests/system/test_busy.py",
+    "tests/system/test_closer_look.py",
+    "tests/system/test_lab.py",
+    "tests/system/test_leaks.py",
+    "tests/system/test_silence.py",
+)
+#: Tests that would wait for each other, or count each other's programs, run one after another in one worker. Others
+#: share a worker with the tests of their file.
+WORKERS = {
+    "clock": (  # fixture own_clock: one of them at a time on a machine
+        "tests/kernel/test_clock*.py",
+        "tests/kernel/test_notices.py",
+        "tests/kernel/test_watch_faults.py",
+        "tests/servers/test_notice_hooks.py",
+        "tests/servers/test_time_daemons.py",
+        "tests/system/test_notices.py",
+        "tests/system/test_unwatched.py",
+    ),
+    "limiters": (
+        "tests/kernel/test_limiter*.py",
+        "tests/kernel/test_own_functions.py",
+        "tests/kernel/test_redis_*.py",
+        "tests/servers/test_limiter*.py",
+    ),
+    "tls": ("tests/kernel/test_tls*.py", "tests/kernel/test_new_roots.py"),
+}
+
+
+def _fits(test: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(test, pattern) for pattern in patterns)
+
+
+def only_all(test: str) -> bool:
+    """Whether it runs with ``--all`` only."""
+    name, _, parameters = test.partition("[")
+    kept = ONLY_ALL.get(name, "*")
+    return kept is None or not fnmatchcase(parameters.removesuffix("]"), kept)
+
+
+def alone(test: str) -> bool:
+    """Whether nothing may run beside it."""
+    return _fits(test.partition("::")[0], ALONE)
+
+
+def worker(test: str) -> str:
+    """Tests of one name run one after another."""
+    file = test.partition("::")[0]
+    return next((name for name, files in WORKERS.items() if _fits(file, files)), file)

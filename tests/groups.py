@@ -1,0 +1,121 @@
+"""Runs the tests in groups, beside each other those that do not disturb each other; without ``--all`` what CI runs.
+
+    python -m tests.groups [--all]
+
+A test that fails is run once more at the end, alone: tests are at the clocks and queues of a live kernel. The last line
+is ``N passed, N failed, N skipped`` of all groups; the exit status is 1 where a test failed twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+#: Two tests at a time: CI has two processors.
+TWO = ("-n", "2", "--dist", "loadgroup")
+#: pytest's exit status where tests failed.
+FAILED = 1
+WORDS = {"passed": "passed", "failed": "failed", "error": "failed", "errors": "failed", "skipped": "skipped"}
+EVERY_KERNEL = {"TICKSCOPE_TEST_KERNELS": "5.10 6.1 6.12 newest"}
+#: Of the clock's events those that this machine's clock cannot have; tests/kernel/test_clock.py has steps and slews.
+ONE_KERNEL = {
+    "TICKSCOPE_TEST_KERNELS": "5.10",
+    "TICKSCOPE_TEST_CLOCK_EVENTS": "leap or TAI or chronyd or stopped_vm",
+}
+#: Hostile inputs for each parser, beside those of the tests.
+INPUTS = 100_000
+
+
+@dataclass(frozen=True)
+class Group:
+    """args: of pytest. env: added to the environment."""
+
+    name: str
+    args: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def run(self, *more: str) -> tuple[int, Counter[str]]:
+        """pytest's exit status, and how many tests passed, failed and were skipped."""
+        command = [sys.executable, "-m", "pytest", "-q", "--durations=25", "-o", f"cache_dir=.pytest_cache/{self.name}"]
+        began = time.monotonic()
+        done = subprocess.run(
+            [*command, *self.args, *more],
+            cwd=ROOT,
+            env={"TICKSCOPE_TEST_PATIENCE": "3", **os.environ, **self.env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        print(f"== {self.name}: {time.monotonic() - began:.0f} s\n{done.stdout}", flush=True)
+        return done.returncode, counted(done.stdout)
+
+    def again(self) -> tuple[int, Counter[str]]:
+        """The tests that failed, one after another."""
+        one = replace(self, args=tuple(word for word in self.args if word not in TWO))
+        return one.run("--last-failed", "--last-failed-no-failures", "none")
+
+
+def counted(output: str) -> Counter[str]:
+    """What pytest's closing line says."""
+    last = next((line for line in reversed(output.splitlines()) if re.search(r" in \d+\.\d+s", line)), "")
+    return Counter({WORDS[word]: int(n) for n, word in re.findall(r"(\d+) (\w+)", last) if word in WORDS})
+
+
+def phases(every: bool) -> list[list[Group]]:
+    """Groups of a phase run beside each other, phases one after another."""
+    more = ("--all",) if every else ()
+    live = ("tests/kernel", "tests/servers", "tests/system", *more)
+    machines = Group("machines", ("tests/vm", *more), EVERY_KERNEL if every else ONE_KERNEL)
+    return [
+        [machines, Group("unit", ("tests/unit", *TWO, *more))],
+        [Group("live", (*live, "-m", "not alone", *TWO))],
+        [Group("alone", (*live, "-m", "alone"))],
+    ]
+
+
+def fuzzed() -> bool:
+    """Whether no hostile input breaks a parser."""
+    modules = sorted(path.stem for path in (ROOT / "tests/unit").glob("[!t]*_pieces.py"))
+    commands = [[sys.executable, "-m", f"tests.unit.{module}", str(INPUTS)] for module in modules]
+    return all(subprocess.run(command, cwd=ROOT, check=False).returncode == 0 for command in commands)
+
+
+def main(every: bool) -> int:
+    """The exit status: 1 where a test failed twice, or pytest did not get to its end."""
+    total, to_repeat, broken = Counter[str](), list[Group](), False
+    with ThreadPoolExecutor() as pool:
+        for phase in phases(every):
+            for group, (status, found) in zip(phase, pool.map(Group.run, phase), strict=True):
+                if status == FAILED:
+                    to_repeat.append(group)
+                    found["failed"] = 0  # counted when they are repeated
+                broken |= status not in (0, FAILED)
+                total += found
+    for group in to_repeat:
+        print(f"== {group.name}: FAILED AT FIRST, see above; now once more, alone", flush=True)
+        status, found = group.again()
+        broken |= status != 0
+        total += found
+    broken |= every and not fuzzed()
+    failed = max(total["failed"], int(broken))
+    print(f"{total['passed']} passed, {failed} failed, {total['skipped']} skipped", flush=True)
+    return int(broken)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m tests.groups")
+    parser.add_argument("--all", action="store_true", help="every test, on four kernels, and long fuzzing")
+    sys.exit(main(parser.parse_args().all))
