@@ -114,7 +114,7 @@ class AgentLink:
                 taken.set_result(None)
 
 
-class Connection:
+class OtlpClient:
     """Of one client: h11 and the streams."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -174,7 +174,7 @@ class OtlpServer:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
         sock = writer.get_extra_info("socket")
-        uid, connection = user(sock), Connection(reader, writer)
+        uid, connection = user(sock), OtlpClient(reader, writer)
         uid = -1 if uid is None else uid
         if self.connections >= MAX_CONNECTIONS or (uid and self._users[uid] >= MAX_OF_USER):
             self.counts["refused"] += 1
@@ -193,7 +193,7 @@ class OtlpServer:
             writer.transport.abort()
             self._users[uid] -= 1
 
-    async def _request(self, client: Connection, uid: int, number: int, ends: Ends) -> bool:
+    async def _request(self, client: OtlpClient, uid: int, number: int, ends: Ends) -> bool:
         """A request and its answer; False where no other one can follow."""
         as_json = False
         try:

@@ -50,11 +50,13 @@ def _refuses(status: bytes) -> Answers:
     return answers
 
 
-@pytest.mark.parametrize("status", [b"413 Content Too Large", b"401 Unauthorized"])
-def test_who_answers_before_the_body_is_read_is_heard(status: bytes) -> None:
+@pytest.mark.parametrize(
+    ("status", "outcome"), [(b"413 Content Too Large", "too_large"), (b"401 Unauthorized", "refused")]
+)
+def test_who_answers_before_the_body_is_read_is_heard(status: bytes, outcome: str) -> None:
     with serving(_refuses(status)) as port:
         sender = _sender(port)
-        assert sender.send(bytes(32 << 20)) == Outcome("refused", message=f"HTTP {status.decode()}")
+        assert sender.send(bytes(32 << 20)) == Outcome(outcome, message=f"HTTP {status.decode()}")
         sender.close()
 
 
