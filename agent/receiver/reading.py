@@ -33,12 +33,8 @@ _MAX_TIME_NS = 1 << 63
 #: Attributes of one thing that are read.
 _MAX_ATTRIBUTES = 256
 _INTEGER = re.compile(r"-?\d{1,20}", re.ASCII)
-_SCALARS = {
-    "string_value": (str,),
-    "int_value": (int,),
-    "double_value": (float, int),
-    "bool_value": (bool,),
-}
+_SCALARS = {"string_value", "int_value", "double_value", "bool_value"}
+_JSON_SCALARS = {"stringValue": (str,), "intValue": (int,), "doubleValue": (float, int), "boolValue": (bool,)}
 
 
 def records(signal: str, data: bytes, as_json: bool) -> Iterator[Record | None]:
@@ -85,7 +81,14 @@ def _logs(log: Any, common: tuple[tuple[str, str], str, str]) -> Iterator[Record
 def _attributes(holder: Any, wanted: Iterable[str] = MEANING) -> dict[str, Value]:
     found: dict[str, Value] = {}
     for one in islice(holder.attributes, _MAX_ATTRIBUTES):
-        if one.key in wanted and (kind := one.value.WhichOneof("value")) in _SCALARS:
+        if isinstance(one, dict):
+            if isinstance(key := one.get("key"), str) and key in wanted:
+                value = one.get("value")
+                kind, given = next(iter(value.items()), ("", None)) if isinstance(value, dict) else ("", None)
+                given = _integer(given) if kind == "intValue" else given
+                if type(given) in _JSON_SCALARS.get(kind, ()):
+                    found.setdefault(key, given)
+        elif one.key in wanted and (kind := one.value.WhichOneof("value")) in _SCALARS:
             found.setdefault(one.key, getattr(one.value, kind))
     return found
 
@@ -111,18 +114,12 @@ class _JsonMessage:
         key, read = _JSON_FIELDS[name]
         return read(self._found.get(key))
 
-    def WhichOneof(self, _: str) -> str:  # noqa: N802 - protobuf's name
-        for name, types in _SCALARS.items():
-            if type(getattr(self, name)) in types:
-                return name
-        return ""
-
 
 def _text(found: object) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _integer(found: object) -> object:
+def _integer(found: Any) -> Any:
     return int(found) if isinstance(found, str) and _INTEGER.fullmatch(found) else found
 
 
@@ -140,15 +137,14 @@ def _id(found: object) -> bytes:
 
 _READERS: dict[Callable[[Any], Any], str] = {
     lambda found: map(_JsonMessage, found) if isinstance(found, list) else (): (
-        "resource_spans scope_spans spans events resource_logs scope_logs log_records attributes"
+        "resource_spans scope_spans spans events resource_logs scope_logs log_records"
     ),
-    _JsonMessage: "resource scope value",
-    _text: "name version key",
+    lambda found: [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []: "attributes",
+    _JsonMessage: "resource scope",
+    _text: "name version",
     _number: "start_time_unix_nano end_time_unix_nano time_unix_nano observed_time_unix_nano",
     _id: "trace_id span_id",
     lambda found: _KINDS.index(found) if found in _KINDS else _number(found): "kind",
-    _integer: "int_value",
-    lambda found: found: "string_value double_value bool_value",
 }
 _JSON_FIELDS = {
     name: (re.sub("_(.)", lambda match: match[1].upper(), name), read)
