@@ -29,6 +29,7 @@ setup(
         "opentelemetry-exporter-otlp>=1.35,<2",
         "opentelemetry-proto>=1.35,<2",
         "grpcio>=1.63.2,<2",
+        "h11>=0.14,<1",
         "protobuf>=5",  # opentelemetry-proto says up to which.
         "googleapis-common-protos>=1.57,<2",
         "duckdb>=1.3,<3",

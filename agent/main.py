@@ -235,9 +235,9 @@ def _assemble(
     daemons, brokers = _time_daemons(config, history), Brokers(config.brokers, config.poll_s)
     receiver = None
     if config.otlp_receiver:  # it is not in the memory of others
-        from agent.receiver.start import start as start_receiver
+        from agent.receiver.process import start as start_receiver
 
-        receiver = start_receiver(config, loaded, sockets.fd, boot, history)
+        receiver = start_receiver(config, loaded, boot, history)
     resources = Resources()
     sources += [receiver, Bounds(receiver.name, receiver.counts, receiver.reasons)] if receiver is not None else []
     sources += [notices, intake, server, queues, brokers, daemons, resources, Spaces(helper, resources)]

@@ -29,6 +29,8 @@ from exporters.send import Outcome, accepted, failed
 
 #: https://opentelemetry.io/docs/specs/otlp/#failures; RESOURCE_EXHAUSTED only where the answer says when to try again.
 _RETRYABLE = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"})
+#: Of a message beyond the receiver's limit (4 MiB by default): gRPC in Go and in C, and in Java.
+_TOO_LARGE = ("larger than max", "exceeds maximum size")
 _STUBS: dict[str, Any] = {"traces": TraceServiceStub, "metrics": MetricsServiceStub, "logs": LogsServiceStub}
 _OPTIONS = [("grpc.primary_user_agent", "tickscope"), ("grpc.max_reconnect_backoff_ms", 2000)]
 _POLL_S = 0.1
@@ -79,7 +81,9 @@ class _Signal:
         code, asked = error.code().name, _retry_delay(error)
         message = f"{code}: {error.details()}"[:200]
         retry = code in _RETRYABLE or (code == "RESOURCE_EXHAUSTED" and asked > 0)
-        return Outcome("retry" if retry else "refused", message=message, retry_after_s=asked)
+        too_large = code == "RESOURCE_EXHAUSTED" and any(words in message for words in _TOO_LARGE)
+        status = "too_large" if too_large else "retry" if retry else "refused"
+        return Outcome(status, message=message, retry_after_s=asked)
 
 
 def _finished(future: grpc.Future) -> bool:

@@ -36,25 +36,46 @@ MAX_RETRY_AFTER_S = 3600.0
 _BACKOFF_S = (1.0, 30.0)
 _DOWN_AFTER = 3
 #: How a collector says that it does not take a signal.
+_TOO_LARGE = "one item alone is larger than the collector takes"
 _NOT_TAKEN = ("HTTP 404", "HTTP 405", "HTTP 415", "HTTP 501", "UNIMPLEMENTED")
 
 
 class _Request(NamedTuple):
+    """parts: serialised spans, metrics or log records; items: how many spans, points or log records they are."""
+
     data: bytes
     items: int
+    parts: list[bytes]
 
 
 class _Lane:
-    """One signal: its sender, the request under way, and its account. Belongs to the worker; the numbers are read by
+    """One signal: its sender, the requests under way, and its account. Belongs to the worker; the numbers are read by
     all.
+
+    max_bytes: of a request; halved when one is refused as too large, None before that.
     """
 
-    def __init__(self, signal: str, sender: Sender) -> None:
-        self.signal, self.sender = signal, sender
-        self.request: _Request | None = None
-        self.sent = self.rejected = self.failures = self.refusals = 0
+    def __init__(self, signal: str, sender: Sender, envelope: Callable[[list[bytes]], bytes]) -> None:
+        self.signal, self.sender, self._envelope = signal, sender, envelope
+        self.requests: list[_Request] = []
+        self.max_bytes: int | None = None
+        self.sent = self.rejected = self.too_large = self.failures = self.refusals = 0
         self.last_error = self.unwanted = ""
-        self.not_before = self.begun = 0.0
+        self.not_before = self.begun = self.error_s = 0.0
+
+    @property
+    def request(self) -> _Request | None:
+        """The one under way."""
+        requests = self.requests[:1]
+        return requests[0] if requests else None
+
+    @property
+    def under_way(self) -> int:
+        """Items that were not delivered yet."""
+        return sum(request.items for request in list(self.requests))
+
+    def begin(self, parts: list[bytes], items: int) -> None:
+        self.requests = self._fitting(parts, items) if parts else []
 
     def stuck_s(self) -> float:
         """How long the request under way has been sent for."""
@@ -62,36 +83,73 @@ class _Lane:
         return time.monotonic() - begun if begun else 0.0
 
     def step(self, now: float) -> bool:
-        """Tries the request under way, if it is time; True when it is done with."""
-        if self.request is None or now < self.not_before:
+        """Tries the requests under way, if it is time; True when it is done with them."""
+        if not self.requests or now < self.not_before:
             return False
-        self.begun = time.monotonic()
-        try:
-            outcome = self.sender.send(self.request.data)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the next request may succeed
-            outcome = failed(error)
-        self.begun = 0.0
-        if outcome.status == "retry":
-            self.failures += 1
-            self.last_error = outcome.message
-            pause = min(_BACKOFF_S[1], _BACKOFF_S[0] * 2 ** min(self.failures - 1, 8)) * random.uniform(0.8, 1.2)
-            self.not_before = time.monotonic() + max(pause, min(outcome.retry_after_s, MAX_RETRY_AFTER_S))
-            return False
-        self._settle(outcome, self.request.items)
-        self.request = None
+        while self.requests:
+            request = self.requests[0]
+            self.begun = time.monotonic()
+            try:
+                outcome = self.sender.send(request.data)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next request may succeed
+                outcome = failed(error)
+            self.begun = 0.0
+            if outcome.status == "retry":
+                self.failures += 1
+                self._failed(outcome.message)
+                pause = min(_BACKOFF_S[1], _BACKOFF_S[0] * 2 ** min(self.failures - 1, 8)) * random.uniform(0.8, 1.2)
+                self.not_before = time.monotonic() + max(pause, min(outcome.retry_after_s, MAX_RETRY_AFTER_S))
+                return False
+            if outcome.status == "too_large" and len(self._halves(request.parts)) > 1:
+                self.max_bytes = len(request.data) // 2
+                self.requests[:1] = self._fitting(request.parts, request.items)
+            else:
+                self._settle(outcome, request)
+                del self.requests[:1]
         return True
 
-    def _settle(self, outcome: Outcome, items: int) -> None:
+    def _fitting(self, parts: list[bytes], items: int) -> list[_Request]:
+        """The same in requests of at most ``max_bytes``, but for a part that alone has more."""
+        data = self._envelope(parts)
+        if self.max_bytes is None or len(data) <= self.max_bytes or len(halves := self._halves(parts)) == 1:
+            return [_Request(data, items, parts)]
+        return [request for half in halves for request in self._fitting(half, self._count(half))]
+
+    def _halves(self, parts: list[bytes]) -> list[list[bytes]]:
+        if len(parts) > 1:
+            return [parts[: len(parts) // 2], parts[len(parts) // 2 :]]
+        if self.signal == "metrics":
+            from exporters.points import halves
+
+            return [[half] for half in halves(parts[0])]
+        return [parts]
+
+    def _count(self, parts: list[bytes]) -> int:
+        if self.signal != "metrics":
+            return len(parts)
+        from exporters.points import point_count
+
+        return point_count(parts)
+
+    def _settle(self, outcome: Outcome, request: _Request) -> None:
         if self.signal == "logs" and outcome.status == "refused" and outcome.message.startswith(_NOT_TAKEN):
             self.unwanted = outcome.message
             return
-        lost = items if outcome.status == "refused" else max(0, min(outcome.rejected, items))
+        items, refused = request.items, outcome.status in ("refused", "too_large")
+        lost = items if refused else max(0, min(outcome.rejected, items))
         self.failures, self.not_before = 0, 0.0
-        self.refusals = self.refusals + 1 if outcome.status == "refused" else 0
+        self.refusals = self.refusals + 1 if refused else 0
         self.sent += items - lost
+        if outcome.status == "too_large":
+            self.too_large += lost
+            self._failed(f"{_TOO_LARGE} ({len(request.data)} bytes): {outcome.message}")
+            return
         self.rejected += lost
         if outcome.message or lost:
-            self.last_error = outcome.message or f"{lost} rejected without a reason"
+            self._failed(outcome.message or f"{lost} rejected without a reason")
+
+    def _failed(self, message: str) -> None:
+        self.last_error, self.error_s = message, time.monotonic()
 
 
 class OtlpExporter(Stating, Owning):
@@ -131,19 +189,24 @@ class OtlpExporter(Stating, Owning):
         if self._worker.is_alive():
             for lane in self._lanes.values():
                 lane.sender.abort()
-        under_way = [lane.request for lane in self._lanes.values()]
-        self._backlog.give_up(0 if again else sum(request.items for request in under_way if request))
+        self._backlog.give_up(0 if again else sum(lane.under_way for lane in self._lanes.values()))
 
     def close(self) -> None:
         self.flush(2.0)
 
     def losses(self) -> dict[str, int]:
-        """Rows and points that will never reach the collector: ``queue_full``, ``shutdown``, ``rejected``."""
-        return {**self._backlog.dropped(), "rejected": sum(lane.rejected for lane in self._lanes.values())}
+        """Rows and points that will never reach the collector: ``queue_full``, ``shutdown``, ``rejected``,
+        ``too_large``.
+        """
+        lost = {name: sum(getattr(lane, name) for lane in self._lanes.values()) for name in ("rejected", "too_large")}
+        return {**self._backlog.dropped(), **lost}
 
     def state(self) -> dict[str, object]:
         """endpoint protocol state(ok|retrying|down) sent_spans sent_logs sent_points rejected dropped unsampled
-        last_error remedy queued_bytes.
+        last_error remedy queued_bytes errors max_request_bytes.
+
+        errors: the last one of each signal that had any, with its remedy; last_error: the one of the signal whose
+        requests fail now, else the latest. max_request_bytes: by signal, where larger requests were refused.
 
         down: three requests of a signal in a row failed or were refused, one has been under way for twice its time-out,
         or the exporter stopped.
@@ -172,14 +235,8 @@ class OtlpExporter(Stating, Owning):
         error = (
             self._failure
             or stuck
-            or next(
-                (
-                    lane.last_error
-                    for lane in ([worst] if worst and failures else list(lanes.values()))
-                    if lane.last_error
-                ),
-                "",
-            )
+            or (worst.last_error if worst and failures else "")
+            or max(((lane.error_s, lane.last_error) for lane in lanes.values()), default=(0.0, ""))[1]
         )
         losses = self.losses()
         return {
@@ -200,6 +257,12 @@ class OtlpExporter(Stating, Owning):
             "queued_bytes": self._backlog.bytes,
             "last_error": error,
             "remedy": _remedy(error, self._config) if error else "",
+            "errors": {
+                signal: {"last_error": lane.last_error, "remedy": _remedy(lane.last_error, self._config)}
+                for signal, lane in lanes.items()
+                if lane.last_error
+            },
+            "max_request_bytes": {signal: lane.max_bytes for signal, lane in lanes.items() if lane.max_bytes},
         }
 
     def pids(self) -> list[int]:
@@ -226,7 +289,7 @@ class OtlpExporter(Stating, Owning):
         config, envelope = self._config, Envelope(self._resource)
         spans = SpanEncoder(self._resource["host.boot.id"], self._to_wall)
         points = PointEncoder(config.temporality, self._to_wall, time.clock_gettime_ns(time.CLOCK_BOOTTIME))
-        self._lanes = {s: _Lane(s, sender) for s, sender in self._senders().items()}
+        self._lanes = {s: _Lane(s, sender, envelope.request) for s, sender in self._senders().items()}
         traces, metrics, logs = (self._lanes.get(signal) for signal in ("traces", "metrics", "logs"))
         due = time.monotonic() + config.interval_s
         while True:
@@ -236,8 +299,8 @@ class OtlpExporter(Stating, Owning):
                 # Also where only logs are wanted: it is what sorts findings into opened and closed.
                 if traces is None or traces.request is None:
                     encoded = self._backlog.take(spans, now, everything=last)
-                    if traces and encoded:
-                        traces.request = _Request(envelope.request(encoded), len(encoded))
+                    if traces:
+                        traces.begin(encoded, len(encoded))
                 if traces is None or not traces.step(now):
                     break
             if (
@@ -246,14 +309,14 @@ class OtlpExporter(Stating, Owning):
                 and (encoded := records(self._backlog.opened(), spans, self._to_wall))
                 and not logs.unwanted
             ):
-                logs.request = _Request(envelope.request(encoded), len(encoded))
+                logs.begin(encoded, len(encoded))
             if logs:
                 logs.step(now)
             if metrics:
                 if metrics.request is None and (last or now >= due):
                     due = now + config.interval_s
                     encoded, count = points.encode(self._metrics.collect(), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
-                    metrics.request = _Request(envelope.request(encoded), count) if encoded else None
+                    metrics.begin(encoded, count)
                 if metrics.step(now):
                     points.committed()
             if last:
@@ -281,6 +344,12 @@ class OtlpExporter(Stating, Owning):
 
 
 def _remedy(error: str, config: OtlpConfig) -> str:
+    if error.startswith(_TOO_LARGE):
+        return (
+            "raise the limit: max_recv_msg_size_mib of the Collector's gRPC receiver"
+            if config.protocol == "grpc"
+            else "raise the limit: max_request_body_size of the Collector's receiver, client_max_body_size of an nginx"
+        )
     port, other = ("4317", "http/protobuf") if config.protocol == "grpc" else ("4318", "grpc")
     if "refused" in error.lower() or "UNAVAILABLE" in error:
         return f"is the collector running, with an OTLP receiver for {config.protocol} (usually port {port})?"

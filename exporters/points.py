@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
@@ -81,6 +82,29 @@ class PointEncoder:
         """What ``encode`` returned last was accepted or given up: the next delta starts where it ended."""
         self._sent = self._next
         self.start_ns, self._sent_wall = self._next_at
+
+
+def point_count(metrics: Iterable[bytes]) -> int:
+    """Of serialised metrics."""
+    return sum(len(_data(MetricMessage.FromString(metric)).data_points) for metric in metrics)
+
+
+def halves(metric: bytes) -> list[bytes]:
+    """A serialised metric as two, each with half of the points; as it is where there is one point."""
+    whole = MetricMessage.FromString(metric)
+    points = list(_data(whole).data_points)
+    if len(points) < 2:
+        return [metric]
+    out = []
+    for half in (points[: len(points) // 2], points[len(points) // 2 :]):
+        del _data(whole).data_points[:]
+        _data(whole).data_points.extend(half)
+        out.append(whole.SerializeToString())
+    return out
+
+
+def _data(metric: MetricMessage) -> Any:
+    return getattr(metric, metric.WhichOneof("data"))
 
 
 def _add(

@@ -28,14 +28,14 @@ _BINARY = frozenset({PROTOBUF, "application/protobuf", "application/octet-stream
 _RETRYABLE = frozenset({429, 502, 503, 504})
 
 
-STATUSES = ("sent", "retry", "refused")
+STATUSES = ("sent", "retry", "refused", "too_large")
 
 
 class Outcome(NamedTuple):
     """What became of a request.
 
-    status: ``sent`` (accepted, but for ``rejected`` of its items), ``retry`` (try the same again) or ``refused`` (never
-    will be).
+    status: ``sent`` (accepted, but for ``rejected`` of its items), ``retry`` (try the same again), ``too_large`` (send
+    less at once) or ``refused`` (never will be accepted).
     retry_after_s: the least time to wait that the collector asked for.
     """
 
@@ -91,7 +91,9 @@ class HttpSender:
             return Outcome("retry", message=message, retry_after_s=retry_after(answer.headers.get("retry-after", "")))
         if 300 <= answer.status < 400 and (location := answer.headers.get("location", "")):
             message += f", Location: {location[:100]}"
-        return Outcome("refused", message=message[:200])
+        # The Collector (confighttp's max_request_body_size) answers 400 with the words of Go's http.MaxBytesReader.
+        too_large = answer.status == 413 or (answer.status == 400 and b"request body too large" in answer.body)
+        return Outcome("too_large" if too_large else "refused", message=message[:200])
 
     def abort(self) -> None:
         self._transport.abort()

@@ -8,7 +8,6 @@ docs/limiters.md lists. What has no result is no decision.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from math import isfinite
 from typing import NamedTuple
 
 from agent.columns import fitted
@@ -20,29 +19,17 @@ NAMES = ("rate_limiting", "ratelimit", "rate_limit", "aspnetcore.rate_limiting")
 #: What may follow such a name: column (or, of those in capitals, what it is made of), and what one unit is in the
 #: column's.
 _ENDINGS: dict[str, tuple[str, float]] = {
-    "result": ("RESULT", 1),
-    "allowed": ("ALLOWED", 1),
-    "limited": ("LIMITED", 1),
+    **{name: (name.upper(), 1) for name in ("result", "allowed", "limited", "key")},
     "limiter.id": ("ID", 1),
-    "limiter.name": ("NAME", 1),
-    "policy": ("NAME", 1),
-    "name": ("NAME", 1),
-    "key": ("KEY", 1),
-    "cost": ("cost", 1),
-    "permits": ("cost", 1),
-    "limit_per_s": ("limit_per_s", 1),
+    **dict.fromkeys(("limiter.name", "policy", "name"), ("NAME", 1)),
     "limit": ("burst", 1),
-    "burst": ("burst", 1),
-    "remaining": ("remaining", 1),
-    "window": ("window_ns", 1e9),
-    "window_ms": ("window_ns", 1e6),
-    "window_ns": ("window_ns", 1),
-    "wait": ("wait_ns", 1e9),
-    "wait_ms": ("wait_ns", 1e6),
-    "wait_ns": ("wait_ns", 1),
-    "duration": ("duration_ns", 1e9),
-    "duration_ms": ("duration_ns", 1e6),
-    "duration_ns": ("duration_ns", 1),
+    **{name: (name, 1) for name in ("cost", "limit_per_s", "burst", "remaining")},
+    "permits": ("cost", 1),
+    **{
+        f"{name}{unit}": (f"{name}_ns", factor)
+        for name in ("window", "wait", "duration")
+        for unit, factor in (("", 1e9), ("_ms", 1e6), ("_ns", 1))
+    },
 }
 _INTEGERS = ("window_ns", "wait_ns", "duration_ns", "program_wall_ns")
 #: Attribute -> (column or what it is made of, unit). Of two that mean the same, the first one here counts.
@@ -51,8 +38,8 @@ MEANING: dict[str, tuple[str, float]] = {
     "tickscope.source": ("SEEN", 1),
     **{f"{name}.{ending}": meaning for name in NAMES for ending, meaning in _ENDINGS.items()},
 }
-#: Of decisions seen, by which somebody still may scale: one in a million.
-LEAST_SHARE = 1e-6
+#: Least and most of columns that are not just at least 0. Counts are divided by the sample rate.
+_RANGES = {"remaining": (-(2.0**63), 2.0**63 - 1024), "sample_rate": (1e-6, 1.0)}
 _RANK = {name: rank for rank, name in enumerate(MEANING)}
 _WORDS = {
     "allowed": "allowed acquired ok accepted permitted passed pass success under_limit",
@@ -91,13 +78,10 @@ class Record(NamedTuple):
 
 
 class Mapper:
-    """key: what a key is stored as; names: what limiters are called; boot_id: of this host. no_share: sample rates that
-    were none, and left out.
-    """
+    """key: what a key is stored as; names: what limiters are called; boot_id: of this host."""
 
     def __init__(self, key: Callable[[str], bytes], names: Names, boot_id: str) -> None:
         self._key, self._names, self._boot_id = key, names, boot_id
-        self.no_share = 0
 
     def decision(self, record: Record) -> dict[str, object] | None:
         """Columns, of which ``t_ns`` is Unix time; None for what is no decision, or has come from here. Raises
@@ -109,7 +93,6 @@ class Mapper:
             column, unit = MEANING[name]
             if column not in found:
                 found[column] = given[name] if column.isupper() else _value(name, column, given[name], unit)
-                self.no_share += column == "sample_rate" and found[column] is None
         result = _result(found)
         if result is None or self._from_here(found, record):
             return None
@@ -173,11 +156,9 @@ def _value(name: str, column: str, value: Value, unit: float) -> object:
         number = float("nan") if isinstance(value, bool) else float(value) * unit
     except (ValueError, OverflowError):
         number = float("nan")
-    least = -(2.0**63) if column == "remaining" else 0
-    if column == "sample_rate":  # counts are divided by it: a share, or what it is of is not known
-        return number if LEAST_SHARE <= number <= 1 else None
-    if not (isfinite(number) and least <= number < 2**63):
-        raise Malformed(f"{name} is no number that it can be")
+    least, most = _RANGES.get(column, (0, 2.0**63 - 1024))
+    if not least <= number <= most:
+        raise Malformed(f"{name} is not a number from {least:g} to {most:g}")
     return int(value) if unit == 1 and isinstance(value, int) else int(number) if column in _INTEGERS else number
 
 

@@ -1,110 +1,116 @@
 """The receiver's process (agent/receiver/worker.py) as the agent keeps it: started where the settings name an address,
-looked after, started again where it ended.
+and started again where it ended. It is started when the agent is its own user already, so that it never has a
+privilege.
 
-It is started when the agent is its own user already, so that it never has a privilege. It knows a connection's user;
-which process that is the agent finds out, as soon as it begins.
+The agent binds the address, so that nobody else has the port while one process has ended and the next begins. Which
+process sends on a connection is what the tcp probe's kernel programs know; it is looked up once a connection, before
+the client gets its answer.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from agent.batch import Batch, Loss, losses
+from agent.batch import Batch, Loss, losses, make
 from agent.common.clocks import boot_ns
 from agent.contracts import Failing, Owning, Stating
 from agent.limiters.decision import salt_digest
 from agent.log import say
 from agent.posix.kept import KeptProcess
 from agent.posix.spawned import spawned
-from agent.receiver import tally
-from agent.receiver.listeners import OtlpPorts
-from agent.receiver.people import People
-from agent.receiver.received import MOST_BYTES, NoOtlpMessage, ReceiverMessage, checked
-from agent.receiver.settings import ReceiverConfig
-from agent.receiver.wire import ALIVE, COUNTS, DIRECTORY, GONE, LOST, NUMBER, TABLE, WHO
+from agent.receiver.wire import ACK, ALIVE, COUNTS, HEAD, LOST, MAX_MESSAGE_BYTES, MAX_ROWS, ROWS, TABLE
 
 if TYPE_CHECKING:
+    from agent.clock.history import History
     from agent.config import Config
+    from agent.kernel.load import Loaded
 
-#: The longest pause between two looks at whose connections are new.
-_MEET_MOST_S = 0.5
-#: Messages; what is beyond is for the next turn.
-_AT_ONCE = 64
+#: Messages taken in a turn of the loop.
+_MAX_MESSAGES = 64
+#: A look-up reads the table of all connections of the host: so many times its duration passes until the next one.
+_PAUSE, _MAX_PAUSE_S = 9, 0.5
+_MAX_PEERS = 256
+_BACKLOG = 128
 _LOSS_NS = 1_000_000_000
-#: A decision is older than this only where somebody sends what is not of now.
-OLDEST_NS = 15 * 60 * 1_000_000_000
-_SOCKETS = ("grpc.sock",)
-#: What only the agent counts.
-TIMES = "decisions of another time: older than 15 min, or still to come"
+#: An older decision is not of now.
+MAX_AGE_NS = 15 * 60 * 1_000_000_000
+_ENDS = ("saddr", "sport", "daddr", "dport")
 
 
-def told(config: Config) -> dict[str, object]:
-    """What the process is told of the agent's settings, beside where to listen."""
-    return {"keys": config.intake_keys, "names": dict(config.limiter_names), "salt": salt_digest().hex()}
+def start(config: Config, loaded: Loaded, boot_id: str, history: History) -> OtlpReceiver:
+    from agent.probes.beside import connections
+
+    maps = loaded.families["tcp"].maps if "tcp" in loaded.families else {}
+    look_up = connections.Connections(loaded).name if connections.MAP in maps else None
+    return OtlpReceiver(config, boot_id, look_up, lambda wall_ns: history.to_boot(wall_ns).ns)
 
 
 class OtlpReceiver(Failing, Owning, Stating):
-    """A ``Source`` (agent/contracts.py): rows of ``limiter_decision``. to_boot: Unix ns to CLOCK_BOOTTIME ns, shape
-    (n,); raises ValueError while that is not known.
-    run_fd: the run directory. settings: what else the process is told.
+    """A ``Source`` (agent/contracts.py): rows of ``limiter_decision``.
+
+    look_up: fills pid, proc_start_ns and comm of rows of ``socket_queue``, by both ends; it may raise OSError. None
+    where no kernel program knows connections. to_boot: Unix ns to CLOCK_BOOTTIME ns, shape (n,); raises ValueError
+    while that is not known.
     """
 
     name = "otlp receiver"
-    #: What was lost or put off, in words (agent/service/bounds.py).
-    reasons: ClassVar[dict[str, str]] = {**{name: words for name, words in COUNTS.items() if words}, "times": TIMES}
+    #: Of ``counts``, bounds that were reached, in words (agent/service/bounds.py).
+    reasons: ClassVar[dict[str, str]] = {
+        **{name: words for name, words in COUNTS.items() if words},
+        "times": "decisions older than 15 min, or in the future",
+    }
 
     def __init__(
         self,
-        config: ReceiverConfig,
-        run_fd: int,
-        people: People,
+        config: Config,
+        boot_id: str,
+        look_up: Callable[[np.ndarray], None] | None,
         to_boot: Callable[[np.ndarray], np.ndarray],
-        settings: Mapping[str, object],
     ) -> None:
-        self.process = KeptProcess(self.name, "takes OTLP", self._start, self._over)
-        self._config, self._people, self._to_boot = config, people, to_boot
-        self._run_fd = run_fd
-        self._settings = dict(settings)
-        self._listeners, self._said = OtlpPorts(), dict[str, str]()
-        self._tally = -1
-        self._before, self._counts = Counter[str](), Counter[str]()  # by processes that have ended, and by this one
-        self._times = self._lost = self._connections = 0
+        self.process = KeptProcess(self.name, "receives OTLP", self._start, self._over)
+        self._boot_id, self._look_up, self._to_boot = boot_id, look_up, to_boot
+        self._listener: socket.socket | None = None
+        self._failure = ""
+        self._peers: dict[int, tuple[int, int, bytes]] = {}
+        self._netns, self._read_after_s = os.stat("/proc/self/ns/net").st_ino, 0.0
+        self._before, self._counts = Counter[str](), Counter[str]()  # of processes that have ended, and of this one
+        self._times = self._lost = 0
         self._lost_ns = boot_ns()
-        self._asked: dict[int, ReceiverMessage] = {}
-        self._meet_s = 0.0
-        self._listeners.use(config, time.monotonic())
-        self.process.start()
+        self.use(config)
 
     def use(self, config: Config) -> None:
         """From now on these settings: another process listens, or none."""
-        self._config = config.receiver()
-        self._settings.update(told(config))
+        self._address = config.receiver().http
+        self._settings = {"keys": config.intake_keys, "names": dict(config.limiter_names)}
+        self._close_listener()
         self.process.renew()
-        self._listeners.use(self._config, time.monotonic())
         self.process.start()
 
     def fds(self) -> list[int]:
-        """None: a connection waits for the agent, but at most until its next turn."""
+        """None: a request waits for the agent's next turn."""
         return []
 
     def drain(self, now_ns: int) -> Iterator[Batch]:
-        if self.process.socket is not None:
-            yield from self._received(self.process.socket, now_ns)
+        if self.process.socket is not None and time.monotonic() >= self._read_after_s:
+            yield from self._received(self.process.socket)
         if self.process.turn():
-            if self._config.enabled:
-                self._look()
-            well = ("it takes OTLP again", "attached") if self._config.enabled else ("it is off", "off")
+            if self.process.restarts.given_up:
+                self._close_listener()  # nobody would answer
+            elif self._address:
+                self.process.look()
+            well = ("it receives OTLP", "attached") if self._address else ("it is off", "off")
             yield from self.process.tell(now_ns, *well)
-            yield from self._lose(now_ns)
+            yield from self._losses(now_ns)
 
     def counts(self) -> dict[str, int]:
         """Since the agent's start, by the names of ``COUNTS``, and ``times``."""
@@ -112,135 +118,127 @@ class OtlpReceiver(Failing, Owning, Stating):
 
     def state(self) -> dict[str, Any]:
         """For ``status``."""
-        where = {kind: f"{at[0]}:{at[1]}" for kind in ("http", "grpc") if (at := getattr(self._config, kind))}
-        return {**where, "connections": self._connections, **self.counts()}
+        where = {"http": "{}:{}".format(*self._address)} if self._address else {}
+        return {**where, "connections": self._counts["connections"], **self.counts()}
 
     def failures(self) -> dict[str, str]:
-        return {**self.process.failures(), **self._listeners.failures}
+        return {**self.process.failures(), **({"otlp_receiver.http": self._failure} if self._failure else {})}
 
     def processes(self) -> list[dict[str, Any]]:
         return self.process.processes()
 
     def close(self) -> None:
         self.process.close()
-        self._listeners.close()
-        with contextlib.suppress(OSError):
-            for name in _SOCKETS:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(f"{DIRECTORY}/{name}", dir_fd=self._run_fd)
-            os.rmdir(DIRECTORY, dir_fd=self._run_fd)
+        self._close_listener()
 
-    def _received(self, source: socket.socket, now_ns: int) -> Iterator[Batch]:
-        pieces: list[ReceiverMessage] = []
-        asked: list[ReceiverMessage] = []
-        gone: list[int] = []
+    def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket] | None:
+        if not self._address:
+            return None
+        if self._listener is None:
+            try:
+                self._listener, self._failure = _bound(self._address), ""
+            except OSError as error:  # it is tried again with the next look
+                failure = "cannot listen on {} port {}: {}".format(*self._address, error.strerror)
+                if failure != self._failure:
+                    say(f"tickscope: otlp_receiver.http: {failure}")
+                self._failure = failure
+                return None
+        settings = {**self._settings, "boot_id": self._boot_id, "salt": salt_digest().hex()}
+        return spawned("agent.receiver.worker", "tickscope-otlp", settings, self._listener.fileno())
+
+    def _over(self) -> None:
+        self._before += self._counts
+        self._counts.clear()
+        self._peers.clear()
+
+    def _received(self, source: socket.socket) -> Iterator[Batch]:
+        ends: dict[int, list[Any]] = {}
+        pieces: list[tuple[int, np.ndarray]] = []
+        number = 0
         try:
-            for _ in range(_AT_ONCE):
-                data = source.recv(MOST_BYTES)
+            for _ in range(_MAX_MESSAGES):
+                data = source.recv(MAX_MESSAGE_BYTES)
                 if not data:  # it has ended
                     self.process.drained = True
                     break
-                told = checked(data)
-                if told.kind == ALIVE:
-                    self._alive(told)
-                elif told.kind == WHO:
-                    asked.append(told)
-                elif told.kind == GONE:
-                    gone.append(told.number)
+                if data[:1] == ALIVE:
+                    self.process.heard()
+                    self._counts = Counter(json.loads(data[1:]))
+                elif data[:1] == ROWS and len(data) <= HEAD.size + MAX_ROWS * TABLE.dtype.itemsize:
+                    _, number, connection, *ends[connection] = HEAD.unpack_from(data)
+                    pieces.append((connection, np.frombuffer(data, TABLE.dtype, offset=HEAD.size).copy()))
                 else:
-                    pieces.append(told)
-        except NoOtlpMessage as error:  # what came before is taken
-            self.process.fail(f"sent what is no message: {error}")
-            asked.clear()  # the next one's connections have the same numbers
-        except (BlockingIOError, ConnectionResetError):  # a reset comes before what was still said
+                    raise ValueError(f"{len(data)} bytes")
+        except (BlockingIOError, ConnectionResetError):  # a reset comes before what was sent until then
             pass
-        self._asked.update((told.number, told) for told in asked)
-        for number in gone:
-            self._asked.pop(number, None)
-        self._meet(source)
+        except ValueError as error:
+            self.process.fail(f"sent a malformed message: {error}")
         if pieces:
+            self._identify({connection: of for connection, of in ends.items() if connection not in self._peers})
             rows = self._placed(pieces)
             if len(rows):
                 yield Batch(TABLE.name, rows)
-        self._people.part(gone)
+            with contextlib.suppress(OSError):
+                source.send(ACK.pack(number))
 
-    def _meet(self, source: socket.socket) -> None:
-        """Who they are that began to talk. It takes a look at all sockets of the host: for several at once, and no more
-        than a tenth of the time.
-        """
-        begun_s = time.monotonic()
-        if not self._asked or begun_s < self._meet_s:
+    def _identify(self, ends: dict[int, list[Any]]) -> None:
+        """The processes of new connections."""
+        if not ends or self._look_up is None:
             return
-        asked, self._asked = self._asked, {}
-        self._people.meet({number: told.ends for number, told in asked.items() if told.ends is not None})
-        with contextlib.suppress(OSError):  # it waits for no more than a second
-            for number in asked:
-                source.send(NUMBER.pack(number))
+        begun_s = time.monotonic()
+        batch = make("socket_queue", len(ends), netns=self._netns)
+        for name, values in zip(_ENDS, zip(*ends.values(), strict=True), strict=True):
+            column = batch.rows[name]
+            column[:] = np.array(values, column.dtype) if name.endswith("port") else [np.void(one) for one in values]
+        with contextlib.suppress(OSError):
+            self._look_up(batch.rows)
+        for connection, row in zip(ends, batch.rows, strict=True):
+            self._peers[connection] = int(row["pid"]), int(row["proc_start_ns"]), bytes(row["comm"])
+        while len(self._peers) > _MAX_PEERS:
+            self._peers.pop(next(iter(self._peers)))
         now_s = time.monotonic()
-        self._meet_s = now_s + min(_MEET_MOST_S, 9 * (now_s - begun_s))
+        self._read_after_s = now_s + min(_MAX_PAUSE_S, _PAUSE * (now_s - begun_s))
 
-    def _placed(self, pieces: list[ReceiverMessage]) -> np.ndarray:
-        """Their rows, with who sent them and CLOCK_BOOTTIME; without those of another time."""
-        for told in pieces:
-            assert told.rows is not None
-            self._people.name(told.number, told.rows)
-        rows = np.concatenate([told.rows for told in pieces if told.rows is not None])
+    def _placed(self, pieces: list[tuple[int, np.ndarray]]) -> np.ndarray:
+        """Their rows with their process and CLOCK_BOOTTIME, without those of another time."""
+        for connection, piece in pieces:
+            if (peer := self._peers.get(connection)) is not None:
+                piece["pid"], piece["proc_start_ns"], piece["comm"] = peer
+        rows = np.concatenate([piece for _, piece in pieces])
         now_ns = boot_ns()
         unknown = rows["t_ns"] == 0
         try:
-            rows["t_ns"] = np.where(unknown, now_ns, self._to_boot(rows["t_ns"]))
+            rows["t_ns"] = self._to_boot(rows["t_ns"])
         except ValueError:  # no reading of the clocks yet
             rows["t_ns"] += now_ns - time.time_ns()
-            rows["t_ns"][unknown] = now_ns
-        fits = (rows["t_ns"] <= now_ns) & (rows["t_ns"] > now_ns - OLDEST_NS)
+        rows["t_ns"][unknown] = now_ns
+        fits = (rows["t_ns"] <= now_ns) & (rows["t_ns"] > now_ns - MAX_AGE_NS)
         self._times += int((~fits).sum())
         return rows[fits]
 
-    def _alive(self, told: ReceiverMessage) -> None:
-        self.process.heard()
-        self._counts, self._connections = Counter(told.counts or {}), told.connections
-
-    def _look(self) -> None:
-        if self.process.restarts.given_up:
-            self._listeners.close()  # who sends is refused at once: nobody would take it
-        elif self._listeners.missing(self._config, time.monotonic()):  # one process has all
-            self.process.start()
-        for name, why in self._listeners.failures.items():
-            if self._said.get(name) != why:
-                say(f"tickscope: {name}: {why}")
-        self._said = dict(self._listeners.failures)
-        self.process.look()
-
-    def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket] | None:
-        if not (listeners := self._listeners.fds()):
-            return None
-        said = {**self._settings, "listeners": list(listeners)}
-        self._tally = tally.made()
-        try:
-            return spawned(
-                "agent.receiver.worker", "tickscope-otlp", said, self._run_fd, self._tally, *listeners.values()
-            )
-        except OSError:
-            self._close_tally()
-            raise
-
-    def _over(self) -> None:
-        self._counts |= tally.read(self._tally)  # also of what it has not told any more
-        self._close_tally()
-        self._before += self._counts
-        self._counts, self._connections = Counter(), 0
-        self._asked = {}
-        self._people.forget()
-
-    def _lose(self, now_ns: int) -> Iterator[Batch]:
+    def _losses(self, now_ns: int) -> Iterator[Batch]:
         counts = self.counts()
-        lost = sum(counts[name] for name in LOST) + self._times
+        lost = sum(counts[name] for name in (*LOST, "times"))
         if lost == self._lost:
             self._lost_ns = now_ns
         elif now_ns - self._lost_ns >= _LOSS_NS:
             yield losses("intake", Loss("otlp", lost - self._lost, self._lost_ns, now_ns))
             self._lost, self._lost_ns = lost, now_ns
 
-    def _close_tally(self) -> None:
-        os.close(self._tally)
-        self._tally = -1
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+
+def _bound(address: tuple[str, int]) -> socket.socket:
+    """Listens there. Raises OSError."""
+    listener = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener

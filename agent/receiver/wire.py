@@ -1,5 +1,5 @@
-"""What the receiver's process (agent/receiver/worker.py) and the agent (agent/receiver/process.py) tell each other:
-messages of SOCK_SEQPACKET.
+"""Messages between the receiver's process (agent/receiver/worker.py) and the agent (agent/receiver/process.py), over a
+SOCK_SEQPACKET socket.
 """
 
 from __future__ import annotations
@@ -11,41 +11,29 @@ from agent.tables import TABLES
 
 TABLE = TABLES["limiter_decision"]
 PACKER = Packer(TABLE)
-#: To the agent. WHO: a connection has begun, whose is it? ROWS: decisions of one. GONE: it has ended. ALIVE: counts, as
-#: JSON, four times a second.
-WHO, ROWS, GONE, ALIVE = range(4)
-KIND = struct.Struct("<B")
-#: A connection's number; by its number the agent says that it has looked who it is.
-NUMBER = struct.Struct("<Q")
-#: The number; then the client's address and port and the receiver's, as tables store them.
-ENDS = struct.Struct("<Q16sH16sH")
-#: A message fits well into what a socket holds by default.
-PIECE_ROWS = 64
-#: Below the run directory, for gRPC's own socket.
-DIRECTORY = "otlp"
-#: At a time, of HTTP and gRPC together.
-CONNECTIONS = 128
-#: What is counted since the process began -> in words, where it is a bound that was hit. Each is in ``status``.
+#: To the agent: decisions that came on one connection, behind HEAD; counts as JSON, four times a second.
+ROWS, ALIVE = b"R", b"A"
+#: The message's number, from 1; the connection's; the client's address and port and the receiver's, as tables store
+#: them. Rows follow, with Unix time in ``t_ns`` (0 unknown).
+HEAD = struct.Struct("<cQQ16sH16sH")
+#: The agent's answer: the number of the last message of which it has taken the rows.
+ACK = struct.Struct("<Q")
+MAX_ROWS = 64
+MAX_MESSAGE_BYTES = 1 << 18
+#: Counts since the start, each shown in ``status`` -> in words, where it is a bound that was reached.
 COUNTS = {
     "requests": "",
     "records": "",
     "decisions": "",
     "ignored": "",
     "metrics": "",
-    "malformed": "requests that were none of OTLP",
+    "malformed": "requests that are not OTLP",
     "invalid": "decisions that could not be read",
-    "no_share": "sample rates that are no share between a millionth and 1: left out",
     "over_rate": "decisions beyond what a user may send a second",
-    "unsent": "decisions that the agent did not take in time",
     "too_large": "requests that were too large",
     "slow": "requests that came too slowly",
-    "busy": "requests put off, since their user had enough under way",
-    "held_up": (
-        "times nothing was read of a user for a while, since he had sent more frames of HTTP/2 than one may a second"
-    ),
-    "refused": "connections refused, since their user had its share of the places",
-    "displaced": "connections closed to make room for other users'",
-    "no_descriptor": "times no connection could be taken for want of descriptors",
+    "busy": "requests to be sent again later, because the agent did not take them in time",
+    "refused": "connections refused, because their user or all users together had too many",
 }
 #: Of those, decisions that are lost.
-LOST = ("invalid", "over_rate", "unsent")
+LOST = ("invalid", "over_rate")

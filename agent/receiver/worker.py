@@ -1,89 +1,364 @@
-"""The receiver's process: takes OTLP on loopback, and hands decisions over packed. It has no privilege and no numpy.
+"""The receiver's process: receives OTLP over HTTP (https://opentelemetry.io/docs/specs/otlp/#otlphttp) on loopback, and
+hands decisions to the agent (agent/receiver/process.py), packed. It has no privilege and no numpy.
 
-``python -m agent.receiver.worker SOCKET SETTINGS PARENT DIRECTORY COUNTS LISTENER...``: descriptors, and the agent's
-pid. SETTINGS is JSON: what the listeners are, how keys are stored, what limiters are called. COUNTS:
-agent/receiver/tally.py. DIRECTORY is the run directory, which those above it need not let this user reach: below it is
-one of the process's own, for gRPC. The agent's side is agent/receiver/process.py, what they tell each other
-agent/receiver/wire.py.
+``python -m agent.receiver.worker SOCKET SETTINGS PARENT LISTENER``: descriptors, and the agent's pid. SETTINGS is JSON:
+how keys are stored, what limiters are called. The process ends with the agent.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import resource
 import signal
 import socket
 import sys
+import time
+import zlib
+from collections import Counter, deque
+from http import HTTPStatus
 from typing import Any
 
+import h11
+from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+from agent.common.address import addr_bytes
 from agent.common.lean import without
+from agent.limiters.decision import KEYS, Malformed, use_salt_digest
+from agent.limiters.naming import Names
 from agent.posix import privilege
-from agent.receiver.wire import ALIVE, DIRECTORY
+from agent.receiver.mapping import Mapper
+from agent.receiver.reading import records
+from agent.receiver.wire import ACK, ALIVE, COUNTS, HEAD, MAX_ROWS, PACKER, ROWS
+from exporters.page_request import known_host
+from exporters.peer import user
 
 with without("ssl"):
     import asyncio
 
-from agent.limiters.decision import KEYS, use_salt_digest
-from agent.limiters.naming import Names
-from agent.receiver.link import AgentLink
-from agent.receiver.mapping import Mapper
-from agent.receiver.senders import Front
-from agent.receiver.taking import Desk
-from agent.receiver.tally import LastCounts
+#: Of a user other than root, and of all together.
+MAX_OF_USER, MAX_CONNECTIONS = 16, 64
+MAX_HEAD_BYTES = 16 << 10
+#: Of a body, as it comes and unpacked; what it may hold.
+MAX_BODY_BYTES, MAX_RECORDS = 2 << 20, 50_000
+#: A body of at most so many bytes does not wait for a larger one to be read.
+SMALL_BYTES = 256 << 10
+#: Decisions of one user: a second, and at once after a pause.
+RATE_PER_S, BURST = 5_000, 10_000
+#: From the end of one request to the end of the next. Exporters that send every 5 s connect anew each time.
+REQUEST_S = 4.0
+#: For the agent to take a message; exporters give up after 10 s.
+AGENT_S = 4.0
+#: Of memory that the process may write to: 64 bodies, and what three of them are read into.
+BUDGET_BYTES = 384 << 20
+_HEARTBEAT_S = 0.25
+_PATHS = {b"/v1/traces": "traces", b"/v1/logs": "logs", b"/v1/metrics": "metrics"}
+_PROTOBUF, _JSON = b"application/x-protobuf", b"application/json"
+#: HTTP status -> google.rpc.Code; all others are INVALID_ARGUMENT.
+_CODES = {408: 4, 413: 8, 503: 14}
+#: Of a connection: address and port, the client's and ours, as tables store them.
+Ends = tuple[bytes, int, bytes, int]
 
-#: Of memory that the process may write to, its threads' stacks included. What is beyond is refused.
-BUDGET_BYTES = 320 << 20
-_BEAT_S = 0.25
+
+class RequestRefused(Exception):
+    """status: of HTTP; count: what counts it, one of ``COUNTS``."""
+
+    def __init__(self, status: int, count: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.count, self.message = status, count, message
 
 
-async def run(agent: socket.socket, said: dict[str, Any], counts: LastCounts, listeners: list[socket.socket]) -> None:
+class AgentLink:
+    """The socket to the agent."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock, self._loop, self._sending = sock, asyncio.get_running_loop(), asyncio.Lock()
+        self._sent = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._loop.add_reader(sock, self._answered)
+
+    async def tell(self, counts: bytes) -> None:
+        async with self._sending:
+            await self._send(ALIVE + counts)
+
+    async def hand_over(self, connection: int, ends: Ends, rows: list[bytes]) -> None:
+        """Returns once the agent has taken them. Raises TimeoutError where it takes none for a while."""
+        for at in range(0, len(rows), MAX_ROWS):
+            async with asyncio.timeout(AGENT_S), self._sending:  # message by message, in turns with other connections
+                self._sent += 1
+                await self._send(HEAD.pack(ROWS, self._sent, connection, *ends) + b"".join(rows[at : at + MAX_ROWS]))
+                taken = self._loop.create_future()
+                self._waiting.append((self._sent, taken))
+        async with asyncio.timeout(AGENT_S):
+            await taken
+
+    async def _send(self, message: bytes) -> None:
+        try:
+            await self._loop.sock_sendall(self._sock, message)
+        except ConnectionError:
+            os._exit(0)
+
+    def _answered(self) -> None:
+        try:
+            answer = self._sock.recv(ACK.size)
+        except OSError:
+            answer = b""
+        if len(answer) != ACK.size:
+            os._exit(0)
+        while self._waiting and self._waiting[0][0] <= ACK.unpack(answer)[0]:
+            taken = self._waiting.popleft()[1]
+            if not taken.done():
+                taken.set_result(None)
+
+
+class OtlpClient:
+    """Of one client: h11 and the streams."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.http, self._reader, self._writer = h11.Connection(h11.SERVER, MAX_HEAD_BYTES), reader, writer
+
+    async def event(self) -> Any:
+        while (event := self.http.next_event()) is h11.NEED_DATA:
+            if self.http.they_are_waiting_for_100_continue:
+                self._send(h11.InformationalResponse(status_code=100, headers=[]))
+            self.http.receive_data(await self._reader.read(1 << 16))
+        return event
+
+    async def body(self) -> bytearray:
+        body, pieces = bytearray(), 0
+        while type(event := await self.event()) is h11.Data:
+            if len(body) + len(event.data) > MAX_BODY_BYTES:
+                raise _too_large()
+            body += event.data
+            if not (pieces := pieces + 1) % 64:  # others' turn
+                await asyncio.sleep(0)
+        return body
+
+    async def answer(self, status: int, content: bytes, as_json: bool) -> None:
+        headers = [("Content-Type", _JSON if as_json else _PROTOBUF), ("Content-Length", str(len(content)))]
+        headers += [("Connection", "close")] if status != 200 else []
+        headers += [("Retry-After", "1")] if status == 503 else []
+        self._send(h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase.encode()))
+        self._send(h11.Data(data=content))
+        self._send(h11.EndOfMessage())
+        await self._writer.drain()
+
+    async def end(self) -> None:
+        """What is still sent is thrown away: closing at once would take the answer from who sends it."""
+        self._writer.write_eof()
+        while await self._reader.read(1 << 16):
+            pass
+
+    def _send(self, event: Any) -> None:
+        self._writer.write(self.http.send(event) or b"")
+
+
+class OtlpServer:
+    """counts: see agent/receiver/wire.py."""
+
+    def __init__(self, mapper: Mapper, agent: AgentLink) -> None:
+        self.counts = Counter(dict.fromkeys(COUNTS, 0))
+        self._mapper, self._agent = mapper, agent
+        self._users: Counter[int] = Counter()
+        self._budgets: dict[int, tuple[float, float]] = {}
+        self._accepted = 0
+        self._small, self._large = asyncio.Semaphore(2), asyncio.Semaphore(1)
+
+    @property
+    def connections(self) -> int:
+        return self._users.total()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
+        sock = writer.get_extra_info("socket")
+        uid, connection = user(sock), OtlpClient(reader, writer)
+        uid = -1 if uid is None else uid
+        if self.connections >= MAX_CONNECTIONS or (uid and self._users[uid] >= MAX_OF_USER):
+            self.counts["refused"] += 1
+            writer.transport.abort()
+            return
+        self._users[uid] += 1
+        self._accepted += 1
+        theirs, ours = sock.getpeername(), sock.getsockname()
+        ends = addr_bytes(theirs[0]), theirs[1], addr_bytes(ours[0]), ours[1]
+        try:
+            while await self._request(connection, uid, self._accepted, ends):
+                connection.http.start_next_cycle()
+        except (OSError, h11.LocalProtocolError):
+            pass
+        finally:
+            writer.transport.abort()
+            self._users[uid] -= 1
+
+    async def _request(self, client: OtlpClient, uid: int, number: int, ends: Ends) -> bool:
+        """A request and its answer; False where no other one can follow."""
+        as_json = False
+        try:
+            try:
+                async with asyncio.timeout(REQUEST_S):
+                    if type(request := await client.event()) is not h11.Request:
+                        return False
+                    signal, as_json, packed = _wanted(request)
+                    body = await client.body()
+            except h11.RemoteProtocolError as error:
+                count = "too_large" if error.error_status_hint == 431 else "malformed"
+                raise RequestRefused(error.error_status_hint, count, f"not OTLP over HTTP/1.1: {error}") from None
+            except TimeoutError:
+                if client.http.their_state is h11.IDLE and not client.http.trailing_data[0]:
+                    return False
+                raise RequestRefused(408, "slow", f"a request has to come within {REQUEST_S:g} s") from None
+            rejected, why = await self._take(signal, body, as_json, packed, uid, number, ends)
+        except RequestRefused as error:
+            self.counts[error.count] += 1
+            async with asyncio.timeout(REQUEST_S):
+                await client.answer(error.status, _failure(error, as_json), as_json)
+                await client.end()
+            return False
+        async with asyncio.timeout(REQUEST_S):
+            await client.answer(200, _success(signal, rejected, why, as_json), as_json)
+        return client.http.our_state is h11.DONE
+
+    async def _take(
+        self, signal: str, body: bytearray, as_json: bool, packed: bool, uid: int, number: int, ends: Ends
+    ) -> tuple[int, str]:
+        """How many records were rejected, and why the first."""
+        self.counts["requests"] += 1
+        if signal == "metrics":
+            self.counts["metrics"] += 1
+            return 0, ""
+        data = unpacked(body) if packed else bytes(body)
+        async with self._small if len(data) <= SMALL_BYTES else self._large:
+            rows, seen, rejected, why = await asyncio.to_thread(self._rows, signal, data, as_json)
+        self.counts.update(records=seen, ignored=seen - rejected - len(rows), invalid=rejected)
+        given = self._budget(uid, len(rows))
+        if over := len(rows) - given:
+            self.counts["over_rate"] += over
+            rejected, why = rejected + over, why or f"a user may send {RATE_PER_S} decisions a second"
+        if given:
+            try:
+                await self._agent.hand_over(number, ends, rows[:given])
+            except TimeoutError:
+                raise RequestRefused(503, "busy", "the agent does not take them now: try again") from None
+        self.counts["decisions"] += given
+        return rejected, why
+
+    def _rows(self, signal: str, data: bytes, as_json: bool) -> tuple[list[bytes], int, int, str]:
+        """Packed rows; how many records there are; how many of them cannot be read, and why the first."""
+        rows: list[bytes] = []
+        seen = invalid = 0
+        why = ""
+        try:
+            for seen, record in enumerate(records(signal, data, as_json), 1):
+                if seen > MAX_RECORDS:
+                    raise RequestRefused(413, "too_large", f"a request has at most {MAX_RECORDS} spans, events or logs")
+                try:
+                    if record is not None and (values := self._mapper.decision(record)) is not None:
+                        rows.append(PACKER.pack((values,)))
+                except Malformed as error:
+                    invalid, why = invalid + 1, why or str(error)
+        except Malformed as error:
+            raise RequestRefused(400, "malformed", str(error)) from None
+        except MemoryError:
+            raise _too_large() from None
+        return rows, seen, invalid, why
+
+    def _budget(self, uid: int, wanted: int) -> int:
+        """How many of so many decisions a user may send now."""
+        now_s = time.monotonic()
+        if len(self._budgets) > 4096:
+            self._budgets.clear()
+        left, since_s = self._budgets.get(uid, (BURST, now_s))
+        left = min(BURST, left + (now_s - since_s) * RATE_PER_S)
+        given = min(wanted, int(left))
+        self._budgets[uid] = left - given, now_s
+        return given
+
+
+def unpacked(data: bytes | bytearray) -> bytes:
+    """Of gzip or zlib, and no more than a body may have. Raises RequestRefused."""
+    stream = zlib.decompressobj(47)
+    try:
+        whole = stream.decompress(data, MAX_BODY_BYTES + 1)
+    except zlib.error as error:
+        raise RequestRefused(400, "malformed", f"not gzip: {error}") from None
+    if len(whole) > MAX_BODY_BYTES:
+        raise _too_large()
+    if not stream.eof or stream.unused_data:
+        raise RequestRefused(400, "malformed", "not one whole gzip member")
+    return whole
+
+
+def _wanted(request: h11.Request) -> tuple[str, bool, bool]:
+    """The signal; whether it is JSON; whether it is packed. A web site can make a browser send anything to a name of
+    the site's own that stands for our address, so the host is checked. Raises RequestRefused.
+    """
+    headers = {name: value.strip().lower() for name, value in request.headers}
+    kind, coding = headers.get(b"content-type", b"").partition(b";")[0].strip(), headers.get(b"content-encoding", b"")
+    signal = _PATHS.get(request.target.partition(b"?")[0])
+    for wrong, status, why in (
+        (request.http_version > b"1.1", 400, "not OTLP over HTTP/1.1: gRPC is not received"),
+        (not known_host(headers.get(b"host", b"localhost").decode(), ()), 421, "use a loopback address, or localhost"),
+        (signal is None, 404, "the paths are /v1/traces, /v1/logs and /v1/metrics"),
+        (request.method != b"POST", 405, "the method is POST"),
+        (kind not in (_PROTOBUF, _JSON), 415, "Content-Type is application/x-protobuf or application/json"),
+        (coding not in (b"", b"identity", b"gzip", b"deflate"), 415, "Content-Encoding is gzip, deflate or none"),
+    ):
+        if wrong:
+            raise RequestRefused(status, "malformed", why)
+    if int(headers.get(b"content-length", b"0")) > MAX_BODY_BYTES:
+        raise _too_large()
+    return str(signal), kind == _JSON, coding in (b"gzip", b"deflate")
+
+
+def _too_large() -> RequestRefused:
+    return RequestRefused(413, "too_large", f"a request has at most {MAX_BODY_BYTES} bytes: send smaller batches")
+
+
+def _success(signal: str, rejected: int, why: str, as_json: bool) -> bytes:
+    if not rejected:
+        return b"{}" if as_json else b""
+    name = "rejected_log_records" if signal == "logs" else "rejected_spans"
+    if as_json:
+        name = "rejectedLogRecords" if signal == "logs" else "rejectedSpans"
+        return json.dumps({"partialSuccess": {name: str(rejected), "errorMessage": why}}).encode()
+    response = ExportLogsServiceResponse if signal == "logs" else ExportTraceServiceResponse
+    partial = {name: rejected, "error_message": why.encode("utf-8", "replace").decode()}
+    return bytes(response(partial_success=partial).SerializeToString())
+
+
+def _failure(error: RequestRefused, as_json: bool) -> bytes:
+    """A google.rpc.Status."""
+    code, message = _CODES.get(error.status, 3), error.message.encode("utf-8", "replace").decode()
+    if as_json:
+        return json.dumps({"code": code, "message": message}).encode()
+    return bytes(Status(code=code, message=message).SerializeToString())
+
+
+async def run(agent: socket.socket, listener: socket.socket, settings: dict[str, Any]) -> None:
     """Never returns: the process ends with the agent."""
-    front = Front(counts)
-    link = front.agent = AgentLink(agent, front.answered)
-    desk = Desk(Mapper(KEYS[said["keys"]], Names(said["names"]), said["boot_id"]), link, counts)
-    for kind, listener in zip(said["listeners"], listeners, strict=True):
-        await _begin(front, desk, kind, listener)
-    while True:
-        told = {"counts": counts, "connections": len(front.senders)}
-        await link.send(ALIVE, json.dumps(told).encode())
-        await asyncio.sleep(_BEAT_S)
-
-
-async def _begin(front: Front, desk: Desk, kind: str, listener: socket.socket) -> None:
-    if kind == "grpc":
-        from agent.receiver.grpc_server import GrpcServer
-
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(DIRECTORY, 0o700)
-        os.chdir(DIRECTORY)
-        server = GrpcServer(desk)
-        await server.start()
-        front.hear(listener, server.serve)
-    else:
-        from agent.receiver.http import HttpServer
-
-        front.hear(listener, HttpServer(desk).serve)
+    link = AgentLink(agent)
+    server = OtlpServer(Mapper(KEYS[settings["keys"]], Names(settings["names"]), settings["boot_id"]), link)
+    async with await asyncio.start_server(server.serve, sock=listener):
+        while True:
+            await link.tell(json.dumps({**server.counts, "connections": server.connections}).encode())
+            await asyncio.sleep(_HEARTBEAT_S)
 
 
 def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    agent, settings, parent, directory, counts, *listeners = map(int, sys.argv[1:])
-    privilege.keep_only(agent, settings, directory, counts, *listeners)
-    os.fchdir(directory)
-    os.close(directory)
+    agent, settings, parent, listener = map(int, sys.argv[1:])
+    privilege.keep_only(agent, settings, listener)
     privilege.set_name("tickscope-otlp")
     privilege.give_up_all(parent)
-    os.umask(0o077)
     resource.setrlimit(resource.RLIMIT_DATA, (BUDGET_BYTES, BUDGET_BYTES))
     with os.fdopen(settings) as file:
-        said = json.load(file)
-    use_salt_digest(bytes.fromhex(said.pop("salt")))
-    tally = LastCounts(counts)
-    os.close(counts)
-    asyncio.run(run(socket.socket(fileno=agent), said, tally, [socket.socket(fileno=fd) for fd in listeners]))
+        given = json.load(file)
+    use_salt_digest(bytes.fromhex(given["salt"]))
+    asyncio.run(run(socket.socket(fileno=agent), socket.socket(fileno=listener), given))
 
 
 if __name__ == "__main__":

@@ -63,9 +63,20 @@ class Answer:
 
 
 class StrictReceiver:
-    """Listens on 127.0.0.1 (``port`` 0: a free one) until closed."""
+    """Listens on 127.0.0.1 (``port`` 0: a free one) until closed.
 
-    def __init__(self, port: int = 0, *, grpc: bool = False) -> None:
+    max_bytes: of a request as it is sent, None for any; too_large: the answer to a larger one over HTTP.
+    """
+
+    def __init__(
+        self,
+        port: int = 0,
+        *,
+        grpc: bool = False,
+        max_bytes: int | None = None,
+        too_large: Answer = Answer(status=413, content_type="text/html"),
+    ) -> None:
+        self.max_bytes, self.too_large = max_bytes, too_large
         self.spans: list[Span] = []
         self._by_id: dict[tuple[bytes, bytes], Span] = {}
         self.metrics: list[Metric] = []
@@ -283,10 +294,12 @@ class _HttpServer:
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
+                body = self.rfile.read(length := int(self.headers["content-length"]))
                 if self.headers.get("content-encoding") == "gzip":
                     body = gzip.decompress(body)
                 answer = receiver.next_answer(dict(self.headers))
+                if receiver.max_bytes is not None and length > receiver.max_bytes:
+                    answer = receiver.too_large
                 if answer.hang or answer.drop:
                     self.close_connection = True
                     return
@@ -341,7 +354,8 @@ class _GrpcServer:
             return grpc.unary_unary_rpc_method_handler(export)
 
         package = "opentelemetry.proto.collector"
-        self._server = grpc.server(ThreadPoolExecutor(4))
+        options = [] if receiver.max_bytes is None else [("grpc.max_receive_message_length", receiver.max_bytes)]
+        self._server = grpc.server(ThreadPoolExecutor(4), options=options)
         self._server.add_generic_rpc_handlers(
             [
                 grpc.method_handlers_generic_handler(

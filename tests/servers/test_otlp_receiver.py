@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -193,7 +194,7 @@ def test_an_unavailable_receiver_gets_the_same_spans_later(
     sink.offer(make("clock_change", 17, t_ns=boot_ns(), kind=0))
     until(lambda: len(receiver.spans) == 17, "the spans")
     assert receiver.requests == 3
-    assert sink.losses() == {"queue_full": 0, "shutdown": 0, "rejected": 0}
+    assert sink.losses() == dict.fromkeys(sink.losses(), 0)
 
 
 def test_a_decision_joins_the_trace_of_its_request(
@@ -373,7 +374,7 @@ def test_spans_and_points_that_nobody_took_are_lost_at_shutdown(protocol: str, s
     until(lambda: bool(sink._lanes) and all(sink._lanes[s].request for s in ("traces", "metrics")), "both requests")
     sink.close()
     points = PointEncoder("cumulative", lambda t: t, 0).encode(store.collect(), boot_ns())[1]
-    assert sink.losses() == {"queue_full": 0, "shutdown": 50 + points, "rejected": 0}
+    assert sink.losses() == {"queue_full": 0, "shutdown": 50 + points, "rejected": 0, "too_large": 0}
     sink.close()
     assert sink.losses()["shutdown"] == 50 + points
 
@@ -458,3 +459,66 @@ def test_a_collector_without_logs_is_asked_once_and_nothing_is_lost(
         state = sink.state()
         assert (state["state"], state["rejected"], receiver.requests) == ("ok", 0, 2)
         assert str(answer.status) in str(state["logs"])
+
+
+#: What answers a request that is too large: nginx and most proxies; the Collector; gRPC.
+LIMITED: dict[str, dict[str, Any]] = {
+    "413": {},
+    "400": {"too_large": Answer(status=400, body=b"\x08\x03\x12\x1ehttp: request body too large")},
+    "grpc": {"grpc": True},
+}
+
+
+@pytest.mark.parametrize("kind", LIMITED)
+def test_what_is_too_large_for_the_collector_is_sent_in_parts(kind: str, started: list[OtlpExporter]) -> None:
+    with StrictReceiver(max_bytes=20_000, **LIMITED[kind]) as receiver:
+        store = MetricStore()
+        store.offer(make("tcp_reset", 300, t_ns=boot_ns(), direction=0, comm=[b"program-%d" % i for i in range(300)]))
+        protocol = "grpc" if kind == "grpc" else "http/protobuf"
+        sink = exporter(f"http://127.0.0.1:{receiver.port}", store, protocol=protocol)
+        started.append(sink)
+        sink.offer(make("clock_change", 1009, t_ns=boot_ns(), kind=0))
+
+        def points() -> int:
+            metrics = [m for m in list(receiver.metrics) if m.name == "tickscope.tcp.resets.by_process"]
+            return len({str(p.attributes) for m in metrics for p in m.sum.data_points})
+
+        until(lambda: len(receiver.spans) >= 1009 and points() >= 300, "all spans and points")
+        state = sink.state()
+        assert (len(receiver.spans), state["sent_spans"], receiver.violations) == (1009, 1009, [])
+        assert sink.losses() == dict.fromkeys(sink.losses(), 0)
+        assert (state["state"], state["last_error"], state["errors"]) == ("ok", "", {})
+        assert set(state["max_request_bytes"]) == {"traces", "metrics"}  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("kind", LIMITED)
+def test_one_span_that_is_too_large_is_lost_and_the_remedy_is_the_limit(kind: str, started: list[OtlpExporter]) -> None:
+    with StrictReceiver(max_bytes=10, **LIMITED[kind]) as receiver:
+        sink = spans_only(f"http://127.0.0.1:{receiver.port}", protocol="grpc" if kind == "grpc" else "http/protobuf")
+        started.append(sink)
+        sink.offer(make("clock_change", 3, t_ns=boot_ns(), kind=0))
+        until(lambda: sink.losses()["too_large"] == 3, "the loss")
+        state = sink.state()
+        assert (state["rejected"], state["dropped"], state["sent_spans"]) == (0, 3, 0)
+        assert str(state["last_error"]).startswith("one item alone is larger than the collector takes")
+        assert state["errors"]["traces"]["remedy"] == state["remedy"]  # type: ignore[index]
+        wanted = "max_recv_msg_size_mib" if kind == "grpc" else "max_request_body_size"
+        assert wanted in str(state["remedy"])
+
+
+def test_each_signal_has_its_own_last_error(started: list[OtlpExporter]) -> None:
+    with StrictReceiver() as receiver:
+        receiver.answers.append(Answer(rejected=5, message="five too many"))
+        store = MetricStore()
+        sink = exporter(f"http://127.0.0.1:{receiver.port}", store)
+        started.append(sink)
+        sink.offer(make("clock_change", 11, t_ns=boot_ns(), kind=0))
+        until(lambda: sink.state()["rejected"] == 5, "the rejection")
+        receiver.answers.append(Answer(status=403))
+        store.offer(make("tcp_reset", 1, t_ns=boot_ns(), direction=0))
+        until(lambda: "metrics" in sink.state()["errors"], "the refusal")  # type: ignore[operator]
+        state = sink.state()
+        assert state["last_error"] == "HTTP 403 Forbidden"
+        errors: Any = state["errors"]
+        assert errors["traces"]["last_error"] == "five too many"
+        assert "OTEL_EXPORTER_OTLP_HEADERS" in errors["metrics"]["remedy"]

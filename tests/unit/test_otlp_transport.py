@@ -10,11 +10,17 @@ import time
 from typing import Any
 
 import pytest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric
 
-from exporters.otlp import _Lane, _Request
+from agent.batch import make
+from exporters.aggregate import MetricStore
+from exporters.otlp import _Lane
 from exporters.otlp_settings import Endpoint
+from exporters.points import PointEncoder
 from exporters.send import HttpSender, Outcome, failed
 from exporters.transport import Transport, _closed
+from exporters.wire import Envelope
 from tests.hostile import Answers, endless, peak, reset_peak, serving
 
 _OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/x-protobuf\r\n"
@@ -44,11 +50,13 @@ def _refuses(status: bytes) -> Answers:
     return answers
 
 
-@pytest.mark.parametrize("status", [b"413 Content Too Large", b"401 Unauthorized"])
-def test_who_answers_before_the_body_is_read_is_heard(status: bytes) -> None:
+@pytest.mark.parametrize(
+    ("status", "outcome"), [(b"413 Content Too Large", "too_large"), (b"401 Unauthorized", "refused")]
+)
+def test_who_answers_before_the_body_is_read_is_heard(status: bytes, outcome: str) -> None:
     with serving(_refuses(status)) as port:
         sender = _sender(port)
-        assert sender.send(bytes(32 << 20)) == Outcome("refused", message=f"HTTP {status.decode()}")
+        assert sender.send(bytes(32 << 20)) == Outcome(outcome, message=f"HTTP {status.decode()}")
         sender.close()
 
 
@@ -140,8 +148,8 @@ class _Raises:
 
 
 def test_whatever_a_sender_raises_is_tried_again() -> None:
-    lane = _Lane("traces", _Raises())
-    lane.request = _Request(b"", 1)
+    lane = _Lane("traces", _Raises(), b"".join)
+    lane.begin([b"span"], 1)
     assert not lane.step(time.monotonic())
     assert (lane.failures, lane.last_error, lane.begun) == (1, "RuntimeError: can't start new thread", 0.0)
     assert lane.request is not None
@@ -153,3 +161,74 @@ def test_no_message_tells_what_a_header_holds() -> None:
         sender = HttpSender("traces", Endpoint(f"http://127.0.0.1:{port}/", headers=headers))
         assert sender.send(b"") == Outcome("retry", message="ValueError")
     assert failed(ssl.SSLCertVerificationError("of whom")).message.startswith("SSLCertVerificationError: ")
+
+
+class _Limited:
+    """A collector that takes requests of at most so many bytes."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.taken: list[bytes] = []
+        self.refused = 0
+
+    def send(self, data: bytes) -> Outcome:
+        if len(data) > self.most:
+            self.refused += 1
+            return Outcome("too_large", message="HTTP 413 Payload Too Large")
+        self.taken.append(data)
+        return Outcome("sent")
+
+    def abort(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_request_that_is_too_large_is_sent_in_parts_and_the_size_is_remembered() -> None:
+    sender = _Limited(300)
+    lane = _Lane("traces", sender, b"".join)
+    parts = [bytes([i]) * 10 for i in range(100)]
+    lane.begin(parts, len(parts))
+    assert lane.step(time.monotonic())
+    assert b"".join(sender.taken) == b"".join(parts)
+    assert (lane.sent, lane.rejected, lane.too_large, lane.refusals, lane.last_error) == (100, 0, 0, 0, "")
+    refused = sender.refused
+    lane.begin(parts, len(parts))
+    assert lane.step(time.monotonic())
+    assert (lane.sent, sender.refused) == (200, refused)
+
+
+def test_one_item_that_is_too_large_alone_is_dropped_and_the_rest_is_sent() -> None:
+    sender = _Limited(300)
+    lane = _Lane("logs", sender, b"".join)
+    lane.begin([b"a" * 10, b"b" * 301, b"c" * 10], 3)
+    assert lane.step(time.monotonic())
+    assert sorted(sender.taken) == [b"a" * 10, b"c" * 10]
+    assert (lane.sent, lane.rejected, lane.too_large, lane.under_way) == (2, 0, 1, 0)
+    assert (
+        lane.last_error == "one item alone is larger than the collector takes (301 bytes): HTTP 413 Payload Too Large"
+    )
+    lane.begin([b"d" * 10], 1)
+    assert lane.step(time.monotonic())
+    assert lane.sent == 3
+
+
+def test_a_metric_with_many_points_is_sent_in_parts() -> None:
+    store = MetricStore()
+    comms = [b"program-%d" % i for i in range(100)]
+    store.offer(make("tcp_reset", 100, t_ns=1, direction=0, comm=comms))
+    encoded, count = PointEncoder("delta", lambda t: t, 0).encode(store.collect(), 2)
+    whole = {m.name: points(m) for m in map(Metric.FromString, encoded)}
+    sender = _Limited(max(map(len, encoded)) // 3)
+    lane = _Lane("metrics", sender, Envelope({}).request)
+    lane.begin(encoded, count)
+    assert lane.step(time.monotonic())
+    assert (lane.sent, lane.too_large) == (count, 0)
+    received: dict[str, list[bytes]] = {}
+    for data in sender.taken:
+        for m in ExportMetricsServiceRequest.FromString(data).resource_metrics[0].scope_metrics[0].metrics:
+            received.setdefault(m.name, []).extend(points(m))
+    assert {name: sorted(found) for name, found in received.items()} == {n: sorted(p) for n, p in whole.items()}
+
+
+def points(metric: Metric) -> list[bytes]:
+    return [point.SerializeToString() for point in getattr(metric, metric.WhichOneof("data")).data_points]
