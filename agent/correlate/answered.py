@@ -14,7 +14,7 @@ import numpy as np
 
 from agent.columns import NULL_I64
 from agent.common.copies import pick
-from agent.correlate.episode import Culprit, Episode, item
+from agent.correlate.episode import Culprit, Episode, Evidence, item
 from agent.correlate.givenup import given_up
 from agent.correlate.local import in_netns
 from agent.correlate.rows import as_bytes, groups, known
@@ -146,14 +146,29 @@ class FailedHop:
         """Of a verdict that goes by what it answered."""
         return score if self.alone is None else min(score, _HEARSAY)
 
-    def evidence(self) -> tuple[dict[str, object], ...]:
+    def evidence(self) -> tuple[Evidence, ...]:
         if self.how == "answered":
-            return (item("service_answer", f"{self.says} answers", self.n, "", column="count", peer=self.name),)
+            return (
+                item("service_answer", f"{self.says} answers", self.n, "", column="count", keys={"peer": self.name}),
+            )
         if self.how == "refused":
-            return (item("tcp_connect", "failed connects", self.n, "", peer=self.name, errno=self.errno or None),)
+            return (
+                item(
+                    "tcp_connect", "failed connects", self.n, "", keys={"peer": self.name, "errno": self.errno or None}
+                ),
+            )
         if self.how == "waited":
-            return (item("slow_syscall", "calls that waited for it", self.n, "", column="duration_ns", peer=self.name),)
-        return (item("tcp_close", "requests given up", self.n, "", column="waited_ns", peer=self.name),)
+            return (
+                item(
+                    "slow_syscall",
+                    "calls that waited for it",
+                    self.n,
+                    "",
+                    column="duration_ns",
+                    keys={"peer": self.name},
+                ),
+            )
+        return (item("tcp_close", "requests given up", self.n, "", column="waited_ns", keys={"peer": self.name}),)
 
 
 def is_about_answers(episode: Episode) -> bool:

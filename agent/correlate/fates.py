@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from agent.common.copies import only
-from agent.correlate.episode import Culprit, item
+from agent.correlate.episode import Culprit, Evidence, item
 from agent.correlate.rows import known, of_codes
 from agent.correlate.thresholds import SECOND
 from agent.correlate.words import Words, process, span, tell, text, value
@@ -174,7 +174,7 @@ class Fate:
             how=how,
         )
 
-    def evidence(self, until_ns: int) -> tuple[dict[str, object], ...]:
+    def evidence(self, until_ns: int) -> tuple[Evidence, ...]:
         what = (
             "time that it stood still"
             if self.stop
@@ -182,20 +182,20 @@ class Fate:
             if self.kind != "exited"
             else "it ended"
         )
-        took: float | str = float(self.lasted(until_ns)) if self.stop else self.detail
         return (
             item(
                 "process_event",
                 what,
-                took,
+                float(self.lasted(until_ns)) if self.stop else None,
                 "ns" if self.stop else "",
                 column="" if self.stop else "signal",
-                pid=self.pid,
+                how="" if self.stop else self.detail,
                 comm=self.comm,
                 sender_pid=self.sender_pid,
                 sender=self.sender_comm,
                 t_ns=self.from_ns,
                 end_ns=min(self.to_ns, until_ns),
+                keys={"cgroup_id": self.cgroup} if self.kind == "frozen" else {"pid": self.pid},
             ),
         )
 

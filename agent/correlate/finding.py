@@ -12,16 +12,15 @@ from agent.batch import Batch, make
 from agent.columns import NULL_I64
 from agent.common.sentence import Piece, plain
 from agent.correlate.catalogue import causes, symptoms
-from agent.correlate.episode import NOBODY, Episode, Verdict, item
+from agent.correlate.episode import NOBODY, UNKNOWN, Episode, Verdict
 from agent.correlate.named import others
 from agent.correlate.rank import best_first
 from agent.correlate.steps import JumpSeries
 from agent.correlate.thresholds import SECOND
-from agent.correlate.words import Words, capital, fit, fit_json, fit_pieces, listing, pieces, tell, value, when
+from agent.correlate.words import Words, capital, fit, fit_pieces, listing, pieces, tell, value, when
 from agent.tables import TABLES
 
 _FINDING = TABLES["finding"]
-UNKNOWN = "unknown"
 _LISTED, _ALIKE = 5, 2
 _PASSED = 0.5  # how much less a verdict counts that blames who waited for somebody else
 _NO_CAUSE = Verdict(UNKNOWN, 0.0, "", "no cause was seen")
@@ -43,8 +42,8 @@ class Finding:
     closed: bool = False
     said: tuple[object, ...] = ()
     said_second: int = 0
-    shown: dict[bytes, tuple[object, ...]] = field(default_factory=dict)  #: its evidence as last told, by id
-    unfit: set[bytes] = field(default_factory=set)  #: ids of evidence that it had no room for
+    shown: dict[str, bytes] = field(default_factory=dict)  #: by table, its verdicts and evidence as last emitted
+    unfit: int = 0  #: pieces of evidence that there was no room for
     lent: set[int] = field(
         default_factory=set
     )  #: ids of episodes that are here as long as no verdict of theirs says otherwise (agent/correlate/story.py)
@@ -118,6 +117,13 @@ class Finding:
         top = self.ranked()[:1]
         return top[0] if top and top[0].score > 0 else _NO_CAUSE
 
+    def considered(self) -> list[Verdict]:
+        """Its cause, then the other verdicts, best first."""
+        ranked, cause = self.ranked(), self.cause
+        if self.steps is not None:
+            cause = replace(cause, words=self.steps.sentence())
+        return ranked if ranked and cause is ranked[0] else [cause, *ranked]
+
     @property
     def main(self) -> Episode:
         return min(self.episodes, key=lambda e: e.order)
@@ -179,17 +185,9 @@ class Finding:
         """The finding as one row of its table; t_ns is the watermark at which this was known. Not whole: in plain
         words, without what rules say; it does not fail where they do.
         """
-        cause, ranked = self.cause, self.ranked()
-        held = [v for v in ranked if v.score > 0]
+        cause = self.cause
         symptom, subject = self.about
         said = fit_pieces(pieces(self.sentence() if whole else self._plainly()), 480)
-        causes = [
-            {"cause": v.cause, "confidence": round(v.score, 2), "words": plain(pieces(v.words))}
-            for v in ([cause] if self.steps else []) + held
-            if whole
-        ]
-        ruled_out = [{"cause": v.cause, "words": plain(pieces(v.words))} for v in ranked if v.score == 0 and whole]
-        entries = self.evidence(held) if whole else []
         return make(
             "finding",
             1,
@@ -209,36 +207,6 @@ class Finding:
             confidence=round(cause.score, 2) if cause.cause != UNKNOWN else 0.3,
             sentence=plain(said).encode(),
             said=_in_json(said),
-            causes=fit_json(causes, 2048),
-            evidence=fit_json(entries, 6144),
-            ruled_out=fit_json(ruled_out, 2048),
-        )
-
-    def evidence(self, held: list[Verdict]) -> list[dict[str, object]]:
-        entries: list[dict[str, object]] = []
-        if self.steps is not None:
-            entries += self.steps.evidence()
-        for v in held[:1]:
-            entries += v.evidence
-        for e in sorted(self.episodes, key=lambda e: e.order):
-            entries.append(self.of_symptom(e))
-        for v in held[1:]:
-            entries += v.evidence
-        return entries
-
-    @staticmethod
-    def of_symptom(e: Episode) -> dict[str, object]:
-        return item(
-            e.declared.tables.get(e.metric, e.declared.table),
-            e.symptom,
-            e.value,
-            e.unit,
-            column=e.declared.measured.get(e.metric),
-            baseline=e.base,
-            t_ns=e.start_ns,
-            end_ns=e.end_ns,
-            subject=e.subject,
-            pid=e.pid,
         )
 
     def _plainly(self) -> Words:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.correlate.episode import Culprit, Episode, item
+from agent.correlate.episode import Culprit, Episode, Evidence, item
 from agent.correlate.local import is_loopback
 from agent.correlate.rows import known
 from agent.correlate.thresholds import SECOND
@@ -53,11 +53,17 @@ class Refusing:
     def full(self) -> bool:
         return self.turned_away > 0 or any("max number of clients" in why for why in self.down)
 
-    def replies(self, *kinds: str) -> dict[str, object]:
+    def replies(self, *kinds: str) -> Evidence:
         """Evidence: so many error replies of these kinds."""
         n = sum(self.errors[kind] for kind in kinds)
         return item(
-            "queue_lag", f"{' and '.join(kinds)} replies", n, "", column="errors", peer=self.where, role=self.roles[1]
+            "queue_lag",
+            f"{' and '.join(kinds)} replies",
+            n,
+            "",
+            column="errors",
+            role=self.roles[1],
+            keys={"peer": self.where},
         )
 
 

@@ -168,6 +168,7 @@ class ScarcityWatch(Watch):
             pid=pid,
             start_tick=tick,
             comm=comm,
+            keys={"kind": what, "object": where},
         )
 
 

@@ -34,6 +34,13 @@ def peer(raw: bytes) -> str:
     return address(raw[:16]) if raw.startswith(UNIX) else peer_text(raw)
 
 
+def stored_peer(name: object) -> object:
+    """A peer's name as tables show it: of a Unix socket its number, where it is called by its path here."""
+    if isinstance(name, str) and name.startswith("unix:/"):
+        return next((addr_text(raw) for raw, path in _PATHS.items() if path == name), name)
+    return name
+
+
 def name_unix(raw: bytes, path: bytes) -> None:
     """From here on, this Unix socket is called by its path."""
     _PATHS.pop(raw[:16], None)

@@ -30,7 +30,7 @@ def accepting(episode: Episode, _view: View) -> Iterator[Verdict]:
                 column="queue",
                 limit=episode.facts.get("limit"),
                 drops=lost,
-                pid=episode.pid,
+                keys={"pid": episode.pid},
             ),
         ),
     )

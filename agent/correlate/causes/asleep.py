@@ -85,9 +85,8 @@ def owing(episode: Episode, view: View) -> Iterator[Verdict]:
         float(slept_ns),
         "ns",
         column="sum_ns",
-        pid=episode.pid,
-        tid=int(row["tid"]),
         where=text(row["kernel_stack"]),
+        keys={"pid": episode.pid, "tid": int(row["tid"])},
     )
     culprit = Culprit(int(row["waker_pid"]), text(row["waker_comm"])) if sibling else Culprit(episode.pid, episode.comm)
     yield Verdict(CAUSE.name, _SURE, episode.scope, words, (entry,), call, culprit)

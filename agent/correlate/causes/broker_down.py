@@ -64,8 +64,7 @@ def refused(episode: Episode, view: View) -> Iterator[Verdict]:
                         "failed connects",
                         len(p.failed),
                         "",
-                        peer=p.name,
-                        errno=int(p.failed["errno"][0]),
+                        keys={"peer": p.name, "errno": int(p.failed["errno"][0])},
                     ),
                     p.wait,
                 ),
@@ -83,7 +82,9 @@ def turned_away(episode: Episode, view: View) -> Iterator[Verdict]:
     ):
         server, name = view.server(raw, netns, episode), peer(raw)
         words = tell("{who} refused {n}", who=server[0] if server else "it", n=value(len(refused_), "connection"))
-        entry = item("tcp_connect", "failed connects", len(refused_), "", peer=name, errno=errno.ECONNREFUSED)
+        entry = item(
+            "tcp_connect", "failed connects", len(refused_), "", keys={"peer": name, "errno": errno.ECONNREFUSED}
+        )
         sure = 0.94 if episode.symptom == "retry_storm" else 0.8  # it is why they are tried again
         yield Verdict(CAUSE.name, sure, place(name, raw, netns), words, (entry,), "", Culprit(object=name))
 
@@ -108,7 +109,9 @@ def shown_out(episode: Episode, view: View) -> Iterator[Verdict]:
         n=value(len(rows), "connection"),
         said=value(said, "byte"),
     )
-    entry = item("tcp_close", "closed with a few words", len(rows), "", column="bytes_in", peer=name, bytes=said)
+    entry = item(
+        "tcp_close", "closed with a few words", len(rows), "", column="bytes_in", bytes=said, keys={"peer": name}
+    )
     yield Verdict(CAUSE.name, 0.85, place(name, raw, netns), words, (entry,), "turned_away", _server(server, name))
 
 
@@ -167,7 +170,9 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
             words = tell("{who} refused {n} commands: it said {kinds}", who=b.who, n=n, kinds=" and ".join(kinds))
             yield Verdict(CAUSE.name, 0.9, b.scope, words, (b.replies(*kinds),), culprit=b.culprit)
         elif b.down and not b.own:
-            why = item("queue_lag", "failed polls", ", ".join(b.down), column="reason", peer=b.where)
+            why = item(
+                "queue_lag", "failed polls", None, column="reason", reason=", ".join(b.down), keys={"peer": b.where}
+            )
             words = f"{b.who} could not be reached by tickscope either ({b.down[0]})"
             yield Verdict(CAUSE.name, 0.85, b.scope, words, (why,), culprit=b.culprit)
 

@@ -78,7 +78,14 @@ def kept_waiting(episode: Episode, view: View) -> Iterator[Verdict]:
         if end.again
         else ", and no segment to it was sent again",
     )
-    entry = item("tcp_close", "waited in vain", episode.value, "ns", column="waited_ns", peer=end.name, pid=episode.pid)
+    entry = item(
+        "tcp_close",
+        "waited in vain",
+        episode.value,
+        "ns",
+        column="waited_ns",
+        keys={"peer": end.name, "pid": episode.pid},
+    )
     sure = 0.9 * (1 - 0.5 * end.lost) * (0.7 if crowded(view, episode) else 1.0)
     yield Verdict(CAUSE.name, sure, end.where, words, (entry,), "", end.culprit)
 

@@ -59,8 +59,8 @@ def _verdict(who: tuple[str, int], its: Ran, score: float, episode: Episode, vie
         "ns",
         column="system_ns" if its.in_kernel else "user_ns",
         baseline=its.usual * its.needed_ns,
-        pid=who[1],
         share=round(its.share, 2),
+        keys={"pid": who[1]},
     )
     more = (
         (
@@ -70,10 +70,9 @@ def _verdict(who: tuple[str, int], its: Ran, score: float, episode: Episode, vie
                 seen.ran_ns,
                 "ns",
                 column="sum_ns",
-                pid=who[1],
-                tid=seen.tid,
                 where=" < ".join(seen.where[:4]),
                 of_ns=seen.looked_ns,
+                keys={"pid": who[1], "tid": seen.tid},
             ),
         )
         if seen

@@ -78,7 +78,7 @@ def busy(episode: Episode, view: View) -> Iterator[Verdict]:
             "",
             column="frozen",
             object=disk,
-            pid=episode.pid,
+            keys={"pid": episode.pid},
         )
         yield Verdict(CAUSE.name, score, episode.scope, words, (entry,), detail="frozen", culprit=where)
         return
@@ -99,7 +99,13 @@ def busy(episode: Episode, view: View) -> Iterator[Verdict]:
         **facts,
     )
     entry = item(
-        "slow_syscall", "written by another process", wrote, "bytes", column="written_bytes", object=disk, pid=who.pid
+        "slow_syscall",
+        "written by another process",
+        wrote,
+        "bytes",
+        column="written_bytes",
+        object=disk,
+        keys={"pid": who.pid},
     )
     yield Verdict(
         CAUSE.name,
@@ -151,7 +157,7 @@ def _by_limit(
         **facts,
     )
     entry = item(
-        "resource", f"{what} a second", used, "", column="used", baseline=limit, pid=episode.pid, subject=group
+        "resource", f"{what} a second", used, "", column="used", baseline=limit, object=group, keys={"pid": episode.pid}
     )
     return Verdict(CAUSE.name, score, episode.scope, words, (entry,), "throttled", Culprit(who.pid, who.comm, group))
 

@@ -116,7 +116,12 @@ def _gone(episode: Episode, view: View, rows: np.ndarray) -> Iterator[Verdict]:
         "{who} {did} {n} ({name})", who=server, did=did, n=value(len(rows), "lookup"), name=text(rows["name"][-1])
     )
     entry = item(
-        "dns_lookup", "lookups failed", len(rows), "", column="result", pid=episode.pid, peer=peer(raw), result=result
+        "dns_lookup",
+        "lookups failed",
+        len(rows),
+        "",
+        column="result",
+        keys={"pid": episode.pid, "peer": peer(raw), "result": result},
     )
     yield Verdict(
         CAUSE.name,
@@ -162,10 +167,8 @@ def slow(episode: Episode, view: View) -> Iterator[Verdict]:
         float(top["duration_ns"]),
         "ns",
         column="duration_ns",
-        pid=episode.pid,
-        peer=peer(raw),
-        name=text(top["name"]),
         lookups=len(rows),
+        keys={"pid": episode.pid, "peer": peer(raw), "name": text(top["name"])},
     )
     where = place(peer(raw), raw, view.netns(episode, raw))
     sure = 0.9 * (_CROWDED if crowded(episode, view) else 1.0)

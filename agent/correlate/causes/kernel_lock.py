@@ -9,7 +9,7 @@ import numpy as np
 
 from agent.correlate.catalogue import Cause
 from agent.correlate.closer import HANDSHAKE, READS, looked
-from agent.correlate.episode import Culprit, Episode, Verdict, item
+from agent.correlate.episode import Culprit, Episode, Evidence, Verdict, item
 from agent.correlate.rows import groups
 from agent.correlate.view import View
 from agent.correlate.words import process, span, tell, text, value
@@ -73,7 +73,9 @@ def answered_late(episode: Episode, view: View) -> Iterator[Verdict]:
     if not len(answers):
         return
     slowest = float(answers["max_ns"].max())
-    shown = item("syn_ack", "the slowest SYN-ACK", slowest, "ns", column="max_ns", subject=f"port {port}")
+    shown = item(
+        "syn_ack", "the slowest SYN-ACK", slowest, "ns", column="max_ns", object=f"port {port}", keys={"sport": port}
+    )
     longest = float(locks["max_ns"].max()) if len(locks) else 0.0
     if slowest < _LEAST_NS or longest < _SHARE * slowest:
         words = tell(
@@ -104,7 +106,7 @@ def answered_late(episode: Episode, view: View) -> Iterator[Verdict]:
     )
 
 
-def _entry(rows: np.ndarray, lock: str, spent: float, pid: int | None) -> dict[str, object]:
+def _entry(rows: np.ndarray, lock: str, spent: float, pid: int | None) -> Evidence:
     where = " < ".join(text(rows["kernel_stack"][int(np.argmax(rows["sum_ns"]))]).split(";")[:4])
     return item(
         "lock_contention",
@@ -112,10 +114,10 @@ def _entry(rows: np.ndarray, lock: str, spent: float, pid: int | None) -> dict[s
         spent,
         "ns",
         column="sum_ns",
-        subject=lock,
+        object=lock,
         stack=where,
         times=int(rows["count"].sum()),
-        pid=pid,
+        keys={"pid": pid},
     )
 
 

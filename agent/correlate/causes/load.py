@@ -64,9 +64,9 @@ def _grown(
         "1/s",
         column=_COLUMN[metric],
         baseline=usual,
-        pid=episode.pid,
+        keys={**episode.keys, "pid": episode.pid},
         sample_rate=watched if least else None,
-        at_least="true" if least else None,
+        at_least=True if least else None,
     )
     if facts.get("watched_base", 1.0) < 1:
         yield Verdict(

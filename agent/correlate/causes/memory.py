@@ -28,7 +28,9 @@ def reclaimed(episode: Episode, view: View) -> Iterator[Verdict]:
     faults, met = float(rows["faults"].clip(0).sum()), float(rows["events"].clip(0).sum())
     before = usual(episode, view)
     base = float(before["faults"][before["kind"] == MEMORY].clip(0).sum()) / 32 * seconds
-    entry = item("resource", "pages that had to be read", faults, "", column="faults", baseline=base, pid=episode.pid)
+    entry = item(
+        "resource", "pages that had to be read", faults, "", column="faults", baseline=base, keys={"pid": episode.pid}
+    )
     usually = float(before["events"][before["kind"] == MEMORY].clip(0).sum()) / 32 * seconds
     again = faults >= _FAULTS * min(seconds, 3.0) and faults >= _RATIO * base
     if not met or not (again or (met >= _MET * seconds and met >= _RATIO * usually)):
@@ -43,7 +45,9 @@ def reclaimed(episode: Episode, view: View) -> Iterator[Verdict]:
         met=value(met),
         faults=value(faults),
     )
-    limit = item("resource", "charges beyond the limit", met, "", column="events", pid=episode.pid, subject=group)
+    limit = item(
+        "resource", "charges beyond the limit", met, "", column="events", object=group, keys={"pid": episode.pid}
+    )
     score = (0.93 if again else 0.6) * (1 - cpu_share(episode, view))
     yield Verdict(
         CAUSE.name, score, episode.scope, words, (entry, limit), "", Culprit(episode.pid, episode.comm, group)
@@ -63,8 +67,8 @@ def killed(episode: Episode, view: View) -> Iterator[Verdict]:
             float(rows[-1]["events"]),
             "",
             column="events",
-            pid=episode.pid,
-            subject=where,
+            object=where,
+            keys={"pid": episode.pid},
         )
         culprit = Culprit(episode.pid, episode.comm, where)
         yield Verdict(CAUSE.name, 0.97, episode.scope, words, (entry,), "oom", culprit)

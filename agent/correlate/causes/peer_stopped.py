@@ -42,8 +42,7 @@ def not_taking(episode: Episode, view: View) -> Iterator[Verdict]:
         episode.facts["unsent"],
         "bytes",
         column="send_q_bytes",
-        peer=name,
-        pid=episode.pid,
+        keys={"peer": name, "pid": episode.pid},
     )
     sure = 0.4 if starving else 0.9 if reader else 0.8
     culprit = Culprit(reader[0], reader[1], name) if reader else Culprit(object=name)
@@ -62,7 +61,7 @@ def _stopped(episode: Episode, view: View, template: str) -> Verdict:
         "ns",
         column="max_ns",
         baseline=episode.base,
-        pid=episode.pid,
+        keys={"pid": episode.pid},
     )
     return Verdict(
         CAUSE.name, 0.4 if starving else 0.85, episode.scope, words, (entry,), "", Culprit(pid, comm, p.name)

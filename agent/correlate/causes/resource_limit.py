@@ -53,7 +53,7 @@ def _verdict(episode: Episode, row: object, kind: int) -> Verdict:
     who = process(episode.comm, episode.pid)
     if kind == FD:
         words = tell("{who} may have {limit} files open, and has {used}", who=who, limit=value(limit), used=value(used))
-        entry = item("resource", "open files", used, "", column="used", baseline=limit, pid=episode.pid)
+        entry = item("resource", "open files", used, "", column="used", baseline=limit, keys={"pid": episode.pid})
         return Verdict(NAME, _SURE, episode.scope, words, (entry,), "fd", Culprit(episode.pid, episode.comm))
     if kind == PIDS:
         failed = float(row["events"])  # type: ignore[index]
@@ -77,13 +77,20 @@ def _verdict(episode: Episode, row: object, kind: int) -> Verdict:
             "",
             column="events",
             baseline=max(limit, 0.0),
-            pid=episode.pid,
-            subject=where,
+            object=where,
+            keys={"pid": episode.pid},
         )
         return Verdict(NAME, _SURE, f"pids {where}", words, (entry,), "pids", Culprit(episode.pid, episode.comm, where))
     words = tell("the file system {where}, which {who} writes to, has no room left", where=where, who=who)
     entry = item(
-        "resource", "bytes in use", used, "bytes", column="used", baseline=limit, pid=episode.pid, subject=where
+        "resource",
+        "bytes in use",
+        used,
+        "bytes",
+        column="used",
+        baseline=limit,
+        object=where,
+        keys={"pid": episode.pid},
     )
     return Verdict(NAME, _SURE, f"disk {where}", words, (entry,), "disk_full", Culprit(object=where))
 
@@ -157,7 +164,12 @@ def _no_port(netns: int | None, raw: bytes, episode: Episode, view: View, to: st
         who=process(who, pid),
     )
     entry = item(
-        "tcp_connect", "connects without a port", len(none), "", column="errno", peer=name, errno=errno.EADDRNOTAVAIL
+        "tcp_connect",
+        "connects without a port",
+        len(none),
+        "",
+        column="errno",
+        keys={"peer": name, "errno": errno.EADDRNOTAVAIL},
     )
     yield Verdict(NAME, _SURE, f"ports to {name} in {netns}", words, (entry,), "ports", Culprit(pid, who))
 

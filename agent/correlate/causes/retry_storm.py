@@ -73,15 +73,16 @@ def _told(storm: Episode) -> Words:
 def _verdict(storm: Episode, score: float, words: Words) -> Verdict:
     raw = _at(storm)[1]
     name = peer(raw)
-    rate = item("tcp_connect", "connects", storm.value, "1/s", baseline=storm.base, peer=name, pid=storm.pid)
+    rate = item(
+        "tcp_connect", "connects", storm.value, "1/s", baseline=storm.base, keys={"peer": name, "pid": storm.pid}
+    )
     failed = item(
         "tcp_connect",
         "attempts that failed",
         min(storm.facts["failed"], storm.facts["n"]),
         "",
         column="result",
-        peer=name,
-        pid=storm.pid,
+        keys={"peer": name, "pid": storm.pid},
     )
     return Verdict(
         CAUSE.name, score, f"retries to {name}", words, (rate, failed), "", Culprit(storm.pid, storm.comm, name)

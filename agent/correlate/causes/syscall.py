@@ -70,8 +70,8 @@ def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
         device=culprit.object if not culprit.pid else "",
         holder=process(culprit.comm, culprit.pid) if culprit.pid else "",
         calls=len(mine),
-        pid=episode.pid,
         share=round(share, 2),
+        keys={"pid": episode.pid},
     )
     queued = float(mine["run_queue_ns"].clip(0).sum())
     yield Verdict(

@@ -163,6 +163,6 @@ SYMPTOM = Symptom(
     "see what the errors say: the program's log; tickscope queues; tickscope query service_answer --group-by code",
     ServiceWatch,
     judge,
-    measured={"share": "result", "answers": "count"},
-    tables={"answers": "service_answer"},
+    measured={"share": "result", "answers": "count", "replies": "errors"},
+    tables={"answers": "service_answer", "replies": "queue_lag"},
 )
