@@ -20,7 +20,7 @@ from agent.correlate.local import in_netns
 from agent.correlate.rows import as_bytes, groups, known
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, SERVERS, View, place, to_peer
-from agent.correlate.words import Words, peer, tell, text
+from agent.correlate.words import Words, peer, process, tell, text
 from agent.tables import TABLES
 
 READS = {
@@ -119,7 +119,7 @@ class FailedHop:
 
     @property
     def who(self) -> str:
-        return f"{self.comm} (pid {self.pids[0]}) at {self.name}" if self.pids else f"the server at {self.name}"
+        return f"{process(self.comm, self.pids[0])} at {self.name}" if self.pids else f"the server at {self.name}"
 
     @property
     def culprit(self) -> Culprit:
@@ -137,10 +137,10 @@ class FailedHop:
     @property
     def asked(self) -> Words:
         """Who asked it, and who alone says so, to end words with."""
-        asked = tell(" that {by} asked of it", by=self.by) if self.by else ""
+        asked = tell(" from {by}", by=self.by) if self.by else ""
         if self.alone is None:
             return asked
-        return tell("{asked}, as programs of user {uid} alone say", asked=asked, uid=str(self.alone))
+        return tell("{asked}, reported only by programs of user {uid}", asked=asked, uid=str(self.alone))
 
     def worth(self, score: float) -> float:
         """Of a verdict that goes by what it answered."""
@@ -161,7 +161,7 @@ class FailedHop:
             return (
                 item(
                     "slow_syscall",
-                    "calls that waited for it",
+                    "calls that waited for the server",
                     self.n,
                     "",
                     column="duration_ns",

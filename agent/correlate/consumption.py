@@ -123,7 +123,7 @@ class Consumption:
 
     @property
     def usual(self) -> Words:
-        return "" if self.out_was is None else tell(", usually {rate}", rate=value(self.out_was))
+        return "" if self.out_was is None else tell(" (usually {rate})", rate=value(self.out_was))
 
     @property
     def members(self) -> Evidence:

@@ -117,8 +117,8 @@ class Verdict:
 
     score: 0 (looked at, does not explain it) to 1. scope: what it is about, for example the peer; empty matches any.
     words: complete "... because" (or say what was looked at, where the score is 0). detail: the finer word of the cause
-    (``finding.cause_detail``). blamed: the processes that it is about beside the culprit. full: words that do not go by
-    who suffered, where ``words`` do.
+    (``finding.cause_detail``). blamed: the processes that it is about beside the culprit. short: what stands in
+    parentheses behind the symptom in place of ``words``, where both are about the same subject.
     """
 
     cause: str
@@ -129,7 +129,7 @@ class Verdict:
     detail: str = ""
     culprit: Culprit = NOBODY
     blamed: tuple[int, ...] = ()
-    full: Words = ""
+    short: Words = ""
 
 
 def item(

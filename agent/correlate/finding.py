@@ -17,13 +17,13 @@ from agent.correlate.named import others
 from agent.correlate.rank import best_first
 from agent.correlate.steps import JumpSeries
 from agent.correlate.thresholds import SECOND
-from agent.correlate.words import Words, capital, fit, fit_pieces, listing, pieces, tell, value, when
+from agent.correlate.words import Words, amid, fit, fit_pieces, listing, pieces, tell, value, when
 from agent.tables import TABLES
 
 _FINDING = TABLES["finding"]
 _LISTED, _ALIKE = 5, 2
 _PASSED = 0.5  # how much less a verdict counts that blames who waited for somebody else
-_NO_CAUSE = Verdict(UNKNOWN, 0.0, "", "no cause was seen")
+_NO_CAUSE = Verdict(UNKNOWN, 0.0, "", "nothing that was recorded explains it")
 
 
 @dataclass
@@ -95,8 +95,8 @@ class Finding:
         main = self.main if self.episodes else None
         for episode in sorted(self.episodes, key=lambda e: (id(e) in self.passed, id(e) in self.lent, e.order)):
             for v in self.verdicts[id(episode)]:
-                if v.full and episode is not main:
-                    v = replace(v, words=v.full)
+                if v.short and episode is not main:
+                    v = replace(v, short="")
                 if id(episode) in self.passed:
                     v = replace(v, score=_PASSED * v.score)
                 held = best.get(v.cause)
@@ -214,8 +214,8 @@ class Finding:
         meaning = symptoms()[symptom].meaning if symptom in symptoms() else "something is wrong"
         cause = f", cause: {self.cause.cause.replace('_', ' ')}" if self.cause.cause != UNKNOWN else ""
         return tell(
-            "{meaning}: {subject}, {when}{cause} (no more could be told of it, see tickscope status).",
-            meaning=capital(meaning),
+            "{meaning}: {subject}, {when}{cause} (a rule failed, see tickscope status).",
+            meaning=meaning[:1].upper() + meaning[1:],
             subject=subject,
             when=when(self),
             cause=cause,
@@ -223,15 +223,16 @@ class Finding:
 
     def sentence(self) -> Words:
         if self.steps is not None:
-            after = tell(" After it, {what}.", what=capital(_clause(self.main), lower=True)) if self.episodes else ""
+            after = (
+                tell(" After it, {what}.", what=amid(_clause(self.main), self.main.subject)) if self.episodes else ""
+            )
             return tell("{moved}{after}", moved=self.steps.sentence(), after=after)
         cause = self.cause
         if cause.cause == UNKNOWN:
-            looked = sorted({v.cause.replace("_", " ") for v in self.ranked()})
-            why = tell(
-                "; no cause was seen ({looked})",
-                looked=f"looked at: {', '.join(looked)}" if looked else "nothing else was recorded",
-            )
+            ruled_out = sorted({v.cause.replace("_", " ") for v in self.ranked()})
+            why: Words = f"; cause unknown; ruled out: {', '.join(ruled_out)}" if ruled_out else "; cause unknown"
+        elif cause.short:
+            why = tell(" ({cause})" if cause.score >= 0.7 else " (probably {cause})", cause=cause.short)
         else:
             why = tell(" because {cause}" if cause.score >= 0.7 else ", probably because {cause}", cause=cause.words)
         beside = self._others()

@@ -16,7 +16,7 @@ def of_brokers(episode: Episode, view: View) -> Iterator[Verdict]:
     for b in refusing(episode, view):
         if b.errors["OOM"]:
             words = tell(
-                "{who} refused {n} commands: its memory is full ({used} of {limit} bytes)",
+                "{who} refused {n} commands (memory full: {used} of {limit} bytes)",
                 who=b.who,
                 n=value(b.errors["OOM"]),
                 used=value(b.memory),
@@ -34,7 +34,7 @@ def of_brokers(episode: Episode, view: View) -> Iterator[Verdict]:
             yield Verdict(NAME, 0.96, b.scope, words, (b.replies("OOM"), used), "memory", b.culprit)
         elif b.errors["MISCONF"]:
             words = tell(
-                "{who} refused {n} commands: it cannot write its data to the disk",
+                "{who} refused {n} commands (it cannot write its data to disk)",
                 who=b.who,
                 n=value(b.errors["MISCONF"]),
             )

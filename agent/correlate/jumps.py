@@ -108,7 +108,7 @@ def unknown_to(cause: str) -> Rule:
         jump = moved(episode, view)
         if jump is None or jump.cause != cause:
             return
-        who = process(jump.comm, jump.pid) if jump.pid or jump.comm else "somebody who was not seen"
+        who = process(jump.comm, jump.pid) if jump.pid or jump.comm else "an unknown process"
         words = tell(
             "{who} moved the wall clock {way} by {size}, which {daemon} did not know",
             who=who,

@@ -14,7 +14,7 @@ from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View, place
 from agent.correlate.waits import CPUS, NETWORK, SHARE
 from agent.correlate.way import rtt_us
-from agent.correlate.words import peer, text
+from agent.correlate.words import peer, process, text
 from agent.tables import TABLES
 
 POLLS = {"queue_lag": ("system", "status", "failure", "reason", "poll_ns", "peer")}
@@ -52,7 +52,7 @@ class Polled:
 
     @property
     def who(self) -> str:
-        return f"{self.server[0]} (pid {self.server[1]})" if self.server else "the server"
+        return process(*self.server) if self.server else "the server"
 
     @property
     def blind(self) -> bool:

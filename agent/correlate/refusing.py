@@ -14,7 +14,7 @@ from agent.correlate.local import is_loopback
 from agent.correlate.rows import known
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import SERVERS, View, place
-from agent.correlate.words import peer, text
+from agent.correlate.words import peer, process, text
 
 #: What ``refusing`` reads.
 READS = {
@@ -105,7 +105,7 @@ def _one(episode: Episode, view: View, raw: bytes, own: bool, rows: np.ndarray) 
     return Refusing(
         name,
         place(name, raw, netns),
-        f"{server[0]} (pid {server[1]}) at {name}" if server else f"the server at {name}",
+        f"{process(*server)} at {name}" if server else f"the server at {name}",
         Culprit(server[1], server[0], name) if server else Culprit(object=name),
         own,
         errors,

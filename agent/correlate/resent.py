@@ -53,7 +53,7 @@ class Resent:
         """raw: the peer."""
         own = self.again == self.answered > 0
         keys = {"sport": int.from_bytes(raw[16:], "little")} if own else {"peer": raw}
-        return item("tcp_retransmit", "segments sent again", self.again, "", column="count", keys=keys)
+        return item("tcp_retransmit", "retransmitted segments", self.again, "", column="count", keys=keys)
 
     def told(self) -> Words:
         """How many, of how many."""

@@ -15,7 +15,7 @@ from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, View, addresses, place
 from agent.correlate.waits import LOOKUPS, PEERS, PeerWait, on_peers, spent
 from agent.correlate.way import quickest_us
-from agent.correlate.words import peer, text
+from agent.correlate.words import peer, process, text
 from agent.tables import TABLES
 
 READS = {**PEERS, **LOOKUPS}
@@ -62,7 +62,7 @@ class NamesAsked:
         if not self.server:
             return "the resolver"
         return (
-            f"name server {self.comm} (pid {self.pid}) at {self.server}" if self.pid else f"name server {self.server}"
+            f"name server {process(self.comm, self.pid)} at {self.server}" if self.pid else f"name server {self.server}"
         )
 
     @property

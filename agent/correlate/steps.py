@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from agent.correlate.catalogue import Jumping, causes
 from agent.correlate.episode import Culprit, Evidence, Verdict, item
-from agent.correlate.words import Words, joined, listing, process, span, tell, value
+from agent.correlate.words import Words, aside, joined, listing, process, span, tell, value
 
 _AFFECTED = ("decisions in the interval", "not affected: ignores the wall clock")
 _TOLD = 16  # jumps of a series that are listed as evidence
@@ -190,7 +190,7 @@ class JumpSeries:
                     else ""
                 ),
                 (
-                    tell(" Not affected, since it ignores the wall clock: {limiters}.", limiters=listing(immune))
+                    tell(" Not affected (ignores the wall clock): {limiters}.", limiters=listing(immune))
                     if immune
                     else ""
                 ),
@@ -272,12 +272,17 @@ class JumpSeries:
 
     def _by(self) -> Words:
         first = self.first
-        did = f"called {first.via}" if first.via else "did it"
+        via = f"{first.via} from" if first.via else "by"
         if not self.pids and first.comm:  # its number is that of another PID namespace
-            return f": {first.comm}, a process that the agent cannot see from its container, {did}"
+            return f" ({via} {first.comm}, which is not visible from the agent's container)"
         if not self.pids:
-            return "" if not first.declared.by_somebody or first.unwatched_ns is not None else ", by whom was not seen"
-        return tell(": {who} {did}", who=listing([process(first.comm, pid) for pid in self.pids]), did=did)
+            unknown = first.declared.by_somebody and first.unwatched_ns is None
+            return f" ({via} an unknown process)" if unknown else ""
+        return tell(
+            " ({via} {who})",
+            via=via,
+            who=listing([(aside if len(self.pids) == 1 else process)(first.comm, pid) for pid in self.pids]),
+        )
 
     def _sorted(self) -> list[Affected]:
         return sorted(

@@ -18,7 +18,7 @@ from agent.correlate.thresholds import SECOND
 from agent.correlate.unseen import SURE, Late, unseen
 from agent.correlate.view import NO_PEER, SERVERS, View, addresses, place
 from agent.correlate.way import ENOUGH, Spans, Way, way
-from agent.correlate.words import peer
+from agent.correlate.words import peer, process
 from agent.tables import TABLES
 
 WAITING = TABLES["slow_syscall"].code("kind", "waiting")
@@ -154,7 +154,7 @@ class PeerWait:
 
     @property
     def who(self) -> str:
-        return f"{self.server[0]} (pid {self.server[1]}) at {self.name}" if self.server else self.name
+        return f"{process(*self.server)} at {self.name}" if self.server else self.name
 
     @property
     def slower(self) -> bool:

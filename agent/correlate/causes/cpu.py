@@ -26,7 +26,7 @@ def _hungry(who: str, queued: float, pid: int | None, score: float, of: Starved)
         entries.append(
             item(
                 "cpu_wait",
-                "of it, while another ran",
+                "of it while another process ran",
                 of.by_ns,
                 "ns",
                 column="wait_ns",
@@ -38,7 +38,7 @@ def _hungry(who: str, queued: float, pid: int | None, score: float, of: Starved)
         entries.append(
             item(
                 "resource",
-                "withheld by a quota",
+                "CPU time withheld by a quota",
                 of.throttled_ns,
                 "ns",
                 column="waited_ns",
@@ -50,7 +50,7 @@ def _hungry(who: str, queued: float, pid: int | None, score: float, of: Starved)
         entries.append(
             item(
                 "resource",
-                "some task of the host waited for a CPU (PSI)",
+                "CPU pressure of the host (PSI, some)",
                 of.pressed_ns,
                 "ns",
                 column="waited_ns",
@@ -123,7 +123,7 @@ def asking(episode: Episode, view: View) -> Iterator[Verdict]:
             CAUSE.name,
             0.8,
             "",
-            tell("tickscope itself, which asked, got no CPU for {blind}", blind=span(p.blind_ns)),
+            tell("tickscope itself, which polls it, got no CPU for {blind}", blind=span(p.blind_ns)),
             (
                 item("syscall_latency", "time that tickscope did not run", p.blind_ns, "ns", column="interval_ns"),
                 p.seen,

@@ -50,7 +50,7 @@ def busy(episode: Episode, view: View) -> Iterator[Verdict]:
     calls, lost, threaded = spent(episode, view, "slow_syscall")
     calls = calls[(calls["kind"] != WAITING) & np.isin(calls["fd_type"], _FILES) & ~np.isin(calls["syscall"], _LOCKS)]
     if not len(calls) or not lost:
-        yield Verdict(CAUSE.name, 0.0, "", "no call of that process on a file was held up")
+        yield Verdict(CAUSE.name, 0.0, "", "no call of that process on a file was blocked")
         return
     _, group = groups([calls["device"]])
     mine = calls[group == int(np.argmax(np.bincount(group, calls["duration_ns"])))]

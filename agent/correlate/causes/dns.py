@@ -32,7 +32,7 @@ def unresolved(episode: Episode, view: View) -> Iterator[Verdict]:
     """Decisions waited for names."""
     a = asked(episode, view)
     if a is None:
-        yield Verdict(CAUSE.name, 0.0, "", "no wait of that process on a name server was seen in it")
+        yield Verdict(CAUSE.name, 0.0, "", "the process waited for no name server meanwhile")
         return
     if a.starving or a.slower:
         return
@@ -201,7 +201,7 @@ def _meanwhile(a: NamesAsked) -> Words:
     if a.again:
         return tell("; {again} to that address had to be sent again meanwhile", again=value(a.again, "TCP segment"))
     if a.quickest is not None:
-        return tell(" while {quickest} were enough for a round trip to that address", quickest=span(a.quickest * 1e3))
+        return tell(" while a round trip to that address took {quickest}", quickest=span(a.quickest * 1e3))
     if a.worst is None:
         return "; what the network did meanwhile is not known"
     return tell(" while the network RTT to it was {worst}", worst=span(a.worst * 1e3))

@@ -40,11 +40,11 @@ def waited(episode: Episode, view: View) -> Iterator[Verdict]:
     lock = text(rows["lock"][first[at]])
     entry = _entry(mine, lock, spent, episode.pid)
     if longest < _LEAST_NS or share < _SHARE:
-        words = tell("its threads waited for locks of the kernel's for {longest} at most", longest=span(longest))
+        words = tell("its threads waited for kernel locks for at most {longest}", longest=span(longest))
         yield Verdict(CAUSE.name, 0.0, "", words, (entry,))
         return
     words = tell(
-        "threads of {who} waited for a lock of the kernel's, {lock}, {times}, for up to {longest}",
+        "threads of {who} waited for the kernel lock {lock} {times}, for up to {longest}",
         who=process(episode.comm, episode.pid),
         lock=lock,
         times=value(int(mine["count"].sum()), "time"),
@@ -79,7 +79,7 @@ def answered_late(episode: Episode, view: View) -> Iterator[Verdict]:
     longest = float(locks["max_ns"].max()) if len(locks) else 0.0
     if slowest < _LEAST_NS or longest < _SHARE * slowest:
         words = tell(
-            "this host answered each SYN within {slowest}, and waited {longest} for its locks meanwhile",
+            "this host answered each SYN within {slowest} and waited {longest} for kernel locks meanwhile",
             slowest=span(slowest),
             longest=span(longest),
         )
@@ -110,7 +110,7 @@ def _entry(rows: np.ndarray, lock: str, spent: float, pid: int | None) -> Eviden
     where = " < ".join(text(rows["kernel_stack"][int(np.argmax(rows["sum_ns"]))]).split(";")[:4])
     return item(
         "lock_contention",
-        "time waiting for a lock of the kernel's",
+        "time waiting for a kernel lock",
         spent,
         "ns",
         column="sum_ns",
@@ -124,7 +124,7 @@ def _entry(rows: np.ndarray, lock: str, spent: float, pid: int | None) -> Eviden
 CAUSE = Cause(
     "kernel_lock",
     72,
-    "threads waited for a lock of the kernel's own",
+    "threads waited for a kernel lock",
     READS,
     "see which lock, and on which way: tickscope query lock_contention --columns"
     " comm,lock,kind,path,max_ns,kernel_stack; fewer threads on one file, one mapping, or one listener (SO_REUSEPORT),"

@@ -41,8 +41,8 @@ SAID = {
     "1037": _MEMORY,
     "1038": _MEMORY,
     "OOM": _MEMORY,
-    "53400": ("config", "has reached a limit that is set for it"),
-    "54000": ("config", "has reached a limit that is set for it"),
+    "53400": ("config", "reached a configured limit"),
+    "54000": ("config", "reached a configured limit"),
 }
 _FAILED = TABLES["tcp_connect"].code("result", "failed")
 
@@ -52,13 +52,13 @@ def _verdict(episode: Episode, row: object, kind: int) -> Verdict:
     where = text(row["object"])  # type: ignore[index]
     who = process(episode.comm, episode.pid)
     if kind == FD:
-        words = tell("{who} may have {limit} files open, and has {used}", who=who, limit=value(limit), used=value(used))
+        words = tell("{who} has {used} of {limit} files open", who=who, limit=value(limit), used=value(used))
         entry = item("resource", "open files", used, "", column="used", baseline=limit, keys={"pid": episode.pid})
         return Verdict(NAME, _SURE, episode.scope, words, (entry,), "fd", Culprit(episode.pid, episode.comm))
     if kind == PIDS:
         failed = float(row["events"])  # type: ignore[index]
         may = tell(
-            "its cgroup {where} may have {limit} processes and threads, and has them", where=where, limit=value(limit)
+            "its cgroup {where} reached its limit of {limit} processes and threads", where=where, limit=value(limit)
         )
         # Where it has fewer by now, they may have ended since; or, before Linux 6.11, the limit was that of another
         # cgroup above it.
@@ -66,7 +66,7 @@ def _verdict(episode: Episode, row: object, kind: int) -> Verdict:
             may
             if 0 < limit <= used
             else tell(
-                "its cgroup {where}, or one that this is in, had all the processes and threads that it may have",
+                "its cgroup {where}, or one above it, reached its limit of processes and threads",
                 where=where,
             )
         )
@@ -114,7 +114,7 @@ def behind(episode: Episode, view: View) -> Iterator[Verdict]:
         if len(rows) and was_free(rows[-1], episode, view):
             yield _verdict(episode, rows[-1], kind)
             return
-    yield Verdict(NAME, 0.0, "", "no limit that was looked at was reached")
+    yield Verdict(NAME, 0.0, "", "no known limit was reached")
 
 
 def failing(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -123,7 +123,7 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
         if end.how == "answered" and end.code in SAID:
             detail, what = SAID[end.code]
             words = tell(
-                "{who} {what}: it said {said} to {n}{asked}",
+                "{who} {what} ({said} in answer to {n}{asked})",
                 who=end.who,
                 what=what,
                 said=end.says,

@@ -16,7 +16,7 @@ _LEAD_NS = 5 * SECOND
 
 def itself(episode: Episode, _view: View) -> Iterator[Verdict]:
     """The storm's own finding, where it is not known why the tries fail."""
-    yield _verdict(episode, 0.92, tell("it did not wait after an attempt that had failed, but tried again at once"))
+    yield _verdict(episode, 0.92, tell("it retried failed connects without waiting"))
 
 
 def of_port(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -62,7 +62,7 @@ def _at(storm: Episode) -> tuple[int, bytes]:
 
 def _told(storm: Episode) -> Words:
     return tell(
-        "{who} tried again at once, {n} in all, what had failed: up to {rate}, usually {base}",
+        "{who} retried failed connects without waiting, {n} in all, up to {rate} (usually {base})",
         who=process(storm.comm, storm.pid),
         n=value(storm.facts["n"], "time"),
         rate=value(storm.value, "1/s"),
@@ -92,7 +92,7 @@ def _verdict(storm: Episode, score: float, words: Words) -> Verdict:
 CAUSE = Cause(
     "retry_storm",
     48,
-    "a program tried again at once, again and again, what had failed",
+    "a program retried failed connects at once, again and again",
     PEERS,
     "have it wait longer after each failure (back-off with jitter), and give up at some point; see who it is: tickscope"
     " query tcp_connect --group-by comm",

@@ -66,7 +66,7 @@ def slow(episode: Episode, view: View) -> Iterator[Verdict]:
     netns, raw = cast("tuple[int, bytes]", episode.key)
     p = on_way(episode, view)
     if p.crowded:
-        yield Verdict(CAUSE.name, 0.0, "", "this host's processors were so busy that all of it is slow")
+        yield Verdict(CAUSE.name, 0.0, "", "the CPUs of this host were busy, so that all of it is slow")
         return
     if p.way.slower or p.again:
         return
@@ -76,10 +76,10 @@ def slow(episode: Episode, view: View) -> Iterator[Verdict]:
     rows = in_netns(view.during("tls_handshake", episode), netns)
     who = {*np.unique(rows["pid"][served_at(rows) == np.frombuffer(raw, "V18")[0]])[:_MOST].tolist()}
     if any(view.starved_ns(pid, episode) >= SHARE * (episode.end_ns - episode.start_ns) for pid in who):
-        yield Verdict(CAUSE.name, 0.0, "", "who made them waited for processors")
+        yield Verdict(CAUSE.name, 0.0, "", "their clients waited for a CPU")
         return
     words = tell(
-        "its TLS handshakes took up to {longest} while {quick} were enough for a round trip to it",
+        "its TLS handshakes took up to {longest} while a round trip to it took {quick}",
         longest=span(episode.value),
         quick=span(quick * 1e3),
     )
