@@ -119,7 +119,7 @@ def told(row: dict[str, Any], began_ns: int, left_open: str = "") -> list[str]:
         ),
         *(_wrapped(f"culprit  {culprit}", "  ", 11) if (culprit := _culprit(row)) else []),
         *(_wrapped(f"next     {todo}", "  ", 11) if (todo := _todo(row)) else []),
-        *([f"  page     docs/findings.md#{page}"] if (page := _page(row)) else []),
+        *([f"  page     docs/symptoms-causes.md#{page}"] if (page := _page(row)) else []),
     ]
     others = [c for c in row["causes"] if c["cause"] != row["cause"]]
     if others:
@@ -134,7 +134,8 @@ def told(row: dict[str, Any], began_ns: int, left_open: str = "") -> list[str]:
             entry = f"{_entry(e)}, for {_amount(lasted, 'ns')}" if lasted else _entry(e)
             lines += _wrapped(f"{_relative(e['t_ns'] - start):>10}  {entry}", "  ", 14)
     for role, title in (("for", "Evidence"), ("against", "Evidence against other causes")):
-        if some := [e for e in row["evidence"] if e["role"] == role]:
+        its = (e for e in row["evidence"] if e["role"] == role)
+        if some := sorted(its, key=lambda e: e["cause"] != row["cause"]):
             lines += ["", title]
             for e in some:
                 lines += _wrapped(f"{e['cause']}: {_entry(e)}", "  ")

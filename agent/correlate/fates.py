@@ -175,7 +175,7 @@ class Fate:
                 "ns" if self.stop else "",
                 column="" if self.stop else "signal",
                 how="" if self.stop else self.detail,
-                comm=self.comm,
+                object=self.who,
                 sender_pid=self.sender_pid,
                 sender=self.sender_comm,
                 t_ns=self.from_ns,
