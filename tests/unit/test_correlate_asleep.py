@@ -93,7 +93,7 @@ def only(host: Host) -> dict[str, object]:
         (
             {"syscall": b"epoll_wait", "waker_pid": OTHER},
             (
-                "slept in epoll_wait for the last 1.99 s or more, for another process of its program; shop pid"
+                "slept in epoll_wait for the last 1.99 s or more, waiting for another process of its program; shop pid"
                 f" {OTHER} woke it"
             ),
         ),

@@ -52,8 +52,7 @@ def test_decisions_within_the_size_of_the_step_on_either_side_are_counted(sign: 
     for part in (
         "back" if sign < 0 else "forward",
         "400 us",
-        "chronyd pid 812",
-        "clock_settime",
+        "(clock_settime from chronyd, pid 812)",
         "limiter api",
         "python3 pid 4242",
         f"{N} allowed, 7 refused",
