@@ -18,7 +18,7 @@ class Batch(NamedTuple):
     rows: np.ndarray
 
 
-def make(table: str, n: int, **columns: object) -> Batch:
+def make(table: str, n: int, /, **columns: object) -> Batch:
     """A batch of n rows with the given columns set and all others unknown."""
     rows = TABLES[table].empty(n)
     for name, value in columns.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +17,6 @@ _EVENTS = 1024
 _LIMITERS, _DECISIONS, _APART_NS = 64, 256, 500_000_000
 #: Decisions may be told a little before or after the finding's own times.
 _SLACK_NS = 1_000_000_000
-_SUBJECT = re.compile(r"limiter (.+) \(")
 
 
 class Links:
@@ -41,26 +39,18 @@ class Links:
         while len(self._decisions) > _LIMITERS:
             self._decisions.popitem(last=False)
 
-    def of(self, evidence: Sequence[Mapping[str, Any]], start_ns: int, end_ns: int) -> tuple[list[SpanId], int]:
+    def of(self, evidence: Sequence[Mapping[str, Any]]) -> tuple[list[SpanId], int]:
         """At most MAX_LINKS, and how many there would be more: the events that the evidence names, then decisions of
-        the limiters in it, spread over the time.
+        the limiters in it, spread over the time. evidence: rows of that table, with their ``keys`` decoded.
         """
         found: dict[SpanId, None] = {}
         decisions: list[SpanId] = []
         for item in evidence:
-            at, pid = item.get("t_ns"), item.get("pid")
-            if item.get("table") == "limiter_decision":
-                decisions += self._of_limiter(
-                    item, at if isinstance(at, int) else start_ns, pid if isinstance(pid, int) else None, end_ns
-                )
+            pid = item["keys"].get("pid")
+            if item["table"] == "limiter_decision":
+                decisions += self._of_limiter(item, pid)
             elif (
-                known := self._events.get(
-                    (
-                        str(item.get("table")),
-                        at if isinstance(at, int) else 0,
-                        pid if isinstance(pid, int) else NULL_I64,
-                    )
-                )
+                known := self._events.get((item["table"], item["t_ns"], NULL_I64 if pid is None else pid))
             ) is not None:
                 found[known] = None
         decisions = list(dict.fromkeys(decisions))
@@ -69,15 +59,11 @@ class Links:
         links = [*found, *decisions[::step]][:MAX_LINKS]
         return links, len(found) + len(decisions) - len(links)
 
-    def _of_limiter(self, item: Mapping[str, Any], start_ns: int, pid: int | None, end_ns: int) -> list[SpanId]:
-        subject = _SUBJECT.match(str(item.get("subject", "")))
-        limiter = str(item.get("limiter") or (subject[1] if subject else ""))
-        until = item.get("end_ns")
-        end_ns = (until if isinstance(until, int) else end_ns) + _SLACK_NS
+    def _of_limiter(self, item: Mapping[str, Any], pid: int | None) -> list[SpanId]:
         return [
             span
             for (name, process), kept in self._decisions.items()
-            if name == limiter and pid in (None, process)
+            if name == item["keys"].get("limiter_id") and pid in (None, process)
             for t_ns, span in kept
-            if start_ns - _SLACK_NS <= t_ns <= end_ns
+            if item["t_ns"] - _SLACK_NS <= t_ns <= item["end_ns"] + _SLACK_NS
         ]

@@ -24,7 +24,7 @@ from agent.log import ERROR, say
 from exporters.aggregate import MetricStore
 from exporters.otlp_settings import OtlpConfig
 from exporters.send import HttpSender, Outcome, Sender, failed
-from exporters.waiting import SPAN_TABLES, Waiting
+from exporters.waiting import BESIDE_TABLES, SPAN_TABLES, Waiting
 
 if TYPE_CHECKING:
     from exporters.grpc_link import GrpcLink
@@ -175,7 +175,7 @@ class OtlpExporter(Stating, Owning):
     def offer(self, batch: Batch) -> None:
         """Keeps a batch for the worker; tables that do not become spans are ignored."""
         wanted = self._config.traces or (self._config.logs if batch.table == "finding" else None)
-        if batch.table in SPAN_TABLES and wanted is not None and len(batch.rows):
+        if batch.table in SPAN_TABLES | BESIDE_TABLES and wanted is not None and len(batch.rows):
             self._backlog.put(batch, time.monotonic())
 
     def flush(self, timeout_s: float) -> None:

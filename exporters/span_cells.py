@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 
 from agent.columns import NULL_I64, Column
@@ -23,8 +21,6 @@ _LEFT_OUT = frozenset(
         "hist",
         "start_ns",
         "end_ns",
-        "evidence",
-        "causes",
         "said",
     }
 )
@@ -32,13 +28,10 @@ _LEFT_OUT = frozenset(
 CHANCE = "sampling.probability"
 
 
-def items(raw: bytes) -> list[dict[str, object]]:
-    """A JSON column's entries; a finding cut by its column's width has none, which its sentence does not depend on."""
-    try:
-        value = json.loads(raw) if raw else []
-    except ValueError:
-        return []
-    return [v if isinstance(v, dict) else {"text": str(v)} for v in value] if isinstance(value, list) else []
+def dicts(table: str, rows: np.ndarray) -> list[dict[str, Value]]:
+    """What is known of each row, by column."""
+    columns = {c.name: column_values(c, rows[c.name]) for c in TABLES[table].columns}
+    return [{name: v for name, values in columns.items() if (v := values[i]) is not None} for i in range(len(rows))]
 
 
 def raw_rows(rows: np.ndarray) -> list[bytes]:

@@ -10,6 +10,7 @@ its decision.
 
 from __future__ import annotations
 
+import json
 from _blake2 import blake2b  # hashlib would bring OpenSSL with it
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,11 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from agent.columns import NULL_I64
 from agent.common.sentence import ToWall, pieces, told
 from exporters.links import Links
 from exporters.sampling import randomness, tracestate
-from exporters.span_cells import CHANCE, attribute_of, cells_of, items, known_or, numbered, raw_rows, w3c_id
+from exporters.span_cells import CHANCE, attribute_of, cells_of, dicts, known_or, numbered, raw_rows, w3c_id
 from exporters.values import Value
 from exporters.wire import AttributeCache, field, key_values
 
@@ -30,7 +30,8 @@ _ATTRIBUTES_FIELD, _EVENTS_FIELD, _EVENT_ATTRIBUTES_FIELD = (
     11,
     3,
 )  # Span.attributes, Span.events, Span.Event.attributes in trace.proto
-_MAX_EVIDENCE = 64
+#: Of a row of ``evidence``: what its span, or its event, has already.
+_ELSEWHERE = ("finding_id", "as_of_ns", "t_ns")
 #: Round-trip samples of one decision.
 _MAX_SAMPLES = 8
 
@@ -70,6 +71,7 @@ class SpanEncoder:
             AttributeCache(_EVENT_ATTRIBUTES_FIELD),
         )
         self._links = Links()
+        self._beside: Mapping[tuple[str, bytes], np.ndarray] = {}
 
     def roots(self, table: str, rows: np.ndarray) -> list[bytes]:
         """One span a row, each the root of a trace of its own."""
@@ -139,8 +141,11 @@ class SpanEncoder:
             out.setdefault(d, []).append(field(_EVENTS_FIELD, event))
         return out
 
-    def findings(self, rows: np.ndarray) -> list[bytes]:
-        """One root span a finding; rows of closed ones."""
+    def findings(self, rows: np.ndarray, beside: Mapping[tuple[str, bytes], np.ndarray] | None = None) -> list[bytes]:
+        """One root span a finding; rows of closed ones. beside: rows of ``verdict`` and ``evidence``, by table and
+        finding id.
+        """
+        self._beside = beside or {}
         return self._encode("finding", rows, [self.finding_ids(bytes(row["finding_id"])) for row in rows], None)
 
     def finding_ids(self, finding_id: bytes) -> tuple[bytes, bytes, bytes]:
@@ -246,20 +251,27 @@ class SpanEncoder:
         """A finding's causes and evidence as events, with links to the spans that it explains, where they were sent
         lately.
         """
-        for word, column in (("cause", "causes"), ("evidence", "evidence")):
-            listed = items(row[column])
-            message.dropped_events_count += max(len(listed) - _MAX_EVIDENCE, 0)
-            for item in listed[:_MAX_EVIDENCE]:
-                flat = {k: v for k, v in item.items() if isinstance(v, str | int | float)}
-                at = flat.get("t_ns")
-                t_ns = at if isinstance(at, int) else int(row["t_ns"])
+        its_id = bytes(row["finding_id"])
+        verdicts, evidence = (
+            dicts(table, self._beside[table, its_id]) if (table, its_id) in self._beside else []
+            for table in ("verdict", "evidence")
+        )
+        causes = [
+            {"cause": v["cause"], "confidence": v["score"], "words": v.get("reason", "")}
+            for v in verdicts
+            if not v["ruled_out"]
+        ]
+        for word, listed in (("cause", causes), ("evidence", evidence)):
+            for one in listed:
+                at = int(one.get("t_ns", row["t_ns"]))
                 message.events.add(
-                    time_unix_nano=int(self._to_wall(np.array([t_ns]))[0]),
+                    time_unix_nano=int(self._to_wall(np.array([at]))[0]),
                     name=word,
-                    attributes=key_values((f"tickscope.{word}.{k}", v) for k, v in flat.items()),
+                    attributes=key_values(
+                        (f"tickscope.{word}.{name}", v) for name, v in one.items() if name not in _ELSEWHERE
+                    ),
                 )
-        t_ns = int(row["t_ns"])
-        start_ns, end_ns = (t_ns if row[c] == NULL_I64 else int(row[c]) for c in ("start_ns", "end_ns"))
-        links, message.dropped_links_count = self._links.of(items(row["evidence"]), start_ns, end_ns)
+        decoded = [{**one, "keys": json.loads(str(one["keys"]))} for one in evidence]
+        links, message.dropped_links_count = self._links.of(decoded)
         for trace, span in links:
             message.links.add(trace_id=trace, span_id=span)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 SPAN_TABLES = frozenset(
     {"finding", "limiter_decision", "slow_syscall", "tls_handshake", "tcp_connect", "clock_change", "tcp_rtt"}
 )
+#: What a finding's span has beside its row; the latest of each finding, the oldest of them dropped first.
+BESIDE_TABLES, _BESIDE_BYTES = frozenset({"verdict", "evidence"}), 2 << 20
 _CHILDREN = ("slow_syscall", "tls_handshake")
 #: Decisions that are not in the sample, and how much of them is held.
 _PLAIN, _PLAIN_BYTES = "plain decisions", 2 << 20
@@ -57,6 +59,7 @@ class Waiting:
         self._plain_bytes = 0
         self._jumps: deque[int] = deque(maxlen=_JUMPS)
         self._known: OrderedDict[bytes, None] = OrderedDict()
+        self._beside: OrderedDict[tuple[str, bytes], np.ndarray] = OrderedDict()
         self._opened: list[np.ndarray] = []
         self._tokens: dict[str, tuple[float, float]] = {}
         self._queue_full = self._shutdown = 0
@@ -65,6 +68,9 @@ class Waiting:
 
     def put(self, batch: Batch, now: float) -> None:
         """Keeps the rows that become spans, or may be needed beside one."""
+        if batch.table in BESIDE_TABLES:
+            self._put_beside(batch)
+            return
         if batch.table == "clock_change":
             self._jumps.extend(batch.rows["t_ns"][np.isin(batch.rows["kind"], _JUMP_KINDS)].tolist())
         wanted = self._wanted(batch)
@@ -121,15 +127,26 @@ class Waiting:
             ]
             alone += [(t, self._pop(t, now, MAX_ROWS)) for t in ("tcp_connect", "clock_change")]
             findings = self._sorted_out(self._pop("finding", now, MAX_ROWS))
+            ids = [(table, bytes(its_id)) for its_id in findings["finding_id"] for table in BESIDE_TABLES]
+            beside = {key: self._beside.pop(key) for key in ids if key in self._beside}
         for table, rows in alone:
             spans += encoder.roots(table, rows) if len(rows) else []
-        return spans + encoder.findings(findings)
+        return spans + encoder.findings(findings, beside)
 
     def opened(self) -> np.ndarray:
         """Rows of findings that have opened since the last call, each once."""
         with self._lock:
             rows, self._opened = self._opened, []
         return np.concatenate(rows) if rows else np.empty(0, TABLES["finding"].dtype)
+
+    def _put_beside(self, batch: Batch) -> None:
+        """All of one finding's."""
+        key = batch.table, bytes(batch.rows["finding_id"][0])
+        with self._lock:
+            self._beside.pop(key, None)
+            self._beside[key] = batch.rows
+            while sum(rows.nbytes for rows in self._beside.values()) > _BESIDE_BYTES:
+                self._beside.popitem(last=False)
 
     def _sorted_out(self, findings: np.ndarray) -> np.ndarray:
         """The closed ones; of the others the first row goes to ``opened``."""

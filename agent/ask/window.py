@@ -105,6 +105,10 @@ class Window:
         """Conditions on a row's own time."""
         return [b.sql(op) for b, op in ((self.since, ">="), (self.until, "<")) if b is not None]
 
+    def known(self, as_of: str) -> list[str]:
+        """Conditions on the column that says when a row was known: before the window's end."""
+        return [] if self.until is None else [self.until.sql("<", as_of)]
+
     def overlaps(self, first: str, last: str) -> list[str]:
         """Conditions on an interval given by two SQL expressions, CLOCK_BOOTTIME ns: that it overlaps the window."""
         return [b.sql(op, t) for b, op, t in ((self.since, ">=", last), (self.until, "<", first)) if b is not None]

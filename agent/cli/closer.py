@@ -26,7 +26,7 @@ def read(source: RowSource, finding: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     boot = Where("boot_id", "=", finding["boot_id"])
     looks = _of(source, finding, Where("finding_id", "=", finding["finding_id"]), boot)
-    pids = tuple({e["pid"] for e in finding["evidence"] if isinstance(e.get("pid"), int)})
+    pids = tuple({e["keys"]["pid"] for e in finding["evidence"] if isinstance(e.get("keys", {}).get("pid"), int)})
     if not looks and pids:  # something else was wrong with the same process meanwhile
         looks = _of(source, finding, Where("pid", "in", pids), boot)
     seen: set[str] = set()

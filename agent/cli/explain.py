@@ -12,7 +12,6 @@ from agent.columns import NULL_I64
 from agent.errors import NO_ROWS, USAGE, AgentError, printable
 
 _WIDTH = 100
-_TOLD = ("table", "column", "what", "value", "unit", "baseline", "t_ns", "end_ns", "subject")
 
 
 @click.command("explain")
@@ -32,7 +31,7 @@ def command(finding: str, fmt: str, store: str) -> None:
 
     from agent.ask.question import Where
     from agent.cli import closer
-    from agent.cli.findings import in_wall_time, latest, left_open, none
+    from agent.cli.findings import TABLES_OF, in_wall_time, latest, left_open, none, with_details
     from agent.cli.gaps import tell, unjudged
     from agent.cli.output import emit, note
     from agent.store.sources import opened
@@ -43,11 +42,11 @@ def command(finding: str, fmt: str, store: str) -> None:
             remedy="name an id that `tickscope findings` shows, or: last",
             exit_code=USAGE,
         )
-    with opened(store, ["finding", "investigation", *closer.TABLES_OF, "loss", "probe_status"]) as source:
+    with opened(store, [*TABLES_OF, "investigation", *closer.TABLES_OF, "loss", "probe_status"]) as source:
         rows = latest(source, *() if finding == "last" else [Where("finding_id", "starts", finding.lower())])
         gaps = source.gaps()
         if rows:
-            row = rows[-1]
+            row = with_details(source, rows[-1:])[0]
             ended = source.written_by if left_open(source, row) else ""
             row["sentence"] = in_wall_time(source, row, utc=fmt != "table")
             began_ns = int(source.wall(row["boot_id"], np.array([row["start_ns"]], np.int64))[0])
@@ -120,25 +119,28 @@ def told(row: dict[str, Any], began_ns: int, left_open: str = "") -> list[str]:
         ),
         *(_wrapped(f"culprit  {culprit}", "  ", 11) if (culprit := _culprit(row)) else []),
         *(_wrapped(f"next     {todo}", "  ", 11) if (todo := _todo(row)) else []),
-        *([f"  page     docs/findings.md#{page}"] if (page := _page(row)) else []),
+        *([f"  page     docs/symptoms-causes.md#{page}"] if (page := _page(row)) else []),
     ]
     others = [c for c in row["causes"] if c["cause"] != row["cause"]]
     if others:
         lines += ["", "Other causes that fit less well"]
         for c in others:
             lines += _wrapped(f"{c['cause']} ({c['confidence']:.2f}): {c['words']}", "  ")
-    timed = sorted((e for e in row["evidence"] if "t_ns" in e), key=lambda e: e["t_ns"])
+    timed = [e for e in row["evidence"] if e["role"] == "timeline"]
     if timed:
         lines += ["", "Timeline"]
         for e in timed:
-            lines += _wrapped(f"{_relative(e['t_ns'] - start):>10}  {_entry(e)}", "  ", 14)
-    rest = [e for e in row["evidence"] if "t_ns" not in e]
-    if rest:
-        lines += ["", "Evidence"]
-        for e in rest:
-            lines += _wrapped(_entry(e), "  ")
+            lasted = e["end_ns"] - e["t_ns"]
+            entry = f"{_entry(e)}, for {_amount(lasted, 'ns')}" if lasted else _entry(e)
+            lines += _wrapped(f"{_relative(e['t_ns'] - start):>10}  {entry}", "  ", 14)
+    for role, title in (("for", "Evidence"), ("against", "Evidence against other causes")):
+        its = (e for e in row["evidence"] if e["role"] == role)
+        if some := sorted(its, key=lambda e: e["cause"] != row["cause"]):
+            lines += ["", title]
+            for e in some:
+                lines += _wrapped(f"{e['cause']}: {_entry(e)}", "  ")
     if row["ruled_out"]:
-        lines += ["", "Looked at, and no explanation"]
+        lines += ["", "Ruled out"]
         for c in row["ruled_out"]:
             lines += _wrapped(f"{c['cause']}: {c['words']}", "  ")
     return lines
@@ -201,16 +203,15 @@ def _relative(ns: int) -> str:
 
 def _entry(entry: dict[str, Any]) -> str:
     """One piece of evidence on one line."""
-    value = _amount(entry.get("value"), entry.get("unit", ""))
+    value = f": {_amount(entry['value'], entry.get('unit', ''))}" if "value" in entry else ""
     usual = f" (usually {_amount(entry['baseline'], entry.get('unit', ''))})" if "baseline" in entry else ""
-    lasting = f", for {_amount(entry['end_ns'] - entry['t_ns'], 'ns')}" if "end_ns" in entry and "t_ns" in entry else ""
-    of = f" of {entry['subject']}" if "subject" in entry else ""
+    of = f", {entry['object']}" if "object" in entry else ""
     more = ", ".join(
         f"{k.removesuffix('_ns')} {_amount(v, 'ns') if k.endswith('_ns') else v}"
-        for k, v in entry.items()
-        if k not in _TOLD and "mono" not in k
+        for k, v in entry.get("details", {}).items()
+        if "mono" not in k
     )
-    return f"{entry['what'].replace('_', ' ')}{of}: {value}{usual}{lasting}" + (f"  [{more}]" if more else "")
+    return f"{entry['what'].replace('_', ' ')}{of}{value}{usual}" + (f"  [{more}]" if more else "")
 
 
 def _amount(value: Any, unit: str) -> str:

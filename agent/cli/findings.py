@@ -17,6 +17,25 @@ if TYPE_CHECKING:
 
 #: What the table format shows; the other formats have every column.
 SHOWN = ("finding_id", "state", "start_ns", "cause", "symptom", "confidence", "end_ns", "sentence")
+#: Where a finding and what it rests on lie.
+TABLES_OF = ("finding", "verdict", "evidence")
+_EVIDENCE = (
+    "role",
+    "cause",
+    "what",
+    "object",
+    "value",
+    "unit",
+    "baseline",
+    "table",
+    "column",
+    "keys",
+    "t_ns",
+    "end_ns",
+    "details",
+)
+#: Members of a finding in JSON that are rows of those tables.
+DETAILS = ("causes", "ruled_out", "evidence")
 _TOLD = ("finding_id", "state", "began", "lasted", "cause", "symptom", "confidence", "sentence")
 
 
@@ -40,15 +59,14 @@ def command(only_open: bool, since: str | None, until: str | None, fmt: str, sto
     from agent.cli.output import note
     from agent.store.sources import opened
 
-    with opened(store, ["finding", "loss", "probe_status"], since, until) as source:
+    with opened(store, [*TABLES_OF, "loss", "probe_status"], since, until) as source:
         rows = latest(source, *[Where("state", "=", "open")] if only_open else ())
         if only_open and not until:
             rows = [row for row in rows if not left_open(source, row)]
         if fmt == "table" and not until:
             rows = [{**row, "state": "left open"} if left_open(source, row) else row for row in rows]
         rows = [{**row, "sentence": in_wall_time(source, row, utc=fmt != "table")} for row in rows]
-        if fmt == "table":
-            rows = [{**row, **_times(source, row)} for row in rows]
+        rows = [{**row, **_times(source, row)} for row in rows] if fmt == "table" else with_details(source, rows)
         gaps, left_out = source.gaps(), unjudged(source)
         notes = [*source.notes, *left_out]
     show(rows, fmt, {"gaps": gaps}, _TOLD)
@@ -97,9 +115,49 @@ def none(gaps: Sequence[dict[str, Any]], left_out: Sequence[str], when: str = ""
 
 def decoded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows with their JSON texts as values."""
-    return [
-        {**row, **{name: _list(row.get(name)) for name in ("causes", "evidence", "ruled_out", "said")}} for row in rows
-    ]
+    return [{**row, "said": _list(row.get("said"))} for row in rows]
+
+
+def with_details(source: RowSource, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Findings with their causes, what was ruled out, and their evidence."""
+    from agent.ask.question import Question, Where
+
+    its = Where("finding_id", "in", tuple({row["finding_id"] for row in rows}))
+    verdicts, evidence = (
+        source.rows(Question(table, where=(its,), within=False, order=("boot_id", *order)))
+        for table, order in (("verdict", ("rank",)), ("evidence", ("t_ns", "end_ns", "table", "what")))
+    )
+    return [joined(row, verdicts, evidence) for row in rows]
+
+
+def joined(
+    finding: dict[str, Any], verdicts: Sequence[dict[str, Any]], evidence: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """A finding's row with the members ``DETAILS``: lists, in the order of these rows, without what is unknown."""
+    mine = [[one for one in rows if _of(one, finding)] for rows in (verdicts, evidence)]
+    seen = ({**e, "keys": _mapping(e["keys"]), "details": _mapping(e["details"])} for e in mine[1])
+    return {
+        **finding,
+        "causes": [
+            {"cause": v["cause"], "confidence": v["score"], "words": v["reason"]}
+            for v in mine[0]
+            if not v["ruled_out"] and v["cause"] != "unknown"
+        ],
+        "ruled_out": [{"cause": v["cause"], "words": v["reason"]} for v in mine[0] if v["ruled_out"]],
+        "evidence": [{name: e[name] for name in _EVIDENCE if e[name] not in (None, "", {})} for e in seen],
+    }
+
+
+def _of(row: dict[str, Any], finding: dict[str, Any]) -> bool:
+    return bool(row["finding_id"] == finding["finding_id"] and row.get("boot_id") == finding.get("boot_id"))
+
+
+def _mapping(text: str | None) -> dict[str, Any]:
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _list(text: str | None) -> list[Any]:
@@ -136,4 +194,5 @@ def show(
     from agent.ask.names import columns
     from agent.cli.output import emit_rows
 
-    emit_rows(rows, fmt, told if fmt == "table" else columns("finding"), extra, below="sentence")
+    every = [*columns("finding"), *(DETAILS if fmt in ("json", "ndjson") else ())]
+    emit_rows(rows, fmt, told if fmt == "table" else every, extra, below="sentence")

@@ -73,7 +73,7 @@ def replayed(file: str, without: frozenset[str] = frozenset(), jump_threshold: s
     import numpy as np
 
     from agent.batch import Batch
-    from agent.cli.findings import decoded
+    from agent.cli.findings import decoded, joined
     from agent.clock.history import History
     from agent.config import jump_threshold_ns
     from agent.correlate.correlator import Correlator
@@ -96,12 +96,24 @@ def replayed(file: str, without: frozenset[str] = frozenset(), jump_threshold: s
                 history.append(event.rows)
             yield event
 
-    found = {bytes(rows["finding_id"][0]): rows for _, rows in states(correlator, events())}
-    rows = np.concatenate([TABLES["finding"].empty(0), *found.values()])
+    found = {bytes(state.finding["finding_id"][0]): state for state in states(correlator, events())}
+    rows = np.concatenate([TABLES["finding"].empty(0), *(state.finding for state in found.values())])
     rows = in_utc(Batch("finding", rows[np.lexsort((rows["finding_id"], rows["t_ns"]))]), history.wall).rows
     head = recording.head
-    return Replayed(
-        decoded(with_wall(to_arrow("finding", rows, head.boot_id, head.host), rows["t_ns"], history).to_pylist()),
-        correlator.losses(),
-        recording.cut,
+
+    def dicts(table: str, rows: np.ndarray) -> list[dict[str, Any]]:
+        plain = to_arrow(table, rows, head.boot_id, head.host)
+        return list(with_wall(plain, rows["t_ns"], history).to_pylist())
+
+    verdicts, evidence = (
+        dicts(table, np.concatenate([TABLES[table].empty(0), *its]))
+        for table, its in (
+            ("verdict", [state.verdicts for state in found.values()]),
+            (
+                "evidence",
+                [state.evidence[np.argsort(state.evidence["t_ns"], kind="stable")] for state in found.values()],
+            ),
+        )
     )
+    told = [joined(row, verdicts, evidence) for row in decoded(dicts("finding", rows))]
+    return Replayed(told, correlator.losses(), recording.cut)

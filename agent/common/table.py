@@ -36,7 +36,8 @@ class Table:
     """A table: its name, one line of meaning, its columns, and the column that `--group-by` and `--top` measure.
 
     latest_by: where set, rows of one boot that are equal in that column are one thing's states, and queries show the
-    latest.
+    latest. as_of: where set, a state is a set of rows, with the time of that state (CLOCK_BOOTTIME ns) in this column;
+    a query's window goes by it.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Table:
     columns: tuple[Column, ...]
     measure: str = ""
     latest_by: str = ""
+    as_of: str = ""
 
     @cached_property
     def dtype(self) -> np.dtype[np.void]:
@@ -111,7 +113,7 @@ class Tables(Mapping[str, Table]):
         twice = next((name for name in names if (names + [c.name for c in DERIVED]).count(name) > 1), None)
         if twice is not None:
             raise ValueError(f"table {one.name}: there is another column {twice}")
-        if unknown := {one.measure, one.latest_by} - {"", *names}:
+        if unknown := {one.measure, one.latest_by, one.as_of} - {"", *names}:
             raise ValueError(f"table {one.name}: there is no column {unknown.pop()}")
         self._tables[one.name] = one
 

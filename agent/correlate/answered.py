@@ -14,13 +14,13 @@ import numpy as np
 
 from agent.columns import NULL_I64
 from agent.common.copies import pick
-from agent.correlate.episode import Culprit, Episode, item
+from agent.correlate.episode import Culprit, Episode, Evidence, item
 from agent.correlate.givenup import given_up
 from agent.correlate.local import in_netns
 from agent.correlate.rows import as_bytes, groups, known
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, SERVERS, View, place, to_peer
-from agent.correlate.words import Words, peer, tell, text
+from agent.correlate.words import Words, peer, process, tell, text
 from agent.tables import TABLES
 
 READS = {
@@ -119,7 +119,7 @@ class FailedHop:
 
     @property
     def who(self) -> str:
-        return f"{self.comm} (pid {self.pids[0]}) at {self.name}" if self.pids else f"the server at {self.name}"
+        return f"{process(self.comm, self.pids[0])} at {self.name}" if self.pids else f"the server at {self.name}"
 
     @property
     def culprit(self) -> Culprit:
@@ -137,23 +137,38 @@ class FailedHop:
     @property
     def asked(self) -> Words:
         """Who asked it, and who alone says so, to end words with."""
-        asked = tell(" that {by} asked of it", by=self.by) if self.by else ""
+        asked = tell(" from {by}", by=self.by) if self.by else ""
         if self.alone is None:
             return asked
-        return tell("{asked}, as programs of user {uid} alone say", asked=asked, uid=str(self.alone))
+        return tell("{asked}, reported only by programs of user {uid}", asked=asked, uid=str(self.alone))
 
     def worth(self, score: float) -> float:
         """Of a verdict that goes by what it answered."""
         return score if self.alone is None else min(score, _HEARSAY)
 
-    def evidence(self) -> tuple[dict[str, object], ...]:
+    def evidence(self) -> tuple[Evidence, ...]:
         if self.how == "answered":
-            return (item("service_answer", f"{self.says} answers", self.n, "", column="count", peer=self.name),)
+            return (
+                item("service_answer", f"{self.says} answers", self.n, "", column="count", keys={"peer": self.name}),
+            )
         if self.how == "refused":
-            return (item("tcp_connect", "failed connects", self.n, "", peer=self.name, errno=self.errno or None),)
+            return (
+                item(
+                    "tcp_connect", "failed connects", self.n, "", keys={"peer": self.name, "errno": self.errno or None}
+                ),
+            )
         if self.how == "waited":
-            return (item("slow_syscall", "calls that waited for it", self.n, "", column="duration_ns", peer=self.name),)
-        return (item("tcp_close", "requests given up", self.n, "", column="waited_ns", peer=self.name),)
+            return (
+                item(
+                    "slow_syscall",
+                    "calls that waited for the server",
+                    self.n,
+                    "",
+                    column="duration_ns",
+                    keys={"peer": self.name},
+                ),
+            )
+        return (item("tcp_close", "requests given up", self.n, "", column="waited_ns", keys={"peer": self.name}),)
 
 
 def is_about_answers(episode: Episode) -> bool:

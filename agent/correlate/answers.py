@@ -129,6 +129,7 @@ class AnswerWatch(Watch):
             0.0,
             0.0,
             0,
+            keys={"sport": port},
             pid=pid,
             start_tick=tick,
             comm=comm,

@@ -268,7 +268,7 @@ def explains(cause: str, holds: Callable[[Fate], float]) -> dict[str, Callable[[
                 return
             until_ns = max(episode.end_ns, fate.from_ns)
             own = rule is itself and fate.pid == episode.pid
-            words = fate.restarted() if cause == "process_restarted" else fate.words(until_ns, short=own)
+            words = fate.restarted() if cause == "process_restarted" else fate.words(until_ns)
             yield Verdict(
                 cause,
                 score,
@@ -278,7 +278,7 @@ def explains(cause: str, holds: Callable[[Fate], float]) -> dict[str, Callable[[
                 fate.detail,
                 fate.culprit,
                 fate.blamed,
-                full=fate.words(until_ns) if own else "",
+                short=fate.how if own and cause != "process_restarted" else "",
             )
 
         return verdicts

@@ -69,4 +69,5 @@ class BeliefWatch(Watch):
             0.0,
             0.0,
             0,
+            keys={"daemon": daemon},
         )

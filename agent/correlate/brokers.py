@@ -83,7 +83,8 @@ class BrokerWatch(Watch):
         system, raw = self.names[slot]
         where = peer(raw)
         name = f"the {system} server{f' at {where}' if where else ''}"
-        return Episode(symptom, (system, raw), slot, name, where, 0, 0, "", "", 0.0, 0.0, 0.0, 0)
+        keys = {"system": system, "peer": raw}
+        return Episode(symptom, (system, raw), slot, name, where, 0, 0, "", "", 0.0, 0.0, 0.0, 0, keys=keys)
 
     def _poll(self, slot: int, row: np.void) -> Poll:
         end, took = int(row["t_ns"]), max(0, int(row["poll_ns"]))

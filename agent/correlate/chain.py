@@ -21,7 +21,7 @@ from agent.correlate.rows import groups
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, View, place, to_peer
 from agent.correlate.waits import CPUS, PEERS, WAITING
-from agent.correlate.words import peer
+from agent.correlate.words import peer, process
 from agent.tables import TABLES
 
 READS = {**PEERS, **CPUS, **GIVEN, "tcp_connect": tuple({*PEERS["tcp_connect"], *GIVEN["tcp_connect"]})}
@@ -66,7 +66,7 @@ class Hop:
 
     @property
     def who(self) -> str:
-        return f"{self.server[0]} (pid {self.server[1]}) at {self.name}" if self.server else self.name
+        return f"{process(*self.server)} at {self.name}" if self.server else self.name
 
     @property
     def culprit(self) -> Culprit:

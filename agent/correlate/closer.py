@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.correlate.episode import Culprit, Episode, item
+from agent.correlate.episode import Culprit, Episode, Evidence, item
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View
 from agent.correlate.words import text
@@ -93,7 +93,7 @@ def locked_ns(episode: Episode, view: View) -> float:
     return float(rows["max_ns"][rows["path"] != HANDSHAKE].max(initial=0))
 
 
-def slept(episode: Episode, view: View, call: str) -> tuple[dict[str, object], ...]:
+def slept(episode: Episode, view: View, call: str) -> tuple[Evidence, ...]:
     """Where in the kernel the episode's process slept in that call for longest, as evidence; nothing where no look saw
     it.
     """
@@ -112,7 +112,7 @@ def slept(episode: Episode, view: View, call: str) -> tuple[dict[str, object], .
             column="sum_ns",
             where=where,
             times=int(row["count"]),
-            pid=episode.pid,
+            keys={"pid": episode.pid},
         ),
     )
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from agent.correlate.clients import READS as CLIENTS
 from agent.correlate.clients import Client, talking
-from agent.correlate.episode import NOBODY, Culprit, Episode, item
+from agent.correlate.episode import NOBODY, Culprit, Episode, Evidence, item
 from agent.correlate.queues import DELIVERED
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View
@@ -45,6 +47,7 @@ class Consumption:
     starved: (
         tuple[Client, float] | None
     )  #: the client that waited for a CPU for longest, for how many ns; None where none did for long
+    keys: Mapping[str, Any]  #: of the queue, in ``queue_lag``
 
     @property
     def gone(self) -> bool:
@@ -120,18 +123,28 @@ class Consumption:
 
     @property
     def usual(self) -> Words:
-        return "" if self.out_was is None else tell(", usually {rate}", rate=value(self.out_was))
+        return "" if self.out_was is None else tell(" (usually {rate})", rate=value(self.out_was))
 
     @property
-    def members(self) -> dict[str, object]:
-        return item("queue_lag", "consumers", self.count, "", column="consumers", baseline=self.before)
+    def members(self) -> Evidence:
+        return item("queue_lag", "consumers", self.count, "", column="consumers", baseline=self.before, keys=self.keys)
 
     @property
-    def rates(self) -> tuple[dict[str, object], ...]:
+    def rates(self) -> tuple[Evidence, ...]:
         """What was acknowledged and what arrived; and who did not talk to the server."""
         return (
-            item("queue_lag", "acknowledged", self.out, "1/s", column="out_per_s", baseline=self.out_was),
-            item("queue_lag", "arriving", self.arriving, "1/s", column="in_per_s", baseline=self.arriving_was),
+            item(
+                "queue_lag", "acknowledged", self.out, "1/s", column="out_per_s", baseline=self.out_was, keys=self.keys
+            ),
+            item(
+                "queue_lag",
+                "arriving",
+                self.arriving,
+                "1/s",
+                column="in_per_s",
+                baseline=self.arriving_was,
+                keys=self.keys,
+            ),
             *(
                 item(
                     "tcp_rtt",
@@ -140,8 +153,8 @@ class Consumption:
                     "1/s",
                     column="samples",
                     baseline=client.usual,
-                    pid=client.pid,
                     comm=client.comm,
+                    keys={"pid": client.pid},
                 )
                 for client in self.silent[:3]
             ),
@@ -173,6 +186,7 @@ def _consumption(episode: Episode, view: View) -> Consumption:
         _idle_share(episode, view),
         bool(known("crept", 0.0)),
         (worst[1], worst[0]) if worst is not None and hungry else None,
+        episode.keys,
     )
 
 

@@ -8,12 +8,11 @@ import numpy as np
 
 from agent.batch import Batch
 from agent.common.copies import together
-from agent.correlate import evidence as evidence_of
-from agent.correlate import story
+from agent.correlate import evidence, story
 from agent.correlate.catalogue import Cause, Symptom, causes, kept, symptoms
 from agent.correlate.clock import ClockWatch
-from agent.correlate.episode import Episode, Verdict
-from agent.correlate.finding import UNKNOWN, Finding
+from agent.correlate.episode import UNKNOWN, Episode, Verdict
+from agent.correlate.finding import Finding
 from agent.correlate.guard import Guard
 from agent.correlate.habits import Habits, reason
 from agent.correlate.hours import HourWatch
@@ -107,7 +106,7 @@ class Correlator:
 
     def advance(self, watermark_ns: int) -> list[Batch]:
         """Processes rows with ``t_ns <= watermark_ns`` in time order; returns findings that are new, changed or closed,
-        each followed by its ``evidence`` as far as that is new or has changed; and ``limiter_jump``.
+        each after its ``verdict`` and ``evidence`` rows, as far as one of these has changed; and ``limiter_jump``.
 
         A watermark that does not grow does nothing. Rows of one call come out in order of their start and id.
         """
@@ -138,7 +137,8 @@ class Correlator:
             for _ in self._judge(self._second):
                 yield []
             self._second += 1
-            yield self._emit(min(watermark_ns, self._second * SECOND))
+            if self._second < end:
+                yield self._emit(self._second * SECOND)
         self._take(taken, watermark_ns)
         self._mark_ns = watermark_ns
         yield self._emit(watermark_ns)
@@ -287,13 +287,11 @@ class Correlator:
             ):
                 found.said, found.said_second = state, second
                 symptom, _ = found.about
+                before = found.unfit
+                out += self.guard.attempt(f"evidence of {symptom}", evidence.changed, found, t_ns, otherwise=())
+                self._unfit += max(0, found.unfit - before)
                 row = self.guard.attempt(f"words of {symptom}", found.row, t_ns, otherwise=None)
                 out.append(found.row(t_ns, whole=False) if row is None else row)
-                unfit = len(found.unfit)
-                shown = self.guard.attempt(f"evidence of {symptom}", evidence_of.batch, found, t_ns, otherwise=None)
-                self._unfit += len(found.unfit) - unfit
-                if shown is not None:
-                    out.append(shown)
         keep = self._config.merge_ns + self._config.quiet_s * SECOND
         self._findings = [
             f

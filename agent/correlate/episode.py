@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from agent.correlate.catalogue import Symptom, symptoms
 from agent.correlate.words import Words
@@ -22,7 +23,8 @@ class Episode:
     scope: what episodes of one local cause share (the process, or the queue). facts: what causes are judged by. ranked:
     what they said last.
     habit: by which of its values it may be one (agent/correlate/habits.py); empty: it is told however often it comes.
-    blame: the cause of its finding, where that is known.
+    blame: the cause of its finding, where that is known. keys: what selects its rows in its symptom's table, beside the
+    pid (see ``Evidence.keys``).
     """
 
     symptom: str
@@ -47,6 +49,7 @@ class Episode:
     ranked: Ranked | None = None
     habit: str = ""
     blame: str = ""
+    keys: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def declared(self) -> Symptom:
@@ -70,6 +73,42 @@ class Culprit:
 
 
 NOBODY = Culprit()
+#: The cause of what nothing explains.
+UNKNOWN = "unknown"
+
+
+#: Of evidence whose time is that of its episode: how much earlier and later its rows may lie. Rows of an interval, and
+#: of calls, come at its end; an effect shows after its cause.
+_BEFORE_NS, _AFTER_NS = 2_000_000_000, 3_000_000_000
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One piece of evidence: what a column said over a time, of the rows of a table that ``keys`` select.
+
+    column: empty where rows were counted. what: a label. value, baseline (what was usual): in ``unit``; None: unknown.
+    keys: values by column of the table, as queries show them (a peer: ``ip:port``, an enum: its name). t_ns, end_ns:
+    the rows' times, CLOCK_BOOTTIME ns, both inclusive; None: not known yet (see ``within``). object: what it is about,
+    for people. details: more of it, by name.
+    """
+
+    table: str
+    what: str
+    value: float | None = None
+    unit: str = ""
+    column: str = ""
+    baseline: float | None = None
+    t_ns: int | None = None
+    end_ns: int | None = None
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    object: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def within(self, episode: Episode) -> Evidence:
+        """The same with a time: that of the episode, where it has none of its own."""
+        if self.t_ns is not None:
+            return self if self.end_ns is not None else replace(self, end_ns=self.t_ns)
+        return replace(self, t_ns=episode.start_ns - _BEFORE_NS, end_ns=episode.end_ns + _AFTER_NS)
 
 
 @dataclass(frozen=True)
@@ -77,34 +116,46 @@ class Verdict:
     """What one rule says of one episode.
 
     score: 0 (looked at, does not explain it) to 1. scope: what it is about, for example the peer; empty matches any.
-    words: complete "... because" (or say what was looked at, where the score is 0). evidence: rows of JSON members.
-    detail: the finer word of the cause (``finding.cause_detail``). blamed: the processes that it is about beside the
-    culprit.
-    full: words that do not go by who suffered, where ``words`` do.
+    words: complete "... because" (or say what was looked at, where the score is 0). detail: the finer word of the cause
+    (``finding.cause_detail``). blamed: the processes that it is about beside the culprit. short: what stands in
+    parentheses behind the symptom in place of ``words``, where both are about the same subject.
     """
 
     cause: str
     score: float
     scope: str
     words: Words
-    evidence: tuple[dict[str, object], ...] = ()
+    evidence: tuple[Evidence, ...] = ()
     detail: str = ""
     culprit: Culprit = NOBODY
     blamed: tuple[int, ...] = ()
-    full: Words = ""
+    short: Words = ""
 
 
-def item(table: str, what: str, value: float | str | None, unit: str = "", **more: object) -> dict[str, object]:
-    """An entry of a finding's evidence. ``column``: of that table, whose value it is; none where rows were counted.
-    Unknown members are left out, floats rounded to what was measured.
-    """
-    entry: dict[str, object] = {"table": table, "what": what, "value": value, "unit": unit, **more}
-    return {
-        k: float(f"{v:.6g}") if isinstance(v, float) else v
-        for k, v in entry.items()
-        if v not in (None, "") and not _endless(v)
-    }
+def item(
+    table: str,
+    what: str,
+    value: float | None,
+    unit: str = "",
+    *,
+    column: str | None = "",
+    baseline: float | None = None,
+    t_ns: int | None = None,
+    end_ns: int | None = None,
+    keys: Mapping[str, Any] | None = None,
+    object: str = "",  # noqa: A002 - the column is called so
+    **details: Any,
+) -> Evidence:
+    """Evidence. Floats are rounded to what was measured; unknown keys and details are left out."""
+    keys = {name: value for name, value in (keys or {}).items() if value not in (None, "", b"")}
+    kept = {k: _rounded(v) if isinstance(v, float) else v for k, v in details.items()}
+    kept = {k: v for k, v in kept.items() if v not in (None, "")}
+    return Evidence(
+        table, what, _rounded(value), unit, column or "", _rounded(baseline), t_ns, end_ns, keys, object, kept
+    )
 
 
-def _endless(value: object) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
+def _rounded(value: float | None) -> float | None:
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.6g}") if isinstance(value, float) else value

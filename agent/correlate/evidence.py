@@ -1,126 +1,143 @@
-"""A finding's evidence as rows of ``evidence``: each piece once, and again only when it has changed."""
+"""What a finding rests on, as rows of ``verdict`` and ``evidence``: the causes that were considered, and what speaks for
+or against them.
+"""
 
 from __future__ import annotations
 
-from _blake2 import blake2b  # as in finding.py
+import json
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from agent.batch import Batch
-from agent.correlate.words import fit
+from agent.common.address import peer_text
+from agent.common.sentence import plain
+from agent.correlate.episode import UNKNOWN, Episode, Evidence, item
+from agent.correlate.words import fit, peer, pieces, stored_peer
 from agent.tables import TABLES
 
 if TYPE_CHECKING:
     from agent.correlate.finding import Finding
 
-_TABLE = TABLES["evidence"]
-FOR, AGAINST, TIMELINE, WITHDRAWN = (_TABLE.code("role", name) for name in ("for", "against", "timeline", "withdrawn"))
-Entry = Mapping[str, object]
-#: A role, the cause that it is about (empty for what is about the symptom), and an entry (see
-#: ``agent.correlate.episode.item``).
-Piece = tuple[int, str, Entry]
-_MOST = 128  # of a finding
-_OBJECTS = ("subject", "limiter", "peer", "comm")
+_VERDICT, _EVIDENCE = TABLES["verdict"], TABLES["evidence"]
+FOR, AGAINST, TIMELINE = (_EVIDENCE.code("role", name) for name in ("for", "against", "timeline"))
+#: A role, the cause that it is about (empty: the symptom), and the evidence.
+Piece = tuple[int, str, Evidence]
+_MOST = 64  # of a finding
 
 
-def batch(finding: Finding, t_ns: int) -> Batch | None:
-    """What is new or has changed since the last time, as known at t_ns; None where nothing has. What does not fit goes
-    into ``finding.unfit``.
+def changed(finding: Finding, t_ns: int) -> list[Batch]:
+    """The finding's verdicts and evidence, each whole, where something in it has changed since the last time."""
+    found = []
+    shown, finding.unfit = evidence(finding, t_ns)
+    for batch in (verdicts(finding, t_ns), shown):
+        as_of = TABLES[batch.table].as_of
+        same = batch.rows.copy()
+        same[as_of] = 0
+        if finding.shown.get(batch.table) != same.tobytes():
+            finding.shown[batch.table] = same.tobytes()
+            found.append(batch)
+    return found
+
+
+def verdicts(finding: Finding, t_ns: int) -> Batch:
+    """The causes that were considered, the finding's own first, then best first, as known at t_ns."""
+    considered = finding.considered()
+    rows = _VERDICT.empty(len(considered))
+    rows["t_ns"], rows["finding_id"] = t_ns, finding.finding_id.encode()
+    rows["rank"] = np.arange(1, len(considered) + 1)
+    rows["cause"] = [v.cause.encode() for v in considered]
+    rows["cause_detail"] = [fit(v.detail, 24) for v in considered]
+    rows["score"] = [round(v.score, 2) for v in considered]
+    rows["ruled_out"] = [v.score <= 0 and v.cause != UNKNOWN for v in considered]
+    rows["reason"] = [fit(plain(pieces(v.words)), 256) for v in considered]
+    return Batch("verdict", rows)
+
+
+def evidence(finding: Finding, t_ns: int) -> tuple[Batch, int]:
+    """All that speaks for and against, and what happened when, as known at t_ns; and how many pieces there was no room
+    for.
     """
-    pieces: dict[bytes, Piece] = {}
-    for role, cause, entry in _pieces(finding):
-        key = [
-            finding.finding_id,
-            cause,
-            *(entry.get(name) for name in ("table", "column", "what")),
-            _object(entry),
-            entry.get("pid"),
-            entry.get("t_ns"),
-        ]
-        its_id = blake2b("|".join(map(str, key)).encode(), digest_size=8).hexdigest().encode()
-        pieces.setdefault(its_id, (role, cause, entry))
-    stay = {
-        its_id for its_id in pieces if its_id in finding.shown and finding.shown[its_id][0] != WITHDRAWN
-    }  # whatever came before them since
-    chosen = {*stay, *[its_id for its_id in pieces if its_id not in stay][: _MOST - len(stay)]}
-    finding.unfit.update(pieces.keys() - chosen)
-    now = {its_id: _row(*piece) for its_id, piece in pieces.items() if its_id in chosen}
-    gone = {
-        its_id: (WITHDRAWN, *row[1:])
-        for its_id, row in finding.shown.items()
-        if its_id not in now and row[0] != WITHDRAWN
-    }
-    fresh = {its_id: row for its_id, row in {**now, **gone}.items() if finding.shown.get(its_id) != row}
-    if not fresh:
-        return None
-    rows = _TABLE.empty(len(fresh))
-    rows["t_ns"], rows["finding_id"], rows["evidence_id"] = t_ns, finding.finding_id.encode(), list(fresh)
-    for name, values in zip(_COLUMNS, zip(*fresh.values(), strict=True), strict=True):
-        rows[name] = values
-    finding.shown.update(fresh)
-    return Batch("evidence", rows)
+    pieces_ = list(_distinct(_pieces(finding)))
+    shown = pieces_[:_MOST]
+    rows = _EVIDENCE.empty(len(shown))
+    rows["as_of_ns"], rows["finding_id"] = t_ns, finding.finding_id.encode()
+    for row, (role, cause, one) in zip(rows, shown, strict=True):
+        row["t_ns"], row["end_ns"] = one.t_ns, one.end_ns
+        row["role"], row["cause"] = role, cause.encode()
+        row["table"], row["column"] = one.table.encode(), one.column.encode()
+        row["keys"], row["details"] = _json(_shown(one.keys), 256), _json(one.details, 512)
+        row["what"], row["unit"] = fit(one.what, 48), fit(one.unit, 16)
+        row["value"] = np.nan if one.value is None else one.value
+        row["baseline"] = np.nan if one.baseline is None else one.baseline
+        row["object"] = fit(_object(one), 128)
+    return Batch("evidence", rows), len(pieces_) - len(shown)
 
 
-def _pieces(finding: Finding) -> Iterator[Piece]:
-    ranked = finding.ranked()
-    if finding.steps is not None:
-        yield from (
-            (TIMELINE if "t_ns" in e else FOR, finding.steps.verdict.cause, e) for e in finding.steps.evidence()
-        )
-    for episode in sorted(finding.episodes, key=lambda e: e.order):
-        yield TIMELINE, "", finding.of_symptom(episode)
-    for verdict in ranked:
-        yield from ((FOR if verdict.score > 0 else AGAINST, verdict.cause, entry) for entry in verdict.evidence)
-
-
-_COLUMNS = (
-    "role",
-    "cause",
-    "table",
-    "column",
-    "what",
-    "value",
-    "unit",
-    "baseline",
-    "start_ns",
-    "end_ns",
-    "pid",
-    "object",
-)
-
-
-def _row(role: int, cause: str, entry: Entry) -> tuple[object, ...]:
-    """In the order of ``_COLUMNS``."""
-
-    def number(name: str) -> float | None:
-        value = entry.get(name)
-        return float(value) if isinstance(value, int | float) else None
-
-    def integer(name: str) -> int:
-        value = entry.get(name)
-        return value if isinstance(value, int) else -(2**63)
-
-    def words(name: str, width: int) -> bytes:
-        return fit(str(entry.get(name, "")), width)
-
-    value, baseline = (np.nan if (v := number(name)) is None else v for name in ("value", "baseline"))
-    return (
-        role,
-        cause.encode(),
-        words("table", 24),
-        words("column", 24),
-        words("what", 48),
-        value,
-        words("unit", 16),
-        baseline,
-        integer("t_ns"),
-        integer("end_ns"),
-        integer("pid"),
-        fit(_object(entry), 128),
+def of_symptom(e: Episode) -> Evidence:
+    """What was wrong, as its own table shows it."""
+    table = e.declared.tables.get(e.metric, e.declared.table)
+    pid = {} if e.pid is None or "pid" not in TABLES[table].by_name else {"pid": e.pid}
+    return item(
+        table,
+        e.symptom,
+        e.value,
+        e.unit,
+        column=e.declared.measured.get(e.metric),
+        baseline=e.base,
+        t_ns=e.start_ns,
+        end_ns=max(e.start_ns, e.end_ns),
+        keys={**pid, **e.keys},
+        object=e.subject,
     )
 
 
-def _object(entry: Entry) -> str:
-    return next((str(entry[name]) for name in _OBJECTS if name in entry), "")
+def _pieces(finding: Finding) -> Iterator[Piece]:
+    if finding.steps is not None:
+        cause = finding.steps.verdict.cause
+        for one in finding.steps.evidence():
+            yield (TIMELINE if one.table == "clock_change" else FOR), cause, one
+    for episode in sorted(finding.episodes, key=lambda e: e.order):
+        yield TIMELINE, "", of_symptom(episode)
+    for verdict in finding.ranked():
+        for one in verdict.evidence:
+            yield FOR if verdict.score > 0 else AGAINST, verdict.cause, one
+
+
+def _distinct(found: Iterator[Piece]) -> Iterator[Piece]:
+    """Each piece once, though several episodes have it."""
+    seen = set()
+    for role, cause, one in found:
+        key = cause, one.table, one.column, one.what, str(one.keys), one.object, one.t_ns
+        if key not in seen:
+            seen.add(key)
+            yield role, cause, one
+
+
+def _shown(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as queries show them."""
+    return {
+        name: peer_text(value)
+        if isinstance(value, bytes) and name == "peer"
+        else value.decode("utf-8", "backslashreplace")
+        if isinstance(value, bytes)
+        else stored_peer(value)
+        if name == "peer"
+        else value
+        for name, value in keys.items()
+    }
+
+
+def _json(values: Mapping[str, Any], width: int) -> bytes:
+    """As many of them as fit."""
+    kept = dict(values)
+    while len(raw := json.dumps(kept, ensure_ascii=False, separators=(",", ":")).encode()) > width:
+        kept.popitem()
+    return raw
+
+
+def _object(one: Evidence) -> str:
+    named = (one.object, one.keys.get("limiter_id"), one.keys.get("peer"), one.details.get("comm"))
+    found = next((name for name in named if name), f"pid {one.keys['pid']}" if "pid" in one.keys else "")
+    return peer(found) if isinstance(found, bytes) else str(found)

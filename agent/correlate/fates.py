@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from agent.common.copies import only
-from agent.correlate.episode import Culprit, item
+from agent.correlate.episode import Culprit, Evidence, item
 from agent.correlate.rows import known, of_codes
 from agent.correlate.thresholds import SECOND
-from agent.correlate.words import Words, process, span, tell, text, value
+from agent.correlate.words import Words, aside, process, span, tell, text, value
 from agent.tables import TABLES
 
 READS = {
@@ -91,9 +91,9 @@ class Fate:
         return process(self.comm, self.pid)
 
     @property
-    def by(self) -> str:
-        """Who sent it, to end words with; empty where that is not known, or it was itself."""
-        return f" by {process(self.sender_comm, self.sender_pid)}" if self.sender_pid not in (None, self.pid) else ""
+    def sender(self) -> str:
+        """Who sent it; empty where that is not known, or it was itself."""
+        return aside(self.sender_comm, self.sender_pid) if self.sender_pid not in (None, self.pid) else ""
 
     @property
     def scope(self) -> str:
@@ -121,39 +121,30 @@ class Fate:
     def lasted(self, until_ns: int) -> int:
         return min(self.to_ns, until_ns) - self.from_ns
 
-    def words(self, until_ns: int, short: bool = False) -> Words:
-        """short: behind words that say who it is, and for how long it did nothing."""
+    def words(self, until_ns: int) -> Words:
+        """What happened to whom, and how."""
         others = len(self.fellows) - 1
-        if self.stop:
-            how: Words = (
-                f"its cgroup was frozen{self.by}"
-                if self.kind == "frozen"
-                else f"it was stopped with {_name(self.signal)}{self.by}"
-            )
-            if others > 0:
-                how = tell("{how}, with {n} more of its program", how=how, n=value(others))
-            return (
-                how
-                if short
-                else tell(
-                    "{who} stood still for {took}: {how}", who=self.who, took=span(self.lasted(until_ns)), how=how
-                )
-            )
-        end = self._end("it" if short else self.who)
-        return tell("{end}, and {n} more of its program ended with it", end=end, n=value(others)) if others > 0 else end
-
-    def _end(self, who: str) -> Words:
-        if self.kind == "oom_killed":
-            return f"{who} was killed since memory ran out"
-        if self.kind == "killed":
-            return f"{who} was killed with {_name(self.signal)}{self.by}"
-        asked = f", asked to with {_name(self.signal)}{self.by}" if self.signal is not None else ""
-        return tell(
-            "{who} ended by itself with status {code}{asked}",
-            who=who,
-            code=value(self.exit_code),
-            asked=asked,
+        did = (
+            tell("was stopped for {took}", took=span(self.lasted(until_ns)))
+            if self.stop
+            else "was killed"
+            if self.kind in ("killed", "oom_killed")
+            else "exited"
         )
+        with_it = tell(", with {n} more of its program", n=value(others)) if others > 0 else ""
+        return tell("{who} {did} ({how}){others}", who=self.who, did=did, how=self.how, others=with_it)
+
+    @property
+    def how(self) -> Words:
+        """The signal and who sent it, the exit status, or what else it was."""
+        if self.kind == "frozen":
+            return f"cgroup frozen by {self.sender}" if self.sender else "cgroup frozen"
+        if self.kind == "oom_killed":
+            return "out of memory"
+        sent = f"{_name(self.signal)}{f' from {self.sender}' if self.sender else ''}" if self.signal is not None else ""
+        if self.kind != "exited":
+            return sent
+        return tell("status {code}{sent}", code=value(self.exit_code), sent=f" after {sent}" if sent else "")
 
     @property
     def restart(self) -> float:
@@ -167,35 +158,29 @@ class Fate:
         if self.lives < 2:
             return tell("{how}, and another process took its place", how=how)
         return tell(
-            "{comm} ended {n} within {took}, each time another process; {how}",
+            "{comm} ended {n} within {took}, a new process each time; the last: {how}",
             comm=self.comm,
             n=value(self.lives, "time"),
             took=span(self.last_ns - self.first_ns),
             how=how,
         )
 
-    def evidence(self, until_ns: int) -> tuple[dict[str, object], ...]:
-        what = (
-            "time that it stood still"
-            if self.stop
-            else f"it was {self.kind.replace('_', ' ')}"
-            if self.kind != "exited"
-            else "it ended"
-        )
-        took: float | str = float(self.lasted(until_ns)) if self.stop else self.detail
+    def evidence(self, until_ns: int) -> tuple[Evidence, ...]:
+        what = "stopped" if self.stop else self.kind.replace("_", " ")
         return (
             item(
                 "process_event",
                 what,
-                took,
+                float(self.lasted(until_ns)) if self.stop else None,
                 "ns" if self.stop else "",
                 column="" if self.stop else "signal",
-                pid=self.pid,
-                comm=self.comm,
+                how="" if self.stop else self.detail,
+                object=self.who,
                 sender_pid=self.sender_pid,
                 sender=self.sender_comm,
                 t_ns=self.from_ns,
                 end_ns=min(self.to_ns, until_ns),
+                keys={"cgroup_id": self.cgroup} if self.kind == "frozen" else {"pid": self.pid},
             ),
         )
 

@@ -12,19 +12,18 @@ from agent.batch import Batch, make
 from agent.columns import NULL_I64
 from agent.common.sentence import Piece, plain
 from agent.correlate.catalogue import causes, symptoms
-from agent.correlate.episode import NOBODY, Episode, Verdict, item
+from agent.correlate.episode import NOBODY, UNKNOWN, Episode, Verdict
 from agent.correlate.named import others
 from agent.correlate.rank import best_first
 from agent.correlate.steps import JumpSeries
 from agent.correlate.thresholds import SECOND
-from agent.correlate.words import Words, capital, fit, fit_json, fit_pieces, listing, pieces, tell, value, when
+from agent.correlate.words import Words, amid, fit, fit_pieces, listing, pieces, tell, value, when
 from agent.tables import TABLES
 
 _FINDING = TABLES["finding"]
-UNKNOWN = "unknown"
 _LISTED, _ALIKE = 5, 2
 _PASSED = 0.5  # how much less a verdict counts that blames who waited for somebody else
-_NO_CAUSE = Verdict(UNKNOWN, 0.0, "", "no cause was seen")
+_NO_CAUSE = Verdict(UNKNOWN, 0.0, "", "nothing that was recorded explains it")
 
 
 @dataclass
@@ -43,8 +42,8 @@ class Finding:
     closed: bool = False
     said: tuple[object, ...] = ()
     said_second: int = 0
-    shown: dict[bytes, tuple[object, ...]] = field(default_factory=dict)  #: its evidence as last told, by id
-    unfit: set[bytes] = field(default_factory=set)  #: ids of evidence that it had no room for
+    shown: dict[str, bytes] = field(default_factory=dict)  #: by table, its verdicts and evidence as last emitted
+    unfit: int = 0  #: pieces of evidence that there was no room for
     lent: set[int] = field(
         default_factory=set
     )  #: ids of episodes that are here as long as no verdict of theirs says otherwise (agent/correlate/story.py)
@@ -96,8 +95,8 @@ class Finding:
         main = self.main if self.episodes else None
         for episode in sorted(self.episodes, key=lambda e: (id(e) in self.passed, id(e) in self.lent, e.order)):
             for v in self.verdicts[id(episode)]:
-                if v.full and episode is not main:
-                    v = replace(v, words=v.full)
+                if v.short and episode is not main:
+                    v = replace(v, short="")
                 if id(episode) in self.passed:
                     v = replace(v, score=_PASSED * v.score)
                 held = best.get(v.cause)
@@ -117,6 +116,13 @@ class Finding:
             return self.steps.verdict
         top = self.ranked()[:1]
         return top[0] if top and top[0].score > 0 else _NO_CAUSE
+
+    def considered(self) -> list[Verdict]:
+        """Its cause, then the other verdicts, best first."""
+        ranked, cause = self.ranked(), self.cause
+        if self.steps is not None:
+            cause = replace(cause, words=self.steps.sentence())
+        return ranked if ranked and cause is ranked[0] else [cause, *ranked]
 
     @property
     def main(self) -> Episode:
@@ -179,17 +185,9 @@ class Finding:
         """The finding as one row of its table; t_ns is the watermark at which this was known. Not whole: in plain
         words, without what rules say; it does not fail where they do.
         """
-        cause, ranked = self.cause, self.ranked()
-        held = [v for v in ranked if v.score > 0]
+        cause = self.cause
         symptom, subject = self.about
         said = fit_pieces(pieces(self.sentence() if whole else self._plainly()), 480)
-        causes = [
-            {"cause": v.cause, "confidence": round(v.score, 2), "words": plain(pieces(v.words))}
-            for v in ([cause] if self.steps else []) + held
-            if whole
-        ]
-        ruled_out = [{"cause": v.cause, "words": plain(pieces(v.words))} for v in ranked if v.score == 0 and whole]
-        entries = self.evidence(held) if whole else []
         return make(
             "finding",
             1,
@@ -209,36 +207,6 @@ class Finding:
             confidence=round(cause.score, 2) if cause.cause != UNKNOWN else 0.3,
             sentence=plain(said).encode(),
             said=_in_json(said),
-            causes=fit_json(causes, 2048),
-            evidence=fit_json(entries, 6144),
-            ruled_out=fit_json(ruled_out, 2048),
-        )
-
-    def evidence(self, held: list[Verdict]) -> list[dict[str, object]]:
-        entries: list[dict[str, object]] = []
-        if self.steps is not None:
-            entries += self.steps.evidence()
-        for v in held[:1]:
-            entries += v.evidence
-        for e in sorted(self.episodes, key=lambda e: e.order):
-            entries.append(self.of_symptom(e))
-        for v in held[1:]:
-            entries += v.evidence
-        return entries
-
-    @staticmethod
-    def of_symptom(e: Episode) -> dict[str, object]:
-        return item(
-            e.declared.tables.get(e.metric, e.declared.table),
-            e.symptom,
-            e.value,
-            e.unit,
-            column=e.declared.measured.get(e.metric),
-            baseline=e.base,
-            t_ns=e.start_ns,
-            end_ns=e.end_ns,
-            subject=e.subject,
-            pid=e.pid,
         )
 
     def _plainly(self) -> Words:
@@ -246,8 +214,8 @@ class Finding:
         meaning = symptoms()[symptom].meaning if symptom in symptoms() else "something is wrong"
         cause = f", cause: {self.cause.cause.replace('_', ' ')}" if self.cause.cause != UNKNOWN else ""
         return tell(
-            "{meaning}: {subject}, {when}{cause} (no more could be told of it, see tickscope status).",
-            meaning=capital(meaning),
+            "{meaning}: {subject}, {when}{cause} (a rule failed, see tickscope status).",
+            meaning=meaning[:1].upper() + meaning[1:],
             subject=subject,
             when=when(self),
             cause=cause,
@@ -255,15 +223,16 @@ class Finding:
 
     def sentence(self) -> Words:
         if self.steps is not None:
-            after = tell(" After it, {what}.", what=capital(_clause(self.main), lower=True)) if self.episodes else ""
+            after = (
+                tell(" After it, {what}.", what=amid(_clause(self.main), self.main.subject)) if self.episodes else ""
+            )
             return tell("{moved}{after}", moved=self.steps.sentence(), after=after)
         cause = self.cause
         if cause.cause == UNKNOWN:
-            looked = sorted({v.cause.replace("_", " ") for v in self.ranked()})
-            why = tell(
-                "; no cause was seen ({looked})",
-                looked=f"looked at: {', '.join(looked)}" if looked else "nothing else was recorded",
-            )
+            ruled_out = sorted({v.cause.replace("_", " ") for v in self.ranked()})
+            why: Words = f"; cause unknown; ruled out: {', '.join(ruled_out)}" if ruled_out else "; cause unknown"
+        elif cause.short:
+            why = tell(" ({cause})" if cause.score >= 0.7 else " (probably {cause})", cause=cause.short)
         else:
             why = tell(" because {cause}" if cause.score >= 0.7 else ", probably because {cause}", cause=cause.words)
         beside = self._others()

@@ -16,17 +16,25 @@ def of_brokers(episode: Episode, view: View) -> Iterator[Verdict]:
     for b in refusing(episode, view):
         if b.errors["OOM"]:
             words = tell(
-                "{who} refused {n} commands: its memory is full ({used} of {limit} bytes)",
+                "{who} refused {n} commands (memory full: {used} of {limit} bytes)",
                 who=b.who,
                 n=value(b.errors["OOM"]),
                 used=value(b.memory),
                 limit=value(b.memory_limit),
             )
-            used = item("queue_lag", "memory used", b.memory, "bytes", column="memory_bytes", limit=b.memory_limit)
+            used = item(
+                "queue_lag",
+                "memory used",
+                b.memory,
+                "bytes",
+                column="memory_bytes",
+                limit=b.memory_limit,
+                keys={"peer": b.where},
+            )
             yield Verdict(NAME, 0.96, b.scope, words, (b.replies("OOM"), used), "memory", b.culprit)
         elif b.errors["MISCONF"]:
             words = tell(
-                "{who} refused {n} commands: it cannot write its data to the disk",
+                "{who} refused {n} commands (it cannot write its data to disk)",
                 who=b.who,
                 n=value(b.errors["MISCONF"]),
             )
@@ -42,5 +50,6 @@ def of_brokers(episode: Episode, view: View) -> Iterator[Verdict]:
                 clients=b.clients,
                 limit=b.clients_limit,
                 reason=", ".join(b.down),
+                keys={"peer": b.where},
             )
             yield Verdict(NAME, 0.97, b.scope, words, (seen,), "clients", b.culprit)

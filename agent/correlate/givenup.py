@@ -120,6 +120,7 @@ class GivenUpWatch(EndWatch):
             0.0,
             0.0,
             0,
+            keys={"peer": raw},
             pid=pid,
             start_tick=int(row["tick"]),
             comm=comm,

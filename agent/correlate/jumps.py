@@ -59,7 +59,17 @@ def after(cause: str, enough: Callable[[Episode], float]) -> Rule:
                     0.0,
                     "",
                     tell("the clock moved by only {size}", size=span(size)),
-                    (item("clock_change", "size", jump.size_ns, "ns", column="size_ns", t_ns=jump.t_ns, pid=jump.pid),),
+                    (
+                        item(
+                            "clock_change",
+                            "size",
+                            jump.size_ns,
+                            "ns",
+                            column="size_ns",
+                            t_ns=jump.t_ns,
+                            keys={"pid": jump.pid or None},
+                        ),
+                    ),
                 )
             else:
                 who = f" by {process(jump.comm, jump.pid)}" if jump.pid or jump.comm else ""
@@ -82,8 +92,8 @@ def after(cause: str, enough: Callable[[Episode], float]) -> Rule:
                             "ns",
                             column="size_ns",
                             t_ns=jump.t_ns,
-                            pid=jump.pid,
                             lead_ns=lead,
+                            keys={"pid": jump.pid or None},
                         ),
                     ),
                 )
@@ -98,7 +108,7 @@ def unknown_to(cause: str) -> Rule:
         jump = moved(episode, view)
         if jump is None or jump.cause != cause:
             return
-        who = process(jump.comm, jump.pid) if jump.pid or jump.comm else "somebody who was not seen"
+        who = process(jump.comm, jump.pid) if jump.pid or jump.comm else "an unknown process"
         words = tell(
             "{who} moved the wall clock {way} by {size}, which {daemon} did not know",
             who=who,
@@ -111,7 +121,17 @@ def unknown_to(cause: str) -> Rule:
             0.93,
             str(jump.t_ns),
             words,
-            (item("clock_change", "size", jump.size_ns, "ns", column="size_ns", t_ns=jump.t_ns, pid=jump.pid),),
+            (
+                item(
+                    "clock_change",
+                    "size",
+                    jump.size_ns,
+                    "ns",
+                    column="size_ns",
+                    t_ns=jump.t_ns,
+                    keys={"pid": jump.pid or None},
+                ),
+            ),
         )
 
     return rule

@@ -190,6 +190,7 @@ class LimiterWatch(Watch):
             0.0,
             0.0,
             0,
+            keys={"limiter_id": limiter},
             pid=pid if pid > 0 else None,
             start_tick=tick,
             comm=comm,

@@ -74,6 +74,7 @@ class AcceptWatch(Watch):
             0.0,
             0.0,
             0,
+            keys={"kind": "accept", "sport": port},
             pid=pid if pid > 0 else None,
             start_tick=tick,
             comm=comm,

@@ -173,4 +173,5 @@ class PaceWatch(Watch):
             0,
         )
         episode.pid, episode.start_tick, episode.comm = pid if pid > 0 else None, tick, comm
+        episode.keys = {"limiter_id": limiter, "comm": comm, "pid": None}
         return episode

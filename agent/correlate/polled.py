@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.correlate.episode import Culprit, Episode, item
+from agent.correlate.episode import Culprit, Episode, Evidence, item
 from agent.correlate.keptoff import kept_off_ns
 from agent.correlate.local import in_netns
 from agent.correlate.resent import had_already
@@ -14,7 +14,7 @@ from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View, place
 from agent.correlate.waits import CPUS, NETWORK, SHARE
 from agent.correlate.way import rtt_us
-from agent.correlate.words import peer, text
+from agent.correlate.words import peer, process, text
 from agent.tables import TABLES
 
 POLLS = {"queue_lag": ("system", "status", "failure", "reason", "poll_ns", "peer")}
@@ -44,15 +44,15 @@ class Polled:
     usual: float | None
     worst: float | None
     took_ns: float
-    seen: dict[str, object]
-    rtt: dict[str, object]
+    seen: Evidence
+    rtt: Evidence
     again: int = (
         0  #: segments between tickscope's host and the server that were sent again, unless it had most of them already
     )
 
     @property
     def who(self) -> str:
-        return f"{self.server[0]} (pid {self.server[1]})" if self.server else "the server"
+        return process(*self.server) if self.server else "the server"
 
     @property
     def blind(self) -> bool:
@@ -95,9 +95,10 @@ def _polled(episode: Episode, view: View) -> Polled:
         "ns",
         column="poll_ns",
         baseline=episode.base,
-        peer=where,
         reason=episode.words,
         t_ns=episode.start_ns,
+        end_ns=episode.end_ns,
+        keys={"peer": where},
     )
     return Polled(
         where,
@@ -109,7 +110,7 @@ def _polled(episode: Episode, view: View) -> Polled:
         worst,
         episode.value,
         seen,
-        item("tcp_rtt", "smoothed RTT", worst, "us", column="srtt_us", peer=where, baseline=usual),
+        item("tcp_rtt", "smoothed RTT", worst, "us", column="srtt_us", baseline=usual, keys={"peer": where}),
         again,
     )
 
@@ -131,7 +132,7 @@ class Away:
     why: str
     scope: str
     culprit: Culprit
-    seen: dict[str, object]
+    seen: Evidence
 
 
 def away(episode: Episode, view: View) -> Away | None:
@@ -158,7 +159,14 @@ def _away(episode: Episode, view: View) -> Away | None:
         return None
     server = view.server(raw, view.home, episode)
     seen = item(
-        "queue_lag", "time without an answer", gone, "ns", column="poll_ns", peer=where, t_ns=int(bad["t_ns"][0])
+        "queue_lag",
+        "time without an answer",
+        gone,
+        "ns",
+        column="poll_ns",
+        t_ns=int(bad["t_ns"][0]),
+        end_ns=int(bad["t_ns"][-1]),
+        keys={"peer": where},
     )
     why = text(polls[failed]["reason"][-1]).rpartition(f"{where}: ")[2] if failed.any() else ""
     culprit = Culprit(server[1], server[0], where) if server else Culprit(object=where)

@@ -21,6 +21,7 @@ from agent.correlate.words import text
 READS = {
     "queue_lag": (
         "system",
+        "cluster",
         "destination",
         "partition",
         "consumer_group",
@@ -64,13 +65,14 @@ def _servers(q: np.ndarray) -> list[tuple[bytes, bytes]]:
 
 
 class QueueWatch(Watch):
-    """One subject is one consumer group of one destination (and partition)."""
+    """One subject is one consumer group of one destination (and partition) of a cluster, whichever server answers."""
 
     metrics = ("age_s", "pending_s", "lag", "pending", "in", "out", "consumers", "stuck", "at_s", "idle_s")
 
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
-        self.names: dict[int, tuple[str, str, str, str, bytes]] = {}
+        self.names: dict[int, tuple[str, str, str, str, bytes]] = {}  # its last part: the server that answered last
+        self._cluster: dict[int, str] = {}
         self.holders: dict[int, str] = {}  # who holds the oldest message that was delivered, by the last poll
         self.idle: dict[int, str] = {}  # and who has asked for nothing for longest
         self.fresh = np.empty(0, np.int64)  # the slots that were polled in the second, by a server that was well
@@ -84,10 +86,13 @@ class QueueWatch(Watch):
             self._look(q, second)
             q = only(q, (q["status"] != b"down") & (q["destination"] != b""))
         if q is not None and len(q):
-            _, group = groups([q[c] for c in ("system", "peer", "destination", "partition", "consumer_group")])
+            # In files of earlier versions no cluster is named: there it is the server.
+            server = np.where(q["cluster"] == b"", q["peer"], np.zeros(1, q["peer"].dtype))
+            names = [q[c] for c in ("system", "cluster", "destination", "partition", "consumer_group")]
+            _, group = groups([server, *names])
             last = np.zeros(int(group.max()) + 1, np.int64)
             last[group] = np.arange(len(q))
-            its = columns_of(q, last, "system", "destination", "partition", "consumer_group", "peer")
+            its = columns_of(q, last, "system", "destination", "partition", "consumer_group", "peer", "cluster")
             slots = np.array([self._slot(second, *one) for one in its], np.int64)
             q, slots = pick(q, last[slots >= 0]), slots[slots >= 0]
             self.fresh = slots[[server not in self._ill for server in _servers(q)]] if self._ill else slots
@@ -123,11 +128,13 @@ class QueueWatch(Watch):
         self._ill = {server: at for server, at in self._ill.items() if at >= second - _AFTER_S}
         self._ill |= dict.fromkeys(_servers(pick(q, ill)), second)
 
-    def _slot(self, second: int, system: bytes, destination: bytes, partition: bytes, group: bytes, raw: bytes) -> int:
-        key = text(system), text(destination), text(partition), text(group), raw
-        slot = self.series.slot(key, second)
+    def _slot(self, second: int, *its: bytes) -> int:
+        """its: system, destination, partition, consumer group, the server's address, cluster."""
+        *names, raw, cluster = its
+        system, destination, partition, group = map(text, names)
+        slot = self.series.slot((system, destination, partition, group, cluster or raw), second)
         if slot >= 0:
-            self.names[slot] = key
+            self.names[slot], self._cluster[slot] = (system, destination, partition, group, raw), text(cluster)
         return slot
 
     def place(self, symptom: str, slot: int, metric: str) -> tuple[str, int]:
@@ -141,9 +148,17 @@ class QueueWatch(Watch):
         queue = f"{system} queue {destination}{f'/{partition}' if partition else ''}" + (
             f" group {group}" if group else ""
         )
-        return Episode(
-            symptom, self.names[slot], slot, queue, f"queue {destination}/{group}", 0, 0, "", "", 0.0, 0.0, 0.0, 0
-        )
+        cluster = self._cluster[slot]
+        scope = f"queue {destination}/{group}{f' of {cluster}' if cluster else ''}"
+        episode = Episode(symptom, self.names[slot], slot, queue, scope, 0, 0, "", "", 0.0, 0.0, 0.0, 0)
+        episode.keys = {
+            "system": system,
+            "cluster": cluster,
+            "destination": destination,
+            "partition": partition,
+            "consumer_group": group,
+        }
+        return episode
 
     def settle(self, second: int) -> None:
         for episode in self.active.values():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agent.correlate.catalogue import Cause, Rule, causes
-from agent.correlate.episode import Episode, Verdict
+from agent.correlate.episode import Episode, Evidence, Verdict
 from agent.correlate.guard import Guard
 from agent.correlate.view import View
 
@@ -60,4 +60,9 @@ def best_first(verdict: Verdict) -> tuple[bool, bool, float]:
 
 
 def _all(rule: Rule, episode: Episode, view: View) -> list[Verdict]:
-    return list(rule(episode, view))
+    return [replace(v, evidence=tuple(_kept(v, episode))) for v in rule(episode, view)]
+
+
+def _kept(verdict: Verdict, episode: Episode) -> Iterator[Evidence]:
+    """Its evidence, with times; that nothing was seen is no row of any table, and the verdict says so."""
+    return (e.within(episode) for e in verdict.evidence if e.value or verdict.score >= _LEAST)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.correlate.episode import Culprit, Episode, item
+from agent.correlate.episode import Culprit, Episode, Evidence, item
 from agent.correlate.local import is_loopback
 from agent.correlate.rows import known
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import SERVERS, View, place
-from agent.correlate.words import peer, text
+from agent.correlate.words import peer, process, text
 
 #: What ``refusing`` reads.
 READS = {
@@ -53,11 +53,17 @@ class Refusing:
     def full(self) -> bool:
         return self.turned_away > 0 or any("max number of clients" in why for why in self.down)
 
-    def replies(self, *kinds: str) -> dict[str, object]:
+    def replies(self, *kinds: str) -> Evidence:
         """Evidence: so many error replies of these kinds."""
         n = sum(self.errors[kind] for kind in kinds)
         return item(
-            "queue_lag", f"{' and '.join(kinds)} replies", n, "", column="errors", peer=self.where, role=self.roles[1]
+            "queue_lag",
+            f"{' and '.join(kinds)} replies",
+            n,
+            "",
+            column="errors",
+            role=self.roles[1],
+            keys={"peer": self.where},
         )
 
 
@@ -99,7 +105,7 @@ def _one(episode: Episode, view: View, raw: bytes, own: bool, rows: np.ndarray) 
     return Refusing(
         name,
         place(name, raw, netns),
-        f"{server[0]} (pid {server[1]}) at {name}" if server else f"the server at {name}",
+        f"{process(*server)} at {name}" if server else f"the server at {name}",
         Culprit(server[1], server[0], name) if server else Culprit(object=name),
         own,
         errors,

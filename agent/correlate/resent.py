@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.correlate.episode import Episode
+from agent.correlate.episode import Episode, Evidence, item
 from agent.correlate.local import in_netns
 from agent.correlate.rows import groups, known
 from agent.correlate.thresholds import SECOND
@@ -31,6 +31,7 @@ class Resent:
     """again: segments, those of the peer's own among them where it is on this host; sent: to it meanwhile, None where
     that is not known; doubled: of these, those that it had already.
     syns: of those sent again, the first of their connections, to which a kernel answers, whatever its server does.
+    answered: of those sent again, the peer's own.
     """
 
     again: int
@@ -38,6 +39,7 @@ class Resent:
     doubled: int
     most_ns: float
     syns: int = 0
+    answered: int = 0
 
     @property
     def spurious(self) -> bool:
@@ -46,6 +48,12 @@ class Resent:
     def explains(self, waited_ns: float) -> float:
         """How much of a wait, from 0 to 1."""
         return 0.0 if self.spurious else min(1.0, self.most_ns / max(waited_ns, 1.0))
+
+    def evidence(self, raw: bytes) -> Evidence:
+        """raw: the peer."""
+        own = self.again == self.answered > 0
+        keys = {"sport": int.from_bytes(raw[16:], "little")} if own else {"peer": raw}
+        return item("tcp_retransmit", "retransmitted segments", self.again, "", column="count", keys=keys)
 
     def told(self) -> Words:
         """How many, of how many."""
@@ -75,6 +83,7 @@ def resent(
         int(sums["doubled"].sum()) if len(sums) else 0,
         most,
         int(counts[syn].sum()),
+        answered,
     )
 
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.correlate.episode import Culprit, Episode, item
+from agent.correlate.episode import Culprit, Episode, Evidence, item
 from agent.correlate.local import in_netns
 from agent.correlate.rows import groups
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, View, addresses, place
 from agent.correlate.waits import LOOKUPS, PEERS, PeerWait, on_peers, spent
 from agent.correlate.way import quickest_us
-from agent.correlate.words import peer, text
+from agent.correlate.words import peer, process, text
 from agent.tables import TABLES
 
 READS = {**PEERS, **LOOKUPS}
@@ -31,7 +31,7 @@ class NamesAsked:
     """server: where somebody was asked; who: that in words. netns: from which network. share: of the time lost.
     longest, total: ns; times: waits, or lookups, about as long as the longest, together total. tries: questions of the
     lookup that took most. quickest: a round trip to that address meanwhile, us; again: TCP segments to it that were
-    sent again, whatever they were for; refused: connections. failed: lookups that failed, beyond those that did before,
+    sent again, whatever they were for, most of them to again_to; refused: connections. failed: lookups that failed, beyond those that did before,
     too; mostly with result. name: the one that took longest, or failed.
     """
 
@@ -47,6 +47,7 @@ class NamesAsked:
     quickest: float | None
     worst: float | None
     again: int
+    again_to: str
     refused: int
     failed: int
     result: str
@@ -54,14 +55,14 @@ class NamesAsked:
     slower: bool
     starving: bool
     sure: float
-    evidence: tuple[dict[str, object], ...]
+    evidence: tuple[Evidence, ...]
 
     @property
     def who(self) -> str:
         if not self.server:
             return "the resolver"
         return (
-            f"name server {self.comm} (pid {self.pid}) at {self.server}" if self.pid else f"name server {self.server}"
+            f"name server {process(self.comm, self.pid)} at {self.server}" if self.pid else f"name server {self.server}"
         )
 
     @property
@@ -100,7 +101,7 @@ def _asked(episode: Episode, view: View) -> NamesAsked | None:
     usual = len(failed(view.own(view.rings["dns_lookup"].between(begun, episode.start_ns - SECOND), episode)))
     fresh = len(bad) - round(usual * (episode.end_ns - episode.start_ns) / (_BEFORE_NS - SECOND))
     top = _top(bad if len(bad) else lookups)
-    resent = _resent(episode, view, raw, netns) if known else 0
+    resent, most_to = _resent(episode, view, raw, netns) if known else (0, "")
     evidence = [first.wait] if first else []
     if top is not None:
         evidence.append(_lookup(top, episode, len(lookups), len(bad)))
@@ -117,6 +118,7 @@ def _asked(episode: Episode, view: View) -> NamesAsked | None:
         quickest_us(view, raw, netns, episode) if known else None,
         first.worst if first else None,
         resent,
+        most_to,
         sum(len(p.failed) for p in found),
         max(0, fresh),
         RESULT.word(int(top["result"])) if top is not None else "",
@@ -147,23 +149,30 @@ def _top(lookups: np.ndarray) -> np.void | None:
     return lookups[int(np.argmax(lookups["duration_ns"]))] if len(lookups) else None
 
 
-def _resent(episode: Episode, view: View, raw: bytes, netns: int | None) -> int:
+def _resent(episode: Episode, view: View, raw: bytes, netns: int | None) -> tuple[int, str]:
+    """Segments to the name server's address that were sent again, and to which ``ip:port`` most of them."""
     rows = in_netns(view.during("tcp_retransmit", episode), netns)
     rows = rows[(addresses(rows) == np.frombuffer(raw, np.uint8)[:16]).all(axis=1)]
-    return int(np.maximum(rows["count"], 1).sum())
+    if not len(rows):
+        return 0, ""
+    counts = np.maximum(rows["count"], 1)
+    first, group = groups([rows["peer"]])
+    return int(counts.sum()), peer(rows["peer"][first[int(np.argmax(np.bincount(group, counts)))]].tobytes())
 
 
-def _lookup(top: np.void, episode: Episode, lookups: int, bad: int) -> dict[str, object]:
+def _lookup(top: np.void, episode: Episode, lookups: int, bad: int) -> Evidence:
     return item(
         "dns_lookup",
         "time to look a name up",
         float(top["duration_ns"]),
         "ns",
         column="duration_ns",
-        pid=episode.pid,
-        peer=peer(top["peer"].tobytes()),
-        name=text(top["name"]),
-        result=RESULT.word(int(top["result"])),
         lookups=lookups,
         failed=bad or None,
+        keys={
+            "pid": episode.pid,
+            "peer": peer(top["peer"].tobytes()),
+            "name": text(top["name"]),
+            "result": RESULT.word(int(top["result"])),
+        },
     )

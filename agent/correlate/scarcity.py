@@ -150,7 +150,7 @@ class ScarcityWatch(Watch):
     def describe(self, symptom: str, slot: int) -> Episode:
         (pid, tick, what, where), comm = self.names[slot]
         who = process(comm, pid)
-        subject = f"file system {text(where)} ({who} writes there)" if what == "disk" else f"process {who}"
+        subject = f"file system {text(where)} ({who} writes there)" if what == "disk" else who
         return Episode(
             symptom,
             (pid, tick, what, where),
@@ -168,6 +168,7 @@ class ScarcityWatch(Watch):
             pid=pid,
             start_tick=tick,
             comm=comm,
+            keys={"kind": what, "object": where},
         )
 
 

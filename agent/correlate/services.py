@@ -174,30 +174,17 @@ class ServiceWatch(Watch):
             where = peer(raw)
             if isinstance(system, int):
                 scope = place(where, raw, system)
-                return Episode(
-                    symptom,
-                    key,
-                    slot,
-                    f"the server at {where}",
-                    scope,
-                    0,
-                    0,
-                    "",
-                    "",
-                    0.0,
-                    0.0,
-                    0.0,
-                    0,
-                )
-            name = f"the {system} server{f' at {where}' if where else ''}"
-            return Episode(symptom, key, slot, name, where, 0, 0, "", "", 0.0, 0.0, 0.0, 0)
+                name = f"the server at {where}"
+                return Episode(symptom, key, slot, name, scope, 0, 0, "", "", 0.0, 0.0, 0.0, 0, keys={"peer": raw})
+            name, keys = f"the {system} server{f' at {where}' if where else ''}", {"system": system, "peer": raw}
+            return Episode(symptom, key, slot, name, where, 0, 0, "", "", 0.0, 0.0, 0.0, 0, keys=keys)
         limiter, pid, tick = key
         assert isinstance(tick, int)
         assert pid is None or isinstance(pid, int)
         subject, scope = f"limiter {limiter} ({process(comm, pid)})", f"{-1 if pid is None else pid}/{tick}"
-        return Episode(
-            symptom, key, slot, subject, scope, 0, 0, "", "", 0.0, 0.0, 0.0, 0, pid=pid, start_tick=tick, comm=comm
-        )
+        episode = Episode(symptom, key, slot, subject, scope, 0, 0, "", "", 0.0, 0.0, 0.0, 0)
+        episode.pid, episode.start_tick, episode.comm, episode.keys = pid, tick, comm, {"limiter_id": limiter}
+        return episode
 
 
 def _replies(said: str) -> int:

@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from agent.correlate.catalogue import Jumping, causes
-from agent.correlate.episode import Culprit, Verdict, item
-from agent.correlate.words import Words, joined, listing, process, span, tell, value
+from agent.correlate.episode import Culprit, Evidence, Verdict, item
+from agent.correlate.words import Words, aside, joined, listing, process, span, tell, value
 
 _AFFECTED = ("decisions in the interval", "not affected: ignores the wall clock")
 _TOLD = 16  # jumps of a series that are listed as evidence
@@ -129,8 +129,9 @@ class JumpSeries:
         culprit = Culprit(self.first.pid or None, self.first.comm)
         return Verdict(self.first.cause, sure, str(self.first.t_ns), "", culprit=culprit)
 
-    def evidence(self) -> list[dict[str, object]]:
+    def evidence(self) -> list[Evidence]:
         """The first jump, the decisions, then the other jumps, in the order in which they may be cut off."""
+        reach = max(self.most_ns, self.until_ns - self.end_ns)  # so far away decisions are affected
         many = (
             []
             if self.count == 1
@@ -154,15 +155,16 @@ class JumpSeries:
                 _AFFECTED[bool(a.immune)],
                 a.inside,
                 "decisions",
-                limiter=a.limiter,
                 library=a.library,
-                pid=a.pid,
                 comm=a.comm,
                 allowed=a.inside_allowed,
                 refused=a.inside_refused,
                 straddling=a.straddling,
                 excess=a.excess or None,
-                at_least=None if self.complete else "true",
+                at_least=None if self.complete else True,
+                t_ns=self.first.t_ns - reach,
+                end_ns=self.end_ns + reach,
+                keys={"limiter_id": a.limiter, "pid": a.pid},
             )
             for a in self._sorted()
         ]
@@ -188,7 +190,7 @@ class JumpSeries:
                     else ""
                 ),
                 (
-                    tell(" Not affected, since it ignores the wall clock: {limiters}.", limiters=listing(immune))
+                    tell(" Not affected (ignores the wall clock): {limiters}.", limiters=listing(immune))
                     if immune
                     else ""
                 ),
@@ -270,12 +272,17 @@ class JumpSeries:
 
     def _by(self) -> Words:
         first = self.first
-        did = f"called {first.via}" if first.via else "did it"
+        via = f"{first.via} from" if first.via else "by"
         if not self.pids and first.comm:  # its number is that of another PID namespace
-            return f": {first.comm}, a process that the agent cannot see from its container, {did}"
+            return f" ({via} {first.comm}, which is not visible from the agent's container)"
         if not self.pids:
-            return "" if not first.declared.by_somebody or first.unwatched_ns is not None else ", by whom was not seen"
-        return tell(": {who} {did}", who=listing([process(first.comm, pid) for pid in self.pids]), did=did)
+            unknown = first.declared.by_somebody and first.unwatched_ns is None
+            return f" ({via} an unknown process)" if unknown else ""
+        return tell(
+            " ({via} {who})",
+            via=via,
+            who=listing([(aside if len(self.pids) == 1 else process)(first.comm, pid) for pid in self.pids]),
+        )
 
     def _sorted(self) -> list[Affected]:
         return sorted(
@@ -296,7 +303,7 @@ def _excess(a: Affected) -> Words:
     )
 
 
-def _change(j: ClockJump) -> dict[str, object]:
+def _change(j: ClockJump) -> Evidence:
     return item(
         "clock_change",
         j.cause,
@@ -304,10 +311,11 @@ def _change(j: ClockJump) -> dict[str, object]:
         "ns",
         column="size_ns",
         t_ns=j.t_ns,
-        pid=j.pid,
+        end_ns=j.t_ns,
         comm=j.comm,
         via=j.via,
         err_ns=j.err_ns,
         real_mono_before_ns=j.wall_before_ns,
         real_mono_after_ns=j.wall_after_ns,
+        keys={"pid": j.pid or None},
     )

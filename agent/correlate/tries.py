@@ -124,6 +124,7 @@ class TryWatch(EndWatch):
             0.0,
             0.0,
             0,
+            keys={"comm": comm, "peer": raw, "pid": None},
             pid=who.pid,
             start_tick=who.tick,
             comm=comm,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.correlate.episode import Episode, item
+from agent.correlate.episode import Episode, Evidence, item
 from agent.correlate.join import inside, within
 from agent.correlate.limiters import took
 from agent.correlate.local import in_netns, is_loopback
@@ -18,7 +18,7 @@ from agent.correlate.thresholds import SECOND
 from agent.correlate.unseen import SURE, Late, unseen
 from agent.correlate.view import NO_PEER, SERVERS, View, addresses, place
 from agent.correlate.way import ENOUGH, Spans, Way, way
-from agent.correlate.words import peer
+from agent.correlate.words import peer, process
 from agent.tables import TABLES
 
 WAITING = TABLES["slow_syscall"].code("kind", "waiting")
@@ -149,12 +149,12 @@ class PeerWait:
     resets: int
     failed: np.ndarray
     starved_ns: float
-    wait: dict[str, object]
+    wait: Evidence
     resent: Resent
 
     @property
     def who(self) -> str:
-        return f"{self.server[0]} (pid {self.server[1]}) at {self.name}" if self.server else self.name
+        return f"{process(*self.server)} at {self.name}" if self.server else self.name
 
     @property
     def slower(self) -> bool:
@@ -175,7 +175,7 @@ class PeerWait:
         return self.way.quickest
 
     @property
-    def rtt(self) -> dict[str, object]:
+    def rtt(self) -> Evidence:
         return self.way.entries[-1]
 
     @property
@@ -262,9 +262,8 @@ def _peer(
         longest,
         "ns",
         column="duration_ns",
-        peer=name,
-        pid=episode.pid,
         share=round(shares[0], 2),
+        keys={"peer": name, "pid": episode.pid},
     )
     its = way(episode, view, raw, netns, longest, slow_spans(episode, view), server is not None)
     starved = min(view.starved_ns(server[1], episode), longest) if server else 0.0

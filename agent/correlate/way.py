@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.correlate.episode import Episode, item
+from agent.correlate.episode import Episode, Evidence, item
 from agent.correlate.local import in_netns, is_loopback
 from agent.correlate.rows import groups, known
 from agent.correlate.thresholds import SECOND
@@ -53,7 +53,7 @@ class Way:
     quickest: float | None
     low: float | None
     high: float | None
-    entries: tuple[dict[str, object], ...]
+    entries: tuple[Evidence, ...]
 
 
 def way(
@@ -72,7 +72,7 @@ def way(
     usual, floor, worst = rtt_us(view, raw, netns, episode)
     clean, dirty, before = _connects(view, raw, netns, episode, spans)
     enough = ENOUGH * longest_ns / 1e3
-    rtt = item("tcp_rtt", "smoothed RTT", worst, "us", column="srtt_us", peer=name, baseline=usual)
+    rtt = item("tcp_rtt", "smoothed RTT", worst, "us", column="srtt_us", baseline=usual, keys={"peer": name})
     low = high = None
     if len(clean) >= _FEW:
         low, high = (float(q) for q in np.quantile(clean, (0.1, 0.9)))
@@ -83,7 +83,13 @@ def way(
         typical = float(np.median(clean))
         if ordinary is not None and typical > 2 * ordinary and typical - ordinary >= enough:
             connect = item(
-                "tcp_connect", "connect", typical * 1e3, "ns", column="duration_ns", peer=name, baseline=ordinary * 1e3
+                "tcp_connect",
+                "connect",
+                typical * 1e3,
+                "ns",
+                column="duration_ns",
+                baseline=ordinary * 1e3,
+                keys={"peer": name},
             )
             return Way(ordinary, max(typical, worst or 0), typical, True, False, None, low, high, (connect, rtt))
     rise = 0.0 if usual is None or floor is None else floor - usual

@@ -4,7 +4,6 @@ stay what they are: whoever shows a finding puts them into words (agent/common/s
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -32,6 +31,13 @@ def address(raw: bytes) -> str:
 def peer(raw: bytes) -> str:
     """A stored peer, likewise."""
     return address(raw[:16]) if raw.startswith(UNIX) else peer_text(raw)
+
+
+def stored_peer(name: object) -> object:
+    """A peer's name as tables show it: of a Unix socket its number, where it is called by its path here."""
+    if isinstance(name, str) and name.startswith("unix:/"):
+        return next((addr_text(raw) for raw, path in _PATHS.items() if path == name), name)
+    return name
 
 
 def name_unix(raw: bytes, path: bytes) -> None:
@@ -92,12 +98,21 @@ def when(timed: _Timed) -> Words:
     return tell("from {start} to {end}", start=timed.start_ns, end=timed.end_ns)
 
 
-def capital(words: Words, lower: bool = False) -> Words:
-    """With its first letter so."""
+#: What a subject begins with that is no name: names stay as the system shows them, at the beginning of a sentence, too.
+_NOUNS = ("the ", "limiter ", "accept queue ", "connection ", "requests ", "wall clock", "file system ")
+
+
+def opening(subject: str) -> str:
+    """A subject as a sentence begins with it."""
+    return subject[:1].upper() + subject[1:] if subject.startswith(_NOUNS) else subject
+
+
+def amid(words: Words, subject: str) -> Words:
+    """A sentence as it stands amid another one; a name that it begins with stays as it is."""
     first, *rest = pieces(words)
-    return joined(
-        [(first[:1].lower() if lower else first[:1].upper()) + first[1:] if isinstance(first, str) else first, *rest]
-    )
+    if isinstance(first, str) and not (first.startswith(subject) and opening(subject) == subject):
+        first = first[:1].lower() + first[1:]
+    return joined([first, *rest])
 
 
 @lru_cache(4096)
@@ -110,6 +125,11 @@ def process(comm: str, pid: int | None) -> str:
     if pid is None:
         return comm or "an unknown process"
     return f"{comm} pid {pid}" if comm else f"pid {pid}"
+
+
+def aside(comm: str, pid: int | None) -> str:
+    """A process within parentheses."""
+    return f"{comm}, pid {pid}" if comm and pid is not None else process(comm, pid)
 
 
 def listing(items: Sequence[Words], limit: int = 3) -> Words:
@@ -142,11 +162,3 @@ def fit(text_: str, width: int) -> bytes:
     """UTF-8, cut to ``width`` bytes between characters, with an ellipsis where something was cut."""
     raw = text_.encode()
     return raw if len(raw) <= width else raw[: width - 3].decode("utf-8", "ignore").encode() + b"..."
-
-
-def fit_json(items: Sequence[object], width: int) -> bytes:
-    """A compact JSON array of as many leading items as fit into ``width`` bytes."""
-    kept = [json.dumps(item, separators=(",", ":"), sort_keys=True, ensure_ascii=True) for item in items]
-    while kept and sum(map(len, kept)) + len(kept) + 1 > width:
-        kept.pop()
-    return f"[{','.join(kept)}]".encode()

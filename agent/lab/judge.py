@@ -11,7 +11,6 @@ several speak of one fault, the surest is the one that counts.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,9 +45,7 @@ class Told:
     @property
     def causes(self) -> list[str]:
         """Best first."""
-        raw = self.last.get("causes") or []
-        listed = json.loads(raw) if isinstance(raw, (str, bytes)) else raw
-        return [self.last["cause"], *(c["cause"] for c in listed if c["cause"] != self.last["cause"])]
+        return list(dict.fromkeys([self.last["cause"], *self.last.get("causes", ())]))
 
 
 @dataclass

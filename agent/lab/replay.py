@@ -7,7 +7,7 @@ from pathlib import Path
 
 from agent.correlate.catalogue import Cause, causes
 from agent.correlate.correlator import Correlator
-from agent.correlate.replay import states
+from agent.correlate.replay import State, states
 from agent.errors import USAGE, AgentError
 from agent.lab.judge import Told, by_finding
 from agent.lab.score import Score
@@ -25,11 +25,9 @@ def told(recording: Path, without: Collection[str] = (), on_cut: OnCut = lambda 
     """without: names of rules that are left out. on_cut: called where the recording ends too early. Raises AgentError
     for a foreign or damaged file, and for a rule that there is not.
     """
-    columns = TABLES["finding"].columns
     correlator = Correlator(asked=_others(without))
     read = Recording(recording)
-    found = states(correlator, read.events())
-    result = by_finding((t_ns, {c.name: _plain(rows[c.name][0]) for c in columns}) for t_ns, rows in found)
+    result = by_finding((state.t_ns, _row(state)) for state in states(correlator, read.events()))
     if read.cut:
         on_cut(recording, read.cut)
     return result
@@ -45,6 +43,14 @@ def _others(without: Collection[str]) -> tuple[Cause, ...]:
     if unknown := sorted(set(without) - set(known)):
         raise AgentError(f"there is no rule {unknown[0]!r}", remedy=f"one of: {', '.join(known)}", exit_code=USAGE)
     return tuple(cause for name, cause in known.items() if name not in without)
+
+
+def _row(state: State) -> dict[str, object]:
+    """A finding's row, with the names of its causes, best first, and all that its evidence names."""
+    row = {c.name: _plain(state.finding[c.name][0]) for c in TABLES["finding"].columns}
+    held = state.verdicts[state.verdicts["ruled_out"] != 1]
+    named = [_plain(text) for one in state.evidence for text in (one["object"], one["keys"], one["details"])]
+    return {**row, "causes": list(map(_plain, held["cause"])), "evidence": " ".join(map(str, named))}
 
 
 def _plain(value: object) -> object:

@@ -23,7 +23,8 @@ class Judged:
     A row that leaves ``status`` out gets it, with ``reason`` and the rates, from what it says of ``lag_messages``,
     ``pending`` and ``consumers`` and, where known, of three members that are no columns: ``added`` and ``acked``,
     running totals of any origin, and ``position``, any mark of how far was read.
-    ``system``, ``t_ns`` and ``poll_ns`` are filled in where they are left out.
+    ``system``, ``t_ns`` and ``poll_ns`` are filled in where they are left out; so is ``cluster``: the server as the
+    settings name it.
     """
 
     def __init__(self, system: str, queue: Queue, clock: Callable[[], int] = boot_ns) -> None:
@@ -36,7 +37,8 @@ class Judged:
         rows = self._queue.poll()
         now_ns = self._clock()
         before, self._progress = self._progress, {}
-        common = {"system": self._system, "t_ns": now_ns, "poll_ns": now_ns - asked_ns}
+        cluster = self.name.removeprefix(f"{self._system} ")
+        common = {"system": self._system, "cluster": cluster, "t_ns": now_ns, "poll_ns": now_ns - asked_ns}
         return [self._whole({**common, **row}, before) for row in rows]
 
     def close(self) -> None:

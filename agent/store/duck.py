@@ -100,7 +100,11 @@ def _latest(table: str, window: Window, *, bounded: bool) -> str:
     where that was asked.
     """
     within = " AND ".join(window.rows()) or "true"
-    if not (by := TABLES[table].latest_by):
+    by, as_of = TABLES[table].latest_by, TABLES[table].as_of
+    if as_of:  # what has not changed since is not stored again: the window's beginning is none of this
+        where = " AND ".join([*window.known(as_of), *(window.rows() if bounded else ())]) or "true"
+        return f" WHERE {where} QUALIFY rank() OVER (PARTITION BY boot_id, {by} ORDER BY {as_of} DESC) = 1"
+    if not by:
         return (
             f" WHERE {within}" if bounded and table != "loss" else ""
         )  # of losses, the intervals count: see Answers.gaps

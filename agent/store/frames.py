@@ -22,11 +22,12 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from agent.batch import Batch
+from agent.columns import NULL_I64
 from agent.common.table import Table
 from agent.store import prose
 from agent.tables import TABLES
@@ -50,13 +51,23 @@ class FrameKind(IntEnum):
 
 
 class Head(NamedTuple):
-    """Who wrote a file, and when: times are CLOCK_BOOTTIME and REALTIME - MONOTONIC, ns, at creation."""
+    """Who wrote a file, and when. created_ns, real_mono_ns: CLOCK_BOOTTIME and REALTIME - MONOTONIC at creation, ns.
+    wall_from_ns, wall_to_ns: between which wall times its rows lie, Unix ns; while it is written, its creation and
+    NULL_I64. NULL_I64: not known.
+    """
 
     boot_id: str
     host: str
     version: str
     created_ns: int
     real_mono_ns: int
+    wall_from_ns: int = NULL_I64
+    wall_to_ns: int = NULL_I64
+
+    @classmethod
+    def of(cls, doc: Mapping[str, Any]) -> Head:
+        """Of a JSON object. Raises KeyError where it is not whole."""
+        return cls(**{name: doc[name] for name in cls._fields if name in doc or name not in cls._field_defaults})
 
 
 class Frame(NamedTuple):
@@ -279,7 +290,7 @@ def _read_head(view: memoryview) -> tuple[Head | None, int]:
     if zlib.crc32(text) != crc:
         raise Corrupt("checksum of the head does not match", 0)
     doc = json.loads(text)
-    return Head(*(doc[name] for name in Head._fields)), _FILE.size + length
+    return Head.of(doc), _FILE.size + length
 
 
 def read(buffer: bytes) -> Iterator[Frame]:

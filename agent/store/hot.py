@@ -292,7 +292,7 @@ class HotStore:
     def _open_next(self) -> None:
         now = boot_ns()
         (real,) = apart(time.CLOCK_MONOTONIC, (time.CLOCK_REALTIME,))
-        head = Encoder.head(Head(self._boot_id, self._host, self._version, now, real.offset_ns))
+        head = Encoder.head(Head(self._boot_id, self._host, self._version, now, real.offset_ns, time.time_ns()))
         fd = hot_file.begin(self._dir_fd, self._seq + 1, head)
         self._fd, self._seq, self._encoder, self._index = fd, self._seq + 1, Encoder(), Index()
         self._size, self._rows, self._opened_ns = len(head), 0, now

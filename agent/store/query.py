@@ -205,7 +205,7 @@ class Session(Answers):
             self._viewed.add(table)
 
     def _files(self, table: str) -> list[str]:
-        window = Window() if self._whole or table == "loss" else self.window
+        window = Window() if self._whole or table == "loss" or TABLES[table].as_of else self.window
         files = [
             self._file(s, table)
             for s in self._taken.sealed

@@ -19,6 +19,7 @@ from agent.common.clocks import boot_ns
 from agent.errors import UNREACHABLE, AgentError
 from agent.store import index, outage, segments
 from agent.store.frames import FrameDecoder, FrameKind, Head
+from agent.tables import TABLES
 
 #: Those whose rows tell of other times than their own.
 _ALWAYS = {"clock_offset", "loss"}
@@ -189,7 +190,8 @@ def _wanted(dir_fd: int, seq: int, tables: frozenset[str], window: Window) -> tu
         wanted = [
             span
             for table, span in spans.items()
-            if table in tables and (table in _ALWAYS or not window.misses(boot, span.min_ns, span.max_ns))
+            if table in tables
+            and (table in _ALWAYS or TABLES[table].as_of or not window.misses(boot, span.min_ns, span.max_ns))
         ]
         first = min((span.places[0] for span in spans.values() if span.places), default=_HEAD_BYTES)
         return index.frames(fd, wanted, first), max((span.max_ns for span in spans.values()), default=NULL_I64)
@@ -206,7 +208,7 @@ def _sealed(name: str, doc: dict[str, Any]) -> Sealed:
     counted = {
         t: frozenset(map(str, columns)) for t, columns in doc.get("cells", {}).items() if t in tables and t in sums
     }
-    return Sealed(name, Head(*(doc[field] for field in Head._fields)), tables, doc.get("thin") is True, counted, sums)
+    return Sealed(name, Head.of(doc), tables, doc.get("thin") is True, counted, sums)
 
 
 def _headless(name: str, files: list[str]) -> Sealed:

@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from agent.batch import Loss, losses
+from agent.clock.history import History
 from agent.columns import NULL_I64
 from agent.store import UNREADABLE, cells, segments
-from agent.store.frames import FrameDecoder, FrameKind
+from agent.store.frames import FrameDecoder, FrameKind, Head
 from agent.store.lived import Lived, running
 from agent.store.retention import Retention, retain, sealed_ns
+from agent.tables import TABLES
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq
@@ -41,8 +43,11 @@ class _Writers:
         self._waiting: dict[str, list[np.ndarray]] = {}
         self._bytes = 0
         self.tables: dict[str, dict[str, int]] = {}
+        self._offsets = TABLES["clock_offset"].empty(0)
 
     def add(self, table: str, rows: np.ndarray) -> None:
+        if table == "clock_offset":
+            self._offsets = np.concatenate([self._offsets, rows])
         self._waiting.setdefault(table, []).append(rows)
         self._bytes += rows.nbytes
         low, high = int(rows["t_ns"].min()), int(rows["t_ns"].max())
@@ -66,10 +71,21 @@ class _Writers:
             self._files[table].write_table(to_arrow(table, np.concatenate(parts), self._boot_id, self._host))
         self._waiting, self._bytes = {}, 0
 
-    def close(self) -> None:
+    def close(self, head: Head) -> Head:
+        """Writes what is left; each file's metadata says whose it is and between which wall times its rows lie. Returns
+        the head with such bounds of all rows.
+        """
         self.flush()
-        for file in self._files.values():
+        clock, bounds = History.from_rows(self._offsets), []
+        for table, file in self._files.items():
+            its = wall_bounds(head, clock, self.tables[table]["min_t_ns"], self.tables[table]["max_t_ns"])
+            told = {"host": head.host, "boot_id": head.boot_id, "wall_from_ns": its[0], "wall_to_ns": its[1]}
+            file.add_key_value_metadata({f"tickscope.{name}": str(value) for name, value in told.items()})
             file.close()
+            bounds.append(its)
+        if not bounds:
+            return head
+        return head._replace(wall_from_ns=min(b[0] for b in bounds), wall_to_ns=max(b[1] for b in bounds))
 
 
 def seal(seq: int, lived: Lived) -> None:
@@ -118,7 +134,7 @@ def _convert(name: str, folder: str, lived: Lived) -> None:
     writers = writers or _Writers(folder, head.boot_id, head.host)
     if decoder.corrupt is not None:
         writers.add("loss", losses("store", Loss("segment", from_ns=last, t_ns=max(last, head.created_ns))).rows)
-    writers.close()
+    head = writers.close(head)
     counted = {table: columns for table in writers.tables if (columns := _cells(folder, table))}
     sums = {table: cells.checksum(f"{folder}/{cells.name(table)}") for table in counted}
     lived.reach(head.boot_id, head.created_ns, tick)  # Not to the last row: what others report may lie anywhere.
@@ -131,6 +147,21 @@ def _convert(name: str, folder: str, lived: Lived) -> None:
             "lived_ns": lived.lived_ns,
         }
         json.dump({**head._asdict(), **told}, out)
+
+
+def wall_bounds(head: Head, clock: History, from_ns: int, to_ns: int) -> tuple[int, int]:
+    """The earliest and the latest wall time (Unix ns) between two CLOCK_BOOTTIME ns; NULL_I64 where not known. clock:
+    what was sampled meanwhile; by the head where that is nothing.
+    """
+    if not len(clock):
+        if head.wall_from_ns == NULL_I64:
+            return NULL_I64, NULL_I64
+        return head.wall_from_ns + from_ns - head.created_ns, head.wall_from_ns + to_ns - head.created_ns
+    cuts = np.array(clock.segments.start_ns)
+    cuts = cuts[(cuts > from_ns) & (cuts <= to_ns)]
+    walls = clock.to_wall(np.concatenate([[from_ns, to_ns], cuts, cuts - 1])).ns  # a step may turn either way
+    walls = walls[walls != NULL_I64]
+    return (int(walls.min()), int(walls.max())) if len(walls) else (NULL_I64, NULL_I64)
 
 
 def _cells(folder: str, table: str) -> list[str]:

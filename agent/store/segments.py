@@ -19,7 +19,7 @@ _HOT = re.compile(r"hot-(\d{8,})\.tsl")
 _SEALED = re.compile(r"sealed-(\d{8,})")
 SEALING = re.compile(r"seal-\d{8,}\.tmp")
 #: Tables that outlive the rest of a segment.
-KEPT_LONG = ("finding", "evidence", "limiter_jump")
+KEPT_LONG = ("finding", "verdict", "evidence", "limiter_jump")
 HEAD = "head.json"
 LOCK = "lock"
 

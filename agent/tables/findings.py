@@ -1,8 +1,8 @@
-"""Findings and their evidence."""
+"""Findings, the causes that were considered for them, and their evidence."""
 
 from __future__ import annotations
 
-from agent.columns import enum, f64, i64, json_text, text
+from agent.columns import boolean, enum, f64, i64, json_text, text
 from agent.tables.names import CAUSES, SYMPTOMS
 from agent.tables.shared import table
 
@@ -47,39 +47,48 @@ DECLARED = (
             "the same in pieces: texts, instants (CLOCK_BOOTTIME ns) and values ([value, unit]), which whoever shows it"
             " puts into words, by the clock of who reads it",
         ),
-        json_text("causes", 2048, "ranked causes"),
-        json_text("evidence", 6144, "what speaks for it"),
-        json_text("ruled_out", 2048, "what was looked at and does not explain it"),
         measure="confidence",
         latest_by="finding_id",
     ),
     table(
-        "evidence",
-        "a piece of evidence of a finding, its latest state",
+        "verdict",
+        "one cause that was considered for a finding; the latest of them are its causes and what was ruled out",
         text("finding_id", 32, "of which finding", "tickscope.finding.id"),
-        text("evidence_id", 16, "its id"),
-        enum(
-            "role",
-            "for against timeline withdrawn",
-            "what speaks for a cause, or against it, or what happened when; withdrawn: no longer so",
-        ),
+        i64("rank", "1: the best; those that are ruled out come last"),
+        text("cause", 24, "the cause", names=CAUSES),
+        text("cause_detail", 24, "the finer word of it, as in finding"),
+        f64("score", "how well it explains the finding, 0 to 1"),
+        boolean("ruled_out", "it was considered and does not explain the finding"),
+        text("reason", 256, "why, in words"),
+        measure="score",
+        latest_by="finding_id",
+        as_of="t_ns",
+    ),
+    table(
+        "evidence",
+        "one piece of evidence of a finding: t_ns to end_ns is the time that it is about. SELECT * FROM table WHERE keys"
+        " AND t_ns BETWEEN t_ns AND end_ns gives its rows",
+        i64("as_of_ns", "when it was known, CLOCK_BOOTTIME; of a finding, queries show the latest", "ns"),
+        text("finding_id", 32, "of which finding", "tickscope.finding.id"),
         text(
             "cause",
             24,
             "the cause that it speaks for or against; of a time line, empty where it is the symptom",
             names=CAUSES,
         ),
+        enum("role", "for against timeline", "it speaks for a cause, or against it, or says what happened when"),
         text("table", 24, "the table that it was seen in (a word of SQL: quote it there)"),
         text("column", 24, "the column (quote it, too); empty where rows were counted"),
+        json_text("keys", 256, "what selects its rows in that table: values by column, as queries show them"),
         text("what", 48, "what the value is"),
         f64("value", "in its unit"),
         text("unit", 16, "of value and baseline"),
         f64("baseline", "what was usual"),
-        i64("start_ns", "when, or from when, CLOCK_BOOTTIME", "ns"),
         i64("end_ns", "until when, CLOCK_BOOTTIME", "ns"),
-        i64("pid", "of which process", "", "process.pid"),
-        text("object", 128, "of which limiter, queue, peer or process"),
+        text("object", 128, "of which limiter, queue, peer or process, for people"),
+        json_text("details", 512, "more of it, by name"),
         measure="value",
-        latest_by="evidence_id",
+        latest_by="finding_id",
+        as_of="as_of_ns",
     ),
 )

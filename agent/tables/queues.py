@@ -10,6 +10,12 @@ DECLARED = (
         "queue_lag",
         "one queue at one poll",
         text("system", 16, "messaging system", "messaging.system"),
+        text(
+            "cluster",
+            64,
+            "the cluster, or the server as the settings name it: with system, destination, partition and consumer_group"
+            " it identifies the queue, whichever address answered",
+        ),
         text("destination", 64, "stream, topic or queue", "messaging.destination.name"),
         text("partition", 16, "partition", "messaging.destination.partition.id"),
         text("consumer_group", 64, "consumer group", "messaging.consumer.group.name"),

@@ -6,9 +6,9 @@ from agent.columns import Column, addr, enum, i64, peer, text
 from agent.common.table import T_NS, Table
 
 
-def table(name: str, meaning: str, *columns: Column, measure: str = "", latest_by: str = "") -> Table:
+def table(name: str, meaning: str, *columns: Column, measure: str = "", latest_by: str = "", as_of: str = "") -> Table:
     """One with ``t_ns`` and these columns (see ``Table``)."""
-    return Table(name, meaning, (T_NS, *columns), measure, latest_by)
+    return Table(name, meaning, (T_NS, *columns), measure, latest_by, as_of)
 
 
 PROC = (

@@ -103,6 +103,19 @@ def workload(now: int) -> list[Batch]:
             size_ns=500_000,
         ),
         make(
+            "evidence",
+            1,
+            t_ns=now,
+            end_ns=now,
+            as_of_ns=now,
+            finding_id=b"f1",
+            table=b"clock_change",
+            what=b"step",
+            value=500_000,
+            unit=b"ns",
+            keys=b'{"pid":53}',
+        ),
+        make(
             "finding",
             1,
             t_ns=now,
@@ -113,7 +126,6 @@ def workload(now: int) -> list[Batch]:
             symptom=b"refusals",
             cause=b"clock_step",
             sentence=b"the clock was stepped",
-            evidence=b'[{"table":"clock_change","what":"step","value":500000,"unit":"ns","t_ns":%d,"pid":53}]' % now,
         ),
         make(
             "tcp_rtt",

@@ -64,7 +64,7 @@ def test_each_container_s_stall_names_its_own_server(
             }
         assert [told[name]["cause"] for name in ("first", "second")] == ["process_stopped"] * 2
         for one, name in zip(servers, ("first", "second"), strict=True):
-            assert f"redis-server pid {one.pid} stood still" in told[name]["sentence"]
+            assert f"redis-server pid {one.pid} was stopped" in told[name]["sentence"]
         assert told["first"]["finding_id"] != told["second"]["finding_id"]
     finally:
         for process in (*clients, *servers):

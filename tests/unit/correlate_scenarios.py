@@ -7,10 +7,12 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Collection
+from typing import Any
 
 import numpy as np
 
 from agent.batch import Batch, make
+from agent.cli.findings import joined
 from agent.correlate.correlator import Correlator
 from agent.correlate.thresholds import CorrelatorConfig
 from agent.tables import TABLES
@@ -285,7 +287,7 @@ def run(
     config: CorrelatorConfig | None = None,
     every_ms: int = 1000,
     shuffle: int | None = None,
-    tables: Collection[str] = ("finding",),
+    tables: Collection[str] = ("finding", "verdict", "evidence"),
     each: Callable[[Correlator], object] = lambda _: None,
 ) -> list[Batch]:
     """All findings (or what else the correlator makes) emitted while advancing to ``until`` seconds after T0; rows
@@ -315,27 +317,40 @@ def run(
     return out
 
 
-def latest(batches: list[Batch]) -> list[dict[str, object]]:
-    """The last state of each finding, by start; JSON columns decoded."""
+def latest(batches: list[Batch]) -> list[dict[str, Any]]:
+    """The last state of each finding, by start, with its causes, what was ruled out and its evidence as `findings -o
+    json` has them; keys and details of evidence are also members of it.
+    """
     found: dict[bytes, np.void] = {}
-    for batch in batches:
-        for row in batch.rows if batch.table == "finding" else ():
+    beside: dict[tuple[str, bytes], np.ndarray] = {}
+    for table, rows in batches:
+        for row in rows if table == "finding" else ():
             found[bytes(row["finding_id"])] = row
-    return [read(row) for row in found.values()]
-
-
-def read(row: np.void) -> dict[str, object]:
-    out: dict[str, object] = {}
-    for name in row.dtype.names or ():
-        value = row[name]
-        out[name] = (
-            json.loads(value)
-            if name in ("causes", "evidence", "ruled_out", "said")
-            else value.decode()
-            if isinstance(value, bytes)
-            else value.item()
+        if table in ("verdict", "evidence") and len(rows):
+            beside[table, bytes(rows["finding_id"][0])] = rows
+    whole = [
+        joined(
+            read(row), *([read(one) for one in beside.get((table, its_id), ())] for table in ("verdict", "evidence"))
         )
-    out["state"] = ("open", "closed")[int(row["state"])]
+        for its_id, row in found.items()
+    ]
+    for one in whole:
+        one["evidence"] = [{**e.get("details", {}), **e.get("keys", {}), **e} for e in one["evidence"]]
+    return whole
+
+
+def read(row: np.void) -> dict[str, Any]:
+    """A row of a finding, or of what it rests on; unknown numbers are None."""
+    table = next(t for t in TABLES.values() if t.dtype == row.dtype)
+    out: dict[str, Any] = {}
+    for column in table.columns:
+        value = row[column.name]
+        if column.kind == "enum":
+            out[column.name] = column.word(int(value))
+        elif isinstance(value, bytes):
+            out[column.name] = json.loads(value or b"[]") if column.name == "said" else value.decode()
+        else:
+            out[column.name] = None if value != value else value.item()
     return out
 
 

@@ -56,9 +56,6 @@ def batches() -> list[Batch]:
         "confidence": 0.5,
         "start_ns": [60 * S, 61 * S, 60 * S],
         "end_ns": 70 * S,
-        "causes": b"[]",
-        "evidence": b"[]",
-        "ruled_out": b"[]",
         "sentence": [b"it was so", b"one 'quoted'", b"it was not so"],
     }
     return [

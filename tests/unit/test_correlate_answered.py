@@ -338,4 +338,4 @@ def test_nobody_alone_is_believed_what_a_server_of_somebody_else_answered(
         answers(host, 30, 35, pid, DATABASE_AT, b"redis", said, uid=uid)
     (finding,) = latest(run(host, UNTIL))
     assert finding["confidence"] == HEARSAY if confidence == HEARSAY else finding["confidence"] >= confidence
-    assert (f"as programs of user {ASKS} alone say" in str(finding["sentence"])) == (confidence == HEARSAY)
+    assert (f"reported only by programs of user {ASKS}" in str(finding["sentence"])) == (confidence == HEARSAY)

@@ -72,28 +72,28 @@ def only(host: Host) -> dict[str, object]:
         (
             {},
             (
-                "its thread 1700 had read the request and slept in futex for the last 1.99 s at least, for a lock, or"
-                f" for another thread, of its own program; its thread {OTHER} woke it"
+                "its thread 1700, which had read the request, slept in futex for the last 1.99 s or more, waiting for a"
+                f" lock or another thread of its program; its thread {OTHER} woke it"
             ),
         ),
-        ({"sum_ns": 1999 * MS}, "slept in futex for the last 2 s at least"),
-        ({"sum_ns": 60 * MS, "interval_ns": 1060 * MS}, "slept in futex for the last 60 ms at least"),
+        ({"sum_ns": 1999 * MS}, "slept in futex for the last 2 s or more"),
+        ({"sum_ns": 60 * MS, "interval_ns": 1060 * MS}, "slept in futex for the last 60 ms or more"),
         (
             {"syscall": b"clock_nanosleep", "waker_pid": 999, "waker_comm": b"cc1"},
-            "slept in clock_nanosleep for the last 1.99 s at least, as its program told it to",
+            "slept in clock_nanosleep for the last 1.99 s or more, as its program asked",
         ),
         (
             {"syscall": b"nanosleep", "sum_ns": 60 * MS, "interval_ns": 1060 * MS, **INTERRUPT},
-            "slept in nanosleep for the last 60 ms at least, as its program told it to",
+            "slept in nanosleep for the last 60 ms or more, as its program asked",
         ),
         (
             {"syscall": b"wait4", "waker_pid": 999, "waker_comm": b"sleep"},
-            "slept in wait4 for the last 1.99 s at least, for a child process",
+            "slept in wait4 for the last 1.99 s or more, waiting for a child process",
         ),
         (
             {"syscall": b"epoll_wait", "waker_pid": OTHER},
             (
-                "slept in epoll_wait for the last 1.99 s at least, for another process of its program; shop pid"
+                "slept in epoll_wait for the last 1.99 s or more, waiting for another process of its program; shop pid"
                 f" {OTHER} woke it"
             ),
         ),

@@ -62,7 +62,7 @@ def found(of: Host) -> list[dict[str, object]]:
 def test_calls_that_take_longer(usual: int) -> None:
     (one,) = found(host(4, 220, usual=usual))
     assert (one["cause"], one["cause_detail"], one["culprit_object"]) == ("syscall", "fsync", "/dev/sdb")
-    assert "Archiver pid 2100 was held up in system calls for up to 880 ms" in str(one["sentence"])
+    assert "archiver pid 2100 was blocked in system calls for up to 880 ms" in str(one["sentence"])
 
 
 def test_one_long_wait_for_a_lock() -> None:

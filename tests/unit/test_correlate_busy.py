@@ -56,7 +56,7 @@ def blocked_loop(ran: float = 0.98, seconds: int = 3, usual: float = 0.12, rate:
 def test_an_event_loop_that_a_computation_blocks() -> None:
     (one,) = found(blocked_loop())
     assert (one["cause"], one["culprit_pid"], one["culprit_comm"]) == ("busy", SHOP_PID, "shop")
-    assert "shop pid 1700 was busy with its own work: it ran for 2.9" in str(one["sentence"])
+    assert "shop pid 1700 was busy: it ran on a CPU for 2.9" in str(one["sentence"])
     assert float(str(one["confidence"])) > 0.85
 
 

@@ -89,8 +89,9 @@ def test_a_finding_whose_words_fail_is_told_plainly(monkeypatch: pytest.MonkeyPa
 
 def test_a_finding_whose_evidence_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     (sound,) = latest(told(Correlator(), broker_slow()))
-    monkeypatch.setattr(evidence, "batch", fails)
-    assert latest(told(Correlator(), broker_slow())) == [sound]
+    monkeypatch.setattr(evidence, "changed", fails)
+    (found,) = latest(told(Correlator(), broker_slow()))
+    assert found == {**sound, "causes": [], "ruled_out": [], "evidence": []}
 
 
 def test_a_jump_is_found_though_the_least_one_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:

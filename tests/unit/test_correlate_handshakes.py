@@ -116,7 +116,7 @@ def slow(round_trip_ms: float | None = 0.2, role: str = "client", share: float =
 def test_handshakes_that_take_long_while_the_way_is_as_quick_as_ever() -> None:
     (one,) = latest(run(slow(), UNTIL))
     assert (one["symptom"], one["cause"], one["culprit_object"]) == ("handshake_latency", "tls", "10.0.0.2:443")
-    assert "TLS handshakes with 10.0.0.2:443 took up to 500 ms instead of 3 ms" in str(one["sentence"])
+    assert "TLS handshakes with 10.0.0.2:443 took up to 500 ms (usually 3 ms)" in str(one["sentence"])
     assert one["state"] == "closed"
 
 

@@ -45,7 +45,7 @@ def test_who_held_the_lock_is_the_culprit() -> None:
     found = stalled(**HOLDER)
     assert (found["cause"], found["cause_detail"]) == ("syscall", "flock")
     assert (found["culprit_pid"], found["culprit_comm"], found["culprit_object"]) == (123, "backup", "state.db")
-    assert "flock on state.db of python3 pid 4242 was held up for 1.25 s; backup pid 123 held the lock" in str(
+    assert "flock on state.db of python3 pid 4242 was blocked for 1.25 s; backup pid 123 held the lock" in str(
         found["sentence"]
     )
 
@@ -57,7 +57,7 @@ def test_a_thread_of_the_same_process_is_said_to_be_one() -> None:
 def test_a_process_that_has_ended_is_not_said_to_hold_it() -> None:
     found = stalled(holder_pid=123)
     assert found["culprit_pid"] == 123
-    assert "; pid 123 had taken the lock, and has ended: whoever has its descriptor holds it" in str(found["sentence"])
+    assert "; pid 123 took the lock and ended, and a process with its descriptor holds it" in str(found["sentence"])
 
 
 def test_nobody_is_blamed_where_no_holder_is_known() -> None:
@@ -77,7 +77,7 @@ def test_calls_on_a_file_name_its_disk() -> None:
 def test_several_waits_that_are_short_alone_are_one_finding_with_who_held_the_lock_longest() -> None:
     (found,) = latest(run(convoy(), UNTIL))
     assert (found["symptom"], found["cause"], found["culprit_pid"]) == ("decision_latency", "syscall", 123)
-    assert "fcntl on a file of python3 pid 4242 was held up 19 times, for up to 118 ms; backup pid 123" in str(
+    assert "fcntl on a file of python3 pid 4242 was blocked 19 times, for up to 118 ms; backup pid 123" in str(
         found["sentence"]
     )
 

@@ -44,8 +44,8 @@ def test_a_server_that_stood_still_is_named_with_who_stopped_it() -> None:
     )
     assert (found["culprit_pid"], found["culprit_comm"], found["state"]) == (REDIS_PID, "redis-server", "closed")
     assert (
-        "Redis-server pid 900 did nothing for 2.5 s from boot+5030.200 to boot+5032.700 because it was stopped with"
-        " SIGSTOP by bash pid 31" in str(found["sentence"])
+        "redis-server pid 900 was stopped for 2.5 s from boot+5030.200 to boot+5032.700 (SIGSTOP from bash, pid 31)."
+        in str(found["sentence"])
     )
     assert found["end_ns"] == T0 + int(32.7 * S)
 
@@ -143,7 +143,7 @@ def test_a_frozen_container_stands_still() -> None:
     event(host, "thawed", 34, **whole)
     (found,) = latest(run(host, 60))
     assert (found["cause"], found["cause_detail"], found["culprit_pid"]) == ("process_stopped", "frozen", 555)
-    assert "its cgroup was frozen by dockerd pid 80" in str(found["sentence"])
+    assert "(cgroup frozen by dockerd, pid 80)" in str(found["sentence"])
 
 
 @pytest.mark.parametrize("kind", ["exited", "killed", "stopped"])
@@ -267,7 +267,7 @@ def test_programs_that_end_again_and_again_are_counted_in_words() -> None:
         "process_gone", (), 0, "worker pid 12", "", T0, T0 + S, "happens", "", 0.0, 3.0, 0.0, 0, comm="worker"
     )
     said = plain(pieces(ended.declared.clause(ended)))
-    assert said.startswith("Worker ended 3 times, each time another process, the last one worker pid 12, at ")
+    assert said.startswith("worker ended 3 times, a new process each time, the last one worker pid 12, at ")
 
 
 @pytest.mark.parametrize(("ns", "none"), [(1, True), (0, True), (1_000_000, False)])

@@ -148,7 +148,7 @@ def test_a_consumer_that_was_killed_with_nothing_in_its_hands() -> None:
         502,
         "worker-2",
     )
-    assert "asked for nothing for" in str(finding["sentence"])
+    assert "was idle for" in str(finding["sentence"])
 
 
 def test_a_consumer_that_another_one_replaces_is_none_of_our_business() -> None:

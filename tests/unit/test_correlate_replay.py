@@ -61,7 +61,7 @@ def test_the_sentence_tells_what_the_bucket_let_through(step_ns: int, words: str
     host = Host()
     admitted, true = bucket(host, 33.5, step_ns)
     (found,) = latest(run(host, 40))
-    (entry,) = (e for e in found["evidence"] if "limiter" in e)  # type: ignore[attr-defined]
+    (entry,) = (e for e in found["evidence"] if "limiter_id" in e)  # type: ignore[attr-defined]
     assert entry["excess"] == admitted - true != 0
     assert words.format(abs(admitted - true)) in str(found["sentence"])
 

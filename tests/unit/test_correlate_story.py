@@ -101,8 +101,7 @@ def test_one_signal_to_a_program_of_many_processes_is_one_finding() -> None:
     (found,) = told(host)
     assert (found["cause"], found["culprit_pid"]) == ("process_stopped", 600)
     assert (
-        "it was stopped with SIGSTOP by bash pid 31, with 11 more of its program. Also affected: 11 more processes of"
-        " postgres" in found["sentence"]
+        "(SIGSTOP from bash, pid 31). Also affected: 11 more processes of postgres" in found["sentence"]
     )
     timeline = [entry["pid"] for entry in found["evidence"] if entry["what"] == "process_stopped"]
     assert sorted(timeline) == list(CLUSTER)
@@ -140,7 +139,7 @@ def test_whose_end_takes_the_others_along_is_to_blame(first: int) -> None:
         )
     (found,) = told(host)
     assert (found["cause"], found["cause_detail"], found["culprit_pid"]) == ("process_killed", "SIGKILL", first)
-    assert "killed with SIGKILL by bash pid 31, and 11 more of its program ended with it" in found["sentence"]
+    assert "(SIGKILL from bash, pid 31)" in found["sentence"]
 
 
 def test_a_process_that_crashes_and_others_that_its_master_ends() -> None:
@@ -321,4 +320,4 @@ def test_words_that_say_it_are_of_who_stood_still() -> None:
     waits(host, SHOP_PID, PORT, b"shop")
     (found,) = told(host)
     assert found["subject"] == "shop pid 1700 on port 8080"
-    assert "because postgres pid 600 stood still for 5 s: it was stopped with SIGSTOP" in found["sentence"]
+    assert "because postgres pid 600 was stopped for 5 s (SIGSTOP from bash, pid 31)" in found["sentence"]

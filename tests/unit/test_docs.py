@@ -203,7 +203,7 @@ def test_what_a_real_run_said_is_there() -> None:
 
 
 def test_the_page_that_explain_names_has_each_symptom_and_cause_with_its_next_step() -> None:
-    page = PAGES["docs/findings.md"]
+    page = PAGES["docs/symptoms-causes.md"]
     for what, all_of in (("cause", causes()), ("symptom", symptoms())):
         for name, one in all_of.items():
             (line,) = (line for line in page.splitlines() if f'<a id="{what}-{name}"></a>' in line)

@@ -93,7 +93,7 @@ def test_the_sentence_adds_up_what_members_let_through() -> None:
         excess += int(ahead[np.argmax(np.abs(ahead))])
     host.step(30, 2 * S)
     (found,) = latest(run(host, 45))
-    (entry,) = (e for e in found["evidence"] if "limiter" in e)  # type: ignore[attr-defined]
+    (entry,) = (e for e in found["evidence"] if "limiter_id" in e)  # type: ignore[attr-defined]
     assert excess > 10
     assert 0 < entry["excess"] <= excess
 

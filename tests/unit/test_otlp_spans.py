@@ -6,20 +6,21 @@ import errno
 from datetime import UTC, datetime
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from agent.batch import make
+from agent.batch import Batch, make
 from agent.common.address import addr_text
 from agent.tables import TABLES
 from exporters.links import MAX_LINKS
+from exporters.otlp_settings import resolve
 from exporters.records import records
 from exporters.sampling import randomness
 from exporters.spans import SpanEncoder
+from exporters.waiting import Waiting
 from exporters.wire import AttributeCache, Envelope, field
 
 _WALL = 1_700_000_000 * 10**9
@@ -154,19 +155,42 @@ _STEP = datetime.fromtimestamp((_WALL + 1_250_000_000) // 10**9, UTC)
 _SAID = f"a step at {_STEP:%Y-%m-%dT%H:%M:%S}.{(_WALL // 10**6 + 250) % 1000:03d}Z"
 
 
+def _beside(*evidence: dict[str, object]) -> dict[tuple[str, bytes], np.ndarray]:
+    """What the finding ``f`` rests on."""
+    rows = [make("evidence", 1, **{"finding_id": b"f", "what": b"x", "keys": b"{}", **one}).rows for one in evidence]
+    verdicts = make("verdict", 2, finding_id=b"f", cause=[b"clock_step", b"cpu"], score=[0.9, 0], ruled_out=[0, 1])
+    return {("evidence", b"f"): np.concatenate(rows), ("verdict", b"f"): verdicts.rows}
+
+
 def test_a_finding_is_one_span_with_evidence_and_links() -> None:
     encoder = _encoder()
     change = Span.FromString(encoder.roots("clock_change", make("clock_change", 1, t_ns=77, pid=5).rows)[0])
-    (raw,) = encoder.findings(
-        _finding("closed", 100, evidence=b'[{"table":"clock_change","value":3,"t_ns":77,"pid":5},{"what":"x"}]')
-    )
+    beside = _beside({"table": b"clock_change", "value": 3, "t_ns": 77, "keys": b'{"pid":5}'}, {"table": b"cpu_wait", "t_ns": 99})
+    (raw,) = encoder.findings(_finding("closed", 100), beside)
     root = Span.FromString(raw)
     assert (root.name, root.parent_span_id) == ("finding clock_step", b"")
     assert (root.status.code, root.status.message) == (Status.STATUS_CODE_ERROR, _SAID)
     assert _attributes(root)["tickscope.sentence"] == _SAID
     assert (root.start_time_unix_nano - _WALL, root.end_time_unix_nano - _WALL) == (70, 100)
-    assert [e.time_unix_nano - _WALL for e in root.events] == [77, 100]
+    assert [(e.name, e.time_unix_nano - _WALL) for e in root.events] == [
+        ("cause", 100),
+        ("evidence", 77),
+        ("evidence", 99),
+    ]
     assert [(link.trace_id, link.span_id) for link in root.links] == [(change.trace_id, change.span_id)]
+
+
+def test_a_finding_waits_with_what_it_rests_on() -> None:
+    """What came last counts; of a finding whose span was made nothing is kept."""
+    waiting, encoder = Waiting(resolve({}, {}, {"endpoint": "http://127.0.0.1:1"})), _encoder()
+    for at in (5, 6):
+        for (table, _), rows in _beside({"table": b"cpu_wait", "t_ns": at}).items():
+            waiting.put(Batch(table, rows), 0.0)
+    waiting.put(Batch("finding", _finding("closed", 100)), 0.0)
+    root = Span.FromString(waiting.take(encoder, 1.0, everything=True)[0])
+    assert [(e.name, e.time_unix_nano - _WALL) for e in root.events] == [("cause", 100), ("evidence", 6)]
+    waiting.put(Batch("finding", _finding("closed", 100)), 1.0)
+    assert not Span.FromString(waiting.take(encoder, 2.0, everything=True)[0]).events
 
 
 def test_a_notice_is_no_error() -> None:
@@ -186,17 +210,7 @@ def test_an_open_finding_is_a_log_record_with_the_ids_of_its_span() -> None:
     assert notice.severity_text == "INFO"
 
 
-@pytest.mark.parametrize(
-    "evidence",
-    [
-        (
-            b'[{"table":"limiter_decision","what":"refusals","subject":"limiter shop (api pid'
-            b' 41)","pid":41,"t_ns":%d,"end_ns":%d}]'
-        ),
-        b'[{"table":"clock_change","t_ns":%d,"pid":9},{"table":"limiter_decision","limiter":"shop","pid":41,"end_ns":%d}]',
-    ],
-)
-def test_a_finding_links_the_decisions_that_it_explains(evidence: bytes) -> None:
+def test_a_finding_links_the_decisions_that_it_explains() -> None:
     encoder, s, n = _encoder(), 10**9, 3000
     refused = TABLES["limiter_decision"].code("result", "refused")
     rows = make(
@@ -207,8 +221,9 @@ def test_a_finding_links_the_decisions_that_it_explains(evidence: bytes) -> None
         make("limiter_decision", 5, t_ns=200 * s, pid=41, limiter_id=b"mail", result=refused).rows, [], {}
     )
     start, end = 250 * s, 300 * s
-    finding = _finding("closed", end + 9 * s, start_ns=start, end_ns=end, evidence=evidence % (start, end))
-    root = Span.FromString(encoder.findings(finding)[0])
+    keys = b'{"pid":41,"limiter_id":"shop"}'
+    beside = _beside({"table": b"limiter_decision", "t_ns": start, "end_ns": end, "keys": keys})
+    root = Span.FromString(encoder.findings(_finding("closed", end + 9 * s, start_ns=start, end_ns=end), beside)[0])
     links = [link.span_id for link in root.links]
     explained = {
         span.span_id: span.end_time_unix_nano - _WALL
@@ -229,12 +244,6 @@ def test_which_share_a_decision_stands_for_is_said() -> None:
     assert (second.trace_state, _attributes(second)["tickscope.sampling.probability"]) == ("ot=th:0", 1.0)
     assert first.trace_id.hex() == "0123456789abcdef0123456789abcdef"
     assert int.from_bytes(second.trace_id[9:], "big") == int(randomness(rows)[1])
-
-
-def test_evidence_that_was_cut_does_not_cost_the_finding() -> None:
-    rows = make("finding", 1, t_ns=1, finding_id=b"f", state=1, start_ns=0, end_ns=1, evidence=b'[{"table":"clo').rows
-    (span,) = (Span.FromString(s) for s in _encoder().findings(rows))
-    assert list(span.events) == []
 
 
 @given(

@@ -92,6 +92,8 @@ def test_hot_and_sealed_rows_answer_alike(tmp_path: Path, table: str) -> None:
     rows["t_ns"] = np.arange(101) * 10**9
     if by := TABLES[table].latest_by:
         rows[by] = [b"%d" % i for i in range(101)]
+    if as_of := TABLES[table].as_of:
+        rows[as_of] = rows["t_ns"]
     clock = make(
         "clock_offset",
         2,
@@ -335,14 +337,14 @@ def test_formats_agree(tmp_path: Path) -> None:
             2,
             finding_id=[b"a", b"b"],
             t_ns=[1, 2],
-            causes=[b'[{"cause":"tls"}]', b'[{"cut off'],
+            said=[b'[{"cause":"tls"}]', b'[{"cut off'],
             sentence=b'a "quoted", one',
             confidence=0.5,
         ),
     )
-    argv = ["query", "finding", "--columns", "t_ns,sentence,causes,confidence"]
+    argv = ["query", "finding", "--columns", "t_ns,sentence,said,confidence"]
     rows = ask(tmp_path, *argv)["rows"]
-    assert [r["causes"] for r in rows] == [[{"cause": "tls"}], '[{"cut off']
+    assert [r["said"] for r in rows] == [[{"cause": "tls"}], '[{"cut off']
     assert [json.loads(line) for line in verb(tmp_path, *argv, "-o", "ndjson").stdout.splitlines()] == rows
     lines = list(csv.DictReader(io.StringIO(verb(tmp_path, *argv, "-o", "csv").stdout)))
     assert [(line["t_ns"], line["sentence"], line["confidence"]) for line in lines] == [
@@ -350,7 +352,7 @@ def test_formats_agree(tmp_path: Path) -> None:
         ("2", 'a "quoted", one', "0.5"),
     ]
     table = verb(tmp_path, *argv).stdout.splitlines()
-    assert table[0].split() == ["t_ns", "sentence", "causes", "confidence"]
+    assert table[0].split() == ["t_ns", "sentence", "said", "confidence"]
     assert "\x1b" not in table[0]
 
 

@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from agent.ask.window import this_boot
 from agent.batch import Batch, make
-from agent.columns import i64
+from agent.columns import NULL_I64, i64
 from agent.common.table import T_NS, Table
 from agent.errors import AgentError
 from agent.store import UNREADABLE, frames, segments
@@ -279,6 +281,41 @@ def test_segments_of_a_crashed_agent_are_sealed_by_the_next(tmp_path: Path) -> N
         "outage.json",
     }
     assert ask(tmp_path, "SELECT count(*) FROM tcp_reset", "tcp_reset") == [(17,)]
+
+
+@pytest.mark.parametrize(
+    ("step_ns", "bounds"),
+    [(0, (1_000, 1_100)), (-50, (1_000, 1_060)), (70, (1_000, 1_170))],
+    ids=["none", "back", "forward"],
+)
+def test_a_sealed_segment_and_its_files_say_whose_they_are_and_their_wall_times(
+    tmp_path: Path, step_ns: int, bounds: tuple[int, int]
+) -> None:
+    """Wall time is CLOCK_BOOTTIME here, until a step after 60 s."""
+    s = 10**9
+    store = open_store(tmp_path)
+    at = np.array([1_000, 1_060]) * s
+    clock = make("clock_offset", 2, t_ns=at, boot_mono_ns=0, err_ns=0, cut=[0, 1], real_mono_ns=[0, step_ns * s])
+    store.append([clock, make("tcp_reset", 2, t_ns=[1_000 * s, 1_100 * s])])
+    store.close()
+    assert seal_now(tmp_path).returncode == 0
+    folder = tmp_path / segments.sealed_name(1)
+    head = json.loads((folder / segments.HEAD).read_text())
+    assert (head["host"], head["boot_id"]) == ("host-a", BOOT)
+    assert [round(head[name] / s) for name in ("wall_from_ns", "wall_to_ns")] == [*bounds]
+    told = pq.read_metadata(folder / "tcp_reset.parquet").metadata
+    assert (told[b"tickscope.host"], told[b"tickscope.boot_id"]) == (b"host-a", BOOT.encode())
+    assert [round(int(told[f"tickscope.{name}".encode()]) / s) for name in ("wall_from_ns", "wall_to_ns")] == [*bounds]
+
+
+def test_a_hot_segment_tells_the_wall_time_of_its_creation(tmp_path: Path) -> None:
+    before = time.time_ns()
+    open_store(tmp_path).close()
+    decoder = FrameDecoder()
+    list(decoder.feed((tmp_path / segments.hot_name(1)).read_bytes()))
+    head = decoder.head
+    assert head is not None
+    assert before <= head.wall_from_ns <= time.time_ns() and head.wall_to_ns == NULL_I64
 
 
 def test_a_sealer_killed_between_publishing_and_removing_duplicates_nothing(tmp_path: Path) -> None:

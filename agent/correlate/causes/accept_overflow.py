@@ -12,9 +12,11 @@ from agent.correlate.words import process, tell, value
 
 def accepting(episode: Episode, _view: View) -> Iterator[Verdict]:
     lost = int(episode.facts.get("drops", 0))
-    also = tell(", and {lost} did not fit", lost=value(lost, "connection")) if lost else ""
+    also = tell(", and {lost} were dropped", lost=value(lost, "connection")) if lost else ""
     words = tell(
-        "{who} accepted connections more slowly than they came{also}", who=process(episode.comm, episode.pid), also=also
+        "{who} accepted connections more slowly than they arrived{also}",
+        who=process(episode.comm, episode.pid),
+        also=also,
     )
     yield Verdict(
         CAUSE.name,
@@ -30,7 +32,7 @@ def accepting(episode: Episode, _view: View) -> Iterator[Verdict]:
                 column="queue",
                 limit=episode.facts.get("limit"),
                 drops=lost,
-                pid=episode.pid,
+                keys={"pid": episode.pid},
             ),
         ),
     )
@@ -39,7 +41,7 @@ def accepting(episode: Episode, _view: View) -> Iterator[Verdict]:
 CAUSE = Cause(
     "accept_overflow",
     130,
-    "a program accepts connections more slowly than they come, and nothing that held it up was seen",
+    "a program accepts connections more slowly than they arrive, and nothing that blocked it was seen",
     {},
     "raise its backlog (and net.core.somaxconn), or let more threads accept",
     {"accept_overflow": accepting},

@@ -22,16 +22,16 @@ from agent.correlate.words import Words, process, span, tell, text
 
 #: What each call waits for.
 _WAITS = {
-    "futex": "for a lock, or for another thread, of its own program",
-    "clock_nanosleep": "as its program told it to",
-    "nanosleep": "as its program told it to",
-    "wait4": "for a child process",
-    "waitid": "for a child process",
-    "semop": "for a semaphore",
-    "semtimedop": "for a semaphore",
-    "rt_sigtimedwait": "for a signal",
-    "rt_sigsuspend": "for a signal",
-    "pause": "for a signal",
+    "futex": "waiting for a lock or another thread of its program",
+    "clock_nanosleep": "as its program asked",
+    "nanosleep": "as its program asked",
+    "wait4": "waiting for a child process",
+    "waitid": "waiting for a child process",
+    "semop": "waiting for a semaphore",
+    "semtimedop": "waiting for a semaphore",
+    "rt_sigtimedwait": "waiting for a signal",
+    "rt_sigsuspend": "waiting for a signal",
+    "pause": "waiting for a signal",
 }
 #: What nobody does who waits for more to do.
 _AS_TOLD = frozenset(("clock_nanosleep", "nanosleep"))
@@ -60,7 +60,7 @@ def owing(episode: Episode, view: View) -> Iterator[Verdict]:
     row = rows[int(np.argmax(rows["sum_ns"]))]
     call, slept_ns = text(row["syscall"]), int(row["sum_ns"])
     sibling = _sibling(row, episode)
-    what = _WAITS.get(call, "for another process of its program" if sibling and call in _LATCHES else "")
+    what = _WAITS.get(call, "waiting for another process of its program" if sibling and call in _LATCHES else "")
     then = bool(known(row["waker_tid"]) or text(row["waker_comm"])) and abs(common_ns - slept_ns) <= _AT_ONCE_NS
     if not what or slept_ns < max(_LEAST_NS if then else _LONGER_NS, _MOST * common_ns):
         return
@@ -71,7 +71,7 @@ def owing(episode: Episode, view: View) -> Iterator[Verdict]:
     elif _longest(owed, began_ns, began_ns + slept_ns) < _MOST * slept_ns - _AT_ONCE_NS:
         return
     words = tell(
-        "its thread {tid} had read the request and slept in {call} for {last}{slept} at least, {what}{woken}",
+        "its thread {tid}, which had read the request, slept in {call} for {last}{slept} or more, {what}{woken}",
         tid=str(int(row["tid"])),
         last="the last " if then else "",
         call=call,
@@ -85,9 +85,8 @@ def owing(episode: Episode, view: View) -> Iterator[Verdict]:
         float(slept_ns),
         "ns",
         column="sum_ns",
-        pid=episode.pid,
-        tid=int(row["tid"]),
         where=text(row["kernel_stack"]),
+        keys={"pid": episode.pid, "tid": int(row["tid"])},
     )
     culprit = Culprit(int(row["waker_pid"]), text(row["waker_comm"])) if sibling else Culprit(episode.pid, episode.comm)
     yield Verdict(CAUSE.name, _SURE, episode.scope, words, (entry,), call, culprit)
@@ -121,8 +120,8 @@ def _woken(row: np.void, episode: Episode, sibling: bool) -> Words:
 CAUSE = Cause(
     "asleep",
     900,
-    "the thread that had read a request slept instead of answering it: for a lock or another thread of its program, for"
-    " a child, or by its own wish",
+    "the thread that had read a request slept instead of answering it: it waited for a lock, another thread of its"
+    " program or a child, or asked to sleep",
     {"off_cpu": READS["off_cpu"], **SERVED},
     "see where in the program: tickscope query off_cpu --columns comm,tid,syscall,max_ns,user_stack,waker_tid; a dump"
     " of its threads (py-spy dump, jstack, gdb); of a database its own view of locks",

@@ -19,7 +19,7 @@ from agent.correlate.refusing import refusing
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View, place, to_peer
 from agent.correlate.waits import PEERS, on_peers
-from agent.correlate.words import peer, span, tell, value
+from agent.correlate.words import peer, process, span, tell, value
 from agent.tables import TABLES
 
 _CLIENT = TABLES["tcp_close"].code("role", "client")
@@ -30,15 +30,16 @@ _FAILED = TABLES["tcp_connect"].code("result", "failed")
 def unreachable(episode: Episode, view: View) -> Iterator[Verdict]:
     """As the poller saw it."""
     p = polled(episode, view)
-    why = f" ({episode.words.removeprefix(f'{episode.key[0]} {p.where}: ')})" if episode.words else ""
+    said = episode.words.removeprefix(f"{episode.key[0]} {p.where}: ")
+    why = f" ({said})" if said else ""
     yield Verdict(
         CAUSE.name,
         0.95,
         p.scope,
-        f"it could not be reached{why}",
+        f"{episode.subject} could not be reached{why}",
         (p.seen,),
         culprit=_server(p.server, p.where),
-        full=f"{episode.subject} could not be reached{why}",
+        short=said,
     )
 
 
@@ -55,7 +56,7 @@ def refused(episode: Episode, view: View) -> Iterator[Verdict]:
                 p.where,
                 tell(
                     "{who} refused or failed {n}",
-                    who=f"{p.server[0]} at {p.name}" if p.server else p.name,
+                    who=f"{process(*p.server)} at {p.name}" if p.server else p.name,
                     n=value(len(p.failed), "connection"),
                 ),
                 (
@@ -64,8 +65,7 @@ def refused(episode: Episode, view: View) -> Iterator[Verdict]:
                         "failed connects",
                         len(p.failed),
                         "",
-                        peer=p.name,
-                        errno=int(p.failed["errno"][0]),
+                        keys={"peer": p.name, "errno": int(p.failed["errno"][0])},
                     ),
                     p.wait,
                 ),
@@ -83,7 +83,9 @@ def turned_away(episode: Episode, view: View) -> Iterator[Verdict]:
     ):
         server, name = view.server(raw, netns, episode), peer(raw)
         words = tell("{who} refused {n}", who=server[0] if server else "it", n=value(len(refused_), "connection"))
-        entry = item("tcp_connect", "failed connects", len(refused_), "", peer=name, errno=errno.ECONNREFUSED)
+        entry = item(
+            "tcp_connect", "failed connects", len(refused_), "", keys={"peer": name, "errno": errno.ECONNREFUSED}
+        )
         sure = 0.94 if episode.symptom == "retry_storm" else 0.8  # it is why they are tried again
         yield Verdict(CAUSE.name, sure, place(name, raw, netns), words, (entry,), "", Culprit(object=name))
 
@@ -100,15 +102,23 @@ def shown_out(episode: Episode, view: View) -> Iterator[Verdict]:
     if not broken or len(rows) < 0.5 * broken or broken <= episode.facts.get("failed", 0.0):
         return
     server, name = view.server(raw, netns, episode), peer(raw)
-    who = f"{server[0]} (pid {server[1]})" if server else "it"
+    who = process(*server) if server else "it"
     said = int(np.median(rows["bytes_in"]))
     words = tell(
-        "{who} took {n}, answered with {said}, and closed at once: it may have as many clients as it takes",
+        "{who} closed {n} at once, each after {said}: its client limit may be reached",
         who=who,
         n=value(len(rows), "connection"),
         said=value(said, "byte"),
     )
-    entry = item("tcp_close", "closed with a few words", len(rows), "", column="bytes_in", peer=name, bytes=said)
+    entry = item(
+        "tcp_close",
+        "connections closed after a few bytes",
+        len(rows),
+        "",
+        column="bytes_in",
+        bytes=said,
+        keys={"peer": name},
+    )
     yield Verdict(CAUSE.name, 0.85, place(name, raw, netns), words, (entry,), "turned_away", _server(server, name))
 
 
@@ -121,7 +131,7 @@ def behind(episode: Episode, view: View) -> Iterator[Verdict]:
     """A queue whose server was away just before, or meanwhile: what piled up then is being taken."""
     a = away(episode, view)
     if a is not None and a.down:
-        words = tell("its server was away for {gone} ({why})", gone=span(a.gone_ns), why=a.why)
+        words = tell("its server was unreachable for {gone} ({why})", gone=span(a.gone_ns), why=a.why)
         yield Verdict(CAUSE.name, 0.93, a.scope, words, (a.seen,), culprit=a.culprit)
 
 
@@ -133,7 +143,7 @@ def _not_there(episode: Episode, view: View) -> Iterator[Verdict]:
             words = tell(
                 "{who} {refused} {n} of {by}{why}",
                 who=end.who,
-                refused="did not let through" if why else "refused",
+                refused="failed" if why else "refused",
                 n=value(end.n, "connection"),
                 by=end.by,
                 why=f" ({why})" if why else "",
@@ -141,7 +151,7 @@ def _not_there(episode: Episode, view: View) -> Iterator[Verdict]:
             yield Verdict(CAUSE.name, 0.92, end.where, words, end.evidence(), "", Culprit(object=end.name))
         elif end.code in UNREADY:
             words = tell(
-                "{who} is not ready: it said {said} to {n}{asked}",
+                "{who} is not ready ({said} in answer to {n}{asked})",
                 who=end.who,
                 said=end.says,
                 n=value(end.n, "request"),
@@ -164,11 +174,13 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
         kinds = [kind for kind in ("LOADING", "CLUSTERDOWN") if b.errors[kind]]
         if kinds:
             n = value(sum(b.errors[kind] for kind in kinds))
-            words = tell("{who} refused {n} commands: it said {kinds}", who=b.who, n=n, kinds=" and ".join(kinds))
+            words = tell("{who} refused {n} commands ({kinds})", who=b.who, n=n, kinds=" and ".join(kinds))
             yield Verdict(CAUSE.name, 0.9, b.scope, words, (b.replies(*kinds),), culprit=b.culprit)
         elif b.down and not b.own:
-            why = item("queue_lag", "failed polls", ", ".join(b.down), column="reason", peer=b.where)
-            words = f"{b.who} could not be reached by tickscope either ({b.down[0]})"
+            why = item(
+                "queue_lag", "failed polls", None, column="reason", reason=", ".join(b.down), keys={"peer": b.where}
+            )
+            words = f"{b.who} could not be reached from tickscope either ({b.down[0]})"
             yield Verdict(CAUSE.name, 0.85, b.scope, words, (why,), culprit=b.culprit)
 
 

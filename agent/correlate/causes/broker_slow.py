@@ -20,7 +20,7 @@ from agent.correlate.words import Words, span, tell, value
 
 def in_decisions(episode: Episode, view: View) -> Iterator[Verdict]:
     if not on_peers(episode, view):
-        yield Verdict(CAUSE.name, 0.0, "", "no wait of that process on a peer was seen in it")
+        yield Verdict(CAUSE.name, 0.0, "", "the process waited for no peer meanwhile")
     yield from silent(episode, view)
 
 
@@ -53,11 +53,11 @@ def holding_back(episode: Episode, view: View) -> Iterator[Verdict]:
             CAUSE.name,
             0.8,
             p.scope,
-            f"{p.who} held its answer back, as far as was seen: the network RTT to it is not known",
+            f"{p.who} answered late (the network RTT to it is unknown)",
             (p.seen,),
         )
     else:
-        words = tell("{who} held its answer back{meanwhile}", who=p.who, meanwhile=_meanwhile(p.usual, p.worst))
+        words = tell("{who} answered late{meanwhile}", who=p.who, meanwhile=_meanwhile(p.usual, p.worst))
         yield Verdict(CAUSE.name, 0.63 if p.again else 0.9, p.scope, words, (p.seen, p.rtt))
 
 
@@ -67,18 +67,25 @@ def kept_waiting(episode: Episode, view: View) -> Iterator[Verdict]:
     if starves(end.starved_ns, episode):
         return
     if end.dark:
-        yield Verdict(CAUSE.name, 0.0, "", f"not even a connect to {end.name} was answered")
+        yield Verdict(CAUSE.name, 0.0, "", f"connects to {end.name} were not answered either")
         return
     words = tell(
         "{who} did not answer within {age}{through}{again}",
         who=end.who,
         age=span(episode.value),
         through=f"; {' and '.join(hop.who for hop in way)} waited for it" if way else "",
-        again=tell(", and {n} to it had to be sent again", n=value(end.again, "segment"))
+        again=tell(", and {n} to it had to be retransmitted", n=value(end.again, "segment"))
         if end.again
-        else ", and no segment to it was sent again",
+        else ", and no segment to it was retransmitted",
     )
-    entry = item("tcp_close", "waited in vain", episode.value, "ns", column="waited_ns", peer=end.name, pid=episode.pid)
+    entry = item(
+        "tcp_close",
+        "wait that was given up",
+        episode.value,
+        "ns",
+        column="waited_ns",
+        keys={"peer": end.name, "pid": episode.pid},
+    )
     sure = 0.9 * (1 - 0.5 * end.lost) * (0.7 if crowded(view, episode) else 1.0)
     yield Verdict(CAUSE.name, sure, end.where, words, (entry,), "", end.culprit)
 
@@ -108,9 +115,9 @@ def behind(episode: Episode, view: View) -> Iterator[Verdict]:
 def _meanwhile(usual: float | None, worst: float | None, quickest: float | None = None) -> Words:
     """What the network did, which is not to blame, to end a sentence with; us."""
     if quickest is not None:
-        return tell(" while {quickest} were enough for a round trip to that address", quickest=span(quickest * 1e3))
+        return tell(" while a round trip to that address took {quickest}", quickest=span(quickest * 1e3))
     if worst is None:
-        return "; the network RTT then is not known"
+        return " (network RTT unknown)"
     if usual is not None and worst > 2 * usual:
         return tell(
             "; the network RTT rose from {usual} to {worst}, too little to explain it",

@@ -33,8 +33,7 @@ _LOADED = 0.6  # of what it ran, that more requests explain: then they do
 def _verdict(who: tuple[str, int], its: Ran, score: float, episode: Episode, view: View) -> Verdict:
     seen = ran_in(who[1], episode, view)
     words = tell(
-        "{who} was busy with its own work: it ran for {ran} of {needed}{threads}{kernel}, usually {usual} of"
-        " that{short}{where}",
+        "{who} was busy: it ran on a CPU for {ran} of {needed}{threads}{kernel} (usually {usual}){short}{where}",
         who=process(*who),
         ran=span(its.ran_ns),
         needed=span(its.needed_ns),
@@ -54,26 +53,25 @@ def _verdict(who: tuple[str, int], its: Ran, score: float, episode: Episode, vie
     )
     entry = item(
         "cpu_use",
-        "time that it ran",
+        "CPU time",
         its.ran_ns,
         "ns",
         column="system_ns" if its.in_kernel else "user_ns",
         baseline=its.usual * its.needed_ns,
-        pid=who[1],
         share=round(its.share, 2),
+        keys={"pid": who[1]},
     )
     more = (
         (
             item(
                 "on_cpu",
-                "time that its thread ran",
+                "CPU time of its busiest thread",
                 seen.ran_ns,
                 "ns",
                 column="sum_ns",
-                pid=who[1],
-                tid=seen.tid,
                 where=" < ".join(seen.where[:4]),
                 of_ns=seen.looked_ns,
+                keys={"pid": who[1], "tid": seen.tid},
             ),
         )
         if seen
@@ -90,7 +88,7 @@ def itself(episode: Episode, view: View) -> Iterator[Verdict]:
         return
     more = _loaded(episode, its)
     if not its.busy or more:
-        said = "it ran for {ran} of {needed}" + (", for more requests than usually" if its.busy else "")
+        said = "it ran on a CPU for {ran} of {needed}" + (", for more requests than usual" if its.busy else "")
         yield Verdict(CAUSE.name, 0.0, "", tell(said, ran=span(its.ran_ns), needed=span(its.needed_ns)))
         return
     yield _verdict((episode.comm, episode.pid), its, _OWN * (1 - elsewhere(episode, view)), episode, view)
@@ -131,7 +129,7 @@ def asking(episode: Episode, view: View) -> Iterator[Verdict]:
 CAUSE = Cause(
     "busy",
     49,
-    "a process computed all the time, and answered nobody meanwhile: an event loop that was blocked, an interpreter's"
+    "a process computed all the time and answered nobody meanwhile: a blocked event loop, an interpreter's"
     " lock, garbage collection, a lock whose holder computed",
     {**PEERS, **POLLS, **STARVED, **READS, "on_cpu": CLOSER["on_cpu"]},
     "see where it runs: tickscope query on_cpu; py-spy dump --pid PID, node --prof, perf top -p PID",

@@ -33,7 +33,7 @@ def lowered(episode: Episode, _view: View) -> Iterator[Verdict]:
                     unit,
                     column="limit_per_s" if unit else metric,
                     baseline=was,
-                    pid=episode.pid,
+                    keys={**episode.keys, "pid": episode.pid},
                 ),
             ),
         )

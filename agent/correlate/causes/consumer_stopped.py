@@ -20,7 +20,7 @@ def stopped(episode: Episode, view: View) -> Iterator[Verdict]:
         return
     elif c.held and c.who:
         words = tell(
-            "{who} stopped, or holds on to what it took, while the others acknowledged {others}",
+            "{who} stopped or holds its messages, while the others acknowledged {others}",
             who=c.who,
             others=others,
         )
@@ -28,14 +28,14 @@ def stopped(episode: Episode, view: View) -> Iterator[Verdict]:
         yield Verdict(CAUSE.name, sure, episode.scope, words, (*c.rates, c.members), culprit=c.culprit)
     elif c.held:
         words = tell(
-            "one message that was delivered stays unacknowledged while {out} per second are acknowledged: whoever took"
-            " it has stopped, or holds on to it",
+            "one delivered message stays unacknowledged while {out} per second are acknowledged: its consumer stopped"
+            " or holds it",
             out=value(c.out or 0, "other"),
         )
         yield Verdict(CAUSE.name, 0.65 * c.sure, episode.scope, words, (*c.rates, c.members))
     elif c.idle:
         more = (
-            tell(" any more, usually {usual}", usual=value(c.out_was, "message/s"))
+            tell(" (usually {usual})", usual=value(c.out_was, "message/s"))
             if c.out_was
             else tell(" while {arriving} arrived", arriving=value(c.arriving or 0, "message/s"))
         )

@@ -17,28 +17,44 @@ from agent.correlate.words import process, span, tell
 
 def _hungry(who: str, queued: float, pid: int | None, score: float, of: Starved) -> Verdict:
     """All that starve at one time starve of one cause, but for what a quota withholds: that is a cgroup's own."""
-    entries = [item("syscall_latency", "time waiting for a CPU", queued, "ns", column="run_queue_ns", pid=pid)]
+    entries = [
+        item("syscall_latency", "time waiting for a CPU", queued, "ns", column="run_queue_ns", keys={"pid": pid})
+    ]
     if of.waited_ns:
-        entries[0] = item("cpu_wait", "time waiting for a CPU", queued, "ns", column="wait_ns", pid=pid)
+        entries[0] = item("cpu_wait", "time waiting for a CPU", queued, "ns", column="wait_ns", keys={"pid": pid})
     if of.by:
         entries.append(
-            item("cpu_wait", "of it, while another ran", of.by_ns, "ns", column="wait_ns", pid=of.by[1], comm=of.by[0])
+            item(
+                "cpu_wait",
+                "of it while another process ran",
+                of.by_ns,
+                "ns",
+                column="wait_ns",
+                comm=of.by[0],
+                keys={"pid": pid, "by_pid": of.by[1]},
+            )
         )
     if of.group:
         entries.append(
             item(
-                "resource", "withheld by a quota", of.throttled_ns, "ns", column="waited_ns", pid=pid, subject=of.group
+                "resource",
+                "CPU time withheld by a quota",
+                of.throttled_ns,
+                "ns",
+                column="waited_ns",
+                object=of.group,
+                keys={"pid": pid},
             )
         )
     if of.pressed_ns:
         entries.append(
             item(
                 "resource",
-                "some task of the host waited for a CPU (PSI)",
+                "CPU pressure of the host (PSI, some)",
                 of.pressed_ns,
                 "ns",
                 column="waited_ns",
-                object="pressure",
+                keys={"object": "pressure"},
             )
         )
     return Verdict(
@@ -69,7 +85,9 @@ def own(episode: Episode, view: View) -> Iterator[Verdict]:
     share = min(1.0, max(inside / lost, 0.7 * whole / lost)) * (1 - elsewhere(episode, view)) if lost else 0.0
     queued = max(inside, whole)
     if share < SHARE:
-        entry = item("syscall_latency", "time waiting for a CPU", queued, "ns", column="run_queue_ns", pid=episode.pid)
+        entry = item(
+            "syscall_latency", "time waiting for a CPU", queued, "ns", column="run_queue_ns", keys={"pid": episode.pid}
+        )
         yield Verdict(
             CAUSE.name,
             0.0,
@@ -105,7 +123,7 @@ def asking(episode: Episode, view: View) -> Iterator[Verdict]:
             CAUSE.name,
             0.8,
             "",
-            tell("tickscope itself, which asked, got no CPU for {blind}", blind=span(p.blind_ns)),
+            tell("tickscope itself, which polls it, got no CPU for {blind}", blind=span(p.blind_ns)),
             (
                 item("syscall_latency", "time that tickscope did not run", p.blind_ns, "ns", column="interval_ns"),
                 p.seen,

@@ -50,7 +50,7 @@ def busy(episode: Episode, view: View) -> Iterator[Verdict]:
     calls, lost, threaded = spent(episode, view, "slow_syscall")
     calls = calls[(calls["kind"] != WAITING) & np.isin(calls["fd_type"], _FILES) & ~np.isin(calls["syscall"], _LOCKS)]
     if not len(calls) or not lost:
-        yield Verdict(CAUSE.name, 0.0, "", "no call of that process on a file was held up")
+        yield Verdict(CAUSE.name, 0.0, "", "no call of that process on a file was blocked")
         return
     _, group = groups([calls["device"]])
     mine = calls[group == int(np.argmax(np.bincount(group, calls["duration_ns"])))]
@@ -78,7 +78,7 @@ def busy(episode: Episode, view: View) -> Iterator[Verdict]:
             "",
             column="frozen",
             object=disk,
-            pid=episode.pid,
+            keys={"pid": episode.pid},
         )
         yield Verdict(CAUSE.name, score, episode.scope, words, (entry,), detail="frozen", culprit=where)
         return
@@ -99,7 +99,13 @@ def busy(episode: Episode, view: View) -> Iterator[Verdict]:
         **facts,
     )
     entry = item(
-        "slow_syscall", "written by another process", wrote, "bytes", column="written_bytes", object=disk, pid=who.pid
+        "slow_syscall",
+        "written by another process",
+        wrote,
+        "bytes",
+        column="written_bytes",
+        object=disk,
+        keys={"pid": who.pid},
     )
     yield Verdict(
         CAUSE.name,
@@ -151,7 +157,7 @@ def _by_limit(
         **facts,
     )
     entry = item(
-        "resource", f"{what} a second", used, "", column="used", baseline=limit, pid=episode.pid, subject=group
+        "resource", f"{what} a second", used, "", column="used", baseline=limit, object=group, keys={"pid": episode.pid}
     )
     return Verdict(CAUSE.name, score, episode.scope, words, (entry,), "throttled", Culprit(who.pid, who.comm, group))
 

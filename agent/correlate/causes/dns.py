@@ -32,7 +32,7 @@ def unresolved(episode: Episode, view: View) -> Iterator[Verdict]:
     """Decisions waited for names."""
     a = asked(episode, view)
     if a is None:
-        yield Verdict(CAUSE.name, 0.0, "", "no wait of that process on a name server was seen in it")
+        yield Verdict(CAUSE.name, 0.0, "", "the process waited for no name server meanwhile")
         return
     if a.starving or a.slower:
         return
@@ -116,7 +116,12 @@ def _gone(episode: Episode, view: View, rows: np.ndarray) -> Iterator[Verdict]:
         "{who} {did} {n} ({name})", who=server, did=did, n=value(len(rows), "lookup"), name=text(rows["name"][-1])
     )
     entry = item(
-        "dns_lookup", "lookups failed", len(rows), "", column="result", pid=episode.pid, peer=peer(raw), result=result
+        "dns_lookup",
+        "lookups failed",
+        len(rows),
+        "",
+        column="result",
+        keys={"pid": episode.pid, "peer": peer(raw), "result": result},
     )
     yield Verdict(
         CAUSE.name,
@@ -162,10 +167,8 @@ def slow(episode: Episode, view: View) -> Iterator[Verdict]:
         float(top["duration_ns"]),
         "ns",
         column="duration_ns",
-        pid=episode.pid,
-        peer=peer(raw),
-        name=text(top["name"]),
         lookups=len(rows),
+        keys={"pid": episode.pid, "peer": peer(raw), "name": text(top["name"])},
     )
     where = place(peer(raw), raw, view.netns(episode, raw))
     sure = 0.9 * (_CROWDED if crowded(episode, view) else 1.0)
@@ -198,7 +201,7 @@ def _meanwhile(a: NamesAsked) -> Words:
     if a.again:
         return tell("; {again} to that address had to be sent again meanwhile", again=value(a.again, "TCP segment"))
     if a.quickest is not None:
-        return tell(" while {quickest} were enough for a round trip to that address", quickest=span(a.quickest * 1e3))
+        return tell(" while a round trip to that address took {quickest}", quickest=span(a.quickest * 1e3))
     if a.worst is None:
         return "; what the network did meanwhile is not known"
     return tell(" while the network RTT to it was {worst}", worst=span(a.worst * 1e3))

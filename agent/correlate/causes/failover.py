@@ -19,7 +19,7 @@ def refused(episode: Episode, view: View) -> Iterator[Verdict]:
     for end in chain(episode, view)[-1:]:
         if end.how == "answered" and end.code in ONLY_READS:
             words = tell(
-                "{who} takes no writes: it said {said} to {n}{asked}",
+                "{who} takes no writes ({said} in answer to {n}{asked})",
                 who=end.who,
                 said=end.says,
                 n=value(end.n, "request"),

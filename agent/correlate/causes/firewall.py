@@ -55,7 +55,13 @@ def _verdict(raw: bytes, netns: int | None, episode: Episode, view: View) -> Ite
         "{who} on the way to {name} refused {n}: {how}", who=who, name=name, n=value(seen.n, "connection"), how=how
     )
     entry = item(
-        "tcp_connect", "connects refused on the way", seen.n, "", column="errno", peer=name, failed=seen.failed
+        "tcp_connect",
+        "connects refused on the way",
+        seen.n,
+        "",
+        column="errno",
+        failed=seen.failed,
+        keys={"peer": name},
     )
     yield Verdict(
         CAUSE.name,

@@ -9,7 +9,7 @@ import numpy as np
 
 from agent.correlate.catalogue import Cause
 from agent.correlate.closer import HANDSHAKE, READS, looked
-from agent.correlate.episode import Culprit, Episode, Verdict, item
+from agent.correlate.episode import Culprit, Episode, Evidence, Verdict, item
 from agent.correlate.rows import groups
 from agent.correlate.view import View
 from agent.correlate.words import process, span, tell, text, value
@@ -40,11 +40,11 @@ def waited(episode: Episode, view: View) -> Iterator[Verdict]:
     lock = text(rows["lock"][first[at]])
     entry = _entry(mine, lock, spent, episode.pid)
     if longest < _LEAST_NS or share < _SHARE:
-        words = tell("its threads waited for locks of the kernel's for {longest} at most", longest=span(longest))
+        words = tell("its threads waited for kernel locks for at most {longest}", longest=span(longest))
         yield Verdict(CAUSE.name, 0.0, "", words, (entry,))
         return
     words = tell(
-        "threads of {who} waited for a lock of the kernel's, {lock}, {times}, for up to {longest}",
+        "threads of {who} waited for the kernel lock {lock} {times}, for up to {longest}",
         who=process(episode.comm, episode.pid),
         lock=lock,
         times=value(int(mine["count"].sum()), "time"),
@@ -73,11 +73,13 @@ def answered_late(episode: Episode, view: View) -> Iterator[Verdict]:
     if not len(answers):
         return
     slowest = float(answers["max_ns"].max())
-    shown = item("syn_ack", "the slowest SYN-ACK", slowest, "ns", column="max_ns", subject=f"port {port}")
+    shown = item(
+        "syn_ack", "the slowest SYN-ACK", slowest, "ns", column="max_ns", object=f"port {port}", keys={"sport": port}
+    )
     longest = float(locks["max_ns"].max()) if len(locks) else 0.0
     if slowest < _LEAST_NS or longest < _SHARE * slowest:
         words = tell(
-            "this host answered each SYN within {slowest}, and waited {longest} for its locks meanwhile",
+            "this host answered each SYN within {slowest} and waited {longest} for kernel locks meanwhile",
             slowest=span(slowest),
             longest=span(longest),
         )
@@ -86,8 +88,7 @@ def answered_late(episode: Episode, view: View) -> Iterator[Verdict]:
     mine = locks[[int(np.argmax(locks["max_ns"]))]]
     lock = text(mine["lock"][0])
     words = tell(
-        "this host took up to {slowest} to answer a SYN, and waited up to {longest} for a lock of its own kernel's"
-        " meanwhile, {lock}",
+        "this host took up to {slowest} to answer a SYN, and waited up to {longest} for the kernel lock {lock} meanwhile",
         slowest=span(slowest),
         longest=span(longest),
         lock=lock,
@@ -104,25 +105,25 @@ def answered_late(episode: Episode, view: View) -> Iterator[Verdict]:
     )
 
 
-def _entry(rows: np.ndarray, lock: str, spent: float, pid: int | None) -> dict[str, object]:
+def _entry(rows: np.ndarray, lock: str, spent: float, pid: int | None) -> Evidence:
     where = " < ".join(text(rows["kernel_stack"][int(np.argmax(rows["sum_ns"]))]).split(";")[:4])
     return item(
         "lock_contention",
-        "time waiting for a lock of the kernel's",
+        "time waiting for a kernel lock",
         spent,
         "ns",
         column="sum_ns",
-        subject=lock,
+        object=lock,
         stack=where,
         times=int(rows["count"].sum()),
-        pid=pid,
+        keys={"pid": pid},
     )
 
 
 CAUSE = Cause(
     "kernel_lock",
     72,
-    "threads waited for a lock of the kernel's own",
+    "threads waited for a kernel lock",
     READS,
     "see which lock, and on which way: tickscope query lock_contention --columns"
     " comm,lock,kind,path,max_ns,kernel_stack; fewer threads on one file, one mapping, or one listener (SO_REUSEPORT),"

@@ -64,9 +64,9 @@ def _grown(
         "1/s",
         column=_COLUMN[metric],
         baseline=usual,
-        pid=episode.pid,
+        keys={**episode.keys, "pid": episode.pid},
         sample_rate=watched if least else None,
-        at_least="true" if least else None,
+        at_least=True if least else None,
     )
     if facts.get("watched_base", 1.0) < 1:
         yield Verdict(
@@ -74,7 +74,7 @@ def _grown(
         )
     elif rate >= 1.5 * usual and made_up(episode, metric):
         words = tell(
-            "{what} rose from {usual} to {rate}, since {owed} had not come before",
+            "{what} rose from {usual} to {rate}, since {owed} had piled up before",
             owed=value(facts[f"{metric}_owed"]),
             **told,
         )
@@ -94,7 +94,7 @@ def _grown(
             (entry,),
         )
     else:
-        yield Verdict(CAUSE.name, 0.0, "", tell("{what} {did} {least}{rate}, usually {usual}", **told), (entry,))
+        yield Verdict(CAUSE.name, 0.0, "", tell("{what} {did} {least}{rate} (usually {usual})", **told), (entry,))
 
 
 def _no_rise(rate: float, usual: float) -> str:
@@ -104,7 +104,7 @@ def _no_rise(rate: float, usual: float) -> str:
 CAUSE = Cause(
     "load",
     140,
-    "more was asked for, or arrived, than usually, or than the limit allows",
+    "more was asked for, or arrived, than usual, or than the limit allows",
     READS,
     "see who asks: tickscope limiters; raise the limit, or slow them down",
     {"refusals": asked_beyond, "decision_latency": asked, "queue_lag": arriving, "service_latency": answered},

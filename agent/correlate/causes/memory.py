@@ -28,22 +28,24 @@ def reclaimed(episode: Episode, view: View) -> Iterator[Verdict]:
     faults, met = float(rows["faults"].clip(0).sum()), float(rows["events"].clip(0).sum())
     before = usual(episode, view)
     base = float(before["faults"][before["kind"] == MEMORY].clip(0).sum()) / 32 * seconds
-    entry = item("resource", "pages that had to be read", faults, "", column="faults", baseline=base, pid=episode.pid)
+    entry = item("resource", "pages read again", faults, "", column="faults", baseline=base, keys={"pid": episode.pid})
     usually = float(before["events"][before["kind"] == MEMORY].clip(0).sum()) / 32 * seconds
     again = faults >= _FAULTS * min(seconds, 3.0) and faults >= _RATIO * base
     if not met or not (again or (met >= _MET * seconds and met >= _RATIO * usually)):
-        yield Verdict(CAUSE.name, 0.0, episode.scope, "it did not read pages again for want of memory", (entry,))
+        yield Verdict(CAUSE.name, 0.0, episode.scope, "no pages were read again for lack of memory", (entry,))
         return
     at = rows[rows["events"] > 0][-1]
     group = text(at["object"])
     words = tell(
-        "{who} met the memory limit of its cgroup {group} {met} times, and had to read {faults} pages again",
+        "{who} reached the memory limit of its cgroup {group} {met} times and read {faults} pages again",
         who=process(episode.comm, episode.pid),
         group=group,
         met=value(met),
         faults=value(faults),
     )
-    limit = item("resource", "charges beyond the limit", met, "", column="events", pid=episode.pid, subject=group)
+    limit = item(
+        "resource", "charges beyond the limit", met, "", column="events", object=group, keys={"pid": episode.pid}
+    )
     score = (0.93 if again else 0.6) * (1 - cpu_share(episode, view))
     yield Verdict(
         CAUSE.name, score, episode.scope, words, (entry, limit), "", Culprit(episode.pid, episode.comm, group)
@@ -56,15 +58,15 @@ def killed(episode: Episode, view: View) -> Iterator[Verdict]:
     if len(rows):
         where = text(rows[-1]["object"])
         who = process(episode.comm, episode.pid)
-        words = tell("the kernel killed {who}, since its cgroup {where} had no memory left", who=who, where=where)
+        words = tell("the kernel killed {who} (cgroup {where} out of memory)", who=who, where=where)
         entry = item(
             "resource",
-            "processes killed for want of memory",
+            "processes killed for lack of memory",
             float(rows[-1]["events"]),
             "",
             column="events",
-            pid=episode.pid,
-            subject=where,
+            object=where,
+            keys={"pid": episode.pid},
         )
         culprit = Culprit(episode.pid, episode.comm, where)
         yield Verdict(CAUSE.name, 0.97, episode.scope, words, (entry,), "oom", culprit)

@@ -36,10 +36,10 @@ _UNANSWERED = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 def lost(episode: Episode, view: View) -> Iterator[Verdict]:
     yield from _of_names(episode, view)
     for p in on_peers(episode, view):
-        entry = item("tcp_retransmit", "segments sent again", p.again, "", column="count", peer=p.name)
-        lost = tell("{lost} between it and {who} had to be sent again", lost=p.resent.told(), who=p.who)
+        entry = p.resent.evidence(p.raw)
+        lost = tell("{lost} between it and {who} had to be retransmitted", lost=p.resent.told(), who=p.who)
         if p.again and p.share >= SHARE and p.resent.spurious:
-            words = tell("{lost}, but it had {doubled} of them already", lost=lost, doubled=value(p.resent.doubled))
+            words = tell("{lost}, but it already had {doubled} of them", lost=lost, doubled=value(p.resent.doubled))
             yield Verdict(CAUSE.name, 0.0, p.name, words, (entry,))
         elif p.again and p.share >= SHARE:
             # Who waits longer than usual for an acknowledgement sends again what was not lost.
@@ -53,7 +53,7 @@ def lost(episode: Episode, view: View) -> Iterator[Verdict]:
                 (entry, p.wait, p.rtt),
             )
         elif not p.again and not is_unix(p.raw):
-            words = tell("no segment to {name} was sent again{of}", name=p.name, of=_of(p.resent.sent))
+            words = tell("no segment to {name} was retransmitted{of}", name=p.name, of=_of(p.resent.sent))
             yield Verdict(CAUSE.name, 0.0, p.name, words, (entry,))
 
 
@@ -70,8 +70,8 @@ def _of_names(episode: Episode, view: View) -> Iterator[Verdict]:
         return
     host = a.server.rpartition(":")[0]
     lost = value(a.again, "TCP segment")
-    words = tell("{lost} to the host of {who} had to be sent again, too", lost=lost, who=a.who)
-    entry = item("tcp_retransmit", "segments sent again", a.again, "", column="count", peer=a.server)
+    words = tell("{lost} to the host of {who} had to be retransmitted, too", lost=lost, who=a.who)
+    entry = item("tcp_retransmit", "retransmitted segments", a.again, "", column="count", keys={"peer": a.again_to})
     yield Verdict(CAUSE.name, 0.85 * a.share * a.sure, a.host, words, (entry, *a.evidence), "", Culprit(object=host))
 
 
@@ -84,24 +84,26 @@ def between(episode: Episode, view: View) -> Iterator[Verdict]:
     """Both ends of a connection: what was written was on its way."""
     p = pair(episode, view)
     if p.again:
-        entry = item("tcp_retransmit", "segments sent again", p.again, "", column="count", peer=p.name)
-        words = tell("{lost} of it had to be sent again", lost=value(p.again, "TCP segment"))
+        entry = item("tcp_retransmit", "retransmitted segments", p.again, "", column="count", keys={"peer": p.name})
+        words = tell("{lost} of it had to be retransmitted", lost=value(p.again, "TCP segment"))
         yield Verdict(CAUSE.name, 0.45 if p.way.slower else 0.85, p.name.rpartition(":")[0], words, (entry,))
 
 
 def of_peer(episode: Episode, view: View) -> Iterator[Verdict]:
     p = on_way(episode, view)
     if p.crowded:
-        yield Verdict(CAUSE.name, 0.0, "", "this host's processors were so busy that all of it is slow")
+        yield Verdict(CAUSE.name, 0.0, "", "the CPUs of this host were busy, so that all of it is slow")
     elif p.spurious:
-        had = item("tcp_retransmit", "segments sent again", p.again, "", column="count", peer=p.name)
-        words = tell("{n} to it had to be sent again, but it had most of them already", n=value(p.again, "TCP segment"))
+        had = item("tcp_retransmit", "retransmitted segments", p.again, "", column="count", keys={"peer": p.name})
+        words = tell(
+            "{n} to it had to be retransmitted, but it already had most of them", n=value(p.again, "TCP segment")
+        )
         yield Verdict(CAUSE.name, 0.0, "", words, (had,))
     elif episode.symptom == "network_loss" or p.again:
-        entry = item("tcp_retransmit", "segments sent again", p.again, "", column="count", peer=p.name)
+        entry = item("tcp_retransmit", "retransmitted segments", p.again, "", column="count", keys={"peer": p.name})
         dark = ", and nothing came from it any more" if episode.facts.get("dark", 0) >= _DARK_S else ""
         lost = value(max(p.again, 1), "TCP segment")
-        words = tell("{lost} to {name} had to be sent again{dark}", lost=lost, name=p.name, dark=dark)
+        words = tell("{lost} to {name} had to be retransmitted{dark}", lost=lost, name=p.name, dark=dark)
         yield Verdict(
             CAUSE.name, 0.45 if p.way.slower and not dark else 0.8, p.host, words, (entry,), "", Culprit(object=p.name)
         )
@@ -110,8 +112,8 @@ def of_peer(episode: Episode, view: View) -> Iterator[Verdict]:
 def to_broker(episode: Episode, view: View) -> Iterator[Verdict]:
     p = polled(episode, view)
     if p.again and not p.slower and not p.starving:
-        entry = item("tcp_retransmit", "segments sent again", p.again, "", column="count", peer=p.where)
-        words = tell("{lost} between here and it had to be sent again", lost=value(p.again, "TCP segment"))
+        entry = item("tcp_retransmit", "retransmitted segments", p.again, "", column="count", keys={"peer": p.where})
+        words = tell("{lost} between here and it had to be retransmitted", lost=value(p.again, "TCP segment"))
         yield Verdict(CAUSE.name, 0.92, p.scope, words, (entry, p.seen))
 
 
@@ -125,45 +127,47 @@ def unreached(episode: Episode, view: View) -> Iterator[Verdict]:
     broken, failed_ = episode.facts.get("broken", 0.0), episode.facts.get("failed", 0.0)
     if broken >= _RESETS and broken > failed_:
         words = tell("{n} to it were reset", n=value(broken, "connection"))
-        entry = item("tcp_reset", "connections reset", broken, "", peer=name)
+        entry = item("tcp_reset", "connections reset", broken, "", keys={"peer": name})
         yield Verdict(CAUSE.name, 0.8, f"resets by {host}", words, (entry,), "reset", told)
     elif silent > 0.5 * failed_:
         words = tell("{n} to it were not answered at all", n=value(silent, "connect"))
-        entry = item("tcp_connect", "connects not answered", silent, "", column="errno", peer=name)
+        entry = item("tcp_connect", "connects not answered", silent, "", column="errno", keys={"peer": name})
         yield Verdict(CAUSE.name, 0.8, host, words, (entry,), "", told)
 
 
 def on_the_chain(episode: Episode, view: View) -> Iterator[Verdict]:
     """The way to the server at which a chain of requests that were given up ends."""
     end = hops(episode, view)[-1]
-    entry = item("tcp_retransmit", "segments sent again", end.again, "", column="count", peer=end.name)
+    entry = item("tcp_retransmit", "retransmitted segments", end.again, "", column="count", keys={"peer": end.name})
     if end.dark:
         words = tell("{n} to {who} were not answered at all", n=value(end.unheard, "connect"), who=end.who)
-        unheard = item("tcp_connect", "connects not answered", end.unheard, "", column="result", peer=end.name)
+        unheard = item(
+            "tcp_connect", "connects not answered", end.unheard, "", column="result", keys={"peer": end.name}
+        )
         yield Verdict(CAUSE.name, 0.9, end.host, words, (unheard, entry), "", Culprit(object=end.name))
     elif end.again:
-        words = tell("{lost} to {who} had to be sent again", lost=value(end.again, "TCP segment"), who=end.who)
+        words = tell("{lost} to {who} had to be retransmitted", lost=value(end.again, "TCP segment"), who=end.who)
         sure = 0.88 * end.lost * (0.7 if crowded(view, episode) else 1.0)
         yield Verdict(CAUSE.name, sure, end.host, words, (entry,), "", Culprit(object=end.name))
     else:
-        yield Verdict(CAUSE.name, 0.0, "", f"no segment to {end.name} was sent again", (entry,))
+        yield Verdict(CAUSE.name, 0.0, "", f"no segment to {end.name} was retransmitted", (entry,))
 
 
 def unheard(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Connects to a peer that took long, since their SYN had to be sent again: at an address of one's own it is no
+    """Connects to a peer that took long, since their SYN had to be retransmitted: at an address of one's own it is no
     network that loses it.
     """
     netns, raw = cast("tuple[int, bytes]", episode.key)
     name = peer(raw)
     rows = in_netns(to_peer(view.during("tcp_retransmit", episode), raw), netns)
     again = int(np.maximum(rows["count"], 1)[rows["kind"] == _SYN].sum())
-    entry = item("tcp_retransmit", "SYNs sent again", again, "", column="count", peer=name)
+    entry = item("tcp_retransmit", "retransmitted SYNs", again, "", column="count", keys={"peer": name})
     if again < 0.5 * episode.facts["slow"]:
         of = value(episode.facts["slow"], "slow connect")
-        words = tell("{again} to {name} were sent again, of {of}", again=value(again, "SYN"), name=name, of=of)
+        words = tell("{again} to {name} had to be retransmitted, of {of}", again=value(again, "SYN"), name=name, of=of)
         yield Verdict(CAUSE.name, 0.0, "", words, (entry,))
     elif not is_loopback(raw) and not view.has_address(raw, netns, episode):
-        words = tell("the first segment of {n} had to be sent again", n=value(again, "connect"))
+        words = tell("the SYN of {n} was retransmitted", n=value(again, "connect"))
         host = place(name.rpartition(":")[0], raw, netns)
         sure = 0.75 * (0.6 if crowded(view, episode) else 1.0)
         yield Verdict(CAUSE.name, sure, host, words, (entry,), "", Culprit(object=name))
@@ -176,9 +180,9 @@ def reset(episode: Episode, view: View) -> Iterator[Verdict]:
         view.rings["tcp_reset"].between(episode.start_ns - 60 * SECOND, episode.start_ns - SECOND), episode, view
     )
     usual = len(before) / 59.0 * max(1.0, (episode.end_ns - episode.start_ns) / SECOND)
-    entry = item("tcp_reset", "connections reset", len(rows), "", baseline=usual, pid=episode.pid)
+    entry = item("tcp_reset", "connections reset", len(rows), "", baseline=usual, keys={"pid": episode.pid})
     if len(rows) < _RESETS or len(rows) < 3 * usual:
-        yield Verdict(CAUSE.name, 0.0, "", "hardly any connection of its was reset", (entry,))
+        yield Verdict(CAUSE.name, 0.0, "", "hardly any of its connections was reset", (entry,))
         return
     first, group = groups([rows["peer"]])
     many = np.bincount(group)
@@ -210,7 +214,7 @@ def _resets(rows: np.ndarray, episode: Episode, view: View) -> np.ndarray:
 CAUSE = Cause(
     "network_loss",
     30,
-    "packets to or from a peer were lost, and had to be sent again",
+    "packets to or from a peer were lost and retransmitted",
     {**READS, **PEERS, **CHAIN},
     "look for drops on the way: ip -s link, tc -s qdisc, the switch's counters; tickscope query tcp_retransmit"
     " --group-by peer",

@@ -44,7 +44,7 @@ def between(episode: Episode, view: View) -> Iterator[Verdict]:
 def of_peer(episode: Episode, view: View) -> Iterator[Verdict]:
     p = on_way(episode, view)
     if p.crowded:
-        yield Verdict(CAUSE.name, 0.0, "", "this host's processors were so busy that all of it is slow")
+        yield Verdict(CAUSE.name, 0.0, "", "the CPUs of this host were busy, so that all of it is slow")
     elif p.way.slower:
         words = tell("the network RTT to {name} {rose}", name=p.name, rose=_rose(p.way))
         yield Verdict(CAUSE.name, 0.85, p.host, words, p.way.entries, "", Culprit(object=p.name))
@@ -69,14 +69,14 @@ def _no_reason(p: PeerWait) -> Words:
         return tell("was {worst}, and what it was before is not known", worst=span(worst * 1e3))
     if worst <= 2 * p.usual:
         return tell(
-            "{did} {worst}, usually {usual}",
+            "{did} {worst} (usually {usual})",
             did="fell to" if 2 * worst < p.usual else "stayed at",
             worst=span(worst * 1e3),
             usual=span(p.usual * 1e3),
         )
     if p.quickest is not None:
         return tell(
-            "{rose}, but {quickest} were enough for a round trip to that address",
+            "{rose}, but a round trip to that address took {quickest}",
             rose=rose,
             quickest=span(p.quickest * 1e3),
         )

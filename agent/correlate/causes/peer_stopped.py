@@ -15,14 +15,14 @@ def not_reading(episode: Episode, view: View) -> Iterator[Verdict]:
     """Who reads did not wait for it either: nothing was on its way. What does not fit into a full buffer is sent again,
     the network being well.
     """
-    yield _stopped(episode, view, "{who} read nothing from it for {took}, though it did not have to wait for anything")
+    yield _stopped(episode, view, "{who} read nothing from it for {took}, and was not waiting for anything")
 
 
 def not_writing(episode: Episode, view: View) -> Iterator[Verdict]:
     p = pair(episode, view)
     if not p.way.slower and not p.again:  # else what was written is on its way
         yield _stopped(
-            episode, view, "{who} wrote nothing to it for {took}, and did not wait to, while no segment was sent again"
+            episode, view, "{who} wrote nothing to it for {took} without waiting to, while no segment was retransmitted"
         )
 
 
@@ -38,12 +38,11 @@ def not_taking(episode: Episode, view: View) -> Iterator[Verdict]:
     )
     entry = item(
         "socket_queue",
-        "written and not taken",
+        "unsent bytes",
         episode.facts["unsent"],
         "bytes",
         column="send_q_bytes",
-        peer=name,
-        pid=episode.pid,
+        keys={"peer": name, "pid": episode.pid},
     )
     sure = 0.4 if starving else 0.9 if reader else 0.8
     culprit = Culprit(reader[0], reader[1], name) if reader else Culprit(object=name)
@@ -57,12 +56,12 @@ def _stopped(episode: Episode, view: View, template: str) -> Verdict:
     words = tell(template, who=process(comm, pid), took=span(episode.value))
     entry = item(
         "syscall_latency",
-        "wait of the other end",
+        "wait at the other end",
         episode.value,
         "ns",
         column="max_ns",
         baseline=episode.base,
-        pid=episode.pid,
+        keys={"pid": episode.pid},
     )
     return Verdict(
         CAUSE.name, 0.4 if starving else 0.85, episode.scope, words, (entry,), "", Culprit(pid, comm, p.name)

@@ -8,7 +8,7 @@ from agent.correlate.catalogue import Cause
 CAUSE = Cause(
     "process_killed",
     19,
-    "a process was killed, crashed, or ended by itself",
+    "a process was killed, crashed, or exited",
     READS,
     "see who ended it (tickscope query process_event), its log, and its unit's state; after oom, the limit of its"
     " cgroup",

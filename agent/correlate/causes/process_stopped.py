@@ -8,7 +8,7 @@ from agent.correlate.catalogue import Cause
 CAUSE = Cause(
     "process_stopped",
     17,
-    "a process stood still: it was stopped by a signal, or its cgroup was frozen",
+    "a process was stopped by a signal, or its cgroup was frozen",
     READS,
     "see who stopped it, and let it go on (kill -CONT, cgroup.freeze, docker unpause): tickscope query process_event",
     explains("process_stopped", lambda fate: float(fate.stop)),

@@ -41,8 +41,8 @@ SAID = {
     "1037": _MEMORY,
     "1038": _MEMORY,
     "OOM": _MEMORY,
-    "53400": ("config", "has reached a limit that is set for it"),
-    "54000": ("config", "has reached a limit that is set for it"),
+    "53400": ("config", "reached a configured limit"),
+    "54000": ("config", "reached a configured limit"),
 }
 _FAILED = TABLES["tcp_connect"].code("result", "failed")
 
@@ -52,13 +52,13 @@ def _verdict(episode: Episode, row: object, kind: int) -> Verdict:
     where = text(row["object"])  # type: ignore[index]
     who = process(episode.comm, episode.pid)
     if kind == FD:
-        words = tell("{who} may have {limit} files open, and has {used}", who=who, limit=value(limit), used=value(used))
-        entry = item("resource", "open files", used, "", column="used", baseline=limit, pid=episode.pid)
+        words = tell("{who} has {used} of {limit} files open", who=who, limit=value(limit), used=value(used))
+        entry = item("resource", "open files", used, "", column="used", baseline=limit, keys={"pid": episode.pid})
         return Verdict(NAME, _SURE, episode.scope, words, (entry,), "fd", Culprit(episode.pid, episode.comm))
     if kind == PIDS:
         failed = float(row["events"])  # type: ignore[index]
         may = tell(
-            "its cgroup {where} may have {limit} processes and threads, and has them", where=where, limit=value(limit)
+            "its cgroup {where} reached its limit of {limit} processes and threads", where=where, limit=value(limit)
         )
         # Where it has fewer by now, they may have ended since; or, before Linux 6.11, the limit was that of another
         # cgroup above it.
@@ -66,7 +66,7 @@ def _verdict(episode: Episode, row: object, kind: int) -> Verdict:
             may
             if 0 < limit <= used
             else tell(
-                "its cgroup {where}, or one that this is in, had all the processes and threads that it may have",
+                "its cgroup {where}, or one above it, reached its limit of processes and threads",
                 where=where,
             )
         )
@@ -77,13 +77,20 @@ def _verdict(episode: Episode, row: object, kind: int) -> Verdict:
             "",
             column="events",
             baseline=max(limit, 0.0),
-            pid=episode.pid,
-            subject=where,
+            object=where,
+            keys={"pid": episode.pid},
         )
         return Verdict(NAME, _SURE, f"pids {where}", words, (entry,), "pids", Culprit(episode.pid, episode.comm, where))
     words = tell("the file system {where}, which {who} writes to, has no room left", where=where, who=who)
     entry = item(
-        "resource", "bytes in use", used, "bytes", column="used", baseline=limit, pid=episode.pid, subject=where
+        "resource",
+        "bytes in use",
+        used,
+        "bytes",
+        column="used",
+        baseline=limit,
+        object=where,
+        keys={"pid": episode.pid},
     )
     return Verdict(NAME, _SURE, f"disk {where}", words, (entry,), "disk_full", Culprit(object=where))
 
@@ -107,7 +114,7 @@ def behind(episode: Episode, view: View) -> Iterator[Verdict]:
         if len(rows) and was_free(rows[-1], episode, view):
             yield _verdict(episode, rows[-1], kind)
             return
-    yield Verdict(NAME, 0.0, "", "no limit that was looked at was reached")
+    yield Verdict(NAME, 0.0, "", "no known limit was reached")
 
 
 def failing(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -116,7 +123,7 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
         if end.how == "answered" and end.code in SAID:
             detail, what = SAID[end.code]
             words = tell(
-                "{who} {what}: it said {said} to {n}{asked}",
+                "{who} {what} ({said} in answer to {n}{asked})",
                 who=end.who,
                 what=what,
                 said=end.says,
@@ -157,7 +164,12 @@ def _no_port(netns: int | None, raw: bytes, episode: Episode, view: View, to: st
         who=process(who, pid),
     )
     entry = item(
-        "tcp_connect", "connects without a port", len(none), "", column="errno", peer=name, errno=errno.EADDRNOTAVAIL
+        "tcp_connect",
+        "connects without a port",
+        len(none),
+        "",
+        column="errno",
+        keys={"peer": name, "errno": errno.EADDRNOTAVAIL},
     )
     yield Verdict(NAME, _SURE, f"ports to {name} in {netns}", words, (entry,), "ports", Culprit(pid, who))
 

@@ -16,7 +16,7 @@ _LEAD_NS = 5 * SECOND
 
 def itself(episode: Episode, _view: View) -> Iterator[Verdict]:
     """The storm's own finding, where it is not known why the tries fail."""
-    yield _verdict(episode, 0.92, tell("it did not wait after an attempt that had failed, but tried again at once"))
+    yield _verdict(episode, 0.92, tell("it retried failed connects without waiting"))
 
 
 def of_port(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -62,7 +62,7 @@ def _at(storm: Episode) -> tuple[int, bytes]:
 
 def _told(storm: Episode) -> Words:
     return tell(
-        "{who} tried again at once, {n} in all, what had failed: up to {rate}, usually {base}",
+        "{who} retried failed connects without waiting, {n} in all, up to {rate} (usually {base})",
         who=process(storm.comm, storm.pid),
         n=value(storm.facts["n"], "time"),
         rate=value(storm.value, "1/s"),
@@ -73,15 +73,16 @@ def _told(storm: Episode) -> Words:
 def _verdict(storm: Episode, score: float, words: Words) -> Verdict:
     raw = _at(storm)[1]
     name = peer(raw)
-    rate = item("tcp_connect", "connects", storm.value, "1/s", baseline=storm.base, peer=name, pid=storm.pid)
+    rate = item(
+        "tcp_connect", "connects", storm.value, "1/s", baseline=storm.base, keys={"peer": name, "pid": storm.pid}
+    )
     failed = item(
         "tcp_connect",
         "attempts that failed",
         min(storm.facts["failed"], storm.facts["n"]),
         "",
         column="result",
-        peer=name,
-        pid=storm.pid,
+        keys={"peer": name, "pid": storm.pid},
     )
     return Verdict(
         CAUSE.name, score, f"retries to {name}", words, (rate, failed), "", Culprit(storm.pid, storm.comm, name)
@@ -91,7 +92,7 @@ def _verdict(storm: Episode, score: float, words: Words) -> Verdict:
 CAUSE = Cause(
     "retry_storm",
     48,
-    "a program tried again at once, again and again, what had failed",
+    "a program retried failed connects at once, again and again",
     PEERS,
     "have it wait longer after each failure (back-off with jitter), and give up at some point; see who it is: tickscope"
     " query tcp_connect --group-by comm",

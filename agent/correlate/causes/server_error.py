@@ -34,7 +34,7 @@ def itself(episode: Episode, view: View) -> Iterator[Verdict]:
         )
         if len(hops) > 1
         else tell(
-            "{who} says so itself ({said}){asked}{beside}",
+            "{who} reports the error itself ({said}){asked}{beside}",
             who=end.who,
             said=end.says,
             asked=end.asked,
@@ -49,16 +49,16 @@ def _beside(end: FailedHop) -> str:
     if end.speaks:
         return ""
     return (
-        ", and nothing that it asks of others was seen to fail more than usually"
+        "; the servers that it asks fail no more than usual"
         if end.pids
-        else "; what it asks of others is not seen from here"
+        else "; the servers that it asks are not visible from here"
     )
 
 
 CAUSE = Cause(
     "server_error",
     95,
-    "a server fails at what it is asked, and says so itself",
+    "a server fails requests and reports the error itself",
     READS,
     "see what it says: its log; tickscope query service_answer --where \"code <> ''\"",
     {"service_errors": itself},

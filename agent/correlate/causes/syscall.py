@@ -1,4 +1,4 @@
-"""A system call was held up on something other than a peer: files, locks on files, pipes that are full."""
+"""A system call was blocked on something other than a peer: files, locks on files, pipes that are full."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agent.correlate.view import NO_PEER, View
 from agent.correlate.waits import PEERS, SHARE, SYSCALLS, WAITING, spent
 from agent.correlate.words import Words, process, span, tell, text, value
 
-#: How sure a call that was held up is the reason, where processors were short, or a disk was full, which holds calls
+#: How sure a call that was blocked is the reason, where processors were short, or a disk was full, which holds calls
 #: up, too.
 _CROWDED, _FULL = 0.6, 0.6
 #: ... and how sure a wait for a lock of the program's own is, whose holder ran.
@@ -34,7 +34,7 @@ def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
     rows, lost, threaded = spent(episode, view, "slow_syscall")
     rows = rows[(rows["kind"] != WAITING) & (rows["peer"] == NO_PEER)]
     if not len(rows):
-        yield Verdict(CAUSE.name, 0.0, "", "no system call of that process was held up")
+        yield Verdict(CAUSE.name, 0.0, "", "no system call of that process was blocked")
         return
     first, group = groups([rows["syscall"], rows["fd_type"]])
     totals = np.bincount(group, rows["duration_ns"])
@@ -47,9 +47,9 @@ def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
     culprit, ended = _holder(mine)
     words = tell(
         (
-            "the system call {call}{on} of {who} was held up for {longest}{by}{beside}"
+            "the system call {call}{on} of {who} was blocked for {longest}{by}{beside}"
             if len(mine) == 1
-            else "the system call {call}{on} of {who} was held up {times}, for up to {longest}{by}{beside}"
+            else "the system call {call}{on} of {who} was blocked {times}, for up to {longest}{by}{beside}"
         ),
         call=call,
         on=_place(mine) or (f" on a {fd}" if fd else ""),
@@ -70,8 +70,8 @@ def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
         device=culprit.object if not culprit.pid else "",
         holder=process(culprit.comm, culprit.pid) if culprit.pid else "",
         calls=len(mine),
-        pid=episode.pid,
         share=round(share, 2),
+        keys={"pid": episode.pid},
     )
     queued = float(mine["run_queue_ns"].clip(0).sum())
     yield Verdict(
@@ -137,7 +137,7 @@ def _blamed(culprit: Culprit, ended: bool, episode: Episode) -> Words:
         return "; another thread of it held the lock"
     if ended:
         return tell(
-            "; {who} had taken the lock, and has ended: whoever has its descriptor holds it",
+            "; {who} took the lock and ended, and a process with its descriptor holds it",
             who=process("", culprit.pid),
         )
     return tell("; {who} held the lock", who=process(culprit.comm, culprit.pid))
@@ -146,7 +146,7 @@ def _blamed(culprit: Culprit, ended: bool, episode: Episode) -> Words:
 CAUSE = Cause(
     "syscall",
     70,
-    "a system call was held up, on something other than a peer",
+    "a system call was blocked, on something other than a peer",
     {
         **PEERS,
         **READS,

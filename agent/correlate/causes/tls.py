@@ -33,7 +33,7 @@ def handshakes(episode: Episode, view: View) -> Iterator[Verdict]:
             float(rows["duration_ns"].sum()),
             "ns",
             column="duration_ns",
-            pid=episode.pid,
+            keys={"pid": episode.pid},
         )
         yield Verdict(CAUSE.name, 0.0, "", took if len(rows) else "no slow TLS handshake in it", (entry,))
         return
@@ -55,8 +55,7 @@ def handshakes(episode: Episode, view: View) -> Iterator[Verdict]:
                 len(rows),
                 "",
                 longest_ns=longest,
-                peer=name,
-                pid=episode.pid,
+                keys={"peer": name, "pid": episode.pid},
             ),
         ),
     )
@@ -67,7 +66,7 @@ def slow(episode: Episode, view: View) -> Iterator[Verdict]:
     netns, raw = cast("tuple[int, bytes]", episode.key)
     p = on_way(episode, view)
     if p.crowded:
-        yield Verdict(CAUSE.name, 0.0, "", "this host's processors were so busy that all of it is slow")
+        yield Verdict(CAUSE.name, 0.0, "", "the CPUs of this host were busy, so that all of it is slow")
         return
     if p.way.slower or p.again:
         return
@@ -77,14 +76,16 @@ def slow(episode: Episode, view: View) -> Iterator[Verdict]:
     rows = in_netns(view.during("tls_handshake", episode), netns)
     who = {*np.unique(rows["pid"][served_at(rows) == np.frombuffer(raw, "V18")[0]])[:_MOST].tolist()}
     if any(view.starved_ns(pid, episode) >= SHARE * (episode.end_ns - episode.start_ns) for pid in who):
-        yield Verdict(CAUSE.name, 0.0, "", "who made them waited for processors")
+        yield Verdict(CAUSE.name, 0.0, "", "their clients waited for a CPU")
         return
     words = tell(
-        "its TLS handshakes took up to {longest} while {quick} were enough for a round trip to it",
+        "its TLS handshakes took up to {longest} while a round trip to it took {quick}",
         longest=span(episode.value),
         quick=span(quick * 1e3),
     )
-    entry = item("tls_handshake", "the slowest handshake", episode.value, "ns", column="duration_ns", peer=p.name)
+    entry = item(
+        "tls_handshake", "the slowest handshake", episode.value, "ns", column="duration_ns", keys={"peer": p.name}
+    )
     yield Verdict(CAUSE.name, 0.8, _with(raw, netns), words, (entry,), "", Culprit(object=p.name))
 
 
@@ -107,7 +108,9 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
     words = tell(
         "{n} with it failed{why}", n=value(len(rows), "TLS handshake"), why=f", mostly with: {reason}" if reason else ""
     )
-    entry = item("tls_handshake", "handshakes failed", len(rows), "", column="result", peer=name, error=reason)
+    entry = item(
+        "tls_handshake", "handshakes failed", len(rows), "", column="result", error=reason, keys={"peer": name}
+    )
     yield Verdict(
         CAUSE.name,
         0.9 if reason.startswith(_CERTIFICATE) else 0.75,

@@ -15,7 +15,7 @@ from agent.correlate.episode import Episode
 from agent.correlate.outliers import bars
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Rise, Second
-from agent.correlate.words import Words, capital, measured, tell, when
+from agent.correlate.words import Words, measured, tell, when
 
 _LEAST_NS, _RATIO, _LAST_S = 300_000_000.0, 5.0, 3  # a second, of a lasting rise
 _AT_ONCE_NS = 1_000_000_000.0  # told in one second
@@ -63,11 +63,12 @@ def _at_once(watch: BlockedWatch, second: Second, now: np.ndarray, longer: np.nd
 
 def clause(e: Episode) -> Words:
     return tell(
-        "{who} was held up in system calls{how}{took}{base} {when}",
-        who=capital(e.subject),
-        how=" for up to " if e.value <= SECOND else ", all its threads together, for ",
+        "{who} was blocked in system calls{how}{took}{threads} ({base}) {when}",
+        who=e.subject,
+        how=" for up to " if e.value <= SECOND else " for ",
+        threads="" if e.value <= SECOND else ", the sum of its threads",
         took=measured(e.value, e.unit),
-        base=tell(" instead of {base}", base=measured(e.base, e.unit)) if e.base else ", and usually hardly ever,",
+        base=tell("usually {base}", base=measured(e.base, e.unit)) if e.base else "usually hardly ever",
         when=when(e),
     )
 
@@ -75,8 +76,8 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "blocked_time",
     90,
-    "a process is held up in system calls, all its threads together, for far longer than it usually is; told where it"
-    " is known why",
+    "a process is blocked in system calls, the sum of its threads, for far longer than usual; reported only where"
+    " the cause is known",
     "a process",
     "ns",
     "syscall_latency",

@@ -6,7 +6,7 @@ from agent.correlate.brokers import READS, BrokerWatch
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, capital, tell, when
+from agent.correlate.words import Words, opening, tell, when
 
 
 def judge(watch: BrokerWatch, second: Second) -> list[Episode]:
@@ -23,7 +23,7 @@ def judge(watch: BrokerWatch, second: Second) -> list[Episode]:
 
 
 def clause(e: Episode) -> Words:
-    return tell("{broker} was down {when}", broker=capital(e.subject), when=when(e))
+    return tell("{broker} was down {when}", broker=opening(e.subject), when=when(e))
 
 
 SYMPTOM = Symptom(

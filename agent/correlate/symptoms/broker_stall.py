@@ -10,7 +10,7 @@ from agent.correlate.brokers import READS, BrokerWatch
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, capital, measured, tell, when
+from agent.correlate.words import Words, measured, opening, tell, when
 
 
 def judge(watch: BrokerWatch, second: Second) -> list[Episode]:
@@ -30,10 +30,10 @@ def judge(watch: BrokerWatch, second: Second) -> list[Episode]:
 
 
 def clause(e: Episode) -> Words:
-    usually = "" if math.isnan(e.base) else tell(" instead of {base}", base=measured(e.base, e.unit))
+    usually = "" if math.isnan(e.base) else tell(" (usually {base})", base=measured(e.base, e.unit))
     return tell(
         "{broker} did not answer for {took}{usually} {when}",
-        broker=capital(e.subject),
+        broker=opening(e.subject),
         took=measured(e.value, e.unit),
         usually=usually,
         when=when(e),

@@ -6,7 +6,7 @@ from agent.correlate.beliefs import READS, BeliefWatch
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, capital, measured, span, tell, text, when
+from agent.correlate.words import Words, measured, span, tell, text, when
 
 
 def judge(watch: BeliefWatch, second: Second) -> list[Episode]:
@@ -32,7 +32,7 @@ def judge(watch: BeliefWatch, second: Second) -> list[Episode]:
 def clause(e: Episode) -> Words:
     return tell(
         "{compared} was off by {apart}, more than both error bounds together ({bound}), {when}",
-        compared=capital(e.subject),
+        compared=e.subject,
         apart=measured(e.value, e.unit),
         bound=span(e.facts["bound_ns"]),
         when=when(e),

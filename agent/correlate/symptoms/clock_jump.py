@@ -7,13 +7,11 @@ from __future__ import annotations
 from agent.correlate.catalogue import Symptom
 from agent.correlate.clock import READS
 from agent.correlate.episode import Episode
-from agent.correlate.words import Words, capital, measured, tell, when
+from agent.correlate.words import Words, measured, tell, when
 
 
 def clause(e: Episode) -> Words:
-    return tell(
-        "{clock} was moved by {size} {when}", clock=capital(e.subject), size=measured(e.value, e.unit), when=when(e)
-    )
+    return tell("The {clock} was moved by {size} {when}", clock=e.subject, size=measured(e.value, e.unit), when=when(e))
 
 
 SYMPTOM = Symptom(

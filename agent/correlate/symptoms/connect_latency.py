@@ -53,7 +53,7 @@ def judge(watch: ConnectWatch, second: Second) -> list[Episode]:
 
 def clause(e: Episode) -> Words:
     return tell(
-        "{n} to {peer} took up to {took} instead of {base} {when}",
+        "{n} to {peer} took up to {took} (usually {base}) {when}",
         n=value(e.facts["slow"], "connect"),
         peer=e.subject,
         took=measured(e.value, e.unit),
@@ -65,7 +65,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "connect_latency",
     57,
-    "connects to a peer take far longer than they ever do; told where it is known why",
+    "connects to a peer take far longer than they ever do; reported only where the cause is known",
     "a peer",
     "ns",
     "tcp_connect",

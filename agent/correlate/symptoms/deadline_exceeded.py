@@ -14,7 +14,7 @@ from agent.correlate.episode import Episode
 from agent.correlate.givenup import LAST_S, READS, GivenUpWatch, whose
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, capital, measured, tell, value, when
+from agent.correlate.words import Words, measured, opening, tell, value, when
 
 _LEAST, _MOST_OF = 3, 0.6
 _ALIKE, _TICKS_NS = 0.03, 10_000_000
@@ -65,7 +65,7 @@ def _most(ages: np.ndarray) -> np.ndarray:
 def clause(e: Episode) -> Words:
     return tell(
         "{what} were given up without an answer, {n}, each after {age}, {when}",
-        what=capital(e.subject),
+        what=opening(e.subject),
         n=value(e.facts["n"], "time"),
         age=measured(e.value, e.unit),
         when=when(e),

@@ -99,12 +99,12 @@ def _enough(watch: LimiterWatch, second: Second, slot: int) -> float:
 
 def clause(e: Episode) -> Words:
     if e.metric == "high_ns":
-        template = "One in ten decisions{seen} of {limiter} took {took} or more instead of {base} {when}"
+        template = "One in ten decisions{seen} of {limiter} took {took} or more (usually {base}) {when}"
     else:
         template = (
-            "Decisions of {limiter} took up to {took} instead of {base} {when}"
+            "Decisions of {limiter} took up to {took} (usually {base}) {when}"
             if e.count > 1
-            else "Decisions of {limiter} took {took} instead of {base} {when}"
+            else "Decisions of {limiter} took {took} (usually {base}) {when}"
         )
     return tell(
         template,

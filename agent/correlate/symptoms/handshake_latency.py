@@ -47,7 +47,7 @@ def judge(watch: HandshakeWatch, second: Second) -> list[Episode]:
 
 def clause(e: Episode) -> Words:
     return tell(
-        "{n} with {peer} took up to {took} instead of {base} {when}",
+        "{n} with {peer} took up to {took} (usually {base}) {when}",
         n=value(e.facts["slow"], "TLS handshake"),
         peer=e.subject,
         took=measured(e.value, e.unit),
@@ -59,7 +59,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "handshake_latency",
     61,
-    "TLS handshakes with an address take far longer than they ever do; told where it is known why",
+    "TLS handshakes with an address take far longer than they ever do; reported only where the cause is known",
     "an address",
     "ns",
     "tls_handshake",

@@ -43,7 +43,7 @@ def judge(watch: LookupWatch, second: Second) -> list[Episode]:
 
 def clause(e: Episode) -> Words:
     return tell(
-        "Up to {share} of the names that {who} looked up, and knew before, did not resolve {when}",
+        "Up to {share} of the lookups of {who} for names that it had resolved before failed {when}",
         share=value(e.value, "ratio"),
         who=e.subject,
         when=when(e),

@@ -49,7 +49,7 @@ def judge(watch: LookupWatch, second: Second) -> list[Episode]:
 
 def clause(e: Episode) -> Words:
     return tell(
-        "Names that {who} looked up took up to {took} to resolve instead of {base} {when}",
+        "Lookups of {who} took up to {took} (usually {base}) {when}",
         who=e.subject,
         took=measured(e.value, e.unit),
         base=measured(e.base, e.unit),
@@ -60,7 +60,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "lookup_latency",
     55,
-    "names that a process looked up quickly before take long to resolve; told where it is known why",
+    "names that a process looked up quickly before take long to resolve; reported only where the cause is known",
     "a process",
     "ns",
     "dns_lookup",

@@ -58,7 +58,7 @@ def judge(watch: PeerWatch, second: Second) -> list[Episode]:
 
 def clause(e: Episode) -> Words:
     return tell(
-        "Who asked {peer} waited up to {took} for it instead of {base} where segments were sent again, {when}",
+        "Clients of {peer} waited up to {took} (usually {base}) for retransmitted segments {when}",
         peer=e.subject,
         took=measured(e.value, e.unit),
         base=measured(e.base, e.unit),
@@ -69,7 +69,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "network_loss",
     84,
-    "who asks a peer waits for segments that are sent again, again and again",
+    "clients of a peer wait for retransmitted segments, again and again",
     "a peer",
     "ns",
     "syscall_latency",

@@ -65,7 +65,7 @@ def _bar(usual: Baseline, least: np.ndarray) -> np.ndarray:
 
 def clause(e: Episode) -> Words:
     return tell(
-        "Round trips to {peer} took {took} instead of {base} {when}",
+        "Round trips to {peer} took {took} (usually {base}) {when}",
         peer=e.subject,
         took=span(e.value),
         base=span(e.base),

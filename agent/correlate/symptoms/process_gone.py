@@ -7,7 +7,7 @@ from agent.correlate.episode import Episode
 from agent.correlate.processes import READS, ProcessWatch
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, capital, tell, value
+from agent.correlate.words import Words, tell, value
 
 
 def judge(watch: ProcessWatch, second: Second) -> list[Episode]:
@@ -28,13 +28,13 @@ def judge(watch: ProcessWatch, second: Second) -> list[Episode]:
 def clause(e: Episode) -> Words:
     if e.value > 1:
         return tell(
-            "{comm} ended {n}, each time another process, the last one {who}, at {at}",
-            comm=capital(e.comm),
+            "{comm} ended {n}, a new process each time, the last one {who}, at {at}",
+            comm=e.comm,
             n=value(e.value, "time"),
             who=e.subject,
             at=e.start_ns,
         )
-    return tell("{who} ended at {at}", who=capital(e.subject), at=e.start_ns)
+    return tell("{who} ended at {at}", who=e.subject, at=e.start_ns)
 
 
 SYMPTOM = Symptom(

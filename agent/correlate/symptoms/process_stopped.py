@@ -7,7 +7,7 @@ from agent.correlate.episode import Episode
 from agent.correlate.processes import READS, ProcessWatch
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, capital, measured, tell, when
+from agent.correlate.words import Words, measured, tell, when
 
 
 def judge(watch: ProcessWatch, second: Second) -> list[Episode]:
@@ -32,15 +32,13 @@ def judge(watch: ProcessWatch, second: Second) -> list[Episode]:
 
 
 def clause(e: Episode) -> Words:
-    return tell(
-        "{who} did nothing for {took} {when}", who=capital(e.subject), took=measured(e.value, e.unit), when=when(e)
-    )
+    return tell("{who} was stopped for {took} {when}", who=e.subject, took=measured(e.value, e.unit), when=when(e))
 
 
 SYMPTOM = Symptom(
     "process_stopped",
     54,
-    "a process that others depend on stands still: it was stopped, or frozen; or a worker was stopped",
+    "a process that others depend on was stopped or frozen, or a worker was stopped",
     "a process",
     "ns",
     "process_event",

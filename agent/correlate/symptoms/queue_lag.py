@@ -11,12 +11,12 @@ from agent.correlate.queues import DELIVERED, READS, QueueWatch
 from agent.correlate.series import quantile
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Rise, Second
-from agent.correlate.words import Words, capital, measured, tell, value, when
+from agent.correlate.words import Words, measured, tell, value, when
 
 _LATE = {
     "age_s": "its oldest undelivered message was {value} old",
     "pending_s": "its oldest unacknowledged message was {value} old",
-    "idle_s": "one of its consumers had asked for nothing for {value}",
+    "idle_s": "one of its consumers was idle for {value}",
     "lag": "its lag was {value}",
 }
 
@@ -139,25 +139,25 @@ def _lasting(watch: QueueWatch, second: Second) -> list[Episode]:
 
 def clause(e: Episode) -> Words:
     if e.metric == "stuck":
-        return tell("{queue} stood still while messages arrived {when}", queue=capital(e.subject), when=when(e))
+        return tell("{queue} made no progress while messages arrived {when}", queue=e.subject, when=when(e))
     worst, base = (
         (value(e.value, "message"), value(e.base))
         if e.metric == "lag"
         else (measured(e.value, e.unit), measured(e.base, e.unit))
     )
     if e.metric == "idle_s":
-        before = tell(" instead of {base}", base=base) if e.base else ""
+        before = tell(" (usually {base})", base=base) if e.base else ""
         return tell(
-            "Of {queue} one consumer asked for nothing for {worst}{before} {when}",
+            "One consumer of {queue} was idle for {worst}{before} {when}",
             queue=e.subject,
             worst=worst,
             before=before,
             when=when(e),
         )
-    usually = tell("instead of {base}", base=base) if e.base else "(usually none waits)"
+    usually = tell("(usually {base})", base=base) if e.base else "(usually none waits)"
     return tell(
         "{queue} fell behind: {late} {usually} {when}",
-        queue=capital(e.subject),
+        queue=e.subject,
         late=tell(_LATE[e.metric], value=worst),
         usually=usually,
         when=when(e),
@@ -167,7 +167,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "queue_lag",
     40,
-    "a consumer group falls behind its queue, or stands still",
+    "a consumer group falls behind its queue, or makes no progress",
     "a consumer group of a queue",
     "s",
     "queue_lag",

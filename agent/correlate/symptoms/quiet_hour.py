@@ -7,7 +7,7 @@ from agent.correlate.episode import Episode
 from agent.correlate.hours import READS, HourWatch
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, capital, measured, tell, value, when
+from agent.correlate.words import Words, measured, opening, tell, value, when
 
 
 def judge(watch: HourWatch, second: Second) -> list[Episode]:
@@ -33,10 +33,9 @@ def judge(watch: HourWatch, second: Second) -> list[Episode]:
 
 def clause(e: Episode) -> Words:
     return tell(
-        "{who} {did} nothing for {took}, and usually has {n} in this hour of the day, with pauses of {base} at most,"
-        " {when}",
-        who=capital(e.subject),
-        did="decided" if e.metric == "silent" else "was asked",
+        "{who} {did} for {took} (usually {n} in this hour of the day, with pauses of at most {base}) {when}",
+        who=opening(e.subject),
+        did="made no decision" if e.metric == "silent" else "got no request",
         took=measured(e.value, e.unit),
         n=value(e.facts.get("n_base"), "decision" if e.metric == "silent" else "request"),
         base=measured(e.base, e.unit),

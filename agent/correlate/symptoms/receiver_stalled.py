@@ -16,14 +16,17 @@ def judge(watch: StreamWatch, second: Second) -> list[Episode]:
 
 def clause(e: Episode) -> Words:
     return tell(
-        "The {subject} took nothing for {took} {when}", subject=e.subject, took=measured(e.value, e.unit), when=when(e)
+        "The reader of the {subject} read nothing for {took} {when}",
+        subject=e.subject,
+        took=measured(e.value, e.unit),
+        when=when(e),
     )
 
 
 SYMPTOM = Symptom(
     "receiver_stalled",
     62,
-    "who reads a steady connection does not read, so that who writes has to wait",
+    "the reader of a steady connection does not read, so that its writer has to wait",
     "a connection between processes of this host",
     "ns",
     "syscall_latency",

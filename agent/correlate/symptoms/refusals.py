@@ -10,7 +10,7 @@ from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.limiters import READS, LimiterWatch, seen
 from agent.correlate.watch import Rise, Second
-from agent.correlate.words import Words, capital, tell, value, when
+from agent.correlate.words import Words, opening, tell, value, when
 
 
 def judge(watch: LimiterWatch, second: Second) -> list[Episode]:
@@ -56,10 +56,10 @@ def _explained(watch: LimiterWatch, second: Second) -> np.ndarray:
 
 
 def clause(e: Episode) -> Words:
-    did = "failed" if e.facts.get("errors", 0) > e.facts.get("refused", 0) else "refused"
+    did = "failed in" if e.facts.get("errors", 0) > e.facts.get("refused", 0) else "refused"
     return tell(
-        "{limiter} {did} up to {share} of decisions{seen} instead of {base} {when}",
-        limiter=capital(e.subject),
+        "{limiter} {did} up to {share} of decisions{seen} (usually {base}) {when}",
+        limiter=opening(e.subject),
         did=did,
         share=value(e.value, "ratio"),
         seen=seen(e),

@@ -9,7 +9,7 @@ from agent.correlate.episode import Episode
 from agent.correlate.scarcity import READS, ScarcityWatch
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, span, tell, value, when
+from agent.correlate.words import Words, opening, span, tell, value, when
 
 #: Of a second, withheld by a quota in most of its periods, two seconds on end; and this many times what was usual.
 _THROTTLED_NS, _PERIODS, _RATIO = 350e6, 0.6, 4.0
@@ -109,24 +109,24 @@ def _withheld(watch: ScarcityWatch, at: int, slots: np.ndarray) -> list[Episode]
 def clause(e: Episode) -> Words:
     if e.unit == "ns":
         return tell(
-            "The {who} was kept from the processor for up to {waited} in a second, its threads together, {when}",
-            who=e.subject,
+            "{who} waited for a CPU for up to {waited} a second, the sum of its threads, {when}",
+            who=opening(e.subject),
             waited=span(e.value),
             when=when(e),
         )
     if e.metric == "oom":
-        return tell("The {who} was killed {when}", who=e.subject, when=when(e))
+        return tell("{who} was killed at {at}", who=opening(e.subject), at=e.start_ns)
     if e.metric == "pids":
         return tell(
-            "The cgroup of the {who} could not start {n} processes or threads in a second {when}",
+            "The cgroup of {who} could not start {n} processes or threads in a second {when}",
             who=e.subject,
             n=value(e.value),
             when=when(e),
         )
     what = {"fd": "open files", "disk": "bytes"}[e.metric]
     return tell(
-        "The {who} had {used} of {limit} {what} in use {when}",
-        who=e.subject,
+        "{who} had {used} of {limit} {what} in use {when}",
+        who=opening(e.subject),
         used=value(e.value),
         limit=value(e.facts.get("limit")),
         what=what,

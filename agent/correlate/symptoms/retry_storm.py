@@ -14,7 +14,7 @@ from agent.correlate.episode import Episode
 from agent.correlate.thresholds import SECOND
 from agent.correlate.tries import READS, TryWatch
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, capital, peer, tell, value, when
+from agent.correlate.words import Words, peer, tell, value, when
 
 _LEAST, _RATIO, _PARTS, _FAILED, _SECONDS = 20, 3.0, 10, 0.5, 2
 
@@ -55,8 +55,8 @@ def clause(e: Episode) -> Words:
     raw = e.key[1]
     assert isinstance(raw, bytes)
     return tell(
-        "{who} connected to {peer} up to {rate}, usually {base}, and {failed} of {n} came to nothing, {when}",
-        who=capital(e.subject.partition(", which")[0]),
+        "{who} connected to {peer} up to {rate} (usually {base}), and {failed} of {n} failed, {when}",
+        who=e.subject.partition(", which")[0],
         peer=peer(raw),
         rate=value(e.value, "1/s"),
         base=value(e.base),
@@ -69,7 +69,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "retry_storm",
     87,
-    "a program tries again at once, again and again, what has failed",
+    "a program retries failed connects at once, again and again",
     "a program and a peer",
     "",
     "tcp_connect",

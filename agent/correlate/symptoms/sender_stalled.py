@@ -16,7 +16,7 @@ def judge(watch: StreamWatch, second: Second) -> list[Episode]:
 
 def clause(e: Episode) -> Words:
     return tell(
-        "The {subject} brought nothing for {took}, usually for {base} at most, {when}",
+        "The writer of the {subject} wrote nothing for {took} (usually at most {base}) {when}",
         subject=e.subject,
         took=measured(e.value, e.unit),
         base=measured(e.base, e.unit),
@@ -27,7 +27,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "sender_stalled",
     64,
-    "who writes to a steady connection writes nothing for far longer than ever, and goes on",
+    "the writer of a steady connection writes nothing for far longer than ever, and then goes on",
     "a connection between processes of this host",
     "ns",
     "syscall_latency",

@@ -19,7 +19,7 @@ from agent.correlate.series import quantile
 from agent.correlate.services import READS, ServiceWatch
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, capital, tell, value, when
+from agent.correlate.words import Words, opening, tell, value, when
 
 _LEAST, _SHARE, _CHANCE = 3, 0.2, math.log(1e-8)
 _WINDOWS = (1, 5)
@@ -129,13 +129,13 @@ def clause(e: Episode) -> Words:
     if e.metric == "replies":
         return tell(
             "{broker} refused {n} within a second {when}",
-            broker=capital(e.subject),
+            broker=opening(e.subject),
             n=value(e.value, "command"),
             when=when(e),
         )
     if e.metric == "answers":
         return tell(
-            "Up to {share} of the answers of {server} were errors ({code}) instead of {base} {when}",
+            "Up to {share} of the answers of {server} were errors ({code}) (usually {base}) {when}",
             share=value(e.value, "ratio"),
             server=e.subject,
             code=e.words,
@@ -143,8 +143,8 @@ def clause(e: Episode) -> Words:
             when=when(e),
         )
     return tell(
-        "{limiter} failed in up to {share} of decisions instead of {base} {when}",
-        limiter=capital(e.subject),
+        "{limiter} failed in up to {share} of decisions (usually {base}) {when}",
+        limiter=opening(e.subject),
         share=value(e.value, "ratio"),
         base=value(e.base, "ratio") if e.base else "none",
         when=when(e),
@@ -163,6 +163,6 @@ SYMPTOM = Symptom(
     "see what the errors say: the program's log; tickscope queues; tickscope query service_answer --group-by code",
     ServiceWatch,
     judge,
-    measured={"share": "result", "answers": "count"},
-    tables={"answers": "service_answer"},
+    measured={"share": "result", "answers": "count", "replies": "errors"},
+    tables={"answers": "service_answer", "replies": "queue_lag"},
 )

@@ -20,7 +20,7 @@ from agent.correlate.outliers import bars
 from agent.correlate.served import READS
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Rise, Second
-from agent.correlate.words import Words, capital, measured, tell, when
+from agent.correlate.words import Words, measured, tell, when
 
 _NOTED_S = 10  # an answer that is noted later (the client kept quiet) is no news
 _SEEN = 100  # requests in the last two minutes, from which it is known what is usual
@@ -117,10 +117,10 @@ def _one(watch: AnswerWatch, second: Second, slot: int, value: float) -> list[Ep
 def clause(e: Episode) -> Words:
     return tell(
         "{who} took {share}{took} to answer{base} {when}",
-        who=capital(e.subject),
+        who=e.subject,
         share={"med_ns": "for half of the requests ", "high_ns": "for one request in ten "}.get(e.metric, "up to "),
         took=measured(e.value, e.unit),
-        base=tell(" instead of {base}", base=measured(e.base, e.unit)) if e.base else ", and usually next to nothing,",
+        base=tell(" (usually {base})", base=measured(e.base, e.unit)) if e.base else " (usually next to nothing)",
         when=when(e),
     )
 
@@ -128,7 +128,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "service_latency",
     48,
-    "a process takes far longer than usual to answer on a port; a single answer is told where it is known why it took"
+    "a process takes far longer than usual to answer on a port; a single slow answer is reported only where it is known why it took"
     " so long",
     "a port that a process serves",
     "ns",

@@ -9,7 +9,7 @@ from agent.correlate.episode import Episode
 from agent.correlate.pace import READS, PaceWatch
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, capital, measured, tell, when
+from agent.correlate.words import Words, measured, opening, tell, when
 
 
 def judge(watch: PaceWatch, second: Second) -> list[Episode]:
@@ -61,8 +61,8 @@ def _open(watch: PaceWatch, second: Second, slot: int, from_ns: int, to_ns: int)
 
 def clause(e: Episode) -> Words:
     return tell(
-        "{limiter} decided nothing for {took}, and usually pauses for {base} at most in a second, {when}",
-        limiter=capital(e.subject),
+        "{limiter} made no decision for {took} (usually pauses of at most {base}) {when}",
+        limiter=opening(e.subject),
         took=measured(e.value, e.unit),
         base=measured(e.base, e.unit),
         when=when(e),
@@ -72,7 +72,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "silence",
     35,
-    "a limiter decides nothing for far longer than it ever pauses; told where it is known why",
+    "a limiter makes no decision for far longer than ever; reported only where the cause is known",
     "a limiter of a program",
     "ns",
     "limiter_decision",

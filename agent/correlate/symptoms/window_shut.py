@@ -40,7 +40,7 @@ def judge(watch: StuckWatch, second: Second) -> list[Episode]:
 
 def clause(e: Episode) -> Words:
     return tell(
-        "The {subject} took nothing for {took}, with {unsent} written and not taken, {when}",
+        "The other end of the {subject} took nothing for {took}, with {unsent} unsent, {when}",
         subject=e.subject,
         took=measured(e.value, e.unit),
         unsent=value(e.facts["unsent"], "byte"),
