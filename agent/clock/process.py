@@ -117,19 +117,6 @@ class WatchProcess:
         self._tell_pid = tell_pid
         tell_pid(self.pid)
 
-    def listen(self, notices: socket.socket) -> None:
-        """Has it take another listening socket for its notices, in the place of one whose name was removed. Who is
-        connected stays so.
-        """
-        self._notices.close()
-        if self.restarts.given_up:
-            notices.close()
-            return
-        self._notices = notices
-        if self.alive:
-            with contextlib.suppress(BlockingIOError):
-                socket.send_fds(self.sock, [b"notices"], [notices.fileno()])
-
     def messages(self) -> list[WatchMessage]:
         """What it told since the last call."""
         if time.monotonic() - self._looked_s >= _LOOK_S:

@@ -48,8 +48,6 @@ REASONS = {
     "unlooked": "decisions whose thread is not known, since there was no time to look for it",
     "no_descriptor": "times no connection could be taken for want of descriptors",
 }
-#: Datagram sockets with a long queue that are kept for the case that somebody removes the name.
-_SPARE = 3
 _MODE = 0o666
 _QLEN_SYSCTL = Path("/proc/sys/net/unix/max_dgram_qlen")
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -113,11 +111,11 @@ class IntakeSockets:
     """
 
     def __init__(self, queue_length: int = QUEUE_LENGTH) -> None:
-        self._spare = _with_queue(queue_length, 1 + _SPARE)
+        self._datagrams = _with_queue(queue_length)
 
     def datagrams(self) -> socket.socket:
-        """For everybody to send to. Raises OSError."""
-        return _heard(self._spare.pop() if self._spare else socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        """For everybody to send to."""
+        return _heard(self._datagrams)
 
     @staticmethod
     def listener() -> socket.socket:
@@ -166,12 +164,6 @@ class Intake(Stating, Finishing):
         self._lost: Counter[str] = Counter()
         self._told: Counter[str] = Counter()
         self._told_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-
-    def follow(self, directory: RunDirectory) -> None:
-        """Takes what the directory makes in the place of sockets whose names are gone."""
-        directory.moved("intake.sock", self.senders.hear)
-        directory.moved("intake.seq.sock", self.senders.listen)
-        directory.moved("intake.stream.sock", self.senders.listen)
 
     def store_keys(self, keys: str) -> None:
         """How keys are stored from now on."""
@@ -283,7 +275,7 @@ def _heard(sock: socket.socket) -> socket.socket:
     return sock
 
 
-def _with_queue(length: int, count: int) -> list[socket.socket]:
+def _with_queue(length: int) -> socket.socket:
     try:
         before = _QLEN_SYSCTL.read_text()
         if int(before) < length:
@@ -291,7 +283,7 @@ def _with_queue(length: int, count: int) -> list[socket.socket]:
     except OSError:  # read-only in most containers: the default length then
         before = ""
     try:
-        return [_open_to_all(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) for _ in range(count)]
+        return _open_to_all(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
     finally:
         if before and int(before) < length:
             _QLEN_SYSCTL.write_text(before)

@@ -154,15 +154,6 @@ def test_one_that_hangs_is_replaced(watched: Watched, monkeypatch: pytest.Monkey
     assert "(it gave no sign of life)" in watched.words()
 
 
-def test_a_socket_that_was_replaced_meanwhile_is_the_next_watchs(watched: Watched, tmp_path: Path) -> None:
-    watched.kill()
-    other = tmp_path / "other.sock"
-    watched.watch.listen(sockets.notices(other))
-    watched.path = str(other)
-    watched.until(watched.back)
-    assert watched.serves()
-
-
 def test_given_up_it_says_so_to_whoever_connects(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarts, "IN_A_ROW", 1)
     watched.kill()
