@@ -119,11 +119,11 @@ def run(config: Config, to_help: Child, to_watch: Child) -> int:
         uid,
         gid,
     )
-    hooks = []
+    hook = None
     if config.notices:
-        from agent.clock.hooks import start as start_hooks
+        from agent.clock.hooks import start as start_hook
 
-        hooks = start_hooks(config.hooks(), sockets.fd, uid, gid)
+        hook = start_hook(config.hook(), sockets.fd, uid, gid)
 
     from agent.limiters.intake import bind as bind_intake
 
@@ -152,7 +152,7 @@ def run(config: Config, to_help: Child, to_watch: Child) -> int:
     privilege.drop_unless_needed(uid, gid, privilege.CAP_BPF, lambda: lost < 0 or bpf.allowed(lost))
 
     loop, status, live, changes = _assemble(
-        config, store_fd, loaded, helper, watch, hooks, sockets, intake_sockets, control_socket, older, kallsyms
+        config, store_fd, loaded, helper, watch, hook, sockets, intake_sockets, control_socket, older, kallsyms
     )
     signals = Signals(loop, Reload(config, loop, changes).start, live.draw if live else None)
     status.ready_s = time.monotonic() - started
@@ -184,7 +184,7 @@ def _assemble(
     loaded: Loaded,
     helper: Helper,
     watch: Any,
-    hooks: list[Any],
+    hook: Any,
     sockets: RunDirectory,
     intake_sockets: tuple[socket.socket, ...],
     control_socket: socket.socket,
@@ -228,7 +228,7 @@ def _assemble(
     answers: dict[str, control.Answer] = {}
     server = control.Control(control_socket, answers)
     intake = intake_room.Intake(*intake_sockets, keys=config.intake_keys, names=config.limiter_names)
-    notices, queues = NoticeSource(watch, hooks), _queues(config, loaded, older)
+    notices, queues = NoticeSource(watch, hook), _queues(config, loaded, older)
     daemons, brokers = _time_daemons(config, history), Brokers(config.brokers, config.poll_s)
     receiver = None
     if config.otlp_receiver:  # it is not in the memory of others
