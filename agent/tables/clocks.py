@@ -29,8 +29,7 @@ DECLARED = (
         enum("direction", "forward backward", "which way REALTIME jumped; null where it did not", "direction"),
         i64(
             "unwatched_ns",
-            "for how long nobody had looked when it was found, by an agent that started; null too in rows that an"
-            " earlier version sealed",
+            "for how long nobody had looked when it was found, by an agent that started",
             "ns",
         ),
         measure="size_ns",
