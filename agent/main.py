@@ -26,6 +26,7 @@ from agent.posix import background, directories, privilege
 from agent.posix.begun import begun
 from agent.posix.child import Child
 from agent.posix.rundir import RunDirectory
+from agent.posix.systemd import Systemd
 from agent.service import control
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ def _kernel_sources(
 def run(config: Config, to_help: Child, to_watch: Child) -> int:
     """The agent, until a signal or ``duration_s``. Returns the exit status. Raises AgentError before it is ready."""
     started = time.monotonic()
+    systemd = Systemd()
     privilege.require_root()
     timens.require_host()
     privilege.require_readable()
@@ -165,9 +167,12 @@ def run(config: Config, to_help: Child, to_watch: Child) -> int:
         degraded=degraded,
         pid=os.getpid(),
     )
+    loop.each_second.append(systemd.alive)
+    systemd.ready()
     try:
         loop.run(boot_ns() + int(config.duration_s * 1e9) if config.duration_s else 0)
     finally:  # whatever happened: what was taken is stored, and the store ends cleanly
+        systemd.stopping()
         loop.finish()
         helper.close()
         watch.close()
