@@ -23,9 +23,9 @@ from agent.errors import INTERRUPTED, UNREACHABLE, AgentError
 from agent.kernel import helper_client
 from agent.log import ERROR, INFO, NOTICE, say
 from agent.posix import background, directories, privilege
-from agent.posix.begun import begun
 from agent.posix.child import Child
 from agent.posix.rundir import RunDirectory
+from agent.posix.supervisor import begun
 from agent.posix.systemd import Systemd
 from agent.service import control
 

@@ -28,7 +28,7 @@ from agent.clock.machine import VMCLOCK, open_kept
 from agent.clock.pulse import Pulse
 from agent.clock.watch import LATE, MESSAGE
 from agent.posix.child import Child
-from agent.posix.restarts import Restarts
+from agent.posix.supervisor import Restarts
 from agent.posix.signals import sheltered
 
 #: Without a sign of life (there are four a second) it counts as silent, and is ended after the second.

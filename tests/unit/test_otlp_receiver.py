@@ -37,7 +37,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from agent.posix.restarts import IN_A_ROW
+from agent.posix.supervisor import IN_A_ROW
 from agent.receiver.people import People
 from agent.receiver.process import OtlpReceiver
 from agent.receiver.settings import ReceiverConfig

@@ -16,8 +16,8 @@ from agent.clock import first
 from agent.clock.process import start as start_watch
 from agent.errors import AgentError
 from agent.kernel import helper, helper_client
-from agent.posix.begun import begun
 from agent.posix.child import Child, fork
+from agent.posix.supervisor import begun
 from tests.lab import sockets
 
 ROOT = Path(__file__).parents[2]

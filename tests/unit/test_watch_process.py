@@ -20,7 +20,6 @@ from agent.clock.notices import NoticeSource
 from agent.clock.process import Unwatched, WatchMessage, WatchProcess
 from agent.clock.untold import SOURCE, Untold
 from agent.clock.watch import SLEEPERS
-from agent.posix import restarts
 from agent.posix.child import fork
 from tests.lab import sockets
 from tests.patience import PATIENCE
@@ -154,8 +153,8 @@ def test_one_that_hangs_is_replaced(watched: Watched, monkeypatch: pytest.Monkey
     assert "(it gave no sign of life)" in watched.words()
 
 
-def test_given_up_it_says_so_to_whoever_connects(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restarts, "IN_A_ROW", 1)
+def test_given_up_it_says_so_to_whoever_connects(watched: Watched) -> None:
+    watched.watch.restarts.in_a_row = 1
     watched.kill()
     watched.until(watched.back)
     watched.kill()
