@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from agent.clock import process
 from agent.clock.notices import NoticeSource
 from agent.clock.untold import SOURCE
 from agent.clock.watch import SLEEPERS
@@ -117,8 +116,8 @@ def test_a_killed_watch_is_started_again_and_steps_meanwhile_are_notices_lost(ri
     step(rig, -STEP_NS)
 
 
-def test_a_watch_that_hangs_is_replaced(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "MOST_SILENT_S", 2.5)
+def test_a_watch_that_hangs_is_replaced(rig: Rig) -> None:
+    rig.watch.child.hung_s = 2.5
     former = rig.watch.pid
     os.kill(former, signal.SIGSTOP)
     until(rig, lambda: rig.watch.pid != former and running(rig))

@@ -141,12 +141,12 @@ def test_killed_it_is_replaced_by_one_that_holds_as_little(watched: Watched) -> 
     assert "; restarted 1 times, last " in watched.words()
 
 
-def test_one_that_hangs_is_replaced(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "MOST_SILENT_S", 2.2)
+def test_one_that_hangs_is_replaced(watched: Watched) -> None:
+    watched.watch.child.hung_s = 2.2
     former = watched.watch.pid
     os.kill(former, signal.SIGSTOP)
     watched.until(lambda: not watched.watch.alive)
-    monkeypatch.undo()
+    watched.watch.child.hung_s = 30.0
     watched.until(watched.back)
     assert watched.serves()
     assert not os.path.exists(f"/proc/{former}")
