@@ -91,22 +91,23 @@ class Forked:
 
 
 def spawn(
-    module: str,
+    module: str | Sequence[str],
     *args: object,
     fds: Sequence[int] = (),
     environment: Mapping[str, str] | None = None,
     stdout: int | None = None,
     stderr: int | None = None,
 ) -> subprocess.Popen[bytes]:
-    """``python -m MODULE ARGS`` with these descriptors under their own numbers. environment: instead of the few
+    """``python -m MODULE ARGS``, or a whole command, with these descriptors under their own numbers. environment: instead of the few
     variables that a child usually gets; PYTHONPATH is added. Raises OSError.
     """
     if environment is None:
         environment = {**{name: os.environ[name] for name in _PASSED if name in os.environ}, "LC_ALL": "C.UTF-8"}
     paths = (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH"))
+    command = [sys.executable, "-P", "-m", module] if isinstance(module, str) else module
     with sheltered():
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", module, *map(str, args)],
+            [*command, *map(str, args)],
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
@@ -200,7 +201,8 @@ class Supervised:
     """One child process at a time.
 
     role: its name in ``status``; does: what it does, in words. start: starts one, with the agent's end of its socket
-    where it has one; None where there is nothing to do; raises OSError. over: called once for each that has ended.
+    where it has one; None where there is nothing to do; raises OSError. Without it the owner starts one when there is
+    something to do, and calls ``adopt``. over: called once for each that has ended.
     silent_s: without ``beat`` for so long it counts as silent, after hung_s it is killed and another one is started;
     0: no sign of life is expected. ends_s: how long it may take to end by itself before it is killed. restarts: when
     it is started again, by default never.
@@ -213,7 +215,7 @@ class Supervised:
         self,
         role: str,
         does: str,
-        start: Callable[[], tuple[ChildProcess, socket.socket | None] | None],
+        start: Callable[[], tuple[ChildProcess, socket.socket | None] | None] = _nothing,
         over: Callable[[], None] = _nothing,
         *,
         silent_s: float = 0.0,
