@@ -21,6 +21,7 @@ from collections.abc import Callable
 from agent.clock.hook_settings import HookConfig
 from agent.errors import printable
 from agent.posix import privilege
+from agent.posix.supervisor import Forked, Supervised
 
 #: Notices that wait for a slow hook. Older ones are of no use to anybody.
 QUEUE = 32
@@ -189,14 +190,13 @@ class HookProcess:
 
     def __init__(self, pid: int, reports: socket.socket) -> None:
         self.pid, self.reports = pid, reports
+        self.child = Supervised("notice exec", "runs the hook's command")
+        self.child.adopt(Forked(pid))
 
     def close(self) -> None:
         """Ends it, also in the middle of a delivery, and waits for it."""
         self.reports.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGTERM)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
+        self.child.close()
 
 
 def start(config: HookConfig, run_fd: int, uid: int, gid: int) -> HookProcess | None:

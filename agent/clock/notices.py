@@ -114,9 +114,7 @@ class NoticeSource(Stating, Failing, Owning):
 
     def processes(self) -> list[dict[str, Any]]:
         """For ``status``."""
-        if self._hook is None or "exec" in self._gone:
-            return []
-        return [{"pid": self._hook.pid, "role": "notice exec"}]
+        return self._hook.child.processes() if self._hook is not None and "exec" not in self._gone else []
 
     def close(self) -> None:
         """Ends the hook; the watch is the agent's."""
