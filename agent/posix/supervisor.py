@@ -95,6 +95,7 @@ def spawn(
     *args: object,
     fds: Sequence[int] = (),
     environment: Mapping[str, str] | None = None,
+    stdin: int = subprocess.DEVNULL,
     stdout: int | None = None,
     stderr: int | None = None,
 ) -> subprocess.Popen[bytes]:
@@ -108,7 +109,7 @@ def spawn(
     with sheltered():
         return subprocess.Popen(
             [*command, *map(str, args)],
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=stdout,
             stderr=stderr,
             pass_fds=fds,
