@@ -18,14 +18,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from agent.batch import Batch, make
 from agent.errors import AgentError
 from agent.log import NOTICE, WARNING, say
 from agent.posix.child import Child
 from agent.posix.signals import sheltered
-from agent.tables import TABLES
+
+if TYPE_CHECKING:
+    from agent.batch import Batch
 
 #: Processes in a row that did not live for STEADY_S.
 IN_A_ROW, STEADY_S = 5, 60.0
@@ -319,6 +320,9 @@ class Supervised:
 
     def report(self, now_ns: int, well: str, state: str) -> Iterator[Batch]:
         """What has changed, on stderr and as ``probe_status``. well, state: what is said of it without trouble."""
+        from agent.batch import make  # here, since the hook's process is forked before numpy is imported
+        from agent.tables import TABLES
+
         if self.trouble == self._reported:
             return
         self._reported = self.trouble

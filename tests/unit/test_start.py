@@ -46,6 +46,12 @@ def test_little_is_imported_before_the_first_children() -> None:
     )
 
 
+def test_the_hook_is_forked_before_the_agent_is_large() -> None:
+    code = "import sys, agent.main, agent.clock.process, agent.clock.hooks; print('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "False\n"
+
+
 @pytest.mark.parametrize("serve", [helper.serve, first.serve])
 def test_a_child_that_is_never_told_to_begin_ends_with_the_agent(serve: object) -> None:
     sock, pid = fork("child", serve)  # type: ignore[arg-type]
