@@ -288,7 +288,7 @@ class Supervised:
         """Collects those that were asked to end; who takes too long is killed."""
         self._ending = [one for one in self._ending if one[0].poll() is None]
         for process, until_s in self._ending:
-            if time.monotonic() > until_s:
+            if time.monotonic() >= until_s:
                 process.kill()
 
     def check(self) -> None:
@@ -366,10 +366,9 @@ class Supervised:
         """Ends it and waits, for ``ends_s`` at most."""
         self.end(kill=kill)
         for process, until_s in self._ending:
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, until_s - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
+        self.reap()
 
 
 _POLITE = (signal.SIGTERM, signal.SIGCONT)

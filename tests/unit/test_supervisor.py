@@ -285,6 +285,7 @@ def test_one_that_was_forked_early_ends_with_its_socket() -> None:
     child.adopt(process, sock)
     child.close()
     assert process.returncode == 0
+    assert child._ending == []
 
 
 def test_how_a_process_ended() -> None:
