@@ -37,7 +37,6 @@ setup(
         "pyarrow>=18,<27",
         "hiredis>=3,<4",
         "PyYAML>=6,<7",
-        "pillow>=10.1,<13",
     ],
     extras_require={
         "test": [

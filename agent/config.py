@@ -42,7 +42,7 @@ _MAX_RUN_DIR_BYTES = 107 - len("/notices.sock")
 class Config:
     """Everything that may be configured. Names are the file's keys.
 
-    notices: hooks that are told of clock jumps, see agent/clock/hook_settings.py. jump_threshold: smaller steps are
+    notices: a command that gets clock jumps, see agent/clock/hook_settings.py. jump_threshold: smaller steps are
     findings only where a limiter is affected, larger ones alarms; ``all``: every step is a finding, and an alarm from
     128 ms on.
     store: directory; run_dir: of the sockets. syscalls: how much of system call time is measured; syscalls_window_ms:
@@ -108,7 +108,7 @@ class Config:
         _TOP.number("syscalls_window_ms", self.syscalls_window_ms, 1, 500)
         _TOP.number("slow_syscall_ms", self.slow_syscall_ms, 0.1, 60_000)
         jump_threshold_ns(self.jump_threshold)
-        self.hooks()
+        self.hook()
         _TOP.number("poll_s", self.poll_s, 0.1, 3600)
         _TOP.number("max_bytes", self.max_bytes, 1 << 20, 1 << 50)
         _TOP.number("max_age_days", self.max_age_days, 0.01, 36500)
@@ -125,7 +125,7 @@ class Config:
             self.receiver()
         check_limiters(self.limiter_models, self.limiter_names, self.key_salt)
 
-    def hooks(self) -> HookConfig:
+    def hook(self) -> HookConfig:
         """The ``notices`` setting, checked. Raises AgentError."""
         from agent.clock.hook_settings import HookConfig, parse
 

@@ -1,6 +1,6 @@
 """Bringing the agent up: the privileged moment, then the processes, then the loop.
 
-Order matters. Helper, keeper and clock watch are forked while this process is still small (agent/start.py). The loader
+Order matters. Helper and clock watch are forked while this process is still small (agent/start.py). The loader
 runs and ends. Only then does the agent become its own user without capabilities, and only after that does it read its
 first event.
 """
@@ -22,11 +22,11 @@ from agent.config import Config, jump_threshold_ns
 from agent.errors import INTERRUPTED, UNREACHABLE, AgentError
 from agent.kernel import helper_client
 from agent.log import ERROR, INFO, NOTICE, say
-from agent.posix import background, directories, keeper, privilege
-from agent.posix.begun import begun
+from agent.posix import background, directories, privilege
 from agent.posix.child import Child
-from agent.posix.rundir import MODE as RUN_MODE
 from agent.posix.rundir import RunDirectory
+from agent.posix.supervisor import begun
+from agent.posix.systemd import Systemd
 from agent.service import control
 
 if TYPE_CHECKING:
@@ -97,9 +97,10 @@ def _kernel_sources(
     return sources, clock, targets
 
 
-def run(config: Config, to_keep: Child, to_help: Child, to_watch: Child) -> int:
+def run(config: Config, to_help: Child, to_watch: Child) -> int:
     """The agent, until a signal or ``duration_s``. Returns the exit status. Raises AgentError before it is ready."""
     started = time.monotonic()
+    systemd = Systemd()
     privilege.require_root()
     timens.require_host()
     privilege.require_readable()
@@ -110,7 +111,6 @@ def run(config: Config, to_keep: Child, to_help: Child, to_watch: Child) -> int:
     directories.require_answer(config.store)
     store_fd = directories.prepare(config.store, 0o750, uid, gid)
     sockets = RunDirectory(config.run_dir, uid, gid)
-    sockets.keeper = begun("tickscope-keep", keeper.start, to_keep, config.run_dir, RUN_MODE, uid, gid)
     control_socket = sockets.listen("control.sock", 0o660, socket.SOCK_STREAM, control.CLIENTS)
     helper = begun("tickscope-help", helper_client.start, to_help, uid, gid)
     watch = begun(
@@ -121,11 +121,11 @@ def run(config: Config, to_keep: Child, to_help: Child, to_watch: Child) -> int:
         uid,
         gid,
     )
-    hooks = []
+    hook = None
     if config.notices:
-        from agent.clock.hooks import start as start_hooks
+        from agent.clock.hooks import start as start_hook
 
-        hooks = start_hooks(config.hooks(), sockets.fd, uid, gid)
+        hook = start_hook(config.hook(), sockets.fd, uid, gid)
 
     from agent.limiters.intake import bind as bind_intake
 
@@ -154,7 +154,7 @@ def run(config: Config, to_keep: Child, to_help: Child, to_watch: Child) -> int:
     privilege.drop_unless_needed(uid, gid, privilege.CAP_BPF, lambda: lost < 0 or bpf.allowed(lost))
 
     loop, status, live, changes = _assemble(
-        config, store_fd, loaded, helper, watch, hooks, sockets, intake_sockets, control_socket, older, kallsyms
+        config, store_fd, loaded, helper, watch, hook, sockets, intake_sockets, control_socket, older, kallsyms
     )
     signals = Signals(loop, Reload(config, loop, changes).start, live.draw if live else None)
     status.ready_s = time.monotonic() - started
@@ -167,9 +167,12 @@ def run(config: Config, to_keep: Child, to_help: Child, to_watch: Child) -> int:
         degraded=degraded,
         pid=os.getpid(),
     )
+    loop.each_second.append(systemd.alive)
+    systemd.ready()
     try:
         loop.run(boot_ns() + int(config.duration_s * 1e9) if config.duration_s else 0)
     finally:  # whatever happened: what was taken is stored, and the store ends cleanly
+        systemd.stopping()
         loop.finish()
         helper.close()
         watch.close()
@@ -186,7 +189,7 @@ def _assemble(
     loaded: Loaded,
     helper: Helper,
     watch: Any,
-    hooks: list[Any],
+    hook: Any,
     sockets: RunDirectory,
     intake_sockets: tuple[socket.socket, ...],
     control_socket: socket.socket,
@@ -213,7 +216,6 @@ def _assemble(
     from agent.service.finding_log import FindingLog
     from agent.service.kept_hours import KeptHours
     from agent.service.loop import Loop
-    from agent.service.mender import Mender
     from agent.service.reload import appliers
     from agent.service.status import Shown, Status
     from agent.service.unjudged import Unjudged
@@ -231,7 +233,7 @@ def _assemble(
     answers: dict[str, control.Answer] = {}
     server = control.Control(control_socket, answers)
     intake = intake_room.Intake(*intake_sockets, keys=config.intake_keys, names=config.limiter_names)
-    notices, queues = NoticeSource(watch, hooks), _queues(config, loaded, older)
+    notices, queues = NoticeSource(watch, hook), _queues(config, loaded, older)
     daemons, brokers = _time_daemons(config, history), Brokers(config.brokers, config.poll_s)
     receiver = None
     if config.otlp_receiver:  # it is not in the memory of others
@@ -244,11 +246,7 @@ def _assemble(
     sources += [
         Bounds("intake", intake.state, intake_room.REASONS),
         Bounds("control", server.counts, control.REASONS),
-        Mender(sockets),
     ]
-    sockets.moved("control.sock", server.listener.replace)
-    sockets.moved("notices.sock", watch.listen)
-    intake.follow(sockets)
     exports = start_exports(config, boot, history)
     correlator = Correlator(with_threshold(jump_threshold_ns(config.jump_threshold)), clock=time.thread_time_ns)
     loop = Loop(sources, store, correlator, exports.sinks)
@@ -313,10 +311,8 @@ def _time_daemons(config: Config, history: Any) -> TimeDaemons:
     return TimeDaemons(NtpConfig.parse(config.ntp), lambda wall_ns: int(history.to_boot(np.array([wall_ns])).ns[0]))
 
 
-def main(to_keep: Child, to_help: Child, to_watch: Child) -> None:
-    """The rest of ``python -m agent.start FD``. The three were forked for the keeper, the helper and the clock
-    watch.
-    """
+def main(to_help: Child, to_watch: Child) -> None:
+    """The rest of ``python -m agent.start FD``. The two were forked for the helper and the clock watch."""
     from agent.posix.signals import Interrupted, begin
 
     try:
@@ -324,7 +320,7 @@ def main(to_keep: Child, to_help: Child, to_watch: Child) -> None:
         with os.fdopen(int(sys.argv[1])) as pipe:
             config = Config.from_json(json.load(pipe))
         log.use(config.log_format)
-        status = run(config, to_keep, to_help, to_watch)
+        status = run(config, to_help, to_watch)
     except Interrupted:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         say("tickscope: interrupted before it was ready", NOTICE)

@@ -1,7 +1,7 @@
 """``python -m agent.start FD``: the agent's first lines; the CLI becomes this by exec. The configuration comes as JSON
 on the descriptor (agent/main.py).
 
-Helper, keeper and clock watch are forked here, before nearly all imports: they keep what they inherit, since the agent
+Helper and clock watch are forked here, before nearly all imports: they keep what they inherit, since the agent
 soon has written over its own copy of it, so each module that is imported before them costs its size once more. They
 begin when the agent tells them as whom.
 """
@@ -13,7 +13,6 @@ import sys
 
 from agent.clock import first
 from agent.kernel import helper
-from agent.posix import keeper
 from agent.posix.child import fork
 
 TYPE_CHECKING = False  # that of typing, which is large
@@ -41,7 +40,6 @@ def main() -> None:
     gc.freeze()  # a collection would write to each object, and so copy it
     try:
         small = (
-            fork("tickscope-keep", keeper.serve),
             fork("tickscope-help", helper.serve),
             fork("tickscope-clock", first.serve),
         )

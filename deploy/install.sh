@@ -83,6 +83,8 @@ install_environment() ( # extra
 		pip_install --no-deps --no-build-isolation --force-reinstall "$copy" ||
 			fail "pip could not install this checkout" "see pip's message above, then run this again" 1
 	fi
+	rm -rf "${TICKSCOPE_HOME:?}/docs"
+	cp -r docs "$TICKSCOPE_HOME/docs" # the unit and people refer to them
 	printf '%s\n' "$wanted_deps" >"$deps"
 	printf '%s\n' "$wanted_code" >"$code"
 	if [ "$TICKSCOPE_HOME" = /opt/tickscope ] && [ ! -e "$command" ]; then ln -sf "$TICKSCOPE_VENV/bin/tickscope" "$command"; fi

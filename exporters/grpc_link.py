@@ -9,16 +9,15 @@ is an Outcome as JSON.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 
-from agent.posix.signals import sheltered
+from agent.posix.supervisor import Supervised, how, spawn
 from exporters.otlp_settings import Endpoint
 from exporters.send import STATUSES, Outcome
 
@@ -34,18 +33,17 @@ class GrpcLink:
 
     def __init__(self, targets: Mapping[str, Endpoint]) -> None:
         self._targets = dict(targets)
-        self._child: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
+        self._child = Supervised("otlp sender", "sends OTLP by gRPC")
 
     @property
     def pid(self) -> int | None:
-        return self._child.pid if self._child else None
+        return self._child.process.pid if self._child.process else None
 
     def send(self, signal: str, data: bytes) -> Outcome:
         """Blocks for at most the target's timeout and some seconds."""
         timeout_s = self._targets[signal].timeout_s + _GRACE_S
         try:
-            link = self._socket or self._start()
+            link = self._child.socket or self._start()
             link.settimeout(timeout_s)
             send_frame(link, bytes((SIGNALS.index(signal),)) + data)
             return _outcome(receive_frame(link, time.monotonic() + timeout_s, _MAX_ANSWER_BYTES))
@@ -54,38 +52,33 @@ class GrpcLink:
 
     def abort(self) -> None:
         """Ends a request that is under way, and the child; callable from any thread."""
-        if self._child:
-            self._child.kill()
+        if process := self._child.process:
+            process.kill()
 
     def close(self) -> None:
-        if self._socket:
-            self._socket.close()
-            self._socket = None
-        if self._child:
-            self._child.kill()
-            self._child.wait()
-            self._child = None
+        self._child.close(kill=True)
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
-        with theirs, sheltered():
-            self._child = subprocess.Popen(
-                [sys.executable, "-m", "exporters.grpc_sender", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
+        with theirs:
+            fd = theirs.fileno()
+            process = spawn(
+                "exporters.grpc_sender",
+                fd,
+                fds=[fd],
+                environment=os.environ,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                cwd=Path(__file__).parent.parent,
             )
+        self._child.adopt(process, ours)
         ours.settimeout(_GRACE_S)
         send_frame(ours, json.dumps({s: asdict(t) for s, t in self._targets.items()}).encode())
-        self._socket = ours
         return ours
 
     def _ended(self, error: OSError) -> str:
-        status = self._child.poll() if self._child else None
+        code = self._child.process.poll() if self._child.process else None
         self.close()
-        return f"ended with status {status}" if status is not None else f"{type(error).__name__}: {error}"
+        return f"ended ({how(code)})" if code is not None else f"{type(error).__name__}: {error}"
 
 
 class GrpcSender:

@@ -4,7 +4,6 @@ there were.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -13,9 +12,8 @@ import numpy as np
 
 #: The time is cut into so many pieces; of each, what reaches furthest is drawn.
 PIECES = 1_000
-#: Jumps that a drawing may name.
-NAMED = 10
-_LOOK_S = 10
+#: Jumps, and times without an agent, that a drawing names.
+NAMED = 6
 
 
 class WallStep(NamedTuple):
@@ -47,8 +45,7 @@ class Course:
     """What is drawn, of one boot. Times CLOCK_BOOTTIME ns, increasing.
 
     start_ns, moved_ns, err_ns (k,): the segments, and how far from the first one's offset each lies, with its error
-    bound. rate_t_ns, rate_ppm (m,): measured rate against MONOTONIC_RAW; asked_t_ns, asked_ppm (n,): the kernel's
-    frequency correction.
+    bound.
     jumps: how many there were; steps: those of them that are drawn, among them the NAMED largest.
     wall_ns: what to add to a time to get the wall time it has by the last offset. unwatched: (from, to) in which no
     agent looked.
@@ -63,10 +60,6 @@ class Course:
     err_ns: np.ndarray
     steps: Sequence[WallStep]
     jumps: int
-    rate_t_ns: np.ndarray
-    rate_ppm: np.ndarray
-    asked_t_ns: np.ndarray
-    asked_ppm: np.ndarray
     unwatched: Sequence[tuple[int, int]] = ()
 
     @property
@@ -122,17 +115,3 @@ def unwatched(t_ns: np.ndarray, longest_ns: int) -> list[tuple[int, int]]:
     """Where samples, taken at the times (n,), lie further apart than an agent takes them."""
     at = np.flatnonzero(np.diff(t_ns) > longest_ns)
     return list(zip(t_ns[at].tolist(), t_ns[at + 1].tolist(), strict=True))
-
-
-def rates(t_ns: np.ndarray, mono_raw_ns: np.ndarray, pieces: int = 300) -> tuple[np.ndarray, np.ndarray]:
-    """(times, ppm): the rate of MONOTONIC against MONOTONIC_RAW between samples at least 10 s apart, in at most so many
-    pieces.
-    """
-    if len(t_ns) < 2:
-        return np.zeros(0, np.int64), np.zeros(0)
-    apart = math.ceil(max(_LOOK_S * 10**9 * 0.9, (t_ns[-1] - t_ns[0]) / pieces))
-    kept = [0]
-    while (following := int(np.searchsorted(t_ns, t_ns[kept[-1]] + apart))) < len(t_ns):
-        kept.append(following)
-    t, y = t_ns[kept], mono_raw_ns[kept]
-    return (t[1:] + t[:-1]) // 2, np.diff(y) / np.diff(t) * 1e6

@@ -1,17 +1,16 @@
-"""``tickscope clock history``: the offset history as rows, on the terminal as a plot, and as a picture."""
+"""``tickscope clock history``: the offset history as rows, and on the terminal as a plot."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from agent.cli import options
-from agent.errors import NO_ROWS, USAGE, AgentError, printable
+from agent.errors import NO_ROWS, AgentError, printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,29 +49,24 @@ def histories(source: RowSource) -> dict[str, History]:
     metavar="N",
     help=f"At most N segments: the newest. By default {_TABLE_ROWS:,} in a table, else all.",
 )
-@click.option(
-    "--plot", metavar="FILE", help="Draw it, instead of rows: FILE.svg, FILE.png, or - for the terminal's plot."
-)
+@click.option("--plot", is_flag=True, help="Draw it with characters, instead of rows.")
 @options.reading
-def command(since: str | None, until: str | None, limit: int | None, plot: str | None, fmt: str, store: str) -> None:
+def command(since: str | None, until: str | None, limit: int | None, plot: bool, fmt: str, store: str) -> None:
     """The offset history: from when on which offset of the wall clock held, and the step that began it, with who made
     it.
 
-    On a terminal a plot comes before the rows (NO_COLOR is heeded); in a pipe there are only rows, unless --plot - asks
-    for it.
+    On a terminal a plot comes before the rows (NO_COLOR is heeded); in a pipe there are only rows, unless --plot asks for
+    it.
 
     \b
     tickscope clock history --since 1d
-    tickscope clock history --since 1d --plot clock.svg
+    tickscope clock history --since 1d --plot
     tickscope clock history --limit 20
     """
     from agent.cli.gaps import tell
     from agent.cli.output import emit_rows, note, quiet_pipe
-    from agent.cli.picture import FORMATS
     from agent.store.sources import opened
 
-    if plot and plot != "-" and Path(plot).suffix.lower() not in FORMATS:
-        raise AgentError(f"cannot draw {plot}", why=f"its name ends in none of {', '.join(FORMATS)}", exit_code=USAGE)
     course: Course | None = None
     rows: list[dict[str, Any]] = []
     with opened(store, ["clock_offset", "clock_change", "loss"], since, until, whole=True) as source:
@@ -92,12 +86,6 @@ def command(since: str | None, until: str | None, limit: int | None, plot: str |
             if plot and len(chosen) > 1:
                 note("note: the plot shows the newest boot; --until chooses an earlier one")
     tell(gaps, notes, "table" if plot else fmt)
-    if course is not None and plot and plot != "-":
-        from agent.cli.clock_plot import draw
-
-        draw(course).write(Path(plot))
-        note(f"wrote {plot}")
-        return
     if course is not None:
         from agent.cli.clock_text import text
 
@@ -150,12 +138,11 @@ def _course(source: RowSource, boot: str, history: History, at: np.ndarray) -> C
     import numpy as np
 
     from agent.ask.question import GroupValue, Question, Where
-    from agent.cli.clock_course import NAMED, Course, WallStep, furthest, rates, unwatched
-    from agent.columns import NULL_I64
+    from agent.cli.clock_course import NAMED, Course, WallStep, furthest, unwatched
 
     mine = Where("boot_id", "=", boot)
-    found = source.integers(Question("clock_offset", ("t_ns", "mono_raw_ns", "freq_ppb"), (mine,), order=("t_ns",)))
-    t, raw, freq = found["t_ns"], found["mono_raw_ns"], found["freq_ppb"]
+    found = source.integers(Question("clock_offset", ("t_ns",), (mine,), order=("t_ns",)))
+    t = found["t_ns"]
     if len(t) < 2 or t[0] == t[-1]:
         return None
     s, host = (
@@ -182,8 +169,6 @@ def _course(source: RowSource, boot: str, history: History, at: np.ndarray) -> C
     ]
     moved = s.real_boot_ns[shown] - s.real_boot_ns[shown[0]]
     few = furthest(s.start_ns[shown], moved, s.err_ns[shown])
-    new = np.flatnonzero((freq != NULL_I64) & np.append(True, np.diff(freq) != 0))
-    new = new[furthest(t[new], freq[new])]
     return Course(
         host or "this host",
         int(t[0]),
@@ -194,9 +179,6 @@ def _course(source: RowSource, boot: str, history: History, at: np.ndarray) -> C
         s.err_ns[shown[few]],
         steps,
         len(jumped),
-        *rates(t[raw != NULL_I64], raw[raw != NULL_I64]),
-        t[new],
-        freq[new] / 1e3,
         unwatched(t, _WATCHED_NS),
     )
 

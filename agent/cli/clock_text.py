@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from itertools import pairwise
 
 from agent.cli.cells import cell, duration
-from agent.cli.clock_course import Course, Timed, WallStep
-from agent.cli.clock_plot import nice, scaled, times, title
+from agent.cli.clock_course import NAMED, Course, Timed, WallStep
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-_TOLD = 6
+_NO_ZONE = timedelta(0)
+_TIMES_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800)
 
 
 class Dots:
@@ -38,6 +40,49 @@ class Dots:
             "".join((" " if not c else "*") if plain else chr(0x2800 + c) if c else " " for c in cells)
             for cells in self._cells
         ]
+
+
+def nice(low: float, high: float, most: int) -> list[float]:
+    """At most ``most`` round numbers that divide the range evenly."""
+    size = 10 ** math.floor(math.log10((high - low) / most))
+    step = next(size * m for m in (1, 2, 5, 10, 20) if (high - low) / (size * m) <= most)
+    first = math.ceil(low / step)
+    return [i * step for i in range(first, math.floor(high / step) + 1)]
+
+
+def times(course: Timed, most: int) -> list[tuple[int, str]]:
+    """Round local times in the range: (t_ns, label)."""
+    span = (course.to_ns - course.from_ns) / 1e9
+    every = next((s for s in _TIMES_S if span / s <= most), _TIMES_S[-1] * math.ceil(span / most / _TIMES_S[-1]))
+    zone = int(
+        (
+            datetime.fromtimestamp((course.to_ns + course.wall_ns) / 1e9).astimezone().utcoffset() or _NO_ZONE
+        ).total_seconds()
+    )
+    first = math.ceil(((course.from_ns + course.wall_ns) / 1e9 + zone) / every) * every - zone
+    form = "%H:%M:%S" if every < 60 else "%H:%M" if every < 43200 else "%m-%d %H:%M" if every < 86400 else "%m-%d"
+    seconds = range(first, (course.to_ns + course.wall_ns) // 10**9 + 1, every)
+    return [(second * 10**9 - course.wall_ns, datetime.fromtimestamp(second).strftime(form)) for second in seconds]
+
+
+def scaled(low: float, high: float) -> tuple[float, str]:
+    """Nanoseconds a unit, and its name, for a range."""
+    most = max(abs(low), abs(high))
+    return next(((size, unit) for size, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "us")) if most >= size), (1.0, "ns"))
+
+
+def title(course: Course) -> str:
+    begin, end = (
+        datetime.fromtimestamp((t + course.wall_ns) / 1e9).astimezone() for t in (course.from_ns, course.to_ns)
+    )
+    what = f"{course.jumps:,} jump{'s' * (course.jumps != 1)} of the wall clock"
+    zone = f"{end:%z}"
+    zone = "UTC" if zone == "+0000" else f"UTC{zone[:3]}:{zone[3:]}"
+    return (
+        f"{course.host}, {begin:%Y-%m-%d %H:%M:%S} to {end:%H:%M:%S} {zone}: {what}"
+        if begin.date() == end.date()
+        else (f"{course.host}, {begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} {zone}: {what}")
+    )
 
 
 def text(course: Course, columns: int, rows: int = 12) -> list[str]:
@@ -79,11 +124,11 @@ def text(course: Course, columns: int, rows: int = 12) -> list[str]:
     out.append(" " * (left + 1) + ("+" if plain else "└") + "".join(axis))
     out.append(" " * (left + 2) + arrows(course, room, at_x, plain, colour))
     out.append(" " * (left + 2) + clock_line(course, room, at_x))
-    largest = sorted(sorted(course.steps, key=lambda s: -abs(s.size_ns))[:_TOLD])
+    largest = sorted(sorted(course.steps, key=lambda s: -abs(s.size_ns))[:NAMED])
     out += [told_step(step, plain, colour) for step in largest]
     if more := course.jumps - len(largest):
         out.append(f"  and {more:,} smaller")
-    longest = sorted(course.unwatched, key=lambda span: span[0] - span[1])[:_TOLD]
+    longest = sorted(course.unwatched, key=lambda span: span[0] - span[1])[:NAMED]
     out += [
         f"  ? nobody watched for {duration(end - begin)}, until {cell('wall_ns', end + course.wall_ns)}"
         for begin, end in sorted(longest)

@@ -151,7 +151,7 @@ def _detail(row: dict[str, Any]) -> str:
 
 
 def _culprit(row: dict[str, Any]) -> str:
-    """Who did it; empty where that is not known. Rows of earlier versions have none of these columns."""
+    """Who did it; empty where that is not known."""
     from agent.correlate.words import process
 
     pid, comm, what = (row.get(f"culprit_{name}") for name in ("pid", "comm", "object"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -29,13 +28,8 @@ _NEAR, _FEW = 5, 0.3
 )
 @click.option("--until", metavar="TIME", help="Up to then.")
 @click.option("--pid", type=click.IntRange(1), metavar="N", help="Of this process alone, where several have it.")
-@click.option(
-    "--plot", metavar="FILE", help="Draw it into FILE.svg or FILE.png; - for the terminal's plot, which is the default."
-)
 @options.reading
-def command(
-    limiter: str, since: str, until: str | None, pid: int | None, plot: str | None, fmt: str, store: str
-) -> None:
+def command(limiter: str, since: str, until: str | None, pid: int | None, fmt: str, store: str) -> None:
     """A limiter over time: what was asked, what it let through, its limit, and the jumps of the clock; and its figures.
 
     ID is the limiter's, its beginning, or a part that no other has; `tickscope limiters` lists them. What several
@@ -43,7 +37,7 @@ def command(
 
     \b
     tickscope limiters show shop:rate
-    tickscope limiters show 'Handler).Pay' --since 6h --plot pay.svg
+    tickscope limiters show 'Handler).Pay' --since 6h
     tickscope limiters show shop:rate -o json
     """
     from agent.ask.question import Where
@@ -51,11 +45,8 @@ def command(
     from agent.cli.limiters_course import course
     from agent.cli.limiters_seen import seen_in
     from agent.cli.output import emit_doc, emit_rows, note, quiet_pipe
-    from agent.cli.picture import FORMATS
     from agent.store.sources import opened
 
-    if plot and plot != "-" and Path(plot).suffix.lower() not in FORMATS:
-        raise AgentError(f"cannot draw {plot}", why=f"its name ends in none of {', '.join(FORMATS)}", exit_code=USAGE)
     with opened(
         store,
         ["limiter", "limiter_decision", "limiter_rate", "clock_change", "clock_offset", "loss"],
@@ -74,13 +65,8 @@ def command(
             remedy="see: tickscope limiters -o json",
             exit_code=NO_ROWS,
         )
-    tell(gaps, notes, "table" if plot else fmt)
-    if plot and plot != "-":
-        from agent.cli.limiters_plot import draw
-
-        draw(drawn).write(Path(plot))
-        note(f"wrote {plot}")
-    elif plot or fmt == "table":
+    tell(gaps, notes, fmt)
+    if fmt == "table":
         from agent.cli.limiters_text import text
 
         with quiet_pipe():

@@ -7,8 +7,7 @@ import sys
 from typing import Any
 
 from agent.cli.cells import cell, duration
-from agent.cli.clock_plot import nice
-from agent.cli.clock_text import Dots, arrows, can, clock_line, paint, told_step
+from agent.cli.clock_text import Dots, arrows, can, clock_line, nice, paint, told_step
 from agent.cli.limiters_course import LimiterCourse
 from agent.errors import printable
 

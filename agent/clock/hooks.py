@@ -1,10 +1,8 @@
-"""Hooks: a command, a webhook, a Redis channel that are told of every jump. Each runs in an unprivileged process of its
-own.
+"""The hook: a command that gets every jump notice, run by an unprivileged process of its own.
 
-Such a process is a subscriber of the notice socket like any other, so nothing that it waits for can hold up the agent
-or the clock watch. It delivers one notice after the other, each within ``timeout_s``; what comes faster waits, the
-oldest is dropped and counted. Forked by the agent before it has loaded much; imports what its hook needs, after the
-fork.
+That process is a subscriber of the notice socket like any other, so nothing that it waits for can hold up the agent or
+the clock watch. It runs the command once a notice, each run within ``timeout_s``. Notices that come faster wait; of
+more than ``QUEUE`` the oldest are dropped and counted. Forked by the agent before it has loaded much.
 """
 
 from __future__ import annotations
@@ -12,21 +10,97 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
+import subprocess
 import time
 from collections import deque
 from collections.abc import Callable
 
-from agent.clock.deliveries import Deliver, HookFailed, execute, post, publish
 from agent.clock.hook_settings import HookConfig
+from agent.errors import printable
 from agent.posix import privilege
+from agent.posix.supervisor import Forked, Supervised
 
 #: Notices that wait for a slow hook. Older ones are of no use to anybody.
 QUEUE = 32
 _SOCKET = "notices.sock"
 #: Before it is tried again to connect.
 _AGAIN_S = 0.5
+#: Of what a command prints on stderr.
+_STDERR_BYTES = 160
+
+Deliver = Callable[[bytes], None]
+
+
+class HookFailed(Exception):
+    """A notice could not be delivered; the text says why."""
+
+
+def execute(command: tuple[str, ...], timeout_s: float) -> Deliver:
+    """Runs the command with the notice as a line on its standard input; it and what it started are killed after
+    ``timeout_s``.
+    """
+
+    def deliver(line: bytes) -> None:
+        me, environment = os.getpid(), {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LANG": "C.UTF-8"}
+        try:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                cwd="/",
+                env=environment,
+                start_new_session=True,
+                preexec_fn=lambda: privilege.die_with_parent(me),
+            )
+        except OSError as error:
+            raise HookFailed(f"cannot run {command[0]}: {error.strerror}") from error
+        try:
+            said = _exchange(child, line + b"\n", timeout_s)
+        except TimeoutError:
+            raise HookFailed(f"{command[0]} did not end within {timeout_s:g} s") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            for pipe in (child.stdin, child.stderr):
+                if pipe is not None:
+                    pipe.close()
+        if child.returncode:
+            raise HookFailed(f"{command[0]} ended with {child.returncode}" + (f": {said}" if said else ""))
+
+    return deliver
+
+
+def _exchange(child: subprocess.Popen[bytes], line: bytes, timeout_s: float) -> str:
+    """Hands over the line and waits for the end; the beginning of what the command says on stderr. The rest is read and
+    thrown away, so that one which says much goes on. Raises TimeoutError.
+    """
+    assert child.stdin is not None
+    assert child.stderr is not None
+    until, said, ended = time.monotonic() + timeout_s, b"", os.pidfd_open(child.pid)
+    try:
+        with contextlib.suppress(OSError):  # it need not read
+            os.write(child.stdin.fileno(), line)  # a pipe has room for it
+        child.stdin.close()
+        waiting = [child.stderr.fileno(), ended]
+        os.set_blocking(child.stderr.fileno(), False)
+        ready: list[int] = []
+        while ended not in ready:
+            ready, _, _ = select.select(waiting, [], [], max(0.0, until - time.monotonic()))
+            if not ready or time.monotonic() >= until:
+                raise TimeoutError
+            with contextlib.suppress(BlockingIOError):
+                piece = os.read(child.stderr.fileno(), 1 << 16)
+                said += piece[: _STDERR_BYTES - len(said)]
+                if not piece:
+                    waiting = [ended]
+    finally:
+        os.close(ended)
+    return printable(b" ".join(said.split()))
 
 
 class Hook:
@@ -34,7 +108,6 @@ class Hook:
 
     def __init__(self, report: socket.socket, deliver: Deliver) -> None:
         self._report, self._deliver = report, deliver
-        self._directory = os.getcwd()
         self._notices, self._rest = _connect(), b""
         self._last: int | None = None  # the id of the newest notice that came
         self._waiting: deque[bytes] = deque()
@@ -89,13 +162,11 @@ class Hook:
         self._waiting.append(line)
 
     def _connect_anew(self) -> None:
-        """The clock watch was started again, or dropped this process. The directory may be another one by now."""
+        """The clock watch was started again, or dropped this process."""
         self._notices.close()
         while True:
             time.sleep(_AGAIN_S)
             try:
-                with contextlib.suppress(OSError):  # a way that is closed to us leads to where we are
-                    os.chdir(self._directory)
                 self._notices, self._rest = _connect(), b""
                 return
             except OSError:
@@ -114,54 +185,41 @@ def _connect() -> socket.socket:
     return notices
 
 
-def delivers(config: HookConfig) -> dict[str, Callable[[], Deliver]]:
-    """The hooks that are configured, by channel; called in the child."""
-    made: dict[str, Callable[[], Deliver]] = {}
-    if config.exec:
-        made["exec"] = lambda: execute(config.exec, config.timeout_s)
-    if config.webhook:
-        made["webhook"] = lambda: post(config.webhook, config.timeout_s)
-    if config.redis:
-        made["redis"] = lambda: publish(config.redis, config.redis_channel, config.timeout_s)
-    return made
-
-
 class HookProcess:
     """The agent's side. ``reports`` carries the child's counts."""
 
-    def __init__(self, channel: str, pid: int, reports: socket.socket) -> None:
-        self.channel, self.pid, self.reports = channel, pid, reports
+    def __init__(self, pid: int, reports: socket.socket) -> None:
+        self.pid, self.reports = pid, reports
+        self.child = Supervised("notice exec", "runs the hook's command")
+        self.child.adopt(Forked(pid))
 
     def close(self) -> None:
         """Ends it, also in the middle of a delivery, and waits for it."""
         self.reports.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGTERM)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
+        self.child.close()
 
 
-def start(config: HookConfig, run_fd: int, uid: int, gid: int) -> list[HookProcess]:
-    """Forks a process for each configured hook. run_fd: the directory of the notice socket. Raises OSError."""
-    return [_start(channel, make, run_fd, uid, gid) for channel, make in delivers(config).items()]
-
-
-def _start(channel: str, make: Callable[[], Deliver], run_fd: int, uid: int, gid: int) -> HookProcess:
+def start(config: HookConfig, run_fd: int, uid: int, gid: int) -> HookProcess | None:
+    """Forks the process of the hook, if there is a command. run_fd: the directory of the notice socket. Raises
+    OSError.
+    """
+    if not config.exec:
+        return None
     reports, report = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent, pid = os.getpid(), os.fork()
     if pid:
         report.close()
         reports.setblocking(False)
-        return HookProcess(channel, pid, reports)
+        return HookProcess(pid, reports)
     try:
         os.fchdir(run_fd)
         privilege.keep_only(report.fileno())
-        privilege.set_name(f"tickscope-{channel}")
+        privilege.set_name("tickscope-exec")
         privilege.drop(uid, gid)
         privilege.die_with_parent(parent)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         report.setblocking(False)
-        Hook(report, make()).run()
+        Hook(report, execute(config.exec, config.timeout_s)).run()
     finally:
         os._exit(0)

@@ -1,9 +1,9 @@
-"""The jump notices as a source: who was told, who has acknowledged, what the hooks delivered. The agent's side."""
+"""The jump notices as a source: who got them, who has acknowledged, what the hook delivered. The agent's side."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,10 +31,11 @@ class NoticeSource(Stating, Failing, Owning):
 
     name = "notices"
 
-    def __init__(self, watch: WatchProcess, hooks: Sequence[HookProcess] = ()) -> None:
-        self._watch, self._hooks = watch, hooks
-        self._sockets = {"socket": watch.reports, **{h.channel: h.reports for h in hooks}}
-        self._state: dict[str, dict[str, Any]] = {"socket": dict(_SOCKET), **{h.channel: dict(_HOOK) for h in hooks}}
+    def __init__(self, watch: WatchProcess, hook: HookProcess | None = None) -> None:
+        self._watch, self._hook = watch, hook
+        self._sockets, self._state = {"socket": watch.reports}, {"socket": dict(_SOCKET)}
+        if hook is not None:
+            self._sockets["exec"], self._state["exec"] = hook.reports, dict(_HOOK)
         self._gone: set[str] = set()
         self._news = set(self._state)
         self._trouble = ""
@@ -97,14 +98,12 @@ class NoticeSource(Stating, Failing, Owning):
         return gone if channel in self._gone else str(self._state[channel].get("error", ""))
 
     def state(self) -> dict[str, Any]:
-        """For ``status``: the notice socket's counts with those who have not acknowledged, and each hook's."""
+        """For ``status``: the notice socket's counts with those who have not acknowledged, and the hook's."""
         for channel in self._sockets:
             self._read(channel)
-        hooks = {
-            h.channel: {**self._state[h.channel], "state": "gone" if h.channel in self._gone else "running"}
-            for h in self._hooks
-        }
-        return {**self._state["socket"], "hooks": hooks}
+        state = "gone" if "exec" in self._gone else "running"
+        hook = {"exec": {**self._state["exec"], "state": state}} if self._hook is not None else {}
+        return {**self._state["socket"], "hooks": hook}
 
     def failures(self) -> dict[str, str]:
         """For ``status``: channels whose process is gone, or does not answer."""
@@ -115,9 +114,9 @@ class NoticeSource(Stating, Failing, Owning):
 
     def processes(self) -> list[dict[str, Any]]:
         """For ``status``."""
-        return [{"pid": h.pid, "role": f"notice {h.channel}"} for h in self._hooks if h.channel not in self._gone]
+        return self._hook.child.processes() if self._hook is not None and "exec" not in self._gone else []
 
     def close(self) -> None:
-        """Ends the hooks; the watch is the agent's."""
-        for hook in self._hooks:
-            hook.close()
+        """Ends the hook; the watch is the agent's."""
+        if self._hook is not None:
+            self._hook.close()

@@ -12,14 +12,11 @@ import contextlib
 import json
 import os
 import resource
-import signal
 import socket
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from agent.clock.first import BEGIN
@@ -28,15 +25,11 @@ from agent.clock.machine import VMCLOCK, open_kept
 from agent.clock.pulse import Pulse
 from agent.clock.watch import LATE, MESSAGE
 from agent.posix.child import Child
-from agent.posix.restarts import Restarts
-from agent.posix.signals import sheltered
+from agent.posix.supervisor import ChildProcess, Forked, Restarts, Supervised, spawn
 
-#: Without a sign of life (there are four a second) it counts as silent, and is ended after the second.
-SILENT_S, MOST_SILENT_S = 2.0, 30.0
-_LOOK_S = 0.05
+#: Without a sign of life (there are four a second) it counts as silent.
+SILENT_S = 2.0
 _FIRST_S = 0.001
-#: The agent itself could not look for so long: nothing can be said of the watch.
-_HELD_UP_S = 1.0
 _OUTAGES = 16
 _MEANWHILE = "steps are found by comparing, and nobody gets notices"
 
@@ -79,23 +72,24 @@ class WatchProcess:
     there was the privilege to.
     reports: the state of the notice socket comes there, see agent/clock/notices.py, which keeps ``counts`` for the next
     watch.
-    outages: the last times without a watch. restarts: how often it was started again.
+    outages: the last times without a watch.
     """
 
     def __init__(
         self, pid: int, sock: socket.socket, reports: socket.socket, ends: _Ends, notices: socket.socket, pulse: Pulse
     ) -> None:
         self.vmclock, self.host_clock = open_kept(VMCLOCK), open_host_clock()
-        self.pid, self.sock, self.reports, self.alive, self.silent, self.dropped = pid, sock, reports, True, False, 0
+        self.pid, self.sock, self.reports, self.dropped = pid, sock, reports, 0
         self.counts: dict[str, int] = {}
         self.outages: deque[Unwatched] = deque(maxlen=_OUTAGES)
-        self.restarts = Restarts()
+        self.child = Supervised(
+            "clock watch", "watches the clock", self._start, self._over, silent_s=SILENT_S, restarts=Restarts()
+        )
+        self.child.adopt(Forked(pid))
         self._ends, self._notices, self._pulse, self._steps = ends, notices, pulse, -1
         self._late: list[tuple[int, int]] = []
         self._tell_pid: Callable[[int], None] = lambda _: None
-        self._begun = False
         self._beat_ns = 0
-        self._looked_s = self._heard_s = time.monotonic()
 
     def begin(self, steps_fd: int) -> None:
         """Sets it going, and waits for its first sign of life, so that no step after this is without its waker.
@@ -110,30 +104,29 @@ class WatchProcess:
         end_s = time.monotonic() + SILENT_S
         while not self._pulse.last_ns and time.monotonic() < end_s:
             time.sleep(_FIRST_S)
-        self._begun, self._looked_s, self._heard_s = True, time.monotonic(), time.monotonic()
+        self.child.beat()
+
+    @property
+    def alive(self) -> bool:
+        return self.child.process is not None
+
+    @property
+    def silent(self) -> bool:
+        return self.child.silent
+
+    @property
+    def restarts(self) -> Restarts:
+        return self.child.restarts
 
     def follow(self, tell_pid: Callable[[int], None]) -> None:
         """Who has to know the watch's pid, now and whenever it is another."""
         self._tell_pid = tell_pid
         tell_pid(self.pid)
 
-    def listen(self, notices: socket.socket) -> None:
-        """Has it take another listening socket for its notices, in the place of one whose name was removed. Who is
-        connected stays so.
-        """
-        self._notices.close()
-        if self.restarts.given_up:
-            notices.close()
-            return
-        self._notices = notices
-        if self.alive:
-            with contextlib.suppress(BlockingIOError):
-                socket.send_fds(self.sock, [b"notices"], [notices.fileno()])
-
     def messages(self) -> list[WatchMessage]:
         """What it told since the last call."""
-        if time.monotonic() - self._looked_s >= _LOOK_S:
-            self._look(time.monotonic())
+        if self.child.due():
+            self._check()
         out: list[WatchMessage] = []
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -154,90 +147,37 @@ class WatchProcess:
         found, self._late = self._late, []
         return found
 
-    def _look(self, now_s: float) -> None:
-        held_up, self._looked_s = now_s - self._looked_s, now_s
-        if not self.alive:
-            if self.restarts.due(now_s):
-                self._start(now_s)
-            return
+    def _check(self) -> None:
         beat_ns = self._pulse.last_ns
-        if beat_ns != self._beat_ns:
-            self._beat_ns, self._heard_s = beat_ns, now_s
+        if self.alive and beat_ns != self._beat_ns:
+            self._beat_ns = beat_ns
+            self.child.beat()
             if self.outages and not self.outages[-1].to_ns:
                 self.outages[-1].to_ns = beat_ns
-        elif held_up > _HELD_UP_S:
-            self._heard_s += held_up
-        quiet_s = now_s - self._heard_s
-        self.silent = self._begun and quiet_s > SILENT_S
-        if self._begun and quiet_s > MOST_SILENT_S:
-            os.kill(self.pid, signal.SIGKILL)
-        how = self._ended()
-        if how:
-            self._over(now_s, "it gave no sign of life" if quiet_s > MOST_SILENT_S else how)
-
-    def _ended(self) -> str:
-        """How; empty while it runs."""
-        try:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-        except ChildProcessError:  # somebody else has waited for it
-            return "it ended"
-        if not pid:
-            return ""
-        code = os.waitstatus_to_exitcode(status)
-        return signal.Signals(-code).name if code < 0 else f"exit status {code}"
-
-    def _over(self, now_s: float, why: str) -> None:
-        self.alive = self.silent = False
-        self._beat_ns = self._pulse.last_ns
-        if not self.outages or self.outages[-1].to_ns:
-            self.outages.append(Unwatched(self._beat_ns))
-        self.restarts.ended(now_s, why)
+        self.child.check()
         if self.restarts.given_up:
             self._notices.close()  # who connects is told so
 
-    def _start(self, now_s: float) -> None:
+    def _over(self) -> None:
+        self._beat_ns = self._pulse.last_ns
+        if not self.outages or self.outages[-1].to_ns:
+            self.outages.append(Unwatched(self._beat_ns))
+
+    def _start(self) -> tuple[ChildProcess, None]:
         """Another watch. What was not read by the one before was for it."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 _, fds, _, _ = socket.recv_fds(self._ends.agent, 16, 1, socket.MSG_DONTWAIT)
                 for fd in fds:
                     os.close(fd)
-        fds = [
-            self._ends.agent.fileno(),
-            self._notices.fileno(),
-            self._ends.report.fileno(),
-            self._pulse.fd,
-            self._steps,
-        ]
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "agent.clock.again",
-            *map(str, fds),
-            str(os.getpid()),
-            json.dumps(self.counts),
-        ]
-        env = {
-            "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
-            "PATH": os.environ.get("PATH", ""),
-            "LC_ALL": "C.UTF-8",
-        }
-        keep = [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in fds if fd >= 0]  # which clears close-on-exec
-        try:
-            with sheltered():
-                self.pid = os.posix_spawn(
-                    sys.executable,
-                    command,
-                    env,
-                    file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), *keep],
-                )
-        except OSError as error:
-            self.restarts.ended(now_s, f"cannot be started: {error.strerror}")
-            return
-        self.alive, self._heard_s = True, now_s
-        self.restarts.started(now_s)
+        ends = (self._ends.agent, self._notices, self._ends.report)
+        given = [*(end.fileno() for end in ends), self._pulse.fd, self._steps]
+        process = spawn(
+            "agent.clock.again", *given, os.getpid(), json.dumps(self.counts), fds=[fd for fd in given if fd >= 0]
+        )
+        self.pid = process.pid
         self._tell_pid(self.pid)
+        return process, None
 
     def failure(self) -> str:
         """What is wrong with it, and what to do; empty where nothing is."""
@@ -246,7 +186,7 @@ class WatchProcess:
         if not self.alive:
             return f"ended ({self.restarts.why}), and is started again: until then {_MEANWHILE}"
         return (
-            f"gives no sign of life: notices wait, and after {MOST_SILENT_S:.0f} s another one is started"
+            f"gives no sign of life: notices wait, and after {self.child.hung_s:.0f} s another one is started"
             if self.silent
             else ""
         )
@@ -255,7 +195,7 @@ class WatchProcess:
         """For ``status``."""
         how = self.failure()
         if self.silent:
-            how = f"silent for {time.monotonic() - self._heard_s:.0f} s: {how}"
+            how = f"silent for {self.child.quiet_s:.0f} s: {how}"
         elif not how:
             why = (
                 "CAP_SYS_NICE"
@@ -282,13 +222,9 @@ class WatchProcess:
 
     def close(self) -> None:
         """Ends the watch and waits for it, also where it is stopped."""
+        self.child.close(kill=True)
         for one in (self.sock, self.reports, *self._ends, self._notices):
             one.close()
-        if self.alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self.pid, 0)
         self._pulse.close()
         if self._steps >= 0:
             os.close(self._steps)

@@ -111,16 +111,13 @@ class Subscribers:
         os.eventfd_write(self._wake, 1)
 
     def serve(self, until: int) -> None:
-        """Accepts, reads acknowledgements and reports until the other end of ``until``, a socket, is closed. A
-        listening socket that comes by it takes the place of the one before.
-        """
+        """Accepts, reads acknowledgements and reports until the other end of ``until``, a socket, is closed."""
         for fd in (until, self._listener.fileno(), self._wake):
             self._poll.register(fd, select.POLLIN)
         while True:
             for fd, events in self._poll.poll(self._say()):
                 if fd == until:
-                    if not self._replaced(until):
-                        return
+                    return
                 elif fd == self._listener.fileno():
                     self._accept()
                 elif fd == self._wake:
@@ -163,16 +160,6 @@ class Subscribers:
             "waiting": told,
             "last_ack": self._last_ack,
         }
-
-    def _replaced(self, until: int) -> bool:
-        with socket.socket(fileno=os.dup(until)) as agent:
-            data, fds, _, _ = socket.recv_fds(agent, 16, 1)
-        if fds:
-            self._poll.unregister(self._listener)
-            self._listener.close()
-            self._listener = socket.socket(fileno=fds[0])
-            self._poll.register(self._listener, select.POLLIN)
-        return bool(data)
 
     def _accept(self) -> None:
         try:

@@ -1,14 +1,12 @@
 """What a finding says, in pieces that whoever shows it puts into words: texts, instants, and values with their unit.
 
 ``finding.said`` is a JSON array: a text as it is, an instant as an integer (CLOCK_BOOTTIME ns), a value as [value,
-unit], null where it is not known. Files of earlier versions have values among the texts, or only the sentence, with
-instants as ``boot+SECONDS``.
+unit], null where it is not known.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -18,7 +16,6 @@ from agent.columns import NULL_I64
 from agent.common.duration import number, span
 from agent.common.instants import iso
 
-_INSTANT = re.compile(r"boot\+(\d{1,9})\.(\d{3})(?!\d)")
 _MOST = 1e18  # of a value: beyond is nothing that was measured
 #: CLOCK_BOOTTIME ns -> Unix ns, arrays of shape (n,); NULL_I64 where not known.
 ToWall = Callable[[np.ndarray], np.ndarray]
@@ -95,15 +92,15 @@ def _at(t_ns: int, wall_ns: int, utc: bool) -> str:
 
 
 def pieces(raw: object, sentence: object) -> list[Piece]:
-    """Those of a row of ``finding``: its ``said`` as JSON, else its sentence taken apart. Both as text or bytes, or
+    """Those of a row of ``finding``: its ``said`` as JSON, else its sentence as one text. Both as text or bytes, or
     None.
     """
     stored, words = (v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v or "") for v in (raw, sentence))
     try:
         listed = json.loads(stored)
-        return [_piece(part) for part in listed] if listed and isinstance(listed, list) else _apart(words)
+        return [_piece(part) for part in listed] if listed and isinstance(listed, list) else [words]
     except (ValueError, RecursionError):
-        return _apart(words)
+        return [words]
 
 
 def _piece(part: object) -> Piece:
@@ -122,12 +119,3 @@ def _piece(part: object) -> Piece:
         case [int() | float() as value, str(unit)] if abs(value) < _MOST:
             return Value(value, unit)
     raise ValueError(f"{part!r} is no piece of a sentence")
-
-
-def _apart(sentence: str) -> list[Piece]:
-    found: list[Piece] = []
-    end = 0
-    for instant in _INSTANT.finditer(sentence):
-        found += [sentence[end : instant.start()], int(instant[1]) * 10**9 + int(instant[2]) * 10**6]
-        end = instant.end()
-    return [*found, sentence[end:]]

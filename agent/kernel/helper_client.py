@@ -9,11 +9,9 @@ is back with its next answer.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import select
-import signal
 import socket
 import time
 from collections import deque
@@ -25,6 +23,7 @@ from agent.kernel import helper
 from agent.kernel.detach import close_aside
 from agent.kernel.steps import Done, HeldUpError, Steps, Wait, at_once
 from agent.posix.child import Child
+from agent.posix.supervisor import Forked, Supervised
 
 DEADLINE_S = 2.0
 END_S = 1.0
@@ -67,6 +66,8 @@ class Helper:
     def __init__(self, sock: socket.socket, pid: int) -> None:
         sock.setblocking(False)
         self._sock, self.pid, self.alive, self.silent, self.late = sock, pid, True, False, 0
+        self.child = Supervised("helper", "opens files of other processes", ends_s=END_S)
+        self.child.adopt(Forked(pid), sock)
         self.took_s = 0.0
         self._number = 0
         self._queue: deque[tuple[_Request, Done]] = deque()
@@ -148,12 +149,7 @@ class Helper:
         have it finish something first.
         """
         self.alive = False
-        self._sock.close()
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(self.pid, signal.SIGKILL)
-            end = time.monotonic() + END_S
-            while os.waitpid(self.pid, os.WNOHANG)[0] == 0 and time.monotonic() < end:
-                time.sleep(0.002)
+        self.child.close(kill=True)
 
     def _asking(self, request: _Request, value: Callable[[Any], object]) -> Wait:
         def wait(done: Done) -> None:

@@ -51,8 +51,6 @@ REASONS = {
 }
 #: Until the next drain while messages come: after a drain that found some, and one that found many.
 _NEXT_NS, _SOON_NS, _MANY = 50_000_000, 10_000_000, 80
-#: Datagram sockets with a long queue that are kept for the case that somebody removes the name.
-_SPARE = 3
 _MODE = 0o666
 _QLEN_SYSCTL = Path("/proc/sys/net/unix/max_dgram_qlen")
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -116,11 +114,11 @@ class IntakeSockets:
     """
 
     def __init__(self, queue_length: int = QUEUE_LENGTH) -> None:
-        self._spare = _with_queue(queue_length, 1 + _SPARE)
+        self._datagrams = _with_queue(queue_length)
 
     def datagrams(self) -> socket.socket:
-        """For everybody to send to. Raises OSError."""
-        return _heard(self._spare.pop() if self._spare else socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        """For everybody to send to."""
+        return _heard(self._datagrams)
 
     @staticmethod
     def listener() -> socket.socket:
@@ -172,12 +170,6 @@ class Intake(Stating, Finishing, Due, Waking):
         self._due_ns = 0
         self._first = select.epoll()
         self._first.register(self.senders.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
-
-    def follow(self, directory: RunDirectory) -> None:
-        """Takes what the directory makes in the place of sockets whose names are gone."""
-        directory.moved("intake.sock", self.senders.hear)
-        directory.moved("intake.seq.sock", self.senders.listen)
-        directory.moved("intake.stream.sock", self.senders.listen)
 
     def store_keys(self, keys: str) -> None:
         """How keys are stored from now on."""
@@ -309,7 +301,7 @@ def _heard(sock: socket.socket) -> socket.socket:
     return sock
 
 
-def _with_queue(length: int, count: int) -> list[socket.socket]:
+def _with_queue(length: int) -> socket.socket:
     try:
         before = _QLEN_SYSCTL.read_text()
         if int(before) < length:
@@ -317,7 +309,7 @@ def _with_queue(length: int, count: int) -> list[socket.socket]:
     except OSError:  # read-only in most containers: the default length then
         before = ""
     try:
-        return [_open_to_all(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) for _ in range(count)]
+        return _open_to_all(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
     finally:
         if before and int(before) < length:
             _QLEN_SYSCTL.write_text(before)

@@ -116,41 +116,20 @@ class Senders:
         self._queues: dict[int, Inlet] = {}
         self._places: Places[Inlet] = Places(CONNECTIONS)
         self._round, self.exhausted = 0, True
-        self._datagrams: list[socket.socket] = []
-        self._listeners: dict[int, Listener] = {}
         self.counts: Counter[str] = Counter()
         if datagrams is not None:
-            self.hear(datagrams)
-        for listener in listeners:
-            self.listen(listener)
+            self._add(Inlet(datagrams, None, read_clocks()))
+        self._listeners = [Listener(self._epoll, listener) for listener in listeners]
 
     def fileno(self) -> int:
         """Readable when something waits."""
         return self._epoll.fileno()
 
-    def hear(self, datagrams: socket.socket) -> None:
-        """From this socket, too: who was connected to the one before, whose name somebody removed, still sends to
-        it.
-        """
-        for old in self._datagrams[:-1]:
-            self._datagrams.remove(old)
-            self._close(self._queues[old.fileno()])
-        self._datagrams.append(datagrams)
-        self._add(Inlet(datagrams, None, read_clocks()))
-
-    def listen(self, listener: socket.socket) -> None:
-        """In the place of the one before of its kind."""
-        if (before := self._listeners.get(listener.type)) is None:
-            self._listeners[listener.type] = Listener(self._epoll, listener)
-        else:
-            self._accept()
-            before.replace(listener)
-
     def end(self) -> None:
         """Who sends from now on gets EPIPE or is refused; what waits is still there, to the last of who had
         connected.
         """
-        for listener in self._listeners.values():
+        for listener in self._listeners:
             listener.shut()
         while self._accept():
             pass
@@ -192,7 +171,7 @@ class Senders:
 
     def _accept(self) -> bool:
         """Takes who wants to connect, not all at once; False where nobody does any more."""
-        return sum(self._accept_by(listener) for listener in self._listeners.values()) > 0
+        return sum(self._accept_by(listener) for listener in self._listeners) > 0
 
     def _accept_by(self, listener: Listener) -> bool:
         for _ in range(_ACCEPTED):
@@ -230,7 +209,7 @@ class Senders:
 
     def state(self) -> dict[str, int]:
         """For ``status``."""
-        deafened = sum(listener.deafened for listener in self._listeners.values())
+        deafened = sum(listener.deafened for listener in self._listeners)
         return {
             "connections": len(self._places),
             **{name: self.counts[name] for name in ("refused", "displaced", "unread")},
@@ -240,7 +219,7 @@ class Senders:
     def close(self) -> None:
         for queue in self._queues.values():
             queue.sock.close()
-        for listener in self._listeners.values():
+        for listener in self._listeners:
             listener.close()
         self._epoll.close()
 

@@ -22,12 +22,6 @@ class Listener:
     def fileno(self) -> int:
         return self._sock.fileno()
 
-    def replace(self, sock: socket.socket) -> None:
-        """Listens to this one from now on."""
-        self._sock.close()  # which takes it out of the epoll
-        self._sock, self._deaf = sock, False
-        self._epoll.register(sock, select.EPOLLIN)
-
     def accept(self) -> socket.socket | None:
         """Who connected, non-blocking; None where nobody did, or there is no room."""
         if self._deaf:

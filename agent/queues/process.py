@@ -18,8 +18,7 @@ from agent.common.clocks import boot_ns
 from agent.contracts import Failing, Owning
 from agent.errors import printable
 from agent.log import say
-from agent.posix.kept import KeptProcess
-from agent.posix.spawned import spawned
+from agent.posix.supervisor import SILENT_S, Restarts, Supervised, spawn_with_settings
 from agent.queues.packing import TABLE
 from agent.queues.received import MOST_BYTES, NoMessage, checked
 
@@ -36,7 +35,9 @@ class Brokers(Failing, Owning):
     name = "brokers"
 
     def __init__(self, servers: Mapping[str, Sequence[str]], interval_s: float) -> None:
-        self.process = KeptProcess(self.name, "asks brokers", self._start, self._over)
+        self.process = Supervised(
+            self.name, "asks brokers", self._start, self._over, silent_s=SILENT_S, restarts=Restarts()
+        )
         self._failures: dict[str, str] = {}
         self._said_ns = self._since_ns = 0
         self._interval_s = 0.0
@@ -59,11 +60,11 @@ class Brokers(Failing, Owning):
     def drain(self, now_ns: int) -> Iterator[Batch]:
         if self.process.socket is not None:
             yield from self._received(self.process.socket, now_ns)
-        if self.process.turn():
+        if self.process.due():
             if self._servers:
-                self.process.look()
+                self.process.check()
             well = ("they are asked again", "attached") if self._servers else ("none is to be asked", "off")
-            yield from self.process.tell(now_ns, *well)
+            yield from self.process.report(now_ns, *well)
             yield from self._unasked(now_ns)
 
     def failures(self) -> dict[str, str]:
@@ -86,7 +87,7 @@ class Brokers(Failing, Owning):
                     self.process.drained = True
                     break
                 message = checked(data, self._servers, self._since_ns, boot_ns())
-                self.process.heard()
+                self.process.beat()
                 dropped += message.dropped
                 if message.failures is None:
                     pieces.append(message.rows)
@@ -115,7 +116,7 @@ class Brokers(Failing, Owning):
         self._since_ns = boot_ns()
         if not self._servers:
             return None
-        return spawned(_MODULE, "tickscope-brokers", {"brokers": self._servers, "poll_s": self._interval_s})
+        return spawn_with_settings(_MODULE, "tickscope-brokers", {"brokers": self._servers, "poll_s": self._interval_s})
 
     def _unasked(self, now_ns: int) -> Iterator[Batch]:
         """While nobody asks, a row each kind of broker at the usual pace."""

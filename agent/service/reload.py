@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING
 from agent.config import Config, resolve
 from agent.errors import AgentError
 from agent.log import NOTICE, WARNING, say
-from agent.posix.signals import sheltered
+from agent.posix.supervisor import Supervised, spawn
 
 if TYPE_CHECKING:
     from agent.investigate.source import Investigator
@@ -42,9 +41,7 @@ class Reload:
     def __init__(self, config: Config, loop: Loop, appliers: Mapping[str, Callable[[Config], None]]) -> None:
         self.config = config
         self._loop, self._appliers = loop, appliers
-        self._child: subprocess.Popen[bytes] | None = None
-        self._ending: list[subprocess.Popen[bytes]] = []
-        self._answer: socket.socket | None = None
+        self._child = Supervised("settings", "reads the settings again")
         self._text = b""
 
     def start(self) -> None:
@@ -54,20 +51,8 @@ class Reload:
         os.write(asked, json.dumps(self.config.to_json()).encode())
         os.lseek(asked, 0, os.SEEK_SET)
         ours, theirs = socket.socketpair()
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(
-                filter(None, (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")))
-            ),
-        }
         try:
-            with sheltered():
-                self._child = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "agent.service.reload"],
-                    stdin=asked,
-                    stdout=theirs.fileno(),
-                    env=environment,
-                )
+            process = spawn("agent.service.reload", environment=os.environ, stdin=asked, stdout=theirs.fileno())
         except OSError as error:
             say(
                 f"tickscope: cannot read the settings again: {error.strerror}; nothing was changed",
@@ -79,13 +64,14 @@ class Reload:
             os.close(asked)
             theirs.close()
         ours.setblocking(False)
-        self._answer, self._text = ours, b""
+        self._child.adopt(process, ours)
+        self._text = b""
         self._loop.on_readable(ours, self._take)
 
     def _take(self) -> None:
-        assert self._answer is not None
+        assert self._child.socket is not None
         with contextlib.suppress(BlockingIOError):
-            piece = self._answer.recv(1 << 16)
+            piece = self._child.socket.recv(1 << 16)
             self._text += piece
             if piece and len(self._text) < _LIMIT_BYTES:
                 return
@@ -95,13 +81,10 @@ class Reload:
 
     def _end(self) -> None:
         """Kills it. It is not waited for: the file system that its file is on may keep it from dying."""
-        if self._answer is not None and self._child is not None:
-            self._loop.selector.unregister(self._answer)
-            self._answer.close()
-            self._child.kill()
-            self._ending.append(self._child)
-        self._ending = [child for child in self._ending if child.poll() is None]
-        self._answer = self._child = None
+        if self._child.socket is not None:
+            self._loop.selector.unregister(self._child.socket)
+        self._child.end()
+        self._child.reap()
 
     def _finish(self, text: bytes) -> None:
         try:

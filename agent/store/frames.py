@@ -29,7 +29,6 @@ import numpy as np
 from agent.batch import Batch
 from agent.columns import NULL_I64
 from agent.common.table import Table
-from agent.store import prose
 from agent.tables import TABLES
 
 MAGIC = b"tickscop"
@@ -190,7 +189,6 @@ class _Schema:
                 rows[c.name] = recode[np.clip(stored[c.name], -1, len(names))]
             else:
                 rows[c.name] = stored[c.name]
-        prose.fill(self.table.name, set(self._stored), rows)
         return rows
 
 

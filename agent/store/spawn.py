@@ -1,15 +1,14 @@
-"""Starts the sealer in a process of its own, one at a time, without waiting for it."""
+"""The sealer's process: one at a time, when there is something to seal; nobody waits for it."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+from agent.posix.supervisor import Restarts, Supervised, spawn
 from agent.store import UNREADABLE
 
 _RETRY_S = 30.0
@@ -29,19 +28,17 @@ class Limits:
 
 
 class SealerProcess:
-    """The sealer's parent side. limits: what the next one is told. command: argv to which the sealer's options are
-    added; by default this interpreter.
+    """The sealer's parent side. limits: what the next one is told. command: what is run in the sealer's place, with the
+    sealer's options. error: the last line of what the last one said.
     """
 
     def __init__(self, dir_fd: int, limits: Limits, command: Sequence[str] | None = None) -> None:
         self._dir_fd = dir_fd
         self.limits = limits
-        self._command = list(command or (sys.executable, "-P", "-m", "agent.store.seal"))
-        self._child: subprocess.Popen[str] | None = None
-        self._wanted = 0
-        self._done = 0
-        self._running = 0
-        self._retry_at = 0.0
+        self._command = command or "agent.store.seal"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._child = Supervised("sealer", "seals the store", restarts=Restarts(_RETRY_S, _RETRY_S, in_a_row=None))
+        self._wanted = self._done = self._running = 0
         self.error = ""
 
     def request(self, below: int) -> None:
@@ -52,7 +49,8 @@ class SealerProcess:
     def poll(self) -> None:
         """Reap a sealer that ended, and start the next when there is work."""
         self._reap()
-        if self._child is None and self._wanted > self._done and time.monotonic() >= self._retry_at:
+        self._child.reap()
+        if self._process is None and self._wanted > self._done and self._child.restarts.due(time.monotonic()):
             self._start()
 
     def close(self) -> None:
@@ -60,64 +58,56 @@ class SealerProcess:
         next start seals again.
         """
         self._reap()
-        if self._child is not None:
-            if self._child.stderr is not None:
-                self._child.stderr.close()
-            self._child.returncode = 0  # Not ours to wait for any more: keeps Popen from warning when collected.
-            self._child = None
+        if self._process is not None:
+            if self._process.stderr is not None:
+                self._process.stderr.close()
+            self._process.returncode = 0  # Not ours to wait for any more: keeps Popen from warning when collected.
+            self._process = None
 
     def wait(self, timeout_s: float) -> None:
         """Wait until nothing is left to seal. Raises subprocess.TimeoutExpired."""
-        while self._wanted > self._done or self._child is not None:
+        while self._wanted > self._done or self._process is not None:
             self.poll()
-            if self._child is None:
+            if self._process is None:
                 return
-            self._child.wait(timeout_s)
+            self._process.wait(timeout_s)
 
     def _reap(self) -> None:
-        child = self._child
-        if child is None or child.poll() is None:
+        process = self._process
+        if process is None or (code := process.poll()) is None:
             return
-        errors = child.stderr.read() if child.stderr else ""
-        if child.stderr:
-            child.stderr.close()
-        self._child = None
-        reason = errors.strip().rpartition("\n")[2]
-        if child.returncode in (0, UNREADABLE):  # what cannot be read now cannot be read in 30 s either
+        said = b""
+        if process.stderr:
+            said = process.stderr.read()
+            process.stderr.close()
+        self._process = None
+        reason = said.decode(errors="replace").strip().rpartition("\n")[2]
+        if code in (0, UNREADABLE):  # what cannot be read now cannot be read in 30 s either
+            self._child.end()
             self._done, self.error = max(self._done, self._running), reason
         else:
-            self._failed(reason or f"the sealer ended with status {child.returncode}")
+            self._failed(reason or f"the sealer ended with status {code}")
 
     def _start(self) -> None:
         limits = self.limits
         self._running = self._wanted
-        argv = [
-            *self._command,
-            "--dir-fd",
-            str(self._dir_fd),
-            "--below",
-            str(self._running),
-            "--max-bytes",
-            str(limits.max_bytes),
-            "--max-age-s",
-            str(limits.max_age_s),
-        ]
-        root = str(Path(__file__).resolve().parents[2])
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))}
+        options = ("--dir-fd", self._dir_fd, "--below", self._running)
+        bounds = ("--max-bytes", limits.max_bytes, "--max-age-s", limits.max_age_s)
         try:
-            self._child = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
+            self._process = spawn(
+                self._command,
+                *options,
+                *bounds,
+                fds=(self._dir_fd,),
+                environment=os.environ,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                pass_fds=(self._dir_fd,),
-                env=env,
-                text=True,
-                errors="replace",
             )
         except OSError as error:
             self._failed(f"cannot start the sealer: {error}")
+        else:
+            self._child.adopt(self._process)
 
     def _failed(self, reason: str) -> None:
         self.error = reason
-        self._retry_at = time.monotonic() + _RETRY_S
+        self._child.fail(reason)

@@ -29,8 +29,7 @@ DECLARED = (
         enum("direction", "forward backward", "which way REALTIME jumped; null where it did not", "direction"),
         i64(
             "unwatched_ns",
-            "for how long nobody had looked when it was found, by an agent that started; null too in rows that an"
-            " earlier version sealed",
+            "for how long nobody had looked when it was found, by an agent that started",
             "ns",
         ),
         measure="size_ns",
@@ -102,13 +101,13 @@ DECLARED = (
     table(
         "notice_status",
         "the jump notices on one channel so far, at each change",
-        enum("channel", "socket exec webhook redis", "the notice socket, or a hook"),
+        enum("channel", "socket exec", "the notice socket, or the hook"),
         i64("subscribers", "programs connected now"),
-        i64("sent", "notices sent, one a subscriber; of a hook: delivered"),
+        i64("sent", "notices sent, one a subscriber; of the hook: delivered"),
         i64("acknowledged", "notices acknowledged: the limiter has re-anchored"),
         i64("pending", "sent to a subscriber now connected, not acknowledged yet"),
         i64("failed", "deliveries that failed"),
-        i64("dropped", "subscribers dropped (slow, too many, noisy); of a hook: notices left out"),
+        i64("dropped", "subscribers dropped (slow, too many, noisy); of the hook: notices left out"),
         i64("malformed", "lines of subscribers that are no acknowledgement"),
         text("reason", 128, "the last failure"),
         measure="pending",

@@ -38,8 +38,7 @@ DECLARED = (
         text(
             "sentence",
             480,
-            "the finding in words, times in UTC; boot+SECONDS where nothing was known of the wall clock yet, and in"
-            " files of earlier versions",
+            "the finding in words, times in UTC; boot+SECONDS where nothing was known of the wall clock yet",
         ),
         json_text(
             "said",

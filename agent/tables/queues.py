@@ -35,8 +35,7 @@ DECLARED = (
         enum(
             "failure",
             "no_answer refused unreachable closed login other unasked",
-            "how a poll failed; unasked: tickscope's own process for brokers was not there; null where it did not, and"
-            " in rows that an earlier version sealed",
+            "how a poll failed; unasked: tickscope's own process for brokers was not there; null where it did not",
         ),
         i64("poll_ns", "time the poll took", "ns"),
         peer("the server's ip:port"),

@@ -12,11 +12,8 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections import Counter, deque
-from pathlib import Path
 from typing import Any
 
 from agent.kernel import helper
@@ -29,7 +26,7 @@ from agent.kernel.limits import (
     EXAMINERS,
 )
 from agent.kernel.steps import Done, Wait
-from agent.posix.signals import sheltered
+from agent.posix.supervisor import Supervised, how, spawn
 
 #: Number of the first answer of a process, to no question: it is ready to be asked.
 READY = 0
@@ -70,8 +67,7 @@ class _Examiner:
     def __init__(self) -> None:
         self.ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.ours.setblocking(False)
-        self.child: subprocess.Popen[bytes] | None = None
-        self._ending: list[subprocess.Popen[bytes]] = []
+        self.child = Supervised("examiner", "examines files")
         self.question: _Question | None = None
         self.number = 0
         self.since_s = 0.0
@@ -80,15 +76,14 @@ class _Examiner:
     def ask(self, question: _Question) -> None:
         self.number += 1
         self.question, self.since_s = question, time.monotonic()
-        if self.child is None:
+        if self.child.process is None:
             self._start()
         message = json.dumps([self.number, question.analysis, question.arguments]).encode()
         socket.send_fds(self.ours, [message], question.fds)
         question.close()
 
     def _start(self) -> None:
-        root = str(Path(__file__).resolve().parents[2])
-        env = {"PYTHONPATH": root, "OPENBLAS_NUM_THREADS": "1", "PATH": os.environ.get("PATH", ""), "LC_ALL": "C.UTF-8"}
+        environment = {"OPENBLAS_NUM_THREADS": "1", "PATH": os.environ.get("PATH", ""), "LC_ALL": "C.UTF-8"}
         while True:  # what the one before left unread
             try:
                 _, fds = helper.receive(
@@ -98,12 +93,8 @@ class _Examiner:
                 break
             for fd in fds:
                 os.close(fd)
-        command = [sys.executable, "-P", "-m", "agent.targets.examiner", str(self.theirs.fileno())]
-        with sheltered():
-            self.ready = False
-            self.child = subprocess.Popen(
-                command, pass_fds=[self.theirs.fileno()], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-            )
+        fd, self.ready = self.theirs.fileno(), False
+        self.child.adopt(spawn("agent.targets.examiner", fd, fds=[fd], environment=environment))
 
     def answer(self) -> list[Any] | None:
         """The answer to the question; None where there is none yet. Answers to those before it are dropped; its time
@@ -122,13 +113,12 @@ class _Examiner:
 
     def failed(self) -> Unexamined | None:
         """Why there will be no answer; None while there may be one. Who takes too long is ended."""
-        code = self.child.poll() if self.child is not None else 0
+        code = self.child.process.poll() if self.child.process is not None else 0
         if code is not None:
-            self.child = None
+            self.child.end()
             if code == -signal.SIGXCPU:
                 return Unexamined(f"examining it took more than {EXAMINER_CPU_S} s of processor time", overrun=True)
-            how = signal.Signals(-code).name if code < 0 else code
-            return Unexamined(f"the process that examined it ended with {how}", overrun=True, passing=True)
+            return Unexamined(f"the process that examined it ended with {how(code)}", overrun=True, passing=True)
         if time.monotonic() - self.since_s <= (EXAMINER_WALL_S if self.ready else EXAMINER_START_S):
             return None
         self.end()
@@ -140,15 +130,9 @@ class _Examiner:
         return Unexamined(said, overrun=True, passing=True)
 
     def end(self) -> None:
-        """One that has nothing to do is asked to end, since whoever watches this host takes a worker that is killed for
-        a fault; else it is killed. It is not waited for: a file system that does not answer may keep it from dying.
-        """
-        if self.child is not None:
-            for number in (signal.SIGKILL,) if self.question else (signal.SIGTERM, signal.SIGCONT):
-                self.child.send_signal(number)
-            self._ending.append(self.child)
-            self.child = None
-        self._ending = [child for child in self._ending if child.poll() is None]
+        """One that has nothing to do is asked to end; else it is killed."""
+        self.child.end(kill=self.question is not None)
+        self.child.reap()
 
 
 class Analyst:
@@ -179,7 +163,7 @@ class Analyst:
     @property
     def pids(self) -> list[int]:
         """Of the processes that run now."""
-        return [e.child.pid for e in self._examiners if e.child is not None]
+        return [one["pid"] for e in self._examiners for one in e.child.processes()]
 
     def fds(self) -> list[int]:
         return [e.ours.fileno() for e in self._examiners]
@@ -222,7 +206,7 @@ class Analyst:
     def _look(self, one: _Examiner) -> None:
         answer = one.answer()
         if one.question is None:
-            if one.child is None or time.monotonic() - one.since_s > EXAMINER_IDLE_S:
+            if one.child.process is None or time.monotonic() - one.since_s > EXAMINER_IDLE_S:
                 one.end()
         elif answer is not None:
             _, facts, why, self.took_s = answer

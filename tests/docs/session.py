@@ -32,7 +32,7 @@ COLUMNS, LINES = 100, 38
 BLOCK = re.compile(
     r"(<!-- ran by python -m tests\.docs\.session(?:, first (\d+) lines)? -->\n```console\n)(.*?)(```\n)", re.DOTALL
 )
-LIVE, CLOCK = ROOT / "docs/live.svg", ROOT / "docs/clock.svg"
+LIVE = ROOT / "docs/live.svg"
 _PATIENCE_S = 120
 
 
@@ -138,9 +138,6 @@ def main() -> None:
             env, "query", "finding", "--where", "state = 'closed' and symptom <> 'clock_jump'", rows=2
         )  # a stall is the last one
         LIVE.write_text(screen.svg(screen.last_frame(terminal.text.decode(errors="replace")), "tickscope demo"))
-        subprocess.run(
-            ["tickscope", "clock", "history", "--plot", str(CLOCK)], env=env, check=True, stdout=subprocess.DEVNULL
-        )
         for page in pages():
             before = page.read_text()
             after = rewritten(before, env)

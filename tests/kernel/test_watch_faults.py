@@ -13,11 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.clock import process
 from agent.clock.notices import NoticeSource
 from agent.clock.untold import SOURCE
 from agent.clock.watch import SLEEPERS
-from agent.posix import restarts
 from tests.kernel.clock_rig import Rig
 from tests.patience import PATIENCE
 
@@ -118,8 +116,8 @@ def test_a_killed_watch_is_started_again_and_steps_meanwhile_are_notices_lost(ri
     step(rig, -STEP_NS)
 
 
-def test_a_watch_that_hangs_is_replaced(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "MOST_SILENT_S", 2.5)
+def test_a_watch_that_hangs_is_replaced(rig: Rig) -> None:
+    rig.watch.child.hung_s = 2.5
     former = rig.watch.pid
     os.kill(former, signal.SIGSTOP)
     until(rig, lambda: rig.watch.pid != former and running(rig))
@@ -131,10 +129,8 @@ def test_a_watch_that_hangs_is_replaced(rig: Rig, monkeypatch: pytest.MonkeyPatc
     step(rig, -STEP_NS)
 
 
-def test_one_that_ends_again_and_again_is_given_up_and_whoever_connects_is_told_so(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(restarts, "IN_A_ROW", 1)
+def test_one_that_ends_again_and_again_is_given_up_and_whoever_connects_is_told_so(rig: Rig) -> None:
+    rig.watch.restarts.in_a_row = 1
     for _ in range(2):
         until(rig, lambda: running(rig))
         kill(rig)

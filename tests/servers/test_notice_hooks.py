@@ -1,4 +1,4 @@
-"""The hooks as processes of their own, against real programs and servers, good and bad. No clock is stepped."""
+"""The hook as a process of its own, with real programs and servers, good and bad. No clock is stepped."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Rig:
         path = directory / "notices.sock"
         self.listener = sockets.notices(path)
         run_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        self.hooks = hooks.start(config, run_fd, NOBODY, NOBODY)
+        self.hook = hooks.start(config, run_fd, NOBODY, NOBODY)
         os.close(run_fd)
         self.reports, self._report = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.reports.setblocking(False)
@@ -43,8 +43,8 @@ class Rig:
         self.subscribers = Subscribers(self.listener, self._report)
         self.thread = threading.Thread(target=self.subscribers.serve, args=(self._until.fileno(),))
         self.thread.start()
-        self.source = NoticeSource(SimpleNamespace(reports=self.reports, alive=True, failure=str), self.hooks)  # type: ignore[arg-type]
-        self.wait(lambda s: s["subscribers"] == len(self.hooks))
+        self.source = NoticeSource(SimpleNamespace(reports=self.reports, alive=True, failure=str), self.hook)  # type: ignore[arg-type]
+        self.wait(lambda s: s["subscribers"] == 1)
         self.told = 0
 
     def step(self) -> None:
@@ -58,8 +58,8 @@ class Rig:
             time.sleep(0.02)
         return state
 
-    def counts(self, channel: str, **wanted: int) -> dict[str, Any]:
-        return dict(self.wait(lambda s: all(s["hooks"][channel][k] >= v for k, v in wanted.items()))["hooks"][channel])
+    def counts(self, **wanted: int) -> dict[str, Any]:
+        return dict(self.wait(lambda s: all(s["hooks"]["exec"][k] >= v for k, v in wanted.items()))["hooks"]["exec"])
 
     def close(self) -> None:
         self.source.close()
@@ -90,52 +90,6 @@ def rig(place: Path) -> Iterator[Callable[[HookConfig], Rig]]:
         each.close()
 
 
-class Web:
-    """A web server; ``how`` says what it does with the next requests."""
-
-    def __init__(self) -> None:
-        self.how: Any = 204
-        self.got: list[tuple[str, dict[str, Any], str | None]] = []
-        web = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                web.got.append((self.path, json.loads(body), self.headers["authorization"]))
-                if web.how == "hang":
-                    web.release.wait(30)
-                elif web.how == "drip":
-                    for byte in b"HTTP/1.0 200 " + b"x" * 300:
-                        if web.release.wait(0.05):
-                            return
-                        self.wfile.write(bytes([byte]))
-                else:
-                    self.send_response(web.how)
-                    self.end_headers()
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.release = threading.Event()
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.thread = threading.Thread(target=self.server.serve_forever)
-        self.thread.start()
-
-    def close(self) -> None:
-        self.release.set()
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
-
-
-@pytest.fixture
-def web() -> Iterator[Web]:
-    made = Web()
-    yield made
-    made.close()
-
-
 def processes(words: str) -> list[str]:
     out = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
@@ -163,7 +117,7 @@ def test_a_command_gets_each_notice_unprivileged(rig: Callable[[HookConfig], Rig
     )
     for i in range(3):
         made.step()
-        made.counts("exec", delivered=i + 1)
+        made.counts(delivered=i + 1)
     lines = out.read_text().splitlines()
     assert [json.loads(lines[i])["id"] for i in (0, 5, 10)] == [1, 2, 3]
     assert lines[1:5] == [str(NOBODY), "CapEff:\t0000000000000000", "NoNewPrivs:\t1", "/"]
@@ -184,7 +138,7 @@ def test_a_command_that_fails_is_counted_with_the_reason(
     made = rig(HookConfig(exec=command))
     made.step()
     made.step()
-    state = made.counts("exec", failed=2)
+    state = made.counts(failed=2)
     assert words in state["error"]
     assert state["delivered"] == 0
     (row,) = [b.rows for b in made.source.drain(10**9) if b.rows["channel"][0] == 1]
@@ -195,7 +149,7 @@ def test_a_command_that_fails_is_counted_with_the_reason(
 def test_a_command_that_hangs_is_killed_with_all_it_started(rig: Callable[[HookConfig], Rig]) -> None:
     made = rig(HookConfig(exec=("/bin/sh", "-c", "sleep 9973 & sleep 9973"), timeout_s=0.3))
     made.step()
-    assert "did not end within 0.3 s" in made.counts("exec", failed=1)["error"]
+    assert "did not end within 0.3 s" in made.counts(failed=1)["error"]
     made.wait(lambda _: not processes("sleep 9973"))
 
 
@@ -208,9 +162,9 @@ def test_a_backlog_is_cut_to_the_newest_and_counted(rig: Callable[[HookConfig], 
     made.wait(lambda _: bool(out.read_text()))
     for _ in range(hooks.QUEUE + 5):
         made.step()
-    state = made.counts("exec", dropped=5)
+    state = made.counts(dropped=5)
     assert state["dropped"] == 5
-    made.counts("exec", delivered=2)
+    made.counts(delivered=2)
     assert [json.loads(text)["id"] for text in out.read_text().splitlines()][:2] == [1, 7]
 
 
@@ -225,111 +179,70 @@ def test_the_agents_end_ends_a_hook_in_the_middle(rig: Callable[[HookConfig], Ri
         time.sleep(0.01)
 
 
-def test_a_webhook_gets_each_notice_and_outlives_a_bad_server(rig: Callable[[HookConfig], Rig], web: Web) -> None:
-    made = rig(HookConfig(webhook=f"http://me:it%40s@127.0.0.1:{web.server.server_port}/clock?x=1", timeout_s=0.5))
-    made.step()
-    made.counts("webhook", delivered=1)
-    path, body, login = web.got[0]
-    assert (path, body["id"], body["size_ns"], login) == ("/clock?x=1", 1, -1, "Basic bWU6aXRAcw==")
-    for failed, (how, words) in enumerate(
-        [
-            (500, "answered 500"),
-            (302, "answered 302"),
-            ("hang", "no end within 0.5 s|timed out"),
-            ("drip", "no end within 0.5 s|timed out"),
-        ],
-        1,
-    ):
-        web.how = how
-        made.step()
-        error = made.counts("webhook", failed=failed)["error"]
-        assert any(w in error for w in words.split("|")), error
-    web.how = 200
-    made.step()
-    assert made.counts("webhook", delivered=2)["failed"] == 4
+def test_the_command_of_the_docs_posts_and_publishes(rig: Callable[[HookConfig], Rig], place: Path) -> None:
+    """The script in docs/clocks.md, with the ports of a web server and a Redis of the test's own."""
+    got: list[dict[str, Any]] = []
 
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(204)
+            self.end_headers()
 
-def test_a_webhook_without_a_server_says_so(rig: Callable[[HookConfig], Rig]) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        made = rig(HookConfig(webhook=f"http://127.0.0.1:{taken.getsockname()[1]}/"))
-        made.step()
-        assert "Connection refused" in made.counts("webhook", failed=1)["error"]
+        def log_message(self, *_: object) -> None:
+            pass
 
-
-def test_a_redis_channel_and_a_redis_that_goes_and_comes_back(rig: Callable[[HookConfig], Rig], place: Path) -> None:
-    path = place / "redis.sock"
-
-    def server() -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
+    page = (Path(__file__).parents[2] / "docs/clocks.md").read_text()
+    script, path = page[page.index("#!/bin/sh") :].partition("```")[0], place / "redis.sock"
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as web:
+        threading.Thread(target=web.serve_forever).start()
+        redis = subprocess.Popen(
             [
                 "redis-server",
                 "--port",
                 "0",
                 "--unixsocket",
-                str(path),
+                path,
                 "--unixsocketperm",
                 "777",
                 "--save",
                 "",
                 "--dir",
-                str(place),
+                place,
             ],
             stdout=subprocess.DEVNULL,
         )
-        end = time.monotonic() + 20
-        while subprocess.run(["redis-cli", "-s", str(path), "ping"], capture_output=True).stdout != b"PONG\n":
-            assert time.monotonic() < end
-            time.sleep(0.05)
-        return process
-
-    first = server()
-    try:
-        made = rig(HookConfig(redis=f"unix://{path}", redis_channel="jumps"))
-        listener = subprocess.Popen(
-            ["redis-cli", "-s", str(path), "subscribe", "jumps"], stdout=subprocess.PIPE, text=True
-        )
-        assert listener.stdout is not None
-        assert [listener.stdout.readline().strip() for _ in range(3)] == ["subscribe", "jumps", "1"]
-        made.step()
-        assert [listener.stdout.readline().strip() for _ in range(2)] == ["message", "jumps"]
-        assert json.loads(listener.stdout.readline())["id"] == 1
-        made.counts("redis", delivered=1)
-    finally:
-        first.terminate()
-        first.wait()
+        try:
+            end = time.monotonic() + 20
+            while subprocess.run(["redis-cli", "-s", path, "ping"], capture_output=True).stdout != b"PONG\n":
+                assert time.monotonic() < end
+                time.sleep(0.05)
+            listener = subprocess.Popen(
+                ["redis-cli", "-s", path, "subscribe", "tickscope:clock"], stdout=subprocess.PIPE, text=True
+            )
+            assert listener.stdout is not None
+            assert [listener.stdout.readline().strip() for _ in range(3)] == ["subscribe", "tickscope:clock", "1"]
+            command = place / "on-jump"
+            command.write_text(
+                script.replace("8080", str(web.server_port)).replace("redis-cli", f"redis-cli -s {path}")
+            )
+            command.chmod(0o755)
+            made = rig(HookConfig(exec=(str(command),), timeout_s=20))
+            made.step()
+            made.counts(delivered=1)
+            assert [listener.stdout.readline().strip() for _ in range(2)] == ["message", "tickscope:clock"]
+            assert json.loads(listener.stdout.readline()) == got[0] == {"v": 1, "kind": "step", "size_ns": -1, "id": 1}
+        finally:
+            web.shutdown()
+            redis.terminate()
+            redis.wait()
     listener.communicate()
-    made.step()
-    assert str(path) in made.counts("redis", failed=1)["error"]
-    second = server()
-    try:
-        made.step()
-        made.counts("redis", delivered=2)
-    finally:
-        second.terminate()
-        second.wait()
-
-
-def test_all_three_at_once_and_one_that_hangs_holds_up_no_other(rig: Callable[[HookConfig], Rig], web: Web) -> None:
-    made = rig(
-        HookConfig(
-            exec=("/bin/sleep", "5"),
-            webhook=f"http://127.0.0.1:{web.server.server_port}/",
-            redis="redis://127.0.0.1:1",
-            timeout_s=5,
-        )
-    )
-    assert {p["role"] for p in made.source.processes()} == {"notice exec", "notice webhook", "notice redis"}
-    for _ in range(5):
-        made.step()
-    made.counts("webhook", delivered=5)
-    assert made.counts("redis", failed=5)["delivered"] == 0
-    assert made.source.state()["hooks"]["exec"]["delivered"] == 0
 
 
 def test_a_hook_that_was_killed_is_shown(rig: Callable[[HookConfig], Rig]) -> None:
     made = rig(HookConfig(exec=("/bin/true",)))
-    os.kill(made.hooks[0].pid, 9)
+    assert made.hook is not None
+    os.kill(made.hook.pid, 9)
     made.wait(lambda s: s["hooks"]["exec"]["state"] == "gone")
     assert "notices exec" in made.source.failures()
     assert made.source.processes() == []

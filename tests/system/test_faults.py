@@ -78,7 +78,7 @@ def test_a_killed_helper_is_reported_and_the_rest_goes_on(start: Callable[..., A
         assert f"{program}: attach: " in probes[family]["reason"]
         assert "not seen: " in probes[family]["reason"]
     assert probes["clock"]["state"] == "attached"
-    assert [p["role"] for p in status["processes"]] == ["agent", "clock watch", "keeper"]
+    assert [p["role"] for p in status["processes"]] == ["agent", "clock watch"]
     assert agent.json("query", "tcp_rtt", "--since", "1h") is not None
     assert agent.stop() == 130
 

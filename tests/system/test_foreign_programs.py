@@ -73,7 +73,7 @@ def server(folder: Path) -> Iterator[int]:
 
 def intact(agent: Agent) -> None:
     status = agent.status()
-    assert {p["role"] for p in status["processes"]} == {"agent", "clock watch", "helper", "keeper"}
+    assert {p["role"] for p in status["processes"]} == {"agent", "clock watch", "helper"}
     assert {p["state"] for p in status["probes"]} - {"off"} == {"attached"}
     assert not status["loss"]
     assert "left out" not in agent.log()

@@ -118,7 +118,7 @@ def examined(agent: Agent, library: Path, seconds: float = 40) -> list[dict[str,
 def intact(agent: Agent) -> None:
     """All processes are there, nothing is left out, and the loop turns."""
     status = agent.status()
-    assert {p["role"] for p in status["processes"]} == {"agent", "clock watch", "helper", "keeper"}, agent.log()
+    assert {p["role"] for p in status["processes"]} == {"agent", "clock watch", "helper"}, agent.log()
     assert status["helper"] == "running"
     assert "left out" not in agent.log()
     assert {p["probe"] for p in status["probes"] if p["state"] not in ("attached", "off")} <= {"tls"}

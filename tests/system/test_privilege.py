@@ -16,9 +16,6 @@ AGENT = 0 if KERNEL >= (5, 19) else 1 << 39
 #: CAP_CHECKPOINT_RESTORE, SYS_PTRACE, DAC_READ_SEARCH; and SYS_ADMIN, where uprobes are perf events.
 HELPER = (1 << 40) | (1 << 19) | (1 << 2) | (0 if KERNEL >= (6, 6) else 1 << 21)
 
-#: CAP_DAC_OVERRIDE.
-KEEPER = 1 << 1
-
 
 def facts(pid: int) -> dict[str, str]:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -28,7 +25,7 @@ def facts(pid: int) -> dict[str, str]:
 def held(agent: Agent, **more: int) -> None:
     """Each process holds only what is promised. more: capabilities by role, beside those that are always there."""
     uid = str(pwd.getpwnam("tickscope").pw_uid)
-    promised = {"agent": AGENT, "clock watch": 0, "helper": HELPER, "keeper": KEEPER, **more}
+    promised = {"agent": AGENT, "clock watch": 0, "helper": HELPER, **more}
     processes = agent.status()["processes"]
     assert {p["role"] for p in processes} == set(promised)
     for process in processes:
@@ -44,8 +41,7 @@ def held(agent: Agent, **more: int) -> None:
         assert process["uid"] == int(uid)
         assert int(process["cap_eff"], 16) == promised[process["role"]]
         assert process["pss_bytes"] > 0
-    for role in ("helper", "keeper"):
-        assert facts(next(p["pid"] for p in processes if p["role"] == role))["Seccomp"] == "2"
+    assert facts(next(p["pid"] for p in processes if p["role"] == "helper"))["Seccomp"] == "2"
     assert os.sched_getscheduler(agent.pid()) == os.SCHED_BATCH  # see agent/posix/background.py
 
 
@@ -63,7 +59,7 @@ def test_who_asks_brokers_holds_nothing(start: Callable[..., Agent]) -> None:
 
 def test_helper_and_watch_hold_few_descriptors(start: Callable[..., Agent]) -> None:
     agent = start().ready()
-    for role, limit in (("helper", 6), ("clock watch", 16), ("keeper", 5)):
+    for role, limit in (("helper", 6), ("clock watch", 16)):
         links = [os.readlink(f.path) for f in os.scandir(f"/proc/{agent.pid(role)}/fd")]
         assert len(links) <= limit, links
         assert not [link for link in links if "control.sock" in link or str(agent.store) in link]

@@ -19,8 +19,6 @@ import pytest
 from agent.batch import Batch, make
 from agent.correlate.brokers import BrokerWatch
 from agent.correlate.thresholds import CorrelatorConfig
-from agent.posix import kept as keeping
-from agent.posix import restarts
 from agent.queues.poller import QueuePoller
 from agent.queues.process import Brokers
 from agent.queues.worker import BUDGET_BYTES
@@ -124,25 +122,10 @@ def test_one_that_is_killed_is_told_and_started_again(kept: Kept, capfd: pytest.
     assert "SIGKILL" in capfd.readouterr().err
 
 
-def test_one_that_ends_again_and_again_is_given_up(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restarts, "IN_A_ROW", 1)
-    kept.until(lambda: kept.told("refused"))
-    for _ in range(2):
-        kept.until(kept.brokers.processes)
-        os.kill(kept.pid, signal.SIGKILL)
-        kept.until(lambda: not kept.brokers.processes())
-    assert kept.brokers.process.restarts.given_up
-    kept.until(lambda: any(b"the last of several in a row" in reason for _, reason in kept.reasons()))
-    assert kept.rows["probe_status"][-1]["remedy"]
-    kept.brokers.use({"redis": (kept.url, kept.url)}, 0.1)  # other settings: it is tried anew
-    kept.again()
-    kept.until(lambda: not kept.brokers.failures())
-
-
-def test_one_that_stands_still_is_told_and_its_pause_is_no_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "SILENT_S", 1.0)
+def test_one_that_stands_still_is_told_and_its_pause_is_no_servers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         kept = Kept()
+        kept.brokers.process.silent_s = 1.0
         kept.brokers.use({"redis": (f"redis://127.0.0.1:{silent.getsockname()[1]}",)}, 0.1)
         try:
             kept.until(lambda: kept.told("no_answer"))
@@ -159,17 +142,6 @@ def test_one_that_stands_still_is_told_and_its_pause_is_no_servers(monkeypatch: 
             assert kept.brokers.process.restarts.count == 0
         finally:
             kept.brokers.close()
-
-
-def test_one_that_stands_still_for_long_is_replaced(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "MOST_SILENT_S", 1.0)
-    kept.until(lambda: kept.told("refused"))
-    pid = kept.pid
-    os.kill(pid, signal.SIGSTOP)
-    kept.until(lambda: kept.brokers.process.restarts.count == 1)
-    assert kept.brokers.process.restarts.why == "it gave no sign of life"
-    kept.again()
-    assert kept.pid != pid
 
 
 def test_there_is_none_where_no_broker_is_named_and_other_settings_are_another(kept: Kept) -> None:
@@ -194,26 +166,12 @@ def test_there_is_none_where_no_broker_is_named_and_other_settings_are_another(k
 def test_one_with_which_nothing_is_wrong_is_asked_to_end(kept: Kept, how: str, stopped: bool) -> None:
     """Another agent on this host would tell of one that is killed."""
     kept.until(lambda: kept.told("refused"))
-    child = kept.brokers.process._child
+    child = kept.brokers.process.process
     assert child is not None
     if stopped:
         os.kill(child.pid, signal.SIGSTOP)
     getattr(kept.brokers.process, how)()
     assert child.wait(10 * PATIENCE) == 0
-
-
-@pytest.mark.parametrize("how", ["close", "renew"])
-def test_one_that_does_not_end_by_itself_is_killed(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "_PATIENCE_S", 0.3)
-    child, ours = subprocess.Popen(["sleep", "600"]), socket.socketpair()[0]
-    process = keeping.KeptProcess("sleep", "sleeps", lambda: (child, ours), lambda: None)
-    process.start()
-    getattr(process, how)()
-    end = time.monotonic() + 20 * PATIENCE
-    while child.poll() is None and time.monotonic() < end:
-        process.turn()
-        time.sleep(0.01)
-    assert child.returncode == -signal.SIGKILL
 
 
 def test_a_client_that_cannot_be_used_is_told_and_ends_no_other() -> None:

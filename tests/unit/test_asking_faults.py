@@ -20,9 +20,7 @@ from pathlib import Path
 import pytest
 
 from agent.common.clocks import boot_ns
-from agent.posix import kept as keeping
-from agent.posix import restarts
-from agent.posix.spawned import how
+from agent.posix.supervisor import Restarts
 from agent.queues.packing import TABLE, pack
 from agent.queues.process import Brokers
 from agent.queues.received import NoMessage, checked
@@ -90,7 +88,7 @@ def liar(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
         body = f"import socket, sys, time; s = socket.socket(fileno=int(sys.argv[1]))\n{code}\ntime.sleep(60)"
         return real([sys.executable, "-c", body, *command[4:]], **more)  # type: ignore[call-overload, no-any-return]
 
-    monkeypatch.setattr("agent.posix.spawned.subprocess.Popen", popen)
+    monkeypatch.setattr("agent.posix.supervisor.subprocess.Popen", popen)
 
 
 def test_one_that_sends_what_is_no_message_is_ended_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,8 +110,8 @@ def test_one_that_cannot_be_started_is_told_and_then_given_up(
     def refused(*_: object, **__: object) -> None:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    monkeypatch.setattr(restarts, "IN_A_ROW", 1)
-    monkeypatch.setattr("agent.posix.spawned.subprocess.Popen", refused)
+    monkeypatch.setattr("agent.queues.process.Restarts", lambda: Restarts(in_a_row=1))
+    monkeypatch.setattr("agent.posix.supervisor.subprocess.Popen", refused)
     before = sorted(os.listdir("/proc/self/fd"))
     kept = Kept()
     try:
@@ -155,9 +153,9 @@ class Undying(subprocess.Popen[bytes]):
 
 
 def test_who_does_not_die_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.posix.spawned.subprocess.Popen", Undying)
-    monkeypatch.setattr(keeping, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr("agent.posix.supervisor.subprocess.Popen", Undying)
     kept = Kept()
+    kept.brokers.process.ends_s = 0.2
     pids = [kept.pid]
     try:
         os.kill(pids[0], signal.SIGSTOP)  # else it ends by itself, with its socket
@@ -174,29 +172,6 @@ def test_who_does_not_die_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> No
             os.kill(pid, signal.SIGKILL)
         for child, _ in kept.brokers.process._ending:
             child.wait()
-
-
-def test_a_pause_of_the_agent_itself_is_no_silence(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept.again()
-    pid = kept.pid
-    os.kill(pid, signal.SIGSTOP)
-    while kept.brokers.process.socket is not None and _readable(kept.brokers.process.socket):
-        kept.turn()
-    monkeypatch.setattr(keeping, "SILENT_S", 1.5)
-    monkeypatch.setattr(keeping, "MOST_SILENT_S", 1.5)
-    kept.brokers.process._looked_s = time.monotonic()
-    time.sleep(2)
-    kept.turn()
-    assert kept.brokers.failures() == {}
-    assert kept.brokers.process.restarts.why == ""
-    os.kill(pid, signal.SIGCONT)
-
-
-def _readable(source: socket.socket) -> bool:
-    try:
-        return bool(source.recv(1, socket.MSG_PEEK))
-    except BlockingIOError:
-        return False
 
 
 def test_they_are_asked_again_once_the_new_process_says_so(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,10 +210,6 @@ def test_it_gets_nothing_of_the_environment_that_it_does_not_need(monkeypatch: p
         assert names <= {b"PYTHONPATH", b"PATH", b"LC_ALL", b"MALLOC_ARENA_MAX", b"SSL_CERT_FILE", b"SSL_CERT_DIR"}
     finally:
         kept.brokers.close()
-
-
-def test_how_a_process_ended() -> None:
-    assert [how(code) for code in (3, -9, -40)] == ["exit status 3", "SIGKILL", "signal 40"]
 
 
 class Asked:

@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 import time
-import xml.etree.ElementTree as ET
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -290,11 +289,6 @@ def test_a_name_of_a_process_does_not_act_on_the_terminal(tmp_path: Path) -> Non
         on_terminal(tmp_path / "store", "history", NO_COLOR="1"),
     ):
         assert "\\x1b[2J" in shown and "\x1b" not in shown
-    clock(tmp_path / "store", "history", "--plot", str(tmp_path / "clock.svg"))
-    assert any(
-        "x1b[2J" in str(t.text)
-        for t in ET.fromstring((tmp_path / "clock.svg").read_text()).iter("{http://www.w3.org/2000/svg}text")
-    )
 
 
 def test_a_pipe_gets_rows_only_and_a_terminal_a_plot_too(store: Path) -> None:
@@ -319,50 +313,16 @@ def test_a_pipe_gets_rows_only_and_a_terminal_a_plot_too(store: Path) -> None:
 
 
 def test_a_plot_can_be_asked_for_in_a_pipe(store: Path) -> None:
-    done = clock(store, "history", "--plot", "-", PYTHONIOENCODING="utf-8")
+    done = clock(store, "history", "--plot", PYTHONIOENCODING="utf-8")
     assert "▲" in done.stdout and "boot_id" not in done.stdout and "\x1b" not in done.stdout
-    plain = clock(store, "history", "--plot", "-", PYTHONIOENCODING="ascii").stdout
+    plain = clock(store, "history", "--plot", PYTHONIOENCODING="ascii").stdout
     assert "^" in plain and "*" in plain and "\\u" not in plain
-
-
-def test_svg_marks_each_step_with_its_actor(store: Path, tmp_path: Path) -> None:
-    done = clock(store, "history", "--plot", str(tmp_path / "clock.svg"))
-    assert (done.returncode, done.stdout) == (0, "")
-    root = ET.fromstring((tmp_path / "clock.svg").read_text())
-    space = "{http://www.w3.org/2000/svg}"
-    texts = [t.text for t in root.iter(f"{space}text")]
-    assert {"-2s chronyd 812 (adjtimex)", "+3s chronyd 812 (adjtimex)"} <= set(texts)
-    assert any("error bound, at most" in str(t) for t in texts)
-    assert len(list(root.iter(f"{space}polygon"))) >= 3  # the error band of each segment
-    assert {"#c0392b", "#2e7d32"} <= {
-        p.get("stroke") for p in root.iter(f"{space}polyline") if p.get("stroke-dasharray") == "3 3"
-    }
-
-
-def test_png_is_a_picture_and_says_what_is_missing_without_pillow(store: Path, tmp_path: Path) -> None:
-    from PIL import Image
-
-    assert clock(store, "history", "--plot", str(tmp_path / "clock.png")).returncode == 0
-    with Image.open(tmp_path / "clock.png") as image:
-        assert image.size == (2000, 1120)
-        assert len(image.getcolors(1 << 20)) > 50
-    (tmp_path / "hidden").mkdir()
-    (tmp_path / "hidden" / "PIL.py").write_text("raise ImportError('none here')\n")
-    done = clock(store, "history", "--plot", str(tmp_path / "b.png"), PYTHONPATH=str(tmp_path / "hidden"))
-    assert done.returncode == 1
-    assert (
-        f"{sys.executable} -m pip install" in done.stderr
-        and ".svg" in done.stderr
-        and not (tmp_path / "b.png").exists()
-    )
 
 
 @pytest.mark.parametrize(
     ("argv", "status", "words"),
     [
-        (["history", "--plot", "clock.jpg"], 2, ".svg, .png"),
-        (["history", "--plot", "/nonexistent/clock.svg"], 1, "No such file"),
-        (["history", "--plot", "-", "--until", "2h"], 3, "no offset history"),
+        (["history", "--plot", "--until", "2h"], 3, "no offset history"),
         (["convert", "yesterday"], 2, "boot+SECONDS"),
         (["convert", "1999-01-01"], 3, "does not reach"),
         *(
@@ -508,54 +468,16 @@ def written(path: Path, t_ns: list[int], steps: dict[int, int]) -> Path:
 def test_every_one_of_six_jumps_close_together_is_named(tmp_path: Path) -> None:
     steps = {100 * S + i: (-1) ** i * (i + 1) * 100 * MS for i in range(6)}
     store = written(tmp_path / "store", [s * S for s in range(60, 200, 10)], steps)
-    clock(store, "history", "--plot", str(tmp_path / "clock.svg"))
-    texts = [
-        str(t.text)
-        for t in ET.fromstring((tmp_path / "clock.svg").read_text()).iter("{http://www.w3.org/2000/svg}text")
-    ]
-    assert sorted(t.split()[-2] for t in texts if "(clock_settime)" in t) == [str(i + 1) for i in range(6)]
-    assert not any("no name" in t for t in texts)
-
-
-def test_a_frequency_that_is_not_known_is_not_drawn(tmp_path: Path) -> None:
-    hot = HotStore(tmp_path / "store", this_boot(), "host-a", seal_command=())
-    hot.append(
-        [
-            make(
-                "clock_offset",
-                20,
-                t_ns=np.arange(100, 300, 10) * S,
-                real_mono_ns=BASE,
-                boot_mono_ns=0,
-                err_ns=50,
-                cut=0,
-            )
-        ],
-        300 * S,
-    )
-    hot.close()
-    done = clock(tmp_path / "store", "history", "--plot", str(tmp_path / "clock.svg"))
-    assert done.returncode == 0, done.stderr
-    assert "stroke-dasharray" not in (tmp_path / "clock.svg").read_text()
+    lines = clock(store, "history", "--plot", PYTHONIOENCODING="utf-8").stdout.splitlines()
+    assert sorted(t.split()[-2] for t in lines if "(clock_settime)" in t) == [str(i + 1) for i in range(6)]
+    assert not any(t.startswith("  and ") for t in lines)
 
 
 def test_what_nobody_watched_is_not_drawn_as_known(tmp_path: Path) -> None:
     """Samples for 100 s, none for 800 s, then some again with another offset."""
     before, after = range(100, 200, 10), range(1000, 1100, 10)
     store = written(tmp_path / "store", [s * S for s in (*before, *after)], {1000 * S: 5 * S})
-    clock(store, "history", "--plot", str(tmp_path / "clock.svg"))
-    space = "{http://www.w3.org/2000/svg}"
-    root = ET.fromstring((tmp_path / "clock.svg").read_text())
-    lines = [
-        p.get("points", "").split()
-        for p in root.iter(f"{space}polyline")
-        if p.get("stroke") == "#1f5fa8" and p.get("stroke-width") == "2"
-    ]
-    assert len(lines) == 2
-    ends = [[float(point.split(",")[0]) for point in line] for line in lines]
-    assert min(ends[1]) - max(ends[0]) > 700  # of 892 units
-    assert any("grey: nobody watched" in str(t.text) for t in root.iter(f"{space}text"))
-    shown = clock(store, "history", "--plot", "-", PYTHONIOENCODING="utf-8").stdout
+    shown = clock(store, "history", "--plot", PYTHONIOENCODING="utf-8").stdout
     assert "? nobody watched for 810s" in shown
     drawn = [line[30:70] for line in shown.splitlines()[1:13]]
     assert not any("\u2800" < c < "\u2900" for line in drawn for c in line)
@@ -603,12 +525,7 @@ def test_a_clock_that_was_stepped_without_end_is_shown_as_far_as_there_is_room(t
     ]
     some = clock(store, "history", "--since", "boot+600", "--until", "boot+900", "-o", "ndjson")
     assert [json.loads(line)["pid"] for line in some.stdout.splitlines()] == [10, 11, 12, 13, 14, 15]
-    assert clock(store, "history", "--plot", str(tmp_path / "clock.svg")).returncode == 0
-    drawn = (tmp_path / "clock.svg").read_text()
-    assert len(drawn) < 1_500_000
-    assert (
-        "20,159 jumps of the wall clock" in drawn
-        and "+40s stepper 7001 (settimeofday)" in drawn
-        and "20,149 smaller jumps have no name" in drawn
-    )
-    assert "and 20,153 smaller" in clock(store, "history", "--plot", "-", PYTHONIOENCODING="utf-8").stdout
+    drawn = clock(store, "history", "--plot", PYTHONIOENCODING="utf-8").stdout
+    assert "20,159 jumps of the wall clock" in drawn
+    assert "+40s  stepper 7001 (settimeofday)" in drawn
+    assert "and 20,153 smaller" in drawn

@@ -120,7 +120,7 @@ def test_a_question_without_room_for_its_descriptors_leaves_none(analyst: Analys
 def test_it_ends_when_there_is_nothing_to_do(analyst: Analyst, monkeypatch: pytest.MonkeyPatch, stopped: bool) -> None:
     """It is not killed: another agent on this host would tell that."""
     ask(analyst, "functions", LIBSSL, names=["SSL_free"])
-    (pid,), child = analyst.pids, analyst._examiners[0].child
+    (pid,), child = analyst.pids, analyst._examiners[0].child.process
     assert child is not None
     if stopped:
         os.kill(pid, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Hooks and time daemons that answer to do harm: bounded in memory and time, and told in words."""
+"""The hook's command and time daemons that answer to do harm: bounded in memory and time, and told in words."""
 
 from __future__ import annotations
 
@@ -12,51 +12,10 @@ import pytest
 from agent.clock.daemons import ntpd, sntp
 from agent.clock.daemons.belief import Failed, Talk
 from agent.clock.daemons.exchange import Exchange
-from agent.clock.deliveries import HookFailed, execute, post, publish
-from tests.hostile import Answers, endless, peak, reset_peak, serving
+from agent.clock.hooks import HookFailed, execute
+from tests.hostile import peak, reset_peak
 
-#: A head has at most a hundred lines of 64 KiB.
 MOST_BYTES = 24 << 20
-
-
-def trickle(connection: socket.socket) -> None:
-    connection.sendall(b"HTTP/1.1 200 OK\r\n")
-    while True:
-        connection.sendall(b"X: y\r\n")
-        time.sleep(0.05)
-
-
-@pytest.mark.parametrize(
-    ("answers", "words"),
-    [
-        (endless(b"HTTP/1.1 200 OK\r\n", b"X: " + b"y" * 60000 + b"\r\n"), "more than 100 headers|no end within"),
-        (endless(b"HTTP/1.1 200 " + b"y" * 60000, b"y" * 65536), "status line|line|no end within"),
-        (endless(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 100), "no end within"),
-        (trickle, "no end within"),
-    ],
-)
-def test_a_webhook_that_answers_without_end(answers: Answers, words: str) -> None:
-    with serving(answers) as port:
-        before = reset_peak()
-        with pytest.raises(HookFailed) as failed:
-            post(f"http://127.0.0.1:{port}/", 1.0)(b"{}")
-        assert peak() - before < MOST_BYTES
-    assert any(word in str(failed.value) for word in words.split("|")), failed.value
-
-
-def test_a_webhook_whose_body_has_no_end_is_a_delivery() -> None:
-    with serving(endless(b"HTTP/1.1 204 No Content\r\n\r\n", b"y" * 65536)) as port:
-        before = reset_peak()
-        post(f"http://127.0.0.1:{port}/", 2.0)(b"{}")
-        assert peak() - before < MOST_BYTES
-
-
-def test_a_redis_channel_that_answers_without_end() -> None:
-    with (
-        serving(endless(b"$500000000\r\n", b"y" * 65536)) as port,
-        pytest.raises(HookFailed, match="refused a text of 500,000,000 bytes"),
-    ):
-        publish(f"redis://127.0.0.1:{port}", "jumps", 2.0)(b"{}")
 
 
 @pytest.mark.parametrize(

@@ -192,28 +192,6 @@ def test_the_end_takes_all_that_waits_of_those_who_are_not_accepted_yet_too(plac
         sock.close()
 
 
-def test_who_was_connected_to_a_socket_whose_name_is_gone_still_reports(place: Path, intake: Intake) -> None:
-    old = connect(place)
-    drained(intake)
-    waiting = connect(place)
-    datagrams = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    datagrams.connect(str(place / "intake.sock"))
-    directory = sockets.directory(place / "intake.sock")
-    for name in ("intake.sock", "intake.seq.sock", "intake.stream.sock"):
-        (place / name).unlink()
-    new_datagrams, *new_listeners = room.bind(directory)
-    intake.senders.hear(new_datagrams)
-    for new_listener in new_listeners:
-        intake.senders.listen(new_listener)
-    with connect(place) as new:
-        for sock in (old, waiting, datagrams, new):
-            sock.send(decision("ours"))
-        datagrams.sendto(decision("ours"), str(place / "intake.sock"))
-        assert drained(intake, 2) == {"ours": 5}
-    for sock in (old, waiting, datagrams):
-        sock.close()
-
-
 def test_a_stream_has_a_decision_in_each_line_however_it_is_cut(place: Path, intake: Intake) -> None:
     line = decision("ours", key="\u00fc", duration_ns=7) + b"\n"
     with stream(place) as sock:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,7 +26,7 @@ _EXPORT = "opentelemetry.proto.collector.trace.v1.TraceService"
 def test_what_is_no_answer_is_a_retry(answer: bytes) -> None:
     ours, theirs = socket.socketpair()
     link = GrpcLink({"traces": Endpoint("http://127.0.0.1:9", timeout_s=1.0)})
-    link._socket = ours
+    link._child.adopt(subprocess.Popen(["sleep", "60"]), ours)
     with theirs:
         send_frame(theirs, answer)
         outcome = link.send("traces", b"")
@@ -35,7 +36,7 @@ def test_what_is_no_answer_is_a_retry(answer: bytes) -> None:
 def test_an_answer_has_a_bound() -> None:
     ours, theirs = socket.socketpair()
     link = GrpcLink({"traces": Endpoint("http://127.0.0.1:9", timeout_s=1.0)})
-    link._socket = ours
+    link._child.adopt(subprocess.Popen(["sleep", "60"]), ours)
     with theirs:
         theirs.sendall(struct.pack("!I", 1 << 31) + bytes(1000))
         assert "2147483648 bytes" in link.send("traces", b"").message

@@ -462,8 +462,6 @@ def test_the_notices_metrics_count_what_came_since_the_first_row() -> None:
     assert {dict(s.attributes)["tickscope.channel"]: s.value for s in _series(store, "tickscope.clock.notices")} == {
         "socket": 7,
         "exec": 0,
-        "webhook": 0,
-        "redis": 0,
         OTHER: 0,
     }
 

@@ -33,7 +33,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from agent.config import Config
-from agent.posix.restarts import IN_A_ROW
+from agent.posix.supervisor import IN_A_ROW
 from agent.receiver.process import OtlpReceiver
 from agent.receiver.wire import TABLE
 from agent.receiver.worker import BURST, MAX_BODY_BYTES, MAX_OF_USER

@@ -24,7 +24,7 @@ class Undying(subprocess.Popen[bytes]):
     def __init__(self, command: list[str], **more: object) -> None:
         super().__init__(["sleep", "60"], **more)  # type: ignore[call-overload]
 
-    def kill(self) -> None:
+    def send_signal(self, sig: int) -> None:
         pass
 
 
@@ -42,7 +42,7 @@ class _Loop:
 
 
 def test_one_that_does_not_die_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.service.reload.subprocess.Popen", Undying)
+    monkeypatch.setattr("agent.posix.supervisor.subprocess.Popen", Undying)
     loop = _Loop()
     one = reload.Reload(resolve({}, {}), loop, {})  # type: ignore[arg-type]
     begin = time.monotonic()
@@ -50,14 +50,14 @@ def test_one_that_does_not_die_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) 
     one.start()
     try:
         assert time.monotonic() - begin < 5 * PATIENCE
-        assert len(loop.readable) == len(one._ending) == 1
+        assert len(loop.readable) == len(one._child._ending) == 1
     finally:
         one._end()
-        for child in one._ending:
+        for child, _ in one._child._ending:
             os.kill(child.pid, signal.SIGKILL)
             child.wait()
     one._end()
-    assert one._ending == []
+    assert one._child._ending == []
 
 
 @pytest.mark.parametrize("left_out", [False, True])

@@ -16,9 +16,8 @@ from agent.clock import first
 from agent.clock.process import start as start_watch
 from agent.errors import AgentError
 from agent.kernel import helper, helper_client
-from agent.posix import keeper
-from agent.posix.begun import begun
 from agent.posix.child import Child, fork
+from agent.posix.supervisor import begun
 from tests.lab import sockets
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +46,13 @@ def test_little_is_imported_before_the_first_children() -> None:
     )
 
 
-@pytest.mark.parametrize("serve", [keeper.serve, helper.serve, first.serve])
+def test_the_hook_is_forked_before_the_agent_is_large() -> None:
+    code = "import sys, agent.main, agent.clock.process, agent.clock.hooks; print('numpy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize("serve", [helper.serve, first.serve])
 def test_a_child_that_is_never_told_to_begin_ends_with_the_agent(serve: object) -> None:
     sock, pid = fork("child", serve)  # type: ignore[arg-type]
     assert Path(f"/proc/{pid}/comm").parent.exists()
@@ -56,7 +61,7 @@ def test_a_child_that_is_never_told_to_begin_ends_with_the_agent(serve: object) 
 
 
 def test_a_later_child_does_not_keep_an_earlier_one() -> None:
-    (sock, pid), (later, its) = fork("first", keeper.serve), fork("second", helper.serve)
+    (sock, pid), (later, its) = fork("first", first.serve), fork("second", helper.serve)
     sock.close()
     assert os.waitpid(pid, 0) == (pid, 0)
     later.close()
@@ -92,7 +97,6 @@ def test_a_child_whose_parent_is_gone_says_nothing(capfd: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     "start",
     [
-        lambda child, path: keeper.start(child, str(path), 0o755, 65534, 65534),
         lambda child, _: helper_client.start(child, 65534, 65534),
         lambda child, path: start_watch(child, sockets.notices(path), 65534, 65534),
     ],
@@ -100,17 +104,17 @@ def test_a_child_whose_parent_is_gone_says_nothing(capfd: pytest.CaptureFixture[
 def test_a_child_that_ended_before_it_was_told_to_begin_is_named(
     start: Callable[[Child, Path], object], tmp_path: Path
 ) -> None:
-    sock, pid = fork("early", keeper.serve)
+    sock, pid = fork("early", helper.serve)
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     with (
         sock,
         pytest.raises(
             AgentError,
-            match=rf"tickscope-keep \(pid {pid}\) ended before it could begin\n  why: killed by SIGKILL\n  try: ",
+            match=rf"tickscope-help \(pid {pid}\) ended before it could begin\n  why: killed by SIGKILL\n  try: ",
         ),
     ):
-        begun("tickscope-keep", start, (sock, pid), tmp_path / "x")
+        begun("tickscope-help", start, (sock, pid), tmp_path / "x")
 
 
 #: As a user who may have no further process.

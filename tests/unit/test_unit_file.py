@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from agent.config import Config
 from agent.kernel.limits import EXAMINER_EXTRA_BYTES, EXAMINERS
 
 _TEXT = (Path(__file__).parents[2] / "deploy/tickscope.service").read_text()
@@ -26,3 +27,14 @@ def test_a_watch_that_is_started_again_may_go_first() -> None:
 
 def test_only_the_agent_is_told_to_end() -> None:
     assert SETTINGS["KillMode"] == "mixed"
+
+
+def test_systemd_waits_for_what_the_agent_tells_it() -> None:
+    assert SETTINGS["Type"] == "notify"
+    assert int(SETTINGS["WatchdogSec"]) >= 30  # the loop tells it once a second
+    assert SETTINGS["RuntimeDirectory"] == Path(Config.run_dir).name
+
+
+def test_its_documentation_is_installed() -> None:
+    place = SETTINGS["Documentation"].removeprefix("file:///opt/tickscope/")
+    assert (Path(__file__).parents[2] / place).is_file()

@@ -20,7 +20,6 @@ from agent.clock.notices import NoticeSource
 from agent.clock.process import Unwatched, WatchMessage, WatchProcess
 from agent.clock.untold import SOURCE, Untold
 from agent.clock.watch import SLEEPERS
-from agent.posix import restarts
 from agent.posix.child import fork
 from tests.lab import sockets
 from tests.patience import PATIENCE
@@ -142,29 +141,20 @@ def test_killed_it_is_replaced_by_one_that_holds_as_little(watched: Watched) -> 
     assert "; restarted 1 times, last " in watched.words()
 
 
-def test_one_that_hangs_is_replaced(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "MOST_SILENT_S", 2.2)
+def test_one_that_hangs_is_replaced(watched: Watched) -> None:
+    watched.watch.child.hung_s = 2.2
     former = watched.watch.pid
     os.kill(former, signal.SIGSTOP)
     watched.until(lambda: not watched.watch.alive)
-    monkeypatch.undo()
+    watched.watch.child.hung_s = 30.0
     watched.until(watched.back)
     assert watched.serves()
     assert not os.path.exists(f"/proc/{former}")
     assert "(it gave no sign of life)" in watched.words()
 
 
-def test_a_socket_that_was_replaced_meanwhile_is_the_next_watchs(watched: Watched, tmp_path: Path) -> None:
-    watched.kill()
-    other = tmp_path / "other.sock"
-    watched.watch.listen(sockets.notices(other))
-    watched.path = str(other)
-    watched.until(watched.back)
-    assert watched.serves()
-
-
-def test_given_up_it_says_so_to_whoever_connects(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(restarts, "IN_A_ROW", 1)
+def test_given_up_it_says_so_to_whoever_connects(watched: Watched) -> None:
+    watched.watch.restarts.in_a_row = 1
     watched.kill()
     watched.until(watched.back)
     watched.kill()

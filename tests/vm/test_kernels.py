@@ -20,7 +20,7 @@ from agent.probes import discover
 from tests.vm import guest, suite
 
 NAMES = os.environ.get("TICKSCOPE_TEST_KERNELS", "5.10 6.1").split()
-CAP_BPF, PTRACE_SEARCH_CHECKPOINT, SYS_ADMIN, DAC_OVERRIDE = 1 << 39, 1 << 19 | 1 << 2 | 1 << 40, 1 << 21, 1 << 1
+CAP_BPF, PTRACE_SEARCH_CHECKPOINT, SYS_ADMIN = 1 << 39, 1 << 19 | 1 << 2 | 1 << 40, 1 << 21
 CAPABILITIES = {
     "5.10": (CAP_BPF, SYS_ADMIN),
     "6.1": (0, SYS_ADMIN),
@@ -106,7 +106,6 @@ def test_processes_hold_what_this_kernel_needs(seen: dict[str, Any]) -> None:
         "agent": agent,
         "clock watch": 0,
         "helper": PTRACE_SEARCH_CHECKPOINT | helper,
-        "keeper": DAC_OVERRIDE,
     }
 
 

@@ -1,0 +1,392 @@
+"""The supervisor of the agent's child processes: start, readiness, sign of life, restart with back-off, orderly end,
+state for ``status``.
+
+A child is forked in the agent's first lines, where it has to be small or keeps a privilege (``agent.posix.child.fork``,
+then ``Supervised.adopt``), or ``spawn`` runs a module of the agent when it is needed. Limits on its memory and the like
+a child sets itself, before it reads anything. The agent's loop calls ``check``; nothing here waits but ``close``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from agent.errors import AgentError
+from agent.log import NOTICE, WARNING, say
+from agent.posix.child import Child
+from agent.posix.signals import sheltered
+
+if TYPE_CHECKING:
+    from agent.batch import Batch
+
+#: Processes in a row that did not live for STEADY_S.
+IN_A_ROW, STEADY_S = 5, 60.0
+#: Of a child that gives signs of life, four a second: without one it is silent, and then hung.
+SILENT_S, HUNG_S = 3.0, 30.0
+#: Between two checks of a child.
+CHECK_S = 0.2
+#: The loop itself did not check for so long: nothing can be said of the child.
+_HELD_UP_S = 1.0
+#: With so many that were ended and are still there, no further one is started.
+_MOST_ENDING = 4
+_REMEDY = "see what it said on stderr; restart tickscope"
+#: Of the agent's environment, where there may be secrets.
+_PASSED = ("PATH", "MALLOC_ARENA_MAX", "SSL_CERT_FILE", "SSL_CERT_DIR")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class ChildProcess(Protocol):
+    """What of subprocess.Popen is used here. ``returncode``: below 0 a signal's, None while it runs."""
+
+    pid: int
+    returncode: int | None
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def send_signal(self, sig: int) -> None: ...
+    def kill(self) -> None: ...
+
+
+class Forked:
+    """A ``ChildProcess`` that was forked, by its pid."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # somebody else has waited for it
+                self.returncode = 0
+            else:
+                self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises subprocess.TimeoutExpired."""
+        end = time.monotonic() + (timeout if timeout is not None else float("inf"))
+        while (code := self.poll()) is None:
+            if time.monotonic() >= end:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+            time.sleep(0.002)
+        return code
+
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def spawn(
+    module: str | Sequence[str],
+    *args: object,
+    fds: Sequence[int] = (),
+    environment: Mapping[str, str] | None = None,
+    stdin: int = subprocess.DEVNULL,
+    stdout: int | None = None,
+    stderr: int | None = None,
+) -> subprocess.Popen[bytes]:
+    """``python -m MODULE ARGS``, or a whole command, with these descriptors under their own numbers. environment: instead of the few
+    variables that a child usually gets; PYTHONPATH is added. Raises OSError.
+    """
+    if environment is None:
+        environment = {**{name: os.environ[name] for name in _PASSED if name in os.environ}, "LC_ALL": "C.UTF-8"}
+    paths = (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH"))
+    command = [sys.executable, "-P", "-m", module] if isinstance(module, str) else module
+    with sheltered():
+        return subprocess.Popen(
+            [*command, *map(str, args)],
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=fds,
+            env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        )
+
+
+def spawn_with_settings(
+    module: str, label: str, settings: Mapping[str, object], *more: int
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """``python -m MODULE SOCKET SETTINGS PARENT [MORE]``: the process, and the agent's end of its socket
+    (SOCK_SEQPACKET, non-blocking).
+
+    SOCKET and SETTINGS are descriptors, of which the second holds the settings as JSON; PARENT is the agent's pid.
+    label: of the memory that holds them; more: descriptors that it gets, too. Raises OSError, and leaves nothing open
+    then.
+    """
+    with contextlib.ExitStack() as held:
+        memory = os.memfd_create(label, os.MFD_CLOEXEC)  # not the command line, which everybody may read
+        file = held.enter_context(open(memory, "w+b", buffering=0))
+        file.write(json.dumps(settings).encode())
+        file.seek(0)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        held.enter_context(theirs)
+        fds = theirs.fileno(), file.fileno()
+        try:
+            ours.setblocking(False)
+            return spawn(module, *fds, os.getpid(), *more, fds=(*fds, *more)), ours
+        except OSError:
+            ours.close()
+            raise
+
+
+def how(code: int) -> str:
+    """How a process ended, in words, by subprocess's return code."""
+    try:
+        return signal.Signals(-code).name if code < 0 else f"exit status {code}"
+    except ValueError:  # a real-time signal
+        return f"signal {-code}"
+
+
+class Restarts:
+    """When a process that ended is started again: after first_s, then after twice as long each time, at most most_s;
+    and no more after in_a_row processes in a row that did not live for steady_s (None: for ever). Pure: the caller
+    passes the time, in seconds.
+
+    ``count``: processes started again so far; ``given_up``: none is any more; ``last_s``: when the last one was;
+    ``why``: what ended the one before it.
+    """
+
+    def __init__(
+        self,
+        first_s: float = 0.5,
+        most_s: float = 60.0,
+        in_a_row: int | None = IN_A_ROW,
+        steady_s: float = STEADY_S,
+    ) -> None:
+        self.first_s, self.most_s, self.in_a_row, self.steady_s = first_s, most_s, in_a_row, steady_s
+        self.forget()
+
+    def forget(self) -> None:
+        """Begins anew: there are other settings."""
+        self.count, self.given_up, self.why = 0, False, ""
+        self.last_s = self._since_s = self._due_s = 0.0
+        self._short = 0
+
+    def ended(self, now_s: float, why: str) -> None:
+        """A process has ended, or could not be started."""
+        if now_s - self._since_s >= self.steady_s:
+            self._short = 0
+        self._short, self._since_s = self._short + 1, now_s
+        self.why, self.given_up = why, self.in_a_row is not None and self._short > self.in_a_row
+        self._due_s = now_s + min(self.first_s * 2 ** min(self._short - 1, 32), self.most_s)
+
+    def due(self, now_s: float) -> bool:
+        """Whether it is time for the next one."""
+        return not self.given_up and now_s >= self._due_s
+
+    def started(self, now_s: float) -> None:
+        """Another one was started."""
+        self.count += bool(self.why)
+        self.last_s = self._since_s = now_s
+
+
+def _nothing() -> None:
+    """Nobody has to know."""
+
+
+class Supervised:
+    """One child process at a time.
+
+    role: its name in ``status``; does: what it does, in words. start: starts one, with the agent's end of its socket
+    where it has one; None where there is nothing to do; raises OSError. Without it the owner starts one when there is
+    something to do, and calls ``adopt``. over: called once for each that has ended.
+    silent_s: without ``beat`` for so long it counts as silent, after hung_s it is killed and another one is started;
+    0: no sign of life is expected. ends_s: how long it may take to end by itself before it is killed. restarts: when
+    it is started again, by default never.
+
+    ``process``, ``socket``: None while there is none. ``silent``: it gives no sign of life. ``trouble``: in words, empty
+    while all is well. ``drained``: its socket was read to the end, so that its exit may be told.
+    """
+
+    def __init__(
+        self,
+        role: str,
+        does: str,
+        start: Callable[[], tuple[ChildProcess, socket.socket | None] | None] = _nothing,
+        over: Callable[[], None] = _nothing,
+        *,
+        silent_s: float = 0.0,
+        hung_s: float = HUNG_S,
+        ends_s: float = 2.0,
+        restarts: Restarts | None = None,
+    ) -> None:
+        self.role, self.silent_s, self.hung_s, self.ends_s = role, silent_s, hung_s, ends_s
+        self.restarts = restarts or Restarts(in_a_row=0)
+        self.process: ChildProcess | None = None
+        self.socket: socket.socket | None = None
+        self.silent, self.drained, self.trouble = False, True, ""
+        self._reported, self._beats = "", False
+        self._does, self._start, self._over = f"the process that {does}", start, over
+        self._ending: list[tuple[ChildProcess, float]] = []  # with when each is killed
+        self._checked_s = self._beat_s = time.monotonic()
+        self._held_up_s = 0.0
+
+    def start(self) -> bool:
+        """Starts one, in the place of one that runs. Whether that worked."""
+        self.end()
+        try:
+            started = self._start()
+        except OSError as error:
+            self.fail(f"cannot be started: {error.strerror or error}")
+            return False
+        if started is not None:
+            self.adopt(*started)
+            self.restarts.started(time.monotonic())
+        return started is not None
+
+    def adopt(self, process: ChildProcess, sock: socket.socket | None = None) -> None:
+        """Supervises this one from now on, which runs already."""
+        self.process, self.socket = process, sock
+        self.drained, self._beats = sock is None or not self.silent_s, False
+        self._beat_s = self._checked_s = time.monotonic()
+
+    def renew(self) -> None:
+        """Ends the process, and forgets what went wrong: there are other settings."""
+        self.end(kill=False)
+        self.restarts.forget()
+        self.trouble, self._checked_s = "", time.monotonic()
+
+    def beat(self) -> None:
+        """It gave a sign of life."""
+        self._beat_s, self._beats = time.monotonic(), True
+
+    @property
+    def quiet_s(self) -> float:
+        """Since its last sign of life, as far as the loop could see one."""
+        return time.monotonic() - self._beat_s
+
+    def fail(self, why: str) -> None:
+        """It is of no use any more. Another one is started in a while, where it is to be started again."""
+        self.end()
+        self.restarts.ended(time.monotonic(), why)
+
+    def due(self) -> bool:
+        """Whether it is time for ``check``; kills those that take too long to end."""
+        now_s = time.monotonic()
+        if now_s - self._checked_s < CHECK_S:
+            return False
+        self._held_up_s, self._checked_s = now_s - self._checked_s, now_s
+        self.reap()
+        return True
+
+    def reap(self) -> None:
+        """Collects those that were asked to end; who takes too long is killed."""
+        self._ending = [one for one in self._ending if one[0].poll() is None]
+        for process, until_s in self._ending:
+            if time.monotonic() >= until_s:
+                process.kill()
+
+    def check(self) -> None:
+        """How it is; starts it where it is not there and is to be."""
+        now_s = self._checked_s
+        if self.process is None and self.restarts.due(now_s) and len(self._ending) < _MOST_ENDING:
+            self.start()
+        if self._held_up_s > _HELD_UP_S:
+            self._beat_s = min(now_s, self._beat_s + self._held_up_s)
+        quiet_s = now_s - self._beat_s if self.silent_s else 0.0
+        if self.process is not None:
+            code = self.process.poll()
+            if code is not None and (self.drained or quiet_s > self.silent_s):  # what it still sent is taken first
+                self.fail(how(code))
+            elif quiet_s > self.hung_s:
+                self.fail("it gave no sign of life")
+        self.silent = self.process is not None and quiet_s > self.silent_s
+        self.trouble = self._trouble()
+
+    def _trouble(self) -> str:
+        if self.restarts.given_up:
+            several = ", the last of several in a row" if self.restarts.in_a_row else ""
+            return f"{self._does} is gone{several}: {self.restarts.why}"
+        if self.process is None and self.restarts.why:
+            return f"{self._does} ended ({self.restarts.why}), and is started again"
+        if self.silent:
+            return f"{self._does} gives no sign of life"
+        return "" if self._beats or not self.silent_s else self.trouble  # a new one is well once it says so
+
+    def report(self, now_ns: int, well: str, state: str) -> Iterator[Batch]:
+        """What has changed, on stderr and as ``probe_status``. well, state: what is said of it without trouble."""
+        from agent.batch import make  # here, since the hook's process is forked before numpy is imported
+        from agent.tables import TABLES
+
+        if self.trouble == self._reported:
+            return
+        self._reported = self.trouble
+        remedy = _REMEDY if self.restarts.given_up else ""
+        words = "; ".join(filter(None, (self.trouble or well, remedy)))
+        say(f"tickscope: {self.role}: {words}", WARNING if self.trouble else NOTICE)
+        yield make(
+            "probe_status",
+            1,
+            t_ns=now_ns,
+            probe=self.role.encode(),
+            state=TABLES["probe_status"].code("state", "degraded" if self.trouble else state),
+            reason=self.trouble.encode(),
+            remedy=remedy.encode(),
+        )
+
+    def failures(self) -> dict[str, str]:
+        return {self.role: self.trouble} if self.trouble else {}
+
+    def processes(self) -> list[dict[str, Any]]:
+        """For ``status``."""
+        return [{"pid": self.process.pid, "role": self.role}] if self.process is not None else []
+
+    def end(self, kill: bool = True) -> None:
+        """It is not waited for: a file system that does not answer may keep it from dying. Without ``kill`` it is to end
+        by itself, since its socket is closed, or by SIGTERM where it has none; whoever watches this host takes one that
+        is killed for a fault.
+        """
+        if self.process is None:
+            return
+        process, sock, self.process, self.socket = self.process, self.socket, None, None
+        if sock is not None:
+            sock.close()
+        for number in (signal.SIGKILL,) if kill else (signal.SIGCONT,) if sock is not None else _POLITE:
+            process.send_signal(number)
+        self._ending.append((process, time.monotonic() + self.ends_s))
+        self.silent = False
+        self._over()
+
+    def close(self, kill: bool = False) -> None:
+        """Ends it and waits, for ``ends_s`` at most."""
+        self.end(kill=kill)
+        for process, until_s in self._ending:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until_s - time.monotonic()))
+        self.reap()
+
+
+_POLITE = (signal.SIGTERM, signal.SIGCONT)
+
+
+def begun(name: str, start: Callable[Concatenate[Child, P], T], child: Child, *args: P.args, **named: P.kwargs) -> T:
+    """What ``start`` makes of a child of the agent's first lines, which it tells to begin. Raises AgentError where the
+    child has ended, else what ``start`` does.
+    """
+    try:
+        return start(child, *args, **named)
+    except (BrokenPipeError, ConnectionResetError) as error:
+        code = Forked(child[1]).poll()
+        raise AgentError(
+            f"the agent's process {name} (pid {child[1]}) ended before it could begin",
+            why="it closed its socket" if code is None else f"killed by {how(code)}" if code < 0 else how(code),
+            remedy=(
+                "free memory or raise the service's MemoryMax= where it was killed, then start tickscope again; what it"
+                " said itself stands above"
+            ),
+        ) from error
