@@ -55,8 +55,8 @@ def command(since: str | None, until: str | None, limit: int | None, plot: bool,
     """The offset history: from when on which offset of the wall clock held, and the step that began it, with who made
     it.
 
-    On a terminal a plot comes before the rows (NO_COLOR is heeded); in a pipe there are only rows, unless --plot asks for
-    it.
+    On a terminal a plot comes before the rows (NO_COLOR is heeded); in a pipe there are only rows, unless --plot asks
+    for it.
 
     \b
     tickscope clock history --since 1d

@@ -1,5 +1,5 @@
-"""What a finding rests on, as rows of ``verdict`` and ``evidence``: the causes that were considered, and what speaks for
-or against them.
+"""What a finding rests on, as rows of ``verdict`` and ``evidence``: the causes that were considered, and what speaks
+for or against them.
 """
 
 from __future__ import annotations
@@ -118,13 +118,17 @@ def _distinct(found: Iterator[Piece]) -> Iterator[Piece]:
 def _shown(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Values as queries show them."""
     return {
-        name: peer_text(value)
-        if isinstance(value, bytes) and name == "peer"
-        else value.decode("utf-8", "backslashreplace")
-        if isinstance(value, bytes)
-        else stored_peer(value)
-        if name == "peer"
-        else value
+        name: (
+            peer_text(value)
+            if isinstance(value, bytes) and name == "peer"
+            else (
+                value.decode("utf-8", "backslashreplace")
+                if isinstance(value, bytes)
+                else stored_peer(value)
+                if name == "peer"
+                else value
+            )
+        )
         for name, value in keys.items()
     }
 

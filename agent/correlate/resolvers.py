@@ -31,8 +31,8 @@ class NamesAsked:
     """server: where somebody was asked; who: that in words. netns: from which network. share: of the time lost.
     longest, total: ns; times: waits, or lookups, about as long as the longest, together total. tries: questions of the
     lookup that took most. quickest: a round trip to that address meanwhile, us; again: TCP segments to it that were
-    sent again, whatever they were for, most of them to again_to; refused: connections. failed: lookups that failed, beyond those that did before,
-    too; mostly with result. name: the one that took longest, or failed.
+    sent again, whatever they were for, most of them to again_to; refused: connections. failed: lookups that failed,
+    beyond those that did before, too; mostly with result. name: the one that took longest, or failed.
     """
 
     server: str

@@ -146,8 +146,8 @@ class Intake(Stating, Finishing, Due, Waking):
     """Reads decisions from sockets of ``IntakeSockets``; a ``Source``, see agent.contracts.
 
     keys: ``hashed`` stores 8 bytes of BLAKE2b as hex, ``clear`` the key itself, as its column holds it.
-    max_messages: read by one drain at most; the rest stays where it is, until ``due_ns``. names: what limiters are called, by what they
-    call themselves.
+    max_messages: read by one drain at most; the rest stays where it is, until ``due_ns``. names: what limiters are
+    called, by what they call themselves.
     """
 
     name = "intake"

@@ -100,8 +100,8 @@ def spawn(
     stdout: int | None = None,
     stderr: int | None = None,
 ) -> subprocess.Popen[bytes]:
-    """``python -m MODULE ARGS``, or a whole command, with these descriptors under their own numbers. environment: instead of the few
-    variables that a child usually gets; PYTHONPATH is added. Raises OSError.
+    """``python -m MODULE ARGS``, or a whole command, with these descriptors under their own numbers. environment:
+    instead of the few variables that a child usually gets; PYTHONPATH is added. Raises OSError.
     """
     if environment is None:
         environment = {**{name: os.environ[name] for name in _PASSED if name in os.environ}, "LC_ALL": "C.UTF-8"}
@@ -209,8 +209,8 @@ class Supervised:
     0: no sign of life is expected. ends_s: how long it may take to end by itself before it is killed. restarts: when
     it is started again, by default never.
 
-    ``process``, ``socket``: None while there is none. ``silent``: it gives no sign of life. ``trouble``: in words, empty
-    while all is well. ``drained``: its socket was read to the end, so that its exit may be told.
+    ``process``, ``socket``: None while there is none. ``silent``: it gives no sign of life. ``trouble``: in words,
+    empty while all is well. ``drained``: its socket was read to the end, so that its exit may be told.
     """
 
     def __init__(
@@ -347,9 +347,9 @@ class Supervised:
         return [{"pid": self.process.pid, "role": self.role}] if self.process is not None else []
 
     def end(self, kill: bool = True) -> None:
-        """It is not waited for: a file system that does not answer may keep it from dying. Without ``kill`` it is to end
-        by itself, since its socket is closed, or by SIGTERM where it has none; whoever watches this host takes one that
-        is killed for a fault.
+        """It is not waited for: a file system that does not answer may keep it from dying. Without ``kill`` it is to
+        end by itself, since its socket is closed, or by SIGTERM where it has none; whoever watches this host takes one
+        that is killed for a fault.
         """
         if self.process is None:
             return

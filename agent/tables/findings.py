@@ -65,8 +65,8 @@ DECLARED = (
     ),
     table(
         "evidence",
-        "one piece of evidence of a finding: t_ns to end_ns is the time that it is about. SELECT * FROM table WHERE keys"
-        " AND t_ns BETWEEN t_ns AND end_ns gives its rows",
+        "one piece of evidence of a finding: t_ns to end_ns is the time that it is about. SELECT * FROM table WHERE"
+        " keys AND t_ns BETWEEN t_ns AND end_ns gives its rows",
         i64("as_of_ns", "when it was known, CLOCK_BOOTTIME; of a finding, queries show the latest", "ns"),
         text("finding_id", 32, "of which finding", "tickscope.finding.id"),
         text(

@@ -88,8 +88,9 @@ def test_a_wait_on_a_name_server_is_not_a_slow_broker() -> None:
     (found,) = latest(run(host, UNTIL))
     assert (found["cause"], found["cause_detail"]) == ("dns", "unanswered")
     assert (found["culprit_pid"], found["culprit_comm"], found["culprit_object"]) == (853, "unbound", "10.0.0.53:53")
-    assert "name server unbound pid 853 at 10.0.0.53:53 did not answer for 1.3 s while a round trip to that address took 2 ms" in str(
-        found["sentence"]
+    assert (
+        "name server unbound pid 853 at 10.0.0.53:53 did not answer for 1.3 s while a round trip to that address took"
+        " 2 ms" in str(found["sentence"])
     )
     assert "broker_slow" not in [c["cause"] for c in found["causes"]]  # type: ignore[attr-defined]
 

@@ -125,7 +125,10 @@ TOLD = [
     ),
     (
         episode("queue_lag", "redis queue jobs group workers", "age_s", "s", 9.0),
-        "redis queue jobs group workers fell behind: its oldest undelivered message was 9 s old (usually none waits) WHEN",
+        (
+            "redis queue jobs group workers fell behind: its oldest undelivered message was 9 s old (usually none"
+            " waits) WHEN"
+        ),
     ),
     (
         episode("queue_lag", "redis queue jobs group workers", "idle_s", "s", 90.0, 2.0),
@@ -133,11 +136,17 @@ TOLD = [
     ),
     (
         episode("quiet_hour", "limiter api (shop pid 9)", "silent", "ns", 600e9, 20e9, n_base=900.0),
-        "Limiter api (shop pid 9) made no decision for 10 min (usually 900 decisions in this hour of the day, with pauses of at most 20 s) WHEN",
+        (
+            "Limiter api (shop pid 9) made no decision for 10 min (usually 900 decisions in this hour of the day, with"
+            " pauses of at most 20 s) WHEN"
+        ),
     ),
     (
         episode("quiet_hour", "shop pid 9 on port 80", "unasked", "ns", 600e9, 20e9, n_base=900.0),
-        "shop pid 9 on port 80 got no request for 10 min (usually 900 requests in this hour of the day, with pauses of at most 20 s) WHEN",
+        (
+            "shop pid 9 on port 80 got no request for 10 min (usually 900 requests in this hour of the day, with pauses"
+            " of at most 20 s) WHEN"
+        ),
     ),
     (
         episode("receiver_stalled", "connection of writer pid 9 to 10.0.0.2:443", "stalled_ns", "ns", 3e9),
@@ -180,7 +189,10 @@ TOLD = [
     ),
     (
         episode("sender_stalled", "connection of writer pid 9 to 10.0.0.2:443", "stalled_ns", "ns", 3e9, 1e8),
-        "The writer of the connection of writer pid 9 to 10.0.0.2:443 wrote nothing for 3 s (usually at most 100 ms) WHEN",
+        (
+            "The writer of the connection of writer pid 9 to 10.0.0.2:443 wrote nothing for 3 s (usually at most 100"
+            " ms) WHEN"
+        ),
     ),
     (
         episode("service_errors", "the redis server at 10.0.0.2:6379", "replies", "", 3.0, replies=3.0),
@@ -200,7 +212,10 @@ TOLD = [
     ),
     (
         episode("window_shut", "connection of writer pid 9 to 10.0.0.2:443", "", "ns", 3e9, unsent=3e5),
-        "The other end of the connection of writer pid 9 to 10.0.0.2:443 took nothing for 3 s, with 300000 bytes unsent, WHEN",
+        (
+            "The other end of the connection of writer pid 9 to 10.0.0.2:443 took nothing for 3 s, with 300000 bytes"
+            " unsent, WHEN"
+        ),
     ),
 ]
 

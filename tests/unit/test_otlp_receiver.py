@@ -51,7 +51,8 @@ import socket, sys, threading
 sys.path.insert(0, sys.argv[2])
 from tests.unit.otlp_pieces import spans
 body = spans(*[{"rate_limiting.result": "allowed", "rate_limiting.limiter.id": "flood"}] * 1000)
-data = b"POST /v1/traces HTTP/1.1\\r\\nHost: localhost\\r\\nContent-Type: application/x-protobuf\\r\\nContent-Length: %d\\r\\n\\r\\n" % len(body) + body
+head = b"POST /v1/traces HTTP/1.1\\r\\nHost: localhost\\r\\nContent-Type: application/x-protobuf\\r\\n"
+data = head + b"Content-Length: %d\\r\\n\\r\\n" % len(body) + body
 def send(s):
     try:
         while True:

@@ -165,7 +165,9 @@ def _beside(*evidence: dict[str, object]) -> dict[tuple[str, bytes], np.ndarray]
 def test_a_finding_is_one_span_with_evidence_and_links() -> None:
     encoder = _encoder()
     change = Span.FromString(encoder.roots("clock_change", make("clock_change", 1, t_ns=77, pid=5).rows)[0])
-    beside = _beside({"table": b"clock_change", "value": 3, "t_ns": 77, "keys": b'{"pid":5}'}, {"table": b"cpu_wait", "t_ns": 99})
+    beside = _beside(
+        {"table": b"clock_change", "value": 3, "t_ns": 77, "keys": b'{"pid":5}'}, {"table": b"cpu_wait", "t_ns": 99}
+    )
     (raw,) = encoder.findings(_finding("closed", 100), beside)
     root = Span.FromString(raw)
     assert (root.name, root.parent_span_id) == ("finding clock_step", b"")

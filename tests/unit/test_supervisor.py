@@ -1,5 +1,5 @@
-"""The supervisor, over real child processes that do what children do: live, end, hang, send nonsense, eat memory, ignore
-the request to end.
+"""The supervisor, over real child processes that do what children do: live, end, hang, send nonsense, eat memory,
+ignore the request to end.
 """
 
 from __future__ import annotations
@@ -79,9 +79,10 @@ def spawned(code: str) -> tuple[ChildProcess, socket.socket]:
     ours.setblocking(False)
     with theirs:
         fd = theirs.fileno()
-        return subprocess.Popen(
-            [sys.executable, "-c", PRELUDE + code, str(fd)], pass_fds=[fd], stderr=subprocess.DEVNULL
-        ), ours
+        return (
+            subprocess.Popen([sys.executable, "-c", PRELUDE + code, str(fd)], pass_fds=[fd], stderr=subprocess.DEVNULL),
+            ours,
+        )
 
 
 @pytest.fixture

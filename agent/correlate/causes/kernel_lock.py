@@ -88,7 +88,8 @@ def answered_late(episode: Episode, view: View) -> Iterator[Verdict]:
     mine = locks[[int(np.argmax(locks["max_ns"]))]]
     lock = text(mine["lock"][0])
     words = tell(
-        "this host took up to {slowest} to answer a SYN, and waited up to {longest} for the kernel lock {lock} meanwhile",
+        "this host took up to {slowest} to answer a SYN, and waited up to {longest} for the kernel lock {lock}"
+        " meanwhile",
         slowest=span(slowest),
         longest=span(longest),
         lock=lock,
