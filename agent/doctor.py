@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent.clock import timens
+from agent.clock.daemons.ntp_settings import NtpConfig
 from agent.clock.daemons.present import running
+from agent.clock.daemons.source import synchronised_now
 from agent.config import resolve
 from agent.errors import AgentError
 from agent.kernel.load import SYSTEM_PYTHON
-from agent.posix import privilege
+from agent.posix import privilege, proc
 from agent.queues.catalogue import Queue, broker
 
 
@@ -159,8 +161,41 @@ def cgroup() -> Check:
     return Check("cgroup", "ok", v2[0])
 
 
+def processes() -> Check:
+    """Whether the agent's user sees the processes of others, tried as the agent does it: in a child that mounts a /proc
+    of its own, where root runs this.
+    """
+    hiding = proc.hidden()
+    if not hiding:
+        return Check("proc", "ok", "/proc shows the processes of all users")
+    if os.geteuid():
+        return Check("proc", "warn", f"/proc is mounted with {hiding}", "run doctor as root to see what the agent sees")
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            proc.show_all()
+            status = int(bool(proc.hidden()))
+        finally:
+            os._exit(status)
+    if os.waitpid(pid, 0)[1]:
+        return Check(
+            "proc", "warn", f"/proc is mounted with {hiding}: processes of other users are hidden", proc.REMEDY
+        )
+    return Check("proc", "ok", f"/proc is mounted with {hiding}; the agent uses a /proc of its own that shows all")
+
+
+def synchronised_daemons() -> list[str]:
+    """The time daemons of this host that say, asked now, that they keep its clock."""
+    try:
+        asked = NtpConfig.parse(resolve({}, os.environ).ntp)
+    except AgentError:  # of the settings another check tells
+        asked = NtpConfig()
+    return synchronised_now(asked)
+
+
 def clock() -> Check:
-    """STA_UNSYNC of adjtimex(2), and who should see to it."""
+    """STA_UNSYNC of adjtimex(2), or what a time daemon says that does not tell the kernel; and who should see to it."""
     buffer = ct.create_string_buffer(256)
     state = ct.CDLL(None, use_errno=True).adjtimex(buffer)
     status = int.from_bytes(buffer.raw[40:44], "little")
@@ -168,20 +203,22 @@ def clock() -> Check:
     if state < 0:
         return Check("clock", "warn", "adjtimex failed", "see adjtimex(2)")
     daemons = " and ".join(f"{name} (pid {pid})" for name, pid in running().items())
-    if state == 5 or status & 0x40:
-        found = (
-            f"not synchronised (maxerror {error_us / 1e6:.3g} s),"
-            f" {f'though {daemons} runs' if daemons else 'and no time daemon runs'}"
-        )
-        remedy = (
-            "ask it why: chronyc sources, ntpq -p, timedatectl timesync-status"
-            if daemons
-            else "start chrony or systemd-timesyncd"
-        )
+    if not (state == 5 or status & 0x40):
         return Check(
-            "clock", "warn", found, f"{remedy} (chrony also needs `rtcsync`)" if "chrony" in daemons else remedy
+            "clock", "ok", f"synchronised within {error_us / 1e3:.3g} ms by {daemons or 'nobody that runs here'}"
         )
-    return Check("clock", "ok", f"synchronised within {error_us / 1e3:.3g} ms by {daemons or 'nobody that runs here'}")
+    if keepers := synchronised_daemons():
+        who = " and ".join(keepers)
+        found = f"synchronised, says {who}, which has not told the kernel"
+        return Check("clock", "ok", found, "let it: `rtcsync` in chrony.conf" if "chrony" in keepers else "")
+    who = f"though {daemons} runs" if daemons else "and no time daemon runs"
+    found = f"not synchronised (maxerror {error_us / 1e6:.3g} s), {who}"
+    remedy = (
+        "ask it why: chronyc sources, ntpq -p, timedatectl timesync-status"
+        if daemons
+        else "start chrony or systemd-timesyncd"
+    )
+    return Check("clock", "warn", found, remedy)
 
 
 def time_namespace() -> Check:
@@ -304,6 +341,7 @@ def examine(store_dir: str) -> list[Check]:
         paranoid,
         uprobes,
         cgroup,
+        processes,
         clock,
         time_namespace,
         lambda: store(store_dir),

@@ -22,7 +22,7 @@ from agent.config import Config, jump_threshold_ns
 from agent.errors import INTERRUPTED, UNREACHABLE, AgentError
 from agent.kernel import helper_client
 from agent.log import ERROR, INFO, NOTICE, say
-from agent.posix import background, directories, privilege
+from agent.posix import background, directories, privilege, proc
 from agent.posix.child import Child
 from agent.posix.rundir import RunDirectory
 from agent.posix.supervisor import begun
@@ -240,6 +240,7 @@ def _assemble(
         from agent.receiver.process import start as start_receiver
 
         receiver = start_receiver(config, loaded, boot, history)
+    clock.daemon_synchronised = lambda: bool(daemons.synchronised())
     resources = Resources()
     sources += [receiver, Bounds(receiver.name, receiver.counts, receiver.reasons)] if receiver is not None else []
     sources += [notices, intake, server, queues, brokers, daemons, resources, Spaces(helper, resources)]
@@ -257,6 +258,10 @@ def _assemble(
     kernel.listen("exec_events", loop.containers.on_exec)
     loop.closing += [exports.page] if exports.page else []
     loop.failures.update(exports.missing)
+    if hiding := proc.hidden():
+        lacks = f"{hiding} hides processes of other users: no Go limiters, no cpu_use of theirs, no TLS in containers"
+        loop.failures["/proc"] = f"{lacks}; {proc.REMEDY}"
+        say(f"tickscope: /proc: {loop.failures['/proc']}", NOTICE)
     if "syscalls" in loaded.families:
         loop.filters.append(ReportedWaits(WatchedProcesses(loaded.families["syscalls"])))
     loop.filters.append(resources)

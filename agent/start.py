@@ -8,11 +8,13 @@ begin when the agent tells them as whom.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 
 from agent.clock import first
 from agent.kernel import helper
+from agent.posix import proc
 from agent.posix.child import fork
 
 TYPE_CHECKING = False  # that of typing, which is large
@@ -38,6 +40,8 @@ def _cannot(error: OSError) -> NoReturn:
 
 def main() -> None:
     gc.freeze()  # a collection would write to each object, and so copy it
+    with contextlib.suppress(OSError):  # agent/main.py says what stays hidden
+        proc.show_all()
     try:
         small = (
             fork("tickscope-help", helper.serve),

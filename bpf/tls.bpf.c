@@ -196,7 +196,9 @@ int tls_free(struct pt_regs *ctx)
 	if (o) {
 		struct tls_layout *l = tls_layouts.lookup(&o->layout);
 		bool failed = l && tls_read(key.ssl, l->flow) == TLS_FLOW_ERROR;	/* outside of the handshake's own calls: in early data */
-		tls_report(&key, o, bpf_ktime_get_boot_ns(), failed ? TLS_FAILED : TLS_ABANDONED, failed ? TLS_FATAL : TLS_NO_CAUSE);
+		bool closed = !failed && tls_peer_closed(o);
+		tls_report(&key, o, bpf_ktime_get_boot_ns(), failed || closed ? TLS_FAILED : TLS_ABANDONED,
+			   failed ? TLS_FATAL : closed ? TLS_CLOSED : TLS_NO_CAUSE);
 		tls_forget(&key, o);
 	}
 	tls_done.delete(&key);

@@ -14,6 +14,7 @@ struct tls_open {		/* a handshake that is going on */
 	u32 tid;		/* of the last call */
 	u32 watched;		/* thread whose reads are kept between calls, 0 for none */
 	u64 sk;			/* the socket that fits, 0 for none yet; UNKNOWN64: calls disagree */
+	u64 used;		/* the one that a call used itself, 0 for none */
 	u32 base;		/* where in its stream the handshake begins */
 	u32 pad;
 };
@@ -77,8 +78,24 @@ static __always_inline void tls_use(struct tls_open *o, u64 sk)
 	struct tcp_socket *s = tcp_sockets.lookup(&sk);
 	if (!s)
 		s = tcp_adopt((void *)sk, bpf_ktime_get_boot_ns());
-	if (s)
+	if (s) {
+		o->used = sk;
 		tls_uses(o, s);
+	}
+}
+
+/* Whether the peer has closed or reset the connection while the program still holds the socket. haproxy then asks OpenSSL no more.
+ * The memory may be another connection's by now: its port tells. */
+static __always_inline bool tls_peer_closed(struct tls_open *o)
+{
+	u64 sk = o->used ? o->used : o->sk;
+	u16 port = 0;
+	u8 state = 0;
+	if (!sk || sk == UNKNOWN64 || !PTR(sk, sock, sk_socket))
+		return false;
+	READ(state, sk, sock_common, skc_state);
+	READ(port, sk, sock_common, skc_dport);
+	return (state == TCP_CLOSE || state == TCP_CLOSE_WAIT) && __builtin_bswap16(port) == o->sock.dport;
 }
 
 /* Comparisons without a branch: with one, the verifier would follow every sequence of outcomes over all that a thread read. */
@@ -241,4 +258,5 @@ static __always_inline void tls_leaves_none(u32 tid) {}
 static __always_inline void tls_thread_exits(struct control *c, u32 tid) {}
 static __always_inline void tls_leaves(struct tls_key *key, struct tls_open *o, struct tls_layout *l, u32 tid, u64 from, bool going) {}
 static __always_inline void tls_over(struct tls_open *o) {}
+static __always_inline bool tls_peer_closed(struct tls_open *o) { return false; }
 #endif

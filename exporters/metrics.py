@@ -377,7 +377,7 @@ METRICS: tuple[Metric, ...] = (
         "ntp.sync_status",
         "{status}",
         "gauge",
-        "1 where the kernel's clock is disciplined, else 0.",
+        "1 where the kernel or a time daemon of this host says that the clock is synchronised, else 0.",
         "clock_offset",
         (),
         "synchronised",

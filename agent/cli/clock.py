@@ -41,15 +41,18 @@ for _each in (clock_history.command, clock_watch.command, clock_convert.command)
 
 
 def _now(fmt: str, store: str) -> None:
+    from agent import doctor
     from agent.cli.output import echo, emit_rows, note, quiet_pipe
     from agent.cli.status import document
     from agent.clock import machine, sample, timex
 
     state = timex.read()
+    by = [] if state.synchronised else doctor.synchronised_daemons()
     row: dict[str, Any] = sample.read()._asdict() | {
         "freq_ppb": state.freq_ppb,
-        "synchronised": state.synchronised,
-        "leap_indicator": state.leap_indicator,
+        "synchronised": state.synchronised or bool(by),
+        "synchronised_by": "kernel" if state.synchronised else " and ".join(by) or None,
+        "leap_indicator": state.leap_indicator(state.synchronised or bool(by)),
         "ntp_offset_ns": state.offset_ns,
         "maxerror_us": state.maxerror_us,
         "esterror_us": state.esterror_us,
@@ -98,10 +101,15 @@ def _words(
         f"the kernel bounds its error by {duration(row['maxerror_us'] * 1e3)}, estimates"
         f" {duration(row['esterror_us'] * 1e3)}"
     )
-    yield (
-        "synchronised",
-        f"yes; {bounds}" if row["synchronised"] else f"NO: no time daemon disciplines this clock; {bounds}",
-    )
+    if row["synchronised_by"] == "kernel":
+        yield "synchronised", f"yes; {bounds}"
+    elif row["synchronised"]:
+        yield (
+            "synchronised",
+            f"yes, says {row['synchronised_by']}, which has not told the kernel (no `rtcsync`); {bounds}",
+        )
+    else:
+        yield "synchronised", f"NO: no time daemon disciplines this clock; {bounds}"
     yield "offset", f"{_signed(row['ntp_offset_ns'])} still to be slewed away"
     tick = f", of it {(row['tick_us'] - 10_000) * 100:+d} ppm by its tick" if row["tick_us"] != 10_000 else ""
     yield "frequency", f"{row['freq_ppb'] / 1e3:+.3f} ppm correction{tick}"

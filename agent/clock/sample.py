@@ -49,8 +49,8 @@ def read() -> Reading:
     return Reading(m[-1] + boot, real, boot, -raw, tai, (boot_width + max(real_width, raw_width, tai_width)) // 2 + 1)
 
 
-def row(reading: Reading, timex: Timex, *, cut: bool) -> np.ndarray:
-    """One row of table ``clock_offset``, shape (1,)."""
+def row(reading: Reading, timex: Timex, *, cut: bool, synchronised: bool) -> np.ndarray:
+    """One row of table ``clock_offset``, shape (1,). synchronised: by the kernel's flag or a time daemon's word."""
     from agent.tables import TABLES
 
     out = TABLES["clock_offset"].empty(1)
@@ -59,7 +59,7 @@ def row(reading: Reading, timex: Timex, *, cut: bool) -> np.ndarray:
     out["freq_ppb"], out["tick_us"], out["status"] = timex.freq_ppb, timex.tick_us, timex.status
     out["maxerror_us"], out["tai_s"], out["cut"] = timex.maxerror_us, timex.tai_s, cut
     out["ntp_offset_ns"], out["esterror_us"] = timex.offset_ns, timex.esterror_us
-    out["leap_indicator"], out["synchronised"] = timex.leap_indicator, timex.synchronised
+    out["leap_indicator"], out["synchronised"] = timex.leap_indicator(synchronised), synchronised
     return out
 
 

@@ -4,7 +4,7 @@ history.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,7 +63,9 @@ class ClockSource(Stating):
         self._machine = Watcher(reading.t_ns, watch.vmclock, watch.host_clock)
         self._ran_ns = reading.t_ns
         self._gap: tuple[int, int] | None = None
-        self._first = [sample.row(reading, state, cut=False)]
+        #: Whether a time daemon of this host says that it keeps the clock: chrony may not have told the kernel.
+        self.daemon_synchronised: Callable[[], bool] = lambda: False
+        self._first = [sample.row(reading, state, cut=False, synchronised=state.synchronised)]
         history.append(self._first[0])
         self._count(reading)
 
@@ -175,18 +177,22 @@ class ClockSource(Stating):
     def _cut(self, change: Change, reading: sample.Reading, state: timex.Timex) -> np.ndarray:
         assert change.real_mono_after_ns is not None
         at = reading._replace(t_ns=change.t_ns, real_mono_ns=change.real_mono_after_ns, err_ns=change.cut_err_ns)
-        row = sample.row(at, state, cut=True)
+        row = sample.row(at, state, cut=True, synchronised=self._synchronised(state))
         row["mono_raw_ns"] = row["tai_mono_ns"] = NULL_I64
         return row
 
     def _sample(self, reading: sample.Reading, state: timex.Timex) -> list[np.ndarray]:
         """The sample as a row, unless it adds nothing."""
         self._count(reading)
-        said = (state.freq_scaled, state.tick_us, state.status, state.tai_s, reading.boot_mono_ns // 1_000_000)
+        synchronised = self._synchronised(state)
+        said = (*state.discipline, synchronised, reading.boot_mono_ns // 1_000_000)
         if said == self._said and reading.t_ns - self._row_ns < ROW_NS:
             return []
         self._said, self._row_ns = said, reading.t_ns
-        return [sample.row(reading, state, cut=False)]
+        return [sample.row(reading, state, cut=False, synchronised=synchronised)]
+
+    def _synchronised(self, state: timex.Timex) -> bool:
+        return state.synchronised or self.daemon_synchronised()
 
     def _count(self, reading: sample.Reading) -> None:
         self._drift[self._samples % _DRIFT_SAMPLES] = reading.t_ns, reading.mono_raw_ns
@@ -201,14 +207,14 @@ class ClockSource(Stating):
     def state(self) -> dict[str, object]:
         """For ``status``: offsets, drift, the discipline."""
         reading, state = self._join.reading, self._join.timex
-        drift = self.drift_ppb()
+        drift, synchronised = self.drift_ppb(), self._synchronised(state)
         return {
             **reading._asdict(),
             "drift_ppb": None if np.isnan(drift) else round(drift),
             "freq_ppb": state.freq_ppb,
-            "synchronised": state.synchronised,
+            "synchronised": synchronised,
             "ntp_offset_ns": state.offset_ns,
-            "leap_indicator": state.leap_indicator,
+            "leap_indicator": state.leap_indicator(synchronised),
             "maxerror_us": state.maxerror_us,
             "esterror_us": state.esterror_us,
             "tai_s": state.tai_s,

@@ -60,14 +60,14 @@ class Timex(NamedTuple):
 
     @property
     def synchronised(self) -> bool:
+        """Whether the kernel was told so. A daemon may keep the clock without telling it: chrony without rtcsync."""
         return not self.status & STA_UNSYNC
 
-    @property
-    def leap_indicator(self) -> int:
+    def leap_indicator(self, synchronised: bool) -> int:
         """As NTP says it (RFC 5905, figure 9): 0 none, 1 a second will be inserted, 2 one will be deleted, 3 not
         synchronised.
         """
-        return 3 if not self.synchronised else 1 if self.status & STA_INS else 2 if self.status & STA_DEL else 0
+        return 3 if not synchronised else 1 if self.status & STA_INS else 2 if self.status & STA_DEL else 0
 
     @property
     def freq_ppb(self) -> int:

@@ -9,6 +9,7 @@ stretched or cut.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,7 @@ READS = {
         "member",
     ),
 }
+_RECENT = 16  # series whose last jump another process may undo
 _REPLAYED, _MEMBERS = 3, 64  # limiters, as many as a sentence names; members of all of them
 _REFUSED = (TABLES["limiter_decision"].code("result", "refused"), TABLES["limiter_decision"].code("result", "error"))
 
@@ -73,6 +75,7 @@ class ClockWatch:
         self.counting: list[ClockJump] = []
         self.skipped = 0
         self._series: dict[tuple[str, str | None], JumpSeries] = {}
+        self._recent: deque[JumpSeries] = deque(maxlen=_RECENT)
         self._outcomes: list[dict[str, Any]] = []
 
     def outcomes(self) -> list[Batch]:
@@ -145,16 +148,25 @@ class ClockWatch:
                 )
 
     def _place(self, jump: ClockJump) -> bool:
-        """Puts a jump into its actor's series, else begins one; False where there is no room for another."""
+        """Puts a jump into its actor's series, or into the one that it undoes, else begins one; False where there is no
+        room for another.
+        """
         series = self._series.get(jump.actor)
-        if series is not None and jump.t_ns - series.end_ns <= self._config.burst_ns:
+        if series is None or jump.t_ns - series.end_ns > self._config.burst_ns:
+            fresh = (s for s in reversed(self._recent) if jump.t_ns - s.end_ns <= self._config.undone_ns)
+            series = next((s for s in fresh if s.undone_by(jump)), None)
+        if series is not None:
             series.add(jump)
+            if series.rivals:
+                series.open_until_ns = jump.t_ns + self._config.undone_ns
+            self._series[jump.actor] = series
             return True
         self._series = {actor: s for actor, s in self._series.items() if jump.t_ns - s.end_ns <= self._config.burst_ns}
         if len(self.counting) >= self._config.max_findings or len(self._series) >= self._config.max_findings:
             self.skipped += 1
             return False
         self._series[jump.actor] = JumpSeries(jump)
+        self._recent.append(self._series[jump.actor])
         return True
 
     def _look_back(self, jump: ClockJump, until_ns: int) -> None:

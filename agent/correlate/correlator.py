@@ -250,7 +250,7 @@ class Correlator:
         steps = found.steps
         if steps is not None and not found.closed:
             found.end_ns = max(found.end_ns, min(steps.until_ns - self._config.clock_settle_ns, (second + 1) * SECOND))
-        counting = steps is not None and steps.until_ns > (second + 1) * SECOND
+        counting = steps is not None and max(steps.until_ns, steps.open_until_ns) > (second + 1) * SECOND
         lasting = any(
             w.active.get(w.place(e.symptom, e.slot, e.metric)) is e for e in found.episodes for w in self._watches
         )

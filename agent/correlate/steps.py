@@ -78,8 +78,11 @@ class ClockJump:
 
 
 class JumpSeries:
-    """Jumps of one kind by one actor, each soon after the one before: one finding.
+    """Jumps of one kind by one actor, each soon after the one before; or jumps by which several actors undo each
+    other's, as two time daemons do: one finding.
 
+    rivals: by command name, the last pid of each of these actors; empty where there is one. open_until_ns: the next such
+    jump is waited for until then. run_ns: the sum of the last jumps of one actor.
     count, sum_ns, back, least_ns, most_ns are of all jumps; ``told`` holds the first, ``near`` the last of them in
     detail.
     complete: False where decisions near them may not all have been counted.
@@ -89,8 +92,9 @@ class JumpSeries:
         self.told: list[ClockJump] = []
         self.near: deque[ClockJump] = deque(maxlen=_NEAR)
         self.pids: dict[int, None] = {}
+        self.rivals: dict[str, int | None] = {}
         self.affected: dict[tuple[bytes, int, int], Affected] = {}
-        self.count = self.sum_ns = self.back = self.most_ns = 0
+        self.count = self.sum_ns = self.back = self.most_ns = self.run_ns = self.open_until_ns = 0
         self.least_ns = abs(first.size_ns)
         self.end_ns = self.until_ns = first.t_ns
         self.complete = self.certain = self.minor = True
@@ -100,6 +104,10 @@ class JumpSeries:
     def add(self, jump: ClockJump) -> None:
         jump.series = self
         size = abs(jump.size_ns)
+        last = self.near[-1] if self.near else jump
+        self.run_ns = jump.size_ns + (self.run_ns if last.comm == jump.comm else 0)
+        if (self.rivals or last.comm != jump.comm) and len(self.rivals) < _NEAR:
+            self.rivals |= {last.comm: last.pid, jump.comm: jump.pid}
         self.count += 1
         self.sum_ns += jump.size_ns
         self.back += jump.backward
@@ -114,6 +122,16 @@ class JumpSeries:
         if jump.pid and len(self.pids) < _NEAR:
             self.pids[jump.pid] = None
 
+    def undone_by(self, jump: ClockJump) -> bool:
+        """Whether another process takes back what the last one did, at least by half."""
+        last, left = self.near[-1], self.run_ns + jump.size_ns
+        return (
+            bool(last.comm and jump.comm)
+            and last.comm != jump.comm
+            and (self.run_ns < 0) != jump.backward
+            and 2 * abs(left) <= max(abs(self.run_ns), abs(jump.size_ns))
+        )
+
     @property
     def first(self) -> ClockJump:
         return self.told[0]
@@ -126,7 +144,8 @@ class JumpSeries:
     @property
     def verdict(self) -> Verdict:
         sure = (1.0 if self.certain else 0.6) * (0.99 if self.pids or not self.first.declared.by_somebody else 0.9)
-        culprit = Culprit(self.first.pid or None, self.first.comm)
+        others = [process(comm, pid) for comm, pid in self.rivals.items() if comm != self.first.comm]
+        culprit = Culprit(self.first.pid or None, self.first.comm, ", ".join(others))
         return Verdict(self.first.cause, sure, str(self.first.t_ns), "", culprit=culprit)
 
     def evidence(self) -> list[Evidence]:
@@ -260,7 +279,7 @@ class JumpSeries:
         )
         return tell(
             "{did} {count} ({ways}, {each}, {sum} {way}in sum) from {start} to {end}",
-            did=several,
+            did=several if len({j.cause for j in self.near}) == 1 else "was moved",
             way=("back " if self.sum_ns < 0 else "forward ") if forward and self.back and self.sum_ns else "",
             count=value(self.count, "time"),
             ways=ways,
@@ -272,6 +291,11 @@ class JumpSeries:
 
     def _by(self) -> Words:
         first = self.first
+        if self.rivals:
+            who = listing([process(comm, pid) for comm, pid in self.rivals.items()])
+            if self.count > 2:
+                return tell(" ({who} undo each other's corrections)", who=who)
+            return tell(" ({who} in turn, the second undoing the first)", who=who)
         via = f"{first.via} from" if first.via else "by"
         if not self.pids and first.comm:  # its number is that of another PID namespace
             return f" ({via} {first.comm}, which is not visible from the agent's container)"

@@ -56,6 +56,7 @@ class CorrelatorConfig:
     adopt_s: int = 600  #: a symptom that lasts this long is the new normal
     merge_ns: int = 5 * SECOND  #: symptoms of one cause this near in time are one finding
     burst_ns: int = SECOND  #: jumps of the clock by one actor, each this soon after the one before, are one finding
+    undone_ns: int = 1200 * SECOND  #: ... and so are jumps by which processes undo each other's (NTP polls each 1024 s)
     repeat_s: int = 10  #: an open finding that only grew is emitted again this often
 
     keep_ns: int = 120 * SECOND  #: how far back rows are kept as evidence

@@ -77,6 +77,8 @@ class Ask:
     companion: tuple[bytes, bytes] | None = None
     #: File names to ask for in a root that does not list its libraries.
     names: tuple[bytes, ...] = ()
+    #: Whether it goes first in a new root: what it is about, a short-lived program does once.
+    first: bool = False
     wanted: Callable[[str], bool] = lambda path: True
 
     @property

@@ -106,20 +106,24 @@ class Roots:
 def libraries(
     opening: Callable[[str], Wait], matching: Callable[[bytes], list[Ask]], names: tuple[bytes, ...]
 ) -> Steps[list[bytes]]:
-    """Paths in a root that may be asked for: what its linker's cache lists, else what usually lies where. opening: of
-    ``helper.open_proc``, of a process in it.
+    """Paths in a root that may be asked for, the most urgent first (``Ask.first``): what its linker's cache lists, else
+    what usually lies where. opening: of ``helper.open_proc``, of a process in it.
     """
+
+    def later(path: bytes) -> bool:
+        return not any(ask.first for ask in matching(path))
+
     try:
         fd = yield opening("linker-cache")
     except FileNotFoundError:
-        return [folder + b"/" + name for folder in FOLDERS for name in names]
+        return sorted([folder + b"/" + name for folder in FOLDERS for name in names], key=later)
     except TimeoutError:
         raise
     except OSError:
         return []
     with open(fd, "rb") as cache:
         text = cache.read(LINKER_CACHE_BYTES)
-    return list(_listed(text, matching))[:FILES_A_PROCESS]
+    return sorted(_listed(text, matching), key=later)[:FILES_A_PROCESS]
 
 
 def _listed(cache: bytes, matching: Callable[[bytes], list[Ask]]) -> Iterator[bytes]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from agent.kernel.limits import LOOKS_AT_A_TIME, LOOKS_OF_ROOT, LOOKS_WAITING, ROOT_LOOKS_AT_A_TIME
 from agent.kernel.steps import Done, pump_until, run
 from agent.log import say
+from agent.posix import background
 from agent.targets.analyst import Analyst
 from agent.targets.asked import HOST, Ask, FileId
 from agent.targets.attacher import Attacher
@@ -76,7 +77,7 @@ class Targets:
         self._scan: deque[int] = deque()
         self._held = Held()
         self._looks: dict[tuple[str, int], Look] = {}
-        self._root_looks = 0
+        self._root_looks, self._hurried = 0, False
         self._rests = Rests()
         self._dropped = 0
         self._later: list[Done] = []
@@ -297,11 +298,15 @@ class Targets:
         elif whose not in self._looks and (root := self.roots.take(pid)) is not None:
             look = self._looks[whose] = Look(owner, whose)
             self._root_looks += 1
+            self._hurried = background.hurry() or self._hurried  # against the first program there, which has begun
             work = self._meter.of(look, self._processes.offer_root(look, root))
             run(work, lambda _, error: self._root_done(look, error))
 
     def _root_done(self, look: Look, error: Exception | None) -> None:
         self._root_looks -= 1
+        if self._hurried and not self._root_looks:
+            self._hurried = False
+            background.give_way()
         self._done(look, error)
 
     def _done(self, look: Look, error: Exception | None) -> None:

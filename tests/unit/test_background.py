@@ -41,5 +41,19 @@ child.kill()
             policy, nice, runtime = attributes(pid)
             assert (policy, nice) == (os.SCHED_BATCH, 3)
             if tuple(map(int, platform.release().split("-")[0].split(".")[:2])) >= (6, 12):
-                assert runtime == background._SLICE_NS
+                assert runtime == background._LONG_NS
         process.communicate("")
+
+
+def test_a_process_that_hurries_for_a_while() -> None:
+    script = """
+import os
+from agent.posix import background
+seen = [background.hurry()]
+background.give_way()
+seen += [background.hurry(), os.sched_getscheduler(0)]
+background.give_way()
+print(seen + [os.sched_getscheduler(0)])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str([False, True, os.SCHED_OTHER, os.SCHED_BATCH])

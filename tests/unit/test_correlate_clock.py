@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -182,12 +184,12 @@ def test_a_series_ends_with_a_pause() -> None:
     assert [str(f["sentence"]).count("3 times") for f in latest(run(host, 40))] == [1, 0]
 
 
-def test_another_actor_and_another_direction_of_time_are_told_apart() -> None:
+def test_actors_that_do_not_undo_each_other_are_told_apart() -> None:
     host = Host()
     for i in range(3):
         host.step(5 + i, 300 * US, pid=900 + i, comm=b"date")
-        host.step(5.5 + i, -300 * US)
-        host.step(5.2 + i, 300 * US, pid=-(2**63), comm=b"")
+        host.step(5.5 + i, 100 * US)
+        host.step(5.2 + i, -300 * US, pid=-(2**63), comm=b"")
     sentences = sorted(str(f["sentence"]) for f in latest(run(host, 30)))
     assert len(sentences) == 3
     assert (
@@ -195,6 +197,44 @@ def test_another_actor_and_another_direction_of_time_are_told_apart() -> None:
         == sum("an unknown process" in s for s in sentences)
         == 1
     )
+
+
+def test_daemons_that_undo_each_other_s_corrections_are_one_finding_that_names_both() -> None:
+    """Each corrects the clock at its polls, every 64 s: sizes differ, some corrections take two steps."""
+    host, rival = Host(), b"systemd-timesyn"
+    host.decisions(0, 600)
+    for i in range(15):
+        host.step(30 + 32 * i, 300 * MS + i * MS)
+        host.step(40 + 32 * i, -200 * MS, pid=900, comm=rival)
+        host.step(40.5 + 32 * i, -90 * MS, pid=900, comm=rival)
+    out = run(host, 600)
+    (found,) = latest(out)
+    assert (found["state"], found["start_ns"]) == ("open", T0 + 30 * S)
+    assert (found["culprit_comm"], found["culprit_object"]) == ("chronyd", "systemd-timesyn pid 900")
+    assert "jumped 45 times (15 forward and 30 back, by 90 ms to 314 ms" in str(found["sentence"])
+    assert "chronyd pid 812 and systemd-timesyn pid 900 undo each other's corrections" in str(found["sentence"])
+    assert [e["value"] for e in found["evidence"] if e.get("what") == "steps"] == [45]  # type: ignore[attr-defined]
+    assert latest(run(host, 40 + 32 * 14 + 1200 + 20))[0]["state"] == "closed"
+
+
+@pytest.mark.parametrize(
+    ("second", "findings"),
+    [
+        ({"size_ns": -2 * S}, 1),  # a daemon takes back what somebody did
+        ({"size_ns": -2 * S, "at": 1300}, 2),  # long after
+        ({"size_ns": 2 * S}, 2),  # further the same way
+        ({"size_ns": -5 * S}, 2),  # by far more
+        ({"size_ns": -2 * S, "comm": b""}, 2),  # nobody knows who
+        ({"size_ns": -2 * S, "comm": b"date"}, 2),  # the same one, who may well mean it
+    ],
+)
+def test_who_takes_back_a_step_belongs_to_its_finding(second: dict[str, Any], findings: int) -> None:
+    host = Host()
+    host.step(30, 2 * S, pid=900, comm=b"date")
+    host.step(**{"at": 60, **second})
+    found = latest(run(host, 1400))
+    assert len(found) == findings
+    assert ("date pid 900 and chronyd pid 812 in turn" in str(found[0]["sentence"])) == (findings == 1)
 
 
 def test_a_small_step_does_not_explain_refusals() -> None:
@@ -218,7 +258,8 @@ def test_a_step_explains_no_refusals_of_an_immune_limiter() -> None:
 def stepped_in_a_loop(actors: int) -> tuple[list[Batch], dict[str, int]]:
     host = Host()
     for i in range(200):
-        host.step(10 + i / 1000, 100 * US if i % 2 else -100 * US, pid=1000 + i % actors, comm=b"p%d" % (i % actors))
+        way = 1 if i % 2 or actors > 1 else -1  # several that undo each other would be one finding
+        host.step(10 + i / 1000, way * 100 * US, pid=1000 + i % actors, comm=b"p%d" % (i % actors))
     correlator = Correlator()
     for table, rows in host.made:
         correlator.feed(Batch(table, rows))

@@ -83,3 +83,18 @@ def test_libraries_by_the_linkers_cache_or_by_where_they_usually_lie(tmp_path: P
     ) == [b"/opt/libssl.so.3"]
     assert listed(None, tmp_path) == [folder + b"/libssl.so.3" for folder in FOLDERS]
     assert len(listed(b"\0".join(b"/%d/libssl.so" % i for i in range(999)), tmp_path)) == FILES_A_PROCESS
+
+
+def test_what_a_short_lived_program_does_once_goes_first(tmp_path: Path) -> None:
+    cache, names = tmp_path / "cache", (b"libc.so.6", b"libssl.so.3")
+    cache.write_bytes(b"\0/lib/libc.so.6\0/lib/libssl.so.3\0/lib/libm.so.6\0")
+    asks = [Ask("any", lambda *_: iter(()), "tls", first=name == names[1]) for name in names]  # type: ignore[arg-type,return-value]
+
+    def matching(path: bytes) -> list[Ask]:
+        return [ask for name, ask in zip(names, asks, strict=True) if path.endswith(name)]
+
+    for place, times in ((cache, 1), (tmp_path / "none", len(FOLDERS))):
+        found: list[list[bytes]] = []
+        steps = libraries(lambda _, at=place: at_once(lambda: os.open(at, os.O_RDONLY)), matching, names)  # type: ignore[misc]
+        run(steps, lambda value, error, into=found: into.append(value))  # type: ignore[misc]
+        assert [path.rsplit(b"/", 1)[1] for path in found[0]] == [names[1]] * times + [names[0]] * times

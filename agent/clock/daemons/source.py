@@ -10,9 +10,10 @@ from __future__ import annotations
 import select
 import socket
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -125,6 +126,11 @@ class TimeDaemons(Stating, Failing):
         self._next_ns = min([*waits, self._stamp_ns + self._daemon_ns] if "timesyncd" in self._pids else waits)
         beliefs += [check for belief in beliefs for check in self._consistency.feed(belief)]
         return [Batch("clock_daemon", to_rows(beliefs, self._to_boot))] if beliefs else ()
+
+    @property
+    def asking(self) -> bool:
+        """Whether an answer is waited for."""
+        return bool(self._by_fd)
 
     def _begin(self, target: Asked, now_ns: int) -> list[Belief]:
         """Asks; what it came to already, or why there is nobody to ask."""
@@ -241,11 +247,29 @@ class TimeDaemons(Stating, Failing):
         ]
         return told + ([_brief(self._timesyncd)] if self._timesyncd is not None else [])
 
+    def synchronised(self) -> list[str]:
+        """The daemons of this host whose last answer says that they are synchronised."""
+        said = [t.said for t in self._targets] + [self._timesyncd]
+        return [b.daemon for b in said if b is not None and (b.kind, b.state) == ("system", "synchronised")]
+
     def close(self) -> None:
         for target in self._by_fd.values():
             assert target.exchange is not None
             target.exchange.close()
         self._epoll.close()
+
+
+def synchronised_now(config: NtpConfig) -> list[str]:
+    """The daemons of this host that say, asked now, that they are synchronised. Waits for a second at most."""
+    source = TimeDaemons(replace(config, servers=()), to_boot=lambda wall_ns: wall_ns, running=dict)
+    try:
+        boot_ns = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
+        end_ns = boot_ns() + TIMEOUT_NS
+        while list(source.drain(boot_ns())) or (source.asking and boot_ns() < end_ns):
+            select.select(source.fds(), (), (), 0.05)
+        return source.synchronised()
+    finally:
+        source.close()
 
 
 def _brief(b: Belief) -> dict[str, object]:

@@ -59,6 +59,7 @@ class Handshakes:
                 "tls",
                 companion=(b"libssl", b"libcrypto"),
                 names=(b"libssl.so.3", b"libssl.so.1.1"),
+                first=True,
             ),
         )
         targets.exe(Ask("openssl", self._found, "tls", {"program": True}))
