@@ -43,9 +43,7 @@ def seen_in(source: RowSource, *where: Where) -> list[dict[str, Any]]:
 
 
 def _whole(source: RowSource, *where: Where) -> list[dict[str, Any]]:
-    """Of those that were watched a part of the time only, all of their decisions in the place of those that were seen;
-    ``seen`` has these.
-    """
+    """Of sampled programs' limiters all decisions in the place of those seen; ``seen`` has these."""
     from agent.ask.question import Question, Where
     from agent.cli.limiters_totals import COLUMNS, KEY, Total, added, told
 
