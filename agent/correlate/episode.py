@@ -22,7 +22,8 @@ class Episode:
     scope: what episodes of one local cause share (the process, or the queue). facts: what causes are judged by. ranked:
     what they said last.
     habit: by which of its values it may be one (agent/correlate/habits.py); empty: it is told however often it comes.
-    blame: the cause of its finding, where that is known.
+    blame: the cause of its finding, where that is known. taker: of a limiter that is asked at several places, the other
+    place that took most.
     """
 
     symptom: str
@@ -47,6 +48,7 @@ class Episode:
     ranked: Ranked | None = None
     habit: str = ""
     blame: str = ""
+    taker: str = ""
 
     @property
     def declared(self) -> Symptom:
