@@ -33,6 +33,13 @@ DEFAULT_FILE = Path("/etc/tickscope/tickscope.yaml")
 INVESTIGATE = ("auto", "off")
 SYSCALL_MODES = ("blocked", "sampled", "full", "off")
 _TOP = Section()
+#: Settings that earlier versions had: why each was removed, and what replaces it.
+_REMOVED = {
+    "redis_tls": (
+        "reading what Redis is asked by TLS cost both ends 2.3 times the CPU",
+        "delete the line; have the program report its decisions by an adapter (docs/adapters.md)",
+    ),
+}
 _NOT_IN_FILES = ("brokers", "duration_s", "live", "source")
 #: What sun_path holds (unix(7)), less the longest name that is put below run_dir.
 _MAX_RUN_DIR_BYTES = 107 - len("/notices.sock")
@@ -54,7 +61,7 @@ class Config:
     exporters/page_settings.py. ntp: see agent/clock/daemons/ntp_settings.py.
     redis_limiters: whether limiters in Redis are read from the wire, see agent/limiters/script_settings.py;
     redis_ports: beside those that are found;
-    redis_decisions_per_s: of them, how many are told one by one. redis_tls: whether what OpenSSL carries is read, too.
+    redis_decisions_per_s: of them, how many are told one by one.
     limiter_models: how limiters decide of which no library says it, see agent/limiters/model_settings.py;
     limiter_names, key_salt: agent/limiters/settings.py. limiter_functions: functions of the user's own, as
     agent/limiters/functions/settings.py keeps them. prometheus: listen address of the metrics page, empty for none.
@@ -83,7 +90,6 @@ class Config:
     redis_limiters: str = "auto"
     redis_ports: tuple[str, ...] = ()
     redis_decisions_per_s: float = 1000.0
-    redis_tls: bool = False
     redis_limiter_scripts: Mapping[str, object] = field(default_factory=dict)
     limiter_names: Mapping[str, object] = field(default_factory=dict)
     key_salt: str = ""
@@ -256,6 +262,9 @@ def read_file(path: Path, required: bool) -> dict[str, Any]:
     for key, value in (values or {}).items():
         where = f"{path}:{lines.get((str(key),), 1)}"
         try:
+            if key in _REMOVED:
+                why, remedy = _REMOVED[key]
+                raise AgentError(f"the setting {key} was removed", why=why, remedy=remedy)
             _TOP.known([key], known)
             one: dict[str, Any] = (
                 {"brokers": {key: _texts(key, value)}}

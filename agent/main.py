@@ -54,11 +54,6 @@ def _families(config: Config) -> list[Any]:
         *{"off": ("syscalls",), "full": ("calls",)}.get(config.syscalls, ()),
         *(("redis",) if config.redis_limiters == "off" else ()),
         *(() if config.unix_sockets else ("unix",)),
-        *(
-            ()
-            if config.redis_tls and config.redis_limiters != "off" and "redis" not in config.without
-            else ("redis_tls",)
-        ),
     }
     found = discover(config.limiter_functions)
     TABLES.freeze()

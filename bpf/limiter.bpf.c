@@ -83,9 +83,8 @@ static __always_inline int limiter_sleeps(struct pt_regs *ctx, u32 library, stru
 	return 0;
 }
 
-/* The record of a decision that has just been made. Within a call that waits, it began when that did; where it is to wait, that one's entry stays until it wakes up.
- * timed: its begin was seen. */
-static __always_inline int limiter_concludes(struct pt_regs *ctx, struct limiter_key *key, struct limiter_start *s, struct limiter_binary *binary, struct limiter_places at, bool timed)
+/* The record of a decision that has just been made. Within a call that waits, it began when that did; where it is to wait, that one's entry stays until it wakes up. */
+static __always_inline int limiter_concludes(struct pt_regs *ctx, struct limiter_key *key, struct limiter_start *s, struct limiter_binary *binary, struct limiter_places at)
 {
 	struct limiter_start *waiting;
 	struct limiter_decision *e;
@@ -97,7 +96,7 @@ static __always_inline int limiter_concludes(struct pt_regs *ctx, struct limiter
 	wait = s->slept ? s->slept : limiter_word(ctx, s->limiter, at.wait);
 	act_wall = limiter_word(ctx, s->limiter, at.act_wall);
 	act_ext = limiter_word(ctx, s->limiter, at.act_ext);
-	waiting = timed ? limiter_waiting.lookup(key) : 0;
+	waiting = limiter_waiting.lookup(key);
 	if (waiting && !waiting->asleep) {
 		s->t_ns = waiting->t_ns;
 		limiter_open.delete(&tid);
@@ -108,16 +107,13 @@ static __always_inline int limiter_concludes(struct pt_regs *ctx, struct limiter
 		else
 			limiter_waiting.delete(key);
 	}
-	if (timed)
-		limiter_open.delete(&tid);
+	limiter_open.delete(&tid);
 	e = limiter_end(key, s, false, binary);
 	if (!e)
 		return 0;
 	e->stack = at.frame == LIMITER_GOROUTINE ? limiter_stack_of(ctx, key->library) : 0;
 	if (at.frame != LIMITER_GOROUTINE)
 		e->goroutine = UNKNOWN64;
-	if (!timed)
-		e->duration_ns = UNKNOWN64;
 	e->ok = ok;
 	e->reserved = 1;
 	e->wait = wait;
@@ -133,7 +129,7 @@ static __always_inline int limiter_concludes(struct pt_regs *ctx, struct limiter
 	if (at.period != LIMITER_NOWHERE)
 		e->period = limiter_word(ctx, s->limiter, at.period);
 	e->asleep = asleep;
-	if (!asleep && ok && at.act_wall != LIMITER_NOWHERE && (timed ? act_wall != s->now_wall || act_ext != s->now_ext : act_wall != e->last_wall || act_ext != e->last_ext))
+	if (!asleep && ok && at.act_wall != LIMITER_NOWHERE && (act_wall != s->now_wall || act_ext != s->now_ext))
 		e->asleep = 2;
 	limiter_decisions.ringbuf_submit(e, QUIET);
 	return 0;
@@ -178,21 +174,7 @@ static __always_inline int limiter_ends(struct pt_regs *ctx, u32 library, struct
 	}
 	s = *started;
 	limiter_deciding.delete(&key);
-	return limiter_concludes(ctx, &key, &s, binary, at, true);
-}
-
-/* The same where nothing is probed at the function's begin: arguments are where it has put them. */
-static __always_inline int limiter_ends_alone(struct pt_regs *ctx, u32 library, struct limiter_places at)
-{
-	struct limiter_key key;
-	struct limiter_start s = {};
-	struct limiter_binary *binary = limiter_hit(library);
-	if (binary && !binary->every)
-		return 0;
-	limiter_key_of(ctx, &key, library, at.frame);
-	limiter_entered(ctx, &s, at);
-	s.t_ns = bpf_ktime_get_boot_ns();
-	return limiter_concludes(ctx, &key, &s, binary, at, false);
+	return limiter_concludes(ctx, &key, &s, binary, at);
 }
 
 /* A RET of a call that waits: the end of its sleep, or a decision where none was made within. */

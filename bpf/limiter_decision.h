@@ -32,9 +32,7 @@ struct limiter_decision {
 	u64 key_size;		/* bytes, of which key_text holds the first */
 	u64 duration_ns;
 	u64 stack;		/* who called (limiter_stack.h), or 0 */
-	u64 held_ns;		/* for how long the thread has been ready to run and did not, so far */
-	u64 ran_ns;		/* and ran */
-	u32 every;		/* 1, or k where only a k-th of the time is watched */
+	u32 every;		/* 1, or k of a sampled program: decisions of a k-th of the time are seen */
 	u32 binary;		/* the number that user space gave it, or 0 */
 	char library_version[24];
 	char key_text[64];
@@ -44,8 +42,6 @@ struct limiter_decision {
 	u8 woke;		/* 1: no decision, but the end of such a sleep: ok, or 0 where the caller's context ended it. 2: such a one is given back */
 	u8 library;		/* its number */
 	u8 pad[3];
-	u32 exec_id;		/* of the process: another one once it is another program */
-	u32 pad2;
 };
 BPF_RINGBUF_OUTPUT(limiter_decisions, 1024);
 
@@ -60,7 +56,7 @@ struct limiter_file {
 struct limiter_binary {
 	u64 decisions;
 	u64 hits;		/* of all its probes, also while it is not watched */
-	u32 every;		/* 0: not watched now, its probes come or go */
+	u32 every;		/* 0: its probes come or go, decisions do not count; 1: all are seen; k: of a sampled program */
 	u32 number;
 	u64 since_ns;		/* when all its probes were attached: decisions that began before are left out */
 	char library_version[24];
@@ -276,14 +272,7 @@ static __always_inline struct limiter_decision *limiter_end(struct limiter_key *
 	e->woke = woke;
 	e->library = key->library;
 	__builtin_memset(e->pad, 0, sizeof(e->pad));
-	GET(e->exec_id, task, task_struct, self_exec_id);
-	e->pad2 = 0;
 	e->duration_ns = e->t_ns - s->t_ns;
-	e->held_ns = 0;
-#if HAS_sched_info__run_delay
-	GET(e->held_ns, ADDR(task, task_struct, sched_info), sched_info, run_delay);
-#endif
-	GET(e->ran_ns, ADDR(task, task_struct, se), sched_entity, sum_exec_runtime);
 	e->every = 1;
 	e->binary = 0;
 	if (binary) {

@@ -1,6 +1,5 @@
-/* Redis connections whose bytes are seen in order, as a program reads or writes them: of a Unix socket, or of TLS. There are no sequence numbers, so the bytes are
+/* Redis connections whose bytes are seen in order, as a program reads or writes them: Unix sockets. There are no sequence numbers, so the bytes are
  * counted (redis_flow.asked and answered); else what is handed over, and when, is as of segments (bpf/redis.bpf.c). */
-#define REDIS_STREAM 1		/* for families after this one */
 
 struct redis_stream {
 	u64 flow;
@@ -14,7 +13,7 @@ struct redis_stream {
 	u8 at_server;
 };
 
-enum { REDIS_KERNEL, REDIS_USER, REDIS_PACKET };	/* where: an argument of its own, since it must be a constant */
+enum { REDIS_KERNEL, REDIS_PACKET };	/* where: an argument of its own, since it must be a constant */
 
 static __always_inline long redis_copy(u32 where, struct redis_stream *s, u32 at, void *to, u64 size)
 {
@@ -22,7 +21,7 @@ static __always_inline long redis_copy(u32 where, struct redis_stream *s, u32 at
 	if (where == REDIS_PACKET)
 		return redis_dynptr_read(to, size, s->packet, at, 0);
 #endif
-	return where == REDIS_USER ? bpf_probe_read_user(to, size, s->from + at) : bpf_probe_read_kernel(to, size, s->from + at);
+	return bpf_probe_read_kernel(to, size, s->from + at);
 }
 
 static __always_inline bool redis_stream_wanted(struct redis_flow *f, struct redis_switch *w, struct redis_stream *s, bool begins, u32 what, bool sampled,

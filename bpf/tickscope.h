@@ -137,7 +137,7 @@ static __always_inline void lose(u32 map)
 /* Any user may make things happen without end. What one makes happen is held to a share: `most` at once, and one more each `each_ns`; all users
  * but root together have two shares, and so has root. What is beyond is not told, and counted by whoever asks: lose(LOST_family_shares).
  * Kept is until when a share is used up. Two processors that take at one instant may count as one. */
-enum { SHARE_PROCESS, SHARE_SENDERS, SHARE_DNS, SHARE_DNS_CALLS, SHARE_DNS_GO_CALLS, SHARE_CLOCK, SHARE_HOLDERS, SHARE_SLOW, SHARE_CPU, SHARE_REDIS, SHARE_REDIS_PIECES, SHARE_REDIS_TLS, SHARE_STACKS, SHARE_ANSWERS, SHARE_KINDS };
+enum { SHARE_PROCESS, SHARE_SENDERS, SHARE_DNS, SHARE_DNS_CALLS, SHARE_DNS_GO_CALLS, SHARE_CLOCK, SHARE_HOLDERS, SHARE_SLOW, SHARE_CPU, SHARE_REDIS, SHARE_REDIS_PIECES, SHARE_STACKS, SHARE_ANSWERS, SHARE_KINDS };
 struct share_key {
 	u32 uid;
 	u32 of;

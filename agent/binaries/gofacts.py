@@ -14,7 +14,7 @@ from agent.binaries.elf import X86_64, ElfError, contains_32
 from agent.binaries.golibraries import Matched, chosen, match, root
 from agent.binaries.gosym import GoBinary, GoFunction
 from agent.limiters import catalogue
-from agent.limiters.library import Function, Seen
+from agent.limiters.library import Seen
 
 REGISTER_ABI_MINOR = 17
 #: What a function with a frame starts with (cmd/internal/obj/x86, stacksplit): CMPQ SP, 16(R14), or LEAQ -n(SP), R12
@@ -38,8 +38,7 @@ LOOKUP, LOOKUP_MINOR = b"net.(*Resolver).goLookupIPCNAMEOrder", 18
 @dataclass
 class Probed:
     """What can be attached in a Go binary of a library that it contains. library: empty where it is not known which.
-    state, reason and remedy as in probe_status; sites: (program, file offsets); alone: fewer sites, for one that is
-    called too often, empty where there are none; unversioned: why library_version is not known; mapped: the file is a
+    state, reason and remedy as in probe_status; sites: (program, file offsets); unversioned: why library_version is not known; mapped: the file is a
     shared library. packages: import paths of the library in it; modules: those that they are in. program: what the
     program is called, build_id: of this build; empty where not recorded.
     """
@@ -57,7 +56,6 @@ class Probed:
     modules: list[str] = field(default_factory=list)
     program: str = ""
     build_id: str = ""
-    alone: list[tuple[str, list[int]]] = field(default_factory=list)
 
 
 @dataclass
@@ -132,14 +130,6 @@ def _ways(binary: GoBinary, function: GoFunction) -> tuple[int, list[int]]:
     if len(places) > MOST_RETURNS:
         raise ElfError(f"a function of {len(places)} returns gets no probes: {MOST_RETURNS} are allowed")
     return binary.file_offset(function.entry + gox86.stack_check(binary.read(function.entry, 16))), places
-
-
-def _keeps(binary: GoBinary, function: GoFunction, declared: Function) -> bool:
-    """Whether its first instructions put what is wanted of its arguments where its caller left room for it. Raises
-    ElfError.
-    """
-    code = binary.read(function.entry, function.end - function.entry)
-    return gox86.spills(code, binary.pc_table(function, function.record.pcsp)).items() >= declared.spills().items()
 
 
 def _is_other(package: bytes, roots: Iterable[str]) -> bool:
@@ -227,7 +217,7 @@ def _place(binary: GoBinary, mine: Matched, one: Probed) -> None:
     """Works out the file offsets. Raises ElfError where there would be none of decisions; without the others' less is
     seen, no more.
     """
-    troubles, decisions, alone = list[str](), 0, 0
+    troubles, decisions = list[str](), 0
     locks = dict[str, int | None]()
     for function, candidates in mine.functions:
         try:
@@ -237,15 +227,7 @@ def _place(binary: GoBinary, mine: Matched, one: Probed) -> None:
             troubles.append(f"{candidates[0].loses} are not seen: {error}")
             continue
         decisions += declared.role == "decision"
-        both = [(declared.entry, [entry]), *([(declared.end, places)] if declared.end else [])]
-        one.sites += both
-        if declared.alone and _keeps(binary, function, declared):
-            one.alone.append((declared.alone, places))
-            alone += 1
-        elif declared.role != "wait":
-            one.alone += both
-    if not alone:
-        one.alone = []
+        one.sites += [(declared.entry, [entry]), *([(declared.end, places)] if declared.end else [])]
     if mine.inlined and not decisions:
         one.remedy = f"build it with -gcflags={mine.packages[0]}=-l, and without -pgo"
         raise ElfError(f"{', '.join(mine.inlined)} is inlined wherever it is called, so nothing can be probed")

@@ -223,18 +223,6 @@ def lock_offset(code: bytes) -> int | None:
     return None
 
 
-#: What else stands between a function's begin and its own work: PUSHQ BP; MOVQ SP, BP; SUBQ and ADDQ n, SP; MOVQ and
-#: LEAQ of BP below SP; zeroes (MOVUPS and MOVQ of X15, MOVB, MOVQ) and addresses (LEAQ) into its frame, a zero in R12
-#: or R13, which change none of its arguments' registers.
-_BEGINS = re.compile(
-    rb"\x55|\x48\x89\xe5|\x48[\x81\x83][\xec\xc4].*|\x48[\x89\x8d][\x6c\xac]\x24.*|\x90|\x44\x0f\x11.*|\x66\x44\x0f\xd6.*|\xc6[\x44\x84]\x24.*|\x48\xc7[\x44\x84]\x24.*|"
-    rb"\x49\xc7[\xc4\xc5].*|\x4c\x8d[\x4c\x8c\x54\x94\x5c\x9c\x64\xa4]\x24.*",
-    re.S,
-)
-_STORE = re.compile(
-    rb"([\x48\x4c])\x89([\x44\x4c\x54\x5c\x64\x6c\x74\x7c\x84\x8c\x94\x9c\xa4\xac\xb4\xbc])\x24(.+)", re.S
-)
-_NAMES = ("ax", "cx", "dx", "bx", "sp", "bp", "si", "di", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15")
 _CHECKS = (b"\x49\x3b\x66\x10", b"\x4d\x3b\x66\x10")
 _FRAME_LEA = (b"\x4c\x8d\x64\x24", b"\x4c\x8d\xa4\x24")
 
@@ -252,27 +240,3 @@ def stack_check(code: bytes) -> int:
         return 0
     at += 4
     return at if code[at] == 0x76 or code[at : at + 2] == b"\x0f\x86" else 0
-
-
-def spills(code: bytes, stack: Mapping[range, int]) -> dict[str, int]:
-    """Registers that a function stores before it does anything else -> where, from the stack pointer at its begin.
-    stack: as ``return_offsets`` has it.
-
-    Raises ElfError as ``instructions``.
-    """
-    begin = stack_check(code)
-    starts = [at for at in instructions(code) if at > begin]
-    found, written = dict[str, int](), set[str]()
-    for at, end in itertools.pairwise([*starts, len(code)]):
-        one = code[at:end]
-        store = _STORE.fullmatch(one)
-        if store:
-            depth = next((value for places, value in stack.items() if at in places), None)
-            name = _NAMES[(store[1][0] & 4) << 1 | store[2][0] >> 3 & 7]
-            if depth is not None and name not in written:
-                found.setdefault(name, int.from_bytes(store[3], "little", signed=True) - depth)
-        elif one.startswith(b"\x4c\x8d"):
-            written.add(_NAMES[8 | one[2] >> 3 & 7])
-        elif not _BEGINS.fullmatch(one):
-            break
-    return found

@@ -34,8 +34,6 @@ _ACCESSORS = (
     b"SSL_get_session",
     b"SSL_SESSION_get0_peer",
 )
-#: What carries data, by the name of the kernel program of each (bpf/redis_tls.bpf.c).
-_DATA = {b"SSL_write": "write", b"SSL_write_ex": "write_ex", b"SSL_read": "read", b"SSL_read_ex": "read_ex"}
 _EXPLICIT = {b"SSL_connect": "client", b"SSL_accept": "server", b"SSL_do_handshake": "unknown"}
 _VERSION = re.compile(rb"OpenSSL (\d+\.\d+\.\d+[a-z]?(?:[-+][\w.]+)?) +\d")
 _ERRORS = re.compile(rb"\0(?:tls_process_server_hello|ssl3_get_server_hello)\0")
@@ -73,7 +71,7 @@ class Site:
 @dataclass(frozen=True)
 class Library:
     """What to probe in one file. ``implicit``: handshakes inside SSL_read and SSL_write are seen too; ``reason`` says
-    why not. data: functions that read and write, by role.
+    why not.
     """
 
     handshake: tuple[Site, ...]
@@ -81,22 +79,20 @@ class Library:
     layout: Layout
     implicit: bool
     reason: str = ""
-    data: tuple[Site, ...] = ()
 
 
 def analyse(elf: Elf) -> Library | None:
     """Finds what to probe; None where the file defines no OpenSSL. Raises ElfError for a malformed file."""
-    symbols = elf.symbols({*_METHODS, *_ACCESSORS, *_EXPLICIT, *_DATA, b"SSL_free", b"BIO_test_flags"})
+    symbols = elf.symbols({*_METHODS, *_ACCESSORS, *_EXPLICIT, b"SSL_free", b"BIO_test_flags"})
     if b"SSL_do_handshake" not in symbols or b"SSL_free" not in symbols:
         return None
     free = symbols[b"SSL_free"].value
-    data = tuple(Site(symbols[name].value, role) for name, role in _DATA.items() if name in symbols)
     try:
         sites = _state_machine(elf, symbols)
-        return Library(sites, free, _layout(elf, symbols), implicit=True, data=data)
+        return Library(sites, free, _layout(elf, symbols), implicit=True)
     except ElfError as error:
         sites = tuple(Site(symbols[name].value, role) for name, role in _EXPLICIT.items() if name in symbols)
-        return Library(sites, free, Layout(), implicit=False, reason=str(error), data=data)
+        return Library(sites, free, Layout(), implicit=False, reason=str(error))
 
 
 def version_text(elf: Elf) -> str:
@@ -124,15 +120,13 @@ def facts(fds: list[int], program: bool = False) -> dict[str, Any] | None:
             return None
         raise
     probed = [site.vaddr for site in library.handshake] + ([library.free] if library.free is not None else [])
-    data = [site.vaddr for site in library.data]
     return {
         "sites": [[site.role, elf.file_offset(site.vaddr)] for site in library.handshake],
         "free": None if library.free is None else elf.file_offset(library.free),
-        "keys": sorted({key.hex() for site in library.handshake for key in code_key(elf, site.vaddr, probed, data)}),
+        "keys": sorted({key.hex() for site in library.handshake for key in code_key(elf, site.vaddr, probed)}),
         "layout": list(vars(library.layout).values()),
         "version": _version_beside(fds) or version_text(elf),
         "soname": elf.soname,
-        "data": {site.role: elf.file_offset(site.vaddr) for site in library.data},
         "implicit": library.implicit,
         "reason": library.reason,
     }
@@ -154,18 +148,17 @@ def _hidden(elf: Elf) -> str:
     return version_text(elf) or "of unknown version"
 
 
-def code_key(elf: Elf, vaddr: int, probed: Iterable[int], also: Iterable[int] = ()) -> set[bytes]:
+def code_key(elf: Elf, vaddr: int, probed: Iterable[int]) -> set[bytes]:
     """Keys of ``struct tls_code`` for the function at vaddr, as bpf/tls.bpf.c will read it.
 
-    Several where probes lie in the 60 bytes that are read: with their breakpoints and without; ``also`` has those of
-    another family, which come and go by themselves.
+    Two where probes lie in the 60 bytes that are read: with their breakpoints and without.
     """
     offset = vaddr % _PAGE
     page = vaddr - offset
     at = page + _PAGE - _CODE if offset < 128 else page
     code = elf.read(at, _CODE)
-    keys, mine, others = set[bytes](), tuple(probed), tuple(also)
-    for places in ((), mine, others, mine + others):
+    keys = set[bytes]()
+    for places in ((), tuple(probed)):
         patched = bytearray(code)
         for one in places:
             if at <= one < at + _CODE:

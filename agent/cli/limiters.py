@@ -44,6 +44,7 @@ _COLUMNS = (
     "burst_most",
     "window_ns",
     "members",
+    "also_asked_by",
     "keys",
     "site",
     "file",
@@ -114,11 +115,11 @@ def command(ctx: click.Context, since: str, known: bool, fmt: str, store: str) -
     """Rate limiters: who uses them, how often they decide, how much of the limit is used, what a clock step would do to
     each, and what watching costs.
 
-    per_s and the counts are of all decisions: of a limiter that decides too often to be watched all of the time
-    (sample_rate below 1) by limiter_rate, and told says how good they are: exact, within so much (95 times in 100), at
-    least, or as seen. limit_use is what was let through, of the most that the limit allows. state is gone where the
-    process has ended. -o json has everything. On stderr: Go programs that contain a known limiter and cannot be
-    watched, with the reason.
+    per_s and the counts are of all decisions: of a sampled program (sample_rate below 1) by limiter_rate, and told
+    says how exact they are: exact, within so much (95 times in 100), at least, or as seen. limit_use is what was let
+    through, also at other places that ask the same limiter (also_asked_by), of what the limit allows: above 100 % it
+    let through more. state is gone where the process has ended. -o json has everything. On stderr: Go programs that
+    contain a known limiter and cannot be watched, with the reason.
     """
     if ctx.invoked_subcommand is None:
         _listed(since, known, fmt, store)

@@ -17,10 +17,11 @@ _RESULTS = {
     "cancelled": "cancelled",
     "errors": "error",
 }
+_PROCESS = ("boot_id", "pid", "proc_start_ns", "library")
 #: What members and keys of one limiter may have each of their own.
 _DIFFERING = ("limit_per_s", "burst")
 #: What is worked with here alone.
-_WITHIN = ("apart", "free", "sums", *(f"{name}_{how}" for name in _DIFFERING for how in ("min", "max")))
+_WITHIN = ("apart", "free", "sums", "others_units", *(f"{name}_{how}" for name in _DIFFERING for how in ("min", "max")))
 _PLACES = ("program", "path", "build_id", "site", "file", "line")
 
 
@@ -43,15 +44,14 @@ def seen_in(source: RowSource, *where: Where) -> list[dict[str, Any]]:
 
 
 def _whole(source: RowSource, *where: Where) -> list[dict[str, Any]]:
-    """Of those that were watched a part of the time only, all of their decisions in the place of those that were seen;
-    ``seen`` has these.
-    """
+    """Of sampled programs' limiters all decisions in the place of those seen; ``seen`` has these."""
     from agent.ask.question import Question, Where
     from agent.cli.limiters_totals import COLUMNS, KEY, Total, added, told
 
     rows = [{**row, "seen": row["decisions"], **_apart(row)} for row in source.rows(_decisions(*where))]
     if any(row["differing"] for row in rows):
         _sum_up(source, rows, *where)
+    _join(source, rows, *where)
     rates = added(source.rows(Question("limiter_rate", COLUMNS, where=where)))
     always = source.rows(_decisions(*where, Where("sample_rate", "=", 1.0))) if rates else []
     whole = {tuple(row[name] for name in KEY): row for row in always}
@@ -70,6 +70,38 @@ def _whole(source: RowSource, *where: Where) -> list[dict[str, Any]]:
         for name, total in (("allowed", allowed), ("refused", refused)):
             row[f"{name}_low"], row[f"{name}_high"] = total.least, total.most
     return sorted(rows, key=lambda row: -row["decisions"])
+
+
+def _join(source: RowSource, rows: list[dict[str, Any]], *where: Where) -> None:
+    """A limiter that is asked at several places is one member of one process: ``also_asked_by`` names the other places
+    of its members, ``others_units`` is what they let through.
+    """
+    from agent.ask.question import Question
+    from agent.ask.sql import conditions
+
+    which = conditions(
+        Question("limiter_decision", where=tuple(w for w in where if w.column != "limiter_id")), source.window
+    )
+    each = (
+        f"SELECT {', '.join(_PROCESS)}, member, limiter_id, coalesce(sum(coalesce(cost, 1)) FILTER (result IN"
+        f" ('allowed', 'delayed')), 0) AS units FROM limiter_decision WHERE ({which}) AND member IS NOT NULL GROUP BY"
+        f" {', '.join(_PROCESS)}, member, limiter_id"
+    )
+    found = source.run(
+        f"SELECT *, count(*) OVER (PARTITION BY {', '.join(_PROCESS)}, member) AS places FROM ({each}) QUALIFY places > 1"
+    )
+    members: dict[tuple[Any, ...], dict[str, float]] = {}
+    for *key, limiter, units, _ in found.rows:
+        members.setdefault(tuple(key), {})[limiter] = float(units)
+    of: dict[tuple[Any, ...], list[dict[str, float]]] = {}
+    for member, places in members.items():
+        for name in places:
+            of.setdefault((*member[:-1], name), []).append(places)
+    for row in rows:
+        name = row["limiter_id"]
+        mine = of.get((*(row[column] for column in _PROCESS), name), [])
+        row["also_asked_by"] = sorted({other for places in mine for other in places} - {name})
+        row["others_units"] = sum(sum(places.values()) - places[name] for places in mine)
 
 
 def _decisions(*where: Where) -> Question:
@@ -199,6 +231,6 @@ def _worked_out(row: dict[str, Any], boot: str, now_ns: int) -> dict[str, Any]:
         "state": state,
         "per_s": round(per_s, 3),
         "refused_share": failed / judged if judged > 0.5 * row["decisions"] else None,
-        "limit_use": min(units / most, 1.0) if most and not row["unlimited"] else None,
+        "limit_use": (units + row["others_units"]) / most if most and not row["unlimited"] else None,
         "watch_cost": row["seen"] / seconds * WATCHED_NS / 1e9 if row["source"] == "uprobe" else None,
     }

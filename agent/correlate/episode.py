@@ -24,7 +24,7 @@ class Episode:
     what they said last.
     habit: by which of its values it may be one (agent/correlate/habits.py); empty: it is told however often it comes.
     blame: the cause of its finding, where that is known. keys: what selects its rows in its symptom's table, beside the
-    pid (see ``Evidence.keys``).
+    pid (see ``Evidence.keys``). taker: of a limiter that is asked at several places, the other place that took most.
     """
 
     symptom: str
@@ -50,6 +50,7 @@ class Episode:
     habit: str = ""
     blame: str = ""
     keys: Mapping[str, object] = field(default_factory=dict)
+    taker: str = ""
 
     @property
     def declared(self) -> Symptom:

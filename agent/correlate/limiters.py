@@ -93,6 +93,7 @@ class LimiterWatch(Watch):
         "errors",
         "share",
         "cost",
+        "others",
         "med_ns",
         "high_ns",
         "max_ns",
@@ -109,6 +110,7 @@ class LimiterWatch(Watch):
         self.hung: dict[int, list[Hung]] = {}
         self._need: dict[int, int] = {}
         self._several: set[int] = set()  # slots of which several members decided in one second
+        self._takers: dict[int, str] = {}  # by slot: which other place took most of the same limiter
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         d = rows.get("limiter_decision")
@@ -140,6 +142,7 @@ class LimiterWatch(Watch):
             "errors": errors,
             "share": (refused + errors) / n,
             "cost": cost,
+            "others": self._others(d, group, slots),
             "med_ns": med,
             "high_ns": high,
             "max_ns": top,
@@ -159,6 +162,28 @@ class LimiterWatch(Watch):
         self.series.put(second, slots[fits], **{k: v[fits] for k, v in values.items()})
         return slots[fits]
 
+    def _others(self, d: np.ndarray, group: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """Units that other places asked of the same limiters, by place: a limiter that is asked at several is one
+        member of one process.
+        """
+        out = np.zeros(len(slots))
+        mine = np.flatnonzero(known(d["member"]))
+        if not len(mine):
+            return out
+        _, member = groups([d[name][mine] for name in ("pid", "proc_start_ns", "member")])
+        cost = np.where(np.isnan(d["cost"][mine]), 1.0, d["cost"][mine])
+        first, pair = groups([group[mine], member])
+        at, of, units = group[mine][first], member[first], np.bincount(pair, cost)
+        for shared_member in np.flatnonzero(np.bincount(of) > 1).tolist():
+            askers = np.flatnonzero(of == shared_member)
+            for one in askers.tolist():
+                rest = askers[askers != one]
+                out[at[one]] += units[rest].sum()
+                most, slot = rest[np.argmax(units[rest])], int(slots[at[one]])
+                if slot >= 0 and slots[at[most]] >= 0:
+                    self._takers[slot] = self.names[int(slots[at[most]])][0]
+        return out
+
     def _slot(
         self, second: int, limiter: bytes, pid: int, start_ns: int, comm: bytes, library: bytes, window_ns: int
     ) -> int:
@@ -170,6 +195,7 @@ class LimiterWatch(Watch):
                 self.names[slot] = name
                 self.hung.pop(slot, None)
                 self._several.discard(slot)
+                self._takers.pop(slot, None)
             self._need[slot] = max(self.config.warm_s, min(100, 2 * window_ns // SECOND))
         return slot
 
@@ -213,13 +239,20 @@ class LimiterWatch(Watch):
         """
         slot = np.array([episode.slot])
         bad = max(1, min(60, second - episode.start_ns // SECOND + 1))
-        for metric in ("n", "cost", "limit", "burst", "errors", "refused", "watched"):
+        episode.taker = self._takers.get(episode.slot, "")
+        for metric in ("n", "cost", "others", "limit", "burst", "errors", "refused", "watched"):
             now = self.series.recent(metric, slot, second, bad)[0]
             now = now[~np.isnan(now)]
             if not len(now):
                 continue
             episode.facts[metric] = float(
-                now.sum() if metric in ("errors", "refused") else now.min() if metric == "watched" else np.median(now)
+                now.sum()
+                if metric in ("errors", "refused")
+                else now.min()
+                if metric == "watched"
+                else now.mean()  # others may take much at once
+                if metric == "others"
+                else np.median(now)
             )
             before = float(self.series.baseline(metric, slot, second, bad).median[0])
             if not math.isnan(before):

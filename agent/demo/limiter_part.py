@@ -28,6 +28,23 @@ return tonumber(ARGV[3]) - used - 1
 """
 
 
+def report(key: str, left: int | None, wall_ns: int, duration_ns: int) -> dict[str, object]:
+    """The message to the intake. left: what the script returned, None for an error."""
+    decision = {
+        "limiter": "demo:api",
+        "library": "tickscope demo",
+        "result": "error" if left is None else "refused" if left < 0 else "allowed",
+        "key": key,
+        "cost": 1,
+        "limit_per_s": LIMIT * 1000 / WINDOW_MS,
+        "window_ns": WINDOW_MS * 1_000_000,
+        "duration_ns": duration_ns,
+        "program_wall_ns": wall_ns,
+        "tid": threading.get_native_id(),
+    }
+    return decision if left is None else decision | {"remaining": max(0, left)}
+
+
 def decide(server: Server, intake: Path) -> None:
     """About 30 decisions a second for two callers; the busier one is refused now and then."""
     client = RespClient(RedisUrl.parse(server.url), timeout_s=30)
@@ -41,20 +58,7 @@ def decide(server: Server, intake: Path) -> None:
             [("EVAL", SCRIPT, 1, f"window:{key}", wall_ns // 1_000_000, WINDOW_MS, LIMIT, number)]
         )
         duration_ns = time.perf_counter_ns() - start_ns
-        result = "error" if isinstance(left, hiredis.ReplyError) else "refused" if left < 0 else "allowed"
-        decision = {
-            "limiter": "demo:api",
-            "result": result,
-            "key": key,
-            "cost": 1,
-            "limit_per_s": LIMIT * 1000 / WINDOW_MS,
-            "window_ns": WINDOW_MS * 1_000_000,
-            "duration_ns": duration_ns,
-            "program_wall_ns": wall_ns,
-            "tid": threading.get_native_id(),
-        }
-        if result != "error":
-            decision["remaining"] = max(0, left)
+        decision = report(key, None if isinstance(left, hiredis.ReplyError) else left, wall_ns, duration_ns)
         # A program must never wait for its observer, nor end by it: no agent, or a full queue, is the report's loss.
         with contextlib.suppress(OSError):
             reports.sendto(json.dumps(decision).encode(), socket.MSG_DONTWAIT, str(intake))

@@ -84,9 +84,6 @@ class Function:
     arguments, results: what of ``ARGUMENTS``, ``RESULTS`` is where (``place``). loses: what is not seen without it.
     lock: offset in the receiver of the mutex that it takes first, by which layouts are told apart; versions: a regular
     expression of how those begin that have this one, for builds whose code does not say.
-    alone: the program at its returns where nothing is probed at its begin, because it is called too often for both.
-    keeps: those of its arguments that are then looked for where its first instructions put them, or in what is found
-    there; all that it has must be words in registers.
     argument_bytes: of all arguments; must be so in a copy. unless: seen only where the package has no function of these
     names, which it would call. Raises ValueError for a role, a name or a place that there is not.
     language: of ``LANGUAGES``; of others than Go, whose functions may be left by a return probe, ``returned`` is the
@@ -108,8 +105,6 @@ class Function:
     language: str = "go"
     returned: str = ""
     inside: bool = False
-    alone: str = ""
-    keeps: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.role not in ROLES:
@@ -139,25 +134,7 @@ class Function:
             popped = "THREAD" if self.inside else "STACK_POPPED"
             made[self.returned] = _program(self.returned, ends, self.results, popped)
         made |= {self.end: _program(self.end, ends, self.results, frame)} if ends else {}
-        if self.alone:
-            places = {name: _spilled(self.arguments[name]) for name in self.keeps} | dict(self.results)
-            made[self.alone] = _program(self.alone, "limiter_ends_alone", places, frame)
         return made
-
-    def spills(self) -> dict[str, int]:
-        """Register -> where, from the stack pointer at its first instruction and at its return, its caller leaves room
-        for that argument.
-        """
-        kept = (self.arguments[name] for name in self.keeps)
-        return {where: _spill_offset(where) for where in kept if where in REGISTERS}
-
-
-def _spill_offset(register: str) -> int:
-    return 8 + 8 * REGISTERS.index(register)
-
-
-def _spilled(where: str) -> str:
-    return f"sp+{_spill_offset(where)}" if where in REGISTERS else where
 
 
 def _program(name: str, does: str, places: Mapping[str, str], frame: str) -> str:
@@ -189,8 +166,6 @@ class Seen:
     (agent/limiters/reading.py). refused: versions whose layout is another.
     copies: functions of these names are taken under any other import path, too, where they have as many bytes of
     arguments and their lock in the same place.
-    bucket: records -> limit (units a second), rest (units), f64 each, and as of when by its own clock (ns), of a token
-    bucket whose rest changes by nothing but what is let through and time.
     """
 
     module: str
@@ -200,7 +175,6 @@ class Seen:
     read: Callable[[np.ndarray], dict[str, np.ndarray]]
     refused: tuple[Refused, ...] = ()
     copies: bool = False
-    bucket: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]] | None = None
 
     def symbols(self, role: str = "") -> dict[bytes, tuple[Function, ...]]:
         """Full name -> functions (several where layouts differ), of all or of one role."""

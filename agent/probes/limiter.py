@@ -23,14 +23,6 @@ if TYPE_CHECKING:
     from agent.targets.targets import Targets
 
 
-_SWITCH = Program(
-    "limiter_on_switch",
-    target="sched_switch",
-    on_demand=True,
-    loses="what buckets of limiters that are watched in windows have let through between them",
-)
-
-
 def elsewhere(records: np.ndarray) -> Iterable[Batch]:
     """Decisions are decoded by beside/go_named.py, once it is known what their limiters are called."""
     del records
@@ -40,25 +32,23 @@ def elsewhere(records: np.ndarray) -> Iterable[Batch]:
 def setup(
     family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: Mapping[str, object]
 ) -> Iterable[Source]:
-    """Attaches to every Go binary with a library that ``targets`` finds. config: ``limiter_share``, of a thread's time
-    that a program's probes may take all of the time;
-    ``limiter_names``, ``limiter_functions``.
+    """Attaches to every Go binary with a library that ``targets`` finds. config: ``limiter_names``,
+    ``limiter_functions``; ``limiter_hits_per_s`` (tests set it), above which a program is sampled.
     """
     from agent.limiters.naming import Names
     from agent.probes.beside.declared_functions import ask, declares
     from agent.probes.beside.go_named import Named
+    from agent.probes.beside.go_sampling import HITS_PER_S
     from agent.probes.beside.go_sites import Sites
     from agent.probes.beside.go_unseen import in_library
     from agent.probes.beside.go_waits import Waits
     from agent.probes.beside.golimiter import GoLimiters
-    from agent.probes.beside.hit_cost import COST
-    from agent.probes.beside.share import EXACT
     from agent.targets.asked import Ask
 
     given = config.get("limiter_names", {})
     names = Names(given if isinstance(given, Mapping) else {})
-    most = float(str(config.get("limiter_share", EXACT)))
-    source = GoLimiters(family, kernel.loaded.wire, helper, COST, targets.unseen, most)
+    most = int(str(config.get("limiter_hits_per_s", HITS_PER_S)))
+    source = GoLimiters(family, kernel.loaded.wire, helper, targets.unseen, most)
     targets.exe(Ask("go", source.found, "limiter"))
     ask(cast("Iterable[Mapping[str, object]]", config.get("limiter_functions", ())), source, targets)
     tell = partial(in_library, targets.unseen)
@@ -68,8 +58,7 @@ def setup(
     waits = Waits(sites.called)
     named = Named(sites, waits)
     kernel.listen("limiter_stacks", sites.feed)
-    kernel.listen("limiter_looks", source.looks.feed)
-    for callback in (COST.feed, source.feed, named.feed):
+    for callback in (source.feed, named.feed):
         kernel.listen("limiter_decisions", callback)
     return [source, sites, named, waits]
 
@@ -93,22 +82,14 @@ def probe(only: Callable[[str], bool] = lambda library: True) -> Probe:
     chosen = {name: one for name, one in seen().items() if only(name)}
     return Probe(
         name="limiter",
-        programs=(*_programs(chosen), _SWITCH),
+        programs=tuple(_programs(chosen)),
         rings=(
             Ring("limiter_stacks", "limiter_stack", elsewhere),
             Ring("limiter_decisions", "limiter_decision", elsewhere),
-            Ring("limiter_looks", "limiter_look", elsewhere),
         ),
-        parts=("limiter_decision.h", "limiter_stack.h", "limiter_looks.h"),
+        parts=("limiter_decision.h", "limiter_stack.h"),
         text="".join(one.text(number) for number, (name, one) in enumerate(seen().items()) if name in chosen),
-        maps=(
-            "limiter_binaries",
-            "limiter_counts",
-            "limiter_deciding",
-            "limiter_secret",
-            "limiter_hot",
-            "limiter_cpus",
-        ),
+        maps=("limiter_binaries", "limiter_counts", "limiter_deciding", "limiter_secret"),
         setup=setup,
     )
 

@@ -12,24 +12,14 @@ if TYPE_CHECKING:
     from agent.contracts import Source
     from agent.kernel.load import Loaded
 
-_NAME, _TLS = "redis_limiters", "redis_tls"
+_NAME = "redis_limiters"
 
 
 def state(sources: Iterable[Source], loaded: Loaded, config: Config) -> dict[str, Any]:
-    """For ``status``. config: as it was at the start. ``tls``: who is read that may ask by TLS, and who not; null
-    without ``redis_tls``.
-    """
-    return {**_plain(sources, loaded, config), "tls": _of(sources, _TLS)}
-
-
-def _of(sources: Iterable[Source], name: str) -> dict[str, Any] | None:
-    found = (s for s in sources if isinstance(s, Stating) and getattr(s, "name", "") == name)
-    return next((dict(source.state()) for source in found), None)
-
-
-def _plain(sources: Iterable[Source], loaded: Loaded, config: Config) -> dict[str, Any]:
-    if (found := _of(sources, _NAME)) is not None:
-        return found
+    """For ``status``. config: as it was at the start."""
+    for source in sources:
+        if isinstance(source, Stating) and getattr(source, "name", "") == _NAME:
+            return dict(source.state())
     family = loaded.families.get("redis")
     if config.redis_limiters == "off":
         why = "redis_limiters was off when tickscope started: on or auto needs a restart"
@@ -41,12 +31,5 @@ def _plain(sources: Iterable[Source], loaded: Loaded, config: Config) -> dict[st
 def appliers(sources: Iterable[Source]) -> dict[str, Callable[[Config], None]]:
     """Of the settings that can change; none where nothing was loaded at the start."""
     uses = {getattr(source, "name", ""): getattr(source, "use", None) for source in sources}
-    wire, both = uses.get(_NAME), [use for name in (_NAME, _TLS) if (use := uses.get(name)) is not None]
-    if wire is None:
-        return {}
-
-    def switch(config: Config) -> None:
-        for use in both:
-            use(config)
-
-    return {"redis_limiters": switch, "redis_ports": wire, "redis_decisions_per_s": wire}
+    wire = uses.get(_NAME)
+    return {} if wire is None else dict.fromkeys(("redis_limiters", "redis_ports", "redis_decisions_per_s"), wire)

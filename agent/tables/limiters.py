@@ -32,8 +32,8 @@ DECLARED = (
         i64("wait_ns", "delay imposed; a cancelled one did not last as long", "ns"),
         i64(
             "duration_ns",
-            "time that it took; it ended at t_ns. A call that waits ends when its wait does. Null where only its end"
-            " was watched",
+            "time that it took, the probes' share included (docs/costs.md); it ended at t_ns. A call that waits ends"
+            " when its wait does",
             "ns",
         ),
         i64("program_wall_ns", "wall time that the program used", "ns"),
@@ -46,11 +46,6 @@ DECLARED = (
         i64(
             "member",
             "which of those that one place asks: its address in the process; the same place may have one a customer",
-        ),
-        i64(
-            "probe_ns",
-            "what the probes added to duration_ns, as measured on this machine; it is taken off already",
-            "ns",
         ),
         measure="duration_ns",
     ),
@@ -70,45 +65,27 @@ DECLARED = (
     ),
     table(
         "limiter_rate",
-        "a limiter that is watched a part of the time only, because it decides too often: what it decided in an"
-        " interval",
+        "a limiter of a program that is sampled, because it decides too often: what it decided in an interval. Sums of"
+        " allowed_low and of allowed_high bound the sum of allowed",
         *PROC,
         text(
             "limiter_id",
             64,
-            "which limiter; others: those of the process beyond the 64 that decide most",
+            "which limiter; others: those beyond the first 256 of a program",
             "rate_limiting.limiter.id",
         ),
         text("library", 48, "limiter library"),
         text("library_version", 24, "its version"),
         INTERVAL,
-        i64("watched_ns", "of it, watched", "ns"),
-        i64(
-            "seen_allowed",
-            "decisions that were seen and let through, at once or after a delay; each is a row of limiter_decision",
-        ),
-        i64("seen_refused", "and that were seen and not let through"),
-        i64("allowed", "let through in the interval"),
-        i64("allowed_low", "at least, 95 in 100 times"),
-        i64("allowed_high", "at most, 95 in 100 times; null: the probes set the pace, so allowed is at least so many"),
-        i64("refused", "not let through in the interval, as if watching it did not slow its callers"),
-        i64("refused_low", "at least, 95 in 100 times"),
-        i64(
-            "refused_high",
-            "at most, 95 in 100 times, as if its callers had waited for the probes; null: the probes set the pace, so"
-            " refused is at least so many",
-        ),
-        enum(
-            "basis",
-            "bucket windows bounds",
-            "where allowed is from: the limiter's own bucket, exactly; what windows say of the time between them; or"
-            " bounds that the bucket sets, which filled or was given something twice",
-        ),
-        f64(
-            "pace",
-            "how many times as often it may decide while it is not watched, if its callers wait for the answers; null:"
-            " not known, the probes set the pace",
-        ),
+        i64("watched_ns", "of it, the window in which probes were attached", "ns"),
+        i64("seen_allowed", "decisions in the window that let through; each is a row of limiter_decision"),
+        i64("seen_refused", "and that did not"),
+        i64("allowed", "let through in the interval: those seen, scaled"),
+        i64("allowed_low", "lower end of the 95 % interval"),
+        i64("allowed_high", "upper end; null: the probes slowed the program down, allowed is a lower bound"),
+        i64("refused", "not let through in the interval, scaled likewise"),
+        i64("refused_low", "lower end of the 95 % interval"),
+        i64("refused_high", "upper end; null: the probes slowed the program down, refused is a lower bound"),
         measure="refused",
     ),
     table(

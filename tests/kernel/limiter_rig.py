@@ -23,7 +23,7 @@ RESULTS = TABLES["limiter_decision"].by_name["result"].names
 
 class Watch:
     def __init__(
-        self, attach: Callable[..., Attached], share: float = 100.0, functions: Any = (), **settings: object
+        self, attach: Callable[..., Attached], hits_per_s: int = 1 << 40, functions: Any = (), **settings: object
     ) -> None:
         self.attached = attach("limiter", "exec")
         self.helper = LocalAttacher()
@@ -34,7 +34,7 @@ class Watch:
             self.attached.source,
             self.helper,
             self.targets,
-            {"limiter_share": share, "limiter_functions": functions, **settings},
+            {"limiter_hits_per_s": hits_per_s, "limiter_functions": functions, **settings},
         )
         self.attached.extra += others
         self.targets.start()

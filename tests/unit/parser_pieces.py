@@ -249,7 +249,7 @@ def yaml(rng: random.Random) -> None:
 
 def code(rng: random.Random) -> None:
     data = rng.randbytes(rng.randint(1, 40)) if rng.random() < 0.3 else mutated(rng, _CODE)
-    for read in (gox86.return_offsets, gox86.lock_offset, gox86.stack_check, lambda text: gox86.spills(text, {})):
+    for read in (gox86.return_offsets, gox86.lock_offset, gox86.stack_check):
         with suppress(ElfError):
             read(data.ljust(16, b"\x90"))
     gox86.instructions(data)

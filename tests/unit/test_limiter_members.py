@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
@@ -11,6 +12,8 @@ import numpy as np
 
 from agent.batch import make
 from agent.common.alive import gone
+from agent.demo import limiter_part
+from agent.limiters.decision import Decoder
 from agent.limiters.models.catalogue import MODELS
 from agent.limiters.models.model import Arrivals, Limit
 from agent.limiters.replay.jump import Decisions, Jump
@@ -78,6 +81,27 @@ def test_each_member_is_replayed_by_itself() -> None:
         assert one.over_admitted is not None
         most = one.over_admitted if one.over_admitted_most is None else one.over_admitted_most
         assert 0 < one.over_admitted <= int((program & ~true).sum()) <= most
+
+
+def test_the_demos_own_limiter_is_replayed_from_what_it_reports() -> None:
+    """Its script against the same model: tests/servers/test_limiter_models.py."""
+    t = np.asarray(T0 + np.cumsum(np.random.default_rng(1).exponential(S / 40, 2_000)).astype(np.int64))
+    jump_ns, size_ns = T0 + 30 * S, -5 * S
+    wall = t + BASE + size_ns * (t >= jump_ns)
+    limit = Limit(count=limiter_part.LIMIT, window_ns=limiter_part.WINDOW_MS * 1_000_000)
+    log = MODELS["sliding log"]
+    program, true = (log.decide(Arrivals.of(clock), limit) for clock in (wall, t + BASE))
+    decoder, rows = Decoder("hashed"), []
+    for at in range(len(t)):
+        message = limiter_part.report("alice", 3 if program[at] else -1, int(wall[at]), 70_000)
+        columns, _ = decoder.parse(json.dumps(message).encode())
+        known = {name: value for name, value in columns.items() if name in TABLES["limiter_decision"].by_name}
+        known |= {"pid": APP_PID, "proc_start_ns": START}
+        rows.append(make("limiter_decision", 1, t_ns=t[at], **known).rows)
+    (one,) = Decisions(np.concatenate(rows), T0).around(Jump(jump_ns, size_ns, jump_ns + BASE, int(t[-1])))
+    after = t >= jump_ns
+    assert (one.algorithm, one.quality) == ("sliding log", "exact"), one.reason
+    assert one.wrongly_refused == int((~program & true)[after].sum()) > 0
 
 
 def test_the_sentence_adds_up_what_members_let_through() -> None:

@@ -18,26 +18,34 @@ from tests.unit.test_limiters_cli import tickscope
 RESULT = TABLES["limiter_decision"].by_name["result"]
 
 
-def stored(where: Path, limits: list[float], bursts: list[float], members: list[int]) -> None:
-    """100 decisions of a tenth of a unit in 9.9 s, all allowed; a limit of 0 is none."""
+def stored(
+    where: Path,
+    limits: list[float],
+    bursts: list[float],
+    members: list[int],
+    *places: str,
+    cost: float = 0.1,
+) -> None:
+    """100 decisions of a tenth of a unit in 9.9 s, all allowed, of each place; a limit of 0 is none."""
+    ids = np.array([f"shop:rate.Limiter@main.{place}".encode() for place in places or ("pay",)])
     n = 100
-    limit = np.resize(limits, n)
+    limit = np.repeat(np.resize(limits, n), len(ids))
     rows = make(
         "limiter_decision",
-        n,
-        t_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME) - 10_000_000_000 + np.arange(n) * 100_000_000,
+        n * len(ids),
+        t_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME) - 10_000_000_000 + np.repeat(np.arange(n), len(ids)) * 100_000_000,
         pid=4_100_000,
         proc_start_ns=5,
-        limiter_id=b"shop:rate.Limiter@main.pay",
+        limiter_id=np.tile(ids, n),
         library=b"golang.org/x/time/rate",
-        cost=0.1,
+        cost=cost,
         sample_rate=1.0,
         source=0,
         result=RESULT.code("allowed"),
         limit_per_s=np.where(limit == 0, np.nan, limit),
         unlimited=limit == 0,
-        burst=np.resize(bursts, n),
-        member=np.resize(members, n),
+        burst=np.repeat(np.resize(bursts, n), len(ids)),
+        member=np.repeat(np.resize(members, n), len(ids)),
     )
     hot = HotStore(where, this_boot(), "host-a", seal_command=())
     hot.append([rows])
@@ -72,3 +80,13 @@ def test_members_with_limits_of_their_own(
     if len(set(members)) > 1:
         pieces = json.loads(tickscope(tmp_path, "show", "shop", "-o", "json").stdout)["rows"]
         assert {piece["limit"] for piece in pieces} == {drawn}
+
+
+def test_a_limiter_that_is_asked_at_two_places_is_one_whose_use_is_that_of_both(tmp_path: Path) -> None:
+    """It lets through 30 times its limit: that is what is shown."""
+    stored(tmp_path, [2.0], [1.0], [7], "pay", "refund", cost=3.0)
+    rows = json.loads(tickscope(tmp_path, "-o", "json").stdout)["rows"]
+    assert [row["limiter_id"].rpartition(".")[2] for row in rows] == ["pay", "refund"]
+    for row, other in zip(rows, reversed(rows), strict=True):
+        assert row["also_asked_by"] == [other["limiter_id"]]
+        assert row["limit_use"] == pytest.approx(2 * 100 * 3 / (2 * 9.9 + 1), rel=0.01)

@@ -30,7 +30,7 @@ CAPABILITIES = {
 UNAVAILABLE = {"5.10": ("contention",)}
 DEGRADED = {"5.10": {"redis"}, "6.1": {"redis"}}
 #: By a setting only.
-ASKED_FOR = {"unix", "redis_tls"}
+ASKED_FOR = {"unix"}
 #: Of each family what old kernels make different, of what is not shown by guest.py.
 SLICE = {
     "exec": ["test_ring.py::test_every_record_once_while_the_ring_wraps"],

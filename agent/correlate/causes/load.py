@@ -25,7 +25,31 @@ def asked(episode: Episode, _view: View) -> Iterator[Verdict]:
 
 
 def asked_beyond(episode: Episode, _view: View) -> Iterator[Verdict]:
-    return _grown(episode, "cost", "asked for", "limiter_decision", limited=True)
+    """What its limiter is asked for at other places counts, too."""
+    others, usual = (episode.facts.get(name, 0.0) for name in ("others", "others_base"))
+    if episode.taker and others >= 0.1 * episode.facts.get("cost", 0.0) and others > 1.5 * usual:
+        yield from _taken(episode, others, usual)
+    else:
+        yield from _grown(episode, "cost", "asked for", "limiter_decision", limited=True)
+
+
+def _taken(episode: Episode, others: float, usual: float) -> Iterator[Verdict]:
+    """Another place takes more of the same limiter than it usually does."""
+    rate, base = episode.facts["cost"] + others, episode.facts.get("cost_base", 0.0) + usual
+    words = tell(
+        "what its limiter was asked for rose from {usual} to {rate}, {others} of it by {taker}",
+        usual=value(base),
+        rate=value(rate, "1/s"),
+        others=value(others, "1/s"),
+        taker=episode.taker,
+    )
+    entry = item(
+        "limiter_decision", "asked for", rate, "1/s", column="cost", baseline=base, pid=episode.pid, by=episode.taker
+    )
+    rises = rate >= 1.5 * base and rate - base >= 1
+    limit = episode.facts.get("limit")
+    sure = (0.85 if limit and rate > limit else 0.6) if rises else 0.0
+    yield Verdict(CAUSE.name, sure, episode.scope if rises else "", words, (entry,))
 
 
 def answered(episode: Episode, _view: View) -> Iterator[Verdict]:
@@ -108,5 +132,5 @@ CAUSE = Cause(
     READS,
     "see who asks: tickscope limiters; raise the limit, or slow them down",
     {"refusals": asked_beyond, "decision_latency": asked, "queue_lag": arriving, "service_latency": answered},
-    facts=("n", "cost", "in", "out", "limit", "watched"),
+    facts=("n", "cost", "others", "in", "out", "limit", "watched"),
 )

@@ -58,14 +58,6 @@ def read(r: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
-def bucket(r: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """limit is a NaN of one that is not limited, or was never used."""
-    limit, wall, ext = r["limit"].view("<f8"), r["last_wall"], r["last_ext"]
-    known = (limit < _INF) & (limit > 0) & (wall != UNKNOWN)
-    last = np.where(is_monotonic(wall), ext.astype(np.int64), unix_ns(wall, ext))
-    return np.where(known & (last != NULL_I64), limit, np.nan), r["tokens"].view("<f8"), last
-
-
 _RESERVE = {"limiter": "ax", "now_wall": "bx", "now_ext": "cx", "n": "si"}
 _RESERVED = {
     "ok": "ax",
@@ -75,7 +67,6 @@ _RESERVED = {
     "last_wall": "limiter+32",
     "last_ext": "limiter+40",
 }
-_KEEPS = ("limiter", "n", "limit", "burst")
 _WAIT = {"limiter": "ax", "n": "di", "now_wall": "si", "now_ext": "r8"}
 _WAIT_N, _WITHIN = {"limiter": "ax", "n": "di"}, ("(*Limiter).wait", "(*Limiter).waitN")
 _OLDER = r"v0\.0\.0-(?:201|20200[1-4])"
@@ -107,8 +98,6 @@ LIBRARY = LimiterLibrary(
                 lock=0,
                 versions=_NEWER,
                 argument_bytes=48,
-                alone="limiter_reserved_alone",
-                keeps=_KEEPS,
             ),
             Function(
                 "(*Limiter).reserveN",
@@ -121,8 +110,6 @@ LIBRARY = LimiterLibrary(
                 lock=16,
                 versions=_OLDER,
                 argument_bytes=48,
-                alone="limiter_reserved_alone_2019",
-                keeps=_KEEPS,
             ),
             Function(
                 "(*Limiter).wait",
@@ -184,6 +171,5 @@ LIBRARY = LimiterLibrary(
         limiter="rate.Limiter",
         read=read,
         copies=True,
-        bucket=bucket,
     ),
 )

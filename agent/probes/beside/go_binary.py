@@ -12,8 +12,7 @@ from agent.batch import Batch, make
 from agent.binaries.gofacts import Probed
 from agent.kernel.detach import Detaching
 from agent.limiters.catalogue import seen
-from agent.probes.beside.go_rates import Rates
-from agent.probes.beside.share import Share
+from agent.probes.beside.go_sampling import Rates, Schedule
 from agent.tables import TABLES
 
 
@@ -22,29 +21,34 @@ class Binary(Probed):
     """A Go binary that contains a library, or might.
 
     key: of ``limiter_binaries``; number: of its records; file: our descriptor of it while it is attached; measured: its
-    hits can be counted; share, rates: how much it is watched, and what is made of that. attaching: its probes are being
-    turned on, asked for at asked_ns; since_ns: there from then on; until_ns: told to go then, after ``hits``;
-    due_ns: when something is to be done next. opening: it is watched all of the time again, but its first moment is a
-    window still, by which it is known what came before. uid: whose process it was found in.
+    hits can be counted. attaching: its probes are being turned on, asked for at asked_ns; since_ns: attached from then
+    on; hits: of its probes, when they were counted last, at looked_ns. uid: of the process it was found in.
+    sampled: probes are attached in windows only (``schedule``, ``rates``); phase: of a window, ``open``, ``settling``
+    (its records may still come) or empty; window: its records; from_ns, until_ns: its bounds; due_ns: when the next
+    thing is to be done; hits_before, hits_asked: hits before its probes came, and before it began.
     """
 
     path: str
     key: bytes
     number: int
-    share: Share
+    schedule: Schedule = field(default_factory=Schedule)
     rates: Rates = field(default_factory=Rates)
     file: int = -1
     links: list[int] = field(default_factory=list)
     closing: Detaching | None = None
     attaching: bool = False
-    opening: bool = False
+    sampled: bool = False
+    phase: str = ""
     measured: bool = True
     asked_ns: int = 0
     since_ns: int = 0
     uid: int = 0
+    looked_ns: int = 0
+    from_ns: int = 0
     until_ns: int = 0
     due_ns: int = 0
     hits: int = 0
+    hits_before: int = 0
     hits_asked: int = 0
     window: list[np.ndarray] = field(default_factory=list)
 

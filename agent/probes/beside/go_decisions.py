@@ -14,7 +14,6 @@ from agent.limiters.catalogue import declared, seen
 from agent.limiters.decision import hashed
 from agent.limiters.naming import WIDTH, Names
 from agent.limiters.reading import CANCELLED, UNKNOWN, number
-from agent.probes.beside.hit_cost import COST
 from agent.tables import TABLES
 
 __all__ = ["CANCELLED", "decided"]
@@ -60,7 +59,7 @@ def keys(texts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 def decided(records: np.ndarray, called: Called) -> np.ndarray:
     """A row for each record, as of the return from the decision. What a library does not tell is unknown; a call that
-    names no cost asks for 1. What the probes took of a decision's time is taken off. called: the limiters' ids.
+    names no cost asks for 1. called: the limiters' ids.
     """
     r = copied(records)
     rows = decode(r, "limiter_decision").rows
@@ -70,9 +69,6 @@ def decided(records: np.ndarray, called: Called) -> np.ndarray:
     rows["cost"] = np.where(r["n"] == UNKNOWN, 1.0, number(r["n"]))
     rows["key"] = keys(r["key_text"], r["key_size"])
     libraries = tuple(seen().items())
-    timed = rows["duration_ns"] != NULL_I64
-    rows["probe_ns"] = np.where(timed, np.minimum(COST.within, rows["duration_ns"]), NULL_I64)
-    rows["duration_ns"] -= np.where(timed, rows["probe_ns"], 0)
     rows["sample_rate"] = 1 / np.maximum(r["every"], 1).astype(np.float64)
     for library in np.unique(r["library"]).tolist():
         name, one = libraries[library]

@@ -4,7 +4,6 @@ moment once for each place that asks.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -31,10 +30,8 @@ class Named(Finishing):
         self._records: list[np.ndarray] = []
 
     def feed(self, records: np.ndarray) -> None:
-        """Takes records of ``struct limiter_decision``; our own measure what a hit costs (hit_cost.py)."""
-        records = only(records, records["proc"]["pid"] != os.getpid())
-        if len(records):
-            self._records.append(records)
+        """Takes records of ``struct limiter_decision``."""
+        self._records.append(records)
 
     def fds(self) -> list[int]:
         return []

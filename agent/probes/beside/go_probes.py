@@ -15,15 +15,8 @@ from agent.kernel.detach import close_aside
 from agent.kernel.load import Family
 from agent.kernel.steps import Steps
 from agent.kernel.wire import Wire
-from agent.limiters.catalogue import seen
 from agent.probes.beside.go_binary import Binary
-from agent.probes.beside.hit_cost import HitCost
 from agent.targets.attacher import Attacher
-
-#: Of what is watched all of the time again, the moment that counts as a window.
-FIRST_NS = 100_000_000
-#: Whose programs are measured with.
-_MEASURED = "golang.org/x/time/rate"
 
 
 class GoProbes:
@@ -34,24 +27,13 @@ class GoProbes:
         self._returning = {program.function for program in family.probe.programs if program.kind == "uretprobe"}
         self._value = wire.dtype("limiter_binary")
 
-    def measure(self, cost: HitCost) -> Steps[None]:
-        """What a hit costs; a guess stays where that cannot be done."""
-        function = next(one for one in seen()[_MEASURED].functions if one.alone)
-        programs = self._family.programs
-        cost.tried = True
-        with contextlib.suppress(OSError):
-            yield from cost.measuring(
-                self._helper, *(programs[n] for n in (function.entry, function.end, function.alone))
-            )
-
     def attach(self, one: Binary) -> Steps[None]:
         """Attaches all probes of a binary. Raises OSError, with none attached."""
         file, one.attaching = os.dup(one.file), True  # the request may wait for longer than the binary keeps its own
         self.publish(one, 0)  # what is decided while some of them are there is left out
         one.asked_ns, one.hits_asked, one.due_ns = boot_ns(), one.hits, 0
-        sites = one.alone if one.share.mode != "both" and one.share.alone_ns else one.sites
         try:
-            for program, offsets in sites:
+            for program, offsets in one.sites:
                 links = yield from self._helper.attaching(
                     self._family.programs[program], file, offsets, program in self._returning
                 )
@@ -66,9 +48,8 @@ class GoProbes:
             os.close(file)
             one.attaching = False
         one.since_ns = boot_ns()
-        self.publish(one, 2 if one.opening else one.share.every)
-        one.since_ns = boot_ns()
-        one.due_ns = one.since_ns + (FIRST_NS if one.opening else one.share.window_ns)
+        self.publish(one, one.schedule.every if one.sampled else 1)
+        one.since_ns = one.looked_ns = boot_ns()
 
     def publish(self, one: Binary, every: int) -> None:
         """Tells the kernel's side what it needs to know of the binary, and takes its count of hits."""
@@ -100,9 +81,6 @@ class GoProbes:
     def detach(self, one: Binary) -> None:
         """Takes the probes away, beside the loop."""
         if one.links:
-            one.until_ns = boot_ns()
             self.publish(one, 0)
-            if one.share.mode != "windows":  # each that was still told is of the time before
-                one.until_ns = boot_ns()
             one.closing = close_aside(one.links)
             one.links = []

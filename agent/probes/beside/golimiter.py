@@ -1,5 +1,5 @@
-"""Attaches the limiter family's uprobes to Go binaries, keeps what is known of each, and holds their cost to a share of
-the program's time (``Share``).
+"""Attaches the limiter family's uprobes to Go binaries, keeps what is known of each, and has those sampled that are hit
+too often (``go_sampling``).
 
 A binary is attached once, by inode: every process that runs it is then seen from its first instruction. Decisions count
 from when all its probes are attached to when the first is taken away, so that what is under way meanwhile is left out
@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from agent.batch import Batch, make
-from agent.common.alive import gone
 from agent.common.clocks import boot_ns
 from agent.common.copies import only
 from agent.contracts import Due
@@ -32,12 +31,9 @@ from agent.kernel.wire import Wire
 from agent.limiters.catalogue import seen
 from agent.probes.beside.go_binary import Binary, any_file, key_of, path_of, status_of
 from agent.probes.beside.go_decisions import Called, unnamed
-from agent.probes.beside.go_looks import GoLooks
 from agent.probes.beside.go_probes import GoProbes
-from agent.probes.beside.go_rates import Rates
+from agent.probes.beside.go_sampling import HITS_PER_S, Schedule
 from agent.probes.beside.go_unseen import unprobed, unseen
-from agent.probes.beside.hit_cost import HitCost
-from agent.probes.beside.share import Share
 from agent.tables import TABLES
 from agent.targets.asked import FileId, Release, Target
 from agent.targets.attacher import Attacher
@@ -46,32 +42,30 @@ from agent.targets.unseen import UnseenPrograms
 _CHECK_NS = 1_000_000_000
 #: Errors of attaching that are over some time: a helper that is held up, no descriptors or memory at the moment.
 _PASSING = (errno.ETIMEDOUT, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-#: Probe time of all binaries together after which each is looked at, where a second has not passed; how long records of
-#: a window may take to come. And until it is known who asks, for which the first window waits.
-_LOOK_NS, _SETTLE_NS, _NAMED_NS = 20_000_000, 60_000_000, 2_000_000_000
+#: How long records of a window may take to come; and until it is known who asks.
+_SETTLE_NS, _NAMED_NS = 60_000_000, 2_000_000_000
 
 
 class GoLimiters(Due):
     """Implements ``agent.contracts.Source``: rows of probe_status for each binary, of limiter_rate for those that are
-    watched in windows, and losses of the family's own.
+    sampled, and losses of the family's own.
 
-    cost: what a hit costs; most: share of a thread's time that the probes of a binary and library may take all of the
-    time. ``found`` is what ``Targets`` calls for each executable (``Ask.found``), ``feed`` takes records of decisions.
+    most: hits a second of a binary and library, above which it is sampled. ``found`` is what ``Targets`` calls for each executable (``Ask.found``), ``feed`` takes records of decisions.
     ``binaries`` holds what is known, by (device, inode) and library.
     """
 
     name = "limiter"
 
     def __init__(
-        self, family: Family, wire: Wire, helper: Attacher, cost: HitCost, unseen: UnseenPrograms, most: float
+        self, family: Family, wire: Wire, helper: Attacher, unseen: UnseenPrograms, most: int = HITS_PER_S
     ) -> None:
         self.binaries: dict[tuple[FileId, str], Binary] = {}
-        self._family, self._cost, self._unseen, self._most = family, cost, unseen, most
+        self._family, self._unseen, self._most = family, unseen, most
         self._probes = GoProbes(family, wire, helper, self.binaries)
-        self.looks = GoLooks(family, wire, helper, self.binaries)
         self._none = np.empty(0, wire.dtype("limiter_decision"))
         self._counts = SharedArray(family.maps["limiter_counts"], wire.dtype("limiter_counts")).values
         self._news: list[Binary] = []
+        self._last: list[Batch] = []
         self._numbers = count(1)
         self.called: Called = unnamed  # as ``Sites`` knows it
         self.known: Called = lambda records: np.ones(len(records), np.bool_)
@@ -104,18 +98,14 @@ class GoLimiters(Due):
 
     def _found(self, target: Target, known: dict[str, Any]) -> Steps[Release]:
         """One library of it."""
-        if not self._cost.tried:
-            yield from self._probes.measure(self._cost)
         number = list(seen()).index(known["library"]) if known["library"] else 0
         mapped = known.get("mapped")  # what runs is another file then
-        alone = known.get("alone") and len(known["alone"]) < len(known["sites"])
         one = Binary(
             path=printable(path_of(target.fd) or target.path),
             key=any_file(number) if mapped else key_of(target.fd, shared=not target.file.device, library=number),
             uid=target.owner.uid,
             number=next(self._numbers),
-            rates=Rates(any("_2019" in program for program, _ in known["sites"])),
-            share=Share(self._cost.both, self._cost.alone if alone else 0.0, self._most),
+            schedule=Schedule(self._most),
             **known,
         )
         place = target.file, one.library
@@ -133,6 +123,7 @@ class GoLimiters(Due):
         self._news.append(one)
 
         def release() -> None:
+            self._end(one)
             self._let_go(one)
             if forget is not None:
                 forget()
@@ -140,10 +131,20 @@ class GoLimiters(Due):
             with contextlib.suppress(OSError):  # kernels before 5.19 did not let us write it either
                 bpf.delete(self._family.maps["limiter_binaries"], one.key)
             one.state, one.reason, one.remedy = "off", "no process uses it any more", ""
-            self.looks.turn()
             self._news.append(one)
 
         return release
+
+    def _end(self, one: Binary) -> None:
+        """The last process of one has ended, in a window or not."""
+        if not one.sampled:
+            return
+        now_ns = boot_ns()
+        if one.phase:
+            until_ns = one.until_ns if one.phase == "settling" else now_ns
+            records = np.concatenate([self._none, *one.window])
+            self._last += one.rates.window(records, one.from_ns, until_ns, self.called)
+        self._last += one.rates.ended(now_ns)
 
     def _let_go(self, one: Binary) -> None:
         self._probes.detach(one)
@@ -160,123 +161,103 @@ class GoLimiters(Due):
 
     def _moving(self) -> list[Binary]:
         """Those whose probes come and go, or are to come."""
-        return [
-            b
-            for b in self.binaries.values()
-            if b.file >= 0
-            and not b.attaching
-            and b.state != "unavailable"
-            and (b.share.mode == "windows" or b.opening or not b.links)
-        ]
+        known = (one for one in self.binaries.values() if one.file >= 0 and not one.attaching)
+        return [one for one in known if one.state != "unavailable" and (one.sampled or not one.links)]
 
     def feed(self, records: np.ndarray) -> None:
         """Takes records of ``struct limiter_decision``."""
-        numbers = {int(number) for number in np.unique(records["binary"])}
         for one in self.binaries.values():
-            if one.number in numbers:
-                mine = only(records, (records["binary"] == one.number) & (records["woke"] != 2))
-                one.share.busy.feed(mine)
-                windowed = mine["every"] != 1  # those of before may come late
-                if windowed.any() and (one.share.mode == "windows" or one.opening):
-                    one.window.append(only(mine, windowed))
-                if not windowed.all():
-                    one.rates.before(only(mine, ~windowed))
+            if one.sampled and len(mine := only(records, (records["binary"] == one.number) & (records["every"] != 1))):
+                one.window.append(mine)
 
     def drain(self, now_ns: int) -> Iterator[Batch]:
         news, self._news = self._news, []
         for one in news:
             yield status_of(one, now_ns)
+        last, self._last = self._last, []
+        yield from last
         for one in self._moving():
             yield from self._move(one)
-        for one in self.binaries.values():
-            if not one.rates.pids or one.links or one.window:
-                continue
-            if ended := {pid for pid in one.rates.pids if gone(pid, None)}:
-                yield from one.rates.ended(now_ns, ended, self.called)
-                self.looks.turn()
-            elif one.share.mode == "windows" and not one.attaching and one.asked_ns <= one.rates.covered_ns:
-                yield from one.rates.between(now_ns, self.called)
         hits = int(self._counts["hits"][0])
-        if now_ns - self._looked_ns >= _CHECK_NS or (hits - self._hits) * self._cost.alone >= _LOOK_NS:
+        if now_ns - self._looked_ns >= _CHECK_NS or hits - self._hits >= self._most:
             self._hits, self._looked_ns = hits, now_ns
             for one in self.binaries.values():
-                if one.links and not one.attaching and one.measured and one.share.mode != "windows":
+                if one.links and not one.attaching and one.measured and not one.sampled:
                     self._regulate(one)
         if now_ns - self._checked_ns >= _CHECK_NS:
             yield from self._missed(now_ns)
             self._checked_ns = now_ns
 
     def _regulate(self, one: Binary) -> None:
-        """Looks at the hits of one that is watched all of the time."""
-        before, now_ns = one.hits, boot_ns()
-        with contextlib.suppress(OSError):
-            one.hits = self._probes.hits(one)
-        mode = one.share.look(now_ns, one.hits - before)
-        if mode != one.share.mode and not one.opening:
-            self._probes.detach(one)
-            one.rates.begin(one.until_ns)
-            self._turn(one, mode, now_ns)
-
-    def _turn(self, one: Binary, mode: str, now_ns: int) -> None:
-        """Has it watched otherwise from now on, once its probes are gone."""
-        rate = f"{one.share.rate:.0f} decisions a second"
-        one.share.begin(mode, now_ns)
-        one.due_ns, one.opening = one.share.next_ns(now_ns) if mode == "windows" else now_ns, mode != "windows"
-        one.state, one.reason = {
-            "both": ("attached", ""),
-            "alone": ("attached", f"{rate}: watched at its return only, how long a decision takes is not seen"),
-            "windows": ("degraded", f"{rate}: watched in windows, see `tickscope limiters` for what that makes of all"),
-        }[mode]
-        self.looks.turn()
+        """Has one sampled that is probed all of the time, where it was hit too often. Its probes stay for a first
+        window.
+        """
+        now_ns, hits = boot_ns(), self._probes.hits(one)
+        passed_ns = max(now_ns - one.looked_ns, _CHECK_NS)
+        if hits - one.hits <= one.schedule.budget * passed_ns / 1e9:
+            if now_ns - one.looked_ns >= _CHECK_NS:
+                one.hits, one.looked_ns = hits, now_ns
+            return
+        rate = (hits - one.hits) / 2 / max(now_ns - one.looked_ns, 1) * 1e9
+        one.sampled, one.state = True, "degraded"
+        one.reason = (
+            f"about {rate:.0f} decisions a second: sampled; `tickscope limiters` shows how exact its totals are"
+        )
+        one.remedy = "for exact totals have the program report its decisions (docs/adapters.md)"
+        self._probes.publish(one, one.schedule.every)
+        self._open(one, boot_ns())
+        one.schedule.begin(one.from_ns)
+        one.rates.begin(one.from_ns)
         self._news.append(one)
+
+    def _open(self, one: Binary, now_ns: int) -> None:
+        one.phase, one.from_ns, one.hits_asked = "open", now_ns, one.hits
+        one.due_ns = now_ns + one.schedule.window_ns
 
     def _move(self, one: Binary) -> Iterator[Batch]:
         """What is to be done next with one whose probes come and go."""
         now_ns = boot_ns()
         if now_ns < one.due_ns:
             return
-        if one.links and one.until_ns < one.since_ns:
-            if one.opening:
-                one.until_ns = now_ns
-                self._probes.publish(one, 1)
-            else:
-                self._probes.detach(one)
-            one.due_ns = one.until_ns + _SETTLE_NS
-        elif one.links or (one.closing is not None and one.closing.done and one.asked_ns > one.rates.covered_ns):
-            yield from self._told(one, now_ns)
-        elif one.closing is not None and not one.closing.done:
-            one.due_ns = now_ns + _SETTLE_NS // 4
+        if one.phase == "open":
+            self._close(one)
+        elif one.phase == "settling":
+            yield from self._settle(one, now_ns)
         else:
-            one.closing = None
-            run(self._probes.attach(one), lambda _, error: self._tell_failure(one, error))
+            one.hits_before = self._probes.hits(one)
+            run(self._probes.attach(one), lambda _, error: self._attached(one, error))
 
-    def _told(self, one: Binary, now_ns: int) -> Iterator[Batch]:
-        """What a window has shown, once it is closed and all of its records are there."""
-        records = np.concatenate([self._none, *one.window])
-        if now_ns - one.until_ns < _NAMED_NS and not (self.known(records) | (records["stack"] == 0)).all():
-            one.window, one.due_ns = [records], now_ns + _SETTLE_NS
-            return
-        one.window, one.closing = [], None
-        until_hits, one.hits = one.hits, self._probes.hits(one)
-        yield from one.rates.window(records, one.since_ns, one.until_ns, one.share.cost_ns, self.called, one.opening)
-        opening, one.opening = one.opening, False
-        self.looks.turn()
-        if opening:
-            return
-        watched = one.until_ns - one.since_ns
-        mode = one.share.closed(
-            one.asked_ns,
-            watched,
-            one.until_ns,
-            until_hits - one.hits_asked,
-            one.hits - until_hits,
-            len(records),
-            one.rates.held,
-        )
-        if mode != "windows":
-            self._turn(one, mode, now_ns)
+    def _attached(self, one: Binary, error: Exception | None) -> None:
+        self._tell_failure(one, error)
+        if error is None and one.sampled and one.links:
+            self._open(one, one.since_ns)
+
+    def _close(self, one: Binary) -> None:
+        """Ends a window: its probes go, or stay for all of the time."""
+        calm = one.schedule.calm(self._probes.hits(one) - one.hits_asked, max(boot_ns() - one.from_ns, 1))
+        if calm:
+            self._probes.publish(one, 1)
         else:
-            one.due_ns = one.share.next_ns(now_ns)
+            self._probes.detach(one)
+        one.phase, one.until_ns = "settling", boot_ns()
+        one.due_ns = one.until_ns + _SETTLE_NS
+
+    def _settle(self, one: Binary, now_ns: int) -> Iterator[Batch]:
+        """What a window has shown, once it is closed, all of its records are there and it is known who asked."""
+        records = np.concatenate([self._none, *one.window])
+        unnamed_yet = now_ns - one.until_ns < _NAMED_NS and not (self.known(records) | (records["stack"] == 0)).all()
+        if unnamed_yet or (one.closing is not None and not one.closing.done):
+            one.window, one.due_ns = [records], now_ns + _SETTLE_NS // 4
+            return
+        one.window, one.phase, one.closing = [], "", None
+        yield from one.rates.window(records, one.from_ns, one.until_ns, self.called)
+        if one.links:
+            one.sampled, one.state, one.reason, one.remedy = False, "attached", "", ""
+            one.looked_ns = now_ns
+            self._news.append(one)
+            return
+        one.schedule.closed(one.asked_ns, now_ns, self._probes.hits(one) - one.hits_before)
+        one.due_ns = one.schedule.next_ns(now_ns)
 
     def _tell_failure(self, one: Binary, error: Exception | None) -> None:
         """What holds the helper up for a while is not this binary's: it is tried again."""
@@ -309,5 +290,4 @@ class GoLimiters(Due):
         """Detaches everywhere, and waits until that is done."""
         for one in self.binaries.values():
             self._let_go(one)
-        self.looks.close()
         finish()

@@ -48,8 +48,8 @@ _IN, _OUT, _UNIX, _UNIX_SHORT = "redis_in", "redis_out", "redis_unix", "redis_un
 #: Attached while what they see is wanted, and at times: the counter that tells.
 _AT_TIMES = {_OUT: "remote", _UNIX: "local", _UNIX_SHORT: "local"}
 _ENCRYPTED = (
-    "connections to Redis with TLS were seen, whose segments are not read: with redis_tls: true OpenSSL's calls are,"
-    " and other programs may tell their decisions themselves (docs/adapters.md)"
+    "connections to Redis with TLS were seen, which are not read: their programs can report decisions by an adapter"
+    " (docs/adapters.md)"
 )
 
 
