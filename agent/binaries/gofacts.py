@@ -38,9 +38,9 @@ LOOKUP, LOOKUP_MINOR = b"net.(*Resolver).goLookupIPCNAMEOrder", 18
 @dataclass
 class Probed:
     """What can be attached in a Go binary of a library that it contains. library: empty where it is not known which.
-    state, reason and remedy as in probe_status; sites: (program, file offsets); unversioned: why library_version is not known; mapped: the file is a
-    shared library. packages: import paths of the library in it; modules: those that they are in. program: what the
-    program is called, build_id: of this build; empty where not recorded.
+    state, reason and remedy as in probe_status; sites: (program, file offsets); unversioned: why library_version is not
+    known; mapped: the file is a shared library. packages: import paths of the library in it; modules: those that they
+    are in. program: what the program is called, build_id: of this build; empty where not recorded.
     """
 
     library: str = ""

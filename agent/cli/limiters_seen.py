@@ -88,7 +88,8 @@ def _join(source: RowSource, rows: list[dict[str, Any]], *where: Where) -> None:
         f" {', '.join(_PROCESS)}, member, limiter_id"
     )
     found = source.run(
-        f"SELECT *, count(*) OVER (PARTITION BY {', '.join(_PROCESS)}, member) AS places FROM ({each}) QUALIFY places > 1"
+        f"SELECT *, count(*) OVER (PARTITION BY {', '.join(_PROCESS)}, member) AS places FROM ({each}) QUALIFY"
+        " places > 1"
     )
     members: dict[tuple[Any, ...], dict[str, float]] = {}
     for *key, limiter, units, _ in found.rows:

@@ -14,7 +14,9 @@ COLUMNS = (*KEY, *(f"{name}{end}" for name in ("allowed", "refused") for end in 
 
 @dataclass(frozen=True)
 class Total:
-    """A count and its 95 % interval. most: None where n is a lower bound, because the probes slowed the program down."""
+    """A count and its 95 % interval. most: None where n is a lower bound, because the probes slowed the program
+    down.
+    """
 
     n: int = 0
     least: int = 0

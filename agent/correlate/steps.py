@@ -81,10 +81,9 @@ class JumpSeries:
     """Jumps of one kind by one actor, each soon after the one before; or jumps by which several actors undo each
     other's, as two time daemons do: one finding.
 
-    rivals: by command name, the last pid of each of these actors; empty where there is one. open_until_ns: the next such
-    jump is waited for until then. run_ns: the sum of the last jumps of one actor.
-    count, sum_ns, back, least_ns, most_ns are of all jumps; ``told`` holds the first, ``near`` the last of them in
-    detail.
+    rivals: by command name, the last pid of each of these actors; empty where there is one. open_until_ns: the next
+    such jump is waited for until then. run_ns: the sum of the last jumps of one actor. count, sum_ns, back, least_ns,
+    most_ns are of all jumps; ``told`` holds the first, ``near`` the last of them in detail.
     complete: False where decisions near them may not all have been counted.
     """
 

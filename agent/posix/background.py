@@ -24,8 +24,8 @@ def give_way() -> None:
 
 
 def hurry() -> bool:
-    """Has a process that gives way run as soon as it wakes up, until it gives way again: for some ms of work that cannot
-    wait. False where it does not give way.
+    """Has a process that gives way run as soon as it wakes up, until it gives way again: for some ms of work that
+    cannot wait. False where it does not give way.
     """
     giving_way = os.sched_getscheduler(0) == os.SCHED_BATCH
     if giving_way:

@@ -54,7 +54,10 @@ DECLARED = (
             "leap_indicator",
             "as in NTP: 0 none, 1 a second will be inserted, 2 one will be deleted, 3 not synchronised",
         ),
-        boolean("synchronised", "the clock is kept: the kernel's flag (not STA_UNSYNC) or a time daemon of this host says so"),
+        boolean(
+            "synchronised",
+            "the clock is kept: the kernel's flag (not STA_UNSYNC) or a time daemon of this host says so",
+        ),
         measure="real_mono_ns",
     ),
     table(

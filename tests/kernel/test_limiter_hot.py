@@ -1,4 +1,6 @@
-"""Limiters of Go programs that decide too often to be probed all of the time, against what the programs say themselves."""
+"""Limiters of Go programs that decide too often to be probed all of the time, against what the programs say
+themselves.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What a time daemon says of the clock wins over the kernel's flag, which chrony leaves alone unless `rtcsync` is set."""
+"""What a time daemon says of the clock wins over the kernel's flag, which chrony leaves alone unless `rtcsync` is
+set.
+"""
 
 from __future__ import annotations
 

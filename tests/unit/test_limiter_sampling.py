@@ -1,4 +1,6 @@
-"""Sampling of hot limiters: when a program has probes, and whether stated intervals hold what simulated ones decided."""
+"""Sampling of hot limiters: when a program has probes, and whether stated intervals hold what simulated ones
+decided.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The limiter of `tickscope demo` (agent/demo/limiter_part.py): a script over a sorted set, by the program's wall clock."""
+"""The limiter of `tickscope demo` (agent/demo/limiter_part.py): a script over a sorted set, by the program's wall
+clock.
+"""
 
 from agent.limiters.library import LimiterLibrary, Step
 

@@ -50,7 +50,8 @@ class GoLimiters(Due):
     """Implements ``agent.contracts.Source``: rows of probe_status for each binary, of limiter_rate for those that are
     sampled, and losses of the family's own.
 
-    most: hits a second of a binary and library, above which it is sampled. ``found`` is what ``Targets`` calls for each executable (``Ask.found``), ``feed`` takes records of decisions.
+    most: hits a second of a binary and library, above which it is sampled. ``found`` is what ``Targets`` calls for each
+    executable (``Ask.found``), ``feed`` takes records of decisions.
     ``binaries`` holds what is known, by (device, inode) and library.
     """
 
