@@ -33,7 +33,9 @@ def stored(
     rows = make(
         "limiter_decision",
         n * len(ids),
-        t_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME) - 10_000_000_000 + np.repeat(np.arange(n), len(ids)) * 100_000_000,
+        t_ns=time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        - 10_000_000_000
+        + np.repeat(np.arange(n), len(ids)) * 100_000_000,
         pid=4_100_000,
         proc_start_ns=5,
         limiter_id=np.tile(ids, n),
