@@ -1,7 +1,8 @@
 """Which tests run only with ``--all``, which run with nothing beside them, and which share a worker.
 
-Tests of ``ONLY_ALL`` are left out unless pytest has ``--all`` or is given tests by id (``FILE::TEST``). CI leaves them
-out; ``./test.sh --all`` is run before a change is called done. Names of files are patterns of ``fnmatch``.
+Tests of ``ONLY_ALL``, and all but the lowest ``seed`` of a test that has several, are left out unless pytest has
+``--all`` or is given tests by id (``FILE::TEST``). CI leaves them out; ``./test.sh --all`` is run before a change is
+called done. Names of files are patterns of ``fnmatch``.
 """
 
 from __future__ import annotations
@@ -24,11 +25,8 @@ ONLY_ALL: dict[str, str | None] = {
     "tests/kernel/test_tls_versions.py::test_handshakes_of_another_release": "bullseye",
     "tests/kernel/test_tls_versions.py::test_messages_after_the_handshake_are_none": "bullseye",
     "tests/servers/test_otlp_releases.py::test_all_arrives_valid_and_what_is_rejected_is_read": "oldest-*",
-    # the same with another number
-    "tests/system/test_lab.py::test_a_stage_gives_back_its_descriptors_and_ends_whatever_its_seed": "3",
     # weeks of seconds; test_correlate_hours.py has other tests of the bound and of habits that change
     "tests/unit/test_correlate_hours.py::test_any_number_of_strangers_takes_nobodys_place": None,
-    "tests/unit/test_correlate_hours.py::test_random_requests_are_no_silence": "0",
     "tests/unit/test_correlate_hours.py::test_who_goes_home_an_hour_earlier_is_not_silent": None,
     # each replays all kept recordings once more; the scenarios of each symptom and cause have the rule taken out, too
     "tests/unit/test_lab_kept.py::test_without_a_rule_its_kinds_suffer_and_no_others": None,

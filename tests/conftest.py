@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -37,13 +38,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also the tests that CI leaves out (tests/chosen.py)")
 
 
+def name_and_seed(item: pytest.Item) -> tuple[str, Any]:
+    """Its id without parameters, and its parameter ``seed`` (0 where it has none)."""
+    return item.nodeid.partition("[")[0], item.callspec.params.get("seed", 0) if hasattr(item, "callspec") else 0
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m, and before xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    every = config.getoption("--all") or any("::" in argument for argument in config.args)
-    left_out = [item for item in items if not every and chosen.only_all(item.nodeid)]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in set(left_out)]
+    if not (config.getoption("--all") or any("::" in argument for argument in config.args)):
+        lowest = dict[str, Any]()
+        for item in items:
+            name, seed = name_and_seed(item)
+            lowest[name] = min(lowest.get(name, seed), seed)
+        left_out = set[pytest.Item]()
+        for item in items:
+            name, seed = name_and_seed(item)
+            if seed > lowest[name] or chosen.only_all(item.nodeid):
+                left_out.add(item)
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
     for item in items:
         if chosen.alone(item.nodeid):
             item.add_marker("alone")
