@@ -130,8 +130,7 @@ def test_one_that_stands_still_is_told_and_its_pause_is_no_servers() -> None:
         try:
             kept.until(lambda: kept.told("no_answer"))
             os.kill(kept.pid, signal.SIGSTOP)  # it asks nearly all the time, for half a second each
-            kept.until(lambda: kept.told("unasked"))
-            assert "no sign of life" in kept.brokers.failures()["brokers"]
+            kept.until(lambda: kept.told("unasked") and "no sign of life" in kept.brokers.failures().get("brokers", ""))
             kept.rows.clear()
             time.sleep(1)
             os.kill(kept.pid, signal.SIGCONT)
