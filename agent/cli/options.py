@@ -106,6 +106,29 @@ class Columns(click.ParamType):  # type: ignore[type-arg]
         ]
 
 
+class Catalogue(click.ParamType):  # type: ignore[type-arg]
+    """The name of a cause or a symptom. kind: ``causes`` or ``symptoms``."""
+
+    name = "name"
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def _known(self) -> Any:
+        from agent.correlate import catalogue
+
+        return getattr(catalogue, self._kind)()
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from agent.ask.names import known
+
+        return known(str(value), self._known(), self._kind.removesuffix("s"))
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        known = self._known().items()
+        return [CompletionItem(name, help=one.meaning) for name, one in known if name.startswith(incomplete)]
+
+
 class FindingId(click.ParamType):  # type: ignore[type-arg]
     """A finding's id, the start of one, or ``last``; the verb itself checks it."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -10,7 +11,9 @@ import signal
 import subprocess
 import sys
 import termios
+import threading
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ import numpy as np
 import pytest
 
 from agent.ask.names import columns
+from agent.ask.question import Question
 from agent.batch import Batch, make
 from agent.columns import Column
 from agent.common.host import boot_id as this_boot
@@ -452,6 +456,60 @@ def test_a_reader_that_stops_early_is_no_error(tmp_path: Path) -> None:
         assert b"Broken" not in done.stderr.read()
 
 
+def test_rows_come_in_order_of_time_a_span_after_the_other(tmp_path: Path) -> None:
+    """Over boots, hot and sealed rows, seconds with more rows than a span takes, and whatever the limit cuts."""
+    older, times = str(uuid.uuid4()), np.random.default_rng(1).permutation(9_000) * 10**7
+    expected = []
+    for boot, seal in ((older, True), (this_boot(), True), (this_boot(), False)):
+        part = times if seal else np.full(3_000, 5 * 10**9)
+        write(tmp_path, make("tcp_reset", len(part), t_ns=part, pid=part // 10**7), boot=boot, seal=seal)
+        expected += [(boot != older, int(t)) for t in part]
+    expected.sort()
+    with Session(tmp_path, ["tcp_reset"]) as session:
+        for limit in (None, 1, 3_000, 12_500, 50_000):
+            question = Question("tcp_reset", ("boot_id", "t_ns"), limit=limit)
+            batches = list(session.batches(question))
+            rows = [(row["boot_id"] != older, row["t_ns"]) for batch in batches for row in batch]
+            assert rows == expected[-limit if limit else 0 :]
+            assert max(map(len, batches)) <= 2_000
+
+
+def test_a_terminal_gets_the_newest_thousand_rows_and_the_way_to_all(tmp_path: Path) -> None:
+    write(tmp_path, make("tcp_reset", 1_234, t_ns=np.arange(1_234), pid=np.arange(1_234)))
+    shown = {}
+    for argv in ((), ("--limit", "0")):
+        done, lines = on_terminal(tmp_path, "query", "tcp_reset", "-o", "csv", "--columns", "pid", *argv)
+        shown[argv] = len(lines) - 1, "--limit 0" in done.stderr
+    assert shown == {(): (1_000, True), ("--limit", "0"): (1_234, False)}
+    assert len(verb(tmp_path, "query", "tcp_reset", "-o", "csv").stdout.splitlines()) == 1_235
+
+
+def on_terminal(
+    path: Path, *argv: str, columns: int = 60, **env: str
+) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """The verb with a terminal of that width as its standard output, and the lines that are written there."""
+    main, side = os.openpty()
+    termios.tcsetwinsize(side, (24, columns))
+    code = "from agent.cli.main import main; main()"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TICKSCOPE_STORE": str(path), **env}
+    read: list[bytes] = []
+
+    def collect() -> None:
+        with contextlib.suppress(OSError):  # EIO: the other side is closed
+            while data := os.read(main, 65536):
+                read.append(data)
+
+    reader = threading.Thread(target=collect)
+    reader.start()
+    done = subprocess.run(
+        [sys.executable, "-c", code, *argv], env=environment, stdout=side, stderr=subprocess.PIPE, text=True
+    )
+    os.close(side)
+    reader.join()
+    os.close(main)
+    return done, b"".join(read).decode().splitlines()
+
+
 def started(path: Path, *argv: str) -> subprocess.Popen[str]:
     code = "from agent.cli.main import main; main()"
     env = {**os.environ, "PYTHONPATH": str(ROOT), "TICKSCOPE_STORE": str(path)}
@@ -553,21 +611,7 @@ def test_a_session_refuses_a_bad_table_in_sql(tmp_path: Path) -> None:
 
 def test_a_terminal_gets_the_columns_that_fit_and_a_note(tmp_path: Path) -> None:
     write(tmp_path, make("tcp_connect", 3, t_ns=1, duration_ns=1_234_567, comm=b"x", result=0))
-    main, side = os.openpty()
-    termios.tcsetwinsize(side, (24, 60))
-    code = "from agent.cli.main import main; main()"
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "TICKSCOPE_STORE": str(tmp_path), "NO_COLOR": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, "query", "tcp_connect"],
-        env=env,
-        stdout=side,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    os.close(side)
-    lines = os.read(main, 65536).decode().splitlines()
-    os.close(main)
+    done, lines = on_terminal(tmp_path, "query", "tcp_connect", NO_COLOR="1")
     assert max(map(len, lines)) <= 60
     assert "1.23ms" in lines[1]
     assert "\x1b" not in lines[0]
