@@ -22,7 +22,9 @@ _TOLD = ("finding_id", "state", "began", "lasted", "cause", "symptom", "confiden
 
 @click.command("findings")
 @click.option("--open", "only_open", is_flag=True, help="Only those that still go on.")
-@click.option("--since", metavar="TIME", help="Changed since then: 90s, 5m, 2h, 1d, ISO 8601, or boot+SECONDS.")
+@click.option(
+    "--since", metavar="TIME", help="Changed since then: 90s, 2h, 22:13, yesterday, ISO 8601, or boot+SECONDS."
+)
 @click.option("--until", metavar="TIME", help="As they stood then.")
 @click.option("--cause", type=options.Catalogue("causes"), metavar="NAME", help="With this cause (`tickscope causes`).")
 @click.option(

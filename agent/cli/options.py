@@ -21,12 +21,15 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click
 
     name = "duration"
 
+    def __init__(self, *, zero: bool = False) -> None:
+        self._zero = zero
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
             seconds = parse_ns(str(value), bare="s") / 1e9
         except ValueError:
-            seconds = 0.0
-        if not 0 < seconds < 1e9:
+            seconds = -1.0
+        if not 0 <= seconds < 1e9 or (not seconds and not self._zero):
             self.fail(f"{str(value)!r} is no duration; say 90s, 5m, 2h or 1d", param, ctx)
         return seconds
 

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from agent.cli import cells, layout
 from agent.errors import AgentError, printable
@@ -19,6 +19,16 @@ SCHEMA = 1
 _TABLE_ROWS = 1000
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=str)
 Row = Mapping[str, Any]
+
+
+def coloured(stream: TextIO) -> bool:
+    """Whether escape sequences may be written: to a terminal that knows them, unless NO_COLOR is set."""
+    return stream.isatty() and knows_escapes() and not os.environ.get("NO_COLOR")
+
+
+def knows_escapes() -> bool:
+    """Whether a terminal would know escape sequences, by TERM."""
+    return os.environ.get("TERM") not in (None, "", "dumb")
 
 
 def note(text: str) -> None:
@@ -40,16 +50,22 @@ def quiet_pipe() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        _forget_stdout()
+        forget_stdout()
         raise SystemExit(0) from None
     except OSError as error:
-        _forget_stdout()
+        forget_stdout()
         raise AgentError("cannot write the output", why=str(error.strerror)) from error
 
 
-def _forget_stdout() -> None:
-    """Python flushes stdout once more at exit: let that succeed."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def forget_stdout() -> None:
+    """Python flushes its streams once more at exit: let that succeed."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(null, stream.fileno())
+    os.close(null)
 
 
 def emit_rows(
@@ -62,6 +78,7 @@ def emit_rows(
     units: Mapping[str, str] | None = None,
     chosen: bool | None = None,
     below: str = "",
+    measure: str = "",
 ) -> None:
     """Print rows as they come; the table format takes its columns' widths from the first _TABLE_ROWS of them.
 
@@ -71,6 +88,7 @@ def emit_rows(
     chosen: whether the user named the columns, so that the table format hides none; None where the verb has no
     ``--columns``.
     below: a column of long text, which on a screen stands below its row.
+    measure: the column that a narrow screen loses last.
     """
     rows = iter(rows)
     if columns is None:
@@ -89,7 +107,7 @@ def emit_rows(
         elif fmt == "csv":
             _csv(rows, columns)
         else:
-            _table(rows, columns, units or {}, chosen, below)
+            _table(rows, columns, units or {}, chosen, below, measure)
 
 
 def begin_stream(fmt: str, columns: Sequence[str]) -> None:
@@ -161,7 +179,7 @@ def _csv_cell(value: Any) -> Any:
 
 
 def _table(
-    rows: Iterator[Row], names: Sequence[str], units: Mapping[str, str], chosen: bool | None, below: str
+    rows: Iterator[Row], names: Sequence[str], units: Mapping[str, str], chosen: bool | None, below: str, measure: str
 ) -> None:
     batch = list(itertools.islice(rows, _TABLE_ROWS))
     if not batch:
@@ -179,9 +197,11 @@ def _table(
     if width is None:
         sizes = {n: max(len(n), *map(len, of)) for n, of in beside.items()}
     else:
-        sizes = layout.widths(beside, [n for n in beside if n not in right], width, keep_all=bool(chosen))
+        sizes = layout.widths(
+            beside, [n for n in beside if n not in right], width, keep_all=bool(chosen), measure=measure
+        )
     line = printable("  ".join(n.rjust(sizes[n]) if n in right else n.ljust(sizes[n]) for n in sizes).rstrip())
-    print(f"\x1b[1m{line}\x1b[0m" if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else line)
+    print(f"\x1b[1m{line}\x1b[0m" if coloured(sys.stdout) else line)
     while batch:
         for i in range(len(batch)):
             print(*layout.lines({n: text[n][i] for n in sizes}, sizes, right), sep="\n")

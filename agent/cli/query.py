@@ -24,7 +24,7 @@ _SPREAD = ("count", "p50", "p90", "p99", "max")
 @click.option(
     "--since",
     metavar="TIME",
-    help="From this time on: 90s, 5m, 2h, 1d, ISO 8601 (local where it names no zone), or boot+SECONDS.",
+    help="From this time on: 90s, 2h, 1w, '10 min ago', 22:13, yesterday, ISO 8601 (local where it names no zone), or boot+SECONDS.",
 )
 @click.option("--until", metavar="TIME", help="Up to this time, not including it.")
 @click.option("--where", metavar="SQL", help="A SQL condition on the table's columns.")
@@ -144,6 +144,7 @@ def command(
             after=after,
             units=units,
             chosen=bool(names or by),
+            measure=known.measure,
         )
         if fmt != "json":
             after()

@@ -15,7 +15,9 @@ from agent.errors import NO_ROWS
 @click.command("sql")
 @click.argument("text")
 @click.option(
-    "--since", metavar="TIME", help="The tables from this time on: 90s, 5m, 2h, 1d, ISO 8601, or boot+SECONDS."
+    "--since",
+    metavar="TIME",
+    help="The tables from this time on: 90s, 2h, 22:13, yesterday, ISO 8601, or boot+SECONDS.",
 )
 @click.option("--until", metavar="TIME", help="Up to this time, not including it.")
 @options.reading

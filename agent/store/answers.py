@@ -19,7 +19,8 @@ from agent.ask.question import TIME, Condition, Question, Spread, Where
 from agent.ask.source import Result, gap_bounds
 from agent.ask.window import Window
 from agent.clock.history import Converted, History
-from agent.columns import NULL_I64, Column
+from agent.columns import HIST_BUCKETS, NULL_I64, Column
+from agent.common.address import addr_bytes, peer_of
 from agent.errors import UNREACHABLE, AgentError
 from agent.store import duck, group
 from agent.tables import TABLES
@@ -213,11 +214,23 @@ def _rest(done: Any, batch: list[tuple[Any, ...]]) -> Iterator[list[tuple[Any, .
             ) from error
 
 
+#: The stored bytes of an address and of a peer that a view shows as text.
+_ENCODED: dict[str, Callable[[str], bytes]] = {
+    "addr": lambda text: peer_of(text)[:16] if text.startswith("unix:") else addr_bytes(text),
+    "peer": peer_of,
+}
+
+
 def as_stored(column: Column, given: np.ndarray) -> np.ndarray:
-    """What DuckDB gives of a column, as the column stores it: numbers, truth values, texts and names."""
+    """What DuckDB gives of a column, as the column stores it: numbers, truth values, texts, names, addresses and
+    histograms.
+    """
     values = np.ma.asarray(given)
     missing = np.ma.getmaskarray(values)
-    if column.kind not in ("str", "enum"):
+    if column.kind == "hist":
+        none = np.zeros(HIST_BUCKETS, np.uint32)
+        return np.array([none if one is None else one for one in given], np.uint32).reshape(-1, HIST_BUCKETS)
+    if column.kind not in ("str", "enum", "json", "addr", "peer"):
         stored = np.asarray(np.ma.getdata(values)).astype(column.dtype)
         stored[missing] = column.null
         return stored
@@ -227,7 +240,8 @@ def as_stored(column: Column, given: np.ndarray) -> np.ndarray:
     ]
     if column.kind == "enum":
         return np.array([-1 if text is None else codes.get(text, -1) for text in texts], column.dtype)
-    return np.array([b"" if text is None else text.encode() for text in texts], column.dtype)
+    encode = _ENCODED.get(column.kind, str.encode)
+    return np.array([b"" if text is None else encode(text) for text in texts], column.dtype)
 
 
 def executed(db: Any, sql: str) -> Any:
