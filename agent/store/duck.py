@@ -144,6 +144,10 @@ def refuse_writes(db: duckdb.DuckDBPyConnection, sql: str) -> None:
 def usage(message: str, tables: Iterable[str]) -> AgentError:
     """A message of DuckDB as a usage error, with the nearest names where it misses a column or table."""
     first = message.partition("\n")[0]
+    if first.startswith("Out of Memory"):
+        return AgentError(
+            f"the query needs more than {MEMORY} of memory", remedy="ask for less: --since, --where, fewer columns"
+        )
     if match := re.search(r'(?:column|Column with name) "?([\w.]+)"? (?:not found|does not exist)', first):
         return unknown(match[1], sorted({c for t in tables for c in columns(t)}), "column")
     if match := re.search(r"Table with name (\w+) does not exist", first):

@@ -295,6 +295,7 @@ def test_top_limit_where_and_columns(tmp_path: Path) -> None:
         (["query", "tcp_rtt", "--group-by", "pear"], 2, "did you mean peer"),
         (["query", "tcp_rtt", "--where", "pear = 'x'"], 2, "did you mean peer"),
         (["query", "tcp_rtt", "--where", "samples >"], 2, "bad SQL"),
+        (["sql", "SELECT length(string_agg(repeat('x', 10000000), '')) FROM range(200)"], 1, "more than 1GB of memory"),
         (["sql", "SELECT 1760000000*1000000000"], 2, "write 1000000000::BIGINT"),
         (["query", "tcp_reset", "--top", "3"], 2, "no measure"),
         (["query", "tcp_rtt", "--top", "0"], 2, "top"),
