@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy as np
 
     from agent.ask.question import Question, Spread
@@ -55,6 +57,11 @@ class RowSource(Protocol):
     def rows(self, question: Question) -> list[dict[str, Any]]:
         """One dictionary a row or group; unknown values are None."""
 
+    def batches(self, question: Question) -> Iterator[list[dict[str, Any]]]:
+        """The same rows in order of time, or the newest ``question.limit`` of them, some hundred at once: memory does
+        not grow with their number. For rows, not groups.
+        """
+
     def integers(self, question: Question) -> dict[str, np.ndarray]:
         """Columns of integers, int64, shape (n,), NULL_I64 for unknown: many rows in little memory."""
 
@@ -73,6 +80,9 @@ class RowSource(Protocol):
         """Any SQL that reads; every table of the source is a view. Raises AgentError (exit 2) also where it would
         write.
         """
+
+    def stream(self, sql: str) -> tuple[list[str], Iterator[list[tuple[Any, ...]]]]:
+        """The same, as columns and batches of rows; nothing else may be asked until they are read."""
 
     def gaps(self) -> list[dict[str, Any]]:
         """Rows of ``loss`` whose interval overlaps the window, with ``from_wall_ns`` and ``to_wall_ns``."""

@@ -1,4 +1,6 @@
-"""Time bounds of a query: ``90s 5m 2h 1d``, ISO 8601, ``@SECONDS`` since 1970, ``boot+SECONDS``."""
+"""Time bounds of a query: what journalctl takes (``90s``, ``-1h``, ``10 min ago``, ``22:13``, ``yesterday``,
+``2026-11-20 10:00``), ISO 8601, ``@SECONDS`` since 1970, and ``boot+SECONDS``.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from datetime import time as clock
 from decimal import Decimal
 from pathlib import Path
 
@@ -17,11 +20,23 @@ from agent.errors import USAGE, AgentError
 
 #: The SQL function that turns (boot_id, t_ns) into a struct of the wall columns (agent/store/query.py).
 WALL = "tickscope_wall"
-_RELATIVE = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)(?: +ago)?")
+#: What systemd.time(7) calls the units, but for months and years.
+_UNITS_NS = {
+    10**6: "ms msec",
+    10**9: "s sec second seconds",
+    60 * 10**9: "m min minute minutes",
+    3600 * 10**9: "h hr hour hours",
+    86400 * 10**9: "d day days",
+    7 * 86400 * 10**9: "w week weeks",
+}
+_UNIT_NS = {name: ns for ns, names in _UNITS_NS.items() for name in names.split()}
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?) *([a-z]+) *", re.ASCII)
+_RELATIVE = re.compile(rf"([+-]?) *((?:{_AMOUNT.pattern})+?)(?: *(ago))?", re.ASCII)
+_CLOCK = re.compile(r"\d{1,2}:\d\d(:\d\d(\.\d+)?)?", re.ASCII)
+_DAYS = {"yesterday": -1, "today": 0, "tomorrow": 1}
 _BOOT = re.compile(r"boot\+(\d+(?:\.\d+)?)s?")
 _UNIX = re.compile(r"@(\d+(?:\.\d+)?)")
 _BELOW_US = re.compile(r"[.,](\d{7,9})\d*")  # which datetime leaves out
-_UNIT_NS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
 
 
 def this_boot() -> str:
@@ -71,8 +86,7 @@ def parse(text: str, boots: list[str], end: tuple[str, int] | None = None) -> Bo
     """
     text = text.strip()
     boot = this_boot()
-    if match := _RELATIVE.fullmatch(text):
-        back = int(float(match[1]) * _UNIT_NS[match[2]])
+    if (back := _back_ns(text)) is not None:
         if end is not None:
             return Bound(end[0], end[1] - back, None)
         return Bound(boot, time.clock_gettime_ns(time.CLOCK_BOOTTIME) - back, time.time_ns() - back)
@@ -82,16 +96,41 @@ def parse(text: str, boots: list[str], end: tuple[str, int] | None = None) -> Bo
     if match := _UNIX.fullmatch(text):
         return Bound(None, 0, int(Decimal(match[1]) * 10**9))
     try:
-        moment = datetime.fromisoformat(text)
+        moment = _moment(text)
         seconds = int(moment.replace(microsecond=0).timestamp())
     except (ValueError, OverflowError) as error:
         raise AgentError(
             f"cannot read the time {text!r}",
-            remedy="use 90s, 5m, 2h, 1d, 2025-01-31T12:00:00, @SECONDS, or boot+SECONDS",
+            remedy=(
+                "use 90s, 2h, 1w, '10 min ago', 22:13, yesterday, '2025-01-31 12:00', ISO 8601, @SECONDS, or"
+                " boot+SECONDS"
+            ),
             exit_code=USAGE,
         ) from error
     digits = _BELOW_US.search(text)
     return Bound(None, 0, seconds * 10**9 + (int(digits[1].ljust(9, "0")) if digits else moment.microsecond * 1000))
+
+
+def _back_ns(text: str) -> int | None:
+    """How far a relative time lies before now, ns; None where the text is none."""
+    if text == "now":
+        return 0
+    match = _RELATIVE.fullmatch(text)
+    amounts = _AMOUNT.findall(match[2]) if match else []
+    if match is None or any(unit not in _UNIT_NS for _, unit in amounts) or (match[1] and match[5]):
+        return None
+    back = int(sum(Decimal(number) * _UNIT_NS[unit] for number, unit in amounts))
+    return -back if match[1] == "+" else back
+
+
+def _moment(text: str) -> datetime:
+    """A time of the day is today's, a day begins at midnight. Raises ValueError."""
+    today = datetime.fromtimestamp(time.time()).date()
+    if text in _DAYS:
+        return datetime.combine(today + timedelta(days=_DAYS[text]), clock())
+    if _CLOCK.fullmatch(text):
+        return datetime.combine(today, clock.fromisoformat(text.zfill(len(text) + (text[1] == ":"))))
+    return datetime.fromisoformat(text)
 
 
 @dataclass(frozen=True)

@@ -1,38 +1,94 @@
-"""tickscope causes: what a finding can name as a cause."""
+"""tickscope causes: what a finding can name as a cause, and what a cause or a symptom is, in words."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
+from click.shell_completion import CompletionItem
 
 from agent.cli import options
 
 
+class Name(click.ParamType):  # type: ignore[type-arg]
+    """A cause's or a symptom's name; the verb itself checks it, with suggestions."""
+
+    name = "name"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from agent.correlate.catalogue import causes, symptoms
+
+        known = {**symptoms(), **causes()}
+        return [CompletionItem(name, help=one.meaning) for name, one in known.items() if name.startswith(incomplete)]
+
+
 @click.command("causes")
+@click.argument("name", type=Name(), metavar="[NAME]", default="")
 @options.common
-def command(fmt: str, store: str) -> None:
+def command(name: str, fmt: str, store: str) -> None:
     """The causes that a finding can name, in the order in which they are asked: what each explains, which tables it is
-    looked for in, and what to do about it. Needs no store.
+    looked for in, and what to do about it. With NAME, one cause or symptom in words. Needs no store.
 
     \b
     tickscope causes
+    tickscope causes broker_slow
     tickscope causes -o json
     """
     from agent.cli.output import emit_rows
-    from agent.correlate.catalogue import causes
 
+    if name and fmt == "table":
+        describe(name)
+        return
     emit_rows(
-        [
-            {
-                "cause": c.name,
-                "meaning": c.meaning,
-                "explains": " ".join(c.explains) or None,
-                "reads": " ".join(sorted(c.reads)) or None,
-                "facts": " ".join(c.facts) or None,
-                "todo": c.todo,
-            }
-            for c in causes().values()
-        ],
+        _known(name, rows()),
         fmt,
         ["cause", "meaning", "explains", "todo"] if fmt == "table" else None,
         below="todo",
     )
+
+
+def rows() -> list[dict[str, Any]]:
+    """Every cause as a row."""
+    from agent.correlate.catalogue import causes
+
+    return [
+        {
+            "cause": c.name,
+            "meaning": c.meaning,
+            "explains": " ".join(c.explains) or None,
+            "reads": " ".join(sorted(c.reads)) or None,
+            "facts": " ".join(c.facts) or None,
+            "todo": c.todo,
+        }
+        for c in causes().values()
+    ]
+
+
+def _known(name: str, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of that name, all where it is empty. Raises AgentError (exit 2) where there is none."""
+    from agent.ask.names import known
+
+    if name:
+        known(name, [row["cause"] for row in found], "cause")
+    return [row for row in found if name in ("", row["cause"])]
+
+
+def describe(name: str) -> None:
+    """Prints what a cause, a symptom, or both of that name are. Raises AgentError (exit 2) where there is neither."""
+    from agent.ask.names import known
+    from agent.cli.output import echo, quiet_pipe
+    from agent.correlate.catalogue import causes, symptoms
+
+    known(name, {**causes(), **symptoms()}, "cause or symptom")
+    with quiet_pipe():
+        if cause := causes().get(name):
+            echo(f"cause    {name}: {cause.meaning}", 9)
+            echo(f"explains {', '.join(cause.explains) or 'nothing'}", 9)
+            echo(f"seen in  {', '.join(sorted(cause.reads)) or 'no table of its own'}", 9)
+            echo(f"next     {cause.todo}", 9)
+        if symptom := symptoms().get(name):
+            echo(f"symptom  {name}: {symptom.meaning}", 9)
+            of = [c.name for c in causes().values() if name in c.explains]
+            echo(f"causes   {', '.join(of) or 'none is asked'}", 9)
+            echo(f"seen in  {symptom.table}", 9)
+            echo(f"next     {symptom.todo}", 9)

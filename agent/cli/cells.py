@@ -123,15 +123,16 @@ def spark(counts: Sequence[int]) -> str:
     return f"2^{used[0]} {bars}"
 
 
-def fit(names: Sequence[str], widths: Mapping[str, int], room: int) -> list[str]:
+def fit(names: Sequence[str], widths: Mapping[str, int], room: int, measure: str = "") -> list[str]:
     """The columns that fit ``room`` characters: expendable ones go first, but not the name that a row begins with, then
-    from the right; one always stays.
+    from the right, and the table's measure last of all; one always stays.
     """
     shown = list(names)
     kept = {*names[:1]} - {"t_ns", "boot_id"}
     going = [n for n in _EXPENDABLE if n in shown and n not in kept] + [
         n for n in reversed(names) if n not in _EXPENDABLE
     ]
+    going.sort(key=lambda n: n == measure)
     for name in going[: len(names) - 1]:
         if sum(widths[n] + 2 for n in shown) - 2 <= room:
             break

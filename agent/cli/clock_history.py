@@ -40,7 +40,7 @@ def histories(source: RowSource) -> dict[str, History]:
 @click.option(
     "--since",
     metavar="TIME",
-    help="Segments that hold after this time: 90s, 5m, 2h, 1d, ISO 8601, @SECONDS, boot+SECONDS.",
+    help="Segments that hold after this time: 90s, 2h, 22:13, yesterday, ISO 8601, @SECONDS, boot+SECONDS.",
 )
 @click.option("--until", metavar="TIME", help="Segments that start before this time.")
 @click.option(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -11,6 +10,7 @@ from itertools import pairwise
 
 from agent.cli.cells import cell, duration
 from agent.cli.clock_course import NAMED, Course, Timed, WallStep
+from agent.cli.output import coloured
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _NO_ZONE = timedelta(0)
@@ -90,7 +90,7 @@ def text(course: Course, columns: int, rows: int = 12) -> list[str]:
     with their actors.
     """
     plain = not can("⣿▲▼┤└─", sys.stdout.encoding)
-    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    colour = coloured(sys.stdout)
     low, high = course.reach(1000)
     size, unit = scaled(low, high)
     labels = {

@@ -12,6 +12,8 @@ from agent.columns import NULL_I64
 from agent.errors import NO_ROWS, USAGE, AgentError, printable
 
 _WIDTH = 100
+_AROUND_S = 10
+_QUERY = re.compile(r"""tickscope query (\w+)((?: --[\w-]+ (?:"[^"]*"|'[^']*'|[^\s;,]+(?:,[^\s;,]+)*))*)""")
 
 
 @click.command("explain")
@@ -31,7 +33,7 @@ def command(finding: str, fmt: str, store: str) -> None:
 
     from agent.ask.question import Where
     from agent.cli import closer
-    from agent.cli.findings import TABLES_OF, in_wall_time, latest, left_open, none, with_details
+    from agent.cli.findings import TABLES_OF, in_wall_time, latest, left_open, none, times, with_details
     from agent.cli.gaps import tell, unjudged
     from agent.cli.output import emit, note
     from agent.store.sources import opened
@@ -49,6 +51,7 @@ def command(finding: str, fmt: str, store: str) -> None:
             row = with_details(source, rows[-1:])[0]
             ended = source.written_by if left_open(source, row) else ""
             row["sentence"] = in_wall_time(source, row, utc=fmt != "table")
+            row |= times(source, row)
             began_ns = int(source.wall(row["boot_id"], np.array([row["start_ns"]], np.int64))[0])
             gaps = [gap for gap in gaps if _overlaps(gap, row)]
             looks = closer.read(source, row)
@@ -118,8 +121,8 @@ def told(row: dict[str, Any], began_ns: int, left_open: str = "") -> list[str]:
             11,
         ),
         *(_wrapped(f"culprit  {culprit}", "  ", 11) if (culprit := _culprit(row)) else []),
-        *(_wrapped(f"next     {todo}", "  ", 11) if (todo := _todo(row)) else []),
-        *([f"  page     docs/symptoms-causes.md#{page}"] if (page := _page(row)) else []),
+        *(_wrapped(f"next     {filled(todo, row, began_ns)}", "  ", 11) if (todo := _todo(row)) else []),
+        *([f"  about    tickscope causes {page}"] if (page := _page(row)) else []),
     ]
     others = [c for c in row["causes"] if c["cause"] != row["cause"]]
     if others:
@@ -169,13 +172,46 @@ def _todo(row: dict[str, Any]) -> str:
     return symptom.todo if symptom else ""
 
 
+def filled(todo: str, row: dict[str, Any], began_ns: int) -> str:
+    """What to do next, its commands narrowed down to the finding: its processes, and the time from _AROUND_S before it
+    to _AROUND_S after it, by the wall clock where ``began_ns`` (Unix ns) is known.
+    """
+    from agent.tables import TABLES
+
+    pids = sorted({int(pid) for pid in (row.get("culprit_pid"), *re.findall(r"\bpid (\d+)", row["subject"])) if pid})
+    of = f"pid = {pids[0]}" if len(pids) == 1 else f"pid IN ({', '.join(map(str, pids))})"
+
+    def narrowed(match: re.Match[str]) -> str:
+        options, where = match[2], re.search(r""" --where ("([^"]*)"|'([^']*)')""", match[2])
+        if match[1] not in TABLES:
+            return match[0]
+        conditions = [of] if pids and "pid" in TABLES[match[1]].by_name else []
+        if where:
+            options = options.replace(where[0], "")
+            conditions.append(f"({where[2] or where[3]})" if conditions else where[2] or where[3])
+        condition = f' --where "{" AND ".join(conditions)}"' if conditions else ""
+        return f"tickscope query {match[1]}{_around(row, began_ns)}{condition}{options}"
+
+    todo = _QUERY.sub(narrowed, todo).replace("tickscope explain last", f"tickscope explain {row['finding_id'][:8]}")
+    return re.sub(r"\bPID\b", str(pids[0]), todo) if len(pids) == 1 else todo
+
+
+def _around(row: dict[str, Any], began_ns: int) -> str:
+    from agent.common.instants import iso
+
+    since, until = -_AROUND_S, (row["end_ns"] - row["start_ns"]) // 10**9 + 1 + _AROUND_S
+    if began_ns == NULL_I64:
+        return f" --since boot+{row['start_ns'] // 10**9 + since} --until boot+{row['start_ns'] // 10**9 + until}"
+    return f" --since {iso(began_ns + since * 10**9, 0)} --until {iso(began_ns + until * 10**9, 0)}"
+
+
 def _page(row: dict[str, Any]) -> str:
-    """Where the documents have more about it (made by tests/docs); empty where this version does not know the word."""
+    """The name that `tickscope causes` tells more about; empty where this version does not know the word."""
     from agent.correlate.catalogue import causes, symptoms
 
     if row["cause"] in causes() and row["cause"] != "unknown":
-        return f"cause-{row['cause']}"
-    return f"symptom-{row['symptom']}" if row["symptom"] in symptoms() else ""
+        return str(row["cause"])
+    return str(row["symptom"]) if row["symptom"] in symptoms() else ""
 
 
 def _meaning(cause: str) -> str:

@@ -12,7 +12,7 @@ from agent.cli import options
 from agent.errors import NO_ROWS
 
 if TYPE_CHECKING:
-    from agent.ask.question import Where
+    from agent.ask.question import Condition, Where
     from agent.ask.source import RowSource
 
 #: What the table format shows; the other formats have every column.
@@ -41,10 +41,28 @@ _TOLD = ("finding_id", "state", "began", "lasted", "cause", "symptom", "confiden
 
 @click.command("findings")
 @click.option("--open", "only_open", is_flag=True, help="Only those that still go on.")
-@click.option("--since", metavar="TIME", help="Changed since then: 90s, 5m, 2h, 1d, ISO 8601, or boot+SECONDS.")
+@click.option(
+    "--since", metavar="TIME", help="Changed since then: 90s, 2h, 22:13, yesterday, ISO 8601, or boot+SECONDS."
+)
 @click.option("--until", metavar="TIME", help="As they stood then.")
+@click.option("--cause", type=options.Catalogue("causes"), metavar="NAME", help="With this cause (`tickscope causes`).")
+@click.option(
+    "--symptom", type=options.Catalogue("symptoms"), metavar="NAME", help="With this symptom (`tickscope symptoms`)."
+)
+@click.option("--severity", type=click.Choice(["notice", "alarm"]), help="Of this severity.")
+@click.option("--pid", type=click.IntRange(1), metavar="N", help="About this process, or caused by it.")
 @options.reading
-def command(only_open: bool, since: str | None, until: str | None, fmt: str, store: str) -> None:
+def command(
+    only_open: bool,
+    since: str | None,
+    until: str | None,
+    cause: str | None,
+    symptom: str | None,
+    severity: str | None,
+    pid: int | None,
+    fmt: str,
+    store: str,
+) -> None:
     """Findings in their latest state, in order of their beginning, the newest last.
 
     Nothing wrong, no finding: the exit status is then 3. One that still went on when its agent ended is left open.
@@ -54,29 +72,35 @@ def command(only_open: bool, since: str | None, until: str | None, fmt: str, sto
     tickscope findings --since 1h
     tickscope findings --open -o json
     """
-    from agent.ask.question import Where
+    from agent.ask.question import Condition, Where
     from agent.cli.gaps import tell, unjudged
     from agent.cli.output import note
     from agent.store.sources import opened
 
     with opened(store, [*TABLES_OF, "loss", "probe_status"], since, until) as source:
-        rows = latest(source, *[Where("state", "=", "open")] if only_open else ())
+        wanted = {"state": "open" if only_open else None, "cause": cause, "symptom": symptom, "severity": severity}
+        where: list[Where | Condition] = [Where(name, "=", value) for name, value in wanted.items() if value]
+        if pid:
+            where.append(Condition(f"culprit_pid = {pid} OR regexp_matches(subject, '\\bpid {pid}\\b')"))
+        rows = latest(source, *where)
         if only_open and not until:
             rows = [row for row in rows if not left_open(source, row)]
         if fmt == "table" and not until:
             rows = [{**row, "state": "left open"} if left_open(source, row) else row for row in rows]
         rows = [{**row, "sentence": in_wall_time(source, row, utc=fmt != "table")} for row in rows]
-        rows = [{**row, **_times(source, row)} for row in rows] if fmt == "table" else with_details(source, rows)
+        rows = [{**row, **times(source, row, people=fmt == "table")} for row in rows]
+        if fmt != "table":
+            rows = with_details(source, rows)
         gaps, left_out = source.gaps(), unjudged(source)
         notes = [*source.notes, *left_out]
     show(rows, fmt, {"gaps": gaps}, _TOLD)
     tell(gaps, notes, fmt)
     if not rows:
-        note(none(gaps, left_out, " in that time" if since or until else ""))
+        note(none(gaps, left_out, " in that time" if since or until else " of that kind" if where else ""))
         click.get_current_context().exit(NO_ROWS)
 
 
-def latest(source: RowSource, *where: Where) -> list[dict[str, Any]]:
+def latest(source: RowSource, *where: Where | Condition) -> list[dict[str, Any]]:
     """The latest state of each finding within the source's window, in order of their beginning."""
     from agent.ask.question import Question
 
@@ -169,8 +193,10 @@ def _list(text: str | None) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _times(source: RowSource, row: dict[str, Any]) -> dict[str, str]:
-    """When it began, to the second by the wall clock where that is known, and how long it lasted."""
+def times(source: RowSource, row: dict[str, Any], *, people: bool = False) -> dict[str, Any]:
+    """When it began and ended by the wall clock (RFC 3339), null where that is not known, or it has not ended; and how
+    long it has lasted. people: the same as the table shows it.
+    """
     import numpy as np
 
     from agent.cli.cells import cell, duration
@@ -178,10 +204,18 @@ def _times(source: RowSource, row: dict[str, Any]) -> dict[str, str]:
     from agent.common.duration import instant
     from agent.common.instants import iso
 
-    wall = int(source.wall(row["boot_id"], np.array([row["start_ns"]], np.int64))[0])
+    ends = (row["start_ns"], row["end_ns"])
+    walls = source.wall(row["boot_id"], np.array(ends, np.int64)).tolist()
+    if people:
+        return {
+            "began": cell("start_ns", ends[0]) if walls[0] == NULL_I64 else iso(walls[0], 0),
+            "lasted": "-" if instant(took := ends[1] - ends[0]) else duration(took),
+        }
+    began, ended = (None if wall == NULL_I64 else iso(wall) for wall in walls)
     return {
-        "began": cell("start_ns", row["start_ns"]) if wall == NULL_I64 else iso(wall, 0),
-        "lasted": "-" if instant(took := row["end_ns"] - row["start_ns"]) else duration(took),
+        "began": began,
+        "ended": ended if row["state"] == "closed" else None,
+        "lasted_s": (ends[1] - ends[0]) / 1e9,
     }
 
 
@@ -194,5 +228,6 @@ def show(
     from agent.ask.names import columns
     from agent.cli.output import emit_rows
 
-    every = [*columns("finding"), *(DETAILS if fmt in ("json", "ndjson") else ())]
+    more = [name for name in ("began", "ended", "lasted_s") if rows and name in rows[0]]
+    every = [*columns("finding"), *more, *(DETAILS if fmt in ("json", "ndjson") else ())]
     emit_rows(rows, fmt, told if fmt == "table" else every, extra, below="sentence")

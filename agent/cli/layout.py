@@ -31,15 +31,18 @@ def wrapped(text: str, width: int | None, indent: str = "", hang: str = _INDENT)
     ) or [indent]
 
 
-def widths(text: Mapping[str, Sequence[str]], flowing: Sequence[str], width: int, keep_all: bool) -> dict[str, int]:
-    """The columns that fit, with their widths. text: cells by column. flowing: columns of text, which may be made
-    narrower, down to their longest word. keep_all: none is left out, and lines may be longer than the screen.
+def widths(
+    text: Mapping[str, Sequence[str]], flowing: Sequence[str], width: int, keep_all: bool, measure: str = ""
+) -> dict[str, int]:
+    """The columns that fit, with their widths. text: cells by column. measure: the column that is left out last.
+    flowing: columns of text, which may be made narrower, down to their longest word. keep_all: none is left out, and
+    lines may be longer than the screen.
     """
     full = {n: max(len(n), *map(len, of)) for n, of in text.items()}
     least = {n: _least(n, text[n]) if n in flowing and full[n] > _FLOWS_FROM else full[n] for n in text}
     from agent.cli import cells  # here, since it takes the tables, and what is wrong with those is to be told, too
 
-    shown = list(text) if keep_all else cells.fit(list(text), least, width)
+    shown = list(text) if keep_all else cells.fit(list(text), least, width, measure)
     left = width - sum(least[n] + 2 for n in shown) + 2
     out = {n: least[n] for n in shown}
     for n in sorted((n for n in shown if full[n] > least[n]), key=lambda n: full[n] - least[n]):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Any
 
 from agent.cli.cells import cell, duration
 from agent.cli.clock_text import Dots, arrows, can, clock_line, nice, paint, told_step
 from agent.cli.limiters_course import LimiterCourse
+from agent.cli.output import coloured
 from agent.errors import printable
 
 _TOLD = 6
@@ -19,7 +19,7 @@ _SERIES = (("asked", "33", "*"), ("admitted", "32", "#"), ("limit", "31", "-"))
 def text(course: LimiterCourse, row: dict[str, Any], columns: int, rows: int = 12) -> list[str]:
     """Lines of at most ``columns`` characters. row: of ``seen_in``, for the figures."""
     plain = not can("⣿▲▼┤└─", sys.stdout.encoding)
-    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    colour = coloured(sys.stdout)
     most = course.most() * 1.05 or 1.0
     labels = {round(value / most * (rows - 1)): f"{value:g}/s" if value else "0" for value in nice(0.0, most, 5)}
     left = max(map(len, labels.values())) + 1

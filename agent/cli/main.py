@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from typing import Any
 
 import click
 
@@ -62,6 +63,16 @@ class Verbs(options.VerbGroup):
         found = importlib.import_module(f"agent.cli.{name}").command
         assert isinstance(found, click.Command)
         return found
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Ends quietly, too, where a verb finds that nobody reads what it writes."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            from agent.cli.output import forget_stdout
+
+            forget_stdout()
+            ctx.exit(0)
 
     def nearest(self, name: str) -> list[str]:
         from agent.tables import TABLES

@@ -21,12 +21,15 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click
 
     name = "duration"
 
+    def __init__(self, *, zero: bool = False) -> None:
+        self._zero = zero
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
             seconds = parse_ns(str(value), bare="s") / 1e9
         except ValueError:
-            seconds = 0.0
-        if not 0 < seconds < 1e9:
+            seconds = -1.0
+        if not 0 <= seconds < 1e9 or (not seconds and not self._zero):
             self.fail(f"{str(value)!r} is no duration; say 90s, 5m, 2h or 1d", param, ctx)
         return seconds
 
@@ -104,6 +107,29 @@ class Columns(click.ParamType):  # type: ignore[type-arg]
             for n in (*columns(table.name), *self._more)
             if n.startswith(last) and n not in taken
         ]
+
+
+class Catalogue(click.ParamType):  # type: ignore[type-arg]
+    """The name of a cause or a symptom. kind: ``causes`` or ``symptoms``."""
+
+    name = "name"
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def _known(self) -> Any:
+        from agent.correlate import catalogue
+
+        return getattr(catalogue, self._kind)()
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from agent.ask.names import known
+
+        return known(str(value), self._known(), self._kind.removesuffix("s"))
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        known = self._known().items()
+        return [CompletionItem(name, help=one.meaning) for name, one in known if name.startswith(incomplete)]
 
 
 class FindingId(click.ParamType):  # type: ignore[type-arg]

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from agent.cli import cells, layout
 from agent.errors import AgentError, printable
 
 SCHEMA = 1
+_TABLE_ROWS = 1000
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=str)
 Row = Mapping[str, Any]
+
+
+def coloured(stream: TextIO) -> bool:
+    """Whether escape sequences may be written: to a terminal that knows them, unless NO_COLOR is set."""
+    return stream.isatty() and knows_escapes() and not os.environ.get("NO_COLOR")
+
+
+def knows_escapes() -> bool:
+    """Whether a terminal would know escape sequences, by TERM."""
+    return os.environ.get("TERM") not in (None, "", "dumb")
 
 
 def note(text: str) -> None:
@@ -37,54 +50,70 @@ def quiet_pipe() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except BrokenPipeError:
-        _forget_stdout()
+        forget_stdout()
         raise SystemExit(0) from None
     except OSError as error:
-        _forget_stdout()
+        forget_stdout()
         raise AgentError("cannot write the output", why=str(error.strerror)) from error
 
 
-def _forget_stdout() -> None:
-    """Python flushes stdout once more at exit: let that succeed."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def forget_stdout() -> None:
+    """Python flushes its streams once more at exit: let that succeed."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(null, stream.fileno())
+    os.close(null)
 
 
 def emit_rows(
-    rows: Sequence[Row],
+    rows: Iterable[Row],
     fmt: str,
     columns: Sequence[str] | None = None,
     extra: Mapping[str, Any] | None = None,
     *,
+    after: Callable[[], Mapping[str, Any]] | None = None,
     units: Mapping[str, str] | None = None,
     chosen: bool | None = None,
     below: str = "",
+    measure: str = "",
 ) -> None:
-    """Print rows.
+    """Print rows as they come; the table format takes its columns' widths from the first _TABLE_ROWS of them.
 
-    columns: their order; by default that of the first row. extra: members of the JSON document beside ``rows`` (before
-    it).
+    columns: their order; by default that of the first row. extra, after: members of the JSON document before and behind
+    ``rows``.
     units: unit of a column whose name does not end in it (``{"p50": "ns"}``), for the table format.
     chosen: whether the user named the columns, so that the table format hides none; None where the verb has no
     ``--columns``.
     below: a column of long text, which on a screen stands below its row.
+    measure: the column that a narrow screen loses last.
     """
-    names = list(columns if columns is not None else rows[0] if rows else ())
+    rows = iter(rows)
+    if columns is None:
+        first = list(itertools.islice(rows, 1))
+        columns, rows = list(first[0]) if first else [], itertools.chain(first, rows)
     with quiet_pipe():
         if fmt == "json":
-            emit_doc({**(extra or {}), "rows": [{n: row.get(n) for n in names} for row in rows]})
+            sys.stdout.write(f'{dumps({"schema": SCHEMA, **(extra or {})})[:-1]}, "rows": [')
+            for i, row in enumerate(rows):
+                sys.stdout.write(("" if i == 0 else ", ") + dumps({n: row.get(n) for n in columns}))
+            members = dumps(after() if after else {})[1:-1]
+            sys.stdout.write(f"]{', ' if members else ''}{members}}}\n")
         elif fmt == "ndjson":
             for row in rows:
-                print(dumps({n: row.get(n) for n in names}))
+                print(dumps({n: row.get(n) for n in columns}))
         elif fmt == "csv":
-            _csv(rows, names)
+            _csv(rows, columns)
         else:
-            _table(rows, names, units or {}, chosen, below)
+            _table(rows, columns, units or {}, chosen, below, measure)
 
 
 def begin_stream(fmt: str, columns: Sequence[str]) -> None:
     """What comes before the rows of ``emit_stream``: the heading of a csv."""
     if fmt == "csv":
-        _csv((), list(columns))
+        _csv((), columns)
         sys.stdout.flush()
 
 
@@ -117,7 +146,10 @@ def emit(doc: Mapping[str, Any], fmt: str, human: Callable[[], None]) -> None:
 
 def dumps(value: Any) -> str:
     """Strict JSON: what JSON cannot say (NaN, infinities) is null, and what would act on a terminal is escaped."""
-    text = json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, default=str)
+    try:
+        text = _JSON.encode(value)
+    except ValueError:
+        text = _JSON.encode(_finite(value))
     return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
@@ -131,7 +163,7 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def _csv(rows: Iterable[Row], names: list[str]) -> None:
+def _csv(rows: Iterable[Row], names: Sequence[str]) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(map(printable, names))
     for row in rows:
@@ -146,29 +178,43 @@ def _csv_cell(value: Any) -> Any:
     return dumps(value) if isinstance(value, (list, tuple, Mapping)) else value
 
 
-def _table(rows: Sequence[Row], names: list[str], units: Mapping[str, str], chosen: bool | None, below: str) -> None:
-    if not rows:
+def _table(
+    rows: Iterator[Row], names: Sequence[str], units: Mapping[str, str], chosen: bool | None, below: str, measure: str
+) -> None:
+    batch = list(itertools.islice(rows, _TABLE_ROWS))
+    if not batch:
         return
     width = layout.room(sys.stdout)
-    text = {n: [cells.cell(n, row.get(n), units.get(n)) for row in rows] for n in names}
-    right = frozenset(n for n in names if any(isinstance(row.get(n), (int, float)) for row in rows))
+    text = _cells(batch, names, units)
+    right = frozenset(n for n in names if any(isinstance(row.get(n), (int, float)) for row in batch))
     shown = (
-        names if chosen or width is None else [n for n in names if any(row.get(n) is not None for row in rows)] or names
+        names
+        if chosen or width is None
+        else [n for n in names if any(row.get(n) is not None for row in batch)] or names
     )
-    under = text[below] if below in shown and width is not None else None
-    beside = {n: text[n] for n in shown if under is None or n != below}
+    under = below in shown and width is not None
+    beside = {n: text[n] for n in shown if not under or n != below}
     if width is None:
         sizes = {n: max(len(n), *map(len, of)) for n, of in beside.items()}
     else:
-        sizes = layout.widths(beside, [n for n in beside if n not in right], width, keep_all=bool(chosen))
+        sizes = layout.widths(
+            beside, [n for n in beside if n not in right], width, keep_all=bool(chosen), measure=measure
+        )
     line = printable("  ".join(n.rjust(sizes[n]) if n in right else n.ljust(sizes[n]) for n in sizes).rstrip())
-    print(f"\x1b[1m{line}\x1b[0m" if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else line)
-    for i in range(len(rows)):
-        print(*layout.lines({n: text[n][i] for n in sizes}, sizes, right), sep="\n")
-        if under is not None:
-            print(*layout.wrapped(under[i], width, "    "), sep="\n")
-    if hidden := len(names) - len(sizes) - (under is not None):
+    print(f"\x1b[1m{line}\x1b[0m" if coloured(sys.stdout) else line)
+    while batch:
+        for i in range(len(batch)):
+            print(*layout.lines({n: text[n][i] for n in sizes}, sizes, right), sep="\n")
+            if under:
+                print(*layout.wrapped(text[below][i], width, "    "), sep="\n")
+        batch = list(itertools.islice(rows, _TABLE_ROWS))
+        text = _cells(batch, names, units)
+    if hidden := len(names) - len(sizes) - under:
         note(
             f"{hidden} empty or less important columns hidden: -o json shows all"
             + ("" if chosen is None else ", --columns chooses")
         )
+
+
+def _cells(rows: Sequence[Row], names: Sequence[str], units: Mapping[str, str]) -> dict[str, list[str]]:
+    return {n: [cells.cell(n, row.get(n), units.get(n)) for row in rows] for n in names}

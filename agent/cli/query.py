@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from agent.cli import options
 from agent.errors import NO_ROWS, USAGE, AgentError
 
-if TYPE_CHECKING:
-    from agent.ask.question import Question
-    from agent.ask.source import RowSource
-
+#: Rows that a terminal gets unless more are asked for.
+_ON_TERMINAL = 1000
 #: What each group shows beside its columns.
 _SPREAD = ("count", "p50", "p90", "p99", "max")
 
@@ -24,7 +24,10 @@ _SPREAD = ("count", "p50", "p90", "p99", "max")
 @click.option(
     "--since",
     metavar="TIME",
-    help="From this time on: 90s, 5m, 2h, 1d, ISO 8601 (local where it names no zone), or boot+SECONDS.",
+    help=(
+        "From this time on: 90s, 2h, 1w, '10 min ago', 22:13, yesterday, ISO 8601 (local where it names no zone), or"
+        " boot+SECONDS."
+    ),
 )
 @click.option("--until", metavar="TIME", help="Up to this time, not including it.")
 @click.option("--where", metavar="SQL", help="A SQL condition on the table's columns.")
@@ -44,7 +47,10 @@ _SPREAD = ("count", "p50", "p90", "p99", "max")
 )
 @click.option("--top", type=click.IntRange(1), metavar="N", help="The N rows with the largest measure (groups: p99).")
 @click.option(
-    "--limit", type=click.IntRange(1), metavar="N", help="At most N rows: the newest (groups: the largest count)."
+    "--limit",
+    type=click.IntRange(0),
+    metavar="N",
+    help="At most N rows: the newest (groups: the largest count); 0 for all [default: 1000 on a terminal, else all].",
 )
 @options.reading
 def command(
@@ -70,7 +76,7 @@ def command(
     tickscope query slow_syscall --since 10m --where "syscall = 'fsync'" --top 5
     """
     from agent.ask import names as naming
-    from agent.ask.question import Condition, Question
+    from agent.ask.question import Condition, GroupValue, Question
     from agent.cli.gaps import tell
     from agent.cli.output import emit_rows, note
     from agent.store.sources import opened
@@ -85,49 +91,69 @@ def command(
             f"--top: {table} has no measure to order by", remedy="use --limit, or --group-by", exit_code=USAGE
         )
     question = Question(table, where=(Condition(where),) if where else (), group=tuple(by))
+    extra: dict[str, Any] = {"table": table}
+    units = {}
+    more: list[str] = []  # notes
+    given = limit
+    if limit is None and not by and not top and sys.stdout.isatty():
+        limit = _ON_TERMINAL
     with opened(store, [table, "loss", *naming.mentioned(where or "")], since, until) as source:
         if by:
             spread = source.spread(question, exact=exact)
-            rows = spread.rows
-            rows = (
-                sorted(rows, key=lambda r: r["p99"] if r["p99"] is not None else float("-inf"), reverse=True)[:top]
-                if top
-                else rows
+            found = spread.rows
+            if top:
+                found = sorted(found, key=lambda r: r["p99"] if r["p99"] is not None else float("-inf"), reverse=True)
+                found = found[:top]
+            answer = _Answer([found[: limit or None]])
+            unit = known.by_name[known.measure].unit if known.measure else ""
+            units = dict.fromkeys(_SPREAD[1:], unit)
+            extra["measure"] = {
+                "column": known.measure or None,
+                "unit": unit or None,
+                "percentiles": spread.how,
+                "error": spread.error,
+            }
+            if spread.error:
+                more = [f"p50, p90 and p99 are {spread.how}; --exact asks the rows"]
+        elif top:
+            asked = replace(
+                question, columns=tuple(names or every), largest=known.measure, limit=min(top, limit or top)
             )
-            rows = rows[:limit]
+            answer = _Answer([source.rows(asked)])
         else:
-            rows = _rows(source, question, known.measure, names or every, top, limit)
-        gaps = source.gaps()
-        if limit and not by and not top:
-            gaps = _reached(gaps, rows, limit, source.boots)
+            if (
+                given is None
+                and limit
+                and (count := source.rows(replace(question, values=(GroupValue("rows", "count"),)))[0]["rows"]) > limit
+            ):
+                more = [f"these are the newest {limit} of {count} rows; --limit 0 shows all"]
+            asked = replace(
+                question, columns=tuple(dict.fromkeys([*(names or every), "boot_id", "t_ns"])), limit=limit or None
+            )
+            answer = _Answer(source.batches(asked))
+        gaps: list[dict[str, Any]] = []
+
+        def after() -> dict[str, Any]:
+            gaps[:] = source.gaps()
+            if limit and answer.count == limit and not by and not top:
+                gaps[:] = _reached(gaps, answer.first, source.boots)
+            return {"gaps": gaps}
+
+        emit_rows(
+            answer.rows([c.name for c in known.columns if c.kind == "json"]),
+            fmt,
+            names or ([*by, *_SPREAD] if by else every),
+            extra,
+            after=after,
+            units=units,
+            chosen=bool(names or by),
+            measure=known.measure,
+        )
+        if fmt != "json":
+            after()
         notes = source.notes
-    extra: dict[str, Any] = {"table": table}
-    units = {}
-    if by:
-        unit = known.by_name[known.measure].unit if known.measure else ""
-        units = dict.fromkeys(_SPREAD[1:], unit)
-        extra["measure"] = {
-            "column": known.measure or None,
-            "unit": unit or None,
-            "percentiles": spread.how,
-            "error": spread.error,
-        }
-    for row in rows:
-        row.update({c.name: _parsed(row[c.name]) for c in known.columns if c.kind == "json" and c.name in row})
-    emit_rows(
-        rows,
-        fmt,
-        names or ([*by, *_SPREAD] if by else every),
-        extra | {"gaps": gaps},
-        units=units,
-        chosen=bool(names or by),
-    )
-    tell(
-        gaps,
-        [*notes, *([f"p50, p90 and p99 are {spread.how}; --exact asks the rows"] if by and spread.error else [])],
-        fmt,
-    )
-    if not rows:
+    tell(gaps, [*notes, *more], fmt)
+    if not answer.count:
         note(
             f"no rows in {table}"
             + (
@@ -139,38 +165,38 @@ def command(
         click.get_current_context().exit(NO_ROWS)
 
 
+class _Answer:
+    """Batches of rows as they are read: how many there were so far, and the first."""
+
+    def __init__(self, batches: Iterable[list[dict[str, Any]]]) -> None:
+        self._batches = batches
+        self.count = 0
+        self.first: dict[str, Any] = {}
+
+    def rows(self, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """texts: columns that are JSON texts and shall be values."""
+        for batch in self._batches:
+            self.first = self.first or next(iter(batch), {})
+            for row in batch:
+                self.count += 1
+                yield row | {name: _parsed(row[name]) for name in texts if name in row}
+
+
 def _names(text: str | None, among: list[str]) -> list[str]:
     from agent.ask.names import known
 
     return [known(name.strip(), among, "column") for name in text.split(",") if name.strip()] if text else []
 
 
-def _rows(
-    source: RowSource, question: Question, measure: str, names: list[str], top: int | None, limit: int | None
-) -> list[dict[str, Any]]:
-    question = replace(
-        question, columns=tuple(dict.fromkeys([*names, "boot_id", "t_ns"] if limit and not top else names))
-    )
-    if top:
-        return source.rows(replace(question, largest=measure, limit=min(top, limit or top)))
-    return source.rows(question.newest(limit))[::-1] if limit else source.rows(question)
-
-
-def _reached(
-    gaps: list[dict[str, Any]], rows: list[dict[str, Any]], limit: int, boots: list[str]
-) -> list[dict[str, Any]]:
-    """The gaps in the time that the newest rows take: what was lost before the oldest of them would not be among
-    them.
-    """
+def _reached(gaps: list[dict[str, Any]], oldest: dict[str, Any], boots: list[str]) -> list[dict[str, Any]]:
+    """The gaps in the time from the oldest of the newest rows on: what was lost before would not be among them."""
     from agent.ask.source import gap_bounds
 
-    if len(rows) < limit or rows[0]["boot_id"] not in boots:  # whose segment's head is damaged
+    if oldest["boot_id"] not in boots:  # whose segment's head is damaged
         return gaps
-    oldest = boots.index(rows[0]["boot_id"]), rows[0]["t_ns"]
+    since = boots.index(oldest["boot_id"]), oldest["t_ns"]
     return [
-        gap
-        for gap in gaps
-        if gap["boot_id"] not in boots or (boots.index(gap["boot_id"]), gap_bounds(gap)[1]) >= oldest
+        gap for gap in gaps if gap["boot_id"] not in boots or (boots.index(gap["boot_id"]), gap_bounds(gap)[1]) >= since
     ]
 
 

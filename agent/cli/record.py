@@ -21,13 +21,20 @@ _POLL_S = 0.1
 @click.command("record")
 @click.option("-o", "--output", "path", required=True, type=click.Path(dir_okay=False), help="The recording to write.")
 @options.duration
+@click.option(
+    "--since",
+    metavar="TIME",
+    help="Record the past instead, from the store, from this time on: 15m, 22:13, yesterday, ISO 8601, boot+SECONDS.",
+)
+@click.option("--until", metavar="TIME", help="With --since: up to this time, not including it.")
 @options.store
-def command(path: str, duration: float | None, store: str) -> None:
+def command(path: str, duration: float | None, since: str | None, until: str | None, store: str) -> None:
     """Copy everything the store receives from now on into a file for `tickscope replay`, until Ctrl-C or for
-    --duration.
+    --duration; or, with --since, what it has received already, of its newest boot.
 
     \b
     tickscope record -o trouble.rec --duration 60s
+    tickscope record -o trouble.rec --since 15m
     tickscope replay trouble.rec
     """
     from agent.cli.output import note
@@ -35,14 +42,21 @@ def command(path: str, duration: float | None, store: str) -> None:
     from agent.store.follow import Follower
     from agent.store.recorder import Recorder, wait_for_head
 
+    if until and not since:
+        raise click.UsageError("--until goes with --since")
+    if since and duration:
+        raise click.UsageError("--since and --duration exclude each other")
+    if since:
+        _past(path, store, since, until)
+        return
     dir_fd = segments.open_dir(store)
     follower = Follower(dir_fd)
-    until = time.monotonic() + duration if duration else math.inf
+    ends = time.monotonic() + duration if duration else math.inf
     interrupted = Interruption()
     try:
         if segments.writer(dir_fd) is None:
             note("note: no agent writes this store now; waiting for one")
-        head, frames = wait_for_head(follower, until, _POLL_S)
+        head, frames = wait_for_head(follower, ends, _POLL_S)
         if head is None:
             raise AgentError(
                 "nothing to record: no agent wrote to the store", remedy="sudo tickscope run", exit_code=UNREACHABLE
@@ -52,8 +66,8 @@ def command(path: str, duration: float | None, store: str) -> None:
             recorder.add(frames)
             last = False
             while not last:
-                time.sleep(max(0.0, min(_POLL_S, until - time.monotonic())))
-                last = bool(interrupted) or time.monotonic() >= until
+                time.sleep(max(0.0, min(_POLL_S, ends - time.monotonic())))
+                last = bool(interrupted) or time.monotonic() >= ends
                 missed = follower.missed
                 recorder.add(follower.poll())
                 if follower.missed > missed:
@@ -81,6 +95,32 @@ def command(path: str, duration: float | None, store: str) -> None:
         os.close(dir_fd)
     if interrupted:
         click.get_current_context().exit(INTERRUPTED)
+
+
+def _past(path: str, store: str, since: str, until: str | None) -> None:
+    from agent.ask.question import Question
+    from agent.cli.output import note
+    from agent.errors import NO_ROWS
+    from agent.store.query import Session
+    from agent.store.recorder import record_past
+    from agent.tables import TABLES
+
+    with Session(store, TABLES, since, until) as source:
+        if not source.boots:
+            raise AgentError("nothing to record: the store is empty", exit_code=UNREACHABLE)
+        boot_id = source.boots[-1]
+        hosts = source.rows(Question("clock_offset", ("host",), within=False, limit=1))
+        with _created(path) as out:
+            try:
+                recorder = record_past(out, source, boot_id, hosts[0]["host"] if hosts else "")
+            except OSError as error:
+                raise AgentError(f"cannot write {path}: {error.strerror}", remedy="name another place") from error
+        notes = source.notes
+    for text in notes:
+        note(f"note: {text}")
+    note(f"recorded {recorder.rows} rows and {recorder.ticks} ticks, {recorder.bytes} bytes, in {path}")
+    if not recorder.rows:
+        click.get_current_context().exit(NO_ROWS)
 
 
 def _created(path: str) -> BinaryIO:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from agent.cli import options
+from agent.cli.output import knows_escapes
 from agent.config import INVESTIGATE, SYSCALL_MODES, Config, resolve
 from agent.log import FORMATS, use
 from agent.posix.signals import hold
@@ -21,14 +22,12 @@ def run_agent(config: Config) -> None:
     settings = os.memfd_create("tickscope-config", 0)  # not a pipe, which holds 64 KB and then blocks
     os.write(settings, json.dumps(config.to_json()).encode())
     os.lseek(settings, 0, os.SEEK_SET)
-    root = str(Path(__file__).resolve().parents[2])
-    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     # -P: the directory it is started in, a clone perhaps, is none of ours and may be closed to the agent's user.
     # One malloc arena, whose freed arrays go back to the system, and no BLAS threads: the agent has a budget of some
     # tens of megabytes.
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),  # and nobody else's, whose modules may have our names
         "OPENBLAS_NUM_THREADS": "1",
         "MALLOC_ARENA_MAX": "1",
         "MALLOC_MMAP_THRESHOLD_": "131072",
@@ -40,7 +39,7 @@ def run_agent(config: Config) -> None:
 
 def flags(duration: float | None, **given: Any) -> dict[str, Any]:
     """Command-line values as settings."""
-    return {**given, "duration_s": duration, "live": sys.stdout.isatty()}
+    return {**given, "duration_s": duration, "live": sys.stdout.isatty() and knows_escapes()}
 
 
 @click.command("run")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
 import click
 
 from agent.cli import options
@@ -11,7 +15,9 @@ from agent.errors import NO_ROWS
 @click.command("sql")
 @click.argument("text")
 @click.option(
-    "--since", metavar="TIME", help="The tables from this time on: 90s, 5m, 2h, 1d, ISO 8601, or boot+SECONDS."
+    "--since",
+    metavar="TIME",
+    help="The tables from this time on: 90s, 2h, 22:13, yesterday, ISO 8601, or boot+SECONDS.",
 )
 @click.option("--until", metavar="TIME", help="Up to this time, not including it.")
 @options.reading
@@ -31,11 +37,25 @@ def command(text: str, since: str | None, until: str | None, fmt: str, store: st
 
     asked = mentioned(text)
     with opened(store, [*asked, "loss"] if asked else list(TABLES), since, until, bounded=True) as source:
-        result = source.run(text)
-        gaps = source.gaps() if asked else []
+        columns, batches = source.stream(text)
+        gaps: list[dict[str, Any]] = []
+        count = 0
+
+        def rows() -> Iterator[dict[str, Any]]:
+            nonlocal count
+            for row in itertools.chain.from_iterable(batches):
+                count += 1
+                yield dict(zip(columns, row, strict=True))
+
+        def after() -> dict[str, Any]:
+            gaps[:] = source.gaps() if asked else []
+            return {"gaps": gaps}
+
+        emit_rows(rows(), fmt, columns, {"columns": columns}, after=after, chosen=True)
+        if fmt != "json":
+            after()
         notes = source.notes
-    emit_rows(result.dicts(), fmt, result.columns, {"columns": result.columns, "gaps": gaps}, chosen=True)
     tell(gaps, notes, fmt)
-    if not result.rows:
+    if not count:
         note("no rows")
         click.get_current_context().exit(NO_ROWS)

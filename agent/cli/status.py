@@ -69,10 +69,10 @@ def document(wait_s: float = 0.0) -> dict[str, Any]:
 @click.option(
     "--wait",
     "wait_s",
-    type=float,
+    type=options.Duration(zero=True),
     default=0.0,
     metavar="S",
-    help="Wait up to S seconds for an agent with all probes attached.",
+    help="Wait up to S (20s, 1m; a number alone is seconds) for an agent with all probes attached.",
 )
 @options.common
 def command(wait_s: float, fmt: str, store: str) -> None:

@@ -5,21 +5,29 @@ from __future__ import annotations
 import click
 
 from agent.cli import options
+from agent.cli.causes import Name, describe
 
 
 @click.command("symptoms")
+@click.argument("name", type=Name(), metavar="[NAME]", default="")
 @options.common
-def command(fmt: str, store: str) -> None:
+def command(name: str, fmt: str, store: str) -> None:
     """The symptoms that a finding can be about, in the order in which the first of several names it: of what, in which
-    table, and which causes are asked. Needs no store.
+    table, and which causes are asked. With NAME, one of them in words. Needs no store.
 
     \b
     tickscope symptoms
     tickscope symptoms -o json
     """
+    from agent.ask.names import known
     from agent.cli.output import emit_rows
     from agent.correlate.catalogue import causes, symptoms
 
+    if name:
+        known(name, symptoms(), "symptom")
+    if name and fmt == "table":
+        describe(name)
+        return
     emit_rows(
         [
             {
@@ -32,6 +40,7 @@ def command(fmt: str, store: str) -> None:
                 "todo": s.todo,
             }
             for s in symptoms().values()
+            if name in ("", s.name)
         ],
         fmt,
         ["symptom", "meaning", "causes", "todo"] if fmt == "table" else None,

@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable
 
 from agent.clock.sample import Reading
+from agent.common.ownfiles import CLOCK as NAME
 
-NAME = "clock.last"
 _READING = struct.Struct("<16s6q")
 _SUM = struct.Struct("<I")
 

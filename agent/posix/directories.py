@@ -8,21 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import select
 import stat
 
+from agent.common import ownfiles
 from agent.common.remedy import UNANSWERED
 from agent.errors import UNREACHABLE, AgentError
 from agent.posix.signals import sheltered
 
-#: Whatever a directory of another owner may hold for it to be taken over: what this package put there, and a new file
-#: system's own.
-_OURS = re.compile(
-    r"hot-\d+\.tsl|sealed-\d+|seal-\d+\.tmp|(seal\.)?lock|clock\.last|(age|outage)\.json|otlp|(control|intake|intake\.seq|intake\.stream|notices)\.sock"
-)
-#: The same of a sealed segment.
-_SEALED = re.compile(r"\w+\.(parquet|cells)|head\.json(\.tmp)?")
+#: A new file system's own.
 _NOBODYS = {"lost+found"}
 
 
@@ -73,7 +67,7 @@ def prepare(path: str, mode: int, uid: int, gid: int) -> int:
         raise _unusable(path, error) from error
     try:
         entries = [entry for entry in os.scandir(fd) if entry.name not in _NOBODYS]
-        foreign = next((entry.name for entry in entries if not _OURS.fullmatch(entry.name)), None)
+        foreign = next((entry.name for entry in entries if not ownfiles.is_own(entry.name)), None)
         if os.fstat(fd).st_uid != uid:
             if foreign is not None:
                 raise AgentError(
@@ -85,7 +79,7 @@ def prepare(path: str, mode: int, uid: int, gid: int) -> int:
             os.fchown(fd, uid, gid)
         os.fchmod(fd, mode)
         for entry in entries:
-            if _OURS.fullmatch(entry.name):
+            if ownfiles.is_own(entry.name):
                 _give(entry.name, fd, uid, gid)
     except OSError as error:
         os.close(fd)
@@ -111,7 +105,7 @@ def _give(name: str, directory: int, uid: int, gid: int) -> None:
         found = os.fstat(fd)
         if stat.S_ISDIR(found.st_mode):
             for inner in filter(
-                _SEALED.fullmatch, os.listdir(fd)
+                ownfiles.IN_SEALED.fullmatch, os.listdir(fd)
             ):  # before the directory itself, which is looked at first when this was interrupted
                 _give(inner, fd, uid, gid)
         elif not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:

@@ -10,11 +10,12 @@ import uuid
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from agent.common.ownfiles import HOURS as NAME
+
 if TYPE_CHECKING:
     from agent.batch import Batch
     from agent.correlate.correlator import Correlator
 
-NAME = "hours.last"
 _MOST = 4 << 20
 _EVERY_NS = 600 * 10**9
 

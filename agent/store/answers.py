@@ -5,23 +5,46 @@ Wall time is computed by a vectorised function that is called just for the rows 
 
 from __future__ import annotations
 
+import itertools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, Self, TypeVar
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
 from agent.ask import sql as questions
-from agent.ask.question import Condition, Question, Spread
+from agent.ask.question import TIME, Condition, Question, Spread, Where
 from agent.ask.source import Result, gap_bounds
 from agent.ask.window import Window
 from agent.clock.history import Converted, History
-from agent.columns import NULL_I64, Column
+from agent.columns import HIST_BUCKETS, NULL_I64, Column
+from agent.common.address import addr_bytes, peer_of
+from agent.errors import UNREACHABLE, AgentError
 from agent.store import duck, group
 from agent.tables import TABLES
 
 T = TypeVar("T")
+#: Rows that a span of ``batches`` holds, which DuckDB sorts at once, and rows that are Python objects at one time.
+_SPAN_ROWS = 2_000
+_BATCH_ROWS = 200
+
+
+class _Span(NamedTuple):
+    """Seconds of CLOCK_BOOTTIME of one boot, the last not included, and how many rows of an answer lie in them."""
+
+    boot_id: str
+    from_s: int
+    until_s: int
+    rows: int
+
+    def where(self) -> tuple[Where, ...]:
+        return (
+            Where("boot_id", "=", self.boot_id),
+            Where("t_ns", ">=", self.from_s * 10**9),
+            Where("t_ns", "<", self.until_s * 10**9),
+        )
 
 
 class Answers(ABC):
@@ -64,6 +87,43 @@ class Answers(ABC):
         """One dictionary a row or group."""
         return self.run(questions.select(question, self.boots, self.window)).dicts()
 
+    def batches(self, question: Question) -> Iterator[list[dict[str, Any]]]:
+        """The same rows in order of time, or the newest ``question.limit`` of them, some hundred at once: a span of
+        time after the other, so that memory does not grow with their number.
+        """
+        for span, count in self._spans(question):
+            part = replace(question, where=(*question.where, *span.where()), order=TIME, limit=None)
+            if count < span.rows:
+                yield self.rows(part.newest(count))[::-1]
+            else:
+                columns, batches = self.stream(questions.select(part, self.boots, self.window))
+                yield from ([dict(zip(columns, row, strict=True)) for row in batch] for batch in batches)
+
+    def _spans(self, question: Question) -> list[tuple[_Span, int]]:
+        """Spans of time in order, which hold at most _SPAN_ROWS of the question's rows each unless a second holds more,
+        and how many of each span's newest rows belong to the answer.
+        """
+        boots = ", ".join(map(questions.literal, self.boots))
+        _, batches = self.stream(
+            f"SELECT * FROM (SELECT boot_id, t_ns // 1000000000 AS second, count(*) FROM {question.table}"
+            f" WHERE {questions.conditions(question, self.window)} GROUP BY ALL)"
+            f" ORDER BY list_position([{boots}]::VARCHAR[], boot_id), boot_id, second"
+        )
+        spans: list[_Span] = []
+        for boot, second, rows in itertools.chain.from_iterable(batches):
+            last = spans[-1] if spans else None
+            if last is None or last.boot_id != boot or last.rows + rows > _SPAN_ROWS:
+                spans.append(_Span(boot, second, second + 1, rows))
+            else:
+                spans[-1] = last._replace(until_s=second + 1, rows=last.rows + rows)
+        left = sum(span.rows for span in spans) if question.limit is None else question.limit
+        kept: list[tuple[_Span, int]] = []
+        while spans and left > 0:
+            span = spans.pop()
+            kept.append((span, min(span.rows, left)))
+            left -= span.rows
+        return kept[::-1]
+
     def integers(self, question: Question) -> dict[str, np.ndarray]:
         """Columns of integers, int64, shape (n,), NULL_I64 for unknown."""
         found = self._asked(questions.select(question, self.boots, self.window), lambda done: done.fetchnumpy())
@@ -85,6 +145,15 @@ class Answers(ABC):
     def run(self, sql: str) -> Result:
         """Raises as ``_asked``."""
         return self._asked(sql, lambda done: Result([d[0] for d in done.description or ()], done.fetchall()))
+
+    def stream(self, sql: str) -> tuple[list[str], Iterator[list[tuple[Any, ...]]]]:
+        """The columns of a query and its rows, some hundred at once; nothing else may be asked until they are read.
+        Raises as ``_asked``; the iterator raises AgentError (exit 4) where a file fails behind the first of them.
+        """
+        done, columns, first = self._asked(
+            sql, lambda done: (done, [d[0] for d in done.description or ()], done.fetchmany(_BATCH_ROWS))
+        )
+        return columns, _rest(done, first)
 
     def gaps(self) -> list[dict[str, Any]]:
         """Loss rows whose interval overlaps the window, with the wall times of its ends."""
@@ -132,11 +201,36 @@ class Answers(ABC):
         return pa.StructArray.from_arrays(wall_arrays(Converted(wall, err, state, alt)), list(WALL_COLUMNS))
 
 
+def _rest(done: Any, batch: list[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
+    import duckdb
+
+    while batch:
+        yield batch
+        try:
+            batch = done.fetchmany(_BATCH_ROWS)
+        except duckdb.Error as error:
+            raise AgentError(
+                "the rest of the answer cannot be read", why=str(error).partition("\n")[0], exit_code=UNREACHABLE
+            ) from error
+
+
+#: The stored bytes of an address and of a peer that a view shows as text.
+_ENCODED: dict[str, Callable[[str], bytes]] = {
+    "addr": lambda text: peer_of(text)[:16] if text.startswith("unix:") else addr_bytes(text),
+    "peer": peer_of,
+}
+
+
 def as_stored(column: Column, given: np.ndarray) -> np.ndarray:
-    """What DuckDB gives of a column, as the column stores it: numbers, truth values, texts and names."""
+    """What DuckDB gives of a column, as the column stores it: numbers, truth values, texts, names, addresses and
+    histograms.
+    """
     values = np.ma.asarray(given)
     missing = np.ma.getmaskarray(values)
-    if column.kind not in ("str", "enum"):
+    if column.kind == "hist":
+        none = np.zeros(HIST_BUCKETS, np.uint32)
+        return np.array([none if one is None else one for one in given], np.uint32).reshape(-1, HIST_BUCKETS)
+    if column.kind not in ("str", "enum", "json", "addr", "peer"):
         stored = np.asarray(np.ma.getdata(values)).astype(column.dtype)
         stored[missing] = column.null
         return stored
@@ -146,7 +240,8 @@ def as_stored(column: Column, given: np.ndarray) -> np.ndarray:
     ]
     if column.kind == "enum":
         return np.array([-1 if text is None else codes.get(text, -1) for text in texts], column.dtype)
-    return np.array([b"" if text is None else text.encode() for text in texts], column.dtype)
+    encode = _ENCODED.get(column.kind, str.encode)
+    return np.array([b"" if text is None else encode(text) for text in texts], column.dtype)
 
 
 def executed(db: Any, sql: str) -> Any:

@@ -20,9 +20,13 @@ from agent.common.address import addr_text, peer_text
 from agent.common.table import DERIVED
 from agent.tables import TABLES
 
+# Its own allocator takes 4 MB at once and keeps what is freed; malloc's gives it back.
+pa.set_memory_pool(pa.system_memory_pool())
+
 #: The derived wall columns, in the order of ``wall_arrays``.
 WALL_COLUMNS = ("wall_ns", "wall_err_ns", "wall_state", "wall_alt_ns")
 _STATES = next(c.names for c in DERIVED if c.name == "wall_state")
+_PIECE_BYTES = 1 << 20
 
 
 def arrow_type(column: Column) -> pa.DataType:
@@ -44,6 +48,31 @@ def to_arrow(table: str, rows: np.ndarray, boot_id: str, host: str) -> pa.Table:
     n = len(rows)
     arrays += [pa.repeat(pa.scalar(boot_id, pa.string()), n), pa.repeat(pa.scalar(host, pa.string()), n)]
     return pa.Table.from_arrays(arrays, schema=schema(table))
+
+
+class Gathered:
+    """Rows that come in pieces, as Arrow tables: converted by the megabyte, so that all of them are in memory once."""
+
+    def __init__(self) -> None:
+        self._tables: dict[str, list[pa.Table]] = {}
+        self._waiting: dict[tuple[str, str, str], list[np.ndarray]] = {}
+
+    def add(self, table: str, rows: np.ndarray, boot_id: str, host: str) -> None:
+        """rows: as for ``to_arrow``; they are copied."""
+        waiting = self._waiting.setdefault((table, boot_id, host), [])
+        waiting.append(rows.copy())
+        if sum(part.nbytes for part in waiting) >= _PIECE_BYTES:
+            self._convert(table, boot_id, host)
+
+    def tables(self) -> dict[str, list[pa.Table]]:
+        """All rows so far, by table, in the order in which they came; those of one boot and host at least."""
+        for key in list(self._waiting):
+            self._convert(*key)
+        return self._tables
+
+    def _convert(self, table: str, boot_id: str, host: str) -> None:
+        rows = np.concatenate(self._waiting.pop((table, boot_id, host)))
+        self._tables.setdefault(table, []).append(to_arrow(table, rows, boot_id, host))
 
 
 def wall_arrays(times: Converted) -> list[pa.Array]:

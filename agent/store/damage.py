@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from agent.batch import Loss, losses
-from agent.store.reader import HotRows, Sealed
+from agent.store.arrow import to_arrow
+from agent.store.reader import Sealed
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def unreadable(files: Iterable[str]) -> dict[str, str]:
@@ -34,10 +39,10 @@ def note(one: Sealed, table: str, why: str) -> str:
     )
 
 
-def loss(one: Sealed, table: str) -> HotRows:
+def loss(one: Sealed, table: str) -> pa.Table:
     """The rows that a damaged file held, as a row of ``loss``."""
     span = one.tables[table]
     known = span["rows"] >= 0
     source = f"{table} of {one.name}"
     lost = Loss(source, span["rows"], span["min_t_ns"], span["max_t_ns"]) if known else Loss(source)
-    return HotRows(one.head.boot_id, one.head.host, losses("store", lost).rows)
+    return to_arrow("loss", losses("store", lost).rows, one.head.boot_id, one.head.host)

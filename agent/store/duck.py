@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.ask.names import columns, quote, unknown
 from agent.ask.window import WALL, Window
+from agent.common.lean import without
 from agent.errors import USAGE, AgentError
 from agent.tables import TABLES
 
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
-    from agent.store.reader import HotRows
-
+#: Each thread decodes a group of rows of its own: more take more memory than they save time.
+THREADS = 1
+#: Above it a query fails, so that none takes the host's memory.
+MEMORY = "1GB"
 _WALL_TYPE = "STRUCT(wall_ns BIGINT, wall_err_ns BIGINT, wall_state VARCHAR, wall_alt_ns BIGINT)"
 #: Statements that only read. DuckDB has PIVOT as several: the type of its columns, then the query.
 _READING = ("SELECT", "MULTI")
@@ -29,13 +32,20 @@ _EXPLAIN = re.compile(
 )
 
 
+def plain() -> duckdb.DuckDBPyConnection:
+    """A database in memory, in as little of it as answers need."""
+    with without("_hashlib"):  # which would bring OpenSSL with it, for 3 MB
+        import duckdb
+
+    # A cache of files' bytes is for those who ask twice.
+    return duckdb.connect(config={"threads": THREADS, "memory_limit": MEMORY, "enable_external_file_cache": False})
+
+
 def connected(wall: Callable[[Any, Any], Any]) -> duckdb.DuckDBPyConnection:
     """A database without tables. wall: Arrow arrays (boot_id, t_ns) of one chunk to a struct array of the wall
     columns.
     """
-    import duckdb
-
-    db = duckdb.connect()
+    db = plain()
     register: Any = db.create_function  # Its stub lacks the names that stand for types.
     register(WALL, wall, ["VARCHAR", "BIGINT"], _WALL_TYPE, type="arrow", null_handling="special")
     return db
@@ -52,6 +62,9 @@ def confine(db: duckdb.DuckDBPyConnection, directories: Iterable[str] = ()) -> N
 
 
 def closed(db: duckdb.DuckDBPyConnection) -> None:
+    """Also where the reader of an answer has gone before its end."""
+    if abort := getattr(db, "abort", None):  # from DuckDB 2 on, which otherwise refuses what follows
+        abort()
     db.remove_function(WALL)
     db.close()
 
@@ -59,7 +72,7 @@ def closed(db: duckdb.DuckDBPyConnection) -> None:
 def make_view(
     db: duckdb.DuckDBPyConnection,
     table: str,
-    parts: Iterable[HotRows],
+    parts: Iterable[pa.Table],
     files: Sequence[str],
     window: Window,
     *,
@@ -70,23 +83,25 @@ def make_view(
     db.execute(f"CREATE OR REPLACE VIEW {table} AS {rows_of(table, files)}{_latest(table, window, bounded=bounded)}")
 
 
-def hold(db: duckdb.DuckDBPyConnection, table: str, parts: Iterable[HotRows]) -> None:
+def hold(db: duckdb.DuckDBPyConnection, table: str, parts: Iterable[pa.Table]) -> None:
     """Has rows in memory ready for ``rows_of``."""
     import pyarrow as pa
 
-    from agent.store.arrow import schema, to_arrow
+    from agent.store.arrow import schema
 
-    held: pa.Table = pa.concat_tables(
-        [schema(table).empty_table(), *(to_arrow(table, p.rows, p.boot_id, p.host) for p in parts)]
-    )
-    db.register(f"_hot_{table}", held)
+    db.register(held(table), pa.concat_tables([schema(table).empty_table(), *parts]))
+
+
+def held(table: str) -> str:
+    """The name of a table's rows in memory."""
+    return f"_hot_{table}"
 
 
 def rows_of(table: str, files: Sequence[str]) -> str:
     """A query of a table's rows in memory (``hold``) and in these Parquet files, with the derived columns."""
     from agent.store.arrow import WALL_COLUMNS
 
-    source = f"SELECT * FROM _hot_{table}"
+    source = f"SELECT * FROM {held(table)}"
     if files:
         source += (
             f" UNION ALL BY NAME SELECT * FROM read_parquet([{', '.join(map(text, files))}], union_by_name = true)"
@@ -133,6 +148,10 @@ def refuse_writes(db: duckdb.DuckDBPyConnection, sql: str) -> None:
 def usage(message: str, tables: Iterable[str]) -> AgentError:
     """A message of DuckDB as a usage error, with the nearest names where it misses a column or table."""
     first = message.partition("\n")[0]
+    if first.startswith("Out of Memory"):
+        return AgentError(
+            f"the query needs more than {MEMORY} of memory", remedy="ask for less: --since, --where, fewer columns"
+        )
     if match := re.search(r'(?:column|Column with name) "?([\w.]+)"? (?:not found|does not exist)', first):
         return unknown(match[1], sorted({c for t in tables for c in columns(t)}), "column")
     if match := re.search(r"Table with name (\w+) does not exist", first):

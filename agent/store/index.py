@@ -104,13 +104,15 @@ def read(fd: int) -> dict[str, Span] | None:
     return spans
 
 
-def frames(fd: int, spans: Iterable[Span], first: int) -> bytes:
-    """The bytes of a segment that hold these spans, after its head, which is its ``first`` bytes. Raises OSError."""
+def runs(spans: Iterable[Span], first: int) -> list[tuple[int, int]]:
+    """Where a segment holds these spans, after its head, which is its ``first`` bytes: (start, end) of each piece, in
+    order.
+    """
     places = sorted(place for span in spans for place in zip(span.places[::2], span.places[1::2], strict=True))
-    pieces, start, end = [], 0, first
+    found, start, end = [], 0, first
     for offset, length in places:
         if offset > end:
-            pieces.append(os.pread(fd, end - start, start))
+            found.append((start, end))
             start = offset
         end = max(end, offset + length)
-    return b"".join([*pieces, os.pread(fd, end - start, start)])
+    return [*found, (start, end)]

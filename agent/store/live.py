@@ -10,6 +10,7 @@ import numpy as np
 from agent.ask.names import columns
 from agent.clock.history import History
 from agent.columns import NULL_I64
+from agent.store import duck
 from agent.store.answers import to_wall
 from agent.store.arrow import WALL_COLUMNS, to_arrow, wall_arrays
 from agent.store.frames import Head
@@ -42,9 +43,9 @@ class LiveRows:
     def _load(self, head: Head) -> None:
         if head.boot_id != self._boot:
             self._boot = head.boot_id
-            self._history = History.from_rows(
-                offsets(snapshot(self._path, frozenset({"clock_offset"})), self._path, head.boot_id)
-            )
+            with duck.plain() as db:
+                taken = snapshot(self._path, frozenset({"clock_offset"}))
+                self._history = History.from_rows(offsets(db, taken, self._path, head.boot_id))
 
 
 def with_wall(found: pa.Table, t_ns: np.ndarray, history: History) -> pa.Table:

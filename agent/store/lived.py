@@ -12,8 +12,7 @@ from typing import Self
 
 from agent.common import host
 from agent.common.clocks import boot_ns
-
-NAME = "age.json"
+from agent.common.ownfiles import AGE as NAME
 
 
 def running() -> tuple[str, int]:

@@ -13,8 +13,8 @@ import os
 from dataclasses import asdict, dataclass, field
 
 from agent.batch import Batch, Loss, losses
+from agent.common.ownfiles import OUTAGE as NAME
 
-NAME = "outage.json"
 #: A row a table, and room for more.
 _ROOM = 16 << 10
 _TRIES = 5

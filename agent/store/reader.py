@@ -7,9 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent.ask.window import Window
 from agent.batch import Loss, losses
@@ -18,21 +16,20 @@ from agent.common import host
 from agent.common.clocks import boot_ns
 from agent.errors import UNREACHABLE, AgentError
 from agent.store import index, outage, segments
-from agent.store.frames import FrameDecoder, FrameKind, Head
+from agent.store.arrow import Gathered
+from agent.store.frames import Frame, FrameDecoder, FrameKind, Head
 from agent.tables import TABLES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 #: Those whose rows tell of other times than their own.
 _ALWAYS = {"clock_offset", "loss"}
 #: An agent that runs writes more often than this.
 WRITES_NS = 10_000_000_000
 _HEAD_BYTES = 4096
+_READ_BYTES = 1 << 20
 _TRIES = 20
-
-
-class HotRows(NamedTuple):
-    boot_id: str
-    host: str
-    rows: np.ndarray
 
 
 class Sealed(NamedTuple):
@@ -52,7 +49,8 @@ class Sealed(NamedTuple):
 
 @dataclass
 class Snapshot:
-    """hot: rows by table, in segment order. boots: boot ids, oldest first. notes: what could not be read, in words.
+    """hot: rows by table, in segment order, as Arrow tables. boots: boot ids, oldest first. notes: what could not be
+    read, in words.
 
     writer: pid of the agent that adds to it. ends: per boot, to when it was written, CLOCK_BOOTTIME. end_ns: the newest
     time, CLOCK_BOOTTIME of the last boot, null where nothing is in it.
@@ -60,7 +58,7 @@ class Snapshot:
     cannot be written, or what its last agent could not tell otherwise.
     """
 
-    hot: dict[str, list[HotRows]] = field(default_factory=dict)
+    hot: dict[str, list[pa.Table]] = field(default_factory=dict)
     sealed: list[Sealed] = field(default_factory=list)
     boots: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -97,35 +95,36 @@ def snapshot(path: str | Path, tables: frozenset[str], window: Window | None = N
 def _take(dir_fd: int, tables: frozenset[str], window: Window) -> Snapshot:
     listed = segments.listing(dir_fd)
     taken = Snapshot(writer=segments.writer(dir_fd), outage=outage.read(dir_fd))
+    hot = Gathered()
     if taken.outage is not None and (lost := taken.outage.rows()):
-        taken.hot["loss"] = [HotRows(taken.outage.boot_id, taken.outage.host, lost.rows)]
+        hot.add("loss", lost.rows, taken.outage.boot_id, taken.outage.host)
     heads: list[tuple[int, Head]] = []
     ends: dict[str, int] = {}
     whole = [*listed.hot]
     for seq in listed.hot:
         decoder = FrameDecoder(tables)
-        data, last = _wanted(dir_fd, seq, tables, window)
-        for frame in decoder.feed(data):
-            if frame.kind == FrameKind.ROWS and decoder.head is not None:
-                taken.hot.setdefault(frame.table, []).append(
-                    HotRows(decoder.head.boot_id, decoder.head.host, frame.rows)
-                )
-                last = max(last, int(frame.rows["t_ns"].max()))
-            elif frame.kind == FrameKind.TICK:
-                last = max(last, frame.t_ns)
+        with open(segments.open_at(dir_fd, segments.hot_name(seq)), "rb", buffering=0) as file:
+            places, last = _wanted(file.fileno(), tables, window)
+            for frame in _frames(file.fileno(), places, decoder):
+                if frame.kind == FrameKind.ROWS and decoder.head is not None:
+                    hot.add(frame.table, frame.rows, decoder.head.boot_id, decoder.head.host)
+                    last = max(last, int(frame.rows["t_ns"].max()))
+                elif frame.kind == FrameKind.TICK:
+                    last = max(last, frame.t_ns)
         if decoder.head is not None:
             heads.append((seq, decoder.head))
             ends[decoder.head.boot_id] = max(last, ends.get(decoder.head.boot_id, NULL_I64))
         if decoder.corrupt is not None:
+            unread = sum(end - start for start, end in places) - decoder.offset
             taken.notes.append(
                 f"{segments.hot_name(seq)} is damaged at byte {decoder.offset}: {decoder.corrupt}; "
-                f"{decoder.pending} bytes are not shown"
+                f"{unread} bytes are not shown"
             )
             if decoder.head is not None:
                 torn = losses(
                     "store", Loss(segments.hot_name(seq), from_ns=last, t_ns=max(last, decoder.head.created_ns))
                 )
-                taken.hot.setdefault("loss", []).append(HotRows(decoder.head.boot_id, decoder.head.host, torn.rows))
+                hot.add("loss", torn.rows, decoder.head.boot_id, decoder.head.host)
     for seq in listed.sealed:
         name = segments.sealed_name(seq)
         try:
@@ -149,11 +148,12 @@ def _take(dir_fd: int, tables: frozenset[str], window: Window) -> Snapshot:
     taken.boots = list(dict.fromkeys(head.boot_id for _, head in sorted(heads, key=lambda h: h[0])))
     taken.ends = ends
     taken.end_ns = ends.get(taken.boots[-1], NULL_I64) if taken.boots else NULL_I64
-    _note_silence(taken, heads)
+    _note_silence(taken, heads, hot)
+    taken.hot = hot.tables()
     return taken
 
 
-def _note_silence(taken: Snapshot, heads: list[tuple[int, Head]]) -> None:
+def _note_silence(taken: Snapshot, heads: list[tuple[int, Head]], hot: Gathered) -> None:
     """An agent that lives and does not write, and could not even say so (a disk that is read-only, fails or hangs; a
     process that is stopped): what is missing since then is a loss of unknown size.
     """
@@ -165,36 +165,42 @@ def _note_silence(taken: Snapshot, heads: list[tuple[int, Head]]) -> None:
     if began_ns is None or began_ns > wrote_ns or now_ns - wrote_ns < WRITES_NS:
         return
     missing = losses("store", Loss("agent", None, wrote_ns, now_ns))
-    taken.hot.setdefault("loss", []).append(HotRows(head.boot_id, head.host, missing.rows))
+    hot.add("loss", missing.rows, head.boot_id, head.host)
     taken.notes.append(
         f"the agent (pid {taken.writer}) lives, but has written nothing for {(now_ns - wrote_ns) // 10**9} s:"
         " `tickscope status` says why"
     )
 
 
-def _wanted(dir_fd: int, seq: int, tables: frozenset[str], window: Window) -> tuple[bytes, int]:
-    """The bytes of a hot segment that hold rows of the tables, and the newest time of any row in it, as far as that is
-    known without them.
+def _wanted(fd: int, tables: frozenset[str], window: Window) -> tuple[list[tuple[int, int]], int]:
+    """The parts of a hot segment, (start, end) in bytes, that hold rows of the tables, and the newest time of any row
+    in it, as far as that is known without them.
     """
-    fd = segments.open_at(dir_fd, segments.hot_name(seq))
-    with open(fd, "rb", buffering=0) as file:
-        try:
-            spans = index.read(fd)
-        except (OverflowError, TypeError, ValueError):
-            spans = None
-        start = FrameDecoder()
-        list(start.feed(os.pread(fd, _HEAD_BYTES, 0)))
-        if spans is None or start.head is None:
-            return file.readall() or b"", NULL_I64
-        boot = start.head.boot_id
-        wanted = [
-            span
-            for table, span in spans.items()
-            if table in tables
-            and (table in _ALWAYS or TABLES[table].as_of or not window.misses(boot, span.min_ns, span.max_ns))
-        ]
-        first = min((span.places[0] for span in spans.values() if span.places), default=_HEAD_BYTES)
-        return index.frames(fd, wanted, first), max((span.max_ns for span in spans.values()), default=NULL_I64)
+    try:
+        spans = index.read(fd)
+    except (OverflowError, TypeError, ValueError):
+        spans = None
+    start = FrameDecoder()
+    list(start.feed(os.pread(fd, _HEAD_BYTES, 0)))
+    if spans is None or start.head is None:
+        return [(0, os.fstat(fd).st_size)], NULL_I64
+    boot = start.head.boot_id
+    wanted = [
+        span
+        for table, span in spans.items()
+        if table in tables
+        and (table in _ALWAYS or TABLES[table].as_of or not window.misses(boot, span.min_ns, span.max_ns))
+    ]
+    first = min((span.places[0] for span in spans.values() if span.places), default=_HEAD_BYTES)
+    return index.runs(wanted, first), max((span.max_ns for span in spans.values()), default=NULL_I64)
+
+
+def _frames(fd: int, places: list[tuple[int, int]], decoder: FrameDecoder) -> Iterator[Frame]:
+    """The frames in these parts of a file, read by the megabyte, up to the first that is damaged."""
+    for start, end in places:
+        while start < end and decoder.corrupt is None and (data := os.pread(fd, min(end - start, _READ_BYTES), start)):
+            start += len(data)
+            yield from decoder.feed(data)
 
 
 def boots(path: str | Path) -> list[str]:
@@ -215,12 +221,3 @@ def _headless(name: str, files: list[str]) -> Sealed:
     tables = [file.removesuffix(".parquet") for file in files if file.endswith(".parquet")]
     unknown = {"rows": -1, "min_t_ns": -(1 << 62), "max_t_ns": 1 << 62}
     return Sealed(name, Head("", "", "", 0, 0), dict.fromkeys(tables, unknown))
-
-
-def merged(parts: list[HotRows]) -> Iterator[HotRows]:
-    """The same rows with one array for each run of parts of one boot and host."""
-    start = 0
-    for at in range(1, len(parts) + 1):
-        if at == len(parts) or parts[at][:2] != parts[start][:2]:
-            yield HotRows(*parts[start][:2], np.concatenate([p.rows for p in parts[start:at]]))
-            start = at

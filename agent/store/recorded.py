@@ -13,8 +13,8 @@ from agent.columns import NULL_I64
 from agent.errors import UNREACHABLE, AgentError
 from agent.store import duck
 from agent.store.answers import Answers, executed
+from agent.store.arrow import Gathered
 from agent.store.frames import FrameKind
-from agent.store.reader import HotRows
 from agent.store.recording import Recording
 from agent.tables import TABLES
 
@@ -42,13 +42,16 @@ class Recorded(Answers):
     ) -> None:
         super().__init__()
         self._tables = dict.fromkeys(tables)
-        rows: dict[str, list[np.ndarray]] = {}
+        rows, clock = Gathered(), [TABLES["clock_offset"].empty(0)]
         try:
             recording = Recording(path, frozenset([*self._tables, "clock_offset"]))
             self._boot, self._end_ns = recording.head.boot_id, recording.head.created_ns
             for frame in recording:
                 if frame.kind == FrameKind.ROWS:
-                    rows.setdefault(frame.table, []).append(frame.rows)
+                    if frame.table == "clock_offset":
+                        clock.append(frame.rows.copy())
+                    if frame.table in self._tables:
+                        rows.add(frame.table, frame.rows, self._boot, recording.head.host)
                     self._end_ns = max(self._end_ns, int(frame.rows["t_ns"].max()))
                 elif frame.kind == FrameKind.TICK:
                     self._end_ns = max(self._end_ns, frame.t_ns)
@@ -56,12 +59,12 @@ class Recorded(Answers):
             error.exit_code = UNREACHABLE
             raise
         self.notes = [f"{path} is cut off: {recording.cut}"] if recording.cut else []
-        self._clock = np.concatenate([TABLES["clock_offset"].empty(0), *rows.get("clock_offset", [])])
+        self._clock = np.concatenate(clock)
         self.window = Window(*(self.bound(t) if t else None for t in (since, until)))
         self._db = duck.connected(self._wall)
+        held = rows.tables()
         for table in self._tables:
-            parts = [HotRows(self._boot, recording.head.host, np.concatenate(rows[table]))] if table in rows else []
-            duck.make_view(self._db, table, parts, (), self.window, bounded=bounded)
+            duck.make_view(self._db, table, held.get(table, ()), (), self.window, bounded=bounded)
         duck.confine(self._db)
 
     @property

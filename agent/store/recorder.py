@@ -9,16 +9,28 @@ from __future__ import annotations
 
 import time
 import zlib
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
+import numpy as np
+
+from agent.ask.question import GroupValue, Question, Where
 from agent.batch import Batch, Loss, losses
 from agent.common.clocks import boot_ns
+from agent.common.version import VERSION
 from agent.store.follow import Follower
 from agent.store.frames import Encoder, Frame, FrameKind, Head
+from agent.tables import TABLES
+
+if TYPE_CHECKING:
+    from agent.ask.source import RowSource
 
 _LEVEL = 3  # rows repeat much: more effort gains a tenth for thrice the time
 _GZIP = 31  # zlib.compressobj: the widest window, in gzip's framing
 _FLUSH_S = 0.5
+_SECOND = 10**9
+_PAST_SECONDS = 60  # read from the store at once
+#: What the correlator and others make of the rest: a replay makes it anew.
+MADE_BY_AGENT = ("finding", "evidence", "limiter_jump")
 
 
 class Recorder:
@@ -36,16 +48,20 @@ class Recorder:
         """Append frames in their order. Raises OSError."""
         for frame in frames:
             if frame.kind == FrameKind.ROWS:
-                self._batch(Batch(frame.table, frame.rows))
+                self.batch(Batch(frame.table, frame.rows))
             elif frame.kind == FrameKind.TICK:
-                self._put(Encoder.tick(frame.t_ns))
-                self.ticks += 1
+                self.tick(frame.t_ns)
         if time.monotonic() - self._synced >= _FLUSH_S:
             self._sync()
 
+    def tick(self, t_ns: int) -> None:
+        """A watermark, CLOCK_BOOTTIME ns."""
+        self._put(Encoder.tick(t_ns))
+        self.ticks += 1
+
     def missed(self, segments: int) -> None:
         """Mark that whole segments went by unread."""
-        self._batch(losses("store", Loss(f"record: {segments} segments", to_ns=boot_ns())))
+        self.batch(losses("store", Loss(f"record: {segments} segments", to_ns=boot_ns())))
 
     def close(self) -> None:
         """Write END; without it a recording counts as cut off."""
@@ -53,7 +69,8 @@ class Recorder:
         self._write(self._pack.flush())
         self._out.flush()
 
-    def _batch(self, batch: Batch) -> None:
+    def batch(self, batch: Batch) -> None:
+        """Append rows of one table."""
         pieces, schemas = self._encoder.batches([batch])
         self._put(b"".join(pieces))
         self._encoder.keep(schemas)
@@ -70,6 +87,37 @@ class Recorder:
     def _write(self, data: bytes) -> None:
         self._out.write(data)
         self.bytes += len(data)
+
+
+def record_past(out: BinaryIO, source: RowSource, boot_id: str, host: str) -> Recorder:
+    """Writes the rows of a boot in the source's window, in order of time, with a tick each second, as a recording.
+    Raises OSError, and AgentError as the source does.
+
+    Rows that came late are in their places here, so that the findings of a replay may differ from the agent's own.
+    """
+    tables = [name for name in TABLES if name not in MADE_BY_AGENT]
+    in_boot = Where("boot_id", "=", boot_id)
+    ends = (GroupValue("first", "min", "t_ns"), GroupValue("last", "max", "t_ns"))
+    spans = [source.rows(Question(name, where=(in_boot,), values=ends))[0] for name in tables]
+    recorder = Recorder(out, Head(boot_id, host, VERSION, boot_ns(), 0))
+    known = [span for span in spans if span["first"] is not None]
+    begin, end = min((s["first"] for s in known), default=0), max((s["last"] for s in known), default=-1)
+    for first in range(begin // _SECOND * _SECOND, end + 1, _PAST_SECONDS * _SECOND):
+        last = first + _PAST_SECONDS * _SECOND
+        within = (in_boot, Where("t_ns", ">=", first), Where("t_ns", "<", last))
+        rows = {}
+        for name, span in zip(tables, spans, strict=True):
+            if span["first"] is not None and span["first"] < last and span["last"] >= first:
+                columns = tuple(column.name for column in TABLES[name].columns)
+                rows[name] = source.table(Question(name, columns, where=within)).astype(TABLES[name].dtype)
+        for second in range(first, min(last, end + 1), _SECOND):
+            for name, held in rows.items():
+                low, high = np.searchsorted(held["t_ns"], [second, second + _SECOND])
+                if high > low:
+                    recorder.batch(Batch(name, held[low:high]))
+            recorder.tick(second + _SECOND)
+    recorder.close()
+    return recorder
 
 
 def wait_for_head(follower: Follower, until: float, poll_s: float) -> tuple[Head | None, list[Frame]]:

@@ -22,6 +22,7 @@ import numpy as np
 from agent.batch import Loss, losses
 from agent.clock.history import History
 from agent.columns import NULL_I64
+from agent.common import ownfiles
 from agent.store import UNREADABLE, cells, segments
 from agent.store.frames import FrameDecoder, FrameKind, Head
 from agent.store.lived import Lived, running
@@ -202,7 +203,7 @@ def seal_all(below: int, limits: Retention, clock: Callable[[], tuple[str, int]]
     """
     fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
     try:
-        for name in filter(segments.SEALING.fullmatch, os.listdir(fd)):
+        for name in filter(ownfiles.SEALING.fullmatch, os.listdir(fd)):
             shutil.rmtree(name)
         waiting = [seq for seq in segments.hot_files(fd) if seq < below]
         sealed = segments.listing(fd).sealed
@@ -243,7 +244,7 @@ def main() -> None:
     os.umask(0o027)
     if args.dir_fd is not None:
         os.fchdir(args.dir_fd)
-    with open("seal.lock", "w", encoding="utf-8") as lock:
+    with open(ownfiles.SEAL_LOCK, "w", encoding="utf-8") as lock:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             unreadable = seal_all(args.below, limits)

@@ -13,15 +13,12 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from agent.common.ownfiles import HOT, LOCK, SEALED
 from agent.errors import UNREACHABLE, AgentError
 
-_HOT = re.compile(r"hot-(\d{8,})\.tsl")
-_SEALED = re.compile(r"sealed-(\d{8,})")
-SEALING = re.compile(r"seal-\d{8,}\.tmp")
 #: Tables that outlive the rest of a segment.
 KEPT_LONG = ("finding", "verdict", "evidence", "limiter_jump")
 HEAD = "head.json"
-LOCK = "lock"
 
 
 class Listing(NamedTuple):
@@ -76,19 +73,19 @@ def unreadable(path: str | Path, error: OSError, verb: str = "read") -> AgentErr
 def listing(dir_fd: int) -> Listing:
     """Hot and sealed segments. Two listings, hot first: the sealer publishes a sealed segment before it removes the hot
     one, so whatever the first misses the second has, and what both have counts as sealed."""
-    hot = _matching(dir_fd, _HOT)
-    sealed = _matching(dir_fd, _SEALED)
+    hot = _matching(dir_fd, HOT)
+    sealed = _matching(dir_fd, SEALED)
     return Listing(sorted(hot - sealed), sorted(sealed))
 
 
 def untouched(dir_fd: int) -> bool:
     """True for a directory that no agent has used: it holds nothing of a store's."""
-    return not any(name == LOCK or _HOT.fullmatch(name) or _SEALED.fullmatch(name) for name in os.listdir(dir_fd))
+    return not any(name == LOCK or HOT.fullmatch(name) or SEALED.fullmatch(name) for name in os.listdir(dir_fd))
 
 
 def hot_files(dir_fd: int) -> list[int]:
     """Hot segments in order, sealed or not."""
-    return sorted(_matching(dir_fd, _HOT))
+    return sorted(_matching(dir_fd, HOT))
 
 
 def _matching(dir_fd: int, pattern: re.Pattern[str]) -> set[int]:

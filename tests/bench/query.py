@@ -1,9 +1,12 @@
-"""Grouped queries over a large store: ``python -m tests.bench.query [--rows N] [--by COLUMN]``.
+"""Queries over a large store: ``python -m tests.bench.query [--rows N] [--by COLUMN]``.
 
 A store of ``tcp_connect`` rows, written and sealed by the agent's own code, is asked for each group's count,
 percentiles and largest value: by
 ``tickscope query``, as it answers by itself and with ``--exact``, and by DuckDB alone on the same Parquet files, with
 exact percentiles and with none. Every side is a process of its own, from its start to its end.
+
+Before that a store of 600,000 rows of ``syscall_latency`` (some 14 MB) is asked by several verbs: time, and peak of
+memory.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from agent.store.spawn import Limits
 from tests.bench.common import Figure, arguments, interleaved, ratio, report
 
 _AT_ONCE = 20_000
+_WIDE_ROWS = 600_000
 _PEER = """
 import sys, duckdb
 db = duckdb.connect()
@@ -79,7 +83,11 @@ def fill(path: Path, rows: int) -> None:
             ]
         )
     store.close()
-    seal = [
+    seal(path)
+
+
+def seal(path: Path) -> None:
+    command = [
         sys.executable,
         "-m",
         "agent.store.seal",
@@ -90,7 +98,59 @@ def fill(path: Path, rows: int) -> None:
         "--max-age-s",
         "1e9",
     ]
-    subprocess.run(seal, cwd=path, env={**os.environ, "PYTHONPATH": os.getcwd()}, check=True)
+    subprocess.run(command, cwd=path, env={**os.environ, "PYTHONPATH": os.getcwd()}, check=True)
+
+
+def fill_wide(path: Path, rows: int) -> None:
+    """The widest rows, with a histogram each, of 30 programs, in five sealed segments, and 200 findings."""
+    random = np.random.default_rng(1)
+    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    store = HotStore(path, this_boot(), "bench", limits=Limits(max_bytes=1 << 40), seal_command=())
+    store.append([make("clock_offset", 1, t_ns=1, real_mono_ns=time.time_ns() - now_ns, boot_mono_ns=0, err_ns=100)])
+    at_once = rows // 30
+    for first in range(0, rows, at_once):
+        who = random.integers(0, 30, at_once)
+        took = random.lognormal(9, 2, at_once).astype(np.int64)
+        hist = np.zeros((at_once, 64), np.uint32)
+        for _ in range(5):
+            near = np.clip(np.log2(took + 1).astype(int) + random.integers(-2, 3, at_once), 0, 63)
+            hist[np.arange(at_once), near] += random.integers(1, 20, at_once).astype(np.uint32)
+        store.append(
+            [
+                make(
+                    "syscall_latency",
+                    at_once,
+                    t_ns=np.arange(first, first + at_once) * (now_ns // (rows + at_once)),
+                    pid=1000 + who,
+                    proc_start_ns=who * 10**9,
+                    comm=np.array([b"program-%d" % i for i in range(30)], "S16")[who],
+                    syscall=np.array([b"read", b"write", b"futex"], "S24")[who % 3],
+                    interval_ns=10**9,
+                    count=hist.sum(1),
+                    sum_ns=took * 3,
+                    max_ns=took,
+                    hist=hist,
+                )
+            ]
+        )
+        if first % (rows // 5) == 0:
+            store._rotate()
+    ids = [b"%032x" % i for i in range(200)]
+    store.append([make("finding", 200, finding_id=ids, t_ns=np.arange(200) * 10**6, start_ns=1, end_ns=2, state=1)])
+    store.close()
+    seal(path)
+
+
+def peak(*argv: str) -> tuple[float, float]:
+    """Seconds and peak resident MB of a verb that writes to a pipe, of which only the first line is read."""
+    start = time.perf_counter()
+    with subprocess.Popen([*_VERB, *argv], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as verb:
+        assert verb.stdout is not None
+        verb.stdout.readline()
+        verb.stdout.close()
+        _, status, used = os.wait4(verb.pid, 0)
+        verb.returncode = os.waitstatus_to_exitcode(status)
+    return time.perf_counter() - start, used.ru_maxrss / 1024
 
 
 def took_s(*argv: str) -> float:
@@ -117,6 +177,20 @@ def check(near: dict[str, list[int]], exact: dict[str, list[int]]) -> float:
 
 def main() -> None:
     given = arguments(__doc__, rows=(10_000_000, "rows of the store"), by=("comm", "column of the groups"))
+    with tempfile.TemporaryDirectory(prefix="tickscope-bench-") as directory:
+        fill_wide(Path(directory), _WIDE_ROWS)
+        verbs = {
+            "`query syscall_latency -o ndjson | head -1`": ("query", "syscall_latency", "-o", "ndjson"),
+            "`query syscall_latency --limit 1000`": ("query", "syscall_latency", "--limit", "1000"),
+            "`query syscall_latency --group-by comm`": ("query", "syscall_latency", "--group-by", "comm"),
+            "`findings`": ("findings",),
+        }
+        for name, argv in verbs.items():
+            rounds = [peak(*argv, "--store", directory) for _ in range(given.pairs)]
+            seconds, mb = (Figure([one[at] for one in rounds]) for at in (0, 1))
+            report(
+                f"{_WIDE_ROWS:,} wide rows, {name}", f"{seconds.text('.2f')} s", f"{mb.text('.0f')} MB", "0.5 s, 120 MB"
+            )
     with tempfile.TemporaryDirectory(prefix="tickscope-bench-") as directory:
         fill(Path(directory), given.rows)
         asked = ("query", "tcp_connect", "--store", directory)

@@ -153,12 +153,12 @@ def test_the_script_itself_can_be_interrupted_before_it_imports_anything_of_weig
     code = (
         script.partition("from agent")[0]
         + "import os, signal, sys; print(sorted(sys.modules), flush=True); os.kill(os.getpid(), signal.SIGINT); import"
-        " agent"
+        " zipfile"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
     plain = subprocess.run(
-        [sys.executable, "-c", "import _signal, os, signal, sys; print(sorted(sys.modules))"],
+        [sys.executable, "-I", "-c", "import _signal, os, signal, sys; print(sorted(sys.modules))"],
         capture_output=True,
         text=True,
     )

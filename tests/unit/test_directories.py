@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -10,12 +11,16 @@ import pytest
 
 from agent.batch import make
 from agent.clock.last import LastReading
+from agent.common import ownfiles
+from agent.correlate.correlator import Correlator
 from agent.errors import AgentError
 from agent.posix.directories import prepare
+from agent.service.kept_hours import KeptHours
 from agent.store import seal
 from agent.store.hot import HotStore
 from agent.store.retention import Retention
 
+ROOT = Path(__file__).resolve().parents[2]
 OLD, NEW = 54_321, 54_322
 BOOT = "0f0f0f0f-0000-4000-8000-000000000001"
 
@@ -30,11 +35,11 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         hot.close()
     fd = os.open(place, os.O_RDONLY)
     LastReading(fd, BOOT)
+    KeptHours(Correlator(), fd, BOOT).close()
     os.close(fd)
     monkeypatch.chdir(place)
     seal.seal_all(2, Retention(1 << 30, 1e9))
-    for file in ("seal.lock", "clock.last"):
-        (place / file).touch()
+    (place / ownfiles.SEAL_LOCK).touch()
     (place / "sealed-00000001" / "tcp_reset.cells").touch()  # of a table with many rows
     shutil.copytree(place / "sealed-00000001", place / "seal-00000009.tmp")
     for path in (place, *place.rglob("*")):
@@ -46,15 +51,17 @@ def owners(place: Path) -> set[int]:
     return {path.lstat().st_uid for path in (place, *place.rglob("*"))}
 
 
+def test_every_socket_of_the_run_directory_is_known() -> None:
+    sources = [p for p in (ROOT / "agent").rglob("*.py") if not {"demo", "lab", "receiver"} & set(p.parts)]
+    named = {name for source in sources for name in re.findall(r'"([\w.]+\.sock)"', source.read_text())}
+    assert len(named) > 4
+    assert all(map(ownfiles.is_own, named))
+
+
 def test_a_store_of_a_user_that_was_made_anew_is_taken_over_whole(store: Path) -> None:
-    assert {path.name for path in store.iterdir()} >= {
-        "age.json",
-        "clock.last",
-        "lock",
-        "hot-00000002.tsl",
-        "sealed-00000001",
-        "seal-00000009.tmp",
-    }
+    names = {path.name for path in store.iterdir()}
+    assert names >= ownfiles.STORE | {"hot-00000002.tsl", "sealed-00000001", "seal-00000009.tmp"}
+    assert all(map(ownfiles.is_own, names))
     os.close(prepare(str(store), 0o750, NEW, NEW))
     assert owners(store) == {NEW}
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -12,12 +14,18 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from agent.ask.names import columns
 from agent.ask.window import this_boot
 from agent.batch import Batch, make
+from agent.cli.explain import filled as filled_in
 from agent.cli.findings import decoded, joined
+from agent.cli.main import cli
+from agent.columns import NULL_I64
 from agent.common.instants import iso
 from agent.common.sentence import pieces, plain, told
+from agent.correlate.catalogue import causes, symptoms
 from agent.store.hot import HotStore
 from agent.tables import TABLES
 from tests.lab.terminal import on_terminal
@@ -309,3 +317,69 @@ def test_json_that_somebody_else_wrote_ends_no_verb() -> None:
     piece = dict.fromkeys(TABLES["evidence"].by_name) | {"finding_id": "a", "keys": "{no", "details": "3", "t_ns": 1}
     assert joined(row, [], [piece])["evidence"] == [{"t_ns": 1}]
     assert pieces('[[2.5e299, "s"]]', "as it was") == ["as it was"]
+
+
+def test_json_tells_times_by_the_wall_clock(tmp_path: Path) -> None:
+    known = make("clock_offset", 1, t_ns=1, real_mono_ns=1_770_000_000 * S, boot_mono_ns=0, err_ns=100)
+    filled = store(tmp_path / "store", [known], run(broker_slow(), 60), run(clock_step(), 47))
+    for row in json.loads(tickscope("findings", "--store", filled, "-o", "json").stdout)["rows"]:
+        began = datetime.fromisoformat(row["began"])
+        assert began.tzinfo is not None and abs(began.timestamp() - 1_770_000_000 - row["start_ns"] / 1e9) < 120
+        assert row["lasted_s"] == (row["end_ns"] - row["start_ns"]) / 1e9
+        if row["state"] == "open":
+            assert row["ended"] is None
+        else:
+            assert abs((datetime.fromisoformat(row["ended"]) - began).total_seconds() - row["lasted_s"]) < 1e-5
+    told = json.loads(tickscope("explain", "--store", filled, "-o", "json").stdout)["finding"]
+    assert (told["began"], told["ended"], told["lasted_s"]) == (row["began"], row["ended"], row["lasted_s"])
+
+
+def test_findings_are_chosen_by_cause_symptom_severity_and_process(filled: Path) -> None:
+    rows = json.loads(tickscope("findings", "--store", filled, "-o", "json").stdout)["rows"]
+    slow = next(row for row in rows if row["cause"] == "broker_slow")
+    pids = {row["culprit_pid"] for row in rows} | {
+        int(pid) for r in rows for pid in re.findall(r"pid (\d+)", r["subject"])
+    }
+    pid = max(pid for pid in pids if pid)
+    of = [r["finding_id"] for r in rows if r["culprit_pid"] == pid or f"pid {pid}" in r["subject"]]
+    for argv, wanted in (
+        (("--cause", "broker_slow"), [slow["finding_id"]]),
+        (("--symptom", slow["symptom"]), [r["finding_id"] for r in rows if r["symptom"] == slow["symptom"]]),
+        (("--severity", "alarm"), [r["finding_id"] for r in rows if r["severity"] == "alarm"]),
+        (("--pid", str(pid)), of),
+        (("--cause", "tls"), []),
+    ):
+        done = tickscope("findings", "--store", filled, "-o", "ndjson", *argv)
+        assert [json.loads(line)["finding_id"] for line in done.stdout.splitlines()] == wanted
+    done = tickscope("findings", "--store", filled, "--cause", "broker_slov")
+    assert done.returncode == 2 and b"did you mean broker_slow" in done.stderr
+
+
+@pytest.mark.parametrize("began_ns", [1_770_000_000 * S, NULL_I64], ids=["wall", "boot"])
+def test_what_to_do_next_is_narrowed_to_the_finding(tmp_path: Path, began_ns: int) -> None:
+    """Every command that a cause or a symptom names can be run as it stands there, and asks for few rows."""
+    row = {"start_ns": T0, "end_ns": T0 + 3 * S, "subject": "worker pid 11", "culprit_pid": 12, "finding_id": "3f" * 16}
+    place = store(tmp_path, [make("tcp_reset", 1, t_ns=T0)])
+    asked = 0
+    for one in (*causes().values(), *symptoms().values()):
+        todo = filled_in(one.todo, row, began_ns)
+        assert todo.count("tickscope query") == one.todo.count("tickscope query")
+        for text in re.findall(r"tickscope (query \w+(?: --[\w-]+ (?:\"[^\"]*\"|[^\s;]+))*)", todo):
+            command = shlex.split(text)
+            asked += 1
+            assert ("--since" in command) and ("--until" in command)
+            if "pid" in columns(command[1]):
+                assert "pid IN (11, 12)" in text
+            done = CliRunner().invoke(cli, [*command, "--store", str(place)])
+            assert done.exit_code == 3, (text, done.output)
+    assert asked > 40
+
+
+@pytest.mark.parametrize("name", ["broker_slow", "silence", "network_loss"])
+def test_one_cause_or_symptom_in_words(name: str) -> None:
+    out = tickscope("causes", name).stdout.decode()
+    for kind in (causes(), symptoms()):
+        if name in kind:
+            assert kind[name].meaning in out and kind[name].todo in out
+    assert json.loads(tickscope("causes", "broker_slow", "-o", "json").stdout)["rows"][0]["cause"] == "broker_slow"
+    assert tickscope("causes", "broker_slov").returncode == 2

@@ -10,8 +10,8 @@ import os
 import signal
 import subprocess
 import sys
-import termios
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +19,22 @@ import numpy as np
 import pytest
 
 from agent.ask.names import columns
+from agent.ask.question import Question
+from agent.ask.window import Bound, parse
 from agent.batch import Batch, make
+from agent.cli import cells
 from agent.columns import Column
 from agent.common.host import boot_id as this_boot
 from agent.errors import AgentError
 from agent.store import frames, group, segments
 from agent.store.hot import HotStore
 from agent.store.query import Session
+from agent.store.recorded import Recorded
 from agent.store.recording import Recording
 from agent.store.retention import Retention
 from agent.store.seal import seal_all
 from agent.tables import TABLES
+from tests.lab.terminal import on_terminal
 
 ROOT = Path(__file__).resolve().parents[2]
 V4 = b"\0" * 10 + b"\xff\xff" + bytes([10, 0, 0, 7])
@@ -285,6 +290,7 @@ def test_top_limit_where_and_columns(tmp_path: Path) -> None:
         (["query", "tcp_rtt", "--group-by", "pear"], 2, "did you mean peer"),
         (["query", "tcp_rtt", "--where", "pear = 'x'"], 2, "did you mean peer"),
         (["query", "tcp_rtt", "--where", "samples >"], 2, "bad SQL"),
+        (["sql", "SELECT length(string_agg(repeat('x', 10000000), '')) FROM range(200)"], 1, "more than 1GB of memory"),
         (["sql", "SELECT 1760000000*1000000000"], 2, "write 1000000000::BIGINT"),
         (["query", "tcp_reset", "--top", "3"], 2, "no measure"),
         (["query", "tcp_rtt", "--top", "0"], 2, "top"),
@@ -444,7 +450,38 @@ def test_a_reader_that_stops_early_is_no_error(tmp_path: Path) -> None:
         assert done.stderr is not None
         done.stdout.readline()
         done.stdout.close()
-        assert b"Broken" not in done.stderr.read()
+        told = done.stderr.read()
+        assert b"Broken" not in told and b"Traceback" not in told
+    assert done.returncode == 0
+
+
+def test_rows_come_in_order_of_time_a_span_after_the_other(tmp_path: Path) -> None:
+    """Over boots, hot and sealed rows, seconds with more rows than a span takes, and whatever the limit cuts."""
+    older, times = str(uuid.uuid4()), np.random.default_rng(1).permutation(9_000) * 10**7
+    expected = []
+    for boot, seal in ((older, True), (this_boot(), True), (this_boot(), False)):
+        part = times if seal else np.full(3_000, 5 * 10**9)
+        write(tmp_path, make("tcp_reset", len(part), t_ns=part, pid=part // 10**7), boot=boot, seal=seal)
+        expected += [(boot != older, int(t)) for t in part]
+    expected.sort()
+    with Session(tmp_path, ["tcp_reset"]) as session:
+        for limit in (None, 1, 3_000, 12_500, 50_000):
+            question = Question("tcp_reset", ("boot_id", "t_ns"), limit=limit)
+            batches = list(session.batches(question))
+            rows = [(row["boot_id"] != older, row["t_ns"]) for batch in batches for row in batch]
+            assert rows == expected[-limit if limit else 0 :]
+            assert max(map(len, batches)) <= 2_000
+
+
+def test_a_terminal_gets_the_newest_thousand_rows_and_the_way_to_all(tmp_path: Path) -> None:
+    write(tmp_path, make("tcp_reset", 1_234, t_ns=np.arange(1_234), pid=np.arange(1_234)))
+    shown = {}
+    for argv in ((), ("--limit", "0")):
+        asked = ("query", "tcp_reset", "-o", "csv", "--columns", "pid", *argv, "--store", tmp_path)
+        lines = on_terminal(*asked, errors=True).splitlines()
+        shown[argv] = sum(line.isdigit() for line in lines), any("--limit 0" in line for line in lines)
+    assert shown == {(): (1_000, True), ("--limit", "0"): (1_234, False)}
+    assert len(verb(tmp_path, "query", "tcp_reset", "-o", "csv").stdout.splitlines()) == 1_235
 
 
 def started(path: Path, *argv: str) -> subprocess.Popen[str]:
@@ -548,23 +585,91 @@ def test_a_session_refuses_a_bad_table_in_sql(tmp_path: Path) -> None:
 
 def test_a_terminal_gets_the_columns_that_fit_and_a_note(tmp_path: Path) -> None:
     write(tmp_path, make("tcp_connect", 3, t_ns=1, duration_ns=1_234_567, comm=b"x", result=0))
-    main, side = os.openpty()
-    termios.tcsetwinsize(side, (24, 60))
-    code = "from agent.cli.main import main; main()"
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "TICKSCOPE_STORE": str(tmp_path), "NO_COLOR": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code, "query", "tcp_connect"],
-        env=env,
-        stdout=side,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    os.close(side)
-    lines = os.read(main, 65536).decode().splitlines()
-    os.close(main)
+    shown = on_terminal("query", "tcp_connect", "--store", tmp_path, columns=60, errors=True, NO_COLOR="1")
+    lines = shown.splitlines()
     assert max(map(len, lines)) <= 60
     assert "1.23ms" in lines[1]
-    assert "\x1b" not in lines[0]
     assert "pid" not in lines[0].split()  # Unknown in all rows.
-    assert "hidden" in done.stderr
+    assert "hidden" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "back_s"),
+    [
+        ("90s", 90),
+        ("-1h", 3600),
+        ("10 min ago", 600),
+        ("1w", 604800),
+        ("1h 30min", 5400),
+        ("2 days", 172800),
+        ("1.5h", 5400),
+        ("now", 0),
+        ("+1h", -3600),
+    ],
+)
+def test_relative_times_are_those_of_journalctl(text: str, back_s: int) -> None:
+    before = time.time_ns()
+    bound = parse(text, [])
+    assert bound.wall_ns is not None
+    assert before <= bound.wall_ns + back_s * 10**9 <= time.time_ns()
+
+
+@pytest.mark.parametrize("text", ["22:13", "9:05", "22:13:04", "today", "yesterday", "2026-11-20 10:00", "2026-11-20"])
+def test_times_of_the_day_are_local_as_those_of_journalctl(text: str) -> None:
+    """As date(1) reads them."""
+    midnight = text if ":" in text else f"{text} 00:00" if "-" in text else f"{text} 0:00"
+    told = subprocess.run(["date", "+%s", "-d", midnight], check=True, capture_output=True, text=True).stdout
+    assert parse(text, []) == Bound(None, 0, int(told) * 10**9)
+
+
+@pytest.mark.parametrize("text", ["5 parsecs", "-1h ago", "", "10", "25:00", "1M", "yesterdays", "1h 5"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(AgentError, match="cannot read the time"):
+        parse(text, [])
+
+
+def test_a_past_time_is_recorded_from_the_store_row_by_row(tmp_path: Path) -> None:
+    """Every kind of column, hot and sealed; the rows of the recording are those of the store."""
+    random = np.random.default_rng(1)
+    place, n = tmp_path / "store", 40
+    for at, seal in enumerate((True, False)):
+        batches = []
+        for table in ("tcp_rtt", "queue_lag", "limiter_decision", "clock_offset"):
+            rows = {c.name: b"text" if c.kind == "str" else values(c, random, n) for c in TABLES[table].columns}
+            batches.append(make(table, n, **{**rows, "t_ns": np.arange(n) * 10**8 + at * 10**10}))
+        write(place, *batches, seal=seal)
+    path = tmp_path / "past"
+    done = verb(place, "record", "-o", str(path), "--since", "boot+2", "--until", "boot+12")
+    assert done.returncode == 0, done.stderr
+    for table in ("tcp_rtt", "queue_lag", "limiter_decision"):
+        names = [c.name for c in TABLES[table].columns]
+        with Session(place, [table], "boot+2", "boot+12") as session, Recorded(path, [table]) as recorded:
+            expected = session.rows(Question(table, tuple(names)))
+            assert len(expected) == n
+            assert recorded.rows(Question(table, tuple(names))) == expected
+    assert verb(place, "replay", str(path)).returncode in (0, 3)
+    ticks = [value for kind, _, value in Recording(path) if kind == frames.FrameKind.TICK]
+    assert ticks == sorted(ticks) and len(ticks) >= 10
+    for wrong in (["--until", "boot+1"], ["--since", "1h", "--duration", "3"]):
+        assert verb(place, "record", "-o", str(tmp_path / "x"), *wrong).returncode == 2
+
+
+@pytest.mark.parametrize("table", [name for name, table in TABLES.items() if table.measure])
+def test_the_measure_is_the_last_column_that_a_narrow_screen_loses(table: str) -> None:
+    names, measure = columns(table), TABLES[table].measure
+    for room in (80, 40, 20):
+        assert measure in cells.fit(names, dict.fromkeys(names, 17), room, measure)
+
+
+@pytest.mark.parametrize(
+    ("env", "escapes"),
+    [
+        ({"TERM": "xterm"}, True),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, False),
+        ({"TERM": "dumb"}, False),
+        ({"TERM": ""}, False),
+    ],
+)
+def test_only_a_terminal_that_knows_escape_sequences_gets_some(env: dict[str, str], escapes: bool) -> None:
+    shown = on_terminal("tables", **{"NO_COLOR": "", **env})
+    assert ("\x1b" in shown) == escapes
