@@ -128,10 +128,10 @@ class Waiting:
             alone += [(t, self._pop(t, now, MAX_ROWS)) for t in ("tcp_connect", "clock_change")]
             findings = self._sorted_out(self._pop("finding", now, MAX_ROWS))
             ids = [(table, bytes(its_id)) for its_id in findings["finding_id"] for table in BESIDE_TABLES]
-            beside = {key: self._beside.pop(key) for key in ids if key in self._beside}
+            details = {key: self._beside.pop(key) for key in ids if key in self._beside}
         for table, rows in alone:
             spans += encoder.roots(table, rows) if len(rows) else []
-        return spans + encoder.findings(findings, beside)
+        return spans + encoder.findings(findings, details)
 
     def opened(self) -> np.ndarray:
         """Rows of findings that have opened since the last call, each once."""

@@ -134,9 +134,9 @@ def _shown(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _json(values: Mapping[str, Any], width: int) -> bytes:
-    """As many of them as fit."""
+    """As many of them as fit; integers of numpy as others."""
     kept = dict(values)
-    while len(raw := json.dumps(kept, ensure_ascii=False, separators=(",", ":")).encode()) > width:
+    while len(raw := json.dumps(kept, ensure_ascii=False, separators=(",", ":"), default=int).encode()) > width:
         kept.popitem()
     return raw
 

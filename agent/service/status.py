@@ -336,7 +336,7 @@ class Status:
         rows = ", ".join(
             f"{n} {name}"
             for name, n in sorted(self._loop.totals.items())
-            if name not in ("loss", "finding", "evidence")
+            if name not in ("loss", "finding", "verdict", "evidence")
         )
         found = self._loop.totals["finding"]
         say(

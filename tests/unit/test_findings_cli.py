@@ -271,7 +271,7 @@ def test_explain_by_the_start_of_an_id(filled: Path) -> None:
     for part in (
         "broker_slow: time waiting on the peer, 127.0.0.1:6399: 1.4s",
         "network_rtt: smoothed RTT, 127.0.0.1:6399: 55us (usually 46us)",
-        "network_rtt: the network RTT to 127.0.0.1:6399 stayed at 55 us, usually 46 us",
+        "network_rtt: the network RTT to 127.0.0.1:6399 stayed at 55 us (usually 46 us)",
         "lasted 1.4s",
     ):
         assert part in out, out

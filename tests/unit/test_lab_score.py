@@ -346,16 +346,10 @@ def test_servers_of_one_command_name_are_told_apart() -> None:
     long = {"start_s": 20, "end_s": 44, "subject": "limiter x"}
     verdicts, _ = judge(
         truth,
-        [
-            finding(
-                "broker_slow", sentence="because redis-server (pid 78) at 10.78.0.9:6379 held its answer back", **long
-            )
-        ],
+        [finding("broker_slow", sentence="because redis-server pid 78 at 10.78.0.9:6379 answered late", **long)],
     )
     assert [len(v.told) for v in verdicts] == [0, 1]
-    verdicts, _ = judge(
-        truth, [finding("broker_slow", sentence="because redis-server (pid 7) held its answer back", **long)]
-    )
+    verdicts, _ = judge(truth, [finding("broker_slow", sentence="because redis-server pid 7 answered late", **long)])
     assert [len(v.told) for v in verdicts] == [1, 0], "nobody is named: the one that was felt"
 
 

@@ -272,8 +272,8 @@ def test_who_may_start_no_more_processes_is_told_once_a_time() -> None:
     (found,) = latest(run(host, 60))
     assert (found["symptom"], found["cause"], found["cause_detail"]) == ("resource_low", "resource_limit", "pids")
     assert (found["culprit_pid"], found["culprit_object"]) == (APP_PID, "/c/api")
-    assert "The cgroup of the process python3 pid 4242 could not start 7 processes or threads" in str(found["sentence"])
-    assert "its cgroup /c/api may have 40 processes and threads, and has them" in str(found["sentence"])
+    assert "The cgroup of python3 pid 4242 could not start 7 processes or threads" in str(found["sentence"])
+    assert "its cgroup /c/api reached its limit of 40 processes and threads" in str(found["sentence"])
 
 
 def test_a_limit_that_may_be_that_of_a_cgroup_above_is_told_so() -> None:
@@ -293,7 +293,7 @@ def test_a_limit_that_may_be_that_of_a_cgroup_above_is_told_so() -> None:
         events=7,
     )
     (found,) = latest(run(host, 60))
-    assert "its cgroup /c/api, or one that this is in, had all the processes" in str(found["sentence"])
+    assert "its cgroup /c/api, or one above it, reached its limit of processes" in str(found["sentence"])
 
 
 def test_limits_of_whoever_is_watched_are_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def _by_itself(
         seen.slowest_ns,
         "ns",
         column="max_ns",
-        object=facts["disk"],
+        object=str(facts["disk"]),
         requests=seen.requests,
         each_ns=round(seen.each_ns),
         queued_ns=round(seen.queued_ns),
