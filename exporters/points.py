@@ -104,7 +104,7 @@ def halves(metric: bytes) -> list[bytes]:
 
 
 def _data(metric: MetricMessage) -> Any:
-    return getattr(metric, metric.WhichOneof("data"))
+    return getattr(metric, metric.WhichOneof("data") or "")
 
 
 def _add(

@@ -16,9 +16,9 @@ class Name(click.ParamType):  # type: ignore[type-arg]
     name = "name"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from agent.correlate.catalogue import causes, symptoms
+        from agent.correlate.catalogue import Cause, Symptom, causes, symptoms
 
-        known = {**symptoms(), **causes()}
+        known: dict[str, Cause | Symptom] = {**symptoms(), **causes()}
         return [CompletionItem(name, help=one.meaning) for name, one in known.items() if name.startswith(incomplete)]
 
 

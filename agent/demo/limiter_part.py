@@ -30,7 +30,7 @@ return tonumber(ARGV[3]) - used - 1
 
 def report(key: str, left: int | None, wall_ns: int, duration_ns: int) -> dict[str, object]:
     """The message to the intake. left: what the script returned, None for an error."""
-    decision = {
+    decision: dict[str, object] = {
         "limiter": "demo:api",
         "library": "tickscope demo",
         "result": "error" if left is None else "refused" if left < 0 else "allowed",
@@ -42,7 +42,9 @@ def report(key: str, left: int | None, wall_ns: int, duration_ns: int) -> dict[s
         "program_wall_ns": wall_ns,
         "tid": threading.get_native_id(),
     }
-    return decision if left is None else decision | {"remaining": max(0, left)}
+    if left is not None:
+        decision["remaining"] = max(0, left)
+    return decision
 
 
 def decide(server: Server, intake: Path) -> None:

@@ -57,7 +57,7 @@ def records(signal: str, data: bytes, as_json: bool) -> Iterator[Record | None]:
                 yield from _spans(item, common) if signal == "traces" else _logs(item, common)
 
 
-def _spans(span: Any, common: tuple[tuple[str, str], str, str]) -> Iterator[Record | None]:
+def _spans(span: Any, common: tuple[Any, ...]) -> Iterator[Record | None]:
     attributes, events = _attributes(span), span.events
     ids = _ids(span) if attributes or events else (b"", b"")
     start, end = span.start_time_unix_nano, span.end_time_unix_nano
@@ -72,7 +72,7 @@ def _spans(span: Any, common: tuple[tuple[str, str], str, str]) -> Iterator[Reco
         yield Record("event", more, event.time_unix_nano, -1, *ids, event.name, *common) if more else None
 
 
-def _logs(log: Any, common: tuple[tuple[str, str], str, str]) -> Iterator[Record | None]:
+def _logs(log: Any, common: tuple[Any, ...]) -> Iterator[Record | None]:
     at_ns = log.time_unix_nano or log.observed_time_unix_nano
     attributes = _attributes(log)
     yield Record("log", attributes, at_ns, -1, *_ids(log), "", *common) if attributes else None
@@ -87,7 +87,7 @@ def _attributes(holder: Any, wanted: Iterable[str] = MEANING) -> dict[str, Value
                 kind, given = next(iter(value.items()), ("", None)) if isinstance(value, dict) else ("", None)
                 given = _integer(given) if kind == "intValue" else given
                 if type(given) in _JSON_SCALARS.get(kind, ()):
-                    found.setdefault(key, given)
+                    found.setdefault(key, given)  # type: ignore[arg-type]
         elif one.key in wanted and (kind := one.value.WhichOneof("value")) in _SCALARS:
             found.setdefault(one.key, getattr(one.value, kind))
     return found

@@ -138,9 +138,10 @@ class OtlpClient:
         return body
 
     async def answer(self, status: int, content: bytes, as_json: bool) -> None:
-        headers = [("Content-Type", _JSON if as_json else _PROTOBUF), ("Content-Length", str(len(content)))]
-        headers += [("Connection", "close")] if status != 200 else []
-        headers += [("Retry-After", "1")] if status == 503 else []
+        kind = _JSON if as_json else _PROTOBUF
+        headers: list[tuple[bytes, bytes]] = [(b"Content-Type", kind), (b"Content-Length", b"%d" % len(content))]
+        headers += [(b"Connection", b"close")] if status != 200 else []
+        headers += [(b"Retry-After", b"1")] if status == 503 else []
         self._send(h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase.encode()))
         self._send(h11.Data(data=content))
         self._send(h11.EndOfMessage())
@@ -324,9 +325,10 @@ def _success(signal: str, rejected: int, why: str, as_json: bool) -> bytes:
     if as_json:
         name = "rejectedLogRecords" if signal == "logs" else "rejectedSpans"
         return json.dumps({"partialSuccess": {name: str(rejected), "errorMessage": why}}).encode()
-    response = ExportLogsServiceResponse if signal == "logs" else ExportTraceServiceResponse
-    partial = {name: rejected, "error_message": why.encode("utf-8", "replace").decode()}
-    return bytes(response(partial_success=partial).SerializeToString())
+    response: Any = ExportLogsServiceResponse() if signal == "logs" else ExportTraceServiceResponse()
+    setattr(response.partial_success, name, rejected)
+    response.partial_success.error_message = why.encode("utf-8", "replace").decode()
+    return bytes(response.SerializeToString())
 
 
 def _failure(error: RequestRefused, as_json: bool) -> bytes:

@@ -127,9 +127,8 @@ class Loop:
             now_ns = boot_ns()
             for key, _ in readable:
                 self._serve(key)
-            for source in self._due:
-                if 0 < source.due_ns <= now_ns:
-                    self._collect(source, source.drain, now_ns)
+            for source in [one for one in self.sources if isinstance(one, Due) and 0 < one.due_ns <= now_ns]:
+                self._collect(source, source.drain, now_ns)
             if now_ns >= beat_ns:
                 beat_ns = max(beat_ns + BEAT_NS, now_ns + BEAT_NS // 2)
                 self.step(now_ns)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from agent.columns import NULL_I64
 from agent.common import remedy
+from agent.common.ownfiles import LOCK
 from agent.errors import UNREACHABLE, AgentError
 from agent.store import segments
 from agent.store.frames import FrameDecoder, FrameKind, Head
@@ -30,7 +31,7 @@ def make_dir(path: str | Path) -> int:
 def lock(dir_fd: int) -> int:
     """Take the writer's lock; its descriptor. Raises AgentError (exit 4) naming the process that holds it."""
     try:
-        fd = segments.open_at(dir_fd, segments.LOCK, os.O_RDWR | os.O_CREAT)
+        fd = segments.open_at(dir_fd, LOCK, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise AgentError(
             f"cannot write the store: {error.strerror}", remedy=remedy.of_write(error), exit_code=UNREACHABLE

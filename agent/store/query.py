@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -19,8 +19,11 @@ from agent.errors import UNREACHABLE, AgentError
 from agent.store import cells, damage, duck, group, removed, segments
 from agent.store.answers import Answers, executed
 from agent.store.damage import unreadable
-from agent.store.reader import WRITES_NS, Sealed, Snapshot, boots, merged, snapshot
+from agent.store.reader import WRITES_NS, Sealed, Snapshot, boots, snapshot
 from agent.tables import TABLES
+
+if TYPE_CHECKING:
+    import duckdb
 
 T = TypeVar("T")
 _TRIES = 10
@@ -172,7 +175,7 @@ class Session(Answers):
         files = [f"{self.path}/{s.name}/{cells.name(question.table)}" for s in whole]
         hot = self._taken.hot.get(question.table, [])
         if rest or hot:
-            duck.hold(self._db, question.table, merged(hot))
+            duck.hold(self._db, question.table, hot)
         return group.counted(
             self._db, question, files, duck.rows_of(question.table, rest) if rest or hot else "", self.window
         )
@@ -197,7 +200,7 @@ class Session(Answers):
             duck.make_view(
                 self._db,
                 table,
-                merged([*self._taken.hot.get(table, []), *lost]),
+                [*self._taken.hot.get(table, []), *lost],
                 self._files(table),
                 self.window,
                 bounded=self._bounded,
@@ -225,7 +228,7 @@ class Session(Answers):
                     yield file, one, table
 
     def _offsets(self, boot_id: str) -> tuple[np.ndarray, int]:
-        return offsets(self._taken, self.path, boot_id), self._watched_ns(boot_id)
+        return offsets(self._db.cursor(), self._taken, self.path, boot_id), self._watched_ns(boot_id)
 
     def _watched_ns(self, boot_id: str) -> int:
         """To when an agent watched the clock in that boot: until it wrote last, or now."""
@@ -234,7 +237,7 @@ class Session(Answers):
         return now_ns if writes else end_ns
 
 
-def offsets(taken: Snapshot, path: Path, boot_id: str) -> np.ndarray:
+def offsets(db: duckdb.DuckDBPyConnection, taken: Snapshot, path: Path, boot_id: str) -> np.ndarray:
     """The clock_offset rows of one boot, hot and sealed, with the columns that a History needs.
 
     Segments that retention removed since the snapshot are left out, as their rows are gone as well; of damaged ones a
@@ -242,29 +245,27 @@ def offsets(taken: Snapshot, path: Path, boot_id: str) -> np.ndarray:
     """
     import duckdb
 
-    table = TABLES["clock_offset"]
-    narrow = np.dtype([(name, table.by_name[name].dtype) for name in _HISTORY])
-    found = [
-        np.empty(0, narrow),
-        *(p.rows[list(_HISTORY)].astype(narrow) for p in taken.hot.get("clock_offset", []) if p.boot_id == boot_id),
-    ]
-    with duckdb.connect() as db:
-        for one in taken.sealed:
-            if one.head.boot_id != boot_id or "clock_offset" not in one.tables:
-                continue
-            file = f"{path}/{one.name}/clock_offset.parquet"
-            try:
-                stored = db.execute(f"SELECT {', '.join(_HISTORY)} FROM read_parquet(?)", [file]).fetchnumpy()
-            except duckdb.Error:
-                if os.path.isdir(path / one.name):
-                    taken.notes.append(
-                        f"{one.name}/clock_offset.parquet is damaged: wall times near its rows are less certain"
-                    )
-                continue
-            rows = np.empty(len(stored["t_ns"]), narrow)
-            for name in _HISTORY:
-                values = np.ma.asarray(stored[name])
-                rows[name] = values.data
-                rows[name][np.ma.getmaskarray(values)] = table.by_name[name].null
-            found.append(rows)
+    columns = [TABLES["clock_offset"].by_name[name] for name in _HISTORY]
+    known = ", ".join(f"coalesce({c.name}{'::TINYINT' * (c.kind == 'bool')}, {c.null}) AS {c.name}" for c in columns)
+    found = [np.empty(0, [(c.name, c.dtype) for c in columns])]
+
+    def add(rows: str) -> None:  # without nulls, or numpy would load its masked arrays
+        stored = db.execute(f"SELECT {known} FROM {rows} WHERE boot_id = ?", [boot_id]).fetchnumpy()
+        part = np.empty(len(stored["t_ns"]), found[0].dtype)
+        for name in _HISTORY:
+            part[name] = stored[name]
+        found.append(part)
+
+    duck.hold(db, "clock_offset", taken.hot.get("clock_offset", ()))
+    add(duck.held("clock_offset"))
+    for one in taken.sealed:
+        if one.head.boot_id != boot_id or "clock_offset" not in one.tables:
+            continue
+        try:
+            add(f"read_parquet({duck.text(f'{path}/{one.name}/clock_offset.parquet')})")
+        except duckdb.Error:
+            if os.path.isdir(path / one.name):
+                taken.notes.append(
+                    f"{one.name}/clock_offset.parquet is damaged: wall times near its rows are less certain"
+                )
     return np.concatenate(found)

@@ -170,9 +170,8 @@ def test_a_lock_of_the_kernels_is_the_cause_where_no_call_explains_it() -> None:
 
     (one,) = latest(run(around_stall(stall), UNTIL))
     assert (one["cause"], one["culprit_object"], one["cause_detail"]) == ("kernel_lock", "taken by ext4_write", "write")
-    assert (
-        "threads of python3 pid 4242 waited for the kernel lock taken by ext4_write 7 times, for up to 1.2 s"
-        in str(one["sentence"])
+    assert "threads of python3 pid 4242 waited for the kernel lock taken by ext4_write 7 times, for up to 1.2 s" in str(
+        one["sentence"]
     )
 
     def elsewhere(host: Host) -> None:
@@ -225,10 +224,7 @@ def test_syns_that_the_hosts_own_locks_keep_waiting() -> None:
     lock(700, path="handshake")(host)
     host.made[-1].rows["pid"] = -(2**63)
     (one, *_) = [f for f in latest(run(host, UNTIL)) if "kernel_lock" in str(f)]
-    assert (
-        "this host took up to 800 ms to answer a SYN, and waited up to 700 ms for the kernel lock "
-        in str(one)
-    )
+    assert "this host took up to 800 ms to answer a SYN, and waited up to 700 ms for the kernel lock " in str(one)
 
     for other in (port, port + 1):  # no lock was waited for; or it is another port's
         host = accept_overflow()

@@ -100,9 +100,7 @@ def test_one_signal_to_a_program_of_many_processes_is_one_finding() -> None:
     stop(host)
     (found,) = told(host)
     assert (found["cause"], found["culprit_pid"]) == ("process_stopped", 600)
-    assert (
-        "(SIGSTOP from bash, pid 31). Also affected: 11 more processes of postgres" in found["sentence"]
-    )
+    assert "(SIGSTOP from bash, pid 31). Also affected: 11 more processes of postgres" in found["sentence"]
     timeline = [entry["pid"] for entry in found["evidence"] if entry["what"] == "process_stopped"]
     assert sorted(timeline) == list(CLUSTER)
 

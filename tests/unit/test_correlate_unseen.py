@@ -292,8 +292,7 @@ def test_a_frozen_server_has_its_name() -> None:
     one = of_shop(host)
     assert (
         one["cause"] == "process_stopped"
-        and "redis-server pid 1801 was stopped for 3 s (cgroup frozen by docker, pid 9)"
-        in str(one["sentence"]).lower()
+        and "redis-server pid 1801 was stopped for 3 s (cgroup frozen by docker, pid 9)" in str(one["sentence"]).lower()
     )
 
 
