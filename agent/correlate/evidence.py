@@ -25,6 +25,7 @@ FOR, AGAINST, TIMELINE = (_EVIDENCE.code("role", name) for name in ("for", "agai
 #: A role, the cause that it is about (empty: the symptom), and the evidence.
 Piece = tuple[int, str, Evidence]
 _MOST = 64  # of a finding
+_LAST_NS = 2**62  # what is around a jump by a century may lie beyond all times
 
 
 def changed(finding: Finding, t_ns: int) -> list[Batch]:
@@ -64,7 +65,7 @@ def evidence(finding: Finding, t_ns: int) -> tuple[Batch, int]:
     rows = _EVIDENCE.empty(len(shown))
     rows["as_of_ns"], rows["finding_id"] = t_ns, finding.finding_id.encode()
     for row, (role, cause, one) in zip(rows, shown, strict=True):
-        row["t_ns"], row["end_ns"] = one.t_ns, one.end_ns
+        row["t_ns"], row["end_ns"] = (max(-_LAST_NS, min(t or 0, _LAST_NS)) for t in (one.t_ns, one.end_ns))
         row["role"], row["cause"] = role, cause.encode()
         row["table"], row["column"] = one.table.encode(), one.column.encode()
         row["keys"], row["details"] = _json(_shown(one.keys), 256), _json(one.details, 512)

@@ -100,6 +100,6 @@ def test_no_row_makes_a_rule_raise(seed: int) -> None:
             told += correlator.advance(T0 + second * S)
         told += correlator.advance(T0 + 3 * SECONDS * S)
     assert not correlator.guard.failures
-    assert {b.table for b in told} == {"finding", "evidence", "limiter_jump"}
+    assert {b.table for b in told} == {"finding", "verdict", "evidence", "limiter_jump"}
     asked = {row["rule"] for row in correlator.guard.state()}
     assert len(asked) > len(symptoms()) + len(causes()), asked

@@ -113,7 +113,7 @@ def test_rows_wait_for_the_watermark_and_late_ones_are_counted() -> None:
     correlator = Correlator()
     correlator.feed(host.made[0])
     assert correlator.advance(T0 + 4 * S) == []
-    assert [b.table for b in correlator.advance(T0 + 5 * S)] == ["finding", "evidence"]
+    assert [b.table for b in correlator.advance(T0 + 5 * S)] == ["verdict", "evidence", "finding"]
     assert correlator.advance(T0 + 5 * S) == []
     correlator.advance(T0 + 8 * S)
     late = Host()
