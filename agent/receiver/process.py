@@ -26,8 +26,7 @@ from agent.common.clocks import boot_ns
 from agent.contracts import Failing, Owning, Stating
 from agent.limiters.decision import salt_digest
 from agent.log import say
-from agent.posix.kept import KeptProcess
-from agent.posix.spawned import spawned
+from agent.posix.supervisor import SILENT_S, Restarts, Supervised, spawn_with_settings
 from agent.receiver.wire import ACK, ALIVE, COUNTS, HEAD, LOST, MAX_MESSAGE_BYTES, MAX_ROWS, ROWS, TABLE
 
 if TYPE_CHECKING:
@@ -77,7 +76,9 @@ class OtlpReceiver(Failing, Owning, Stating):
         look_up: Callable[[np.ndarray], None] | None,
         to_boot: Callable[[np.ndarray], np.ndarray],
     ) -> None:
-        self.process = KeptProcess(self.name, "receives OTLP", self._start, self._over)
+        self.process = Supervised(
+            self.name, "receives OTLP", self._start, self._over, silent_s=SILENT_S, restarts=Restarts()
+        )
         self._boot_id, self._look_up, self._to_boot = boot_id, look_up, to_boot
         self._listener: socket.socket | None = None
         self._failure = ""
@@ -103,13 +104,13 @@ class OtlpReceiver(Failing, Owning, Stating):
     def drain(self, now_ns: int) -> Iterator[Batch]:
         if self.process.socket is not None and time.monotonic() >= self._read_after_s:
             yield from self._received(self.process.socket)
-        if self.process.turn():
+        if self.process.due():
             if self.process.restarts.given_up:
                 self._close_listener()  # nobody would answer
             elif self._address:
-                self.process.look()
+                self.process.check()
             well = ("it receives OTLP", "attached") if self._address else ("it is off", "off")
-            yield from self.process.tell(now_ns, *well)
+            yield from self.process.report(now_ns, *well)
             yield from self._losses(now_ns)
 
     def counts(self) -> dict[str, int]:
@@ -144,7 +145,7 @@ class OtlpReceiver(Failing, Owning, Stating):
                 self._failure = failure
                 return None
         settings = {**self._settings, "boot_id": self._boot_id, "salt": salt_digest().hex()}
-        return spawned("agent.receiver.worker", "tickscope-otlp", settings, self._listener.fileno())
+        return spawn_with_settings("agent.receiver.worker", "tickscope-otlp", settings, self._listener.fileno())
 
     def _over(self) -> None:
         self._before += self._counts
@@ -162,7 +163,7 @@ class OtlpReceiver(Failing, Owning, Stating):
                     self.process.drained = True
                     break
                 if data[:1] == ALIVE:
-                    self.process.heard()
+                    self.process.beat()
                     self._counts = Counter(json.loads(data[1:]))
                 elif data[:1] == ROWS and len(data) <= HEAD.size + MAX_ROWS * TABLE.dtype.itemsize:
                     _, number, connection, *ends[connection] = HEAD.unpack_from(data)
