@@ -7,9 +7,12 @@ import struct
 import time
 from typing import NamedTuple
 
+import numpy as np
+
 from agent.common.clocks import apart
 
-_SO_TIMESTAMPNS = 35  # include/uapi/asm-generic/socket.h; Python has no name for it
+#: SO_TIMESTAMPNS, and SCM_TIMESTAMPNS: include/uapi/asm-generic/socket.h; Python has no name for them.
+STAMP_TYPE = 35
 _SOCKET_LEVEL = int(socket.SOL_SOCKET)
 _TIMESPEC = struct.Struct("qq")
 #: More than clocks move apart between two drains unless one is stepped.
@@ -25,7 +28,7 @@ def stamp(server: socket.socket) -> None:
     """Has the kernel stamp what comes to a Unix socket. Costs other sockets nothing (net/core/sock.c,
     sock_needs_netstamp). Raises OSError.
     """
-    server.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+    server.setsockopt(socket.SOL_SOCKET, STAMP_TYPE, 1)
 
 
 class Clocks(NamedTuple):
@@ -53,11 +56,18 @@ class Arrival:
         """CLOCK_BOOTTIME ns of sending; ``read_ns`` where it is not known. clocks: read shortly before."""
         for level, kind, data in ancillary:
             steady = abs(clocks.distance_ns - self._empty.distance_ns) < _STEADY_NS
-            if kind == _SO_TIMESTAMPNS and level == _SOCKET_LEVEL and steady:
+            if kind == STAMP_TYPE and level == _SOCKET_LEVEL and steady:
                 seconds, ns = _TIMESPEC.unpack(data)
                 stamped_ns = int(seconds) * 1_000_000_000 + int(ns)
                 return min(max(stamped_ns - clocks.distance_ns, self._empty.boot_ns), read_ns)
         return read_ns
+
+    def all_sent_ns(self, stamp_ns: np.ndarray, read_ns: int, clocks: Clocks) -> np.ndarray:
+        """The same of many messages. stamp_ns: CLOCK_REALTIME, i64 (n,), 0 where there is none."""
+        if abs(clocks.distance_ns - self._empty.distance_ns) >= _STEADY_NS:
+            return np.full(len(stamp_ns), read_ns)
+        sent = np.clip(stamp_ns - clocks.distance_ns, self._empty.boot_ns, read_ns)
+        return np.where(stamp_ns == 0, read_ns, sent)
 
 
 def read_clocks() -> Clocks:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import multiprocessing
+import os
 import shutil
 import socket
 import ssl
@@ -29,7 +30,7 @@ import numpy as np
 from agent.kernel.load import BPF_DIR, load, release
 from agent.kernel.probe import Probe, Program
 from agent.kernel.ring import SharedArray
-from tests.bench.common import arguments, cpu_s, report, running
+from tests.bench.common import arguments, cpu_s, injected, report, running
 from tests.bench.idle import machine_busy_s
 from tests.bench.memory import descendants
 from tests.system.agent import Agent
@@ -249,12 +250,10 @@ def main() -> None:
         __doc__, seconds=(30.0, "to watch each"), profile=(0, "1: functions under load"), idle=(1, "0: load only")
     )
     runs = Runs()
-    directory = Path(tempfile.mkdtemp(prefix="tickscope-profile-"))
-    directory.chmod(0o777)
-    (directory / "sitecustomize.py").write_text(_PROFILED)
-    env = {"PYTHONPATH": str(directory), "TICKSCOPE_BENCH_PROFILE": str(directory / "profile")} if given.profile else {}
-    try:
-        with running(settle_s=6, env=env) as agent:
+    with tempfile.TemporaryDirectory() as directory, injected(_PROFILED) as env:
+        os.chmod(directory, 0o777)  # the agent's user writes there
+        out = Path(directory) / "profile"
+        with running(settle_s=6, env={**env, "TICKSCOPE_BENCH_PROFILE": str(out)} if given.profile else {}) as agent:
             if given.idle:
                 measure("idle", agent, runs, given.seconds, "<= 0.7 %")
             settle = 5.0
@@ -265,10 +264,8 @@ def main() -> None:
                 after = agent.status()["rows"]
             print({name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)})
         if given.profile:
-            print((directory / "profile").read_text())
-    finally:
-        runs.close()
-        shutil.rmtree(directory)
+            print(out.read_text())
+    runs.close()
 
 
 if __name__ == "__main__":

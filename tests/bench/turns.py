@@ -1,7 +1,7 @@
 """The longest turns of the agent's loop: ``python -m tests.bench.turns [--seconds N]``.
 
 A turn is from one wait for something to happen to the next. The agent is the installed one, whole; what times its turns
-is put into it from outside (``sitecustomize``) and costs two clock reads a turn. Meanwhile programs start, connect,
+is put into it from outside and costs two clock reads a turn. Meanwhile programs start, connect,
 wait and make decisions, and its status is asked.
 """
 
@@ -13,12 +13,10 @@ import re
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from pathlib import Path
 
-from tests.bench.common import arguments, report, running
+from tests.bench.common import arguments, injected, report, running
 from tests.system.agent import Agent
 
 _TIMED = """
@@ -83,18 +81,15 @@ def ask(agent: Agent, until: float) -> None:
 
 def main() -> None:
     given = arguments(__doc__, seconds=(30.0, "to watch"), window_ms=(20.0, "length of the sampling window"))
-    with tempfile.TemporaryDirectory() as directory:
-        os.chmod(directory, 0o755)  # the agent's user reads it
-        Path(directory, "sitecustomize.py").write_text(_TIMED)
-        with running(config=f"syscalls_window_ms: {given.window_ms:g}\n", env={"PYTHONPATH": directory}) as agent:
-            until = time.monotonic() + given.seconds
-            asker = threading.Thread(target=ask, args=(agent, until))
-            asker.start()
-            work(agent, until)
-            asker.join()
-            errors = agent.errors
-            agent.lines = errors.open()  # type: ignore[attr-defined]  # outlives its directory
-        found = re.search(r"turns n=(\d+) p50=(\d+) p99=(\d+) p999=(\d+) longest=\[(.*)\]", agent.lines.read())  # type: ignore[attr-defined]
+    with injected(_TIMED) as env, running(config=f"syscalls_window_ms: {given.window_ms:g}\n", env=env) as agent:
+        until = time.monotonic() + given.seconds
+        asker = threading.Thread(target=ask, args=(agent, until))
+        asker.start()
+        work(agent, until)
+        asker.join()
+        errors = agent.errors
+        agent.lines = errors.open()  # type: ignore[attr-defined]  # outlives its directory
+    found = re.search(r"turns n=(\d+) p50=(\d+) p99=(\d+) p999=(\d+) longest=\[(.*)\]", agent.lines.read())  # type: ignore[attr-defined]
     assert found is not None
     n, p50, p99, p999 = (int(found[i]) for i in range(1, 5))
     longest = ", ".join(f"{int(x) / 1e6:.1f}" for x in found[5].split(","))

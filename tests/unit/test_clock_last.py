@@ -48,7 +48,11 @@ def test_what_one_agent_keeps_the_next_one_reads(directory: int) -> None:
     assert LastReading(directory, OTHER).earlier is None, "clocks of another boot say nothing about this one's"
 
 
-@pytest.mark.parametrize("content", [b"", b"x", b"\0" * 68, os.urandom(68), os.urandom(4096)])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"x", b"\0" * 68, os.urandom(68), os.urandom(4096)],
+    ids=["empty", "short", "zeros", "random", "long"],
+)
 def test_a_file_that_is_damaged_is_as_none_and_becomes_right(directory: int, content: bytes) -> None:
     os.write(fd := os.open(NAME, os.O_CREAT | os.O_WRONLY, dir_fd=directory), content)
     os.close(fd)
