@@ -47,7 +47,7 @@ class Decoder:
         """How keys are stored from now on."""
         self._key = KEYS[keys]
 
-    def parse(self, data: bytes) -> tuple[dict[str, Any], int]:
+    def parse(self, data: bytes | bytearray) -> tuple[dict[str, Any], int]:
         """Columns, and how many decisions the sender says it dropped before this one. Raises ValueError (Malformed,
         JSON or UTF-8 errors) or RecursionError.
         """
