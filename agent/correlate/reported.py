@@ -52,7 +52,7 @@ class ReportedWaits:
     def __init__(self, processes: WaitTargets) -> None:
         self._processes = processes
         self._known: dict[int, int] = {}  # pid -> when it reported last, that one first which has not for longest
-        self._waits = TABLES["slow_syscall"].empty(0)
+        self._waits: list[np.ndarray] = []  # in the pieces they came in: mostly nobody asks for them
         self._decisions = TABLES["limiter_decision"].empty(0)
 
     def __call__(self, batch: Batch, now_ns: int) -> Iterable[Batch]:
@@ -61,8 +61,10 @@ class ReportedWaits:
             held = (rows["kind"] == _WAITING) & (rows["goroutine"] == NULL_I64)
             if not held.any():
                 return (batch,)
-            self._waits = together([self._waits, pick(rows, held)])
-            return (Batch(batch.table, pick(rows, ~held)), *self._released(now_ns))
+            self._waits = [piece for piece in self._waits if _kept(piece, now_ns).any()]
+            self._waits.append(pick(rows, held))
+            released = self._released(now_ns) if len(self._decisions) else ()
+            return released if held.all() else (Batch(batch.table, pick(rows, ~held)), *released)
         if batch.table == "limiter_decision":
             rows = batch.rows
             reported = (rows["source"] != _UPROBE) & (rows["pid"] != NULL_I64)
@@ -75,12 +77,11 @@ class ReportedWaits:
 
     def _released(self, now_ns: int) -> Iterable[Batch]:
         """The held waits that lie in a decision; what is too old to be matched is dropped."""
-        inside = sorted({row for _, _, row in children(self._decisions, {"slow_syscall": self._waits})})
-        out = self._waits[inside]
-        rest = np.delete(self._waits, inside)
-        kept_ns = np.minimum(_KEEP_NS + _KEEP_TIMES * rest["duration_ns"].clip(0), _KEEP_MOST_NS)
-        self._waits = rest[rest["t_ns"] > now_ns - kept_ns]
-        self._decisions = self._decisions[self._decisions["t_ns"] > now_ns - _KEEP_NS]
+        waits = together(self._waits or [TABLES["slow_syscall"].empty(0)])
+        inside = sorted({row for _, _, row in children(self._decisions, {"slow_syscall": waits})})
+        out, rest = waits[inside], np.delete(waits, inside)
+        self._waits = [pick(rest, _kept(rest, now_ns))]
+        self._decisions = pick(self._decisions, self._decisions["t_ns"] > now_ns - _KEEP_NS)
         return (Batch("slow_syscall", out),) if len(out) else ()
 
     def _watch(self, pids: set[int], now_ns: int) -> None:
@@ -101,3 +102,9 @@ class ReportedWaits:
     def _forget(self, pid: int) -> None:
         del self._known[pid]
         self._processes.drop(pid)
+
+
+def _kept(waits: np.ndarray, now_ns: int) -> np.ndarray:
+    """Which of them a decision that is reported now may hold, bool (n,)."""
+    kept_ns = np.minimum(_KEEP_NS + _KEEP_TIMES * waits["duration_ns"].clip(0), _KEEP_MOST_NS)
+    return np.asarray(waits["t_ns"] > now_ns - kept_ns)

@@ -1,8 +1,9 @@
 """The agent's one thread: drains sources, advances the correlator, feeds the sinks. It never blocks on any of them.
 
-It works on a steady beat: each BEAT_S all sources are drained, and what they gave goes on as one batch a table. Rings
-and sockets hold seconds, and what must be fast (clock notices) is a process of its own. Between beats only a source
-whose descriptor is readable, or whose time has come, is drained; its rows wait for the beat.
+It works on a steady beat: each BEAT_S all sources are drained, and what they gave goes on as one batch a table. The
+correlator judges whole seconds, so it is moved on once a second; at each beat while the clock has just been changed.
+Rings and sockets hold seconds, and what must be fast (clock notices) is a process of its own. Between beats only a
+source whose descriptor is readable, or whose time has come, is drained; its rows wait for the beat.
 """
 
 from __future__ import annotations
@@ -73,13 +74,13 @@ class Loop:
         self.containers = Containers()
         self._held: list[Batch] = []
         self._waiting: list[Batch] = []
-        self._second_ns = 0
+        self._second_ns = self._advanced_ns = self._changed_ns = 0
         self._pace = Pace()
         self._sink_losses: dict[tuple[str, str], int] = {}
         self._not_offered: Counter[str] = Counter()
         self._not_judged = 0
         self.selector = selectors.DefaultSelector()
-        self._due: list[Due] = []
+        self._due: list[tuple[Source, Due]] = []
         for source in sources:
             self.add(source)
 
@@ -87,7 +88,7 @@ class Loop:
         """One source more, drained after the others."""
         self.sources.append(source)
         self.faults.whole(source.name, boot_ns())
-        self._due += [source] if isinstance(source, Due) else []
+        self._due += [(source, source)] if isinstance(source, Due) else []
         for fd in source.fds():
             self.selector.register(fd, selectors.EVENT_READ, source)
 
@@ -98,7 +99,7 @@ class Loop:
         self.sources.remove(source)
         for callback in self.removed:
             self.faults.attempt(_name(callback), callback, source, otherwise=None)
-        self._due = [left for left in self.sources if isinstance(left, Due)]
+        self._due = [(left, due) for left, due in self._due if left is not source]
         for key in [k for k in self.selector.get_map().values() if k.data is source]:
             self.selector.unregister(key.fileobj)
         self.faults.attempt(f"end of {source.name}", source.close, otherwise=None)
@@ -127,7 +128,7 @@ class Loop:
             now_ns = boot_ns()
             for key, _ in readable:
                 self._serve(key)
-            for source in [one for one in self.sources if isinstance(one, Due) and 0 < one.due_ns <= now_ns]:
+            for source in [source for source, due in self._due if 0 < due.due_ns <= now_ns]:
                 self._collect(source, source.drain, now_ns)
             if now_ns >= beat_ns:
                 beat_ns = max(beat_ns + BEAT_NS, now_ns + BEAT_NS // 2)
@@ -147,7 +148,7 @@ class Loop:
 
     def _rest_s(self, beat_ns: int) -> float:
         """How long to wait for something to happen: until the next beat, or until the first source is due."""
-        due = [due_ns for source in self._due if (due_ns := source.due_ns)]
+        due = [due_ns for _, one in self._due if (due_ns := one.due_ns)]
         return max(0, min([beat_ns, *due]) - boot_ns()) / 1e9
 
     def step(self, now_ns: int) -> None:
@@ -156,7 +157,11 @@ class Loop:
             self._collect(source, source.drain, now_ns)
             self._pace.rest()
         self._hand_on(now_ns)
-        self.advance(now_ns - WATERMARK_NS)
+        watermark_ns = now_ns - WATERMARK_NS
+        if watermark_ns // _SECOND_NS > self._advanced_ns // _SECOND_NS or self._changed_ns > self._advanced_ns:
+            self.advance(watermark_ns)
+        else:
+            self._store()
         if now_ns - self._second_ns >= _SECOND_NS:
             self._second_ns = now_ns
             self._count_losses(now_ns)
@@ -210,6 +215,8 @@ class Loop:
         self.totals[batch.table] += len(batch.rows)
         if batch.table == "loss":
             self._note_losses(batch.rows)
+        elif batch.table == "clock_change":
+            self._changed_ns = max(self._changed_ns, int(batch.rows["t_ns"].max()))
         self._waiting.append(batch)
         if self.faults.out("correlator"):
             self._not_judged += 1
@@ -231,13 +238,19 @@ class Loop:
         self._not_judged += findings is None
         for told in self.correlator.guard.fresh():
             say(f"tickscope: {told}")
-        before, self._waiting = self._waiting, []
         for batch in findings or ():
             self.totals[batch.table] += len(batch.rows)
             self._offer(batch)
-        self.store.append(before, tick_ns=watermark_ns)
+        self._store(tick_ns=watermark_ns)
         if findings:
             self.store.append(findings)
+        self._advanced_ns = watermark_ns
+
+    def _store(self, tick_ns: int | None = None) -> None:
+        """Has what came since the last time written. tick_ns: the watermark to which the correlator was moved then."""
+        before, self._waiting = self._waiting, []
+        if before or tick_ns is not None:
+            self.store.append(before, tick_ns=tick_ns)
 
     def _advanced(self, watermark_ns: int) -> list[Batch]:
         findings: list[Batch] = []

@@ -72,7 +72,7 @@ def test_a_correlator_that_fails_costs_findings_and_no_rows(
     loop = Loop([source], Writer(HotStore(tmp_path, this_boot(), "host", seal_command=())), correlator, [])
     now = boot_ns()
     for turn in range(19):
-        loop.step(now + turn * 100_000_000)
+        loop.step(now + turn * 10**9)
     assert list(loop.failures.values()) == [f"IndexError: broken {where}"]
     assert loop.unjudged()["faults"] >= IN_A_ROW
     loop.finish()
