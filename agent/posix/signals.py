@@ -10,18 +10,23 @@ import select
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from agent.log import NOTICE, say
-
-if TYPE_CHECKING:
-    from agent.service.loop import Loop
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 #: Signals that ended the agent, in order.
 _came: list[int] = []
+
+
+class EventLoop(Protocol):
+    """What of agent.service.loop.Loop is used here."""
+
+    stopping: bool
+
+    def on_readable(self, sock: socket.socket, callback: Callable[[], None]) -> None: ...
 
 
 class Interrupted(BaseException):
@@ -71,7 +76,7 @@ class Signals:
     Any other SIGHUP has the settings read again.
     """
 
-    def __init__(self, loop: Loop, reload: Callable[[], None], draw: Callable[[int], None] | None) -> None:
+    def __init__(self, loop: EventLoop, reload: Callable[[], None], draw: Callable[[int], None] | None) -> None:
         self._loop, self._reload, self._draw = loop, reload, draw
         self._terminals = [fd for fd in range(3) if os.isatty(fd)]
         self._waiting: list[int] = []

@@ -323,7 +323,7 @@ def test_a_plot_can_be_asked_for_in_a_pipe(store: Path) -> None:
     ("argv", "status", "words"),
     [
         (["history", "--plot", "--until", "2h"], 3, "no offset history"),
-        (["convert", "yesterday"], 2, "boot+SECONDS"),
+        (["convert", "the day before"], 2, "boot+SECONDS"),
         (["convert", "1999-01-01"], 3, "does not reach"),
         *(
             (["convert", far], 2, "cannot convert")

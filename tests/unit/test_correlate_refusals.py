@@ -8,7 +8,7 @@ from tests.unit.correlate_scenarios import T0, UNTIL, Host, S, read, run
 
 
 def first(host: Host) -> dict[str, object] | None:
-    rows = [read(row) for batch in run(host, UNTIL) for row in batch.rows]
+    rows = [read(row) for batch in run(host, UNTIL, tables=("finding",)) for row in batch.rows]
     return min(rows, key=lambda row: int(str(row["t_ns"])), default=None)
 
 
@@ -36,7 +36,7 @@ def test_what_another_place_takes_of_the_same_limiter_is_its_load(same: bool) ->
     host.decisions(40, UNTIL, limiter=b"main.rpc", limit_per_s=100.0, burst=500.0, member=7)
     for at in (30, 35, 39):
         host.decisions(at, at + 1, limiter=b"main.bulk", rate=3, cost=500.0, limit_per_s=100.0, member=7 if same else 8)
-    told = [read(row) for batch in run(host, UNTIL) for row in batch.rows]
+    told = [read(row) for batch in run(host, UNTIL, tables=("finding",)) for row in batch.rows]
     mine = [row for row in told if "main.rpc" in str(row["subject"]) and row["symptom"] == "refusals"]
     assert mine and mine[-1]["cause"] == ("load" if same else "unknown")
     assert ("main.bulk" in str(mine[-1]["sentence"])) == same

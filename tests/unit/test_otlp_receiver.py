@@ -148,7 +148,7 @@ class Kept:
 def started() -> Iterator[Kept]:
     one = Kept()
     try:
-        one.until(lambda: one.source.process._answers)
+        one.until(lambda: one.source.process._beats)
         yield one
     finally:
         one.close()

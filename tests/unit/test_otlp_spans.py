@@ -145,7 +145,8 @@ def _finding(state: str, at: int, **more: object) -> np.ndarray:
             "end_ns": at,
             "cause": b"clock_step",
             "severity": 1,
-            "sentence": b"a step at boot+1.250",
+            "sentence": b"a step",
+            "said": b'["a step at ", 1250000000]',
             **more,
         },
     ).rows

@@ -52,6 +52,8 @@ for line in sys.stdin:
         kept.append(bytes(1 << 20))
     print("done", flush=True)
 """
+#: The scans see the whole host, and so what another process that runs these tests maps.
+NAME = f"libtried{os.getpid()}x"
 
 
 class Program:
@@ -69,7 +71,7 @@ class Program:
 
 
 class Rig:
-    """Libraries by the name libtried.so are asked for; nothing is loaded into the kernel. errors: what attaching fails
+    """Libraries by the name NAME are asked for; nothing is loaded into the kernel. errors: what attaching fails
     with next.
     """
 
@@ -80,7 +82,7 @@ class Rig:
         self.live: list[str] = []
         self.helper = start(fork("helper", server.serve), NOBODY, NOBODY)
         self.targets = Targets(self.helper, KernelSource(Loaded({}, Wire(), [])), linker_cache="/nonexistent")
-        self.targets.library(rb"libtried\d*\.so", Ask("functions", self._found, "test", {"names": []}))
+        self.targets.library(rb"%s\d*\.so" % NAME.encode(), Ask("functions", self._found, "test", {"names": []}))
         self.targets.start()
 
     def _found(self, target: Target, facts: object) -> Steps[Callable[[], None]]:
@@ -140,7 +142,7 @@ def program() -> Iterator[Program]:
 
 @pytest.fixture
 def library(tmp_path: Path) -> Path:
-    return Path(shutil.copy("/bin/true", tmp_path / "libtried.so"))
+    return Path(shutil.copy("/bin/true", tmp_path / f"{NAME}.so"))
 
 
 def test_what_could_not_be_attached_is_tried_again_by_the_next_scan(rig: Rig, program: Program, library: Path) -> None:
@@ -285,7 +287,7 @@ def test_what_is_told_of_a_process_is_what_its_last_look_left_out(rig: Rig, prog
     """However often a file that is mapped too often changes its name."""
     program.maps(library, MAPPINGS_A_FILE + 1)
     for number in range(3):
-        library = library.rename(library.with_name(f"libtried{number}.so"))
+        library = library.rename(library.with_name(f"{NAME}{number}.so"))
         program.do()
         rig.scan()
         (told,) = rig.targets.unseen.told()
@@ -332,7 +334,7 @@ def test_users_who_take_turns_leave_half_of_the_time_to_root(
     monkeypatch.setattr("agent.kernel.limits.USERS_BURST_NS", 0)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         os.chmod(folder, 0o755)
-        first, second = (Path(shutil.copy("/bin/true", f"{folder}/libtried{number}.so")) for number in (1, 2))
+        first, second = (Path(shutil.copy("/bin/true", f"{folder}/{NAME}{number}.so")) for number in (1, 2))
         stack.enter_context(running(1001)).maps(first)
         rig.cost_s = 0.5 * PATIENCE
         rig.targets._full_ns = 1
