@@ -180,7 +180,7 @@ def test_the_agents_end_ends_a_hook_in_the_middle(rig: Callable[[HookConfig], Ri
 
 
 def test_the_command_of_the_docs_posts_and_publishes(rig: Callable[[HookConfig], Rig], place: Path) -> None:
-    """The script in docs/clocks.md, with the ports of a web server and a Redis of the test's own."""
+    """The script in docs/clock-notices.md, with the ports of a web server and a Redis of the test's own."""
     got: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -192,7 +192,7 @@ def test_the_command_of_the_docs_posts_and_publishes(rig: Callable[[HookConfig],
         def log_message(self, *_: object) -> None:
             pass
 
-    page = (Path(__file__).parents[2] / "docs/clocks.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/clock-notices.md").read_text()
     script, path = page[page.index("#!/bin/sh") :].partition("```")[0], place / "redis.sock"
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as web:
         threading.Thread(target=web.serve_forever).start()

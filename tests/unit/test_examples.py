@@ -126,7 +126,7 @@ def page_limiter(place: Path) -> list[str]:
         " []\n"
     )
     (place / "follow.py").write_text(
-        needs + page_block("clocks.md", "def follow") + "\nfollow(Limiter(), 'example', sys.argv[1])\n"
+        needs + page_block("clock-notices.md", "def follow") + "\nfollow(Limiter(), 'example', sys.argv[1])\n"
     )
     return [sys.executable, str(place / "follow.py")]
 
