@@ -114,7 +114,7 @@ class Signed(click.ParamType):  # type: ignore[type-arg]
 @click.option("--until", metavar="TIME", help="And up to then.")
 @click.option("--limiter", "pattern", metavar="ID", help="Only limiters with this id, which may have * and ?.")
 @click.option(
-    "--model", metavar="NAME", help="Take them to decide like that, whatever their library: see docs/limiters.md."
+    "--model", metavar="NAME", help="Replay with this model, whatever the library: see docs/limiters-reference.md."
 )
 @click.option("--limit", "count", type=click.FloatRange(min=1), metavar="N", help="Units a window.")
 @click.option("--slots", type=click.IntRange(1, 10_000), metavar="N", help="Slots of a window.")

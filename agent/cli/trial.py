@@ -40,7 +40,7 @@ class Declarations:
         if not isinstance(given, list) or not given:
             raise AgentError(
                 f"{path} declares no function",
-                remedy="limiter_functions: and a list of declarations, see docs/limiters.md",
+                remedy="limiter_functions: and a list of declarations, see docs/limiters-declare.md",
                 exit_code=USAGE,
             )
         self._lines: Lines = lines
@@ -142,7 +142,9 @@ class Trial:
 
     def _judge(self, one: OwnFunction, fd: int, facts: dict[str, Any] | None, error: Exception | None) -> None:
         if error is not None:
-            raise AgentError(f"{self._all.where(one, 'program')}: {one.name}: {error}", remedy="see docs/limiters.md")
+            raise AgentError(
+                f"{self._all.where(one, 'program')}: {one.name}: {error}", remedy="see docs/limiters-declare.md"
+            )
         if facts is None:
             raise AgentError(
                 f"{self._all.where(one, 'build_id')}: build_id: that of {self.process.exe} is another",

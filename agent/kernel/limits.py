@@ -1,5 +1,5 @@
-"""What looking at other people's processes and files may take. docs/limits.md says what happens at each, and where it
-is told.
+"""What looking at other people's processes and files may take. docs/limits.md has those that an
+operator can meet.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 No convention of OpenTelemetry's covers rate limiting but ASP.NET Core's (``aspnetcore.rate_limiting.*``). Taken are
 those, what tickscope itself exports, and ``NAME.*`` for each NAME of ``NAMES`` that instrumentations use, which
-docs/limiters.md lists. What has no result is no decision.
+docs/limiters-reference.md lists. What has no result is no decision.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ PAUSE_S = 0.1
 
 
 def hashed(key: str) -> bytes:
-    """As docs/limiters.md says that keys are stored."""
+    """As docs/limiters-names.md says that keys are stored."""
     return blake2b(key.encode(), digest_size=8).hexdigest().encode()
 
 

@@ -175,7 +175,7 @@ def test_settings_are_ones_that_it_takes(page: str, tmp_path: Path) -> None:
 def test_every_member_of_a_reported_decision_is_told() -> None:
     told = {
         name
-        for row in re.findall(r"^\| (.+?) \|", PAGES["docs/limiters.md"], re.MULTILINE)
+        for row in re.findall(r"^\| (.+?) \|", PAGES["docs/limiters-reference.md"], re.MULTILINE)
         for name in re.findall(r"`(\w+)`", row)
     }
     assert {

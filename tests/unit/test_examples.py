@@ -46,8 +46,8 @@ def page_block(page: str, holds: str) -> str:
 
 
 def page() -> Any:
-    """The lines of docs/limiters.md, less the call at their end, whose socket is the installed agent's."""
-    lines = page_block("limiters.md", "class Decisions")
+    """The lines of docs/limiters-report.md, less the call at their end, whose socket is the installed agent's."""
+    lines = page_block("limiters-report.md", "class Decisions")
     names: dict[str, Any] = {}
     exec(lines.partition("\ndecisions = ")[0], names)
     return names["Decisions"]

@@ -209,8 +209,8 @@ def test_settings_that_are_taken(section: dict[str, object], http: object) -> No
 
 
 def test_the_attributes_of_the_documents_are_those_that_are_taken() -> None:
-    text = (Path(__file__).parents[2] / "docs/limiters.md").read_text()
-    part = text.partition("## Limiters that tell OpenTelemetry")[2].partition("\n## ")[0]
+    text = (Path(__file__).parents[2] / "docs/limiters-reference.md").read_text()
+    part = text.partition("## OTLP attributes")[2].partition("\n## ")[0]
     told = {f"{name}.{ending}" for name in NAMES for ending in re.findall(r"`\*\.([\w.]+)`", part)}
     assert told | {name for name in MEANING if name.startswith("tickscope.")} == set(MEANING)
 

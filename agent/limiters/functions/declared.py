@@ -1,5 +1,5 @@
-"""One function of the user's own, as the settings declare it (``limiter_functions``), checked. Pure; docs/limiters.md
-says what each key means.
+"""One function of the user's own, as the settings declare it (``limiter_functions``), checked. Pure.
+docs/limiters-reference.md says what each key means.
 """
 
 from __future__ import annotations

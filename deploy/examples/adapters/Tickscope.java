@@ -43,7 +43,7 @@ public final class Tickscope {
         return allowed;
     }
 
-    /** result: allowed, refused, delayed, error or cancelled; durationNs: how long it took, below 0 unknown; more: members as in tickscope's docs/limiters.md, their values
+    /** result: allowed, refused, delayed, error or cancelled; durationNs: how long it took, below 0 unknown; more: members as in tickscope's docs/limiters-reference.md, their values
      * texts, numbers or booleans. Waits for nobody, throws nothing. */
     public static void tell(String limiter, String result, long durationNs, Map<String, ?> more) {
         boolean interrupted = Thread.interrupted(); // else the channel would be closed

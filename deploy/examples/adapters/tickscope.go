@@ -19,7 +19,7 @@ import (
 	"time"
 )
 
-// Fields of a decision, as in tickscope's docs/limiters.md: key, cost, limit_per_s, burst, remaining, window_ns ...
+// Fields of a decision, as in tickscope's docs/limiters-reference.md: key, cost, limit_per_s, burst, remaining, window_ns ...
 type Fields map[string]any
 
 // Path of the socket that the agent listens to.

@@ -19,7 +19,7 @@ module.exports = tickscope;
 let socket = null;
 let notBefore = 0;
 
-/** result: allowed, refused, delayed, error or cancelled. more: members as in tickscope's docs/limiters.md; what is undefined is left out. */
+/** result: allowed, refused, delayed, error or cancelled. more: members as in tickscope's docs/limiters-reference.md; what is undefined is left out. */
 function tell(limiter, result, more = {}) {
   try {
     const { dropped } = tickscope;

@@ -1,7 +1,7 @@
 -- A limiter in nginx's Lua tells tickscope what it decides: copy this file to where lua_package_path leads, and after a decision, in access_by_lua or content_by_lua, add
 --     require("tickscope").tell("checkout", "refused", { key = customer, burst = 5, remaining = left })
 -- Nobody waits for it: what cannot be sent at once, since there is no agent or it is behind, is counted by each worker, and told with the next that can (dropped).
--- The other fields: docs/limiters.md, "Limiters that report". OpenResty, or Debian's libnginx-mod-http-lua.
+-- The other fields: docs/limiters-reference.md, "Message". OpenResty, or Debian's libnginx-mod-http-lua.
 
 local tickscope = { path = "unix:/run/tickscope/intake.sock" }
 local dropped = 0

@@ -50,9 +50,7 @@ class Teller:
         self._lock = threading.RLock()  # a handler of signals may ask a limiter, too
 
     def tell(self, limiter: str, result: str, **more: Any) -> None:
-        """more: members as in tickscope's docs/limiters.md; what is None is left out. Waits for nobody, raises
-        nothing.
-        """
+        """more: members, see docs/limiters-reference.md of tickscope; None is left out. Never blocks or raises."""
         with self._lock:
             try:
                 self._send({k: v for k, v in more.items() if v is not None} | {"limiter": limiter, "result": result})
