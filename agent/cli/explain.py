@@ -178,7 +178,9 @@ def filled(todo: str, row: dict[str, Any], began_ns: int) -> str:
     """
     from agent.tables import TABLES
 
-    pids = sorted({int(pid) for pid in (row.get("culprit_pid"), *re.findall(r"\bpid (\d+)", row["subject"] or "")) if pid})
+    pids = sorted(
+        {int(pid) for pid in (row.get("culprit_pid"), *re.findall(r"\bpid (\d+)", row["subject"] or "")) if pid}
+    )
     of = f"pid = {pids[0]}" if len(pids) == 1 else f"pid IN ({', '.join(map(str, pids))})"
 
     def narrowed(match: re.Match[str]) -> str:
