@@ -37,8 +37,15 @@ def plain() -> duckdb.DuckDBPyConnection:
     with without("_hashlib"):  # which would bring OpenSSL with it, for 3 MB
         import duckdb
 
-    # A cache of files' bytes is for those who ask twice.
-    return duckdb.connect(config={"threads": THREADS, "memory_limit": MEMORY, "enable_external_file_cache": False})
+    # A cache of files' bytes is for those who ask twice. Nothing is spilled to disk: where, nobody has said.
+    return duckdb.connect(
+        config={
+            "threads": THREADS,
+            "memory_limit": MEMORY,
+            "temp_directory": "",
+            "enable_external_file_cache": False,
+        }
+    )
 
 
 def connected(wall: Callable[[Any, Any], Any]) -> duckdb.DuckDBPyConnection:
