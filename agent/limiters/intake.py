@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 from agent.batch import Batch, Loss, losses, make
 from agent.clock import timens
 from agent.columns import NULL_I64
-from agent.contracts import Due, Finishing, Stating, Waking
+from agent.contracts import Due, Finishing, Stating
 from agent.limiters.arrival import stamp
 from agent.limiters.decision import FLOATS, IDS, INTEGERS, NAMES, TABLE, Decoder, Malformed, use_salt
 from agent.limiters.naming import Names
@@ -142,7 +142,7 @@ def bind(directory: RunDirectory, key_salt: str = "", queue_length: int = QUEUE_
     return directory.bind("intake.sock", _MODE, make.datagrams), listener, lines
 
 
-class Intake(Stating, Finishing, Due, Waking):
+class Intake(Stating, Finishing, Due):
     """Reads decisions from sockets of ``IntakeSockets``; a ``Source``, see agent.contracts.
 
     keys: ``hashed`` stores 8 bytes of BLAKE2b as hex, ``clear`` the key itself, as its column holds it.
@@ -167,7 +167,8 @@ class Intake(Stating, Finishing, Due, Waking):
         self._lost: Counter[str] = Counter()
         self._told: Counter[str] = Counter()
         self._told_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        self._due_ns = 0
+        self._due_ns = self._messages = 0
+        self._waiting = True  # nothing is there until ``_first`` says so
         self._first = select.epoll()
         self._first.register(self.senders.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
 
@@ -186,20 +187,15 @@ class Intake(Stating, Finishing, Due, Waking):
         """
         return self._due_ns
 
-    def woken(self, now_ns: int) -> Iterator[Batch]:
-        self._first.poll(0)
-        return self.drain(now_ns)
-
     def drain(self, now_ns: int) -> Iterator[Batch]:
-        count = 0
-        for batch in self._read():
-            count += len(batch.rows)
-            yield batch
-        if count:
-            self._due_ns = now_ns + (_SOON_NS if count >= _MANY else _NEXT_NS)
-        elif self._due_ns:
-            self._due_ns = 0
-            self._first.modify(self.senders.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
+        if not self._waiting or self._first.poll(0):
+            before, self._waiting = self._messages, False
+            yield from self._read()
+            if count := self._messages - before:
+                self._due_ns = now_ns + (_SOON_NS if count >= _MANY else _NEXT_NS)
+            else:
+                self._due_ns, self._waiting = 0, True
+                self._first.modify(self.senders.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
         yield from self._loss(now_ns, _LOSS_INTERVAL_NS)
 
     def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterator[Batch]:
@@ -216,6 +212,7 @@ class Intake(Stating, Finishing, Due, Waking):
         """At most ``max_messages``."""
         rows: list[dict[str, Any]] = []
         for message in self.senders.receive(self._max_messages):
+            self._messages += 1
             identity = self._identity(message.pid, message.sent_ns)
             try:
                 if not message.whole:

@@ -140,6 +140,10 @@ def decode_latency(keys: np.ndarray, values: np.ndarray, interval_ns: int, t_ns:
     yield batch
 
 
+#: How often calls that nobody handed over are looked for.
+_PENDING_NS = 500_000_000
+
+
 class PendingCalls(Finishing):
     """Takes slow calls out of the kernel whose thread has not left the CPU since, and so has not handed them over."""
 
@@ -157,7 +161,7 @@ class PendingCalls(Finishing):
     def drain(self, now_ns: int) -> Iterable[Batch]:
         if now_ns < self._next_ns:
             return
-        self._next_ns = now_ns + self.AGE_NS
+        self._next_ns = now_ns + _PENDING_NS
         yield from self._take(now_ns - self.AGE_NS)
 
     def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterable[Batch]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import struct
 import subprocess
@@ -388,6 +389,18 @@ def test_descriptors_that_a_sender_attaches_do_not_stay(path: Path, intake: Inta
     (row,) = decisions(intake)
     assert row["pid"] == os.getpid()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("messages", [(), (b"no decision",), ({"limiter": "a", "result": "allowed"},)])
+def test_the_loop_hears_of_what_comes_next(path: Path, intake: Intake, messages: tuple[object, ...]) -> None:
+    """By a readable descriptor after a drain that found nothing, by ``due_ns`` before: also after no decision."""
+    send(path, *messages)
+    for _ in range(2):
+        decisions(intake)
+    assert (select.select(intake.fds(), [], [], 0)[0], intake.due_ns) == ([], 0)
+    send(path, {"limiter": "a", "result": "allowed"})
+    assert select.select(intake.fds(), [], [], 0)[0]
+    assert len(decisions(intake)) == 1 and intake.due_ns > 0
 
 
 def test_one_drain_is_bounded_and_the_rest_stays(path: Path) -> None:
