@@ -158,10 +158,10 @@ print(json.dumps([before, boot, mono, after]), flush=True)
 
 def test_convert_takes_and_shows_a_process_s_own_times(inside: Callable[..., Inside], tmp_path: Path) -> None:
     store = HotStore(tmp_path / "store", this_boot(), "host", seal_command=())
-    store.append([Batch("clock_offset", sample.row(sample.read(), timex.read(), cut=False))])
+    store.append([Batch("clock_offset", sample.row(sample.read(), timex.read(), cut=False, synchronised=True))])
     one = inside(READ)
     before, boot, mono, after = json.loads(one.line())
-    store.append([Batch("clock_offset", sample.row(sample.read(), timex.read(), cut=False))])
+    store.append([Batch("clock_offset", sample.row(sample.read(), timex.read(), cut=False, synchronised=True))])
     store.close()
 
     def convert(*argv: str) -> dict[str, int]:

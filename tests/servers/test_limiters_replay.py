@@ -205,7 +205,7 @@ def test_which_jump_is_meant(ran: Ran) -> None:
     ]
     for args, status, words in (
         (("--jump", "boot+5"), 3, "no jump within two seconds"),
-        (("--jump", "yesterday"), 2, "no jump 'yesterday'"),
+        (("--jump", "the day before"), 2, "no jump 'the day before'"),
         (("--jump", "deadbeef"), 3, "no finding's id starts with deadbeef"),
         (("--jump", "last", "--limiter", "none*"), 3, "no limiter decisions"),
         (("--what-if", "1s", "--since", "boot+0", "--at", "boot+1"), 2, "outside of the decisions"),
