@@ -425,7 +425,8 @@ def _finding(state: str, now: int) -> object:
         start_ns=now - 9,
         end_ns=now,
         cause=b"clock_step",
-        sentence=b"stepped at boot+%d.%03d" % (now // 10**9, now // 10**6 % 1000),
+        sentence=b"stepped",
+        said=b'["stepped at ", %d]' % now,
     )
 
 
