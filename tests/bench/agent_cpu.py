@@ -30,9 +30,10 @@ import numpy as np
 from agent.kernel.load import BPF_DIR, load, release
 from agent.kernel.probe import Probe, Program
 from agent.kernel.ring import SharedArray
-from tests.bench.common import arguments, cpu_s, injected, report, running
+from tests.bench.common import arguments, cpu_s, report, running
 from tests.bench.idle import machine_busy_s
 from tests.bench.memory import descendants
+from tests.inject import injected
 from tests.system.agent import Agent
 
 DECISIONS_PER_S, REQUESTS_PER_S, HANDSHAKES_PER_S = 1_000, 1_000, 50

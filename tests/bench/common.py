@@ -16,7 +16,6 @@ import socket
 import statistics
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -267,23 +266,6 @@ def redis_server() -> Iterator[Redis]:
         finally:
             server.process.terminate()
             server.process.wait()
-
-
-@contextlib.contextmanager
-def injected(code: str) -> Iterator[dict[str, str]]:
-    """While in the block, Python processes of this environment that are started with the environment it gives run
-    ``code`` first: a ``.pth`` file does that also for ``python -I``, which the agent's launcher uses.
-    """
-    hook = Path(sysconfig.get_path("purelib")) / "tickscope_bench.pth"
-    with tempfile.TemporaryDirectory() as directory:
-        os.chmod(directory, 0o755)  # the agent's user reads it
-        script = Path(directory) / "code.py"
-        script.write_text(code)
-        hook.write_text('import os; p = os.environ.get("TICKSCOPE_BENCH_CODE"); p and exec(open(p).read(), {})\n')
-        try:
-            yield {"TICKSCOPE_BENCH_CODE": str(script)}
-        finally:
-            hook.unlink()
 
 
 def cpu_s(pid: int) -> float:

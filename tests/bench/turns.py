@@ -16,7 +16,8 @@ import sys
 import threading
 import time
 
-from tests.bench.common import arguments, injected, report, running
+from tests.bench.common import arguments, report, running
+from tests.inject import injected
 from tests.system.agent import Agent
 
 _TIMED = """

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agent.store import frames
+from tests.inject import injected
 from tests.system.agent import TICKSCOPE, Agent
 
 
@@ -248,19 +249,22 @@ def test_reporters_that_have_ended_and_many_at_once_do_not_end_the_agent(start: 
     assert agent.stop() == 130
 
 
-def test_an_agent_whose_loop_fails_ends_with_its_store_closed(start: Callable[..., Agent], tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(
-        "import agent.service.loop\n"
-        "step = agent.service.loop.Loop.step\n"
-        "def failing(self, now_ns):\n"
-        "    self.turns = getattr(self, 'turns', 0) + 1\n"
-        "    if self.turns == 100:\n"
-        "        raise RuntimeError('the loop itself')\n"
-        "    return step(self, now_ns)\n"
-        "agent.service.loop.Loop.step = failing\n"
-    )
-    agent = start(env={"PYTHONPATH": str(tmp_path)})
-    assert agent.process.wait(60) == 1
+FAILING = """
+import agent.service.loop
+step = agent.service.loop.Loop.step
+def failing(self, now_ns):
+    self.beats = getattr(self, "beats", 0) + 1
+    if self.beats == 20:
+        raise RuntimeError("the loop itself")
+    return step(self, now_ns)
+agent.service.loop.Loop.step = failing
+"""
+
+
+def test_an_agent_whose_loop_fails_ends_with_its_store_closed(start: Callable[..., Agent]) -> None:
+    with injected(FAILING) as env:
+        agent = start(env=env)
+        assert agent.process.wait(60) == 1
     assert "RuntimeError: the loop itself" in agent.log()
     assert "stopped after" in agent.log()
     newest = max(agent.store.glob("hot-*.tsl"))
