@@ -247,7 +247,16 @@ def thresholds() -> str:
 
 
 #: How the rows of the benchmarks' table begin that say what the agent costs others, and how soon it tells.
-_COSTS = ("redis-benchmark", "CPU of", "PSS", "start to", "agent on an idle", "event to visible", "jump notice")
+_COSTS = (
+    "redis-benchmark",
+    "CPU of",
+    "PSS",
+    "start to",
+    "agent on an idle",
+    "agent beside",
+    "event to visible",
+    "jump notice",
+)
 
 
 def costs() -> str:
