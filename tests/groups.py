@@ -27,11 +27,8 @@ TWO = ("-n", "2", "--dist", "loadgroup")
 FAILED = 1
 WORDS = {"passed": "passed", "failed": "failed", "error": "failed", "errors": "failed", "skipped": "skipped"}
 EVERY_KERNEL = {"TICKSCOPE_TEST_KERNELS": "5.10 6.1 6.12 newest"}
-#: Of the clock's events those that this machine's clock cannot have; tests/kernel/test_clock.py has steps and slews.
-ONE_KERNEL = {
-    "TICKSCOPE_TEST_KERNELS": "5.10",
-    "TICKSCOPE_TEST_CLOCK_EVENTS": "leap or TAI or chronyd or stopped_vm",
-}
+#: The probes on the oldest kernel, the clock's events on the one that most hosts have.
+ONE_KERNEL = {"TICKSCOPE_TEST_KERNELS": "5.10", "TICKSCOPE_TEST_CLOCK_KERNELS": "6.1"}
 #: Hostile inputs for each parser, beside those of the tests.
 INPUTS = 100_000
 
@@ -80,7 +77,8 @@ def phases(every: bool) -> list[list[Group]]:
     live = ("tests/kernel", "tests/servers", "tests/system", *more)
     machines = Group("machines", ("tests/vm", *more), EVERY_KERNEL if every else ONE_KERNEL)
     return [
-        [machines, Group("unit", ("tests/unit", *TWO, *more))],
+        [machines],  # two of them at a time: nothing beside them, since emulated clocks are slow to read
+        [Group("unit", ("tests/unit", *TWO, *more))],
         [Group("live", (*live, "-m", "not alone", *TWO))],
         [Group("alone", (*live, "-m", "alone"))],
     ]
