@@ -72,6 +72,16 @@ class Due(ABC):
         """CLOCK_BOOTTIME; 0 for no such time."""
 
 
+class Pending(ABC):
+    """A source that can say, at little cost, that it has something. Others are drained with it, and once a second."""
+
+    name: str
+
+    @abstractmethod
+    def pending(self, now_ns: int) -> bool:
+        """Asked at each beat, with CLOCK_BOOTTIME."""
+
+
 class Waking(ABC):
     """A source of which a readable descriptor asks for less than a whole drain."""
 

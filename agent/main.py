@@ -75,7 +75,8 @@ def _kernel_sources(
     targets = Targets(helper, kernel)
     window = SamplingWindow(helper, int(config.syscalls_window_ms * 1e6))
     kernel.hold = lambda: window.busy
-    sources: list[Source] = [window, kernel, targets, targets.unseen]
+    # An interval that is over ends before the window opens, which holds it up.
+    sources: list[Source] = [kernel, window, targets, targets.unseen]
     settings = {**vars(config), "config": config, "window": window, **extra}
     for family in loaded.families.values():
         if family.probe.setup is None or family.state == "unavailable":

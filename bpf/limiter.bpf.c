@@ -131,7 +131,7 @@ static __always_inline int limiter_concludes(struct pt_regs *ctx, struct limiter
 	e->asleep = asleep;
 	if (!asleep && ok && at.act_wall != LIMITER_NOWHERE && (act_wall != s->now_wall || act_ext != s->now_ext))
 		e->asleep = 2;
-	limiter_decisions.ringbuf_submit(e, QUIET);
+	limiter_decisions.ringbuf_submit(e, limiter_decisions_flags());
 	return 0;
 }
 
@@ -155,7 +155,7 @@ static __always_inline int limiter_cancels(struct pt_regs *ctx, u32 library, str
 	e->ok = e->reserved = e->asleep = 0;
 	e->stack = 0;
 	e->wait = e->error = e->granted = e->act_wall = e->act_ext = e->tokens = e->last_wall = e->last_ext = UNKNOWN64;
-	limiter_decisions.ringbuf_submit(e, QUIET);
+	limiter_decisions.ringbuf_submit(e, limiter_decisions_flags());
 	return 0;
 }
 
@@ -203,6 +203,6 @@ static __always_inline int limiter_woke(struct pt_regs *ctx, u32 library, struct
 	e->asleep = 0;
 	e->wait = e->error = e->granted = e->act_wall = e->act_ext = UNKNOWN64;
 	limiter_rest(ctx, e, s.limiter, at);
-	limiter_decisions.ringbuf_submit(e, QUIET);
+	limiter_decisions.ringbuf_submit(e, limiter_decisions_flags());
 	return 0;
 }

@@ -43,7 +43,13 @@ struct limiter_decision {
 	u8 library;		/* its number */
 	u8 pad[3];
 };
-BPF_RINGBUF_OUTPUT(limiter_decisions, 1024);
+#define LIMITER_PAGES 512
+BPF_RINGBUF_OUTPUT(limiter_decisions, LIMITER_PAGES);
+
+static __always_inline u64 limiter_decisions_flags(void)
+{
+	return wake_each(LOST_limiter_decisions, RING_QUARTER(LIMITER_PAGES, struct limiter_decision));
+}
 
 /* A binary's file, and one of the libraries in it. device: as the kernel keeps it (MKDEV), or 0 where what stat tells of it may be another (btrfs, some overlays). */
 struct limiter_file {

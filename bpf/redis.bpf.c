@@ -159,7 +159,7 @@ static __always_inline int redis_segment(struct redis_segment *s)
 			redis_who(e, s);
 		}
 		done += *(volatile u16 *)&e->size;
-		redis_pieces.ringbuf_submit(e, QUIET);
+		redis_pieces.ringbuf_submit(e, redis_pieces_flags());
 	}
 	return 0;
 }

@@ -120,7 +120,7 @@ static __always_inline int redis_unix_read(u32 where, void *skb, void *writer, v
 			fill_proc(&e->proc, (void *)bpf_get_current_task());
 		}
 		done += *(volatile u16 *)&e->size;
-		redis_pieces.ringbuf_submit(e, QUIET);
+		redis_pieces.ringbuf_submit(e, redis_pieces_flags());
 	}
 	return 0;
 }

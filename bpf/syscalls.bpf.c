@@ -53,7 +53,7 @@ static __always_inline void syscalls_end(struct syscalls_thread *t, u32 tid)
 	} else if (taken) {
 		syscalls_events.ringbuf_discard(out, QUIET);
 	} else {
-		syscalls_events.ringbuf_submit(out, QUIET);
+		syscalls_events.ringbuf_submit(out, syscalls_events_flags());
 	}
 }
 

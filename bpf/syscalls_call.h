@@ -79,7 +79,13 @@ struct syscalls_event {
 	u8 frozen;		/* the file's file system was, when the call began to wait */
 	u8 pad[6];
 };
-BPF_RINGBUF_OUTPUT(syscalls_events, 64);
+#define SYSCALLS_PAGES 64
+BPF_RINGBUF_OUTPUT(syscalls_events, SYSCALLS_PAGES);
+
+static __always_inline u64 syscalls_events_flags(void)
+{
+	return wake_each(LOST_syscalls_events, RING_QUARTER(SYSCALLS_PAGES, struct syscalls_event));
+}
 
 struct syscalls_thread {
 	u64 off_ns;		/* switched out at, 0 while running or not in a call */

@@ -143,7 +143,7 @@ static __always_inline void syscalls_slow(struct bpf_raw_tracepoint_args *ctx, u
 	if (t->off_ns > enter_ns)
 		e->blocked_ns += syscalls_arrived(t, task, now) - t->off_ns;
 	e->ret = ctx->args[1];
-	syscalls_events.ringbuf_submit(e, QUIET);
+	syscalls_events.ringbuf_submit(e, syscalls_events_flags());
 }
 
 int syscalls_on_sys_exit(struct bpf_raw_tracepoint_args *ctx)

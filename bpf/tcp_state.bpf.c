@@ -26,9 +26,10 @@ struct tcp_close_event {
 	u32 srtt_us;
 };
 
-/* 4 KB pages: the connects and closes of 1,800 connections, both ends here, between two drains. */
-BPF_RINGBUF_OUTPUT(tcp_connects, 64);
-BPF_RINGBUF_OUTPUT(tcp_closes, 128);
+#define TCP_CONNECT_PAGES 64	/* of 4 KB */
+#define TCP_CLOSE_PAGES 128	/* the connects and closes of 1,800 connections, both ends here */
+BPF_RINGBUF_OUTPUT(tcp_connects, TCP_CONNECT_PAGES);
+BPF_RINGBUF_OUTPUT(tcp_closes, TCP_CLOSE_PAGES);
 
 static __always_inline void tcp_connect_done(void *sk, struct tcp_socket *s, u64 now, u8 result, u32 err)
 {
@@ -44,7 +45,7 @@ static __always_inline void tcp_connect_done(void *sk, struct tcp_socket *s, u64
 	e->duration_ns = s ? now - s->born_ns : UNKNOWN64;
 	e->errno = err;
 	e->result = result;
-	tcp_connects.ringbuf_submit(e, QUIET);
+	tcp_connects.ringbuf_submit(e, wake_each(LOST_tcp_connects, RING_QUARTER(TCP_CONNECT_PAGES, *e)));
 }
 
 static __always_inline void tcp_connect_failed(void *sk, struct tcp_socket *s, u64 now)
@@ -89,7 +90,7 @@ static __always_inline void tcp_closed(void *sk, struct tcp_socket *s, u64 now, 
 	GET(e->srtt_us, sk, tcp_sock, srtt_us);
 	e->srtt_us >>= 3;
 	e->waited_ns = s && s->left ? (u64)(s->left - 1) * TCP_TICK_NS : UNKNOWN64;
-	tcp_closes.ringbuf_submit(e, QUIET);
+	tcp_closes.ringbuf_submit(e, wake_each(LOST_tcp_closes, RING_QUARTER(TCP_CLOSE_PAGES, *e)));
 }
 
 /* Its program, current, closes a connection. Where nothing has come since it last sent something, it does not wait for the answer any longer. Within one tick it

@@ -30,7 +30,8 @@ struct tls_inside {		/* a thread that is inside a call */
 	u32 pad;
 };
 
-BPF_RINGBUF_OUTPUT(tls_events, 64);
+#define TLS_PAGES 64
+BPF_RINGBUF_OUTPUT(tls_events, TLS_PAGES);
 BPF_RINGBUF_OUTPUT(tls_exits, 4);
 BPF_TABLE("lru_hash", struct tls_key, u8, tls_done, 16384);	/* only where the message flow state cannot be read */
 BPF_TABLE("hash", u32, struct tls_inside, tls_insides, 4096);
@@ -75,7 +76,7 @@ static __always_inline void tls_report(struct tls_key *key, struct tls_open *o, 
 		if (result != TLS_ABANDONED)
 			e->verify_result = tls_verified(key->ssl, l);
 	}
-	tls_events.ringbuf_submit(e, QUIET);
+	tls_events.ringbuf_submit(e, wake_each(LOST_tls_events, RING_QUARTER(TLS_PAGES, *e)));
 }
 
 static __always_inline void tls_forget(struct tls_key *key, struct tls_open *o)

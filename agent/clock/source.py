@@ -19,7 +19,7 @@ from agent.clock.machine import PAUSE_NS, Watcher
 from agent.clock.slope import Slope
 from agent.clock.untold import Untold
 from agent.columns import NULL_I64
-from agent.contracts import Stating
+from agent.contracts import Pending, Stating
 from agent.kernel.wire import decode
 from agent.tables import TABLES
 
@@ -38,7 +38,7 @@ _COMPACT_ROWS = 4 * MOST_SEGMENTS
 _TELL_NS = 1_000_000_000
 
 
-class ClockSource(Stating):
+class ClockSource(Stating, Pending):
     """Implements ``agent.contracts.Source``. Works without any kernel program: then steps have no actor.
 
     history: brought up to date with every sample and step. last: what an agent before this one read; None where nobody
@@ -77,6 +77,16 @@ class ClockSource(Stating):
         """The watch's socket: a step wakes the loop."""
         return [self._watch.sock.fileno()]
 
+    def pending(self, now_ns: int) -> bool:
+        self._note_gap(now_ns)
+        return bool(self._join.pending or self._gap)
+
+    def _note_gap(self, now_ns: int) -> None:
+        """Notes when this process could not run."""
+        if now_ns - self._ran_ns >= PAUSE_NS:
+            self._gap = (self._ran_ns, now_ns)
+        self._ran_ns = now_ns
+
     def drain(self, now_ns: int) -> Iterator[Batch]:
         if self._first:
             yield Batch("clock_offset", self._first.pop())
@@ -88,9 +98,7 @@ class ClockSource(Stating):
             self._join.hint(told.t_ns, told.real_mono_after_ns)
             self._untold.heard(told)
             self._sampled_ns = 0
-        if now_ns - self._ran_ns >= PAUSE_NS:
-            self._gap = (self._ran_ns, now_ns)
-        self._ran_ns = now_ns
+        self._note_gap(now_ns)
         due = now_ns - self._sampled_ns >= SAMPLE_NS
         if not due and not self._join.pending and not self._gap:
             return

@@ -83,18 +83,14 @@ class CloserLook:
 
     def _attach(self, family: Family) -> str:
         """Why it could not be; empty where it is attached."""
-        links: list[int] = []
+        programs = [(family, p.function) for p in family.probe.programs if p.function in family.programs]
+        if not programs:
+            return "this kernel has none of its tracepoints"
         try:
-            for program in family.probe.programs:
-                if program.function in family.programs:
-                    links.append(attach(self._helper, family, program.function))  # noqa: PERF401 - those before one that fails are closed
+            self._links[family.probe.name] = attach(self._helper, *programs)
         except OSError as error:
-            for fd in links:
-                os.close(fd)
             return _BUSY if error.errno in (errno.EAGAIN, errno.ETIMEDOUT) else error.strerror or str(error)
-        if links:
-            self._links[family.probe.name] = links
-        return "" if links else "this kernel has none of its tracepoints"
+        return ""
 
     @property
     def reasons(self) -> list[str]:

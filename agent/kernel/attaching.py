@@ -99,6 +99,19 @@ def _perf_events(program: int, path: ct.Array[ct.c_char], offsets: list[int], re
     return links
 
 
+def attach_raw_tracepoints(programs: list[int], names: list[bytes]) -> list[int]:
+    """``attach_raw_tracepoint`` of each, in order; all of them or none. Raises OSError."""
+    links: list[int] = []
+    try:
+        for program, name in zip(programs, names, strict=True):
+            links.append(attach_raw_tracepoint(program, name))
+    except OSError:
+        for fd in links:
+            os.close(fd)
+        raise
+    return links
+
+
 def attach_raw_tracepoint(program: int, name: bytes) -> int:
     """Attaches to one of the tracepoints that are wanted only at times; closing detaches. Raises OSError. name: empty
     for a program that was loaded for its own.

@@ -15,7 +15,7 @@ import os
 import socket
 import struct
 
-from agent.kernel.attaching import attach_raw_tracepoint, attach_uprobe
+from agent.kernel.attaching import attach_raw_tracepoints, attach_uprobe
 from agent.kernel.opening import DIGEST_SIZE, digest, open_cgroup, open_proc
 from agent.posix import privilege
 
@@ -40,8 +40,8 @@ def _open_or_attach(request: bytes, fds: list[int]) -> list[int]:
         return [open_proc(pid, os.fsdecode(name))]
     if operation == ATTACH_UPROBE and len(fds) == 2 and count <= MAX_OFFSETS:
         return attach_uprobe(fds[0], fds[1], offsets[:count], bool(flags & RETURN_PROBE), pid)
-    if operation == ATTACH_RAW_TP and len(fds) == 1:
-        return [attach_raw_tracepoint(fds[0], name)]
+    if operation == ATTACH_RAW_TP and 0 < len(fds) == name.count(b",") + 1:
+        return attach_raw_tracepoints(fds, name.split(b","))
     if operation == OPEN_CGROUP and count == 1:
         return [open_cgroup(offsets[0])]
     if operation == RESTRICT:

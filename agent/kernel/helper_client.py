@@ -108,11 +108,12 @@ class Helper:
         """
         return self._asking(_Request(helper.DIGEST, fds=fds), lambda digest: digest)
 
-    def attach_raw_tracepoint(self, program_fd: int, name: str) -> int:
-        """Attaches a program to a tracepoint that may be asked for; closing the returned descriptor detaches it. Raises
-        OSError, at once where the helper is busy.
+    def attach_raw_tracepoints(self, program_fds: list[int], names: list[str]) -> list[int]:
+        """Attaches programs to tracepoints that may be asked for (each to its own, where the name is empty), all of
+        them or none; closing a returned descriptor detaches its program. Raises OSError, at once where the helper is
+        busy.
         """
-        return self._now(_Request(helper.ATTACH_RAW_TP, name=name.encode(), fds=[program_fd]))[0]
+        return self._now(_Request(helper.ATTACH_RAW_TP, name=",".join(names).encode(), fds=program_fds))
 
     def cgroup_path(self, number: int) -> str:
         """Where the cgroup with this id is. Raises OSError, at once where the helper is busy; ESTALE: it is gone."""

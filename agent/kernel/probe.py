@@ -44,13 +44,13 @@ class Program:
 class Ring:
     """A BPF ring buffer of records of one struct.
 
-    decode: (records of ``wire``'s dtype, shape (n,)) -> batches. wake: its records are submitted with a wake-up.
+    decode: (records of ``wire``'s dtype, shape (n,)) -> batches. Its program says which records wake the agent before
+    its next beat (``wake_each`` in bpf/tickscope.h).
     """
 
     map: str
     wire: str
     decode: Callable[[np.ndarray], Iterable[Batch]]
-    wake: bool = False
 
 
 @dataclass(frozen=True)

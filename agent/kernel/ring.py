@@ -56,10 +56,6 @@ class RingReader:
         """Records that wait, an upper bound."""
         return (self._producer[0] - self._consumer[0]) // self.stride
 
-    def filled(self) -> float:
-        """The share of the ring that is full."""
-        return (self._producer[0] - self._consumer[0]) / self.size
-
     def producing(self) -> bool:
         """Whether anything came since the last drain."""
         return self._producer[0] != self._consumer[0]

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from agent.common.clocks import boot_ns
-from agent.contracts import Due, Finishing
+from agent.contracts import Due, Finishing, Pending
+from agent.kernel.source import EARLY_NS
 
 if TYPE_CHECKING:
     from agent.batch import Batch
@@ -24,11 +25,17 @@ _REMEDIES = {
 }
 
 
-def attach(helper: Helper, family: Family, function: str) -> int:
-    """Attaches an on-demand program; closing the result detaches it. Raises OSError."""
+def attach(helper: Helper, *programs: tuple[Family, str]) -> list[int]:
+    """Attaches on-demand programs, all of them or none; closing a result detaches one. Raises OSError."""
+    return helper.attach_raw_tracepoints(
+        [family.programs[function] for family, function in programs],
+        [_target(family, function) for family, function in programs],
+    )
+
+
+def _target(family: Family, function: str) -> str:
     program = next(p for p in family.probe.programs if p.function == function)
-    target = "" if program.kind == "tp_btf" else program.target  # that one knows its own
-    return helper.attach_raw_tracepoint(family.programs[function], target)
+    return "" if program.kind == "tp_btf" else program.target  # that one knows its own
 
 
 def degrade(family: Family, function: str, error: OSError) -> None:
@@ -41,7 +48,7 @@ def degrade(family: Family, function: str, error: OSError) -> None:
     )
 
 
-class SamplingWindow(Due, Finishing):
+class SamplingWindow(Due, Finishing, Pending):
     """The window, a source of the agent's loop: opens once a second, for ``length_ns``. Nothing waits for its end: the
     loop comes back at ``due_ns``.
 
@@ -90,12 +97,16 @@ class SamplingWindow(Due, Finishing):
     def fds(self) -> list[int]:
         return []
 
+    def pending(self, now_ns: int) -> bool:
+        """Whether it is to be opened."""
+        return not self._opened_ns and bool(self._programs) and now_ns >= self._next_ns
+
     def drain(self, now_ns: int) -> Iterable[Batch]:
         if self._opened_ns:
             if boot_ns() >= self.due_ns:
                 self._close()
         elif self._programs and now_ns >= self._next_ns:
-            self._next_ns = now_ns + PERIOD_NS
+            self._next_ns = now_ns + PERIOD_NS - EARLY_NS
             self._open()
         return ()
 
@@ -109,9 +120,20 @@ class SamplingWindow(Due, Finishing):
         for call in self._opens:
             call(self._opened_ns)
         self._failed.clear()
+        try:
+            self._links += attach(self._helper, *self._programs)
+        except OSError:
+            self._attach_each()
+            return
+        self._in_a_row.clear()
+        for family, function in self._programs:
+            family.well(function)
+
+    def _attach_each(self) -> None:
+        """One after another: those that can be attached are."""
         for family, function in self._programs:
             try:
-                self._links.append(attach(self._helper, family, function))
+                self._links += attach(self._helper, (family, function))
             except OSError as error:
                 self._failed.add(family.probe.name)
                 self._in_a_row[function] += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,15 +14,14 @@ import numpy as np
 from agent.batch import Batch, Loss, losses
 from agent.common.clocks import boot_ns
 from agent.common.faults import Faults
-from agent.contracts import Due, Finishing, Parted, Source, Waking
+from agent.contracts import Finishing, Parted, Pending, Source, Waking
 from agent.kernel.bpf import HashMap
 from agent.kernel.load import Family, Loaded
 from agent.kernel.probe import Aggregate, Ring
 from agent.kernel.ring import RingReader, SharedArray, Sums
 
-GRACE_NS = 5_000_000
-#: A ring of which this share was full when it was drained is drained again so soon, not only with the next beat.
-_FULL, _SOON_NS = 1 / 8, 20_000_000
+#: EARLY_NS: a beat that comes so much early ends the interval, else the next one would be late.
+GRACE_NS, EARLY_NS = 5_000_000, 100_000_000
 #: How often the records of a part that is left out are told.
 _TELL_NS = 1_000_000_000
 
@@ -30,7 +30,7 @@ def _nothing(_: np.ndarray) -> None:
     """In the place of a callback that is gone."""
 
 
-class KernelSource(Finishing, Parted, Waking, Due):
+class KernelSource(Finishing, Parted, Waking, Pending):
     """Reads what the loaded families produce. Implements ``agent.contracts.Source``.
 
     interval_ns: length of the aggregation intervals. ``listen(map, callback)`` hands each drained record array of a
@@ -58,7 +58,7 @@ class KernelSource(Finishing, Parted, Waking, Due):
         self._flipped_ns = self._started_ns = 0
         self._checked_ns = boot_ns()
         self._read_due = False
-        self._due_ns = 0
+        self._wakes = select.epoll()
         if not loaded.shared:
             return
         self.control = SharedArray(loaded.shared["control"], loaded.wire.dtype("control")).values
@@ -72,7 +72,10 @@ class KernelSource(Finishing, Parted, Waking, Due):
         for ring in family.probe.rings:
             if ring.map in family.maps:
                 self._owners[ring.map] = family
-                self._rings.append((ring, RingReader(family.maps[ring.map], dtype(ring.wire))))
+                reader = RingReader(family.maps[ring.map], dtype(ring.wire))
+                self._rings.append((ring, reader))
+                # Edge-triggered: a ring with records of which none asked for a wake-up must not wake the loop.
+                self._wakes.register(reader.fd, select.EPOLLIN | select.EPOLLET)
         for one in family.probe.aggregates:
             if all(m in family.maps for m in one.maps):
                 self._owners[one.maps[0]] = family
@@ -96,20 +99,16 @@ class KernelSource(Finishing, Parted, Waking, Due):
         return self._flipped_ns
 
     def fds(self) -> list[int]:
-        """Rings whose records come with a wake-up."""
-        return [reader.fd for ring, reader in self._rings if ring.wake]
+        """Readable when a record came with a wake-up."""
+        return [self._wakes.fileno()]
 
-    @property
-    def due_ns(self) -> int:
-        """Soon, where a ring fills quickly."""
-        return self._due_ns
+    def pending(self, now_ns: int) -> bool:
+        """Whether a ring has records, or an interval ends."""
+        return self._turn_due(now_ns) or any(reader.producing() for _, reader in self._rings)
 
     def drain(self, now_ns: int) -> Iterator[Batch]:
-        self._due_ns = 0
         for ring, reader in self._rings:
             if reader.producing():
-                if reader.filled() >= _FULL:
-                    self._due_ns = now_ns + _SOON_NS
                 yield from self._part(ring.map, partial(self._read_ring, ring, reader), now_ns)
         if self._aggregates:
             yield from self._turn(now_ns)
@@ -118,9 +117,10 @@ class KernelSource(Finishing, Parted, Waking, Due):
             yield from self._skips(now_ns)
 
     def woken(self, now_ns: int) -> Iterator[Batch]:
-        """Reads the rings whose records come with a wake-up."""
+        """Reads the rings that asked for it."""
+        woken = {fd for fd, _ in self._wakes.poll(0)}
         for ring, reader in self._rings:
-            if ring.wake and reader.producing():
+            if reader.fd in woken and reader.producing():
                 yield from self._part(ring.map, partial(self._read_ring, ring, reader), now_ns)
 
     def _part(self, name: str, read: Callable[[], Iterator[Batch]], now_ns: int) -> Iterator[Batch]:
@@ -161,6 +161,14 @@ class KernelSource(Finishing, Parted, Waking, Due):
         self._skipped.clear()
         self._skips_told_ns = now_ns
 
+    def _turn_due(self, now_ns: int) -> bool:
+        """Whether ``_turn`` has something to do; what waits for ``hold`` waits for the next beat."""
+        return bool(self._aggregates) and (self._read_due or self._over(now_ns))
+
+    def _over(self, now_ns: int) -> bool:
+        """Whether the interval is."""
+        return now_ns - self._flipped_ns >= self.interval_ns - min(EARLY_NS, self.interval_ns // 10)
+
     def _turn(self, now_ns: int) -> Iterator[Batch]:
         """Flips the slot once an interval, and reads the resting maps once nobody writes them any more."""
         if not self._flipped_ns:
@@ -168,7 +176,7 @@ class KernelSource(Finishing, Parted, Waking, Due):
         if self._read_due and now_ns - self._flipped_ns >= GRACE_NS:
             self._read_due = False
             yield from self._read_resting(now_ns)
-        elif not self._read_due and now_ns - self._flipped_ns >= self.interval_ns and not self.hold():
+        elif not self._read_due and self._over(now_ns) and not self.hold():
             self._started_ns, self._flipped_ns = self._flipped_ns, now_ns
             self.control["slot"] ^= 1
             self._read_due = True
@@ -222,6 +230,7 @@ class KernelSource(Finishing, Parted, Waking, Due):
 
     def close(self) -> None:
         """Unmaps the rings and detaches every program that the loader attached."""
+        self._wakes.close()
         for _, reader in self._rings:
             with contextlib.suppress(BufferError):
                 reader.close()

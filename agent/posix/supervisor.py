@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -30,12 +31,12 @@ if TYPE_CHECKING:
 
 #: Processes in a row that did not live for STEADY_S.
 IN_A_ROW, STEADY_S = 5, 60.0
-#: Of a child that gives signs of life, four a second: without one it is silent, and then hung.
+#: Of a child that gives signs of life, one a second: without one it is silent, and then hung.
 SILENT_S, HUNG_S = 3.0, 30.0
 #: Between two checks of a child.
 CHECK_S = 0.2
 #: The loop itself did not check for so long: nothing can be said of the child.
-_HELD_UP_S = 1.0
+_HELD_UP_S = 2.0
 #: With so many that were ended and are still there, no further one is started.
 _MOST_ENDING = 4
 _REMEDY = "see what it said on stderr; restart tickscope"
@@ -264,6 +265,14 @@ class Supervised:
     def beat(self) -> None:
         """It gave a sign of life."""
         self._beat_s, self._beats = time.monotonic(), True
+
+    def readable(self) -> bool:
+        """Whether something waits on its socket."""
+        if self.socket is None:
+            return False
+        waiting = select.poll()
+        waiting.register(self.socket, select.POLLIN)
+        return bool(waiting.poll(0))
 
     @property
     def quiet_s(self) -> float:

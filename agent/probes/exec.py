@@ -9,6 +9,6 @@ PROBE = Probe(
     programs=(
         Program("on_exec", target="sched_process_exec", loses="programs started later are found by a scan every 10 s"),
     ),
-    rings=(Ring("exec_events", "exec_event", decode=lambda records: (), wake=True),),
+    rings=(Ring("exec_events", "exec_event", decode=lambda records: ()),),
     options={"EXEC_PAGES": 16},
 )

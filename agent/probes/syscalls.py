@@ -210,7 +210,7 @@ def _time_all(kernel: KernelSource, family: Family, helper: Helper, tune: np.nda
     kernel.control["sample_from_ns"] = 0
     for function in _TIMED:
         try:
-            family.links[function] = attach(helper, family, function)
+            (family.links[function],) = attach(helper, (family, function))
         except OSError as error:
             degrade(family, function, error)
             return

@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from agent.batch import Batch, Loss, losses
-from agent.contracts import Failing
+from agent.contracts import Failing, Pending
 from agent.log import say
 from agent.queues.rounds import Pollable, Rounds
 
 
-class QueuePoller(Failing):
+class QueuePoller(Failing, Pending):
     """Asks each queue every ``interval_s`` seconds; a ``Source``, see agent.contracts.
 
     capacity: batches kept until the next drain; then the oldest go, are counted in ``losses()``, and
@@ -35,6 +35,9 @@ class QueuePoller(Failing):
 
     def fds(self) -> list[int]:
         return []
+
+    def pending(self, now_ns: int) -> bool:
+        return bool(self._batches)
 
     def drain(self, now_ns: int) -> Iterable[Batch]:
         with self._lock:

@@ -15,7 +15,7 @@ import numpy as np
 
 from agent.batch import Batch, Loss, losses, make
 from agent.common.clocks import boot_ns
-from agent.contracts import Failing, Owning
+from agent.contracts import Failing, Owning, Pending
 from agent.errors import printable
 from agent.log import say
 from agent.posix.supervisor import SILENT_S, Restarts, Supervised, spawn_with_settings
@@ -27,7 +27,7 @@ _AT_ONCE = 64
 _MODULE = "agent.queues.worker"
 
 
-class Brokers(Failing, Owning):
+class Brokers(Failing, Owning, Pending):
     """A ``Source`` (agent/contracts.py): rows of ``queue_lag``; where nobody asks, a row each kind of broker that says
     so, with ``failure`` unasked.
     """
@@ -56,6 +56,9 @@ class Brokers(Failing, Owning):
     def fds(self) -> list[int]:
         """None: signs of life come more often than rows, and neither is in a hurry."""
         return []
+
+    def pending(self, now_ns: int) -> bool:
+        return self.process.readable()
 
     def drain(self, now_ns: int) -> Iterator[Batch]:
         if self.process.socket is not None:

@@ -38,7 +38,7 @@ BUDGET_BYTES = 256 << 20
 _STACK_BYTES = 512 << 10
 #: For an agent that does not read. Then rows are dropped.
 _PATIENCE_S = 1
-_BEAT_S, _LATE_S = 0.25, 0.5
+_BEAT_S, _LATE_S = 1.0, 0.5
 #: Times of standing still that are remembered.
 _PAUSES = 16
 #: Of failures that are told at a time, and of each one's name and reason: they are one message.

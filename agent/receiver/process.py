@@ -23,7 +23,7 @@ import numpy as np
 
 from agent.batch import Batch, Loss, losses, make
 from agent.common.clocks import boot_ns
-from agent.contracts import Failing, Owning, Stating
+from agent.contracts import Failing, Owning, Pending, Stating
 from agent.limiters.decision import salt_digest
 from agent.log import say
 from agent.posix.supervisor import SILENT_S, Restarts, Supervised, spawn_with_settings
@@ -54,7 +54,7 @@ def start(config: Config, loaded: Loaded, boot_id: str, history: History) -> Otl
     return OtlpReceiver(config, boot_id, look_up, lambda wall_ns: history.to_boot(wall_ns).ns)
 
 
-class OtlpReceiver(Failing, Owning, Stating):
+class OtlpReceiver(Failing, Owning, Pending, Stating):
     """A ``Source`` (agent/contracts.py): rows of ``limiter_decision``.
 
     look_up: fills pid, proc_start_ns and comm of rows of ``socket_queue``, by both ends; it may raise OSError. None
@@ -100,6 +100,9 @@ class OtlpReceiver(Failing, Owning, Stating):
     def fds(self) -> list[int]:
         """None: a request waits for the agent's next turn."""
         return []
+
+    def pending(self, now_ns: int) -> bool:
+        return self.process.readable()
 
     def drain(self, now_ns: int) -> Iterator[Batch]:
         if self.process.socket is not None and time.monotonic() >= self._read_after_s:

@@ -53,7 +53,7 @@ REQUEST_S = 4.0
 AGENT_S = 4.0
 #: Of memory that the process may write to: 64 bodies, and what three of them are read into.
 BUDGET_BYTES = 384 << 20
-_HEARTBEAT_S = 0.25
+_HEARTBEAT_S = 1.0
 _PATHS = {b"/v1/traces": "traces", b"/v1/logs": "logs", b"/v1/metrics": "metrics"}
 _PROTOBUF, _JSON = b"application/x-protobuf", b"application/json"
 #: HTTP status -> google.rpc.Code; all others are INVALID_ARGUMENT.

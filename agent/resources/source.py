@@ -17,6 +17,7 @@ import numpy as np
 
 from agent.batch import Batch, make
 from agent.common.table import Table
+from agent.contracts import Pending
 from agent.resources import cgroups, process
 from agent.resources.limits import CgroupLimits, Used
 from agent.tables import TABLES
@@ -56,7 +57,7 @@ class Watched:
     told: dict[str, tuple[int, tuple[int, int]]] = field(default_factory=dict)
 
 
-class Resources:
+class Resources(Pending):
     """A source, and a filter that learns of processes from rows."""
 
     name = "resources"
@@ -76,6 +77,10 @@ class Resources:
 
     def fds(self) -> list[int]:
         return []
+
+    def pending(self, now_ns: int) -> bool:
+        """Descriptors are counted twice a second, the rest once."""
+        return bool(self.watched) and now_ns >= self._next_ns
 
     def close(self) -> None: ...
 
@@ -128,7 +133,7 @@ class Resources:
     def drain(self, now_ns: int) -> Iterable[Batch]:
         if now_ns < self._next_ns:
             return
-        self._next_ns, self._whole = now_ns + POLL_NS, not self._whole
+        self._next_ns, self._whole = now_ns + POLL_NS, not self._whole or not self.watched
         if not self._whole:
             rows = [row for one in self.watched.values() if one.faults >= 0 for row in self._files(one, now_ns)]
             if rows:

@@ -1,7 +1,8 @@
 """The agent's one thread: drains sources, advances the correlator, feeds the sinks. It never blocks on any of them.
 
-It works on a steady beat: each BEAT_S all sources are drained, and what they gave goes on as one batch a table. The
-correlator judges whole seconds, so it is moved on once a second; at each beat while the clock has just been changed.
+It works on a steady beat: each BEAT_NS all sources are drained if any of them has something, and once a second
+whether or not. What they gave goes on as one batch a table. The correlator judges whole seconds, so it is moved on once
+a second; at each beat while the clock has just been changed.
 Rings and sockets hold seconds, and what must be fast (clock notices) is a process of its own. Between beats only a
 source whose descriptor is readable, or whose time has come, is drained; its rows wait for the beat.
 """
@@ -25,7 +26,7 @@ from agent.common.clocks import boot_ns
 from agent.common.copies import together
 from agent.common.faults import AGAIN_NS, Faults
 from agent.common.pace import Pace
-from agent.contracts import Closing, Due, Filter, Finishing, Sink, Source, Waking
+from agent.contracts import Closing, Due, Filter, Finishing, Pending, Sink, Source, Waking
 from agent.correlate.correlator import Correlator
 from agent.log import say
 from agent.service.containers import Containers
@@ -81,6 +82,7 @@ class Loop:
         self._not_judged = 0
         self.selector = selectors.DefaultSelector()
         self._due: list[tuple[Source, Due]] = []
+        self._asked: list[Pending] = []
         for source in sources:
             self.add(source)
 
@@ -89,6 +91,7 @@ class Loop:
         self.sources.append(source)
         self.faults.whole(source.name, boot_ns())
         self._due += [(source, source)] if isinstance(source, Due) else []
+        self._asked += [source] if isinstance(source, Pending) else []
         for fd in source.fds():
             self.selector.register(fd, selectors.EVENT_READ, source)
 
@@ -100,6 +103,7 @@ class Loop:
         for callback in self.removed:
             self.faults.attempt(_name(callback), callback, source, otherwise=None)
         self._due = [(left, due) for left, due in self._due if left is not source]
+        self._asked = [left for left in self._asked if left.name != source.name]
         for key in [k for k in self.selector.get_map().values() if k.data is source]:
             self.selector.unregister(key.fileobj)
         self.faults.attempt(f"end of {source.name}", source.close, otherwise=None)
@@ -132,7 +136,8 @@ class Loop:
                 self._collect(source, source.drain, now_ns)
             if now_ns >= beat_ns:
                 beat_ns = max(beat_ns + BEAT_NS, now_ns + BEAT_NS // 2)
-                self.step(now_ns)
+                if self._pending(now_ns):
+                    self.step(now_ns)
             in_a_row = in_a_row + 1 if readable else 0
             if in_a_row > _AT_ONCE:
                 time.sleep(min(_PAUSE_S, self._rest_s(beat_ns)))
@@ -151,8 +156,14 @@ class Loop:
         due = [due_ns for _, one in self._due if (due_ns := one.due_ns)]
         return max(0, min([beat_ns, *due]) - boot_ns()) / 1e9
 
+    def _pending(self, now_ns: int) -> bool:
+        """Whether this beat has work. Every source that can say is asked: some note when they were."""
+        asked = [self.faults.attempt(source.name, source.pending, now_ns, otherwise=True) for source in self._asked]
+        second = now_ns - self._second_ns >= _SECOND_NS - BEAT_NS // 2
+        return second or bool(self._held) or self._changed_ns > self._advanced_ns or any(asked)
+
     def step(self, now_ns: int) -> None:
-        """One beat."""
+        """One beat with work."""
         for source in list(self.sources):
             self._collect(source, source.drain, now_ns)
             self._pace.rest()
@@ -162,7 +173,7 @@ class Loop:
             self.advance(watermark_ns)
         else:
             self._store()
-        if now_ns - self._second_ns >= _SECOND_NS:
+        if now_ns - self._second_ns >= _SECOND_NS - BEAT_NS // 2:
             self._second_ns = now_ns
             self._count_losses(now_ns)
             for callback in self.each_second:

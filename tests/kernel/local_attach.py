@@ -55,9 +55,9 @@ class LocalAttacher:
         self._links += links
         return links
 
-    def attach_raw_tracepoint(self, program_fd: int, name: str) -> int:
-        """Attaches to sys_enter or sys_exit. Raises OSError."""
-        return attaching.attach_raw_tracepoint(program_fd, name.encode())
+    def attach_raw_tracepoints(self, program_fds: list[int], names: list[str]) -> list[int]:
+        """As ``Helper`` does. Raises OSError."""
+        return attaching.attach_raw_tracepoints(program_fds, [name.encode() for name in names])
 
     def close(self) -> None:
         for fd in self._links:

@@ -171,7 +171,7 @@ def test_stopped_for_long_it_is_back_with_its_next_answer(helper: Helper, monkey
     with pytest.raises(TimeoutError, match="does not answer"):
         opened(helper, "maps")
     with pytest.raises(TimeoutError):
-        helper.attach_raw_tracepoint(0, "sys_enter")
+        helper.attach_raw_tracepoints([0], ["sys_enter"])
     os.kill(helper.pid, signal.SIGCONT)
     assert pump_until(lambda: not helper.silent, [helper], 10)
     assert opened(helper, "maps").startswith(Path("/proc/self/maps").read_bytes()[:12])
@@ -182,12 +182,12 @@ def test_stopped_for_long_it_is_back_with_its_next_answer(helper: Helper, monkey
 def test_what_is_asked_at_once_does_not_wait_for_a_stopped_helper(helper: Helper) -> None:
     os.kill(helper.pid, signal.SIGSTOP)
     with pytest.raises(TimeoutError):
-        helper.attach_raw_tracepoint(0, "sys_enter")
+        helper.attach_raw_tracepoints([0], ["sys_enter"])
     assert helper.silent
     os.kill(helper.pid, signal.SIGCONT)
     assert pump_until(lambda: not helper.silent, [helper], 10)
     with pytest.raises(PermissionError):  # its own answer: not a tracepoint that may be asked for
-        helper.attach_raw_tracepoint(0, "sched_process_fork")
+        helper.attach_raw_tracepoints([0], ["sched_process_fork"])
 
 
 def test_a_dead_one_is_gone(helper: Helper) -> None:
@@ -196,7 +196,7 @@ def test_a_dead_one_is_gone(helper: Helper) -> None:
         opened(helper, "exe")
     assert not helper.alive
     with pytest.raises(BrokenPipeError):
-        helper.attach_raw_tracepoint(0, "sys_enter")
+        helper.attach_raw_tracepoints([0], ["sys_enter"])
 
 
 @pytest.mark.parametrize("room", [0, 1, 2])

@@ -249,7 +249,7 @@ class RedisWire(Stating, Finishing, Due):
     def _attach_one(self, function: str) -> None:
         if function in self._family.programs:
             try:
-                self._links[function] = attach(self._helper, self._family, function)
+                (self._links[function],) = attach(self._helper, (self._family, function))
             except OSError as error:
                 degrade(self._family, function, error)
             else:
