@@ -73,4 +73,4 @@ BPF_F_TABLE("array", u32, u64, redis_ports, 1024, BPF_F_MMAPABLE);	/* a bit a po
 BPF_F_TABLE("array", u32, u64, redis_clients, 1024, BPF_F_MMAPABLE);	/* the same of clients' ports */
 BPF_TABLE("hash", struct redis_name, u32, redis_commands, 256);	/* which of the above, and in the second byte the least words of the request */
 BPF_TABLE("lru_hash", u64, struct redis_flow, redis_flows, 8192);
-BPF_RINGBUF_OUTPUT(redis_pieces, 256);	/* what may come at once, and in 100 ms */
+BPF_RINGBUF_OUTPUT(redis_pieces, 512);	/* what may come at once, and in 350 ms: a beat of the agent (200 ms), and a delay */

@@ -36,6 +36,7 @@ ALONE = (
     "tests/kernel/test_closer_looks.py",
     "tests/kernel/test_cpu_wait.py",
     "tests/kernel/test_owing.py",
+    "tests/kernel/test_storms.py",  # what it floods is lost for the agents of other tests, too
     "tests/system/test_busy.py",
     "tests/system/test_closer_look.py",
     "tests/system/test_lab.py",
@@ -60,7 +61,12 @@ WORKERS = {
         "tests/kernel/test_redis_*.py",
         "tests/servers/test_limiter*.py",
     ),
-    "tls": ("tests/kernel/test_tls*.py", "tests/kernel/test_new_roots.py"),
+    "tls": (  # libraries that nobody has seen yet
+        "tests/kernel/test_new_roots.py",
+        "tests/kernel/test_tls*.py",
+        "tests/system/test_crowding_out.py",
+        "tests/system/test_hostile_files.py",
+    ),
 }
 
 

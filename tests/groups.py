@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 #: Two tests at a time: CI has two processors.
-TWO = ("-n", "2", "--dist", "loadgroup")
+TWO = ("-n", "2", "--dist", "loadscope")
 #: pytest's exit status where tests failed.
 FAILED = 1
 WORDS = {"passed": "passed", "failed": "failed", "error": "failed", "errors": "failed", "skipped": "skipped"}
