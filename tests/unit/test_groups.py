@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import chosen
-from tests.groups import TWO, counted
+from tests.groups import counted
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,7 +58,8 @@ def test_the_closing_line_is_counted(line: str, counts: tuple[int, int, int]) ->
 def test_tests_of_one_file_run_in_one_worker() -> None:
     """Else nothing fails at once, but they count each other's programs, and module fixtures are made twice."""
     files = ["tests/unit/test_doubts.py", "tests/unit/test_images.py"]
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *TWO, *files]
+    two = ("-n", "2", "--dist", "loadscope")
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *two, *files]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
     ran = re.findall(r"^\[(gw\d)\].* PASSED (\S+?)::", done.stdout, re.MULTILINE)
