@@ -30,12 +30,15 @@ ONLY_ALL: dict[str, str | None] = {
     "tests/unit/test_correlate_hours.py::test_who_goes_home_an_hour_earlier_is_not_silent": None,
     # each replays all kept recordings once more; the scenarios of each symptom and cause have the rule taken out, too
     "tests/unit/test_lab_kept.py::test_without_a_rule_its_kinds_suffer_and_no_others": None,
+    # one minute of the laboratory; test_lab.py has another run of it, with an agent and of the mild end, too
+    "tests/system/test_lab.py::test_faults_are_felt_from_the_mild_end_on": None,
 }
 #: They judge the whole host, or who gets a processor: nothing runs beside them.
 ALONE = (
     "tests/kernel/test_closer_looks.py",
     "tests/kernel/test_cpu_wait.py",
     "tests/kernel/test_owing.py",
+    "tests/kernel/test_storms.py",  # what it floods is lost for the agents of other tests, too
     "tests/system/test_busy.py",
     "tests/system/test_closer_look.py",
     "tests/system/test_lab.py",
@@ -57,10 +60,15 @@ WORKERS = {
     "limiters": (
         "tests/kernel/test_limiter*.py",
         "tests/kernel/test_own_functions.py",
-        "tests/kernel/test_redis_*.py",
         "tests/servers/test_limiter*.py",
     ),
-    "tls": ("tests/kernel/test_tls*.py", "tests/kernel/test_new_roots.py"),
+    "redis": ("tests/kernel/test_redis_*.py",),  # a rig reads all Unix sockets of the host
+    "tls": (  # libraries that nobody has seen yet
+        "tests/kernel/test_new_roots.py",
+        "tests/kernel/test_tls*.py",
+        "tests/system/test_crowding_out.py",
+        "tests/system/test_hostile_files.py",
+    ),
 }
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadScopeScheduling
 
 with contextlib.suppress(ImportError):
     import readline  # noqa: F401 - before the names are removed
@@ -43,7 +44,7 @@ def name_and_seed(item: pytest.Item) -> tuple[str, Any]:
     return item.nodeid.partition("[")[0], item.callspec.params.get("seed", 0) if hasattr(item, "callspec") else 0
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m, and before xdist reads the groups
+@pytest.hookimpl(tryfirst=True)  # before -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not (config.getoption("--all") or any("::" in argument for argument in config.args)):
         lowest = dict[str, Any]()
@@ -60,7 +61,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if chosen.alone(item.nodeid):
             item.add_marker("alone")
-        item.add_marker(pytest.mark.xdist_group(chosen.worker(item.nodeid)))
+
+
+class Scheduling(LoadScopeScheduling):
+    """Sends the tests of one group to one worker. xdist's own ``loadgroup`` does not with pytest 9.2: it ignores the
+    groups silently (pytest-xdist issue 1386).
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return chosen.worker(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    return Scheduling(config, log)
 
 
 @pytest.fixture

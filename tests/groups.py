@@ -21,29 +21,33 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-#: Two tests at a time: CI has two processors.
-TWO = ("-n", "2", "--dist", "loadgroup")
+#: Tests at a time. CI has two processors; live tests wait for two thirds of their time.
+UNIT, LIVE = 2, 3
 #: pytest's exit status where tests failed.
 FAILED = 1
 WORDS = {"passed": "passed", "failed": "failed", "error": "failed", "errors": "failed", "skipped": "skipped"}
 EVERY_KERNEL = {"TICKSCOPE_TEST_KERNELS": "5.10 6.1 6.12 newest"}
 #: The clock's events, on the kernel that most hosts have; the probes on old kernels are for --all.
-ONE_KERNEL = {"TICKSCOPE_TEST_KERNELS": "6.1"}
+ONE_KERNEL = {"TICKSCOPE_TEST_KERNELS": "6.1", "TICKSCOPE_TEST_CLOCK_SIZES": "1"}
+#: Seconds without a finding on a healthy host, in CI.
+SILENCE = {"TICKSCOPE_TEST_SILENCE_S": "20"}
 #: Hostile inputs for each parser, beside those of the tests.
 INPUTS = 100_000
 
 
 @dataclass(frozen=True)
 class Group:
-    """args: of pytest. env: added to the environment."""
+    """args: of pytest. env: added to the environment. workers: tests at a time (0: in pytest's own process)."""
 
     name: str
     args: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    workers: int = 0
 
     def run(self, *more: str) -> tuple[int, Counter[str]]:
         """pytest's exit status, and how many tests passed, failed and were skipped."""
         command = [sys.executable, "-m", "pytest", "-q", "--durations=25", "-o", f"cache_dir=.pytest_cache/{self.name}"]
+        command += ["-n", str(self.workers), "--dist", "loadscope"] if self.workers else []
         began = time.monotonic()
         done = subprocess.run(
             [*command, *self.args, *more],
@@ -61,8 +65,7 @@ class Group:
 
     def again(self) -> tuple[int, Counter[str]]:
         """The tests that failed, one after another."""
-        one = replace(self, args=tuple(word for word in self.args if word not in TWO))
-        return one.run("--last-failed", "--last-failed-no-failures", "none")
+        return replace(self, workers=0).run("--last-failed", "--last-failed-no-failures", "none")
 
 
 def counted(output: str) -> Counter[str]:
@@ -78,10 +81,10 @@ def phases(every: bool) -> list[list[Group]]:
     guests = "tests/vm" if every else "tests/vm/test_clock.py"
     machines = Group("machines", (guests, *more), EVERY_KERNEL if every else ONE_KERNEL)
     return [
+        [Group("unit", ("tests/unit", *more), workers=UNIT)],  # first: .ci/run has mypy run beside it
         [machines],  # two of them at a time: nothing beside them, since emulated clocks are slow to read
-        [Group("unit", ("tests/unit", *TWO, *more))],
-        [Group("live", (*live, "-m", "not alone", *TWO))],
-        [Group("alone", (*live, "-m", "alone"))],
+        [Group("live", (*live, "-m", "not alone"), workers=LIVE)],
+        [Group("alone", (*live, "-m", "alone"), {} if every else SILENCE)],
     ]
 
 

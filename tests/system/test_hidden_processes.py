@@ -43,11 +43,11 @@ def test_processes_of_others_are_seen(start: Callable[..., Agent], options: str)
     wrap = hidden(options)
     agent = start(wrap=wrap).ready()
     seen = 0
-    for _ in range(5):  # the first one shows the agent the file
+    for _ in range(10):  # the first one shows the agent the file
         limits = Limits.start(go_binary(), "allow", DECISIONS)
         try:
             assert len(limits.go()) == DECISIONS
-            seen = len(agent.rows("limiter_decision", f"pid = {limits.pid}", DECISIONS, 5))
+            seen = len(agent.rows("limiter_decision", f"pid = {limits.pid}", DECISIONS, limit_s=1))
         finally:
             limits.end()
         if seen:

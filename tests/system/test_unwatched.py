@@ -46,4 +46,4 @@ def test_a_step_while_no_agent_runs_is_found_by_the_next(start: Callable[..., Ag
     assert [r["direction"] for r in sorted(rows, key=lambda r: r["t_ns"])] == ["forward", "backward"]
     third.stop()
     fourth = start(root=agent.root).ready()
-    assert len(fourth.rows("clock_change", "modes LIKE 'unwatched=%'", enough=3, limit_s=3)) == 2, "nothing moved"
+    assert len(fourth.rows("clock_change", "modes LIKE 'unwatched=%'", enough=3, limit_s=1)) == 2, "nothing moved"

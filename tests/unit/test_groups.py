@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,3 +53,15 @@ def test_files_are_there(pattern: str) -> None:
 def test_the_closing_line_is_counted(line: str, counts: tuple[int, int, int]) -> None:
     found = counted(f"FAILED tests/x.py::test - 3 passed in a text\n{line}\n")
     assert (found["passed"], found["failed"], found["skipped"]) == counts
+
+
+def test_tests_of_one_file_run_in_one_worker() -> None:
+    """Else nothing fails at once, but they count each other's programs, and module fixtures are made twice."""
+    files = ["tests/unit/test_doubts.py", "tests/unit/test_images.py"]
+    two = ("-n", "2", "--dist", "loadscope")
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *two, *files]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    ran = re.findall(r"^\[(gw\d)\].* PASSED (\S+?)::", done.stdout, re.MULTILINE)
+    assert len(ran) > len(files)
+    assert len(set(ran)) == len({file for _, file in ran}) == len(files)

@@ -27,7 +27,14 @@ from tests.vm.kernels import Kernel, Unavailable, cpio, get
 
 QEMU = "qemu-system-x86_64"
 #: Of the environment: where programs are, where the tests keep what they built or fetched, what they are asked to do.
-KEPT = ("PATH", "HOME", "XDG_CACHE_HOME", "TICKSCOPE_TEST_CACHE", "TICKSCOPE_TEST_QUIET_S")
+KEPT = (
+    "PATH",
+    "HOME",
+    "XDG_CACHE_HOME",
+    "TICKSCOPE_TEST_CACHE",
+    "TICKSCOPE_TEST_CLOCK_SIZES",
+    "TICKSCOPE_TEST_QUIET_S",
+)
 #: A command that writes this to /dev/ttyS0 has the emulator stopped for STOP_S, in which nobody runs and the clocks go
 #: on.
 STOP_WORD, STOP_S = b"tickscope test: stop me", 3.0
