@@ -454,7 +454,7 @@ METRICS: tuple[Metric, ...] = (
         "tickscope.limiter.decision.duration",
         "s",
         "histogram",
-        "Time that a decision itself took, without the delay that it imposed; without those whose caller gave up.",
+        "Duration of a decision, without the delay that it imposed; cancelled decisions are left out.",
         "limiter_decision",
         _LIMITER,
         "duration_ns",

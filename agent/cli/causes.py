@@ -26,8 +26,10 @@ class Name(click.ParamType):  # type: ignore[type-arg]
 @click.argument("name", type=Name(), metavar="[NAME]", default="")
 @options.common
 def command(name: str, fmt: str, store: str) -> None:
-    """The causes that a finding can name, in the order in which they are asked: what each explains, which tables it is
-    looked for in, and what to do about it. With NAME, one cause or symptom in words. Needs no store.
+    """List the causes that a finding can have: the symptoms that each explains, the tables that it uses, and what to
+    do. With NAME, describe one cause or symptom. Needs no store.
+
+    If two causes have the same score, the first in this order wins.
 
     \b
     tickscope causes

@@ -22,11 +22,11 @@ _LEAP = ("none announced", "a second will be inserted", "a second will be delete
 @options.reading
 @click.pass_context
 def command(ctx: click.Context, fmt: str, store: str) -> None:
-    """The clocks now: synchronised or not, offset, frequency, drift against the raw oscillator, what the time daemons
-    believe, the last jump and who made it.
+    """Show the clocks now: synchronised or not, offset, frequency, drift against the raw oscillator, the reports of the
+    time daemons, the last jump and the process that made it.
 
-    Offsets are read on the spot; drift, beliefs, jumps and pending notices come from the running agent and its store,
-    and are left out without them.
+    Offsets are read from the kernel at once. Drift, daemons, jumps and pending notices come from the running agent and
+    its store, and are left out without them.
 
     \b
     tickscope clock history --since 1d

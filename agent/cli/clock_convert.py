@@ -27,23 +27,23 @@ _MONO = re.compile(r"mono\+(\d+(?:\.\d+)?)s?")
     "--pid",
     type=int,
     metavar="PID",
-    help="TIME is as this process reads it, in its time namespace; what its clocks read then is shown.",
+    help="Convert for the time namespace of this process: TIME is a reading of its clocks, and so is the answer.",
 )
 @click.option(
     "--boot",
     metavar="BOOT",
-    help="The boot that boot+ and mono+ count from: the first characters of its id, or -1 for the one before this.",
+    help="The boot from which boot+ and mono+ count: the first characters of its id, or -1 for the previous boot.",
 )
 @options.reading
 def command(time: tuple[str, ...], pid: int | None, boot: str | None, fmt: str, store: str) -> None:
-    """TIME through the offset history: boot+SECONDS or mono+SECONDS (CLOCK_MONOTONIC) to wall time; an ISO time,
-    @SECONDS since 1970, or 5m ago and alike (from a recording's end, if it is one), to CLOCK_BOOTTIME, in every boot of
-    the store that had that time.
+    """Convert a time through the offset history. boot+SECONDS and mono+SECONDS (CLOCK_MONOTONIC) become wall time. An
+    ISO time, @SECONDS since 1970 or a relative time (5m ago) becomes CLOCK_BOOTTIME, one row for each boot of the store
+    that had that time. A relative time counts from now, or from the end of a recording.
 
-    `state` is ambiguous where that wall time occurred twice, around a backward step (then `alt_ns` is the other
-    answer), skipped where a forward step left it out (then t_ns is the step), and extrapolated where no agent watched
-    the clock: before the first and after the last reading in the store. Then `err_ns` grows with the distance, by what
-    an oscillator may drift and by the steps seen before; a clock that somebody sets may be further off.
+    `state` is ambiguous if that wall time occurred twice, around a backward step (alt_ns is the other answer); skipped
+    if a forward step left it out (t_ns is the time of the step); extrapolated if no agent watched the clock: before the
+    first and after the last reading in the store. Then err_ns grows with the distance, by the possible drift of the
+    oscillator and the steps seen before; a clock that somebody sets by hand may be further off.
 
     \b
     tickscope clock convert 2026-11-21T10:06:30.9515

@@ -49,14 +49,14 @@ def histories(source: RowSource) -> dict[str, History]:
     metavar="N",
     help=f"At most N segments: the newest. By default {_TABLE_ROWS:,} in a table, else all.",
 )
-@click.option("--plot", is_flag=True, help="Draw it with characters, instead of rows.")
+@click.option("--plot", is_flag=True, help="Print only the plot.")
 @options.reading
 def command(since: str | None, until: str | None, limit: int | None, plot: bool, fmt: str, store: str) -> None:
-    """The offset history: from when on which offset of the wall clock held, and the step that began it, with who made
-    it.
+    """List the segments of the offset history: from when on the wall clock had which offset, and the step that began
+    the segment, with its process.
 
-    On a terminal a plot comes before the rows (NO_COLOR is heeded); in a pipe there are only rows, unless --plot asks
-    for it.
+    On a terminal a plot precedes the rows (NO_COLOR turns its colours off). In a pipe there are only rows, unless
+    --plot is given.
 
     \b
     tickscope clock history --since 1d

@@ -29,7 +29,7 @@ _AGAIN_S = 1.0
     help="Output format (json is ndjson: a stream has no end).",
 )
 def command(fmt: str) -> None:
-    """Every step of the wall clock as it happens, one a line, until interrupted (exit status 130)."""
+    """Print every step of the wall clock as it happens, one per line, until interrupted (exit status 130)."""
     from agent.cli.output import begin_stream, emit_stream, quiet_pipe
     from agent.cli.status import run_dir
 

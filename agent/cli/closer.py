@@ -69,7 +69,7 @@ def told(looks: Sequence[Mapping[str, Any]], start_ns: int, wrap: Wrap) -> list[
         after = f"{'-' if begun < 0 else '+'}{duration(abs(begun))}"
         state = "" if look["state"] == "done" else f", {look['state']}"
         why = f"; {look['reason']}" if look["reason"] else ""
-        lines += ["", *wrap(f"A closer look at {who}, for {took} from {after} on{state}{why}", "", 2)]
+        lines += ["", *wrap(f"On-demand profile of {who}, for {took} from {after} on{state}{why}", "", 2)]
         for table, tell in _TELL.items():
             for text, hang in tell(look.get(table) or []):
                 lines += wrap(text, " " * hang, hang + 2)

@@ -24,18 +24,16 @@ if TYPE_CHECKING:
 @click.option(
     "--step-clock", is_flag=True, help="Step the wall clock by +0.3 ms and back, once. Without it no clock is touched."
 )
-@click.option(
-    "--syscalls", type=click.Choice(SYSCALL_MODES), help="How much of system call time is measured [default: sampled]."
-)
+@click.option("--syscalls", type=click.Choice(SYSCALL_MODES), help="Which system calls are timed [default: sampled].")
 @click.option("--store", type=click.Path(file_okay=False), help="The store's directory [default: /var/lib/tickscope].")
 def command(
     config_file: str | None, duration: float | None, step_clock: bool, syscalls: str | None, store: str | None
 ) -> None:
-    """Run the agent together with a small workload of its own, on loopback, which is removed at the end.
+    """Run the agent together with a small workload on loopback, which is removed at the end.
 
-    A private Redis with a stream and a consumer group, a rate limiter in Python that asks it, a Go program with
-    golang.org/x/time/rate, TLS connections, a program that syncs files. Every 30 seconds that Redis is stopped for 1.5
-    seconds, so that there is something to find. In another shell:
+    The workload: a private Redis with a stream and a consumer group, a rate limiter in Python that uses it, a Go
+    program with golang.org/x/time/rate, TLS connections, and a program that syncs files. The demo stops its Redis for
+    1.5 seconds, first after 15 seconds and then every 30 seconds, so that there is something to find. In another shell:
 
     \b
     tickscope findings

@@ -20,10 +20,10 @@ _QUERY = re.compile(r"""tickscope query (\w+)((?: --[\w-]+ (?:"[^"]*"|'[^']*'|[^
 @click.argument("finding", type=options.FindingId(), metavar="[ID|last]", default="last")
 @options.reading
 def command(finding: str, fmt: str, store: str) -> None:
-    """One finding in words: what was wrong, when, why, what speaks for it and what was ruled out.
+    """Explain one finding: what was wrong, when, why, the evidence, and what was ruled out.
 
-    ID is a finding's id or the start of one, as `tickscope findings` shows it; `last`, the default, is the one that
-    began last.
+    ID is the id of a finding or the beginning of an id, as `tickscope findings` shows it. `last`, the default, is the
+    finding that started last.
 
     \b
     tickscope explain last

@@ -40,17 +40,27 @@ _TOLD = ("finding_id", "state", "began", "lasted", "cause", "symptom", "confiden
 
 
 @click.command("findings")
-@click.option("--open", "only_open", is_flag=True, help="Only those that still go on.")
+@click.option("--open", "only_open", is_flag=True, help="Only open findings.")
 @click.option(
-    "--since", metavar="TIME", help="Changed since then: 90s, 2h, 22:13, yesterday, ISO 8601, or boot+SECONDS."
+    "--since",
+    metavar="TIME",
+    help="Only findings that changed since this time: 90s, 2h, 22:13, yesterday, ISO 8601, or boot+SECONDS.",
 )
-@click.option("--until", metavar="TIME", help="As they stood then.")
-@click.option("--cause", type=options.Catalogue("causes"), metavar="NAME", help="With this cause (`tickscope causes`).")
+@click.option("--until", metavar="TIME", help="Findings in their state at this time.")
 @click.option(
-    "--symptom", type=options.Catalogue("symptoms"), metavar="NAME", help="With this symptom (`tickscope symptoms`)."
+    "--cause",
+    type=options.Catalogue("causes"),
+    metavar="NAME",
+    help="Only findings with this cause (`tickscope causes`).",
 )
-@click.option("--severity", type=click.Choice(["notice", "alarm"]), help="Of this severity.")
-@click.option("--pid", type=click.IntRange(1), metavar="N", help="About this process, or caused by it.")
+@click.option(
+    "--symptom",
+    type=options.Catalogue("symptoms"),
+    metavar="NAME",
+    help="Only findings with this symptom (`tickscope symptoms`).",
+)
+@click.option("--severity", type=click.Choice(["notice", "alarm"]), help="Only findings of this severity.")
+@click.option("--pid", type=click.IntRange(1), metavar="N", help="Only findings about this process or caused by it.")
 @options.reading
 def command(
     only_open: bool,
@@ -63,10 +73,10 @@ def command(
     fmt: str,
     store: str,
 ) -> None:
-    """Findings in their latest state, in order of their beginning, the newest last.
+    """List findings in their latest state, ordered by their start, the newest last.
 
-    Nothing wrong, no finding: the exit status is then 3. One that still went on when its agent ended is left open.
-    `tickscope explain last` tells one with its evidence.
+    Without findings the exit status is 3. A finding that was open when its agent ended is shown as left open.
+    `tickscope explain ID` shows a finding with its evidence.
 
     \b
     tickscope findings --since 1h

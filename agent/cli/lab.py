@@ -24,7 +24,7 @@ _out = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     required=True,
     metavar="DIR",
-    help="Where recording, truth and logs go; a new directory.",
+    help="New directory for recording, truth and logs.",
 )
 _step = click.option(
     "--step-clock",
@@ -35,19 +35,19 @@ _throwaway = click.option(
     "--throwaway-vm",
     is_flag=True,
     help=(
-        "Allow kinds that move the wall clock by hours, change its rate, or need netem. Refused on every "
-        "machine that was not booted with tickscope.throwaway_vm on its kernel's command line."
+        "Allow kinds that move the wall clock by hours, change its rate, or need netem. Refused"
+        " unless the machine was booted with tickscope.throwaway_vm on the kernel command line."
     ),
 )
 
 
 @click.group("lab", cls=options.VerbGroup, subcommand_metavar="VERB [ARGS]...")
 def command() -> None:
-    """Inject faults for real, and see what the findings say of them.
+    """Inject real faults, and compare the findings with them.
 
-    A workload of the laboratory's own (Redis, nginx, an upstream, DNS, limiters, streams, files, locks) runs in
-    namespaces and cgroups of its own, beside an agent of its own. Nothing else on this host is touched, and all of it
-    is removed at the end, whatever happens.
+    The laboratory runs a workload (Redis, nginx, an upstream, DNS, limiters, streams, files, locks) in namespaces and
+    cgroups of its own, and an agent of its own. It does not touch anything else on this host, and removes everything at
+    the end.
 
     \b
     tickscope lab list
@@ -59,7 +59,7 @@ def command() -> None:
 @command.command("list")
 @options.output
 def list_(fmt: str) -> None:
-    """The kinds of faults, how hard they are from mild to hard, and which causes are right answers."""
+    """List the kinds of faults, their sizes from mild to hard, and the causes that are right answers."""
     from agent.cli.output import emit_rows
     from agent.lab.kind import kinds
     from agent.lab.report import catalogue
@@ -77,9 +77,9 @@ def list_(fmt: str) -> None:
     "duration",
     type=options.Duration(),
     metavar="S",
-    help="How long each fault lasts [default: by its kind and the seed].",
+    help="Duration of each fault [default: depends on kind and seed].",
 )
-@click.option("--sham", is_flag=True, help="Write the faults into the truth, but do not inject them.")
+@click.option("--sham", is_flag=True, help="Record the faults as truth, but do not inject them.")
 @_step
 @_throwaway
 @_out
@@ -94,8 +94,8 @@ def run(
     out: Path,
     fmt: str,
 ) -> None:
-    """Inject each KIND once, one after the other, and report what was injected, who felt it, what was found, and
-    when.
+    """Inject each KIND once, one after the other, and report what was injected, which programs were impacted, what was
+    found, and when.
     """
     from dataclasses import replace
 
@@ -119,7 +119,7 @@ def run(
 
 
 @command.command("bench")
-@click.option("--runs", type=click.IntRange(1), default=300, show_default=True, help="How many faults.")
+@click.option("--runs", type=click.IntRange(1), default=300, show_default=True, help="Number of faults.")
 @click.option(
     "--seed-from",
     type=click.IntRange(0),
@@ -132,10 +132,14 @@ def run(
     type=click.IntRange(1),
     default=12,
     show_default=True,
-    help="Faults a sitting: agent and workload are started anew for each.",
+    help="Faults per sitting. Agent and workload are restarted for each sitting.",
 )
 @click.option(
-    "--kind", "names", multiple=True, metavar="KIND", help="Only these; may be given several times [default: all]."
+    "--kind",
+    "names",
+    multiple=True,
+    metavar="KIND",
+    help="Only these kinds; may be given several times [default: all].",
 )
 @_step
 @_throwaway
@@ -151,8 +155,8 @@ def bench(
     out: Path,
     fmt: str,
 ) -> None:
-    """Inject many faults of all kinds, sitting by sitting, and print the score. Begun anew with the same directory, it
-    goes on where it was.
+    """Inject many faults of all kinds, in sittings, and print the score. Started again with the same directory, it
+    continues where it stopped.
     """
     from subprocess import CalledProcessError
 
@@ -190,12 +194,12 @@ def bench(
     "without",
     multiple=True,
     metavar="RULE",
-    help="Leave out a rule of the diagnosis, to see what it is worth; may be given several times.",
+    help="Disable a cause of the diagnosis; may be given several times.",
 )
 @options.output
 def score(directory: Path, without: tuple[str, ...], fmt: str) -> None:
-    """Replay the recordings in DIR, of one sitting or of many, and compare the findings with the truth beside them.
-    Needs no root.
+    """Replay the recordings in DIR, of one sitting or of many, and compare the findings with the recorded truth. Needs
+    no root.
     """
     _score(directory, fmt, without)
 

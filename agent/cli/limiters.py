@@ -102,24 +102,24 @@ def _binaries() -> Question:
     metavar="TIME",
     default="5m",
     show_default=True,
-    help="Decisions from this time on: 90s, 5m, 2h, ISO 8601, or boot+SECONDS.",
+    help="Only decisions from this time on: 90s, 5m, 2h, ISO 8601, or boot+SECONDS.",
 )
 @click.option(
     "--known",
     is_flag=True,
-    help="List the limiter libraries that are known and what a clock step does to them. Needs no store.",
+    help="List the known limiter libraries and what a clock step does to them. Needs no store.",
 )
 @options.reading
 @click.pass_context
 def command(ctx: click.Context, since: str, known: bool, fmt: str, store: str) -> None:
-    """Rate limiters: who uses them, how often they decide, how much of the limit is used, what a clock step would do to
-    each, and what watching costs.
+    """List rate limiters: their programs, how often they decide, how much of the limit is used, what a clock step would
+    do to each, and what observing them costs.
 
-    per_s and the counts are of all decisions: of a sampled program (sample_rate below 1) by limiter_rate, and told
-    says how exact they are: exact, within so much (95 times in 100), at least, or as seen. limit_use is what was let
-    through, also at other places that ask the same limiter (also_asked_by), of what the limit allows: above 100 % it
-    let through more. state is gone where the process has ended. -o json has everything. On stderr: Go programs that
-    contain a known limiter and cannot be watched, with the reason.
+    per_s and the counts are of all decisions. For a sampled program (sample_rate below 1) they are estimates from
+    limiter_rate, and told says how good they are: exact, within N % (95 times in 100), at least, or as seen. limit_use
+    is the share of the limit that was admitted, at all places of the program that call the limiter (also_asked_by);
+    above 100 % it admitted more than its limit. The state is gone if the process has ended. -o json shows all columns.
+    Go programs that contain a known limiter and cannot be observed are listed on stderr with the reason.
     """
     if ctx.invoked_subcommand is None:
         _listed(since, known, fmt, store)

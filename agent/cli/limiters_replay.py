@@ -97,33 +97,36 @@ class Signed(click.ParamType):  # type: ignore[type-arg]
     "--jump",
     metavar="ID",
     help=(
-        "A jump that happened: last, all, a finding's id or the start of one, or when it was (boot+SECONDS, ISO 8601)."
+        "A jump that happened: last, all, a finding's id or the beginning of one, or a time (boot+SECONDS, ISO 8601)."
     ),
 )
-@click.option("--what-if", type=Signed(), metavar="DURATION", help="A jump that did not happen: -500ms, 2s, 1h.")
-@click.option("--window", type=Signed(1), metavar="D", help="With --skew: the limiters' windows.")
+@click.option("--what-if", type=Signed(), metavar="DURATION", help="A hypothetical jump: -500ms, 2s, 1h.")
+@click.option("--window", type=Signed(1), metavar="D", help="With --skew: the window of the limiters.")
 @click.option(
-    "--skew", type=Signed(), metavar="D", help="Two replicas share each limiter, and their clocks differ by D."
+    "--skew",
+    type=Signed(),
+    metavar="D",
+    help="Assume that two replicas share each limiter and that their clocks differ by D.",
 )
-@click.option("--at", metavar="TIME", help="With --what-if: when; by default in the middle of the rows.")
+@click.option("--at", metavar="TIME", help="With --what-if: time of the jump [default: the middle of the rows].")
 @click.option(
     "--since",
     metavar="TIME",
-    help="Decisions from then on; by default from 10 minutes before a jump, else of the last 5 minutes.",
+    help="Only decisions from this time on [default: 10 minutes before the jump, else the last 5 minutes].",
 )
-@click.option("--until", metavar="TIME", help="And up to then.")
-@click.option("--limiter", "pattern", metavar="ID", help="Only limiters with this id, which may have * and ?.")
+@click.option("--until", metavar="TIME", help="Only decisions up to this time.")
+@click.option("--limiter", "pattern", metavar="ID", help="Only limiters with this id (* and ? are wildcards).")
 @click.option(
-    "--model", metavar="NAME", help="Replay with this model, whatever the library: see docs/limiters-reference.md."
+    "--model", metavar="NAME", help="Replay with this model instead of the library's: see docs/limiters-reference.md."
 )
-@click.option("--limit", "count", type=click.FloatRange(min=1), metavar="N", help="Units a window.")
-@click.option("--slots", type=click.IntRange(1, 10_000), metavar="N", help="Slots of a window.")
+@click.option("--limit", "count", type=click.FloatRange(min=1), metavar="N", help="Units per window.")
+@click.option("--slots", type=click.IntRange(1, 10_000), metavar="N", help="Slots per window.")
 @click.option(
     "--config",
     "config",
     metavar="F",
     envvar="TICKSCOPE_CONFIG",
-    help="Settings, of which limiter_models and limiter_functions are read.",
+    help="Settings file; limiter_models and limiter_functions are used.",
 )
 @options.reading
 def command(
@@ -142,11 +145,12 @@ def command(
     fmt: str,
     store: str,
 ) -> None:
-    """How many requests a jump of the clock let through, or kept out, that true time would not have.
+    """Count the requests that a clock jump admitted or refused wrongly.
 
-    Recorded decisions are replayed by the limiter's own algorithm, on the clock that its program had and on true time.
-    over_admitted were let through only by the program's clock, wrongly_refused only by true time; excess is how far the
-    sum got ahead (below 0: behind). `quality` says whether that is exact.
+    The recorded decisions are replayed with the limiter's algorithm on two clocks: the program's clock and true time.
+    over_admitted counts requests that only the program's clock admits, wrongly_refused those that only true time
+    admits. excess is the largest surplus of admitted units over true time (negative: deficit). quality says how exact
+    the counts are.
 
     \b
     tickscope limiters replay --jump last

@@ -24,16 +24,16 @@ _NEAR, _FEW = 5, 0.3
     metavar="TIME",
     default="1h",
     show_default=True,
-    help="From then on: 90s, 5m, 2h, 1d, ISO 8601, boot+SECONDS.",
+    help="From this time on: 90s, 5m, 2h, 1d, ISO 8601, boot+SECONDS.",
 )
-@click.option("--until", metavar="TIME", help="Up to then.")
-@click.option("--pid", type=click.IntRange(1), metavar="N", help="Of this process alone, where several have it.")
+@click.option("--until", metavar="TIME", help="Up to this time.")
+@click.option("--pid", type=click.IntRange(1), metavar="N", help="Only decisions of this process.")
 @options.reading
 def command(limiter: str, since: str, until: str | None, pid: int | None, fmt: str, store: str) -> None:
-    """A limiter over time: what was asked, what it let through, its limit, and the jumps of the clock; and its figures.
+    """Show one limiter over time: requested and admitted units, its limit, and the clock jumps; and its figures.
 
-    ID is the limiter's, its beginning, or a part that no other has; `tickscope limiters` lists them. What several
-    processes of it decided is added up.
+    ID is the id of the limiter, the beginning of the id, or a part of it that no other id has; `tickscope limiters`
+    lists ids. Decisions of several processes are added up.
 
     \b
     tickscope limiters show shop:rate

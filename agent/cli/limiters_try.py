@@ -41,7 +41,7 @@ _WIDTHS = {"limiter_id": 26, "result": 9, "key": 20}
     type=click.IntRange(min=1),
     required=True,
     metavar="N",
-    help="The process to try it on; it alone gets the probes.",
+    help="The process to try it on. Only this process gets the probes.",
 )
 @click.option(
     "--count",
@@ -61,10 +61,10 @@ _WIDTHS = {"limiter_id": 26, "result": 9, "key": 20}
 )
 @options.output
 def command(file: str, pid: int, count: int, duration: float, fmt: str) -> None:
-    """Try the functions that FILE declares on process N: show ten decisions, or say which line is wrong.
+    """Try the functions that FILE declares on process N: show ten decisions, or name the wrong line.
 
-    FILE is tickscope.yaml, or has limiter_functions alone. Needs root, and no agent. Keys are shown as the program has
-    them. Exit status 1: a line is wrong; 3: no decision came.
+    FILE is tickscope.yaml, or a file with limiter_functions alone. Needs root; no agent need run. Keys are shown
+    unhashed. Exit status 1: a line is wrong; 3: no decision was made.
 
     \b
     sudo tickscope limiters try shop.yaml --pid $(pgrep -n shop)

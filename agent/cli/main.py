@@ -19,32 +19,32 @@ from agent.log import say_last
 SECTIONS = {
     "Run": {
         "run": "Run the agent in the foreground, with a live summary on a terminal.",
-        "demo": "Run the agent with a small real workload, so that everything moves.",
-        "status": "What the running agent is doing: processes, probes, losses, store, export.",
-        "probes": "The probes, their state, and why.",
-        "doctor": "Check what this host can and cannot do, with the remedy.",
+        "demo": "Run the agent beside a small real workload, to see findings.",
+        "status": "Show the running agent: processes, probes, losses, store, export.",
+        "probes": "List the probes, their state and the reason.",
+        "doctor": "Check what works on this host, with remedies.",
     },
-    "What was wrong, and why": {
-        "findings": "What was found: symptoms with their causes.",
-        "explain": "One finding in words, with its evidence.",
-        "symptoms": "What a finding can be about.",
-        "causes": "What a finding can name as a cause.",
+    "Findings and causes": {
+        "findings": "List findings: symptoms with their causes.",
+        "explain": "Explain one finding, with its evidence.",
+        "symptoms": "List all symptoms, or describe one.",
+        "causes": "List all causes, or describe one.",
     },
     "At a glance": {
-        "limiters": "Rate limiters and what they decided.",
-        "queues": "Queues and their lag.",
-        "clock": "This host's clocks: now, history, live, conversion.",
+        "limiters": "Show rate limiters and their decisions.",
+        "queues": "Show queues and their lag.",
+        "clock": "Show the clocks: now, history, live, conversion.",
     },
-    "Everything that was seen": {
-        "tables": "The tables and their columns.",
-        "query": "Rows of a table.",
-        "sql": "A SQL query; every table is a view.",
-        "tail": "New rows of a table as they come, as ndjson.",
-        "record": "Record what comes in to a file.",
-        "replay": "The findings that the correlator makes of a recording.",
+    "Recorded rows": {
+        "tables": "List the tables and their columns.",
+        "query": "Print rows of a table.",
+        "sql": "Run a SQL query; every table is a view.",
+        "tail": "Follow the new rows of a table, as ndjson.",
+        "record": "Write rows to a recording.",
+        "replay": "Compute the findings of a recording.",
     },
-    "Trust": {
-        "lab": "Inject faults into a workload of its own, and see how many are found.",
+    "Laboratory": {
+        "lab": "Inject real faults into a workload, and score the findings.",
     },
     "Other": {
         "completion": "Print a shell completion script.",

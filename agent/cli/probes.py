@@ -11,11 +11,12 @@ from agent.cli.status import document
 @click.command("probes")
 @options.common
 def command(fmt: str, store: str) -> None:
-    """The probes, their state, and where one is not attached: why, and what to do; then programs and libraries that are
-    not seen.
+    """List the probes with their state and, if one is not attached, the reason and the remedy; then the programs and
+    libraries that are not observed.
 
-    hits and run_ns (how often its programs ran, and how long) are counted while `sysctl kernel.bpf_stats_enabled=1`,
-    which makes every BPF program of this host a little slower. missed: runs that the kernel left out.
+    hits and run_ns are the number of runs and the run time of a probe's programs. The kernel counts them while `sysctl
+    kernel.bpf_stats_enabled=1`, which makes every BPF program of this host a little slower. missed counts the runs that
+    the kernel skipped.
     """
     answer = document()
     rows = answer["probes"] + [

@@ -25,8 +25,8 @@ _SPREAD = ("count", "p50", "p90", "p99", "max")
     "--since",
     metavar="TIME",
     help=(
-        "From this time on: 90s, 2h, 1w, '10 min ago', 22:13, yesterday, ISO 8601 (local where it names no zone), or"
-        " boot+SECONDS."
+        "From this time on: 90s, 2h, 1w, '10 min ago', 22:13, yesterday, ISO 8601 (local without a"
+        " zone), or boot+SECONDS."
     ),
 )
 @click.option("--until", metavar="TIME", help="Up to this time, not including it.")
@@ -38,12 +38,12 @@ _SPREAD = ("count", "p50", "p90", "p99", "max")
     "--group-by",
     type=options.Columns(),
     metavar="A,B",
-    help="One row a group: count, p50, p90, p99 and max of the table's measure.",
+    help="One row per group: count, p50, p90, p99 and max of the table's measure.",
 )
 @click.option(
     "--exact",
     is_flag=True,
-    help="Groups: percentiles from the rows, also where millions were counted in advance, at most 1.6 % off.",
+    help="With --group-by: compute percentiles from the rows, not from the counts made at sealing (at most 1.6 % off).",
 )
 @click.option("--top", type=click.IntRange(1), metavar="N", help="The N rows with the largest measure (groups: p99).")
 @click.option(
@@ -66,10 +66,10 @@ def command(
     fmt: str,
     store: str,
 ) -> None:
-    """Rows of TABLE in order of time.
+    """Print the rows of TABLE in order of time.
 
-    Losses that overlap the asked time are shown as gaps: in the JSON document, else on stderr.
-    `tickscope tables` lists the tables, `tickscope tables TABLE` its columns.
+    Losses in the queried time are reported as gaps: in the JSON document, else on stderr. `tickscope tables` lists the
+    tables, `tickscope tables TABLE` the columns of one.
 
     \b
     tickscope query tcp_rtt --since 1m --group-by peer

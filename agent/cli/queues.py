@@ -39,16 +39,15 @@ _NAMED = {"queue": "destination", "length": "lag_messages", "oldest_s": "oldest_
 
 @click.command("queues")
 @click.option(
-    "--since", default="5m", show_default=True, metavar="TIME", help="Forget queues that were not seen since."
+    "--since", default="5m", show_default=True, metavar="TIME", help="Only queues that were polled since this time."
 )
-@click.option(
-    "--now", is_flag=True, help="Ask the kernel now, by pyroute2, for sockets and devices; needs no agent and no store."
-)
+@click.option("--now", is_flag=True, help="Query sockets and devices from the kernel now; needs no agent and no store.")
 @options.reading
 def command(since: str, now: bool, fmt: str, store: str) -> None:
-    """The latest state of every queue: consumer groups, accept queues, connections with much unread, devices.
+    """Show the latest state of every queue: consumer groups, accept queues, connections with much unread data, network
+    devices.
 
-    A queue's history is in the tables queue_lag and socket_queue.
+    The history of the queues is in the tables queue_lag and socket_queue.
 
     \b
     tickscope queues

@@ -19,18 +19,18 @@ _POLL_S = 0.1
 
 
 @click.command("record")
-@click.option("-o", "--output", "path", required=True, type=click.Path(dir_okay=False), help="The recording to write.")
+@click.option("-o", "--output", "path", required=True, type=click.Path(dir_okay=False), help="File to write.")
 @options.duration
 @click.option(
     "--since",
     metavar="TIME",
-    help="Record the past instead, from the store, from this time on: 15m, 22:13, yesterday, ISO 8601, boot+SECONDS.",
+    help="Record the past from the store instead, from this time on: 15m, 22:13, yesterday, ISO 8601, boot+SECONDS.",
 )
 @click.option("--until", metavar="TIME", help="With --since: up to this time, not including it.")
 @options.store
 def command(path: str, duration: float | None, since: str | None, until: str | None, store: str) -> None:
-    """Copy everything the store receives from now on into a file for `tickscope replay`, until Ctrl-C or for
-    --duration; or, with --since, what it has received already, of its newest boot.
+    """Write what the store receives to a recording for `tickscope replay`, until Ctrl-C or for --duration. With
+    --since, write what the store already has of its newest boot instead.
 
     \b
     tickscope record -o trouble.rec --duration 60s

@@ -18,15 +18,15 @@ from agent.errors import NO_ROWS
     type=options.TableName(),
     metavar="TABLE",
     multiple=True,
-    help="As if TABLE had not been recorded; may be given several times.",
+    help="Ignore the rows of TABLE; may be given several times.",
 )
 @click.option("--jump-threshold", default="all", metavar="SIZE", help="As for `tickscope run`.")
 @options.common
 def command(file: str, without: tuple[str, ...], jump_threshold: str, fmt: str, store: str) -> None:
-    """Findings that the correlator makes of the recording F, in their latest state.
+    """Compute the findings of the recording F with the correlator, and list them in their latest state.
 
-    The same recording gives the same output, byte by byte, on any machine. One that is cut off is read as far as it
-    goes. Leaving a table out shows what a finding rests on.
+    The same recording gives the same output, byte by byte, on any machine. A truncated recording is read up to its end.
+    --without TABLE shows which findings depend on that table.
 
     \b
     tickscope record -o trouble.rec --duration 60

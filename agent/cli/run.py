@@ -47,27 +47,25 @@ def flags(duration: float | None, **given: Any) -> dict[str, Any]:
     "--config", "config_file", type=click.Path(dir_okay=False), envvar="TICKSCOPE_CONFIG", help="Settings (YAML)."
 )
 @options.duration
-@click.option(
-    "--syscalls", type=click.Choice(SYSCALL_MODES), help="How much of system call time is measured [default: sampled]."
-)
+@click.option("--syscalls", type=click.Choice(SYSCALL_MODES), help="Which system calls are timed [default: sampled].")
 @click.option(
     "--investigate",
     type=click.Choice(INVESTIGATE),
-    help="Whether to look closer, for seconds, at processes with which something is wrong [default: auto].",
+    help="Whether to profile processes with a symptom on demand, for seconds [default: auto].",
 )
 @click.option("--store", type=click.Path(file_okay=False), help="The store's directory [default: /var/lib/tickscope].")
 @click.option(
     "--jump-threshold",
     metavar="SIZE",
     help=(
-        "Clock steps below SIZE (500us, 128ms, 1s) are rows, and findings only"
-        " where a limiter is affected; from SIZE on they are alarms [default: all are findings, alarms from 128ms]."
+        "A smaller clock step (SIZE: 500us, 128ms, 1s) is a finding only if a limiter is affected, a"
+        " larger one is an alarm [default: every step is a finding, from 128ms an alarm]."
     ),
 )
 @click.option(
     "--log-format",
     type=click.Choice(FORMATS),
-    help="Of the lines on stderr: ready, findings, failures [default: text].",
+    help="Format of the lines on stderr: ready, findings, failures [default: text].",
 )
 @options.brokers
 def command(
@@ -82,10 +80,10 @@ def command(
 ) -> None:
     """Run the agent in the foreground.
 
-    Needs root to load its BPF programs and gives it up before it reads the first event. On a terminal a live summary is
-    shown; Ctrl-C stops cleanly and prints totals and losses. `ready` on stderr says that all probes are attached;
-    without a terminal each finding is a line there when it is opened and when it is closed, with a priority where the
-    journal reads it. SIGHUP has the settings read again: what needs a restart is named.
+    The agent needs root to load its BPF programs, and drops it before it reads the first event. On a terminal it shows
+    a live summary; Ctrl-C stops it and prints totals and losses. It prints `ready` on stderr when all probes are
+    attached. Without a terminal it prints a line on stderr when a finding opens and when it closes (in the journal,
+    with a priority). SIGHUP reloads the settings; a setting that needs a restart is named.
     """
     if log_format:
         use(log_format)  # of a mistake in the settings, too

@@ -17,14 +17,14 @@ from agent.errors import NO_ROWS
 @click.option(
     "--since",
     metavar="TIME",
-    help="The tables from this time on: 90s, 2h, 22:13, yesterday, ISO 8601, or boot+SECONDS.",
+    help="Only rows from this time on: 90s, 2h, 22:13, yesterday, ISO 8601, or boot+SECONDS.",
 )
 @click.option("--until", metavar="TIME", help="Up to this time, not including it.")
 @options.reading
 def command(text: str, since: str | None, until: str | None, fmt: str, store: str) -> None:
-    """Run the SQL in TEXT (DuckDB's dialect, read only); every table of `tickscope tables` is a view.
+    """Run the SQL in TEXT (DuckDB's dialect, read only). Every table of `tickscope tables` is a view.
 
-    Losses are told as gaps: those of the time between --since and --until, without them those of the whole store.
+    Losses are reported as gaps: those between --since and --until, by default those of the whole store.
 
     \b
     tickscope sql "SELECT comm, count(*) FROM slow_syscall GROUP BY ALL ORDER BY 2 DESC"

@@ -76,9 +76,9 @@ def document(wait_s: float = 0.0) -> dict[str, Any]:
 )
 @options.common
 def command(wait_s: float, fmt: str, store: str) -> None:
-    """What the running agent is doing: processes, probes, losses, clocks, store, export.
+    """Show the state of the running agent: processes, probes, losses, clocks, store, export.
 
-    With --wait, returns as soon as everything is attached.
+    With --wait, return as soon as all probes are attached.
     """
     answer = document(wait_s)
     output.emit(answer, fmt, lambda: _human(answer))
@@ -148,7 +148,7 @@ def _human(d: dict[str, Any]) -> None:
             )
     if costs := dearest(d.get("rules", [])):
         output.echo(f"diagnosis  {costs}")
-    output.echo(f"closer look  {closer(d.get('investigation') or {})}")
+    output.echo(f"on-demand profile  {closer(d.get('investigation') or {})}")
     for told in d["time_daemons"]:
         of = f" of {told['source']}" if told["source"] else ""
         offset = (
@@ -178,7 +178,7 @@ def _human(d: dict[str, Any]) -> None:
         for reason, words in REASONS.items()
         if d["correlator_dropped"][reason]
     ]
-    output.echo("not looked at for findings  " + ("; ".join(left_out) or "nothing"))
+    output.echo("not judged for findings  " + ("; ".join(left_out) or "nothing"))
     for name, part in (
         ("clock", {k: d["clock"].get(k) for k in _CLOCK}),
         ("store", d["store"]),

@@ -12,8 +12,10 @@ from agent.cli.causes import Name, describe
 @click.argument("name", type=Name(), metavar="[NAME]", default="")
 @options.common
 def command(name: str, fmt: str, store: str) -> None:
-    """The symptoms that a finding can be about, in the order in which the first of several names it: of what, in which
-    table, and which causes are asked. With NAME, one of them in words. Needs no store.
+    """List the symptoms that a finding can have: their subject, table and possible causes. With NAME, describe one.
+    Needs no store.
+
+    A finding with several symptoms is named after the first of them in this order.
 
     \b
     tickscope symptoms

@@ -13,20 +13,20 @@ from agent.columns import Column, enum, i64, text
 if TYPE_CHECKING:
     import numpy as np
 
-T_NS = i64("t_ns", "when it happened, CLOCK_BOOTTIME", "ns")
+T_NS = i64("t_ns", "time of the event, CLOCK_BOOTTIME", "ns")
 
 #: Columns that exist in every query result but are derived, never stored per row.
 DERIVED = (
-    text("boot_id", 36, "the boot whose CLOCK_BOOTTIME t_ns counts", "host.boot.id"),
+    text("boot_id", 36, "boot id; t_ns is CLOCK_BOOTTIME of this boot", "host.boot.id"),
     i64("wall_ns", "wall time (CLOCK_REALTIME) as Unix time, through the offset history", "ns"),
     i64("wall_err_ns", "error bound of wall_ns", "ns"),
     enum(
         "wall_state",
         "exact ambiguous skipped extrapolated",
-        "ambiguous: that wall time occurred twice, around a backward step; extrapolated: nobody watched the clock then,"
-        " so a step may be missing",
+        "ambiguous: that wall time occurred twice, around a backward step; extrapolated: no agent watched the clock"
+        " then, so a step may be missing",
     ),
-    i64("wall_alt_ns", "the wall time under the offset on the step's other side, where ambiguous", "ns"),
+    i64("wall_alt_ns", "if ambiguous: the other wall time, with the offset on the other side of the step", "ns"),
     text("host", 64, "host name", "host.name"),
 )
 

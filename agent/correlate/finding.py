@@ -23,7 +23,7 @@ from agent.tables import TABLES
 _FINDING = TABLES["finding"]
 _LISTED, _ALIKE = 5, 2
 _PASSED = 0.5  # how much less a verdict counts that blames who waited for somebody else
-_NO_CAUSE = Verdict(UNKNOWN, 0.0, "", "nothing that was recorded explains it")
+_NO_CAUSE = Verdict(UNKNOWN, 0.0, "", "no recorded row explains it")
 
 
 @dataclass

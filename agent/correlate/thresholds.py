@@ -15,59 +15,65 @@ class CorrelatorConfig:
     slow but steady service is reported.
     """
 
-    clock_min_ns: int = 0  #: smallest step that is a finding also where no limiter's decision fell into it
-    clock_alarm_ns: int = 128_000_000  #: a clock jump from this size on is an alarm (the step threshold of RFC 5905)
+    clock_min_ns: int = 0  #: smallest clock step that is a finding even if no limiter is affected
+    clock_alarm_ns: int = 128_000_000  #: smallest clock jump that is an alarm (the step threshold of RFC 5905)
     slew_min_ns: int = 128_000_000  #: smallest slew that is reported (the step threshold of RFC 5905)
-    clock_settle_ns: int = 2 * SECOND  #: how long after |size| a step's effects are still counted
-    clock_cap_ns: int = 10 * SECOND  #: and never longer than this
+    clock_settle_ns: int = 2 * SECOND  #: the effects of a step are counted for its size plus this time
+    clock_cap_ns: int = 10 * SECOND  #: ... but for at most this time
 
-    stall_ns: int = 200_000_000  #: a single decision this slow, far outside its baseline, is a symptom at once
-    held_ns: int = 250_000_000  #: ... and several shorter ones, where one or another hung for this long in all
-    held_s: int = 3  #: within so many seconds
-    held_least: int = 3  #: so many of them
-    held_least_ns: int = 20_000_000  #: and each took that much longer than the worst of a usual second
+    stall_ns: int = 200_000_000  #: one decision slower than this, and far outside its baseline, is a symptom at once
+    held_ns: int = (
+        250_000_000  #: several slow decisions are a symptom if at least one of them was pending for this long in total
+    )
+    held_s: int = 3  #: ... within this many seconds
+    held_least: int = 3  #: ... if there are this many
+    held_least_ns: int = 20_000_000  #: ... and each took this much longer than the slowest of a usual second
     poll_stall_ns: int = (
         250_000_000  #: a broker that took this long to answer one poll (a poll sees but the end of a stall)
     )
-    stall_ratio: float = 20.0  #: ... and this many times its usual time (of decisions, only while that is hardly known)
+    stall_ratio: float = (
+        20.0  #: for stall_ns: also this many times the usual time (of decisions, only while the baseline is short)
+    )
     latency_rise_ns: int = 20_000_000  #: smallest lasting rise of the median decision time
-    tail_rise_ns: int = 100_000_000  #: smallest lasting rise of the time that one decision in ten exceeds
+    tail_rise_ns: int = 100_000_000  #: smallest lasting rise of the 90th percentile of the decision time
     refusal_rise: float = 0.2  #: smallest lasting rise of the refused share
-    refusals_min: int = 10  #: refusals in the persistence window below which nothing is said
+    refusals_min: int = 10  #: fewer refusals within persist_s are not a symptom
     age_rise_s: float = 3.0  #: smallest lasting rise of the oldest undelivered message's age
     pending_rise_s: float = 10.0  #: smallest lasting rise of the oldest unacknowledged message's age
-    late_s: float = 0.6  #: a message that waits this long, far longer than is usual in its queue, is a symptom at once
-    later_s: float = 0.25  #: ... and one that waits this long, and longer, from one poll to the next
-    flooded_s: float = 0.1  #: ... or this long, where far more messages arrive than ever before
-    idle_s: float = 2.0  #: a consumer that asks for nothing for this long, while others go on
-    lag_rise: float = 100.0  #: smallest lasting rise of the lag in messages, where its age is unknown
+    late_s: float = 0.6  #: a message that waits this long, and far longer than usual in its queue, is a symptom at once
+    later_s: float = 0.25  #: ... and one that waits this long and still waits at the next poll
+    flooded_s: float = 0.1  #: ... or this long, if far more messages arrive than ever before
+    idle_s: float = 2.0  #: a consumer without a request for this long, while others continue, is idle
+    lag_rise: float = 100.0  #: smallest lasting rise of the lag in messages, if its age is unknown
 
-    stopped_ns: int = 150_000_000  #: a process that others depend on is stopped for longer (cpulimit: up to 100 ms)
-    worker_stopped_ns: int = SECOND  #: ... and one that is only at work, for so long
-    lived_ns: int = 10 * SECOND  #: its end is worth a word once it has lived for so long
+    stopped_ns: int = 150_000_000  #: longest unreported stop of a process with dependants (cpulimit: 100 ms)
+    worker_stopped_ns: int = SECOND  #: ... and of a worker process
+    lived_ns: int = 10 * SECOND  #: the end of a younger process is not reported
 
-    silence_ns: int = SECOND  #: the shortest pause that is a silence
+    silence_ns: int = SECOND  #: shortest pause that is a silence
 
-    persist_s: int = 5  #: seconds that a lasting rise must last
-    explained_s: int = 2  #: ... and one of refusals, where it is seen what they come from
-    warm_s: int = 10  #: seconds of baseline that a lasting rise is judged against, at least
+    persist_s: int = 5  #: duration of a lasting rise
+    explained_s: int = 2  #: ... of refusals with a known cause
+    warm_s: int = 10  #: shortest baseline for judging a lasting rise
     quiet_s: int = 5  #: a finding closes after this many seconds without its symptom
-    hold_s: int = 15  #: an episode waits at most this long for the sums of its time, late where CPUs are short
-    adopt_s: int = 600  #: a symptom that lasts this long is the new normal
-    merge_ns: int = 5 * SECOND  #: symptoms of one cause this near in time are one finding
-    burst_ns: int = SECOND  #: jumps of the clock by one actor, each this soon after the one before, are one finding
-    undone_ns: int = 1200 * SECOND  #: ... and so are jumps by which processes undo each other's (NTP polls each 1024 s)
-    repeat_s: int = 10  #: an open finding that only grew is emitted again this often
+    hold_s: int = 15  #: an episode waits at most this long for late rows of its time
+    adopt_s: int = 600  #: a symptom that lasts this long becomes the new baseline
+    merge_ns: int = 5 * SECOND  #: symptoms of one cause within this time are one finding
+    burst_ns: int = SECOND  #: clock jumps by one process, each within this time of the previous one, are one finding
+    undone_ns: int = (
+        1200 * SECOND
+    )  #: ... and so are jumps of processes that undo each other's jumps (NTP polls every 1024 s)
+    repeat_s: int = 10  #: an open finding that only lasts longer is emitted again at this interval
 
-    keep_ns: int = 120 * SECOND  #: how far back rows are kept as evidence
-    keep_rows: int = 4096  #: per table
+    keep_ns: int = 120 * SECOND  #: rows are kept this long as evidence
+    keep_rows: int = 4096  #: rows kept as evidence, per table
     keep_decisions: int = 8192
-    pending_rows: int = 50_000  #: per table, waiting for the watermark
-    subjects: int = 256  #: limiters, queues, brokers and listeners watched, of each kind
-    servers: int = 4096  #: processes that serve an address, known by name
-    server_age_ns: int = 600 * SECOND  #: and forgotten when not seen for this long
-    max_findings: int = 64  #: open at once
-    evidence_floor_ns: int = 5_000_000  #: calls and handshakes shorter than this are no evidence of anything
+    pending_rows: int = 50_000  #: rows that wait for the watermark, per table
+    subjects: int = 256  #: watched limiters, queues, brokers and listeners, of each kind
+    servers: int = 4096  #: processes with a listening address that is known
+    server_age_ns: int = 600 * SECOND  #: ... for this long after the last activity
+    max_findings: int = 64  #: findings that are open at once
+    evidence_floor_ns: int = 5_000_000  #: shorter calls and handshakes are never evidence
 
 
 def with_threshold(jump_threshold_ns: int | None) -> CorrelatorConfig:

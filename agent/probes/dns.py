@@ -153,10 +153,10 @@ def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targe
 PROBE = Probe(
     name="dns",
     programs=(
-        Program("dns_in", "uprobe", loses="which names are looked up"),
-        Program("dns_out", "uretprobe", loses="which names are looked up"),
-        Program("dns_go_in", "uprobe", loses="which names Go programs look up"),
-        Program("dns_go_out", "uprobe", loses="which names Go programs look up"),
+        Program("dns_in", "uprobe", loses="names that programs look up"),
+        Program("dns_out", "uretprobe", loses="names that programs look up"),
+        Program("dns_go_in", "uprobe", loses="names that Go programs look up"),
+        Program("dns_go_out", "uprobe", loses="names that Go programs look up"),
     ),
     rings=(Ring("dns_events", "dns_event", decode_lookups),),
     counts=("dns_shares",),

@@ -44,7 +44,7 @@ PROBE = Probe(
             "redis_out",
             "tp_btf",
             "net_dev_queue",
-            "decisions of limiters in Redis whose other end is elsewhere",
+            "decisions of limiters in Redis if client or server is on another host",
             on_demand=True,
             needs=_NEEDS,
         ),

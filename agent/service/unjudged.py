@@ -30,4 +30,4 @@ class Unjudged(Bounds):
     """
 
     def __init__(self, losses: Callable[[], dict[str, int]]) -> None:
-        super().__init__(NAME, losses, REASONS, lead="not looked at for findings: ")
+        super().__init__(NAME, losses, REASONS, lead="not judged for findings: ")

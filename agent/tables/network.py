@@ -8,7 +8,7 @@ from agent.tables.shared import INTERVAL, PROC, SOCK, table
 DECLARED = (
     table(
         "tcp_rtt",
-        "smoothed round-trip time of a connection in an interval",
+        "the smoothed round-trip times of one connection in an interval",
         *PROC,
         *SOCK,
         INTERVAL,
@@ -19,14 +19,13 @@ DECLARED = (
         i64("srtt_us", "last smoothed RTT", "us"),
         i64(
             "raw_min_us",
-            "shortest round trip of a single segment that was seen, not smoothed; the peer may have held back what"
-            " acknowledged it",
+            "shortest measured round trip of one segment, not smoothed; includes the peer's delayed acknowledgement",
             "us",
         ),
-        i64("raw_max_us", "and the longest", "us"),
-        i64("segments", "segments with data that were sent"),
-        i64("again", "segments sent again"),
-        i64("doubled", "of these, as many as the peer said it had already (DSACK): they had not been lost"),
+        i64("raw_max_us", "longest measured round trip of one segment, not smoothed", "us"),
+        i64("segments", "data segments sent"),
+        i64("again", "segments retransmitted"),
+        i64("doubled", "retransmitted segments that the peer already had (its DSACKs): retransmitted without need"),
         hist("us"),
         measure="srtt_us",
     ),
@@ -36,7 +35,7 @@ DECLARED = (
         *PROC,
         *SOCK,
         i64("duration_ns", "from SYN_SENT to the end of the connect", "ns"),
-        enum("result", "ok failed aborted", "aborted: closed by the program before it was decided"),
+        enum("result", "ok failed aborted", "aborted: the program closed the socket before the connect ended"),
         i64("errno", "positive errno of a failed connect", "", "error.type"),
         measure="duration_ns",
     ),
@@ -45,8 +44,8 @@ DECLARED = (
         "a retransmitted segment, or an interval's count",
         *PROC,
         *SOCK,
-        enum("kind", "data synack syn", "what was sent again"),
-        text("state", 16, "TCP state then", "network.connection.state"),
+        enum("kind", "data synack syn", "what was retransmitted"),
+        text("state", 16, "TCP state at the retransmission", "network.connection.state"),
         i64("count", "segments"),
         measure="count",
     ),
@@ -55,11 +54,11 @@ DECLARED = (
         "a TCP reset",
         *PROC,
         *SOCK,
-        enum("direction", "sent received", "who sent it", "network.io.direction"),
+        enum("direction", "sent received", "sent by this host, or received", "network.io.direction"),
         boolean(
             "complete",
-            "whether this kernel tells of all resets that it sends; before Linux 6.10 those in answer to a connect that"
-            " nobody listens for are missing",
+            "whether this kernel reports all resets that it sends; before Linux 6.10, resets that refuse"
+            " a connect to a closed port are missing",
         ),
     ),
     table(
@@ -70,78 +69,76 @@ DECLARED = (
         i64("duration_ns", "from ESTABLISHED to CLOSE", "ns"),
         i64("bytes_in", "bytes received", "bytes"),
         i64("bytes_out", "bytes acknowledged by the peer", "bytes"),
-        i64("retransmits", "segments sent again"),
+        i64("retransmits", "segments retransmitted"),
         i64("srtt_us", "last smoothed RTT", "us"),
         i64(
             "waited_ns",
-            "where the program of the end that had connected closed it before anything came in answer to what it last"
-            " sent: for how long it had waited, in the kernel's ticks; null where an answer had come, or the peer"
-            " closed first",
+            "if the client closed the connection before an answer to its last request arrived: how long"
+            " it had waited, to one kernel tick; else null",
             "ns",
         ),
         measure="duration_ns",
     ),
     table(
         "service_latency",
-        "how long a process took to answer on connections that it had accepted on a port, in an interval: from the"
-        " arrival of what it read to what it wrote next. In the kernel's ticks (4 ms where it has 250 a second); an"
-        " answer is seen when the next request is read, or within a second",
+        "the response times of one process on one listening port in an interval, from the arrival of"
+        " a request to the first write after it. The resolution is one kernel tick (4 ms at 250 Hz)."
+        " A response is counted when the next request is read, or within a second",
         *PROC,
         *SOCK,
         INTERVAL,
-        i64(
-            "requests", "requests that were answered, at least; those of the first bucket were quicker than can be told"
-        ),
-        i64("unanswered", "requests whose connection ended without an answer"),
+        i64("requests", "answered requests, a lower bound; in the first bucket of hist: faster than one kernel tick"),
+        i64("unanswered", "requests that had no answer when their connection ended"),
         i64(
             "waiting",
-            "requests that wait for half a second or longer already, of those that were looked at; such a one may be"
-            " the slowest",
+            "unanswered requests, half a second old or older, among the sampled connections; max_ns may"
+            " be of one of them",
         ),
         i64("sum_ns", "total", "ns"),
-        i64("held_ns", "of it, by those of 128 ms or longer, to a factor of two", "ns"),
-        i64("max_ns", "the slowest; its connection's peer and the thread that read it are those of this row", "ns"),
-        i64("max_from_ns", "when the slowest one's request had come, CLOCK_BOOTTIME", "ns"),
-        i64("p50_ns", "what half of the requests took at most, to a factor of two; 0: quicker than can be told", "ns"),
-        i64("p90_ns", "and nine in ten", "ns"),
-        i64("uid", "the process's real user"),
+        i64("held_ns", "the part of sum_ns from requests of 128 ms or longer, accurate to a factor of two", "ns"),
+        i64("max_ns", "the slowest response; peer and tid of this row belong to it", "ns"),
+        i64("max_from_ns", "arrival of the slowest request, CLOCK_BOOTTIME", "ns"),
+        i64("p50_ns", "median response time, accurate to a factor of two; 0: faster than one kernel tick", "ns"),
+        i64("p90_ns", "90th percentile of the response time, likewise", "ns"),
+        i64("uid", "real user id of the process"),
         hist("ns"),
         measure="max_ns",
     ),
     table(
         "service_answer",
-        "what a server answered to a process of this host, in an interval, as far as it was looked at: of each"
-        " connection 125 answers a second at most, and some more. By the answer's first bytes; without TLS, HTTP/1"
-        " only",
+        "the answers of one code from one server to one process of this host in an interval. A"
+        " sample: about 125 answers a second of each connection. The code comes from the first bytes"
+        " of the answer, so TLS and HTTP/2 are not seen",
         *PROC,
         *SOCK,
         INTERVAL,
-        text("protocol", 12, "what it is spoken in: http redis postgresql mysql memcached amqp"),
+        text("protocol", 12, "protocol: http redis postgresql mysql memcached amqp"),
         text(
             "code",
             12,
-            "of an error: HTTP status (5xx and 429), the word of Redis (OOM, LOADING ...), SQLSTATE of PostgreSQL,"
-            " number of MySQL, SERVER_ERROR of memcached, reply code of AMQP; empty: no error",
+            "error code: HTTP status (5xx and 429), error prefix of Redis (OOM, LOADING ...), SQLSTATE of"
+            " PostgreSQL, error number of MySQL, SERVER_ERROR of memcached, reply code of AMQP; empty: no"
+            " error",
         ),
         i64("count", "answers"),
-        i64("uid", "the real user of the process that read them: what a program of his says was answered"),
+        i64("uid", "real user id of the process that read the answers; that user's programs can forge them"),
         measure="count",
     ),
     table(
         "unix_peer",
-        "a process that asked a server by its Unix stream socket, in an interval",
+        "the requests of one process to one server over a Unix stream socket in an interval",
         *PROC,
-        peer("the server's socket: unix: and a number that stands for its path and file system"),
-        text("path", 108, "its path; of an abstract one with @ before the name"),
+        peer("the server's socket as unix:NUMBER; the number identifies path and file system"),
+        text("path", 108, "path of the socket; an abstract name begins with @"),
         INTERVAL,
-        i64("server_pid", "who answered"),
-        i64("server_start_ns", "its start, CLOCK_BOOTTIME", "ns"),
-        text("server_comm", 16, "its command name"),
-        i64("requests", "that were answered, at least"),
+        i64("server_pid", "process that answered"),
+        i64("server_start_ns", "start of that process, CLOCK_BOOTTIME", "ns"),
+        text("server_comm", 16, "command name of that process"),
+        i64("requests", "answered requests, a lower bound"),
         i64(
             "sum_ns",
-            "the times of those of a millisecond or longer, from when the server read the request to when the answer"
-            " was read",
+            "response times of a millisecond or longer, in total: from the server's read of the request"
+            " to the client's read of the answer",
             "ns",
         ),
         i64("max_ns", "the longest", "ns"),
@@ -154,47 +151,48 @@ DECLARED = (
         *SOCK,
         text("library", 16, "TLS library"),
         text("library_version", 32, "its version"),
-        i64("duration_ns", "wall time from first call to the end", "ns"),
+        i64("duration_ns", "elapsed time from the first call to the end", "ns"),
         i64("in_call_ns", "time inside calls", "ns"),
-        i64("calls", "calls it took"),
+        i64("calls", "calls of the library"),
         enum("result", "ok failed abandoned", "how it ended"),
         text("error", 64, "why it failed", "error.type"),
         i64(
             "verify_result",
-            "what checking the peer's certificate gave, X509_V_ERR number (0 good), whether or not the handshake"
-            " passed; null: no certificate",
+            "result of the certificate check (X509_V_ERR number, 0: valid), also if the handshake went"
+            " on; null: no certificate",
         ),
         text("tls_version", 8, "negotiated version, for example 1.3", "tls.protocol.version"),
         measure="duration_ns",
     ),
     table(
         "dns_lookup",
-        "a name that was looked up; an answer, or a wait without one, where it was seen at a socket only",
+        "a DNS lookup by a call of the resolver; if only the socket was seen: one answer, or one wait"
+        " without an answer",
         *PROC,
-        peer("the name server that was asked last"),
+        peer("the last name server that was queried"),
         text(
             "name",
             128,
-            "the name, bytes that are not ASCII's printable ones as \\027; too long: cut, with a hash of the whole;"
-            " empty: not known",
+            "the name. Unprintable and non-ASCII bytes are escaped (\\027); a long name is cut and ends in"
+            " a hash; empty: not known",
             "dns.question.name",
         ),
-        text("qtype", 8, "the type that was asked for: A AAAA A+AAAA ..."),
-        i64("duration_ns", "until it was known, or given up", "ns"),
-        i64("tries", "questions until then, where they were seen: one each time that nobody answered, and the last"),
+        text("qtype", 8, "query type: A AAAA A+AAAA ..."),
+        i64("duration_ns", "from the call to the result, or until the program gave up", "ns"),
+        i64("tries", "queries sent, if seen: those without an answer, and the last one"),
         enum(
             "result",
             "ok nxdomain nodata servfail refused timeout error",
             "how it ended; nodata: the name has no such address",
         ),
-        i64("rcode", "of the last answer (RFC 1035 4.1.1), where it was seen"),
+        i64("rcode", "response code of the last answer (RFC 1035 4.1.1), if seen"),
         i64("code", "what getaddrinfo returned, EAI_*"),
         enum(
             "source",
             "getaddrinfo socket go",
-            "how it was seen: the C library's call, an answer at a thread's own socket, or Go's own resolver",
+            "how the lookup was observed: call of the C library, answer on a socket of the thread, or Go's resolver",
         ),
-        i64("uid", "the process's real user"),
+        i64("uid", "real user id of the process"),
         measure="duration_ns",
     ),
 )

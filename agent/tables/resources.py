@@ -8,44 +8,48 @@ from agent.tables.shared import INTERVAL, PROC, table
 DECLARED = (
     table(
         "resource",
-        "what a watched process (one that reports decisions, or serves others) has of something at a poll: where that"
-        " nears its end or is withheld, and now and then",
+        "one resource of one watched process (it makes limiter decisions or serves connections) at"
+        " one poll. A row is written when the resource is nearly used up or is throttled, and from"
+        " time to time",
         *PROC,
         enum(
             "kind",
             "cpu memory fd disk oom io iops pids",
-            "processor, memory, descriptors, a file system's room; oom: the kernel killed it for want of memory; io,"
-            " iops: bytes and requests to a disk that its cgroup limits; pids: processes and threads of its cgroup",
+            "CPU, memory, file descriptors, space on a file system; oom: killed for lack of memory; io,"
+            " iops: bytes and requests to a disk under a cgroup limit; pids: processes and threads of the"
+            " cgroup",
         ),
         text(
             "object",
             128,
-            "the cgroup that withholds it, or the file system; steal: the hypervisor of this host; pressure: how long"
-            " any task of the host waited (PSI)",
+            "the cgroup with the limit, or the file system; steal: the hypervisor of this host; pressure:"
+            " time that any task of the host waited (PSI)",
         ),
         INTERVAL,
-        i64("used", "descriptors, or bytes; of a file system that is short of them, files; io, iops: in a second"),
-        i64("limit", "how many it may have; cpu: periods of the quota in the interval"),
+        i64(
+            "used",
+            "used amount: descriptors or bytes; files, if a file system runs out of inodes; io, iops: per second",
+        ),
+        i64("limit", "limit of used; cpu: quota periods in the interval"),
         i64(
             "events",
-            "in the interval: periods in which a quota withheld the processor, charges beyond the memory's limit,"
-            " processes killed; pids: that could not be started",
+            "events in the interval. cpu: throttled periods; memory: charges beyond the limit; oom:"
+            " processes killed; pids: failed forks",
         ),
-        i64("faults", "memory: pages that it had to read in the interval"),
-        i64("waited_ns", "cpu: for how long it was withheld, summed over processors", "ns"),
-        text("device", 64, "io, iops: the disk, and what is made of it: sda dm-0"),
-        enum("direction", "read write", "io, iops: of what there is that limit"),
-        i64("uid", "the process's real user"),
+        i64("faults", "memory: major page faults in the interval"),
+        i64("waited_ns", "cpu: throttled time, summed over CPUs", "ns"),
+        text("device", 64, "io, iops: the disk and the devices stacked on it: sda dm-0"),
+        enum("direction", "read write", "io, iops: direction that is limited"),
+        i64("uid", "real user id of the process"),
         measure="used",
     ),
     table(
         "cpu_use",
-        "what a watched process ran of the processors in an interval, all its threads together; none where that is less"
-        " than 20 ms",
+        "the CPU time of one watched process in an interval, all threads together. No row below 20 ms",
         *PROC,
         INTERVAL,
-        i64("user_ns", "of its own code", "ns"),
-        i64("system_ns", "in the kernel, for it", "ns"),
+        i64("user_ns", "user time", "ns"),
+        i64("system_ns", "system time", "ns"),
         measure="user_ns",
     ),
 )

@@ -21,14 +21,14 @@ PROC = (
 )
 
 SOCK = (
-    i64("sock_id", "identity of the socket while it lives, unique within a boot"),
+    i64("sock_id", "id of the socket, unique within a boot"),
     i64("netns", "inode number of the network namespace"),
     enum("family", "ipv4 ipv6", "address family of the socket", "network.type"),
     addr("saddr", "local address", "network.local.address"),
     i64("sport", "local port", "", "network.local.port"),
     addr("daddr", "remote address", "network.peer.address"),
     i64("dport", "remote port", "", "network.peer.port"),
-    enum("role", "client server", "which side opened the connection", "network.role"),
+    enum("role", "client server", "role of this host's socket; the client opened the connection", "network.role"),
     peer("remote ip:port", "peer"),
 )
 
@@ -37,11 +37,11 @@ BASIS = enum("basis", "all sampled blocked", "all calls, calls in sampling windo
 
 #: Who had the processor meanwhile.
 BY = (
-    i64("by_pid", "the process that ran instead; 0: nobody, the processor was idle"),
-    i64("by_proc_start_ns", "its start, CLOCK_BOOTTIME", "ns"),
-    text("by_comm", 16, "its command name"),
-    i64("by_cgroup_id", "its cgroup v2 id"),
+    i64("by_pid", "the process that ran instead; 0: none, the CPU was idle"),
+    i64("by_proc_start_ns", "start of that process, CLOCK_BOOTTIME", "ns"),
+    text("by_comm", 16, "command name of that process"),
+    i64("by_cgroup_id", "cgroup v2 id of that process"),
 )
 
 #: Of rows that are made while something is wrong only, and for seconds (agent/investigate/).
-LOOK = text("investigation", 16, "the closer look that it is of; empty: of none")
+LOOK = text("investigation", 16, "id of the on-demand profile that made the row; empty: none")

@@ -57,7 +57,7 @@ def tables() -> str:
         left_out = {c.name for g in groups for c in shared[g]}
         own = [c for c in table.columns if c.name not in left_out and c.name != "t_ns"]
         also = f" Has {' and '.join(f'[{g}](#columns-that-many-tables-share)' for g in groups)} too." if groups else ""
-        measure = f" `--group-by` and `--top` look at `{table.measure}`." if table.measure else ""
+        measure = f" `--group-by` and `--top` use `{table.measure}`." if table.measure else ""
         return f"### {table.name}\n\nA row is {table.meaning}.{also}{measure}\n\n{_table(heads, rows(own))}"
 
     index = _table(("table", "a row is"), [(f"[`{t.name}`](#{t.name})", t.meaning) for t in TABLES.values()])
@@ -196,7 +196,7 @@ def _reloaded() -> list[str]:
 
 def symptoms() -> str:
     table = _table(
-        ("symptom", "what is wrong", "what to look at first", "said today"),
+        ("symptom", "what is wrong", "what to check first", "reported"),
         [(f"`{s.name}`", s.meaning, s.todo or "-", "yes" if s.said else "-") for s in catalogue.symptoms()],
     )
     return _anchored("symptom", table)

@@ -19,8 +19,8 @@ from agent.lab.truth import RECORDING, Truth
 PAGE = Path(__file__).parents[2] / "docs" / "lab-score.md"
 COLUMNS = {
     "what": "",
-    "faults": "felt",
-    "unfelt": "not felt",
+    "faults": "with impact",
+    "unfelt": "without impact",
     "detected": "detected",
     "top1_cause": "cause right",
     "top1": "right in full",
@@ -52,7 +52,7 @@ def page(directory: Path, mended: Collection[int] = ()) -> Iterator[str]:
     whole = score.to_json()
     rows = figures(whole)
     if mended:
-        rows.insert(1, figures(fresh.to_json())[0] | {"what": "all that were not looked at"})
+        rows.insert(1, figures(fresh.to_json())[0] | {"what": "all that were not examined"})
     for row in rows:  # seconds are no shares
         row.update({c: None if row.get(c) is None else f"{row[c]:.1f}" for c in ("median_s", "p95_s")})
     held = all(t.seed >= HELD_BACK for t in truths)
@@ -63,7 +63,7 @@ def page(directory: Path, mended: Collection[int] = ()) -> Iterator[str]:
             "These seeds are held back: nothing was tuned by them. "
             if not mended
             else (
-                f"Rules were mended by what {len(mended)} of these sittings showed; the others were not looked at"
+                f"Rules were changed after examining {len(mended)} of these sittings; the others were not examined"
                 " before. All are replays of what was recorded. "
             )
         )
@@ -78,7 +78,7 @@ def page(directory: Path, mended: Collection[int] = ()) -> Iterator[str]:
     yield from table(rows, COLUMNS)
     yield ""
     yield from (f"- {text[0].upper()}{text[1:]}." for text in notes(whole))
-    yield "\n## What was said instead\n"
+    yield "\n## Causes that were reported\n"
     yield from table(
         [
             {"kind": kind, "said": ", ".join(f"{cause} {n}" for cause, n in said.items())}

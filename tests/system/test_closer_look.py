@@ -162,12 +162,12 @@ def test_a_slow_disk_is_looked_at(
         assert {row["state"] for row in where} <= {"uninterruptible", "ready"}
         assert (finding["cause_detail"], finding["culprit_object"]) == ("slow", device)
         told = agent.cli("explain", finding["finding_id"]).stdout
-        assert f"disk {device[5:]}:" in told and " < " in told and "A closer look at" in told
+        assert f"disk {device[5:]}:" in told and " < " in told and "On-demand profile of" in told
         assert all(len(line) <= 100 for line in told.splitlines())
     status = agent.status()
     assert not [row for row in status["loss"] if row["source"].startswith(("offcpu", "block", "contention"))]
     assert status["investigation"]["looks"] >= 1 and status["investigation"]["spent_s"] <= 15
-    assert "closer look  none now; " in agent.cli("status").stdout
+    assert "on-demand profile  none now; " in agent.cli("status").stdout
     assert until(lambda: sorted(tracepoints(agent.pid())) == attached, 10)
 
 

@@ -83,6 +83,16 @@ def test_links_lead_somewhere(page: str, target: str) -> None:
         assert anchor in headings(file.read_text())
 
 
+def test_pages_that_files_name_exist() -> None:
+    """Settings, units and sources name pages as docs/PAGE.md, some with an anchor."""
+    for folder in ("agent", "bpf", "dashboards", "deploy", "exporters"):
+        for file in (ROOT / folder).rglob("*"):
+            if file.suffix in {".py", ".c", ".h", ".yaml", ".service", ".json", ".sh"}:
+                for page, anchor in re.findall(r"\bdocs/([\w-]+\.md)(?:#([\w-]+))?", file.read_text()):
+                    assert f"docs/{page}" in PAGES, f"{file}: docs/{page}"
+                    assert not anchor or anchor in headings(PAGES[f"docs/{page}"]), f"{file}: docs/{page}#{anchor}"
+
+
 def test_every_page_is_reached_from_the_landing_page() -> None:
     reached, todo = {"README.md"}, ["README.md"]
     every = list(links())

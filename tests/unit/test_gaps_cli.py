@@ -106,7 +106,7 @@ def test_what_the_correlator_left_out_is_told_and_not_called_lost(tmp_path: Path
     counts.update(subjects=1100, late=3)
     path = store(tmp_path, *rows, *source.drain(now))
     said = tickscope("findings", "--store", path).stderr
-    assert b"note: not looked at for findings: 500 seconds of limiters, " in said
+    assert b"note: not judged for findings: 500 seconds of limiters, " in said
     assert b", 3 rows that came too late (and 1 times more before)" in said
     assert b"not everything was seen: see above" in said
     assert b"lost" not in said

@@ -305,7 +305,7 @@ def test_a_look_in_words_fits_the_screen(width: int) -> None:
     lines = closer.told([LOOK], NOW, lambda text, indent, hang: wrapped(text, width, indent, " " * hang))
     text = "\n".join(lines)
     assert max(map(len, lines)) <= width
-    assert "A closer look at app pid 7, for 3s from +1s on" in lines[1]
+    assert "On-demand profile of app pid 7, for 3s from +1s on" in lines[1]
     words = " ".join(text.split())
     assert "app: 2s asleep, uninterruptible in fsync, 3 times, for up to 1s" in words and "28 more" in words
     assert (

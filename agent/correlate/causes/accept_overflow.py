@@ -41,7 +41,7 @@ def accepting(episode: Episode, _view: View) -> Iterator[Verdict]:
 CAUSE = Cause(
     "accept_overflow",
     130,
-    "a program accepts connections more slowly than they arrive, and nothing that blocked it was seen",
+    "a program accepts connections more slowly than they arrive, and no blocked call explains it",
     {},
     "raise its backlog (and net.core.somaxconn), or let more threads accept",
     {"accept_overflow": accepting},

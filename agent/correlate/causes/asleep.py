@@ -120,8 +120,8 @@ def _woken(row: np.void, episode: Episode, sibling: bool) -> Words:
 CAUSE = Cause(
     "asleep",
     900,
-    "the thread that had read a request slept instead of answering it: it waited for a lock, another thread of its"
-    " program or a child, or asked to sleep",
+    "the thread that read a request slept before it answered: it waited for a lock, another"
+    " thread or a child, or called sleep",
     {"off_cpu": READS["off_cpu"], **SERVED},
     "see where in the program: tickscope query off_cpu --columns comm,tid,syscall,max_ns,user_stack,waker_tid; a dump"
     " of its threads (py-spy dump, jstack, gdb); of a database its own view of locks",

@@ -187,7 +187,7 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
 CAUSE = Cause(
     "broker_down",
     20,
-    "a broker, or another server, refused connections or was not there",
+    "a broker, or another server, refused connections or did not run",
     {**POLLS, **READS, **PEERS, **ANSWERS, "tcp_close": (*ANSWERS["tcp_close"], "duration_ns", "bytes_in")},
     "see whether it runs, and why it ended: its log, and its unit's state",
     {

@@ -130,9 +130,9 @@ def _meanwhile(usual: float | None, worst: float | None, quickest: float | None 
 CAUSE = Cause(
     "broker_slow",
     50,
-    "a broker, or another server, did not answer for a while, though the network to it was well",
+    "a broker, or another server, did not answer for a while, although the network was fine",
     {**POLLS, **PEERS, **READS, **CHAIN},
-    "see what held it up: its slow log (SLOWLOG GET in Redis), its disk, its CPU; tickscope query slow_syscall",
+    "check its slow log (SLOWLOG GET in Redis), its disk and its CPU; tickscope query slow_syscall",
     {
         "decision_latency": in_decisions,
         "refusals": silent,

@@ -129,8 +129,8 @@ def asking(episode: Episode, view: View) -> Iterator[Verdict]:
 CAUSE = Cause(
     "busy",
     49,
-    "a process computed all the time and answered nobody meanwhile: a blocked event loop, an interpreter's"
-    " lock, garbage collection, a lock whose holder computed",
+    "a process computed without a pause and answered no request meanwhile: a blocked event loop,"
+    " an interpreter lock, garbage collection, or a lock held by a computing thread",
     {**PEERS, **POLLS, **STARVED, **READS, "on_cpu": CLOSER["on_cpu"]},
     "see where it runs: tickscope query on_cpu; py-spy dump --pid PID, node --prof, perf top -p PID",
     {

@@ -9,7 +9,7 @@ NAME = "clock_slew"
 CAUSE = Cause(
     NAME,
     11,
-    "the wall clock was made to run faster or slower",
+    "the wall clock was slewed: it ran faster or slower",
     jumps.READS,
     "see why the clock was that far off: tickscope clock; a daemon that steps at its start, and slews less later, is"
     " gentler",

@@ -27,7 +27,7 @@ _DISAGREEING = _RULES.pop("clock_disagreement")
 CAUSE = Cause(
     NAME,
     10,
-    "the wall clock was set to another time at once",
+    "the wall clock was stepped: set to another time at once",
     jumps.READS,
     "let one time daemon alone set the clock, and let it slew; let limiters, leases and queues use a monotonic clock",
     {

@@ -155,7 +155,7 @@ def consumers(episode: Episode, view: View) -> Iterator[Verdict]:
 CAUSE = Cause(
     "cpu",
     80,
-    "a process was ready to run, but got no CPU: others ran, or a quota withheld it",
+    "a process was ready to run, but got no CPU: other processes ran, or a quota throttled it",
     {**PEERS, **CPUS, **READS},
     "see what else runs there: top; who ran instead: tickscope query cpu_wait; cgroup limits (cpu.stat: nr_throttled)",
     {

@@ -236,8 +236,8 @@ def _beside(mine: np.ndarray, others: np.ndarray) -> float:
 CAUSE = Cause(
     "disk",
     68,
-    "a disk kept calls on files waiting: it was frozen, another process kept it busy, a cgroup limits what may be done"
-    " on it, or it was slow itself",
+    "calls on files waited for the disk: its file system was frozen, another process kept it"
+    " busy, a cgroup limit throttled it, or the disk was slow",
     {
         **CPUS,
         **SYSCALLS,

@@ -210,7 +210,7 @@ def _meanwhile(a: NamesAsked) -> Words:
 CAUSE = Cause(
     "dns",
     45,
-    "a name took long to resolve, or did not: its name server was slow, silent, refusing or not there",
+    "a name resolved slowly or not at all: its name server was slow, silent, refusing or down",
     {**ANSWERS, **READS, **CPUS},
     "ask it yourself: dig +tries=1 @SERVER NAME; its log and load; tickscope query dns_lookup --group-by peer",
     {

@@ -44,7 +44,7 @@ def refused(episode: Episode, view: View) -> Iterator[Verdict]:
 CAUSE = Cause(
     "failover",
     16,
-    "a server changed its role, and refuses what it did before",
+    "a server changed its role, and now refuses requests that it served before",
     {**READS, **ANSWERS},
     "see which server is the primary now, and why: INFO replication in Redis; point the clients at it",
     {"service_errors": refused},

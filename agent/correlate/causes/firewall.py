@@ -77,7 +77,7 @@ def _verdict(raw: bytes, netns: int | None, episode: Episode, view: View) -> Ite
 CAUSE = Cause(
     "firewall",
     14,
-    "a firewall, or another box on the way, refuses connects that the server would take",
+    "a firewall, or another device on the path, refuses connects that the server would accept",
     {**PEERS, **ANSWERS, **READS},
     "see what it refuses, on both hosts and between: nft list ruleset; iptables-save -c; security groups and network"
     " policies",

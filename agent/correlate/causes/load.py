@@ -128,7 +128,7 @@ def _no_rise(rate: float, usual: float) -> str:
 CAUSE = Cause(
     "load",
     140,
-    "more was asked for, or arrived, than usual, or than the limit allows",
+    "more requests or messages arrived than usual, or than the limit allows",
     READS,
     "see who asks: tickscope limiters; raise the limit, or slow them down",
     {"refusals": asked_beyond, "decision_latency": asked, "queue_lag": arriving, "service_latency": answered},

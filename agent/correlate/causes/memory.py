@@ -81,7 +81,7 @@ def slowed(episode: Episode, view: View) -> Iterator[Verdict]:
 CAUSE = Cause(
     "memory",
     58,
-    "a process has too little memory: its pages go and come all the time, or the kernel kills it",
+    "a process has too little memory: its pages are reclaimed and read again, or the kernel kills it",
     {**READS, **STARVED, **PEERS},
     "give its cgroup more memory (memory.max), or have it use less; what the limit did: memory.events, memory.failcnt;"
     " tickscope query resource",

@@ -216,8 +216,8 @@ CAUSE = Cause(
     30,
     "packets to or from a peer were lost and retransmitted",
     {**READS, **PEERS, **CHAIN},
-    "look for drops on the way: ip -s link, tc -s qdisc, the switch's counters; tickscope query tcp_retransmit"
-    " --group-by peer",
+    "check for drops on the path: ip -s link, tc -s qdisc, the switch's counters; tickscope query"
+    " tcp_retransmit --group-by peer",
     {
         "decision_latency": lost,
         "refusals": lost,

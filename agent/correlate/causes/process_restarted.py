@@ -8,7 +8,7 @@ from agent.correlate.catalogue import Cause
 CAUSE = Cause(
     "process_restarted",
     18,
-    "a program ended, or was told to, and was started again, or does so again and again",
+    "a program ended, or got a termination signal, and was restarted, once or repeatedly",
     READS,
     "see what ends it: tickscope query process_event, its log, and who starts it (systemctl status, kubectl describe)",
     explains("process_restarted", lambda fate: fate.restart),

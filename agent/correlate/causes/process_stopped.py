@@ -10,6 +10,6 @@ CAUSE = Cause(
     17,
     "a process was stopped by a signal, or its cgroup was frozen",
     READS,
-    "see who stopped it, and let it go on (kill -CONT, cgroup.freeze, docker unpause): tickscope query process_event",
+    "see who stopped it, and continue it (kill -CONT, cgroup.freeze, docker unpause): tickscope query process_event",
     explains("process_stopped", lambda fate: float(fate.stop)),
 )

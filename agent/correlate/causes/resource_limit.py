@@ -177,7 +177,7 @@ def _no_port(netns: int | None, raw: bytes, episode: Episode, view: View, to: st
 CAUSE = Cause(
     NAME,
     15,
-    "a limit is reached: descriptors, processes, local ports, room on a disk, memory or clients of a broker",
+    "a limit was reached: file descriptors, processes, local ports, disk space, memory or clients of a broker",
     {**BROKERS, **READS, **ANSWERS},
     "raise the limit, or find what uses it up: tickscope query resource; ls /proc/PID/fd; pids.max, pids.events of its"
     " cgroup; df; ss -tan dst PEER and sysctl net.ipv4.ip_local_port_range; of Redis: CONFIG GET maxmemory, CONFIG GET"

@@ -92,7 +92,7 @@ def _verdict(storm: Episode, score: float, words: Words) -> Verdict:
 CAUSE = Cause(
     "retry_storm",
     48,
-    "a program retried failed connects at once, again and again",
+    "a program repeated failed connects at once, without back-off",
     PEERS,
     "have it wait longer after each failure (back-off with jitter), and give up at some point; see who it is: tickscope"
     " query tcp_connect --group-by comm",

@@ -4,6 +4,4 @@ from __future__ import annotations
 
 from agent.correlate.catalogue import Cause
 
-CAUSE = Cause(
-    "unknown", 1000, "nothing that was recorded explains it", {}, "see what was looked at: tickscope explain last"
-)
+CAUSE = Cause("unknown", 1000, "no recorded row explains it", {}, "see what was ruled out: tickscope explain last")

@@ -76,8 +76,8 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "blocked_time",
     90,
-    "a process is blocked in system calls, the sum of its threads, for far longer than usual; reported only where"
-    " the cause is known",
+    "the threads of a process are blocked in system calls for far longer than usual, in total;"
+    " reported only with a known cause",
     "a process",
     "ns",
     "syscall_latency",

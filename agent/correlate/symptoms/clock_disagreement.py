@@ -42,7 +42,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "clock_disagreement",
     80,
-    "a time daemon believes something of the clock that the oscillator or a server contradicts",
+    "a time daemon's report about the clock contradicts the oscillator or a time server",
     "a time daemon and what it is compared with",
     "ns",
     "clock_daemon",

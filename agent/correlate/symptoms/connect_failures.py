@@ -72,7 +72,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "connect_failures",
     58,
-    "connects to a peer fail, or connections to it are reset, where hardly any were",
+    "connects to a peer fail, or connections to it are reset, much more often than usual",
     "a peer",
     "",
     "tcp_connect",

@@ -65,7 +65,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "connect_latency",
     57,
-    "connects to a peer take far longer than they ever do; reported only where the cause is known",
+    "connects to a peer take far longer than ever; reported only with a known cause",
     "a peer",
     "ns",
     "tcp_connect",

@@ -75,7 +75,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "deadline_exceeded",
     49,
-    "requests are given up after the same time each: a time-out, or a deadline, runs out",
+    "a client closes connections without an answer, each after the same time: its timeout or deadline expires",
     "a process and a peer that it asks",
     "ns",
     "tcp_close",

@@ -119,7 +119,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "decision_latency",
     20,
-    "decisions of a limiter take far longer than it usually does",
+    "decisions of a limiter take far longer than usual",
     "a limiter of a process",
     "ns",
     "limiter_decision",

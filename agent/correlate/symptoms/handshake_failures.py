@@ -61,7 +61,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "handshake_failures",
     59,
-    "TLS handshakes with an address fail, where hardly any did",
+    "TLS handshakes with an address fail much more often than usual",
     "an address",
     "",
     "tls_handshake",

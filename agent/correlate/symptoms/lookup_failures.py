@@ -53,7 +53,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "lookup_failures",
     56,
-    "names that a process knew before do not resolve any more",
+    "names that a process has resolved before no longer resolve",
     "a process",
     "",
     "dns_lookup",

@@ -60,7 +60,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "lookup_latency",
     55,
-    "names that a process looked up quickly before take long to resolve; reported only where the cause is known",
+    "names that resolved quickly before take long; reported only with a known cause",
     "a process",
     "ns",
     "dns_lookup",

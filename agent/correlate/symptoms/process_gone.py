@@ -40,7 +40,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "process_gone",
     52,
-    "a process that others depend on was killed, crashed, or failed; or a worker was killed from outside",
+    "a process that others depend on was killed, crashed, or failed; or a worker process was killed from outside",
     "a process",
     "",
     "process_event",

@@ -38,7 +38,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "process_stopped",
     54,
-    "a process that others depend on was stopped or frozen, or a worker was stopped",
+    "a process that others depend on was stopped or frozen, or a worker process was stopped",
     "a process",
     "ns",
     "process_event",

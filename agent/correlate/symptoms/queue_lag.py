@@ -167,7 +167,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "queue_lag",
     40,
-    "a consumer group falls behind its queue, or makes no progress",
+    "a consumer group falls behind, or makes no progress",
     "a consumer group of a queue",
     "s",
     "queue_lag",

@@ -46,7 +46,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "quiet_hour",
     88,
-    "a limiter or a service has nothing to do for far longer than it ever had at this hour of the day",
+    "a limiter or service gets no requests for far longer than ever at this hour of the day",
     "a limiter of a program, or a port",
     "ns",
     "limiter_decision",

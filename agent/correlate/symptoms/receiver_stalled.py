@@ -26,7 +26,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "receiver_stalled",
     62,
-    "the reader of a steady connection does not read, so that its writer has to wait",
+    "the reader of a steady connection does not read, so the writer waits",
     "a connection between processes of this host",
     "ns",
     "syscall_latency",

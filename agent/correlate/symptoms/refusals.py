@@ -71,7 +71,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "refusals",
     30,
-    "a limiter refuses, or fails, a larger share of decisions than it usually does",
+    "a limiter refuses or fails a larger share of decisions than usual",
     "a limiter of a process",
     "",
     "limiter_decision",

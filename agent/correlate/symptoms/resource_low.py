@@ -137,8 +137,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "resource_low",
     45,
-    "something that a process needs is used up, or is withheld from it: descriptors, processes, room on a disk, memory,"
-    " the processor",
+    "a resource of a process is used up or throttled: file descriptors, processes, disk space, memory, CPU",
     "a process, or a file system",
     "",
     "resource",

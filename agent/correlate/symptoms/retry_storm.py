@@ -69,7 +69,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "retry_storm",
     87,
-    "a program retries failed connects at once, again and again",
+    "a program repeats failed connects at once, without back-off",
     "a program and a peer",
     "",
     "tcp_connect",

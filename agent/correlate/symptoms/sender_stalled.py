@@ -27,7 +27,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "sender_stalled",
     64,
-    "the writer of a steady connection writes nothing for far longer than ever, and then goes on",
+    "the writer of a steady connection writes nothing for far longer than ever, and then continues",
     "a connection between processes of this host",
     "ns",
     "syscall_latency",

@@ -154,7 +154,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "service_errors",
     25,
-    "decisions of a limiter fail, a broker refuses service, or a server answers with errors, more often than usually",
+    "decisions of a limiter fail, a broker refuses service, or a server answers with errors, more often than usual",
     "a limiter of a process, a broker, or a server's ip:port",
     "",
     "limiter_decision",

@@ -128,8 +128,8 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "service_latency",
     48,
-    "a process takes far longer than usual to answer on a port; a single slow answer is reported only where it is known"
-    " why it took so long",
+    "a process takes far longer than usual to answer on a port; a single slow answer is reported"
+    " only with a known cause",
     "a port that a process serves",
     "ns",
     "service_latency",

@@ -72,7 +72,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "silence",
     35,
-    "a limiter makes no decision for far longer than ever; reported only where the cause is known",
+    "a limiter makes no decision for far longer than ever; reported only with a known cause",
     "a limiter of a program",
     "ns",
     "limiter_decision",

@@ -51,7 +51,7 @@ def clause(e: Episode) -> Words:
 SYMPTOM = Symptom(
     "window_shut",
     63,
-    "what a program wrote to a connection is not taken at all: the other end does not read",
+    "the receive window of a connection stays closed: the other end does not read",
     "a connection",
     "ns",
     "socket_queue",
