@@ -54,7 +54,7 @@ static __always_inline int redis_segment(struct redis_segment *s)
 	u8 head[REDIS_HEAD] __attribute__((aligned(8))) = {};
 	u32 zero = 0, what = REDIS_NOTHING, done = 0;
 	u64 now, idle = UNKNOWN64;
-	bool begins = false, sampled = false, gap = false;
+	bool begins = false, sampled = false, gap = false, first = true;
 	struct redis_switch *w = redis_switch.lookup(&zero);
 	if (!w || !redis_data(s))
 		return 0;
@@ -115,8 +115,9 @@ static __always_inline int redis_segment(struct redis_segment *s)
 	u32 state = f->state, skipped = f->skipped;
 	if (begins)
 		f->skipped = 0;
+	REDIS_PIECES_BEGIN;
 #pragma clang loop unroll(disable)
-	for (int i = 0; i < REDIS_PIECES; i++) {
+	while (REDIS_PIECES_NEXT) {
 		if (done >= s->size)
 			break;
 		if (!share_taken(&w->piece_until_ns, now, w->piece_ns, w->piece_room_ns)) {
@@ -147,20 +148,22 @@ static __always_inline int redis_segment(struct redis_segment *s)
 		e->server_port = s->server_port;
 		e->client_port = s->client_port;
 		e->reply = s->reply;
-		e->first = !i;
+		e->first = first;
 		e->gap = gap;
 		e->state = state;
 		e->at_server = s->at_server;
 		e->pad = 0;
 		e->skipped = skipped;
-		if (!i) {	/* the others have what the first has */
+		if (first) {	/* the others have what the first has */
 			redis_address(e->server, s, s->at_server);
 			redis_address(e->client, s, !s->at_server);
 			redis_who(e, s);
 		}
+		first = false;	/* not found by done, of which the verifier then would have to know each value */
 		done += *(volatile u16 *)&e->size;
 		redis_pieces.ringbuf_submit(e, redis_pieces_flags());
 	}
+	REDIS_PIECES_END;
 	return 0;
 }
 

@@ -25,9 +25,23 @@ static int (*redis_dynptr_from_skb)(void *skb, u64 flags, struct redis_dynptr *t
 static long (*redis_dynptr_read)(void *to, u64 size, const struct redis_dynptr *from, u64 at, u64 flags) = (void *)BPF_FUNC_dynptr_read;
 #define REDIS_BYTES_BEGIN(skb) struct redis_dynptr redis_d; redis_dynptr_from_skb(skb, 0, &redis_d)
 #define REDIS_BYTES(skb, at, to, size) redis_dynptr_read(to, size, &redis_d, at, 0)
+
+/* The pieces of a segment are counted by the kernel's iterator (6.4): the verifier then looks at the loop's body a few times, not 48 times. */
+struct redis_count {
+	u64 opaque;
+};
+static int (*redis_count_new)(struct redis_count *c, int from, int to) = (void *)(KFUNC_BASE + KFUNC_bpf_iter_num_new);
+static int *(*redis_count_next)(struct redis_count *c) = (void *)(KFUNC_BASE + KFUNC_bpf_iter_num_next);
+static void (*redis_count_destroy)(struct redis_count *c) = (void *)(KFUNC_BASE + KFUNC_bpf_iter_num_destroy);
+#define REDIS_PIECES_BEGIN struct redis_count redis_c; redis_count_new(&redis_c, 0, REDIS_PIECES)
+#define REDIS_PIECES_NEXT redis_count_next(&redis_c)
+#define REDIS_PIECES_END redis_count_destroy(&redis_c)
 #else
 #define REDIS_BYTES_BEGIN(skb)
 #define REDIS_BYTES(skb, at, to, size) (-1)
+#define REDIS_PIECES_BEGIN u32 redis_c = 0
+#define REDIS_PIECES_NEXT (redis_c++ < REDIS_PIECES)
+#define REDIS_PIECES_END
 #endif
 
 /* What a tracepoint with types gives is followed by loads, as the verifier allows there: a helper's call each would cost more than all the rest. */

@@ -118,7 +118,7 @@ static __always_inline struct redis_flow *redis_stream_part(u32 where, struct re
 
 /* The next piece of a part from `done` on, with all but whose it is; 0 where there is no more, or no room. */
 static __always_inline struct redis_piece *redis_stream_piece(u32 where, struct redis_switch *w, struct redis_stream *s, struct redis_part *part, struct redis_flow *f,
-							      u32 done)
+							      u32 done, bool first)
 {
 	if (done >= s->size)
 		return 0;
@@ -149,7 +149,7 @@ static __always_inline struct redis_piece *redis_stream_piece(u32 where, struct 
 	e->netns = 0;
 	e->server_port = e->client_port = 0;
 	e->reply = s->reply;
-	e->first = !done;
+	e->first = first;
 	e->gap = part->gap;
 	e->state = part->state;
 	e->at_server = s->at_server;

@@ -63,7 +63,8 @@ static __always_inline void *redis_unix_writer(void *skb)
 static __always_inline int redis_unix_read(u32 where, void *skb, void *writer, void *packet)
 {
 	u32 len = 0, paged = 0, zero = 0, done = 0;
-	u8 first = 0;
+	u8 begin = 0;
+	bool first = true;
 	void *server, *address;
 	struct redis_stream s = {.from = PTR(skb, sk_buff, data), .packet = packet};
 	address = PTR(writer, unix_sock, addr);
@@ -76,7 +77,7 @@ static __always_inline int redis_unix_read(u32 where, void *skb, void *writer, v
 	if (!wanted)
 		return 0;
 	if (!*wanted) {
-		if (s.reply || redis_copy(where, &s, 0, &first, 1) || first != '*')
+		if (s.reply || redis_copy(where, &s, 0, &begin, 1) || begin != '*')
 			return 0;
 	}
 	if (!address)
@@ -108,20 +109,23 @@ static __always_inline int redis_unix_read(u32 where, void *skb, void *writer, v
 	}
 	*wanted = 1;
 	w->local++;
+	REDIS_PIECES_BEGIN;
 #pragma clang loop unroll(disable)
-	for (int i = 0; i < REDIS_PIECES; i++) {
-		struct redis_piece *e = redis_stream_piece(where, w, &s, &part, f, done);
+	while (REDIS_PIECES_NEXT) {
+		struct redis_piece *e = redis_stream_piece(where, w, &s, &part, f, done, first);
 		if (!e)
 			break;
-		if (!i) {	/* the others have what the first has */
+		if (first) {	/* the others have what the first has */
 			__builtin_memset(e->client, 0, 16);
 			*(u64 *)e->server = 0x58494e5501ull;	/* \1 U N I X: an address of no network (bpf/unix_name.h) */
 			*(u64 *)(e->server + 8) = redis_unix_server(address);
 			fill_proc(&e->proc, (void *)bpf_get_current_task());
 		}
+		first = false;
 		done += *(volatile u16 *)&e->size;
 		redis_pieces.ringbuf_submit(e, redis_pieces_flags());
 	}
+	REDIS_PIECES_END;
 	return 0;
 }
 #else

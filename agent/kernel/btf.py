@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes as ct
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 VMLINUX = "/sys/kernel/btf/vmlinux"
 _KINDS = {"struct": 4, "union": 5, "enum": 6, "typedef": 8, "const": 10, "func": 12}
@@ -79,22 +80,6 @@ class Btf:
         _, _, _, _, proto = self._type(pointer)
         return self._type(proto)[3] - 1
 
-    def tracepoint_type(self, name: str) -> int:
-        """Type id with which programs of a tracepoint with types are loaded (kernel 5.5); raises OSError where there is
-        none.
-        """
-        type_id = self._find(f"btf_trace_{name}", "typedef")
-        if type_id < 0:
-            raise OSError(2, f"this kernel has no tracepoint {name} in its BTF")
-        return type_id
-
-    def function(self, name: str) -> int:
-        """Type id of a kernel function, which fexit programs are loaded with; raises OSError where there is none."""
-        type_id = self._find(name, "func")
-        if type_id < 0:
-            raise OSError(2, f"this kernel has no function {name} in its BTF")
-        return type_id
-
     def enumerators(self, enum: str) -> set[str]:
         """Names in an enumeration; empty where the kernel does not have it."""
         type_id = self._find(enum, "enum")
@@ -129,3 +114,25 @@ def defines(btf: Btf, sources: Iterable[str]) -> dict[str, int]:
             elif "__" in rest:
                 out[f"HAS_{rest}"] = int(btf.offset(*rest.split("__", 1)) is not None)
     return out
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What of the kernel's type information programs are compiled and loaded by.
+
+    words: of ``defines``. types: BTF ids of typed tracepoints (``btf_trace_NAME``) and of kernel functions by name,
+    without those that the kernel does not have. uprobe_multi: uprobes can be attached by links.
+    """
+
+    words: dict[str, int]
+    types: dict[str, int]
+    uprobe_multi: bool
+
+
+def facts(btf: Btf, sources: Iterable[str], tracepoints: set[str], functions: set[str]) -> Facts:
+    """Facts for these C texts, and for programs of these tracepoints and kernel functions."""
+    ids = {f"btf_trace_{name}": btf._find(f"btf_trace_{name}", "typedef") for name in tracepoints}
+    ids |= {name: btf._find(name, "func") for name in functions}
+    words = defines(btf, [*sources, " ".join(f"TP_{name}" for name in tracepoints)])
+    multi = "BPF_TRACE_UPROBE_MULTI" in btf.enumerators("bpf_attach_type")
+    return Facts(words, {name: found for name, found in ids.items() if found > 0}, multi)

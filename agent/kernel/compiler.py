@@ -1,8 +1,8 @@
 """C text to loadable programs and live maps: by BCC, or from what BCC made of the same text before.
 
 The only code that imports bcc. Standard library otherwise: the loader runs this under the system's python3. Compiling
-takes BCC 1.5 s of processor time, creating the maps and loading the kept programs 0.1 s. The key is everything that
-went into the compiler.
+takes BCC 1.5 s of processor time, creating the maps and loading the kept programs 0.1 s. What was read from the
+kernel's type information, which takes 0.2 s, is kept as well. The key is everything that went into either.
 """
 
 from __future__ import annotations
@@ -10,18 +10,21 @@ from __future__ import annotations
 import base64
 import contextlib
 import ctypes as ct
-import hashlib
 import importlib.util
 import json
 import os
 import struct
 import sys
+from _blake2 import blake2b  # hashlib would bring OpenSSL with it
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from agent.kernel import syscall
 
 CACHE = Path("/var/cache/tickscope")
-_KEEP = 8
+#: Files that are kept: those that were used last.
+_KEEP = 16
 _MAP_CREATE, _OBJ_GET_INFO = 0, 15
 _LOAD_IMM64, _PSEUDO_MAP_FD = 0x18, 1
 #: struct bpf_insn: code, registers, off, imm.
@@ -95,20 +98,19 @@ def compile_text(text: str, cflags: list[str]) -> Compiled:
     return Compiled(maps, programs)
 
 
-def key(text: str, cflags: list[str], headers: str) -> str:
-    """Names what the compiler would be given: the text, its flags, the headers (wherever they lie), and the kernel that
-    it runs on.
+def key(parts: object, files: Iterable[Path]) -> str:
+    """Names what is made of these parts (as JSON) and the content of these files, on the kernel that runs. Raises
+    OSError.
     """
-    flags = [flag for flag in cflags if not flag.startswith("-I")]
-    digest = hashlib.sha256(json.dumps([text, flags, list(os.uname())[2:]]).encode())
-    for path in sorted(Path(headers).rglob("*.h")):
+    digest = blake2b(json.dumps([parts, list(os.uname())[2:]]).encode(), digest_size=32)
+    for path in files:
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
-def recall(name: str, directory: Path = CACHE) -> Compiled | None:
-    """What was kept under ``name``, with maps made anew; None where there is nothing usable. Ignores what others could
-    have written.
+def recall(name: str, directory: Path = CACHE) -> Any:
+    """What ``remember`` was given under this name; None where there is nothing usable. Ignores what others could have
+    written.
     """
     path = directory / f"{name}.json"
     try:
@@ -117,6 +119,30 @@ def recall(name: str, directory: Path = CACHE) -> Compiled | None:
             if status.st_uid != os.geteuid() or status.st_mode & 0o022:
                 return None
         kept = json.loads(path.read_text())
+        os.utime(path)
+        return kept
+    except (OSError, ValueError):
+        return None
+
+
+def remember(name: str, content: object, directory: Path = CACHE) -> None:
+    """Keeps it for the next start, and only the few that were used last. A directory that cannot be written is no
+    error: it is only slower.
+    """
+    with contextlib.suppress(OSError):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = directory / f"{name}.{os.getpid()}"
+        temporary.write_text(json.dumps(content))
+        temporary.chmod(0o600)
+        temporary.rename(directory / f"{name}.json")
+        for old in sorted(directory.glob("*.json"), key=lambda p: p.stat().st_mtime)[:-_KEEP]:
+            old.unlink()
+
+
+def kept_programs(name: str) -> Compiled | None:
+    """The programs that were kept under ``name``, with maps made anew; None where there are none."""
+    try:
+        kept = recall(name)
         maps = {m["name"]: _create(m) for m in kept["maps"]}
         return Compiled(
             maps, {n: _relocate(base64.b64decode(p["code"]), p["maps"], maps) for n, p in kept["programs"].items()}
@@ -125,10 +151,7 @@ def recall(name: str, directory: Path = CACHE) -> Compiled | None:
         return None
 
 
-def remember(name: str, compiled: Compiled, directory: Path = CACHE) -> None:
-    """Keeps it for the next start, and only the newest few. A directory that cannot be written is no error: it is only
-    slower.
-    """
+def keep_programs(name: str, compiled: Compiled) -> None:
     by_fd = {fd: n for n, fd in compiled.maps.items()}
     programs = {}
     for function, code in compiled._programs.items():
@@ -138,15 +161,7 @@ def remember(name: str, compiled: Compiled, directory: Path = CACHE) -> None:
             if op == _LOAD_IMM64 and regs >> 4 == _PSEUDO_MAP_FD
         ]
         programs[function] = {"code": base64.b64encode(code).decode(), "maps": places}
-    text = json.dumps({"maps": [_describe(n, fd) for n, fd in compiled.maps.items()], "programs": programs})
-    with contextlib.suppress(OSError):
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = directory / f"{name}.{os.getpid()}"
-        temporary.write_text(text)
-        temporary.chmod(0o600)
-        temporary.rename(directory / f"{name}.json")
-        for old in sorted(directory.glob("*.json"), key=lambda p: p.stat().st_mtime)[:-_KEEP]:
-            old.unlink()
+    remember(name, {"maps": [_describe(n, fd) for n, fd in compiled.maps.items()], "programs": programs})
 
 
 def _describe(name: str, fd: int) -> dict[str, object]:

@@ -185,7 +185,7 @@ def _run(job: dict[str, object], loaded: Loaded) -> str | None:
     script = Path(__file__).with_name("loader.py")
     with sheltered():
         child = subprocess.Popen(
-            [SYSTEM_PYTHON, "-I", str(script), str(theirs.fileno())],
+            [SYSTEM_PYTHON, "-I", str(script), str(theirs.fileno()), str(os.getpid())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
         )

@@ -1,8 +1,9 @@
 """The loader: compiles, loads and attaches the BPF programs, hands their descriptors over, and exits.
 
-Runs as root, under the system's python3 (which has BCC), as ``python3 -I loader.py FD``: FD is one end of a
-SOCK_SEQPACKET pair. It reads one JSON job and answers with JSON messages that carry descriptors (SCM_RIGHTS). of its
-own because BCC leaves 100 MB of LLVM mapped (agent/kernel/compiler.py) and needs privileges that the agent gives up.
+Runs as root, under the system's python3 (which has BCC), as ``python3 -I loader.py FD PARENT``: FD is one end of a
+SOCK_SEQPACKET pair, PARENT the agent's pid. It reads one JSON job and answers with JSON messages that carry descriptors
+(SCM_RIGHTS). It is a process of its own because BCC leaves 100 MB of LLVM mapped (agent/kernel/compiler.py) and needs
+privileges that the agent gives up. It is killed where the agent ends before it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import array
 import contextlib
 import ctypes as ct
+import errno
 import json
 import os
 import resource
@@ -17,7 +19,7 @@ import signal
 import socket
 import struct
 import sys
-import tempfile
+from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -25,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from agent.kernel import btf, compiler, syscall
 from agent.kernel.compiler import Compiled
 from agent.kernel.plan import FamilyPlan, ProgramPlan, plan
+from agent.posix import privilege
 
 FDS_PER_MESSAGE = 200
 _PROG_LOAD, _RAW_TRACEPOINT_OPEN = 5, 17
@@ -42,12 +45,12 @@ _CALL, _TAIL_CALL = 0x85, 12
 
 
 class Captured:
-    """Collects what C code writes to stderr (compiler errors, the verifier's log) while in the block."""
+    """Collects what the compiler writes to stderr while in the block."""
 
     text = ""
 
     def __enter__(self) -> Captured:
-        self._file = tempfile.TemporaryFile()
+        self._file = open(os.memfd_create("stderr"), "rb")
         self._saved = os.dup(2)
         os.dup2(self._file.fileno(), 2)
         return self
@@ -85,33 +88,33 @@ def on_own_stack(code: bytes) -> bool:
 
 
 def load_program(code: bytes, name: str, kind: int, attach_type: int = 0, btf_id: int = 0) -> int:
-    """BPF_PROG_LOAD; the verifier's words go to stderr. Raises OSError. Layout: union bpf_attr.
+    """BPF_PROG_LOAD. Raises OSError with what the verifier says. Layout: union bpf_attr.
 
     Not by BCC, which cannot ask for all attach types: uprobe_multi (kernel 6.6), whose link attaches at many places at
     once, in a hundredth of the time of a perf event each, and needs no CAP_SYS_ADMIN; fexit (kernel 5.5), where btf_id
     is the kernel function's.
     """
     instructions, licence = ct.create_string_buffer(code, len(code)), ct.create_string_buffer(b"GPL")
-    log = ct.create_string_buffer(1 << 18)
-    for log_level in (0, 1):
+    refused, said = OSError(), ""
+    for log_bytes in (0, 1 << 18):  # it is asked to explain itself where it refuses: that costs time
+        log = ct.create_string_buffer(log_bytes)
         head = struct.pack(
             "<IIQQIIQ",
             kind,
             len(code) // 8,
             ct.addressof(instructions),
             ct.addressof(licence),
-            log_level,
-            len(log) if log_level else 0,
-            ct.addressof(log) if log_level else 0,
+            int(log_bytes > 0),
+            log_bytes,
+            ct.addressof(log) if log_bytes else 0,
         )
         try:
             return syscall.require(
                 _PROG_LOAD, head + struct.pack("<II16sII36xI", 0, 0, name.encode()[:15], 0, attach_type, btf_id)
             )
         except OSError as error:
-            refused = error
-    os.write(2, log.value[-4000:])
-    raise refused
+            refused, said = error, log.value[-4000:].decode(errors="replace")
+    raise OSError(refused.errno, _why(refused, said))
 
 
 def attach_raw(program: int, target: str) -> int:
@@ -124,22 +127,27 @@ class Loader:
     def __init__(self, job: dict[str, object]) -> None:
         self.job = job
         self.sources: dict[str, list[str]] = job["sources"]  # type: ignore[assignment]
-        self.words: dict[str, int] = {}
-        self.multi = False
-        self.kernel: btf.Btf
+        self.kernel = btf.Facts({}, {}, uprobe_multi=False)
         self.fds: list[int] = []
         self.out: list[dict[str, object]] = []
 
     def facts(self) -> None:
-        self.kernel = kernel = btf.Btf(str(self.job["btf"]))
-        self.multi = "BPF_TRACE_UPROBE_MULTI" in kernel.enumerators("bpf_attach_type")
+        """Raises OSError where the kernel has no type information."""
+        path = Path(str(self.job["btf"]))
         texts = [
             Path(p).read_text()
             for p in [str(self.job["prelude"]), *(s for files in self.sources.values() for s in files)]
         ]
         families: list[dict[str, object]] = self.job["families"]  # type: ignore[assignment]
-        targets = [f"TP_{p['target']}" for f in families for p in f["programs"] if p["target"]]  # type: ignore[attr-defined]
-        self.words = btf.defines(kernel, [*texts, " ".join(targets)])
+        programs: list[dict[str, str]] = [p for f in families for p in f["programs"]]  # type: ignore[attr-defined]
+        name = compiler.key([texts, programs], [path])
+        try:
+            self.kernel = btf.Facts(**compiler.recall(name))
+        except TypeError:  # not kept, or by another version
+            tracepoints = {p["target"] for p in programs if p["target"]}
+            functions = {p["fallback"] for p in programs if p["fallback"]}
+            self.kernel = btf.facts(btf.Btf(str(path)), texts, tracepoints, functions)
+            compiler.remember(name, asdict(self.kernel))
 
     def text(self, names: list[str]) -> str:
         parts = [f'#line 1 "{Path(str(self.job["prelude"])).name}"', Path(str(self.job["prelude"])).read_text()]
@@ -151,14 +159,14 @@ class Loader:
 
     def compile(self, names: list[str]) -> Compiled:
         """These families as one translation unit, from the cache where the same text was compiled before."""
-        cflags = [f"-D{k}={v}" for k, v in sorted(self.words.items())] + list(self.job["cflags"])  # type: ignore[call-overload]
+        cflags = [f"-D{k}={v}" for k, v in sorted(self.kernel.words.items())] + list(self.job["cflags"])  # type: ignore[call-overload]
         cflags += ["-Wno-macro-redefined", "-Wno-unused-function"]
-        text = self.text(names)
-        name = compiler.key(text, cflags, str(Path(str(self.job["prelude"])).parent))
-        compiled = compiler.recall(name)
+        text, flags = self.text(names), [flag for flag in cflags if not flag.startswith("-I")]
+        name = compiler.key([text, flags], sorted(Path(str(self.job["prelude"])).parent.rglob("*.h")))
+        compiled = compiler.kept_programs(name)
         if compiled is None:
             compiled = compiler.compile_text(text, cflags)
-            compiler.remember(name, compiled)
+            compiler.keep_programs(name, compiled)
         return compiled
 
     def compile_what_compiles(self, plans: list[FamilyPlan]) -> Compiled | None:
@@ -199,20 +207,19 @@ class Loader:
             program.attach, program.reason = False, f"{name} does not begin with on_own_stack()"
             program.remedy = "add it (bpf/tickscope.h)"
             return
-        captured = Captured()
+        if program.kind == "tp_btf" or program.instead_of:
+            code = compiler.with_kernel_functions(code)
         try:
-            with captured:
-                if program.kind == "raw_tp":
-                    fd = load_program(code, name, _TYPE_RAW_TRACEPOINT)
-                elif program.kind == "tp_btf":
-                    code, of = compiler.with_kernel_functions(code), self.kernel.tracepoint_type(program.target)
-                    fd = load_program(code, name, _TYPE_TRACING, _TRACE_RAW_TP, of)
-                elif program.kind == "fexit":
-                    fd = load_program(code, name, _TYPE_TRACING, _TRACE_FEXIT, self.kernel.function(program.target))
-                else:
-                    fd = load_program(code, name, _TYPE_KPROBE, _TRACE_UPROBE_MULTI if self.multi else 0)
+            if program.kind == "raw_tp":
+                fd = load_program(code, name, _TYPE_RAW_TRACEPOINT)
+            elif program.kind == "tp_btf":
+                fd = load_program(code, name, _TYPE_TRACING, _TRACE_RAW_TP, self.type_id("btf_trace_", program.target))
+            elif program.kind == "fexit":
+                fd = load_program(code, name, _TYPE_TRACING, _TRACE_FEXIT, self.type_id("", program.target))
+            else:
+                fd = load_program(code, name, _TYPE_KPROBE, _TRACE_UPROBE_MULTI if self.kernel.uprobe_multi else 0)
         except OSError as error:
-            program.attach, program.reason = False, "the kernel refused it: " + _why(error, captured.text)
+            program.attach, program.reason = False, f"the kernel refused it: {error.strerror}"
             program.remedy = "see `tickscope doctor`"
             return
         if program.kind.startswith("u") or (
@@ -228,6 +235,13 @@ class Loader:
         self.share("program", family.name, program.function, fd)
         self.share("link", family.name, program.function, link)
 
+    def type_id(self, prefix: str, name: str) -> int:
+        """Raises OSError where the kernel does not have it."""
+        try:
+            return self.kernel.types[prefix + name]
+        except KeyError:
+            raise OSError(errno.ENOENT, f"this kernel has no {prefix}{name} in its BTF") from None
+
     def share(self, kind: str, family: str, name: str, fd: int, **more: object) -> None:
         self.out.append({"kind": kind, "family": family, "name": name, **more})
         self.fds.append(fd)
@@ -242,7 +256,7 @@ class Loader:
                 p.state, p.reason = "unavailable", f"no kernel type information: {error}"
                 p.remedy = "run a kernel built with CONFIG_DEBUG_INFO_BTF=y (Debian's are)"
             return plans
-        plans = plan(families, self.words)
+        plans = plan(families, self.kernel.words)
         compiled = self.compile_what_compiles(plans)
         if compiled is None:
             return plans
@@ -251,7 +265,10 @@ class Loader:
                 if name in compiled.maps:
                     self.share("map", family.name, name, compiled.maps[name])
             for program in [p for p in family.programs if p.attach]:
-                self.load(compiled, family, program)
+                if program.instead_of in [p.function for p in family.programs if p.attach]:
+                    family.programs.remove(program)
+                else:
+                    self.load(compiled, family, program)
             family.settle()
         for name in ("control", "lost"):
             self.share("map", "", name, compiled.maps[name])
@@ -259,6 +276,7 @@ class Loader:
 
 
 def main() -> None:
+    privilege.die_with_parent(int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's to answer
     sock = socket.socket(fileno=int(sys.argv[1]))
     if not (asked := sock.recv(1 << 20)):
@@ -277,9 +295,9 @@ def main() -> None:
         part = slice(at, at + FDS_PER_MESSAGE)
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", loader.fds[part]))]
         sock.sendmsg([json.dumps({"fds": loader.out[part]}).encode()], ancillary)
-    sock.send(
-        json.dumps({"done": [p.as_json() for p in plans], "words": loader.words, "uprobe_multi": loader.multi}).encode()
-    )
+    done = {"done": [p.as_json() for p in plans]}
+    facts = {"words": loader.kernel.words, "uprobe_multi": loader.kernel.uprobe_multi}
+    sock.send(json.dumps(done | facts).encode())
     sock.close()
     os._exit(0)  # BCC's and LLVM's destructors take 50 ms and free what exit frees
 

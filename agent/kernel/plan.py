@@ -17,6 +17,7 @@ class ProgramPlan:
     fallback: str = ""
     optional: bool = False
     needs: str = ""
+    instead_of: str = ""
     attach: bool = True
     reason: str = ""
     remedy: str = ""

@@ -28,6 +28,7 @@ class Program:
     then it is attached by the loader even if ``on_demand``.
     optional: another program sees the same on kernels without this one, only later or at more cost; then it is no
     degradation.
+    instead_of: a program before it in the family. This one is loaded only where that one could not be.
     """
 
     function: str
@@ -38,6 +39,7 @@ class Program:
     fallback: str = ""
     optional: bool = False
     needs: str = ""
+    instead_of: str = ""
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,7 @@ PROBE = Probe(
             target="consume_skb",
             loses="decisions of limiters in Redis behind Unix sockets",
             on_demand=True,
+            instead_of="redis_unix",
         ),
     ),
     parts=("redis_piece.h", "redis_segment.h", "redis_command.h", "redis_stream.h", "redis_unix.bpf.c"),

@@ -4,20 +4,26 @@ run.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import select
 import shutil
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from agent.common.clocks import boot_ns
 from agent.kernel import compiler
-from agent.kernel.load import BPF_DIR, Loaded, _job, load
+from agent.kernel.load import BPF_DIR, Loaded, _job, load, release
 from agent.kernel.probe import Probe, Program, ordered
 from agent.kernel.source import KernelSource
 from agent.probes import discover
+from tests.patience import PATIENCE
 
 FAMILIES = {
     "refused": "int refused_program(struct bpf_raw_tracepoint_args *ctx) { return *(int *)ctx->args[0]; }",
@@ -145,14 +151,68 @@ def test_what_was_kept_works_like_what_was_compiled(tmp_path: Path) -> None:
     source.write_text(source.read_text() + f"/* {tmp_path} */\n")  # never compiled before
     before = set(compiler.CACHE.glob("*.json"))
     assert seen(run(tmp_path)) >= 7
-    (kept,) = set(compiler.CACHE.glob("*.json")) - before
+    made = set(compiler.CACHE.glob("*.json")) - before
+    (kept,) = (path for path in made if "programs" in json.loads(path.read_text()))
+    (facts,) = made - {kept}
     assert kept.stat().st_mode & 0o777 == 0o600
     inode = kept.stat().st_ino
     assert seen(run(tmp_path)) >= 7
     assert kept.stat().st_ino == inode, "the second start compiled again"
-    for damage in (b"", b"{", kept.read_bytes()[:-700], b'{"maps": [], "programs": {}}'[:20]):
-        kept.write_bytes(damage)
+    for path, damage in (
+        (kept, b""),
+        (kept, b"{"),
+        (kept, kept.read_bytes()[:-700]),
+        (kept, b'{"maps": [], "programs": {}}'[:20]),
+        (facts, b""),
+        (facts, b'{"words": {}}'),
+    ):
+        path.write_bytes(damage)
         assert seen(run(tmp_path)) >= 7
     kept.chmod(0o666)
     assert compiler.recall(kept.stem) is None
-    kept.unlink()
+    for path in made:
+        path.unlink()
+
+
+def test_a_program_in_place_of_another_is_loaded_only_without_that(tmp_path: Path) -> None:
+    better = Program("first_program", target="sched_process_exit")
+    other = Program("other_program", target="sched_process_exit", instead_of="first_program")
+    (tmp_path / "bpf").mkdir()
+    shutil.copytree(BPF_DIR, tmp_path / "bpf", dirs_exist_ok=True)
+    text = FAMILIES["first"] + FAMILIES["first"].partition("\n")[2].replace("first_", "other_").join("\n\n")
+    (tmp_path / "bpf" / "first.bpf.c").write_text(text)
+    for target, loaded in (("sched_process_exit", {"first_program"}), ("no_such_tracepoint", {"other_program"})):
+        one = load([Probe("first", (dataclasses.replace(better, target=target), other))], bpf_dir=tmp_path / "bpf")
+        family = one.families["first"]
+        assert family.programs.keys() == loaded
+        assert family.state == ("attached" if loaded == {"first_program"} else "degraded")
+        release(one)
+
+
+#: Loads a family that was never loaded before.
+LOADING = """
+import sys
+from pathlib import Path
+from agent.kernel.load import load
+from agent.probes import discover
+load([discover()["exec"]], bpf_dir=Path(sys.argv[1]))
+"""
+
+
+def test_a_loader_does_not_outlive_its_agent(tmp_path: Path) -> None:
+    """Stopped while it works, it could not end by itself."""
+    sources = tmp_path / "bpf"
+    shutil.copytree(BPF_DIR, sources)
+    (sources / "exec.bpf.c").write_text((sources / "exec.bpf.c").read_text() + f"/* {tmp_path} */\n")
+    agent = subprocess.Popen([sys.executable, "-c", LOADING, str(sources)], cwd=BPF_DIR.parent)
+    children, loader = Path(f"/proc/{agent.pid}/task/{agent.pid}/children"), 0
+    until = time.monotonic() + 60 * PATIENCE
+    while not loader or b"libbpf" not in Path(f"/proc/{loader}/maps").read_bytes():  # it reads the kernel's types
+        assert time.monotonic() < until and agent.poll() is None
+        loader = int(children.read_text().partition(" ")[0] or 0)
+    os.kill(loader, signal.SIGSTOP)
+    handle = os.pidfd_open(loader)
+    agent.kill()
+    agent.wait()
+    assert select.select([handle], [], [], 60 * PATIENCE)[0], "the loader is still there"
+    os.close(handle)

@@ -5,7 +5,7 @@ RESP3, other network namespaces.
 from __future__ import annotations
 
 import collections
-import os
+import dataclasses
 import socket
 import subprocess
 import threading
@@ -66,11 +66,10 @@ class Rig:
         self, mode: str, ports: set[int], per_s: int = 20_000, own: dict[str, object] | None = None, without: str = ""
     ) -> None:
         known = discover()
-        self.loaded = load([known[name] for name in ("tcp", "redis")])
+        programs = tuple(p for p in known["redis"].programs if p.function != without)  # as on an older kernel
+        self.loaded = load([known["tcp"], dataclasses.replace(known["redis"], programs=programs)])
         for family in self.loaded.families.values():
             assert family.state == "attached", family.reason
-        if without:  # as on an older kernel
-            os.close(self.loaded.families["redis"].programs.pop(without))
         self.kernel = KernelSource(self.loaded, interval_ns=200_000_000)
         self.records: list[np.ndarray] = []
         self.kernel.listen("redis_pieces", self.records.append)
