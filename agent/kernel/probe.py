@@ -44,12 +44,14 @@ class Program:
 class Ring:
     """A BPF ring buffer of records of one struct.
 
-    decode: (records of ``wire``'s dtype, shape (n,)) -> batches. wake: its records are submitted with a wake-up.
+    decode: (records of ``wire``'s dtype, shape (n,)) -> their batch. Rows of a table go on to the loop. Without a
+    decoder the records themselves are the batch, for parts of the agent that subscribe (``KernelSource.subscribe``).
+    wake: its records are submitted with a wake-up.
     """
 
     map: str
     wire: str
-    decode: Callable[[np.ndarray], Iterable[Batch]]
+    decode: Callable[[np.ndarray], Batch | np.ndarray] = np.asarray
     wake: bool = False
 
 

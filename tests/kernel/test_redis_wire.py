@@ -73,7 +73,7 @@ class Rig:
             os.close(self.loaded.families["redis"].programs.pop(without))
         self.kernel = KernelSource(self.loaded, interval_ns=200_000_000)
         self.records: list[np.ndarray] = []
-        self.kernel.listen("redis_pieces", self.records.append)
+        self.kernel.subscribe("redis_pieces", self.records.append)
         self.wire = RedisWire(
             self.loaded.families["redis"],
             self.kernel,
