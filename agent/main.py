@@ -250,8 +250,8 @@ def _assemble(
     loop.add(Unjudged(loop.unjudged))
     loop.add(KeptHours(correlator, store_fd, boot, store.later))
     loop.containers.look_up = helper.cgroup_path
-    loop.removed.append(kernel.unlisten)
-    kernel.listen("exec_events", loop.containers.on_exec)
+    loop.removed.append(kernel.unsubscribe)
+    kernel.subscribe("exec_events", loop.containers.on_exec)
     loop.closing += [exports.page] if exports.page else []
     loop.failures.update(exports.missing)
     if hiding := proc.hidden():

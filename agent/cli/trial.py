@@ -184,7 +184,7 @@ class Trial:
         self._kernel, self._family = KernelSource(loaded), family
         self._stack.callback(self._kernel.close)
         self._records: list[np.ndarray] = []
-        self._kernel.listen("limiter_decisions", self._records.append)
+        self._kernel.subscribe("limiter_decisions", self._records.append)
         returning = {program.function for program in family.probe.programs if program.kind == "uretprobe"}
         for fd, known in self._known:
             for program, offsets in sorted(

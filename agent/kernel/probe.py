@@ -46,13 +46,14 @@ class Program:
 class Ring:
     """A BPF ring buffer of records of one struct.
 
-    decode: (records of ``wire``'s dtype, shape (n,)) -> batches. Its program says which records wake the agent before
-    its next beat (``wake_each`` in bpf/tickscope.h).
+    decode: (records of ``wire``'s dtype, shape (n,)) -> their batch. Rows of a table go on to the loop. Without a
+    decoder the records themselves are the batch, for parts of the agent that subscribe (``KernelSource.subscribe``).
+    Its program says which records wake the agent before its next beat (``wake_each`` in bpf/tickscope.h).
     """
 
     map: str
     wire: str
-    decode: Callable[[np.ndarray], Iterable[Batch]]
+    decode: Callable[[np.ndarray], Batch | np.ndarray] = np.asarray
 
 
 @dataclass(frozen=True)

@@ -26,19 +26,19 @@ GRACE_NS, EARLY_NS = 5_000_000, 100_000_000
 _TELL_NS = 1_000_000_000
 
 
-def _nothing(_: np.ndarray) -> None:
-    """In the place of a callback that is gone."""
+def _named(take: Callable[[np.ndarray], None]) -> str:
+    return getattr(take, "__qualname__", type(take).__name__)
 
 
 class KernelSource(Finishing, Parted, Waking, Pending):
     """Reads what the loaded families produce. Implements ``agent.contracts.Source``.
 
-    interval_ns: length of the aggregation intervals. ``listen(map, callback)`` hands each drained record array of a
-    ring to a callback too (for families that drive others, as exec does). ``adjust[table]`` changes aggregated rows in
-    place before they go on. No interval ends while ``hold()``. Raises OSError where a map cannot be used.
+    interval_ns: length of the aggregation intervals. ``subscribe(map, take)`` hands each batch of a ring that is of no
+    table to ``take``. ``adjust[table]`` changes aggregated rows in place before they go on. No interval ends while
+    ``hold()``. Raises OSError where a map cannot be used.
 
-    Each ring, aggregate and callback stands alone (``faults``, agent/common/faults.py): what one's fault may have cost
-    is a ``loss`` row. One that is left out is emptied all the same, so that its producers go on, and each of its
+    Each ring, aggregate and subscriber stands alone (``faults``, agent/common/faults.py): what one's fault may have
+    cost is a ``loss`` row. One that is left out is emptied all the same, so that its producers go on, and each of its
     records is counted as lost.
     """
 
@@ -52,7 +52,7 @@ class KernelSource(Finishing, Parted, Waking, Pending):
         self._owners: dict[str, Family] = {}
         self._rings: list[tuple[Ring, RingReader]] = []
         self._aggregates: list[tuple[Aggregate, tuple[HashMap, HashMap], Sums | None]] = []
-        self._listeners: dict[str, list[Callable[[np.ndarray], None]]] = {}
+        self._subscribers: dict[str, list[Callable[[np.ndarray], None]]] = {}
         self.adjust: dict[str, Callable[[np.ndarray], None]] = {}
         self.hold: Callable[[], bool] = lambda: False
         self._flipped_ns = self._started_ns = 0
@@ -83,15 +83,13 @@ class KernelSource(Finishing, Parted, Waking, Pending):
                 sums = Sums(family.maps[one.sums], dtype(one.key), dtype(one.value), one.places) if one.sums else None
                 self._aggregates.append((one, (first, second), sums))
 
-    def listen(self, ring: str, callback: Callable[[np.ndarray], None]) -> None:
-        self._listeners.setdefault(ring, []).append(callback)
+    def subscribe(self, ring: str, take: Callable[[np.ndarray], None]) -> None:
+        self._subscribers.setdefault(ring, []).append(take)
 
-    def unlisten(self, source: Source) -> None:
-        """Its methods are called back no more: nobody drains what they would take."""
-        for callbacks in self._listeners.values():
-            callbacks[:] = [
-                _nothing if getattr(one, "__self__", None) is source else one for one in callbacks
-            ]  # the others keep their numbers
+    def unsubscribe(self, source: Source) -> None:
+        """Its methods get no more batches: nobody drains what they would keep."""
+        for takes in self._subscribers.values():
+            takes[:] = [take for take in takes if getattr(take, "__self__", None) is not source]
 
     @property
     def live_since_ns(self) -> int:
@@ -150,9 +148,12 @@ class KernelSource(Finishing, Parted, Waking, Pending):
         if self.faults.out(ring.map):
             self._skipped[ring.map] += len(records)
         elif len(records):
-            yield from ring.decode(records)
-            for i, callback in enumerate(self._listeners.get(ring.map, ())):
-                self.faults.attempt(f"{ring.map} listener {i + 1}", callback, records, otherwise=None)
+            batch = ring.decode(records)
+            if isinstance(batch, Batch):
+                yield batch
+                return
+            for take in self._subscribers.get(ring.map, ()):
+                self.faults.attempt(f"{ring.map} for {_named(take)}", take, batch, otherwise=None)
 
     def _skips(self, now_ns: int) -> Iterator[Batch]:
         """Records of parts that are left out."""

@@ -28,7 +28,7 @@ def setup(
 
     source = ClockSource(config["watch"], config["history"], config.get("last"))
     for ring in ("clock_events", "clock_refused"):
-        kernel.listen(ring, source.on_events)
+        kernel.subscribe(ring, source.on_events)
     config["watch"].follow(lambda pid: kernel.control.__setitem__("watch_tid", pid))
     if "clock_out" in family.programs:
         Libraries(family, helper, targets)
@@ -57,7 +57,7 @@ PROBE = Probe(
         Program("clock_in_clock_adjtime", "uprobe", loses=_LIBC),
         Program("clock_out", "uretprobe", loses=_LIBC),
     ),
-    rings=tuple(Ring(name, "clock_event", decode=lambda records: ()) for name in ("clock_events", "clock_refused")),
+    rings=tuple(Ring(name, "clock_event") for name in ("clock_events", "clock_refused")),
     maps=("clock_last",),
     counts=("clock_shares",),
     parts=("clock_call.h",),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -114,8 +114,8 @@ def _each(values: np.ndarray, of: Callable[[bytes], bytes], width: int) -> np.nd
     return np.array(made, f"S{width}")[inverse.reshape(-1)]
 
 
-def decode_lookups(records: np.ndarray) -> Iterator[Batch]:
-    """Records of ``struct dns_event`` -> one batch of dns_lookup."""
+def decode_lookups(records: np.ndarray) -> Batch:
+    """Records of ``struct dns_event`` -> rows of dns_lookup."""
     batch = decode(records, _TABLE.name)
     rows, width = batch.rows, _TABLE.by_name["name"].width
     by_socket = records["source"] == _SOCKET
@@ -138,7 +138,7 @@ def decode_lookups(records: np.ndarray) -> Iterator[Batch]:
     rows["qtype"] = np.where(
         by_socket, _each(records["name"], lambda raw: question(raw.ljust(128, b"\0"))[1] if raw else b"", 8), of_family
     )
-    yield batch
+    return batch
 
 
 def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: object) -> Iterable[Source]:

@@ -8,9 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
-
-from agent.batch import Batch
 from agent.kernel.probe import Probe, Program, Ring
 from agent.limiters.catalogue import seen
 from agent.limiters.library import Seen
@@ -21,12 +18,6 @@ if TYPE_CHECKING:
     from agent.kernel.source import KernelSource
     from agent.targets.attacher import Attacher
     from agent.targets.targets import Targets
-
-
-def elsewhere(records: np.ndarray) -> Iterable[Batch]:
-    """Decisions are decoded by beside/go_named.py, once it is known what their limiters are called."""
-    del records
-    return ()
 
 
 def setup(
@@ -57,9 +48,9 @@ def setup(
     source.called, source.known = sites.called, sites.known
     waits = Waits(sites.called)
     named = Named(sites, waits)
-    kernel.listen("limiter_stacks", sites.feed)
-    for callback in (source.feed, named.feed):
-        kernel.listen("limiter_decisions", callback)
+    kernel.subscribe("limiter_stacks", sites.feed)
+    for take in (source.feed, named.feed):  # rows are made once it is known what their limiters are called
+        kernel.subscribe("limiter_decisions", take)
     return [source, sites, named, waits]
 
 
@@ -84,8 +75,8 @@ def probe(only: Callable[[str], bool] = lambda library: True) -> Probe:
         name="limiter",
         programs=tuple(_programs(chosen)),
         rings=(
-            Ring("limiter_stacks", "limiter_stack", elsewhere),
-            Ring("limiter_decisions", "limiter_decision", elsewhere),
+            Ring("limiter_stacks", "limiter_stack"),
+            Ring("limiter_decisions", "limiter_decision"),
         ),
         parts=("limiter_decision.h", "limiter_stack.h"),
         text="".join(one.text(number) for number, (name, one) in enumerate(seen().items()) if name in chosen),

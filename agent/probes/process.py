@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
 
-import numpy as np
-
-from agent.batch import Batch
 from agent.kernel.probe import Probe, Program, Ring
 from agent.kernel.wire import decode
-
-
-def decode_events(records: np.ndarray) -> Iterator[Batch]:
-    """Records of ``struct process_event`` -> one batch of process_event."""
-    yield decode(records, "process_event")
-
 
 PROBE = Probe(
     name="process",
@@ -24,6 +15,6 @@ PROBE = Probe(
         Program("process_on_freeze", target="cgroup_freeze", loses="containers that are paused"),
         Program("process_on_unfreeze", target="cgroup_unfreeze", loses="containers that go on"),
     ),
-    rings=(Ring("process_events", "process_event", decode_events),),
+    rings=(Ring("process_events", "process_event", partial(decode, table="process_event")),),
     counts=("process_shares",),
 )

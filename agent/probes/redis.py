@@ -8,18 +8,10 @@ from typing import TYPE_CHECKING, Any
 from agent.kernel.probe import Probe, Program, Ring
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from agent.batch import Batch
     from agent.contracts import Source
     from agent.kernel.helper_client import Helper
     from agent.kernel.load import Family
     from agent.kernel.source import KernelSource
-
-
-def _kept(_: np.ndarray) -> Iterable[Batch]:
-    """Its listener reads them: a connection's pieces belong together."""
-    return ()
 
 
 def setup(
@@ -65,7 +57,7 @@ PROBE = Probe(
         ),
     ),
     parts=("redis_piece.h", "redis_segment.h", "redis_command.h", "redis_stream.h", "redis_unix.bpf.c"),
-    rings=(Ring("redis_pieces", "redis_piece", _kept),),
+    rings=(Ring("redis_pieces", "redis_piece"),),
     maps=("redis_switch", "redis_ports", "redis_clients", "redis_commands", "redis_flows", "redis_paths"),
     after=("tcp",),
     setup=setup,

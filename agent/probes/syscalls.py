@@ -90,7 +90,7 @@ def _number(nr: np.ndarray) -> np.ndarray:
     return np.where(nr < 2 * _COMPAT, nr % _COMPAT, nr)
 
 
-def decode_events(records: np.ndarray) -> Iterator[Batch]:
+def decode_events(records: np.ndarray) -> Batch:
     """syscalls_event records -> slow_syscall rows."""
     batch = decode(records, "slow_syscall")
     rows = batch.rows
@@ -104,7 +104,7 @@ def decode_events(records: np.ndarray) -> Iterator[Batch]:
         rows["file"][unnamed] = b""
     ret = records["ret"].view(np.int64)
     rows["ret"] = np.where(records["basis"] == 0, ret, NULL_I64)
-    yield batch
+    return batch
 
 
 def merge(keys: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -174,7 +174,7 @@ class PendingCalls(Finishing):
         old = np.flatnonzero((ends > 0) & (ends < until_ns) & (values["goes_on"] == 0))
         mine = [i for i in old if bpf.delete(self._map.fd, keys[i].tobytes())]
         if mine:
-            yield from decode_events(values[mine])
+            yield decode_events(values[mine])
 
     def close(self) -> None: ...
 

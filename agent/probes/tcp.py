@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,13 +66,13 @@ def _gate_shift() -> int:
 
 
 def _plain(table: str) -> Ring:
-    return Ring(f"{table}s", f"{table}_event", lambda records: (decode(records, table),))
+    return Ring(f"{table}s", f"{table}_event", partial(decode, table=table))
 
 
-def _retransmits(records: np.ndarray) -> Iterator[Batch]:
+def _retransmits(records: np.ndarray) -> Batch:
     batch = decode(records, "tcp_retransmit")
     batch.rows["state"] = STATES[np.minimum(records["tcp_state"], len(STATES) - 1)]
-    yield batch
+    return batch
 
 
 def _rtt(_: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> Iterator[Batch]:

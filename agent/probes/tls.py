@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,8 +43,8 @@ _FAILED = TABLES["tls_handshake"].code("result", "failed")
 _CAUSES = {0: b"", 1: b"handshake failed", 2: b"connection closed"}
 
 
-def decode_handshakes(records: np.ndarray) -> Iterator[Batch]:
-    """Records of ``struct tls_event`` -> one batch of tls_handshake."""
+def decode_handshakes(records: np.ndarray) -> Batch:
+    """Records of ``struct tls_event`` -> rows of tls_handshake."""
     batch = decode(records, "tls_handshake")
     rows = batch.rows
     rows["tls_version"] = [_PROTOCOLS.get(code, b"") for code in records["protocol"].tolist()]
@@ -53,7 +53,7 @@ def decode_handshakes(records: np.ndarray) -> Iterator[Batch]:
     if refused.any():
         codes = records["verify_result"][refused].tolist()
         rows["error"][refused] = [b"certificate: " + _VERIFY.get(code, b"error %d" % code) for code in codes]
-    yield batch
+    return batch
 
 
 def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: object) -> Iterable[Source]:
@@ -78,7 +78,7 @@ PROBE = Probe(
     ),
     rings=(
         Ring("tls_events", "tls_event", decode_handshakes),
-        Ring("tls_exits", "tls_exit_event", decode=lambda records: ()),
+        Ring("tls_exits", "tls_exit_event"),
     ),
     maps=("tls_sites", "tls_layouts", "tls_opened"),
     setup=setup,

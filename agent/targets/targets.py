@@ -86,7 +86,7 @@ class Targets:
         self._processes = Processes(helper, self.files, self.images, self.roots, self.unseen, self._pause)
         self._meter = Meter(helper, self.analyst, self._rests)
         self._timer = Timer()
-        kernel.listen("exec_events", self.on_exec)
+        kernel.subscribe("exec_events", self.on_exec)
 
     def library(self, pattern: bytes, ask: Ask) -> None:
         """Asks for shared libraries whose file name matches ``pattern`` as a whole."""

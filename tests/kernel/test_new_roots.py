@@ -160,8 +160,8 @@ def test_the_container_of_a_process_that_is_gone(attach: Callable[..., Attached]
     attached = attach("exec")
     containers, container = Containers(look_up), "5eaf00d5" * 8
     started: list[np.ndarray] = []
-    attached.source.listen("exec_events", started.append)
-    attached.source.listen("exec_events", containers.on_exec)
+    attached.source.subscribe("exec_events", started.append)
+    attached.source.subscribe("exec_events", containers.on_exec)
     scope = unified() / f"docker-{container}.scope"
     inner = scope / "init"
     inner.mkdir(parents=True)

@@ -72,7 +72,7 @@ class Rig:
             assert family.state == "attached", family.reason
         self.kernel = KernelSource(self.loaded, interval_ns=200_000_000)
         self.records: list[np.ndarray] = []
-        self.kernel.listen("redis_pieces", self.records.append)
+        self.kernel.subscribe("redis_pieces", self.records.append)
         self.wire = RedisWire(
             self.loaded.families["redis"],
             self.kernel,

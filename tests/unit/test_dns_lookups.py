@@ -24,8 +24,7 @@ def row(**fields: object) -> np.void:
     records["rcode"], records["peer_addr"], records["peer_port"] = 0xFF, SERVER, 53
     for name, value in fields.items():
         records[name] = value
-    (batch,) = decode_lookups(records)
-    return batch.rows[0]
+    return decode_lookups(records).rows[0]
 
 
 def result(of: np.void) -> str:

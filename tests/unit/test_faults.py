@@ -193,7 +193,7 @@ def test_what_fails_now_and_then_is_counted_and_not_said_each_time(capfd: pytest
     assert capfd.readouterr().err == "tickscope: part: RuntimeError: \\x1b[31mnow\n"
 
 
-class Listening(Failing):
+class Subscribing(Failing):
     """Takes records of a ring, and fails at each drain."""
 
     def __init__(self, name: str) -> None:
@@ -212,13 +212,13 @@ class Full:
 
 
 def test_a_source_that_is_left_out_is_given_no_more_records(tmp_path: Path) -> None:
-    kernel, broken, whole = KernelSource(Loaded({}, Wire(), [])), Listening("broken"), Listening("whole")
+    kernel, broken, whole = KernelSource(Loaded({}, Wire(), [])), Subscribing("broken"), Subscribing("whole")
     whole.broken = False
     loop = make_loop(tmp_path, [broken, whole])
-    loop.removed.append(kernel.unlisten)
-    kernel.listen("ring", broken.feed)
-    kernel.listen("ring", whole.feed)
-    ring = Ring("ring", "record", lambda _: ())
+    loop.removed.append(kernel.unsubscribe)
+    kernel.subscribe("ring", broken.feed)
+    kernel.subscribe("ring", whole.feed)
+    ring = Ring("ring", "record")
     for turn in range(10):
         assert list(kernel._read_ring(ring, Full())) == []  # type: ignore[arg-type]
         loop.step(boot_ns() + turn)

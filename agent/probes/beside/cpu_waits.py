@@ -25,11 +25,11 @@ def _named(batch: Batch, by: np.ndarray) -> Batch:
     return batch
 
 
-def decode_cpu_events(records: np.ndarray) -> Iterator[Batch]:
+def decode_cpu_events(records: np.ndarray) -> Batch:
     """syscalls_cpu_event records -> cpu_delay rows."""
     batch = decode(records[["t_ns", "proc"]], "cpu_delay")
     batch.rows["duration_ns"] = records["wait_ns"]
-    yield _named(batch, records["by"])
+    return _named(batch, records["by"])
 
 
 def decode_cpu_waits(keys: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> Iterator[Batch]:

@@ -41,7 +41,7 @@ class Handshakes:
         kernel: KernelSource,
         helper: Attacher,
         targets: Targets,
-        decode: Callable[[np.ndarray], Iterable[Batch]],
+        decode: Callable[[np.ndarray], Batch],
     ) -> None:
         self._decode = decode
         self._family, self._helper, self._unseen = family, helper, targets.unseen
@@ -50,7 +50,7 @@ class Handshakes:
         self._opened = bpf.HashMap(family.maps["tls_opened"], dtype("tls_key"), dtype("tls_open"))
         self._layouts = Layouts(family.maps["tls_layouts"], family.maps["tls_sites"])
         self._ended: list[np.ndarray] = []
-        kernel.listen("tls_exits", self.on_exits)
+        kernel.subscribe("tls_exits", self.on_exits)
         targets.library(
             LIBRARIES,
             Ask(
@@ -97,7 +97,7 @@ class Handshakes:
         versions = self._layouts.versions()
         rows["library_version"] = [versions.get(number, "").encode() for number in values["layout"].tolist()]
         rows["library"] = b"openssl"
-        yield from self._decode(rows)
+        yield self._decode(rows)
 
     def close(self) -> None:
         """Nothing of its own: ``Targets`` lets go of the files."""

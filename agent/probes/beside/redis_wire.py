@@ -89,7 +89,11 @@ class RedisWire(Stating, Finishing, Due):
         self._budget(per_s)
         self._name_commands()
         self._say()
-        kernel.listen("redis_pieces", self._records.append)
+        kernel.subscribe("redis_pieces", self.take)
+
+    def take(self, records: np.ndarray) -> None:
+        """Takes records of ``struct redis_piece``: those of a connection are read together."""
+        self._records.append(records)
 
     def use(self, config: Config) -> None:
         """From now on these settings; scripts of the user's own stay as they were."""
