@@ -4,7 +4,7 @@ Part of the clock watch, so standard library only. A subscriber may write lines 
 with a notice's
 ``id`` or ``t_ns``: it has re-anchored. One that shuts its writing half down only listens, and nothing is pending for
 it. Whatever a subscriber writes costs a bounded number of lines a notice; who writes more is dropped. No user can have
-all places (agent/posix/places.py).
+all places (agent/common/fairness.py).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import socket
 import threading
 import time
 
+from agent.common.fairness import Places
 from agent.common.printable import printable
-from agent.posix.listener import NO_ROOM
-from agent.posix.places import Places, peer
+from agent.posix.listener import NO_ROOM, peer
 
 SUBSCRIBERS = 256
 #: Unacknowledged notices that are counted for one subscriber.

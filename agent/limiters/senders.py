@@ -3,7 +3,7 @@ so do all who send datagrams together.
 
 A datagram socket is one queue: who fills it keeps others from sending. A connection (SOCK_SEQPACKET, or SOCK_STREAM for
 what can do no other: Java, Node, Lua) is a queue of its sender's, so nobody's is filled by another, and no user can
-have all connections (agent/posix/places.py).
+have all connections (agent/common/fairness.py).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import NamedTuple
 import numpy as np
 
 from agent.columns import NULL_I64
+from agent.common.fairness import Places
 from agent.limiters.arrival import STAMP_BYTES, STAMP_TYPE, Arrival, Clocks, read_clocks, stamp
-from agent.posix.listener import Listener
-from agent.posix.places import Places, peer
+from agent.posix.listener import Listener, peer
 
 MAX_MESSAGE_BYTES = 8192
 CONNECTIONS = 256
@@ -289,7 +289,7 @@ class Senders:
         """For ``status``."""
         deafened = sum(listener.deafened for listener in self._listeners)
         return {
-            "connections": len(self._places),
+            "connections": self._places.used,
             **{name: self.counts[name] for name in ("refused", "displaced", "unread")},
             "no_descriptor": deafened,
         }

@@ -8,7 +8,6 @@ at most.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from agent.batch import Batch, make
+from agent.common.fairness import Places
 from agent.common.table import Table
 from agent.resources import cgroups, process
 from agent.resources.limits import CgroupLimits, Used
@@ -63,6 +63,7 @@ class Resources:
 
     def __init__(self) -> None:
         self.watched: dict[tuple[int, int], Watched] = {}
+        self._places: Places[tuple[int, int]] = Places(MOST, a_user=MOST)
         self._users: dict[tuple[int, int], int] = {}
         self._mounts = cgroups.mounts()
         self._groups: dict[str, cgroups.Group] = {}
@@ -100,7 +101,7 @@ class Resources:
             known = self.watched.get(key)
             if known is not None:
                 known.seen_ns = now_ns
-            elif len(self.watched) < MOST or self._make_room(self._user(key), now_ns):
+            elif self._enter(key, now_ns):
                 self.watched[key] = Watched(pid, start_ns, bytes(rows["comm"][at]), now_ns, self._user(key))
 
     def _user(self, key: tuple[int, int]) -> int:
@@ -111,19 +112,23 @@ class Resources:
             self._users[key] = -1 if uid is None else uid
         return self._users[key]
 
-    def _make_room(self, uid: int, now_ns: int) -> bool:
-        """Whoever was not heard of for longest gives way, after a while; else one of the user who has most of them, to
-        one who has fewer.
+    def _enter(self, key: tuple[int, int], now_ns: int) -> bool:
+        """Whether this process may be watched. If all places are taken, a process without rows for a while leaves, or
+        one of the user with most.
         """
-        oldest = min(self.watched, key=lambda key: self.watched[key].seen_ns)
-        if self.watched[oldest].seen_ns > now_ns - 2 * AGAIN_NS:
-            counts = Counter(one.uid for one in self.watched.values())
-            most = max(counts, key=lambda other: (counts[other], other))
-            if most in (0, uid) or counts[most] <= counts[uid] + (uid != 0):
-                return False
-            oldest = next(key for key in reversed(self.watched) if self.watched[key].uid == most)
-        del self.watched[oldest]
-        return True
+        uid = self._user(key)
+        leaves = self._places.enter(uid, key)
+        if leaves is key:
+            oldest = min(self.watched, key=lambda key: self.watched[key].seen_ns)
+            if self.watched[oldest].seen_ns <= now_ns - 2 * AGAIN_NS:
+                self._leave(oldest)
+                leaves = self._places.enter(uid, key)
+        if leaves is not None and leaves is not key:
+            del self.watched[leaves]
+        return leaves is not key
+
+    def _leave(self, key: tuple[int, int]) -> None:
+        self._places.leave(self.watched.pop(key).uid, key)
 
     def drain(self, now_ns: int) -> Iterable[Batch]:
         if now_ns < self._next_ns:
@@ -146,7 +151,7 @@ class Resources:
             if now is not None and not gone:
                 used += ran(one, now)
             if gone or one.seen_ns < now_ns - FORGET_NS:
-                del self.watched[key]
+                self._leave(key)
             else:
                 self._moves(one, cgroup)
                 rows += self._files(one, now_ns)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent.common.fairness import Places
 from agent.errors import UNREACHABLE, AgentError
-from agent.posix.listener import Listener
-from agent.posix.places import Places, peer
+from agent.posix.listener import Listener, peer
 
 if TYPE_CHECKING:
     from agent.batch import Batch
