@@ -85,7 +85,7 @@ class PrometheusEndpoint(Stating):
             each.setblocking(False)
             self._selector.register(each, selectors.EVENT_READ)
         self._clients: dict[socket.socket, _Client] = {}
-        self._places: Places[socket.socket] = Places(MAX_CONNECTIONS)
+        self._places = Places(MAX_CONNECTIONS)
         self._pages: dict[tuple[bool, bool], bytes] = {}
         self._stale_at = 0.0
         self.deafened, self._deaf, self._failure = 0, False, ""

@@ -55,7 +55,7 @@ class NoPlaceError(OSError):
     remedy = "see docs/limits.md"
 
 
-class Places(Generic[T]):
+class Places:
     """Counts who holds how many of ``limit`` places. Users: uids, or other keys where there is none.
 
     a_user: the most for a user; a quarter by default. what: what is counted, for messages.
@@ -66,7 +66,6 @@ class Places(Generic[T]):
         self.a_user = limit // PART if a_user is None else a_user
         self._trusted = {0, os.geteuid()}
         self._taken: Counter[Hashable] = Counter()
-        self._held: dict[Hashable, list[T]] = {}
 
     @property
     def used(self) -> int:
@@ -91,29 +90,6 @@ class Places(Generic[T]):
         self._taken[uid] -= n
         if not self._taken[uid]:
             del self._taken[uid]
-
-    def enter(self, uid: Hashable, one: T) -> T | None:
-        """Gives ``one`` a place. Returns what has to go: nothing (None), ``one`` itself, or, where all are taken and
-        another user holds more, that user's newest.
-        """
-        leaves = None
-        if self.refusal(uid):
-            holders = [user for user in self._held if user not in self._trusted]
-            most = max(holders, key=lambda user: len(self._held[user]), default=uid)
-            if self._taken[uid] >= self.a_user or uid in self._trusted or self._taken[most] <= self._taken[uid] + 1:
-                return one
-            leaves = self._held[most][-1]
-            self.leave(most, leaves)
-        self.take(uid)
-        self._held.setdefault(uid, []).append(one)
-        return leaves
-
-    def leave(self, uid: Hashable, one: T) -> None:
-        """What ``enter`` gave a place goes."""
-        self._held[uid].remove(one)
-        if not self._held[uid]:
-            del self._held[uid]
-        self.give_back(uid)
 
 
 class Budget:
@@ -161,7 +137,7 @@ class UserQueues(Generic[T]):
     """Things that wait for their user's turn, each once: first in, first out for each user."""
 
     def __init__(self, limit: int) -> None:
-        self._places: Places[T] = Places(limit)
+        self._places = Places(limit)
         self._of: dict[int, deque[T]] = {}
 
     def __len__(self) -> int:

@@ -45,7 +45,6 @@ QUEUE_LENGTH = 4096
 #: What hit a bound, in words (agent/service/bounds.py).
 REASONS = {
     "refused": "connections refused, since their user had its share of the places",
-    "displaced": "connections closed to make room for other users'",
     "unlooked": "decisions whose thread is not known, since there was no time to look for it",
     "no_descriptor": "times no connection could be taken for want of descriptors",
 }

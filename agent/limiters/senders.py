@@ -181,13 +181,13 @@ class Lines(Inlet):
 class Senders:
     """datagrams: a socket, or None; listeners: listening for SOCK_SEQPACKET and for SOCK_STREAM. All with SO_PASSCRED.
 
-    counts: connections refused, connections that had to make room for other users', and messages that went with these.
+    counts: connections refused, and messages that went with these.
     """
 
     def __init__(self, datagrams: socket.socket | None, *listeners: socket.socket) -> None:
         self._epoll = select.epoll()
         self._queues: dict[int, Inlet] = {}
-        self._places: Places[Inlet] = Places(CONNECTIONS)
+        self._places = Places(CONNECTIONS)
         self._round, self.exhausted = 0, True
         self.counts: Counter[str] = Counter()
         if datagrams is not None:
@@ -263,13 +263,13 @@ class Senders:
             else:
                 stamp(sock)
                 queue = Inlet(sock, uid, read_clocks())
-            leaves = self._places.enter(uid, queue)
-            if leaves is not queue:
+            if self._places.refusal(uid):
+                self.counts["refused"] += 1
+                self.counts["unread"] += _waiting(queue)
+                sock.close()
+            else:
+                self._places.take(uid)
                 self._add(queue)
-            if leaves is not None:
-                self.counts["refused" if leaves is queue else "displaced"] += 1
-                self.counts["unread"] += _waiting(leaves)
-                self._close(leaves)
         return True
 
     def _add(self, queue: Inlet) -> None:
@@ -278,10 +278,7 @@ class Senders:
 
     def _leave(self, queue: Inlet) -> None:
         assert queue.uid is not None
-        self._places.leave(queue.uid, queue)
-        self._close(queue)
-
-    def _close(self, queue: Inlet) -> None:
+        self._places.give_back(queue.uid)
         self._queues.pop(queue.sock.fileno(), None)
         queue.sock.close()
 
@@ -290,7 +287,7 @@ class Senders:
         deafened = sum(listener.deafened for listener in self._listeners)
         return {
             "connections": self._places.used,
-            **{name: self.counts[name] for name in ("refused", "displaced", "unread")},
+            **{name: self.counts[name] for name in ("refused", "unread")},
             "no_descriptor": deafened,
         }
 

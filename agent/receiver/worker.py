@@ -163,7 +163,7 @@ class OtlpServer:
     def __init__(self, mapper: Mapper, agent: AgentLink) -> None:
         self.counts = Counter(dict.fromkeys(COUNTS, 0))
         self._mapper, self._agent = mapper, agent
-        self._places: Places[int] = Places(MAX_CONNECTIONS)
+        self._places = Places(MAX_CONNECTIONS)
         self._budget = Budget(RATE_PER_S, BURST)
         self._accepted = 0
         self._small, self._large = asyncio.Semaphore(2), asyncio.Semaphore(1)

@@ -63,7 +63,7 @@ class Resources:
 
     def __init__(self) -> None:
         self.watched: dict[tuple[int, int], Watched] = {}
-        self._places: Places[tuple[int, int]] = Places(MOST, a_user=MOST)
+        self._places = Places(MOST, a_user=MOST // 2)
         self._users: dict[tuple[int, int], int] = {}
         self._mounts = cgroups.mounts()
         self._groups: dict[str, cgroups.Group] = {}
@@ -113,22 +113,19 @@ class Resources:
         return self._users[key]
 
     def _enter(self, key: tuple[int, int], now_ns: int) -> bool:
-        """Whether this process may be watched. If all places are taken, a process without rows for a while leaves, or
-        one of the user with most.
-        """
+        """Whether this process may be watched; one without rows for a while leaves for it."""
         uid = self._user(key)
-        leaves = self._places.enter(uid, key)
-        if leaves is key:
+        if self._places.refusal(uid) and self.watched:
             oldest = min(self.watched, key=lambda key: self.watched[key].seen_ns)
             if self.watched[oldest].seen_ns <= now_ns - 2 * AGAIN_NS:
                 self._leave(oldest)
-                leaves = self._places.enter(uid, key)
-        if leaves is not None and leaves is not key:
-            del self.watched[leaves]
-        return leaves is not key
+        if self._places.refusal(uid):
+            return False
+        self._places.take(uid)
+        return True
 
     def _leave(self, key: tuple[int, int]) -> None:
-        self._places.leave(self.watched.pop(key).uid, key)
+        self._places.give_back(self.watched.pop(key).uid)
 
     def drain(self, now_ns: int) -> Iterable[Batch]:
         if now_ns < self._next_ns:

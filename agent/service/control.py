@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.common.fairness import Places
 from agent.errors import UNREACHABLE, AgentError
-from agent.posix.listener import Listener, peer
+from agent.posix.listener import Listener
 
 if TYPE_CHECKING:
     from agent.batch import Batch
@@ -25,8 +24,7 @@ CLIENTS = 32
 CLIENT_S = 2.0
 #: What hit a bound, in words (agent/service/bounds.py).
 REASONS = {
-    "refused": "connections refused, since their user had its share of the places",
-    "displaced": "connections closed to make room for other users'",
+    "refused": f"connections refused, since {CLIENTS} were there",
     "late": f"connections closed that said nothing, or did not take their answer, within {CLIENT_S:g} s",
     "no_descriptor": "times no connection could be taken for want of descriptors",
 }
@@ -39,7 +37,6 @@ class Connection:
     """One connection. answer: what of it was not sent yet."""
 
     sock: socket.socket
-    uid: int
     until_s: float
     request: bytes = b""
     answer: memoryview | None = None
@@ -58,7 +55,6 @@ class Control:
         self._answers = answers
         self._epoll = select.epoll()
         self._clients: dict[int, Connection] = {}
-        self._places: Places[Connection] = Places(CLIENTS)
         self._counts: Counter[str] = Counter()
         self.listener = Listener(self._epoll, sock)
 
@@ -90,18 +86,12 @@ class Control:
         sock = self.listener.accept()
         if sock is None:
             return
-        client = Connection(sock, peer(sock)[1], now_s + CLIENT_S)
-        leaves = self._places.enter(client.uid, client)
-        if leaves is client:
+        if len(self._clients) >= CLIENTS:
             self._counts["refused"] += 1
             sock.close()
             return
-        self._clients[sock.fileno()] = client
+        self._clients[sock.fileno()] = Connection(sock, now_s + CLIENT_S)
         self._epoll.register(sock, select.EPOLLIN)
-        if leaves is not None:
-            self._counts["displaced"] += 1
-            del self._clients[leaves.sock.fileno()]
-            leaves.sock.close()
 
     def _hear(self, client: Connection) -> bool:
         """Takes what it said; True where that was a whole request, which is answered."""
@@ -146,7 +136,6 @@ class Control:
 
     def _forget(self, client: Connection, why: str = "") -> None:
         del self._clients[client.sock.fileno()]
-        self._places.leave(client.uid, client)
         client.sock.close()
         if why:
             self._counts[why] += 1

@@ -39,7 +39,7 @@ def raise_soft_limit() -> int:
     return wanted
 
 
-def probe_descriptors() -> Places[None]:
+def probe_descriptors() -> Places:
     """Those that probes may take: half of this process's soft limit."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     most = soft if soft != resource.RLIM_INFINITY else MOST_DESCRIPTORS
@@ -67,7 +67,7 @@ class Files:
         self,
         analyst: Analyst,
         digesting: Callable[[list[int]], Wait],
-        shares: Places[None],
+        shares: Places,
         unseen: UnseenPrograms,
         failures: Counter[str],
         multi: bool,

@@ -82,10 +82,10 @@ class Targets:
         self._waiting: UserQueues[tuple[int, bool]] = UserQueues(LOOKS_WAITING)
         self._looks: list[Look] = []  # of all kinds
         self._looking_at: set[int] = set()  # processes
-        self._running: Places[None] = Places(LOOKS_AT_A_TIME, a_user=1)
+        self._running = Places(LOOKS_AT_A_TIME, a_user=1)
         self._budget = Budget(LOOKS_PART, LOOKS_MOST_S, root=False)
         #: Of new roots, of containers: apart, since their first programs soon shake hands.
-        self._root_looks: Places[None] = Places(ROOT_LOOKS_AT_A_TIME, a_user=1)
+        self._root_looks = Places(ROOT_LOOKS_AT_A_TIME, a_user=1)
         self._hurried = self._seeing_images = False
         self._dropped = 0
         self._later: list[Done] = []

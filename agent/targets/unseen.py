@@ -41,7 +41,7 @@ class UnseenPrograms:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str], Unseen] = {}
-        self._places: Places[Unseen] = Places(PROGRAMS_TOLD)
+        self._places = Places(PROGRAMS_TOLD)
         self._news: dict[tuple[str, str], Unseen] = {}
         self._rows_of: dict[tuple[str, str], Unseen] = {}
         self.more = 0

@@ -42,8 +42,8 @@ class Layouts:
 
     def __init__(self, layouts_fd: int, sites_fd: int) -> None:
         self._layouts_fd, self._sites_fd = layouts_fd, sites_fd
-        self._kinds: Places[Layout] = Places(LAYOUTS, what="kinds of OpenSSL")
-        self._functions: Places[bytes] = Places(SITES, what="functions of OpenSSL")
+        self._kinds = Places(LAYOUTS, what="kinds of OpenSSL")
+        self._functions = Places(SITES, what="functions of OpenSSL")
         self._numbers: dict[Layout, int] = {}
         self._brought: dict[Layout | bytes, int] = {}
         self._uses: Counter[Layout] = Counter()
