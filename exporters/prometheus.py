@@ -21,14 +21,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from agent.common.fairness import Places
+from agent.common.fairness import Places, UpperBound
 from agent.contracts import Stating
 from agent.errors import AgentError, printable
 from agent.posix.listener import NO_ROOM
 from exporters.aggregate import MetricStore
 from exporters.exposition import TYPES, render
 from exporters.page_request import Wanted, parse
-from exporters.page_settings import PageConfig
+from exporters.page_settings import MAX_SAMPLES, PageConfig
 from exporters.peer import owner
 
 #: Connections at a time.
@@ -43,6 +43,32 @@ _GZIP_LEVEL = 4
 #: A page is made anew after this time, and after so many times what making it took: who asks without a pause cannot
 #: take the processor.
 FRESH_S, _REST = 0.2, 5
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "metrics",
+        "samples of events on the metrics page and over OTLP",
+        MAX_SAMPLES,
+        "summed under `otel_metric_overflow`; gauges are left out",
+        "`tickscope_metrics_overflowed_total`",
+        setting="`metrics: {samples: N}`",
+    ),
+    UpperBound(
+        "metrics",
+        "connections to the metrics page",
+        MAX_CONNECTIONS,
+        "closed; an address of another host counts as a user",
+        "`tickscope_page_dropped_total`, `status` (`export`)",
+        shared=True,
+    ),
+    UpperBound(
+        "metrics",
+        "time to ask for the metrics page; to read it",
+        f"{REQUEST_S:g} s; {ANSWER_S:g} s",
+        "closed",
+        "`tickscope_page_dropped_total`, `status` (`export`)",
+    ),
+)
 _REASONS = ("timeout", "share", "slow_reader", "failed")
 
 

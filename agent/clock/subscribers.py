@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 
-from agent.common.fairness import Places
+from agent.common.fairness import Places, UpperBound
 from agent.common.printable import printable
 from agent.posix.listener import NO_ROOM, peer
 
@@ -27,6 +27,24 @@ COUNTS = ("notices", "sent", "acknowledged", "slow", "refused", "noisy", "malfor
 _LINE, _CHUNK = 1024, 4096
 #: Lines that a subscriber may write: at first and with each notice, and at most.
 _CREDIT, _CREDIT_MOST = 64, 512
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "report",
+        "subscribers of clock jumps (`notices.sock`)",
+        SUBSCRIBERS,
+        "refused",
+        "`status` (`notices`: `refused`)",
+        shared=True,
+    ),
+    UpperBound(
+        "report",
+        "notices not read by a subscriber; lines that it sends at once",
+        f"its socket buffer; {_CREDIT_MOST} of {_LINE:,} bytes",
+        "disconnected",
+        "`status` (`notices`: `slow`, `noisy`)",
+    ),
+)
 _REPORT_S = 0.05
 _TOLD = 16
 #: Before it is tried again to accept, where there were no descriptors.

@@ -11,6 +11,7 @@ from collections.abc import Hashable
 from typing import NamedTuple
 
 from agent.common import fairness
+from agent.common.fairness import UpperBound
 
 SECOND = 1_000_000_000
 #: Of one look; of ``calls``, whose tracepoints put every call of every process on the slow path.
@@ -25,6 +26,33 @@ REST_NS, LONGEST_REST_NS, FORGET_NS = 20 * SECOND, 640 * SECOND, 3600 * SECOND
 SHARE, MOST_NS = 0.10, 20 * SECOND
 #: Processes and episodes that are remembered.
 REMEMBERED = 1024
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "findings",
+        "on-demand profile of a process",
+        LOOK_NS / 1e9,
+        "ends",
+        "`investigation`",
+        "s",
+        setting="`investigate: off`",
+    ),
+    UpperBound(
+        "findings",
+        "on-demand profiles, of the time",
+        f"{SHARE:.0%}, {SHARE / 4:.1%} per user",
+        "refused or shorter",
+        "`status` (`investigation`: `refused`)",
+        setting="`investigate: off`",
+    ),
+    UpperBound(
+        "findings",
+        "time until the same process is profiled again",
+        f"{REST_NS / 1e9:g} s, twice as long each time up to {LONGEST_REST_NS / 1e9:g} s",
+        "not profiled",
+        "`investigation`",
+    ),
+)
 
 _HELD_UP = ("oncpu", "offcpu", "block", "contention", "reclaim", "calls")
 _CONNECTING = ("synack", "contention", "offcpu")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from agent.common.fairness import UpperBound
+
 #: The process that examines files: processor time and wall time a question, of its start, memory beyond its own, ends
 #: when idle, how many at a time.
 EXAMINER_CPU_S = 2
@@ -55,3 +57,74 @@ TRIES = 3
 #: Kinds of OpenSSL (version and place of the fields) in use at a time, and functions that tell them apart. As in
 #: bpf/tls_ssl.h.
 LAYOUTS, SITES = 256, 1024
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "programs",
+        "descriptors for probes",
+        f"half of RLIMIT_NOFILE (at most {MOST_DESCRIPTORS:,}); of these 1/4 per user, 3/4 for all users but root",
+        "no probes until the next full scan (10 s) finds room",
+        "`tickscope probes`, `status` (`examining.probe_descriptors`)",
+        setting="`LimitNOFILE`",
+    ),
+    UpperBound(
+        "programs",
+        "analysis of one file",
+        f"{EXAMINER_CPU_S} s of CPU time, {EXAMINER_WALL_S:g} s in all, {EXAMINER_EXTRA_BYTES >> 20} MiB of memory",
+        f"not watched; after a passing cause (busy machine, killed) tried again, up to {TRIES} times",
+        "`tickscope probes`, `status` (`examining.overruns`)",
+    ),
+    UpperBound(
+        "programs",
+        "time for looking at the processes of users but root",
+        f"{LOOKS_PART / 4:.0%} per user, {LOOKS_PART * 3 / 4:.0%} of the time",
+        "looked at later",
+        "-",
+    ),
+    UpperBound(
+        "programs",
+        "libraries of one process",
+        f"{FILES_A_PROCESS} ({GO_FILES_A_PROCESS} where Go runs)",
+        "the others get no probes",
+        "`probe_status` row `process:NAME`, `tickscope probes`",
+    ),
+    UpperBound(
+        "programs",
+        "times that a process may map a library before it has probes",
+        MAPPINGS_A_FILE,
+        "no probes",
+        "`probe_status` row `process:NAME`, `tickscope probes`",
+    ),
+    UpperBound(
+        "programs",
+        "`/proc/PID/maps`",
+        MAPS_BYTES >> 20,
+        "libraries beyond are not found",
+        "`probe_status` row `process:NAME`, `tickscope probes`",
+        "MiB",
+    ),
+    UpperBound(
+        "programs",
+        "processes waiting to be examined",
+        LOOKS_WAITING,
+        "found by the full scan (10 s)",
+        "`status` (`examining.looks_dropped`)",
+        shared=True,
+    ),
+    UpperBound(
+        "programs",
+        "variants of OpenSSL in use at a time",
+        LAYOUTS,
+        "handshakes of the others are not seen until a full scan finds room",
+        "`tickscope probes`",
+        shared=True,
+    ),
+    UpperBound(
+        "programs",
+        "list of programs that are not watched",
+        PROGRAMS_TOLD,
+        "the number of the others is shown",
+        "`probe_status` row `programs`, `tickscope probes`",
+        shared=True,
+    ),
+)

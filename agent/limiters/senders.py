@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from agent.columns import NULL_I64
-from agent.common.fairness import Places
+from agent.common.fairness import Places, UpperBound
 from agent.limiters.arrival import STAMP_BYTES, STAMP_TYPE, Arrival, Clocks, read_clocks, stamp
 from agent.posix.listener import Listener, peer
 
@@ -35,6 +35,33 @@ _ACCEPTED = 16
 _TRUNCATED, _SOCKET_LEVEL, _SENT_BY = int(socket.MSG_TRUNC), int(socket.SOL_SOCKET), int(socket.SCM_CREDENTIALS)
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size) + STAMP_BYTES
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "report",
+        "connections to `intake.seq.sock` and `intake.stream.sock`",
+        CONNECTIONS,
+        "refused, with what was sent already",
+        "`status` (`bounds`, `intake`), `probe_status` row `intake`, `loss` (`intake connections`)",
+        shared=True,
+    ),
+    UpperBound(
+        "report",
+        "messages waiting in a connection to the intake",
+        "the sender's socket buffer, 170 messages or more",
+        "the sender gets EAGAIN",
+        "`loss` (`intake senders`), by the sender's `dropped`",
+        setting="the sender's SO_SNDBUF",
+    ),
+    UpperBound(
+        "report",
+        "message to the intake, or line of `intake.stream.sock`",
+        MAX_MESSAGE_BYTES,
+        "rejected as malformed",
+        "`loss` (`intake`)",
+        "bytes",
+    ),
+)
 
 
 _NO_WAIT = int(socket.MSG_DONTWAIT)

@@ -25,7 +25,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from agent.common.address import addr_bytes
-from agent.common.fairness import PART, Budget, Places
+from agent.common.fairness import PART, Budget, Places, UpperBound
 from agent.common.lean import without
 from agent.limiters.decision import KEYS, Malformed, use_salt_digest
 from agent.limiters.naming import Names
@@ -53,6 +53,49 @@ REQUEST_S = 4.0
 AGENT_S = 4.0
 #: Of memory that the process may write to: 64 bodies, and what three of them are read into.
 BUDGET_BYTES = 384 << 20
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "report",
+        "connections to the OTLP receiver",
+        MAX_CONNECTIONS,
+        "closed",
+        "`status` (`otlp_receiver`: `refused`), `probe_status` row `otlp receiver`",
+        shared=True,
+    ),
+    UpperBound(
+        "report",
+        "OTLP request: body, also uncompressed; headers; records",
+        f"{MAX_BODY_BYTES >> 20} MiB; {MAX_HEAD_BYTES >> 10} KiB; {MAX_RECORDS:,}",
+        "answered with 413; 431; 413",
+        "`status` (`otlp_receiver`: `too_large`)",
+        setting="send smaller batches",
+    ),
+    UpperBound(
+        "report",
+        "time for an OTLP request to arrive",
+        REQUEST_S,
+        "answered with 408",
+        "`status` (`otlp_receiver`: `slow`)",
+        "s",
+    ),
+    UpperBound(
+        "report",
+        "decisions by OTLP per second",
+        RATE_PER_S,
+        "rejected (`partial_success`)",
+        "`status` (`otlp_receiver`: `over_rate`), `loss` (`otlp`)",
+        shared=True,
+    ),
+    UpperBound(
+        "report",
+        "time for the agent to take decisions from the receiver",
+        AGENT_S,
+        "answered with 503 and `Retry-After`",
+        "`status` (`otlp_receiver`: `busy`)",
+        "s",
+    ),
+)
 _HEARTBEAT_S = 0.25
 _PATHS = {b"/v1/traces": "traces", b"/v1/logs": "logs", b"/v1/metrics": "metrics"}
 _PROTOBUF, _JSON = b"application/x-protobuf", b"application/json"

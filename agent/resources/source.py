@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from agent.batch import Batch, make
-from agent.common.fairness import Places
+from agent.common.fairness import Places, UpperBound
 from agent.common.table import Table
 from agent.resources import cgroups, process
 from agent.resources.limits import CgroupLimits, Used
@@ -24,6 +24,16 @@ from agent.tables import TABLES
 TABLE, USE = TABLES["resource"], TABLES["cpu_use"]
 POLL_NS, AGAIN_NS, FORGET_NS = 500_000_000, 10_000_000_000, 600_000_000_000
 MOST = 64
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "rows",
+        "processes polled for quotas, memory, descriptors and disks, of those that report decisions or serve others",
+        f"{MOST}, {MOST // 2} per user",
+        "the others are not polled",
+        "-",
+    ),
+)
 #: From which share of a limit on a row is made whenever the number changes.
 NEAR = 0.8
 #: Processes whose user is remembered.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent.common.fairness import UpperBound
 from agent.errors import UNREACHABLE, AgentError
 from agent.posix.listener import Listener
 
@@ -29,6 +30,16 @@ REASONS = {
     "no_descriptor": "times no connection could be taken for want of descriptors",
 }
 _LIMIT, _CHUNK = 256, 4096
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "report",
+        "clients of the control socket (the commands)",
+        CLIENTS,
+        "refused",
+        "`status` (`bounds`), `probe_status` row `control`",
+    ),
+)
 Answer = Callable[[], Mapping[str, object]]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from agent.batch import Batch, make
 from agent.columns import NULL_I64
-from agent.common.fairness import Budget
+from agent.common.fairness import Budget, UpperBound
 from agent.kernel.load import Family
 from agent.kernel.ring import SharedArray
 from agent.kernel.steps import Steps, run
@@ -32,6 +32,10 @@ from agent.targets.asked import FileId
 STACKS, _FORGOTTEN, PLACES, _ASKED = 4096, 512, 1024, 24
 #: Ids of one program: limiters beyond them have the id that says that nobody knows who asks.
 SITES = 256
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound("limiters", "callers of limiters of one program", SITES, "the id of the others ends in `@?`", "the id"),
+)
 _AGAIN_NS = 3_600_000_000_000
 #: Part of the time that the examiner may take for programs of all users but root; of it at once, s.
 _PART, _MOST_S = 0.4, 0.4
