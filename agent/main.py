@@ -66,7 +66,7 @@ def _kernel_sources(
     """The kernel source and what the families add to it. A family whose set-up fails is unavailable; the others run."""
     from agent.clock.source import ClockSource
     from agent.kernel.sampling import SamplingWindow
-    from agent.targets.shares import raise_soft_limit
+    from agent.targets.files import raise_soft_limit
     from agent.targets.targets import Targets
 
     if loaded.shared:

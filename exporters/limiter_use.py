@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from agent.batch import Batch
+from agent.common.fairness import UpperBound
 from agent.tables import TABLES
 from agent.tables.limiters import WATCHED_NS
 from exporters.aggregate import MetricStore
@@ -21,6 +22,16 @@ from exporters.fold import Attributes
 
 #: Limiters at a time; those without a decision for so long make room.
 MOST, _FORGOTTEN_NS = 256, 300 * 10**9
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "limiters",
+        "limiters with metrics of rate, refusals and use",
+        MOST,
+        "the others have none",
+        "`loss` (`limiter_use limiter_limit`)",
+    ),
+)
 EVERY_NS = 10 * 10**9
 _WAITING_BYTES = 1 << 20
 _BITS = 4096

@@ -21,12 +21,24 @@ from __future__ import annotations
 
 from typing import Any
 
+from agent.common.fairness import UpperBound
 from agent.correlate.limiters import took
 from exporters.metric import Metric
 
 #: Series a metric may have before new ones are folded into one marked ``otel.metric.overflow`` (the SDK's own default),
 #: or left out and counted where their sum would mean nothing (gauges).
 MAX_SERIES = 2000
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "metrics",
+        "series of one metric",
+        MAX_SERIES,
+        "summed under `otel_metric_overflow`; gauges are left out",
+        "`tickscope_metrics_overflowed_total`",
+        setting="`metrics: {detail: full}`",
+    ),
+)
 
 _QUEUE = ("system", "destination", "partition", "consumer_group")
 _CALL = ("syscall", "basis", "kind")

@@ -16,16 +16,13 @@ _NO_COOKIE = b"\xff" * 8
 _UID_AT = 16 + 64  # behind nlmsghdr: 4 bytes, inet_diag_sockid (48), expires, rqueue, wqueue
 
 
-def owner(connection: socket.socket) -> str:
-    """``uid 1000`` where the other end is a socket of this host that the kernel shows us, else ``at ADDRESS``. Never
-    raises.
-    """
+def owner(connection: socket.socket) -> int | str:
+    """The uid where the other end is a socket of this host that the kernel shows us, else its address. Never raises."""
     try:
-        peer, ours = connection.getpeername(), connection.getsockname()
-        uid = _uid(connection.family, peer, ours)
+        uid = user(connection)
+        return connection.getpeername()[0] if uid is None else uid
     except OSError:
-        return "at unknown"
-    return f"at {peer[0]}" if uid is None else f"uid {uid}"
+        return "unknown"
 
 
 def user(connection: socket.socket) -> int | None:

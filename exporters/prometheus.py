@@ -5,8 +5,8 @@ Its own lines, not prometheus_client: that has a registry of its own (each serie
 server knows no limit for slow clients. One thread, a selector, few connections with a deadline each; the agent's loop
 and a client that sends nothing, byte by byte, or too much never meet.
 
-No client can keep others out: each user of this host (each address elsewhere) has a share of the places, and where one
-wants more, its own oldest half request makes room. Everything that is closed without an answer is counted.
+Each user of this host, or address elsewhere, has a share of the places (agent/common/fairness.py). Everything that is
+closed without an answer is counted.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from agent.common.fairness import Places, UpperBound
 from agent.contracts import Stating
 from agent.errors import AgentError, printable
 from agent.posix.listener import NO_ROOM
 from exporters.aggregate import MetricStore
 from exporters.exposition import TYPES, render
 from exporters.page_request import Wanted, parse
-from exporters.page_settings import PageConfig
+from exporters.page_settings import MAX_SAMPLES, PageConfig
 from exporters.peer import owner
 
-#: Connections at a time: of all clients, of one user or address.
-MAX_CONNECTIONS, SHARE = 64, 16
+#: Connections at a time.
+MAX_CONNECTIONS = 64
 MAX_REQUEST_BYTES = 8192
 #: From the connection to the whole request head; from there to the last byte of the answer.
 REQUEST_S, ANSWER_S = 2.0, 10.0
@@ -42,7 +43,33 @@ _GZIP_LEVEL = 4
 #: A page is made anew after this time, and after so many times what making it took: who asks without a pause cannot
 #: take the processor.
 FRESH_S, _REST = 0.2, 5
-_REASONS = ("timeout", "share", "full", "slow_reader", "failed")
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "metrics",
+        "samples of events on the metrics page and over OTLP",
+        MAX_SAMPLES,
+        "summed under `otel_metric_overflow`; gauges are left out",
+        "`tickscope_metrics_overflowed_total`",
+        setting="`metrics: {samples: N}`",
+    ),
+    UpperBound(
+        "metrics",
+        "connections to the metrics page",
+        MAX_CONNECTIONS,
+        "closed; an address of another host counts as a user",
+        "`tickscope_page_dropped_total`, `status` (`export`)",
+        shared=True,
+    ),
+    UpperBound(
+        "metrics",
+        "time to ask for the metrics page; to read it",
+        f"{REQUEST_S:g} s; {ANSWER_S:g} s",
+        "closed",
+        "`tickscope_page_dropped_total`, `status` (`export`)",
+    ),
+)
+_REASONS = ("timeout", "share", "slow_reader", "failed")
 
 
 class PrometheusEndpoint(Stating):
@@ -84,6 +111,7 @@ class PrometheusEndpoint(Stating):
             each.setblocking(False)
             self._selector.register(each, selectors.EVENT_READ)
         self._clients: dict[socket.socket, _Client] = {}
+        self._places = Places(MAX_CONNECTIONS)
         self._pages: dict[tuple[bool, bool], bytes] = {}
         self._stale_at = 0.0
         self.deafened, self._deaf, self._failure = 0, False, ""
@@ -156,8 +184,9 @@ class PrometheusEndpoint(Stating):
                 self._deaf = True
                 self.deafened += 1
             return
-        whose = owner(connection)
-        if not self._has_place(whose):
+        uid = owner(connection)
+        if self._places.refusal(uid):
+            self.dropped["share"] += 1
             connection.close()
             return
         connection.setblocking(False)
@@ -166,22 +195,8 @@ class PrometheusEndpoint(Stating):
         except OSError:
             connection.close()
             raise
-        self._clients[connection] = _Client(whose, time.monotonic() + REQUEST_S)
-
-    def _has_place(self, whose: str) -> bool:
-        """Whether one more connection may come; an older half request of the same owner, or of who has most, makes room
-        for it.
-        """
-        held = Counter(client.owner for client in self._clients.values())
-        if held[whose] < SHARE and len(self._clients) < MAX_CONNECTIONS:
-            return True
-        reason, of = ("share", whose) if held[whose] >= SHARE else ("full", held.most_common(1)[0][0])
-        oldest = next((s for s, c in self._clients.items() if c.owner == of and not c.answer), None)
-        if oldest is None:
-            self.dropped[reason] += 1
-            return False
-        self._drop(oldest, reason)
-        return True
+        self._places.take(uid)
+        self._clients[connection] = _Client(uid, time.monotonic() + REQUEST_S)
 
     def _serve(self, connection: socket.socket) -> None:
         client = self._clients[connection]
@@ -211,7 +226,7 @@ class PrometheusEndpoint(Stating):
 
     def _bound_waiting(self) -> None:
         """What waits for slow readers stays bounded: the oldest answer of who has most goes first."""
-        waiting: Counter[str] = Counter()
+        waiting: Counter[int | str] = Counter()
         for client in self._clients.values():
             waiting[client.owner] += len(client.answer)
         if waiting.total() > MAX_WAITING_BYTES:
@@ -221,7 +236,7 @@ class PrometheusEndpoint(Stating):
     def _drop(self, connection: socket.socket, reason: str = "") -> None:
         if reason:
             self.dropped[reason] += 1
-        del self._clients[connection]
+        self._places.give_back(self._clients.pop(connection).owner)
         self._selector.unregister(connection)
         connection.close()
 
@@ -265,7 +280,7 @@ class PrometheusEndpoint(Stating):
 class _Client:
     """owner: see exporters.peer. answer: what is still to be sent; empty while the request is read."""
 
-    owner: str
+    owner: int | str
     deadline: float
     request: bytearray = field(default_factory=bytearray)
     answer: memoryview = field(default_factory=lambda: memoryview(b""))

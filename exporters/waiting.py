@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from agent.batch import Batch
+from agent.common.fairness import UpperBound
 from agent.correlate.join import children
 from agent.tables import TABLES
 from exporters.otlp_settings import OtlpConfig
@@ -43,6 +44,25 @@ RTT_HOLD_S = 10.0
 BURST_S = 10
 #: Rows turned into one request: about 1 MB, below the 4 MiB that a gRPC receiver takes by default.
 MAX_ROWS = 1024
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "metrics",
+        "rows waiting for a collector",
+        "as set, in bytes",
+        "the oldest are dropped",
+        "`loss` (`otlp queue_full`), `status`",
+        setting="`otlp: {max_queue_bytes: N}`",
+    ),
+    UpperBound(
+        "metrics",
+        "spans of one kind per second",
+        f"as set, {BURST_S} s' worth at once",
+        "in metrics and store only",
+        "`unsampled` in `status`, `tickscope_otlp_unsampled_total`",
+        setting="`otlp: {max_spans_per_s: N}`",
+    ),
+)
 
 
 #: When rows came, and the rows.

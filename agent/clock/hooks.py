@@ -19,12 +19,24 @@ from collections import deque
 from collections.abc import Callable
 
 from agent.clock.hook_settings import HookConfig
+from agent.common.fairness import UpperBound
 from agent.errors import printable
 from agent.posix import privilege
 from agent.posix.supervisor import Forked, Supervised
 
 #: Notices that wait for a slow hook. Older ones are of no use to anybody.
 QUEUE = 32
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "report",
+        "jumps waiting for a slow command (`notices: exec`)",
+        QUEUE,
+        "the oldest are dropped; the command is killed after `timeout_s`",
+        "`status` (`notices`), `notice_status`",
+        setting="`notices: {timeout_s: N}`",
+    ),
+)
 _SOCKET = "notices.sock"
 #: Before it is tried again to connect.
 _AGAIN_S = 0.5

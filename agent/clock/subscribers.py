@@ -4,7 +4,7 @@ Part of the clock watch, so standard library only. A subscriber may write lines 
 with a notice's
 ``id`` or ``t_ns``: it has re-anchored. One that shuts its writing half down only listens, and nothing is pending for
 it. Whatever a subscriber writes costs a bounded number of lines a notice; who writes more is dropped. No user can have
-all places (agent/posix/places.py).
+all places (agent/common/fairness.py).
 """
 
 from __future__ import annotations
@@ -16,17 +16,35 @@ import socket
 import threading
 import time
 
+from agent.common.fairness import Places, UpperBound
 from agent.common.printable import printable
-from agent.posix.listener import NO_ROOM
-from agent.posix.places import Places, peer
+from agent.posix.listener import NO_ROOM, peer
 
 SUBSCRIBERS = 256
 #: Unacknowledged notices that are counted for one subscriber.
 _PENDING = 1024
-COUNTS = ("notices", "sent", "acknowledged", "slow", "refused", "displaced", "noisy", "malformed", "unknown")
+COUNTS = ("notices", "sent", "acknowledged", "slow", "refused", "noisy", "malformed", "unknown")
 _LINE, _CHUNK = 1024, 4096
 #: Lines that a subscriber may write: at first and with each notice, and at most.
 _CREDIT, _CREDIT_MOST = 64, 512
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "report",
+        "subscribers of clock jumps (`notices.sock`)",
+        SUBSCRIBERS,
+        "refused",
+        "`status` (`notices`: `refused`)",
+        shared=True,
+    ),
+    UpperBound(
+        "report",
+        "notices not read by a subscriber; lines that it sends at once",
+        f"its socket buffer; {_CREDIT_MOST} of {_LINE:,} bytes",
+        "disconnected",
+        "`status` (`notices`: `slow`, `noisy`)",
+    ),
+)
 _REPORT_S = 0.05
 _TOLD = 16
 #: Before it is tried again to accept, where there were no descriptors.
@@ -71,7 +89,7 @@ class Subscribers:
         self._listener, self._report = listener, report
         report.setblocking(False)
         self._by_fd: dict[int, Subscriber] = {}
-        self._places: Places[Subscriber] = Places(SUBSCRIBERS)
+        self._places = Places(SUBSCRIBERS)
         self._lock = threading.Lock()
         self._poll = select.poll()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -81,8 +99,8 @@ class Subscribers:
 
     @property
     def dropped(self) -> int:
-        """Subscribers dropped so far: too slow, too many, making room for others', or writing without end."""
-        return sum(self._counts[why] for why in ("slow", "refused", "displaced", "noisy"))
+        """Subscribers dropped so far: too slow, too many, or writing without end."""
+        return sum(self._counts[why] for why in ("slow", "refused", "noisy"))
 
     def tell(self, notice: dict[str, object], t_ns: int) -> None:
         """Sends the notice, with its ``id``, to all. t_ns: CLOCK_BOOTTIME of the step. One whose buffer is full is
@@ -176,23 +194,17 @@ class Subscribers:
             return
         with self._lock:
             self._dirty = True
-            leaves = self._places.enter(one.uid, one)
-            if leaves is one:
+            if self._places.refusal(one.uid):
                 self._counts["refused"] += 1
                 sock.close()
                 return
-            if leaves is not None:
-                self._close(leaves.sock.fileno(), "displaced")
+            self._places.take(one.uid)
             self._by_fd[sock.fileno()] = one
             self._poll.register(sock, select.POLLIN)  # hang-ups are always reported
 
     def _forget(self, fd: int, why: str = "") -> None:
-        one = self._by_fd[fd]
-        self._places.leave(one.uid, one)
-        self._close(fd, why)
-
-    def _close(self, fd: int, why: str) -> None:
         one = self._by_fd.pop(fd)
+        self._places.give_back(one.uid)
         self._poll.unregister(fd)
         one.sock.close()
         self._dirty = True

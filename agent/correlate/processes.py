@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from agent.common.copies import pick
-from agent.common.turns import turns
+from agent.common.fairness import earlier
 from agent.correlate import fates, outside
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
@@ -143,7 +143,7 @@ class ProcessWatch(Watch):
         events = pick(events, mine | (ends & among(events["comm"], ended)))
         if not len(events):
             return events
-        later = turns(events["uid"][::-1])[::-1]
+        later = earlier(events["uid"][::-1])[::-1]
         return np.asarray(events[(later < _A_USERS_EVENTS) | (events["uid"] <= 0)][-_MOST_EVENTS:])
 
     def _back(self, end: Fate) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 
 from agent.common.alike import alike, begins, by_bytes
 from agent.common.copies import in_bytes, pick, together
+from agent.common.fairness import earlier
 from agent.correlate.catalogue import dtypes, kept
 
 _NOT_NULL = -(2**62)
@@ -195,22 +196,17 @@ class LastRows:
         self._keep(rows)
 
     def _make_room(self, oldest: int) -> None:
-        """Drops the oldest rows of the user who has most."""
+        """Drops the oldest rows of the users who have most."""
         rows = together([piece for piece, _, _ in self._pieces])
         aged = rows["t_ns"] < oldest
         if aged.any():
             self._instead(pick(rows, ~aged))
             self._changed(pick(rows, aged))
             return
-        over, uid = self._rows - self._capacity, rows["uid"]
-        if (uid == uid[0]).all():
-            gone, stay = rows[:over], rows[over:]
-        else:
-            uids, counts = np.unique(uid, return_counts=True)
-            its = np.flatnonzero(uid == uids[np.argmax(counts)])[:over]
-            others = np.ones(len(rows), np.bool_)
-            others[its] = False
-            gone, stay = pick(rows, its), pick(rows, others)
+        newer = earlier(rows["uid"][::-1])[::-1]  # of the same user
+        stays = np.zeros(len(rows), np.bool_)
+        stays[np.argsort(newer, kind="stable")[: self._capacity]] = True
+        gone, stay = pick(rows, ~stays), pick(rows, stays)
         self._instead(stay)
         self.dropped += len(gone)
         self._changed(gone)

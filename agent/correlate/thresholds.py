@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agent.common.fairness import UpperBound
+
 SECOND = 1_000_000_000
 
 
@@ -81,3 +83,30 @@ def with_threshold(jump_threshold_ns: int | None) -> CorrelatorConfig:
     if jump_threshold_ns is None:
         return CorrelatorConfig()
     return CorrelatorConfig(clock_min_ns=jump_threshold_ns, clock_alarm_ns=jump_threshold_ns)
+
+
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "findings",
+        "rows of a table waiting for the correlator",
+        CorrelatorConfig.pending_rows,
+        "not used for findings",
+        "`status`, `probe_status` row `correlator`, a note of `findings`",
+    ),
+    UpperBound(
+        "findings",
+        "limiters, queues, brokers, listeners watched for symptoms",
+        CorrelatorConfig.subjects,
+        "the others are not watched",
+        "`status`, `probe_status` row `correlator`, a note of `findings`",
+        "of each kind",
+    ),
+    UpperBound(
+        "findings",
+        "open findings",
+        CorrelatorConfig.max_findings,
+        "the oldest are closed",
+        "`status`, `probe_status` row `correlator`, a note of `findings`",
+    ),
+)

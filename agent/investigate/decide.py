@@ -1,15 +1,17 @@
 """What to look at for which symptom, and how long it may take. Pure: time comes from the caller.
 
-A look costs whoever is looked at, and a little everybody (docs/costs.md); anybody can make findings come. So looks are
-held to a share of the time, each user's processes to a share of that, and a process that stays ill is looked at ever
-more rarely.
+A look costs whoever is looked at, and a little everybody (docs/costs.md); anybody can make findings come. So looks take
+a tenth of the time at most, those of one user a quarter of that (agent/common/fairness.py); a process that stays ill is
+looked at ever more rarely.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from agent.common import fairness
+from agent.common.fairness import UpperBound
 
 SECOND = 1_000_000_000
 #: Of one look; of ``calls``, whose tracepoints put every call of every process on the slow path.
@@ -20,8 +22,37 @@ LEAST_NS = SECOND
 EPISODE_NS = 5 * SECOND
 #: Until a process is looked at again; twice as long each time, until it was well for ``FORGET_NS``.
 REST_NS, LONGEST_REST_NS, FORGET_NS = 20 * SECOND, 640 * SECOND, 3600 * SECOND
+#: Of the time, all looks together; what they may take at once after a pause.
+SHARE, MOST_NS = 0.10, 20 * SECOND
 #: Processes and episodes that are remembered.
 REMEMBERED = 1024
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "findings",
+        "on-demand profile of a process",
+        LOOK_NS / 1e9,
+        "ends",
+        "`investigation`",
+        "s",
+        setting="`investigate: off`",
+    ),
+    UpperBound(
+        "findings",
+        "on-demand profiles, of the time",
+        f"{SHARE:.0%}, {SHARE / 4:.1%} per user",
+        "refused or shorter",
+        "`status` (`investigation`: `refused`)",
+        setting="`investigate: off`",
+    ),
+    UpperBound(
+        "findings",
+        "time until the same process is profiled again",
+        f"{REST_NS / 1e9:g} s, twice as long each time up to {LONGEST_REST_NS / 1e9:g} s",
+        "not profiled",
+        "`investigation`",
+    ),
+)
 
 _HELD_UP = ("oncpu", "offcpu", "block", "contention", "reclaim", "calls")
 _CONNECTING = ("synack", "contention", "offcpu")
@@ -57,41 +88,16 @@ class LookedAt(NamedTuple):
     start_tick: int
 
 
-@dataclass
-class Purse:
-    """Time that may be spent: it fills by a share of the time that passes, up to ``most_ns``."""
-
-    share: float
-    most_ns: int
-    left_ns: float
-    since_ns: int
-
-    def now(self, now_ns: int) -> float:
-        self.left_ns = min(self.most_ns, self.left_ns + self.share * max(0, now_ns - self.since_ns))
-        self.since_ns = max(self.since_ns, now_ns)
-        return self.left_ns
-
-
-class Budget:
+class ProfileBudget:
     """``spent_ns``: in all. ``refused`` counts looks that were wanted and not granted, by reason."""
 
     def __init__(self) -> None:
         self.spent_ns = 0
         self.refused: dict[str, int] = {}
-        self._purses: dict[object, Purse] = {}
+        self._time = fairness.Budget(SHARE * SECOND, MOST_NS)
         self._rests: dict[LookedAt, tuple[int, int]] = {}  # until when; how long the next one is
         self._episodes: dict[Hashable, int] = {}
         self._refused: dict[Hashable, None] = {}
-
-    def _mine(self, uid: int, now_ns: int) -> list[Purse]:
-        """Of all, of all users but root, and of the user."""
-        names: list[tuple[object, float, int]] = [("all", 0.10, 15 * SECOND)]
-        names += [("users", 0.06, 9 * SECOND), (uid, 0.03, 6 * SECOND)] if uid else []
-        for name, share, most in names:
-            self._purses[name] = self._purses.pop(name) if name in self._purses else Purse(share, most, most, now_ns)
-        while len(self._purses) > REMEMBERED:
-            self._purses.pop(next(iter(self._purses)))  # of who was heard of least lately
-        return [self._purses[name] for name, _, _ in names]
 
     def rests(self, process: LookedAt, now_ns: int) -> bool:
         """Whether it was looked at not long ago."""
@@ -102,9 +108,9 @@ class Budget:
         left = min(EPISODE_NS - self._episodes.get(episode, 0), LOOK_NS)
         if self.rests(process, now_ns) or left < LEAST_NS:
             return 0
-        left = min([left, *(int(purse.now(now_ns)) for purse in self._mine(uid, now_ns))])
+        left = min(left, int(self._time.left(uid, now_ns)))
         if left < LEAST_NS:
-            self._refuse(episode, "budget of its user" if uid and self._purses["all"].left_ns >= LEAST_NS else "budget")
+            self._refuse(episode, "budget of its user" if self._time.left(0, now_ns) >= LEAST_NS else "budget")
             return 0
         return left
 
@@ -120,10 +126,7 @@ class Budget:
         """Takes what a look at this process takes. begins: it is not one more of a look that goes on, whose time is
         spent already.
         """
-        everybody, *its = self._mine(uid, now_ns)
-        for purse in (everybody, *its) if begins else its:
-            purse.now(now_ns)
-            purse.left_ns -= ns
+        self._time.spend(uid, ns, now_ns, of_all=begins)
         self.spent_ns += ns if begins else 0
         self._episodes[episode] = max(self._episodes.pop(episode, 0), 0) + ns
         until_ns, rest_ns = self._rests.pop(process, (now_ns, REST_NS))

@@ -19,7 +19,7 @@ from agent.batch import Batch, make
 from agent.columns import NULL_I64
 from agent.contracts import Due, Finishing, Stating
 from agent.investigate import rows
-from agent.investigate.decide import LEAST_NS, Budget, LookedAt, looked_at
+from agent.investigate.decide import LEAST_NS, LookedAt, ProfileBudget, looked_at
 from agent.investigate.look import MOST_PIDS, CloserLook, Counted
 from agent.investigate.naming import Naming, StackNames
 from agent.investigate.owing import Owing
@@ -108,7 +108,7 @@ class Investigator(Due, Finishing, Stating):
         self._kernel, self._helper, self._families = kernel, helper, families
         self._naming, self._troubles = naming, troubles
         self.on = True
-        self._budget = Budget()
+        self._budget = ProfileBudget()
         self._case: _Case | None = None
         self._phase, self._next_ns = _LOOKING, 0
         self._counted: Counted | None = None

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from agent.common.fairness import UpperBound
 from agent.kernel import helper
 from agent.kernel.detach import close_aside
 from agent.kernel.steps import Done, HeldUpError, Steps, Wait, at_once
@@ -26,6 +27,17 @@ from agent.posix.child import Child
 from agent.posix.supervisor import Forked, Supervised
 
 DEADLINE_S = 2.0
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "processes",
+        "answer of the privileged helper",
+        DEADLINE_S,
+        "the request fails",
+        "`status` (`helper`), stderr",
+        "s",
+    ),
+)
 END_S = 1.0
 #: Of what the loop itself waits for: helper and kernel take 0.1 ms, unless they are held up.
 _AT_ONCE_S, _BUSY_S = 0.1, 0.01

@@ -1,8 +1,8 @@
-"""What looking at other people's processes and files may take. docs/limits.md has those that an
-operator can meet.
-"""
+"""What looking at other people's processes and files may take. docs/limits.md has those that an operator can meet."""
 
 from __future__ import annotations
+
+from agent.common.fairness import UpperBound
 
 #: The process that examines files: processor time and wall time a question, of its start, memory beyond its own, ends
 #: when idle, how many at a time.
@@ -17,8 +17,6 @@ EXAMINER_MAX_FDS = 4
 
 #: Looks at processes under way at a time, one a user; waiting ones.
 LOOKS_AT_A_TIME = 8
-#: Of them kept for processes of root.
-LOOKS_OF_ROOT = 2
 LOOKS_WAITING = 4096
 #: Beside those: looks at new roots, whose programs soon shake hands.
 ROOT_LOOKS_AT_A_TIME = 4
@@ -38,17 +36,14 @@ MOUNTS = 4096
 MOUNTS_REST_S, MOUNTS_REST = 0.02, 9
 LAYERS = 4096
 LAYERS_A_SECOND = 64
-#: After looks of a user's processes that took LONG_S or more, none of his for so many times as long; who was stopped
-#: for hours does not rest for days.
-LONG_S, LONGEST_S = 0.05, 60.0
-REST = 9
-#: Looks of all users but root may take one part of so many of the time; what they may rest later for.
-USERS_REST, USERS_BURST_NS = 2, 5_000_000_000
+#: Part of the time that looks may take, of which a user has a quarter (agent/common/fairness.py) and root is free; what
+#: they may take at once after a pause, s. The longest that one look counts, s: who was stopped for hours does not wait
+#: for days.
+LOOKS_PART, LOOKS_MOST_S = 0.4, 8.0
+LONGEST_S = 60.0
 
-#: Of the descriptors that this process may have, the part that probes may take; of that, the part of one process, of
-#: one user, of root, of all users but root.
+#: Of the descriptors that this process may have, the part that probes may take.
 PROBE_SHARE = 0.5
-PROCESS_SHARE, USER_SHARE, ROOT_SHARE, OTHERS_SHARE = 1 / 16, 1 / 4, 3 / 4, 3 / 4
 
 #: Programs of which `status` and `probes` tell why they are not seen; rows of probe_status about them a minute.
 PROGRAMS_TOLD = 64
@@ -59,7 +54,77 @@ FACTS_KEPT = 4096
 #: Of a library that is told apart by its content.
 DIGEST_BYTES = 16 << 20
 TRIES = 3
-#: Kinds of OpenSSL (version and place of the fields) in use at a time, of the host, of a user but root, and of all
-#: those; of the 1,024 functions that tell them, those of such a user and of all. As in bpf/tls_ssl.h.
-LAYOUTS, LAYOUTS_A_USER, LAYOUTS_OTHERS = 256, 64, 192
-SITES_A_USER, SITES_OTHERS = 256, 768
+#: Kinds of OpenSSL (version and place of the fields) in use at a time, and functions that tell them apart. As in
+#: bpf/tls_ssl.h.
+LAYOUTS, SITES = 256, 1024
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "programs",
+        "descriptors for probes",
+        f"half of RLIMIT_NOFILE (at most {MOST_DESCRIPTORS:,}); of these 1/4 per user, 3/4 for all users but root",
+        "no probes until the next full scan (10 s) finds room",
+        "`tickscope probes`, `status` (`examining.probe_descriptors`)",
+        setting="`LimitNOFILE`",
+    ),
+    UpperBound(
+        "programs",
+        "analysis of one file",
+        f"{EXAMINER_CPU_S} s of CPU time, {EXAMINER_WALL_S:g} s in all, {EXAMINER_EXTRA_BYTES >> 20} MiB of memory",
+        f"not watched; after a passing cause (busy machine, killed) tried again, up to {TRIES} times",
+        "`tickscope probes`, `status` (`examining.overruns`)",
+    ),
+    UpperBound(
+        "programs",
+        "time for looking at the processes of users but root",
+        f"{LOOKS_PART / 4:.0%} per user, {LOOKS_PART * 3 / 4:.0%} of the time",
+        "looked at later",
+        "-",
+    ),
+    UpperBound(
+        "programs",
+        "libraries of one process",
+        f"{FILES_A_PROCESS} ({GO_FILES_A_PROCESS} where Go runs)",
+        "the others get no probes",
+        "`probe_status` row `process:NAME`, `tickscope probes`",
+    ),
+    UpperBound(
+        "programs",
+        "times that a process may map a library before it has probes",
+        MAPPINGS_A_FILE,
+        "no probes",
+        "`probe_status` row `process:NAME`, `tickscope probes`",
+    ),
+    UpperBound(
+        "programs",
+        "`/proc/PID/maps`",
+        MAPS_BYTES >> 20,
+        "libraries beyond are not found",
+        "`probe_status` row `process:NAME`, `tickscope probes`",
+        "MiB",
+    ),
+    UpperBound(
+        "programs",
+        "processes waiting to be examined",
+        LOOKS_WAITING,
+        "found by the full scan (10 s)",
+        "`status` (`examining.looks_dropped`)",
+        shared=True,
+    ),
+    UpperBound(
+        "programs",
+        "variants of OpenSSL in use at a time",
+        LAYOUTS,
+        "handshakes of the others are not seen until a full scan finds room",
+        "`tickscope probes`",
+        shared=True,
+    ),
+    UpperBound(
+        "programs",
+        "list of programs that are not watched",
+        PROGRAMS_TOLD,
+        "the number of the others is shown",
+        "`probe_status` row `programs`, `tickscope probes`",
+        shared=True,
+    ),
+)

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 from agent.batch import Batch, Loss, losses, make
 from agent.clock import timens
 from agent.columns import NULL_I64
+from agent.common.fairness import UpperBound
 from agent.contracts import Due, Finishing, Stating
 from agent.limiters.arrival import stamp
 from agent.limiters.decision import FLOATS, IDS, INTEGERS, NAMES, TABLE, Decoder, Malformed, use_salt
@@ -42,10 +43,20 @@ from agent.limiters.threads import Threads
 from agent.posix.rundir import RunDirectory
 
 QUEUE_LENGTH = 4096
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "report",
+        "datagrams waiting in `intake.sock`, all senders together",
+        QUEUE_LENGTH,
+        "the sender gets EAGAIN, or blocks",
+        "`loss` (`intake senders`)",
+        setting="net.unix.max_dgram_qlen, where the agent may not raise it",
+    ),
+)
 #: What hit a bound, in words (agent/service/bounds.py).
 REASONS = {
     "refused": "connections refused, since their user had its share of the places",
-    "displaced": "connections closed to make room for other users'",
     "unlooked": "decisions whose thread is not known, since there was no time to look for it",
     "no_descriptor": "times no connection could be taken for want of descriptors",
 }

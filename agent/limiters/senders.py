@@ -3,7 +3,7 @@ so do all who send datagrams together.
 
 A datagram socket is one queue: who fills it keeps others from sending. A connection (SOCK_SEQPACKET, or SOCK_STREAM for
 what can do no other: Java, Node, Lua) is a queue of its sender's, so nobody's is filled by another, and no user can
-have all connections (agent/posix/places.py).
+have all connections (agent/common/fairness.py).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import NamedTuple
 import numpy as np
 
 from agent.columns import NULL_I64
+from agent.common.fairness import Places, UpperBound
 from agent.limiters.arrival import STAMP_BYTES, STAMP_TYPE, Arrival, Clocks, read_clocks, stamp
-from agent.posix.listener import Listener
-from agent.posix.places import Places, peer
+from agent.posix.listener import Listener, peer
 
 MAX_MESSAGE_BYTES = 8192
 CONNECTIONS = 256
@@ -35,6 +35,33 @@ _ACCEPTED = 16
 _TRUNCATED, _SOCKET_LEVEL, _SENT_BY = int(socket.MSG_TRUNC), int(socket.SOL_SOCKET), int(socket.SCM_CREDENTIALS)
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size) + STAMP_BYTES
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "report",
+        "connections to `intake.seq.sock` and `intake.stream.sock`",
+        CONNECTIONS,
+        "refused, with what was sent already",
+        "`status` (`bounds`, `intake`), `probe_status` row `intake`, `loss` (`intake connections`)",
+        shared=True,
+    ),
+    UpperBound(
+        "report",
+        "messages waiting in a connection to the intake",
+        "the sender's socket buffer, 170 messages or more",
+        "the sender gets EAGAIN",
+        "`loss` (`intake senders`), by the sender's `dropped`",
+        setting="the sender's SO_SNDBUF",
+    ),
+    UpperBound(
+        "report",
+        "message to the intake, or line of `intake.stream.sock`",
+        MAX_MESSAGE_BYTES,
+        "rejected as malformed",
+        "`loss` (`intake`)",
+        "bytes",
+    ),
+)
 
 
 _NO_WAIT = int(socket.MSG_DONTWAIT)
@@ -181,13 +208,13 @@ class Lines(Inlet):
 class Senders:
     """datagrams: a socket, or None; listeners: listening for SOCK_SEQPACKET and for SOCK_STREAM. All with SO_PASSCRED.
 
-    counts: connections refused, connections that had to make room for other users', and messages that went with these.
+    counts: connections refused, and messages that went with these.
     """
 
     def __init__(self, datagrams: socket.socket | None, *listeners: socket.socket) -> None:
         self._epoll = select.epoll()
         self._queues: dict[int, Inlet] = {}
-        self._places: Places[Inlet] = Places(CONNECTIONS)
+        self._places = Places(CONNECTIONS)
         self._round, self.exhausted = 0, True
         self.counts: Counter[str] = Counter()
         if datagrams is not None:
@@ -263,13 +290,13 @@ class Senders:
             else:
                 stamp(sock)
                 queue = Inlet(sock, uid, read_clocks())
-            leaves = self._places.enter(uid, queue)
-            if leaves is not queue:
+            if self._places.refusal(uid):
+                self.counts["refused"] += 1
+                self.counts["unread"] += _waiting(queue)
+                sock.close()
+            else:
+                self._places.take(uid)
                 self._add(queue)
-            if leaves is not None:
-                self.counts["refused" if leaves is queue else "displaced"] += 1
-                self.counts["unread"] += _waiting(leaves)
-                self._close(leaves)
         return True
 
     def _add(self, queue: Inlet) -> None:
@@ -278,10 +305,7 @@ class Senders:
 
     def _leave(self, queue: Inlet) -> None:
         assert queue.uid is not None
-        self._places.leave(queue.uid, queue)
-        self._close(queue)
-
-    def _close(self, queue: Inlet) -> None:
+        self._places.give_back(queue.uid)
         self._queues.pop(queue.sock.fileno(), None)
         queue.sock.close()
 
@@ -289,8 +313,8 @@ class Senders:
         """For ``status``."""
         deafened = sum(listener.deafened for listener in self._listeners)
         return {
-            "connections": len(self._places),
-            **{name: self.counts[name] for name in ("refused", "displaced", "unread")},
+            "connections": self._places.used,
+            **{name: self.counts[name] for name in ("refused", "unread")},
             "no_descriptor": deafened,
         }
 

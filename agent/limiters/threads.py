@@ -7,21 +7,21 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections import Counter
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from agent.columns import NULL_I64
+from agent.common.fairness import Budget
 
 MAX_THREADS = 1024  #: of a process in another pid namespace, whose numbers are looked up; the others are unknown
 MAX_PROCESSES, MAX_NUMBERS = 4096, 65_536  #: remembered; who was not asked for the longest goes first
-#: Time for looking in each second, of all users' processes and of one's: a thread's entry in /proc takes some 30 us, a
+#: Time for looking in each second, of which a user has a quarter: a thread's entry in /proc takes some 30 us, a
 #: list of 1,000 takes 1 ms, and the agent's loop waits for it. A look ends when the time is up, and the next goes on
 #: from there, once what the list took is paid back.
-ALL_NS, USER_NS = 5_000_000, 2_000_000
-_AGAIN_NS = _SECOND_NS = 1_000_000_000
+ALL_NS = 8_000_000
+_AGAIN_NS = 1_000_000_000
 
 
 class _Known(NamedTuple):
@@ -45,8 +45,7 @@ class Threads:
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], _Known] = {}
         self._remembered = self.unlooked = 0
-        self._since_ns = time.monotonic_ns()
-        self._all_ns, self._spent_ns = 0, Counter[int]()
+        self._budget = Budget(ALL_NS, ALL_NS)
 
     def host(self, pid: int, start_ns: int, uid: int, told: int, now_ns: int) -> int:
         """The host's number of the thread of that process, the user's, that calls itself ``told``; NULL_I64 where it is
@@ -64,8 +63,7 @@ class Threads:
     def _look(self, pid: int, uid: int, known: _Known | None, now_ns: int) -> _Known | None:
         """What is known after as much looking as there is time for."""
         began_ns = time.monotonic_ns()
-        self._pay_back(began_ns)
-        left_ns = min(ALL_NS - self._all_ns, USER_NS - self._spent_ns[uid]) if uid else USER_NS - self._spent_ns[uid]
+        left_ns = int(self._budget.left(uid, began_ns))
         if left_ns <= 0:
             return known
         before = (known.numbers if known else None) or {}
@@ -73,17 +71,9 @@ class Threads:
             known = _looked(pid, before, now_ns, left_ns)
         except OSError:  # it has ended
             known = _Known(now_ns, before)
-        took_ns = time.monotonic_ns() - began_ns
-        self._all_ns += took_ns if uid else 0
-        self._spent_ns[uid] += took_ns
+        now_ns = time.monotonic_ns()
+        self._budget.spend(uid, now_ns - began_ns, now_ns)
         return known
-
-    def _pay_back(self, now_ns: int) -> None:
-        seconds = (now_ns - self._since_ns) // _SECOND_NS
-        if seconds:
-            self._since_ns += seconds * _SECOND_NS
-            self._all_ns = max(0, self._all_ns - seconds * ALL_NS)
-            self._spent_ns = +Counter({uid: spent - seconds * USER_NS for uid, spent in self._spent_ns.items()})
 
     def _take(self, process: tuple[int, int]) -> _Known | None:
         known = self._known.pop(process, None)

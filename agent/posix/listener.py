@@ -1,10 +1,11 @@
-"""A listening socket within an epoll that the agent's loop waits for."""
+"""A listening socket within an epoll that the agent's loop waits for, and who connected to it."""
 
 from __future__ import annotations
 
 import errno
 import select
 import socket
+import struct
 
 #: Of accept: whoever waits stays there until there is room.
 NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -44,3 +45,9 @@ class Listener:
 
     def close(self) -> None:
         self._sock.close()
+
+
+def peer(sock: socket.socket) -> tuple[int, int]:
+    """(pid, uid) of the process that connected. Raises OSError."""
+    pid, uid, _ = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+from agent.common.fairness import UpperBound
 from agent.errors import AgentError
 from agent.log import NOTICE, WARNING, say
 from agent.posix.child import Child
@@ -33,6 +34,23 @@ if TYPE_CHECKING:
 IN_A_ROW, STEADY_S = 5, 60.0
 #: Of a child that gives signs of life, one a second: without one it is silent, and then hung.
 SILENT_S, HUNG_S = 3.0, 30.0
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "processes",
+        "silence of a child process",
+        f"silent after {SILENT_S:g} s, killed after {HUNG_S:g} s",
+        "restarted",
+        "`status` (`sources`), `probe_status`, stderr",
+    ),
+    UpperBound(
+        "processes",
+        "restarts of a child process in a row",
+        f"{IN_A_ROW} that lived less than {STEADY_S:g} s",
+        "given up until its settings change or the agent restarts",
+        "`status` (`sources`), `probe_status`, stderr",
+    ),
+)
 #: Between two checks of a child.
 CHECK_S = 0.2
 #: The loop itself did not check for so long: nothing can be said of the child.

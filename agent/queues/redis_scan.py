@@ -7,11 +7,32 @@ from fnmatch import fnmatchcase
 
 import hiredis
 
+from agent.common.fairness import UpperBound
 from agent.common.resp import RedisDown, RespClient
 
 MAX_STREAMS = 256  #: found by SCAN; those that the URL names are all asked
 MAX_NAME_BYTES = 1024  #: of a stream's or a group's name; longer ones are not watched, which a row tells, too
 SCAN_STEPS, SCAN_COUNT = 4, 500  #: of the keyspace at most 2,000 keys a poll are looked through for streams
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "queues",
+        "streams found by SCAN",
+        MAX_STREAMS,
+        "not watched",
+        "`queue_lag.reason`",
+        setting="`?streams=` in the URL",
+    ),
+    UpperBound("queues", "name of a stream or group", MAX_NAME_BYTES, "not watched", "`queue_lag.reason`", "bytes"),
+    UpperBound(
+        "queues",
+        "keys searched for streams in one poll",
+        SCAN_STEPS * SCAN_COUNT,
+        "the next poll goes on",
+        "`queue_lag.reason`",
+        setting="`?streams=`",
+    ),
+)
 REDISCOVER_NS = 15_000_000_000
 _MAX_CURSOR_BYTES = 32
 

@@ -20,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 
+from agent.common.fairness import UpperBound
 from agent.posix import privilege
 from agent.queues.catalogue import Queue, Row, broker
 from agent.queues.packing import ROW_BYTES, pack
@@ -34,6 +35,17 @@ PIECE_BYTES = 64 * ROW_BYTES
 #: Of memory that the process may write to, its threads' stacks included. What is beyond is refused, and that poll
 #: fails.
 BUDGET_BYTES = 256 << 20
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "queues",
+        "servers of brokers",
+        "one thread each",
+        "those without a thread are not polled",
+        "`status` (`sources`), stderr",
+        setting="`TasksMax`",
+    ),
+)
 #: Of a thread: each server has one, and they count.
 _STACK_BYTES = 512 << 10
 #: For an agent that does not read. Then rows are dropped.

@@ -25,6 +25,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
 from agent.common.address import addr_bytes
+from agent.common.fairness import PART, Budget, Places, UpperBound
 from agent.common.lean import without
 from agent.limiters.decision import KEYS, Malformed, use_salt_digest
 from agent.limiters.naming import Names
@@ -38,21 +39,63 @@ from exporters.peer import user
 with without("ssl"):
     import asyncio
 
-#: Of a user other than root, and of all together.
-MAX_OF_USER, MAX_CONNECTIONS = 16, 64
+MAX_CONNECTIONS = 64
 MAX_HEAD_BYTES = 16 << 10
 #: Of a body, as it comes and unpacked; what it may hold.
 MAX_BODY_BYTES, MAX_RECORDS = 2 << 20, 50_000
 #: A body of at most so many bytes does not wait for a larger one to be read.
 SMALL_BYTES = 256 << 10
-#: Decisions of one user: a second, and at once after a pause.
-RATE_PER_S, BURST = 5_000, 10_000
+#: Decisions of all users: per second, and at once after a pause. A user may send a quarter.
+RATE_PER_S, BURST = 20_000, 40_000
 #: From the end of one request to the end of the next. Exporters that send every 5 s connect anew each time.
 REQUEST_S = 4.0
 #: For the agent to take a message; exporters give up after 10 s.
 AGENT_S = 4.0
 #: Of memory that the process may write to: 64 bodies, and what three of them are read into.
 BUDGET_BYTES = 384 << 20
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "report",
+        "connections to the OTLP receiver",
+        MAX_CONNECTIONS,
+        "closed",
+        "`status` (`otlp_receiver`: `refused`), `probe_status` row `otlp receiver`",
+        shared=True,
+    ),
+    UpperBound(
+        "report",
+        "OTLP request: body, also uncompressed; headers; records",
+        f"{MAX_BODY_BYTES >> 20} MiB; {MAX_HEAD_BYTES >> 10} KiB; {MAX_RECORDS:,}",
+        "answered with 413; 431; 413",
+        "`status` (`otlp_receiver`: `too_large`)",
+        setting="send smaller batches",
+    ),
+    UpperBound(
+        "report",
+        "time for an OTLP request to arrive",
+        REQUEST_S,
+        "answered with 408",
+        "`status` (`otlp_receiver`: `slow`)",
+        "s",
+    ),
+    UpperBound(
+        "report",
+        "decisions by OTLP per second",
+        RATE_PER_S,
+        "rejected (`partial_success`)",
+        "`status` (`otlp_receiver`: `over_rate`), `loss` (`otlp`)",
+        shared=True,
+    ),
+    UpperBound(
+        "report",
+        "time for the agent to take decisions from the receiver",
+        AGENT_S,
+        "answered with 503 and `Retry-After`",
+        "`status` (`otlp_receiver`: `busy`)",
+        "s",
+    ),
+)
 _HEARTBEAT_S = 1.0
 _PATHS = {b"/v1/traces": "traces", b"/v1/logs": "logs", b"/v1/metrics": "metrics"}
 _PROTOBUF, _JSON = b"application/x-protobuf", b"application/json"
@@ -163,25 +206,25 @@ class OtlpServer:
     def __init__(self, mapper: Mapper, agent: AgentLink) -> None:
         self.counts = Counter(dict.fromkeys(COUNTS, 0))
         self._mapper, self._agent = mapper, agent
-        self._users: Counter[int] = Counter()
-        self._budgets: dict[int, tuple[float, float]] = {}
+        self._places = Places(MAX_CONNECTIONS)
+        self._budget = Budget(RATE_PER_S, BURST)
         self._accepted = 0
         self._small, self._large = asyncio.Semaphore(2), asyncio.Semaphore(1)
 
     @property
     def connections(self) -> int:
-        return self._users.total()
+        return self._places.used
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection."""
         sock = writer.get_extra_info("socket")
         uid, connection = user(sock), OtlpClient(reader, writer)
         uid = -1 if uid is None else uid
-        if self.connections >= MAX_CONNECTIONS or (uid and self._users[uid] >= MAX_OF_USER):
+        if self._places.refusal(uid):
             self.counts["refused"] += 1
             writer.transport.abort()
             return
-        self._users[uid] += 1
+        self._places.take(uid)
         self._accepted += 1
         theirs, ours = sock.getpeername(), sock.getsockname()
         ends = addr_bytes(theirs[0]), theirs[1], addr_bytes(ours[0]), ours[1]
@@ -192,7 +235,7 @@ class OtlpServer:
             pass
         finally:
             writer.transport.abort()
-            self._users[uid] -= 1
+            self._places.give_back(uid)
 
     async def _request(self, client: OtlpClient, uid: int, number: int, ends: Ends) -> bool:
         """A request and its answer; False where no other one can follow."""
@@ -234,10 +277,12 @@ class OtlpServer:
         async with self._small if len(data) <= SMALL_BYTES else self._large:
             rows, seen, rejected, why = await asyncio.to_thread(self._rows, signal, data, as_json)
         self.counts.update(records=seen, ignored=seen - rejected - len(rows), invalid=rejected)
-        given = self._budget(uid, len(rows))
+        now_ns = time.monotonic_ns()
+        given = min(len(rows), max(0, int(self._budget.left(uid, now_ns))))
+        self._budget.spend(uid, given, now_ns)
         if over := len(rows) - given:
             self.counts["over_rate"] += over
-            rejected, why = rejected + over, why or f"a user may send {RATE_PER_S} decisions a second"
+            rejected, why = rejected + over, why or f"a user may send {RATE_PER_S // PART} decisions a second"
         if given:
             try:
                 await self._agent.hand_over(number, ends, rows[:given])
@@ -265,17 +310,6 @@ class OtlpServer:
         except MemoryError:
             raise _too_large() from None
         return rows, seen, invalid, why
-
-    def _budget(self, uid: int, wanted: int) -> int:
-        """How many of so many decisions a user may send now."""
-        now_s = time.monotonic()
-        if len(self._budgets) > 4096:
-            self._budgets.clear()
-        left, since_s = self._budgets.get(uid, (BURST, now_s))
-        left = min(BURST, left + (now_s - since_s) * RATE_PER_S)
-        given = min(wanted, int(left))
-        self._budgets[uid] = left - given, now_s
-        return given
 
 
 def unpacked(data: bytes | bytearray) -> bytes:

@@ -8,7 +8,6 @@ at most.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from agent.batch import Batch, make
+from agent.common.fairness import Places, UpperBound
 from agent.common.table import Table
 from agent.contracts import Pending
 from agent.resources import cgroups, process
@@ -25,6 +25,16 @@ from agent.tables import TABLES
 TABLE, USE = TABLES["resource"], TABLES["cpu_use"]
 POLL_NS, AGAIN_NS, FORGET_NS = 500_000_000, 10_000_000_000, 600_000_000_000
 MOST = 64
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "rows",
+        "processes polled for quotas, memory, descriptors and disks, of those that report decisions or serve others",
+        f"{MOST}, {MOST // 2} per user",
+        "the others are not polled",
+        "-",
+    ),
+)
 #: From which share of a limit on a row is made whenever the number changes.
 NEAR = 0.8
 #: Processes whose user is remembered.
@@ -64,6 +74,7 @@ class Resources(Pending):
 
     def __init__(self) -> None:
         self.watched: dict[tuple[int, int], Watched] = {}
+        self._places = Places(MOST, a_user=MOST // 2)
         self._users: dict[tuple[int, int], int] = {}
         self._mounts = cgroups.mounts()
         self._groups: dict[str, cgroups.Group] = {}
@@ -105,7 +116,7 @@ class Resources(Pending):
             known = self.watched.get(key)
             if known is not None:
                 known.seen_ns = now_ns
-            elif len(self.watched) < MOST or self._make_room(self._user(key), now_ns):
+            elif self._enter(key, now_ns):
                 self.watched[key] = Watched(pid, start_ns, bytes(rows["comm"][at]), now_ns, self._user(key))
 
     def _user(self, key: tuple[int, int]) -> int:
@@ -116,19 +127,20 @@ class Resources(Pending):
             self._users[key] = -1 if uid is None else uid
         return self._users[key]
 
-    def _make_room(self, uid: int, now_ns: int) -> bool:
-        """Whoever was not heard of for longest gives way, after a while; else one of the user who has most of them, to
-        one who has fewer.
-        """
-        oldest = min(self.watched, key=lambda key: self.watched[key].seen_ns)
-        if self.watched[oldest].seen_ns > now_ns - 2 * AGAIN_NS:
-            counts = Counter(one.uid for one in self.watched.values())
-            most = max(counts, key=lambda other: (counts[other], other))
-            if most in (0, uid) or counts[most] <= counts[uid] + (uid != 0):
-                return False
-            oldest = next(key for key in reversed(self.watched) if self.watched[key].uid == most)
-        del self.watched[oldest]
+    def _enter(self, key: tuple[int, int], now_ns: int) -> bool:
+        """Whether this process may be watched; one without rows for a while leaves for it."""
+        uid = self._user(key)
+        if self._places.refusal(uid) and self.watched:
+            oldest = min(self.watched, key=lambda key: self.watched[key].seen_ns)
+            if self.watched[oldest].seen_ns <= now_ns - 2 * AGAIN_NS:
+                self._leave(oldest)
+        if self._places.refusal(uid):
+            return False
+        self._places.take(uid)
         return True
+
+    def _leave(self, key: tuple[int, int]) -> None:
+        self._places.give_back(self.watched.pop(key).uid)
 
     def drain(self, now_ns: int) -> Iterable[Batch]:
         if now_ns < self._next_ns:
@@ -151,7 +163,7 @@ class Resources(Pending):
             if now is not None and not gone:
                 used += ran(one, now)
             if gone or one.seen_ns < now_ns - FORGET_NS:
-                del self.watched[key]
+                self._leave(key)
             else:
                 self._moves(one, cgroup)
                 rows += self._files(one, now_ns)

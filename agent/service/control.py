@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent.common.fairness import UpperBound
 from agent.errors import UNREACHABLE, AgentError
 from agent.posix.listener import Listener
-from agent.posix.places import Places, peer
 
 if TYPE_CHECKING:
     from agent.batch import Batch
@@ -25,12 +25,21 @@ CLIENTS = 32
 CLIENT_S = 2.0
 #: What hit a bound, in words (agent/service/bounds.py).
 REASONS = {
-    "refused": "connections refused, since their user had its share of the places",
-    "displaced": "connections closed to make room for other users'",
+    "refused": f"connections refused, since {CLIENTS} were there",
     "late": f"connections closed that said nothing, or did not take their answer, within {CLIENT_S:g} s",
     "no_descriptor": "times no connection could be taken for want of descriptors",
 }
 _LIMIT, _CHUNK = 256, 4096
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "report",
+        "clients of the control socket (the commands)",
+        CLIENTS,
+        "refused",
+        "`status` (`bounds`), `probe_status` row `control`",
+    ),
+)
 Answer = Callable[[], Mapping[str, object]]
 
 
@@ -39,7 +48,6 @@ class Connection:
     """One connection. answer: what of it was not sent yet."""
 
     sock: socket.socket
-    uid: int
     until_s: float
     request: bytes = b""
     answer: memoryview | None = None
@@ -58,7 +66,6 @@ class Control:
         self._answers = answers
         self._epoll = select.epoll()
         self._clients: dict[int, Connection] = {}
-        self._places: Places[Connection] = Places(CLIENTS)
         self._counts: Counter[str] = Counter()
         self.listener = Listener(self._epoll, sock)
 
@@ -90,18 +97,12 @@ class Control:
         sock = self.listener.accept()
         if sock is None:
             return
-        client = Connection(sock, peer(sock)[1], now_s + CLIENT_S)
-        leaves = self._places.enter(client.uid, client)
-        if leaves is client:
+        if len(self._clients) >= CLIENTS:
             self._counts["refused"] += 1
             sock.close()
             return
-        self._clients[sock.fileno()] = client
+        self._clients[sock.fileno()] = Connection(sock, now_s + CLIENT_S)
         self._epoll.register(sock, select.EPOLLIN)
-        if leaves is not None:
-            self._counts["displaced"] += 1
-            del self._clients[leaves.sock.fileno()]
-            leaves.sock.close()
 
     def _hear(self, client: Connection) -> bool:
         """Takes what it said; True where that was a whole request, which is answered."""
@@ -146,7 +147,6 @@ class Control:
 
     def _forget(self, client: Connection, why: str = "") -> None:
         del self._clients[client.sock.fileno()]
-        self._places.leave(client.uid, client)
         client.sock.close()
         if why:
             self._counts[why] += 1

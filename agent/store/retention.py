@@ -8,6 +8,7 @@ import os
 import shutil
 from typing import Any
 
+from agent.common.fairness import UpperBound
 from agent.store import hot_file, segments
 from agent.store.lived import Lived
 
@@ -101,3 +102,23 @@ def _drop_bulk(seq: int) -> bool:
         if entry != segments.HEAD and entry.removesuffix(".parquet") not in _KEPT_LONG:
             os.unlink(f"{name}/{entry}")
     return True
+
+
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "store",
+        "size and age of the store",
+        "as set",
+        "the oldest segments are removed, except for findings",
+        "a note of queries",
+        setting="`max_bytes`, `max_age_days`",
+    ),
+    UpperBound(
+        "store",
+        "findings of removed segments",
+        f"{int(Retention.findings_max_bytes) >> 20} MiB, {Retention.findings_max_age_s / 86400:g} days",
+        "removed",
+        "a note of queries",
+    ),
+)

@@ -17,6 +17,7 @@ from typing import Any
 from agent.batch import Batch
 from agent.common import remedy
 from agent.common.copies import copied
+from agent.common.fairness import UpperBound
 from agent.common.sentence import ToWall, unknown
 from agent.errors import printable
 from agent.log import ERROR, say
@@ -31,6 +32,18 @@ MOST_BYTES = 32 << 20
 STALLED_S = 3.0
 #: How long the agent waits for it at its end.
 CLOSE_S = 5.0
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "store",
+        "rows waiting while the file system does not answer",
+        MOST_BYTES >> 20,
+        "the oldest are dropped",
+        "`status` (`store`: stalled), `loss` (`store`)",
+        "MiB",
+    ),
+    UpperBound("store", "wait for such a file system at exit", CLOSE_S, "the agent exits with status 4", "stderr", "s"),
+)
 #: How old what ``state`` tells of the directory may be.
 _LOOK_S = 0.5
 

@@ -7,9 +7,27 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from agent.kernel.steps import Steps
-from agent.targets.shares import Owner
+
+
+class Owner(NamedTuple):
+    """Who brought a file: a process (0: the host itself), its real user, and its name for people."""
+
+    pid: int
+    uid: int
+    comm: str = ""
+
+    def __str__(self) -> str:
+        return f"used by {self.comm or '?'}, pid {self.pid}" if self.pid else "of this host"
+
 
 HOST = Owner(0, 0)
+
+
+def owner_of(pid: int) -> Owner:
+    """By the real user: a process may make /proc/PID belong to root. Raises OSError, ValueError, IndexError."""
+    with open(f"/proc/{pid}/status", "rb", buffering=0) as status:
+        head = status.read(1024).decode(errors="replace")
+    return Owner(pid, int(head.split("\nUid:", 1)[1].split(None, 1)[0]), head[6 : head.index("\n")])
 
 
 class FileId(NamedTuple):
@@ -50,7 +68,7 @@ class Target:
 
     def reserve(self, links: int, places: int) -> None:
         """Counts what its probes take of the owner's share: so many links, or as many perf events as places where there
-        are no links. Raises OverShareError.
+        are no links. Raises NoPlaceError.
         """
         self._take(links, places)
 

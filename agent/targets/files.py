@@ -7,21 +7,43 @@ from __future__ import annotations
 import errno
 import os
 import re
+import resource
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from agent.common.fairness import NoPlaceError, Places
 from agent.errors import printable
 from agent.kernel import detach
-from agent.kernel.limits import FACTS_KEPT, TRIES
+from agent.kernel.limits import FACTS_KEPT, MOST_DESCRIPTORS, PROBE_SHARE, TRIES
 from agent.kernel.steps import HeldUpError, Steps, Wait, at_once
 from agent.log import say
 from agent.targets.analyst import Analyst, Unexamined
-from agent.targets.asked import HOST, Ask, FileId, Release, Stamp, Target
-from agent.targets.shares import OverShareError, Owner, Shares
+from agent.targets.asked import HOST, Ask, FileId, Owner, Release, Stamp, Target
 from agent.targets.unseen import UnseenPrograms
 from agent.targets.writes import Writes
+
+
+class DescriptorsUsedError(NoPlaceError):
+    """A user's share of the descriptors for probes is used up."""
+
+    remedy = "raise LimitNOFILE of tickscope (ulimit -n), of which half is for probes"
+
+
+def raise_soft_limit() -> int:
+    """Gives this process the descriptors that its hard limit allows, within reason; how many that are."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return wanted
+
+
+def probe_descriptors() -> Places:
+    """Those that probes may take: half of this process's soft limit."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    most = soft if soft != resource.RLIM_INFINITY else MOST_DESCRIPTORS
+    return Places(int(most * PROBE_SHARE), what="probe descriptors")
 
 
 class _File:
@@ -45,7 +67,7 @@ class Files:
         self,
         analyst: Analyst,
         digesting: Callable[[list[int]], Wait],
-        shares: Shares,
+        shares: Places,
         unseen: UnseenPrograms,
         failures: Counter[str],
         multi: bool,
@@ -84,7 +106,7 @@ class Files:
 
     def _allowed(self, file: _File, owner: Owner | None) -> list[int]:
         """Asks that were refused, and would not be now."""
-        return [ask for ask, (whose, n) in file.refused.items() if not self._shares.refusal(owner or whose, n)]
+        return [ask for ask, (whose, n) in file.refused.items() if not self._shares.refusal((owner or whose).uid, n)]
 
     def count(self, error: Exception) -> None:
         """Processes end, and containers hold what may not be opened: neither stops the scan."""
@@ -128,11 +150,10 @@ class Files:
     def _taker(self, ask: int, file: _File, owner: Owner) -> Callable[[int, int], None]:
         def take(links: int, places: int) -> None:
             n = links if self._multi else max(links, places)
-            try:
-                self._shares.take(owner, n)
-            except OverShareError:
+            if why := self._shares.refusal(owner.uid, n):
                 file.refused[ask] = owner, n
-                raise
+                raise DescriptorsUsedError(errno.EDQUOT, why)
+            self._shares.take(owner.uid, n)
             file.taken.append((owner, n))
 
         return take
@@ -158,7 +179,7 @@ class Files:
                 f"could not be examined: {why}",
                 "it is tried again" if again else "see docs/limits.md" if why.overrun else "",
             )
-        except OverShareError as error:
+        except NoPlaceError as error:
             file.refused.setdefault(number, (target.owner, 0))
             self._tell(ask, file, target, str(error.strerror), error.remedy)
         except OSError as error:
@@ -305,4 +326,5 @@ class Files:
 
     def _give_back(self, file: _File, keep: int) -> None:
         while len(file.taken) > keep:
-            self._shares.give_back(*file.taken.pop())
+            owner, n = file.taken.pop()
+            self._shares.give_back(owner.uid, n)

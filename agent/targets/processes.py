@@ -6,16 +6,16 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from agent.errors import printable
 from agent.kernel.limits import FILES_A_PROCESS, GO_FILES_A_PROCESS, MAPPINGS_A_FILE, MAPS_BYTES
 from agent.kernel.steps import Steps, Wait
-from agent.targets.asked import Ask, FileId
+from agent.targets.asked import Ask, FileId, Owner
 from agent.targets.files import Files
 from agent.targets.images import Images
-from agent.targets.looks import Look, Process, link_of
 from agent.targets.maps import LIBRARY, Mapping, collect, companion, line_pattern, pieces
 from agent.targets.roots import Root, Roots, libraries
 from agent.targets.unseen import Unseen, UnseenPrograms
@@ -24,6 +24,24 @@ if TYPE_CHECKING:
     import re
 
     from agent.targets.attacher import Attacher
+
+
+class Process(NamedTuple):
+    """size: as in /proc/PID/statm, which tells whether it has mapped anything since; exe and used: files."""
+
+    size: bytes
+    exe: list[FileId]
+    used: set[FileId]
+
+
+@dataclass(eq=False)
+class Look:
+    """A look under way. spent_s: charged to its owner. told: (probe, path) of what it left out."""
+
+    owner: Owner
+    spent_s: float = 0.0
+    told: set[tuple[str, str]] = field(default_factory=set)
+
 
 _NEW = Process(b"0", [], set())
 #: What a Go runtime handles wherever it runs: faults, and the signal by which it preempts.
@@ -213,3 +231,11 @@ def runs_go(pid: int) -> bool:
     except OSError:
         return False
     return caught & _OF_GO == _OF_GO
+
+
+def link_of(fd: int) -> str:
+    """The path of a descriptor, empty where there is none."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""

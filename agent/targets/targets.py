@@ -3,7 +3,7 @@
 A process is looked at when it starts, some times shortly after (the dynamic linker and dlopen come later), and every 10
 s, but then only if its size has changed. Its executable is opened at the first look, and again only by the scans, in
 case an exec went unseen. The privileged helper opens, the examiner reads the files, and this only says who and when: at
-most one look of a user's processes at a time, and long ones are followed by a rest of that user.
+most one look of a user's processes at a time, within that user's part of the time (agent/common/fairness.py).
 """
 
 from __future__ import annotations
@@ -15,21 +15,26 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from agent.kernel.limits import LOOKS_AT_A_TIME, LOOKS_OF_ROOT, LOOKS_WAITING, ROOT_LOOKS_AT_A_TIME
-from agent.kernel.steps import Done, pump_until, run
+from agent.common.fairness import Budget, Places, UserQueues
+from agent.kernel.limits import (
+    LONGEST_S,
+    LOOKS_AT_A_TIME,
+    LOOKS_MOST_S,
+    LOOKS_PART,
+    LOOKS_WAITING,
+    ROOT_LOOKS_AT_A_TIME,
+)
+from agent.kernel.steps import Done, HeldUpError, Steps, pump_until, run
 from agent.log import say
 from agent.posix import background
 from agent.targets.analyst import Analyst
-from agent.targets.asked import HOST, Ask, FileId
+from agent.targets.asked import HOST, Ask, FileId, owner_of
 from agent.targets.attacher import Attacher
-from agent.targets.files import Files
-from agent.targets.held import Held
+from agent.targets.files import Files, probe_descriptors
 from agent.targets.images import Images
-from agent.targets.looks import Look, Meter, Process, Rests, owner_of
 from agent.targets.mounts import MountWatch
-from agent.targets.processes import Processes
+from agent.targets.processes import Look, Process, Processes
 from agent.targets.roots import Roots
-from agent.targets.shares import Shares
 from agent.targets.timer import Timer
 from agent.targets.unseen import UnseenPrograms
 
@@ -46,7 +51,6 @@ _BUDGET_S = 0.010
 #: Of the start, after which what is left goes on beside everything else.
 _START_S = 20.0
 _SOON_NS, _SILENT_NS = 10_000_000, 250_000_000
-_IMAGES = ("images of", 0)
 
 
 class Targets:
@@ -69,22 +73,26 @@ class Targets:
         self.roots = Roots()
         self.unseen = unseen or UnseenPrograms()
         self.analyst = Analyst()
-        self.shares = Shares()
+        self.shares = probe_descriptors()
         digesting, multi = helper.digesting, kernel.loaded.uprobe_multi
         self.files = Files(self.analyst, digesting, self.shares, self.unseen, self.failures, multi)
         self._helper, self._linker_cache = helper, linker_cache
         self._due: list[tuple[int, int]] = []
         self._scan: deque[int] = deque()
-        self._held = Held()
-        self._looks: dict[tuple[str, int], Look] = {}
-        self._root_looks, self._hurried = 0, False
-        self._rests = Rests()
+        self._waiting: UserQueues[tuple[int, bool]] = UserQueues(LOOKS_WAITING)
+        self._looks: list[Look] = []  # of all kinds
+        self._looking_at: set[int] = set()  # processes
+        self._running = Places(LOOKS_AT_A_TIME, a_user=1)
+        self._budget = Budget(LOOKS_PART, LOOKS_MOST_S, root=False)
+        #: Of new roots, of containers: apart, since their first programs soon shake hands.
+        self._root_looks = Places(ROOT_LOOKS_AT_A_TIME, a_user=1)
+        self._hurried = self._seeing_images = False
         self._dropped = 0
         self._later: list[Done] = []
         self._full_ns = 0
         self.images = Images(MountWatch(), helper.opening, self.files, self._pause)
         self._processes = Processes(helper, self.files, self.images, self.roots, self.unseen, self._pause)
-        self._meter = Meter(helper, self.analyst, self._rests)
+        self._stalled: tuple[Look, float] | None = None
         self._timer = Timer()
         kernel.subscribe("exec_events", self.on_exec)
 
@@ -149,7 +157,6 @@ class Targets:
             # Else nobody would find out that a file is used, or give it its probes again.
             if self._helper.alive and not self._helper.silent:
                 self._processes.release_unused()
-                self._rests.forget(now_ns)
             if not self._scan:
                 self._scan.extend(pids)
         elif self._quiet() and (not self._due or self._due[0][0] > now_ns):
@@ -185,17 +192,17 @@ class Targets:
             "overruns": self.analyst.overruns.total(),
             "looks_dropped": self._dropped,
             "probe_descriptors": self.shares.used,
-            "probe_descriptors_limit": self.shares.total,
+            "probe_descriptors_limit": self.shares.limit,
         }
 
     def _quiet(self) -> bool:
-        under_way = self._scan or self._looks or self._held or self._later or self.roots.waiting()
+        under_way = self._scan or self._looks or self._waiting or self._later or self.roots.waiting()
         return not under_way and self.images.due_s() > time.monotonic()
 
     def _pump(self) -> None:
         self.files.let_go_of_written()
         self._helper.pump()
-        self._meter.settle()
+        self._settle()
         self.analyst.pump()
         later, self._later = self._later, []
         for done in later:
@@ -209,17 +216,19 @@ class Targets:
         """For what is due next, but not for at once: what could not be begun waits for an answer, which wakes the loop
         itself.
         """
+        now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         soon = 1 if self._scan or self._later else self._full_ns
+        free = [uid for uid in self._waiting.users() if not self._running.refusal(uid)]
         due = min(
             [
                 soon,
                 *([self._due[0][0]] if self._due else []),
-                *(self._rests.until_ns(whose) for whose in self._held.whose() if whose not in self._looks),
+                *(self._budget.ready_ns(uid, now_ns) for uid in free),
             ]
         )
-        now_ns, rest_s = time.clock_gettime_ns(time.CLOCK_BOOTTIME), self.images.due_s() - time.monotonic()
-        if _IMAGES not in self._looks and rest_s < _START_S:
-            due = min(due, max(now_ns + int(rest_s * 1e9), self._rests.until_ns(_IMAGES)))
+        rest_s = self.images.due_s() - time.monotonic()
+        if not self._seeing_images and rest_s < _START_S:
+            due = min(due, now_ns + int(rest_s * 1e9))
         self._timer.set(max(due, now_ns + (_SILENT_NS if self._helper.silent else _SOON_NS if self._looks else 0)))
 
     def _pids(self) -> list[int]:
@@ -229,24 +238,22 @@ class Targets:
 
     def _begin(self, now_ns: int, end: float) -> None:
         """Starts looks: at images and new roots first, then those of users who waited for their turn."""
-        if self._free(_IMAGES, now_ns) and self.images.due_s() <= time.monotonic() and not self._helper.silent:
-            look = self._looks[_IMAGES] = Look(HOST, _IMAGES)
-            run(self._meter.of(look, self.images.work()), lambda _, error: self._done(look, error))
+        if not self._seeing_images and self.images.due_s() <= time.monotonic() and not self._helper.silent:
+            look, self._seeing_images = Look(HOST), True
+            self._looks.append(look)
+            run(self._metered(look, self.images.work()), lambda _, error: self._images_done(look, error))
         if not self._helper.alive:
             self._scan.clear()
             self._due.clear()
-            self._held.clear()
+            self._waiting.clear()
             return
         for pid in self.roots.waiting():
-            if self._root_looks < ROOT_LOOKS_AT_A_TIME and time.monotonic() < end and not self._helper.silent:
+            if not self._root_looks.refusal(0) and time.monotonic() < end and not self._helper.silent:
                 self._look_at_root(pid, now_ns)
-        for whose in self._held.whose():
-            room = len(self._looks) - self._root_looks < LOOKS_AT_A_TIME and not self._helper.silent
-            if room and self._free(whose, now_ns):
-                self._look(*self._held.take(whose), now_ns)
-        while (
-            len(self._looks) - self._root_looks < LOOKS_AT_A_TIME and time.monotonic() < end and not self._helper.silent
-        ):
+        for uid in self._waiting.users():
+            if self._free(uid, now_ns) and not self._helper.silent:
+                self._look(*self._waiting.take(uid), now_ns)
+        while not self._running.refusal(0) and time.monotonic() < end and not self._helper.silent:
             if self._due and self._due[0][0] <= now_ns:
                 self._look(heapq.heappop(self._due)[1], False, now_ns)
             elif self._scan:
@@ -254,10 +261,9 @@ class Targets:
             else:
                 return
 
-    def _free(self, whose: tuple[str, int], now_ns: int) -> bool:
-        users = sum(kind == "user" for kind, _ in self._looks)
-        room = whose[0] != "user" or users < LOOKS_AT_A_TIME - LOOKS_OF_ROOT
-        return room and whose not in self._looks and self._rests.until_ns(whose) <= now_ns
+    def _free(self, uid: int, now_ns: int) -> bool:
+        """Whether a look of this user's may begin."""
+        return not self._running.refusal(uid) and self._budget.left(uid, now_ns) > 0
 
     def _look(self, pid: int, scan: bool, now_ns: int) -> None:
         """Looks at a process unless its size is as it was: kernel threads and zombies have none."""
@@ -271,49 +277,91 @@ class Targets:
         except (OSError, IndexError, ValueError):
             self._processes.forget(pid)
             return
-        whose = ("user", owner.uid) if owner.uid else ("root's process", pid)
-        if not self._free(whose, now_ns):
-            self._dropped += not self._held.hold(whose, pid, scan)
+        if not self._free(owner.uid, now_ns) or pid in self._looking_at:
+            self._dropped += not self._waiting.put(owner.uid, (pid, scan))
             return
-        look = self._looks[whose] = Look(owner, whose)
-        work = self._meter.of(look, self._processes.look(look, known, size, scan))
+        self._running.take(owner.uid)
+        self._looking_at.add(pid)
+        look = Look(owner)
+        self._looks.append(look)
+        work = self._metered(look, self._processes.look(look, known, size, scan))
         run(work, lambda _, error: self._looked(look, known, error))
 
     def _looked(self, look: Look, known: Process, error: Exception | None) -> None:
+        self._running.give_back(look.owner.uid)
+        self._looking_at.discard(look.owner.pid)
         self._processes.looked(look, known, error)
         self._done(look, error)
 
     def _look_at_root(self, pid: int, now_ns: int) -> None:
         """A look of its own: one at what the process was before its exec may still wait for an examiner. While its user
-        rests, the root stays unknown.
+        has no time left, the root stays unknown.
         """
         try:
             owner = owner_of(pid)
         except (OSError, IndexError, ValueError):
             self.roots.forget(self.roots.take(pid))
             return
-        whose = ("user's new root", owner.uid) if owner.uid else ("new root's process", pid)
-        if self._rests.until_ns(whose) > now_ns:
+        if self._budget.left(owner.uid, now_ns) <= 0:
             self.roots.forget(self.roots.take(pid))
-        elif whose not in self._looks and (root := self.roots.take(pid)) is not None:
-            look = self._looks[whose] = Look(owner, whose)
-            self._root_looks += 1
+        elif not self._root_looks.refusal(owner.uid) and (root := self.roots.take(pid)) is not None:
+            look = Look(owner)
+            self._looks.append(look)
+            self._root_looks.take(owner.uid)
             self._hurried = background.hurry() or self._hurried  # against the first program there, which has begun
-            work = self._meter.of(look, self._processes.offer_root(look, root))
+            work = self._metered(look, self._processes.offer_root(look, root))
             run(work, lambda _, error: self._root_done(look, error))
 
     def _root_done(self, look: Look, error: Exception | None) -> None:
-        self._root_looks -= 1
-        if self._hurried and not self._root_looks:
+        self._root_looks.give_back(look.owner.uid)
+        if self._hurried and not self._root_looks.used:
             self._hurried = False
             background.give_way()
         self._done(look, error)
 
+    def _images_done(self, look: Look, error: Exception | None) -> None:
+        self._seeing_images = False
+        self._done(look, error)
+
     def _done(self, look: Look, error: Exception | None) -> None:
         """A look of any kind is over."""
-        del self._looks[look.whose]
+        self._looks.remove(look)
         if error is not None:
             self.files.count(error)
             if not isinstance(error, OSError):
                 say(f"tickscope: looking at process {look.owner.pid}: {type(error).__name__}: {error}")
-        self._rests.charge(look.whose, look.spent_s)
+        self._charge(look, look.spent_s)
+
+    def _charge(self, look: Look, spent_s: float) -> None:
+        self._budget.spend(look.owner.uid, min(spent_s, LONGEST_S), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+
+    def _metered(self, look: Look, steps: Steps[None]) -> Steps[None]:
+        """Runs a look and adds up the time that it takes of this process, the helper and the examiner; the time that it
+        waits for its turn does not count.
+        """
+        value, error = None, None
+        while True:
+            begun = time.monotonic()
+            try:
+                wait = steps.throw(error) if error is not None else steps.send(value)
+            except StopIteration:
+                return
+            finally:
+                look.spent_s += time.monotonic() - begun
+            value, error = None, None
+            try:
+                value = yield wait
+            except Exception as failure:  # noqa: BLE001 - the look's to handle
+                error = failure
+                if isinstance(failure, HeldUpError):  # who held it up pays
+                    self._helper.took_s = 0.0
+                elif isinstance(failure, TimeoutError):
+                    self._stalled = look, time.monotonic() - self._helper.took_s
+            look.spent_s += self._helper.took_s + self.analyst.took_s
+            self._helper.took_s = self.analyst.took_s = 0.0
+
+    def _settle(self) -> None:
+        """Who stalled the helper pays for all of that time, once it answers again."""
+        if self._stalled is not None and not self._helper.silent:
+            (look, since_s), self._stalled = self._stalled, None
+            self._charge(look, time.monotonic() - since_s)

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from agent.batch import Batch, make
+from agent.common.fairness import Places
 from agent.errors import printable
 from agent.kernel.limits import PROGRAMS_TOLD
 from agent.tables import TABLES
-from agent.targets.shares import Owner
+from agent.targets.asked import Owner
 
 _WINDOW_NS = 60_000_000_000
-#: Of the places, for each user but root.
-_A_USER = PROGRAMS_TOLD // 4
 #: Characters of a path in a row, whose reason must have room.
 _SHOWN = 120
 
@@ -42,6 +41,7 @@ class UnseenPrograms:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str], Unseen] = {}
+        self._places = Places(PROGRAMS_TOLD)
         self._news: dict[tuple[str, str], Unseen] = {}
         self._rows_of: dict[tuple[str, str], Unseen] = {}
         self.more = 0
@@ -60,10 +60,10 @@ class UnseenPrograms:
         if self._kept.get(key) == one:
             return
         if key not in self._kept:
-            of_user = sum(k.uid == one.uid for k in self._kept.values())
-            if len(self._kept) >= PROGRAMS_TOLD or (one.uid and of_user >= _A_USER):
+            if self._places.refusal(one.uid):
                 self.more += 1
                 return
+            self._places.take(one.uid)
         self._kept[key] = one
         if self._rows_of.get(key) == one:  # forgotten and told again: its row holds
             self._news.pop(key, None)
@@ -76,6 +76,7 @@ class UnseenPrograms:
         """
         gone = self._kept.pop((probe, path), None)
         if gone is not None:
+            self._places.give_back(gone.uid)
             self._news.pop((probe, path), None)
             if (probe, path) in self._rows_of:
                 self._news[probe, path] = Unseen(probe, path, "off", "no process uses it any more", "", gone.uid)
@@ -92,7 +93,7 @@ class UnseenPrograms:
     def _beyond(self) -> str:
         return (
             f"{self.more} times a program or library that is not seen was left out here: {PROGRAMS_TOLD} are told,"
-            f" {_A_USER} of each user but root"
+            f" {self._places.a_user} of each user but root"
         )
 
     def fds(self) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
 
 import click
 
@@ -367,6 +368,56 @@ def _paragraphs(text: str) -> str:
     return "\n\n".join(out)
 
 
+#: Sections of docs/limits.md: what a user of the product misses.
+AREAS = {
+    "report": "A program cannot report, connect or subscribe",
+    "limiters": "A limiter is missing, sampled or not named",
+    "programs": "A program or library is not watched",
+    "rows": "Rows are missing",
+    "queues": "Queues are missing",
+    "findings": "A finding is missing",
+    "metrics": "Metrics or spans are missing",
+    "store": "The store",
+    "processes": "A process of the agent is silent",
+}
+#: Events of one user's processes that the kernel programs limit (bpf/tickscope.h), by the stem of its definitions.
+SHARES = {
+    "PROCESS": ("stops and ends of one user's processes", "process_shares"),
+    "DNS": ("lookups of one user's processes", "dns_shares"),
+    "SYSCALLS_SLOW": ("slow calls of one user's processes", "syscalls_shares"),
+    "SYSCALLS_CPU": ("waits for a CPU of one user's processes", "syscalls_shares"),
+    "SYSCALLS_HOLDERS": ("holders of file locks that one user's processes wait for", "syscalls_shares"),
+    "TCP_ANSWERS": ("servers of one user in `service_answer`", "tcp_shares"),
+    "CLOCK": ("refused attempts of one user to set a clock", "clock_shares"),
+}
+
+
+def bounds() -> str:
+    from agent.common.fairness import UpperBound
+
+    found: list[UpperBound] = []
+    for path in sorted(p for folder in ("agent", "exporters") for p in (ROOT / folder).rglob("*.py")):
+        if "\nBOUNDS = (" in path.read_text():
+            found += import_module(".".join(path.relative_to(ROOT).with_suffix("").parts)).BOUNDS
+    text = "".join(path.read_text() for path in sorted((ROOT / "bpf").glob("*.[ch]")))
+    for stem, (what, lost) in SHARES.items():
+        each_ns, most = (int(re.findall(rf"#define {stem}_{name} (\d+)", text)[0]) for name in ("EACH_NS", "MOST"))
+        rate = f"{most} at once, {1e9 / each_ns:,.0f} per second; all users but root together twice that"
+        found.append(UpperBound("rows", what, rate, "dropped", f"`loss` (`kernel`: `{lost}`)"))
+    rings = [int(pages) * 4 for pages in re.findall(r"BPF_RINGBUF_OUTPUT\(\w+, (\d+)\)", text)]
+    size = f"{min(rings)} KiB to {max(rings) >> 10} MiB"
+    found.append(
+        UpperBound("rows", "ring of kernel events", size, "new records are dropped", "`loss` (`kernel`, by ring)")
+    )
+    assert {one.area for one in found} == AREAS.keys()
+    heads = ("what", "bound", "then", "shown in", "setting")
+    return "\n".join(
+        f"## {title}\n\n"
+        + _table(heads, [(b.what, b.text(), b.then, b.shown, b.setting) for b in found if b.area == area])
+        for area, title in AREAS.items()
+    )
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     f.__name__: f
     for f in (
@@ -383,5 +434,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
         verbs,
         brokers,
         models,
+        bounds,
     )
 }

@@ -58,7 +58,7 @@ def full_scan(rig: Rig) -> None:
     """As the agent does every ten seconds; until it is over."""
     rig.targets._full_ns, end = 1, time.monotonic() + 10
     rig.settle(0.2)
-    while (rig.targets._scan or rig.targets._looks or rig.targets._held) and time.monotonic() < end:
+    while (rig.targets._scan or rig.targets._looks or rig.targets._waiting) and time.monotonic() < end:
         rig.settle(0.05)
 
 

@@ -41,7 +41,7 @@ for path in sys.argv[2:]:
     os.close(fd)
 print("mapped", flush=True); sys.stdin.read()
 """
-#: With this limit a process has a share of 16 probe descriptors, a user of 64; a library takes four.
+#: With this limit a user has a share of 64 probe descriptors; a library takes four.
 FILES, DESCRIPTORS = 60, 512
 #: pause(2), for ever.
 PAUSE = b"\xb8\x22\x00\x00\x00\x0f\x05\xeb\xf7"

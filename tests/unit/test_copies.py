@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from agent.common.fairness import Places
 from agent.kernel.limits import DIGEST_BYTES
 from agent.kernel.opening import digest
 from agent.kernel.steps import Steps, at_once, pump_until, run
 from agent.targets.analyst import Analyst
 from agent.targets.asked import HOST, Ask, Release, Target
 from agent.targets.files import Files
-from agent.targets.shares import Shares
 from agent.targets.unseen import UnseenPrograms
 
 
@@ -28,7 +28,7 @@ class Offered:
     def __init__(self, name: str) -> None:
         self.analyst = Analyst()
         self.files = Files(
-            self.analyst, lambda fds: at_once(lambda: digest(fds)), Shares(), UnseenPrograms(), Counter(), multi=True
+            self.analyst, lambda fds: at_once(lambda: digest(fds)), Places(64), UnseenPrograms(), Counter(), multi=True
         )
         self.found: list[tuple[str, dict[str, Any]]] = []
         self.ask = Ask("functions", self._take, "clock", {"names": ["clock_settime"]})

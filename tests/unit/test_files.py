@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
+from agent.common.fairness import NoPlaceError, Places
 from agent.kernel.limits import TRIES
 from agent.kernel.steps import HeldUpError, Steps, at_once, pump_until, run
 from agent.targets.analyst import Analyst
-from agent.targets.asked import HOST, Ask, FileId, Target
+from agent.targets.asked import HOST, Ask, FileId, Owner, Target
 from agent.targets.files import Files
-from agent.targets.shares import OverShareError, Owner, Shares
 from agent.targets.unseen import UnseenPrograms
 
 USER = Owner(100, 1000, "user")
@@ -47,7 +47,11 @@ class Attaching:
 
 class Bench:
     def __init__(self, *attaching: Attaching, limit: int = 1024) -> None:
-        self.analyst, self.unseen, self.shares = Analyst(1), UnseenPrograms(), Shares(limit)
+        self.analyst, self.unseen, self.shares = (
+            Analyst(1),
+            UnseenPrograms(),
+            Places(limit // 2, what="probe descriptors"),
+        )
         self.files = Files(
             self.analyst, lambda fds: at_once(lambda: b""), self.shares, self.unseen, Counter(), multi=True
         )
@@ -135,15 +139,11 @@ def test_what_is_told_of_a_refusal_is_taken_back_when_there_is_room(bench: Any, 
     """Of a user's 128 descriptors somebody has all but a few; nobody else's asks are asked again."""
     large, other = Attaching(cost=30), Attaching()
     files = bench(large, other)
-    others = Owner(99, USER.uid)
-    files.shares.take(others, 30)
-    files.shares.take(Owner(98, USER.uid), 30)
-    files.shares.take(Owner(97, USER.uid), 30)
-    files.shares.take(Owner(96, USER.uid), 30)
+    files.shares.take(USER.uid, 120)
     file = files.offer(program, USER)
     assert ["share of probe descriptors is used up" in reason for reason in files.told()] == [True]
     assert not files.files.wanting(file)
-    files.shares.give_back(others, 30)
+    files.shares.give_back(USER.uid, 30)
     assert files.files.wanting(file)
     assert files.offer(program, USER) == file
     assert (large.offered, large.live, other.offered) == (2, 1, 1)
@@ -152,7 +152,7 @@ def test_what_is_told_of_a_refusal_is_taken_back_when_there_is_room(bench: Any, 
 
 def test_what_another_file_has_taken_is_asked_for_again(bench: Any, program: Path) -> None:
     """As a place for a kind of OpenSSL."""
-    one = Attaching(OverShareError(122, "too many"), OverShareError(122, "too many"))
+    one = Attaching(NoPlaceError(122, "too many"), NoPlaceError(122, "too many"))
     files = bench(one)
     for _ in range(2):
         file = files.offer(program, USER)

@@ -4,21 +4,22 @@ the room.
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from agent.common.fairness import NoPlaceError
 from agent.kernel import bpf, syscall
-from agent.kernel.limits import LAYOUTS, LAYOUTS_A_USER, LAYOUTS_OTHERS, SITES_A_USER, SITES_OTHERS
-from agent.probes.beside.layouts import Layouts, OtherCodeError, TooManyLayoutsError
-from agent.targets.shares import OverShareError, Owner
+from agent.kernel.limits import LAYOUTS, SITES
+from agent.probes.beside.layouts import Known, Layouts, OtherCodeError
+from agent.targets.asked import Owner
 
 HOST, ROOT, USER, OTHER = Owner(0, 0), Owner(10, 0), Owner(20, 1000), Owner(30, 1001)
-CODE, SITES = 64, 1024
+CODE = 64
 
 
 def key(number: int) -> str:
@@ -59,13 +60,6 @@ def maps() -> Iterator[Maps]:
     yield one
     for fd in one.fds:
         os.close(fd)
-
-
-def refused(add: Callable[[], object]) -> bool:
-    with suppress(OverShareError):
-        add()
-        return False
-    return True
 
 
 @pytest.mark.parametrize("owner", [HOST, ROOT])
@@ -110,33 +104,22 @@ def test_a_copy_without_its_libcrypto_is_known_like_the_whole(maps: Maps) -> Non
     assert maps.told() == (72, "3")
 
 
-def test_nobody_takes_all_functions(maps: Maps) -> None:
-    """One user's many copies with one layout, then other users', then root's."""
-    for number in range(SITES_A_USER // 2):
-        maps.layouts.add(file(number), USER)
-    with pytest.raises(TooManyLayoutsError, match="this user"):
-        maps.layouts.add(file(9999), USER)
-    maps.layouts.add(file(0), USER)  # another file with the same code
-    taken = sum(
-        not refused(lambda n=number: maps.layouts.add(file(n), Owner(1, 1000 + n % 100)))
-        for number in range(1000, 2000)
-    )
-    assert 2 * taken + SITES_A_USER == SITES_OTHERS
-    for number in range(3000, 3000 + (SITES - SITES_OTHERS) // 2):
-        maps.layouts.add(file(number), ROOT)
-        assert maps.told(number) == (72, "3.0.17")
+def test_one_user_takes_a_quarter_of_the_functions_and_of_the_kinds(maps: Maps) -> None:
+    """And has them back when the files go. Root still has room."""
+    kinds = itertools.count(1)
 
+    def filled(make: Callable[[int], dict[str, Any]], most: int) -> list[Known]:
+        taken: list[Known] = []
+        with pytest.raises(NoPlaceError, match="user 1000's share of"):
+            while len(taken) <= most:
+                taken.append(maps.layouts.add(make(next(kinds)), USER))
+        return taken
 
-def test_nobody_takes_all_kinds(maps: Maps) -> None:
-    kinds = iter(range(10_000))
-
-    def filled(owner: Owner) -> int:
-        return next(
-            n
-            for n in range(LAYOUTS + 1)
-            if refused(lambda: maps.layouts.add(file(0, at=72, version=f"1.{next(kinds)}"), owner))
-        )
-
-    assert filled(USER) == LAYOUTS_A_USER
-    assert sum(filled(Owner(1, uid)) for uid in range(2000, 2010)) == LAYOUTS_OTHERS - LAYOUTS_A_USER
-    assert filled(ROOT) == LAYOUTS - LAYOUTS_OTHERS
+    functions = filled(file, SITES)
+    assert 2 * len(functions) == SITES // 4
+    maps.layouts.add(file(1), USER)  # another file with the same code
+    for one in functions:
+        maps.layouts.drop(one)
+    assert len(filled(lambda n: file(0, version=f"1.{n}"), LAYOUTS)) == LAYOUTS // 4 - 1
+    maps.layouts.add(file(9999), ROOT)
+    assert maps.told(9999) == (72, "3.0.17")

@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent.common.fairness import Budget
 from agent.kernel import helper as server
 from agent.kernel.helper_client import start
-from agent.kernel.limits import LONGEST_S, MAPPINGS_A_FILE, REST
+from agent.kernel.limits import LONGEST_S, LOOKS_PART, MAPPINGS_A_FILE
 from agent.kernel.load import Loaded
 from agent.kernel.source import KernelSource
 from agent.kernel.steps import Done, Steps, at_once, run
@@ -309,47 +310,41 @@ def test_of_more_libraries_than_are_looked_at_those_that_are_asked_for_come_firs
     assert str(told["reason"]).endswith("maps more libraries than are looked at in one process (2)")
 
 
-def test_who_stalls_the_helper_rests_for_all_of_that_time(
-    rig: Rig, program: Program, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_user_who_stalls_the_helper_pays_for_all_of_that_time(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.kernel.helper_client.DEADLINE_S", 0.05)
-    os.kill(rig.helper.pid, signal.SIGSTOP)
-    program.do()
-    rig.targets._full_ns = 1
-    rig.until(lambda: rig.helper.silent)
-    time.sleep(0.5)
-    os.kill(rig.helper.pid, signal.SIGCONT)
-    rig.until(lambda: not rig.helper.silent)
-    rests = max(rig.targets._rests._until_ns.values()) - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    assert rests > 0.45e9 * REST
-    rig.targets._rests.charge(("user", 1), 1e6)
-    rests = rig.targets._rests.until_ns(("user", 1)) - time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-    assert rests <= LONGEST_S * 1e9 * REST
+    rig.targets._budget = Budget(LOOKS_PART, 0.4, root=False)
+    with running(1001) as program:
+        rig.until(rig.targets._quiet)
+        os.kill(rig.helper.pid, signal.SIGSTOP)
+        program.do()
+        rig.targets.again(program.child.pid)
+        rig.until(lambda: rig.helper.silent)
+        time.sleep(0.5)
+        os.kill(rig.helper.pid, signal.SIGCONT)
+        rig.until(lambda: not rig.helper.silent)
+        now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        assert -LONGEST_S <= rig.targets._budget.left(1001, now_ns) < -0.3
 
 
-def test_users_who_take_turns_leave_half_of_the_time_to_root(
-    rig: Rig, library: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a look of 0.5 s of one user another one waits for twice as long, and root does not."""
-    monkeypatch.setattr("agent.kernel.limits.USERS_BURST_NS", 0)
+def test_a_user_whose_looks_take_long_waits_and_the_others_do_not(rig: Rig, library: Path) -> None:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         os.chmod(folder, 0o755)
-        first, second = (Path(shutil.copy("/bin/true", f"{folder}/{NAME}{number}.so")) for number in (1, 2))
-        stack.enter_context(running(1001)).maps(first)
+        slow, late, other = (Path(shutil.copy("/bin/true", f"{folder}/{NAME}{number}.so")) for number in (1, 2, 3))
+        rig.targets._budget = Budget(0.4, 0.4, root=False)
+        stack.enter_context(running(1001)).maps(slow)
         rig.cost_s = 0.5 * PATIENCE
         rig.targets._full_ns = 1
         rig.until(lambda: rig.live)
         rig.cost_s = 0
-        stack.enter_context(running(1002)).maps(second)
-        stack.enter_context(running()).maps(library)
+        for uid, path in ((1001, late), (1002, other), (0, library)):
+            stack.enter_context(running(uid)).maps(path)
         rig.targets._scan.extend(rig.targets._pids())
-        rig.until(lambda: len(rig.live) == 3)
-        assert rig.live == [str(first), str(library), str(second)]
+        rig.until(lambda: len(rig.live) == 4)
+        assert rig.live[0] == str(slow) and rig.live[-1] == str(late)
 
 
 def test_looks_for_which_there_is_no_place_are_counted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.targets.targets.LOOKS_WAITING", 10)
-    monkeypatch.setattr("agent.targets.held.LOOKS_WAITING", 10)
     columns = [
         ("proc", np.dtype([("pid", "<u4")])),
         ("root_inode", "<u8"),

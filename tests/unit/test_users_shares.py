@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from agent.batch import make
-from agent.common.turns import turns
 from agent.correlate.catalogue import dtypes
 from agent.correlate.rows import LastRows
 from agent.kernel.load import BPF_DIR
@@ -23,11 +22,6 @@ from tests.unit.test_correlate_processes import event
 from tests.unit.test_correlate_shortage import resource
 
 NOBODY, REDIS = 65534, 110
-
-
-def test_whose_turn_it_is() -> None:
-    assert turns(np.array([7, 3, 7, 7, 3])).tolist() == [0, 0, 1, 2, 1]
-    assert turns(np.empty(0, np.int64)).tolist() == []
 
 
 def test_who_has_most_rows_makes_room_for_the_others() -> None:
@@ -157,8 +151,7 @@ def test_a_user_with_many_servers_leaves_room_for_others() -> None:
     watch(polled, range(4000, 4100), NOBODY)
     watch(polled, range(5000, 5100), 0)
     uids = [one.uid for one in polled.watched.values()]
-    assert len(uids) == MOST and uids.count(REDIS) == 5
-    assert uids.count(0) in range(29, 31) and uids.count(NOBODY) in range(29, 31)
+    assert (uids.count(NOBODY), uids.count(REDIS), uids.count(0)) == (MOST // 2, 5, MOST // 2 - 5)
 
 
 def test_file_systems_that_are_no_longer_told_are_forgotten() -> None:

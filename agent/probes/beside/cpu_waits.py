@@ -8,7 +8,7 @@ import numpy as np
 
 from agent.batch import Batch
 from agent.columns import NULL_I64
-from agent.common.turns import turns
+from agent.common.fairness import earlier
 from agent.kernel.wire import OUTSIDE, decode
 
 #: Of ``cpu_wait``: shorter sums are not told, and of others only so many an interval.
@@ -36,7 +36,7 @@ def decode_cpu_waits(keys: np.ndarray, values: np.ndarray, interval_ns: int, t_n
     """Aggregated elements -> cpu_wait rows: of each user in turn those that waited longest."""
     values = values[values["wait_ns"] >= _CPU_FLOOR_NS]
     values = values[np.argsort(values["wait_ns"], kind="stable")[::-1]]
-    values = values[np.argsort(turns(values["uid"]), kind="stable")[:_CPU_PAIRS]]
+    values = values[np.argsort(earlier(values["uid"]), kind="stable")[:_CPU_PAIRS]]
     if len(values):
         batch = decode(values[["count", "wait_ns", "max_ns", "proc"]], "cpu_wait")
         batch.rows["t_ns"], batch.rows["interval_ns"] = t_ns, interval_ns

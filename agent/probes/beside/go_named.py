@@ -10,6 +10,7 @@ import numpy as np
 
 from agent.batch import Batch
 from agent.common.copies import only, together
+from agent.common.fairness import UpperBound
 from agent.contracts import Finishing
 from agent.probes.beside.go_decisions import at_once
 from agent.probes.beside.go_sites import Sites
@@ -18,6 +19,16 @@ from agent.probes.beside.go_waits import Waits
 #: For no longer than this, and so many, of one process and in all; then they are told with an id that says that nobody
 #: knows who asks.
 HELD_NS, HELD_A_PROCESS, HELD = 10_000_000_000, 2_048, 16_384
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "limiters",
+        "wait for the name of a limiter's caller",
+        f"{HELD_NS / 1e9:g} s; {HELD:,} decisions, {HELD_A_PROCESS:,} per process",
+        "the id ends in `@?`",
+        "the id",
+    ),
+)
 
 
 class Named(Finishing):

@@ -18,6 +18,7 @@ from agent.batch import Batch
 from agent.columns import NULL_I64
 from agent.common.alive import gone
 from agent.common.copies import only
+from agent.common.fairness import UpperBound
 from agent.kernel.wire import decode
 from agent.limiters.catalogue import seen
 from agent.limiters.reading import ALLOWED, DELAYED, UNKNOWN
@@ -37,6 +38,23 @@ _CALM_WINDOWS = 3
 _DECISION_NS, _SLOWED = 20_000, 0.5
 #: Windows by which it is known how much they differ; limiters of a program that have rows of their own.
 _HISTORY, _LIMITERS = 16, 256
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "limiters",
+        "probe hits of one program and limiter library per second",
+        HITS_PER_S,
+        "the program is [sampled](limiters.md#hot-limiters)",
+        "`probe_status` row `limiter:NAME`, `sample_rate`, `limiter_rate`",
+    ),
+    UpperBound(
+        "limiters",
+        "limiters of a sampled program",
+        _LIMITERS,
+        "the others are one row, `others`",
+        "`limiter_rate.limiter_id`",
+    ),
+)
 
 
 @dataclass

@@ -15,7 +15,7 @@ import numpy as np
 
 from agent.batch import Batch, make
 from agent.columns import NULL_I64
-from agent.kernel.limits import LONG_S, REST
+from agent.common.fairness import Budget, UpperBound
 from agent.kernel.load import Family
 from agent.kernel.ring import SharedArray
 from agent.kernel.steps import Steps, run
@@ -32,9 +32,13 @@ from agent.targets.asked import FileId
 STACKS, _FORGOTTEN, PLACES, _ASKED = 4096, 512, 1024, 24
 #: Ids of one program: limiters beyond them have the id that says that nobody knows who asks.
 SITES = 256
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound("limiters", "callers of limiters of one program", SITES, "the id of the others ends in `@?`", "the id"),
+)
 _AGAIN_NS = 3_600_000_000_000
-#: Between two questions about the programs of a user but root.
-_REST_S = 0.1
+#: Part of the time that the examiner may take for programs of all users but root; of it at once, s.
+_PART, _MOST_S = 0.4, 0.4
 
 
 @dataclass
@@ -74,7 +78,7 @@ class Sites:
         self._programs: dict[bytes, _Program] = {}
         self._due: list[_Program] = []
         self._asking = False
-        self._rest_until_s: dict[int, float] = {}
+        self._budget = Budget(_PART, _MOST_S, root=False)
         self._ids, self._texts = np.zeros(0, np.uint64), np.zeros(0, f"S{WIDTH}")
         self._new: dict[int, bytes] = {}
 
@@ -153,11 +157,11 @@ class Sites:
         self._new[one.number] = one.name
 
     def _ask(self) -> None:
-        """One question at a time; a user's files rest for longer than they took."""
+        """One question at a time."""
         if self._asking:
             return
-        now_s = time.monotonic()
-        ready = next((one for one in self._due if self._rest_until_s.get(one.binary.uid, 0.0) <= now_s), None)
+        now_ns = time.monotonic_ns()
+        ready = next((one for one in self._due if self._budget.left(one.binary.uid, now_ns) > 0), None)
         if ready is None:
             return
         self._due.remove(ready)
@@ -183,9 +187,7 @@ class Sites:
                 known.callers.clear()
         for at, place in enumerate(wanted):
             program.callers[place] = told[at] if at < len(told) else []
-        uid, took_s = program.binary.uid, self._analyst.took_s
-        if uid:
-            self._rest_until_s[uid] = time.monotonic() + (REST * took_s if took_s >= LONG_S else _REST_S)
+        self._budget.spend(program.binary.uid, self._analyst.took_s, time.monotonic_ns())
 
     def _answered(self, program: _Program, error: Exception | None) -> None:
         self._asking = False

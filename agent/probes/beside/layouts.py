@@ -14,24 +14,17 @@ import struct
 from collections import Counter
 from typing import Any, NamedTuple
 
+from agent.common.fairness import NoPlaceError, Places
 from agent.kernel import bpf
-from agent.kernel.limits import LAYOUTS, LAYOUTS_A_USER, LAYOUTS_OTHERS, SITES_A_USER, SITES_OTHERS
-from agent.targets.shares import OverShareError, Owner
+from agent.kernel.limits import LAYOUTS, SITES
+from agent.targets.asked import Owner
 
 #: Byte offsets as in ``struct tls_layout``, and the version.
 Layout = tuple[tuple[int, ...], str]
 
 
-class TooManyLayoutsError(OverShareError):
-    """More kinds of OpenSSL at a time than the kernel side has room for."""
-
-    remedy = "run fewer different builds of OpenSSL on one host"
-
-
-class OtherCodeError(OverShareError):
+class OtherCodeError(NoPlaceError):
     """The code is that of a file whose fields are elsewhere."""
-
-    remedy = "see docs/limits.md"
 
 
 class Known(NamedTuple):
@@ -49,17 +42,19 @@ class Layouts:
 
     def __init__(self, layouts_fd: int, sites_fd: int) -> None:
         self._layouts_fd, self._sites_fd = layouts_fd, sites_fd
+        self._kinds = Places(LAYOUTS, what="kinds of OpenSSL")
+        self._functions = Places(SITES, what="functions of OpenSSL")
         self._numbers: dict[Layout, int] = {}
+        self._brought: dict[Layout | bytes, int] = {}
         self._uses: Counter[Layout] = Counter()
         self._sites: dict[bytes, list[Known]] = {}
-        self._uids: Counter[int] = Counter()
 
     def versions(self) -> dict[int, str]:
         """Number of a layout -> version."""
         return {number: version for (_, version), number in self._numbers.items()}
 
     def add(self, facts: dict[str, Any], owner: Owner) -> Known:
-        """Tells the kernel side what the code of a file is, before its first probe. Raises OSError; OverShareError
+        """Tells the kernel side what the code of a file is, before its first probe. Raises OSError; NoPlaceError
         where there are too many kinds, or the code is another's.
         """
         keys, offsets = tuple(bytes.fromhex(key) for key in facts["keys"]), tuple(facts["layout"])
@@ -72,12 +67,10 @@ class Layouts:
             layout = held[0]  # a copy, without its libcrypto beside it, of what is known better
         else:
             layout = offsets, (facts["version"] or facts["soname"].rpartition(".so.")[2])[:31]
-        self._check(len(keys) - len(held), owner)
-        number, fresh = self._number(layout, owner), layout not in self._numbers
-        known = Known(layout, keys, owner)
-        self._numbers[layout] = number
+        known, fresh = Known(layout, keys, owner), layout not in self._numbers
+        self._take(known)
+        number = self._numbers[layout]
         self._uses[layout] += 1
-        self._uids[owner.uid] += 1
         for key in keys:
             bisect.insort(self._sites.setdefault(key, []), known, key=lambda one: one.owner.uid != 0)
         try:
@@ -94,31 +87,17 @@ class Layouts:
             raise
         return known
 
-    def _check(self, more: int, owner: Owner) -> None:
-        """Raises TooManyLayoutsError where a user, or all but root, would have too many sites."""
-        uids = Counter(users[0].owner.uid for users in self._sites.values())
-        if owner.uid and more and uids[owner.uid] + more > SITES_A_USER:
-            raise TooManyLayoutsError(
-                errno.EDQUOT, f"this user has {SITES_A_USER} different functions of OpenSSL in use already"
-            )
-        if owner.uid and more and uids.total() - uids[0] + more > SITES_OTHERS:
-            raise TooManyLayoutsError(
-                errno.EDQUOT, f"all users but root have {SITES_OTHERS} different functions of OpenSSL in use already"
-            )
-
-    def _number(self, layout: Layout, owner: Owner) -> int:
-        """The highest for root, the lowest for the others, who may not have all."""
-        if layout in self._numbers:
-            return self._numbers[layout]
-        if owner.uid and self._uids[owner.uid] >= LAYOUTS_A_USER:
-            raise TooManyLayoutsError(errno.EDQUOT, f"this user has {LAYOUTS_A_USER} kinds of OpenSSL in use already")
-        most = LAYOUTS_OTHERS if owner.uid else LAYOUTS
-        free = set(range(most)).difference(self._numbers.values())
-        if not free:
-            raise TooManyLayoutsError(
-                errno.EDQUOT, f"{most} different kinds of OpenSSL are in use on this host already"
-            )
-        return min(free) if owner.uid else max(free)
+    def _take(self, known: Known) -> None:
+        """Places for what is not known yet, in the name of the user who brings it. Raises NoPlaceError."""
+        uid, new = known.owner.uid, [key for key in known.keys if key not in self._sites]
+        if why := self._functions.refusal(uid, len(new)):
+            raise NoPlaceError(errno.EDQUOT, why)
+        if known.layout not in self._numbers:
+            self._kinds.take(uid)
+            self._numbers[known.layout] = min(set(range(LAYOUTS)).difference(self._numbers.values()))
+            self._brought[known.layout] = uid
+        self._functions.take(uid, len(new))
+        self._brought.update(dict.fromkeys(new, uid))
 
     def _point(self, key: bytes) -> None:
         bpf.update(self._sites_fd, key, struct.pack("<I", self._numbers[self._sites[key][0].layout]))
@@ -133,8 +112,9 @@ class Layouts:
                     self._point(key)
                 else:
                     del self._sites[key]
+                    self._functions.give_back(self._brought.pop(key))
                     bpf.delete(self._sites_fd, key)
         self._uses[known.layout] -= 1
-        self._uids[known.owner.uid] -= 1
         if not self._uses[known.layout]:
             del self._uses[known.layout], self._numbers[known.layout]
+            self._kinds.give_back(self._brought.pop(known.layout))

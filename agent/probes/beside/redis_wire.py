@@ -16,6 +16,7 @@ import numpy as np
 
 from agent.batch import Batch
 from agent.common.clocks import boot_ns
+from agent.common.fairness import UpperBound
 from agent.contracts import Due, Finishing, Stating
 from agent.kernel import bpf
 from agent.kernel.helper_client import Helper
@@ -42,6 +43,17 @@ LOOK_NS, EVERY_NS, IDLE_NS, FAR_NS, PORTS_NS = (
 DECISIONS_PER_S, _PIECES_EACH, _AT_ONCE_S = 1000, 8, 0.1
 _SAMPLES, _SAMPLE_NS, _IGNORED_NS = 16, 200_000_000, 30_000_000_000
 _CLIENTS = 4096
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "limiters",
+        "decisions in Redis per second and user",
+        DECISIONS_PER_S,
+        "the next row stands for the others",
+        "`sample_rate`",
+        setting="`redis_decisions_per_s`",
+    ),
+)
 _SCRIPT, _WINDOW = 1, 2
 _WHOLE, _IGNORED = 1, 2
 _IN, _OUT, _UNIX, _UNIX_SHORT = "redis_in", "redis_out", "redis_unix", "redis_unix_short"

@@ -22,6 +22,7 @@ import hiredis
 
 from agent.common.address import peer_bytes
 from agent.common.clocks import boot_ns
+from agent.common.fairness import UpperBound
 from agent.common.resp import RedisDown, RedisUrl, RespClient
 from agent.queues.catalogue import Broker, Row
 from agent.queues.redis_consumers import MAX_CONSUMERS, Consumers
@@ -30,6 +31,8 @@ from agent.queues.redis_reading import Id, age_s, entry_id, fields, named, shown
 from agent.queues.redis_scan import MAX_NAME_BYTES, MAX_STREAMS, Scan, is_pattern
 
 MAX_GROUPS = 256  #: what is beyond is told in a row
+#: For docs/limits.md.
+BOUNDS = (UpperBound("queues", "consumer groups", MAX_GROUPS, "not watched", "`queue_lag.reason`"),)
 PENDING_SAMPLE = 100  #: pending entries looked at for redeliveries: ``redelivered`` is a lower bound beyond that
 LOGIN_RETRY_NS = 10_000_000_000  #: a refused login is not repeated each poll: servers log and count these
 
