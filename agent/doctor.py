@@ -19,7 +19,7 @@ from agent.clock.daemons.present import running
 from agent.clock.daemons.source import synchronised_now
 from agent.config import resolve
 from agent.errors import AgentError
-from agent.kernel.load import SYSTEM_PYTHON
+from agent.kernel.loading import SYSTEM_PYTHON
 from agent.posix import privilege, proc
 from agent.queues.catalogue import Queue, broker
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import time
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from agent import log
@@ -35,13 +36,16 @@ if TYPE_CHECKING:
     from agent.clock.daemons.source import TimeDaemons
     from agent.clock.source import ClockSource
     from agent.contracts import Source
+    from agent.correlate.correlator import Correlator
     from agent.kernel.helper_client import Helper
     from agent.kernel.load import Loaded
+    from agent.kernel.loading import LoaderProcess
     from agent.kernel.source import KernelSource
     from agent.queues.poller import QueuePoller
     from agent.service.live import Live
     from agent.service.loop import Loop
     from agent.service.status import Status
+    from agent.targets.analyst import Analyst
     from agent.targets.targets import Targets
 
 
@@ -72,7 +76,7 @@ def _kernel_sources(
     if loaded.shared:
         kernel.control["agent_pid"] = os.getpid()
     raise_soft_limit()
-    targets = Targets(helper, kernel)
+    targets = Targets(helper, kernel, analyst=extra["analyst"])
     window = SamplingWindow(helper, int(config.syscalls_window_ms * 1e6))
     kernel.hold = lambda: window.busy
     # An interval that is over ends before the window opens, which holds it up.
@@ -93,6 +97,26 @@ def _kernel_sources(
     return sources, clock, targets
 
 
+def _begun(uid: int, gid: int) -> tuple[LoaderProcess, Analyst]:
+    """The processes that take longest to start: they do so while this one imports."""
+    from agent.kernel.loading import LoaderProcess
+    from agent.targets.analyst import Analyst
+
+    loader, analyst = LoaderProcess(), Analyst()
+    analyst.begin((uid, gid))
+    return loader, analyst
+
+
+def _correlator(config: Config) -> Correlator:
+    """Also imports most of what ``_assemble`` needs: the loader works meanwhile."""
+    from agent.correlate.correlator import Correlator
+    from agent.correlate.thresholds import with_threshold
+
+    for module in ("agent.service.status", "agent.service.loop", "agent.targets.targets", "agent.store.hot"):
+        import_module(module)
+    return Correlator(with_threshold(jump_threshold_ns(config.jump_threshold)), clock=time.thread_time_ns)
+
+
 def run(config: Config, to_help: Child, to_watch: Child) -> int:
     """The agent, until a signal or ``duration_s``. Returns the exit status. Raises AgentError before it is ready."""
     started = time.monotonic()
@@ -101,6 +125,7 @@ def run(config: Config, to_help: Child, to_watch: Child) -> int:
     timens.require_host()
     privilege.require_readable()
     uid, gid = privilege.service_user()
+    loader, analyst = _begun(uid, gid)
     from agent.clock.process import start as start_watch
     from agent.clock.subscribers import SUBSCRIBERS
 
@@ -131,13 +156,15 @@ def run(config: Config, to_help: Child, to_watch: Child) -> int:
     from agent.common.lean import without_masked_arrays
     from agent.investigate.start import kernel_symbols
     from agent.kernel import bpf
-    from agent.kernel.load import load
+    from agent.kernel.load import Loading
     from agent.posix.signals import Signals
     from agent.queues.older import names_of_older
     from agent.service.reload import Reload
 
     without_masked_arrays()
-    loaded = load(_families(config), {"SYSCALLS_SLOW_NS": int(config.slow_syscall_ms * 1e6)})
+    loading = Loading(_families(config), {"SYSCALLS_SLOW_NS": int(config.slow_syscall_ms * 1e6)}, loader=loader)
+    correlator = _correlator(config)
+    loaded = loading.finish()
     if loaded.uprobe_multi:
         helper.restrict()
     clock = loaded.families.get("clock")
@@ -150,7 +177,19 @@ def run(config: Config, to_help: Child, to_watch: Child) -> int:
     privilege.drop_unless_needed(uid, gid, privilege.CAP_BPF, lambda: lost < 0 or bpf.allowed(lost))
 
     loop, status, live, changes = _assemble(
-        config, store_fd, loaded, helper, watch, hook, sockets, intake_sockets, control_socket, older, kallsyms
+        config,
+        store_fd,
+        loaded,
+        helper,
+        watch,
+        hook,
+        sockets,
+        intake_sockets,
+        control_socket,
+        older,
+        kallsyms,
+        correlator,
+        analyst,
     )
     signals = Signals(loop, Reload(config, loop, changes).start, live.draw if live else None)
     status.ready_s = time.monotonic() - started
@@ -191,6 +230,8 @@ def _assemble(
     control_socket: socket.socket,
     older: Any,
     kallsyms: int,
+    correlator: Correlator,
+    analyst: Analyst,
 ) -> tuple[Loop, Status, Live | None, dict[str, Callable[[Config], None]]]:
     """Everything unprivileged: sources, store, correlator, sinks, the control socket and the live view; and what
     settings can change in it.
@@ -198,9 +239,7 @@ def _assemble(
     from agent.clock.history import History
     from agent.clock.last import LastReading
     from agent.clock.notices import NoticeSource
-    from agent.correlate.correlator import Correlator
     from agent.correlate.reported import ReportedWaits
-    from agent.correlate.thresholds import with_threshold
     from agent.investigate.start import investigator
     from agent.kernel.source import KernelSource
     from agent.limiters import intake as intake_room
@@ -224,7 +263,12 @@ def _assemble(
     limits = Limits(max_bytes=config.max_bytes, max_age_s=config.max_age_days * 86400)
     store = Writer(HotStore(store_fd, boot, host.name(), version=version.VERSION, limits=limits), history.wall)
     kernel = KernelSource(loaded)
-    extra = {"watch": watch, "history": history, "last": LastReading(store_fd, boot, store.later)}
+    extra = {
+        "watch": watch,
+        "history": history,
+        "last": LastReading(store_fd, boot, store.later),
+        "analyst": analyst,
+    }
     sources, clock, targets = _kernel_sources(config, loaded, kernel, helper, extra)
     answers: dict[str, control.Answer] = {}
     server = control.Control(control_socket, answers)
@@ -245,7 +289,6 @@ def _assemble(
         Bounds("control", server.counts, control.REASONS),
     ]
     exports = start_exports(config, boot, history)
-    correlator = Correlator(with_threshold(jump_threshold_ns(config.jump_threshold)), clock=time.thread_time_ns)
     loop = Loop(sources, store, correlator, exports.sinks)
     loop.add(Unjudged(loop.unjudged))
     loop.add(KeptHours(correlator, store_fd, boot, store.later))

@@ -177,6 +177,10 @@ int tls_return(struct pt_regs *ctx)
 	u8 cause;
 	struct tls_layout *l = tls_layouts.lookup(&o->layout);
 	u8 result = tls_verdict(key.ssl, l, PT_REGS_RC(ctx), &cause);
+	o->verdict = result | cause << 8;
+	u32 verdict = *(volatile u32 *)&o->verdict;	/* as if it were another: what follows is one path for the verifier, not one a verdict */
+	result = verdict;
+	cause = verdict >> 8;
 	tls_leaves(&key, o, l, tid, read, result == TLS_GOING_ON);
 	if (result == TLS_GOING_ON)
 		return 0;

@@ -16,7 +16,7 @@ struct tls_open {		/* a handshake that is going on */
 	u64 sk;			/* the socket that fits, 0 for none yet; UNKNOWN64: calls disagree */
 	u64 used;		/* the one that a call used itself, 0 for none */
 	u32 base;		/* where in its stream the handshake begins */
-	u32 pad;
+	u32 verdict;		/* of the last call */
 };
 
 struct tls_key {

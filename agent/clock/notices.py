@@ -74,7 +74,8 @@ class NoticeSource(Stating, Failing, Owning):
         """Who had subscribed to a watch that ended is no subscriber any more; another one goes on counting where it
         was.
         """
-        state, trouble = self._state["socket"], self._watch.failure()
+        state, how = self._state["socket"], self._watch.child.state()
+        trouble = "" if how == "running" else how
         self._watch.counts = {key: state[key] for key in COUNTS if key in state}
         if trouble != self._trouble:
             self._trouble = trouble

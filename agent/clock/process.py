@@ -83,7 +83,13 @@ class WatchProcess:
         self.counts: dict[str, int] = {}
         self.outages: deque[Unwatched] = deque(maxlen=_OUTAGES)
         self.child = Supervised(
-            "clock watch", "watches the clock", self._start, self._over, silent_s=SILENT_S, restarts=Restarts()
+            "clock watch",
+            "watches the clock",
+            self._start,
+            self._over,
+            silent_s=SILENT_S,
+            restarts=Restarts(),
+            meanwhile=_MEANWHILE,
         )
         self.child.adopt(Forked(pid))
         self._ends, self._notices, self._pulse, self._steps = ends, notices, pulse, -1
@@ -179,34 +185,16 @@ class WatchProcess:
         self._tell_pid(self.pid)
         return process, None
 
-    def failure(self) -> str:
-        """What is wrong with it, and what to do; empty where nothing is."""
-        if self.restarts.given_up:
-            return f"gone, the last of several in a row: {self.restarts.why}: {_MEANWHILE}; restart tickscope"
-        if not self.alive:
-            return f"ended ({self.restarts.why}), and is started again: until then {_MEANWHILE}"
-        return (
-            f"gives no sign of life: notices wait, and after {self.child.hung_s:.0f} s another one is started"
-            if self.silent
-            else ""
-        )
-
     def state(self) -> dict[str, object]:
         """For ``status``."""
-        how = self.failure()
-        if self.silent:
-            how = f"silent for {self.child.quiet_s:.0f} s: {how}"
-        elif not how:
+        how = self.child.state()
+        if how == "running" and not self._goes_first():
             why = (
                 "CAP_SYS_NICE"
                 if not self.restarts.count
                 else "RLIMIT_RTPRIO, which takes CAP_SYS_RESOURCE; restart tickscope"
             )
-            how = (
-                "running"
-                if self._goes_first()
-                else f"running, but may not go first ({why}): a busy host may hold notices up"
-            )
+            how = f"running, but may not go first ({why}): a busy host may hold notices up"
         if self.restarts.count:
             how += (
                 f"; restarted {self.restarts.count} times, last {time.monotonic() - self.restarts.last_s:.0f} s ago"

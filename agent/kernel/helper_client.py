@@ -24,7 +24,7 @@ from agent.kernel import helper
 from agent.kernel.detach import close_aside
 from agent.kernel.steps import Done, HeldUpError, Steps, Wait, at_once
 from agent.posix.child import Child
-from agent.posix.supervisor import Forked, Supervised
+from agent.posix.supervisor import Forked, Supervised, how
 
 DEADLINE_S = 2.0
 #: For docs/limits.md.
@@ -77,14 +77,24 @@ class Helper:
 
     def __init__(self, sock: socket.socket, pid: int) -> None:
         sock.setblocking(False)
-        self._sock, self.pid, self.alive, self.silent, self.late = sock, pid, True, False, 0
-        self.child = Supervised("helper", "opens files of other processes", ends_s=END_S)
-        self.child.adopt(Forked(pid), sock)
+        self._sock, self.pid, self.late = sock, pid, 0
+        self.child = Supervised(
+            "helper", "opens files of other processes", ends_s=END_S, meanwhile="no new uprobes are attached"
+        )
+        self.child.adopt(Forked(pid))  # its socket stays open where it is gone: the loop polls it
         self.took_s = 0.0
         self._number = 0
         self._queue: deque[tuple[_Request, Done]] = deque()
         self._sent: _Sent | None = None
         self._answers: list[tuple[Done, Any, OSError | None]] = []
+
+    @property
+    def alive(self) -> bool:
+        return self.child.process is not None
+
+    @property
+    def silent(self) -> bool:
+        return self.child.silent
 
     def opening(self, pid: int, what: str) -> Wait:
         """A read-only descriptor of ``maps``, ``spaces``, ``linker-cache``, ``exe``, ``root:PATH`` or ``map:RANGE`` of
@@ -161,8 +171,8 @@ class Helper:
         """Ends the helper, whatever it does: the probes are this process's. Waits for END_S at most, as the kernel may
         have it finish something first.
         """
-        self.alive = False
         self.child.close(kill=True)
+        self._sock.close()
 
     def _asking(self, request: _Request, value: Callable[[Any], object]) -> Wait:
         def wait(done: Done) -> None:
@@ -207,7 +217,7 @@ class Helper:
                 self._gone()
                 return
             number, status, digest = helper.REPLY.unpack(data)
-            self.silent = False
+            self.child.silent = False
             if self._sent is None or self._sent.number != number:
                 close_aside(fds)  # too late: whoever asked has been told so
                 continue
@@ -224,7 +234,8 @@ class Helper:
             )
 
     def _gone(self) -> None:
-        self.alive = self.silent = False
+        code = self.child.process.poll() if self.child.process is not None else None
+        self.child.fail("it closed its socket" if code is None else how(code))
         self._fail_all(lambda: BrokenPipeError(errno.EPIPE, "the helper is gone"))
         self._spare = socket.socketpair()
         os.dup2(
@@ -232,7 +243,7 @@ class Helper:
         )  # never readable: who polls it does not spin
 
     def _give_up(self) -> None:
-        self.silent, self.late, self.took_s = True, self.late + 1, DEADLINE_S
+        self.child.silent, self.late, self.took_s = True, self.late + 1, DEADLINE_S
         sent, self._sent = self._sent, None
         if sent is not None:
             sent.done(None, TimeoutError(errno.ETIMEDOUT, f"the helper did not answer within {DEADLINE_S:.0f} s"))

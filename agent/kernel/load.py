@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import json
 import os
-import signal
 import socket
-import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent.errors import PRIVILEGE, AgentError
+from agent.kernel.loading import LoaderProcess
 from agent.kernel.probe import Probe, ordered
 from agent.kernel.wire import Wire
-from agent.posix.signals import sheltered
 
 BPF_DIR = Path(__file__).resolve().parents[2] / "bpf"
-SYSTEM_PYTHON = "/usr/bin/python3"
-#: Of a hung loader. It needs a second; under emulation (tests/vm) a minute or two.
-TIMEOUT_S = 240
 _MAX_FDS = 256
 #: Of rings, aggregation maps and families' ``counts``, each of which has one in the map ``lost``.
 LOST_COUNTERS = 64
@@ -140,31 +136,68 @@ def _job(probes: list[Probe], options: Mapping[str, int], bpf_dir: Path, btf: st
     return job, wire
 
 
-def load(
-    families: Iterable[Probe],
-    options: Mapping[str, int] | None = None,
-    *,
-    bpf_dir: Path = BPF_DIR,
-    btf: str = "/sys/kernel/btf/vmlinux",
-) -> Loaded:
-    """Compiles, loads and attaches; a loader that is killed is run once more.
+class Loading:
+    """Programs that are being compiled, loaded and attached; ``finish`` waits for them.
 
-    Families that cannot be attached come back ``unavailable`` with the reason; only a missing BCC or no privilege
-    raises AgentError (exit code 5). Raises ValueError for families that come after each other, or have more maps than
-    there are counters.
+    loader: a process that was started before. Raises ValueError for families that come after each other, or have more
+    maps than there are counters; OSError where the loader cannot be started.
     """
-    probes = ordered(families)
-    job, wire = _job(probes, options or {}, bpf_dir, btf)
-    for attempt in (1, 2):
-        loaded = Loaded({p.name: Family(p) for p in probes}, wire, [m for p in probes for m in loss_counted(p)])
-        status = _run(job, loaded)
-        if status is None:
+
+    def __init__(
+        self,
+        families: Iterable[Probe],
+        options: Mapping[str, int] | None = None,
+        *,
+        bpf_dir: Path = BPF_DIR,
+        btf: str = "/sys/kernel/btf/vmlinux",
+        loader: LoaderProcess | None = None,
+    ) -> None:
+        self._probes = ordered(families)
+        self._job, self._wire = _job(self._probes, options or {}, bpf_dir, btf)
+        self._loader = loader or LoaderProcess()
+        self._send()
+
+    def _send(self) -> None:
+        with contextlib.suppress(OSError):  # it has ended, which its socket tells
+            self._loader.send(self._job)
+
+    def finish(self) -> Loaded:
+        """A loader that is killed is run once more.
+
+        Families that cannot be attached come back ``unavailable`` with the reason; only a missing BCC or no privilege
+        raises AgentError (exit code 5).
+        """
+        loaded = self._fresh()
+        if self._received(loaded) is None:
             return loaded
         release(loaded)
-        if attempt == 2:
+        loaded, self._loader = self._fresh(), LoaderProcess()
+        self._send()
+        if (status := self._received(loaded)) is not None:
+            release(loaded)
             for family in loaded.families.values():
                 family.reason, family.remedy = f"the loader {status}", "restart tickscope; see its log"
-    return loaded
+        return loaded
+
+    def _fresh(self) -> Loaded:
+        counted = [m for p in self._probes for m in loss_counted(p)]
+        return Loaded({p.name: Family(p) for p in self._probes}, self._wire, counted)
+
+    def _received(self, loaded: Loaded) -> str | None:
+        """None when the loader has finished, else how it ended."""
+        try:
+            while _receive(self._loader.socket, loaded):
+                pass
+            return None
+        except (EOFError, OSError) as error:
+            return self._loader.ended(error)
+        finally:
+            self._loader.close()
+
+
+def load(families: Iterable[Probe], options: Mapping[str, int] | None = None, *, bpf_dir: Path = BPF_DIR) -> Loaded:
+    """Compiles, loads and attaches, and waits for it (``Loading``)."""
+    return Loading(families, options, bpf_dir=bpf_dir).finish()
 
 
 def release(loaded: Loaded) -> None:
@@ -176,35 +209,6 @@ def release(loaded: Loaded) -> None:
     for fd in loaded.shared.values():
         os.close(fd)
     loaded.shared = {}
-
-
-def _run(job: dict[str, object], loaded: Loaded) -> str | None:
-    """One run of the loader; None when it finished, else how it ended."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.settimeout(TIMEOUT_S)
-    script = Path(__file__).with_name("loader.py")
-    with sheltered():
-        child = subprocess.Popen(
-            [SYSTEM_PYTHON, "-I", str(script), str(theirs.fileno()), str(os.getpid())],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-        )
-    theirs.close()
-    try:
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        ours.send(json.dumps(job).encode())
-        while _receive(ours, loaded):
-            pass
-        return None
-    except (EOFError, OSError) as error:
-        if isinstance(error, TimeoutError):
-            child.kill()
-            return f"took longer than {TIMEOUT_S} s"
-        code = child.wait(TIMEOUT_S)
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}: {error}"
-    finally:
-        ours.close()
-        child.wait()
 
 
 def _receive(sock: socket.socket, loaded: Loaded) -> bool:

@@ -19,6 +19,7 @@ import signal
 import socket
 import struct
 import sys
+import threading
 from dataclasses import asdict
 from pathlib import Path
 
@@ -201,27 +202,50 @@ class Loader:
                 wanted.add(one.name)
         return [one.name for one in plans if one.name in wanted]
 
-    def load(self, compiled: Compiled, family: FamilyPlan, program: ProgramPlan) -> None:
+    def load(self, compiled: Compiled, programs: list[ProgramPlan]) -> dict[str, int]:
+        """Descriptors by function, on all processors: what takes its time is the kernel's verifier. Those that the
+        kernel refuses are not to be attached any more.
+        """
+        loaded: dict[str, int] = {}
+        longest_first = iter(sorted(programs, key=lambda p: len(compiled.code(p.function)), reverse=True))
+
+        def work() -> None:
+            for program in longest_first:
+                fd = self.load_one(compiled, program)
+                if fd is not None:
+                    loaded[program.function] = fd
+
+        threads = [threading.Thread(target=work) for _ in range(min(os.cpu_count() or 1, len(programs)))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return loaded
+
+    def load_one(self, compiled: Compiled, program: ProgramPlan) -> int | None:
         code, name = compiled.code(program.function), program.function
         if program.kind.startswith("u") and not on_own_stack(code):
             program.attach, program.reason = False, f"{name} does not begin with on_own_stack()"
             program.remedy = "add it (bpf/tickscope.h)"
-            return
+            return None
         if program.kind == "tp_btf" or program.instead_of:
             code = compiler.with_kernel_functions(code)
         try:
             if program.kind == "raw_tp":
-                fd = load_program(code, name, _TYPE_RAW_TRACEPOINT)
-            elif program.kind == "tp_btf":
-                fd = load_program(code, name, _TYPE_TRACING, _TRACE_RAW_TP, self.type_id("btf_trace_", program.target))
-            elif program.kind == "fexit":
-                fd = load_program(code, name, _TYPE_TRACING, _TRACE_FEXIT, self.type_id("", program.target))
-            else:
-                fd = load_program(code, name, _TYPE_KPROBE, _TRACE_UPROBE_MULTI if self.kernel.uprobe_multi else 0)
+                return load_program(code, name, _TYPE_RAW_TRACEPOINT)
+            if program.kind == "tp_btf":
+                return load_program(
+                    code, name, _TYPE_TRACING, _TRACE_RAW_TP, self.type_id("btf_trace_", program.target)
+                )
+            if program.kind == "fexit":
+                return load_program(code, name, _TYPE_TRACING, _TRACE_FEXIT, self.type_id("", program.target))
+            return load_program(code, name, _TYPE_KPROBE, _TRACE_UPROBE_MULTI if self.kernel.uprobe_multi else 0)
         except OSError as error:
             program.attach, program.reason = False, f"the kernel refused it: {error.strerror}"
             program.remedy = "see `tickscope doctor`"
-            return
+            return None
+
+    def attach(self, family: FamilyPlan, program: ProgramPlan, fd: int) -> None:
         if program.kind.startswith("u") or (
             program.on_demand and program.kind != "fexit"
         ):  # patching a function's text each second is not worth its risk
@@ -260,15 +284,17 @@ class Loader:
         compiled = self.compile_what_compiles(plans)
         if compiled is None:
             return plans
-        for family in [p for p in plans if p.state != "unavailable"]:
+        usable = [p for p in plans if p.state != "unavailable"]
+        loaded = self.load(compiled, [p for f in usable for p in f.programs if p.attach and not p.instead_of])
+        for family in usable:
+            family.programs = [p for p in family.programs if p.instead_of not in loaded]
+            loaded |= self.load(compiled, [p for p in family.programs if p.attach and p.instead_of])
             for name in family.maps:
                 if name in compiled.maps:
                     self.share("map", family.name, name, compiled.maps[name])
-            for program in [p for p in family.programs if p.attach]:
-                if program.instead_of in [p.function for p in family.programs if p.attach]:
-                    family.programs.remove(program)
-                else:
-                    self.load(compiled, family, program)
+            for program in family.programs:
+                if program.function in loaded:
+                    self.attach(family, program, loaded[program.function])
             family.settle()
         for name in ("control", "lost"):
             self.share("map", "", name, compiled.maps[name])

@@ -118,9 +118,11 @@ def spawn(
     stdin: int = subprocess.DEVNULL,
     stdout: int | None = None,
     stderr: int | None = None,
+    user: tuple[int, int] | None = None,
 ) -> subprocess.Popen[bytes]:
     """``python -m MODULE ARGS``, or a whole command, with these descriptors under their own numbers. environment:
-    instead of the few variables that a child usually gets; PYTHONPATH is added. Raises OSError.
+    instead of the few variables that a child usually gets; PYTHONPATH is added. user: uid and gid that it runs as, for
+    a parent that is still root. Raises OSError.
     """
     if environment is None:
         environment = {**{name: os.environ[name] for name in _PASSED if name in os.environ}, "LC_ALL": "C.UTF-8"}
@@ -134,6 +136,7 @@ def spawn(
             stderr=stderr,
             pass_fds=fds,
             env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            **({"user": user[0], "group": user[1], "extra_groups": []} if user else {}),
         )
 
 
@@ -221,9 +224,10 @@ def _nothing() -> None:
 class Supervised:
     """One child process at a time.
 
-    role: its name in ``status``; does: what it does, in words. start: starts one, with the agent's end of its socket
-    where it has one; None where there is nothing to do; raises OSError. Without it the owner starts one when there is
-    something to do, and calls ``adopt``. over: called once for each that has ended.
+    role: its name in ``status``; does: what it does, in words; meanwhile: what is missing without it. start: starts
+    one, with the agent's end of its socket where it has one; None where there is nothing to do; raises OSError. Without
+    it the owner starts one when there is something to do, and calls ``adopt``. over: called once for each that has
+    ended.
     silent_s: without ``beat`` for so long it counts as silent, after hung_s it is killed and another one is started;
     0: no sign of life is expected. ends_s: how long it may take to end by itself before it is killed. restarts: when
     it is started again, by default never.
@@ -243,6 +247,7 @@ class Supervised:
         hung_s: float = HUNG_S,
         ends_s: float = 2.0,
         restarts: Restarts | None = None,
+        meanwhile: str = "",
     ) -> None:
         self.role, self.silent_s, self.hung_s, self.ends_s = role, silent_s, hung_s, ends_s
         self.restarts = restarts or Restarts(in_a_row=0)
@@ -250,7 +255,7 @@ class Supervised:
         self.socket: socket.socket | None = None
         self.silent, self.drained, self.trouble = False, True, ""
         self._reported, self._beats = "", False
-        self._does, self._start, self._over = f"the process that {does}", start, over
+        self._does, self._start, self._over, self._meanwhile = f"the process that {does}", start, over, meanwhile
         self._ending: list[tuple[ChildProcess, float]] = []  # with when each is killed
         self._checked_s = self._beat_s = time.monotonic()
         self._held_up_s = 0.0
@@ -365,6 +370,12 @@ class Supervised:
             reason=self.trouble.encode(),
             remedy=remedy.encode(),
         )
+
+    def state(self) -> str:
+        """For ``status``: ``running``, or what is wrong, what is missing meanwhile, and what to do."""
+        remedy = _REMEDY if self.restarts.given_up else ""
+        trouble = self._trouble()
+        return "; ".join(filter(None, (trouble, self._meanwhile, remedy))) if trouble else "running"
 
     def failures(self) -> dict[str, str]:
         return {self.role: self.trouble} if self.trouble else {}

@@ -132,10 +132,8 @@ class Status:
     def processes(self) -> list[dict[str, Any]]:
         """pid and role; uid, capabilities and memory are for the asker to read from /proc."""
         out = [{"pid": os.getpid(), "role": "agent"}]
-        if self._watch.alive:
-            out.append({"pid": self._watch.pid, "role": "clock watch"})
-        if self._helper.alive:
-            out.append({"pid": self._helper.pid, "role": "helper"})
+        for child in (self._watch.child, self._helper.child):
+            out += child.processes()
         for source in self._loop.sources:
             out += source.processes() if isinstance(source, Owning) else ()
         for sink in self._loop.sinks:
@@ -200,16 +198,6 @@ class Status:
     def otlp_receiver(self) -> dict[str, Any]:
         """Where OTLP is taken, what came and what was refused; empty where it is off."""
         return dict(self._said("otlp_receiver", {}))
-
-    def helper(self) -> str:
-        """The helper's state in words: running, or what is not seen and what to do."""
-        if not self._helper.alive:
-            return "gone: no new uprobes; restart tickscope"
-        return (
-            "does not answer: no new uprobes until it does; if it stays so, restart tickscope"
-            if self._helper.silent
-            else "running"
-        )
 
     def programs(self) -> list[dict[str, Any]]:
         """Programs and libraries that are not seen, or not wholly, and why."""
@@ -281,7 +269,7 @@ class Status:
             "time_daemons": self.time_daemons(),
             "store": {"dir": self._config.store, **self._loop.store.state()},
             "export": self.export(),
-            "helper": self.helper(),
+            "helper": self._helper.child.state(),
             "programs": self.programs(),
             "examining": self.examining(),
             "investigation": self.investigation(),
@@ -292,11 +280,8 @@ class Status:
         runs were left out as ``loss``.
         """
         store = self._loop.store.trouble() or "running"
-        for name, now in (
-            ("helper", self.helper()),
-            ("clock watch", self._watch.failure() or "running"),
-            ("store", store),
-        ):
+        children = ((child.role, child.state()) for child in (self._helper.child, self._watch.child))
+        for name, now in (*children, ("store", store)):
             if self._told.get(name, "running") != now and now_ns - self._said_ns.get(name, 0) >= _SAY_NS:
                 self._told[name], self._said_ns[name] = now, now_ns
                 say(f"tickscope: {name}: {now}")

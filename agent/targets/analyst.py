@@ -30,6 +30,9 @@ from agent.posix.supervisor import Supervised, how, spawn
 
 #: Number of the first answer of a process, to no question: it is ready to be asked.
 READY = 0
+#: A question waits for an examiner that has worked on another one, or has been starting, for less; then a second one is
+#: started.
+_SOON_S, _STARTS_S = 0.1, 1.0
 
 
 class Unexamined(Exception):
@@ -77,12 +80,13 @@ class _Examiner:
         self.number += 1
         self.question, self.since_s = question, time.monotonic()
         if self.child.process is None:
-            self._start()
+            self.start()
         message = json.dumps([self.number, question.analysis, question.arguments]).encode()
         socket.send_fds(self.ours, [message], question.fds)
         question.close()
 
-    def _start(self) -> None:
+    def start(self, user: tuple[int, int] | None = None) -> None:
+        """user: uid and gid that its process runs as, for an agent that is still root."""
         environment = {"OPENBLAS_NUM_THREADS": "1", "PATH": os.environ.get("PATH", ""), "LC_ALL": "C.UTF-8"}
         while True:  # what the one before left unread
             try:
@@ -93,8 +97,8 @@ class _Examiner:
                 break
             for fd in fds:
                 os.close(fd)
-        fd, self.ready = self.theirs.fileno(), False
-        self.child.adopt(spawn("agent.targets.examiner", fd, fds=[fd], environment=environment))
+        fd, self.ready, self.since_s = self.theirs.fileno(), False, time.monotonic()
+        self.child.adopt(spawn("agent.targets.examiner", fd, fds=[fd], environment=environment, user=user))
 
     def answer(self) -> list[Any] | None:
         """The answer to the question; None where there is none yet. Answers to those before it are dropped; its time
@@ -106,10 +110,11 @@ class _Examiner:
             except OSError:
                 return None
             answer: list[Any] = json.loads(data)
-            if answer[0] == self.number:
+            if answer[0] == READY:
+                self.since_s = self.since_s if self.ready else time.monotonic()
+                self.ready = True
+            elif answer[0] == self.number:
                 return answer
-            if answer[0] == READY and not self.ready:
-                self.ready, self.since_s = True, time.monotonic()
 
     def failed(self) -> Unexamined | None:
         """Why there will be no answer; None while there may be one. Who takes too long is ended."""
@@ -135,6 +140,12 @@ class _Examiner:
         self.child.reap()
 
 
+def _soon_free(one: _Examiner) -> bool:
+    """Whether to wait for it takes less than to start another process: most answers take a millisecond."""
+    within_s = _SOON_S if one.ready else _STARTS_S
+    return one.child.process is not None and (one.question is None or time.monotonic() - one.since_s < within_s)
+
+
 class Analyst:
     """``overruns`` counts questions that took too long or ended their process; ``took_s``: how long the last one took,
     without the start of the process.
@@ -145,6 +156,10 @@ class Analyst:
         self._queue: deque[_Question] = deque()
         self.overruns: Counter[str] = Counter()
         self.took_s = 0.0
+
+    def begin(self, user: tuple[int, int]) -> None:
+        """Starts one as this user (uid, gid), since there will be something to examine. Raises OSError."""
+        self._examiners[0].start(user)
 
     def examining(self, analysis: str, fds: list[int], **arguments: Any) -> Wait:
         """A wait for the facts that ``agent.binaries.analyses.KINDS[analysis]`` finds in these files; resumed with them
@@ -191,7 +206,8 @@ class Analyst:
 
     def _next(self) -> None:
         for examiner in self._examiners:
-            if self._queue and examiner.question is None:
+            runs = examiner.child.process is not None
+            if self._queue and examiner.question is None and (runs or not any(map(_soon_free, self._examiners))):
                 question = self._queue.popleft()
                 try:
                     examiner.ask(question)

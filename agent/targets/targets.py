@@ -68,11 +68,12 @@ class Targets:
         kernel: KernelSource,
         linker_cache: str = "/etc/ld.so.cache",
         unseen: UnseenPrograms | None = None,
+        analyst: Analyst | None = None,
     ) -> None:
         self.failures: Counter[str] = Counter()
         self.roots = Roots()
         self.unseen = unseen or UnseenPrograms()
-        self.analyst = Analyst()
+        self.analyst = analyst or Analyst()
         self.shares = probe_descriptors()
         digesting, multi = helper.digesting, kernel.loaded.uprobe_multi
         self.files = Files(self.analyst, digesting, self.shares, self.unseen, self.failures, multi)

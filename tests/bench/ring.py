@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from agent.kernel import syscall
-from agent.kernel.load import BPF_DIR, SYSTEM_PYTHON
+from agent.kernel.load import BPF_DIR
+from agent.kernel.loading import SYSTEM_PYTHON
 from agent.kernel.ring import RingReader
 from agent.kernel.wire import Wire
 from tests.bench.common import arguments, interleaved, ratio, report

@@ -16,6 +16,7 @@ from agent.kernel import bpf
 from agent.kernel.load import Family, Loaded
 from agent.kernel.source import KernelSource
 from agent.kernel.wire import Wire
+from agent.posix.supervisor import Supervised
 from agent.probes.limiter import PROBE
 from agent.service.status import Status
 from agent.tables import TABLES
@@ -80,9 +81,7 @@ def test_runs_that_the_kernel_left_out_are_losses(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(bpf, "program_stats", lambda fd: (0, 0, missed[fd]))
     family = SimpleNamespace(programs={"a": 3, "b": 4}, state="attached", reason="", remedy="", plan={"a": 1, "b": 2})
     anything: Any = SimpleNamespace(
-        alive=True,
-        silent=False,
-        failure=str,
+        child=Supervised("test", "is tested"),
         take=told.append,
         syscalls="sampled",
         redis_limiters="auto",
