@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -26,11 +26,15 @@ UNIT, LIVE = 2, 3
 #: pytest's exit status where tests failed.
 FAILED = 1
 WORDS = {"passed": "passed", "failed": "failed", "error": "failed", "errors": "failed", "skipped": "skipped"}
-EVERY_KERNEL = {"TICKSCOPE_TEST_KERNELS": "5.10 6.1 6.12 newest"}
-#: The clock's events, on the kernel that most hosts have; the probes on old kernels are for --all.
-ONE_KERNEL = {"TICKSCOPE_TEST_KERNELS": "6.1", "TICKSCOPE_TEST_CLOCK_SIZES": "1"}
-#: Seconds without a finding on a healthy host, in CI.
-SILENCE = {"TICKSCOPE_TEST_SILENCE_S": "20"}
+#: The environment of the tests with --all, and in CI: the clock's events on the kernel that most hosts have, shorter
+#: times in which nothing may be found.
+ALL = {"TICKSCOPE_TEST_KERNELS": "5.10 6.1 6.12 newest"}
+SAMPLE = {
+    "TICKSCOPE_TEST_KERNELS": "6.1",
+    "TICKSCOPE_TEST_CLOCK_SIZES": "1",
+    "TICKSCOPE_TEST_QUIET_S": "10",
+    "TICKSCOPE_TEST_SILENCE_S": "20",
+}
 #: Hostile inputs for each parser, beside those of the tests.
 INPUTS = 100_000
 
@@ -41,7 +45,7 @@ class Group:
 
     name: str
     args: tuple[str, ...]
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str]
     workers: int = 0
 
     def run(self, *more: str) -> tuple[int, Counter[str]]:
@@ -76,15 +80,14 @@ def counted(output: str) -> Counter[str]:
 
 def phases(every: bool) -> list[list[Group]]:
     """Groups of a phase run beside each other, phases one after another."""
-    more = ("--all",) if every else ()
+    more, env = (("--all",), ALL) if every else ((), SAMPLE)
     live = ("tests/kernel", "tests/servers", "tests/system", *more)
     guests = "tests/vm" if every else "tests/vm/test_clock.py"
-    machines = Group("machines", (guests, *more), EVERY_KERNEL if every else ONE_KERNEL)
     return [
-        [Group("unit", ("tests/unit", *more), workers=UNIT)],  # first: .ci/run has mypy run beside it
-        [machines],  # two of them at a time: nothing beside them, since emulated clocks are slow to read
-        [Group("live", (*live, "-m", "not alone"), workers=LIVE)],
-        [Group("alone", (*live, "-m", "alone"), {} if every else SILENCE)],
+        [Group("unit", ("tests/unit", *more), env, UNIT)],  # first: .ci/run has mypy run beside it
+        [Group("machines", (guests, *more), env)],  # with nothing beside them: emulated clocks are slow to read
+        [Group("live", (*live, "-m", "not alone"), env, LIVE)],
+        [Group("alone", (*live, "-m", "alone"), env)],
     ]
 
 

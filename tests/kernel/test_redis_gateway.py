@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import shutil
 import socket
 import subprocess
 import time
@@ -31,8 +30,8 @@ ROUTE = {
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, int, int]]:
     """The rig, the gateway's process and its port."""
-    path = built_by_maven(tmp_path_factory.mktemp("gateway"), "javagateway", "Edge.java")
-    server, port = Redis(tmp_path_factory.mktemp("redis")), free_port()
+    path, directory = built_by_maven("javagateway", "Edge.java"), tmp_path_factory.mktemp("gateway")
+    server, port = Redis(directory), free_port()
     rig = Rig("on", {server.port})
     settings = {
         "server.address": "127.0.0.1",
@@ -50,7 +49,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, int
         "edge.Edge",
         *(f"--{name}={value}" for name, value in settings.items()),
     ]
-    with (path / "log").open("wb") as log:
+    with (directory / "log").open("wb") as log:
         process = subprocess.Popen(argv, stdout=log, stderr=log)
     try:
         end = time.monotonic() + 60 * PATIENCE
@@ -59,7 +58,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, int
                 socket.create_connection(("127.0.0.1", port), 1).close()
                 break
             except OSError:
-                assert process.poll() is None and time.monotonic() < end, (path / "log").read_text()[-4000:]
+                assert process.poll() is None and time.monotonic() < end, (directory / "log").read_text()[-4000:]
                 time.sleep(0.2)
         yield rig, process.pid, port
     finally:
@@ -68,7 +67,6 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, int
         rig.close()
         server.process.kill()
         server.process.wait()
-        shutil.rmtree(path)
 
 
 def test_each_answer_with_what_remains(gateway: tuple[Rig, int, int]) -> None:

@@ -5,6 +5,8 @@ jar. Every decision by the program's own log.
 from __future__ import annotations
 
 import collections
+import hashlib
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -12,27 +14,36 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernel.go_fixture import CACHE
 from tests.kernel.test_redis_wire import GCRA_LIKE, Rig, told
 from tests.servers.test_redis_streams import Redis
 
 
-def built_by_maven(path: Path, name: str, program: str) -> Path:
-    """Where the classes and the libraries are."""
+def built_by_maven(name: str, program: str) -> Path:
+    """Where the classes and the libraries are; built once for each content of the sources."""
     for needed in ("mvn", "javac"):
         if shutil.which(needed) is None:
             pytest.skip(f"no {needed}: Java's libraries come by Maven")
-    shutil.copytree(Path(__file__).parent / name, path, dirs_exist_ok=True)
+    sources = Path(__file__).parent / name
+    digest = hashlib.sha256(repr([(p.name, p.read_text()) for p in sorted(sources.iterdir())]).encode()).hexdigest()
+    done = CACHE / f"{name}-{digest[:16]}"
+    if done.exists():
+        return done
+    path = done.with_suffix(f".{os.getpid()}")
+    shutil.copytree(sources, path)
     fetch = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={path}"]
     got = subprocess.run(fetch, cwd=path, capture_output=True, text=True, check=False)
     if got.returncode:
+        shutil.rmtree(path)
         pytest.skip(f"the libraries cannot be had: {got.stdout[-300:]}")
     subprocess.run(["javac", "-d", path, "-cp", f"{path}/*", path / program], check=True)
-    return path
+    path.rename(done)
+    return done
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return built_by_maven(tmp_path_factory.mktemp("java"), "javaredis", "Asks.java")
+def built() -> Path:
+    return built_by_maven("javaredis", "Asks.java")
 
 
 @pytest.fixture

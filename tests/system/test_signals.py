@@ -32,13 +32,13 @@ def test_ctrl_c_before_it_is_ready_leaves_no_traceback_and_no_process(
     agent = start().ready()
     took = time.monotonic() - took
     assert agent.stop() == 130
-    for n in range(8):
+    for n in range(5):
         log = tmp_path / f"stderr-{n}"
         with log.open("wb") as out:
             early = subprocess.Popen(
                 [TICKSCOPE, "run"], env=agent.env, stdout=subprocess.DEVNULL, stderr=out, start_new_session=True
             )
-        time.sleep(0.1 + n * took / 8)
+        time.sleep(0.1 + n * took / 5)
         os.killpg(early.pid, signal.SIGINT)  # as the terminal does it: to all its processes
         assert early.wait(20 * PATIENCE) == 130, log.read_text()
         assert "Traceback" not in log.read_text() and "Error" not in log.read_text()
