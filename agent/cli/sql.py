@@ -26,6 +26,9 @@ def command(text: str, since: str | None, until: str | None, fmt: str, store: st
 
     Losses are reported as gaps: those between --since and --until, by default those of the whole store.
 
+    Without ORDER BY, rows are printed while they are read. If a damaged file is found after the first rows, the answer
+    ends there with an error and exit status 4. With ORDER BY, damaged files are left out with a note.
+
     \b
     tickscope sql "SELECT comm, count(*) FROM slow_syscall GROUP BY ALL ORDER BY 2 DESC"
     """

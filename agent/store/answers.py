@@ -202,15 +202,23 @@ class Answers(ABC):
 
 
 def _rest(done: Any, batch: list[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
+    """The batches of an answer from the first one on. Raises AgentError (exit 4) where a file fails behind it: its rows
+    are given already, so the file can no longer be left out.
+    """
     import duckdb
 
+    rows = 0
     while batch:
         yield batch
+        rows += len(batch)
         try:
             batch = done.fetchmany(_BATCH_ROWS)
         except duckdb.Error as error:
             raise AgentError(
-                "the rest of the answer cannot be read", why=str(error).partition("\n")[0], exit_code=UNREACHABLE
+                f"the answer is incomplete: a file of the store failed behind {rows} rows",
+                why=str(error).partition("\n")[0],
+                remedy="order the rows (tickscope sql '... ORDER BY t_ns'): a damaged file is then left out",
+                exit_code=UNREACHABLE,
             ) from error
 
 

@@ -8,10 +8,14 @@ rare.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
+
+# Arrow's own allocator takes 4 MB as soon as pyarrow is loaded, and keeps what is freed; malloc gives it back.
+os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 import pyarrow as pa
 
 from agent.clock.history import Converted
@@ -19,9 +23,6 @@ from agent.columns import HIST_BUCKETS, NULL_I64, Column
 from agent.common.address import addr_text, peer_text
 from agent.common.table import DERIVED
 from agent.tables import TABLES
-
-# Its own allocator takes 4 MB at once and keeps what is freed; malloc's gives it back.
-pa.set_memory_pool(pa.system_memory_pool())
 
 #: The derived wall columns, in the order of ``wall_arrays``.
 WALL_COLUMNS = ("wall_ns", "wall_err_ns", "wall_state", "wall_alt_ns")

@@ -673,3 +673,24 @@ def test_the_measure_is_the_last_column_that_a_narrow_screen_loses(table: str) -
 def test_only_a_terminal_that_knows_escape_sequences_gets_some(env: dict[str, str], escapes: bool) -> None:
     shown = on_terminal("tables", **{"NO_COLOR": "", **env})
     assert ("\x1b" in shown) == escapes
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_damaged_file_that_is_found_late(tmp_path: Path, ordered: bool) -> None:
+    """Where rows are printed already the answer ends with exit 4; where all are read first the file is left out."""
+    many = 20_000  # with a kilobyte each, more than DuckDB reads ahead (1 MB)
+    for start, pid in ((1, 1), (10**6, 2)):
+        write(tmp_path, make("tcp_reset", many, t_ns=start + np.arange(many), pid=pid), seal=True)
+    file = sorted(tmp_path.glob("sealed-*"))[1] / "tcp_reset.parquet"
+    data = bytearray(file.read_bytes())
+    data[4:200] = bytes(196)  # the first pages; the end, which says what is where, stays whole
+    file.write_bytes(data)
+    text = "SELECT t_ns, pid, repeat('x', 1000) AS long FROM tcp_reset" + (" ORDER BY t_ns" if ordered else "")
+    done = verb(tmp_path, "sql", text, "-o", "ndjson")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {row["pid"] for row in rows} == {1}
+    if ordered:
+        assert done.returncode == 0 and len(rows) == many and f"is damaged, its {many} rows" in done.stderr
+    else:
+        assert done.returncode == 4 and 0 < len(rows) <= many
+        assert f"failed behind {len(rows)} rows" in done.stderr and "ORDER BY" in done.stderr
