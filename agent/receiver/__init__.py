@@ -1,3 +1,1 @@
-"""OTLP requests that programs of this host send, taken in a process of their own: spans and logs of rate limiters
-become decisions.
-"""
+"""Receives OTLP from programs of this host, in a process of its own: spans and logs of limiters become decisions."""

@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import socket
+import struct
 import subprocess
 import time
 from collections import Counter
@@ -23,19 +24,20 @@ import numpy as np
 
 from agent.batch import Batch, Loss, losses, make
 from agent.common.clocks import boot_ns
+from agent.common.copies import together
 from agent.contracts import Failing, Owning, Pending, Stating
 from agent.limiters.decision import salt_digest
 from agent.log import say
 from agent.posix.supervisor import SILENT_S, Restarts, Supervised, spawn_with_settings
-from agent.receiver.wire import ACK, ALIVE, COUNTS, HEAD, LOST, MAX_MESSAGE_BYTES, MAX_ROWS, ROWS, TABLE
+from agent.receiver.wire import ACK, COUNTS, HEAD, LOST, MAX_RECORDS, TABLE
 
 if TYPE_CHECKING:
     from agent.clock.history import History
     from agent.config import Config
     from agent.kernel.load import Loaded
 
-#: Messages taken in a turn of the loop.
-_MAX_MESSAGES = 64
+#: Taken in a turn of the loop: messages, and rows after which no further message is taken.
+_MAX_MESSAGES, _MAX_ROWS, _MESSAGE_BYTES = 256, 4_096, 4_096
 #: A look-up reads the table of all connections of the host: so many times its duration passes until the next one.
 _PAUSE, _MAX_PAUSE_S = 9, 0.5
 _MAX_PEERS = 256
@@ -140,9 +142,11 @@ class OtlpReceiver(Failing, Owning, Pending, Stating):
             return None
         if self._listener is None:
             try:
-                self._listener, self._failure = _bound(self._address), ""
-            except OSError as error:  # it is tried again with the next look
-                failure = "cannot listen on {} port {}: {}".format(*self._address, error.strerror)
+                family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
+                self._listener = socket.create_server(self._address, family=family, backlog=_BACKLOG)
+                self._failure = ""
+            except OSError as error:  # it is tried again with the next check
+                failure = "cannot listen on {} port {}: {}".format(*self._address, os.strerror(error.errno or 0))
                 if failure != self._failure:
                     say(f"tickscope: otlp_receiver.http: {failure}")
                 self._failure = failure
@@ -158,24 +162,25 @@ class OtlpReceiver(Failing, Owning, Pending, Stating):
     def _received(self, source: socket.socket) -> Iterator[Batch]:
         ends: dict[int, list[Any]] = {}
         pieces: list[tuple[int, np.ndarray]] = []
-        number = 0
+        number = taken = 0
         try:
             for _ in range(_MAX_MESSAGES):
-                data = source.recv(MAX_MESSAGE_BYTES)
+                data, fds, _, _ = socket.recv_fds(source, _MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
                 if not data:  # it has ended
                     self.process.drained = True
                     break
-                if data[:1] == ALIVE:
-                    self.process.beat()
-                    self._counts = Counter(json.loads(data[1:]))
-                elif data[:1] == ROWS and len(data) <= HEAD.size + MAX_ROWS * TABLE.dtype.itemsize:
-                    _, number, connection, *ends[connection] = HEAD.unpack_from(data)
-                    pieces.append((connection, np.frombuffer(data, TABLE.dtype, offset=HEAD.size).copy()))
+                if fds:
+                    rows = _rows(fds[0])
+                    number, connection, *ends[connection] = HEAD.unpack(data)
+                    pieces.append((connection, rows))
+                    if (taken := taken + len(rows)) >= _MAX_ROWS:
+                        break
                 else:
-                    raise ValueError(f"{len(data)} bytes")
+                    self.process.beat()
+                    self._counts = Counter(json.loads(data))
         except (BlockingIOError, ConnectionResetError):  # a reset comes before what was sent until then
             pass
-        except ValueError as error:
+        except (ValueError, struct.error) as error:
             self.process.fail(f"sent a malformed message: {error}")
         if pieces:
             self._identify({connection: of for connection, of in ends.items() if connection not in self._peers})
@@ -208,7 +213,7 @@ class OtlpReceiver(Failing, Owning, Pending, Stating):
         for connection, piece in pieces:
             if (peer := self._peers.get(connection)) is not None:
                 piece["pid"], piece["proc_start_ns"], piece["comm"] = peer
-        rows = np.concatenate([piece for _, piece in pieces])
+        rows = together([piece for _, piece in pieces])
         now_ns = boot_ns()
         unknown = rows["t_ns"] == 0
         try:
@@ -235,14 +240,11 @@ class OtlpReceiver(Failing, Owning, Pending, Stating):
             self._listener = None
 
 
-def _bound(address: tuple[str, int]) -> socket.socket:
-    """Listens there. Raises OSError."""
-    listener = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(_BACKLOG)
-    except OSError:
-        listener.close()
-        raise
-    return listener
+def _rows(fd: int) -> np.ndarray:
+    """Those of a memory file, which is closed. Raises ValueError."""
+    with open(fd, "rb", buffering=0) as file:
+        if (size := os.fstat(fd).st_size) > MAX_RECORDS * TABLE.dtype.itemsize:
+            raise ValueError(f"rows of {size} bytes")
+        data = bytearray(size)
+        os.preadv(file.fileno(), [data], 0)
+    return np.frombuffer(data, TABLE.dtype)

@@ -1,5 +1,6 @@
 """Messages between the receiver's process (agent/receiver/worker.py) and the agent (agent/receiver/process.py), over a
-SOCK_SEQPACKET socket.
+SOCK_SEQPACKET socket. To the agent: counts as JSON, four times a second; or HEAD with the descriptor of a memory file
+that holds rows of ``limiter_decision``, with Unix time in ``t_ns`` (0 unknown).
 """
 
 from __future__ import annotations
@@ -11,15 +12,13 @@ from agent.tables import TABLES
 
 TABLE = TABLES["limiter_decision"]
 PACKER = Packer(TABLE)
-#: To the agent: decisions that came on one connection, behind HEAD; counts as JSON, four times a second.
-ROWS, ALIVE = b"R", b"A"
 #: The message's number, from 1; the connection's; the client's address and port and the receiver's, as tables store
-#: them. Rows follow, with Unix time in ``t_ns`` (0 unknown).
-HEAD = struct.Struct("<cQQ16sH16sH")
+#: them.
+HEAD = struct.Struct("<QQ16sH16sH")
 #: The agent's answer: the number of the last message of which it has taken the rows.
 ACK = struct.Struct("<Q")
-MAX_ROWS = 64
-MAX_MESSAGE_BYTES = 1 << 18
+#: Spans, events or logs of a request, so rows of a message.
+MAX_RECORDS = 50_000
 #: Counts since the start, each shown in ``status`` -> in words, where it is a bound that was reached.
 COUNTS = {
     "requests": "",

@@ -7,6 +7,7 @@ how keys are stored, what limiters are called. The process ends with the agent.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -20,6 +21,7 @@ from http import HTTPStatus
 from typing import Any
 
 import h11
+from google.protobuf.json_format import MessageToJson
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
@@ -32,7 +34,7 @@ from agent.limiters.naming import Names
 from agent.posix import privilege
 from agent.receiver.mapping import Mapper
 from agent.receiver.reading import records
-from agent.receiver.wire import ACK, ALIVE, COUNTS, HEAD, MAX_ROWS, PACKER, ROWS
+from agent.receiver.wire import ACK, COUNTS, HEAD, MAX_RECORDS, PACKER
 from exporters.page_request import known_host
 from exporters.peer import user
 
@@ -41,8 +43,8 @@ with without("ssl"):
 
 MAX_CONNECTIONS = 64
 MAX_HEAD_BYTES = 16 << 10
-#: Of a body, as it comes and unpacked; what it may hold.
-MAX_BODY_BYTES, MAX_RECORDS = 2 << 20, 50_000
+#: Of a body, as it comes and unpacked.
+MAX_BODY_BYTES = 2 << 20
 #: A body of at most so many bytes does not wait for a larger one to be read.
 SMALL_BYTES = 256 << 10
 #: Decisions of all users: per second, and at once after a pause. A user may send a quarter.
@@ -51,6 +53,8 @@ RATE_PER_S, BURST = 20_000, 40_000
 REQUEST_S = 4.0
 #: For the agent to take a message; exporters give up after 10 s.
 AGENT_S = 4.0
+#: Rows that wait for the agent; beyond them requests are to be sent again.
+WAITING_BYTES = 16 << 20
 #: Of memory that the process may write to: 64 bodies, and what three of them are read into.
 BUDGET_BYTES = 384 << 20
 #: For docs/limits.md.
@@ -110,7 +114,7 @@ class RequestRefused(Exception):
 
     def __init__(self, status: int, count: str, message: str) -> None:
         super().__init__(message)
-        self.status, self.count, self.message = status, count, message
+        self.status, self.count = status, count
 
 
 class AgentLink:
@@ -118,31 +122,32 @@ class AgentLink:
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        self._sock, self._loop, self._sending = sock, asyncio.get_running_loop(), asyncio.Lock()
+        self._sock, self._loop = sock, asyncio.get_running_loop()
         self._sent = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._waiting: deque[tuple[int, asyncio.Future[None], int]] = deque()
         self._loop.add_reader(sock, self._answered)
 
-    async def tell(self, counts: bytes) -> None:
-        async with self._sending:
-            await self._send(ALIVE + counts)
-
-    async def hand_over(self, connection: int, ends: Ends, rows: list[bytes]) -> None:
-        """Returns once the agent has taken them. Raises TimeoutError where it takes none for a while."""
-        for at in range(0, len(rows), MAX_ROWS):
-            async with asyncio.timeout(AGENT_S), self._sending:  # message by message, in turns with other connections
-                self._sent += 1
-                await self._send(HEAD.pack(ROWS, self._sent, connection, *ends) + b"".join(rows[at : at + MAX_ROWS]))
-                taken = self._loop.create_future()
-                self._waiting.append((self._sent, taken))
-        async with asyncio.timeout(AGENT_S):
-            await taken
-
-    async def _send(self, message: bytes) -> None:
+    def send(self, message: bytes, *fds: int) -> None:
+        """Raises BlockingIOError while the agent does not read."""
         try:
-            await self._loop.sock_sendall(self._sock, message)
+            socket.send_fds(self._sock, [message], fds)
         except ConnectionError:
             os._exit(0)
+
+    async def hand_over(self, connection: int, ends: Ends, rows: bytes) -> None:
+        """Returns once the agent has taken them. Raises OSError where it does not within AGENT_S, or too much waits."""
+        if sum(size for _, _, size in self._waiting) > WAITING_BYTES:
+            raise BlockingIOError
+        self._sent += 1
+        memory = os.memfd_create("tickscope-otlp")
+        try:
+            os.write(memory, rows)
+            self.send(HEAD.pack(self._sent, connection, *ends), memory)
+        finally:
+            os.close(memory)
+        self._waiting.append((self._sent, taken := self._loop.create_future(), len(rows)))
+        async with asyncio.timeout(AGENT_S):
+            await taken
 
     def _answered(self) -> None:
         try:
@@ -155,6 +160,120 @@ class AgentLink:
             taken = self._waiting.popleft()[1]
             if not taken.done():
                 taken.set_result(None)
+
+
+class OtlpServer:
+    """counts: see agent/receiver/wire.py."""
+
+    def __init__(self, mapper: Mapper, agent: AgentLink) -> None:
+        self.counts = Counter(dict.fromkeys(COUNTS, 0))
+        self._mapper, self._agent = mapper, agent
+        self._places = Places(MAX_CONNECTIONS)
+        self._budget = Budget(RATE_PER_S, BURST)
+        self._accepted = 0
+        self._small, self._large = asyncio.Semaphore(2), asyncio.Semaphore(1)
+
+    @property
+    def connections(self) -> int:
+        return self._places.used
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One connection."""
+        sock = writer.get_extra_info("socket")
+        uid = user(sock)
+        uid = -1 if uid is None else uid
+        if self._places.refusal(uid):
+            self.counts["refused"] += 1
+            writer.transport.abort()
+            return
+        self._places.take(uid)
+        self._accepted += 1
+        theirs, ours = sock.getpeername(), sock.getsockname()
+        ends = addr_bytes(theirs[0]), theirs[1], addr_bytes(ours[0]), ours[1]
+        client = OtlpClient(reader, writer)
+        try:
+            while await self._request(client, uid, self._accepted, ends):
+                client.http.start_next_cycle()
+                await asyncio.sleep(0)  # others' turn: what is pipelined is there already
+        except (OSError, h11.LocalProtocolError):
+            pass
+        finally:
+            writer.transport.abort()
+            self._places.give_back(uid)
+
+    async def _request(self, client: OtlpClient, uid: int, number: int, ends: Ends) -> bool:
+        """A request and its answer; False where no other one can follow."""
+        as_json = False
+        try:
+            try:
+                async with asyncio.timeout(REQUEST_S):
+                    if type(request := await client.event()) is not h11.Request:
+                        return False
+                    signal, as_json, packed = _wanted(request)
+                    body = await client.body()
+            except h11.RemoteProtocolError as error:
+                count = "too_large" if error.error_status_hint == 431 else "malformed"
+                raise RequestRefused(error.error_status_hint, count, f"not OTLP over HTTP/1.1: {error}") from None
+            except TimeoutError:
+                if client.http.their_state is h11.IDLE and not client.http.trailing_data[0]:
+                    return False
+                raise RequestRefused(408, "slow", f"a request has to come within {REQUEST_S:g} s") from None
+            self.counts["requests"] += 1
+            data = unpacked(body) if packed else bytes(body)
+            status, answer = 200, await self._taken(signal, data, as_json, uid, number, ends)
+        except RequestRefused as error:
+            self.counts[error.count] += 1
+            status, answer = error.status, Status(code=_CODES.get(error.status, 3), message=_text(str(error)))
+        content = MessageToJson(answer, indent=None).encode() if as_json else answer.SerializeToString()
+        async with asyncio.timeout(REQUEST_S):
+            await client.answer(status, content, as_json)
+        return bool(client.http.our_state is h11.DONE)
+
+    async def _taken(self, signal: str, data: bytes, as_json: bool, uid: int, number: int, ends: Ends) -> Any:
+        """The answer to a request whose decisions the agent has taken. Raises RequestRefused."""
+        answer: Any = ExportLogsServiceResponse() if signal == "logs" else ExportTraceServiceResponse()
+        if signal == "metrics":
+            self.counts["metrics"] += 1
+            return answer
+        async with self._small if len(data) <= SMALL_BYTES else self._large:
+            rows, seen, rejected, why = await asyncio.to_thread(self._rows, signal, data, as_json)
+        self.counts.update(records=seen, ignored=seen - rejected - len(rows), invalid=rejected)
+        now_ns = time.monotonic_ns()
+        given = min(len(rows), max(0, int(self._budget.left(uid, now_ns))))
+        self._budget.spend(uid, given, now_ns)
+        if over := len(rows) - given:
+            self.counts["over_rate"] += over
+            rejected, why = rejected + over, why or f"a user may send {RATE_PER_S // PART} decisions a second"
+        if given:
+            try:
+                await self._agent.hand_over(number, ends, b"".join(rows[:given]))
+            except OSError:
+                raise RequestRefused(503, "busy", "the agent does not take them now: try again") from None
+        self.counts["decisions"] += given
+        if rejected:
+            setattr(answer.partial_success, f"rejected_{'log_records' if signal == 'logs' else 'spans'}", rejected)
+            answer.partial_success.error_message = _text(why)
+        return answer
+
+    def _rows(self, signal: str, data: bytes, as_json: bool) -> tuple[list[bytes], int, int, str]:
+        """Packed rows; how many records there are; how many of them cannot be read, and why the first."""
+        rows: list[bytes] = []
+        seen = invalid = 0
+        why = ""
+        try:
+            for seen, record in enumerate(records(signal, data, as_json), 1):
+                if seen > MAX_RECORDS:
+                    raise RequestRefused(413, "too_large", f"a request has at most {MAX_RECORDS} spans, events or logs")
+                try:
+                    if record is not None and (values := self._mapper.decision(record)) is not None:
+                        rows.append(PACKER.pack((values,)))
+                except Malformed as error:
+                    invalid, why = invalid + 1, why or str(error)
+        except Malformed as error:
+            raise RequestRefused(400, "malformed", str(error)) from None
+        except MemoryError:
+            raise _too_large() from None
+        return rows, seen, invalid, why
 
 
 class OtlpClient:
@@ -181,135 +300,22 @@ class OtlpClient:
         return body
 
     async def answer(self, status: int, content: bytes, as_json: bool) -> None:
-        kind = _JSON if as_json else _PROTOBUF
-        headers: list[tuple[bytes, bytes]] = [(b"Content-Type", kind), (b"Content-Length", b"%d" % len(content))]
-        headers += [(b"Connection", b"close")] if status != 200 else []
-        headers += [(b"Retry-After", b"1")] if status == 503 else []
-        self._send(h11.Response(status_code=status, headers=headers, reason=HTTPStatus(status).phrase.encode()))
+        """After a refusal what is still sent is thrown away: closing at once would take the answer from the sender."""
+        headers = {"Content-Type": (_JSON if as_json else _PROTOBUF).decode(), "Content-Length": str(len(content))}
+        headers |= {"Connection": "close"} if status != 200 else {}
+        headers |= {"Retry-After": "1"} if status == 503 else {}
+        reason = HTTPStatus(status).phrase.encode()
+        self._send(h11.Response(status_code=status, headers=list(headers.items()), reason=reason))
         self._send(h11.Data(data=content))
         self._send(h11.EndOfMessage())
         await self._writer.drain()
-
-    async def end(self) -> None:
-        """What is still sent is thrown away: closing at once would take the answer from who sends it."""
-        self._writer.write_eof()
-        while await self._reader.read(1 << 16):
-            pass
+        if status != 200:
+            self._writer.write_eof()
+            while await self._reader.read(1 << 16):
+                pass
 
     def _send(self, event: Any) -> None:
         self._writer.write(self.http.send(event) or b"")
-
-
-class OtlpServer:
-    """counts: see agent/receiver/wire.py."""
-
-    def __init__(self, mapper: Mapper, agent: AgentLink) -> None:
-        self.counts = Counter(dict.fromkeys(COUNTS, 0))
-        self._mapper, self._agent = mapper, agent
-        self._places = Places(MAX_CONNECTIONS)
-        self._budget = Budget(RATE_PER_S, BURST)
-        self._accepted = 0
-        self._small, self._large = asyncio.Semaphore(2), asyncio.Semaphore(1)
-
-    @property
-    def connections(self) -> int:
-        return self._places.used
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
-        sock = writer.get_extra_info("socket")
-        uid, connection = user(sock), OtlpClient(reader, writer)
-        uid = -1 if uid is None else uid
-        if self._places.refusal(uid):
-            self.counts["refused"] += 1
-            writer.transport.abort()
-            return
-        self._places.take(uid)
-        self._accepted += 1
-        theirs, ours = sock.getpeername(), sock.getsockname()
-        ends = addr_bytes(theirs[0]), theirs[1], addr_bytes(ours[0]), ours[1]
-        try:
-            while await self._request(connection, uid, self._accepted, ends):
-                connection.http.start_next_cycle()
-        except (OSError, h11.LocalProtocolError):
-            pass
-        finally:
-            writer.transport.abort()
-            self._places.give_back(uid)
-
-    async def _request(self, client: OtlpClient, uid: int, number: int, ends: Ends) -> bool:
-        """A request and its answer; False where no other one can follow."""
-        as_json = False
-        try:
-            try:
-                async with asyncio.timeout(REQUEST_S):
-                    if type(request := await client.event()) is not h11.Request:
-                        return False
-                    signal, as_json, packed = _wanted(request)
-                    body = await client.body()
-            except h11.RemoteProtocolError as error:
-                count = "too_large" if error.error_status_hint == 431 else "malformed"
-                raise RequestRefused(error.error_status_hint, count, f"not OTLP over HTTP/1.1: {error}") from None
-            except TimeoutError:
-                if client.http.their_state is h11.IDLE and not client.http.trailing_data[0]:
-                    return False
-                raise RequestRefused(408, "slow", f"a request has to come within {REQUEST_S:g} s") from None
-            rejected, why = await self._take(signal, body, as_json, packed, uid, number, ends)
-        except RequestRefused as error:
-            self.counts[error.count] += 1
-            async with asyncio.timeout(REQUEST_S):
-                await client.answer(error.status, _failure(error, as_json), as_json)
-                await client.end()
-            return False
-        async with asyncio.timeout(REQUEST_S):
-            await client.answer(200, _success(signal, rejected, why, as_json), as_json)
-        return client.http.our_state is h11.DONE
-
-    async def _take(
-        self, signal: str, body: bytearray, as_json: bool, packed: bool, uid: int, number: int, ends: Ends
-    ) -> tuple[int, str]:
-        """How many records were rejected, and why the first."""
-        self.counts["requests"] += 1
-        if signal == "metrics":
-            self.counts["metrics"] += 1
-            return 0, ""
-        data = unpacked(body) if packed else bytes(body)
-        async with self._small if len(data) <= SMALL_BYTES else self._large:
-            rows, seen, rejected, why = await asyncio.to_thread(self._rows, signal, data, as_json)
-        self.counts.update(records=seen, ignored=seen - rejected - len(rows), invalid=rejected)
-        now_ns = time.monotonic_ns()
-        given = min(len(rows), max(0, int(self._budget.left(uid, now_ns))))
-        self._budget.spend(uid, given, now_ns)
-        if over := len(rows) - given:
-            self.counts["over_rate"] += over
-            rejected, why = rejected + over, why or f"a user may send {RATE_PER_S // PART} decisions a second"
-        if given:
-            try:
-                await self._agent.hand_over(number, ends, rows[:given])
-            except TimeoutError:
-                raise RequestRefused(503, "busy", "the agent does not take them now: try again") from None
-        self.counts["decisions"] += given
-        return rejected, why
-
-    def _rows(self, signal: str, data: bytes, as_json: bool) -> tuple[list[bytes], int, int, str]:
-        """Packed rows; how many records there are; how many of them cannot be read, and why the first."""
-        rows: list[bytes] = []
-        seen = invalid = 0
-        why = ""
-        try:
-            for seen, record in enumerate(records(signal, data, as_json), 1):
-                if seen > MAX_RECORDS:
-                    raise RequestRefused(413, "too_large", f"a request has at most {MAX_RECORDS} spans, events or logs")
-                try:
-                    if record is not None and (values := self._mapper.decision(record)) is not None:
-                        rows.append(PACKER.pack((values,)))
-                except Malformed as error:
-                    invalid, why = invalid + 1, why or str(error)
-        except Malformed as error:
-            raise RequestRefused(400, "malformed", str(error)) from None
-        except MemoryError:
-            raise _too_large() from None
-        return rows, seen, invalid, why
 
 
 def unpacked(data: bytes | bytearray) -> bytes:
@@ -333,8 +339,10 @@ def _wanted(request: h11.Request) -> tuple[str, bool, bool]:
     headers = {name: value.strip().lower() for name, value in request.headers}
     kind, coding = headers.get(b"content-type", b"").partition(b";")[0].strip(), headers.get(b"content-encoding", b"")
     signal = _PATHS.get(request.target.partition(b"?")[0])
+    both = b"transfer-encoding" in headers and b"content-length" in headers
     for wrong, status, why in (
         (request.http_version > b"1.1", 400, "not OTLP over HTTP/1.1: gRPC is not received"),
+        (both, 400, "not OTLP over HTTP/1.1: Content-Length with Transfer-Encoding"),
         (not known_host(headers.get(b"host", b"localhost").decode(), ()), 421, "use a loopback address, or localhost"),
         (signal is None, 404, "the paths are /v1/traces, /v1/logs and /v1/metrics"),
         (request.method != b"POST", 405, "the method is POST"),
@@ -352,25 +360,9 @@ def _too_large() -> RequestRefused:
     return RequestRefused(413, "too_large", f"a request has at most {MAX_BODY_BYTES} bytes: send smaller batches")
 
 
-def _success(signal: str, rejected: int, why: str, as_json: bool) -> bytes:
-    if not rejected:
-        return b"{}" if as_json else b""
-    name = "rejected_log_records" if signal == "logs" else "rejected_spans"
-    if as_json:
-        name = "rejectedLogRecords" if signal == "logs" else "rejectedSpans"
-        return json.dumps({"partialSuccess": {name: str(rejected), "errorMessage": why}}).encode()
-    response: Any = ExportLogsServiceResponse() if signal == "logs" else ExportTraceServiceResponse()
-    setattr(response.partial_success, name, rejected)
-    response.partial_success.error_message = why.encode("utf-8", "replace").decode()
-    return bytes(response.SerializeToString())
-
-
-def _failure(error: RequestRefused, as_json: bool) -> bytes:
-    """A google.rpc.Status."""
-    code, message = _CODES.get(error.status, 3), error.message.encode("utf-8", "replace").decode()
-    if as_json:
-        return json.dumps({"code": code, "message": message}).encode()
-    return bytes(Status(code=code, message=message).SerializeToString())
+def _text(text: str) -> str:
+    """As protobuf takes it: of a client's JSON, which may have half characters."""
+    return text.encode("utf-8", "replace").decode()
 
 
 async def run(agent: socket.socket, listener: socket.socket, settings: dict[str, Any]) -> None:
@@ -379,7 +371,8 @@ async def run(agent: socket.socket, listener: socket.socket, settings: dict[str,
     server = OtlpServer(Mapper(KEYS[settings["keys"]], Names(settings["names"]), settings["boot_id"]), link)
     async with await asyncio.start_server(server.serve, sock=listener):
         while True:
-            await link.tell(json.dumps({**server.counts, "connections": server.connections}).encode())
+            with contextlib.suppress(BlockingIOError):
+                link.send(json.dumps({**server.counts, "connections": server.connections}).encode())
             await asyncio.sleep(_HEARTBEAT_S)
 
 

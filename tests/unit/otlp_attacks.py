@@ -8,6 +8,7 @@ import contextlib
 import gzip
 import json
 import os
+import random
 import socket
 import sys
 import threading
@@ -106,6 +107,29 @@ def headers() -> Iterator[bytes]:
         yield b"a: b\r\n" * 1000
 
 
+def many_headers() -> Iterator[bytes]:
+    yield b"POST /v1/traces HTTP/1.1\r\n" + b"".join(b"h%d: x\r\n" % n for n in range(10_000)) + b"\r\n"
+
+
+def smuggled() -> Iterator[bytes]:
+    """Two lengths, of which another server takes the other one."""
+    head = _HEAD.format("traces", "json").encode()
+    inner = _http(b"{}")
+    yield head + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + inner
+    yield head + b"Content-Length: 2\r\nContent-Length: 3\r\n\r\n{}" + inner
+    yield head + b"Transfer-Encoding : chunked\r\n\r\n0\r\n\r\n" + inner
+
+
+def chunk_sizes() -> Iterator[bytes]:
+    head = _HEAD.format("traces", "json").encode() + b"Transfer-Encoding: chunked\r\n\r\n"
+    yield head + random.choice([b"f" * 17, b"-1", b"0x1", b"", b"1" * 10_000, b"1;" + b"e" * (1 << 20)]) + b"\r\n{\r\n"
+
+
+def wrong_lengths() -> Iterator[bytes]:
+    """Less than announced, and then no more: half closed, or cut off."""
+    yield _http(b"{}").replace(b"Length: 2", b"Length: %d" % random.choice([1, 3, _MOST]))
+
+
 def silent() -> Iterator[bytes]:
     yield b""
     time.sleep(30)
@@ -129,6 +153,10 @@ KINDS: tuple[Callable[[], Iterator[bytes]], ...] = (
     endless_chunks,
     endless_trailers,
     headers,
+    many_headers,
+    smuggled,
+    chunk_sizes,
+    wrong_lengths,
     silent,
     http2,
 )
@@ -139,6 +167,8 @@ def _again(port: int, kind: Callable[[], Iterator[bytes]]) -> None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
             for piece in kind():
                 sock.sendall(piece)
+            if random.random() < 0.5:
+                sock.shutdown(socket.SHUT_WR)
             sock.recv(1 << 16)
         time.sleep(0.01)
 
