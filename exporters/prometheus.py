@@ -27,7 +27,7 @@ from agent.posix.listener import NO_ROOM
 from exporters.aggregate import MetricStore
 from exporters.exposition import TYPES, render
 from exporters.page_request import Wanted, parse
-from exporters.page_settings import PageConfig
+from exporters.page_settings import MetricsSettings
 from exporters.peer import owner
 
 #: Connections at a time: of all clients, of one user or address.
@@ -61,9 +61,9 @@ class PrometheusEndpoint(Stating):
         address: tuple[str, int],
         store: MetricStore,
         resource: Mapping[str, str],
-        config: PageConfig | None = None,
+        config: MetricsSettings | None = None,
     ) -> None:
-        self._store, self._resource, self._config = store, dict(resource), config or PageConfig()
+        self._store, self._resource, self._config = store, dict(resource), config or MetricsSettings()
         self._hosts = {name.lower() for name in (*self._config.hosts, address[0])}
         try:
             self._listener = socket.create_server(

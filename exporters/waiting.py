@@ -16,7 +16,7 @@ import numpy as np
 from agent.batch import Batch
 from agent.correlate.join import children
 from agent.tables import TABLES
-from exporters.otlp_settings import OtlpConfig
+from exporters.otlp_settings import OtlpSettings
 from exporters.sampling import randomness, threshold
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ _Piece = tuple[float, np.ndarray]
 class Waiting:
     """``put`` belongs to the agent's thread, ``take`` to the worker's. Times are CLOCK_MONOTONIC seconds."""
 
-    def __init__(self, config: OtlpConfig) -> None:
+    def __init__(self, config: OtlpSettings) -> None:
         self._config = config
         self._lock = threading.Lock()
         self._held: dict[str, deque[_Piece]] = {t: deque() for t in (*SPAN_TABLES, _PLAIN)}
