@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent.clock import timens
-from agent.clock.daemons.ntp_settings import NtpConfig
 from agent.clock.daemons.present import running
+from agent.clock.daemons.settings import NtpSettings
 from agent.clock.daemons.source import synchronised_now
 from agent.config import resolve
 from agent.errors import AgentError
@@ -188,9 +188,9 @@ def processes() -> Check:
 def synchronised_daemons() -> list[str]:
     """The time daemons of this host that say, asked now, that they keep its clock."""
     try:
-        asked = NtpConfig.parse(resolve({}, os.environ).ntp)
+        asked = resolve({}, os.environ).ntp
     except AgentError:  # of the settings another check tells
-        asked = NtpConfig()
+        asked = NtpSettings()
     return synchronised_now(asked)
 
 
@@ -268,7 +268,7 @@ def brokers() -> list[Check]:
     root).
     """
     try:
-        servers = resolve({}, os.environ).brokers
+        servers = resolve({}, os.environ).queues.brokers
     except AgentError as error:
         found = ": ".join(filter(None, (error.what, error.why)))
         return [Check("settings", "fail", found, error.remedy or "correct the setting, or remove it")]

@@ -13,13 +13,14 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from agent import log
 from agent.clock import timens
 from agent.common import host, version
-from agent.config import Config, jump_threshold_ns
+from agent.config import Config, redis_limiters
 from agent.errors import INTERRUPTED, UNREACHABLE, AgentError
 from agent.kernel import helper_client
 from agent.log import ERROR, INFO, NOTICE, say
@@ -33,6 +34,7 @@ from agent.service import control
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from agent.clock.daemons.settings import NtpSettings
     from agent.clock.daemons.source import TimeDaemons
     from agent.clock.source import ClockSource
     from agent.contracts import Source
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from agent.kernel.helper_client import Helper
     from agent.kernel.load import Loaded
     from agent.kernel.loading import LoaderProcess
+    from agent.kernel.probe import Parts
     from agent.kernel.source import KernelSource
     from agent.queues.poller import QueuePoller
     from agent.service.live import Live
@@ -54,18 +57,18 @@ def _families(config: Config) -> list[Any]:
     from agent.tables import TABLES
 
     off = {
-        *config.without,
-        *{"off": ("syscalls",), "full": ("calls",)}.get(config.syscalls, ()),
-        *(("redis",) if config.redis_limiters == "off" else ()),
-        *(() if config.unix_sockets else ("unix",)),
+        *config.probes.without,
+        *{"off": ("syscalls",), "full": ("calls",)}.get(config.probes.syscalls, ()),
+        *(("redis",) if config.redis.mode == "off" else ()),
+        *(() if config.probes.unix_sockets else ("unix",)),
     }
-    found = discover(config.limiter_functions)
+    found = discover(config.limiters.limiter_functions)
     TABLES.freeze()
-    return [p for name, p in found.items() if name not in off and not (p.closer and config.investigate == "off")]
+    return [p for name, p in found.items() if name not in off and not (p.closer and config.probes.investigate == "off")]
 
 
 def _kernel_sources(
-    config: Config, loaded: Loaded, kernel: KernelSource, helper: Helper, extra: dict[str, Any]
+    config: Config, loaded: Loaded, kernel: KernelSource, helper: Helper, parts: Parts, analyst: Analyst
 ) -> tuple[list[Source], ClockSource, Targets]:
     """The kernel source and what the families add to it. A family whose set-up fails is unavailable; the others run."""
     from agent.clock.source import ClockSource
@@ -76,23 +79,25 @@ def _kernel_sources(
     if loaded.shared:
         kernel.control["agent_pid"] = os.getpid()
     raise_soft_limit()
-    targets = Targets(helper, kernel, analyst=extra["analyst"])
-    window = SamplingWindow(helper, int(config.syscalls_window_ms * 1e6))
+    targets = Targets(helper, kernel, analyst=analyst)
+    window = SamplingWindow(helper, int(config.probes.syscalls_window_ms * 1e6))
     kernel.hold = lambda: window.busy
     # An interval that is over ends before the window opens, which holds it up.
     sources: list[Source] = [kernel, window, targets, targets.unseen]
-    settings = {**vars(config), "config": config, "window": window, **extra}
+    config = replace(config, redis=redis_limiters(config))
     for family in loaded.families.values():
         if family.probe.setup is None or family.state == "unavailable":
             continue
         try:
-            sources += family.probe.setup(family, kernel, helper, targets, settings)
+            settings = config.section(family.probe.settings) if family.probe.settings else None
+            own = replace(parts, settings=settings, window=window)
+            sources += family.probe.setup(family, kernel, helper, targets, own)
         except Exception as error:  # noqa: BLE001 - one family's fault must not stop the others
             family.state, family.reason = "degraded", f"{type(error).__name__}: {error}"
     targets.start()
     clock = next((source for source in sources if isinstance(source, ClockSource)), None)
     if clock is None:
-        clock = ClockSource(extra["watch"], extra["history"], extra["last"])  # without programs: steps have no actor
+        clock = ClockSource(parts.watch, parts.history, parts.last)  # without programs: steps have no actor
         sources.append(clock)
     return sources, clock, targets
 
@@ -114,7 +119,7 @@ def _correlator(config: Config) -> Correlator:
 
     for module in ("agent.service.status", "agent.service.loop", "agent.targets.targets", "agent.store.hot"):
         import_module(module)
-    return Correlator(with_threshold(jump_threshold_ns(config.jump_threshold)), clock=time.thread_time_ns)
+    return Correlator(with_threshold(config.clock.jump_threshold_ns), clock=time.thread_time_ns)
 
 
 def run(config: Config, to_help: Child, to_watch: Child) -> int:
@@ -129,9 +134,9 @@ def run(config: Config, to_help: Child, to_watch: Child) -> int:
     from agent.clock.process import start as start_watch
     from agent.clock.subscribers import SUBSCRIBERS
 
-    directories.require_answer(config.store)
-    store_fd = directories.prepare(config.store, 0o750, uid, gid)
-    sockets = RunDirectory(config.run_dir, uid, gid)
+    directories.require_answer(config.store.store)
+    store_fd = directories.prepare(config.store.store, 0o750, uid, gid)
+    sockets = RunDirectory(config.service.run_dir, uid, gid)
     control_socket = sockets.listen("control.sock", 0o660, socket.SOCK_STREAM, control.CLIENTS)
     helper = begun("tickscope-help", helper_client.start, to_help, uid, gid)
     watch = begun(
@@ -143,14 +148,14 @@ def run(config: Config, to_help: Child, to_watch: Child) -> int:
         gid,
     )
     hook = None
-    if config.notices:
+    if config.clock.notices.exec:
         from agent.clock.hooks import start as start_hook
 
-        hook = start_hook(config.hook(), sockets.fd, uid, gid)
+        hook = start_hook(config.clock.notices, sockets.fd, uid, gid)
 
     from agent.limiters.intake import bind as bind_intake
 
-    intake_sockets = bind_intake(sockets, config.key_salt)
+    intake_sockets = bind_intake(sockets, config.limiters.key_salt)
 
     from agent.common.clocks import boot_ns
     from agent.common.lean import without_masked_arrays
@@ -162,14 +167,14 @@ def run(config: Config, to_help: Child, to_watch: Child) -> int:
     from agent.service.reload import Reload
 
     without_masked_arrays()
-    loading = Loading(_families(config), {"SYSCALLS_SLOW_NS": int(config.slow_syscall_ms * 1e6)}, loader=loader)
+    loading = Loading(_families(config), {"SYSCALLS_SLOW_NS": int(config.probes.slow_syscall_ms * 1e6)}, loader=loader)
     correlator = _correlator(config)
     loaded = loading.finish()
     if loaded.uprobe_multi:
         helper.restrict()
     clock = loaded.families.get("clock")
     older = names_of_older()
-    kallsyms = kernel_symbols(config.investigate != "off")
+    kallsyms = kernel_symbols(config.probes.investigate != "off")
     watch.begin(clock.maps.get("clock_last", -1) if clock else -1)
     privilege.set_name("tickscope")
     lost = loaded.shared.get("lost", -1)
@@ -241,6 +246,7 @@ def _assemble(
     from agent.clock.notices import NoticeSource
     from agent.correlate.reported import ReportedWaits
     from agent.investigate.start import investigator
+    from agent.kernel.probe import Parts
     from agent.kernel.source import KernelSource
     from agent.limiters import intake as intake_room
     from agent.probes.beside.watched import WatchedProcesses
@@ -260,26 +266,21 @@ def _assemble(
     from exporters.start import start as start_exports
 
     boot, history = host.boot_id(), History()
-    limits = Limits(max_bytes=config.max_bytes, max_age_s=config.max_age_days * 86400)
+    limits = Limits(max_bytes=config.store.max_bytes, max_age_s=config.store.max_age_days * 86400)
     store = Writer(HotStore(store_fd, boot, host.name(), version=version.VERSION, limits=limits), history.wall)
     kernel = KernelSource(loaded)
-    extra = {
-        "watch": watch,
-        "history": history,
-        "last": LastReading(store_fd, boot, store.later),
-        "analyst": analyst,
-    }
-    sources, clock, targets = _kernel_sources(config, loaded, kernel, helper, extra)
+    parts = Parts(watch=watch, history=history, last=LastReading(store_fd, boot, store.later))
+    sources, clock, targets = _kernel_sources(config, loaded, kernel, helper, parts, analyst)
     answers: dict[str, control.Answer] = {}
     server = control.Control(control_socket, answers)
-    intake = intake_room.Intake(*intake_sockets, keys=config.intake_keys, names=config.limiter_names)
-    notices, queues = NoticeSource(watch, hook), _queues(config, loaded, older)
-    daemons, brokers = _time_daemons(config, history), Brokers(config.brokers, config.poll_s)
+    intake = intake_room.Intake(*intake_sockets, keys=config.limiters.intake_keys, names=config.limiters.limiter_names)
+    notices, queues = NoticeSource(watch, hook), _queues(config.queues.poll_s, loaded, older)
+    daemons, brokers = _time_daemons(config.ntp, history), Brokers(config.queues.brokers, config.queues.poll_s)
     receiver = None
-    if config.otlp_receiver:  # it is not in the memory of others
+    if config.otlp_receiver.http:  # it is not in the memory of others
         from agent.receiver.process import start as start_receiver
 
-        receiver = start_receiver(config, loaded, boot, history)
+        receiver = start_receiver(config.otlp_receiver, config.limiters, loaded, boot, history)
     clock.daemon_synchronised = lambda: bool(daemons.synchronised())
     resources = Resources()
     sources += [receiver, Bounds(receiver.name, receiver.counts, receiver.reasons)] if receiver is not None else []
@@ -288,7 +289,7 @@ def _assemble(
         Bounds("intake", intake.state, intake_room.REASONS),
         Bounds("control", server.counts, control.REASONS),
     ]
-    exports = start_exports(config, boot, history)
+    exports = start_exports(config.page, config.otlp, boot, history)
     loop = Loop(sources, store, correlator, exports.sinks)
     loop.add(Unjudged(loop.unjudged))
     loop.add(KeptHours(correlator, store_fd, boot, store.later))
@@ -335,7 +336,7 @@ def _assemble(
     return loop, status, live, appliers(loop, intake, queues, brokers, closer, receiver)
 
 
-def _queues(config: Config, loaded: Loaded, older: Any) -> QueuePoller:
+def _queues(poll_s: float, loaded: Loaded, older: Any) -> QueuePoller:
     from agent.probes.beside import connections, listeners
     from agent.queues.poller import QueuePoller
     from agent.queues.sockets import SocketQueues
@@ -343,16 +344,15 @@ def _queues(config: Config, loaded: Loaded, older: Any) -> QueuePoller:
     maps = loaded.families["tcp"].maps if "tcp" in loaded.families else {}
     owners = listeners.Listeners(loaded).name if listeners.MAP in maps else None
     users = connections.Connections(loaded).name if connections.MAP in maps else None
-    return QueuePoller([SocketQueues(name_owners=owners, name_users=users, name_older=older)], config.poll_s)
+    return QueuePoller([SocketQueues(name_owners=owners, name_users=users, name_older=older)], poll_s)
 
 
-def _time_daemons(config: Config, history: Any) -> TimeDaemons:
+def _time_daemons(settings: NtpSettings, history: Any) -> TimeDaemons:
     import numpy as np
 
-    from agent.clock.daemons.ntp_settings import NtpConfig
     from agent.clock.daemons.source import TimeDaemons
 
-    return TimeDaemons(NtpConfig.parse(config.ntp), lambda wall_ns: int(history.to_boot(np.array([wall_ns])).ns[0]))
+    return TimeDaemons(settings, lambda wall_ns: int(history.to_boot(np.array([wall_ns])).ns[0]))
 
 
 def main(to_help: Child, to_watch: Child) -> None:
@@ -363,7 +363,7 @@ def main(to_help: Child, to_watch: Child) -> None:
         begin()
         with os.fdopen(int(sys.argv[1])) as pipe:
             config = Config.from_json(json.load(pipe))
-        log.use(config.log_format)
+        log.use(config.service.log_format)
         status = run(config, to_help, to_watch)
     except Interrupted:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -22,7 +22,7 @@ from agent.batch import Batch
 from agent.contracts import Owning, Stating
 from agent.log import ERROR, say
 from exporters.aggregate import MetricStore
-from exporters.otlp_settings import OtlpConfig
+from exporters.otlp_settings import OtlpSettings
 from exporters.send import HttpSender, Outcome, Sender, failed
 from exporters.waiting import BESIDE_TABLES, SPAN_TABLES, Waiting
 
@@ -155,14 +155,16 @@ class _Lane:
 class OtlpExporter(Stating, Owning):
     """Implements agent.contracts.Sink for spans, and reads ``metrics`` (a sink of its own) at each interval.
 
-    config: see exporters.otlp_settings.resolve; at least one target.
+    config: see exporters.otlp_settings.read_otlp; at least one target.
     resource: see exporters.resource.describe; ``host.boot.id`` must be in it.
     to_wall: CLOCK_BOOTTIME ns -> Unix ns, arrays of shape (n,); called on the worker thread, late, at encoding.
     """
 
     name = "otlp"
 
-    def __init__(self, config: OtlpConfig, resource: Mapping[str, str], to_wall: ToWall, metrics: MetricStore) -> None:
+    def __init__(
+        self, config: OtlpSettings, resource: Mapping[str, str], to_wall: ToWall, metrics: MetricStore
+    ) -> None:
         self._config, self._resource, self._to_wall, self._metrics = config, dict(resource), to_wall, metrics
         self._backlog = Waiting(config)
         self._lanes: dict[str, _Lane] = {}
@@ -343,7 +345,7 @@ class OtlpExporter(Stating, Owning):
         return {s: HttpSender(s, t) for s, t in targets.items()}
 
 
-def _remedy(error: str, config: OtlpConfig) -> str:
+def _remedy(error: str, config: OtlpSettings) -> str:
     if error.startswith(_TOO_LARGE):
         return (
             "raise the limit: max_recv_msg_size_mib of the Collector's gRPC receiver"

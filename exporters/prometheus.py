@@ -28,7 +28,7 @@ from agent.posix.listener import NO_ROOM
 from exporters.aggregate import MetricStore
 from exporters.exposition import TYPES, render
 from exporters.page_request import Wanted, parse
-from exporters.page_settings import MAX_SAMPLES, PageConfig
+from exporters.page_settings import MAX_SAMPLES, MetricsSettings
 from exporters.peer import owner
 
 #: Connections at a time.
@@ -88,9 +88,9 @@ class PrometheusEndpoint(Stating):
         address: tuple[str, int],
         store: MetricStore,
         resource: Mapping[str, str],
-        config: PageConfig | None = None,
+        config: MetricsSettings | None = None,
     ) -> None:
-        self._store, self._resource, self._config = store, dict(resource), config or PageConfig()
+        self._store, self._resource, self._config = store, dict(resource), config or MetricsSettings()
         self._hosts = {name.lower() for name in (*self._config.hosts, address[0])}
         try:
             self._listener = socket.create_server(

@@ -10,9 +10,10 @@ from agent.errors import AgentError
 from agent.log import say
 
 if TYPE_CHECKING:
-    from agent.config import Config
     from agent.contracts import Sink
     from exporters.aggregate import MetricStore
+    from exporters.otlp_settings import OtlpSettings
+    from exporters.page_settings import PageSettings
     from exporters.prometheus import PrometheusEndpoint
 
 
@@ -25,32 +26,26 @@ class Exports(NamedTuple):
     missing: dict[str, str]
 
 
-def start(config: Config, boot: str, history: Any) -> Exports:
+def start(page: PageSettings, otlp: OtlpSettings, boot: str, history: Any) -> Exports:
     """OTLP and the Prometheus page; neither is imported unless it is configured."""
-    from exporters.otlp_settings import resolve, resource_attributes
-
-    otlp = resolve(config.otlp, os.environ, {})
-    if not otlp.enabled and not config.prometheus:
+    if not otlp.enabled and not page.prometheus:
         return Exports([], None, None, {})
     from exporters.aggregate import MetricStore
     from exporters.limiter_use import LimiterUse
-    from exporters.page_settings import PageConfig, listen_address
     from exporters.resource import describe
 
-    page = PageConfig.parse(config.metrics)
-    metrics = MetricStore(max_samples=page.max_samples, full=page.detail == "full")
-    given = resource_attributes(config.otlp)
-    resource, missing, served = describe(boot, os.environ, VERSION, given), {}, None
+    metrics = MetricStore(max_samples=page.metrics.max_samples, full=page.metrics.detail == "full")
+    resource, missing, served = describe(boot, os.environ, VERSION, otlp.resource), {}, None
     sinks: list[Sink] = [metrics, LimiterUse(metrics)]
     if otlp.enabled:
         from exporters.otlp import OtlpExporter
 
         sinks.append(OtlpExporter(otlp, resource, lambda t_ns: history.to_wall(t_ns).ns, metrics))
-    if config.prometheus:
+    if page.prometheus:
         from exporters.prometheus import PrometheusEndpoint
 
         try:
-            served = PrometheusEndpoint(listen_address(config.prometheus), metrics, resource, page)
+            served = PrometheusEndpoint(page.address, metrics, resource, page.metrics)
         except AgentError as error:
             missing["prometheus"] = f"{error.what}: {error.why}"
             say(f"tickscope: {error}")

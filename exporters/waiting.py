@@ -17,7 +17,7 @@ from agent.batch import Batch
 from agent.common.fairness import UpperBound
 from agent.correlate.join import children
 from agent.tables import TABLES
-from exporters.otlp_settings import OtlpConfig
+from exporters.otlp_settings import OtlpSettings
 from exporters.sampling import randomness, threshold
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ _Piece = tuple[float, np.ndarray]
 class Waiting:
     """``put`` belongs to the agent's thread, ``take`` to the worker's. Times are CLOCK_MONOTONIC seconds."""
 
-    def __init__(self, config: OtlpConfig) -> None:
+    def __init__(self, config: OtlpSettings) -> None:
         self._config = config
         self._lock = threading.Lock()
         self._held: dict[str, deque[_Piece]] = {t: deque() for t in (*SPAN_TABLES, _PLAIN)}

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agent.cli import options
-from agent.config import SYSCALL_MODES
 
 if TYPE_CHECKING:
     from agent.config import Config
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
 @click.option(
     "--step-clock", is_flag=True, help="Step the wall clock by +0.3 ms and back, once. Without it no clock is touched."
 )
-@click.option("--syscalls", type=click.Choice(SYSCALL_MODES), help="Which system calls are timed [default: sampled].")
-@click.option("--store", type=click.Path(file_okay=False), help="The store's directory [default: /var/lib/tickscope].")
+@options.settings("syscalls", "store")
 def command(
     config_file: str | None, duration: float | None, step_clock: bool, syscalls: str | None, store: str | None
 ) -> None:
@@ -52,12 +50,14 @@ def command(
     settings = resolve(given, os.environ, config_file)
     require_root()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the workload is removed, whenever it comes
-    with Workload(Path(settings.run_dir) / "intake.sock", settings.duration_s or None, step_clock) as workload:
+    with Workload(Path(settings.service.run_dir) / "intake.sock", settings.duration_s or None, step_clock) as workload:
         for text in workload.notes:
             note(f"demo: {text}")
         if workload.redis_url is not None:
             settings = resolve(
-                {**given, "redis": (*settings.brokers.get("redis", ()), workload.redis_url)}, os.environ, config_file
+                {**given, "redis": (*settings.queues.brokers.get("redis", ()), workload.redis_url)},
+                os.environ,
+                config_file,
             )
         status = _agent(settings, workload)
     click.get_current_context().exit(status)

@@ -13,8 +13,8 @@ from agent.errors import NO_ROWS, USAGE, AgentError
 
 if TYPE_CHECKING:
     from agent.ask.source import RowSource
+    from agent.limiters.model_settings import Declared
     from agent.limiters.replay.jump import Decisions
-    from agent.limiters.replay.ruled import Declared
 
 _JUMPED = (
     "limiter_id",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.errors import USAGE, AgentError
 
 if TYPE_CHECKING:
-    from agent.limiters.replay.ruled import Declared
+    from agent.limiters.model_settings import Declared
 
 
 def said_of(
@@ -20,9 +21,9 @@ def said_of(
 
     from agent.config import DEFAULT_FILE, read_file
     from agent.limiters.functions.settings import functions, replayed
-    from agent.limiters.model_settings import parse
+    from agent.limiters.model_settings import Declared
     from agent.limiters.models.catalogue import MODELS
-    from agent.limiters.replay.ruled import Declared
+    from agent.limiters.settings import LimiterSettings
 
     if model is not None and model not in MODELS:
         near = difflib.get_close_matches(model, MODELS, 1, 0.4)
@@ -32,8 +33,9 @@ def said_of(
             remedy=f"--model {near[0]!r}" if near else "",
             exit_code=USAGE,
         )
-    values = {}
+    limiters = LimiterSettings()
     if config or os.access(DEFAULT_FILE, os.R_OK):  # which is not for everybody who may read the store
-        values = read_file(Path(config) if config else DEFAULT_FILE, required=bool(config))
-    given = (*parse(values.get("limiter_models", {})), *replayed(functions(values.get("limiter_functions", ()))))
-    return (Declared("*", model or "", count=count or 0.0, slots=slots or 0, window_ns=window or 0), *given)
+        limiters = read_file(Path(config) if config else DEFAULT_FILE, required=bool(config)).limiters
+    models = [replace(one, pattern=pattern) for pattern, one in limiters.limiter_models.items()]
+    own = replayed(functions(limiters.limiter_functions))
+    return (Declared("*", model or "", count=count or 0.0, slots=slots or 0, window_ns=window or 0), *models, *own)

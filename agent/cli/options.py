@@ -172,6 +172,24 @@ def brokers(function: F) -> F:
     return function
 
 
+def settings(*names: str) -> Callable[[F], F]:
+    """A flag for each setting that has one, or for these, passed under its key; None where it was not given."""
+    from agent.config import flags
+
+    def add(function: F) -> F:
+        for key, one in reversed(flags().items()):
+            if not names or key in names:
+                meaning = f"{one.doc[0].upper()}{one.doc[1:]} [default: {one.default}]."
+                form: Any = click.Choice(one.kind.choices) if one.kind.choices else click.STRING
+                form = click.Path(file_okay=False) if one.kind.metavar == "DIRECTORY" else form
+                metavar = None if one.kind.choices else one.kind.metavar
+                flag = f"--{key.replace('_', '-')}"
+                function = click.option(flag, key, type=form, metavar=metavar, help=meaning)(function)
+        return function
+
+    return add
+
+
 def output(function: F) -> F:
     """``-o FORMAT``, passed as ``fmt``."""
     return click.option(

@@ -75,7 +75,7 @@ def replayed(file: str, without: frozenset[str] = frozenset(), jump_threshold: s
     from agent.batch import Batch
     from agent.cli.findings import decoded, joined
     from agent.clock.history import History
-    from agent.config import jump_threshold_ns
+    from agent.clock.settings import jump_threshold_ns
     from agent.correlate.correlator import Correlator
     from agent.correlate.replay import states
     from agent.correlate.thresholds import with_threshold

@@ -12,8 +12,8 @@ import click
 
 from agent.cli import options
 from agent.cli.output import knows_escapes
-from agent.config import INVESTIGATE, SYSCALL_MODES, Config, resolve
-from agent.log import FORMATS, use
+from agent.config import Config, resolve
+from agent.log import use
 from agent.posix.signals import hold
 
 
@@ -47,36 +47,13 @@ def flags(duration: float | None, **given: Any) -> dict[str, Any]:
     "--config", "config_file", type=click.Path(dir_okay=False), envvar="TICKSCOPE_CONFIG", help="Settings (YAML)."
 )
 @options.duration
-@click.option("--syscalls", type=click.Choice(SYSCALL_MODES), help="Which system calls are timed [default: sampled].")
-@click.option(
-    "--investigate",
-    type=click.Choice(INVESTIGATE),
-    help="Whether to profile processes with a symptom on demand, for seconds [default: auto].",
-)
-@click.option("--store", type=click.Path(file_okay=False), help="The store's directory [default: /var/lib/tickscope].")
-@click.option(
-    "--jump-threshold",
-    metavar="SIZE",
-    help=(
-        "A smaller clock step (SIZE: 500us, 128ms, 1s) is a finding only if a limiter is affected, a"
-        " larger one is an alarm [default: every step is a finding, from 128ms an alarm]."
-    ),
-)
-@click.option(
-    "--log-format",
-    type=click.Choice(FORMATS),
-    help="Format of the lines on stderr: ready, findings, failures [default: text].",
-)
+@options.settings()
 @options.brokers
 def command(
     config_file: str | None,
     duration: float | None,
-    syscalls: str | None,
-    investigate: str | None,
-    store: str | None,
-    jump_threshold: str | None,
     log_format: str | None,
-    **servers: tuple[str, ...],
+    **settings: str | tuple[str, ...] | None,
 ) -> None:
     """Run the agent in the foreground.
 
@@ -87,13 +64,5 @@ def command(
     """
     if log_format:
         use(log_format)  # of a mistake in the settings, too
-    given = flags(
-        duration,
-        syscalls=syscalls,
-        investigate=investigate,
-        store=store,
-        jump_threshold=jump_threshold,
-        log_format=log_format,
-        **{name: some or None for name, some in servers.items()},
-    )
+    given = flags(duration, log_format=log_format, **{name: value or None for name, value in settings.items()})
     run_agent(resolve(given, os.environ, config_file))

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from agent.cli import options, output
-from agent.config import Config
+from agent.config import ServiceSettings
 from agent.errors import AgentError
 from agent.service.control import ask
 
@@ -30,7 +30,7 @@ _DEAREST = 3  # rules that people are told the cost of; JSON has all
 
 
 def run_dir() -> str:
-    return os.environ.get("TICKSCOPE_RUN_DIR") or Config.run_dir
+    return os.environ.get("TICKSCOPE_RUN_DIR") or ServiceSettings.run_dir
 
 
 def look_at(process: dict[str, Any]) -> dict[str, Any]:

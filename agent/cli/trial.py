@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from agent.common.settings import Place
 from agent.errors import PRIVILEGE, USAGE, AgentError, printable
 from agent.limiters.functions.declared import OwnFunction
-from agent.limiters.functions.settings import Lines, entries, is_shared, line, matches
+from agent.limiters.functions.settings import entries, functions, is_shared, matches
 
 _EXAMINED_S, _POLL_S = 30.0, 0.02
 
@@ -30,11 +31,9 @@ class Declarations:
 
         self.path = path
         given, lines = parse(path, read_text(path, required=True))
+        keys: tuple[str, ...] = ()
         if isinstance(given, dict) and "limiter_functions" in given:
-            given, lines = (
-                given["limiter_functions"],
-                {at[1:]: n for at, n in lines.items() if at[0] == "limiter_functions"},
-            )
+            given, keys = given["limiter_functions"], ("limiter_functions",)
         elif isinstance(given, dict) and "name" in given:
             given, lines = [given], {(0, *at): n for at, n in lines.items()} | {(0,): 1}
         if not isinstance(given, list) or not given:
@@ -43,18 +42,16 @@ class Declarations:
                 remedy="limiter_functions: and a list of declarations, see docs/limiters-declare.md",
                 exit_code=USAGE,
             )
-        self._lines: Lines = lines
-        kept = entries(given, str(path), lines)
+        self._place = Place(keys, str(path), lines)
+        kept = entries(given, self._place)
         for one in kept:
-            if "wrong" in one:
-                raise AgentError(f"{one['where']}: {one['wrong']}", remedy=str(one["remedy"]), exit_code=USAGE)
-        from agent.limiters.functions.settings import functions
-
+            if one.wrong:
+                raise AgentError(f"{one.where}: {one.wrong}", remedy=one.remedy, exit_code=USAGE)
         self.functions = functions(kept)
 
     def where(self, one: OwnFunction, *at: str) -> str:
         """``FILE:LINE`` of a key."""
-        return f"{self.path}:{line(self._lines, self.functions.index(one), at)}"
+        return self._place.below(self.functions.index(one), *at).where
 
 
 class TriedProcess:

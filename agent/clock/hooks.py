@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from agent.clock.hook_settings import HookConfig
+from agent.clock.settings import HookSettings
 from agent.common.fairness import UpperBound
 from agent.errors import printable
 from agent.posix import privilege
@@ -211,7 +211,7 @@ class HookProcess:
         self.child.close()
 
 
-def start(config: HookConfig, run_fd: int, uid: int, gid: int) -> HookProcess | None:
+def start(config: HookSettings, run_fd: int, uid: int, gid: int) -> HookProcess | None:
     """Forks the process of the hook, if there is a command. run_fd: the directory of the notice socket. Raises
     OSError.
     """

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -75,6 +76,19 @@ class Aggregate:
 
 
 @dataclass(frozen=True)
+class Parts:
+    """Parts of the agent that a family's ``setup`` may use. settings: the section that the family names. window: of
+    each second, in which expensive programs are attached. watch, history, last: of the clock.
+    """
+
+    settings: Any = None
+    window: Any = None
+    watch: Any = None
+    history: Any = None
+    last: Any = None
+
+
+@dataclass(frozen=True)
 class Probe:
     """A family. ``options`` are compile-time numbers, each a ``-DNAME=value`` that configuration may override.
 
@@ -87,8 +101,9 @@ class Probe:
     before it.
     maps: further maps that user space needs.
     counts: further counters of what is lost, LOST_NAME each, beside those of rings and aggregates.
-    setup: called once with the attached family, for sources that a declaration cannot express (uprobe targets, maps
-    that the agent fills); returns sources.
+    setup: called once with the attached family, the kernel source, the helper, the targets and ``Parts``, for sources
+    that a declaration cannot express (uprobe targets, maps that the agent fills); returns sources. settings: the
+    section of the settings that ``setup`` is handed.
     """
 
     name: str
@@ -103,6 +118,7 @@ class Probe:
     text: str = ""
     closer: bool = False
     setup: Callable[..., Iterable[Source]] | None = None
+    settings: type | None = None
 
     @property
     def sources(self) -> tuple[str, ...]:

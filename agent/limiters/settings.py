@@ -1,38 +1,87 @@
-"""The settings ``limiter_names`` and ``key_salt``: what limiters are called, and by what keys are hashed."""
+"""The settings of limiters: their names, how keys are kept, algorithms that no library reveals, and functions of the
+user's own.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from agent.common.settings import Section
+from agent.common.settings import Place, ValueType, by_name, one_of, part, setting, text
 from agent.errors import USAGE, AgentError
-from agent.limiters.model_settings import parse as parse_models
+from agent.limiters.model_settings import Declared
+
+if TYPE_CHECKING:
+    from agent.limiters.functions.settings import FunctionSettings
 
 MOST, _MOST_NAME, _MOST_PATH = 256, 64, 4095
 #: Bytes of a salt: fewer could be guessed.
 LEAST_SALT, MOST_SALT = 16, 4096
 _REMEDY = "make one: head -c 32 /dev/urandom | base64 > FILE; chmod 600 FILE; and copy it to every node"
+#: Above so many hits a second of its probes, a program is sampled (agent/probes/beside/go_sampling.py). Two hits are a
+#: decision; these cost a thread about 5 % of its time (20 us a decision).
+HITS_PER_S = 8_000
 
 
-def check(models: Mapping[str, object], names: Mapping[str, object], salt: str) -> None:
-    """What the settings say of limiters. Raises AgentError (exit code 2) that names the setting."""
-    if models:
-        parse_models(models)
-    section = Section("limiter_names")
-    if len(names) > MOST:
-        raise AgentError(f"limiter_names has {len(names)} entries", why=f"it may have {MOST}", exit_code=USAGE)
-    for pattern, name in names.items():
-        text = section.text(str(pattern), name, "what the limiter is to be called")
-        if not 0 < len(text.encode("utf-8", "replace")) <= _MOST_NAME or not text.isprintable():
-            raise section.wrong(
-                str(pattern), name, f"a name has 1 to {_MOST_NAME} bytes, none of them a control character"
-            )
-    if salt and not (salt.startswith("/") and len(os.fsencode(salt)) <= _MOST_PATH and "\0" not in salt):
-        raise Section().wrong(
-            "key_salt", salt, "it is the whole path of a file that holds the salt, never the salt itself"
-        )
+def _functions(given: object, place: Place) -> tuple[FunctionSettings, ...]:
+    from agent.limiters.functions.settings import entries
+
+    return entries(given, place)
+
+
+def _restored(data: list[dict[str, Any]]) -> tuple[FunctionSettings, ...]:
+    if not data:  # what it takes to read declarations is not in the memory of others
+        return ()
+    from agent.limiters.functions.settings import FunctionSettings
+
+    return tuple(FunctionSettings(**one) for one in data)
+
+
+def _name(given: str) -> str:
+    if not 0 < len(given.encode("utf-8", "replace")) <= _MOST_NAME or not given.isprintable():
+        raise ValueError(f"a name has 1 to {_MOST_NAME} bytes, none of them a control character")
+    return given
+
+
+def _salt(path: str) -> str:
+    if path and not (path.startswith("/") and len(os.fsencode(path)) <= _MOST_PATH and "\0" not in path):
+        raise ValueError("it is the whole path of a file that holds the salt, never the salt itself")
+    return path
+
+
+@dataclass(frozen=True)
+class LimiterSettings:
+    """hits_per_s is no setting; tests change it."""
+
+    intake_keys: str = setting("hashed", one_of("hashed", "clear"), "keys of reported decisions")
+    limiter_models: Mapping[str, Declared] = setting(
+        {},
+        by_name(part(Declared), MOST, f"at most {MOST} sections by a limiter's id"),
+        "algorithms of limiters, by id, if the library does not reveal them: {'checkout*': {model: sliding window of"
+        " slots, clock: wall, window: 1s, slots: 10, limit: 100}}, also per_s, burst, shared; for `limiters"
+        " replay`; see docs/limiters-replay.md",
+    )
+    limiter_functions: tuple[FunctionSettings, ...] = setting(
+        (),
+        ValueType(_functions, "a list of declarations", _restored),
+        "limiters of your own programs in Go, C, C++ and Rust: [{name: checkout, program: /srv/shop, language: go,"
+        " symbol: ...}]; see docs/limiters-declare.md",
+    )
+    limiter_names: Mapping[str, str] = setting(
+        {},
+        by_name(text("what the limiter is to be called", _name), MOST, f"at most {MOST} names by a limiter's id"),
+        "names of limiters, by id or by the full name of the calling function: {'shop:*@shop/api.*Pay': pay}",
+    )
+    key_salt: str = setting(
+        "",
+        text("the path of a file", _salt),
+        "absolute path of a file that root owns (mode 0600). Keys are hashed with it: nodes with the same file have the"
+        " same hashes; see docs/limiters-names.md",
+    )
+    hits_per_s: int = HITS_PER_S
 
 
 def read_salt(path: str) -> bytes:

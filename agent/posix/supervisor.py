@@ -136,7 +136,9 @@ def spawn(
             stderr=stderr,
             pass_fds=fds,
             env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-            **({"user": user[0], "group": user[1], "extra_groups": []} if user else {}),
+            user=user[0] if user else None,
+            group=user[1] if user else None,
+            extra_groups=[] if user else None,
         )
 
 

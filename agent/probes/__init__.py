@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from agent.kernel.probe import Probe
 
+if TYPE_CHECKING:
+    from agent.limiters.functions.settings import FunctionSettings
 
-def discover(functions: Sequence[Mapping[str, object]] = ()) -> dict[str, Probe]:
+
+def discover(functions: Sequence[FunctionSettings] = ()) -> dict[str, Probe]:
     """Every family declared in this package, by name. functions: the setting ``limiter_functions``, of which programs
     are made too.
     """

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from agent.kernel.probe import Probe, Program, Ring
+from agent.kernel.probe import Parts, Probe, Program, Ring
 
 if TYPE_CHECKING:
     from agent.contracts import Source
@@ -17,19 +17,17 @@ if TYPE_CHECKING:
 _LIBC = "who adjusts a frequency or an offset, on kernels before 6.14"
 
 
-def setup(
-    family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: dict[str, Any]
-) -> Iterable[Source]:
-    """The clock source, fed by this family. config: ``watch`` (agent.clock.process.WatchProcess), ``history`` and
-    ``last`` (agent.clock.last.LastReading), which may be left out.
+def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, parts: Parts) -> Iterable[Source]:
+    """The clock source, fed by this family. parts: ``watch`` (agent.clock.process.WatchProcess), ``history`` and
+    ``last`` (agent.clock.last.LastReading), which may be None.
     """
     from agent.clock.source import ClockSource
     from agent.probes.beside.libc import Libraries
 
-    source = ClockSource(config["watch"], config["history"], config.get("last"))
+    source = ClockSource(parts.watch, parts.history, parts.last)
     for ring in ("clock_events", "clock_refused"):
         kernel.subscribe(ring, source.on_events)
-    config["watch"].follow(lambda pid: kernel.control.__setitem__("watch_tid", pid))
+    parts.watch.follow(lambda pid: kernel.control.__setitem__("watch_tid", pid))
     if "clock_out" in family.programs:
         Libraries(family, helper, targets)
     return (source,)

@@ -141,11 +141,11 @@ def decode_lookups(records: np.ndarray) -> Batch:
     return batch
 
 
-def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: object) -> Iterable[Source]:
+def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, parts: object) -> Iterable[Source]:
     """Attaches to getaddrinfo of every C library that ``targets`` finds, now and later."""
     from agent.probes.beside.lookups import Lookups
 
-    del kernel, config
+    del kernel, parts
     Lookups(family, helper, targets)
     return ()
 

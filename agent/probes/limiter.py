@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from agent.kernel.probe import Probe, Program, Ring
+from agent.kernel.probe import Parts, Probe, Program, Ring
 from agent.limiters.catalogue import seen
 from agent.limiters.library import Seen
+from agent.limiters.settings import LimiterSettings
 
 if TYPE_CHECKING:
     from agent.contracts import Source
@@ -20,28 +21,22 @@ if TYPE_CHECKING:
     from agent.targets.targets import Targets
 
 
-def setup(
-    family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: Mapping[str, object]
-) -> Iterable[Source]:
-    """Attaches to every Go binary with a library that ``targets`` finds. config: ``limiter_names``,
-    ``limiter_functions``; ``limiter_hits_per_s`` (tests set it), above which a program is sampled.
-    """
+def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, parts: Parts) -> Iterable[Source]:
+    """Attaches to every Go binary with a library that ``targets`` finds. parts: ``settings`` (LimiterSettings)."""
     from agent.limiters.naming import Names
     from agent.probes.beside.declared_functions import ask, declares
     from agent.probes.beside.go_named import Named
-    from agent.probes.beside.go_sampling import HITS_PER_S
     from agent.probes.beside.go_sites import Sites
     from agent.probes.beside.go_unseen import in_library
     from agent.probes.beside.go_waits import Waits
     from agent.probes.beside.golimiter import GoLimiters
     from agent.targets.asked import Ask
 
-    given = config.get("limiter_names", {})
-    names = Names(given if isinstance(given, Mapping) else {})
-    most = int(str(config.get("limiter_hits_per_s", HITS_PER_S)))
-    source = GoLimiters(family, kernel.loaded.wire, helper, targets.unseen, most)
+    settings: LimiterSettings = parts.settings
+    names = Names(settings.limiter_names)
+    source = GoLimiters(family, kernel.loaded.wire, helper, targets.unseen, settings.hits_per_s)
     targets.exe(Ask("go", source.found, "limiter"))
-    ask(cast("Iterable[Mapping[str, object]]", config.get("limiter_functions", ())), source, targets)
+    ask(settings.limiter_functions, source, targets)
     tell = partial(in_library, targets.unseen)
     targets.files.beside_go.append(Ask("go", tell, "limiter", wanted=lambda path: not declares(targets, path)))
     sites = Sites(family, kernel.loaded.wire, targets.analyst, source.binaries, names)
@@ -82,6 +77,7 @@ def probe(only: Callable[[str], bool] = lambda library: True) -> Probe:
         text="".join(one.text(number) for number, (name, one) in enumerate(seen().items()) if name in chosen),
         maps=("limiter_binaries", "limiter_counts", "limiter_deciding", "limiter_secret"),
         setup=setup,
+        settings=LimiterSettings,
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from agent.kernel.probe import Probe, Program, Ring
+from agent.kernel.probe import Parts, Probe, Program, Ring
+from agent.limiters.redis_settings import RedisLimiterSettings
 
 if TYPE_CHECKING:
     from agent.contracts import Source
@@ -14,15 +15,11 @@ if TYPE_CHECKING:
     from agent.kernel.source import KernelSource
 
 
-def setup(
-    family: Family, kernel: KernelSource, helper: Helper, targets: object, config: Mapping[str, Any]
-) -> Iterable[Source]:
-    """config: ``config``, the settings."""
-    from agent.limiters.script_settings import wire
+def setup(family: Family, kernel: KernelSource, helper: Helper, targets: object, parts: Parts) -> Iterable[Source]:
     from agent.probes.beside.redis_wire import RedisWire
 
     del targets
-    return (RedisWire(family, kernel, helper, **wire(config["config"])),)
+    return (RedisWire(family, kernel, helper, parts.settings),)
 
 
 #: The first that came with Linux 6.12; bpf_dynptr_from_skb is older, but these programs may call it since 6.11 only.
@@ -61,4 +58,5 @@ PROBE = Probe(
     maps=("redis_switch", "redis_ports", "redis_clients", "redis_commands", "redis_flows", "redis_paths"),
     after=("tcp",),
     setup=setup,
+    settings=RedisLimiterSettings,
 )

@@ -16,9 +16,10 @@ from agent.batch import Batch
 from agent.columns import NULL_I64
 from agent.contracts import Finishing
 from agent.kernel import bpf
-from agent.kernel.probe import Aggregate, Probe, Program, Ring
+from agent.kernel.probe import Aggregate, Parts, Probe, Program, Ring
 from agent.kernel.ring import SharedArray
 from agent.kernel.sampling import attach, degrade
+from agent.kernel.settings import ProbeSettings
 from agent.kernel.wire import decode, make_peer
 from agent.probes.beside.cpu_waits import decode_cpu_events, decode_cpu_waits
 from agent.probes.beside.measuring import measure_flag
@@ -221,10 +222,8 @@ def _tune(kernel: KernelSource, family: Family) -> np.ndarray:
     return SharedArray(family.maps["syscalls_tune"], kernel.loaded.wire.dtype("syscalls_tune")).values
 
 
-def setup(
-    family: Family, kernel: KernelSource, helper: Helper, targets: Any, config: dict[str, Any]
-) -> Iterable[Source]:
-    """config: ``syscalls`` (blocked, sampled, full), ``window``."""
+def setup(family: Family, kernel: KernelSource, helper: Helper, targets: Any, parts: Parts) -> Iterable[Source]:
+    """parts: ``settings`` (ProbeSettings) and ``window``."""
     SharedArray(family.maps["syscalls_class"], "<u8").values[:] = classes()
     tune = _tune(kernel, family)
     tune["flag_mask"] = measure_flag(tune, int(np.flatnonzero(names() == b"write")[0]))
@@ -234,15 +233,16 @@ def setup(
             "cannot tell where one call ends and the next begins: each block counts as a call",
         )
     yield PendingCalls(kernel, family)
-    mode = config.get("syscalls", "sampled")
+    mode = parts.settings.syscalls
     if mode == "sampled":
-        Sampling(kernel, family, config["window"])
+        Sampling(kernel, family, parts.window)
     elif mode == "full":
         _time_all(kernel, family, helper, tune)
 
 
 PROBE = Probe(
     name="syscalls",
+    settings=ProbeSettings,
     parts=("syscalls_call.h", "syscalls_lock.h", "syscalls_cpu.h", "syscalls_fd.h", "syscalls_timed.bpf.c"),
     after=("limiter", "dns", "unix"),
     programs=(

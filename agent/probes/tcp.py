@@ -18,7 +18,7 @@ import numpy as np
 
 from agent.batch import Batch
 from agent.columns import NULL_I64
-from agent.kernel.probe import Aggregate, Probe, Program, Ring
+from agent.kernel.probe import Aggregate, Parts, Probe, Program, Ring
 from agent.kernel.wire import decode
 from agent.probes.beside.sweep import RequestSweep
 
@@ -121,11 +121,11 @@ def decode_answers(keys: np.ndarray, values: np.ndarray, interval_ns: int, t_ns:
     yield batch
 
 
-def setup(family: Family, kernel: Any, helper: Any, targets: Any, config: dict[str, Any]) -> Iterable[Source]:
-    """config: ``window``. Sockets that receive are seen whenever they do; what only sends, and each answer to it, in
+def setup(family: Family, kernel: Any, helper: Any, targets: Any, parts: Parts) -> Iterable[Source]:
+    """Sockets that receive are seen whenever they do; what only sends, and each answer to it, in
     the window.
     """
-    config["window"].add(family, ("on_tcp_probe", "on_tcp_send"))
+    parts.window.add(family, ("on_tcp_probe", "on_tcp_send"))
     return (RequestSweep(family, "tcp"),) if "on_tcp_sweep" in family.programs else ()
 
 

@@ -56,11 +56,11 @@ def decode_handshakes(records: np.ndarray) -> Batch:
     return batch
 
 
-def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: object) -> Iterable[Source]:
+def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, parts: object) -> Iterable[Source]:
     """Attaches to every OpenSSL that ``targets`` finds, now and later."""
     from agent.probes.beside.handshakes import Handshakes
 
-    del config
+    del parts
     return [Handshakes(family, kernel, helper, targets, decode_handshakes)]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from agent.batch import Batch
 from agent.columns import NULL_I64
-from agent.kernel.probe import Aggregate, Probe, Program
+from agent.kernel.probe import Aggregate, Parts, Probe, Program
 from agent.kernel.wire import OUTSIDE, decode, make_peer
 from agent.probes.beside.sweep import RequestSweep
 from agent.probes.tcp import WAITING_NS, decode_served
@@ -84,7 +84,7 @@ def _by_server(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
     return out
 
 
-def setup(family: Family, kernel: Any, helper: Any, targets: Any, config: dict[str, Any]) -> Iterable[Source]:
+def setup(family: Family, kernel: Any, helper: Any, targets: Any, parts: Parts) -> Iterable[Source]:
     return (RequestSweep(family, "unix", by_place=True),) if "on_unix_sweep" in family.programs else ()
 
 

@@ -14,6 +14,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, Protocol
 
+from agent.common.settings import TOP, Place, read, value
 from agent.queues.judged import Judged
 
 #: Values by column of ``queue_lag`` (docs/tables.md): texts and bytes, numbers, an enum's name, ``ip:port``. What is
@@ -42,7 +43,8 @@ class Broker:
     name: of its setting, a list of servers, and of ``queue_lag.system``. title: what people call it. watched: what is
     told of it. form: how a server is written, an example; note: what else is to be said of that. parse: such a text ->
     a server; raises AgentError, whose words have no password in them.
-    open: a server -> what is polled.
+    open: a server -> what is polled. section: the dataclass of a server that may also be written as `key: value` lines
+    (agent/common/settings.py); ``open`` is then given one, too.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Broker:
     note: str
     parse: Callable[[str], Any]
     open: Callable[[Any], Queue]
+    section: type | None = None
 
     @property
     def variable(self) -> str:
@@ -62,9 +65,24 @@ class Broker:
     def flag(self) -> str:
         return f"--{self.name.replace('_', '-')}"
 
-    def sources(self, servers: Iterable[str]) -> list[Queue]:
+    def server(self, given: Any, place: Place = TOP) -> Any:
+        """What ``open`` is given. Raises AgentError, without the value: a URL in it may hold a password."""
+        if self.section is not None and isinstance(given, Mapping):
+            return read(self.section, given, place)
+        if not isinstance(given, str):
+            raise place.error(f"{self.name} must be a list of texts" + (" or sections" if self.section else ""))
+        return value(self.parse, self.form).read(given, place)
+
+    def checked(self, given: Any, place: Place) -> tuple[Any, ...]:
+        """The servers of the setting, as they were given. Raises AgentError."""
+        servers = given if isinstance(given, (list, tuple)) else (given,)
+        for number, server in enumerate(servers):
+            self.server(server, place.below(number))
+        return tuple(servers)
+
+    def sources(self, servers: Iterable[Any]) -> list[Queue]:
         """Raises AgentError."""
-        return [Judged(self.name, self.open(self.parse(server))) for server in servers]
+        return [Judged(self.name, self.open(self.server(server))) for server in servers]
 
 
 def names() -> list[str]:

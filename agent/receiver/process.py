@@ -33,8 +33,9 @@ from agent.receiver.wire import ACK, COUNTS, HEAD, LOST, MAX_RECORDS, TABLE
 
 if TYPE_CHECKING:
     from agent.clock.history import History
-    from agent.config import Config
     from agent.kernel.load import Loaded
+    from agent.limiters.settings import LimiterSettings
+    from agent.receiver.settings import ReceiverSettings
 
 #: Taken in a turn of the loop: messages, and rows after which no further message is taken.
 _MAX_MESSAGES, _MAX_ROWS, _MESSAGE_BYTES = 256, 4_096, 4_096
@@ -48,12 +49,14 @@ MAX_AGE_NS = 15 * 60 * 1_000_000_000
 _ENDS = ("saddr", "sport", "daddr", "dport")
 
 
-def start(config: Config, loaded: Loaded, boot_id: str, history: History) -> OtlpReceiver:
+def start(
+    settings: ReceiverSettings, limiters: LimiterSettings, loaded: Loaded, boot_id: str, history: History
+) -> OtlpReceiver:
     from agent.probes.beside import connections
 
     maps = loaded.families["tcp"].maps if "tcp" in loaded.families else {}
     look_up = connections.Connections(loaded).name if connections.MAP in maps else None
-    return OtlpReceiver(config, boot_id, look_up, lambda wall_ns: history.to_boot(wall_ns).ns)
+    return OtlpReceiver(settings, limiters, boot_id, look_up, lambda wall_ns: history.to_boot(wall_ns).ns)
 
 
 class OtlpReceiver(Failing, Owning, Pending, Stating):
@@ -73,7 +76,8 @@ class OtlpReceiver(Failing, Owning, Pending, Stating):
 
     def __init__(
         self,
-        config: Config,
+        settings: ReceiverSettings,
+        limiters: LimiterSettings,
         boot_id: str,
         look_up: Callable[[np.ndarray], None] | None,
         to_boot: Callable[[np.ndarray], np.ndarray],
@@ -89,12 +93,12 @@ class OtlpReceiver(Failing, Owning, Pending, Stating):
         self._before, self._counts = Counter[str](), Counter[str]()  # of processes that have ended, and of this one
         self._times = self._lost = 0
         self._lost_ns = boot_ns()
-        self.use(config)
+        self.use(settings, limiters)
 
-    def use(self, config: Config) -> None:
+    def use(self, settings: ReceiverSettings, limiters: LimiterSettings) -> None:
         """From now on these settings: another process listens, or none."""
-        self._address = config.receiver().http
-        self._settings = {"keys": config.intake_keys, "names": dict(config.limiter_names)}
+        self._address = settings.http
+        self._settings = {"keys": limiters.intake_keys, "names": dict(limiters.limiter_names)}
         self._close_listener()
         self.process.renew()
         self.process.start()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from agent.config import redis_limiters
 from agent.contracts import Stating
 
 if TYPE_CHECKING:
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from agent.kernel.load import Loaded
 
 _NAME = "redis_limiters"
+#: What can change while the agent runs.
+SETTINGS = ("redis_limiters", "redis_ports", "redis_decisions_per_s")
 
 
 def state(sources: Iterable[Source], loaded: Loaded, config: Config) -> dict[str, Any]:
@@ -21,15 +24,17 @@ def state(sources: Iterable[Source], loaded: Loaded, config: Config) -> dict[str
         if isinstance(source, Stating) and getattr(source, "name", "") == _NAME:
             return dict(source.state())
     family = loaded.families.get("redis")
-    if config.redis_limiters == "off":
+    if config.redis.mode == "off":
         why = "redis_limiters was off when tickscope started: on or auto needs a restart"
     else:
         why = (family.reason if family is not None else "") or "the redis family is left out"
-    return {"state": "off", "why": why, "mode": config.redis_limiters, "attached": False}
+    return {"state": "off", "why": why, "mode": config.redis.mode, "attached": False}
 
 
 def appliers(sources: Iterable[Source]) -> dict[str, Callable[[Config], None]]:
     """Of the settings that can change; none where nothing was loaded at the start."""
     uses = {getattr(source, "name", ""): getattr(source, "use", None) for source in sources}
-    wire = uses.get(_NAME)
-    return {} if wire is None else dict.fromkeys(("redis_limiters", "redis_ports", "redis_decisions_per_s"), wire)
+    use = uses.get(_NAME)
+    if use is None:
+        return {}
+    return dict.fromkeys(SETTINGS, lambda config: use(redis_limiters(config)))

@@ -7,7 +7,6 @@ memory.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import signal
@@ -107,21 +106,16 @@ class Reload:
 
     def _now(self, name: str) -> str:
         if name == "brokers":  # a server's URL may hold a password
-            return (
-                "brokers are now"
-                f" {', '.join(f'{len(servers)} of {kind}' for kind, servers in self.config.brokers.items()) or 'none'}"
-            )
-        return f"{name} is now {getattr(self.config, name)!r}"
+            counts = [f"{len(servers)} of {kind}" for kind, servers in self.config.queues.brokers.items()]
+            return f"brokers are now {', '.join(counts) or 'none'}"
+        return f"{name} is now {self.config.values()[name]!r}"
 
     def _apply(self, new: Config) -> tuple[list[str], list[str]]:
         """(settings that are in force now, settings that need a restart)."""
-        differing = [
-            f.name
-            for f in dataclasses.fields(Config)
-            if f.name != "source" and getattr(new, f.name) != getattr(self.config, f.name)
-        ]
+        before, after = self.config.values(), new.values()
+        differing = [name for name, value in after.items() if value != before[name]]
         changed = [name for name in differing if name in self._appliers]
-        self.config = dataclasses.replace(self.config, **{name: getattr(new, name) for name in changed})
+        self.config = self.config.with_values({name: after[name] for name in changed})
         for name in changed:
             self._appliers[name](self.config)
         return changed, [name for name in differing if name not in self._appliers]
@@ -137,46 +131,43 @@ def appliers(
 ) -> dict[str, Callable[[Config], None]]:
     """What each setting that can change does."""
     from agent import log
-    from agent.config import jump_threshold_ns
     from agent.correlate.thresholds import with_threshold
     from agent.service import redis_said
 
     def limit(config: Config) -> None:
-        loop.store.limit(max_bytes=config.max_bytes, max_age_s=config.max_age_days * 86400)
+        loop.store.limit(max_bytes=config.store.max_bytes, max_age_s=config.store.max_age_days * 86400)
 
     def pace(config: Config) -> None:
-        queues.rounds.interval_s = config.poll_s
+        queues.rounds.interval_s = config.queues.poll_s
         ask(config)
 
     def ask(config: Config) -> None:
         if brokers in loop.sources:  # else it is left out: nobody would read what a process of its says
-            brokers.use(config.brokers, config.poll_s)
+            brokers.use(config.queues.brokers, config.queues.poll_s)
 
     def look(config: Config) -> None:
         assert closer is not None
-        closer.on = config.investigate != "off"
+        closer.on = config.probes.investigate != "off"
 
     def receive(config: Config) -> None:
         if receiver in loop.sources:
-            receiver.use(config)
+            receiver.use(config.otlp_receiver, config.limiters)
 
     def keys(config: Config) -> None:
-        intake.store_keys(config.intake_keys)
+        intake.store_keys(config.limiters.intake_keys)
         receive(config)
 
     return {
         **({"otlp_receiver": receive} if receiver is not None else {}),
         **redis_said.appliers(loop.sources),
         **({"investigate": look} if closer is not None else {}),  # what was not loaded at the start needs another
-        "log_format": lambda config: log.use(config.log_format),
+        "log_format": lambda config: log.use(config.service.log_format),
         "max_bytes": limit,
         "max_age_days": limit,
         "intake_keys": keys,
         "brokers": ask,
         "poll_s": pace,
-        "jump_threshold": lambda config: loop.correlator.judge_jumps(
-            with_threshold(jump_threshold_ns(config.jump_threshold))
-        ),
+        "jump_threshold": lambda config: loop.correlator.judge_jumps(with_threshold(config.clock.jump_threshold_ns)),
     }
 
 
@@ -185,7 +176,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     old = Config.from_json(json.load(sys.stdin))
     try:
-        flags = dict(old.source.get("flags", {}))  # type: ignore[call-overload]
+        flags = dict(old.source.get("flags", {}))
         file = str(old.source.get("file", ""))
         new = resolve(
             {k: tuple(v) if isinstance(v, list) else v for k, v in flags.items()},

@@ -95,9 +95,9 @@ class Status:
                 }
             )
         for name, mode, remedy in (
-            ("syscalls", self._config.syscalls, "--syscalls sampled"),
-            ("redis", self._config.redis_limiters, "redis_limiters: auto"),
-            ("unix", "on" if self._config.unix_sockets else "off", "unix_sockets: true"),
+            ("syscalls", self._config.probes.syscalls, "--syscalls sampled"),
+            ("redis", self._config.redis.mode, "redis_limiters: auto"),
+            ("unix", "on" if self._config.probes.unix_sockets else "off", "unix_sockets: true"),
         ):
             if mode == "off":
                 out.append(
@@ -223,14 +223,14 @@ class Status:
     def export(self) -> dict[str, Any]:
         states = {s.name: s.state() for s in self._loop.sinks if isinstance(s, Stating)}
         served: dict[str, Any] = self._page.state() if self._page is not None else {}
-        page: dict[str, Any] = {"state": "ok", "address": self._config.prometheus, **served}
+        page: dict[str, Any] = {"state": "ok", "address": self._config.page.prometheus, **served}
         if "prometheus" in self._loop.failures:
             page.update(
                 state="failed",
                 last_error=self._loop.failures["prometheus"],
                 remedy="free the address, or set another in prometheus:, and restart",
             )
-        elif not self._config.prometheus:
+        elif not self._config.page.prometheus:
             page = {"state": "off", "remedy": "set prometheus: address:port"}
         return {"otlp": {"state": "off", "remedy": "set OTEL_EXPORTER_OTLP_ENDPOINT"}, "prometheus": page, **states}
 
@@ -267,7 +267,7 @@ class Status:
             "clock": self.clock(),
             "notices": self.notices(),
             "time_daemons": self.time_daemons(),
-            "store": {"dir": self._config.store, **self._loop.store.state()},
+            "store": {"dir": self._config.store.store, **self._loop.store.state()},
             "export": self.export(),
             "helper": self._helper.child.state(),
             "programs": self.programs(),

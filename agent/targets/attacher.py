@@ -16,8 +16,12 @@ class Attacher(Pumped, Protocol):
     """
 
     took_s: float
-    silent: bool
-    alive: bool
+
+    @property
+    def alive(self) -> bool: ...
+
+    @property
+    def silent(self) -> bool: ...
 
     @property
     def busy(self) -> bool: ...

@@ -75,7 +75,7 @@ def sides(port: int) -> dict[str, Attachable]:
     loaded = load(list(discover().values()))
     families = detached(loaded)
     wire = on_wire(loaded, port)
-    default = {name: family for name, family in families.items() if name != "unix" or Config().unix_sockets}
+    default = {name: family for name, family in families.items() if name != "unix" or Config().probes.unix_sockets}
     SharedArray(families["syscalls"].maps["syscalls_class"], "<u8").values[:] = classes()
     empty = programs(detached(load_empty()))
     out = {

@@ -13,12 +13,13 @@ import time
 import numpy as np
 
 from agent.batch import make
+from agent.limiters.model_settings import Declared
 from agent.limiters.models.catalogue import MODELS
 from agent.limiters.models.model import SECOND, Arrivals, Model
 from agent.limiters.replay.grouped import starts_of
 from agent.limiters.replay.jump import Decisions, Jump
 from agent.limiters.replay.outcome import TwoClocks
-from agent.limiters.replay.ruled import Declared, ruled
+from agent.limiters.replay.ruled import ruled
 from agent.tables import TABLES
 from tests.bench.common import Figure, arguments, report
 

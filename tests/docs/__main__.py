@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.docs import SETTINGS, pages
-from tests.docs.made import BLOCKS, template
+from tests.docs.made import BLOCKS, settings_file
 
 BLOCK = re.compile(r"(<!-- made by python -m tests\.docs: (\w+) -->\n)(.*?)(<!-- end -->\n)", re.DOTALL)
 
@@ -28,6 +28,6 @@ def renew(file: Path, make: Callable[[str], str]) -> None:
 
 
 if __name__ == "__main__":
-    renew(SETTINGS, template)  # first, since a page shows it
+    renew(SETTINGS, lambda _: settings_file())
     for page in pages():
         renew(page, current)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 
 import click
 
-from tests.docs import ROOT, SETTINGS, catalogue
+from agent.common.settings import Setting, declared
+from agent.queues.catalogue import brokers as known_brokers
+from tests.docs import ROOT, catalogue
 
 
 def _cell(text: object) -> str:
@@ -141,47 +144,85 @@ def models() -> str:
 
 
 def brokers() -> str:
-    from agent.queues.catalogue import brokers as known
-
     rows = [
         (one.title, f"`{name}`", f"`{one.flag}`", f"`{one.variable}`", f"`{one.form}`; {one.note}", one.watched)
-        for name, one in known().items()
+        for name, one in known_brokers().items()
     ]
     return _table(("broker", "setting", "flag of `run`", "variable", "a server", "what is watched"), rows)
 
 
-#: Between these lines of deploy/tickscope.yaml are the brokers' settings.
-_BROKERS = re.compile(r"(?<=^# Brokers, a list of servers each:\n).*?(?=^poll_s:)", re.DOTALL | re.MULTILINE)
+_HEAD = """\
+# All settings with their defaults. Copy this file to /etc/tickscope/tickscope.yaml.
+# A flag overrides an environment variable, which overrides this file.
+"""
+_COLUMN = 27  # where comments begin
 
 
-def template(text: str) -> str:
-    """deploy/tickscope.yaml with the brokers' settings made anew. Raises ValueError where their place is gone."""
-    from agent.queues.catalogue import brokers as known
+def _yaml(one: Setting) -> str:
+    shown = one.kind.shown(one.default)
+    if isinstance(shown, bool):
+        return str(shown).lower()
+    if isinstance(shown, (int, float)):
+        return f"{shown}" if isinstance(shown, int) else f"{shown:g}"
+    return {"()": "[]", "None": "''", "": "''"}.get(str(shown), str(shown))
 
-    lines = "".join(f"{f'{name}: []':<27}# {one.form} ({one.note})\n" for name, one in known().items())
-    text, n = _BROKERS.subn(lambda _: lines, text)
-    if n != 1:
-        raise ValueError("deploy/tickscope.yaml has no place for brokers")
-    return text
+
+def _commented(text: str, comment: str) -> str:
+    first, *rest = textwrap.wrap(comment, 120 - _COLUMN - 2, break_long_words=False, break_on_hyphens=False)
+    return "".join([f"{text:<{_COLUMN - 1}} # {first}\n", *(f"{'':<{_COLUMN}}# {line}\n" for line in rest)])
+
+
+def settings_file() -> str:
+    """deploy/tickscope.yaml, from the declarations."""
+    from agent.config import Config
+
+    return _HEAD + "".join(_lines(Config, ""))
+
+
+def _lines(section: type, indent: str) -> Iterator[str]:
+    for one in declared(section):
+        if one.name == "brokers":
+            yield "# Brokers, a list of servers each:\n"
+            for name, broker in known_brokers().items():
+                yield _commented(f"{name}: []", f"{broker.form} ({broker.note})")
+        elif not one.key:
+            assert one.kind.section is not None
+            yield from _lines(one.kind.section, indent)
+        elif one.kind.section is not None:
+            yield _commented(f"{indent}{one.key}:", one.doc)
+            yield from _lines(one.kind.section, f"{indent}  ")
+        elif one.doc:
+            words = f"{' | '.join(one.kind.choices)}: " if one.kind.choices else ""
+            yield _commented(f"{indent}{one.key}: {_yaml(one)}", f"{words}{one.doc}")
 
 
 def settings() -> str:
-    """deploy/tickscope.yaml, whose values a test compares with the defaults; which count at once is the reloader's
-    word.
-    """
-    return (
-        "```yaml\n"
-        + SETTINGS.read_text()
-        + "```\n\n"
-        + f"At SIGHUP these count at once: {', '.join(f'`{n}`' for n in _reloaded())}. The others need a restart.\n"
-    )
+    """Each setting, from the declarations."""
+    from agent.config import Config
+
+    reloaded = set(_reloaded())
+
+    def rows(section: type, before: str) -> Iterator[tuple[str, ...]]:
+        for one in declared(section):
+            if one.name == "brokers":
+                for name, broker in known_brokers().items():
+                    yield f"`{name}`", "`[]`", "a list of servers", f"{broker.form} ({broker.note})", "yes"
+            elif one.kind.section is not None:
+                inner = f"{before}{one.key}." if one.key else before
+                yield from rows(one.kind.section, inner)
+            elif one.doc:
+                key = f"{before}{one.key}"
+                at_once = "yes" if key.partition(".")[0] in reloaded else "-"
+                yield f"`{key}`", f"`{_yaml(one)}`", one.kind.form, one.doc, at_once
+
+    return _table(("setting", "default", "values", "meaning", "applied at SIGHUP"), rows(Config, ""))
 
 
 def _reloaded() -> list[str]:
     """The settings that agent/service/reload.py has something to do for; read, not run, since what it does needs an
     agent.
     """
-    from agent.queues.catalogue import names
+    from agent.service.redis_said import SETTINGS as OF_REDIS
 
     tree = ast.parse((ROOT / "agent/service/reload.py").read_text())
     (appliers,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "appliers"]
@@ -192,7 +233,7 @@ def _reloaded() -> list[str]:
         for key in node.keys
         if isinstance(key, ast.Constant)
     }
-    return sorted((found - {"brokers"}) | set(names() if "brokers" in found else ()))
+    return sorted(found | set(OF_REDIS))
 
 
 def symptoms() -> str:

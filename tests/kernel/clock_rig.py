@@ -18,6 +18,7 @@ import numpy as np
 from agent.clock import first, process, sample
 from agent.clock.history import History
 from agent.kernel.load import load, release
+from agent.kernel.probe import Parts
 from agent.kernel.source import KernelSource
 from agent.posix.child import fork
 from agent.probes import discover
@@ -93,7 +94,7 @@ class Rig:
                 family.programs.pop("clock_out")
             assert probe.setup is not None
             found = probe.setup(
-                family, self.kernel, self.attacher, self.targets, {"watch": self.watch, "history": self.history}
+                family, self.kernel, self.attacher, self.targets, Parts(watch=self.watch, history=self.history)
             )
             self.sources = [self.kernel, self.targets, *found]
             self.targets.start()

@@ -13,6 +13,7 @@ import pytest
 from agent.contracts import Source
 from agent.kernel import bpf, compiler
 from agent.kernel.load import Loaded, load, release
+from agent.kernel.probe import Parts
 from agent.kernel.sampling import SamplingWindow
 from agent.kernel.source import KernelSource
 from agent.probes import discover
@@ -39,9 +40,9 @@ class Attached:
         self.source.hold = lambda: self.window.busy
         self.extra: list[Source] = [self.window]
         if tcp := self.loaded.families.get("tcp"):
-            self.extra += set_up_tcp(tcp, self.source, None, None, {"window": self.window})
+            self.extra += set_up_tcp(tcp, self.source, None, None, Parts(window=self.window))
         if unix := self.loaded.families.get("unix"):
-            self.extra += set_up_unix(unix, self.source, None, None, {})
+            self.extra += set_up_unix(unix, self.source, None, None, Parts())
         self._rows: dict[str, list[np.ndarray]] = {}
 
     def close(self) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from agent.kernel.probe import Parts
+from agent.limiters.settings import LimiterSettings
 from agent.probes.limiter import setup
 from agent.tables import TABLES
 from agent.targets.targets import Targets
@@ -23,7 +25,7 @@ RESULTS = TABLES["limiter_decision"].by_name["result"].names
 
 class Watch:
     def __init__(
-        self, attach: Callable[..., Attached], hits_per_s: int = 1 << 40, functions: Any = (), **settings: object
+        self, attach: Callable[..., Attached], hits_per_s: int = 1 << 40, functions: Any = (), **settings: Any
     ) -> None:
         self.attached = attach("limiter", "exec")
         self.helper = LocalAttacher()
@@ -34,7 +36,7 @@ class Watch:
             self.attached.source,
             self.helper,
             self.targets,
-            {"limiter_hits_per_s": hits_per_s, "limiter_functions": functions, **settings},
+            Parts(settings=LimiterSettings(limiter_functions=functions, hits_per_s=hits_per_s, **settings)),
         )
         self.attached.extra += others
         self.targets.start()

@@ -15,6 +15,8 @@ import pytest
 
 from agent.common.address import peer_text
 from agent.kernel.load import load, release
+from agent.kernel.probe import Parts
+from agent.kernel.settings import ProbeSettings
 from agent.kernel.source import KernelSource
 from agent.probes import discover
 from agent.tables import TABLES
@@ -67,7 +69,11 @@ class Rig:
             setup = known[name].setup
             assert setup is not None
             self.sources += setup(
-                self.loaded.families[name], self.source, self.attacher, self.targets, {"syscalls": "blocked"}
+                self.loaded.families[name],
+                self.source,
+                self.attacher,
+                self.targets,
+                Parts(settings=ProbeSettings(syscalls="blocked")),
             )
         self.targets.start()
         self._rows: list[np.ndarray] = []

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from agent.common.settings import Place
 from agent.common.settings_file import parse
 from agent.limiters import catalogue
 from agent.limiters.functions.settings import declare_all, entries
@@ -89,7 +90,7 @@ def test_it_is_seen_where_its_function_is_declared(
 ) -> None:
     path = Path(shutil.copy(go_binary("shared", "shared"), tmp_path / "liblimiter.so"))
     values, lines = parse(Path("t.yaml"), DECLARED.replace("PATH", str(path)))
-    kept = entries(values, "t.yaml", lines)
+    kept = entries(values, Place(file="t.yaml", lines=lines))
     declare_all(kept)
     monkeypatch.setattr(limiter, "PROBE", limiter.probe())
     program, w = Lender(path), Watch(attach, functions=kept)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from agent.columns import NULL_I64
+from agent.common.settings import Place
 from agent.common.settings_file import parse
 from agent.limiters import catalogue
 from agent.limiters.decision import hashed
@@ -115,7 +116,7 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[d
 
     def declare(text: str) -> list[dict[str, object]]:
         values, lines = parse(Path("t.yaml"), text)
-        kept = entries(values, "t.yaml", lines)
+        kept = entries(values, Place(file="t.yaml", lines=lines))
         declare_all(kept)
         monkeypatch.setattr(limiter, "PROBE", limiter.probe())
         return kept

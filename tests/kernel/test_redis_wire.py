@@ -19,11 +19,12 @@ import redis
 from limits import parse, storage, strategies
 
 from agent.columns import NULL_I64
+from agent.common.settings import read
 from agent.config import Config
 from agent.kernel.load import load, release
 from agent.kernel.source import KernelSource
 from agent.lab.stage.wire import Cable
-from agent.limiters.script_settings import parse as declared
+from agent.limiters.redis_settings import RedisLimiterSettings
 from agent.limiters.scripted import Limiters
 from agent.probes import discover
 from agent.probes.beside.redis_reader import RedisReader
@@ -77,10 +78,11 @@ class Rig:
             self.loaded.families["redis"],
             self.kernel,
             LocalAttacher(),
-            mode=mode,
-            per_s=per_s,
+            read(
+                RedisLimiterSettings,
+                {"redis_limiters": mode, "redis_decisions_per_s": per_s, "redis_limiter_scripts": own or {}},
+            ),
             find_ports=lambda _: frozenset(ports),
-            own=declared(own or {}),
         )  # type: ignore[arg-type]
         self.rows: list[np.ndarray] = []
         self.pump()
@@ -409,20 +411,22 @@ def test_new_settings_count_at_once_and_it_says_whether_it_reads_and_why(server:
     try:
         assert rig.wire.state()["state"] in ("looking", "waiting")
         assert "no limiter in Redis is seen at work" in str(rig.wire.state()["why"])
-        rig.wire.use(Config(redis_limiters="off"))
+        rig.wire.use(RedisLimiterSettings(mode="off"))
         rig.pump()
         assert (rig.wire.state()["state"], rig.wire.state()["why"]) == ("off", "redis_limiters is off")
         assert not rig.wire.attached
         client = redis.Redis(port=server.port)
         assert len(rig.during(lambda: [client.eval(BUCKET, 1, "k", 5) for _ in range(5)] and None)) == 0
-        appliers([rig.kernel, rig.wire])["redis_limiters"](Config(redis_limiters="on"))
+        appliers([rig.kernel, rig.wire])["redis_limiters"](Config(redis=RedisLimiterSettings(mode="on")))
         rig.pump()
         assert rig.wire.state()["state"] == "on" and rig.wire.attached
         assert len(rig.during(lambda: [client.eval(BUCKET, 1, "k", 5) for _ in range(7)] and None)) == 7
     finally:
         rig.close()
     assert appliers([rig.kernel]) == {}
-    assert state([], rig.loaded, Config(redis_limiters="off"))["why"].startswith("redis_limiters was off when")
+    assert state([], rig.loaded, Config(redis=RedisLimiterSettings(mode="off")))["why"].startswith(
+        "redis_limiters was off when"
+    )
 
 
 def test_nothing_comes_when_detached(server: Redis) -> None:

@@ -19,6 +19,8 @@ import pytest
 
 from agent.common.clocks import boot_ns
 from agent.kernel import syscall
+from agent.kernel.probe import Parts
+from agent.kernel.settings import ProbeSettings
 from agent.kernel.wire import make_peer
 from agent.probes import syscalls
 from agent.tables import TABLES
@@ -166,8 +168,8 @@ class Family:
     def __init__(self, attach: Callable[..., object], mode: str = "blocked", **more: object) -> None:
         self.attached = attach("syscalls", **more)
         self.family = self.attached.loaded.families["syscalls"]  # type: ignore[attr-defined]
-        config = {"syscalls": mode, "window": self.attached.window}  # type: ignore[attr-defined]
-        self.attached.extra += syscalls.setup(self.family, self.attached.source, LocalAttacher(), None, config)  # type: ignore[attr-defined]
+        parts = Parts(settings=ProbeSettings(syscalls=mode), window=self.attached.window)  # type: ignore[attr-defined]
+        self.attached.extra += syscalls.setup(self.family, self.attached.source, LocalAttacher(), None, parts)  # type: ignore[attr-defined]
         assert self.family.state == "attached", self.family.reason
 
     def slow(self, pid: int, n: int, *calls: bytes, waited_ns: int = 0) -> np.ndarray:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from agent.kernel.load import load, release
+from agent.kernel.probe import Parts
 from agent.kernel.source import KernelSource
 from agent.probes import discover
 from agent.tables import TABLES
@@ -33,7 +34,7 @@ class Rig:
         self.targets = Targets(self.attacher, self.source)
         setup = known["tls"].setup
         assert setup is not None
-        self.sources = [self.source, self.targets, *setup(self.tls, self.source, self.attacher, self.targets, {})]
+        self.sources = [self.source, self.targets, *setup(self.tls, self.source, self.attacher, self.targets, Parts())]
         self.targets.start()
         self._rows: dict[str, list[np.ndarray]] = {}
         end = (

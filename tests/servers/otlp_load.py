@@ -12,7 +12,7 @@ from agent.batch import Batch, make
 from agent.tables import TABLES
 from exporters.aggregate import MetricStore
 from exporters.otlp import OtlpExporter
-from exporters.otlp_settings import OtlpConfig, resolve
+from exporters.otlp_settings import OtlpSettings, read_otlp
 from exporters.resource import describe
 from tests.patience import PATIENCE
 
@@ -41,8 +41,8 @@ def spans_only(endpoint: str, **settings: object) -> OtlpExporter:
     return exporter(endpoint, MetricStore(), **{"interval_s": 3600, **settings})
 
 
-def config(endpoint: str, **settings: object) -> OtlpConfig:
-    return resolve({}, {}, {"endpoint": endpoint, "interval_s": 0.5, **settings})
+def config(endpoint: str, **settings: object) -> OtlpSettings:
+    return read_otlp({"endpoint": endpoint, "interval_s": 0.5, **settings})
 
 
 def address(text: str) -> np.void:

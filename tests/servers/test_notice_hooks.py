@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from agent.clock import hooks
-from agent.clock.hook_settings import HookConfig
 from agent.clock.notices import NoticeSource
+from agent.clock.settings import HookSettings
 from agent.clock.subscribers import Subscribers
 from tests.lab import sockets
 
@@ -31,7 +31,7 @@ NOBODY = 65534
 class Rig:
     """A notice socket with hooks on it."""
 
-    def __init__(self, directory: Path, config: HookConfig) -> None:
+    def __init__(self, directory: Path, config: HookSettings) -> None:
         path = directory / "notices.sock"
         self.listener = sockets.notices(path)
         run_fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -78,10 +78,10 @@ def place() -> Iterator[Path]:
 
 
 @pytest.fixture
-def rig(place: Path) -> Iterator[Callable[[HookConfig], Rig]]:
+def rig(place: Path) -> Iterator[Callable[[HookSettings], Rig]]:
     made: list[Rig] = []
 
-    def begin(config: HookConfig) -> Rig:
+    def begin(config: HookSettings) -> Rig:
         made.append(Rig(place, config))
         return made[-1]
 
@@ -102,12 +102,12 @@ def processes(words: str) -> list[str]:
     return out
 
 
-def test_a_command_gets_each_notice_unprivileged(rig: Callable[[HookConfig], Rig], place: Path) -> None:
+def test_a_command_gets_each_notice_unprivileged(rig: Callable[[HookSettings], Rig], place: Path) -> None:
     out = place / "out"
     out.touch()
     out.chmod(0o666)
     made = rig(
-        HookConfig(
+        HookSettings(
             exec=(
                 "/bin/sh",
                 "-c",
@@ -133,9 +133,9 @@ def test_a_command_gets_each_notice_unprivileged(rig: Callable[[HookConfig], Rig
     ],
 )
 def test_a_command_that_fails_is_counted_with_the_reason(
-    rig: Callable[[HookConfig], Rig], command: tuple[str, ...], words: str
+    rig: Callable[[HookSettings], Rig], command: tuple[str, ...], words: str
 ) -> None:
-    made = rig(HookConfig(exec=command))
+    made = rig(HookSettings(exec=command))
     made.step()
     made.step()
     state = made.counts(failed=2)
@@ -146,18 +146,18 @@ def test_a_command_that_fails_is_counted_with_the_reason(
     assert words in row["reason"][0].decode()
 
 
-def test_a_command_that_hangs_is_killed_with_all_it_started(rig: Callable[[HookConfig], Rig]) -> None:
-    made = rig(HookConfig(exec=("/bin/sh", "-c", "sleep 9973 & sleep 9973"), timeout_s=0.3))
+def test_a_command_that_hangs_is_killed_with_all_it_started(rig: Callable[[HookSettings], Rig]) -> None:
+    made = rig(HookSettings(exec=("/bin/sh", "-c", "sleep 9973 & sleep 9973"), timeout_s=0.3))
     made.step()
     assert "did not end within 0.3 s" in made.counts(failed=1)["error"]
     made.wait(lambda _: not processes("sleep 9973"))
 
 
-def test_a_backlog_is_cut_to_the_newest_and_counted(rig: Callable[[HookConfig], Rig], place: Path) -> None:
+def test_a_backlog_is_cut_to_the_newest_and_counted(rig: Callable[[HookSettings], Rig], place: Path) -> None:
     out = place / "out"
     out.touch()
     out.chmod(0o666)
-    made = rig(HookConfig(exec=("/bin/sh", "-c", f"cat >>{out}; sleep 0.4"), timeout_s=5))
+    made = rig(HookSettings(exec=("/bin/sh", "-c", f"cat >>{out}; sleep 0.4"), timeout_s=5))
     made.step()
     made.wait(lambda _: bool(out.read_text()))
     for _ in range(hooks.QUEUE + 5):
@@ -168,8 +168,8 @@ def test_a_backlog_is_cut_to_the_newest_and_counted(rig: Callable[[HookConfig], 
     assert [json.loads(text)["id"] for text in out.read_text().splitlines()][:2] == [1, 7]
 
 
-def test_the_agents_end_ends_a_hook_in_the_middle(rig: Callable[[HookConfig], Rig], place: Path) -> None:
-    made = rig(HookConfig(exec=("/bin/sleep", "9967"), timeout_s=60))
+def test_the_agents_end_ends_a_hook_in_the_middle(rig: Callable[[HookSettings], Rig], place: Path) -> None:
+    made = rig(HookSettings(exec=("/bin/sleep", "9967"), timeout_s=60))
     made.step()
     made.wait(lambda _: bool(processes("sleep 9967")))
     made.source.close()
@@ -179,7 +179,7 @@ def test_the_agents_end_ends_a_hook_in_the_middle(rig: Callable[[HookConfig], Ri
         time.sleep(0.01)
 
 
-def test_the_command_of_the_docs_posts_and_publishes(rig: Callable[[HookConfig], Rig], place: Path) -> None:
+def test_the_command_of_the_docs_posts_and_publishes(rig: Callable[[HookSettings], Rig], place: Path) -> None:
     """The script in docs/clock-notices.md, with the ports of a web server and a Redis of the test's own."""
     got: list[dict[str, Any]] = []
 
@@ -227,7 +227,7 @@ def test_the_command_of_the_docs_posts_and_publishes(rig: Callable[[HookConfig],
                 script.replace("8080", str(web.server_port)).replace("redis-cli", f"redis-cli -s {path}")
             )
             command.chmod(0o755)
-            made = rig(HookConfig(exec=(str(command),), timeout_s=20))
+            made = rig(HookSettings(exec=(str(command),), timeout_s=20))
             made.step()
             made.counts(delivered=1)
             assert [listener.stdout.readline().strip() for _ in range(2)] == ["message", "tickscope:clock"]
@@ -239,8 +239,8 @@ def test_the_command_of_the_docs_posts_and_publishes(rig: Callable[[HookConfig],
     listener.communicate()
 
 
-def test_a_hook_that_was_killed_is_shown(rig: Callable[[HookConfig], Rig]) -> None:
-    made = rig(HookConfig(exec=("/bin/true",)))
+def test_a_hook_that_was_killed_is_shown(rig: Callable[[HookSettings], Rig]) -> None:
+    made = rig(HookSettings(exec=("/bin/true",)))
     assert made.hook is not None
     os.kill(made.hook.pid, 9)
     made.wait(lambda s: s["hooks"]["exec"]["state"] == "gone")

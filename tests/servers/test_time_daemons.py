@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from agent.batch import Batch
-from agent.clock.daemons.ntp_settings import NtpConfig
+from agent.clock.daemons.settings import NtpSettings
 from agent.clock.daemons.source import TimeDaemons
 from agent.correlate.correlator import Correlator
 from agent.lab.stage.wire import Cable
@@ -27,7 +27,7 @@ DELAY_S = 0.003
 TABLE = TABLES["clock_daemon"]
 SERVER = "local stratum 5\nallow\ncmdport 0"
 CLIENT = f"server {Cable.RIGHT} minpoll 0 maxpoll 0 iburst\nport 0"
-NOBODY = NtpConfig(daemon_interval_s=0.2, interval_s=0.2)
+NOBODY = NtpSettings(daemon_interval_s=0.2, interval_s=0.2)
 
 
 def decoded(row: np.void) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def decoded(row: np.void) -> dict[str, Any]:
 class Node:
     """A source in the wire's left namespace, drained by the test."""
 
-    def __init__(self, wire: Cable, config: NtpConfig = NOBODY, running: Callable[[], dict[str, int]] = dict) -> None:
+    def __init__(self, wire: Cable, config: NtpSettings = NOBODY, running: Callable[[], dict[str, int]] = dict) -> None:
         self.wire = wire
         self.source = TimeDaemons(config, lambda wall: wall - time.time_ns() + boot_ns(), running)
         self.batches: list[Batch] = []
@@ -247,7 +247,7 @@ def test_a_daemon_that_ends_is_told(wire: Cable, chrony: Daemon) -> None:
 
 
 def test_sntp_finds_the_true_offset_within_its_bound(wire: Cable, chrony: Daemon) -> None:
-    rows = Node(wire, NtpConfig(servers=(Cable.RIGHT,), interval_s=0.2, chrony="")).rows("sntp", "source", 23)
+    rows = Node(wire, NtpSettings(servers=(Cable.RIGHT,), interval_s=0.2, chrony="")).rows("sntp", "source", 23)
     for row in rows:  # one host, one clock: the true offset is zero
         assert (row["state"], row["stratum"], row["leap"]) == ("synchronised", 5, "none")
         assert abs(row["offset_ns"]) <= row["distance_ns"]
@@ -255,7 +255,7 @@ def test_sntp_finds_the_true_offset_within_its_bound(wire: Cable, chrony: Daemon
 
 
 def test_sntp_over_ipv6_and_by_name(wire: Cable, chrony: Daemon) -> None:
-    config = NtpConfig(servers=(f"[{Cable.RIGHT6}]", "localhost:9"), interval_s=0.2, chrony="")
+    config = NtpSettings(servers=(f"[{Cable.RIGHT6}]", "localhost:9"), interval_s=0.2, chrony="")
     node = Node(wire, config)
     rows = node.rows("sntp", "source", 8)
     assert {r["state"] for r in rows if r["source"] == f"[{Cable.RIGHT6}]"} == {"synchronised"}
@@ -265,7 +265,7 @@ def test_sntp_over_ipv6_and_by_name(wire: Cable, chrony: Daemon) -> None:
 
 
 def test_a_server_that_has_no_address_is_told(wire: Cable) -> None:
-    node = Node(wire, NtpConfig(servers=("nosuch.invalid",), interval_s=0.2))
+    node = Node(wire, NtpSettings(servers=("nosuch.invalid",), interval_s=0.2))
     (row,) = node.rows("sntp", "source")[:1]
     assert (row["state"], row["source"], row["offset_ns"]) == ("error", "nosuch.invalid", None)
     assert row["reason"].startswith("cannot be found: ")
@@ -277,7 +277,7 @@ def test_nothing_is_sent_to_servers_unless_they_are_configured(wire: Cable, chro
         server = NtpServer((Cable.RIGHT, 1123))
     Node(wire).rows("chrony", "system", 5)
     assert server.asked == []
-    Node(wire, NtpConfig(servers=(server.where,), interval_s=0.2)).rows("sntp", "source")
+    Node(wire, NtpSettings(servers=(server.where,), interval_s=0.2)).rows("sntp", "source")
     assert len(server.asked) >= 1
     server.close()
 
@@ -285,7 +285,7 @@ def test_nothing_is_sent_to_servers_unless_they_are_configured(wire: Cable, chro
 def test_honest_sources_agree_and_a_liar_is_a_finding(wire: Cable, chrony: Daemon) -> None:
     with wire.right.entered():
         server = NtpServer((Cable.RIGHT, 1123))
-    node = Node(wire, NtpConfig(servers=(server.where,), interval_s=0.2, daemon_interval_s=0.2))
+    node = Node(wire, NtpSettings(servers=(server.where,), interval_s=0.2, daemon_interval_s=0.2))
     node.rows("chrony", "system", 41)
     checks = [decoded(r) for b in node.batches for r in b.rows if r["kind"] == TABLE.code("kind", "check")]
     assert [(c["source"], c["state"]) for c in checks] == [(c["source"], "agree") for c in checks]

@@ -25,14 +25,17 @@ from agent.binaries.elf import Elf, ElfError
 from agent.binaries.symbolnames import pattern, plain
 from agent.binaries.symbols import nearest
 from agent.binaries.unwind import function_at
+from agent.common import settings as sections
 from agent.common.settings_file import parse as settings_file
 from agent.errors import AgentError
-from agent.limiters import model_settings, script_settings
 from agent.limiters.decision import FLOATS, INTEGERS, Decoder
 from agent.limiters.functions import meanings, settings
 from agent.limiters.functions.words import GO, SYSTEM_V, WordError
 from agent.limiters.functions.words import parse as word
-from agent.limiters.script import VALUES, RedisCall, expression
+from agent.limiters.model_settings import Declared
+from agent.limiters.redis_settings import RedisLimiterSettings, ScriptSettings
+from agent.limiters.script import RedisCall, expression
+from agent.limiters.settings import LimiterSettings
 from tests.unit.hostile_elf import many_returns
 
 _STRANGE: list[Any] = [
@@ -209,28 +212,22 @@ def functions(rng: random.Random) -> None:
     ):
         if rng.random() < 0.3:
             one[part] = section(rng, keys, 2)
-    kept = settings.entries(rng.choice([[one], [one], [one, one], one, "x"]), "t.yaml", {})
+    kept = settings.entries(rng.choice([[one], [one], [one, one], one, "x"]), sections.TOP)
     settings.replayed(settings.functions(kept))
-    if "wrong" in kept[0]:
-        raise AgentError(str(kept[0]["wrong"]))
+    if kept[0].wrong:
+        raise AgentError(kept[0].wrong)
 
 
 def scripts(rng: random.Random) -> None:
     one = {"command": "CL.X", "key": "a:", "allowed": "reply.0 == 1", "limit": "arg.0"}
-    script_settings.parse(
-        {
-            "a": (
-                {**one, **section(rng, ["script", "function", "command", "key", "allowed", "step_immune", *VALUES], 2)}
-                if rng.random() < 0.9
-                else value(rng)
-            )
-        }
-    )
+    given = {**one, **section(rng, list(sections.keys(ScriptSettings)), 2)} if rng.random() < 0.9 else value(rng)
+    sections.read(RedisLimiterSettings, {"redis_limiter_scripts": {"a": given}}).own()
 
 
 def models(rng: random.Random) -> None:
     one = {"model": "GCRA", "clock": "wall", "per_s": 5, "burst": 2.5, "window": "1s", "slots": 3, "shared": True}
-    model_settings.parse({"a*": {**one, **section(rng, model_settings.KEYS, 2)} if rng.random() < 0.9 else value(rng)})
+    given = {**one, **section(rng, list(sections.keys(Declared)), 2)} if rng.random() < 0.9 else value(rng)
+    sections.read(LimiterSettings, {"limiter_models": {"a*": given}})
 
 
 _YAML = (

@@ -11,8 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from agent.common.settings import read
 from agent.kernel.load import BPF_DIR
 from agent.kernel.wire import Wire
+from agent.limiters.redis_settings import RedisLimiterSettings
+from agent.limiters.script import RedisLimiter
 from agent.limiters.scripted import Limiters
 from agent.probes.beside.redis_reader import RedisReader
 from agent.probes.beside.resp_stream import Garbage, RespStream
@@ -25,6 +28,11 @@ _CLIENT = b"\0" * 10 + b"\xff\xff" + bytes((10, 0, 0, 2))
 def request(*words: bytes | str | float) -> bytes:
     parts = [word if isinstance(word, bytes) else str(word).encode() for word in words]
     return b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%s\r\n" % (len(p), p) for p in parts)
+
+
+def declared(given: object) -> tuple[RedisLimiter, ...]:
+    """The setting ``redis_limiter_scripts``."""
+    return read(RedisLimiterSettings, {"redis_limiter_scripts": given}).own()
 
 
 class Played:

@@ -20,7 +20,7 @@ from agent import doctor
 from agent.cli.run import command
 from agent.columns import NULL_I64
 from agent.common.address import peer_bytes
-from agent.config import read_file, resolve
+from agent.config import Config, read_file, resolve
 from agent.errors import AgentError
 from agent.posix import privilege
 from agent.queues import brokers as room
@@ -34,8 +34,10 @@ ROOT = Path(__file__).parents[2]
 HEAP = """
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+from agent.common.settings import setting, text, whole
 from agent.errors import USAGE, AgentError
 from agent.queues.catalogue import Broker
 
@@ -59,7 +61,26 @@ def parse(text):
     return Path(text)
 
 
-BROKER = Broker("heap", "Heap directories", "files that wait", "/var/heap/mail", "any directory", parse, Heap)
+@dataclass(frozen=True)
+class HeapSettings:
+    path: str = setting("", text("a path"))
+    least: int = setting(0, whole(0, 9))
+
+
+def opened(server):
+    return Heap(Path(server.path) if isinstance(server, HeapSettings) else server)
+
+
+BROKER = Broker(
+    "heap",
+    "Heap directories",
+    "files that wait",
+    "/var/heap/mail",
+    "any directory",
+    parse,
+    opened,
+    section=HeapSettings,
+)
 """
 
 
@@ -86,17 +107,24 @@ def write(directory: Path, text: str) -> str:
 def test_a_file_that_is_there_is_a_kind_of_broker(heap: Path, tmp_path: Path) -> None:
     file = write(tmp_path, f"redis: [redis://a]\nheap: [{heap}]\n")
     config = resolve({}, {}, file)
-    assert config.brokers == {"redis": ("redis://a",), "heap": (str(heap),)}
-    assert resolve({}, {"TICKSCOPE_HEAP_URL": "/b /c"}, file).brokers["heap"] == ("/b", "/c")
-    assert resolve({"heap": ("/d",)}, {"TICKSCOPE_HEAP_URL": "/b /c"}, file).brokers == {
+    assert config.queues.brokers == {"redis": ("redis://a",), "heap": (str(heap),)}
+    assert resolve({}, {"TICKSCOPE_HEAP_URL": "/b /c"}, file).queues.brokers["heap"] == ("/b", "/c")
+    assert resolve({"heap": ("/d",)}, {"TICKSCOPE_HEAP_URL": "/b /c"}, file).queues.brokers == {
         "redis": ("redis://a",),
         "heap": ("/d",),
     }
-    (queue,) = catalogue.broker("heap").sources(config.brokers["heap"])
+    (queue,) = catalogue.broker("heap").sources(config.queues.brokers["heap"])
     (row,) = np.frombuffer(pack(queue.poll()), TABLE.dtype)
     assert row["lag_messages"] == 7
     assert (row["system"], row["peer"].tobytes()) == (b"heap", peer_bytes("127.0.0.1", 99))
     assert row["t_ns"] > 0 < row["poll_ns"]
+    config = Config.from_json(
+        resolve({}, {}, write(tmp_path, f"heap: [{{path: {heap}, least: 2}}, {heap}]\n")).to_json()
+    )
+    assert config.queues.brokers == {"heap": ({"path": str(heap), "least": 2}, str(heap))}
+    assert [queue.name for queue in catalogue.broker("heap").sources(config.queues.brokers["heap"])] == [
+        f"heap {heap}"
+    ] * 2
 
 
 class Scripted:
@@ -165,6 +193,8 @@ def test_its_mistakes_name_their_line(heap: Path, tmp_path: Path) -> None:
     for text, words in (
         ("heap: [tmp]", "tmp is no path"),
         ("heap: [1]", "heap must be a list of texts"),
+        ("heap: [/a, {path: /b, leest: 2}]", "did you mean least"),
+        ("heap: {least: 10}", "heap.0.least cannot be 10"),
         ("hep: [/tmp]", "did you mean heap"),
         ("brokers: {}", "there is no setting"),
     ):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
 from pathlib import Path
 
 import pytest
+import yaml
 
+from agent.common.settings import keys
 from agent.config import Config, read_file, resolve
 from agent.errors import AgentError
 
@@ -18,28 +20,33 @@ def write(path: Path, text: str) -> Path:
 
 
 def test_the_documented_defaults_are_the_defaults() -> None:
-    documented = Config(**read_file(Path("deploy/tickscope.yaml"), required=True))
-    assert (
-        replace(documented, otlp={}, metrics={}) == Config()
-    )  # their sections name each default: tests/unit/test_otlp_config.py
+    file = Path("deploy/tickscope.yaml")
+    assert read_file(file, required=True) == Config()
+    assert list(yaml.safe_load(file.read_text())) == list(keys(Config))
 
 
 def test_flag_beats_environment_beats_file(tmp_path: Path) -> None:
     file = str(write(tmp_path, "store: /file\nrun_dir: /file-run\nsyscalls: full\n"))
     config = resolve({"store": None, "syscalls": "blocked"}, {"TICKSCOPE_STORE": "/env", "TICKSCOPE_CONFIG": file})
-    assert (config.store, config.run_dir, config.syscalls) == ("/env", "/file-run", "blocked")
-    assert resolve({"store": "/flag"}, {"TICKSCOPE_STORE": "/env"}, file).store == "/flag"
+    assert (config.store.store, config.service.run_dir, config.probes.syscalls) == ("/env", "/file-run", "blocked")
+    assert resolve({"store": "/flag"}, {"TICKSCOPE_STORE": "/env"}, file).store.store == "/flag"
 
 
 def test_it_survives_the_way_to_the_agent() -> None:
-    config = Config(
-        brokers={"redis": ("redis://a", "redis://b")},
-        otlp={"endpoint": "http://c:4318"},
-        ntp={"servers": ["10.0.0.1"], "interval": "64s"},
-        without=("tls",),
-        live=True,
-    )
-    assert Config.from_json(config.to_json()) == config
+    given = {
+        "redis": ["redis://a", "redis://b"],
+        "otlp": {"endpoint": "http://c:4318", "headers": {"a": "b"}, "traces": False},
+        "otlp_receiver": {"http": "127.0.0.1:24318"},
+        "ntp": {"servers": ["10.0.0.1"], "interval": "64s"},
+        "notices": {"exec": "/bin/a b"},
+        "limiter_names": {"a*": "b"},
+        "redis_limiter_scripts": {"a": {"command": "INCR", "limit": 3}},
+        "without": ["tls"],
+        "live": True,
+    }
+    config = resolve(given, {})
+    assert Config.from_json(json.loads(json.dumps(config.to_json()))) == config
+    assert config.with_values(Config().values()).values() == Config().values()
 
 
 @pytest.mark.parametrize(
@@ -62,10 +69,10 @@ def test_it_survives_the_way_to_the_agent() -> None:
         ("store: ''\n", 1, "store"),
         ("run_dir: /" + "x" * 100, 1, "run_dir"),
         ('prometheus: "127.0.0.1:\u00b2"\n', 1, "prometheus"),
-        ("store: /a\notlp:\n  endpont: x\n", 2, "endpont"),
+        ("store: /a\notlp:\n  endpont: x\n", 3, "endpont"),
         ("otlp: {1: x, endpont: x}\n", 1, "there is no setting otlp.1"),
         ("otlp: {endpoint: 'http://[x'}\n", 1, "otlp.endpoint cannot be 'http://[x'"),
-        ("otlp: {headers: {2020-01-01: x}}\n", 1, "otlp"),
+        ("store: /a\notlp:\n  headers: {a b: x}\n", 3, "otlp.headers"),
         ("otlp: 5\n", 1, "otlp"),
         ("redis: ['http://x']\n", 1, "Redis URL"),
         ("without: [tsl]\n", 1, "tls"),
@@ -98,7 +105,7 @@ def test_a_mistake_names_its_line(tmp_path: Path, text: str, line: int, words: s
 )
 def test_nonsense_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(AgentError) as raised:
-        Config(**read_file(write(tmp_path, text), required=True))
+        read_file(write(tmp_path, text), required=True)
     assert raised.value.exit_code == 2
 
 
@@ -119,7 +126,7 @@ def test_what_the_environment_says_is_checked_before_anything_starts() -> None:
 
 
 def test_off_is_a_word(tmp_path: Path) -> None:
-    assert read_file(write(tmp_path, "syscalls: off\n"), required=True) == {"syscalls": "off"}
+    assert read_file(write(tmp_path, "syscalls: off\n"), required=True).probes.syscalls == "off"
 
 
 def test_a_named_file_must_exist(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent.clock import hooks
-from agent.clock.hook_settings import HookConfig
+from agent.clock.settings import HookSettings
 from tests.lab import sockets
 
 NOBODY = 65534
@@ -37,7 +37,7 @@ def listening(place: Path) -> socket.socket:
 @contextlib.contextmanager
 def started(place: Path) -> Iterator[hooks.HookProcess]:
     run_fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
-    hook = hooks.start(HookConfig(exec=("/bin/true",)), run_fd, NOBODY, NOBODY)
+    hook = hooks.start(HookSettings(exec=("/bin/true",)), run_fd, NOBODY, NOBODY)
     os.close(run_fd)
     assert hook is not None
     hook.reports.settimeout(20)

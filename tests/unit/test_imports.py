@@ -76,7 +76,6 @@ FOR_TYPES = {
     ("agent.correlate.catalogue", "agent.correlate.view"),
     ("agent.correlate.catalogue", "agent.correlate.watch"),
     ("agent.correlate.episode", "agent.correlate.rank"),
-    ("agent.limiters.script_settings", "agent.config"),
     ("agent.queues.judged", "agent.queues.catalogue"),
 }
 

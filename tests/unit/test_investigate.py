@@ -15,6 +15,7 @@ import pytest
 from agent.binaries import nearest
 from agent.binaries.elf import ElfError
 from agent.cli import closer
+from agent.common.settings import read
 from agent.config import Config, resolve
 from agent.errors import AgentError
 from agent.investigate.asleep import parse
@@ -30,6 +31,7 @@ from agent.investigate.decide import (
 )
 from agent.investigate.stacks import fitted, kernel_text, lock_text, places, user_text
 from agent.kernel.asleep import asleep
+from agent.kernel.settings import ProbeSettings
 from agent.main import _families
 from agent.tables import TABLES
 
@@ -111,18 +113,18 @@ def test_a_process_more_of_a_look_costs_its_user_and_not_the_others() -> None:
 def test_off_leaves_the_families_out() -> None:
     names = {"offcpu", "block", "contention", "reclaim", "synack", "calls"}
     assert names <= {p.name for p in _families(Config())}
-    assert not names & {p.name for p in _families(Config(investigate="off"))}
-    assert "calls" not in {p.name for p in _families(Config(syscalls="full"))}
+    assert not names & {p.name for p in _families(Config(probes=ProbeSettings(investigate="off")))}
+    assert "calls" not in {p.name for p in _families(Config(probes=ProbeSettings(syscalls="full")))}
     with pytest.raises(AgentError, match="investigate"):
-        Config(investigate="always")
+        read(Config, {"investigate": "always"})
 
 
 def test_the_setting_in_a_file(tmp_path: Path) -> None:
     """YAML reads a bare off as false."""
     file = tmp_path / "settings.yaml"
     file.write_text("investigate: off\n")
-    assert resolve({}, {}, str(file)).investigate == "off"
-    assert resolve({"investigate": "auto"}, {}, str(file)).investigate == "auto"
+    assert resolve({}, {}, str(file)).probes.investigate == "off"
+    assert resolve({"investigate": "auto"}, {}, str(file)).probes.investigate == "auto"
 
 
 def test_stacks_lose_what_only_shows_that_somebody_looked() -> None:

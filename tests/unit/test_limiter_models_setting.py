@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from agent.batch import make
+from agent.common.settings import read
 from agent.errors import USAGE, AgentError
 from agent.limiters.catalogue import CATALOGUE
-from agent.limiters.model_settings import parse
+from agent.limiters.model_settings import Declared
 from agent.limiters.models.catalogue import MODELS
 from agent.limiters.replay.ruled import BY_ALGORITHM, ruled
+from agent.limiters.settings import LimiterSettings
 
 S = 10**9
+
+
+def parse(given: object) -> list[Declared]:
+    found = read(LimiterSettings, {"limiter_models": given}).limiter_models
+    return [replace(one, pattern=pattern) for pattern, one in found.items()]
 
 
 def row(**columns: object) -> np.void:

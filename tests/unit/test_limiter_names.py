@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.config import Config
+from agent.common.settings import read
 from agent.errors import AgentError
 from agent.limiters.decision import Decoder, hashed, use_salt
 from agent.limiters.naming import WIDTH, AskingSite, Names, short, site
-from agent.limiters.settings import read_salt
+from agent.limiters.settings import LimiterSettings, read_salt
 
 RATE = ("golang.org/x/time/rate", "golang.org/x/time")
 TOLLBOOTH = ("github.com/didip/tollbooth/v7/internal/time/rate", "github.com/didip/tollbooth/v7")
@@ -119,7 +119,7 @@ def test_the_settings_say_what_a_limiter_is_called() -> None:
 @pytest.mark.parametrize("given", [{"a*": ""}, {"a*": "n" * 65}, {"a*": "a\nb"}, {"a*": 7}])
 def test_names_that_cannot_be(given: dict[str, object]) -> None:
     with pytest.raises(AgentError, match="limiter_names"):
-        Config(limiter_names=given)
+        read(LimiterSettings, {"limiter_names": given})
 
 
 @pytest.fixture
@@ -163,4 +163,4 @@ def test_salts_that_cannot_be(tmp_path: Path) -> None:
         with pytest.raises(AgentError, match="key_salt"):
             read_salt(str(odd))
     with pytest.raises(AgentError, match="key_salt"):
-        Config(key_salt="the salt itself")
+        read(LimiterSettings, {"key_salt": "the salt itself"})

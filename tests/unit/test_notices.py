@@ -21,9 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.clock import subscribers
-from agent.clock.hook_settings import HookConfig, parse
+from agent.clock.settings import HookSettings
 from agent.clock.subscribers import SUBSCRIBERS, Subscribers
 from agent.columns import NULL_I64
+from agent.common.settings import Place, read
 from agent.errors import AgentError
 from tests.lab import sockets
 
@@ -360,12 +361,12 @@ def test_a_report_becomes_a_row_and_status(server: Server) -> None:
 )
 def test_a_wrong_setting_says_which(settings: dict[str, object], words: tuple[str, ...]) -> None:
     with pytest.raises(AgentError) as raised:
-        parse(settings)
+        read(HookSettings, settings, Place(("notices",)))
     assert raised.value.exit_code == 2
     assert all(word in str(raised.value) for word in words), str(raised.value)
 
 
 def test_right_settings() -> None:
-    assert parse({}) == HookConfig()
+    assert read(HookSettings, {}) == HookSettings()
     for command in ("/bin/a 'b c'", ["/bin/a", "b c"]):
-        assert parse({"exec": command, "timeout_s": 5}) == HookConfig(("/bin/a", "b c"), 5)
+        assert read(HookSettings, {"exec": command, "timeout_s": 5}) == HookSettings(("/bin/a", "b c"), 5)

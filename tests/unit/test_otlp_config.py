@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-from pathlib import Path
+from collections.abc import Mapping
 
 import pytest
-import yaml
 
+from agent.common.settings import read
 from agent.errors import USAGE, AgentError
-from exporters.otlp_settings import KEYS, resolve, resource_attributes
-from exporters.page_settings import PageConfig
+from exporters.otlp_settings import OtlpSettings, read_otlp, with_otel
+from exporters.page_settings import MetricsSettings
 from exporters.resource import describe
 
 _BASE = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318/"}
 
 
+def resolve(file: Mapping[str, object], env: Mapping[str, str]) -> OtlpSettings:
+    return read_otlp(with_otel(file, env))
+
+
 def test_off_unless_an_endpoint_is_given() -> None:
-    assert not resolve({}, {}, {}).enabled
-    assert not resolve({}, {**_BASE, "OTEL_SDK_DISABLED": "true"}, {}).enabled
+    assert not resolve({}, {}).enabled
+    assert not resolve({}, {**_BASE, "OTEL_SDK_DISABLED": "true"}).enabled
 
 
 def test_only_the_base_url_gets_a_path() -> None:
-    got = resolve({}, {**_BASE, "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://m:1/custom"}, {})
+    got = resolve({}, {**_BASE, "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://m:1/custom"})
     assert got.traces is not None
     assert got.metrics is not None
     assert (got.traces.endpoint, got.metrics.endpoint) == ("http://collector:4318/v1/traces", "http://m:1/custom")
-    grpc = resolve({}, {**_BASE, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, {})
+    grpc = resolve({}, {**_BASE, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"})
     assert grpc.traces is not None
     assert grpc.traces.endpoint == "http://collector:4318/"
 
 
-def test_flag_beats_environment_beats_file() -> None:
+def test_the_environment_beats_the_file() -> None:
     file = {"endpoint": "http://file:1", "timeout_s": 1, "interval_s": 1, "compression": "gzip", "decisions": "slow"}
     env = {**_BASE, "OTEL_EXPORTER_OTLP_TIMEOUT": "2500", "OTEL_METRIC_EXPORT_INTERVAL": "7000"}
-    from_env = resolve(file, env, {"endpoint": None})
+    from_env = resolve(file, env)
     assert from_env.traces is not None
     assert (from_env.traces.endpoint, from_env.traces.timeout_s, from_env.interval_s) == (
         "http://collector:4318/v1/traces",
@@ -42,9 +45,6 @@ def test_flag_beats_environment_beats_file() -> None:
         7.0,
     )
     assert (from_env.traces.compression, from_env.decisions) == ("gzip", "slow")
-    from_flag = resolve(file, env, {"endpoint": "flag:3", "timeout_s": 3})
-    assert from_flag.traces is not None
-    assert (from_flag.traces.endpoint, from_flag.traces.timeout_s) == ("http://flag:3/v1/traces", 3.0)
 
 
 def test_signals_are_switched_and_set_apart() -> None:
@@ -56,13 +56,12 @@ def test_signals_are_switched_and_set_apart() -> None:
             "OTEL_EXPORTER_OTLP_METRICS_HEADERS": "A=1,b=x%3Dy",
             "OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE": "LowMemory",
         },
-        {},
     )
     assert got.traces is None
     assert got.metrics is not None
     assert got.metrics.headers == (("a", "1"), ("b", "x=y"))
     assert got.temporality == "delta"
-    assert resolve({}, _BASE, {}).temporality == "cumulative"
+    assert resolve({}, _BASE).temporality == "cumulative"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +77,7 @@ def test_signals_are_switched_and_set_apart() -> None:
 )
 def test_a_wrong_value_is_a_usage_error(file: dict[str, object]) -> None:
     with pytest.raises(AgentError) as raised:
-        resolve(file, {}, {})
+        resolve(file, {})
     assert raised.value.exit_code == USAGE
     assert raised.value.why
 
@@ -94,7 +93,7 @@ def test_a_wrong_value_is_a_usage_error(file: dict[str, object]) -> None:
 )
 def test_a_header_that_cannot_be_is_named_without_its_value(headers: object, named: str) -> None:
     with pytest.raises(AgentError) as raised:
-        resolve({"endpoint": "x:1", "headers": headers}, {}, {})
+        resolve({"endpoint": "x:1", "headers": headers}, {})
     assert raised.value.exit_code == USAGE
     assert named in str(raised.value)
     assert "s3cret" not in f"{raised.value} {raised.value.why}"
@@ -118,19 +117,10 @@ def test_the_environment_completes_the_resource() -> None:
     )
 
 
-def test_the_settings_file_that_is_delivered_names_every_setting_with_its_default() -> None:
-    values = yaml.safe_load((Path(__file__).parents[2] / "deploy/tickscope.yaml").read_text())
-    assert tuple(values["otlp"]) == KEYS
-    target = {"endpoint": "http://127.0.0.1:4318"}
-    assert resolve({**values["otlp"], **target}, {}, {}) == resolve(target, {}, {})
-    assert PageConfig.parse(values["metrics"]) == PageConfig()
-    assert set(values["metrics"]) == {f.name for f in fields(PageConfig)}
-
-
 def test_the_file_says_all_of_one_signal_that_the_environment_can() -> None:
     own = {"endpoint": "https://logs:4318/in", "headers": {"x-of": "logs"}, "timeout_s": 2, "compression": "gzip"}
     file = {"endpoint": "http://c:4318", "headers": {"x-of": "all"}, "logs": own, "traces": False, "metrics": "off"}
-    got = resolve(file, {}, {})
+    got = resolve(file, {})
     assert (got.traces, got.metrics) == (None, None)
     assert got.logs is not None
     assert (got.logs.endpoint, got.logs.headers, got.logs.timeout_s, got.logs.compression) == (
@@ -139,10 +129,10 @@ def test_the_file_says_all_of_one_signal_that_the_environment_can() -> None:
         2.0,
         "gzip",
     )
-    beaten = resolve(file, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://e:4318"}, {}).logs
+    beaten = resolve(file, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://e:4318"}).logs
     assert beaten is not None
     assert beaten.endpoint == "http://e:4318/v1/logs"
-    assert resource_attributes({"resource": {"service.name": "edge"}}) == {"service.name": "edge"}
+    assert resolve({"resource": {"service.name": "edge"}}, {}).resource == {"service.name": "edge"}
 
 
 @pytest.mark.parametrize(
@@ -156,13 +146,12 @@ def test_the_file_says_all_of_one_signal_that_the_environment_can() -> None:
 )
 def test_what_is_no_setting_of_a_signal_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(AgentError) as refused:
-        resolve({"endpoint": "http://c:4318", **wrong}, {}, {})
+        resolve({"endpoint": "http://c:4318", **wrong}, {})
     assert refused.value.exit_code == 2
 
 
 def test_a_nought_in_the_file_is_a_value() -> None:
-    assert resolve({"sample": 0, "slow_s": 0}, {}, {}) == resolve({}, {}, {"sample": 0, "slow_s": 0})
-    assert resolve({"sample": 0}, {}, {}).sample == 0
+    assert resolve({"sample": 0}, {}).sample == 0
 
 
 @pytest.mark.parametrize(
@@ -181,6 +170,6 @@ def test_a_nought_in_the_file_is_a_value() -> None:
 )
 def test_wrong_settings_of_metrics_say_what_is_right(section: dict[str, object]) -> None:
     with pytest.raises(AgentError) as raised:
-        PageConfig.parse(section)
+        read(MetricsSettings, section)
     assert raised.value.why
     assert raised.value.exit_code == 2

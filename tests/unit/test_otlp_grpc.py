@@ -13,7 +13,7 @@ import pytest
 
 from exporters.grpc_link import GrpcLink, send_frame
 from exporters.otlp import _remedy
-from exporters.otlp_settings import Endpoint, OtlpConfig
+from exporters.otlp_settings import Endpoint, OtlpSettings
 from exporters.send import Outcome
 
 _EXPORT = "opentelemetry.proto.collector.trace.v1.TraceService"
@@ -49,7 +49,7 @@ def test_a_certificate_that_is_not_there_is_told_and_looked_for_again(tmp_path: 
     link.close()
     assert [o.status for o in outcomes] == ["retry", "retry"]
     assert all("FileNotFoundError" in o.message and str(tmp_path) in o.message for o in outcomes)
-    assert "agent's user can read" in _remedy(outcomes[0].message, OtlpConfig())
+    assert "agent's user can read" in _remedy(outcomes[0].message, OtlpSettings())
 
 
 def test_details_that_cannot_be_read_ask_for_no_pause() -> None:
@@ -70,4 +70,4 @@ def test_details_that_cannot_be_read_ask_for_no_pause() -> None:
 
 
 def test_a_redirect_says_where_the_endpoint_is() -> None:
-    assert "Location" in _remedy("HTTP 301 Moved Permanently", OtlpConfig())
+    assert "Location" in _remedy("HTTP 301 Moved Permanently", OtlpSettings())

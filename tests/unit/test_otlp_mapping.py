@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from agent.common.settings import read as read_settings
 from agent.errors import AgentError
 from agent.limiters.decision import Malformed, use_salt
 from agent.receiver.mapping import MEANING, NAMES
-from agent.receiver.settings import ReceiverConfig
+from agent.receiver.settings import ReceiverSettings
 from agent.receiver.wire import TABLE
 from agent.receiver.worker import MAX_BODY_BYTES, RequestRefused, unpacked
 from tests.unit.adapters import hashed
@@ -189,7 +190,7 @@ def test_hostile_inputs_are_refused_or_are_decisions() -> None:
 )
 def test_settings_that_are_refused(section: dict[str, object], why: str) -> None:
     with pytest.raises(AgentError) as error:
-        ReceiverConfig.parse(section)
+        read_settings(ReceiverSettings, section)
     assert why in str(error.value)
     assert error.value.exit_code == 2
 
@@ -205,7 +206,7 @@ def test_settings_that_are_refused(section: dict[str, object], why: str) -> None
     ],
 )
 def test_settings_that_are_taken(section: dict[str, object], http: object) -> None:
-    assert ReceiverConfig.parse(section).http == http
+    assert read_settings(ReceiverSettings, section).http == http
 
 
 def test_the_attributes_of_the_documents_are_those_that_are_taken() -> None:

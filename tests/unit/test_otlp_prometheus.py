@@ -23,7 +23,7 @@ from exporters.aggregate import MetricStore
 from exporters.exposition import render
 from exporters.metrics import METRICS
 from exporters.page_request import known_host
-from exporters.page_settings import PageConfig
+from exporters.page_settings import MetricsSettings
 from exporters.peer import owner
 from exporters.prometheus import FRESH_S, MAX_CONNECTIONS, MAX_REQUEST_BYTES, PrometheusEndpoint
 
@@ -212,7 +212,7 @@ def test_other_requests(endpoint: PrometheusEndpoint, request_: bytes, status: b
 )
 def test_only_hosts_that_are_meant_are_served(store: MetricStore, host: str, status: bytes) -> None:
     """A web site whose name its owner turns into 127.0.0.1 may not read the page through somebody's browser."""
-    endpoint = PrometheusEndpoint(("127.0.0.1", 0), store, {}, PageConfig(hosts=("node7.example",)))
+    endpoint = PrometheusEndpoint(("127.0.0.1", 0), store, {}, MetricsSettings(hosts=("node7.example",)))
     answer = _raw(endpoint, f"GET /metrics HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
     endpoint.close()
     assert answer.split(b" ")[1] == status

@@ -32,9 +32,11 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from agent.config import Config
+from agent.common.settings import read
+from agent.limiters.settings import LimiterSettings
 from agent.posix.supervisor import IN_A_ROW
 from agent.receiver.process import OtlpReceiver
+from agent.receiver.settings import ReceiverSettings
 from agent.receiver.wire import TABLE
 from agent.receiver.worker import BURST, MAX_BODY_BYTES, MAX_CONNECTIONS
 from tests.patience import PATIENCE
@@ -73,8 +75,8 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def config(http: object) -> Config:
-    return Config(otlp_receiver={"http": http}, limiter_names={"shop:old": "new"})
+def config(http: object) -> tuple[ReceiverSettings, LimiterSettings]:
+    return read(ReceiverSettings, {"http": http}), LimiterSettings(limiter_names={"shop:old": "new"})
 
 
 def boot_of(wall_ns: np.ndarray) -> np.ndarray:
@@ -87,7 +89,7 @@ class Kept:
     def __init__(self, port: int | None = None, look_up: Any = None) -> None:
         self.port = port or free_port()
         self.rows, self.batches = TABLE.empty(0), dict[str, list[np.ndarray]]()
-        self.source = OtlpReceiver(config(self.port), BOOT, look_up, boot_of)
+        self.source = OtlpReceiver(*config(self.port), BOOT, look_up, boot_of)
         self.stopped, self.paused = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._loop)
         self._thread.start()
@@ -462,7 +464,7 @@ def test_other_settings_count_at_once(own: Kept) -> None:
     own.paused.set()
     time.sleep(0.05)
     own.port = free_port()
-    own.source.use(config(own.port))
+    own.source.use(*config(own.port))
     own.paused.clear()
     own.until(own.listens)
     assert own.post("/v1/traces", spans(REFUSED))[0] == 200
@@ -473,7 +475,7 @@ def test_other_settings_count_at_once(own: Kept) -> None:
 def test_it_is_not_in_memory_where_it_is_off() -> None:
     code = (
         "import sys; from agent.config import Config; from agent import main; from agent.service import reload, status;"
-        " Config(); print([m for m in sys.modules if 'receiver' in m])"
+        " Config(); print([m for m in sys.modules if 'receiver.' in m and m != 'agent.receiver.settings'])"
     )
     done = subprocess.check_output([sys.executable, "-c", code], cwd=Path(__file__).parents[2], text=True)
     assert done.strip() == "[]"

@@ -9,7 +9,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from agent.batch import Batch, make
 from agent.tables import TABLES
-from exporters.otlp_settings import resolve
+from exporters.otlp_settings import read_otlp
 from exporters.sampling import randomness, threshold, tracestate
 from exporters.spans import SpanEncoder
 from exporters.waiting import Waiting
@@ -19,7 +19,7 @@ _CODE = TABLES["limiter_decision"].code
 
 
 def _backlog(**settings: object) -> Waiting:
-    return Waiting(resolve({}, {}, {"endpoint": "http://127.0.0.1:1", "max_spans_per_s": 100_000, **settings}))
+    return Waiting(read_otlp({"endpoint": "http://127.0.0.1:1", "max_spans_per_s": 100_000, **settings}))
 
 
 def _decisions(n: int, **columns: object) -> Batch:

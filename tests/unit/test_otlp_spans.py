@@ -16,7 +16,7 @@ from agent.batch import Batch, make
 from agent.common.address import addr_text
 from agent.tables import TABLES
 from exporters.links import MAX_LINKS
-from exporters.otlp_settings import resolve
+from exporters.otlp_settings import read_otlp
 from exporters.records import records
 from exporters.sampling import randomness
 from exporters.spans import SpanEncoder
@@ -185,7 +185,7 @@ def test_a_finding_is_one_span_with_evidence_and_links() -> None:
 
 def test_a_finding_waits_with_what_it_rests_on() -> None:
     """What came last counts; of a finding whose span was made nothing is kept."""
-    waiting, encoder = Waiting(resolve({}, {}, {"endpoint": "http://127.0.0.1:1"})), _encoder()
+    waiting, encoder = Waiting(read_otlp({"endpoint": "http://127.0.0.1:1"})), _encoder()
     for at in (5, 6):
         for (table, _), rows in _beside({"table": b"cpu_wait", "t_ns": at}).items():
             waiting.put(Batch(table, rows), 0.0)

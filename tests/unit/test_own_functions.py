@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -29,6 +30,7 @@ from agent.limiters.functions.settings import matches, replayed
 from agent.limiters.functions.words import SYSTEM_V, Word, WordError
 from agent.limiters.functions.words import parse as parse_word
 from agent.limiters.reading import ALLOWED, DELAYED, ERROR, REFUSED
+from agent.limiters.settings import LimiterSettings
 from tests.unit.limiter_records import records
 
 BASE: dict[str, Any] = {"name": "n", "program": "p", "language": "c", "symbol": "s", "results": {"result": "bool ax"}}
@@ -115,15 +117,16 @@ def test_a_wrong_declaration_names_its_line_and_the_others_hold(tmp_path: Path) 
         " results: {result: bool ax}, algorithm: sliding window of slots, window: 1s, limit: 5}\n  - {name: good,"
         " program: p, language: rust, symbol: g, results: {result: bool ax}}\n  - five\n"
     )
-    kept = read_file(file, required=True)["limiter_functions"]
-    assert [(one["where"], one.get("wrong")) for one in kept] == [
+    kept = read_file(file, required=True).limiters.limiter_functions
+    assert [(one.where, one.wrong) for one in kept] == [
         (f"{file}:8", "arguments.key: there is no register 'xmm1'"),
-        (f"{file}:10", None),
+        (f"{file}:10", ""),
         (f"{file}:11", "name: 'good' is there twice"),
         (f"{file}:12", "'five' is no declaration"),
     ]
-    assert Config.from_json(Config(limiter_functions=kept).to_json()).limiter_functions == kept
-    said = replayed([parse(kept[1]["given"])])
+    config = Config(limiters=LimiterSettings(limiter_functions=kept))
+    assert Config.from_json(json.loads(json.dumps(config.to_json()))) == config
+    said = replayed([parse(kept[1].given)])
     assert [(one.pattern, one.model, one.window_ns, one.count) for one in said] == [
         ("good", "sliding window of slots", 10**9, 5.0),
         ("good@*", "sliding window of slots", 10**9, 5.0),

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from agent.demo.limiter_part import SCRIPT
-from agent.limiters.script_settings import parse
 from agent.limiters.scripted import Limiters
 from agent.limiters.scripts import demo
 from agent.probes.beside import redis_guess
 from agent.probes.beside.redis_reader import RedisReader
-from tests.unit.redis_pieces import Played, request
+from tests.unit.redis_pieces import Played, declared, request
 from tests.unit.test_redis_wire import results
 
 _ENVOY = b"github.com/envoyproxy/ratelimit"
@@ -27,7 +26,7 @@ def _envoy(*asked: tuple[str, int, int], own: dict[str, object] | None = None) -
     for key, count, end_s in asked:
         played.send(request("INCRBY", key, 1) + request("EXPIRE", key, end_s))
         played.send(b":%d\r\n:1\r\n" % count, reply=True)
-    return played.rows(RedisReader(Limiters(parse(own or {}))))
+    return played.rows(RedisReader(Limiters(declared(own or {}))))
 
 
 def test_envoys_windows_are_its_units_whatever_it_adds_to_their_ends() -> None:
@@ -265,7 +264,7 @@ def test_a_counter_that_is_made_for_a_month_of_milliseconds_has_that_window() ->
 def test_a_command_that_is_declared_for_other_keys_is_no_script() -> None:
     own: dict[str, object] = {"a": {"command": "HINCRBY", "key": "edge_", "allowed": "reply <= 2"}}
     played = Played()
-    reader = RedisReader(Limiters(parse(own)))
+    reader = RedisReader(Limiters(declared(own)))
     played.send(request("HINCRBY", "other:1", "f", 1))
     played.send(b":1\r\n", reply=True)
     played.rows(reader)

@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 
 from agent.columns import NULL_I64
+from agent.common.settings import read
 from agent.errors import AgentError
 from agent.limiters.decision import hashed
+from agent.limiters.redis_settings import RedisLimiterSettings
 from agent.limiters.script import RedisCall
-from agent.limiters.script_settings import parse, ports
 from agent.limiters.scripted import Limiters
 from agent.probes.beside import redis_guess, redis_ports
 from agent.probes.beside.redis_reader import RedisReader
 from agent.tables import TABLES
-from tests.unit.redis_pieces import Played, request
+from tests.unit.redis_pieces import Played, declared, request
 
 _RESULTS = TABLES["limiter_decision"].by_name["result"].names
 ASK = request("EVALSHA", "c" * 40, 1, "rate:anna", 5, 10, 2, 1)
@@ -192,7 +193,7 @@ def test_counters_that_expire() -> None:
     played.send(b":6\r\n", reply=True)
     rows = played.rows(reader)
     assert results(rows) == ["?", "?"] and rows["window_ns"].tolist() == [10_000_000_000] * 2
-    own = parse(
+    own = declared(
         {"hits": {"command": "incr", "key": "hits:", "allowed": "reply <= 3", "limit": 3, "remaining": "3 - reply"}}
     )
     reader = RedisReader(Limiters(own))
@@ -221,7 +222,7 @@ def test_a_counter_that_is_made_with_its_end() -> None:
     rows = play(RedisReader(Limiters()))
     assert results(rows) == ["?"] * 5 and set(rows["window_ns"].tolist()) == {65_000_000_000}
     assert set(rows["library"].tolist()) == {b"redis incrby"}
-    rows = play(RedisReader(Limiters(parse({"logins": {"command": "INCR", "key": "login:", "limit": 3}}))))
+    rows = play(RedisReader(Limiters(declared({"logins": {"command": "INCR", "key": "login:", "limit": 3}}))))
     assert results(rows) == ["allowed"] * 3 + ["refused", "allowed"] and set(rows["library"].tolist()) == {b"logins"}
     assert rows["limit_per_s"][1:].tolist() == pytest.approx([3 / 65] * 4)
 
@@ -240,7 +241,9 @@ def test_a_declared_sorted_set_by_how_many_there_were() -> None:
     for count in (9, 10):
         played.send(request("ZCARD", "posts:u"))
         played.send(b":%d\r\n" % count, reply=True)
-    own = parse({"posts": {"command": "ZCARD", "key": "posts:", "allowed": "reply < 10", "limit": 10, "window_s": 60}})
+    own = declared(
+        {"posts": {"command": "ZCARD", "key": "posts:", "allowed": "reply < 10", "limit": 10, "window_s": 60}}
+    )
     assert results(played.rows(RedisReader(Limiters(own)))) == ["allowed", "refused"]
     assert len(played.rows()) == 0  # nothing that makes it one, and nobody says so
 
@@ -554,8 +557,8 @@ def test_known_limiters(asked: bytes, reply: bytes, library: bytes, result: str,
     ("given", "said"),
     [
         ({"a": {"script": "1234"}}, "redis_limiter_scripts.a.script cannot be '1234'"),
-        ({"a": {"allowed": "reply == 1"}}, "redis_limiter_scripts.a names none of script, function and command"),
-        ({"a": {"command": "INCR", "function": "f"}}, "redis_limiter_scripts.a names several"),
+        ({"a": {"allowed": "reply == 1"}}, "names none of script, function and command"),
+        ({"a": {"command": "INCR", "function": "f"}}, "names several of script, function and command"),
         ({"a": {"command": "INCR", "allowed": "reply"}}, "redis_limiter_scripts.a.allowed cannot be 'reply'"),
         ({"a": {"command": "INCR", "remaining": "answer.1"}}, "redis_limiter_scripts.a.remaining cannot be 'answer.1'"),
         ({"a": {"command": "INCR", "limmit": 3}}, "there is no setting redis_limiter_scripts.a.limmit"),
@@ -565,14 +568,15 @@ def test_known_limiters(asked: bytes, reply: bytes, library: bytes, result: str,
 )
 def test_settings_that_are_wrong(given: dict[str, object], said: str) -> None:
     with pytest.raises(AgentError) as caught:
-        parse(given)
+        declared(given)
     assert said in str(caught.value)
 
 
 def test_ports() -> None:
-    assert ports(("6380", "7000")) == {6380, 7000}
-    with pytest.raises(AgentError, match="redis_ports"):
-        ports(("80000",))
+    assert read(RedisLimiterSettings, {"redis_ports": ["6380", 7000]}).ports == (6380, 7000)
+    for wrong in (["80000"], [0], [True], ["x"], list(range(1, 34))):
+        with pytest.raises(AgentError, match="redis_ports"):
+            read(RedisLimiterSettings, {"redis_ports": wrong})
 
 
 def test_ports_of_processes(tmp_path: Path) -> None:
@@ -665,10 +669,10 @@ def test_what_is_declared_of_incr_is_not_of_a_sum_of_bytes() -> None:
     for asked, reply in (("api:u", 1), 3), (("api:bytes:u", 5000), 90_000):
         played.send(request("INCRBY", *asked))
         played.send(b":%d\r\n" % reply, reply=True)
-    own = parse({"api": {"command": "INCR", "key": "api:", "limit": 5}})
+    own = declared({"api": {"command": "INCR", "key": "api:", "limit": 5}})
     rows = played.rows(RedisReader(Limiters(own)))
     assert results(rows[rows["library"] == b"api"]) == ["allowed"]
 
 
 def test_a_limit_that_is_worked_out_is_no_comparison() -> None:
-    parse({"a": {"command": "INCR", "key": "x:", "limit": "arg.0 * 2"}})
+    declared({"a": {"command": "INCR", "key": "x:", "limit": "arg.0 * 2"}})

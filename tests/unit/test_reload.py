@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import time
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,7 +66,7 @@ def test_what_was_left_out_starts_no_process(left_out: bool) -> None:
     other: Any = None
     try:
         apply = reload.appliers(loop, other, other, brokers, None)
-        apply["brokers"](replace(resolve({}, {}), brokers={"redis": ("redis://127.0.0.1:1",)}))
+        apply["brokers"](resolve({"redis": ("redis://127.0.0.1:1",)}, {}))
         assert len(brokers.processes()) == (not left_out)
     finally:
         brokers.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from agent.config import Config
+from agent.config import ServiceSettings
 from agent.kernel.limits import EXAMINER_EXTRA_BYTES, EXAMINERS
 
 _TEXT = (Path(__file__).parents[2] / "deploy/tickscope.service").read_text()
@@ -32,7 +32,7 @@ def test_only_the_agent_is_told_to_end() -> None:
 def test_systemd_waits_for_what_the_agent_tells_it() -> None:
     assert SETTINGS["Type"] == "notify"
     assert int(SETTINGS["WatchdogSec"]) >= 30  # the loop tells it once a second
-    assert SETTINGS["RuntimeDirectory"] == Path(Config.run_dir).name
+    assert SETTINGS["RuntimeDirectory"] == Path(ServiceSettings.run_dir).name
 
 
 def test_its_documentation_is_installed() -> None:

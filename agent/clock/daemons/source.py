@@ -22,7 +22,7 @@ from agent.clock.daemons import chrony, ntpd, present, sntp, timesyncd
 from agent.clock.daemons.belief import Belief, Failed, Talk, to_rows
 from agent.clock.daemons.check import Consistency
 from agent.clock.daemons.exchange import Exchange
-from agent.clock.daemons.ntp_settings import MOST_S, NtpConfig, split
+from agent.clock.daemons.settings import MOST_S, NtpSettings, split
 from agent.contracts import Failing, Stating
 
 TIMEOUT_NS = 1_000_000_000
@@ -66,7 +66,10 @@ class TimeDaemons(Stating, Failing):
     name = "time daemons"
 
     def __init__(
-        self, config: NtpConfig, to_boot: Callable[[int], int], running: Callable[[], dict[str, int]] = present.running
+        self,
+        config: NtpSettings,
+        to_boot: Callable[[int], int],
+        running: Callable[[], dict[str, int]] = present.running,
     ) -> None:
         self._to_boot, self._running = to_boot, running
         self._daemon_ns = round(config.daemon_interval_s * _SECOND_NS)
@@ -259,7 +262,7 @@ class TimeDaemons(Stating, Failing):
         self._epoll.close()
 
 
-def synchronised_now(config: NtpConfig) -> list[str]:
+def synchronised_now(config: NtpSettings) -> list[str]:
     """The daemons of this host that say, asked now, that they are synchronised. Waits for a second at most."""
     source = TimeDaemons(replace(config, servers=()), to_boot=lambda wall_ns: wall_ns, running=dict)
     try:

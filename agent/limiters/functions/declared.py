@@ -9,13 +9,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from agent.common.settings import Section
+from agent.common.settings import read
 from agent.errors import USAGE, AgentError
 from agent.limiters.functions import meanings
 from agent.limiters.functions.meanings import Meanings
 from agent.limiters.functions.words import GO, SYSTEM_V, SYSTEM_V_RESULTS, Word, WordError
 from agent.limiters.functions.words import parse as parse_word
 from agent.limiters.library import LANGUAGES
+from agent.limiters.model_settings import Declared
 
 #: What may be read at the first instruction and at the return -> which word of ``struct limiter_decision`` holds it
 #: (agent/limiters/library.py).
@@ -278,7 +279,6 @@ def _answers(given: Mapping[str, object], results: Mapping[str, Word]) -> Meanin
 
 def _replay(given: Mapping[str, object]) -> dict[str, object]:
     """Checked, and in the words of ``limiter_models``."""
-    from agent.limiters.model_settings import one
     from agent.limiters.replay.ruled import BY_ALGORITHM
 
     said = {key: given[key] for key in REPLAY if key in given}
@@ -287,7 +287,7 @@ def _replay(given: Mapping[str, object]) -> dict[str, object]:
         said["model"] = BY_ALGORITHM.get(algorithm.lower(), algorithm) if isinstance(algorithm, str) else algorithm
     for key, value in said.items():
         try:
-            one("", {key: value}, Section())
+            read(Declared, {key: value})
         except AgentError as error:
             shown = "algorithm" if key == "model" else key
             raise MisdeclaredError((shown,), f"it cannot be {value!r}", error.why) from None

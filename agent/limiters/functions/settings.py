@@ -6,62 +6,56 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import Any
 
-from agent.errors import USAGE, AgentError
+from agent.common.settings import Place, read
 from agent.limiters.functions.declared import MisdeclaredError, OwnFunction, parse
-
-if TYPE_CHECKING:
-    from agent.limiters.replay.ruled import Declared
+from agent.limiters.model_settings import Declared
 
 MOST = 32
-#: (number of the declaration, keys below it) -> its line.
-Lines = Mapping[tuple[object, ...], int]
 
 
-def line(lines: Lines, number: int, at: tuple[str, ...]) -> int:
-    """Of the innermost of these keys that there is; 0 where nothing is known of it."""
-    return next((found for end in range(len(at), -1, -1) if (found := lines.get((number, *at[:end])))), 0)
-
-
-def entries(given: object, file: str, lines: Lines) -> list[dict[str, object]]:
-    """What the configuration keeps: of each declaration what was ``given`` and ``where``, and with ``wrong`` and
-    ``remedy`` what is wrong with it. Raises AgentError (exit code 2).
+@dataclass(frozen=True)
+class FunctionSettings:
+    """A declaration of ``limiter_functions``. given: as in the file (agent/limiters/functions/declared.py reads it).
+    where: ``FILE:LINE``. wrong: why it cannot be used, empty if it can; the others are used all the same.
     """
+
+    name: str
+    where: str
+    given: Mapping[str, Any]
+    wrong: str = ""
+    remedy: str = ""
+
+
+def entries(given: object, place: Place) -> tuple[FunctionSettings, ...]:
+    """The declarations of a list, each with its line. Raises AgentError (exit code 2) if it is no list."""
     if not isinstance(given, list):
-        raise AgentError(
-            f"limiter_functions cannot be {given!r}"[:200],
-            why="it is a list of declarations, which begin with `- name:`",
-            exit_code=USAGE,
-        )
+        raise place.wrong(given, "it is a list of declarations, which begin with `- name:`")
     if len(given) > MOST:
-        raise AgentError(f"limiter_functions has {len(given)} entries", why=f"it may have {MOST}", exit_code=USAGE)
-    found, names = list[dict[str, object]](), set[str]()
+        raise place.error(f"limiter_functions has {len(given)} entries", f"it may have {MOST}")
+    found, names = list[FunctionSettings](), set[str]()
     for number, one in enumerate(given):
-        entry: dict[str, object] = {"given": one, "where": f"{file}:{line(lines, number, ())}"}
+        here = place.below(number)
         try:
             name = parse(one).name
             if name in names:
                 raise MisdeclaredError(("name",), f"{name!r} is there twice", "call the second one otherwise")
             names.add(name)
+            found.append(FunctionSettings(name, here.where, one))
         except MisdeclaredError as error:
             name = str(one.get("name", number + 1)) if isinstance(one, Mapping) else str(number + 1)
-            entry = {
-                "name": name[:28],
-                "where": f"{file}:{line(lines, number, error.at)}",
-                "wrong": error.what,
-                "remedy": error.remedy,
-            }
-        found.append(entry)
-    return found
+            found.append(FunctionSettings(name[:28], here.below(*error.at).where, {}, error.what, error.remedy))
+    return tuple(found)
 
 
-def functions(kept: Iterable[Mapping[str, object]]) -> list[OwnFunction]:
-    """Those that hold, of ``entries``."""
-    return [parse(one["given"]) for one in kept if "given" in one]
+def functions(kept: Iterable[FunctionSettings]) -> list[OwnFunction]:
+    """Those that can be used."""
+    return [parse(one.given) for one in kept if not one.wrong]
 
 
-def declare_all(kept: Iterable[Mapping[str, object]]) -> None:
+def declare_all(kept: Iterable[FunctionSettings]) -> None:
     """From now on, what is seen has those that hold."""
     from agent.limiters.catalogue import declare
     from agent.limiters.functions.seen import all_seen
@@ -71,10 +65,9 @@ def declare_all(kept: Iterable[Mapping[str, object]]) -> None:
 
 def replayed(found: Iterable[OwnFunction]) -> tuple[Declared, ...]:
     """What the declarations say for ``limiters replay``."""
-    from agent.common.settings import Section
-    from agent.limiters.model_settings import one as declared
-
-    return tuple(declared(pattern, one.replay, Section()) for one in found for pattern in (one.name, f"{one.name}@*"))
+    return tuple(
+        replace(read(Declared, one.replay), pattern=pattern) for one in found for pattern in (one.name, f"{one.name}@*")
+    )
 
 
 def glob(text: str) -> str:

@@ -14,10 +14,11 @@ import numpy as np
 
 from agent.columns import NULL_I64
 from agent.common.copies import pick
+from agent.limiters.model_settings import Declared
 from agent.limiters.models.model import SECOND, Arrivals, Limit, Model
 from agent.limiters.replay.grouped import codes, picked, starts_of
 from agent.limiters.replay.outcome import TwoClocks, compared, windows
-from agent.limiters.replay.ruled import FOLLOWS, Declared, Ruled, ruled
+from agent.limiters.replay.ruled import FOLLOWS, Ruled, ruled
 from agent.limiters.replay.state import levels, needed
 from agent.tables import TABLES
 

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 import numpy as np
 
 from agent.limiters.catalogue import CATALOGUE
+from agent.limiters.model_settings import Declared
 from agent.limiters.models.catalogue import MODELS
 from agent.limiters.models.model import SECOND, Limit, Model
 
@@ -31,23 +32,6 @@ BY_ALGORITHM = {
 #: What a limiter's clock can be; the first three follow steps of the wall clock, ``remote wall`` those of the host that
 #: keeps its state.
 FOLLOWS = ("caller", "wall", "remote wall")
-
-
-@dataclass(frozen=True)
-class Declared:
-    """What the settings, or a command line, say of limiters whose id matches ``pattern`` (``*`` and ``?``). 0, empty
-    and None: nothing is said of it.
-    """
-
-    pattern: str = "*"
-    model: str = ""
-    clock: str = ""
-    per_s: float = 0.0
-    burst: float = 0.0
-    count: float = 0.0
-    window_ns: int = 0
-    slots: int = 0
-    shared: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agent.limiters.catalogue import seen
 from agent.log import WARNING, say
@@ -14,6 +14,7 @@ from agent.targets.unseen import Unseen
 
 if TYPE_CHECKING:
     from agent.limiters.functions.declared import OwnFunction
+    from agent.limiters.functions.settings import FunctionSettings
     from agent.probes.beside.golimiter import GoLimiters
     from agent.targets.targets import Targets
 
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
 _OWN = "own"
 
 
-def ask(kept: Iterable[Mapping[str, Any]], source: GoLimiters, targets: Targets) -> None:
+def ask(kept: Iterable[FunctionSettings], source: GoLimiters, targets: Targets) -> None:
     """kept: the setting ``limiter_functions``, as the configuration has it."""
     if not (kept := list(kept)):
         return
     from agent.limiters.functions.settings import functions
 
     for one in kept:
-        if "wrong" in one:
+        if one.wrong:
             _tell(one, targets)
     found = functions(kept)
     for program in dict.fromkeys(one.program for one in found):
@@ -53,13 +54,11 @@ def _ask(program: str, found: list[OwnFunction], source: GoLimiters, targets: Ta
         targets.exe(asks)
 
 
-def _tell(one: Mapping[str, Any], targets: Targets) -> None:
+def _tell(one: FunctionSettings, targets: Targets) -> None:
     say(
-        f"tickscope: {one['where']}: {one['wrong']}: {one['name']} is not watched"
-        + (f"\n  try: {one['remedy']}" if one["remedy"] else ""),
+        f"tickscope: {one.where}: {one.wrong}: {one.name} is not watched"
+        + (f"\n  try: {one.remedy}" if one.remedy else ""),
         WARNING,
         event="misdeclared",
     )
-    targets.unseen.tell(
-        Unseen(f"limiter:{one['name']}", str(one["where"]), "unavailable", str(one["wrong"]), str(one["remedy"]))
-    )
+    targets.unseen.tell(Unseen(f"limiter:{one.name}", one.where, "unavailable", one.wrong, one.remedy))

@@ -22,10 +22,9 @@ from agent.common.fairness import UpperBound
 from agent.kernel.wire import decode
 from agent.limiters.catalogue import seen
 from agent.limiters.reading import ALLOWED, DELAYED, UNKNOWN
+from agent.limiters.settings import HITS_PER_S
 from agent.probes.beside.go_decisions import Called
 
-#: Two hits are a decision; these cost a thread about 5 % of its time (20 us a decision).
-HITS_PER_S = 8_000
 #: In a window, about: half of what a program may take in a second before it is sampled.
 _WINDOW_HITS = 4_000
 _PERIOD_NS, _SHORTEST_NS, _LONGEST_NS = 1_000_000_000, 10_000_000, 400_000_000

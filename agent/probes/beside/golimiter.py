@@ -29,10 +29,11 @@ from agent.kernel.ring import SharedArray
 from agent.kernel.steps import Steps, run
 from agent.kernel.wire import Wire
 from agent.limiters.catalogue import seen
+from agent.limiters.settings import HITS_PER_S
 from agent.probes.beside.go_binary import Binary, any_file, key_of, path_of, status_of
 from agent.probes.beside.go_decisions import Called, unnamed
 from agent.probes.beside.go_probes import GoProbes
-from agent.probes.beside.go_sampling import HITS_PER_S, Schedule
+from agent.probes.beside.go_sampling import Schedule
 from agent.probes.beside.go_unseen import unprobed, unseen
 from agent.tables import TABLES
 from agent.targets.asked import FileId, Release, Target

@@ -24,12 +24,12 @@ from agent.kernel.load import Family
 from agent.kernel.ring import SharedArray
 from agent.kernel.sampling import attach, degrade
 from agent.kernel.source import KernelSource
-from agent.limiters.script import MAKING, MAKING_WORDS, PLAIN_COMMANDS, RedisLimiter
+from agent.limiters.script import MAKING, MAKING_WORDS, PLAIN_COMMANDS
 from agent.limiters.scripted import Limiters
 from agent.probes.beside.redis_ports import ports
 
 if TYPE_CHECKING:
-    from agent.config import Config
+    from agent.limiters.redis_settings import RedisLimiterSettings
     from agent.probes.beside.redis_reader import RedisReader
 
 LOOK_NS, EVERY_NS, IDLE_NS, FAR_NS, PORTS_NS = (
@@ -66,7 +66,7 @@ _ENCRYPTED = (
 
 
 class RedisWire(Stating, Finishing, Due):
-    """A source. given: ports beside those that are found."""
+    """A source."""
 
     name = "redis_limiters"
 
@@ -75,18 +75,14 @@ class RedisWire(Stating, Finishing, Due):
         family: Family,
         kernel: KernelSource,
         helper: Helper,
-        *,
-        own: Iterable[RedisLimiter] = (),
-        mode: str = "auto",
-        given: frozenset[int] = frozenset(),
-        per_s: int = DECISIONS_PER_S,
+        settings: RedisLimiterSettings,
         find_ports: Callable[[frozenset[int]], frozenset[int]] = ports,
     ) -> None:
-        self._family, self._helper, self._mode, self._given, self._find_ports = family, helper, mode, given, find_ports
+        self._family, self._helper, self._settings, self._find_ports = family, helper, settings, find_ports
         self._switch = SharedArray(family.maps["redis_switch"], kernel.loaded.wire.dtype("redis_switch")).values
         self._clients = SharedArray(family.maps["redis_clients"], "<u8").values
         self._bits = SharedArray(family.maps["redis_ports"], "<u8").values
-        self._limiters, self._loaded = Limiters(own), kernel.loaded
+        self._limiters, self._loaded = Limiters(settings.own()), kernel.loaded
         self._reader: RedisReader | None = None
         self._state = np.zeros(1, kernel.loaded.wire.dtype("redis_flow"))
         self._records: list[np.ndarray] = []
@@ -98,7 +94,7 @@ class RedisWire(Stating, Finishing, Due):
         self._ends_ns = self._next_ns = self._ports_ns = self._last_ns = self._sampled_ns = 0
         self.told = 0
         self.ports: frozenset[int] = frozenset()
-        self._budget(per_s)
+        self._budget(settings.decisions_per_s)
         self._name_commands()
         self._say()
         kernel.subscribe("redis_pieces", self.take)
@@ -107,16 +103,13 @@ class RedisWire(Stating, Finishing, Due):
         """Takes records of ``struct redis_piece``: those of a connection are read together."""
         self._records.append(records)
 
-    def use(self, config: Config) -> None:
+    def use(self, settings: RedisLimiterSettings) -> None:
         """From now on these settings; scripts of the user's own stay as they were."""
-        from agent.limiters.script_settings import wire
-
-        now = wire(config)
-        self._mode, self._given = now["mode"], now["given"]
-        self._budget(now["per_s"])
+        self._settings = settings
+        self._budget(settings.decisions_per_s)
         self._ports_ns = self._next_ns = self._last_ns = 0  # all is looked at anew
         self._looking = False  # what is attached stays, or goes with the next turn
-        if self._mode == "off":
+        if self._settings.mode == "off":
             self._detach()
         self._say()
 
@@ -172,13 +165,13 @@ class RedisWire(Stating, Finishing, Due):
         if now_ns - self._sampled_ns >= _SAMPLE_NS:
             self._sampled_ns = now_ns
             self._switch["samples"] = _SAMPLES
-        if self._mode == "off":
+        if self._settings.mode == "off":
             self._records.clear()
             return
         if self._records:
             yield from self._read()
         self._say()
-        if self._mode == "auto":
+        if self._settings.mode == "auto":
             self._turn(now_ns)
         elif not self._links and now_ns >= self._next_ns:
             self._attach(now_ns)
@@ -229,7 +222,7 @@ class RedisWire(Stating, Finishing, Due):
         return batches
 
     def _find(self) -> None:
-        self.ports = self._find_ports(self._given)
+        self.ports = self._find_ports(frozenset(self._settings.ports))
         bits = np.zeros(1024, np.uint64)
         for port in self.ports:
             bits[port >> 6] |= np.uint64(1 << (port & 63))
@@ -245,10 +238,13 @@ class RedisWire(Stating, Finishing, Due):
 
     def _why(self) -> tuple[str, str]:
         """on, looking, waiting or off; and why."""
-        if self._mode == "off":
+        if self._settings.mode == "off":
             return "off", "redis_limiters is off"
         if self._links and not self._looking:
-            return "on", "redis_limiters is on" if self._mode == "on" else "a limiter in Redis was seen at work"
+            return (
+                "on",
+                "redis_limiters is on" if self._settings.mode == "on" else "a limiter in Redis was seen at work",
+            )
         if self._family.state != "attached" and not self._links:
             return "off", self._family.reason
         looks = f"{LOOK_NS / 1e9:g} s of each {EVERY_NS // 10**9} s"
@@ -287,7 +283,7 @@ class RedisWire(Stating, Finishing, Due):
         return {
             "state": state,
             "why": why,
-            "mode": self._mode,
+            "mode": self._settings.mode,
             "attached": self.attached and not self._looking,
             "ports": sorted(self.ports),
             "decisions": self.told,

@@ -1,0 +1,75 @@
+"""The settings of time daemons: which are queried, and which servers. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from agent.common.settings import parse_texts, seconds, setting, value
+from agent.errors import USAGE, AgentError
+
+#: The shortest interval between two queries of a server: pool.ntp.org's terms and RFC 4330 section 10 (15 s); none for
+#: loopback.
+LEAST_S, MOST_S = 15.0, 86400.0
+MAX_SERVERS = 8
+
+
+def split(server: str, port: int) -> tuple[str, int]:
+    """(host, port) of ``host``, ``host:port``, ``1::2`` or ``[1::2]:port``. Raises AgentError (exit code 2)."""
+    found = re.fullmatch(
+        r"\[([0-9a-fA-F:.%\w]+)\](?::(\d+))?|([^:\[\]\s]+)(?::(\d+))?|([0-9a-fA-F:.]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*)",
+        server,
+    )
+    number = int((found[2] or found[4] or port) if found else 0)
+    if found is None or not 0 < number < 65536:
+        raise AgentError(
+            f"{server!r} is no time server",
+            why="it is a name or an address, with :port where that is not 123",
+            remedy="see ntp in deploy/tickscope.yaml",
+            exit_code=USAGE,
+        )
+    return found[1] or found[3] or found[5], number
+
+
+def _local(server: str) -> bool:
+    host = split(server, 123)[0]
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _servers(given: object) -> tuple[str, ...]:
+    found = parse_texts(given, f"a list of at most {MAX_SERVERS} names or addresses", MAX_SERVERS)
+    for server in found:
+        split(server, 123)
+    return found
+
+
+def _daemon(given: object) -> str:
+    if given and (not isinstance(given, str) or not _local(given)):
+        raise ValueError("it is address:port of this host's loopback, or empty")
+    return str(given or "")
+
+
+_SERVERS = value(_servers, f"at most {MAX_SERVERS} names or addresses")
+_DAEMON = value(_daemon, "address:port of loopback, or empty for never")
+
+
+@dataclass(frozen=True)
+class NtpSettings:
+    """Without servers nothing leaves this host."""
+
+    servers: tuple[str, ...] = setting((), _SERVERS, "queried by SNTP: [time.example.org]. None: nothing is sent")
+    interval_s: float = setting(64.0, seconds(0.1, MOST_S), "between two queries of the servers", key="interval")
+    daemon_interval_s: float = setting(
+        8.0, seconds(0.1, MOST_S), "between two queries of the local daemons", key="daemon_interval"
+    )
+    chrony: str = setting("127.0.0.1:323", _DAEMON, "where chronyd answers; '' for never")
+    ntpd: str = setting("127.0.0.1:123", _DAEMON, "where ntpd answers; '' for never")
+
+    def check(self) -> None:
+        if self.interval_s < LEAST_S and not all(map(_local, self.servers)):
+            raise AgentError(
+                f"ntp.interval cannot be {self.interval_s:g} s",
+                why=f"servers elsewhere may be queried every {LEAST_S:g} s at most",
+                remedy="see ntp in deploy/tickscope.yaml",
+                exit_code=USAGE,
+            )

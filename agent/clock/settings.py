@@ -1,0 +1,66 @@
+"""The settings of the clock: when a step is an alarm, and a command that gets every jump notice."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, replace
+
+from agent.common.duration import parse_ns
+from agent.common.settings import number, part, setting, text, value
+from agent.errors import USAGE, AgentError
+
+
+def jump_threshold_ns(given: str) -> int | None:
+    """``128ms`` in ns, None for ``all``. Raises AgentError (exit code 2)."""
+    try:
+        return None if given == "all" else parse_ns(given)
+    except ValueError:
+        why = "it is all, or a time as in 500us, 128ms, 1s"
+        raise AgentError(f"jump_threshold cannot be {given!r}", why=why, exit_code=USAGE) from None
+
+
+def _threshold(given: str) -> str:
+    jump_threshold_ns(given)
+    return given
+
+
+def _command(given: object) -> tuple[str, ...]:
+    words = shlex.split(given) if isinstance(given, str) else given
+    if not isinstance(words, (list, tuple)) or not all(isinstance(w, str) for w in words):
+        raise ValueError("it is a command, as one text or as a list of texts")
+    if words and not words[0].startswith("/"):
+        raise ValueError("it begins with the program's whole path, for example /usr/local/bin/on-jump")
+    return tuple(words)
+
+
+@dataclass(frozen=True)
+class HookSettings:
+    """Off by default."""
+
+    exec: tuple[str, ...] = setting(
+        (),
+        value(_command, "a command with its whole path"),
+        "a command that gets the notice as JSON on its standard input. It runs without a shell, as user tickscope:"
+        " /usr/local/bin/on-jump",
+    )
+    timeout_s: float = setting(2.0, number(0.1, 60), "how long the command may run for one notice")
+
+
+@dataclass(frozen=True)
+class ClockSettings:
+    jump_threshold: str = setting(
+        "all",
+        replace(text("all, or a time such as 128ms", _threshold), metavar="SIZE"),
+        "a smaller clock step is a finding only if a limiter is affected, a larger one is an alarm: 500us, 128ms, 1s."
+        " all: each step is a finding, and an alarm from 128ms on",
+        variable="TICKSCOPE_JUMP_THRESHOLD",
+        flag=True,
+    )
+    notices: HookSettings = setting(
+        HookSettings(), part(HookSettings), "a command that gets each clock jump; see docs/clock-notices.md"
+    )
+
+    @property
+    def jump_threshold_ns(self) -> int | None:
+        """None for ``all``."""
+        return jump_threshold_ns(self.jump_threshold)

@@ -1,0 +1,38 @@
+"""What is measured: which families of probes run, and how much of system call time is timed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.common.settings import flag, number, one_of, parse_texts, setting, value
+
+
+def _families(given: object) -> tuple[str, ...]:
+    known = sorted(path.stem for path in (Path(__file__).parents[1] / "probes").glob("[a-z]*.py"))
+    found = parse_texts(given, "a list of probe families")
+    if wrong := set(found) - set(known):
+        raise ValueError(f"there is no probe family {min(wrong)}; known: {', '.join(known)}")
+    return found
+
+
+@dataclass(frozen=True)
+class ProbeSettings:
+    syscalls: str = setting(
+        "sampled",
+        one_of("blocked", "sampled", "full", "off"),
+        "how much of system call time is measured",
+        flag=True,
+    )
+    syscalls_window_ms: float = setting(20.0, number(1, 500), "with `sampled`: how much of each second is timed")
+    slow_syscall_ms: float = setting(10.0, number(0.1, 60_000), "a call that is blocked for longer is an event")
+    investigate: str = setting(
+        "auto", one_of("auto", "off"), "profile processes with a symptom on demand, for seconds", flag=True
+    )
+    without: tuple[str, ...] = setting((), value(_families, "a list of probe families"), "probe families to leave out")
+    unix_sockets: bool = setting(
+        False,
+        flag(),
+        "true: observe which process queries which over Unix stream sockets, and how long answers take; the cost is in"
+        " docs/diagnosis.md",
+    )

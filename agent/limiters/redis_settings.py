@@ -1,0 +1,143 @@
+"""The settings of limiters in Redis, and declarations of a user's own scripts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agent.common.settings import by_name, flag, one_of, parse_texts, part, setting, text, value, whole
+
+if TYPE_CHECKING:
+    from agent.limiters.script import RedisLimiter
+
+MOST, MOST_PORTS = 64, 32
+_COMMAND = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,15}")
+_SHA1 = re.compile(r"[0-9a-fA-F]{40}")
+
+
+def _hashes(given: object) -> tuple[str, ...]:
+    found = parse_texts(given, "the SHA1 of a script, or a list of some")
+    if not all(map(_SHA1.fullmatch, found)):
+        raise ValueError("it is the SHA1 of a script: 40 digits, as SCRIPT LOAD gives it")
+    return tuple(one.lower() for one in found)
+
+
+def _command(given: str) -> str:
+    if not _COMMAND.fullmatch(given):
+        raise ValueError("it is one word of up to 16 letters")
+    return given.upper()
+
+
+def _term(given: object, comparing: bool = False) -> str:
+    from agent.limiters.script import expression
+
+    expression(str(given), comparing=comparing)
+    return str(given)
+
+
+_TERM = value(_term, "a value: reply.0, arg.0, 10 - reply")
+
+
+@dataclass(frozen=True)
+class ScriptSettings:
+    """A limiter of the user's own: one of script, function and command says which requests are its."""
+
+    script: tuple[str, ...] = setting((), value(_hashes, "SHA1s of scripts"))
+    function: str = setting("", text("the name of a function in Redis", lambda name: name[:64]))
+    command: str = setting("", text("a command, as INCR or CL.THROTTLE", _command))
+    key: str = setting("", text("how keys begin"))
+    allowed: str = setting("", value(lambda given: _term(given, comparing=True), "a comparison: reply.0 == 1"))
+    remaining: str = setting("", _TERM)
+    limit: str = setting("", _TERM)
+    burst: str = setting("", _TERM)
+    cost: str = setting("", _TERM)
+    window_s: str = setting("", _TERM)
+    window_ms: str = setting("", _TERM)
+    wait_s: str = setting("", _TERM)
+    wait_ms: str = setting("", _TERM)
+    step_immune: bool | None = setting(None, flag())
+
+    def check(self) -> None:
+        kinds = sum(map(bool, (self.script, self.function, self.command)))
+        if kinds != 1:
+            raise ValueError(
+                f"it names {'several' if kinds else 'none'} of script, function and command: it is one of them"
+            )
+
+    def limiter(self, name: str) -> RedisLimiter:
+        """name: under which it is shown."""
+        from agent.limiters.script import COUNTING, VALUES, RedisLimiter
+
+        allowed = self.allowed
+        commands: tuple[str, ...] = ("EVAL", "EVALSHA", "EVAL_RO", "EVALSHA_RO")
+        if self.function:
+            commands = ("FCALL", "FCALL_RO")
+        elif self.command:
+            commands = COUNTING if self.command == "INCR" else (self.command,)  # some clients send INCRBY 1 for it
+            if set(commands) & set(COUNTING) and len(self.limit.split()) == 1 and not allowed:
+                allowed = f"reply <= {self.limit}"
+        return RedisLimiter(
+            name,
+            commands=commands,
+            scripts=(self.function,) if self.function else self.script,
+            key=re.escape(self.key),
+            allowed=allowed,
+            values={term: given for term in VALUES if (given := getattr(self, term))},
+            step_immune=self.step_immune,
+        )
+
+
+def _ports(given: object) -> tuple[int, ...]:
+    items = given if isinstance(given, (list, tuple)) else [given]
+    if len(items) > MOST_PORTS:
+        raise ValueError(f"it may have {MOST_PORTS} entries")
+    try:
+        ports = tuple(-1 if isinstance(item, bool) else int(str(item)) for item in items)
+    except ValueError:
+        ports = (-1,)
+    if not all(0 < port < 65536 for port in ports):
+        raise ValueError("it is a list of ports, whole numbers that lie between 1 and 65535")
+    return ports
+
+
+@dataclass(frozen=True)
+class RedisLimiterSettings:
+    mode: str = setting(
+        "auto",
+        one_of("auto", "on", "off"),
+        "read limiters in Redis (scripts, functions, INCR with EXPIRE ...) from the wire; auto: while one is in use",
+        key="redis_limiters",
+    )
+    ports: tuple[int, ...] = setting(
+        (),
+        value(_ports, f"at most {MOST_PORTS} ports"),
+        "more ports of Redis servers. Known without it: 6379, the brokers above, and processes with names such as"
+        " redis-server",
+        key="redis_ports",
+    )
+    decisions_per_s: int = setting(
+        1000,
+        whole(1, 20_000),
+        "decisions of limiters in Redis that are rows of their own; the rest is counted (sample_rate)",
+        key="redis_decisions_per_s",
+    )
+    scripts: Mapping[str, ScriptSettings] = setting(
+        {},
+        by_name(part(ScriptSettings), MOST, f"at most {MOST} limiters by name"),
+        "your own scripts: {checkout: {script: SHA1, allowed: reply.0 == 1, remaining: reply.1, limit: arg.0,"
+        " window_s: arg.1}}; see docs/limiters-redis.md",
+        key="redis_limiter_scripts",
+    )
+
+    def own(self) -> tuple[RedisLimiter, ...]:
+        return tuple(one.limiter(name) for name, one in self.scripts.items())
+
+
+def broker_ports(brokers: Mapping[str, Sequence[Any]]) -> frozenset[int]:
+    """Of servers that are watched as brokers, those that are Redis."""
+    from agent.common.resp import RedisUrl
+
+    servers = [server for kind in ("redis", "celery") for server in brokers.get(kind, ())]
+    return frozenset(RedisUrl.parse(url).port for url in servers if str(url).startswith(("redis:", "rediss:")))

@@ -1,0 +1,20 @@
+"""Where rows are kept, and how many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agent.common.settings import directory, number, setting, whole
+
+
+@dataclass(frozen=True)
+class StoreSettings:
+    store: str = setting(
+        "/var/lib/tickscope", directory(4095), "directory of the store", variable="TICKSCOPE_STORE", flag=True
+    )
+    max_bytes: int = setting(1 << 30, whole(1 << 20, 1 << 50), "size of the store in bytes")
+    max_age_days: float = setting(
+        7.0,
+        number(0.01, 36500),
+        "age of rows, measured by CLOCK_BOOTTIME and summed over boots: a wrong wall clock removes nothing",
+    )
