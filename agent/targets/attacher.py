@@ -16,8 +16,11 @@ class Attacher(Pumped, Protocol):
     """
 
     took_s: float
-    silent: bool
-    alive: bool
+
+    @property
+    def silent(self) -> bool: ...
+    @property
+    def alive(self) -> bool: ...
 
     @property
     def busy(self) -> bool: ...
