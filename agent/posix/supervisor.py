@@ -128,6 +128,7 @@ def spawn(
         environment = {**{name: os.environ[name] for name in _PASSED if name in os.environ}, "LC_ALL": "C.UTF-8"}
     paths = (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH"))
     command = [sys.executable, "-P", "-m", module] if isinstance(module, str) else module
+    uid, gid = user or (None, None)
     with sheltered():
         return subprocess.Popen(
             [*command, *map(str, args)],
@@ -136,8 +137,8 @@ def spawn(
             stderr=stderr,
             pass_fds=fds,
             env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
-            user=user[0] if user else None,
-            group=user[1] if user else None,
+            user=uid,
+            group=gid,
             extra_groups=[] if user else None,
         )
 

@@ -144,4 +144,4 @@ def test_one_that_ends_again_and_again_is_given_up_and_whoever_connects_is_told_
     assert lost(rig) == 1
     step(rig, -STEP_NS)
     assert lost(rig) == 2
-    assert rig.rows("notice_status")["reason"][-1].startswith(b"gone, ")
+    assert rig.rows("notice_status")["reason"][-1].startswith(b"the process that watches the clock is gone, ")
