@@ -9,17 +9,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from agent.binaries import gobuild, gox86
-from agent.binaries.elf import X86_64, ElfError, contains_32
+from agent.arch import x86_code
+from agent.arch.machine import DECODED, DECODED_GO
+from agent.binaries import gobuild
+from agent.binaries.elf import ElfError, contains_32
 from agent.binaries.golibraries import Matched, chosen, match, root
 from agent.binaries.gosym import GoBinary, GoFunction
 from agent.limiters import catalogue
 from agent.limiters.library import Seen
 
 REGISTER_ABI_MINOR = 17
-#: What a function with a frame starts with (cmd/internal/obj/x86, stacksplit): CMPQ SP, 16(R14), or LEAQ -n(SP), R12
-#: for a large one.
-_PROLOGUES = (b"\x49\x3b\x66\x10", b"\x4c\x8d\x64\x24", b"\x4c\x8d\xa4\x24")
 #: An element of the path of a package that limits (``ratelimit``, ``go-limiter``, ``redis_rate``), maybe with a version
 #: behind it.
 _LIMITER = re.compile(
@@ -124,12 +123,12 @@ def _ways(binary: GoBinary, function: GoFunction) -> tuple[int, list[int]]:
     """File offsets of where a function's registers are as at its begin, and of its returns. Raises ElfError where they
     are not certain, or too many.
     """
-    if not binary.read(function.entry, 4).startswith(_PROLOGUES):
+    if not x86_code.begins_as_go(binary.read(function.entry, 4)):
         raise ElfError("it does not begin as the Go compiler begins a function")
     places = [binary.file_offset(at) for at in binary.returns(function)]
     if len(places) > MOST_RETURNS:
         raise ElfError(f"a function of {len(places)} returns gets no probes: {MOST_RETURNS} are allowed")
-    return binary.file_offset(function.entry + gox86.stack_check(binary.read(function.entry, 16))), places
+    return binary.file_offset(function.entry + x86_code.stack_check(binary.read(function.entry, 16))), places
 
 
 def _is_other(package: bytes, roots: Iterable[str]) -> bool:
@@ -188,7 +187,7 @@ def _of_32_bits(fd: int, seen: Mapping[str, Seen]) -> list[Probed]:
     why = "a 32-bit Go program: limiter probes are made for 64-bit ones"
     try:
         return [
-            Probed(name, "unavailable", why, "build it with GOARCH=amd64")
+            Probed(name, "unavailable", why, f"build it with {DECODED_GO}")
             for name, one in seen.items()
             if any(contains_32(fd, (gobuild.MAGIC, symbol)) for symbol in one.symbols("decision"))
         ]
@@ -199,8 +198,8 @@ def _of_32_bits(fd: int, seen: Mapping[str, Seen]) -> list[Probed]:
 def _refuse(binary: GoBinary, seen: Seen, one: Probed) -> None:
     """Sets the reason where the registers or the struct are not the known ones."""
     minor = binary.build.minor if binary.build else None
-    if binary.machine != X86_64:
-        one.reason, one.remedy = "limiter probes are made for x86-64 only", "build it with GOARCH=amd64"
+    if not binary.machine.decodes:
+        one.reason, one.remedy = f"limiter probes are made for {DECODED} only", f"build it with {DECODED_GO}"
     elif minor is None or minor < REGISTER_ABI_MINOR or "noregabi" in one.go_version:
         one.reason = (
             f"built by {one.go_version or 'an unknown Go'}: calls pass arguments in registers only since"

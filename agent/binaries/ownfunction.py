@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from agent.binaries.calls import Body
-from agent.binaries.elf import X86_64, Elf, ElfError
+from agent.arch.machine import DECODED
+from agent.arch.x86_code import Body
+from agent.binaries.elf import Elf, ElfError
 from agent.binaries.gofacts import MOST_RETURNS, REGISTER_ABI_MINOR, Probed
 from agent.binaries.owngo import OwnGo
 from agent.binaries.symbolnames import CHANGED, COLD, pattern
@@ -63,8 +64,8 @@ def _go(fd: int, one: dict[str, Any], found: Probed, near: bool) -> None:
     if binary.build is None:
         raise Unfit("language", "it is no Go program", "say what it is: c, c++ or rust")
     found.go_version, minor = binary.build.go_version, binary.build.minor
-    if binary.machine != X86_64:
-        raise Unfit("program", "limiter probes are made for x86-64 only")
+    if not binary.machine.decodes:
+        raise Unfit("program", f"limiter probes are made for {DECODED} only")
     if minor is None or minor < REGISTER_ABI_MINOR or "noregabi" in found.go_version:
         raise Unfit(
             "program",
@@ -89,8 +90,8 @@ def _go(fd: int, one: dict[str, Any], found: Probed, near: bool) -> None:
 
 def _native(fd: int, one: dict[str, Any], found: Probed, near: bool) -> None:
     binary = SymbolFile(fd)
-    if binary.machine != X86_64:
-        raise Unfit("program", "limiter probes are made for x86-64 only")
+    if not binary.machine.decodes:
+        raise Unfit("program", f"limiter probes are made for {DECODED} only")
     if binary.section_header(".go.buildinfo") is not None and not one["symbol"].startswith("_"):
         raise Unfit("language", "it is a Go program", "language: go")
     at, size, name, troubles = _find(binary, one, near)

@@ -4,7 +4,6 @@ and bpf/syscalls_timed.bpf.c.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from agent.arch import host
 from agent.batch import Batch
 from agent.columns import NULL_I64
 from agent.contracts import Finishing
@@ -62,12 +62,9 @@ def processors() -> int:
 def names() -> np.ndarray:
     """System call names by number, 32-bit programs' from 512 on; shape (1024,), S24; empty where there is none."""
     table = np.zeros(2 * _COMPAT, "S24")
-    for first, machine in ((0, os.uname().machine), (_COMPAT, "i386")):
-        path = Path(bpf.__file__).with_name(f"syscalls_{machine}.txt")
-        for line in path.read_text().splitlines():
-            number, _, name = line.partition(" ")
-            if number.isdigit():
-                table[first + int(number)] = name.encode()
+    for first, machine in ((0, host.MACHINE), (_COMPAT, host.COMPAT)):
+        for number, name in host.syscalls(machine).items():
+            table[first + number] = name.encode()
     return table
 
 

@@ -20,7 +20,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from agent.binaries import gobuild, gofacts, gopcln, gox86, openssl, ownfunction
+from agent.arch import x86_code
+from agent.arch.registers import GO, SYSTEM_V
+from agent.binaries import gobuild, gofacts, gopcln, openssl, ownfunction
 from agent.binaries.elf import Elf, ElfError
 from agent.binaries.symbolnames import pattern, plain
 from agent.binaries.symbols import nearest
@@ -30,7 +32,7 @@ from agent.errors import AgentError
 from agent.limiters import model_settings, script_settings
 from agent.limiters.decision import FLOATS, INTEGERS, Decoder
 from agent.limiters.functions import meanings, settings
-from agent.limiters.functions.words import GO, SYSTEM_V, WordError
+from agent.limiters.functions.words import WordError
 from agent.limiters.functions.words import parse as word
 from agent.limiters.script import VALUES, RedisCall, expression
 from tests.unit.hostile_elf import many_returns
@@ -249,10 +251,10 @@ def yaml(rng: random.Random) -> None:
 
 def code(rng: random.Random) -> None:
     data = rng.randbytes(rng.randint(1, 40)) if rng.random() < 0.3 else mutated(rng, _CODE)
-    for read in (gox86.return_offsets, gox86.lock_offset, gox86.stack_check):
+    for read in (x86_code.return_offsets, x86_code.lock_offset, x86_code.stack_check):
         with suppress(ElfError):
             read(data.ljust(16, b"\x90"))
-    gox86.instructions(data)
+    x86_code.instructions(data)
 
 
 def tables(rng: random.Random) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent.arch.registers import SYSTEM_V
+from agent.arch.x86_code import Body
 from agent.binaries import ownfunction
-from agent.binaries.calls import Body
 from agent.binaries.elf import ElfError
 from agent.binaries.symbolnames import path, pattern, plain
 from agent.binaries.symbols import SymbolFile
@@ -26,7 +27,7 @@ from agent.limiters.functions import meanings
 from agent.limiters.functions.declared import MisdeclaredError, parse
 from agent.limiters.functions.seen import read, seen
 from agent.limiters.functions.settings import matches, replayed
-from agent.limiters.functions.words import SYSTEM_V, Word, WordError
+from agent.limiters.functions.words import Word, WordError
 from agent.limiters.functions.words import parse as parse_word
 from agent.limiters.reading import ALLOWED, DELAYED, ERROR, REFUSED
 from tests.unit.limiter_records import records
@@ -54,7 +55,7 @@ def test_words(text: str, word: Word) -> None:
 @pytest.mark.parametrize(
     ("text", "why", "remedy"),
     [
-        ("xmm0", "no register 'xmm0'", "xmm registers cannot be read"),
+        ("xmm0", "no register 'xmm0'", "registers of floats cannot be read"),
         ("r12", "no register 'r12'", "di, si, dx"),
         ("ax", "'ax' holds nothing there", "di, si, dx"),
         ("int di", "how large 'int' is", "i32 in C"),

@@ -1,9 +1,10 @@
-"""Where a compiled Go function returns: x86-64 instruction lengths, decoded just far enough to find every RET.
+"""x86-64 machine code of compiled functions: where instructions begin, where a function returns or is left by a jump.
+Instruction lengths are decoded just far enough to find every RET.
 
 A uprobe replaces the first byte of an instruction; in the middle of one it would corrupt the program. So every byte of
 the function is accounted for, an encoding that this table does not know is an error, and the decoded starts must agree
 with two independent witnesses: every direct branch within the function lands on a start, and so does every boundary in
-the Go compiler's own pc tables (agent/binaries/gosym.py passes them in). Any disagreement refuses the function.
+the Go compiler's own pc tables (``boundaries``). Any disagreement refuses the function.
 
 Encodings: Intel SDM volume 2, chapter 2 and appendix A (64-bit mode); VEX and EVEX in 2.3 and 2.7.
 """
@@ -15,7 +16,7 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping
 
-from agent.binaries.elf import ElfError
+from agent.arch.machine import ElfError
 
 _PREFIXES = frozenset(b"\x66\x67\xf0\xf2\xf3\x2e\x36\x3e\x26\x64\x65")
 _RETURNS = frozenset(b"\xc2\xc3\xca\xcb\xcf")
@@ -223,8 +224,15 @@ def lock_offset(code: bytes) -> int | None:
     return None
 
 
+#: What a Go function with a frame starts with (cmd/internal/obj/x86, stacksplit): CMPQ SP, 16(R14), or LEAQ -n(SP), R12
+#: for a large one, and CMPQ R12, 16(R14).
 _CHECKS = (b"\x49\x3b\x66\x10", b"\x4d\x3b\x66\x10")
 _FRAME_LEA = (b"\x4c\x8d\x64\x24", b"\x4c\x8d\xa4\x24")
+
+
+def begins_as_go(code: bytes) -> bool:
+    """Whether a function begins as the Go compiler begins one with a frame."""
+    return code.startswith((_CHECKS[0], *_FRAME_LEA))
 
 
 def stack_check(code: bytes) -> int:
@@ -240,3 +248,53 @@ def stack_check(code: bytes) -> int:
         return 0
     at += 4
     return at if code[at] == 0x76 or code[at : at + 2] == b"\x0f\x86" else 0
+
+
+_NEAR_RETURNS, _FAR_RETURNS = frozenset(b"\xc2\xc3"), frozenset(b"\xca\xcb\xcf")
+_CALL, _INDIRECT = 0xE8, 0xFF
+
+
+class Body:
+    """A function's code. parts: (address, bytes), the one with its first instruction first, then those that the
+    compiler has moved elsewhere.
+
+    starts: addresses of all instructions; returns: of those that return; leaves: of jumps out of it, behind which
+    another function returns for it. Raises ElfError where a sequence of bytes is no instruction that is known, or a
+    branch goes into the middle of one.
+    """
+
+    def __init__(self, parts: Iterable[tuple[int, bytes]]) -> None:
+        parts = list(parts)
+        self._turns = set[int]()
+        self._targets = set[int]()
+        self.starts, self.returns, self.leaves = set[int](), list[int](), list[int]()
+        targets = list[tuple[int, int, int]]()
+        for begin, code in parts:
+            before = 0
+            for at, (opcode, target) in instructions(code).items():
+                self.starts.add(begin + at)
+                if opcode in _FAR_RETURNS:
+                    raise ElfError(f"the return at +{at:#x} is none that a compiler makes")
+                if opcode in _NEAR_RETURNS:
+                    self.returns.append(begin + at)
+                if opcode == _INDIRECT and jumps(code, at, before):
+                    self.leaves.append(begin + at)
+                before = at
+                if opcode == _INDIRECT or target is not None:
+                    self._turns.add(begin + at)
+                if target is not None:
+                    targets.append((begin + at, begin + target, opcode))
+        self._targets = {target for _, target, _ in targets}
+        for at, target, opcode in targets:
+            if target in self.starts:
+                continue
+            if any(begin <= target < begin + len(code) for begin, code in parts):
+                raise ElfError(f"the branch at {at:#x} goes into the middle of an instruction")
+            if opcode != _CALL:
+                self.leaves.append(at)
+
+    def called_before(self, begin: int, at: int) -> bool:
+        """Whether something is called or branched to between the first instruction and another one, or a branch leads
+        there.
+        """
+        return any(begin <= turn < at for turn in self._turns) or any(begin < target <= at for target in self._targets)
