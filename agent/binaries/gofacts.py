@@ -7,11 +7,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from agent.arch import x86_code
 from agent.arch.machine import DECODED, DECODED_GO
 from agent.binaries import gobuild
+from agent.binaries.contract import Analysis, Attachment
 from agent.binaries.elf import ElfError, contains_32
 from agent.binaries.golibraries import Matched, chosen, match, root
 from agent.binaries.gosym import GoBinary, GoFunction
@@ -56,33 +56,43 @@ class Probed:
     program: str = ""
     build_id: str = ""
 
+    def analysis(self) -> Analysis:
+        facts = asdict(self)
+        state, reason, remedy = (facts.pop(name) for name in ("state", "reason", "remedy"))
+        return Analysis([Attachment(*site) for site in facts.pop("sites")], state, reason, remedy, facts=facts)
+
 
 @dataclass
 class GoFacts:
     """A Go binary. probed: of each library that it contains, or one without a name where it might contain some. others:
     limiter packages that are not probed.
-    lookups: file offsets of where its own resolver looks a name up, and of its returns; none where there is none, or it
-    cannot be probed.
     """
 
     probed: list[Probed] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
-    lookups: tuple[int, list[int]] | None = None
 
 
-def facts(fds: list[int]) -> dict[str, Any] | None:
-    """As ``examine``, plain."""
-    found = examine(fds[0])
-    return None if found is None else asdict(found)
+def resolver(fd: int) -> tuple[int, list[int]] | None:
+    """File offsets of where a Go program's own resolver looks a name up, and of its returns; None where there is none,
+    or it cannot be probed. Raises OSError.
+    """
+    try:
+        binary = GoBinary(fd)
+        build = binary.build
+        if build is None or build.minor is None or build.minor < LOOKUP_MINOR or "noregabi" in build.go_version:
+            return None
+        found = binary.functions(binary.names([LOOKUP]))
+        return _ways(binary, found[0]) if found else None
+    except ElfError:
+        return None
 
 
 def examine(fd: int) -> GoFacts | None:
-    """What can be attached in an executable file; None where it is no Go binary or contains neither a limiter nor a
-    resolver.
+    """What can be attached in an executable file; None where it is no Go binary or contains no limiter.
 
     What cannot be probed with certainty comes back ``unavailable`` with the reason. Raises OSError.
     """
-    go_version, others, lookups = "", list[str](), None
+    go_version, others = "", list[str]()
     seen = catalogue.seen()
     try:
         binary = GoBinary(fd)
@@ -90,11 +100,10 @@ def examine(fd: int) -> GoFacts | None:
             return None
         go_version = binary.build.go_version
         names = binary.names(
-            [LOOKUP, *(symbol for one in seen.values() for symbol in one.symbols())],
+            [symbol for one in seen.values() for symbol in one.symbols()],
             {one.symbol.encode() for library in seen.values() if library.copies for one in library.functions},
         )
         found = binary.functions(names)
-        lookups = _lookups(binary, found)
         matched = {name: mine for name, one in seen.items() if (mine := match(one, names.values(), found))}
         probed = [_probed(binary, name, seen[name], mine) for name, mine in matched.items()]
         roots = {root(package, binary.build) for mine in matched.values() for package in mine.packages}
@@ -105,18 +114,7 @@ def examine(fd: int) -> GoFacts | None:
             if go_version
             else _of_32_bits(fd, seen)
         )
-    return GoFacts(probed, others, lookups) if probed or others or lookups else None
-
-
-def _lookups(binary: GoBinary, found: list[GoFunction]) -> tuple[int, list[int]] | None:
-    minor = binary.build.minor if binary.build else None
-    mine = [one for one in found if one.name.encode() == LOOKUP]
-    if not mine or minor is None or minor < LOOKUP_MINOR or (binary.build and "noregabi" in binary.build.go_version):
-        return None
-    try:
-        return _ways(binary, mine[0])
-    except ElfError:
-        return None
+    return GoFacts(probed, others) if probed or others else None
 
 
 def _ways(binary: GoBinary, function: GoFunction) -> tuple[int, list[int]]:

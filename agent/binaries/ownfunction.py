@@ -5,7 +5,6 @@ ElfError and OSError for a file that is none.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -33,26 +32,27 @@ class Unfit(ElfError):
         self.key, self.remedy, self.near = key, remedy, near
 
 
-def facts(fds: list[int], declared: list[dict[str, Any]], near: bool = False) -> dict[str, Any] | None:
+def examine(fd: int, declared: list[dict[str, Any]], near: bool = False) -> list[tuple[Probed, dict[str, Any] | None]]:
     """declared: ``library``, ``entry``, ``left`` and ``returned`` (programs), ``language``, ``symbol``, ``address``,
     ``offset``, ``build_id`` and ``mapped`` (it is a shared library) of each. near: have names that are like one that is
-    not there. None where all build ids are another's.
+    not there. With each the ``key`` of the declaration that is wrong and what is ``near``. Those whose build id is
+    another's are left out.
     """
-    probed, troubles = list[dict[str, Any]](), dict[str, dict[str, Any]]()
-    build_id = SymbolFile(fds[0]).build_id if any(one["build_id"] for one in declared) else ""
+    found = list[tuple[Probed, dict[str, Any] | None]]()
+    build_id = SymbolFile(fd).build_id if any(one["build_id"] for one in declared) else ""
     for one in declared:
         if one["build_id"] and one["build_id"] != build_id:
             continue
-        found = Probed(one["library"], unversioned="declared", mapped=one["mapped"])
+        probed, trouble = Probed(one["library"], unversioned="declared", mapped=one["mapped"]), None
         try:
-            (_go if one["language"] == "go" else _native)(fds[0], one, found, near)
+            (_go if one["language"] == "go" else _native)(fd, one, probed, near)
         except Unfit as error:
-            found.state, found.reason, found.remedy = "unavailable", f"{_shown(one)}: {error}", error.remedy
-            troubles[found.library] = {"key": error.key, "near": error.near}
+            probed.state, probed.reason, probed.remedy = "unavailable", f"{_shown(one)}: {error}", error.remedy
+            trouble = {"key": error.key, "near": error.near}
         except ElfError as error:
-            found.state, found.reason = "unavailable", f"{_shown(one)}: {error}"
-        probed.append(asdict(found))
-    return {"probed": probed, "others": [], "troubles": troubles} if probed else None
+            probed.state, probed.reason = "unavailable", f"{_shown(one)}: {error}"
+        found.append((probed, trouble))
+    return found
 
 
 def _shown(one: dict[str, Any]) -> str:

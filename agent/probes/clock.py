@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from agent.instruments.kind import setup as begin_kinds
 from agent.kernel.probe import Probe, Program, Ring
 
 if TYPE_CHECKING:
@@ -24,14 +25,13 @@ def setup(
     ``last`` (agent.clock.last.LastReading), which may be left out.
     """
     from agent.clock.source import ClockSource
-    from agent.probes.beside.libc import Libraries
 
     source = ClockSource(config["watch"], config["history"], config.get("last"))
     for ring in ("clock_events", "clock_refused"):
         kernel.listen(ring, source.on_events)
     config["watch"].follow(lambda pid: kernel.control.__setitem__("watch_tid", pid))
     if "clock_out" in family.programs:
-        Libraries(family, helper, targets)
+        begin_kinds(family, kernel, helper, targets, config)
     return (source,)
 
 

@@ -5,62 +5,20 @@ bpf/limiter_decision.h.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from agent.batch import Batch
+from agent.instruments.kind import setup
 from agent.kernel.probe import Probe, Program, Ring
 from agent.limiters.catalogue import seen
 from agent.limiters.library import Seen
 
-if TYPE_CHECKING:
-    from agent.contracts import Source
-    from agent.kernel.load import Family
-    from agent.kernel.source import KernelSource
-    from agent.targets.attacher import Attacher
-    from agent.targets.targets import Targets
-
 
 def elsewhere(records: np.ndarray) -> Iterable[Batch]:
-    """Decisions are decoded by beside/go_named.py, once it is known what their limiters are called."""
+    """Decisions are decoded by limiters/named.py, once it is known what their limiters are called."""
     del records
     return ()
-
-
-def setup(
-    family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, config: Mapping[str, object]
-) -> Iterable[Source]:
-    """Attaches to every Go binary with a library that ``targets`` finds. config: ``limiter_names``,
-    ``limiter_functions``; ``limiter_hits_per_s`` (tests set it), above which a program is sampled.
-    """
-    from agent.limiters.naming import Names
-    from agent.probes.beside.declared_functions import ask, declares
-    from agent.probes.beside.go_named import Named
-    from agent.probes.beside.go_sampling import HITS_PER_S
-    from agent.probes.beside.go_sites import Sites
-    from agent.probes.beside.go_unseen import in_library
-    from agent.probes.beside.go_waits import Waits
-    from agent.probes.beside.golimiter import GoLimiters
-    from agent.targets.asked import Ask
-
-    given = config.get("limiter_names", {})
-    names = Names(given if isinstance(given, Mapping) else {})
-    most = int(str(config.get("limiter_hits_per_s", HITS_PER_S)))
-    source = GoLimiters(family, kernel.loaded.wire, helper, targets.unseen, most)
-    targets.exe(Ask("go", source.found, "limiter"))
-    ask(cast("Iterable[Mapping[str, object]]", config.get("limiter_functions", ())), source, targets)
-    tell = partial(in_library, targets.unseen)
-    targets.files.beside_go.append(Ask("go", tell, "limiter", wanted=lambda path: not declares(targets, path)))
-    sites = Sites(family, kernel.loaded.wire, targets.analyst, source.binaries, names)
-    source.called, source.known = sites.called, sites.known
-    waits = Waits(sites.called)
-    named = Named(sites, waits)
-    kernel.listen("limiter_stacks", sites.feed)
-    for callback in (source.feed, named.feed):
-        kernel.listen("limiter_decisions", callback)
-    return [source, sites, named, waits]
 
 
 def _programs(chosen: Mapping[str, Seen]) -> Iterable[Program]:

@@ -22,6 +22,7 @@ import time
 
 from agent.arch import host
 from agent.binaries import analyses
+from agent.binaries.contract import Analysis
 from agent.binaries.elf import ElfError
 from agent.kernel.limits import EXAMINER_CPU_S, EXAMINER_EXTRA_BYTES, EXAMINER_MAX_FDS, EXAMINER_MAX_MESSAGE
 from agent.posix import privilege
@@ -64,7 +65,10 @@ def _answer(sock: socket.socket, data: bytes, fds: list[int]) -> None:
     begun = time.monotonic()
     facts, why = None, ""
     try:
-        facts = analyses.KINDS[analysis](fds, **arguments)
+        found = analyses.KINDS[analysis](fds, **arguments)
+        facts = (
+            [one.plain() if isinstance(one, Analysis) else one for one in found] if isinstance(found, list) else found
+        )
     except (ElfError, OSError) as error:
         why = str(error)
     except MemoryError:
@@ -84,6 +88,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=int(sys.argv[1]))
     sock.setblocking(True)
+    analyses.discover()
     _confine()
     sock.send(b'[0, null, "", 0]')
     while True:

@@ -352,19 +352,20 @@ def elf(rng: random.Random) -> None:
     with suppress(ElfError):
         openssl.facts([fd], program=rng.random() < 0.5)
     one = {**_ASKED, "symbol": rng.choice(("allow", "outer", "nothing")), "language": rng.choice(("c", "c++", "rust"))}
-    facts = ownfunction.facts(
-        [fd],
+    found = ownfunction.examine(
+        fd,
         [one if rng.random() < 0.5 else {**one, "symbol": "", "address": rng.randrange(0x3000)}],
         near=rng.random() < 0.1,
     )
     opened = Elf(fd)
     function_at(opened, rng.randrange(0x3000))
     opened.symbols([b"strlen", b"left"])
-    if facts and facts["probed"][0]["state"] == "unavailable":
-        raise ElfError(facts["probed"][0]["reason"])
+    if found and found[0][0].state == "unavailable":
+        raise ElfError(found[0][0].reason)
 
 
 def go(rng: random.Random) -> None:
+    gofacts.resolver(_file("go").changed(rng))
     found = gofacts.examine(_file("go").changed(rng))
     if found and found.probed and found.probed[0].state == "unavailable":
         raise ElfError(found.probed[0].reason)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from agent.instruments.openssl_layouts import Layouts, OtherCodeError, TooManyLayoutsError
 from agent.kernel import bpf, syscall
 from agent.kernel.limits import LAYOUTS, LAYOUTS_A_USER, LAYOUTS_OTHERS, SITES_A_USER, SITES_OTHERS
-from agent.probes.beside.layouts import Layouts, OtherCodeError, TooManyLayoutsError
 from agent.targets.shares import OverShareError, Owner
 
 HOST, ROOT, USER, OTHER = Owner(0, 0), Owner(10, 0), Owner(20, 1000), Owner(30, 1001)

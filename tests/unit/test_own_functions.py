@@ -353,12 +353,10 @@ def test_only_starts_of_instructions_are_places(library: Path, tmp_path: Path) -
         with file.open("rb") as opened:
             assert function_at(SymbolFile(opened.fileno()), begin + size - 1) == (begin, size)
             for at in range(begin, begin + size):
-                facts = ownfunction.facts([opened.fileno()], [asked(address=at)])
-                assert facts is not None
-                (found,) = facts["probed"]
-                refused = "would corrupt the program" in found["reason"]
+                ((found, _),) = ownfunction.examine(opened.fileno(), [asked(address=at)])
+                refused = "would corrupt the program" in found.reason
                 assert refused == (at not in starts), (hex(at), found)
-                assert bool(found["sites"]) == (found["state"] == "attached")
+                assert bool(found.sites) == (found.state == "attached")
 
 
 def test_names_that_are_proposed_can_be_declared(tmp_path: Path) -> None:
@@ -393,8 +391,7 @@ def test_a_file_that_lies_is_refused(library: Path, tmp_path: Path) -> None:
         file.write_bytes(data)
         fd = os.open(file, os.O_RDONLY)
         try:
-            facts = ownfunction.facts([fd], questions, near=True)
-            outcomes.update(one["state"] for one in (facts or {"probed": []})["probed"])
+            outcomes.update(one.state for one, _ in ownfunction.examine(fd, questions, near=True))
         except ElfError:
             outcomes.add("none")
         finally:

@@ -1,5 +1,5 @@
 """Attaches the limiter family's uprobes to Go binaries, keeps what is known of each, and has those sampled that are hit
-too often (``go_sampling``).
+too often (``sampling``).
 
 A binary is attached once, by inode: every process that runs it is then seen from its first instruction. Decisions count
 from when all its probes are attached to when the first is taken away, so that what is under way meanwhile is left out
@@ -11,17 +11,23 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
-from typing import Any
 
 import numpy as np
 
 from agent.batch import Batch, make
+from agent.binaries.contract import Analysis, Instance
 from agent.common.clocks import boot_ns
 from agent.common.copies import only
 from agent.contracts import Due
 from agent.errors import printable
+from agent.instruments.kind import Attached, tell
+from agent.instruments.limiters.binary import Binary, any_file, key_of, name_of, path_of, status_of
+from agent.instruments.limiters.decisions import Called, unnamed
+from agent.instruments.limiters.sampling import HITS_PER_S, Schedule
+from agent.instruments.limiters.uprobes import GoProbes
 from agent.kernel import bpf
 from agent.kernel.detach import finish
 from agent.kernel.load import Family
@@ -29,15 +35,10 @@ from agent.kernel.ring import SharedArray
 from agent.kernel.steps import Steps, run
 from agent.kernel.wire import Wire
 from agent.limiters.catalogue import seen
-from agent.probes.beside.go_binary import Binary, any_file, key_of, path_of, status_of
-from agent.probes.beside.go_decisions import Called, unnamed
-from agent.probes.beside.go_probes import GoProbes
-from agent.probes.beside.go_sampling import HITS_PER_S, Schedule
-from agent.probes.beside.go_unseen import unprobed, unseen
 from agent.tables import TABLES
-from agent.targets.asked import FileId, Release, Target
+from agent.targets.asked import FileId, Target
 from agent.targets.attacher import Attacher
-from agent.targets.unseen import UnseenPrograms
+from agent.targets.unseen import Unseen, UnseenPrograms
 
 _CHECK_NS = 1_000_000_000
 #: Errors of attaching that are over some time: a helper that is held up, no descriptors or memory at the moment.
@@ -50,8 +51,8 @@ class GoLimiters(Due):
     """Implements ``agent.contracts.Source``: rows of probe_status for each binary, of limiter_rate for those that are
     sampled, and losses of the family's own.
 
-    most: hits a second of a binary and library, above which it is sampled. ``found`` is what ``Targets`` calls for each
-    executable (``Ask.found``), ``feed`` takes records of decisions.
+    most: hits a second of a binary and library, above which it is sampled. ``found`` opens instances (``Ask.found``),
+    ``feed`` takes records of decisions.
     ``binaries`` holds what is known, by (device, inode) and library.
     """
 
@@ -78,27 +79,14 @@ class GoLimiters(Due):
         """Decisions that began and never ended."""
         return int(self._counts["orphans"][0])
 
-    def found(self, target: Target, facts: dict[str, Any]) -> Steps[Release | None]:
-        """Attaches to an executable where it is one to attach to; returns what lets go of it. Raises OSError where it
-        cannot, with nothing left behind.
+    def found(self, target: Target, analysis: Analysis) -> Steps[Instance | None]:
+        """Attaches to a library or function of a file where it can be attached to, else tells why not. Raises OSError
+        where it cannot, with nothing left behind.
         """
-        releases: list[Release] = [unprobed(self._unseen, target, facts["others"])]
-
-        def release() -> None:
-            for one in releases:
-                one()
-
-        try:
-            for known in facts["probed"]:
-                let_go = yield from self._found(target, known)
-                releases.append(let_go)
-        except OSError:
-            release()
-            raise
-        return release
-
-    def _found(self, target: Target, known: dict[str, Any]) -> Steps[Release]:
-        """One library of it."""
+        if "library" not in analysis.facts:
+            return Attached((), tell(self._unseen, target, analysis, "limiter"))
+        known = {name: value for name, value in analysis.facts.items() if name != "trouble"}
+        known |= {"state": analysis.state, "reason": analysis.reason, "remedy": analysis.remedy}
         number = list(seen()).index(known["library"]) if known["library"] else 0
         mapped = known.get("mapped")  # what runs is another file then
         one = Binary(
@@ -107,6 +95,7 @@ class GoLimiters(Due):
             uid=target.owner.uid,
             number=next(self._numbers),
             schedule=Schedule(self._most),
+            sites=[(one.program, one.offsets) for one in analysis.attachments],
             **known,
         )
         place = target.file, one.library
@@ -120,21 +109,21 @@ class GoLimiters(Due):
             self._let_go(one)
             self.binaries.pop(place, None)
             raise
-        forget = unseen(self._unseen, one, target) if one.file < 0 else None
+        forget: Callable[[], object] = bool
+        if one.file < 0:  # its row of probe_status comes with the others
+            self._unseen.tell(Unseen(name_of(one), one.path, one.state, one.reason, one.remedy, target.owner.uid))
+            forget = partial(self._unseen.forget, name_of(one), one.path)
         self._news.append(one)
+        return Attached((), partial(self._release, one, place), forget)
 
-        def release() -> None:
-            self._end(one)
-            self._let_go(one)
-            if forget is not None:
-                forget()
-            self.binaries.pop(place, None)
-            with contextlib.suppress(OSError):  # kernels before 5.19 did not let us write it either
-                bpf.delete(self._family.maps["limiter_binaries"], one.key)
-            one.state, one.reason, one.remedy = "off", "no process uses it any more", ""
-            self._news.append(one)
-
-        return release
+    def _release(self, one: Binary, place: tuple[FileId, str]) -> None:
+        self._end(one)
+        self._let_go(one)
+        self.binaries.pop(place, None)
+        with contextlib.suppress(OSError):  # kernels before 5.19 did not let us write it either
+            bpf.delete(self._family.maps["limiter_binaries"], one.key)
+        one.state, one.reason, one.remedy = "off", "no process uses it any more", ""
+        self._news.append(one)
 
     def _end(self, one: Binary) -> None:
         """The last process of one has ended, in a window or not."""

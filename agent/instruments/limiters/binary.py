@@ -10,9 +10,9 @@ import numpy as np
 
 from agent.batch import Batch, make
 from agent.binaries.gofacts import Probed
+from agent.instruments.limiters.sampling import Rates, Schedule
 from agent.kernel.detach import Detaching
 from agent.limiters.catalogue import seen
-from agent.probes.beside.go_sampling import Rates, Schedule
 from agent.tables import TABLES
 
 

@@ -19,8 +19,8 @@ from agent.batch import Batch, make
 from agent.columns import NULL_I64
 from agent.common.copies import only
 from agent.contracts import Finishing
+from agent.instruments.limiters.decisions import CANCELLED, Called, decided
 from agent.limiters.reading import DELAYED, REFUSED
-from agent.probes.beside.go_decisions import CANCELLED, Called, decided
 from agent.tables import TABLES
 
 #: Held at once, as many as the kernel's side keeps; the oldest beyond it are told as ``delayed`` early.

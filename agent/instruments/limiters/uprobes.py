@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from agent.common.clocks import boot_ns
+from agent.instruments.limiters.binary import Binary
 from agent.kernel import bpf
 from agent.kernel.detach import close_aside
 from agent.kernel.load import Family
 from agent.kernel.steps import Steps
 from agent.kernel.wire import Wire
-from agent.probes.beside.go_binary import Binary
 from agent.targets.attacher import Attacher
 
 

@@ -18,10 +18,10 @@ from agent.batch import Batch
 from agent.columns import NULL_I64
 from agent.common.alive import gone
 from agent.common.copies import only
+from agent.instruments.limiters.decisions import Called
 from agent.kernel.wire import decode
 from agent.limiters.catalogue import seen
 from agent.limiters.reading import ALLOWED, DELAYED, UNKNOWN
-from agent.probes.beside.go_decisions import Called
 
 #: Two hits are a decision; these cost a thread about 5 % of its time (20 us a decision).
 HITS_PER_S = 8_000

@@ -34,7 +34,7 @@ def unnamed(records: np.ndarray) -> np.ndarray:
 
 
 def at_once(records: np.ndarray, called: Called) -> list[Batch]:
-    """Rows of those that do not sleep, in the same order; beside/go_waits.py decodes the others."""
+    """Rows of those that do not sleep, in the same order; limiters/waits.py decodes the others."""
     mine = only(records, (records["asleep"] | records["woke"]) == 0)
     return [Batch("limiter_decision", decided(mine, called))] if len(mine) else []
 

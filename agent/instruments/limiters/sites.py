@@ -15,6 +15,8 @@ import numpy as np
 
 from agent.batch import Batch, make
 from agent.columns import NULL_I64
+from agent.instruments.limiters.binary import Binary, key_of_file
+from agent.instruments.limiters.decisions import unnamed
 from agent.kernel.limits import LONG_S, REST
 from agent.kernel.load import Family
 from agent.kernel.ring import SharedArray
@@ -22,8 +24,6 @@ from agent.kernel.steps import Steps, run
 from agent.kernel.wire import Wire
 from agent.limiters.catalogue import declared, seen
 from agent.limiters.naming import WIDTH, AskingSite, Names, site
-from agent.probes.beside.go_binary import Binary, key_of_file
-from agent.probes.beside.go_decisions import unnamed
 from agent.targets.analyst import Analyst, Unexamined
 from agent.targets.asked import FileId
 
