@@ -43,7 +43,7 @@ def begin(kind: BinaryKind, context: KindContext) -> Iterable[Source]:
     kept = list(context.config.get("limiter_functions", ()))
     if not kept:
         return []
-    from agent.instruments.limiters.start import limiters
+    from agent.instruments.limiters.shared_sources import limiters
     from agent.limiters.functions.settings import functions
 
     source, _ = limiters(context)

@@ -50,7 +50,7 @@ def runs_go(pid: int) -> bool:
 
 
 def begin(kind: BinaryKind, context: KindContext) -> Iterable[Source]:
-    from agent.instruments.limiters.start import limiters
+    from agent.instruments.limiters.shared_sources import limiters
 
     source, sources = limiters(context)
     kind.watch(context.targets, source.found)

@@ -5,11 +5,12 @@ where its analyzer says, and taken away when no process uses the file.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from agent.binaries.analyses import discover
 from agent.binaries.contract import Analysis, Analyzer, Instance
+from agent.kernel.probe import Probe, Program
 from agent.targets.asked import Ask
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class BinaryKind:
     name: of the kind and its analyzer; family: whose BPF programs its attachments name. libraries: which shared
     libraries, a regular expression of whole file names; executables: whether every executable is analyzed; arguments,
     names, first, companion: as in ``Ask``.
+    programs, sources: BPF programs that the family has only for this kind, and their C files in bpf/, behind the
+    family's own.
     begin: asks for its files and opens instances in another way than ``Uprobes`` does; returns sources.
     """
 
@@ -54,6 +57,8 @@ class BinaryKind:
     names: tuple[bytes, ...] = ()
     first: bool = False
     companion: tuple[bytes, bytes] | None = None
+    programs: tuple[Program, ...] = ()
+    sources: tuple[str, ...] = ()
     begin: Callable[[BinaryKind, KindContext], Iterable[Source]] | None = None
 
     def watch(self, targets: Targets, found: Found, **of_executables: Any) -> None:
@@ -66,6 +71,16 @@ class BinaryKind:
             targets.library(self.libraries, ask)
         if self.executables:
             targets.exe(Ask(self.name, found, self.family, arguments | of_executables))
+
+
+def extended(probe: Probe) -> Probe:
+    """A family with the programs of its kinds."""
+    kinds = [kind for kind in discover().values() if kind.family == probe.name]
+    return replace(
+        probe,
+        programs=(*probe.programs, *(program for kind in kinds for program in kind.programs)),
+        more=(*probe.more, *(source for kind in kinds for source in kind.sources)),
+    )
 
 
 def setup(

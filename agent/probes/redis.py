@@ -27,7 +27,7 @@ def setup(
 ) -> Iterable[Source]:
     """config: ``config``, the settings."""
     from agent.limiters.script_settings import wire
-    from agent.probes.beside.redis_wire import RedisWire
+    from agent.redis_wire.redis_source import RedisWire
 
     del targets
     return (RedisWire(family, kernel, helper, **wire(config["config"])),)

@@ -17,7 +17,7 @@ import pytest
 
 from agent.cli.limiters_totals import COLUMNS, KEY, Total, added
 from agent.columns import NULL_I64
-from agent.instruments.limiters.sampling import HITS_PER_S
+from agent.instruments.limiters.limiter_sampling import HITS_PER_S
 from tests.kernel.go_fixture import Limits, go_binary
 from tests.kernel.limiter_rig import Watch, names
 

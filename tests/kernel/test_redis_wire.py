@@ -26,8 +26,8 @@ from agent.lab.stage.wire import Cable
 from agent.limiters.script_settings import parse as declared
 from agent.limiters.scripted import Limiters
 from agent.probes import discover
-from agent.probes.beside.redis_reader import RedisReader
-from agent.probes.beside.redis_wire import RedisWire
+from agent.redis_wire.redis_reader import RedisReader
+from agent.redis_wire.redis_source import RedisWire
 from agent.service.redis_said import appliers, state
 from agent.tables import TABLES
 from tests.kernel.go_fixture import Limits, go_binary

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.instruments.limiters.sampling import HITS_PER_S, Rates, Schedule
+from agent.instruments.limiters.limiter_sampling import HITS_PER_S, Rates, Schedule
 from agent.kernel.wire import Wire
 from agent.limiters.catalogue import seen
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from agent.batch import Batch, make
 from agent.binaries.gofacts import Probed
-from agent.instruments.limiters.sampling import Rates, Schedule
+from agent.instruments.limiters.limiter_sampling import Rates, Schedule
 from agent.kernel.detach import Detaching
 from agent.limiters.catalogue import seen
 from agent.tables import TABLES

@@ -12,8 +12,8 @@ from agent.batch import Batch
 from agent.common.copies import only, together
 from agent.contracts import Finishing
 from agent.instruments.limiters.decisions import at_once
+from agent.instruments.limiters.limiter_waits import Waits
 from agent.instruments.limiters.sites import Sites
-from agent.instruments.limiters.waits import Waits
 
 #: For no longer than this, and so many, of one process and in all; then they are told with an id that says that nobody
 #: knows who asks.

@@ -9,7 +9,7 @@ from typing import Any
 
 from agent.limiters.reading import ALLOWED, REFUSED
 from agent.limiters.script import RedisCall
-from agent.probes.beside.resp_stream import ReplyError
+from agent.redis_wire.resp_stream import ReplyError
 
 _LIKE_A_LIMITER = re.compile(
     rb"(?is)(?=.*(?:incr|decr|zadd|push|set))(?=.*(?:['\"]p?expire(?:at)?['\"]|\bpx\b|\bex\b|zremrange|setex))(?=.*(?:limit|rate|burst|token|capacity|window|quota|throttl))"

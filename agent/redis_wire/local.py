@@ -8,7 +8,7 @@ import numpy as np
 
 from agent.common.clocks import boot_ns
 from agent.kernel import bpf
-from agent.probes.beside.redis_flows import Ends
+from agent.redis_wire.flows import Ends
 
 if TYPE_CHECKING:
     from agent.kernel.load import Loaded

@@ -20,9 +20,9 @@ from agent.limiters.decision import hashed
 from agent.limiters.reading import ALLOWED, DELAYED, ERROR, REFUSED
 from agent.limiters.script import ASKING, COUNTING, ENDING, SORTED, RedisCall, RedisLimiter
 from agent.limiters.scripted import Limiters
-from agent.probes.beside.redis_ends import server_text
-from agent.probes.beside.redis_flows import Ends, Flow, RedisExchange
-from agent.probes.beside.redis_guess import (
+from agent.redis_wire.ends import server_text
+from agent.redis_wire.flows import Ends, Flow, RedisExchange
+from agent.redis_wire.guess import (
     FUNCTIONS,
     counts,
     guessed,
@@ -32,9 +32,9 @@ from agent.probes.beside.redis_guess import (
     says_how_many,
     tells_no_rest,
 )
-from agent.probes.beside.redis_unknown import UnknownScripts
-from agent.probes.beside.redis_windows import Windows, stamped
-from agent.probes.beside.resp_stream import Cut, ReplyError
+from agent.redis_wire.resp_stream import Cut, ReplyError
+from agent.redis_wire.unknown import UnknownScripts
+from agent.redis_wire.windows import Windows, stamped
 from agent.tables import TABLES
 
 _TABLE = TABLES["limiter_decision"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from agent.instruments.limiters.attached import GoLimiters
+from agent.instruments.limiters.limiter_sampling import HITS_PER_S
+from agent.instruments.limiters.limiter_source import GoLimiters
+from agent.instruments.limiters.limiter_waits import Waits
 from agent.instruments.limiters.named import Named
-from agent.instruments.limiters.sampling import HITS_PER_S
 from agent.instruments.limiters.sites import Sites
-from agent.instruments.limiters.waits import Waits
 from agent.limiters.naming import Names
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from agent.errors import printable
 from agent.instruments.kind import Attached, tell
 from agent.instruments.limiters.binary import Binary, any_file, key_of, name_of, path_of, status_of
 from agent.instruments.limiters.decisions import Called, unnamed
-from agent.instruments.limiters.sampling import HITS_PER_S, Schedule
+from agent.instruments.limiters.limiter_sampling import HITS_PER_S, Schedule
 from agent.instruments.limiters.uprobes import GoProbes
 from agent.kernel import bpf
 from agent.kernel.detach import finish

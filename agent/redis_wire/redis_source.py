@@ -25,11 +25,11 @@ from agent.kernel.sampling import attach, degrade
 from agent.kernel.source import KernelSource
 from agent.limiters.script import MAKING, MAKING_WORDS, PLAIN_COMMANDS, RedisLimiter
 from agent.limiters.scripted import Limiters
-from agent.probes.beside.redis_ports import ports
+from agent.redis_wire.ports import ports
 
 if TYPE_CHECKING:
     from agent.config import Config
-    from agent.probes.beside.redis_reader import RedisReader
+    from agent.redis_wire.redis_reader import RedisReader
 
 LOOK_NS, EVERY_NS, IDLE_NS, FAR_NS, PORTS_NS = (
     250_000_000,
@@ -198,9 +198,9 @@ class RedisWire(Stating, Finishing, Due):
         records = np.concatenate(self._records)
         self._records.clear()
         if self._reader is None:
-            from agent.probes.beside.redis_ends import RedisServers
-            from agent.probes.beside.redis_local import Sockets
-            from agent.probes.beside.redis_reader import RedisReader
+            from agent.redis_wire.ends import RedisServers
+            from agent.redis_wire.local import Sockets
+            from agent.redis_wire.redis_reader import RedisReader
 
             called = RedisServers(self._family.maps["redis_paths"])
             self._reader = RedisReader(

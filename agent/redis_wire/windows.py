@@ -19,7 +19,7 @@ from typing import TypeVar
 from agent.limiters.script import ASKING, COUNTING, ENDING, MAKING, SORTED, RedisCall, RedisLimiter
 from agent.limiters.scripted import Limiters
 from agent.limiters.scripts.laravel import ADDING, COUNTED
-from agent.probes.beside.redis_flows import RedisExchange
+from agent.redis_wire.flows import RedisExchange
 
 _PREFIXES, _PENDING = 1024, 64
 #: Of what a counter begins with: longer ones are times or tokens, which locks have.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent.common.address import UNIX, addr_text, with_port
 from agent.kernel import bpf
-from agent.probes.beside.redis_flows import Ends
+from agent.redis_wire.flows import Ends
 
 _LENGTH, _PATH = 4, 108
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from agent.probes.beside.resp_stream import Garbage, Push, ReplyError, RespStream
+from agent.redis_wire.resp_stream import Garbage, Push, ReplyError, RespStream
 
 FLOWS = 4096
 _FIRST, _WHOLE, _IGNORED = range(3)

@@ -8,10 +8,10 @@ import numpy as np
 
 from agent.batch import Batch
 from agent.limiters.scripted import Limiters
-from agent.probes.beside.redis_decisions import RedisDecisions
-from agent.probes.beside.redis_ends import server_text
-from agent.probes.beside.redis_flows import Ends, Flows
-from agent.probes.beside.redis_unknown import UnknownScripts
+from agent.redis_wire.ends import server_text
+from agent.redis_wire.flows import Ends, Flows
+from agent.redis_wire.redis_decisions import RedisDecisions
+from agent.redis_wire.unknown import UnknownScripts
 
 
 class RedisReader:
