@@ -63,9 +63,9 @@ class Probed:
 
 
 @dataclass
-class GoFacts:
-    """A Go binary. probed: of each library that it contains, or one without a name where it might contain some. others:
-    limiter packages that are not probed.
+class FoundLimiters:
+    """Limiters in a Go binary. probed: of each library that it contains, or one without a name where it might contain
+    some. others: limiter packages that are not probed.
     """
 
     probed: list[Probed] = field(default_factory=list)
@@ -87,7 +87,7 @@ def resolver(fd: int) -> tuple[int, list[int]] | None:
         return None
 
 
-def examine(fd: int) -> GoFacts | None:
+def examine(fd: int) -> FoundLimiters | None:
     """What can be attached in an executable file; None where it is no Go binary or contains no limiter.
 
     What cannot be probed with certainty comes back ``unavailable`` with the reason. Raises OSError.
@@ -114,7 +114,7 @@ def examine(fd: int) -> GoFacts | None:
             if go_version
             else _of_32_bits(fd, seen)
         )
-    return GoFacts(probed, others) if probed or others else None
+    return FoundLimiters(probed, others) if probed or others else None
 
 
 def _ways(binary: GoBinary, function: GoFunction) -> tuple[int, list[int]]:

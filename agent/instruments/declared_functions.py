@@ -25,8 +25,8 @@ NAME = "declared functions"
 
 
 def analyze(fds: list[int], declared: list[dict[str, Any]], near: bool = False) -> list[Analysis]:
-    """One for each declaration that is of this file (``ownfunction.facts``). facts ``key`` and ``near``: of one that is
-    unavailable, the key that says so, and names that are like the one that is not there.
+    """One for each declaration that is of this file (``ownfunction.examine``). facts ``trouble``: None, or of
+    one that is unavailable the ``key`` that says so, and names that are ``near`` the one that is not there.
     """
     found = []
     returned = {one["returned"] for one in declared}
