@@ -19,7 +19,7 @@ setup(
     packages=find_packages(include=["agent*", "bpf*", "exporters*", "dashboards*"]),
     package_data={
         "bpf": ["*.c", "*.h", "include/**/*.h"],
-        "agent": ["kernel/*.txt", "demo/golimiter/*", "lab/programs/goapi_source/*"],
+        "agent": ["arch/*.txt", "demo/golimiter/*", "lab/programs/goapi_source/*"],
         "dashboards": ["*.json", "*.yaml"],
     },
     install_requires=[

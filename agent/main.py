@@ -249,7 +249,7 @@ def _assemble(
     from agent.kernel.probe import Parts
     from agent.kernel.source import KernelSource
     from agent.limiters import intake as intake_room
-    from agent.probes.beside.watched import WatchedProcesses
+    from agent.probes.syscalls import WatchedProcesses
     from agent.queues.process import Brokers
     from agent.resources.source import Resources
     from agent.resources.spaces import Spaces
@@ -337,13 +337,13 @@ def _assemble(
 
 
 def _queues(poll_s: float, loaded: Loaded, older: Any) -> QueuePoller:
-    from agent.probes.beside import connections, listeners
+    from agent.probes import tcp
     from agent.queues.poller import QueuePoller
     from agent.queues.sockets import SocketQueues
 
     maps = loaded.families["tcp"].maps if "tcp" in loaded.families else {}
-    owners = listeners.Listeners(loaded).name if listeners.MAP in maps else None
-    users = connections.Connections(loaded).name if connections.MAP in maps else None
+    owners = tcp.Listeners(loaded).name if tcp.LISTENERS in maps else None
+    users = tcp.Connections(loaded).name if tcp.SOCKETS in maps else None
     return QueuePoller([SocketQueues(name_owners=owners, name_users=users, name_older=older)], poll_s)
 
 

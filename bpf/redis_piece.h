@@ -1,4 +1,4 @@
-/* What is handed over of Redis connections, what is known of each while it lasts, and what the agent asks for (agent/probes/beside/redis_wire.py). */
+/* What is handed over of Redis connections, what is known of each while it lasts, and what the agent asks for (agent/redis_wire/redis_source.py). */
 #define REDIS_PIECE 384
 #define REDIS_PIECES 48		/* of one segment: 18 KiB, the text of a script with its arguments */
 #define REDIS_HEAD 64

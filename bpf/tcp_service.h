@@ -4,7 +4,7 @@
  * No hook of its own: the kernel notes in each socket when data last arrived (lrcvtime), when data was last sent (lsndtime), and for how long
  * something written was under way (chrono_*: RFC 4898's busy time, from the write into an empty queue to the last acknowledgement). A socket is
  * looked at when its process reads, at most once a gate (see tcp_rtt.h), when its state changes, and while no answer was seen twice a second by
- * the agent, which has on_tcp_sweep run for it (agent/probes/beside/sweep.py). So an answer is seen a little later than it is given; in ticks; and
+ * the agent, which has on_tcp_sweep run for it (agent/probes/tcp.py). So an answer is seen a little later than it is given; in ticks; and
  * requests that were read within one gate are one: all but the last of them were quick, and of the last one the wait is told from the gate's
  * end, which is at most a gate too little. */
 

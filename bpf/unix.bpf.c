@@ -8,7 +8,7 @@
  * A server that reads a part, answers and then reads the rest (php-fpm) hands the buffer back last: connections are known from their accept on.
  *
  * State is kept by a hash of the server's end; connections that share a place forget each other's. What nobody has read yet, or answered, no
- * event tells: on_unix_sweep looks twice a second (agent/probes/beside/sweep.py). */
+ * event tells: on_unix_sweep looks twice a second (agent/probes/tcp.py). */
 
 #define UNIX_PLACES_LOG2 12
 #define UNIX_BUCKETS 48

@@ -1,27 +1,53 @@
-"""What the examiner can find out about files: descriptors in, plain facts out. Raises ElfError, OSError."""
+"""What the analyzer process can be asked about files: descriptors in, plain data out. Raises ElfError, OSError."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from agent.binaries import gocallers, gofacts, nearest, openssl, ownfunction
+from agent.binaries import gocallers, nearest
+from agent.binaries.contract import Analysis, Attachment
 from agent.binaries.elf import Elf
 
-
-def functions(fds: list[int], names: list[str]) -> dict[str, Any]:
-    """File offsets of the functions of these names that a library defines."""
-    elf = Elf(fds[0])
-    symbols = elf.symbols([name.encode() for name in names])
-    return {"offsets": {name.decode(): elf.file_offset(symbol.value) for name, symbol in symbols.items()}}
+#: Where the kinds of binaries are: each module's ``KIND`` (agent/instruments/kind.py).
+_KINDS = "agent.instruments"
 
 
+def functions(
+    fds: list[int], names: list[str], programs: Mapping[str, list[str]] | None = None, returned: str = ""
+) -> list[Analysis]:
+    """Where a library defines functions of these names. programs: of the entries, each with the names that it goes to
+    (aliases of one address are probed once); returned: the program at the return of all.
+    """
+    symbols = (elf := Elf(fds[0])).symbols([name.encode() for name in names])
+    offsets = {name.decode(): elf.file_offset(symbol.value) for name, symbol in symbols.items()}
+    entries = [
+        Attachment(program, sorted({offsets[name] for name in wanted if name in offsets}))
+        for program, wanted in (programs or {}).items()
+    ]
+    every = sorted(set[int]().union(*(one.offsets for one in entries)))
+    return [Analysis([Attachment(returned, every, at_return=True), *entries], facts={"offsets": offsets})]
+
+
+#: By name. Those of kinds of binaries return a list of ``Analysis``, the others plain answers.
 KINDS: dict[str, Callable[..., Any]] = {
     "functions": functions,
-    "openssl": openssl.facts,
-    "go": gofacts.facts,
-    "own": ownfunction.facts,
     "callers": gocallers.callers,
     "functions at": nearest.in_file,
     "kernel functions at": nearest.in_kernel,
 }
+
+
+def discover() -> dict[str, Any]:
+    """Every kind of binary, by name (``agent.instruments.kind.BinaryKind``); their analyzers can be asked from then
+    on.
+    """
+    package, found = importlib.import_module(_KINDS), dict[str, Any]()
+    for module in pkgutil.iter_modules(package.__path__):
+        kind = getattr(importlib.import_module(f"{_KINDS}.{module.name}"), "KIND", None)
+        if kind is not None:
+            found[kind.name] = kind
+            KINDS[kind.name] = kind.analyze
+    return found

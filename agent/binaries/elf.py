@@ -15,7 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-X86_64, AARCH64 = 62, 183
+from agent.arch.machine import ElfError as ElfError  # noqa: PLC0414 - where all readers of files look for it
+from agent.arch.machine import machine
+
 MAX_SEGMENTS, MAX_SECTIONS, MAX_CANDIDATES, MAX_NEEDED = 512, 16384, 4096, 64
 _PIECE = 1 << 20
 _MAX_NAME = 256
@@ -72,11 +74,6 @@ _SYMBOL = np.dtype(
 _RELA = np.dtype([("offset", "<u8"), ("type", "<u4"), ("symbol", "<u4"), ("addend", "<u8")])
 _DYNAMIC = np.dtype([("tag", "<u8"), ("value", "<u8")])
 _PT_LOAD, _SHT_SYMTAB, _SHT_RELA, _SHT_NOBITS, _SHT_DYNSYM, _DT_NEEDED, _DT_SONAME = 1, 2, 4, 8, 11, 1, 14
-_RELATIVE, _ABSOLUTE = {X86_64: 8, AARCH64: 1027}, {X86_64: 1, AARCH64: 257}
-
-
-class ElfError(Exception):
-    """The file is not what it should be; the text says why."""
 
 
 class Symbol(NamedTuple):
@@ -103,7 +100,7 @@ class Elf:
         if head[4:6] != b"\x02\x01":
             raise ElfError("not a 64-bit little-endian ELF file")
         self._header = np.frombuffer(head, _HEADER)[0]
-        self.machine = int(self._header["machine"])
+        self.machine = machine(int(self._header["machine"]))
         self._segments = self._table(
             "phoff", int(self._header["phnum"]), MAX_SEGMENTS, "phentsize", _SEGMENT, "program headers"
         )
@@ -271,9 +268,9 @@ class Elf:
                 for (vaddr, count), values in zip(tables, out, strict=True):
                     inside = (entries["offset"] >= vaddr) & (entries["offset"] < vaddr + 8 * count)
                     for offset, kind, symbol, addend in entries[inside][:4096].tolist():
-                        if kind == _RELATIVE.get(self.machine):
+                        if kind == self.machine.relative:
                             values[(offset - vaddr) // 8] = addend
-                        elif kind == _ABSOLUTE.get(self.machine):
+                        elif kind == self.machine.absolute:
                             base = self._symbol_value(int(header["link"]), symbol)
                             values[(offset - vaddr) // 8] = (base + addend) % (1 << 64) if base else 0
         return out

@@ -7,19 +7,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
-from agent.binaries import gobuild, gox86
-from agent.binaries.elf import X86_64, ElfError, contains_32
+from agent.arch import x86_code
+from agent.arch.machine import DECODED, DECODED_GO
+from agent.binaries import gobuild
+from agent.binaries.contract import Analysis, Attachment
+from agent.binaries.elf import ElfError, contains_32
 from agent.binaries.golibraries import Matched, chosen, match, root
 from agent.binaries.gosym import GoBinary, GoFunction
 from agent.limiters import catalogue
 from agent.limiters.library import Seen
 
 REGISTER_ABI_MINOR = 17
-#: What a function with a frame starts with (cmd/internal/obj/x86, stacksplit): CMPQ SP, 16(R14), or LEAQ -n(SP), R12
-#: for a large one.
-_PROLOGUES = (b"\x49\x3b\x66\x10", b"\x4c\x8d\x64\x24", b"\x4c\x8d\xa4\x24")
 #: An element of the path of a package that limits (``ratelimit``, ``go-limiter``, ``redis_rate``), maybe with a version
 #: behind it.
 _LIMITER = re.compile(
@@ -57,33 +56,43 @@ class Probed:
     program: str = ""
     build_id: str = ""
 
+    def analysis(self) -> Analysis:
+        facts = asdict(self)
+        state, reason, remedy = (facts.pop(name) for name in ("state", "reason", "remedy"))
+        return Analysis([Attachment(*site) for site in facts.pop("sites")], state, reason, remedy, facts=facts)
+
 
 @dataclass
-class GoFacts:
-    """A Go binary. probed: of each library that it contains, or one without a name where it might contain some. others:
-    limiter packages that are not probed.
-    lookups: file offsets of where its own resolver looks a name up, and of its returns; none where there is none, or it
-    cannot be probed.
+class FoundLimiters:
+    """Limiters in a Go binary. probed: of each library that it contains, or one without a name where it might contain
+    some. others: limiter packages that are not probed.
     """
 
     probed: list[Probed] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
-    lookups: tuple[int, list[int]] | None = None
 
 
-def facts(fds: list[int]) -> dict[str, Any] | None:
-    """As ``examine``, plain."""
-    found = examine(fds[0])
-    return None if found is None else asdict(found)
+def resolver(fd: int) -> tuple[int, list[int]] | None:
+    """File offsets of where a Go program's own resolver looks a name up, and of its returns; None where there is none,
+    or it cannot be probed. Raises OSError.
+    """
+    try:
+        binary = GoBinary(fd)
+        build = binary.build
+        if build is None or build.minor is None or build.minor < LOOKUP_MINOR or "noregabi" in build.go_version:
+            return None
+        found = binary.functions(binary.names([LOOKUP]))
+        return _ways(binary, found[0]) if found else None
+    except ElfError:
+        return None
 
 
-def examine(fd: int) -> GoFacts | None:
-    """What can be attached in an executable file; None where it is no Go binary or contains neither a limiter nor a
-    resolver.
+def examine(fd: int) -> FoundLimiters | None:
+    """What can be attached in an executable file; None where it is no Go binary or contains no limiter.
 
     What cannot be probed with certainty comes back ``unavailable`` with the reason. Raises OSError.
     """
-    go_version, others, lookups = "", list[str](), None
+    go_version, others = "", list[str]()
     seen = catalogue.seen()
     try:
         binary = GoBinary(fd)
@@ -91,11 +100,10 @@ def examine(fd: int) -> GoFacts | None:
             return None
         go_version = binary.build.go_version
         names = binary.names(
-            [LOOKUP, *(symbol for one in seen.values() for symbol in one.symbols())],
+            [symbol for one in seen.values() for symbol in one.symbols()],
             {one.symbol.encode() for library in seen.values() if library.copies for one in library.functions},
         )
         found = binary.functions(names)
-        lookups = _lookups(binary, found)
         matched = {name: mine for name, one in seen.items() if (mine := match(one, names.values(), found))}
         probed = [_probed(binary, name, seen[name], mine) for name, mine in matched.items()]
         roots = {root(package, binary.build) for mine in matched.values() for package in mine.packages}
@@ -106,30 +114,19 @@ def examine(fd: int) -> GoFacts | None:
             if go_version
             else _of_32_bits(fd, seen)
         )
-    return GoFacts(probed, others, lookups) if probed or others or lookups else None
-
-
-def _lookups(binary: GoBinary, found: list[GoFunction]) -> tuple[int, list[int]] | None:
-    minor = binary.build.minor if binary.build else None
-    mine = [one for one in found if one.name.encode() == LOOKUP]
-    if not mine or minor is None or minor < LOOKUP_MINOR or (binary.build and "noregabi" in binary.build.go_version):
-        return None
-    try:
-        return _ways(binary, mine[0])
-    except ElfError:
-        return None
+    return FoundLimiters(probed, others) if probed or others else None
 
 
 def _ways(binary: GoBinary, function: GoFunction) -> tuple[int, list[int]]:
     """File offsets of where a function's registers are as at its begin, and of its returns. Raises ElfError where they
     are not certain, or too many.
     """
-    if not binary.read(function.entry, 4).startswith(_PROLOGUES):
+    if not x86_code.begins_as_go(binary.read(function.entry, 4)):
         raise ElfError("it does not begin as the Go compiler begins a function")
     places = [binary.file_offset(at) for at in binary.returns(function)]
     if len(places) > MOST_RETURNS:
         raise ElfError(f"a function of {len(places)} returns gets no probes: {MOST_RETURNS} are allowed")
-    return binary.file_offset(function.entry + gox86.stack_check(binary.read(function.entry, 16))), places
+    return binary.file_offset(function.entry + x86_code.stack_check(binary.read(function.entry, 16))), places
 
 
 def _is_other(package: bytes, roots: Iterable[str]) -> bool:
@@ -188,7 +185,7 @@ def _of_32_bits(fd: int, seen: Mapping[str, Seen]) -> list[Probed]:
     why = "a 32-bit Go program: limiter probes are made for 64-bit ones"
     try:
         return [
-            Probed(name, "unavailable", why, "build it with GOARCH=amd64")
+            Probed(name, "unavailable", why, f"build it with {DECODED_GO}")
             for name, one in seen.items()
             if any(contains_32(fd, (gobuild.MAGIC, symbol)) for symbol in one.symbols("decision"))
         ]
@@ -199,8 +196,8 @@ def _of_32_bits(fd: int, seen: Mapping[str, Seen]) -> list[Probed]:
 def _refuse(binary: GoBinary, seen: Seen, one: Probed) -> None:
     """Sets the reason where the registers or the struct are not the known ones."""
     minor = binary.build.minor if binary.build else None
-    if binary.machine != X86_64:
-        one.reason, one.remedy = "limiter probes are made for x86-64 only", "build it with GOARCH=amd64"
+    if not binary.machine.decodes:
+        one.reason, one.remedy = f"limiter probes are made for {DECODED} only", f"build it with {DECODED_GO}"
     elif minor is None or minor < REGISTER_ABI_MINOR or "noregabi" in one.go_version:
         one.reason = (
             f"built by {one.go_version or 'an unknown Go'}: calls pass arguments in registers only since"

@@ -17,8 +17,10 @@ from functools import cached_property
 
 import numpy as np
 
-from agent.binaries import gobuild, gopcln, gox86
-from agent.binaries.elf import X86_64, Elf, ElfError
+from agent.arch import x86_code
+from agent.arch.machine import DECODED
+from agent.binaries import gobuild, gopcln
+from agent.binaries.elf import Elf, ElfError
 from agent.binaries.gobuild import BuildInfo
 
 BUDGET = 512 << 20
@@ -27,7 +29,7 @@ _MAX_FUNCTION, _MAX_PC_TABLE, _MAX_NAME = 1 << 18, 1 << 16, 512
 #: Places that look like a function table, or like what points to it; functions of one wanted name.
 _MAX_TABLES, _MAX_POINTERS, _MAX_NAMESAKES, _MAX_HINTS = 64, 64, 256, 1 << 15
 _WRITABLE, _BUILD_ALIGN = 2, 16
-_SHF_ALLOC, _SHT_RELA, _R_X86_64_RELATIVE = 2, 4, 8
+_SHF_ALLOC, _SHT_RELA = 2, 4
 #: Words of moduledata that are searched for minpc, maxpc, text (20 to 22 from Go 1.16 to 1.26).
 _MODULEDATA_WORDS = 64
 
@@ -94,7 +96,7 @@ class GoBinary(Elf):
             section = self.section_header(name)
             if section is not None:
                 return self._pclntab_at(int(section["addr"]))
-        pattern = re.compile(b"|".join(re.escape(m) for m in gopcln.magics(1 if self.machine == X86_64 else 4)))
+        pattern = re.compile(b"|".join(re.escape(m) for m in gopcln.magics(self.machine.go_quantum)))
         left = _MAX_TABLES
         # a position-independent program that the system's linker made (-linkmode=external) has it in .data.rel.ro
         for start, piece in self._search_area(_WRITABLE if len(self.sections) else 0):
@@ -274,7 +276,7 @@ class GoBinary(Elf):
         for section in relocations:
             dtype = np.dtype([("offset", "<u8"), ("info", "<u8"), ("addend", "<u8")])
             for entries in self._pieces(section, dtype):
-                hits = (entries["addend"] == base) & (entries["info"] == _R_X86_64_RELATIVE)
+                hits = (entries["addend"] == base) & (entries["info"] == self.machine.relative)
                 yield from entries["offset"][hits].tolist()
 
     def pc_table(self, function: GoFunction, offset: int) -> dict[range, int]:
@@ -292,20 +294,20 @@ class GoBinary(Elf):
         """Offset in the receiver of the mutex that a method takes first; None where its code does not say, as without
         optimisation. Raises ElfError.
         """
-        if self.machine != X86_64:
+        if not self.machine.decodes:
             return None
-        return gox86.lock_offset(self.read(function.entry, function.end - function.entry))
+        return x86_code.lock_offset(self.read(function.entry, function.end - function.entry))
 
     def returns(self, function: GoFunction) -> list[int]:
-        """Virtual addresses of the function's RET instructions (x86-64), ascending, at least one.
+        """Virtual addresses of the function's RET instructions, ascending, at least one.
 
         Raises ElfError unless it is certain that these are all ways out and that each is an instruction's start.
         """
-        if self.machine != X86_64:
-            raise ElfError("return probes in Go functions are made for x86-64 only")
+        if not self.machine.decodes:
+            raise ElfError(f"return probes in Go functions are made for {DECODED} only")
         stack = self.pc_table(function, function.record.pcsp)
         lines = self.pc_table(function, function.record.pcln)
         files = self.pc_table(function, function.record.pcfile)
         code = self.read(function.entry, function.end - function.entry)
         boundaries = {r.start for table in (stack, lines, files) for r in table}
-        return [function.entry + at for at in gox86.return_offsets(code, boundaries, stack)]
+        return [function.entry + at for at in x86_code.return_offsets(code, boundaries, stack)]

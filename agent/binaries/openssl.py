@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from agent.binaries.elf import AARCH64, X86_64, Elf, ElfError, Symbol
+from agent.binaries.elf import Elf, ElfError, Symbol
 
 UNKNOWN = -1
 #: Pointers compared in a method table: past the end of ssl_accept and ssl_connect in all versions.
@@ -39,8 +39,6 @@ _VERSION = re.compile(rb"OpenSSL (\d+\.\d+\.\d+[a-z]?(?:[-+][\w.]+)?) +\d")
 _ERRORS = re.compile(rb"\0(?:tls_process_server_hello|ssl3_get_server_hello)\0")
 _LEAST_STATIC = 1 << 20
 _PAGE, _CODE = 4096, 60
-#: What the kernel writes over the instruction at a uprobe.
-_BREAKPOINT = {X86_64: b"\xcc", AARCH64: struct.pack("<I", 0xD42000A0)}
 
 
 @dataclass(frozen=True)
@@ -162,7 +160,7 @@ def code_key(elf: Elf, vaddr: int, probed: Iterable[int]) -> set[bytes]:
         patched = bytearray(code)
         for one in places:
             if at <= one < at + _CODE:
-                mark = _BREAKPOINT.get(elf.machine, b"")[: at + _CODE - one]
+                mark = elf.machine.breakpoint[: at + _CODE - one]
                 patched[one - at : one - at + len(mark)] = mark
         keys.add(struct.pack("<I", offset) + bytes(patched))
     return keys
@@ -186,46 +184,16 @@ def _code(elf: Elf, symbol: Symbol, most: int = 160) -> bytes:
 
 def _returned_address(elf: Elf, symbol: Symbol) -> int:
     """The address that a function of the form ``return &table`` returns."""
-    code = _code(elf, symbol, 32)
-    if elf.machine == X86_64:
-        start = 4 if code.startswith(b"\xf3\x0f\x1e\xfa") else 0  # endbr64
-        if code[start : start + 3] == b"\x48\x8d\x05" and len(code) >= start + 7:  # lea rax, [rip + x]
-            return (symbol.value + start + 7 + int(struct.unpack_from("<i", code, start + 3)[0])) % (1 << 64)
-        if code[start : start + 1] == b"\xb8" and len(code) >= start + 5:  # mov eax, x
-            return int(struct.unpack_from("<I", code, start + 1)[0])
-    elif elf.machine == AARCH64:
-        words = struct.unpack(f"<{len(code) // 4}I", code[: len(code) // 4 * 4])
-        start = 1 if words[:1] == (0xD503245F,) else 0  # bti c
-        if words[start:] and words[start] & 0x9F00001F == 0x90000000:  # adrp x0, page; add x0, x0, ... until ret
-            pages = (words[start] >> 5 & 0x7FFFF) << 2 | words[start] >> 29 & 3
-            value = (symbol.value + 4 * start & ~0xFFF) + (pages - ((pages & 1 << 20) << 1) << 12)
-            for word in words[start + 1 :]:
-                if word & 0xFF8003FF != 0x91000000:
-                    break
-                value += (word >> 10 & 0xFFF) << (12 if word & 1 << 22 else 0)
-            return int(value % (1 << 64))
-    raise ElfError("TLS_method does not return the address of a table")
-
-
-def _loads(machine: int, code: bytes, wide: bool) -> set[int]:
-    """Displacements of the loads into the return register through the first argument or the return register."""
-    if machine == X86_64:
-        prefix = b"\x48" if wide else b"(?<!\x48)"
-        short = re.findall(prefix + rb"\x8b[\x40\x47](.)", code, re.S)
-        long = re.findall(prefix + rb"\x8b[\x80\x87](..\0\0)", code, re.S)
-        zero = re.findall(prefix + rb"\x8b\x07", code)
-        found = {d[0] for d in short} | {struct.unpack("<I", d)[0] for d in long}
-        return found or ({0} if zero else set())
-    words = struct.unpack(f"<{len(code) // 4}I", code[: len(code) // 4 * 4])
-    opcode, scale = (0xF9400000, 8) if wide else (0xB9400000, 4)
-    found = {(w >> 10 & 0xFFF) * scale for w in words if w & 0xFFC0001F == opcode and w >> 5 & 0x1F in (0, 19)}
-    return found - {0} or found
+    at = elf.machine.accessors.returned_address(_code(elf, symbol, 32), symbol.value)
+    if at is None:
+        raise ElfError("TLS_method does not return the address of a table")
+    return at
 
 
 def _field(elf: Elf, symbols: dict[bytes, Symbol], accessor: bytes, wide: bool = False) -> int:
     if accessor not in symbols:
         return UNKNOWN
-    found = _loads(elf.machine, _code(elf, symbols[accessor]), wide)
+    found = elf.machine.accessors.loads(_code(elf, symbols[accessor]), wide)
     return found.pop() if len(found) == 1 else UNKNOWN
 
 

@@ -5,13 +5,13 @@ ElfError and OSError for a file that is none.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from agent.binaries.calls import Body
-from agent.binaries.elf import X86_64, Elf, ElfError
+from agent.arch.machine import DECODED
+from agent.arch.x86_code import Body
+from agent.binaries.elf import Elf, ElfError
 from agent.binaries.gofacts import MOST_RETURNS, REGISTER_ABI_MINOR, Probed
 from agent.binaries.owngo import OwnGo
 from agent.binaries.symbolnames import CHANGED, COLD, pattern
@@ -32,26 +32,27 @@ class Unfit(ElfError):
         self.key, self.remedy, self.near = key, remedy, near
 
 
-def facts(fds: list[int], declared: list[dict[str, Any]], near: bool = False) -> dict[str, Any] | None:
+def examine(fd: int, declared: list[dict[str, Any]], near: bool = False) -> list[tuple[Probed, dict[str, Any] | None]]:
     """declared: ``library``, ``entry``, ``left`` and ``returned`` (programs), ``language``, ``symbol``, ``address``,
     ``offset``, ``build_id`` and ``mapped`` (it is a shared library) of each. near: have names that are like one that is
-    not there. None where all build ids are another's.
+    not there. With each the ``key`` of the declaration that is wrong and what is ``near``. Those whose build id is
+    another's are left out.
     """
-    probed, troubles = list[dict[str, Any]](), dict[str, dict[str, Any]]()
-    build_id = SymbolFile(fds[0]).build_id if any(one["build_id"] for one in declared) else ""
+    found = list[tuple[Probed, dict[str, Any] | None]]()
+    build_id = SymbolFile(fd).build_id if any(one["build_id"] for one in declared) else ""
     for one in declared:
         if one["build_id"] and one["build_id"] != build_id:
             continue
-        found = Probed(one["library"], unversioned="declared", mapped=one["mapped"])
+        probed, trouble = Probed(one["library"], unversioned="declared", mapped=one["mapped"]), None
         try:
-            (_go if one["language"] == "go" else _native)(fds[0], one, found, near)
+            (_go if one["language"] == "go" else _native)(fd, one, probed, near)
         except Unfit as error:
-            found.state, found.reason, found.remedy = "unavailable", f"{_shown(one)}: {error}", error.remedy
-            troubles[found.library] = {"key": error.key, "near": error.near}
+            probed.state, probed.reason, probed.remedy = "unavailable", f"{_shown(one)}: {error}", error.remedy
+            trouble = {"key": error.key, "near": error.near}
         except ElfError as error:
-            found.state, found.reason = "unavailable", f"{_shown(one)}: {error}"
-        probed.append(asdict(found))
-    return {"probed": probed, "others": [], "troubles": troubles} if probed else None
+            probed.state, probed.reason = "unavailable", f"{_shown(one)}: {error}"
+        found.append((probed, trouble))
+    return found
 
 
 def _shown(one: dict[str, Any]) -> str:
@@ -63,8 +64,8 @@ def _go(fd: int, one: dict[str, Any], found: Probed, near: bool) -> None:
     if binary.build is None:
         raise Unfit("language", "it is no Go program", "say what it is: c, c++ or rust")
     found.go_version, minor = binary.build.go_version, binary.build.minor
-    if binary.machine != X86_64:
-        raise Unfit("program", "limiter probes are made for x86-64 only")
+    if not binary.machine.decodes:
+        raise Unfit("program", f"limiter probes are made for {DECODED} only")
     if minor is None or minor < REGISTER_ABI_MINOR or "noregabi" in found.go_version:
         raise Unfit(
             "program",
@@ -89,8 +90,8 @@ def _go(fd: int, one: dict[str, Any], found: Probed, near: bool) -> None:
 
 def _native(fd: int, one: dict[str, Any], found: Probed, near: bool) -> None:
     binary = SymbolFile(fd)
-    if binary.machine != X86_64:
-        raise Unfit("program", "limiter probes are made for x86-64 only")
+    if not binary.machine.decodes:
+        raise Unfit("program", f"limiter probes are made for {DECODED} only")
     if binary.section_header(".go.buildinfo") is not None and not one["symbol"].startswith("_"):
         raise Unfit("language", "it is a Go program", "language: go")
     at, size, name, troubles = _find(binary, one, near)

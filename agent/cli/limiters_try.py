@@ -130,7 +130,7 @@ def _show(
 
 def _rows(records: np.ndarray) -> list[dict[str, Any]]:
     """As limiter_decision would have them, but for the key."""
-    from agent.probes.beside.go_decisions import decided, unnamed
+    from agent.instruments.limiters.decisions import decided, unnamed
     from agent.tables import TABLES
 
     table, rows, keys = TABLES["limiter_decision"], decided(records, unnamed), _keys(records)

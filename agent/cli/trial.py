@@ -119,6 +119,7 @@ class Trial:
 
     def _examine(self, files: list[tuple[OwnFunction, str]]) -> None:
         """As the agent does, in a process of its own."""
+        from agent.instruments.declared_functions import NAME
         from agent.kernel.steps import pump_until
         from agent.limiters.catalogue import declare, seen
         from agent.limiters.functions.seen import all_seen, asked, own_name
@@ -132,23 +133,23 @@ class Trial:
             self._stack.callback(os.close, fd)
             answers: list[tuple[Any, Exception | None]] = []
             ask = asked(one, seen()[own_name(one.name)].functions[0], is_shared(one))
-            analyst.examining("own", [fd], declared=[ask], near=True)(lambda *answer, to=answers: to.append(answer))
+            analyst.examining(NAME, [fd], declared=[ask], near=True)(lambda *answer, to=answers: to.append(answer))
             pump_until(lambda of=answers: bool(of), [analyst], _EXAMINED_S)  # type: ignore[misc]
             facts, error = answers[0] if answers else (None, TimeoutError("examining it took too long"))
             self._judge(one, fd, facts, error)
 
-    def _judge(self, one: OwnFunction, fd: int, facts: dict[str, Any] | None, error: Exception | None) -> None:
+    def _judge(self, one: OwnFunction, fd: int, facts: list[dict[str, Any]] | None, error: Exception | None) -> None:
         if error is not None:
             raise AgentError(
                 f"{self._all.where(one, 'program')}: {one.name}: {error}", remedy="see docs/limiters-declare.md"
             )
-        if facts is None:
+        if not facts:
             raise AgentError(
                 f"{self._all.where(one, 'build_id')}: build_id: that of {self.process.exe} is another",
                 remedy=f"readelf -n /proc/{self.process.pid}/exe prints it",
             )
-        known = facts["probed"][0]
-        trouble = facts["troubles"].get(known["library"], {"key": "symbol", "near": ()})
+        known = facts[0]
+        trouble = known["facts"]["trouble"] or {"key": "symbol", "near": ()}
         if known["state"] == "unavailable":
             near = [printable(name) for name in trouble["near"]]
             raise AgentError(
@@ -167,7 +168,7 @@ class Trial:
         from agent.kernel.source import KernelSource
         from agent.probes.limiter import probe
 
-        names = {known["library"] for _, known in self._known}
+        names = {known["facts"]["library"] for _, known in self._known}
         loaded = load([probe(only=lambda library: library in names)])
         self._stack.callback(release, loaded)
         family = loaded.families["limiter"]
@@ -182,13 +183,13 @@ class Trial:
         self._stack.callback(self._kernel.close)
         self._records: list[np.ndarray] = []
         self._kernel.subscribe("limiter_decisions", self._records.append)
-        returning = {program.function for program in family.probe.programs if program.kind == "uretprobe"}
-        for fd, known in self._known:
-            for program, offsets in sorted(
-                known["sites"], key=lambda site: not site[0].endswith("_entered"), reverse=True
-            ):
+        for fd, known in self._known:  # entries last
+            attachments = sorted(known["attachments"], key=lambda one: str(one["program"]).endswith("_entered"))
+            for one in attachments:
                 try:
-                    links = attach_uprobe(family.programs[program], fd, offsets, program in returning, self.process.pid)
+                    links = attach_uprobe(
+                        family.programs[one["program"]], fd, one["offsets"], one["at_return"], self.process.pid
+                    )
                 except OSError as error:
                     raise AgentError(
                         f"cannot attach to {self.process.exe}",

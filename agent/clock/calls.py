@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from agent.arch import host
 from agent.clock import timex
 
 if TYPE_CHECKING:
@@ -16,16 +17,9 @@ if TYPE_CHECKING:
 
 WOKE, ASK, LIBC = range(3)
 LIBC_ADJTIME = 0xFFFE
-#: System call numbers, x86-64 and arm64 (no number means different things in the two).
+#: By system call number.
 NAMES = {
-    227: "clock_settime",
-    112: "clock_settime",
-    164: "settimeofday",
-    170: "settimeofday",
-    159: "adjtimex",
-    171: "adjtimex",
-    305: "clock_adjtime",
-    266: "clock_adjtime",
+    **{host.number(name): name for name in ("clock_settime", "settimeofday", "adjtimex", "clock_adjtime")},
     LIBC_ADJTIME: "adjtimex",
 }
 NOISE_NS = 300

@@ -19,7 +19,7 @@ from agent.correlate.words import address, process, text
 _MUCH = 0.1  # of a port's requests, from which what a process says of its own counts for the port
 _MOST_S = 60
 _LEAST_S = 10
-_LOOKS = 2  # at who waits, a second (agent/probes/beside/sweep.py)
+_LOOKS = 2  # at who waits, a second (agent/probes/tcp.py)
 _PATIENT, _ALIKE = (
     0.3,
     0.5,

@@ -33,7 +33,7 @@ _UPROBE = TABLES["limiter_decision"].code("source", "uprobe")
 
 
 class WaitTargets(Protocol):
-    """Those of which waits come up (agent/probes/beside/watched.py)."""
+    """Those of which waits come up (agent/probes/syscalls.py)."""
 
     def add(self, pid: int, now_ns: int) -> bool:
         """False where there is no room. Raises OSError."""

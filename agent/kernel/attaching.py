@@ -9,6 +9,7 @@ import errno
 import os
 import struct
 
+from agent.arch import host
 from agent.kernel import syscall
 
 _RAW_TRACEPOINTS = frozenset(
@@ -18,7 +19,7 @@ _RAW_TRACEPOINTS = frozenset(
     mm_vmscan_memcg_reclaim_end mm_compaction_begin mm_compaction_end
     netif_receive_skb net_dev_queue consume_skb""".split()
 )
-_PERF_EVENT_OPEN = 298 if os.uname().machine == "x86_64" else 241
+_PERF_EVENT_OPEN = host.number("perf_event_open")
 _IOC_ENABLE, _IOC_SET_BPF = 0x2400, 0x40042408
 _BPF_RAW_TRACEPOINT_OPEN, _BPF_LINK_CREATE, _TRACE_UPROBE_MULTI = 17, 28, 48
 _PMU = "/sys/bus/event_source/devices/uprobe"

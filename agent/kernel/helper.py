@@ -15,6 +15,7 @@ import os
 import socket
 import struct
 
+from agent.arch import host
 from agent.kernel.attaching import attach_raw_tracepoints, attach_uprobe
 from agent.kernel.opening import DIGEST_SIZE, digest, open_cgroup, open_proc
 from agent.posix import privilege
@@ -76,42 +77,11 @@ NEEDED_BY_LINKS = (privilege.CAP_SYS_PTRACE, privilege.CAP_DAC_READ_SEARCH, priv
 #: links.
 NEEDED_BY_PERF = (privilege.CAP_SYS_ADMIN, *NEEDED_BY_LINKS)
 
-#: read write close fstat lseek mmap mprotect munmap brk rt_sigreturn ioctl pread64 sendmsg recvmsg exit futex openat
-#: newfstatat capset exit_group perf_event_open open_by_handle_at bpf openat2 getrandom memfd_create readlink
-#: rt_sigaction madvise mremap fstatfs getdents64
-_X86_CALLS = (
-    0,
-    1,
-    3,
-    5,
-    8,
-    9,
-    10,
-    11,
-    12,
-    13,
-    15,
-    16,
-    17,
-    25,
-    28,
-    46,
-    47,
-    60,
-    89,
-    126,
-    138,
-    202,
-    217,
-    231,
-    257,
-    262,
-    298,
-    304,
-    318,
-    319,
-    321,
-    437,
+#: What it may call from then on.
+_CALLS = host.allowed(
+    """read write close fstat lseek mmap mprotect munmap brk rt_sigaction rt_sigreturn ioctl pread64 mremap madvise
+    sendmsg recvmsg exit readlink capset fstatfs futex getdents64 exit_group openat newfstatat perf_event_open
+    open_by_handle_at getrandom memfd_create bpf openat2"""
 )
 
 
@@ -125,8 +95,7 @@ def serve(sock: socket.socket, parent: int) -> None:
     uid, gid = BEGIN.unpack(message)
     privilege.drop(uid, gid, NEEDED_BY_PERF)
     privilege.die_with_parent(parent)
-    if os.uname().machine == "x86_64":
-        privilege.allow_only(_X86_CALLS)
+    privilege.allow_only(_CALLS)
     while True:
         request, fds = receive(sock, REQUEST.size)
         if not request:

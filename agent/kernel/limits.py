@@ -25,7 +25,7 @@ ROOT_LOOKS_AT_A_TIME = 4
 MAPS_BYTES = 4 << 20
 FILES_A_PROCESS = 32
 #: And of one in which Go runs: any library may be it.
-GO_FILES_A_PROCESS = 256
+ALL_FILES_A_PROCESS = 256
 MAPPINGS_A_FILE = 512
 #: Roots (of containers, chroots) that are known at a time; of a root's /etc/ld.so.cache.
 ROOTS = 256
@@ -84,7 +84,7 @@ BOUNDS = (
     UpperBound(
         "programs",
         "libraries of one process",
-        f"{FILES_A_PROCESS} ({GO_FILES_A_PROCESS} where Go runs)",
+        f"{FILES_A_PROCESS} ({ALL_FILES_A_PROCESS} where Go runs)",
         "the others get no probes",
         "`probe_status` row `process:NAME`, `tickscope probes`",
     ),

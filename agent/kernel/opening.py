@@ -12,13 +12,14 @@ import struct
 from _blake2 import blake2b  # hashlib would bring OpenSSL with it, for 4 MB
 from collections.abc import Callable
 
+from agent.arch import host
 from agent.kernel.asleep import asleep
 from agent.kernel.limits import DIGEST_BYTES, MAPS_BYTES
 from agent.kernel.spaces import spaces
 from agent.kernel.syscall import call
 
 DIGEST_SIZE = 32
-_OPEN_BY_HANDLE_AT, _OPENAT2 = (304, 437) if os.uname().machine == "x86_64" else (265, 437)
+_OPEN_BY_HANDLE_AT, _OPENAT2 = host.numbers("open_by_handle_at openat2")
 _RESOLVE_IN_ROOT, _RESOLVE_NO_XDEV = 0x10, 0x01
 _FILEID_KERNFS, _O_PATH = 0xFE, 0o10000000
 _LINKER_CACHES = (b"glibc-ld.so.cache", b"ld.so-1.7.0")

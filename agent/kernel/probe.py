@@ -96,7 +96,7 @@ class Probe:
     ``--investigate off``.
     text: C text behind the sources, which declarations made.
     parts: C files of the family that come before its main one (BCC rewrites map methods only in the text it is given,
-    so no #include).
+    so no #include); more: those behind it, of kinds of binaries with programs of their own.
     after: families whose C text this one's uses where it is there (``#ifdef`` of something that they define): they come
     before it.
     maps: further maps that user space needs.
@@ -112,6 +112,7 @@ class Probe:
     aggregates: tuple[Aggregate, ...] = ()
     options: Mapping[str, int] = field(default_factory=dict)
     parts: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
     maps: tuple[str, ...] = ()
     counts: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
@@ -123,7 +124,7 @@ class Probe:
     @property
     def sources(self) -> tuple[str, ...]:
         """C files under bpf/, in the order in which they are compiled."""
-        return (*self.parts, f"{self.name}.bpf.c")
+        return (*self.parts, f"{self.name}.bpf.c", *self.more)
 
 
 def ordered(probes: Iterable[Probe]) -> list[Probe]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes as ct
 import os
 
-_SYS_BPF = {"x86_64": 321, "aarch64": 280}[os.uname().machine]
+from agent.arch import host
+
+_SYS_BPF = host.number("bpf")
 _ATTR_BYTES = 128
 _libc = ct.CDLL(None, use_errno=True)
 _libc.syscall.restype = ct.c_long

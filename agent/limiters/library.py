@@ -10,13 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-#: Registers that a program of bpf/ can read at a function's entry or return, in the order in which Go passes words of
-#: arguments and of results (ABIInternal on x86-64; floats go elsewhere). The number of one is its place here.
-REGISTERS = ("ax", "bx", "cx", "di", "si", "r8", "r9", "r10", "r11")
-#: Where a place may begin: also at the stack pointer (arguments that no registers were left for lie from ``sp+8`` on),
-#: or at the limiter's address; and in a register that other languages pass words in (System V ABI: di, si, dx, cx, r8,
-#: r9; results in ax, dx).
-BASES = (*REGISTERS, "sp", "limiter", "dx")
+from agent.arch import registers
+
+#: Where a place may begin: in a register, at the stack pointer (Go's arguments for which no registers were left lie 8
+#: behind it and on), or at the limiter's address. The number of one is its place here (bpf/limiter_decision.h).
+BASES = (*registers.GO, registers.STACK, "limiter", *registers.OTHERS)
 LANGUAGES = ("go", "c", "c++", "rust")
 #: What may be read at a function's entry, in the order of bpf/limiter_decision.h.
 ARGUMENTS = ("limiter", "n", "now_wall", "now_ext", "limit", "burst", "period", "key", "key_size")
@@ -50,11 +48,11 @@ def place(text: str) -> int:
     if (
         not match
         or max(offsets, default=0) > MOST_OFFSET
-        or len(offsets) < (2 if match["pair"] else match["base"] in ("sp", "limiter"))
+        or len(offsets) < (2 if match["pair"] else match["base"] in (registers.STACK, "limiter"))
     ):
         raise ValueError(
-            f"{text!r}: one of {', '.join((*REGISTERS, 'dx'))}, or one of {', '.join(BASES)} with an offset up to"
-            f" {MOST_OFFSET} (ax+24)"
+            f"{text!r}: one of {', '.join((*registers.GO, *registers.OTHERS))}, or one of {', '.join(BASES)} with"
+            f" an offset up to {MOST_OFFSET} (ax+24)"
         )
     shifted = [at << shift | flag for at, shift, flag in zip(offsets, (8, 20), (_MEMORY, _AGAIN), strict=False)]
     return sum(shifted, BASES.index(match["base"]))

@@ -18,7 +18,7 @@ from typing import Any
 
 #: Those that the kernel's programs look for; the commands of declarations come to them.
 SCRIPT_COMMANDS = ("EVAL", "EVALSHA", "EVAL_RO", "EVALSHA_RO", "FCALL", "FCALL_RO")
-#: Of limiters that are made of plain commands (agent/probes/beside/redis_windows.py).
+#: Of limiters that are made of plain commands (agent/redis_wire/windows.py).
 COUNTING, ENDING = ("INCR", "INCRBY"), ("EXPIRE", "PEXPIRE", "EXPIREAT", "PEXPIREAT")
 #: What tells of a counter that somebody gave an end before, as Ruby's rack-attack asks.
 ASKING = ("TTL", "PTTL")

@@ -7,7 +7,9 @@ import ctypes as ct
 import os
 import struct
 
-_SYS_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}[os.uname().machine]
+from agent.arch import host
+
+_SYS_SCHED_SETATTR = host.number("sched_setattr")
 #: The longest and the shortest slice of processor time that the kernel takes.
 _LONG_NS, _SHORT_NS = 100_000_000, 100_000
 

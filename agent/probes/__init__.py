@@ -1,8 +1,7 @@
 """Probe families: one NAME.py here beside one bpf/NAME.bpf.c, and nothing registered elsewhere.
 
 A module declares ``PROBE`` (agent/kernel/probe.py). Its C source uses bpf/tickscope.h; its wire structs are declared in
-that source or in bpf/events.h, and named here. A table of its own is declared in it too (agent/tables/brought.py). What
-a family needs besides a declaration stands in ``beside/``.
+that source or in bpf/events.h, and named here. A table of its own is declared in it too (agent/tables/brought.py).
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import pkgutil
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from agent.instruments.kind import extended
 from agent.kernel.probe import Probe
 
 if TYPE_CHECKING:
@@ -30,5 +30,5 @@ def discover(functions: Sequence[FunctionSettings] = ()) -> dict[str, Probe]:
     for module in pkgutil.iter_modules(__path__):
         probe = None if module.ispkg else getattr(importlib.import_module(f"{__name__}.{module.name}"), "PROBE", None)
         if isinstance(probe, Probe):
-            found[probe.name] = probe
+            found[probe.name] = extended(probe)
     return found

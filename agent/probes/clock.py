@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from agent.instruments.kind import setup as begin_kinds
 from agent.kernel.probe import Parts, Probe, Program, Ring
 
 if TYPE_CHECKING:
@@ -22,14 +23,13 @@ def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targe
     ``last`` (agent.clock.last.LastReading), which may be None.
     """
     from agent.clock.source import ClockSource
-    from agent.probes.beside.libc import Libraries
 
     source = ClockSource(parts.watch, parts.history, parts.last)
     for ring in ("clock_events", "clock_refused"):
         kernel.subscribe(ring, source.on_events)
     parts.watch.follow(lambda pid: kernel.control.__setitem__("watch_tid", pid))
     if "clock_out" in family.programs:
-        Libraries(family, helper, targets)
+        begin_kinds(family, kernel, helper, targets, parts)
     return (source,)
 
 

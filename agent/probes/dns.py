@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import numpy as np
 
 from agent.batch import Batch
 from agent.columns import NULL_I64, fitted
 from agent.common.address import peer_bytes
+from agent.instruments.kind import setup
 from agent.kernel.probe import Probe, Program, Ring
 from agent.kernel.wire import decode, make_peer
 from agent.tables import TABLES
-
-if TYPE_CHECKING:
-    from agent.contracts import Source
-    from agent.kernel.load import Family
-    from agent.kernel.source import KernelSource
-    from agent.targets.attacher import Attacher
-    from agent.targets.targets import Targets
 
 _TABLE = TABLES["dns_lookup"]
 _OK, _NXDOMAIN, _NODATA, _SERVFAIL, _REFUSED, _TIMEOUT, _ERROR = range(7)
@@ -139,15 +132,6 @@ def decode_lookups(records: np.ndarray) -> Batch:
         by_socket, _each(records["name"], lambda raw: question(raw.ljust(128, b"\0"))[1] if raw else b"", 8), of_family
     )
     return batch
-
-
-def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, parts: object) -> Iterable[Source]:
-    """Attaches to getaddrinfo of every C library that ``targets`` finds, now and later."""
-    from agent.probes.beside.lookups import Lookups
-
-    del kernel, parts
-    Lookups(family, helper, targets)
-    return ()
 
 
 PROBE = Probe(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def setup(family: Family, kernel: KernelSource, helper: Helper, targets: object, parts: Parts) -> Iterable[Source]:
-    from agent.probes.beside.redis_wire import RedisWire
+    from agent.redis_wire.redis_source import RedisWire
 
     del targets
     return (RedisWire(family, kernel, helper, parts.settings),)

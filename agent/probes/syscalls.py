@@ -4,7 +4,11 @@ and bpf/syscalls_timed.bpf.c.
 
 from __future__ import annotations
 
+import errno
 import os
+import struct
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -12,23 +16,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from agent.arch import host
 from agent.batch import Batch
 from agent.columns import NULL_I64
+from agent.common.fairness import earlier
 from agent.contracts import Finishing
 from agent.kernel import bpf
+from agent.kernel.load import Family
 from agent.kernel.probe import Aggregate, Parts, Probe, Program, Ring
 from agent.kernel.ring import SharedArray
 from agent.kernel.sampling import attach, degrade
 from agent.kernel.settings import ProbeSettings
-from agent.kernel.wire import decode, make_peer
-from agent.probes.beside.cpu_waits import decode_cpu_events, decode_cpu_waits
-from agent.probes.beside.measuring import measure_flag
+from agent.kernel.wire import OUTSIDE, decode, make_peer
 from agent.tables import TABLES
 
 if TYPE_CHECKING:
     from agent.contracts import Source
     from agent.kernel.helper_client import Helper
-    from agent.kernel.load import Family
     from agent.kernel.sampling import SamplingWindow
     from agent.kernel.source import KernelSource
 
@@ -63,12 +67,9 @@ def processors() -> int:
 def names() -> np.ndarray:
     """System call names by number, 32-bit programs' from 512 on; shape (1024,), S24; empty where there is none."""
     table = np.zeros(2 * _COMPAT, "S24")
-    for first, machine in ((0, os.uname().machine), (_COMPAT, "i386")):
-        path = Path(bpf.__file__).with_name(f"syscalls_{machine}.txt")
-        for line in path.read_text().splitlines():
-            number, _, name = line.partition(" ")
-            if number.isdigit():
-                table[first + int(number)] = name.encode()
+    for first, machine in ((0, host.MACHINE), (_COMPAT, host.COMPAT)):
+        for number, name in host.syscalls(machine).items():
+            table[first + number] = name.encode()
     return table
 
 
@@ -238,6 +239,108 @@ def setup(family: Family, kernel: KernelSource, helper: Helper, targets: Any, pa
         Sampling(kernel, family, parts.window)
     elif mode == "full":
         _time_all(kernel, family, helper, tune)
+
+
+#: Of ``cpu_wait``: shorter sums are not told, and of others only so many an interval.
+_CPU_FLOOR_NS, _CPU_PAIRS = 5_000_000, 64
+
+
+def _named(batch: Batch, by: np.ndarray) -> Batch:
+    """With who ran instead."""
+    for name in ("pid", "proc_start_ns", "cgroup_id"):
+        column = by[name]
+        unknown = column >= (OUTSIDE if name == "pid" else np.iinfo(column.dtype).max)
+        batch.rows[f"by_{name}"] = np.where(unknown, NULL_I64, column.astype(np.int64))
+    batch.rows["by_comm"] = np.where(by["pid"] == 0, b"", by["comm"])
+    return batch
+
+
+def decode_cpu_events(records: np.ndarray) -> Batch:
+    """syscalls_cpu_event records -> cpu_delay rows."""
+    batch = decode(records[["t_ns", "proc"]], "cpu_delay")
+    batch.rows["duration_ns"] = records["wait_ns"]
+    return _named(batch, records["by"])
+
+
+def decode_cpu_waits(keys: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> Iterator[Batch]:
+    """Aggregated elements -> cpu_wait rows: of each user in turn those that waited longest."""
+    values = values[values["wait_ns"] >= _CPU_FLOOR_NS]
+    values = values[np.argsort(values["wait_ns"], kind="stable")[::-1]]
+    values = values[np.argsort(earlier(values["uid"]), kind="stable")[:_CPU_PAIRS]]
+    if len(values):
+        batch = decode(values[["count", "wait_ns", "max_ns", "proc"]], "cpu_wait")
+        batch.rows["t_ns"], batch.rows["interval_ns"] = t_ns, interval_ns
+        yield _named(batch, values["by"])
+
+
+def measure_flag(tune: np.ndarray, write_nr: int) -> int:
+    """Finds the kernel's TIF_NEED_FPU_LOAD bit: clear at the first block of a call, set at every later block of it.
+
+    A preemption at the wrong moment hides the difference, so it is tried again. Bits below 8 are left out: they stand
+    for pending work (rseq sets one of them), which some threads never have. 0 where no bit fits.
+    """
+    for _ in range(40):
+        _block_both_ways(tune, write_nr)
+        again, first = int(tune["flags_again"][0]), int(tune["flags_first"][0])
+        candidates = again & ~first & 0xFFFFFF00 if again != 2**64 - 1 else 0
+        if candidates:
+            return candidates & -candidates
+    return 0
+
+
+def _block_both_ways(tune: np.ndarray, write_nr: int) -> None:
+    """A thread sleeps twice (first blocks), then writes more to a pipe than it holds, which is emptied in steps (one
+    call).
+    """
+    tune["flags_first"], tune["flags_again"], tune["flag_mask"] = 0, 2**64 - 1, 0
+    tune["calibrate_nr"] = write_nr
+    started, finished = threading.Event(), threading.Event()
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+
+    def block() -> None:
+        tune["calibrate_tid"] = threading.get_native_id()
+        time.sleep(0.0002)
+        time.sleep(0.0002)
+        started.set()
+        os.write(writer, b"\0" * 200_000)
+        tune["calibrate_tid"] = 0
+        finished.set()
+
+    thread = threading.Thread(target=block, daemon=True)  # SIGINT may come meanwhile, and nobody then empties the pipe
+    thread.start()
+    started.wait()
+    while not finished.wait(0.0002):
+        try:
+            os.read(reader, 16384)
+        except BlockingIOError:
+            continue
+    thread.join()
+    os.close(reader)
+    os.close(writer)
+
+
+class WatchedProcesses:
+    """The kernel's ``syscalls_watched``, of 1,024 entries; where there is none, nothing is done."""
+
+    def __init__(self, family: Family) -> None:
+        self._fd = family.maps.get("syscalls_watched", -1)
+
+    def add(self, pid: int, now_ns: int) -> bool:
+        """False where there is no room. Raises OSError where the kernel refuses the map."""
+        try:
+            if self._fd >= 0:
+                bpf.update(self._fd, struct.pack("<I", pid), struct.pack("<Q", now_ns))
+        except OSError as error:
+            if error.errno in (errno.E2BIG, errno.ENOSPC):
+                return False
+            raise
+        return True
+
+    def drop(self, pid: int) -> None:
+        """Raises OSError where the kernel refuses the map."""
+        if self._fd >= 0:
+            bpf.delete(self._fd, struct.pack("<I", pid))
 
 
 PROBE = Probe(

@@ -18,13 +18,15 @@ import numpy as np
 
 from agent.batch import Batch
 from agent.columns import NULL_I64
+from agent.kernel import bpf
+from agent.kernel.bpf import OwnRun
 from agent.kernel.probe import Aggregate, Parts, Probe, Program, Ring
+from agent.kernel.ring import SharedArray
 from agent.kernel.wire import decode
-from agent.probes.beside.sweep import RequestSweep
 
 if TYPE_CHECKING:
     from agent.contracts import Source
-    from agent.kernel.load import Family
+    from agent.kernel.load import Family, Loaded
 
 #: Names of the kernel's TCP states by number (include/net/tcp_states.h) as in OpenTelemetry's network.connection.state.
 STATES = np.array(
@@ -127,6 +129,143 @@ def setup(family: Family, kernel: Any, helper: Any, targets: Any, parts: Parts) 
     """
     parts.window.add(family, ("on_tcp_probe", "on_tcp_send"))
     return (RequestSweep(family, "tcp"),) if "on_tcp_sweep" in family.programs else ()
+
+
+LISTENERS = "tcp_listeners"
+
+
+class Listeners:
+    """Who listens on a port: from listen(), else from the first use of what was accepted. Reads the map ``LISTENERS``:
+    (struct tcp_port, struct proc), where an unknown pid stands for several processes.
+    """
+
+    def __init__(self, loaded: Loaded) -> None:
+        key, value = loaded.wire.dtype("tcp_port"), loaded.wire.dtype("proc")
+        self._map = bpf.HashMap(loaded.families["tcp"].maps[LISTENERS], key, value)
+
+    def name(self, rows: np.ndarray) -> None:
+        """Fills pid, proc_start_ns and comm of rows of ``socket_queue``, by netns and sport, where one process is
+        known. Raises OSError.
+        """
+        ports, procs = self._map.read()
+        if not len(ports) or not len(rows):
+            return
+        known = decode(procs, "socket_queue").rows
+        known["comm"][known["pid"] < 0] = b""
+        numbers = ports["netns"].astype(np.int64) << 16 | ports["port"]
+        order = np.argsort(numbers)
+        wanted = rows["netns"] << 16 | rows["sport"]
+        at = order[np.minimum(np.searchsorted(numbers, wanted, sorter=order), len(order) - 1)]
+        found = numbers[at] == wanted
+        for column in ("pid", "proc_start_ns", "comm"):
+            rows[column] = np.where(found, known[column][at], rows[column])
+
+
+SOCKETS = "tcp_sockets"
+_KEY = np.dtype([("address", "<u8")])
+_TUPLE = np.dtype([("netns", "<u4"), ("sport", "<u2"), ("dport", "<u2"), ("saddr", "u1", 16), ("daddr", "u1", 16)])
+
+
+class Connections:
+    """Who uses a connection: who connected, or last received or sent. Reads the map ``SOCKETS``: (a kernel address,
+    struct tcp_socket). Only asked while there are rows to name: it may be large.
+    """
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._map = bpf.HashMap(loaded.families["tcp"].maps[SOCKETS], _KEY, loaded.wire.dtype("tcp_socket"))
+
+    def name(self, rows: np.ndarray) -> None:
+        """Fills pid, tid, proc_start_ns, comm and role of rows of ``socket_queue``, by both ends and netns. Raises
+        OSError.
+        """
+        if not len(rows):
+            return
+        _, sockets = self._map.read()
+        sockets = sockets[np.isin(sockets["sock"]["sport"], rows["sport"])]
+        sockets = sockets[np.argsort(sockets["born_ns"], kind="stable")]  # of two with the same ends, the younger lives
+        mine, theirs = _ends_of_rows(rows), _ends(sockets["sock"], len(sockets))
+        at = {end: i for i, end in enumerate(theirs)}
+        found = np.array([at.get(end, -1) for end in mine])
+        known, i = found >= 0, found[found >= 0]
+        named = decode(sockets["proc"][i], "socket_queue").rows
+        for column in ("pid", "tid", "proc_start_ns"):
+            rows[column][known] = named[column]
+        rows["comm"][known] = np.where(named["pid"] == NULL_I64, b"", named["comm"])
+        role = sockets["sock"]["role"][i]
+        rows["role"][known] = np.where(role < 2, role, rows["role"][known])
+
+
+def _ends(source: np.ndarray, n: int) -> list[bytes]:
+    ends = np.zeros(n, _TUPLE)
+    for name in _TUPLE.names or ():
+        ends[name] = source[name]
+    raw: list[bytes] = ends.view(f"V{_TUPLE.itemsize}").tolist()
+    return raw
+
+
+def _ends_of_rows(rows: np.ndarray) -> list[bytes]:
+    source = np.zeros(len(rows), _TUPLE)
+    for name in ("netns", "sport", "dport"):
+        source[name] = rows[name]
+    for name in ("saddr", "daddr"):
+        source[name] = np.frombuffer(rows[name].tobytes(), np.uint8).reshape(-1, 16)
+    return _ends(source, len(rows))
+
+
+EVERY_NS = 500_000_000
+#: A look costs two microseconds.
+MOST = 256
+
+
+class RequestSweep:
+    """A source without rows: its program adds to those of the family. Where the kernel does not run programs for us, it
+    gives up, and the family says so.
+
+    by_place: whether the program is given a place of NAME_asking; else what stands there.
+    """
+
+    def __init__(self, family: Family, name: str, by_place: bool = False) -> None:
+        self.name, self._program = f"{name}.sweep", f"on_{name}_sweep"
+        self._family, self._by_place = family, by_place
+        self._asking = SharedArray(family.maps[f"{name}_asking"], "<u8").values
+        self._run = OwnRun(family.programs[self._program], 1)
+        self._next_ns = self._from = 0
+
+    def fds(self) -> list[int]:
+        return []
+
+    def drain(self, now_ns: int) -> Iterable[Batch]:
+        if now_ns >= self._next_ns:
+            self._next_ns = now_ns + EVERY_NS
+            try:
+                self._look()
+            except OSError as error:
+                self._next_ns = 1 << 62
+                self._family.trouble(
+                    self._program, f"{self._program}: {error} (not seen: requests that wait, until they are answered)"
+                )
+        return ()
+
+    def _look(self) -> None:
+        """At most ``MOST`` of them; those after them the next time."""
+        places = taken(self._asking)
+        turn = np.roll(places, -int(np.searchsorted(places, self._from)))[:MOST]
+        for place in turn.tolist():
+            sk = int(self._asking[place])
+            self._run.args[0] = place if self._by_place else sk
+            if not self._run() and self._asking[place] == sk:
+                self._asking[place] = 0
+        if len(turn):
+            self._from = int(turn[-1]) + 1
+
+    def close(self) -> None: ...
+
+
+def taken(shared: np.ndarray) -> np.ndarray:
+    """The places that are not 0. Of a copy: the kernel writes meanwhile, and numpy raises where their number
+    changes.
+    """
+    return np.flatnonzero(shared.copy())
 
 
 PROBE = Probe(

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from agent.batch import Batch
+from agent.instruments.kind import setup
 from agent.kernel.probe import Probe, Program, Ring
 from agent.kernel.wire import decode
 from agent.tables import TABLES
-
-if TYPE_CHECKING:
-    from agent.contracts import Source
-    from agent.kernel.load import Family
-    from agent.kernel.source import KernelSource
-    from agent.targets.attacher import Attacher
-    from agent.targets.targets import Targets
 
 #: RFC 8446 4.2.1, RFC 9147 5.3
 _PROTOCOLS = {0x0300: b"ssl3", 0x0301: b"1.0", 0x0302: b"1.1", 0x0303: b"1.2", 0x0304: b"1.3",
@@ -54,14 +45,6 @@ def decode_handshakes(records: np.ndarray) -> Batch:
         codes = records["verify_result"][refused].tolist()
         rows["error"][refused] = [b"certificate: " + _VERIFY.get(code, b"error %d" % code) for code in codes]
     return batch
-
-
-def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, parts: object) -> Iterable[Source]:
-    """Attaches to every OpenSSL that ``targets`` finds, now and later."""
-    from agent.probes.beside.handshakes import Handshakes
-
-    del parts
-    return [Handshakes(family, kernel, helper, targets, decode_handshakes)]
 
 
 PROBE = Probe(

@@ -15,8 +15,7 @@ from agent.batch import Batch
 from agent.columns import NULL_I64
 from agent.kernel.probe import Aggregate, Parts, Probe, Program
 from agent.kernel.wire import OUTSIDE, decode, make_peer
-from agent.probes.beside.sweep import RequestSweep
-from agent.probes.tcp import WAITING_NS, decode_served
+from agent.probes.tcp import WAITING_NS, RequestSweep, decode_served
 
 if TYPE_CHECKING:
     from agent.contracts import Source

@@ -37,7 +37,7 @@ class SocketQueues:
     drops.
 
     max_listeners bounds the accept rows; those with connections waiting come first. name_owners and name_users fill in
-    which process listens (agent.probes.beside.listeners) or uses a connection (agent.probes.beside.connections),
+    which process listens (agent.probes.tcp) or uses a connection (agent.probes.tcp),
     name_older whose either is that they do not know (agent.queues.older); None where nobody knows.
     """
 

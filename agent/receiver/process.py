@@ -52,10 +52,10 @@ _ENDS = ("saddr", "sport", "daddr", "dport")
 def start(
     settings: ReceiverSettings, limiters: LimiterSettings, loaded: Loaded, boot_id: str, history: History
 ) -> OtlpReceiver:
-    from agent.probes.beside import connections
+    from agent.probes import tcp
 
     maps = loaded.families["tcp"].maps if "tcp" in loaded.families else {}
-    look_up = connections.Connections(loaded).name if connections.MAP in maps else None
+    look_up = tcp.Connections(loaded).name if tcp.SOCKETS in maps else None
     return OtlpReceiver(settings, limiters, boot_id, look_up, lambda wall_ns: history.to_boot(wall_ns).ns)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from agent.binaries.contract import Analysis, Instance
 from agent.kernel.steps import Steps
 
 
@@ -73,15 +74,14 @@ class Target:
         self._take(links, places)
 
 
-#: Called when no process uses the file any more.
-Release = Callable[[], object]
-#: (the file, facts) -> what lets go of it, or None.
-Found = Callable[[Target, Any], Steps[Release | None]]
+#: Opens an instance of an analysis of the file; None where there is nothing to keep.
+Found = Callable[[Target, Analysis], Steps[Instance | None]]
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What is asked of files. analysis: of agent.binaries.analyses.KINDS; probe: the family, for what is told.
+    """What is asked of files. analysis: the analyzer (agent.binaries.analyses.KINDS); found: opens an instance of each
+    analysis that it makes; probe: the family, for what is told.
 
     wanted: whether a file of this path is to be examined at all.
     companion: (stem, name): a library that belongs to it lies beside it, with ``name`` where its name has ``stem``; its

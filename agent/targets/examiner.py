@@ -20,14 +20,17 @@ import socket
 import sys
 import time
 
+from agent.arch import host
 from agent.binaries import analyses
+from agent.binaries.contract import Analysis
 from agent.binaries.elf import ElfError
 from agent.kernel.limits import EXAMINER_CPU_S, EXAMINER_EXTRA_BYTES, EXAMINER_MAX_FDS, EXAMINER_MAX_MESSAGE
 from agent.posix import privilege
 
-#: read close fstat lseek mmap mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn pread64 sendto sendmsg
-#: recvmsg exit madvise mremap futex getrusage exit_group prlimit64 getrandom clock_gettime newfstatat
-_X86_CALLS = (0, 3, 5, 8, 9, 10, 11, 12, 13, 14, 15, 17, 25, 28, 44, 46, 47, 60, 98, 202, 228, 231, 262, 302, 318)
+_CALLS = host.allowed(
+    """read close fstat lseek mmap mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn pread64 mremap
+    madvise sendto sendmsg recvmsg exit getrusage futex clock_gettime exit_group newfstatat prlimit64 getrandom"""
+)
 
 
 def _used_cpu_s() -> float:
@@ -51,8 +54,7 @@ def _confine() -> None:
     ):
         resource.setrlimit(what, (limit, limit))
     privilege.give_up_all(os.getppid())
-    if os.uname().machine == "x86_64":
-        privilege.allow_only(_X86_CALLS)
+    privilege.allow_only(_CALLS)
 
 
 def _answer(sock: socket.socket, data: bytes, fds: list[int]) -> None:
@@ -63,7 +65,10 @@ def _answer(sock: socket.socket, data: bytes, fds: list[int]) -> None:
     begun = time.monotonic()
     facts, why = None, ""
     try:
-        facts = analyses.KINDS[analysis](fds, **arguments)
+        found = analyses.KINDS[analysis](fds, **arguments)
+        facts = (
+            [one.plain() if isinstance(one, Analysis) else one for one in found] if isinstance(found, list) else found
+        )
     except (ElfError, OSError) as error:
         why = str(error)
     except MemoryError:
@@ -83,6 +88,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=int(sys.argv[1]))
     sock.setblocking(True)
+    analyses.discover()
     _confine()
     sock.send(b'[0, null, "", 0]')
     while True:

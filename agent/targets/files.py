@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from agent.binaries.contract import Analysis, Instance
 from agent.common.fairness import NoPlaceError, Places
 from agent.errors import printable
 from agent.kernel import detach
@@ -20,7 +21,7 @@ from agent.kernel.limits import FACTS_KEPT, MOST_DESCRIPTORS, PROBE_SHARE, TRIES
 from agent.kernel.steps import HeldUpError, Steps, Wait, at_once
 from agent.log import say
 from agent.targets.analyst import Analyst, Unexamined
-from agent.targets.asked import HOST, Ask, FileId, Owner, Release, Stamp, Target
+from agent.targets.asked import HOST, Ask, FileId, Owner, Stamp, Target
 from agent.targets.unseen import UnseenPrograms
 from agent.targets.writes import Writes
 
@@ -49,7 +50,7 @@ def probe_descriptors() -> Places:
 class _File:
     def __init__(self, stamp: Stamp, keep: bool) -> None:
         self.stamp, self.keep, self.unused, self.gone = stamp, keep, 0, False
-        self.releases: list[Release] = []
+        self.instances: list[Instance] = []
         self.written: list[int] = []
         self.taken: list[tuple[Owner, int]] = []
         #: All by ask: who was asked, and need not be again; whose share did not allow what its probes would have taken
@@ -57,7 +58,7 @@ class _File:
         self.asked: set[int] = set()
         self.refused: dict[int, tuple[Owner, int]] = {}
         self.tries: Counter[int] = Counter()
-        self.told: dict[int, Release] = {}
+        self.told: dict[int, Callable[[], object]] = {}
 
 
 class Files:
@@ -74,7 +75,8 @@ class Files:
     ) -> None:
         self.libraries: list[tuple[bytes, Ask]] = []
         self.executables: list[Ask] = []
-        self.beside_go: list[Ask] = []  # of all libraries of a process in which Go runs
+        #: Of all libraries of the processes for which a function of the pid holds.
+        self.mapped: list[tuple[Callable[[int], bool], Ask]] = []
         self._analyst, self._digesting, self._shares, self._unseen, self._failures, self._multi = (
             analyst,
             digesting,
@@ -161,13 +163,14 @@ class Files:
     def _ask(self, ask: Ask, file: _File, target: Target, others: list[int]) -> Steps[None]:
         """What somebody makes of a file. Anybody can put files here, so no fault in one may stop the scan."""
         number, taken = id(ask), len(file.taken)
-        release = None
+        instances, failed = list[Instance](), True
         watched = self.writes.watch(target.fd)  # before it is read
         file.written.append(watched)
         try:
-            facts = yield from self._examine(ask, file.stamp, target, others)
-            if facts is not None and not file.gone:
-                release = yield from ask.found(target, facts)
+            for plain in (yield from self._examine(ask, file.stamp, target, others)):
+                if not file.gone and (one := (yield from ask.found(target, Analysis.of(plain)))) is not None:
+                    instances.append(one)
+            failed = False
             file.tries.pop(number, None)
             self._forget(file, number)
         except Unexamined as why:
@@ -194,11 +197,12 @@ class Files:
             )
         except Exception as error:  # noqa: BLE001 - said, and the file is left alone
             say(f"tickscope: cannot examine {printable(target.path)}: {type(error).__name__}: {error}")
-        if release is None:
+        if failed:
+            self._close(instances)
+        if not instances:
             self._give_back(file, taken)
             self._unwatch(file, watched)
-        else:
-            file.releases.append(release)
+        file.instances += instances
         if file.gone:  # let go of meanwhile
             self._end(file)
 
@@ -311,13 +315,18 @@ class Files:
         self._end(file)
 
     def _end(self, file: _File) -> None:
-        for release in (*file.releases, *file.told.values()):
-            release()
+        self._close(file.instances)
+        for forget in file.told.values():
+            forget()
         for number in list(file.written):
             self._unwatch(file, number)
-        file.releases.clear()
         file.told.clear()
         self._give_back(file, 0)
+
+    @staticmethod
+    def _close(instances: list[Instance]) -> None:
+        while instances:
+            instances.pop(0).close()
 
     def _unwatch(self, file: _File, number: int) -> None:
         if number in file.written:  # else it was let go of meanwhile

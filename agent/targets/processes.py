@@ -5,13 +5,12 @@ When, ``targets.py`` says.
 from __future__ import annotations
 
 import os
-import signal
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from agent.errors import printable
-from agent.kernel.limits import FILES_A_PROCESS, GO_FILES_A_PROCESS, MAPPINGS_A_FILE, MAPS_BYTES
+from agent.kernel.limits import ALL_FILES_A_PROCESS, FILES_A_PROCESS, MAPPINGS_A_FILE, MAPS_BYTES
 from agent.kernel.steps import Steps, Wait
 from agent.targets.asked import Ask, FileId, Owner
 from agent.targets.files import Files
@@ -44,8 +43,6 @@ class Look:
 
 
 _NEW = Process(b"0", [], set())
-#: What a Go runtime handles wherever it runs: faults, and the signal by which it preempts.
-_OF_GO = sum(1 << one - 1 for one in (signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV, signal.SIGURG))
 
 
 class Processes:
@@ -93,7 +90,7 @@ class Processes:
             exe = yield from self._open(look, ["exe"], b"", self._files.executables, b"")
         used = set(exe)
         self._known[pid] = Process(size, exe, used)
-        if self._pattern is not None or self._files.beside_go:
+        if self._pattern is not None or self._files.mapped:
             yield from self._libraries(look, used)
 
     def looked(self, look: Look, known: Process, error: Exception | None) -> None:
@@ -144,8 +141,8 @@ class Processes:
                 self._unseen.forget(probe, shown)
 
     def _libraries(self, look: Look, used: set[FileId]) -> Steps[None]:
-        go = bool(self._files.beside_go) and runs_go(look.owner.pid)
-        pattern, more = (self._any, self._files.beside_go) if go else (self._pattern, [])
+        more = [ask for where, ask in self._files.mapped if where(look.owner.pid)]
+        pattern = self._any if more else self._pattern
         if pattern is None:
             return
         fd = yield self._helper.opening(look.owner.pid, "maps")
@@ -160,7 +157,7 @@ class Processes:
             self._tell(
                 look, "its mappings", f"has more than {MAPS_BYTES >> 20} MB of mappings: those beyond are not looked at"
             )
-        most = GO_FILES_A_PROCESS if go else FILES_A_PROCESS
+        most = ALL_FILES_A_PROCESS if more else FILES_A_PROCESS
         asked_first = sorted(found.items(), key=lambda its: not self._files.matching(its[1].plain))
         for key, mapping in asked_first[:most]:
             if key not in self._mappings or self._files.wanting(self._mappings[key], look.owner):
@@ -221,16 +218,6 @@ class Processes:
         probe, shown = f"process:{printable(look.owner.comm)}", printable(f"{os.fsdecode(what)} ({look.owner})")
         self._unseen.tell(Unseen(probe, shown, "degraded", reason, "see docs/limits.md", look.owner.uid))
         look.told.add((probe, shown))
-
-
-def runs_go(pid: int) -> bool:
-    """Whether there is a Go runtime in the process, as far as its signals tell: in what runs, or in a library."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as status:
-            caught = next((int(line.split()[1], 16) for line in status if line.startswith(b"SigCgt:")), 0)
-    except OSError:
-        return False
-    return caught & _OF_GO == _OF_GO
 
 
 def link_of(fd: int) -> str:

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from agent.arch.machine import LIBRARY_FOLDERS
 from agent.kernel.limits import FILES_A_PROCESS, LINKER_CACHE_BYTES, ROOTS
 from agent.targets.asked import FileId
 
@@ -28,14 +29,12 @@ Root = tuple[int, int, int]
 #: Where libraries lie by the file system hierarchy and Debian's multiarch, asked for where a root has no linker's
 #: cache: Alpine's has none.
 FOLDERS = (
-    b"/usr/lib/x86_64-linux-gnu",
-    b"/usr/lib/aarch64-linux-gnu",
+    *(b"/usr/lib/" + folder for folder in LIBRARY_FOLDERS),
     b"/usr/lib64",
     b"/usr/lib",
     b"/lib",
     b"/usr/local/lib",
-    b"/lib/x86_64-linux-gnu",
-    b"/lib/aarch64-linux-gnu",
+    *(b"/lib/" + folder for folder in LIBRARY_FOLDERS),
     b"/lib64",
 )
 #: Files of a root are kept for so long after the last new program in it.

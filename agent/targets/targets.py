@@ -12,7 +12,7 @@ import heapq
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from agent.common.fairness import Budget, Places, UserQueues
@@ -104,6 +104,10 @@ class Targets:
     def exe(self, ask: Ask) -> None:
         """Asks for every executable file that runs."""
         self.files.executables.append(ask)
+
+    def mapped(self, where: Callable[[int], bool], ask: Ask) -> None:
+        """Asks for every shared library of the processes for which a function of the pid holds."""
+        self.files.mapped.append((where, ask))
 
     def using(self, pid: int) -> set[FileId]:
         """The files that a process uses, as far as it has been looked at."""

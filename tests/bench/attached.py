@@ -27,8 +27,8 @@ from agent.kernel.loader import attach_raw
 from agent.kernel.ring import SharedArray
 from agent.kernel.source import KernelSource
 from agent.probes import discover
-from agent.probes.beside.redis_wire import RedisWire
 from agent.probes.syscalls import classes
+from agent.redis_wire.redis_source import RedisWire
 from tests.bench.common import READ_CLOCK, Redis, arguments, load_empty, redis_server, report
 
 SLICE_S, SETTLE_S = 0.06, 0.01

@@ -17,8 +17,8 @@ from limits import parse, storage, strategies
 
 from agent.common.address import UNIX
 from agent.kernel import bpf
-from agent.probes.beside.redis_ends import RedisServers
-from agent.probes.beside.redis_flows import Ends
+from agent.redis_wire.ends import RedisServers
+from agent.redis_wire.flows import Ends
 from tests.kernel.test_redis_wire import BUCKET, GCRA_LIKE, Rig, go_asks, told
 from tests.servers.test_redis_streams import Redis
 

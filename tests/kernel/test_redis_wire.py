@@ -27,8 +27,8 @@ from agent.lab.stage.wire import Cable
 from agent.limiters.redis_settings import RedisLimiterSettings
 from agent.limiters.scripted import Limiters
 from agent.probes import discover
-from agent.probes.beside.redis_reader import RedisReader
-from agent.probes.beside.redis_wire import RedisWire
+from agent.redis_wire.redis_reader import RedisReader
+from agent.redis_wire.redis_source import RedisWire
 from agent.service.redis_said import appliers, state
 from agent.tables import TABLES
 from tests.kernel.go_fixture import Limits, go_binary

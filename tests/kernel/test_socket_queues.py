@@ -19,8 +19,7 @@ import pytest
 
 from agent.batch import make
 from agent.columns import NULL_I64
-from agent.probes.beside.connections import Connections
-from agent.probes.beside.listeners import Listeners
+from agent.probes.tcp import Connections, Listeners
 from agent.queues.netlink import INET_DIAG_MSG, LISTEN, STATES, qdiscs, tcp_sockets
 from agent.queues.older import OlderSockets
 from agent.queues.sockets import TABLE, SocketQueues

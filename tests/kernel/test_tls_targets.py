@@ -45,8 +45,8 @@ def mapping(path: Path) -> Iterator[int]:
 def note(take: Callable[[Target], None]) -> Ask:
     """Asks for files only to see which are offered."""
 
-    def found(target: Target, facts: object) -> Steps[None]:
-        del facts
+    def found(target: Target, analysis: object) -> Steps[None]:
+        del analysis
         take(target)
         return
         yield

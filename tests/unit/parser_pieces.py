@@ -20,7 +20,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from agent.binaries import gobuild, gofacts, gopcln, gox86, openssl, ownfunction
+from agent.arch import x86_code
+from agent.arch.registers import GO, SYSTEM_V
+from agent.binaries import gobuild, gofacts, gopcln, openssl, ownfunction
 from agent.binaries.elf import Elf, ElfError
 from agent.binaries.symbolnames import pattern, plain
 from agent.binaries.symbols import nearest
@@ -30,7 +32,7 @@ from agent.common.settings_file import parse as settings_file
 from agent.errors import AgentError
 from agent.limiters.decision import FLOATS, INTEGERS, Decoder
 from agent.limiters.functions import meanings, settings
-from agent.limiters.functions.words import GO, SYSTEM_V, WordError
+from agent.limiters.functions.words import WordError
 from agent.limiters.functions.words import parse as word
 from agent.limiters.model_settings import Declared
 from agent.limiters.redis_settings import RedisLimiterSettings, ScriptSettings
@@ -246,10 +248,10 @@ def yaml(rng: random.Random) -> None:
 
 def code(rng: random.Random) -> None:
     data = rng.randbytes(rng.randint(1, 40)) if rng.random() < 0.3 else mutated(rng, _CODE)
-    for read in (gox86.return_offsets, gox86.lock_offset, gox86.stack_check):
+    for read in (x86_code.return_offsets, x86_code.lock_offset, x86_code.stack_check):
         with suppress(ElfError):
             read(data.ljust(16, b"\x90"))
-    gox86.instructions(data)
+    x86_code.instructions(data)
 
 
 def tables(rng: random.Random) -> None:
@@ -347,19 +349,20 @@ def elf(rng: random.Random) -> None:
     with suppress(ElfError):
         openssl.facts([fd], program=rng.random() < 0.5)
     one = {**_ASKED, "symbol": rng.choice(("allow", "outer", "nothing")), "language": rng.choice(("c", "c++", "rust"))}
-    facts = ownfunction.facts(
-        [fd],
+    found = ownfunction.examine(
+        fd,
         [one if rng.random() < 0.5 else {**one, "symbol": "", "address": rng.randrange(0x3000)}],
         near=rng.random() < 0.1,
     )
     opened = Elf(fd)
     function_at(opened, rng.randrange(0x3000))
     opened.symbols([b"strlen", b"left"])
-    if facts and facts["probed"][0]["state"] == "unavailable":
-        raise ElfError(facts["probed"][0]["reason"])
+    if found and found[0][0].state == "unavailable":
+        raise ElfError(found[0][0].reason)
 
 
 def go(rng: random.Random) -> None:
+    gofacts.resolver(_file("go").changed(rng))
     found = gofacts.examine(_file("go").changed(rng))
     if found and found.probed and found.probed[0].state == "unavailable":
         raise ElfError(found.probed[0].reason)

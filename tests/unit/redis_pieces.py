@@ -17,8 +17,8 @@ from agent.kernel.wire import Wire
 from agent.limiters.redis_settings import RedisLimiterSettings
 from agent.limiters.script import RedisLimiter
 from agent.limiters.scripted import Limiters
-from agent.probes.beside.redis_reader import RedisReader
-from agent.probes.beside.resp_stream import Garbage, RespStream
+from agent.redis_wire.redis_reader import RedisReader
+from agent.redis_wire.resp_stream import Garbage, RespStream
 
 PIECE = Wire.read(BPF_DIR / "events.h", BPF_DIR / "redis_piece.h").dtype("redis_piece")
 _SERVER = b"\0" * 10 + b"\xff\xff" + bytes((10, 0, 0, 1))

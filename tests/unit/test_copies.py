@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 
+from agent.binaries.contract import Analysis
 from agent.common.fairness import Places
 from agent.kernel.limits import DIGEST_BYTES
 from agent.kernel.opening import digest
 from agent.kernel.steps import Steps, at_once, pump_until, run
 from agent.targets.analyst import Analyst
-from agent.targets.asked import HOST, Ask, Release, Target
+from agent.targets.asked import HOST, Ask, Target
 from agent.targets.files import Files
 from agent.targets.unseen import UnseenPrograms
 
@@ -34,10 +35,9 @@ class Offered:
         self.ask = Ask("functions", self._take, "clock", {"names": ["clock_settime"]})
         self.files.libraries.append((name.encode(), self.ask))
 
-    def _take(self, target: Target, facts: dict[str, Any]) -> Steps[Release | None]:
-        self.found.append((target.path, facts["offsets"]))
+    def _take(self, target: Target, analysis: Analysis) -> Steps[None]:
+        self.found.append((target.path, analysis.facts["offsets"]))
         yield at_once(lambda: None)
-        return None
 
     def offer(self, path: Path, at_once: bool = False) -> None:
         """at_once: nobody waits for an examiner's answer."""

@@ -48,7 +48,9 @@ def ask(analyst: Analyst, analysis: str, *paths: Path, **arguments: Any) -> Any:
 
 
 def test_a_library_is_examined(analyst: Analyst) -> None:
-    facts = ask(analyst, "openssl", LIBSSL, LIBSSL.with_name(LIBSSL.name.replace("ssl", "crypto")))
+    (found,) = ask(analyst, "openssl", LIBSSL, LIBSSL.with_name(LIBSSL.name.replace("ssl", "crypto")))
+    facts = found["facts"]
+    assert [one["program"] for one in found["attachments"]] == ["tls_return", "tls_free", "tls_client", "tls_server"]
     assert [role for role, _ in facts["sites"]] == ["client", "server"]
     assert (
         facts["version"]
@@ -63,25 +65,25 @@ def test_one_that_dies_or_hangs_is_replaced(analyst: Analyst, monkeypatch: pytes
     """Killed, and stopped for longer than a file may take: the question is answered with the reason, the next one is
     examined.
     """
-    assert ask(analyst, "functions", LIBSSL, names=["SSL_free"])["offsets"]
+    assert ask(analyst, "functions", LIBSSL, names=["SSL_free"])[0]["facts"]["offsets"]
     os.kill(analyst.pids[0], signal.SIGKILL)
     with pytest.raises(Unexamined, match="SIGKILL") as killed:
         ask(analyst, "functions", LIBSSL, names=["SSL_free"])
     assert killed.value.passing
-    assert ask(analyst, "functions", LIBSSL, names=["SSL_free"])["offsets"]
+    assert ask(analyst, "functions", LIBSSL, names=["SSL_free"])[0]["facts"]["offsets"]
     monkeypatch.setattr("agent.targets.analyst.EXAMINER_WALL_S", 0.5)
     os.kill(analyst.pids[0], signal.SIGSTOP)
     with pytest.raises(Unexamined, match="took more than"):
         ask(analyst, "functions", LIBSSL, names=["SSL_free"])
     monkeypatch.undo()
-    assert ask(analyst, "functions", LIBSSL, names=["SSL_free"])["offsets"]
+    assert ask(analyst, "functions", LIBSSL, names=["SSL_free"])[0]["facts"]["offsets"]
     assert analyst.overruns["functions"] == 2
 
 
 def test_its_start_is_not_the_files_fault(analyst: Analyst, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file has its time from when the process is ready; one that does not get ready in its own time is replaced."""
     monkeypatch.setattr("agent.targets.analyst.EXAMINER_WALL_S", 0.02)
-    assert ask(analyst, "functions", LIBSSL, names=["SSL_free"])["offsets"]
+    assert ask(analyst, "functions", LIBSSL, names=["SSL_free"])[0]["facts"]["offsets"]
     analyst.rest()
     monkeypatch.setattr("agent.targets.analyst.EXAMINER_START_S", 0.02)
     with pytest.raises(Unexamined, match="did not start") as failed:
@@ -191,13 +193,21 @@ def test_a_computation_without_end_is_ended() -> None:
         assert child.wait(60) == -signal.SIGXCPU
 
 
-@pytest.mark.parametrize(("make", "analysis"), [(many_magics, "go"), (many_pointers, "go"), (many_returns, "go")])
+@pytest.mark.parametrize(
+    ("make", "analysis"),
+    [
+        (many_magics, "go limiters"),
+        (many_pointers, "go limiters"),
+        (many_returns, "go limiters"),
+        (many_pointers, "go resolver"),
+    ],
+)
 def test_files_that_take_long_are_refused_with_a_reason(analyst: Analyst, make: Any, analysis: str) -> None:
     """No question takes as much as the limit: the algorithms themselves are bounded."""
     with tempfile.NamedTemporaryFile() as file:
         file.write(make())
         file.flush()
-        facts = ask(analyst, analysis, Path(file.name))
-    assert facts is None or [(one["state"], bool(one["reason"])) for one in facts["probed"]] == [("unavailable", True)]
+        found = ask(analyst, analysis, Path(file.name))
+    assert found == [] or [(one["state"], bool(one["reason"])) for one in found] == [("unavailable", True)]
     assert analyst.overruns.total() == 0
     assert analyst.took_s < limits.EXAMINER_CPU_S

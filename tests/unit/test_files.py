@@ -31,17 +31,17 @@ class Attaching:
     def __init__(self, *errors: Exception, cost: int = 0) -> None:
         self.errors, self.cost, self.offered, self.live = list(errors), cost, 0, 0
 
-    def found(self, target: Target, facts: object) -> Steps[Any]:
-        del facts
+    def found(self, target: Target, analysis: object) -> Steps[Any]:
+        del analysis
         self.offered += 1
         yield at_once(lambda: None)
         if self.errors:
             raise self.errors.pop(0)
         target.reserve(self.cost, self.cost)
         self.live += 1
-        return self.release
+        return self
 
-    def release(self) -> None:
+    def close(self) -> None:
         self.live -= 1
 
 
@@ -192,9 +192,9 @@ def test_who_asks_for_other_functions_of_a_file_gets_these(bench: Any) -> None:
     got: list[Any] = []
 
     class Asking(Attaching):
-        def found(self, target: Target, facts: Any) -> Steps[Any]:
-            got.append(sorted(facts["offsets"]))
-            return (yield from super().found(target, facts))
+        def found(self, target: Target, analysis: Any) -> Steps[Any]:
+            got.append(sorted(analysis.facts["offsets"]))
+            return (yield from super().found(target, analysis))
 
     files = bench(one := Asking(), two := Asking())
     for asking, name in ((one, "getaddrinfo"), (two, "adjtimex")):

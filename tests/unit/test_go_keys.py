@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: the same once it is nowhere mounted any more.
 PROGRAM = r"""
 import ctypes, json, os, struct, sys
-from agent.probes.beside.go_binary import key_of
+from agent.instruments.limiters.binary import key_of
 libc = ctypes.CDLL(None, use_errno=True)
 def mount(source, place, options=b""):
     if libc.mount(source, os.fsencode(place), b"tmpfs", 0, options):

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.binaries import gobuild, gopcln, gox86
+from agent.arch import x86_code
+from agent.binaries import gobuild, gopcln
 from agent.binaries.elf import ElfError
 from agent.binaries.gosym import GoBinary
 from agent.limiters.catalogue import seen
@@ -138,7 +139,7 @@ def test_decoder_agrees_with_objdump_on_a_whole_program() -> None:
             continue
         start = int(lines[0][0], 16)
         code = b"".join(bytes.fromhex(raw) for _, raw in lines)
-        assert list(gox86.instructions(code)) == [int(at, 16) - start for at, _ in lines], block[:80]
+        assert list(x86_code.instructions(code)) == [int(at, 16) - start for at, _ in lines], block[:80]
         checked += len(lines)
     assert checked > 100_000
 
@@ -160,7 +161,7 @@ def test_decoder_agrees_with_objdump_on_a_whole_program() -> None:
     ],
 )
 def test_returns_in_hand_made_code(code: str, offsets: list[int]) -> None:
-    assert gox86.return_offsets(bytes.fromhex(code)) == offsets
+    assert x86_code.return_offsets(bytes.fromhex(code)) == offsets
 
 
 @pytest.mark.parametrize(
@@ -180,7 +181,7 @@ def test_uncertain_code_is_refused(
     code: str, boundaries: tuple[int, ...], stack: dict[range, int] | None, reason: str
 ) -> None:
     with pytest.raises(ElfError, match=reason):
-        gox86.return_offsets(bytes.fromhex(code), boundaries, stack)
+        x86_code.return_offsets(bytes.fromhex(code), boundaries, stack)
 
 
 def test_pc_tables() -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from agent.common.fairness import NoPlaceError
+from agent.instruments.openssl_layouts import Known, Layouts, OtherCodeError
 from agent.kernel import bpf, syscall
 from agent.kernel.limits import LAYOUTS, SITES
-from agent.probes.beside.layouts import Known, Layouts, OtherCodeError
 from agent.targets.asked import Owner
 
 HOST, ROOT, USER, OTHER = Owner(0, 0), Owner(10, 0), Owner(20, 1000), Owner(30, 1001)

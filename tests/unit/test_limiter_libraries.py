@@ -15,6 +15,7 @@ import pytest
 from agent.batch import make
 from agent.binaries import gofacts
 from agent.columns import NULL_I64
+from agent.instruments.limiters import decisions as go_decisions
 from agent.kernel.load import BPF_DIR
 from agent.limiters import catalogue, libraries
 from agent.limiters.decision import Decoder, hashed
@@ -22,7 +23,6 @@ from agent.limiters.library import ARGUMENTS, BASES, RESULTS, Function, LimiterL
 from agent.limiters.reading import UNKNOWN
 from agent.limiters.replay.ruled import ruled
 from agent.probes import limiter
-from agent.probes.beside import go_decisions
 from agent.probes.limiter import PROBE
 from tests.unit.test_limiters_cli import RESULT, records
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent.instruments.limiters.limiter_sampling import HITS_PER_S, Rates, Schedule
 from agent.kernel.wire import Wire
 from agent.limiters.catalogue import seen
-from agent.probes.beside.go_sampling import HITS_PER_S, Rates, Schedule
 
 BPF = Path(__file__).parents[2] / "bpf"
 RECORD = Wire.read(BPF / "tickscope.h", BPF / "events.h", BPF / "limiter_decision.h").dtype("limiter_decision")

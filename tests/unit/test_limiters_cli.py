@@ -16,12 +16,12 @@ import pytest
 from agent.ask.window import this_boot
 from agent.batch import Batch, make
 from agent.columns import NULL_I64
+from agent.instruments.limiters.decisions import at_once, unnamed
+from agent.instruments.limiters.limiter_waits import MOST, Waits
 from agent.kernel.load import BPF_DIR
 from agent.kernel.wire import Wire
 from agent.limiters.catalogue import CATALOGUE, look_up, seen
 from agent.limiters.gotime import elapsed_ns, unix_ns
-from agent.probes.beside.go_decisions import at_once, unnamed
-from agent.probes.beside.go_waits import MOST, Waits
 from agent.store.hot import HotStore
 from agent.tables import TABLES
 

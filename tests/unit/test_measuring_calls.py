@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import signal, threading, time
 import numpy as np
-from agent.probes.beside.measuring import _block_both_ways
+from agent.probes.syscalls import _block_both_ways
 names = "flags_first", "flags_again", "flag_mask", "calibrate_nr", "calibrate_tid"
 tune = np.zeros(1, [(name, "<u8") for name in names])
 signal.signal(signal.SIGALRM, signal.default_int_handler)

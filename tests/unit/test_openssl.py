@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agent.binaries.elf import X86_64, Elf
-from agent.binaries.openssl import UNKNOWN, Library, _loads, analyse, code_key, version_text
+from agent.arch.machine import X86_64
+from agent.binaries.elf import Elf
+from agent.binaries.openssl import UNKNOWN, Library, analyse, code_key, version_text
 
 LIBSSL = next(iter(sorted(Path("/usr/lib").glob("*-linux-gnu/libssl.so.*"))))
 STUB = """
@@ -123,11 +124,11 @@ def test_a_state_that_does_not_fit_is_unknown(tmp_path: Path, open_elf: Open) ->
 
 
 def test_loads() -> None:
-    assert _loads(X86_64, bytes.fromhex("8b4728 31ff c3"), wide=False) == {0x28}
-    assert _loads(X86_64, bytes.fromhex("8b07 c3"), wide=False) == {0}
-    assert _loads(X86_64, bytes.fromhex("8b07 85c0 7411 8b4768 c3"), wide=False) == {0x68}
-    assert _loads(X86_64, bytes.fromhex("488b87b8090000 c3"), wide=True) == {0x9B8}
-    assert _loads(X86_64, bytes.fromhex("488b4710 c3"), wide=False) == set()
+    assert X86_64.accessors.loads(bytes.fromhex("8b4728 31ff c3"), wide=False) == {0x28}
+    assert X86_64.accessors.loads(bytes.fromhex("8b07 c3"), wide=False) == {0}
+    assert X86_64.accessors.loads(bytes.fromhex("8b07 85c0 7411 8b4768 c3"), wide=False) == {0x68}
+    assert X86_64.accessors.loads(bytes.fromhex("488b87b8090000 c3"), wide=True) == {0x9B8}
+    assert X86_64.accessors.loads(bytes.fromhex("488b4710 c3"), wide=False) == set()
 
 
 def test_nothing_to_probe_in_other_files(open_elf: Open) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent.arch.registers import SYSTEM_V
+from agent.arch.x86_code import Body
 from agent.binaries import ownfunction
-from agent.binaries.calls import Body
 from agent.binaries.elf import ElfError
 from agent.binaries.symbolnames import path, pattern, plain
 from agent.binaries.symbols import SymbolFile
@@ -27,7 +28,7 @@ from agent.limiters.functions import meanings
 from agent.limiters.functions.declared import MisdeclaredError, parse
 from agent.limiters.functions.seen import read, seen
 from agent.limiters.functions.settings import matches, replayed
-from agent.limiters.functions.words import SYSTEM_V, Word, WordError
+from agent.limiters.functions.words import Word, WordError
 from agent.limiters.functions.words import parse as parse_word
 from agent.limiters.reading import ALLOWED, DELAYED, ERROR, REFUSED
 from agent.limiters.settings import LimiterSettings
@@ -56,7 +57,7 @@ def test_words(text: str, word: Word) -> None:
 @pytest.mark.parametrize(
     ("text", "why", "remedy"),
     [
-        ("xmm0", "no register 'xmm0'", "xmm registers cannot be read"),
+        ("xmm0", "no register 'xmm0'", "registers of floats cannot be read"),
         ("r12", "no register 'r12'", "di, si, dx"),
         ("ax", "'ax' holds nothing there", "di, si, dx"),
         ("int di", "how large 'int' is", "i32 in C"),
@@ -355,12 +356,10 @@ def test_only_starts_of_instructions_are_places(library: Path, tmp_path: Path) -
         with file.open("rb") as opened:
             assert function_at(SymbolFile(opened.fileno()), begin + size - 1) == (begin, size)
             for at in range(begin, begin + size):
-                facts = ownfunction.facts([opened.fileno()], [asked(address=at)])
-                assert facts is not None
-                (found,) = facts["probed"]
-                refused = "would corrupt the program" in found["reason"]
+                ((found, _),) = ownfunction.examine(opened.fileno(), [asked(address=at)])
+                refused = "would corrupt the program" in found.reason
                 assert refused == (at not in starts), (hex(at), found)
-                assert bool(found["sites"]) == (found["state"] == "attached")
+                assert bool(found.sites) == (found.state == "attached")
 
 
 def test_names_that_are_proposed_can_be_declared(tmp_path: Path) -> None:
@@ -395,8 +394,7 @@ def test_a_file_that_lies_is_refused(library: Path, tmp_path: Path) -> None:
         file.write_bytes(data)
         fd = os.open(file, os.O_RDONLY)
         try:
-            facts = ownfunction.facts([fd], questions, near=True)
-            outcomes.update(one["state"] for one in (facts or {"probed": []})["probed"])
+            outcomes.update(one.state for one, _ in ownfunction.examine(fd, questions, near=True))
         except ElfError:
             outcomes.add("none")
         finally:

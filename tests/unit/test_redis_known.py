@@ -12,8 +12,8 @@ import pytest
 from agent.demo.limiter_part import SCRIPT
 from agent.limiters.scripted import Limiters
 from agent.limiters.scripts import demo
-from agent.probes.beside import redis_guess
-from agent.probes.beside.redis_reader import RedisReader
+from agent.redis_wire import guess as redis_guess
+from agent.redis_wire.redis_reader import RedisReader
 from tests.unit.redis_pieces import Played, declared, request
 from tests.unit.test_redis_wire import results
 

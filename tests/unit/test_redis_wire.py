@@ -16,8 +16,9 @@ from agent.limiters.decision import hashed
 from agent.limiters.redis_settings import RedisLimiterSettings
 from agent.limiters.script import RedisCall
 from agent.limiters.scripted import Limiters
-from agent.probes.beside import redis_guess, redis_ports
-from agent.probes.beside.redis_reader import RedisReader
+from agent.redis_wire import guess as redis_guess
+from agent.redis_wire import ports as redis_ports
+from agent.redis_wire.redis_reader import RedisReader
 from agent.tables import TABLES
 from tests.unit.redis_pieces import Played, declared, request
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.probes.beside.resp_stream import KEPT_ITEMS, KEPT_TEXT, Cut, Garbage, Push, ReplyError, RespStream
+from agent.redis_wire.resp_stream import KEPT_ITEMS, KEPT_TEXT, Cut, Garbage, Push, ReplyError, RespStream
 from tests.unit.redis_pieces import attack, request
 
 REQUESTS = request("EVALSHA", "b" * 40, 1, "rate:a\r\nb", 5, "") + b"PING  x\r\n" + request("GET", "\r\n*1\r\n")

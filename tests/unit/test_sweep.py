@@ -8,7 +8,7 @@ import signal
 
 import numpy as np
 
-from agent.probes.beside.sweep import taken
+from agent.probes.tcp import taken
 
 
 def test_it_does_not_matter_that_it_changes_while_it_is_looked_through() -> None:

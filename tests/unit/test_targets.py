@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -86,15 +87,15 @@ class Rig:
         self.targets.library(rb"%s\d*\.so" % NAME.encode(), Ask("functions", self._found, "test", {"names": []}))
         self.targets.start()
 
-    def _found(self, target: Target, facts: object) -> Steps[Callable[[], None]]:
-        del facts
+    def _found(self, target: Target, analysis: object) -> Steps[Any]:
+        del analysis
         self.offered.append(target.path)
         time.sleep(self.cost_s)
         yield at_once(lambda: None)
         if self.errors:
             raise self.errors.pop(0)
         self.live.append(target.path)
-        return lambda: self.live.remove(target.path)
+        return SimpleNamespace(close=lambda: self.live.remove(target.path))
 
     def turn(self) -> None:
         self.targets.drain(time.clock_gettime_ns(time.CLOCK_BOOTTIME))
@@ -248,12 +249,12 @@ def test_who_finds_nothing_in_a_file_leaves_others_theirs_to_hear_of_it(rig: Rig
     """Two who ask at one time: the first goes away empty while the second still gets its probes."""
     held: list[Done] = []
 
-    def nothing(_target: Target, _facts: object) -> Steps[None]:
+    def nothing(_target: Target, _analysis: object) -> Steps[None]:
         yield held.append
 
-    def something(target: Target, facts: object) -> Steps[Callable[[], None]]:
+    def something(target: Target, analysis: object) -> Steps[Any]:
         yield held.append
-        return (yield from rig._found(target, facts))
+        return (yield from rig._found(target, analysis))
 
     with library.open("r+b") as file:
         for found in (nothing, something):
@@ -298,9 +299,9 @@ def test_what_is_told_of_a_process_is_what_its_last_look_left_out(rig: Rig, prog
 def test_of_more_libraries_than_are_looked_at_those_that_are_asked_for_come_first(
     rig: Rig, program: Program, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a Go process, all of whose libraries are looked at, wherever in its memory they are."""
-    monkeypatch.setattr("agent.targets.processes.GO_FILES_A_PROCESS", 2)
-    rig.targets.files.beside_go.append(Ask("go", rig._found, "test"))
+    """In a process all of whose libraries are looked at, wherever in its memory they are."""
+    monkeypatch.setattr("agent.targets.processes.ALL_FILES_A_PROCESS", 2)
+    rig.targets.mapped(lambda pid: pid == program.child.pid, Ask("functions", rig._found, "test", {"names": []}))
     others = [Path(shutil.copy("/bin/true", library.with_name(f"libother{n}.so"))) for n in range(4)]
     for one in (*others[:2], library, *others[2:]):
         program.maps(one)

@@ -12,7 +12,7 @@ from agent.correlate.catalogue import dtypes
 from agent.correlate.rows import LastRows
 from agent.kernel.load import BPF_DIR
 from agent.kernel.wire import Wire
-from agent.probes.beside.cpu_waits import decode_cpu_waits
+from agent.probes.syscalls import decode_cpu_waits
 from agent.resources import process
 from agent.resources.cgroups import Mounts
 from agent.resources.source import MOST, Resources, Watched

@@ -15,7 +15,7 @@ from agent.kernel import syscall
 from agent.kernel.bpf import HashMap
 from agent.kernel.load import Family
 from agent.probes import discover
-from agent.probes.beside.watched import WatchedProcesses
+from agent.probes.syscalls import WatchedProcesses
 from agent.tables import TABLES
 
 S = 10**9

@@ -9,11 +9,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from agent.arch.registers import GO, SYSTEM_V, SYSTEM_V_RESULTS
 from agent.common.settings import read
 from agent.errors import USAGE, AgentError
 from agent.limiters.functions import meanings
 from agent.limiters.functions.meanings import Meanings
-from agent.limiters.functions.words import GO, SYSTEM_V, SYSTEM_V_RESULTS, Word, WordError
+from agent.limiters.functions.words import Word, WordError
 from agent.limiters.functions.words import parse as parse_word
 from agent.limiters.library import LANGUAGES
 from agent.limiters.model_settings import Declared

@@ -1,4 +1,4 @@
-"""A word that a declaration names: where it lies, its type and its unit, as in ``i32 di+24`` or ``i64 ax ms``. Pure."""
+"""A word that a declaration names: where it lies (registers: agent/arch/registers.py), its type and its unit. Pure."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agent.limiters.library import MOST_OFFSET, REGISTERS
+from agent.arch.registers import GO, STACK, SYSTEM_V, plain, unreadable
+from agent.limiters.library import MOST_OFFSET
 from agent.limiters.library import place as place_of
 from agent.limiters.reading import UNKNOWN
 
 TYPES = ("bool", "i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64", "f32", "f64")
 UNITS_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
-#: Where functions get their arguments and leave their results, in the order of both.
-GO = REGISTERS
-SYSTEM_V, SYSTEM_V_RESULTS = ("di", "si", "dx", "cx", "r8", "r9"), ("ax", "dx")
 _NAMES = {
     "int8": "i8",
     "uint8": "u8",
@@ -35,7 +33,6 @@ _NAMES = {
     "size_t": "u64",
 }
 _DIFFERING = {"int": "i32 in C and C++, i64 in Go", "long": "i64", "unsigned": "u32", "uint": "u64 in Go", "char": "i8"}
-_REGISTER = re.compile(r"[re]?([abcd]x|[sd]i|sp)")
 
 
 class WordError(ValueError):
@@ -89,9 +86,8 @@ def parse(text: object, registers: tuple[str, ...], limiter: bool, timed: bool =
     """``[TYPE] PLACE [UNIT]``. registers: those that hold something there; limiter: the place may count from the
     limiter; timed: it may have a unit. Raises WordError.
     """
-    shown = (
-        f"a place: a register ({', '.join(registers)}), or a word in memory (di+24{', limiter+8' if limiter else ''})"
-    )
+    shown = f"a place: a register ({', '.join(registers)}), or a word in memory ({registers[0]}+24"
+    shown += ", limiter+8)" if limiter else ")"
     if not isinstance(text, str):
         raise WordError(f"{text!r} is no place", shown)
     parts = re.sub(r"\s*\+\s*", "+", text).split()
@@ -110,7 +106,7 @@ def parse(text: object, registers: tuple[str, ...], limiter: bool, timed: bool =
     if kind[:1] == "f" and "+" not in place:
         raise WordError(
             f"{text!r}: a float is in no register that can be read",
-            "name where it lies in memory, as in f64 di+24, or leave it out",
+            f"name where it lies in memory, as in f64 {registers[0]}+24, or leave it out",
         )
     return Word(place, kind, unit)
 
@@ -125,13 +121,14 @@ def _type(text: str) -> str:
 
 
 def _place(text: str, registers: tuple[str, ...], limiter: bool) -> str:
-    place = _REGISTER.sub(lambda found: found[1], text) if not text.startswith(("limiter", "(limiter")) else text
+    place = plain(text) if not text.startswith(("limiter", "(limiter")) else text
     base = re.match(r"\(?(\w+)", place)
-    allowed = (*registers, "sp", *(("limiter",) if limiter else ()))
+    allowed = (*registers, STACK, *(("limiter",) if limiter else ()))
     if base is None or base[1] not in allowed:
         if base is not None and base[1] == "limiter":
             raise WordError(
-                "where the limiter is, is not said", "name the register among the arguments, as in limiter: di (Go: ax)"
+                "where the limiter is, is not said",
+                f"name the register among the arguments, as in limiter: {registers[0]}",
             )
         raise WordError(
             (
@@ -140,7 +137,7 @@ def _place(text: str, registers: tuple[str, ...], limiter: bool) -> str:
                 else f"{base[1] if base else text!r} holds nothing there"
             ),
             f"one of {', '.join(allowed)}"
-            + ("; what is in xmm registers cannot be read" if base and base[1].startswith("xmm") else ""),
+            + ("; registers of floats cannot be read" if base and unreadable(base[1]) else ""),
         )
     try:
         place_of(place)

@@ -1,0 +1,79 @@
+"""Records of Go limiters' decisions as rows of ``limiter_decision``, by the declarations of their libraries. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from agent.batch import Batch
+from agent.columns import NULL_I64
+from agent.common.copies import copied, only
+from agent.kernel.wire import decode
+from agent.limiters.catalogue import declared, seen
+from agent.limiters.decision import hashed
+from agent.limiters.naming import WIDTH, Names
+from agent.limiters.reading import CANCELLED, UNKNOWN, number
+from agent.tables import TABLES
+
+__all__ = ["CANCELLED", "decided"]
+
+#: Records -> the ids of their limiters, S (n,).
+Called = Callable[[np.ndarray], np.ndarray]
+_SOURCE = TABLES["limiter_decision"].code("source", "uprobe")
+
+
+def unnamed(records: np.ndarray) -> np.ndarray:
+    """Ids of limiters of which it is not known who asks them, or which the settings name where they declare them."""
+    names = Names()
+    ids = (
+        names.called(one.limiter) if declared(name) else names.of("", one.limiter, None) for name, one in seen().items()
+    )
+    known = np.array([*ids], f"S{WIDTH}")
+    return np.asarray(known[records["library"]])
+
+
+def at_once(records: np.ndarray, called: Called) -> list[Batch]:
+    """Rows of those that do not sleep, in the same order; limiters/waits.py decodes the others."""
+    mine = only(records, (records["asleep"] | records["woke"]) == 0)
+    return [Batch("limiter_decision", decided(mine, called))] if len(mine) else []
+
+
+def keys(texts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Limited keys, hashed, S16 (n,); empty where there is none. texts: their first bytes; sizes: bytes of all, u64:
+    what is longer is told apart by that and its beginning.
+    """
+    out = np.zeros(len(texts), "S16")
+    known = np.flatnonzero((sizes != UNKNOWN) & (sizes > 0))
+    width = texts.dtype.itemsize - 1
+    pairs = np.empty(len(known), [("text", texts.dtype), ("size", "<u8")])
+    pairs["text"], pairs["size"] = texts[known], sizes[known]
+    each, which = np.unique(pairs, return_inverse=True)
+    made = np.zeros(len(each), "S16")
+    for place, (text, size) in enumerate(each.tolist()):
+        whole = text.ljust(min(size, width), b"\0")
+        made[place] = hashed(whole if size <= width else whole + b" %d" % size)
+    out[known] = made[which]
+    return out
+
+
+def decided(records: np.ndarray, called: Called) -> np.ndarray:
+    """A row for each record, as of the return from the decision. What a library does not tell is unknown; a call that
+    names no cost asks for 1. called: the limiters' ids.
+    """
+    r = copied(records)
+    rows = decode(r, "limiter_decision").rows
+    rows["limiter_id"] = called(r)
+    rows["member"] = np.where(r["limiter"] == UNKNOWN, NULL_I64, r["limiter"].astype(np.int64))
+    rows["source"] = _SOURCE
+    rows["cost"] = np.where(r["n"] == UNKNOWN, 1.0, number(r["n"]))
+    rows["key"] = keys(r["key_text"], r["key_size"])
+    libraries = tuple(seen().items())
+    rows["sample_rate"] = 1 / np.maximum(r["every"], 1).astype(np.float64)
+    for library in np.unique(r["library"]).tolist():
+        name, one = libraries[library]
+        mine = r["library"] == library
+        rows["library"][mine] = name.encode()[:48]
+        for column, values in one.read(only(r, mine)).items():
+            rows[column][mine] = values
+    return rows

@@ -1,0 +1,144 @@
+"""Waits of Go programs that sleep: each is one row of limiter_decision, told when it ends, since only then it is known
+whether its caller gave up.
+
+The kernel sends a record when the decision is made (``asleep``) and one when the sleep ends (``woke``). Where the
+second does not come (its program ended, or the probes were taken away), the row says ``delayed`` as of the decision,
+soon after the sleep must have ended.
+
+A caller that is told to wait may give its reservation back instead, at once where it would not wait so long, which is
+its refusal: such a decision is held for a moment, in which that would come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+
+from agent.batch import Batch, make
+from agent.columns import NULL_I64
+from agent.common.copies import only
+from agent.contracts import Finishing
+from agent.instruments.limiters.decisions import CANCELLED, Called, decided
+from agent.limiters.reading import DELAYED, REFUSED
+from agent.tables import TABLES
+
+#: Held at once, as many as the kernel's side keeps; the oldest beyond it are told as ``delayed`` early.
+MOST = 16_384
+#: No longer than this, however long the sleep.
+LONGEST_NS = 600_000_000_000
+#: A program that is starved wakes up late.
+_SLACK_NS = 1_000_000_000
+#: For how long a reservation is held; within which it is given back at once; what ``asleep`` and ``woke`` are of those.
+_GIVEN_BACK_NS, _AT_ONCE_NS, _RESERVED = 100_000_000, 10_000_000, 2
+_TELL_NS = 60_000_000_000
+
+
+class Waits(Finishing):
+    """Implements ``agent.contracts.Source``. early: rows that were told before their wait had ended."""
+
+    name = "limiter_waits"
+
+    def __init__(self, called: Called) -> None:
+        self._called = called
+        self._records: np.ndarray | None = None  # in the order in which they came
+        self._new: list[np.ndarray] = []
+        self._due_ns = np.empty(0, np.int64)
+        self.early = self._early_told = 0
+        self._told_ns = -_TELL_NS
+
+    def feed(self, records: np.ndarray) -> None:
+        """Takes records of ``struct limiter_decision``."""
+        mine = only(records, (records["asleep"] | records["woke"]) != 0)
+        if len(mine):
+            self._new.append(mine)
+
+    def fds(self) -> list[int]:
+        return []
+
+    def drain(self, now_ns: int) -> Iterator[Batch]:
+        if self._new:
+            held = [] if self._records is None else [self._records]
+            yield from self._pair(np.concatenate([*held, *self._new]))
+            self._new = []
+        over = self._due_ns < now_ns
+        over[: max(0, len(over) - MOST)] = True
+        if over.any():
+            self.early += int(np.count_nonzero(self._due_ns[over] >= now_ns))
+            yield from _batch(decided(self._keep(~over), self._called))
+        if self.early > self._early_told and now_ns - self._told_ns >= _TELL_NS:
+            yield self._status(now_ns)
+
+    def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterator[Batch]:
+        """What sleeps still, at the end of a run."""
+        del wait
+        yield from self.drain(now_ns)
+        if len(self._due_ns):
+            yield from _batch(decided(self._keep(np.zeros(len(self._due_ns), np.bool_)), self._called))
+
+    def _pair(self, records: np.ndarray) -> Iterator[Batch]:
+        """What woke up, or must have, since its goroutine decides anew."""
+        pid, goroutine = records["proc"]["pid"], records["goroutine"]
+        order = np.lexsort((goroutine, pid))  # stable: of one goroutine, in the order in which they came
+        next_of = np.append(order[1:], -1)
+        again = np.append((pid[order][1:] == pid[order][:-1]) & (goroutine[order][1:] == goroutine[order][:-1]), False)
+        slept = records["asleep"][order] != 0
+        ended, still = order[slept & again], np.sort(order[slept & ~again])
+        after = records[next_of[slept & again]]
+        self._records = records[still]
+        self._due_ns = _due_ns(decided(self._records, self._called), self._records["asleep"])
+        rows = decided(records[ended], self._called)
+        held = records["asleep"][ended] == _RESERVED
+        woke = ~held & (after["woke"] == 1)
+        rows["duration_ns"] += np.where(woke, after["t_ns"].astype(np.int64) - rows["t_ns"], 0)
+        rows["t_ns"] = np.where(woke, after["t_ns"].astype(np.int64), rows["t_ns"])
+        rows["result"] = np.where(woke & (after["ok"] == 0), CANCELLED, rows["result"])
+        _give_back(rows, held & (after["woke"] == _RESERVED), records[ended], after)
+        yield from _batch(rows)
+
+    def _keep(self, kept: np.ndarray) -> np.ndarray:
+        """Keeps those; returns the other records."""
+        assert self._records is not None
+        gone: np.ndarray = self._records[~kept]
+        self._records, self._due_ns = self._records[kept], self._due_ns[kept]
+        return gone
+
+    def _status(self, now_ns: int) -> Batch:
+        more, self._early_told, self._told_ns = self.early - self._early_told, self.early, now_ns
+        reason = (
+            f"{more} waits are told as delayed though they have not ended: more than {MOST} sleep at once, so it is not"
+            " seen who gives up"
+        )
+        return make(
+            "probe_status",
+            1,
+            t_ns=now_ns,
+            probe=b"limiter waits",
+            state=TABLES["probe_status"].code("state", "degraded"),
+            reason=reason.encode(),
+        )
+
+    def close(self) -> None:
+        pass
+
+
+def _give_back(rows: np.ndarray, given: np.ndarray, records: np.ndarray, after: np.ndarray) -> None:
+    """Of reservations that their goroutine gave back. At once: it would have had to wait, and would not."""
+    given = (
+        given & (after["limiter"] == records["limiter"]) & (after["n"] == records["n"]) & (rows["result"] == DELAYED)
+    )
+    at_once = given & (after["t_ns"] - records["t_ns"] < _AT_ONCE_NS)
+    rows["result"][given] = CANCELLED
+    rows["result"][at_once] = REFUSED
+    rows["wait_ns"][at_once] = NULL_I64
+    rows["remaining"][at_once] += rows["cost"][at_once]
+
+
+def _batch(rows: np.ndarray) -> Iterable[Batch]:
+    return (Batch("limiter_decision", rows),) if len(rows) else ()
+
+
+def _due_ns(rows: np.ndarray, asleep: np.ndarray) -> np.ndarray:
+    """By when each sleep must have ended, or a reservation would have been given back, CLOCK_BOOTTIME."""
+    wait = np.minimum(np.where(rows["wait_ns"] == NULL_I64, 0, rows["wait_ns"]), LONGEST_NS) + _SLACK_NS
+    return np.asarray(rows["t_ns"] + np.where(asleep == _RESERVED, _GIVEN_BACK_NS, wait))

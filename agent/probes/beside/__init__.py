@@ -1,1 +1,0 @@
-"""What belongs to a family and is no declaration: its targets, its maps, its kept records."""

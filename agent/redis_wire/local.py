@@ -1,0 +1,57 @@
+"""Connections to a Redis over loopback, as the tcp family knows them: which process asks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from agent.common.clocks import boot_ns
+from agent.kernel import bpf
+from agent.redis_wire.flows import Ends
+
+if TYPE_CHECKING:
+    from agent.kernel.load import Loaded
+
+#: Between two looks through all sockets for one that is not known; and for how many times as long as one takes. What
+#: was seen is not trusted for longer than that: ports have others later.
+_LOOK_NS, _REST, _TRUSTED_NS = 50_000_000, 20, 1_000_000_000
+_V4, _V6 = b"\0" * 10 + b"\xff\xff\x7f", b"\0" * 15 + b"\1"
+
+
+def over_loopback(address: bytes) -> bool:
+    return address.startswith(_V4) or address == _V6
+
+
+def _loopback(addresses: np.ndarray) -> np.ndarray:
+    v4 = (addresses[:, : len(_V4)] == np.frombuffer(_V4, np.uint8)).all(axis=1)
+    return np.asarray(v4 | (addresses == np.frombuffer(_V6, np.uint8)).all(axis=1))
+
+
+class Sockets:
+    """The map ``tcp_sockets``; nothing where the tcp family is not there."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        tcp, dtype = loaded.families.get("tcp"), loaded.wire.dtype
+        maps = tcp.maps if tcp is not None else {}
+        self._sockets = (
+            bpf.HashMap(maps["tcp_sockets"], np.dtype("<u8"), dtype("tcp_socket")) if "tcp_sockets" in maps else None
+        )
+        self._asking: dict[tuple[int, int, int], np.void] = {}
+        self._seen_ns = self._next_ns = 0
+
+    def client_of(self, ends: Ends) -> np.void | None:
+        """Who has the client's end of a connection over loopback."""
+        if self._sockets is None or not over_loopback(ends.client):
+            return None
+        key, now_ns = (ends.netns, ends.client_port, ends.server_port), boot_ns()
+        if (key not in self._asking or now_ns - self._seen_ns > _TRUSTED_NS) and now_ns >= self._next_ns:
+            values = self._sockets.read()[1]
+            values = values[
+                (values["sock"]["role"] == 0) & (values["proc"]["pid"] < 1 << 22) & _loopback(values["sock"]["daddr"])
+            ]
+            sock = values["sock"]
+            places = zip(sock["netns"].tolist(), sock["sport"].tolist(), sock["dport"].tolist(), strict=True)
+            self._asking = dict(zip(places, values["proc"], strict=True))
+            self._seen_ns, self._next_ns = now_ns, now_ns + max(_LOOK_NS, _REST * (boot_ns() - now_ns))
+        return self._asking.get(key)

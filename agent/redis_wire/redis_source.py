@@ -1,0 +1,299 @@
+"""The programs at Redis connections, attached while they are worth their cost, and what comes from them.
+
+``auto``: they are there for LOOK_NS of each EVERY_NS, and stay once a limiter's request was seen, until none was for
+IDLE_NS. What the kernel's programs keep back is counted there, so that rows say what share of decisions they are
+(sample_rate).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from agent.batch import Batch
+from agent.common.clocks import boot_ns
+from agent.common.fairness import UpperBound
+from agent.contracts import Due, Finishing, Stating
+from agent.kernel import bpf
+from agent.kernel.helper_client import Helper
+from agent.kernel.load import Family
+from agent.kernel.ring import SharedArray
+from agent.kernel.sampling import attach, degrade
+from agent.kernel.source import KernelSource
+from agent.limiters.script import MAKING, MAKING_WORDS, PLAIN_COMMANDS
+from agent.limiters.scripted import Limiters
+from agent.redis_wire.ports import ports
+
+if TYPE_CHECKING:
+    from agent.limiters.redis_settings import RedisLimiterSettings
+    from agent.redis_wire.redis_reader import RedisReader
+
+LOOK_NS, EVERY_NS, IDLE_NS, FAR_NS, PORTS_NS = (
+    250_000_000,
+    5_000_000_000,
+    60_000_000_000,
+    10_000_000_000,
+    10_000_000_000,
+)
+#: Decisions a second that are handed over; records for each, and so many of either at once.
+DECISIONS_PER_S, _PIECES_EACH, _AT_ONCE_S = 1000, 8, 0.1
+_SAMPLES, _SAMPLE_NS, _IGNORED_NS = 16, 200_000_000, 30_000_000_000
+_CLIENTS = 4096
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "limiters",
+        "decisions in Redis per second and user",
+        DECISIONS_PER_S,
+        "the next row stands for the others",
+        "`sample_rate`",
+        setting="`redis_decisions_per_s`",
+    ),
+)
+_SCRIPT, _WINDOW = 1, 2
+_WHOLE, _IGNORED = 1, 2
+_IN, _OUT, _UNIX, _UNIX_SHORT = "redis_in", "redis_out", "redis_unix", "redis_unix_short"
+#: Attached while what they see is wanted, and at times: the counter that tells.
+_AT_TIMES = {_OUT: "remote", _UNIX: "local", _UNIX_SHORT: "local"}
+_ENCRYPTED = (
+    "connections to Redis with TLS were seen, which are not read: their programs can report decisions by an adapter"
+    " (docs/adapters.md)"
+)
+
+
+class RedisWire(Stating, Finishing, Due):
+    """A source."""
+
+    name = "redis_limiters"
+
+    def __init__(
+        self,
+        family: Family,
+        kernel: KernelSource,
+        helper: Helper,
+        settings: RedisLimiterSettings,
+        find_ports: Callable[[frozenset[int]], frozenset[int]] = ports,
+    ) -> None:
+        self._family, self._helper, self._settings, self._find_ports = family, helper, settings, find_ports
+        self._switch = SharedArray(family.maps["redis_switch"], kernel.loaded.wire.dtype("redis_switch")).values
+        self._clients = SharedArray(family.maps["redis_clients"], "<u8").values
+        self._bits = SharedArray(family.maps["redis_ports"], "<u8").values
+        self._limiters, self._loaded = Limiters(settings.own()), kernel.loaded
+        self._reader: RedisReader | None = None
+        self._state = np.zeros(1, kernel.loaded.wire.dtype("redis_flow"))
+        self._records: list[np.ndarray] = []
+        self._links: dict[str, int] = {}
+        unix = _UNIX if _UNIX in family.programs else _UNIX_SHORT
+        self._times = [function for function in (_OUT, unix) if function in family.programs]
+        self._seen, self._until_ns, self._again_ns = (dict.fromkeys(self._times, 0) for _ in range(3))
+        self._looking = False
+        self._ends_ns = self._next_ns = self._ports_ns = self._last_ns = self._sampled_ns = 0
+        self.told = 0
+        self.ports: frozenset[int] = frozenset()
+        self._budget(settings.decisions_per_s)
+        self._name_commands()
+        self._say()
+        kernel.subscribe("redis_pieces", self.take)
+
+    def take(self, records: np.ndarray) -> None:
+        """Takes records of ``struct redis_piece``: those of a connection are read together."""
+        self._records.append(records)
+
+    def use(self, settings: RedisLimiterSettings) -> None:
+        """From now on these settings; scripts of the user's own stay as they were."""
+        self._settings = settings
+        self._budget(settings.decisions_per_s)
+        self._ports_ns = self._next_ns = self._last_ns = 0  # all is looked at anew
+        self._looking = False  # what is attached stays, or goes with the next turn
+        if self._settings.mode == "off":
+            self._detach()
+        self._say()
+
+    def _budget(self, per_s: int) -> None:
+        each_ns = 1e9 / per_s
+        self._switch["each_ns"], self._switch["most"] = int(each_ns), max(int(per_s * _AT_ONCE_S), 1)
+        self._switch["most_pieces"] = max(int(per_s * _PIECES_EACH * _AT_ONCE_S / 4), 1)
+        self._switch["piece_ns"], self._switch["piece_room_ns"] = int(each_ns / _PIECES_EACH), int(1e9 * _AT_ONCE_S)
+
+    def _name_commands(self) -> None:
+        own = self._limiters.commands()
+        plain = set(PLAIN_COMMANDS) - (own & {MAKING})
+        self._switch["least"] = 0 if MAKING in own else MAKING_WORDS
+        for names, what in ((self._limiters.commands() - plain, _SCRIPT), (plain, _WINDOW)):
+            for name in names:
+                self._switch["lengths"][0][ord(name[0]) & 31] |= 1 << len(name) if len(name) < 16 else 0
+                bpf.update(
+                    self._family.maps["redis_commands"],
+                    name.encode().ljust(16, b"\0"),
+                    (what | (MAKING_WORDS << 8 if name == MAKING and what == _WINDOW else 0)).to_bytes(4, "little"),
+                )
+
+    def _leave(self, flow: int) -> None:
+        """Nothing of this connection for a while."""
+        self._set(flow, _IGNORED)
+
+    def _follow(self, flow: int) -> None:
+        """All of this connection."""
+        self._set(flow, _WHOLE)
+
+    def _set(self, flow: int, state: int) -> None:
+        self._state["state"], self._state["until_ns"], self._state["left_out"] = state, boot_ns() + _IGNORED_NS, 1
+        self._state["asked"], self._state["answered"] = struct.unpack("<II", os.urandom(8))  # as the kernel does
+        bpf.update(self._family.maps["redis_flows"], flow.to_bytes(8, "little"), self._state.tobytes())
+
+    @property
+    def attached(self) -> bool:
+        return bool(self._links)
+
+    @property
+    def due_ns(self) -> int:
+        return self._ends_ns if self._looking else 0
+
+    def fds(self) -> list[int]:
+        return []
+
+    def drain(self, now_ns: int) -> Iterable[Batch]:
+        if now_ns - self._ports_ns >= PORTS_NS:
+            self._ports_ns = now_ns
+            self._find()
+            if int(np.unpackbits(self._clients.view(np.uint8)).sum()) > _CLIENTS:
+                self._clients[:] = 0  # who is still of interest comes back with the next request
+        if now_ns - self._sampled_ns >= _SAMPLE_NS:
+            self._sampled_ns = now_ns
+            self._switch["samples"] = _SAMPLES
+        if self._settings.mode == "off":
+            self._records.clear()
+            return
+        if self._records:
+            yield from self._read()
+        self._say()
+        if self._settings.mode == "auto":
+            self._turn(now_ns)
+        elif not self._links and now_ns >= self._next_ns:
+            self._attach(now_ns)
+        if self._links:
+            for function in self._times:
+                self._at_times(function, now_ns)
+
+    def _turn(self, now_ns: int) -> None:
+        """Looks, stays, or goes."""
+        over_ns = self._ends_ns if self._looking else self._last_ns + IDLE_NS
+        if self._links and now_ns >= over_ns:
+            self._detach()
+        elif not self._links and now_ns >= self._next_ns:
+            self._looking = self._attach(now_ns)
+            self._ends_ns = boot_ns() + LOOK_NS
+
+    def _at_times(self, function: str, now_ns: int) -> None:
+        """What leaves this host, and Unix sockets, are looked at while some of it is wanted, and at times: the program
+        at each packet costs most.
+        """
+        if (seen := int(self._switch[_AT_TIMES[function]][0])) != self._seen[function]:
+            self._seen[function], self._until_ns[function] = seen, now_ns + FAR_NS
+        if function in self._links:
+            if now_ns > self._until_ns[function]:
+                os.close(self._links.pop(function))
+                self._again_ns[function] = now_ns + EVERY_NS
+        elif now_ns < self._until_ns[function] or now_ns >= self._again_ns[function]:
+            self._attach_one(function)
+            self._until_ns[function] = max(self._until_ns[function], now_ns + LOOK_NS)
+            self._again_ns[function] = now_ns + EVERY_NS
+
+    def _read(self) -> Iterable[Batch]:
+        records = np.concatenate(self._records)
+        self._records.clear()
+        if self._reader is None:
+            from agent.redis_wire.ends import RedisServers
+            from agent.redis_wire.local import Sockets
+            from agent.redis_wire.redis_reader import RedisReader
+
+            called = RedisServers(self._family.maps["redis_paths"])
+            self._reader = RedisReader(
+                self._limiters, self._leave, self._follow, called, Sockets(self._loaded).client_of
+            )
+        batches = self._reader.read(records)
+        if batches:
+            self._last_ns, self._looking = boot_ns(), False  # they stay
+            self.told += len(batches[0].rows)
+        return batches
+
+    def _find(self) -> None:
+        self.ports = self._find_ports(frozenset(self._settings.ports))
+        bits = np.zeros(1024, np.uint64)
+        for port in self.ports:
+            bits[port >> 6] |= np.uint64(1 << (port & 63))
+        self._bits[:] = bits
+
+    def _say(self) -> None:
+        """In the family's state, where nothing is wrong with it."""
+        if self._family.state == "attached":
+            state, why = self._why()
+            unknown = self._reader.unknown.said() if self._reader else ""
+            said = ("" if state == "on" else why, unknown, _ENCRYPTED if self._switch["encrypted"][0] else "")
+            self._family.reason = "; ".join(filter(None, said))
+
+    def _why(self) -> tuple[str, str]:
+        """on, looking, waiting or off; and why."""
+        if self._settings.mode == "off":
+            return "off", "redis_limiters is off"
+        if self._links and not self._looking:
+            return (
+                "on",
+                "redis_limiters is on" if self._settings.mode == "on" else "a limiter in Redis was seen at work",
+            )
+        if self._family.state != "attached" and not self._links:
+            return "off", self._family.reason
+        looks = f"{LOOK_NS / 1e9:g} s of each {EVERY_NS // 10**9} s"
+        return "looking" if self._links else "waiting", f"no limiter in Redis is seen at work: looks for one in {looks}"
+
+    def _attach(self, now_ns: int) -> bool:
+        self._next_ns = now_ns + EVERY_NS
+        self._attach_one(_IN)
+        for function in self._times:
+            self._until_ns[function] = now_ns + FAR_NS
+            self._attach_one(function)
+        return bool(self._links)
+
+    def _attach_one(self, function: str) -> None:
+        if function in self._family.programs:
+            try:
+                (self._links[function],) = attach(self._helper, (self._family, function))
+            except OSError as error:
+                degrade(self._family, function, error)
+            else:
+                self._family.well(function)
+
+    def _detach(self) -> None:
+        while self._links:
+            os.close(self._links.popitem()[1])
+        self._looking = False
+
+    def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterable[Batch]:
+        self._detach()
+        if self._records:
+            yield from self._read()
+
+    def state(self) -> dict[str, object]:
+        """For ``status``."""
+        state, why = self._why()
+        return {
+            "state": state,
+            "why": why,
+            "mode": self._settings.mode,
+            "attached": self.attached and not self._looking,
+            "ports": sorted(self.ports),
+            "decisions": self.told,
+            "requests_seen": int(self._switch["asked"][0]),
+            "requests_read": int(self._switch["told"][0]),
+            "segments_cut": int(self._switch["cut"][0]),
+            "segments_in_tls": int(self._switch["encrypted"][0]),
+            "unknown_scripts": self._reader.unknown.rows() if self._reader else [],
+            **(self._reader.counts() if self._reader else {}),
+        }
+
+    def close(self) -> None:
+        self._detach()

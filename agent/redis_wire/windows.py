@@ -1,0 +1,188 @@
+"""Counters that expire, and sorted sets of times: limiters that are made of plain commands. Pure.
+
+INCR of a key is a decision where somebody also gives such keys an end (EXPIRE and its like, or the SET that makes
+them): the first is told then, the others at once. ZCARD or ZCOUNT of a key is one where old elements are taken out of
+it before (ZREMRANGEBYSCORE). What the program compares the count with is not on the wire: the result is unknown, unless
+a declaration says the limit.
+
+A key that ends with the second in which its window began is Envoy's: its EXPIRE, sent with each INCRBY, says how long
+the window is, and up to 300 s more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import TypeVar
+
+from agent.limiters.script import ASKING, COUNTING, ENDING, MAKING, SORTED, RedisCall, RedisLimiter
+from agent.limiters.scripted import Limiters
+from agent.limiters.scripts.laravel import ADDING, COUNTED
+from agent.redis_wire.flows import RedisExchange
+
+_PREFIXES, _PENDING = 1024, 64
+#: Of what a counter begins with: longer ones are times or tokens, which locks have.
+_FIRST_DIGITS = 4
+#: Django's caches put a version before the key.
+_HEAD = re.compile(rb"(?::\d{1,3}:)?[^:/.{|_]{0,24}[:/.{|_]?")
+#: What Envoy counts in, which windows begin at multiples of.
+_STAMPED, _UNITS_S = (
+    re.compile(rb"(.+_)(\d{9,10})\Z", re.DOTALL),
+    (31_536_000, 2_592_000, 604_800, 86_400, 3_600, 60, 1),
+)
+_TIMER = b":timer"
+_COUNTED, _COUNTS = ("ZCARD", "ZCOUNT"), frozenset((*COUNTING, *ENDING, *ASKING, *SORTED, MAKING))
+_UNIT_NS = {"EXPIRE": 1_000_000_000, "PEXPIRE": 1_000_000, "EX": 1_000_000_000, "PX": 1_000_000}
+_MOST_NS = 10**18
+_Where = tuple[bytes, int, bytes]
+_V = TypeVar("_V")
+
+
+def _head(key: bytes) -> bytes:
+    match = _HEAD.match(key)
+    return match[0] if match else b""
+
+
+def _length_ns(unit: str, word: bytes) -> int | None:
+    """Of a window; 0 where an instant is told in its place, or more than any window lasts; None for what is no
+    number.
+    """
+    length_ns = int(word) * _UNIT_NS.get(unit, 0) if word.isdigit() and len(word) < 14 else None
+    return 0 if length_ns is not None and length_ns >= _MOST_NS else length_ns
+
+
+def _made(words: list[bytes]) -> tuple[int, int] | None:
+    """(first count, window in ns) of a SET that makes a counter which ends, if none is there."""
+    options = [word[:14].upper() for word in words[3:9] if isinstance(word, bytes)]
+    unit = next((unit for unit in (b"EX", b"PX", b"EXAT", b"PXAT") if unit in options[:-1]), None)
+    if unit is None or b"NX" not in options or not words[2][:20].isdigit() or len(words[2]) > _FIRST_DIGITS:
+        return None
+    window_ns = _length_ns(unit.decode(), options[options.index(unit) + 1])
+    return None if window_ns is None else (int(words[2]), window_ns)
+
+
+def stamped(command: bytes, key: bytes) -> re.Match[bytes] | None:
+    """(what is limited, when its window began) of Envoy's keys."""
+    return _STAMPED.match(key) if command == b"INCRBY" else None
+
+
+class Windows:
+    """Keeps which keys' beginnings are windows, and for how long, by server; which keys a SET made with an end; of
+    which beginnings such keys were counted, and by what command.
+    units: of Envoy's keys, without their second, the window in s.
+    """
+
+    def __init__(self, limiters: Limiters) -> None:
+        self._known: OrderedDict[_Where, int] = OrderedDict()
+        self._ending: OrderedDict[_Where, int] = OrderedDict()
+        self._made: OrderedDict[_Where, bytes] = OrderedDict()
+        self._units: OrderedDict[_Where, int] = OrderedDict()
+        self._timed: OrderedDict[_Where, int] = OrderedDict()
+        self._limiters = [one for one in limiters.all if set(one.commands) & {*COUNTING, *_COUNTED}]
+
+    def added(self, exchange: RedisExchange, call: RedisCall) -> None:
+        """A key that a script made with its end, as Laravel does."""
+        ends, (key, args) = exchange.flow.ends, (call.keys[0] if call.keys else b"", call.args)
+        if call.script == ADDING and ends and len(args) == 2 and (length_ns := _length_ns("EX", args[1])):
+            of = self._timed if key.endswith(_TIMER) else self._ending
+            _keep(of, (ends.server, ends.server_port, key.removesuffix(_TIMER)[:64]), length_ns)
+
+    def take(self, exchange: RedisExchange) -> Iterator[tuple[RedisExchange, RedisLimiter | None, int]]:
+        """Decisions that are known with this answer: (of which exchange, what is declared of it, its window in ns or
+        0).
+        """
+        command, words = exchange.command.decode("latin-1"), exchange.words
+        if len(words) < 2 or command not in _COUNTS or exchange.flow.ends is None or not isinstance(words[1], bytes):
+            return
+        key, ends = words[1], exchange.flow.ends
+        where = ends.server, ends.server_port, _head(key)
+        if command in COUNTING and type(exchange.reply) is int:
+            yield from self._counted(exchange, key, where)
+        elif command == MAKING and len(words) > 5 and exchange.reply == b"OK" and (made := _made(words)):
+            count, window_ns = made
+            _keep(self._ending, (*where[:2], key[:64]), window_ns)
+            exchange.flow.made.pop(key, None)
+            if count:  # it is the first of its window, as if it had been counted
+                by = self._made.get(where, b"INCRBY")
+                first = exchange._replace(command=by, words=[by, key, words[2]], reply=count)
+                if where in self._made or self._declared(first):
+                    yield first, self._declared(first), window_ns
+                else:  # an EXPIRE may as well be of a lock: only a count tells
+                    exchange.flow.made[key] = first
+                    if len(exchange.flow.made) > _PENDING:
+                        exchange.flow.made.pop(next(iter(exchange.flow.made)))
+        elif command in ENDING and len(words) > 2 and (length_ns := _length_ns(command, words[2])) is not None:
+            before = exchange.flow.kept.pop(key, None)
+            if before is not None and (stamp := stamped(before.command, key)):
+                yield before, self._declared(before), self._unit_ns(where, stamp, length_ns)
+                return
+            if before is not None or where in self._known:
+                _keep(self._known, where, length_ns or self._known.get(where, 0))
+            if before is not None:
+                yield before, self._declared(before), length_ns
+        elif command in ASKING and type(exchange.reply) is int and exchange.reply > 0:
+            if (before := exchange.flow.kept.pop(key, None)) is not None:
+                _keep(self._known, where, self._known.get(where, 0))
+                yield before, self._declared(before), self._known[where]
+        elif command == "ZREMRANGEBYSCORE":
+            _keep(self._known, (*where[:2], b"zset " + where[2]), 0)
+        elif command in _COUNTED and type(exchange.reply) is int:
+            declared = self._declared(exchange)
+            if declared or (*where[:2], b"zset " + where[2]) in self._known:
+                yield exchange, declared, 0
+
+    def _counted(
+        self, exchange: RedisExchange, key: bytes, where: _Where
+    ) -> Iterator[tuple[RedisExchange, RedisLimiter | None, int]]:
+        flow, declared = exchange.flow, self._declared(exchange)
+        timed_ns = self._timed.get((*where[:2], key[:64]))
+        if timed_ns is not None and declared is None:
+            yield exchange, COUNTED, timed_ns
+            return
+        length_ns = self._ending.get((*where[:2], key[:64]))
+        if length_ns is not None:  # this very key was made with its end
+            _keep(self._made, where, exchange.command)
+            _keep(self._known, where, length_ns)
+            if (first := flow.made.pop(key, None)) is not None:
+                first = first._replace(command=exchange.command, words=[exchange.command, *first.words[1:]])
+                yield first, self._declared(first), length_ns
+        elif declared and stamped(exchange.command, key):
+            if (before := flow.kept.pop(key, None)) is not None:
+                yield before, self._declared(before), 0
+            self._wait(exchange, key)
+            return
+        elif where not in self._known and declared:
+            _keep(self._known, where, 0)
+        if where in self._known:
+            yield exchange, declared, self._known[where]
+        else:
+            self._wait(exchange, key)
+
+    def _wait(self, exchange: RedisExchange, key: bytes) -> None:
+        """For what gives the key an end."""
+        kept = exchange.flow.kept
+        kept[key] = exchange
+        if len(kept) > _PENDING:
+            kept.pop(next(iter(kept)))
+
+    def _unit_ns(self, where: _Where, stamp: re.Match[bytes], end_ns: int) -> int:
+        """The longest unit that fits both the key and its end, and fitted all of its keys before."""
+        of = (*where[:2], stamp[1][:64])
+        most = min(end_ns // 10**9, self._units.get(of, _UNITS_S[0]))
+        unit = next((unit for unit in _UNITS_S if unit <= most and not int(stamp[2]) % unit), 0)
+        if unit:
+            _keep(self._units, of, unit)
+        return unit * 10**9
+
+    def _declared(self, exchange: RedisExchange) -> RedisLimiter | None:
+        call = RedisCall(exchange.command.decode(), "", exchange.words[1:2], exchange.words[2:], exchange.reply)
+        one = next((one for one in self._limiters if one.matching(call, None)), None)
+        more = exchange.command == b"INCRBY" and exchange.words[2:3] != [b"1"]
+        return None if more and one and "INCR" in one.commands else one
+
+
+def _keep(known: OrderedDict[_Where, _V], where: _Where, value: _V) -> None:
+    known[where] = value
+    if len(known) > _PREFIXES:
+        known.popitem(last=False)
