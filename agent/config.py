@@ -97,8 +97,8 @@ class Config:
 
     def with_values(self, changed: Mapping[str, Any]) -> Config:
         """With other values of some settings, by key as in ``values``."""
-        config: Config = _with_values(self, changed)
-        return config
+        new: Config = _with_values(self, changed)
+        return new
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -109,7 +109,7 @@ class Config:
 
 
 def _values(section: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    found = dict[str, Any]()
     for one in declared(section):
         value = getattr(section, one.name)
         found |= _values(value) if one.kind.keys and one.kind.section else {one.key or one.name: value}
@@ -157,14 +157,14 @@ def resolve(given: Mapping[str, Any], env: Mapping[str, str], path: str | None =
     file = Path(chosen).absolute() if chosen else DEFAULT_FILE
     values, place = _from_file(Path(chosen) if chosen else DEFAULT_FILE, required=bool(chosen))
     config = read(Config, values, place)
-    flags = {key: value for key, value in given.items() if value is not None}
-    own: dict[str, Any] = {key: flags.pop(key) for key in ("duration_s", "live") if key in flags}
-    merged = {**with_environment(Config, values, env), **flags}
+    options = {key: value for key, value in given.items() if value is not None}
+    own: dict[str, Any] = {key: options.pop(key) for key in ("duration_s", "live") if key in options}
+    merged = {**with_environment(Config, values, env), **options}
     if merged != values:
         kept = {key for key, value in merged.items() if values.get(key) == value}
         lines = {at: line for at, line in place.lines.items() if at[0] in kept}
         config = read(Config, merged, dataclasses.replace(place, lines=lines))
-    source = {"file": str(file), "chosen": bool(chosen), "flags": {**own, **flags}}
+    source = {"file": str(file), "chosen": bool(chosen), "flags": {**own, **options}}
     return dataclasses.replace(config, source=source, **own)
 
 
