@@ -45,7 +45,7 @@ def test_each_container_s_stall_names_its_own_server(
         for one, name in zip(servers, ("first", "second"), strict=True)
     ]
     try:
-        time.sleep(8)  # as long as it takes to know what is usual
+        time.sleep(12)  # its start, and as long as it takes to know what is usual
         for one in servers:  # not in one go, which is one act of somebody's
             os.kill(one.pid, signal.SIGSTOP)
             time.sleep(0.4)
