@@ -21,8 +21,8 @@ MOST, _MOST_NAME, _MOST_PATH = 256, 64, 4095
 #: Bytes of a salt: fewer could be guessed.
 LEAST_SALT, MOST_SALT = 16, 4096
 _REMEDY = "make one: head -c 32 /dev/urandom | base64 > FILE; chmod 600 FILE; and copy it to every node"
-#: Above so many hits a second of its probes, a program is sampled (agent/instruments/limiters/limiter_sampling.py). Two hits are a
-#: decision; these cost a thread about 5 % of its time (20 us a decision).
+#: Above so many hits a second of its probes, a program is sampled (agent/instruments/limiters/limiter_sampling.py). Two
+#: hits are a decision; these cost a thread about 5 % of its time (20 us a decision).
 HITS_PER_S = 8_000
 
 
