@@ -43,7 +43,8 @@ class Rig:
         self.subscribers = Subscribers(self.listener, self._report)
         self.thread = threading.Thread(target=self.subscribers.serve, args=(self._until.fileno(),))
         self.thread.start()
-        self.source = NoticeSource(SimpleNamespace(reports=self.reports, alive=True, failure=str), self.hook)  # type: ignore[arg-type]
+        watch = SimpleNamespace(reports=self.reports, alive=True, child=SimpleNamespace(state=lambda: "running"))
+        self.source = NoticeSource(watch, self.hook)  # type: ignore[arg-type]
         self.wait(lambda s: s["subscribers"] == 1)
         self.told = 0
 
