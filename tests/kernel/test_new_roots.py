@@ -50,7 +50,7 @@ def probed(rig: Rig, library: Path) -> bool:
         rig.targets.files._files.get(one)
         for one in (FileId(st.st_dev, st.st_ino), FileId(0, st.st_ino, st.st_ctime_ns))
     )
-    return any(file is not None and file.releases for file in files)
+    return any(file is not None and file.instances for file in files)
 
 
 def taken(rig: Rig, library: Path) -> int:

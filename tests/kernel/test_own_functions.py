@@ -18,7 +18,7 @@ from agent.common.settings import Place
 from agent.common.settings_file import parse
 from agent.limiters import catalogue
 from agent.limiters.decision import hashed
-from agent.limiters.functions.settings import declare_all, entries, functions, replayed
+from agent.limiters.functions.settings import FunctionSettings, declare_all, entries, functions, replayed
 from agent.limiters.reading import ALLOWED, ERROR
 from agent.limiters.replay.jump import Decisions, Jump
 from agent.probes import limiter
@@ -111,10 +111,10 @@ PROGRAMS = {
 
 
 @pytest.fixture
-def declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], list[dict[str, object]]]]:
+def declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], tuple[FunctionSettings, ...]]]:
     """What the text declares is known to the limiter family until the end of the test."""
 
-    def declare(text: str) -> list[dict[str, object]]:
+    def declare(text: str) -> tuple[FunctionSettings, ...]:
         values, lines = parse(Path("t.yaml"), text)
         kept = entries(values, Place(file="t.yaml", lines=lines))
         declare_all(kept)
@@ -135,7 +135,7 @@ def by_the_log(rows: np.ndarray, truth: list[list[str]]) -> None:
 
 
 def test_each_decision_as_the_program_says(
-    attach: Callable[..., Any], declared: Callable[[str], list[dict[str, object]]], tmp_path: Path
+    attach: Callable[..., Any], declared: Callable[[str], tuple[FunctionSettings, ...]], tmp_path: Path
 ) -> None:
     """Programs that were there before the agent: stripped, position-independent and not, in a shared library, by a
     jump, some that throw, fifty goroutines at once.
@@ -144,7 +144,7 @@ def test_each_decision_as_the_program_says(
     library = copy("library", tmp_path / "libwindow.so.1")
     text = DECLARED.replace("HERE", str(tmp_path)).replace("TAKE", hex(address(built("c++"), TAKE)))
     kept = declared(text.replace("WINDOW", hex(address(built("c, fixed"), "window_inc"))))
-    assert not any("wrong" in one for one in kept)
+    assert not any(one.wrong for one in kept)
     programs = {name: OwnProgram(files[name], *arguments) for name, (_, _, arguments, _) in PROGRAMS.items()}
     programs["library"] = OwnProgram(linked(library, tmp_path / "with-library"))
     programs["other"] = OwnProgram(copy("c", tmp_path / "not-named"))
@@ -214,7 +214,7 @@ def test_each_decision_as_the_program_says(
 
 def test_one_that_is_wrong_does_not_keep_the_others(
     attach: Callable[..., Any],
-    declared: Callable[[str], list[dict[str, object]]],
+    declared: Callable[[str], tuple[FunctionSettings, ...]],
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -254,7 +254,7 @@ def test_one_that_is_wrong_does_not_keep_the_others(
 
 
 def test_its_decisions_are_replayed(
-    attach: Callable[..., Any], declared: Callable[[str], list[dict[str, object]]], tmp_path: Path
+    attach: Callable[..., Any], declared: Callable[[str], tuple[FunctionSettings, ...]], tmp_path: Path
 ) -> None:
     """The declared algorithm decides each as the program did, by the time that it was given; a step that did not happen
     is counted to the request.
