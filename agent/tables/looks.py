@@ -1,4 +1,4 @@
-"""Closer looks while something is wrong (agent/investigate/)."""
+"""On-demand profiles while something is wrong (agent/investigate/)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from agent.tables.shared import INTERVAL, LOOK, PROC, table
 DECLARED = (
     table(
         "investigation",
-        "a closer look at a process, for seconds, while something is wrong with it or with whom it holds up: its latest"
+        "an on-demand profile of a process, taken while it, or a process that waits for it, has a problem: its latest"
         " state",
         text(
             "investigation",
@@ -31,8 +31,7 @@ DECLARED = (
     ),
     table(
         "off_cpu",
-        "where threads of a process were while they did not run, during a closer look: time by stack, the longest"
-        " first",
+        "where threads of a process were while off CPU, during an on-demand profile: time by stack, the longest first",
         *PROC,
         LOOK,
         INTERVAL,
@@ -74,7 +73,7 @@ DECLARED = (
     ),
     table(
         "on_cpu",
-        "where threads of a process ran, during a closer look: time by thread and stack, the longest first",
+        "where threads of a process ran, during an on-demand profile: time by thread and stack, the longest first",
         *PROC,
         LOOK,
         INTERVAL,
@@ -86,7 +85,7 @@ DECLARED = (
     ),
     table(
         "block_io",
-        "requests of a process to a disk during a closer look; one row a disk for all together",
+        "requests of a process to a disk during an on-demand profile; one row a disk for all together",
         *PROC,
         LOOK,
         INTERVAL,
@@ -105,7 +104,7 @@ DECLARED = (
     ),
     table(
         "lock_contention",
-        "waits for one lock of the kernel's own during a closer look, on one way through the kernel",
+        "waits for one lock of the kernel during an on-demand profile, by kernel path",
         *PROC,
         LOOK,
         INTERVAL,
@@ -125,7 +124,7 @@ DECLARED = (
     ),
     table(
         "memory_stall",
-        "time that a process's threads took to make room in memory, during a closer look",
+        "time that a process's threads took to free memory, during an on-demand profile",
         *PROC,
         LOOK,
         INTERVAL,
@@ -138,7 +137,7 @@ DECLARED = (
     ),
     table(
         "syn_ack",
-        "how long this host took from a SYN's arrival to its SYN-ACK, by local port, during a closer look",
+        "how long this host took from a SYN's arrival to its SYN-ACK, by local port, during an on-demand profile",
         LOOK,
         INTERVAL,
         i64("netns", "inode number of the network namespace"),

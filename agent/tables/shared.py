@@ -44,4 +44,4 @@ BY = (
 )
 
 #: Of rows that are made while something is wrong only, and for seconds (agent/investigate/).
-LOOK = text("investigation", 16, "the closer look that it is of; empty: of none")
+LOOK = text("investigation", 16, "the on-demand profile that it belongs to; empty: none")
