@@ -1,4 +1,4 @@
-"""Closer looks while something is wrong (agent/investigate/)."""
+"""On-demand profiles while something is wrong (agent/investigate/)."""
 
 from __future__ import annotations
 

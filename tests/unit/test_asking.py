@@ -193,7 +193,8 @@ def test_what_nobody_takes_is_counted(kept: Kept) -> None:
 
 def test_it_ends_with_the_agent() -> None:
     code = (
-        "import time; from agent.queues.process import Brokers; b = Brokers({'redis': ['redis://127.0.0.1:1']}, 1);"
+        "import time; from agent.queues.process import Brokers;"
+        " b = Brokers({'redis': ['redis://127.0.0.1:1']}, 1);"
         " print(b.processes()[0]['pid'], flush=True); time.sleep(60)"
     )
     with subprocess.Popen(
