@@ -376,7 +376,7 @@ class Supervised:
 
     def state(self) -> str:
         """For ``status``: ``running``, or what is wrong, what is missing meanwhile, and what to do."""
-        remedy = _REMEDY if self.restarts.given_up else ""
+        remedy = _REMEDY if self.restarts.given_up or not self.restarts.in_a_row else ""
         trouble = self._trouble()
         return "; ".join(filter(None, (trouble, self._meanwhile, remedy))) if trouble else "running"
 
