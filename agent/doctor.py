@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from agent.clock import timens
+from agent.clock.daemons.daemon_source import synchronised_now
 from agent.clock.daemons.present import running
 from agent.clock.daemons.settings import NtpSettings
-from agent.clock.daemons.source import synchronised_now
 from agent.config import resolve
 from agent.errors import AgentError
 from agent.kernel.loading import SYSTEM_PYTHON
@@ -188,10 +188,10 @@ def processes() -> Check:
 def synchronised_daemons() -> list[str]:
     """The time daemons of this host that say, asked now, that they keep its clock."""
     try:
-        asked = resolve({}, os.environ).ntp
+        ntp_config = resolve({}, os.environ).ntp
     except AgentError:  # of the settings another check tells
-        asked = NtpSettings()
-    return synchronised_now(asked)
+        ntp_config = NtpSettings()
+    return synchronised_now(ntp_config)
 
 
 def clock() -> Check:
@@ -274,7 +274,7 @@ def brokers() -> list[Check]:
         return [Check("settings", "fail", found, error.remedy or "correct the setting, or remove it")]
     if not any(servers.values()):
         return []
-    return _ask(servers) if os.geteuid() else _ask_as_its_own_user(servers)
+    return _ask_brokers(servers) if os.geteuid() else _ask_as_its_own_user(servers)
 
 
 def _others() -> tuple[int, int]:
@@ -289,7 +289,7 @@ def _ask_as_its_own_user(servers: Mapping[str, Sequence[str]]) -> list[Check]:
     if not pid:
         try:
             privilege.drop(*_others())
-            os.write(theirs, json.dumps(_ask(servers)).encode())
+            os.write(theirs, json.dumps(_ask_brokers(servers)).encode())
         except Exception as error:  # noqa: BLE001 - it is what was found
             broken = [Check("brokers", "fail", f"{type(error).__name__}: {error}", "report this")]
             os.write(theirs, json.dumps(broken).encode())
@@ -297,26 +297,26 @@ def _ask_as_its_own_user(servers: Mapping[str, Sequence[str]]) -> list[Check]:
             os._exit(0)
     os.close(theirs)
     with open(ours, "rb") as answer:
-        said = answer.read()
+        answer_text = answer.read()
     os.waitpid(pid, 0)
     return (
-        [Check(*one) for one in json.loads(said)]
-        if said
+        [Check(*one) for one in json.loads(answer_text)]
+        if answer_text
         else [Check("brokers", "fail", "who asks them ended early", "report this")]
     )
 
 
-def _ask(servers: Mapping[str, Sequence[str]]) -> list[Check]:
+def _ask_brokers(servers: Mapping[str, Sequence[str]]) -> list[Check]:
     out = []
     for name, some in servers.items():
         try:
-            out += [_asked(name, queue) for queue in broker(name).sources(some)]
+            out += [_ask_broker(name, queue) for queue in broker(name).sources(some)]
         except Exception as error:  # noqa: BLE001 - a client that cannot be used is what was found
             out.append(Check(name, "fail", f"{type(error).__name__}: {error}", "report this"))
     return out
 
 
-def _asked(name: str, queue: Queue) -> Check:
+def _ask_broker(name: str, queue: Queue) -> Check:
     try:
         rows = queue.poll()
     except Exception as error:  # noqa: BLE001 - whatever a client raises, it is what was found

@@ -46,7 +46,7 @@ class Log:
         self.shown: Callable[[str], None] | None = None
         self._fd, self._to_journal = fd, journal(environ, fd)
 
-    def say(self, text: str, level: int = WARNING, **fields: object) -> None:
+    def log_message(self, text: str, level: int = WARNING, **fields: object) -> None:
         """fields: members of the JSON object beside time, level and message; the text says them in words."""
         if self.shown is not None:
             self.shown(text)
@@ -96,14 +96,14 @@ def show(instead: Callable[[str], None] | None) -> None:
     _log.shown = instead
 
 
-def say(text: str, level: int = WARNING, **fields: object) -> None:
+def log_message(text: str, level: int = WARNING, **fields: object) -> None:
     """A line of the agent on stderr. That the terminal or the reader of a pipe has gone, or does not read, must not
     stop it.
     """
-    _log.say(text, level, **fields)
+    _log.log_message(text, level, **fields)
 
 
-def say_last(text: str, level: int = ERROR) -> None:
-    """As ``say``, for a verb that ends with this line: whoever asked has it, however late he reads."""
+def log_last_message(text: str, level: int = ERROR) -> None:
+    """As ``log_message``, for a verb that ends with this line: whoever asked has it, however late he reads."""
     _log.wait_s = None
-    _log.say(text, level)
+    _log.log_message(text, level)

@@ -23,7 +23,7 @@ from agent.common import host, version
 from agent.config import Config, redis_limiters
 from agent.errors import INTERRUPTED, UNREACHABLE, AgentError
 from agent.kernel import helper_client
-from agent.log import ERROR, INFO, NOTICE, say
+from agent.log import ERROR, INFO, NOTICE, log_message
 from agent.posix import background, directories, privilege, proc
 from agent.posix.child import Child
 from agent.posix.rundir import RunDirectory
@@ -34,21 +34,21 @@ from agent.service import control
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from agent.clock.clock_source import ClockSource
+    from agent.clock.daemons.daemon_source import TimeDaemons
     from agent.clock.daemons.settings import NtpSettings
-    from agent.clock.daemons.source import TimeDaemons
-    from agent.clock.source import ClockSource
     from agent.contracts import Source
     from agent.correlate.correlator import Correlator
     from agent.kernel.helper_client import Helper
+    from agent.kernel.kernel_source import KernelSource
     from agent.kernel.load import Loaded
     from agent.kernel.loading import LoaderProcess
     from agent.kernel.probe import Parts
-    from agent.kernel.source import KernelSource
     from agent.queues.poller import QueuePoller
     from agent.service.live import Live
     from agent.service.loop import Loop
     from agent.service.status import Status
-    from agent.targets.analyst import Analyst
+    from agent.targets.analyzer_pool import AnalyzerPool
     from agent.targets.targets import Targets
 
 
@@ -64,14 +64,16 @@ def _families(config: Config) -> list[Any]:
     }
     found = discover(config.limiters.limiter_functions)
     TABLES.freeze()
-    return [p for name, p in found.items() if name not in off and not (p.closer and config.probes.investigate == "off")]
+    return [
+        p for name, p in found.items() if name not in off and not (p.profiling and config.probes.investigate == "off")
+    ]
 
 
 def _kernel_sources(
-    config: Config, loaded: Loaded, kernel: KernelSource, helper: Helper, parts: Parts, analyst: Analyst
+    config: Config, loaded: Loaded, kernel: KernelSource, helper: Helper, parts: Parts, analyzers: AnalyzerPool
 ) -> tuple[list[Source], ClockSource, Targets]:
     """The kernel source and what the families add to it. A family whose set-up fails is unavailable; the others run."""
-    from agent.clock.source import ClockSource
+    from agent.clock.clock_source import ClockSource
     from agent.kernel.sampling import SamplingWindow
     from agent.targets.files import raise_soft_limit
     from agent.targets.targets import Targets
@@ -79,11 +81,11 @@ def _kernel_sources(
     if loaded.shared:
         kernel.control["agent_pid"] = os.getpid()
     raise_soft_limit()
-    targets = Targets(helper, kernel, analyst=analyst)
+    targets = Targets(helper, kernel, analyzers=analyzers)
     window = SamplingWindow(helper, int(config.probes.syscalls_window_ms * 1e6))
     kernel.hold = lambda: window.busy
     # An interval that is over ends before the window opens, which holds it up.
-    sources: list[Source] = [kernel, window, targets, targets.unseen]
+    sources: list[Source] = [kernel, window, targets, targets.unprobed_programs]
     config = replace(config, redis=redis_limiters(config))
     for family in loaded.families.values():
         if family.probe.setup is None or family.state == "unavailable":
@@ -102,14 +104,14 @@ def _kernel_sources(
     return sources, clock, targets
 
 
-def _begun(uid: int, gid: int) -> tuple[LoaderProcess, Analyst]:
+def _begun(uid: int, gid: int) -> tuple[LoaderProcess, AnalyzerPool]:
     """The processes that take longest to start: they do so while this one imports."""
     from agent.kernel.loading import LoaderProcess
-    from agent.targets.analyst import Analyst
+    from agent.targets.analyzer_pool import AnalyzerPool
 
-    loader, analyst = LoaderProcess(), Analyst()
-    analyst.begin((uid, gid))
-    return loader, analyst
+    loader, analyzers = LoaderProcess(), AnalyzerPool()
+    analyzers.begin((uid, gid))
+    return loader, analyzers
 
 
 def _correlator(config: Config) -> Correlator:
@@ -130,9 +132,9 @@ def run(config: Config, to_help: Child, to_watch: Child) -> int:
     timens.require_host()
     privilege.require_readable()
     uid, gid = privilege.service_user()
-    loader, analyst = _begun(uid, gid)
-    from agent.clock.process import start as start_watch
+    loader, analyzers = _begun(uid, gid)
     from agent.clock.subscribers import SUBSCRIBERS
+    from agent.clock.watch_process import start as start_watch
 
     directories.require_answer(config.store.store)
     store_fd = directories.prepare(config.store.store, 0o750, uid, gid)
@@ -194,12 +196,12 @@ def run(config: Config, to_help: Child, to_watch: Child) -> int:
         older,
         kallsyms,
         correlator,
-        analyst,
+        analyzers,
     )
     signals = Signals(loop, Reload(config, loop, changes).start, live.draw if live else None)
     status.ready_s = time.monotonic() - started
     attached, degraded = status.counts()
-    say(
+    log_message(
         f"ready attached={attached} degraded={degraded} pid={os.getpid()}",
         INFO,
         event="ready",
@@ -236,7 +238,7 @@ def _assemble(
     older: Any,
     kallsyms: int,
     correlator: Correlator,
-    analyst: Analyst,
+    analyzers: AnalyzerPool,
 ) -> tuple[Loop, Status, Live | None, dict[str, Callable[[Config], None]]]:
     """Everything unprivileged: sources, store, correlator, sinks, the control socket and the live view; and what
     settings can change in it.
@@ -246,20 +248,20 @@ def _assemble(
     from agent.clock.notices import NoticeSource
     from agent.correlate.reported import ReportedWaits
     from agent.investigate.start import investigator
+    from agent.kernel.kernel_source import KernelSource
     from agent.kernel.probe import Parts
-    from agent.kernel.source import KernelSource
     from agent.limiters import intake as intake_room
     from agent.probes.syscalls import WatchedProcesses
-    from agent.queues.process import Brokers
-    from agent.resources.source import Resources
+    from agent.queues.poller_process import Brokers
+    from agent.resources.resource_source import Resources
     from agent.resources.spaces import Spaces
     from agent.service.bounds import Bounds
     from agent.service.finding_log import FindingLog
-    from agent.service.kept_hours import KeptHours
+    from agent.service.hours_store import HoursStore
     from agent.service.loop import Loop
     from agent.service.reload import appliers
     from agent.service.status import Shown, Status
-    from agent.service.unjudged import Unjudged
+    from agent.service.unevaluated import Unevaluated
     from agent.store.hot import HotStore
     from agent.store.spawn import Limits
     from agent.store.writer import Writer
@@ -270,7 +272,7 @@ def _assemble(
     store = Writer(HotStore(store_fd, boot, host.name(), version=version.VERSION, limits=limits), history.wall)
     kernel = KernelSource(loaded)
     parts = Parts(watch=watch, history=history, last=LastReading(store_fd, boot, store.later))
-    sources, clock, targets = _kernel_sources(config, loaded, kernel, helper, parts, analyst)
+    sources, clock, targets = _kernel_sources(config, loaded, kernel, helper, parts, analyzers)
     answers: dict[str, control.Answer] = {}
     server = control.Control(control_socket, answers)
     intake = intake_room.Intake(*intake_sockets, keys=config.limiters.intake_keys, names=config.limiters.limiter_names)
@@ -278,7 +280,7 @@ def _assemble(
     daemons, brokers = _time_daemons(config.ntp, history), Brokers(config.queues.brokers, config.queues.poll_s)
     receiver = None
     if config.otlp_receiver.http:  # it is not in the memory of others
-        from agent.receiver.process import start as start_receiver
+        from agent.receiver.receiver_process import start as start_receiver
 
         receiver = start_receiver(config.otlp_receiver, config.limiters, loaded, boot, history)
     clock.daemon_synchronised = lambda: bool(daemons.synchronised())
@@ -291,8 +293,8 @@ def _assemble(
     ]
     exports = start_exports(config.page, config.otlp, boot, history)
     loop = Loop(sources, store, correlator, exports.sinks)
-    loop.add(Unjudged(loop.unjudged))
-    loop.add(KeptHours(correlator, store_fd, boot, store.later))
+    loop.add(Unevaluated(loop.unevaluated))
+    loop.add(HoursStore(correlator, store_fd, boot, store.later))
     loop.containers.look_up = helper.cgroup_path
     loop.removed.append(kernel.unsubscribe)
     kernel.subscribe("exec_events", loop.containers.on_exec)
@@ -301,25 +303,25 @@ def _assemble(
     if hiding := proc.hidden():
         lacks = f"{hiding} hides processes of other users: no Go limiters, no cpu_use of theirs, no TLS in containers"
         loop.failures["/proc"] = f"{lacks}; {proc.REMEDY}"
-        say(f"tickscope: /proc: {loop.failures['/proc']}", NOTICE)
+        log_message(f"tickscope: /proc: {loop.failures['/proc']}", NOTICE)
     if "syscalls" in loaded.families:
         loop.filters.append(ReportedWaits(WatchedProcesses(loaded.families["syscalls"])))
     loop.filters.append(resources)
-    closer = investigator(kernel, helper, targets, kallsyms, correlator.troubles)
-    if closer is not None:
-        loop.add(closer)
+    profiling = investigator(kernel, helper, targets, kallsyms, correlator.active_episodes)
+    if profiling is not None:
+        loop.add(profiling)
     shown = {
         "clock": Shown(clock, clock.state),
         "notices": Shown(notices, notices.state),
         "time_daemons": Shown(daemons, daemons.state),
         "intake": Shown(intake, intake.state),
-        "programs": Shown(targets.unseen, targets.unseen.told),
+        "programs": Shown(targets.unprobed_programs, targets.unprobed_programs.reported),
         "examining": Shown(targets, targets.examining),
     }
-    shown |= {"investigation": Shown(closer, closer.state)} if closer is not None else {}
+    shown |= {"investigation": Shown(profiling, profiling.state)} if profiling is not None else {}
     shown |= {"otlp_receiver": Shown(receiver, receiver.state)} if receiver is not None else {}
     status = Status(config, loop, loaded, helper, watch, history, shown, exports.page)
-    loop.each_second.append(status.tell)
+    loop.each_second.append(status.log_changes)
     answers["status"] = status.document
     if exports.metrics is not None:
         from exporters.observed import StatusMetrics
@@ -333,7 +335,7 @@ def _assemble(
         loop.each_second.append(live.show)
     if live is None or not os.isatty(sys.stderr.fileno()):  # else they are in the summary on the same terminal
         loop.sinks.append(FindingLog(status.wall))
-    return loop, status, live, appliers(loop, intake, queues, brokers, closer, receiver)
+    return loop, status, live, appliers(loop, intake, queues, brokers, profiling, receiver)
 
 
 def _queues(poll_s: float, loaded: Loaded, older: Any) -> QueuePoller:
@@ -350,7 +352,7 @@ def _queues(poll_s: float, loaded: Loaded, older: Any) -> QueuePoller:
 def _time_daemons(settings: NtpSettings, history: Any) -> TimeDaemons:
     import numpy as np
 
-    from agent.clock.daemons.source import TimeDaemons
+    from agent.clock.daemons.daemon_source import TimeDaemons
 
     return TimeDaemons(settings, lambda wall_ns: int(history.to_boot(np.array([wall_ns])).ns[0]))
 
@@ -367,9 +369,9 @@ def main(to_help: Child, to_watch: Child) -> None:
         status = run(config, to_help, to_watch)
     except Interrupted:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        say("tickscope: interrupted before it was ready", NOTICE)
+        log_message("tickscope: interrupted before it was ready", NOTICE)
         status = INTERRUPTED
     except AgentError as error:
-        say(f"tickscope: {error}", ERROR)
+        log_message(f"tickscope: {error}", ERROR)
         status = error.exit_code
     sys.exit(status)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def _cannot(error: OSError) -> NoReturn:
     from agent.errors import AgentError
-    from agent.log import ERROR, say
+    from agent.log import ERROR, log_message
 
     failed = AgentError(
         "the agent's first processes cannot be started",
@@ -34,7 +34,7 @@ def _cannot(error: OSError) -> NoReturn:
             " tickscope again"
         ),
     )
-    say(f"tickscope: {failed}", ERROR)
+    log_message(f"tickscope: {failed}", ERROR)
     sys.exit(failed.exit_code)
 
 

@@ -1,4 +1,4 @@
-/* What the programs of a closer look share: they are attached for seconds, while something is wrong, and count for a few processes only
+/* What the programs of an on-demand profile share: they are attached for seconds, while something is wrong, and count for a few processes only
  * (agent/investigate/). Parts of each of those families, so guarded. */
 #ifndef LOOK_PIDS
 #define LOOK_PIDS 8

@@ -102,7 +102,7 @@ struct control {
 	u64 sample_from_ns;	/* CLOCK_BOOTTIME start of the current window of full timing */
 	u32 tcp_threads;	/* threads whose use of sockets the tls family wants to know */
 	u32 pad;
-	u64 look_until_ns;	/* what is attached for a closer look (bpf/look.h) counts until then, and nothing after, whatever became of the agent */
+	u64 look_until_ns;	/* what is attached for an on-demand profile (bpf/look.h) counts until then, and nothing after, whatever became of the agent */
 	u32 look_pids[8];	/* the processes that it is about */
 };
 BPF_F_TABLE("array", u32, struct control, control, 1, BPF_F_MMAPABLE);

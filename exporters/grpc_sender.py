@@ -78,12 +78,12 @@ class _Signal:
         error = future.exception()
         if error is None:
             return accepted(self._signal, future.result())
-        code, asked = error.code().name, _retry_delay(error)
+        code, requested_s = error.code().name, _retry_delay(error)
         message = f"{code}: {error.details()}"[:200]
-        retry = code in _RETRYABLE or (code == "RESOURCE_EXHAUSTED" and asked > 0)
+        retry = code in _RETRYABLE or (code == "RESOURCE_EXHAUSTED" and requested_s > 0)
         too_large = code == "RESOURCE_EXHAUSTED" and any(words in message for words in _TOO_LARGE)
         status = "too_large" if too_large else "retry" if retry else "refused"
-        return Outcome(status, message=message, retry_after_s=asked)
+        return Outcome(status, message=message, retry_after_s=requested_s)
 
 
 def _finished(future: grpc.Future) -> bool:

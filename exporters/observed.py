@@ -31,9 +31,9 @@ class StatusMetrics:
     """
 
     def __init__(
-        self, metrics: MetricStore, version: str, look: Callable[[], Mapping[str, Any]], page: Any = None
+        self, metrics: MetricStore, version: str, read_status: Callable[[], Mapping[str, Any]], page: Any = None
     ) -> None:
-        self._metrics, self._look, self._page = metrics, look, page
+        self._metrics, self._read_status, self._page = metrics, read_status, page
         self._version, self._due_ns = version, 0
 
     def __call__(self, now_ns: int) -> None:
@@ -44,7 +44,7 @@ class StatusMetrics:
             self._metrics.observe(f"tickscope.{name}", values.items(), now_ns)
 
     def _values(self) -> dict[str, dict[Attributes, float]]:
-        seen = self._look()
+        seen = self._read_status()
         store, otlp = seen["store"], seen["export"].get("otlp", {})
         cpu: dict[Attributes, float] = {}
         memory: dict[Attributes, float] = {}

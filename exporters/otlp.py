@@ -20,7 +20,7 @@ import numpy as np
 
 from agent.batch import Batch
 from agent.contracts import Owning, Stating
-from agent.log import ERROR, say
+from agent.log import ERROR, log_message
 from exporters.aggregate import MetricStore
 from exporters.otlp_settings import OtlpSettings
 from exporters.send import HttpSender, Outcome, Sender, failed
@@ -280,7 +280,9 @@ class OtlpExporter(Stating, Owning):
             self._work()
         except Exception as error:  # noqa: BLE001 - the agent goes on without export, and says so in its state
             self._failure = f"the exporter stopped: {type(error).__name__}: {error}"
-            say(f"tickscope: otlp: {self._failure}; nothing is exported until the agent is started again", ERROR)
+            log_message(
+                f"tickscope: otlp: {self._failure}; nothing is exported until the agent is started again", ERROR
+            )
 
     def _work(self) -> None:
         from exporters.points import PointEncoder

@@ -199,12 +199,12 @@ def with_otel(given: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any
     if env.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return {}
 
-    def said(prefix: str, *names: str) -> dict[str, Any]:
+    def output(prefix: str, *names: str) -> dict[str, Any]:
         found = {name: env.get(prefix + name.removesuffix("_s").upper(), "").strip() for name in names}
         return {name: _from_variable(name, text) for name, text in found.items() if text}
 
     prefix, of_signal = "OTEL_EXPORTER_OTLP_", tuple(keys(Endpoint))
-    general = said(prefix, *of_signal, "protocol")
+    general = output(prefix, *of_signal, "protocol")
     out = {**given, **general}
     for name, variable in (
         ("temporality", f"{prefix}METRICS_TEMPORALITY_PREFERENCE"),
@@ -218,7 +218,7 @@ def with_otel(given: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any
             out[signal] = False
         elif own is None or isinstance(own, Mapping):
             kept = {key: one for key, one in (own or {}).items() if key not in general}
-            if merged := {**kept, **said(f"{prefix}{signal.upper()}_", *of_signal)}:
+            if merged := {**kept, **output(f"{prefix}{signal.upper()}_", *of_signal)}:
                 out[signal] = merged
     return out
 

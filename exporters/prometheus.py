@@ -114,7 +114,7 @@ class PrometheusEndpoint(Stating):
         self._places = Places(MAX_CONNECTIONS)
         self._pages: dict[tuple[bool, bool], bytes] = {}
         self._stale_at = 0.0
-        self.deafened, self._deaf, self._failure = 0, False, ""
+        self.deafened, self._paused, self._failure = 0, False, ""
         self._thread = threading.Thread(target=self._run, name="prometheus", daemon=True)
         self._thread.start()
 
@@ -123,7 +123,7 @@ class PrometheusEndpoint(Stating):
         use them; ``state`` and ``last_error`` where no page could be made, until one is.
         """
         dropped = {reason: n for reason, n in self.dropped.items() if n and reason != "failed"}
-        told = (
+        by_state = (
             {
                 "reason": (
                     "clients took connections and did not use them: "
@@ -141,7 +141,7 @@ class PrometheusEndpoint(Stating):
             "requests": sum(self.requests.values()),
             "dropped": sum(self.dropped.values()),
             **({"deafened": self.deafened} if self.deafened else {}),
-            **told,
+            **by_state,
             **failed,
         }
 
@@ -153,11 +153,11 @@ class PrometheusEndpoint(Stating):
 
     def _run(self) -> None:
         while True:
-            readable = self._selector.select(0.5 if self._clients or self._deaf else None)
-            if self._deaf:
+            readable = self._selector.select(0.5 if self._clients or self._paused else None)
+            if self._paused:
                 with contextlib.suppress(OSError):
                     self._selector.register(self._listener, selectors.EVENT_READ)
-                    self._deaf = False
+                    self._paused = False
             for key, _ in readable:
                 if key.fileobj is self._woken:
                     for each in (*self._clients, self._listener, self._woken):
@@ -181,7 +181,7 @@ class PrometheusEndpoint(Stating):
         except OSError as error:  # else it went away before it was accepted
             if error.errno in NO_ROOM:  # it would be readable again at once
                 self._selector.unregister(self._listener)
-                self._deaf = True
+                self._paused = True
                 self.deafened += 1
             return
         uid = owner(connection)

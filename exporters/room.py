@@ -36,7 +36,7 @@ class Room:
             False: int((bound - self._most_wide) * _RESERVED) // max(len(metrics) - wide, 1),
         }
         #: By whether they are histograms.
-        self._spoken_for = {True: wide * self._shares[True], False: (len(metrics) - wide) * self._shares[False]}
+        self._reserved = {True: wide * self._shares[True], False: (len(metrics) - wide) * self._shares[False]}
 
     @property
     def samples(self) -> int:
@@ -58,14 +58,14 @@ class Room:
         return True
 
     def set(self, metric: Metric, series: int) -> None:
-        self._spoken_for[_wide(metric)] += self._growth(metric, series - self._series[metric])
+        self._reserved[_wide(metric)] += self._growth(metric, series - self._series[metric])
         self._series[metric] = series
 
     def _fits(self, metric: Metric, samples: int) -> bool:
         if self._bound is None or samples <= 0:
             return True
-        within = not _wide(metric) or self._spoken_for[True] + samples <= self._most_wide
-        return within and sum(self._spoken_for.values()) + samples <= self._bound
+        within = not _wide(metric) or self._reserved[True] + samples <= self._most_wide
+        return within and sum(self._reserved.values()) + samples <= self._bound
 
     def _growth(self, metric: Metric, more: int) -> int:
         """What more would be spoken for: each metric's samples, or its share where it has fewer."""

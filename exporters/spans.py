@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from agent.common.sentence import ToWall, pieces, told
+from agent.common.sentence import ToWall, pieces, text_of
 from exporters.links import Links
 from exporters.sampling import randomness, tracestate
 from exporters.span_cells import CHANCE, attribute_of, cells_of, dicts, known_or, numbered, raw_rows, w3c_id
@@ -219,8 +219,8 @@ class SpanEncoder:
         """
         out = cells_of(table, rows)
         if "sentence" in out:
-            said = zip(rows["said"].tolist(), rows["sentence"].tolist(), strict=True)
-            out["sentence"] = [told(pieces(*one), self._to_wall, utc=True) if one[1] else None for one in said]
+            sentences = zip(rows["said"].tolist(), rows["sentence"].tolist(), strict=True)
+            out["sentence"] = [text_of(pieces(*one), self._to_wall, utc=True) if one[1] else None for one in sentences]
         return out
 
     def _times(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent.common.version import VERSION
 from agent.errors import AgentError
-from agent.log import say
+from agent.log import log_message
 
 if TYPE_CHECKING:
     from agent.contracts import Sink
@@ -48,5 +48,5 @@ def start(page: PageSettings, otlp: OtlpSettings, boot: str, history: Any) -> Ex
             served = PrometheusEndpoint(page.address, metrics, resource, page.metrics)
         except AgentError as error:
             missing["prometheus"] = f"{error.what}: {error.why}"
-            say(f"tickscope: {error}")
+            log_message(f"tickscope: {error}")
     return Exports(sinks, metrics, served, missing)

@@ -92,7 +92,7 @@ class Transport:
         return self._exchange(self._connection, data, headers)
 
     def _exchange(self, connection: _Connection, data: bytes, headers: Mapping[str, str]) -> Answer:
-        response, whole = _asked(connection, self._path, data, headers)
+        response, whole = _response_of(connection, self._path, data, headers)
         body = response.read(MAX_BODY_BYTES + 1)
         if response.length and len(body) <= MAX_BODY_BYTES:
             raise IncompleteRead(body, response.length)
@@ -186,7 +186,9 @@ def _closed(*, tls: bool) -> tuple[type[OSError], ...]:
     return ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError
 
 
-def _asked(connection: _Connection, path: str, data: bytes, headers: Mapping[str, str]) -> tuple[HTTPResponse, bool]:
+def _response_of(
+    connection: _Connection, path: str, data: bytes, headers: Mapping[str, str]
+) -> tuple[HTTPResponse, bool]:
     """The answer, and whether the request was sent whole: a server that refuses it (413, 401) may answer and close
     before it has read it.
     """

@@ -95,7 +95,7 @@ class Waiting:
             self._jumps.extend(batch.rows["t_ns"][np.isin(batch.rows["kind"], _JUMP_KINDS)].tolist())
         wanted = self._wanted(batch)
         if batch.table == "limiter_decision" and self._config.decisions == "affected":
-            chosen = self._telling(wanted) | (randomness(wanted) >= threshold(self._config.sample))
+            chosen = self._informative(wanted) | (randomness(wanted) >= threshold(self._config.sample))
             self._put_plain(wanted[~chosen], now)
             wanted = wanted[chosen]
         with self._lock:
@@ -126,7 +126,9 @@ class Waiting:
             beside = {t: _joined(pieces) for t, pieces in held.items()}
             decisions, certain = self._with_affected(decisions, plain, beside, now)
             pairs = children(decisions, beside)
-            touched = np.isin(np.arange(len(decisions)), [d for d, _, _ in pairs]) | certain | self._telling(decisions)
+            touched = (
+                np.isin(np.arange(len(decisions)), [d for d, _, _ in pairs]) | certain | self._informative(decisions)
+            )
             chance = np.where(touched | (self._config.decisions != "affected"), 1.0, self._config.sample)
             spans += encoder.decisions(decisions, pairs, beside, chance)
             with self._lock:
@@ -212,7 +214,7 @@ class Waiting:
         certain = np.arange(len(decisions) + len(affected)) >= len(decisions)
         return np.concatenate([decisions, affected]), certain
 
-    def _telling(self, decisions: np.ndarray) -> np.ndarray:
+    def _informative(self, decisions: np.ndarray) -> np.ndarray:
         """Those that always become spans: shape (n,) bool."""
         telling: np.ndarray = self._notable("limiter_decision", decisions) | self._after_jump(decisions)
         return telling

@@ -17,7 +17,7 @@ ONLY_ALL: dict[str, str | None] = {
     "tests/kernel/test_limiter.py::test_a_reservation_that_is_given_back_at_once_is_refused": "2018",
     "tests/kernel/test_limiter.py::test_wait_is_one_decision_also_when_it_refuses_early": "2019",
     "tests/kernel/test_limiter.py::test_a_wait_whose_caller_gives_up_is_cancelled": "plain",
-    "tests/kernel/test_limiter_libraries.py::test_each_decision_as_the_program_was_told": "plain",
+    "tests/kernel/test_limiter_libraries.py::test_each_decision_as_the_program_was_reported": "plain",
     "tests/kernel/test_limiter_sites.py::test_who_asks_is_the_name": "piestripped",
     "tests/servers/test_limiter_models.py::test_go_libraries": "go.mod-*",
     # one release, or set of settings, of a foreign program
@@ -31,16 +31,16 @@ ONLY_ALL: dict[str, str | None] = {
     # each replays all kept recordings once more; the scenarios of each symptom and cause have the rule taken out, too
     "tests/unit/test_lab_kept.py::test_without_a_rule_its_kinds_suffer_and_no_others": None,
     # one minute of the laboratory; test_lab.py has another run of it, with an agent and of the mild end, too
-    "tests/system/test_lab.py::test_faults_are_felt_from_the_mild_end_on": None,
+    "tests/system/test_lab.py::test_faults_are_noticed_from_the_mild_end_on": None,
 }
 #: They judge the whole host, or who gets a processor: nothing runs beside them.
 ALONE = (
-    "tests/kernel/test_closer_looks.py",
+    "tests/kernel/test_profiles.py",
     "tests/kernel/test_cpu_wait.py",
-    "tests/kernel/test_owing.py",
+    "tests/kernel/test_pending_thread.py",
     "tests/kernel/test_storms.py",  # what it floods is lost for the agents of other tests, too
     "tests/system/test_busy.py",
-    "tests/system/test_closer_look.py",
+    "tests/system/test_profile.py",
     "tests/system/test_lab.py",
     "tests/system/test_leaks.py",
     "tests/system/test_silence.py",

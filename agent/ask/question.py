@@ -1,5 +1,5 @@
-"""What a verb asks for: rows of one table, or groups of them. Pure; every source of rows (agent/ask/source.py) answers
-the same question alike.
+"""What a verb asks for: rows of one table, or groups of them. Pure; every source of rows (agent/ask/row_source.py)
+answers the same question alike.
 """
 
 from __future__ import annotations

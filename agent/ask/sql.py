@@ -42,12 +42,12 @@ def _condition(where: Where | Condition) -> str:
         return f"({where.text}\n)"  # which may end in a comment
     column = quote(where.column)
     if where.op == "in":
-        told = f"{column} IN ({', '.join(map(literal, where.value)) or 'NULL'})"
+        condition = f"{column} IN ({', '.join(map(literal, where.value)) or 'NULL'})"
     elif where.op == "starts":
-        told = f"starts_with({column}, {literal(where.value)})"
+        condition = f"starts_with({column}, {literal(where.value)})"
     else:
-        told = f"{column} {where.op} {literal(where.value)}"
-    return f"({column} IS NULL OR {told})" if where.or_unknown else told
+        condition = f"{column} {where.op} {literal(where.value)}"
+    return f"({column} IS NULL OR {condition})" if where.or_unknown else condition
 
 
 def _latest(question: Question, boots: Sequence[str]) -> str:

@@ -1,8 +1,8 @@
 """What a kind of binary is made of, after opentelemetry-ebpf-profiler's interpreter Loader, Data and Instance.
 
 1. An **analyzer** reads a file: is it mine, which version, which offsets. It is pure, takes descriptors and plain
-   arguments, and runs in the unprivileged analyzer process (agent/targets/examiner.py), since anybody can put a file
-   there. It answers with one ``Analysis`` for each thing that it found, or none.
+   arguments, and runs in the unprivileged analyzer process (agent/targets/elf_analyzer.py), since anybody can put a
+   file there. It answers with one ``Analysis`` for each thing that it found, or none.
 2. An **attachment** is a BPF program and the places in the file where it goes.
 3. An **instance** is what the agent keeps of an analysis while processes use the file. Uprobes belong to an inode, so
    one instance serves every process that runs or maps the file.

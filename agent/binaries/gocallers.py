@@ -1,5 +1,5 @@
 """Which functions of a Go program stand at a return address, those too that the compiler has put into one another. For
-the examiner: hostile input.
+the ELF analyzer: hostile input.
 
 Layouts: runtime/symtabinl.go and runtime/symtab.go of Go 1.18 to 1.26. Of Go 1.17, whose functions' data are told
 another way, the function itself is told, and what is inlined is not.
@@ -21,7 +21,7 @@ from agent.binaries.gosym import GoBinary, GoFunction
 
 #: Addresses a question; functions that are inlined into one another; bytes of a name, and how much of one is told;
 #: elements of a file's path that are told.
-MOST, _MOST_INLINED, _MAX_NAME, _TOLD, _ELEMENTS = 24, 8, 512, 200, 2
+MOST, _MOST_INLINED, _MAX_NAME, _LONGEST_SHOWN, _ELEMENTS = 24, 8, 512, 200, 2
 _INLINE_INDEX, _INLINE_TREE = 2, 3
 _NO_DATA = 0xFFFFFFFF
 #: Words of moduledata from ``text`` to ``gofunc``, before Go 1.20 (which brought two of coverage) and from then on.
@@ -142,7 +142,7 @@ class GoCallers(GoBinary):
         try:
             pc = min(code) + offset - 1  # of the call, not of what comes behind it
             function = self._around(pc)
-            return [] if function is None else list(self._told(function, pc - function.entry))
+            return [] if function is None else list(self._named_callers(function, pc - function.entry))
         except (ElfError, ValueError):
             return []  # of another file, or of code that was made at run time
 
@@ -168,13 +168,19 @@ class GoCallers(GoBinary):
         raw = self.read(at, min(_MAX_NAME, self.rest(at))).split(b"\0", 1)[0]
         return raw.decode("utf-8", "replace")
 
-    def _told(self, function: GoFunction, at: int) -> Iterator[Caller]:
+    def _named_callers(self, function: GoFunction, at: int) -> Iterator[Caller]:
         """at: offset of the call in the function."""
         for name, place in [*self._inlined(function, at), (function.name, None)][:_MOST_INLINED]:
             file, line = self._line(function, at)
             whole = _plain(name.rpartition("/vendor/")[2])
             package = package_of(whole)
-            yield Caller(whole[:_TOLD], package[:_TOLD], *module_of(package, self._built), file[-_TOLD:], line)
+            yield Caller(
+                whole[:_LONGEST_SHOWN],
+                package[:_LONGEST_SHOWN],
+                *module_of(package, self._built),
+                file[-_LONGEST_SHOWN:],
+                line,
+            )
             at = place if place is not None else at
 
     @property

@@ -1,5 +1,5 @@
 """What can be probed in a Go program, by the declarations of limiter libraries, and which limiters it contains beside
-those. For the examiner.
+those. For the ELF analyzer.
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ def resolver(fd: int) -> tuple[int, list[int]] | None:
         if build is None or build.minor is None or build.minor < LOOKUP_MINOR or "noregabi" in build.go_version:
             return None
         found = binary.functions(binary.names([LOOKUP]))
-        return _ways(binary, found[0]) if found else None
+        return _paths(binary, found[0]) if found else None
     except ElfError:
         return None
 
 
-def examine(fd: int) -> FoundLimiters | None:
+def analyze(fd: int) -> FoundLimiters | None:
     """What can be attached in an executable file; None where it is no Go binary or contains no limiter.
 
     What cannot be probed with certainty comes back ``unavailable`` with the reason. Raises OSError.
@@ -117,7 +117,7 @@ def examine(fd: int) -> FoundLimiters | None:
     return FoundLimiters(probed, others) if probed or others else None
 
 
-def _ways(binary: GoBinary, function: GoFunction) -> tuple[int, list[int]]:
+def _paths(binary: GoBinary, function: GoFunction) -> tuple[int, list[int]]:
     """File offsets of where a function's registers are as at its begin, and of its returns. Raises ElfError where they
     are not certain, or too many.
     """
@@ -214,26 +214,26 @@ def _place(binary: GoBinary, mine: Matched, one: Probed) -> None:
     """Works out the file offsets. Raises ElfError where there would be none of decisions; without the others' less is
     seen, no more.
     """
-    troubles, decisions = list[str](), 0
+    problems, decisions = list[str](), 0
     locks = dict[str, int | None]()
     for function, candidates in mine.functions:
         try:
             declared = chosen(binary, function, candidates, mine.copies, locks, one.library_version)
-            entry, places = _ways(binary, function)
+            entry, places = _paths(binary, function)
         except ElfError as error:
-            troubles.append(f"{candidates[0].loses} are not seen: {error}")
+            problems.append(f"{candidates[0].loses} are not seen: {error}")
             continue
         decisions += declared.role == "decision"
         one.sites += [(declared.entry, [entry]), *([(declared.end, places)] if declared.end else [])]
     if mine.inlined and not decisions:
         one.remedy = f"build it with -gcflags={mine.packages[0]}=-l, and without -pgo"
         raise ElfError(f"{', '.join(mine.inlined)} is inlined wherever it is called, so nothing can be probed")
-    if troubles and mine.copies:
-        unsure = any("not certain" in trouble for trouble in troubles)
+    if problems and mine.copies:
+        unsure = any("not certain" in problem for problem in problems)
         one.remedy = (
             f"declare its function in limiter_functions{', or build it optimised (no -N, no -race)' if unsure else ''}"
         )
     if not decisions:
-        raise ElfError(troubles[0] if troubles else "nothing of it decides")
-    if troubles:
-        one.state, one.reason = "degraded", "; ".join(troubles)
+        raise ElfError(problems[0] if problems else "nothing of it decides")
+    if problems:
+        one.state, one.reason = "degraded", "; ".join(problems)

@@ -18,7 +18,7 @@ MOST = 1024
 _FUNCTIONS = (2, 10)  # STT_FUNC, STT_GNU_IFUNC
 _MAX_NAME, _PIECE = 256, 1 << 16
 #: Characters of a name, so that an answer with all of them is no longer than it may be.
-_TOLD = 96
+_LONGEST_SHOWN = 96
 #: Of /proc/kallsyms, some 500,000 symbols.
 _KALLSYMS_BYTES = 32 << 20
 #: What lies further behind a symbol is none of it.
@@ -86,7 +86,7 @@ def _reaches(symbol: np.void, address: int) -> bool:
 
 def _text_of(raw: bytes) -> str:
     name = raw.split(b"\0", 1)[0].decode("utf-8", "replace")
-    return "".join(c if c.isprintable() and c != ";" else "?" for c in name[:_TOLD])
+    return "".join(c if c.isprintable() and c != ";" else "?" for c in name[:_LONGEST_SHOWN])
 
 
 def in_file(fds: list[int], offsets: list[int]) -> list[str]:

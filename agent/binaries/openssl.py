@@ -102,7 +102,7 @@ def version_text(elf: Elf) -> str:
 
 
 def facts(fds: list[int], program: bool = False) -> dict[str, Any] | None:
-    """For the examiner: where a libssl (with its libcrypto as second file) or a program has to be probed, in file
+    """For the ELF analyzer: where a libssl (with its libcrypto as second file) or a program has to be probed, in file
     offsets; None where it has no OpenSSL.
 
     A program that contains an OpenSSL without the symbols that tell where comes back as ``{"hidden": version}``.

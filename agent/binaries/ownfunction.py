@@ -1,5 +1,5 @@
-"""Where the functions that the settings declare can be probed in a file. For the examiner: plain in, plain out. Raises
-ElfError and OSError for a file that is none.
+"""Where the functions that the settings declare can be probed in a file. For the ELF analyzer: plain in, plain out.
+Raises ElfError and OSError for a file that is none.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Unfit(ElfError):
         self.key, self.remedy, self.near = key, remedy, near
 
 
-def examine(fd: int, declared: list[dict[str, Any]], near: bool = False) -> list[tuple[Probed, dict[str, Any] | None]]:
+def analyze(fd: int, declared: list[dict[str, Any]], near: bool = False) -> list[tuple[Probed, dict[str, Any] | None]]:
     """declared: ``library``, ``entry``, ``left`` and ``returned`` (programs), ``language``, ``symbol``, ``address``,
     ``offset``, ``build_id`` and ``mapped`` (it is a shared library) of each. near: have names that are like one that is
     not there. With each the ``key`` of the declaration that is wrong and what is ``near``. Those whose build id is
@@ -43,15 +43,15 @@ def examine(fd: int, declared: list[dict[str, Any]], near: bool = False) -> list
     for one in declared:
         if one["build_id"] and one["build_id"] != build_id:
             continue
-        probed, trouble = Probed(one["library"], unversioned="declared", mapped=one["mapped"]), None
+        probed, problem = Probed(one["library"], unversioned="declared", mapped=one["mapped"]), None
         try:
             (_go if one["language"] == "go" else _native)(fd, one, probed, near)
         except Unfit as error:
             probed.state, probed.reason, probed.remedy = "unavailable", f"{_shown(one)}: {error}", error.remedy
-            trouble = {"key": error.key, "near": error.near}
+            problem = {"key": error.key, "near": error.near}
         except ElfError as error:
             probed.state, probed.reason = "unavailable", f"{_shown(one)}: {error}"
-        found.append((probed, trouble))
+        found.append((probed, problem))
     return found
 
 
@@ -94,7 +94,7 @@ def _native(fd: int, one: dict[str, Any], found: Probed, near: bool) -> None:
         raise Unfit("program", f"limiter probes are made for {DECODED} only")
     if binary.section_header(".go.buildinfo") is not None and not one["symbol"].startswith("_"):
         raise Unfit("language", "it is a Go program", "language: go")
-    at, size, name, troubles = _find(binary, one, near)
+    at, size, name, problems = _find(binary, one, near)
     begin, size = _bounds(binary, at, size, name, one)
     body = Body([(begin, binary.read(begin, size)), *_cold(binary, name)])
     if at not in body.starts:
@@ -107,7 +107,7 @@ def _native(fd: int, one: dict[str, Any], found: Probed, near: bool) -> None:
         found.sites.append((one["returned"], [binary.file_offset(begin)]))
     elif body.returns:
         found.sites.append((one["left"], _offsets(binary, body.returns)))
-        troubles.append(
+        problems.append(
             f"calls that it ends by a jump to another function (at {body.leaves[0]:#x}) are not seen: declare that one"
         )
     else:
@@ -121,8 +121,8 @@ def _native(fd: int, one: dict[str, Any], found: Probed, near: bool) -> None:
             ),
             "declare the function that it goes on to",
         )
-    if troubles:
-        found.state, found.reason = "degraded", f"{_shown(one)}: {'; '.join(troubles)}"
+    if problems:
+        found.state, found.reason = "degraded", f"{_shown(one)}: {'; '.join(problems)}"
 
 
 def _unwinds(binary: SymbolFile) -> bool:

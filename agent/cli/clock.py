@@ -14,7 +14,7 @@ from agent.cli import clock_convert, clock_daemons, clock_history, clock_watch, 
 from agent.errors import AgentError
 
 _CHANGES = ("t_ns", "wall_ns", "kind", "size_ns", "err_ns", "freq_after_ppb", "via", "pid", "comm", "ret")
-_TOLD = ("drift_ppb", "segments", "watch")
+_JSON_ONLY = ("drift_ppb", "segments", "watch")
 _LEAP = ("none announced", "a second will be inserted", "a second will be deleted", "unknown")
 
 
@@ -70,7 +70,7 @@ def _now(fmt: str, store: str) -> None:
     notices: dict[str, Any] = {}
     try:
         answer = document()
-        row.update({k: answer["clock"].get(k) for k in _TOLD})
+        row.update({k: answer["clock"].get(k) for k in _JSON_ONLY})
         notices = answer.get("notices", {})
         row["pending_reanchorings"] = notices.get("pending")
     except AgentError as error:
@@ -164,7 +164,7 @@ def _jump(jump: dict[str, Any] | None) -> str:
 
     if jump is None:
         return "none in the store"
-    way = "back" if jump["size_ns"] < 0 else "forward"
+    direction = "back" if jump["size_ns"] < 0 else "forward"
     ago = (
         duration(time.clock_gettime_ns(time.CLOCK_BOOTTIME) - jump["t_ns"]) + " ago"
         if jump["boot_id"] == boot_id()
@@ -178,7 +178,7 @@ def _jump(jump: dict[str, Any] | None) -> str:
         else "an unseen actor"
     )
     return (
-        f"{way} by {duration(abs(jump['size_ns']))}, {ago} ({cell('wall_ns', jump['wall_ns'])},"
+        f"{direction} by {duration(abs(jump['size_ns']))}, {ago} ({cell('wall_ns', jump['wall_ns'])},"
         f" {cell('t_ns', jump['t_ns'])}), by {who}"
     )
 

@@ -71,12 +71,12 @@ def command(time: tuple[str, ...], pid: int | None, boot: str | None, fmt: str, 
         back = bound.boot_id is not None and mono is None and not text.strip().startswith("boot+")
         ago = back and bound.boot_id in known and bound.t_ns >= 0 and chosen in (None, bound.boot_id)
         counts = ago or (bound.boot_id is not None and bound.wall_ns is None)
-        told_by = timens.Offsets() if ago else offsets
+        read_with = timens.Offsets() if ago else offsets
         rows = []
         for name, one in known.items():
             if name == (chosen or (bound.boot_id if counts else name)):
                 rows += _converted(
-                    name, one, bound, name == source.boots[-1], counts, told_by, from_mono=mono is not None
+                    name, one, bound, name == source.boots[-1], counts, read_with, from_mono=mono is not None
                 )
     if pid is not None:
         rows = [row for row in rows if row["boot_id"] == boot_id()]

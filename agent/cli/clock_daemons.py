@@ -56,7 +56,7 @@ def rows(store: str) -> list[dict[str, Any]]:
         if read_ns is None:
             return []
         recent = Where("t_ns", ">=", read_ns - _RECENT_NS)
-        said = source.rows(
+        reports = source.rows(
             Question(
                 "clock_daemon",
                 _COLUMNS,
@@ -64,7 +64,7 @@ def rows(store: str) -> list[dict[str, Any]]:
                 latest=("daemon", "kind", "source"),
             )
         )
-    last = {(row["daemon"], row["kind"], None if row["kind"] == "system" else row["source"]): row for row in said}
+    last = {(row["daemon"], row["kind"], None if row["kind"] == "system" else row["source"]): row for row in reports}
     return sorted(last.values(), key=lambda r: (r["daemon"] or "", _KINDS.index(r["kind"]), r["source"] or ""))
 
 
@@ -77,30 +77,30 @@ def words(found: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
             if row["state"] == "disagree":
                 yield "", f"DISAGREES with {row['source']}: {row['reason'] or duration(row['offset_ns'])}"
         elif row["kind"] == "system" or row["daemon"] == "sntp":
-            yield row["daemon"], _belief(row)
+            yield row["daemon"], _report(row)
             detail = ", ".join(_details(row))
             if detail:
                 yield "", detail
 
 
-def _belief(row: dict[str, Any]) -> str:
+def _report(row: dict[str, Any]) -> str:
     from agent.cli.cells import duration
 
     what = "to" if row["state"] in ("synchronised", "unsynchronised") else "asked at"
-    said = [
+    reports = [
         row["state"]
         + (f" {what} {row['source']}" if row["source"] else "")
         + (f", stratum {row['stratum']}" if row["stratum"] is not None else "")
     ]
     if row["offset_ns"] is not None:
-        way = "slow" if row["offset_ns"] > 0 else "fast"
+        direction = "slow" if row["offset_ns"] > 0 else "fast"
         bound = "" if row["distance_ns"] is None else f", within {duration(row['distance_ns'])}"
-        said.append(f"our clock is {duration(abs(row['offset_ns']))} {way}{bound}")
+        reports.append(f"our clock is {duration(abs(row['offset_ns']))} {direction}{bound}")
     if row["last_update_ns"] is not None:
-        said.append(f"updated {duration(time.clock_gettime_ns(time.CLOCK_BOOTTIME) - row['last_update_ns'])} ago")
+        reports.append(f"updated {duration(time.clock_gettime_ns(time.CLOCK_BOOTTIME) - row['last_update_ns'])} ago")
     if row["reason"]:
-        said.append(row["reason"])
-    return "; ".join(said)
+        reports.append(row["reason"])
+    return "; ".join(reports)
 
 
 def _details(row: dict[str, Any]) -> Iterator[str]:

@@ -15,13 +15,13 @@ from agent.errors import NO_ROWS, AgentError, printable
 if TYPE_CHECKING:
     import numpy as np
 
-    from agent.ask.source import RowSource
-    from agent.cli.clock_course import Course
+    from agent.ask.row_source import RowSource
+    from agent.cli.clock_series import ClockSeries
     from agent.clock.history import History
 
 _WATCHED_NS = (
     30 * 10**9
-)  # a running agent stores a sample each 10 s (agent/clock/source.py, ROW_NS), and at each change
+)  # a running agent stores a sample each 10 s (agent/clock/clock_source.py, ROW_NS), and at each change
 #: Segments in a table where nobody asked for more.
 _TABLE_ROWS = 1_000
 #: Of so many, their actors are asked for one by one.
@@ -63,11 +63,11 @@ def command(since: str | None, until: str | None, limit: int | None, plot: bool,
     tickscope clock history --since 1d --plot
     tickscope clock history --limit 20
     """
-    from agent.cli.gaps import tell
+    from agent.cli.gaps import report_gaps
     from agent.cli.output import emit_rows, note, quiet_pipe
     from agent.store.sources import opened
 
-    course: Course | None = None
+    series: ClockSeries | None = None
     rows: list[dict[str, Any]] = []
     with opened(store, ["clock_offset", "clock_change", "loss"], since, until, whole=True) as source:
         known = histories(source)
@@ -82,15 +82,15 @@ def command(since: str | None, until: str | None, limit: int | None, plot: bool,
         gaps, notes = source.gaps(), source.notes
         if chosen and (plot or (fmt == "table" and sys.stdout.isatty())):
             newest = list(chosen)[-1]
-            course = _course(source, newest, known[newest], chosen[newest])
+            series = _series(source, newest, known[newest], chosen[newest])
             if plot and len(chosen) > 1:
                 note("note: the plot shows the newest boot; --until chooses an earlier one")
-    tell(gaps, notes, "table" if plot else fmt)
-    if course is not None:
+    report_gaps(gaps, notes, "table" if plot else fmt)
+    if series is not None:
         from agent.cli.clock_text import text
 
         with quiet_pipe():
-            click.echo("\n".join(text(course, shutil.get_terminal_size((100, 40)).columns)) + "\n")
+            click.echo("\n".join(text(series, shutil.get_terminal_size((100, 40)).columns)) + "\n")
     if not plot:
         emit_rows(rows, fmt, _SEGMENT, {"gaps": gaps})
         if len(rows) < total:
@@ -101,7 +101,7 @@ def command(since: str | None, until: str | None, limit: int | None, plot: bool,
     if not total:
         note("no offset history in that time")
         click.get_current_context().exit(NO_ROWS)
-    if plot and course is None:
+    if plot and series is None:
         raise AgentError(
             "nothing to plot yet",
             why="there is one sample in that time",
@@ -133,12 +133,12 @@ def _within(source: RowSource, boot: str, history: History) -> np.ndarray:
     return np.flatnonzero(kept)
 
 
-def _course(source: RowSource, boot: str, history: History, at: np.ndarray) -> Course | None:
+def _series(source: RowSource, boot: str, history: History, at: np.ndarray) -> ClockSeries | None:
     """What is drawn of one boot's segments ``at``; None where there are not two samples in the window."""
     import numpy as np
 
     from agent.ask.question import GroupValue, Question, Where
-    from agent.cli.clock_course import NAMED, Course, WallStep, furthest, unwatched
+    from agent.cli.clock_series import NAMED, ClockSeries, WallStep, furthest, unwatched
 
     mine = Where("boot_id", "=", boot)
     found = source.integers(Question("clock_offset", ("t_ns",), (mine,), order=("t_ns",)))
@@ -169,7 +169,7 @@ def _course(source: RowSource, boot: str, history: History, at: np.ndarray) -> C
     ]
     moved = s.real_boot_ns[shown] - s.real_boot_ns[shown[0]]
     few = furthest(s.start_ns[shown], moved, s.err_ns[shown])
-    return Course(
+    return ClockSeries(
         host or "this host",
         int(t[0]),
         int(t[-1]),
@@ -203,10 +203,10 @@ def _rows(source: RowSource, boot: str, history: History, at: np.ndarray) -> lis
         if len(at) <= _LISTED
         else (Where("t_ns", ">=", starts[0]), Where("t_ns", "<=", starts[-1]))
     )
-    said = source.rows(
+    changes = source.rows(
         Question("clock_change", ("t_ns", "via", "pid", "comm"), (Where("boot_id", "=", boot), *which), within=False)
     )
-    actors = {row["t_ns"]: (row["via"], row["pid"], row["comm"]) for row in said}
+    actors = {row["t_ns"]: (row["via"], row["pid"], row["comm"]) for row in changes}
     before = s.real_boot_ns[np.maximum(at - 1, 0)].tolist()
     out = []
     for i, start, offset, err, earlier in zip(

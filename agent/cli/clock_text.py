@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 
 from agent.cli.cells import cell, duration
-from agent.cli.clock_course import NAMED, Course, Timed, WallStep
+from agent.cli.clock_series import NAMED, ClockSeries, Timed, WallStep
 from agent.cli.output import coloured
 
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
@@ -50,19 +50,19 @@ def nice(low: float, high: float, most: int) -> list[float]:
     return [i * step for i in range(first, math.floor(high / step) + 1)]
 
 
-def times(course: Timed, most: int) -> list[tuple[int, str]]:
+def times(series: Timed, most: int) -> list[tuple[int, str]]:
     """Round local times in the range: (t_ns, label)."""
-    span = (course.to_ns - course.from_ns) / 1e9
+    span = (series.to_ns - series.from_ns) / 1e9
     every = next((s for s in _TIMES_S if span / s <= most), _TIMES_S[-1] * math.ceil(span / most / _TIMES_S[-1]))
     zone = int(
         (
-            datetime.fromtimestamp((course.to_ns + course.wall_ns) / 1e9).astimezone().utcoffset() or _NO_ZONE
+            datetime.fromtimestamp((series.to_ns + series.wall_ns) / 1e9).astimezone().utcoffset() or _NO_ZONE
         ).total_seconds()
     )
-    first = math.ceil(((course.from_ns + course.wall_ns) / 1e9 + zone) / every) * every - zone
+    first = math.ceil(((series.from_ns + series.wall_ns) / 1e9 + zone) / every) * every - zone
     form = "%H:%M:%S" if every < 60 else "%H:%M" if every < 43200 else "%m-%d %H:%M" if every < 86400 else "%m-%d"
-    seconds = range(first, (course.to_ns + course.wall_ns) // 10**9 + 1, every)
-    return [(second * 10**9 - course.wall_ns, datetime.fromtimestamp(second).strftime(form)) for second in seconds]
+    seconds = range(first, (series.to_ns + series.wall_ns) // 10**9 + 1, every)
+    return [(second * 10**9 - series.wall_ns, datetime.fromtimestamp(second).strftime(form)) for second in seconds]
 
 
 def scaled(low: float, high: float) -> tuple[float, str]:
@@ -71,27 +71,27 @@ def scaled(low: float, high: float) -> tuple[float, str]:
     return next(((size, unit) for size, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "us")) if most >= size), (1.0, "ns"))
 
 
-def title(course: Course) -> str:
+def title(series: ClockSeries) -> str:
     begin, end = (
-        datetime.fromtimestamp((t + course.wall_ns) / 1e9).astimezone() for t in (course.from_ns, course.to_ns)
+        datetime.fromtimestamp((t + series.wall_ns) / 1e9).astimezone() for t in (series.from_ns, series.to_ns)
     )
-    what = f"{course.jumps:,} jump{'s' * (course.jumps != 1)} of the wall clock"
+    what = f"{series.jumps:,} jump{'s' * (series.jumps != 1)} of the wall clock"
     zone = f"{end:%z}"
     zone = "UTC" if zone == "+0000" else f"UTC{zone[:3]}:{zone[3:]}"
     return (
-        f"{course.host}, {begin:%Y-%m-%d %H:%M:%S} to {end:%H:%M:%S} {zone}: {what}"
+        f"{series.host}, {begin:%Y-%m-%d %H:%M:%S} to {end:%H:%M:%S} {zone}: {what}"
         if begin.date() == end.date()
-        else (f"{course.host}, {begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} {zone}: {what}")
+        else (f"{series.host}, {begin:%Y-%m-%d %H:%M} to {end:%Y-%m-%d %H:%M} {zone}: {what}")
     )
 
 
-def text(course: Course, columns: int, rows: int = 12) -> list[str]:
+def text(series: ClockSeries, columns: int, rows: int = 12) -> list[str]:
     """Lines of at most ``columns`` characters: the offset over time, an arrow under each jump, and the largest jumps
     with their actors.
     """
     plain = not can("⣿▲▼┤└─", sys.stdout.encoding)
     colour = coloured(sys.stdout)
-    low, high = course.reach(1000)
+    low, high = series.reach(1000)
     size, unit = scaled(low, high)
     labels = {
         round((v * size - low) / (high - low) * (rows - 1)): f"{v:+.6g} {unit}" if v else f"0 {unit}"
@@ -102,38 +102,38 @@ def text(course: Course, columns: int, rows: int = 12) -> list[str]:
     dots = Dots(room, rows)
 
     def at_x(t: int) -> int:
-        return round((t - course.from_ns) / (course.to_ns - course.from_ns) * (dots.width - 1))
+        return round((t - series.from_ns) / (series.to_ns - series.from_ns) * (dots.width - 1))
 
     def at_y(value: float) -> int:
         return round((value - low) / (high - low) * (dots.height - 1))
 
-    for corners in course.corners():
+    for corners in series.corners():
         for by in (-1, 0, 1):
             marks = [(at_x(t), at_y(m + by * e)) for t, m, e in corners]
             for i, (here, there) in enumerate(pairwise(marks)):
                 if by == 0 or i % 2 == 0:
                     dots.line(*here, *there)
-    out = [title(course)[:columns]]
+    out = [title(series)[:columns]]
     for i, line in enumerate(dots.rows(plain)):
         label = labels.get(rows - 1 - i, "")
         out.append(f"{label:>{left}} {'|' if plain else '┤' if label else '│'}{paint(line, '36', colour)}")
     axis = ["-" if plain else "─"] * room
-    for begin, end in course.blank:
+    for begin, end in series.blank:
         for column in range(at_x(begin) // 2 + 1, at_x(end) // 2):
             axis[column] = "?"
     out.append(" " * (left + 1) + ("+" if plain else "└") + "".join(axis))
-    out.append(" " * (left + 2) + arrows(course, room, at_x, plain, colour))
-    out.append(" " * (left + 2) + clock_line(course, room, at_x))
-    largest = sorted(sorted(course.steps, key=lambda s: -abs(s.size_ns))[:NAMED])
-    out += [told_step(step, plain, colour) for step in largest]
-    if more := course.jumps - len(largest):
+    out.append(" " * (left + 2) + arrows(series, room, at_x, plain, colour))
+    out.append(" " * (left + 2) + clock_line(series, room, at_x))
+    largest = sorted(sorted(series.steps, key=lambda s: -abs(s.size_ns))[:NAMED])
+    out += [step_line(step, plain, colour) for step in largest]
+    if more := series.jumps - len(largest):
         out.append(f"  and {more:,} smaller")
-    longest = sorted(course.unwatched, key=lambda span: span[0] - span[1])[:NAMED]
+    longest = sorted(series.unwatched, key=lambda span: span[0] - span[1])[:NAMED]
     out += [
-        f"  ? nobody watched for {duration(end - begin)}, until {cell('wall_ns', end + course.wall_ns)}"
+        f"  ? nobody watched for {duration(end - begin)}, until {cell('wall_ns', end + series.wall_ns)}"
         for begin, end in sorted(longest)
     ]
-    if more := len(course.unwatched) - len(longest):
+    if more := len(series.unwatched) - len(longest):
         out.append(f"  ? and {more} times more")
     return out
 
@@ -142,23 +142,23 @@ def arrow(step: WallStep, plain: bool) -> str:
     return ("^" if plain else "▲") if step.size_ns > 0 else ("v" if plain else "▼")
 
 
-def arrows(course: Timed, room: int, at_x: Callable[[int], int], plain: bool, colour: bool) -> str:
+def arrows(series: Timed, room: int, at_x: Callable[[int], int], plain: bool, colour: bool) -> str:
     cells = [" "] * room
-    for step in course.steps:
+    for step in series.steps:
         cells[min(at_x(step.t_ns) // 2, room - 1)] = arrow(step, plain)
     return "".join(paint(c, "32" if c in "^▲" else "31", colour) if c != " " else c for c in cells).rstrip()
 
 
-def clock_line(course: Timed, room: int, at_x: Callable[[int], int]) -> str:
+def clock_line(series: Timed, room: int, at_x: Callable[[int], int]) -> str:
     line = ""
-    for t, label in times(course, max(room // 12, 1)):
+    for t, label in times(series, max(room // 12, 1)):
         column = max(0, at_x(t) // 2 - len(label) // 2)
         if column >= len(line) + 2 * bool(line) and column + len(label) <= room:
             line = line.ljust(column) + label
     return line
 
 
-def told_step(step: WallStep, plain: bool, colour: bool) -> str:
+def step_line(step: WallStep, plain: bool, colour: bool) -> str:
     mark = paint(arrow(step, plain), "32" if step.size_ns > 0 else "31", colour)
     return (
         f"  {mark} {cell('wall_ns', step.wall_ns)}  {'+' if step.size_ns > 0 else '-'}{duration(abs(step.size_ns))} "

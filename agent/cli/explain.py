@@ -32,9 +32,9 @@ def command(finding: str, fmt: str, store: str) -> None:
     import numpy as np
 
     from agent.ask.question import Where
-    from agent.cli import closer
+    from agent.cli import profiles
     from agent.cli.findings import TABLES_OF, in_wall_time, latest, left_open, none, times, with_details
-    from agent.cli.gaps import tell, unjudged
+    from agent.cli.gaps import report_gaps, unevaluated
     from agent.cli.output import emit, note
     from agent.store.sources import opened
 
@@ -44,7 +44,7 @@ def command(finding: str, fmt: str, store: str) -> None:
             remedy="name an id that `tickscope findings` shows, or: last",
             exit_code=USAGE,
         )
-    with opened(store, [*TABLES_OF, "investigation", *closer.TABLES_OF, "loss", "probe_status"]) as source:
+    with opened(store, [*TABLES_OF, "investigation", *profiles.TABLES_OF, "loss", "probe_status"]) as source:
         rows = latest(source, *() if finding == "last" else [Where("finding_id", "starts", finding.lower())])
         gaps = source.gaps()
         if rows:
@@ -54,10 +54,10 @@ def command(finding: str, fmt: str, store: str) -> None:
             row |= times(source, row)
             began_ns = int(source.wall(row["boot_id"], np.array([row["start_ns"]], np.int64))[0])
             gaps = [gap for gap in gaps if _overlaps(gap, row)]
-            looks = closer.read(source, row)
-        left_out = [] if rows else unjudged(source)
+            profiles_of = profiles.read(source, row)
+        left_out = [] if rows else unevaluated(source)
         notes = [*source.notes, *left_out]
-    tell(gaps if rows or finding == "last" else [], notes, fmt if rows else "table")
+    report_gaps(gaps if rows or finding == "last" else [], notes, fmt if rows else "table")
     if not rows:
         note(
             none(gaps, left_out)
@@ -72,9 +72,13 @@ def command(finding: str, fmt: str, store: str) -> None:
             remedy="give more of the id",
             exit_code=USAGE,
         )
-    lines = [*told(row, began_ns, ended), *closer.told(looks, row["start_ns"], _wrapped)] if fmt == "table" else []
+    lines = (
+        [*timeline(row, began_ns, ended), *profiles.lines_of(profiles_of, row["start_ns"], _wrapped)]
+        if fmt == "table"
+        else []
+    )
     emit(
-        {"finding": row, "investigations": looks, "gaps": gaps},
+        {"finding": row, "investigations": profiles_of, "gaps": gaps},
         fmt,
         lambda: click.echo("\n".join(map(printable, lines))),
     )
@@ -82,13 +86,13 @@ def command(finding: str, fmt: str, store: str) -> None:
 
 def _overlaps(gap: dict[str, Any], found: dict[str, Any]) -> bool:
     """Whether records were lost while the finding lasted."""
-    from agent.ask.source import gap_bounds
+    from agent.ask.row_source import gap_bounds
 
     first, last = gap_bounds(gap)
     return bool(gap["boot_id"] == found["boot_id"] and first <= found["end_ns"] and last >= found["start_ns"])
 
 
-def told(row: dict[str, Any], began_ns: int, left_open: str = "") -> list[str]:
+def timeline(row: dict[str, Any], began_ns: int, left_open: str = "") -> list[str]:
     """The finding as lines of text; times are relative to its start, which is ``began_ns`` by the wall clock (NULL_I64:
     not known).
     left_open: what ended before it did, if that is so.

@@ -13,7 +13,7 @@ from agent.errors import NO_ROWS
 
 if TYPE_CHECKING:
     from agent.ask.question import Condition, Where
-    from agent.ask.source import RowSource
+    from agent.ask.row_source import RowSource
 
 #: What the table format shows; the other formats have every column.
 SHOWN = ("finding_id", "state", "start_ns", "cause", "symptom", "confidence", "end_ns", "sentence")
@@ -36,7 +36,7 @@ _EVIDENCE = (
 )
 #: Members of a finding in JSON that are rows of those tables.
 DETAILS = ("causes", "ruled_out", "evidence")
-_TOLD = ("finding_id", "state", "began", "lasted", "cause", "symptom", "confidence", "sentence")
+_COLUMNS = ("finding_id", "state", "began", "lasted", "cause", "symptom", "confidence", "sentence")
 
 
 @click.command("findings")
@@ -83,7 +83,7 @@ def command(
     tickscope findings --open -o json
     """
     from agent.ask.question import Condition, Where
-    from agent.cli.gaps import tell, unjudged
+    from agent.cli.gaps import report_gaps, unevaluated
     from agent.cli.output import note
     from agent.store.sources import opened
 
@@ -101,10 +101,10 @@ def command(
         rows = [{**row, **times(source, row, people=fmt == "table")} for row in rows]
         if fmt != "table":
             rows = with_details(source, rows)
-        gaps, left_out = source.gaps(), unjudged(source)
+        gaps, left_out = source.gaps(), unevaluated(source)
         notes = [*source.notes, *left_out]
-    show(rows, fmt, {"gaps": gaps}, _TOLD)
-    tell(gaps, notes, fmt)
+    show(rows, fmt, {"gaps": gaps}, _COLUMNS)
+    report_gaps(gaps, notes, fmt)
     if not rows:
         note(none(gaps, left_out, " in that time" if since or until else " of that kind" if where else ""))
         click.get_current_context().exit(NO_ROWS)
@@ -127,9 +127,9 @@ def left_open(source: RowSource, row: dict[str, Any]) -> bool:
 
 def in_wall_time(source: RowSource, row: dict[str, Any], utc: bool) -> str:
     """A finding's sentence by all that is known of the clock today."""
-    from agent.common.sentence import pieces, told
+    from agent.common.sentence import pieces, text_of
 
-    return told(
+    return text_of(
         pieces(json.dumps(row.get("said") or None), row["sentence"]),
         lambda t_ns: source.wall(row["boot_id"], t_ns),
         utc,
@@ -230,7 +230,7 @@ def times(source: RowSource, row: dict[str, Any], *, people: bool = False) -> di
 
 
 def show(
-    rows: Sequence[dict[str, Any]], fmt: str, extra: dict[str, Any] | None = None, told: Sequence[str] = SHOWN
+    rows: Sequence[dict[str, Any]], fmt: str, extra: dict[str, Any] | None = None, text_of: Sequence[str] = SHOWN
 ) -> None:
     """Prints findings in the asked format. extra: members of the JSON document beside them. told: the columns of the
     table format.
@@ -240,4 +240,4 @@ def show(
 
     more = [name for name in ("began", "ended", "lasted_s") if rows and name in rows[0]]
     every = [*columns("finding"), *more, *(DETAILS if fmt in ("json", "ndjson") else ())]
-    emit_rows(rows, fmt, told if fmt == "table" else every, extra, below="sentence")
+    emit_rows(rows, fmt, text_of if fmt == "table" else every, extra, below="sentence")

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agent.service.unjudged import NAME as UNJUDGED
+from agent.service.unevaluated import NAME as UNEVALUATED
 
 if TYPE_CHECKING:
-    from agent.ask.source import RowSource
+    from agent.ask.row_source import RowSource
 
 Gap = dict[str, Any]
 
 
-def tell(gaps: Iterable[Gap], notes: Iterable[str], fmt: str) -> None:
+def report_gaps(gaps: Iterable[Gap], notes: Iterable[str], fmt: str) -> None:
     """notes: ``Source.notes``; gaps: ``Source.gaps()``, which a JSON document has as its own member, so that they are
     told with other formats only.
     """
@@ -48,14 +48,14 @@ def hides_findings(gaps: Sequence[Gap]) -> bool:
     return any(gap["stage"] != "export" for gap in gaps)
 
 
-def unjudged(source: RowSource) -> list[str]:
-    """What the correlator did not look at in the source's window (agent/service/unjudged.py), as a note. Needs
+def unevaluated(source: RowSource) -> list[str]:
+    """What the correlator did not look at in the source's window (agent/service/unevaluated.py), as a note. Needs
     probe_status.
     """
     from agent.ask.question import Question, Where
 
-    said = [
-        row["reason"] for row in source.rows(Question("probe_status", ("reason",), (Where("probe", "=", UNJUDGED),)))
+    output = [
+        row["reason"] for row in source.rows(Question("probe_status", ("reason",), (Where("probe", "=", UNEVALUATED),)))
     ]
-    times = f" (and {len(said) - 1} times more before)" if len(said) > 1 else ""
-    return [f"{said[-1]}{times}"] if said else []
+    times = f" (and {len(output) - 1} times more before)" if len(output) > 1 else ""
+    return [f"{output[-1]}{times}"] if output else []

@@ -88,7 +88,7 @@ def run(
     names: tuple[str, ...],
     seed: int,
     duration: float | None,
-    sham: bool,
+    simulated: bool,
     step_clock: bool,
     throwaway_vm: bool,
     out: Path,
@@ -101,7 +101,7 @@ def run(
 
     from agent.cli.output import emit_rows
     from agent.lab.plan import one
-    from agent.lab.replay import told
+    from agent.lab.replay import reported
     from agent.lab.report import ON_A_SCREEN, injected
     from agent.lab.truth import RECORDING
 
@@ -113,8 +113,8 @@ def run(
             replace(fault, duration_s=duration, size=duration if kind.size.what == "duration_s" else fault.size)
             for kind, fault in zip(chosen, plan, strict=True)
         ]
-    truth = _played([(fault,) for fault in plan], seed, out, frozenset(names) if sham else frozenset())
-    rows = injected(truth, told(out / RECORDING))
+    truth = _played([(fault,) for fault in plan], seed, out, frozenset(names) if simulated else frozenset())
+    rows = injected(truth, reported(out / RECORDING))
     emit_rows(rows, fmt, ON_A_SCREEN if fmt == "table" else None, below="sentence")
 
 
@@ -161,20 +161,20 @@ def bench(
     from subprocess import CalledProcessError
 
     from agent.cli.output import note
-    from agent.lab.plan import seeds, sitting
+    from agent.lab.plan import seeds, session
     from agent.lab.program import programs
     from agent.lab.truth import FILE
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     chosen = _chosen(names, step_clock, throwaway_vm)
-    sittings, there, failed = seeds(seed_from, runs, each), programs(), 0
-    for n, (seed, faults) in enumerate(sittings):
+    sessions, there, failed = seeds(seed_from, runs, each), programs(), 0
+    for n, (seed, faults) in enumerate(sessions):
         place = out / f"{seed:07d}"
         if (place / FILE).exists():
             continue
-        note(f"sitting {n + 1} of {len(sittings)}, seed {seed}")
+        note(f"sitting {n + 1} of {len(sessions)}, seed {seed}")
         try:
-            _played(sitting(chosen, seed, faults, there), seed, place, frozenset())
+            _played(session(chosen, seed, faults, there), seed, place, frozenset())
         except (AgentError, OSError, CalledProcessError) as error:  # the others are worth having
             if isinstance(error, AgentError) and error.exit_code == PRIVILEGE:
                 raise
@@ -184,7 +184,7 @@ def bench(
     if not failed or any(out.rglob(FILE)):
         _score(out, fmt)
     if failed:
-        raise AgentError(f"{failed} of {len(sittings)} sittings failed", remedy="the same command tries them again")
+        raise AgentError(f"{failed} of {len(sessions)} sittings failed", remedy="the same command tries them again")
 
 
 @command.command("score")
@@ -235,10 +235,10 @@ def _chosen(names: Sequence[str], step_clock: bool, throwaway_vm: bool) -> list[
     return [known[name] for name in names] if names else [k for k in known.values() if not refused & set(k.needs)]
 
 
-def _played(plan: Sequence[Group], seed: int, out: Path, sham: frozenset[str]) -> Truth:
-    from agent.lab.sitting import Sitting
+def _played(plan: Sequence[Group], seed: int, out: Path, simulated: frozenset[str]) -> Truth:
+    from agent.lab.session import LabSession
 
-    return Sitting(plan, seed, out, sham).play()
+    return LabSession(plan, seed, out, simulated).play()
 
 
 def _score(directory: Path, fmt: str, without: tuple[str, ...] = ()) -> None:

@@ -131,13 +131,13 @@ command.add_command(limiters_show.command)
 
 
 def _listed(since: str, known: bool, fmt: str, store: str) -> None:
-    from agent.cli.gaps import tell
+    from agent.cli.gaps import report_gaps
     from agent.cli.output import emit_rows, note
 
     if known:
         emit_rows(_known(), fmt, _KNOWN)
         return
-    from agent.cli.limiters_seen import seen_in
+    from agent.cli.limiters_list import seen_in
     from agent.store.sources import opened
 
     with opened(store, ["limiter", "limiter_decision", "limiter_rate", "probe_status", "loss"], since) as source:
@@ -150,7 +150,7 @@ def _listed(since: str, known: bool, fmt: str, store: str) -> None:
         )
     else:
         emit_rows(rows, fmt, _COLUMNS, {"binaries": binaries, "gaps": gaps})
-    tell(gaps, notes, fmt)
+    report_gaps(gaps, notes, fmt)
     if fmt != "json":
         for one in binaries:
             if one["state"] in ("unavailable", "degraded"):

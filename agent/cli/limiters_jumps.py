@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from agent.errors import NO_ROWS, USAGE, AgentError
 
 if TYPE_CHECKING:
-    from agent.ask.source import RowSource
+    from agent.ask.row_source import RowSource
 
 #: Before and after a jump, of decisions that are looked at.
 REACH_NS = 600 * 10**9

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agent.cli import options
-from agent.cli.limiters_said import said_of
+from agent.cli.limiters_declared import declared_by_flags
 from agent.common.duration import parse_ns
 from agent.errors import NO_ROWS, USAGE, AgentError
 
 if TYPE_CHECKING:
-    from agent.ask.source import RowSource
+    from agent.ask.row_source import RowSource
     from agent.limiters.model_settings import Declared
     from agent.limiters.replay.jump import Decisions
 
@@ -157,10 +157,12 @@ def command(
     tickscope limiters replay --what-if -500ms --limiter 'checkout*'
     tickscope limiters replay --window 100ms --skew 63ms -o json
     """
-    asked = [name for name, given in (("--jump", jump), ("--what-if", what_if), ("--skew", skew)) if given is not None]
-    if len(asked) != 1:
+    given_flags = [
+        name for name, given in (("--jump", jump), ("--what-if", what_if), ("--skew", skew)) if given is not None
+    ]
+    if len(given_flags) != 1:
         raise AgentError(
-            f"{' and '.join(asked)} exclude one another" if asked else "say what to replay",
+            f"{' and '.join(given_flags)} exclude one another" if given_flags else "say what to replay",
             remedy="tickscope limiters replay --jump last, --what-if -500ms, or --window 100ms --skew 63ms",
             exit_code=USAGE,
         )
@@ -168,10 +170,10 @@ def command(
         raise AgentError("--window and --skew belong together", remedy="--window 100ms --skew 63ms", exit_code=USAGE)
     if at is not None and what_if is None:
         raise AgentError("--at belongs to --what-if", exit_code=USAGE)
-    said = said_of(config, model, count, slots, window)
+    declarations = declared_by_flags(config, model, count, slots, window)
 
     from agent.cli import limiters_screen
-    from agent.cli.gaps import tell
+    from agent.cli.gaps import report_gaps
     from agent.cli.output import emit_rows, note
     from agent.store.sources import opened
 
@@ -180,20 +182,20 @@ def command(
         store, ["limiter_decision", "clock_change", "finding", "loss"], None if jump else start, until, whole=bool(jump)
     ) as source:
         if jump is not None:
-            rows, left_out = _jumps(source, jump, since, until, pattern, said)
+            rows, left_out = _jumps(source, jump, since, until, pattern, declarations)
         elif what_if is not None:
-            rows, left_out = _what_if(source, what_if, at, pattern, said)
+            rows, left_out = _what_if(source, what_if, at, pattern, declarations)
         else:
             assert window is not None
             assert skew is not None
-            rows, left_out = _skewed(source, window, skew, pattern, said), 0
+            rows, left_out = _skewed(source, window, skew, pattern, declarations), 0
         gaps, notes = source.gaps(), source.notes
     if fmt == "table":
         shown, columns = limiters_screen.split(rows) if skew is not None else limiters_screen.jumped(rows)
-        emit_rows(shown, fmt, columns, below=limiters_screen.WHOSE)
+        emit_rows(shown, fmt, columns, below=limiters_screen.LIMITER_COLUMN)
     else:
         emit_rows(rows, fmt, _SPLIT if skew is not None else _JUMPED, {"gaps": gaps})
-    tell(gaps if not jump else [], notes, fmt)
+    report_gaps(gaps if not jump else [], notes, fmt)
     if left_out > 0:
         note(f"{left_out} limiters with fewer decisions are left out: choose with --limiter")
     if not rows:
@@ -202,7 +204,7 @@ def command(
 
 
 def _decisions(
-    source: RowSource, boot_id: str, from_ns: int, to_ns: int, pattern: str | None, said: tuple[Declared, ...]
+    source: RowSource, boot_id: str, from_ns: int, to_ns: int, pattern: str | None, declarations: tuple[Declared, ...]
 ) -> Decisions:
     """Rows of one boot between two instants, CLOCK_BOOTTIME."""
     from fnmatch import fnmatchcase
@@ -210,7 +212,7 @@ def _decisions(
     import numpy as np
 
     from agent.ask.question import Question, Where
-    from agent.ask.source import gap_bounds
+    from agent.ask.row_source import gap_bounds
     from agent.limiters.replay.jump import COLUMNS, Decisions
 
     where = (Where("boot_id", "=", boot_id), Where("t_ns", ">=", from_ns), Where("t_ns", "<=", to_ns))
@@ -223,11 +225,16 @@ def _decisions(
     gaps = [gap_bounds(gap) for gap in source.gaps() if gap["boot_id"] == boot_id and gap["stage"] != "export"]
     history = source.history(boot_id)
     watched = int(history.segments.start_ns[0]) if len(history) else from_ns
-    return Decisions(rows, max(from_ns, watched), gaps, said)
+    return Decisions(rows, max(from_ns, watched), gaps, declarations)
 
 
 def _jumps(
-    source: RowSource, which: str, since: str | None, until: str | None, pattern: str | None, said: tuple[Declared, ...]
+    source: RowSource,
+    which: str,
+    since: str | None,
+    until: str | None,
+    pattern: str | None,
+    declarations: tuple[Declared, ...],
 ) -> tuple[list[dict[str, Any]], int]:
     import numpy as np
 
@@ -241,7 +248,7 @@ def _jumps(
         ends = [_instant(source, text, boot_id) for text in (since, until)]
         first = ends[0] if ends[0] is not None else jumps[0]["t_ns"] - REACH_NS
         last = ends[1] if ends[1] is not None else jumps[-1]["t_ns"] + abs(jumps[-1]["size_ns"]) + REACH_NS
-        decisions = _decisions(source, boot_id, first, last, pattern, said)
+        decisions = _decisions(source, boot_id, first, last, pattern, declarations)
         if not len(decisions.rows):
             continue
         for one in jumps:
@@ -306,7 +313,7 @@ def _window(source: RowSource, pattern: str | None) -> tuple[str, int, int]:
 
 
 def _what_if(
-    source: RowSource, size_ns: int, at: str | None, pattern: str | None, said: tuple[Declared, ...]
+    source: RowSource, size_ns: int, at: str | None, pattern: str | None, declarations: tuple[Declared, ...]
 ) -> tuple[list[dict[str, Any]], int]:
     import numpy as np
 
@@ -326,7 +333,7 @@ def _what_if(
     real = [one["t_ns"] for one in steps(source) if one["boot_id"] == boot_id]
     first = max([first, *(t for t in real if t <= t_ns)])  # one jump at a time
     last = min([last, *(t - 1 for t in real if t > t_ns)])
-    decisions = _decisions(source, boot_id, first, last, pattern, said)
+    decisions = _decisions(source, boot_id, first, last, pattern, declarations)
     wall = int(source.wall(boot_id, np.array([t_ns], np.int64))[0])
     jump = Jump(t_ns, size_ns, 0 if wall == NULL_I64 else wall, last, hypothetical=True)
     found = decisions.around(jump, reach_ns=last - t_ns)
@@ -334,7 +341,7 @@ def _what_if(
 
 
 def _skewed(
-    source: RowSource, window_ns: int, skew_ns: int, pattern: str | None, said: tuple[Declared, ...]
+    source: RowSource, window_ns: int, skew_ns: int, pattern: str | None, declarations: tuple[Declared, ...]
 ) -> list[dict[str, Any]]:
     import numpy as np
 
@@ -345,6 +352,6 @@ def _skewed(
     boot_id, first, last = _window(source, pattern)
     # Windows of a clock that jumped are no windows of true time: what came after the last jump.
     first = max([first, *(one["t_ns"] for one in steps(source) if one["boot_id"] == boot_id and one["t_ns"] <= last)])
-    decisions = _decisions(source, boot_id, first, last, pattern, said)
+    decisions = _decisions(source, boot_id, first, last, pattern, declarations)
     wall = int(source.wall(boot_id, np.array([first], np.int64))[0])
     return [one.as_row() for one in split(decisions, window_ns, skew_ns, 0 if wall == NULL_I64 else wall - first)]

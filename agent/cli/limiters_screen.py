@@ -7,7 +7,7 @@ from typing import Any
 
 from agent.cli.cells import cell
 
-WHOSE = "limiter_id"
+LIMITER_COLUMN = "limiter_id"
 #: What a column is called there; those that a narrow screen leaves out come last.
 _JUMPED = {
     "decisions": "decisions",
@@ -43,8 +43,8 @@ def jumped(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], tuple[
                 shown[name] = f"{row[name]} to {row[f'{name}_most']}"
         when = cell("wall_ns", row["wall_ns"]) if row["wall_ns"] is not None else cell("jump_t_ns", row["jump_t_ns"])
         jump = f"{'+' if row['size_ns'] > 0 else ''}{cell('size_ns', row['size_ns'], 'ns')} at {when}"
-        out.append({**shown, WHOSE: _whose(row, jump)})
-    return out, (*_JUMPED.values(), WHOSE)
+        out.append({**shown, LIMITER_COLUMN: _owner_of(row, jump)})
+    return out, (*_JUMPED.values(), LIMITER_COLUMN)
 
 
 def split(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
@@ -55,11 +55,11 @@ def split(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], tuple[s
             f"windows of {cell('window_ns', row['window_ns'], 'ns')}, {cell('skew_ns', row['skew_ns'], 'ns')} apart for"
             f" {row['replicas']}"
         )
-        out.append({**{short: row[name] for name, short in _SPLIT.items()}, WHOSE: _whose(row, clocks)})
-    return out, (*_SPLIT.values(), WHOSE)
+        out.append({**{short: row[name] for name, short in _SPLIT.items()}, LIMITER_COLUMN: _owner_of(row, clocks)})
+    return out, (*_SPLIT.values(), LIMITER_COLUMN)
 
 
-def _whose(row: dict[str, Any], clocks: str) -> str:
+def _owner_of(row: dict[str, Any], clocks: str) -> str:
     parts = [
         row["limiter_id"],
         *([f"pid {row['pid']}"] if row.get("pid") is not None else []),

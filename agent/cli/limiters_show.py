@@ -12,7 +12,7 @@ from agent.cli import options
 from agent.errors import NO_ROWS, USAGE, AgentError, printable
 
 if TYPE_CHECKING:
-    from agent.ask.source import RowSource
+    from agent.ask.row_source import RowSource
 
 _NEAR, _FEW = 5, 0.3
 
@@ -41,9 +41,9 @@ def command(limiter: str, since: str, until: str | None, pid: int | None, fmt: s
     tickscope limiters show shop:rate -o json
     """
     from agent.ask.question import Where
-    from agent.cli.gaps import tell
-    from agent.cli.limiters_course import course
-    from agent.cli.limiters_seen import seen_in
+    from agent.cli.gaps import report_gaps
+    from agent.cli.limiters_list import seen_in
+    from agent.cli.limiters_series import series
     from agent.cli.output import emit_doc, emit_rows, note, quiet_pipe
     from agent.store.sources import opened
 
@@ -57,7 +57,7 @@ def command(limiter: str, since: str, until: str | None, pid: int | None, fmt: s
         name = _chosen(source, limiter)
         where = (Where("pid", "=", pid),) if pid is not None else ()
         rows = seen_in(source, Where("limiter_id", "=", name), *where)
-        drawn = course(source, name, *where)
+        drawn = series(source, name, *where)
         gaps, notes = source.gaps(), source.notes
     if drawn is None:
         raise AgentError(
@@ -65,7 +65,7 @@ def command(limiter: str, since: str, until: str | None, pid: int | None, fmt: s
             remedy="see: tickscope limiters -o json",
             exit_code=NO_ROWS,
         )
-    tell(gaps, notes, fmt)
+    report_gaps(gaps, notes, fmt)
     if fmt == "table":
         from agent.cli.limiters_text import text
 
@@ -77,10 +77,10 @@ def command(limiter: str, since: str, until: str | None, pid: int | None, fmt: s
                 f" {', '.join(str(row['pid']) for row in rows[:_NEAR])}"
             )
     elif fmt == "json":
-        told = {name: value for name, value in asdict(drawn).items() if name not in ("pieces", "steps")}
+        lines = {name: value for name, value in asdict(drawn).items() if name not in ("pieces", "steps")}
         emit_doc(
             {
-                **told,
+                **lines,
                 "steps": [step._asdict() for step in drawn.steps],
                 "processes": rows,
                 "gaps": gaps,

@@ -6,25 +6,25 @@ import sys
 from typing import Any
 
 from agent.cli.cells import cell, duration
-from agent.cli.clock_text import Dots, arrows, can, clock_line, nice, paint, told_step
-from agent.cli.limiters_course import LimiterCourse
+from agent.cli.clock_text import Dots, arrows, can, clock_line, nice, paint, step_line
+from agent.cli.limiters_series import LimiterSeries
 from agent.cli.output import coloured
 from agent.errors import printable
 
-_TOLD = 6
+_LISTED = 6
 #: What is drawn, what lies on top last: name, colour, what stands for it where there is no Braille.
 _SERIES = (("asked", "33", "*"), ("admitted", "32", "#"), ("limit", "31", "-"))
 
 
-def text(course: LimiterCourse, row: dict[str, Any], columns: int, rows: int = 12) -> list[str]:
+def text(series: LimiterSeries, row: dict[str, Any], columns: int, rows: int = 12) -> list[str]:
     """Lines of at most ``columns`` characters. row: of ``seen_in``, for the figures."""
     plain = not can("⣿▲▼┤└─", sys.stdout.encoding)
     colour = coloured(sys.stdout)
-    most = course.most() * 1.05 or 1.0
+    most = series.most() * 1.05 or 1.0
     labels = {round(value / most * (rows - 1)): f"{value:g}/s" if value else "0" for value in nice(0.0, most, 5)}
     left = max(map(len, labels.values())) + 1
     room = max(columns - left - 2, 20)
-    out = [printable(course.limiter_id)[:columns]]
+    out = [printable(series.limiter_id)[:columns]]
     legend = (
         f"{paint(mark if plain else '⣿' if name != 'limit' else '⠒', code, colour)} {name}"
         for name, code, mark in _SERIES
@@ -32,26 +32,26 @@ def text(course: LimiterCourse, row: dict[str, Any], columns: int, rows: int = 1
     out.append(
         " " * (left + 2)
         + "   ".join(legend)
-        + f", units a second, each {duration(course.pieces[0].to_ns - course.pieces[0].from_ns)}"
+        + f", units a second, each {duration(series.pieces[0].to_ns - series.pieces[0].from_ns)}"
     )
-    for i, line in enumerate(_drawn(course, room, rows, most, plain, colour)):
+    for i, line in enumerate(_drawn(series, room, rows, most, plain, colour)):
         label = labels.get(rows - 1 - i, "")
         out.append(f"{label:>{left}} {'|' if plain else '┤' if label else '│'}{line}")
     out.append(" " * (left + 1) + ("+" if plain else "└") + ("-" if plain else "─") * room)
-    if course.steps:
-        out.append(" " * (left + 2) + arrows(course, room, _across(course, room), plain, colour))
-    out.append(" " * (left + 2) + clock_line(course, room, _across(course, room)))
-    largest = sorted(sorted(course.steps, key=lambda s: -abs(s.size_ns))[:_TOLD])
-    out += [told_step(step, plain, colour) for step in largest]
-    if more := len(course.steps) - len(largest):
+    if series.steps:
+        out.append(" " * (left + 2) + arrows(series, room, _across(series, room), plain, colour))
+    out.append(" " * (left + 2) + clock_line(series, room, _across(series, room)))
+    largest = sorted(sorted(series.steps, key=lambda s: -abs(s.size_ns))[:_LISTED])
+    out += [step_line(step, plain, colour) for step in largest]
+    if more := len(series.steps) - len(largest):
         out.append(f"  and {more:,} smaller jumps")
-    return [*out, "", *figures(course, row)]
+    return [*out, "", *figures(series, row)]
 
 
-def figures(course: LimiterCourse, row: dict[str, Any]) -> list[str]:
+def figures(series: LimiterSeries, row: dict[str, Any]) -> list[str]:
     """What was asked and let through in numbers, a line each."""
-    asked, admitted = (
-        sum(getattr(p, name) * (p.to_ns - p.from_ns) / 1e9 for p in course.pieces) for name in ("asked", "admitted")
+    demand, admitted = (
+        sum(getattr(p, name) * (p.to_ns - p.from_ns) / 1e9 for p in series.pieces) for name in ("asked", "admitted")
     )
     of = (
         f"{row['members']} members"
@@ -61,10 +61,10 @@ def figures(course: LimiterCourse, row: dict[str, Any]) -> list[str]:
         else ""
     )
     each = f", {'among' if row['differing'] else 'for each of'} {of}" if of else ""
-    told = [
-        ("asked", f"{asked:,.0f} units, {max((p.asked for p in course.pieces), default=0.0):g}/s at most"),
-        ("admitted", f"{admitted:,.0f} ({_share(admitted, asked)})"),
-        ("refused", f"{asked - admitted:,.0f} ({_share(asked - admitted, asked)})"),
+    lines = [
+        ("asked", f"{demand:,.0f} units, {max((p.demand for p in series.pieces), default=0.0):g}/s at most"),
+        ("admitted", f"{admitted:,.0f} ({_share(admitted, demand)})"),
+        ("refused", f"{demand - admitted:,.0f} ({_share(demand - admitted, demand)})"),
         (
             "limit",
             f"{_limit(row)}{each}"
@@ -87,13 +87,13 @@ def figures(course: LimiterCourse, row: dict[str, Any]) -> list[str]:
         ),
     ]
     if row["watch_cost"] is not None:
-        told.append(("watching", f"{cell('watch_cost', row['watch_cost'], '%')} of a CPU"))
-    told += [
+        lines.append(("watching", f"{cell('watch_cost', row['watch_cost'], '%')} of a CPU"))
+    lines += [
         ("member", f"{m['member']:#x} of pid {m['pid']}: {m['decisions']:,} decisions, {m['refused']:,} refused")
-        for m in course.members
+        for m in series.members
         if m["member"] is not None
     ]
-    return [f"  {name:13}{printable(value)}" for name, value in told]
+    return [f"  {name:13}{printable(value)}" for name, value in lines]
 
 
 def _limit(row: dict[str, Any]) -> str:
@@ -120,21 +120,21 @@ def _share(part: float, whole: float) -> str:
     return f"{part / whole * 100:.3g}%" if whole else "-"
 
 
-def _across(course: LimiterCourse, room: int) -> Any:
+def _across(series: LimiterSeries, room: int) -> Any:
     def at_x(t: int) -> int:
-        return round((t - course.from_ns) / (course.to_ns - course.from_ns) * (2 * room - 1))
+        return round((t - series.from_ns) / (series.to_ns - series.from_ns) * (2 * room - 1))
 
     return at_x
 
 
-def _drawn(course: LimiterCourse, room: int, rows: int, most: float, plain: bool, colour: bool) -> list[str]:
+def _drawn(series: LimiterSeries, room: int, rows: int, most: float, plain: bool, colour: bool) -> list[str]:
     """Each series on dots of its own; a character has the colour of the one that lies on top of it."""
-    at_x = _across(course, room)
+    at_x = _across(series, room)
     grids = []
     for name, _, _ in _SERIES:
         dots = Dots(room, rows)
         before: tuple[int, int] | None = None
-        for piece in course.pieces:
+        for piece in series.pieces:
             value = getattr(piece, name)
             if value is None:
                 before = None

@@ -40,7 +40,7 @@ def added(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[Any, ...], tuple[Tota
     return sums
 
 
-def told(allowed: Total, refused: Total) -> str:
+def basis(allowed: Total, refused: Total) -> str:
     """How good a total is, in a word or a number."""
     both = allowed + refused
     if both.most is None:

@@ -90,7 +90,7 @@ def command(file: str, pid: int, count: int, duration: float, fmt: str) -> None:
         interrupted.restore()
         trial.close()
     if not shown:
-        _tell_silence(begun, gone, duration, bool(interrupted))
+        _report_silence(begun, gone, duration, bool(interrupted))
     click.get_current_context().exit(
         FAILURE if wrong else INTERRUPTED if interrupted and shown < count else 0 if shown else NO_ROWS
     )
@@ -100,10 +100,10 @@ def _show(
     trial: Trial, declarations: Declarations, count: int, until: float, fmt: str, interrupted: Any
 ) -> tuple[int, bool]:
     """(decisions shown, whether some make no sense)."""
-    from agent.cli.doubts import Doubts
     from agent.cli.output import begin_stream, emit_rows, emit_stream, note, quiet_pipe
+    from agent.cli.trial_checks import TrialChecks
 
-    doubts, rows, shown = Doubts(declarations, trial.functions), list[dict[str, Any]](), 0
+    checks, rows, shown = TrialChecks(declarations, trial.functions), list[dict[str, Any]](), 0
     with quiet_pipe():
         begin_stream(fmt, _COLUMNS)
         if fmt == "table":
@@ -117,15 +117,15 @@ def _show(
                 rows += some
             else:
                 emit_stream(some, fmt, _COLUMNS)
-            for text in doubts.of(records[: len(some)]):
+            for text in checks.of(records[: len(some)]):
                 note(text)
             if shown >= count:
                 break
-        for text in doubts.rest():
+        for text in checks.rest():
             note(text)
     if fmt == "json":
-        emit_rows(rows, fmt, _COLUMNS, {"wrong": doubts.told})
-    return shown, bool(doubts.told)
+        emit_rows(rows, fmt, _COLUMNS, {"wrong": checks.reported})
+    return shown, bool(checks.reported)
 
 
 def _rows(records: np.ndarray) -> list[dict[str, Any]]:
@@ -185,7 +185,7 @@ def _line(row: dict[str, Any]) -> str:
     return "  ".join(text.ljust(_WIDTHS.get(name, 9)) for name, text in shown.items()).rstrip()
 
 
-def _tell_silence(begun: int, gone: bool, duration: float, interrupted: bool) -> None:
+def _report_silence(begun: int, gone: bool, duration: float, interrupted: bool) -> None:
     from agent.cli.output import note
 
     if begun:

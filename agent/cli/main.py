@@ -13,7 +13,7 @@ import click
 from agent.cli import options
 from agent.common.version import VERSION
 from agent.errors import INTERRUPTED, USAGE, AgentError
-from agent.log import say_last
+from agent.log import log_last_message
 
 #: Heading -> verb -> one line of help; the module is agent.cli.VERB, its command the attribute ``command``.
 SECTIONS = {
@@ -87,9 +87,9 @@ class Verbs(options.VerbGroup):
         click.Command.format_options(self, ctx, formatter)
 
 
-def _say_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
+def _print_version(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
     """Looked up when it is asked for: that takes longer than all else a verb needs before it starts."""
-    if asked and not ctx.resilient_parsing:
+    if requested and not ctx.resilient_parsing:
         click.echo(f"tickscope, version {VERSION}")
         ctx.exit()
 
@@ -104,7 +104,7 @@ def _say_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     is_flag=True,
     is_eager=True,
     expose_value=False,
-    callback=_say_version,
+    callback=_print_version,
     help="Show the version and exit.",
 )
 def cli() -> None:
@@ -139,7 +139,7 @@ def main() -> None:
     except AgentError as error:
         from agent.cli.layout import room, wrapped
 
-        say_last(
+        log_last_message(
             "\n".join(
                 part
                 for line in f"tickscope: {error}".splitlines()

@@ -20,6 +20,6 @@ def command(fmt: str, store: str) -> None:
     """
     answer = document()
     rows = answer["probes"] + [
-        {"programs": None, "hits": None, "run_ns": None, "missed": None, **told} for told in answer["programs"]
+        {"programs": None, "hits": None, "run_ns": None, "missed": None, **program} for program in answer["programs"]
     ]
     output.emit_rows(rows, fmt, ["probe", "state", "programs", "hits", "run_ns", "missed", "reason", "remedy"])

@@ -77,7 +77,7 @@ def command(
     """
     from agent.ask import names as naming
     from agent.ask.question import Condition, GroupValue, Question
-    from agent.cli.gaps import tell
+    from agent.cli.gaps import report_gaps
     from agent.cli.output import emit_rows, note
     from agent.store.sources import opened
     from agent.tables import TABLES
@@ -116,10 +116,10 @@ def command(
             if spread.error:
                 more = [f"p50, p90 and p99 are {spread.how}; --exact asks the rows"]
         elif top:
-            asked = replace(
+            narrowed = replace(
                 question, columns=tuple(names or every), largest=known.measure, limit=min(top, limit or top)
             )
-            answer = _Answer([source.rows(asked)])
+            answer = _Answer([source.rows(narrowed)])
         else:
             if (
                 given is None
@@ -127,10 +127,10 @@ def command(
                 and (count := source.rows(replace(question, values=(GroupValue("rows", "count"),)))[0]["rows"]) > limit
             ):
                 more = [f"these are the newest {limit} of {count} rows; --limit 0 shows all"]
-            asked = replace(
+            narrowed = replace(
                 question, columns=tuple(dict.fromkeys([*(names or every), "boot_id", "t_ns"])), limit=limit or None
             )
-            answer = _Answer(source.batches(asked))
+            answer = _Answer(source.batches(narrowed))
         gaps: list[dict[str, Any]] = []
 
         def after() -> dict[str, Any]:
@@ -152,7 +152,7 @@ def command(
         if fmt != "json":
             after()
         notes = source.notes
-    tell(gaps, [*notes, *more], fmt)
+    report_gaps(gaps, [*notes, *more], fmt)
     if not answer.count:
         note(
             f"no rows in {table}"
@@ -190,7 +190,7 @@ def _names(text: str | None, among: list[str]) -> list[str]:
 
 def _reached(gaps: list[dict[str, Any]], oldest: dict[str, Any], boots: list[str]) -> list[dict[str, Any]]:
     """The gaps in the time from the oldest of the newest rows on: what was lost before would not be among them."""
-    from agent.ask.source import gap_bounds
+    from agent.ask.row_source import gap_bounds
 
     if oldest["boot_id"] not in boots:  # whose segment's head is damaged
         return gaps

@@ -53,18 +53,18 @@ def command(since: str, now: bool, fmt: str, store: str) -> None:
     tickscope queues
     tickscope query queue_lag --since 10m --group-by destination,consumer_group
     """
-    from agent.cli.gaps import tell
+    from agent.cli.gaps import report_gaps
     from agent.cli.output import emit_rows, note
 
-    rows, gaps, notes = (_asked(), [], []) if now else _stored(store, since)
+    rows, gaps, notes = (_configured(), [], []) if now else _stored(store, since)
     emit_rows(rows, fmt, COLUMNS, {"gaps": gaps})
-    tell(gaps, notes, fmt)
+    report_gaps(gaps, notes, fmt)
     if not rows:
         note("no queues; is the agent running? `tickscope status`")
         click.get_current_context().exit(NO_ROWS)
 
 
-def _asked() -> list[dict[str, Any]]:
+def _configured() -> list[dict[str, Any]]:
     from agent.queues.live import kernel_queues
 
     return [dict.fromkeys(COLUMNS) | row for row in kernel_queues()]

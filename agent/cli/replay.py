@@ -115,5 +115,5 @@ def replayed(file: str, without: frozenset[str] = frozenset(), jump_threshold: s
             ),
         )
     )
-    told = [joined(row, verdicts, evidence) for row in decoded(dicts("finding", rows))]
-    return Replayed(told, correlator.losses(), recording.cut)
+    findings = [joined(row, verdicts, evidence) for row in decoded(dicts("finding", rows))]
+    return Replayed(findings, correlator.losses(), recording.cut)

@@ -33,13 +33,13 @@ def command(text: str, since: str | None, until: str | None, fmt: str, store: st
     tickscope sql "SELECT comm, count(*) FROM slow_syscall GROUP BY ALL ORDER BY 2 DESC"
     """
     from agent.ask.names import mentioned
-    from agent.cli.gaps import tell
+    from agent.cli.gaps import report_gaps
     from agent.cli.output import emit_rows, note
     from agent.store.sources import opened
     from agent.tables import TABLES
 
-    asked = mentioned(text)
-    with opened(store, [*asked, "loss"] if asked else list(TABLES), since, until, bounded=True) as source:
+    tables = mentioned(text)
+    with opened(store, [*tables, "loss"] if tables else list(TABLES), since, until, bounded=True) as source:
         columns, batches = source.stream(text)
         gaps: list[dict[str, Any]] = []
         count = 0
@@ -51,14 +51,14 @@ def command(text: str, since: str | None, until: str | None, fmt: str, store: st
                 yield dict(zip(columns, row, strict=True))
 
         def after() -> dict[str, Any]:
-            gaps[:] = source.gaps() if asked else []
+            gaps[:] = source.gaps() if tables else []
             return {"gaps": gaps}
 
         emit_rows(rows(), fmt, columns, {"columns": columns}, after=after, chosen=True)
         if fmt != "json":
             after()
         notes = source.notes
-    tell(gaps, notes, fmt)
+    report_gaps(gaps, notes, fmt)
     if not count:
         note("no rows")
         click.get_current_context().exit(NO_ROWS)

@@ -33,7 +33,7 @@ def run_dir() -> str:
     return os.environ.get("TICKSCOPE_RUN_DIR") or ServiceSettings.run_dir
 
 
-def look_at(process: dict[str, Any]) -> dict[str, Any]:
+def memory_of(process: dict[str, Any]) -> dict[str, Any]:
     """Adds uid, effective capabilities, no_new_privs and proportional memory; null where the asker may not read
     them.
     """
@@ -61,7 +61,7 @@ def document(wait_s: float = 0.0) -> dict[str, Any]:
             if time.monotonic() >= end:
                 raise
             time.sleep(0.05)
-    answer["processes"] = [look_at(p) for p in answer["processes"]]
+    answer["processes"] = [memory_of(p) for p in answer["processes"]]
     return answer
 
 
@@ -96,25 +96,25 @@ def dearest(rules: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def closer(told: dict[str, Any]) -> str:
+def profiles(profile_state: dict[str, Any]) -> str:
     """Whether processes are looked at closer now, and what that has taken so far."""
-    if not told:
+    if not profile_state:
         return "off; --investigate auto turns it on"
-    now = told["running"]
+    now = profile_state["running"]
     doing = (
         f"now at pid {', '.join(map(str, now['pids']))} ({now['symptom']}): {' '.join(now['looked'])}"
         if now
         else "none now"
     )
-    refused = "".join(f"; {n} left out: {why}" for why, n in told["refused"].items())
-    off = "" if told["on"] else "turned off; "
-    return f"{off}{doing}; {told['looks']} so far, {told['spent_s']:.1f} s{refused}"
+    refused = "".join(f"; {n} left out: {why}" for why, n in profile_state["refused"].items())
+    off = "" if profile_state["on"] else "turned off; "
+    return f"{off}{doing}; {profile_state['looks']} so far, {profile_state['spent_s']:.1f} s{refused}"
 
 
 def _human(d: dict[str, Any]) -> None:
     from agent.cli.cells import cell
-    from agent.service.unjudged import NAME as UNJUDGED
-    from agent.service.unjudged import REASONS
+    from agent.service.unevaluated import NAME as UNEVALUATED
+    from agent.service.unevaluated import REASONS
 
     output.echo(
         f"agent pid {d['pid']}, up {d['uptime_s']:.0f} s, ready after {d['ready_s']:.2f} s, {d['cpu_s']:.1f} s of"
@@ -128,10 +128,10 @@ def _human(d: dict[str, Any]) -> None:
         output.echo(f"  {p['probe']:<12} {p['state']}" + (f": {p['reason']}" if p["reason"] else ""))
         if p["remedy"]:
             output.echo(f"  {'':<12} try: {p['remedy']}")
-    for told in d["programs"]:
-        output.echo(f"  {told['probe']:<12} {told['state']}: {told['reason']}")
-        if told["remedy"]:
-            output.echo(f"  {'':<12} try: {told['remedy']}")
+    for row_ in d["programs"]:
+        output.echo(f"  {row_['probe']:<12} {row_['state']}: {row_['reason']}")
+        if row_["remedy"]:
+            output.echo(f"  {'':<12} try: {row_['remedy']}")
     if d["helper"] != "running":
         output.echo(f"helper  {d['helper']}")
     for failing in d["sources"]:
@@ -148,16 +148,16 @@ def _human(d: dict[str, Any]) -> None:
             )
     if costs := dearest(d.get("rules", [])):
         output.echo(f"diagnosis  {costs}")
-    output.echo(f"on-demand profile  {closer(d.get('investigation') or {})}")
-    for told in d["time_daemons"]:
-        of = f" of {told['source']}" if told["source"] else ""
+    output.echo(f"on-demand profile  {profiles(d.get('investigation') or {})}")
+    for row_ in d["time_daemons"]:
+        of = f" of {row_['source']}" if row_["source"] else ""
         offset = (
             ""
-            if told["offset_ns"] is None
-            else f", offset {cell('offset_ns', told['offset_ns'])}, bound {cell('distance_ns', told['distance_ns'])}"
+            if row_["offset_ns"] is None
+            else f", offset {cell('offset_ns', row_['offset_ns'])}, bound {cell('distance_ns', row_['distance_ns'])}"
         )
         output.echo(
-            f"{told['daemon']}  {told['state']}{of}{offset}" + (f": {told['reason']}" if told["reason"] else "")
+            f"{row_['daemon']}  {row_['state']}{of}{offset}" + (f": {row_['reason']}" if row_["reason"] else "")
         )
     output.echo("rows  " + (", ".join(f"{n} {t}" for t, n in sorted(d["rows"].items())) or "none yet"))
     output.echo(
@@ -171,7 +171,7 @@ def _human(d: dict[str, Any]) -> None:
         )
     )
     for name, hit in d.get("bounds", {}).items():
-        if name != UNJUDGED:
+        if name != UNEVALUATED:
             output.echo(f"bounds hit by {name}  " + "; ".join(f"{count} {words}" for words, count in hit.items()))
     left_out = [
         f"{d['correlator_dropped'][reason]} {words}"

@@ -18,7 +18,7 @@ from agent.errors import PRIVILEGE, USAGE, AgentError, printable
 from agent.limiters.functions.declared import OwnFunction
 from agent.limiters.functions.settings import entries, functions, is_shared, matches
 
-_EXAMINED_S, _POLL_S = 30.0, 0.02
+_ANALYZED_S, _POLL_S = 30.0, 0.02
 
 
 class Declarations:
@@ -115,26 +115,26 @@ class Trial:
                 f"{declarations.where(one, 'program')}: program: process {process.pid} {what}",
                 remedy="the shared library's path in /proc/PID/maps" if is_shared(one) else f"program: {process.exe}",
             )
-        self._examine([(one, file) for one, file in files if file is not None])
+        self._analyze([(one, file) for one, file in files if file is not None])
 
-    def _examine(self, files: list[tuple[OwnFunction, str]]) -> None:
+    def _analyze(self, files: list[tuple[OwnFunction, str]]) -> None:
         """As the agent does, in a process of its own."""
         from agent.instruments.declared_functions import NAME
         from agent.kernel.steps import pump_until
         from agent.limiters.catalogue import declare, seen
-        from agent.limiters.functions.seen import all_seen, asked, own_name
-        from agent.targets.analyst import Analyst
+        from agent.limiters.functions.seen import all_seen, arguments_of, own_name
+        from agent.targets.analyzer_pool import AnalyzerPool
 
         declare(all_seen(self._all.functions))
-        analyst = Analyst(1)
-        self._stack.callback(analyst.close)
+        analyzers = AnalyzerPool(1)
+        self._stack.callback(analyzers.close)
         for one, file in files:
             fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
             self._stack.callback(os.close, fd)
             answers: list[tuple[Any, Exception | None]] = []
-            ask = asked(one, seen()[own_name(one.name)].functions[0], is_shared(one))
-            analyst.examining(NAME, [fd], declared=[ask], near=True)(lambda *answer, to=answers: to.append(answer))
-            pump_until(lambda of=answers: bool(of), [analyst], _EXAMINED_S)  # type: ignore[misc]
+            question = arguments_of(one, seen()[own_name(one.name)].functions[0], is_shared(one))
+            analyzers.analyze(NAME, [fd], declared=[question], near=True)(lambda *answer, to=answers: to.append(answer))
+            pump_until(lambda of=answers: bool(of), [analyzers], _ANALYZED_S)  # type: ignore[misc]
             facts, error = answers[0] if answers else (None, TimeoutError("examining it took too long"))
             self._judge(one, fd, facts, error)
 
@@ -149,23 +149,23 @@ class Trial:
                 remedy=f"readelf -n /proc/{self.process.pid}/exe prints it",
             )
         known = facts[0]
-        trouble = known["facts"]["trouble"] or {"key": "symbol", "near": ()}
+        problem = known["facts"]["trouble"] or {"key": "symbol", "near": ()}
         if known["state"] == "unavailable":
-            near = [printable(name) for name in trouble["near"]]
+            near = [printable(name) for name in problem["near"]]
             raise AgentError(
-                f"{self._all.where(one, trouble['key'])}: {trouble['key']}: {printable(known['reason'])}",
+                f"{self._all.where(one, problem['key'])}: {problem['key']}: {printable(known['reason'])}",
                 why=f"there is: {'; '.join(near)}" if near else "",
                 remedy=printable(known["remedy"]),
             )
         if known["reason"]:
-            self.notes.append(f"{self._all.where(one, trouble['key'])}: {printable(known['reason'])}")
+            self.notes.append(f"{self._all.where(one, problem['key'])}: {printable(known['reason'])}")
         self._known.append((fd, known))
 
     def attach(self) -> None:
         """Raises AgentError where the kernel does not take the programs."""
         from agent.kernel.attaching import attach_uprobe
+        from agent.kernel.kernel_source import KernelSource
         from agent.kernel.load import load, release
-        from agent.kernel.source import KernelSource
         from agent.probes.limiter import probe
 
         names = {known["facts"]["library"] for _, known in self._known}

@@ -50,7 +50,7 @@ class Call:
     freq_after: int | None = None
     tick_after: int | None = None
     status_after: int | None = None
-    asks: int = 0
+    requested_times: int = 0
     woke: bool = False
     libc: bool = False
 
@@ -126,13 +126,19 @@ class Call:
             or again is None
             or abs(again[0] - self.before[0]) <= NOISE_NS + self.before[1] + again[1]
         )
-        return self.asks == 1 and not self.woke and self.ret == 0 and bool(self.modes & timex.SETOFFSET) and still
+        return (
+            self.requested_times == 1
+            and not self.woke
+            and self.ret == 0
+            and bool(self.modes & timex.SETOFFSET)
+            and still
+        )
 
     def add(self, record: np.void) -> None:
         source = int(record["source"])
         self.last_ns = int(record["t_ns"])
         if source == ASK:
-            self.asks += 1
+            self.requested_times += 1
             self.t_ns = self.last_ns
             self.ret = int(record["ret"]) or self.ret
         elif source == WOKE:
@@ -146,7 +152,7 @@ class Call:
             self.woke = True
         else:
             self.libc = True
-            self.ret = int(record["ret"]) if not self.asks or not self.ret else self.ret
+            self.ret = int(record["ret"]) if not self.requested_times or not self.ret else self.ret
             self.freq_after, self.tick_after = _known(record["freq_after"]), _known(record["tick_after"])
             status = int(record["status_after"])
             self.status_after = None if status == _UNKNOWN32 else status

@@ -1,5 +1,5 @@
 """The clock watch of the agent's start: forked before nearly all imports (agent/start.py), it imports what it needs
-itself. agent/clock/again.py is its like for a later one.
+itself. agent/clock/watch_restart.py is its like for a later one.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def serve(sock: socket.socket, parent: int) -> None:
     if not message:
         return
     sock.close()
-    from agent.clock.watch import go_first, run_watch
+    from agent.clock.watch import run_watch, set_priority
 
-    go_first()
+    set_priority()
     uid, gid = BEGIN.unpack(message)
     privilege.drop(uid, gid)
     privilege.die_with_parent(parent)

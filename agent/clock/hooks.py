@@ -71,7 +71,7 @@ def execute(command: tuple[str, ...], timeout_s: float) -> Deliver:
         except OSError as error:
             raise HookFailed(f"cannot run {command[0]}: {error.strerror}") from error
         try:
-            said = _exchange(child, line + b"\n", timeout_s)
+            stderr = _exchange(child, line + b"\n", timeout_s)
         except TimeoutError:
             raise HookFailed(f"{command[0]} did not end within {timeout_s:g} s") from None
         finally:
@@ -82,7 +82,7 @@ def execute(command: tuple[str, ...], timeout_s: float) -> Deliver:
                 if pipe is not None:
                     pipe.close()
         if child.returncode:
-            raise HookFailed(f"{command[0]} ended with {child.returncode}" + (f": {said}" if said else ""))
+            raise HookFailed(f"{command[0]} ended with {child.returncode}" + (f": {stderr}" if stderr else ""))
 
     return deliver
 
@@ -93,7 +93,7 @@ def _exchange(child: subprocess.Popen[bytes], line: bytes, timeout_s: float) -> 
     """
     assert child.stdin is not None
     assert child.stderr is not None
-    until, said, ended = time.monotonic() + timeout_s, b"", os.pidfd_open(child.pid)
+    until, stderr, ended = time.monotonic() + timeout_s, b"", os.pidfd_open(child.pid)
     try:
         with contextlib.suppress(OSError):  # it need not read
             os.write(child.stdin.fileno(), line)  # a pipe has room for it
@@ -107,12 +107,12 @@ def _exchange(child: subprocess.Popen[bytes], line: bytes, timeout_s: float) -> 
                 raise TimeoutError
             with contextlib.suppress(BlockingIOError):
                 piece = os.read(child.stderr.fileno(), 1 << 16)
-                said += piece[: _STDERR_BYTES - len(said)]
+                stderr += piece[: _STDERR_BYTES - len(stderr)]
                 if not piece:
                     waiting = [ended]
     finally:
         os.close(ended)
-    return printable(b" ".join(said.split()))
+    return printable(b" ".join(stderr.split()))
 
 
 class Hook:
@@ -158,7 +158,7 @@ class Hook:
             if not data and self._waiting:
                 return
             if not data:
-                self._connect_anew()
+                self._reconnect()
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
                 self._take(line)
@@ -173,7 +173,7 @@ class Hook:
             self._count("dropped")
         self._waiting.append(line)
 
-    def _connect_anew(self) -> None:
+    def _reconnect(self) -> None:
         """The clock watch was started again, or dropped this process."""
         self._notices.close()
         while True:

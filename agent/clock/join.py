@@ -52,7 +52,7 @@ class Join:
         self._left = self.timex.offset_ns, self.timex.adjust_ns
         self._tai_real = tai_real_ns(self.reading)
         self._reported: dict[int, tuple[int, bool]] = {}
-        self._odd_since: int | None = None
+        self._differs_since: int | None = None
         self._hint: tuple[int, int] | None = None
 
     def feed(self, records: np.ndarray) -> None:
@@ -66,7 +66,7 @@ class Join:
     @property
     def pending(self) -> bool:
         """Whether rows may come without further input, once they have settled."""
-        return bool(self.waiting) or self._odd_since is not None
+        return bool(self.waiting) or self._differs_since is not None
 
     def settle(self, reading: Reading, state: Timex) -> list[Change]:
         """The changes that are complete at ``reading``, in order of time. What the programs saw before ``reading`` was
@@ -98,7 +98,7 @@ class Join:
             later = calls[i + 1] if i + 1 < len(calls) else following[0] if following else None
             out += self._explain(call, later, reading, state)
         if calls or following:
-            self._odd_since = None
+            self._differs_since = None
             self._left = state.offset_ns, state.adjust_ns
         else:
             out += self._unexplained(reading, state)
@@ -109,33 +109,33 @@ class Join:
         """Whether its thread seems to have lost the processor between the check of its privilege and a step that would
         be seen.
         """
-        by, bound = self._asked_by(call), self._err + reading.err_ns + NOISE_NS
+        by, bound = self._requested_by(call), self._err + reading.err_ns + NOISE_NS
         if by is None or reading.t_ns - call.last_ns > CALL_NS or self._is_refused(call):
             return False
         if abs(by) <= bound or abs(reading.real_boot_ns - self._real_boot) > bound:
             return False
         return not any(c.tid == call.tid and c.t_ns > call.t_ns for c in calls)
 
-    def _asked_by(self, call: Call) -> int | None:
+    def _requested_by(self, call: Call) -> int | None:
         """By how much a call that may, and of which no more than that was seen, is to step; None for others."""
-        asked = call.asked_ns
-        if not call.steps or not call.asks or call.ret or call.woke or call.libc or asked is None:
+        requested = call.asked_ns
+        if not call.steps or not call.requested_times or call.ret or call.woke or call.libc or requested is None:
             return None
-        return asked - call.t_ns - self._real_boot if call.sets_time else asked
+        return requested - call.t_ns - self._real_boot if call.sets_time else requested
 
     def _is_late(self, call: Call) -> bool:
         """Whether it is the rest of a call that has its row: by its time, or since a call of its own would have begun
         with the check of its privilege.
         """
-        last_ns, asked_only = self._reported.get(call.tid, (-1, False))
-        return last_ns >= call.t_ns or (asked_only and not call.asks and call.t_ns - last_ns < CALL_NS)
+        last_ns, requested_only = self._reported.get(call.tid, (-1, False))
+        return last_ns >= call.t_ns or (requested_only and not call.requested_times and call.t_ns - last_ns < CALL_NS)
 
     def _explain(self, call: Call, later: Call | None, reading: Reading, state: Timex) -> list[Change]:
         if self._is_late(call):  # its thread lost the processor before it returned
             self.late += 1
             return []
         self._reported = {k: r for k, r in self._reported.items() if call.t_ns - r[0] < _REMEMBER_NS}
-        self._reported[call.tid] = call.last_ns, bool(call.asks) and not call.woke and not call.libc
+        self._reported[call.tid] = call.last_ns, bool(call.requested_times) and not call.woke and not call.libc
         out = []
         before = self._real(call.before)
         if before is not None and abs(before[0] - self._real_boot) > self._err + before[1] + NOISE_NS:
@@ -160,14 +160,14 @@ class Join:
         """Where another call follows and the kernel cannot read TAI (before 6.1): what was asked. None where that is
         unknown.
         """
-        asked = call.asked_ns
+        requested = call.asked_ns
         if (call.modes and not call.steps) or (call.ret is not None and call.ret < 0) or self._is_refused(call):
             return self._real_boot, self._err
-        if asked is None:
+        if requested is None:
             return None
         if call.sets_time:
-            return asked - call.t_ns, call.last_ns - call.t_ns + _REACH_NS
-        return self._real_boot + asked, self._err
+            return requested - call.t_ns, call.last_ns - call.t_ns + _REACH_NS
+        return self._real_boot + requested, self._err
 
     def _is_refused(self, call: Call) -> bool:
         """Whether it asks for a time that the kernel lets nobody set: before the boot by MONOTONIC, or
@@ -175,10 +175,10 @@ class Join:
 
         The watch may wake inside such a call too: the kernel says that the clock was set before it says no.
         """
-        asked = call.asked_ns
-        if not call.steps or asked is None:
+        requested = call.asked_ns
+        if not call.steps or requested is None:
             return False
-        time_ns = asked if call.sets_time else self._real_boot + call.t_ns + asked
+        time_ns = requested if call.sets_time else self._real_boot + call.t_ns + requested
         return not call.t_ns - self._boot_mono <= time_ns < _SETTOD_MOST_NS
 
     def _row(self, t_ns: int, kind: str, before: tuple[int, int], err_ns: int | None) -> Change:
@@ -234,7 +234,7 @@ class Join:
     def _change(self, call: Call, after: tuple[int, int]) -> Change:
         size, err = after[0] - self._real_boot, after[1] + self._err
         moved = abs(size) > err + NOISE_NS
-        ret, by = call.ret, self._asked_by(call)
+        ret, by = call.ret, self._requested_by(call)
         never = by is not None and abs(by) > max(err + NOISE_NS, SETTLE_NS if call.sets_time else 0)
         if not moved and not ret and not call.libc and (never or self._is_refused(call)):
             ret = -EINVAL  # the privilege was there, the step never came: of all that can follow, only this fails
@@ -303,14 +303,14 @@ class Join:
         slope = (freq, tick) != (self._freq, self._tick)
         slew = new_slew(state, self._left)
         if not (moved or slope or flags or slew or tai_s != self._tai_s):
-            self._odd_since = None
+            self._differs_since = None
             self._left = state.offset_ns, state.adjust_ns
             return []
-        if self._odd_since is None:
-            self._odd_since = reading.t_ns
-        if reading.t_ns - self._odd_since < SETTLE_NS:
+        if self._differs_since is None:
+            self._differs_since = reading.t_ns
+        if reading.t_ns - self._differs_since < SETTLE_NS:
             return []
-        since, self._odd_since = self._odd_since, None
+        since, self._differs_since = self._differs_since, None
         out = []
         if moved:
             out.append(self._step(self._dated(reading, since), "step", reading.real_boot_ns, reading.err_ns))

@@ -41,8 +41,8 @@ class LastReading:
 
     def _read(self) -> Reading | None:
         raw = os.pread(self._fd, _READING.size + _SUM.size + 1, 0)
-        body, told = raw[: _READING.size], raw[_READING.size :]
-        if told != _SUM.pack(zlib.crc32(body)) or not raw.startswith(self._boot):
+        body, checksum = raw[: _READING.size], raw[_READING.size :]
+        if checksum != _SUM.pack(zlib.crc32(body)) or not raw.startswith(self._boot):
             return None
         return Reading(*_READING.unpack(body)[1:])
 

@@ -134,7 +134,7 @@ class Watcher:
         self.clocksource, self.life = self._current(), self._life()
         self._work_before = self._work = self._worked(t_ns)
 
-    def look(self, t_ns: int) -> None:
+    def check(self, t_ns: int) -> None:
         """The processors' work until now, as what comes later is compared with."""
         self._work_before, self._work = self._work, self._worked(t_ns)
 

@@ -16,9 +16,9 @@ from agent.tables import TABLES
 
 if TYPE_CHECKING:
     from agent.clock.hooks import HookProcess
-    from agent.clock.process import WatchProcess
+    from agent.clock.watch_process import WatchProcess
 
-_LOOK_NS = 200_000_000
+_CHECK_NS = 200_000_000
 _REPORT_BYTES = 1 << 16
 _SOCKET: dict[str, Any] = {"subscribers": 0, "pending": 0, "sent": 0, "acknowledged": 0, "dropped": 0, "malformed": 0}
 _HOOK: dict[str, Any] = {"delivered": 0, "failed": 0, "dropped": 0, "error": ""}
@@ -38,20 +38,20 @@ class NoticeSource(Stating, Failing, Owning):
             self._sockets["exec"], self._state["exec"] = hook.reports, dict(_HOOK)
         self._gone: set[str] = set()
         self._news = set(self._state)
-        self._trouble = ""
-        self._looked_ns = 0
+        self._problem = ""
+        self._checked_at_ns = 0
 
     def fds(self) -> list[int]:
         """None: a look a few times a second is enough."""
         return []
 
     def drain(self, now_ns: int) -> Iterator[Batch]:
-        if now_ns - self._looked_ns < _LOOK_NS:
+        if now_ns - self._checked_at_ns < _CHECK_NS:
             return
-        self._looked_ns = now_ns
+        self._checked_at_ns = now_ns
         for channel in self._sockets:
             self._read(channel)
-        self._look_at_watch()
+        self._check_watch()
         for channel in sorted(self._news):
             yield Batch("notice_status", self._row(channel, now_ns))
         self._news.clear()
@@ -70,15 +70,15 @@ class NoticeSource(Stating, Failing, Owning):
                 self._state[channel] = json.loads(data)
             self._news.add(channel)
 
-    def _look_at_watch(self) -> None:
+    def _check_watch(self) -> None:
         """Who had subscribed to a watch that ended is no subscriber any more; another one goes on counting where it
         was.
         """
         state, how = self._state["socket"], self._watch.child.state()
-        trouble = "" if how == "running" else how
+        problem = "" if how == "running" else how
         self._watch.counts = {key: state[key] for key in COUNTS if key in state}
-        if trouble != self._trouble:
-            self._trouble = trouble
+        if problem != self._problem:
+            self._problem = problem
             self._news.add("socket")
         if not self._watch.alive:
             state.update(subscribers=0, pending=0, waiting=[])
@@ -94,7 +94,7 @@ class NoticeSource(Stating, Failing, Owning):
 
     def _failing(self, channel: str) -> str:
         if channel == "socket":
-            return self._trouble
+            return self._problem
         gone = f"its process is gone ({self._state[channel].get('error') or 'restart tickscope'})"
         return gone if channel in self._gone else str(self._state[channel].get("error", ""))
 
@@ -110,7 +110,7 @@ class NoticeSource(Stating, Failing, Owning):
         """For ``status``: channels whose process is gone, or does not answer."""
         return {
             f"notices {channel}": self._failing(channel)
-            for channel in sorted(self._gone | ({"socket"} if self._trouble else set()))
+            for channel in sorted(self._gone | ({"socket"} if self._problem else set()))
         }
 
     def processes(self) -> list[dict[str, Any]]:

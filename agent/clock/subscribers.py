@@ -46,7 +46,7 @@ BOUNDS = (
     ),
 )
 _REPORT_S = 0.05
-_TOLD = 16
+_LISTED = 16
 #: Before it is tried again to accept, where there were no descriptors.
 _NO_ROOM_S = 0.1
 
@@ -79,7 +79,7 @@ def _printable(text: str) -> str:
 
 
 class Subscribers:
-    """Serves the notice socket. ``tell`` may be called from any thread, ``serve`` runs in one.
+    """Serves the notice socket. ``send_notice`` may be called from any thread, ``serve`` runs in one.
 
     listener: non-blocking, listening. report: SOCK_SEQPACKET, to which the state goes as JSON whenever it changed.
     counts: where to go on (COUNTS). Raises OSError.
@@ -102,7 +102,7 @@ class Subscribers:
         """Subscribers dropped so far: too slow, too many, or writing without end."""
         return sum(self._counts[why] for why in ("slow", "refused", "noisy"))
 
-    def tell(self, notice: dict[str, object], t_ns: int) -> None:
+    def send_notice(self, notice: dict[str, object], t_ns: int) -> None:
         """Sends the notice, with its ``id``, to all. t_ns: CLOCK_BOOTTIME of the step. One whose buffer is full is
         dropped.
         """
@@ -133,7 +133,7 @@ class Subscribers:
         for fd in (until, self._listener.fileno(), self._wake):
             self._poll.register(fd, select.POLLIN)
         while True:
-            for fd, events in self._poll.poll(self._say()):
+            for fd, events in self._poll.poll(self._send_counts()):
                 if fd == until:
                     return
                 elif fd == self._listener.fileno():
@@ -142,9 +142,9 @@ class Subscribers:
                     os.eventfd_read(self._wake)
                 else:
                     with self._lock:
-                        self._heard(fd, events)
+                        self._on_readable(fd, events)
 
-    def _say(self) -> float | None:
+    def _send_counts(self) -> float | None:
         """Reports where there is news, not too often; how long poll may sleep, ms."""
         with self._lock:
             if not self._dirty:
@@ -166,16 +166,16 @@ class Subscribers:
     def _state(self) -> dict[str, object]:
         pending = [s for s in self._by_fd.values() if s.waiting]
         pending.sort(key=Subscriber.oldest)
-        told = [
+        listed = [
             {"pid": s.pid, "comm": s.comm, "limiter": s.limiter, "pending": len(s.waiting), "since_ns": s.oldest()}
-            for s in pending[:_TOLD]
+            for s in pending[:_LISTED]
         ]
         return {
             "subscribers": len(self._by_fd),
             "pending": sum(len(s.waiting) for s in pending),
             **self._counts,
             "dropped": self.dropped,
-            "waiting": told,
+            "waiting": listed,
             "last_ack": self._last_ack,
         }
 
@@ -211,7 +211,7 @@ class Subscribers:
         if why:
             self._counts[why] += 1
 
-    def _heard(self, fd: int, events: int) -> None:
+    def _on_readable(self, fd: int, events: int) -> None:
         one = self._by_fd.get(fd)
         if one is None:
             return
@@ -248,10 +248,10 @@ class Subscribers:
 
     def _line(self, one: Subscriber, line: bytes) -> None:
         try:
-            said = json.loads(line) if len(line) <= _LINE else None
+            counts = json.loads(line) if len(line) <= _LINE else None
         except (ValueError, RecursionError):
-            said = None
-        ack, limiter = (said.get("ack"), said.get("limiter", "")) if isinstance(said, dict) else (None, "")
+            counts = None
+        ack, limiter = (counts.get("ack"), counts.get("limiter", "")) if isinstance(counts, dict) else (None, "")
         if type(ack) is not int or not isinstance(limiter, str):
             self._counts["malformed"] += 1
             return

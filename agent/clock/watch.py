@@ -2,7 +2,7 @@
 millisecond.
 
 Standard library only: it stays small, and nothing that the agent does can delay it. It runs in the third child of the
-agent's (agent/clock/first.py), or is started anew by agent/clock/again.py.
+agent's (agent/clock/first.py), or is started anew by agent/clock/watch_restart.py.
 
 A step cancels the timer (timerfd_create(2), TFD_TIMER_CANCEL_ON_SET). The timer is never read, so it stays cancelled
 and every further step wakes a sleeper again. Several threads sleep in epoll_wait on it, which wakes one of them a step
@@ -11,8 +11,8 @@ kernel program clock_woke sees its waker too. REALTIME - BOOTTIME moves at steps
 needs no polling. (A suspend wakes the sleepers too and moves REALTIME - MONOTONIC: that is told to the agent, and is no
 notice.)
 
-Some times a second it gives a sign of life (agent/clock/pulse.py), and looks whether it could run when it wanted to: a
-machine that was paused is late for everything.
+Some times a second it gives a sign of life (agent/clock/heartbeat.py), and looks whether it could run when it wanted
+to: a machine that was paused is late for everything.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import sys
 import threading
 import time
 
-from agent.clock.pulse import Pulse
+from agent.clock.heartbeat import Heartbeat
 from agent.clock.subscribers import Subscribers
 from agent.common.clocks import boot_ns
 
@@ -40,7 +40,7 @@ MESSAGE = struct.Struct("<qqqqqq")
 #: To the agent: it wanted to run at the first and ran at the second time, both CLOCK_BOOTTIME ns.
 LATE = struct.Struct("<qq")
 LATE_NS = 200_000_000
-_LOOK_NS = 250_000_000
+_CHECK_NS = 250_000_000
 _STEP = struct.Struct("<QQqII16s")  # struct clock_step in bpf/clock.bpf.c
 _SLOTS = 64
 _UNKNOWN = -1
@@ -58,7 +58,7 @@ _libc = ct.CDLL(None, use_errno=True)
 _NICE = -20
 
 
-def go_first() -> None:
+def set_priority() -> None:
     """Makes this a real-time process, whose threads are such ones too (``Sleeper.run`` keeps it for those that tell of
     steps). They run for microseconds a step; a nice value alone counts only among the processes of one session
     (sched(7), autogroup). The agent's ``state`` says whether it could be done.
@@ -130,8 +130,10 @@ class Sleeper:
     cannot be had.
     """
 
-    def __init__(self, agent: socket.socket, subscribers: Subscribers, pulse: Pulse, steps: Steps | None) -> None:
-        self._agent, self._subscribers, self._pulse, self._steps = agent, subscribers, pulse, steps
+    def __init__(
+        self, agent: socket.socket, subscribers: Subscribers, heartbeat: Heartbeat, steps: Steps | None
+    ) -> None:
+        self._agent, self._subscribers, self._heartbeat, self._steps = agent, subscribers, heartbeat, steps
         self._lock = threading.Lock()
         self._timer = cancel_on_set_timer()
         self._epoll = select.epoll()
@@ -147,7 +149,7 @@ class Sleeper:
         # Only they keep the real-time priority that this process was given: others may write to the notice socket as
         # much as they like.
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-        threading.Thread(target=self._look, daemon=True).start()
+        threading.Thread(target=self._check_rate, daemon=True).start()
         self._subscribers.serve(self._agent.fileno())
 
     def _sleep(self) -> None:
@@ -156,11 +158,11 @@ class Sleeper:
             with self._lock:
                 self._stepped()
 
-    def _look(self) -> None:
+    def _check_rate(self) -> None:
         while True:
-            self._pulse.beat()
-            wanted = time.clock_gettime_ns(time.CLOCK_MONOTONIC) + _LOOK_NS
-            time.sleep(_LOOK_NS / 1e9)
+            self._heartbeat.beat()
+            wanted = time.clock_gettime_ns(time.CLOCK_MONOTONIC) + _CHECK_NS
+            time.sleep(_CHECK_NS / 1e9)
             late = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - wanted
             if late > LATE_NS:
                 now = boot_ns()
@@ -173,7 +175,7 @@ class Sleeper:
         for wait_s in (*_WAITS_S, 0.0):
             for _, step_t, tai_boot, step_err, pid, comm in self._steps.new() if self._steps else ():
                 if tai_boot != _UNKNOWN:
-                    self._tell("step", step_t, tai_boot - tai, step_err, pid, comm)
+                    self._send_notice("step", step_t, tai_boot - tai, step_err, pid, comm)
                     pid, comm = _UNKNOWN, b""
             t_ns, offset, err = read_offset()  # only now: it must not be older than a step that was just told
             if abs(offset - self._offset) <= _NOISE_NS or pid != _UNKNOWN:
@@ -188,9 +190,9 @@ class Sleeper:
         # At a leap second the kernel moves TAI - REALTIME the other way, which no call does.
         leap = tai != self._tai and abs(offset - self._offset + tai - self._tai) <= _NOISE_NS + err + self._err
         self._tai = tai
-        self._tell("leap" if leap else "step", t_ns, offset, err, pid, comm)
+        self._send_notice("leap" if leap else "step", t_ns, offset, err, pid, comm)
 
-    def _tell(self, kind: str, t_ns: int, real_boot: int, err: int, pid: int, comm: bytes) -> None:
+    def _send_notice(self, kind: str, t_ns: int, real_boot: int, err: int, pid: int, comm: bytes) -> None:
         if abs(real_boot - self._offset) <= _NOISE_NS:
             return
         before, offset, before_err = self._offset + self._slept, real_boot + self._slept, self._err
@@ -207,7 +209,7 @@ class Sleeper:
             "real_mono_after_ns": offset,
             "actor": actor,
         }
-        self._subscribers.tell(notice, t_ns)
+        self._subscribers.send_notice(notice, t_ns)
         self._send(message)
 
     def _message(self, t_ns: int, before: int, after: int, err: int, pid: int) -> bytes:
@@ -226,7 +228,7 @@ def run_watch(
     agent: socket.socket,
     notices: socket.socket,
     report: socket.socket,
-    pulse: int,
+    heartbeat: int,
     steps: int = -1,
     counts: dict[str, int] | None = None,
 ) -> None:
@@ -239,4 +241,6 @@ def run_watch(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     agent.setblocking(False)
-    Sleeper(agent, Subscribers(notices, report, counts), Pulse(pulse), Steps(steps) if steps >= 0 else None).run()
+    Sleeper(
+        agent, Subscribers(notices, report, counts), Heartbeat(heartbeat), Steps(steps) if steps >= 0 else None
+    ).run()

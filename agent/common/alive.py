@@ -14,8 +14,8 @@ def gone(pid: int, start_ns: int | None) -> bool:
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            told = file.read(1024)
-        words = told[told.rindex(b")") + 2 :].split()
+            status = file.read(1024)
+        words = status[status.rindex(b")") + 2 :].split()
         if words[0] in (b"Z", b"X"):
             return True
         return start_ns is not None and abs(int(words[19]) * _TICK_NS - start_ns) > _ROUNDED_NS

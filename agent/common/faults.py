@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from agent.batch import Batch, Loss, losses
 from agent.errors import printable
-from agent.log import say
+from agent.log import log_message
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -22,7 +22,7 @@ IN_A_ROW = 5
 #: How often the ``loss`` of a part that is left out is told again.
 AGAIN_NS = 10_000_000_000
 #: A part that fails now and then is said at most so often; ``counts`` has them all.
-_SAY_S = 10.0
+_REPORT_S = 10.0
 
 
 class Faults:
@@ -32,7 +32,7 @@ class Faults:
         self.failures: dict[str, str] = {}
         self.counts: Counter[str] = Counter()
         self._in_a_row: Counter[str] = Counter()
-        self._said_s: dict[str, float] = {}
+        self._reported_s: dict[str, float] = {}
         self._whole_ns: dict[str, int] = {}
         self._out: set[str] = set()
 
@@ -61,9 +61,9 @@ class Faults:
         if gone:
             self._out.add(name)
         now = time.monotonic()
-        if gone or now - self._said_s.get(name, -_SAY_S) >= _SAY_S:
-            self._said_s[name] = now
-            say(f"tickscope: {name}: {self.failures[name]}" + ("; left out from now on" if gone else ""))
+        if gone or now - self._reported_s.get(name, -_REPORT_S) >= _REPORT_S:
+            self._reported_s[name] = now
+            log_message(f"tickscope: {name}: {self.failures[name]}" + ("; left out from now on" if gone else ""))
         return gone
 
     def whole(self, name: str, now_ns: int) -> None:

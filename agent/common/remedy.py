@@ -35,7 +35,7 @@ def of_seal(reason: str) -> str:
     return "it is tried again every 30 s; nothing is lost meanwhile"
 
 
-def of_store(failure: OSError | None, sealing: str, spoilt: str) -> tuple[str, str]:
+def of_store(failure: OSError | None, sealing: str, damaged: str) -> tuple[str, str]:
     """What is wrong with a store that could not be written, sealed (the sealer's last line), or of which a batch could
     not be stored; both empty where nothing is.
     """
@@ -43,4 +43,4 @@ def of_store(failure: OSError | None, sealing: str, spoilt: str) -> tuple[str, s
         return f"cannot write: {failure.strerror}", of_write(failure)
     if sealing:
         return f"cannot seal: {sealing}", of_seal(sealing)
-    return (f"some rows cannot be stored: {spoilt}", "report this; the others are stored") if spoilt else ("", "")
+    return (f"some rows cannot be stored: {damaged}", "report this; the others are stored") if damaged else ("", "")

@@ -61,12 +61,12 @@ class RedisUrl:
             parts = urlsplit(url)
             query = parse_qs(parts.query)
             if parts.scheme not in ("redis", "rediss", "unix"):
-                raise _Wrong(f"it begins with {parts.scheme}:" if parts.scheme else "it names no scheme")
+                raise _BadReply(f"it begins with {parts.scheme}:" if parts.scheme else "it names no scheme")
             unknown = set(query) - {"streams", "db"}
             if unknown:
-                raise _Wrong(f"unknown option {min(unknown)!r}")
+                raise _BadReply(f"unknown option {min(unknown)!r}")
             if parts.scheme == "unix" and not parts.path:
-                raise _Wrong("no socket path")
+                raise _BadReply("no socket path")
             db = query["db"][0] if "db" in query else parts.path.strip("/") if parts.scheme != "unix" else ""
             return cls(
                 host="" if parts.scheme == "unix" else parts.hostname or "127.0.0.1",
@@ -83,7 +83,7 @@ class RedisUrl:
                 "a Redis URL of the configuration cannot be read",
                 why=(
                     str(error)
-                    if isinstance(error, _Wrong)
+                    if isinstance(error, _BadReply)
                     else "its host, port or number of the database cannot be read"
                 ),
                 remedy=(
@@ -94,7 +94,7 @@ class RedisUrl:
             ) from None
 
 
-class _Wrong(ValueError):
+class _BadReply(ValueError):
     """Words of our own; Python's would have parts of the URL, be they of a password."""
 
 
@@ -161,10 +161,10 @@ class RespClient:
             commands.append(("SELECT", url.db))
         for command, reply in zip(commands, self._exchange(commands, deadline), strict=True):
             if isinstance(reply, hiredis.ReplyError) and (command[0] != "CLIENT" or str(reply).startswith("NOAUTH")):
-                said = (
+                text = (
                     str(reply) if command[0] != "AUTH" else str(reply).partition(",")[0]
                 )  # some repeat what they were given
-                raise RedisDown(f"login refused: {said}", refused_login=command[0] != "SELECT")
+                raise RedisDown(f"login refused: {text}", refused_login=command[0] != "SELECT")
             if isinstance(reply, hiredis.ReplyError) and "max number of clients" in str(reply):
                 raise RedisDown(str(reply).removeprefix("ERR "), failure="refused")
 

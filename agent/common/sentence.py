@@ -1,6 +1,6 @@
 """What a finding says, in pieces that whoever shows it puts into words: texts, instants, and values with their unit.
 
-``finding.said`` is a JSON array: a text as it is, an instant as an integer (CLOCK_BOOTTIME ns), a value as [value,
+``finding.parts`` is a JSON array: a text as it is, an instant as an integer (CLOCK_BOOTTIME ns), a value as [value,
 unit], null where it is not known.
 """
 
@@ -38,22 +38,22 @@ def unknown(t_ns: np.ndarray) -> np.ndarray:
     return np.full(len(t_ns), NULL_I64)
 
 
-def told(said: Sequence[Piece], to_wall: ToWall, utc: bool = False) -> str:
+def text_of(parts: Sequence[Piece], to_wall: ToWall, utc: bool = False) -> str:
     """Pieces as one text with ISO 8601 times, to the millisecond, local ones with their zone unless ``utc``; an instant
     whose wall time is not known as
     ``boot+SECONDS``, which ``--since`` takes.
     """
-    instants = [part for part in said if isinstance(part, int)]
+    instants = [part for part in parts if isinstance(part, int)]
     walls = iter(to_wall(np.array(instants, np.int64)).tolist() if instants else ())
     return "".join(
         part if isinstance(part, str) else measured(part) if isinstance(part, Value) else _at(part, next(walls), utc)
-        for part in said
+        for part in parts
     )
 
 
-def plain(said: Sequence[Piece]) -> str:
+def plain(parts: Sequence[Piece]) -> str:
     """Pieces as one text where no wall time is known."""
-    return told(said, unknown)
+    return text_of(parts, unknown)
 
 
 def measured(of: Value) -> str:
@@ -92,7 +92,7 @@ def _at(t_ns: int, wall_ns: int, utc: bool) -> str:
 
 
 def pieces(raw: object, sentence: object) -> list[Piece]:
-    """Those of a row of ``finding``: its ``said`` as JSON, else its sentence as one text. Both as text or bytes, or
+    """Those of a row of ``finding``: its ``parts`` as JSON, else its sentence as one text. Both as text or bytes, or
     None.
     """
     stored, words = (v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v or "") for v in (raw, sentence))

@@ -14,13 +14,13 @@ import numpy as np
 
 from agent.columns import NULL_I64
 from agent.common.copies import pick
+from agent.correlate.abandoned import given_up
 from agent.correlate.episode import Culprit, Episode, Evidence, item
-from agent.correlate.givenup import given_up
 from agent.correlate.local import in_netns
 from agent.correlate.rows import as_bytes, groups, known
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, SERVERS, View, place, to_peer
-from agent.correlate.words import Words, peer, process, tell, text
+from agent.correlate.words import Words, peer, process, render, text
 from agent.tables import TABLES
 
 READS = {
@@ -45,7 +45,9 @@ _SHARE, _LEAST = 0.2, 2  # of what it asked, more than usually, that must have f
 _TIMES = 3  # as often as usual, where no share is known
 _SLACK_NS, _BEFORE_NS = SECOND, 60 * SECOND
 _LONG_NS = 300_000_000
-_HEARSAY = 0.8  # what one user's programs alone say of somebody else's server: they can have anything in their memory
+_ONE_USER_SCORE = (
+    0.8  # what one user's programs alone say of somebody else's server: they can have anything in their memory
+)
 #: Errors that say what is the matter: nobody else is to blame. Of PostgreSQL, MySQL and Redis.
 LIMITS = (
     "53300",
@@ -81,7 +83,7 @@ def faults(rows: np.ndarray) -> np.ndarray:
     return np.asarray(errors(rows) & ~provoked)
 
 
-def said(protocol: str, code: str) -> str:
+def error_name(protocol: str, code: str) -> str:
     """An error's code as people know it."""
     return f"{_CALLED[protocol]} {code}" if protocol in _CALLED and code != "error" else code
 
@@ -107,7 +109,7 @@ class FailedHop:
     errno: int = 0
     by: str = ""
     users: frozenset[int] = frozenset()
-    alone: int | None = None
+    only_user: int | None = None
 
     @property
     def name(self) -> str:
@@ -126,30 +128,34 @@ class FailedHop:
         return Culprit(self.pids[0], self.comm, self.name) if self.pids else Culprit(object=self.name)
 
     @property
-    def says(self) -> str:
-        return said(self.protocol, self.code)
+    def error_text(self) -> str:
+        return error_name(self.protocol, self.code)
 
     @property
-    def speaks(self) -> bool:
+    def self_explanatory(self) -> bool:
         """Whether its error says what is the matter."""
         return self.code in (*LIMITS, *ONLY_READS, *UNREADY)
 
     @property
-    def asked(self) -> Words:
+    def requested_by(self) -> Words:
         """Who asked it, and who alone says so, to end words with."""
-        asked = tell(" from {by}", by=self.by) if self.by else ""
-        if self.alone is None:
-            return asked
-        return tell("{asked}, reported only by programs of user {uid}", asked=asked, uid=str(self.alone))
+        requested_by = render(" from {by}", by=self.by) if self.by else ""
+        if self.only_user is None:
+            return requested_by
+        return render(
+            "{requested_by}, reported only by programs of user {uid}", asked=requested_by, uid=str(self.only_user)
+        )
 
-    def worth(self, score: float) -> float:
+    def capped(self, score: float) -> float:
         """Of a verdict that goes by what it answered."""
-        return score if self.alone is None else min(score, _HEARSAY)
+        return score if self.only_user is None else min(score, _ONE_USER_SCORE)
 
     def evidence(self) -> tuple[Evidence, ...]:
         if self.how == "answered":
             return (
-                item("service_answer", f"{self.says} answers", self.n, "", column="count", keys={"peer": self.name}),
+                item(
+                    "service_answer", f"{self.error_text} answers", self.n, "", column="count", keys={"peer": self.name}
+                ),
             )
         if self.how == "refused":
             return (
@@ -183,11 +189,11 @@ def chain(episode: Episode, view: View) -> list[FailedHop]:
     return view.once(_chain, episode) if is_about_answers(episode) else []
 
 
-def seats(episode: Episode, view: View) -> list[Episode]:
+def instances(episode: Episode, view: View) -> list[Episode]:
     """The episode as each process of this host has it that serves where the errors begin: what is known of a process is
     found so.
     """
-    return view.once(_seats, episode) if is_about_answers(episode) else []
+    return view.once(_instances, episode) if is_about_answers(episode) else []
 
 
 def _chain(episode: Episode, view: View) -> list[FailedHop]:
@@ -195,14 +201,14 @@ def _chain(episode: Episode, view: View) -> list[FailedHop]:
     assert isinstance(netns, int)
     assert isinstance(raw, bytes)
     rows, before = (in_netns(to_peer(part, raw), netns) for part in _both(view, episode, "service_answer"))
-    first = _most_said(rows, before, raw, netns, episode.words)
+    first = _most_frequent_error(rows, before, raw, netns, episode.words)
     found = [_served(first or FailedHop(raw, netns, "answered", 0), view, episode)]
-    while len(found) < _HOPS and found[-1].how != "refused" and found[-1].pids and not found[-1].speaks:
+    while len(found) < _HOPS and found[-1].how != "refused" and found[-1].pids and not found[-1].self_explanatory:
         step = (_asks if found[-1].how == "answered" else _waits)(found[-1], episode, view)
         if step is None or step.raw in {one.raw for one in found}:
             break
         found.append(_served(replace(step, by=found[-1].who), view, episode))
-    found[-1] = replace(found[-1], alone=_alone(found, view, episode))
+    found[-1] = replace(found[-1], only_user=_alone(found, view, episode))
     return found
 
 
@@ -232,13 +238,15 @@ def _counts(rows: np.ndarray) -> Counter[tuple[bytes, bytes]]:
     return counts
 
 
-def _most_said(rows: np.ndarray, before: np.ndarray, raw: bytes, netns: int | None, told: str = "") -> FailedHop | None:
+def _most_frequent_error(
+    rows: np.ndarray, before: np.ndarray, raw: bytes, netns: int | None, reported: str = ""
+) -> FailedHop | None:
     """The error that is told, or else the one of which there were most beyond what is usual."""
     counts, usually = _counts(rows), _counts(before)
     some = max(int(rows["count"].sum()), 1) / max(int(before["count"].sum()), 1)
     if not counts:
         return None
-    its = [entry for entry in counts.items() if said(*map(text, entry[0])) == told] or counts.items()
+    its = [entry for entry in counts.items() if error_name(*map(text, entry[0])) == reported] or counts.items()
     (protocol, code), n = max(its, key=lambda entry: (entry[1] - some * usually[entry[0]], entry[0]))
     users = frozenset(rows["uid"][(rows["protocol"] == protocol) & (rows["code"] == code)].tolist())
     return FailedHop(raw, netns, "answered", n, protocol=text(protocol), code=text(code), users=users)
@@ -281,7 +289,7 @@ def _answers(rows: np.ndarray, before: np.ndarray) -> FailedHop | None:
     if more[top] <= 0:
         return None
     raw, netns = _end(both[first[top]])
-    return _most_said(rows[of == top], before[was == top], raw, netns)
+    return _most_frequent_error(rows[of == top], before[was == top], raw, netns)
 
 
 def _unusual(
@@ -331,7 +339,7 @@ def _of(rows: np.ndarray, pids: tuple[int, ...]) -> np.ndarray:
     return pick(rows, np.isin(rows["pid"], pids[:_PIDS]))
 
 
-def _seats(episode: Episode, view: View) -> list[Episode]:
+def _instances(episode: Episode, view: View) -> list[Episode]:
     end = chain(episode, view)[-1]
     talks = view.rings["tcp_rtt"].between(episode.start_ns - _BEFORE_NS, episode.end_ns + SECOND)
     found = []

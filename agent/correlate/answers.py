@@ -19,7 +19,7 @@ from agent.correlate.words import address, process, text
 _MUCH = 0.1  # of a port's requests, from which what a process says of its own counts for the port
 _MOST_S = 60
 _LEAST_S = 10
-_LOOKS = 2  # at who waits, a second (agent/probes/tcp.py)
+_SAMPLES = 2  # at who waits, a second (agent/probes/tcp.py)
 _PATIENT, _ALIKE = (
     0.3,
     0.5,
@@ -92,7 +92,7 @@ class AnswerWatch(Watch):
         lasted, at = max(1, min(_MOST_S, second - since + 1)), np.array([slot])
         held, waiting = (self.series.recent(name, at, second, lasted + _MOST_S)[0] for name in ("held", "waiting"))
         before, now = (
-            max(_mean(held[part]), _mean(waiting[part]) / _LOOKS) for part in (slice(-lasted), slice(-lasted, None))
+            max(_mean(held[part]), _mean(waiting[part]) / _SAMPLES) for part in (slice(-lasted), slice(-lasted, None))
         )
         return before >= _PATIENT and before >= _ALIKE * now
 
@@ -106,8 +106,8 @@ class AnswerWatch(Watch):
             before = float(self.series.baseline("n", slot, second, lasted).median[0])
             if not math.isnan(before):
                 episode.facts["n_base"] = before
-                owed = self.series.owed("n", episode.slot, second, lasted, before)
-                episode.facts["n_owed"], episode.facts["n_more"] = owed
+                deficit = self.series.deficit("n", episode.slot, second, lasted, before)
+                episode.facts["n_owed"], episode.facts["n_more"] = deficit
 
     def describe(self, symptom: str, slot: int) -> Episode:
         row = self.worst[slot]

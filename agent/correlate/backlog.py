@@ -12,5 +12,5 @@ _PILED = 1.2  # times what was missing
 
 def made_up(episode: Episode, metric: str) -> bool:
     """Whether what is more than usual is no more than what was missing."""
-    owed, more, usual = (episode.facts.get(f"{metric}_{name}", 0.0) for name in ("owed", "more", "base"))
-    return 0 < usual <= owed and 0 < more <= _PILED * owed + usual
+    deficit, more, usual = (episode.facts.get(f"{metric}_{name}", 0.0) for name in ("owed", "more", "base"))
+    return 0 < usual <= deficit and 0 < more <= _PILED * deficit + usual

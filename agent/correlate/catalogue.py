@@ -41,8 +41,8 @@ class Symptom:
     None where it is not judged by seconds. judge: (watch, second) -> the episodes that it opens; it also extends those
     that go on.
     clause: what was wrong with what, how much, and when. todo: what to look at first.
-    asked_by_agent: who suffered is tickscope's own poller. inside: what explains it lies inside the decisions that were
-    slow.
+    polled_by_agent: who suffered is tickscope's own poller. inside: what explains it lies inside the decisions that
+    were slow.
     bare: whether it is told, too, where no cause is known; not of an episode whose metric is one of ``alone``. shared:
     one whose cause is not known belongs to any finding about its process, or about its port, at that time.
     explained_by: causes that may explain it and do not list it themselves, by name: the rule that says so, or the name
@@ -61,7 +61,7 @@ class Symptom:
     todo: str
     watch: type[Watch] | None = None
     judge: Callable[[Any, Second], list[Episode]] | None = None
-    asked_by_agent: bool = False
+    polled_by_agent: bool = False
     inside: bool = False
     bare: bool = True
     alone: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class Jumping:
     """Of a cause that moves the wall clock: what is found of its jumps (agent/correlate/clock.py), and how they are
     told.
 
-    change: the kind of a ``clock_change`` row. one, several: what the clock did. by_somebody: whether it takes an
+    change: the kind of a ``clock_change`` row. one, several: what the clock did. takes_actor: whether it takes an
     actor.
     least_ns: the smallest that is looked at. moves: it skips time or has it twice.
     """
@@ -84,7 +84,7 @@ class Jumping:
     change: str
     one: str = "jumped"
     several: str = "jumped"
-    by_somebody: bool = True
+    takes_actor: bool = True
     moves: bool = True
     least_ns: Callable[[CorrelatorConfig], int] = lambda _: 0
 
@@ -110,10 +110,10 @@ class Cause:
     todo: str
     explains: Mapping[str, Rule] = field(default_factory=dict)
     facts: tuple[str, ...] = ()
-    kin: str = ""
-    vague: bool = False
+    merge_group: str = ""
+    locates_only: bool = False
     jumps: Jumping | None = None
-    lasts: Callable[[View, int, int, int], bool] | None = None
+    still_active: Callable[[View, int, int, int], bool] | None = None
 
 
 @cache

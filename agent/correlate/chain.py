@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent.common.copies import pick
+from agent.correlate.abandoned import READS as GIVEN
+from agent.correlate.abandoned import given_up
 from agent.correlate.episode import Culprit, Episode
-from agent.correlate.givenup import READS as GIVEN
-from agent.correlate.givenup import given_up
 from agent.correlate.local import in_netns
 from agent.correlate.resent import resent
 from agent.correlate.rows import groups
@@ -42,7 +42,7 @@ class Hop:
     netns: int | None
     server: tuple[str, int] | None
     given: int
-    unheard: int
+    unanswered: int
     again: int
     lost: float
     starved_ns: float
@@ -50,7 +50,7 @@ class Hop:
     @property
     def dark(self) -> bool:
         """Whether not even its kernel answered."""
-        return self.unheard > 0.5 * self.given
+        return self.unanswered > 0.5 * self.given
 
     @property
     def name(self) -> str:
@@ -73,7 +73,7 @@ class Hop:
         return Culprit(self.server[1], self.server[0], self.name) if self.server else Culprit(object=self.name)
 
 
-def starves(waited_ns: float, episode: Episode) -> bool:
+def is_starved(waited_ns: float, episode: Episode) -> bool:
     """Whether who waited for a processor for so long in all, while it lasted, did so for most of it."""
     return waited_ns > _MOST * max(episode.value, episode.end_ns - episode.start_ns)
 
@@ -89,7 +89,7 @@ def _hops(episode: Episode, view: View) -> list[Hop]:
     assert isinstance(raw, bytes)
     found = [_hop(raw, netns, episode, view)]
     while len(found) < _HOPS and found[-1].server is not None:
-        step = _asks(_serving(found[-1], episode, view), episode, view)
+        step = _next_hop(_serving(found[-1], episode, view), episode, view)
         if step is None or step[1] in {hop.raw for hop in found}:
             break
         found.append(_hop(step[1], step[0], episode, view))
@@ -129,7 +129,7 @@ def _serving(hop: Hop, episode: Episode, view: View) -> list[int]:
     return [pid for _, pid in served] or [hop.server[1] if hop.server else -1]
 
 
-def _asks(pids: list[int], episode: Episode, view: View) -> tuple[int | None, bytes] | None:
+def _next_hop(pids: list[int], episode: Episode, view: View) -> tuple[int | None, bytes] | None:
     """Whom the processes of a server kept waiting for, (network namespace, peer), most of the time; None where they did
     not.
     """
@@ -143,13 +143,13 @@ def _asks(pids: list[int], episode: Episode, view: View) -> tuple[int | None, by
     calls = view.rings["slow_syscall"].between(episode.start_ns, until_ns)
     calls = calls[np.isin(calls["pid"], pids) & (calls["kind"] == WAITING) & (calls["peer"] != NO_PEER)]
     calls = calls[calls["duration_ns"] >= _MOST * episode.value]
-    asked = _connected(pids, episode, view)
-    calls = calls[np.isin(_raw(calls), _raw(asked))]  # else it waits for its own clients
+    connected = _connected(pids, episode, view)
+    calls = calls[np.isin(_raw(calls), _raw(connected))]  # else it waits for its own clients
     if not len(calls):
         return None
     first, group = groups([calls["peer"]])
     raw = calls["peer"][first[int(np.argmax(np.bincount(group, calls["duration_ns"])))]].tobytes()
-    return int(pick(asked, asked["peer"] == np.frombuffer(raw, "V18")[0])["netns"][-1]), raw
+    return int(pick(connected, connected["peer"] == np.frombuffer(raw, "V18")[0])["netns"][-1]), raw
 
 
 def _connected(pids: list[int], episode: Episode, view: View) -> np.ndarray:

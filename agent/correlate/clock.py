@@ -106,7 +106,7 @@ class ClockWatch:
             if (
                 len(self.counting) < self._config.max_findings
             ):  # something steps the clock in a loop: the first ones tell
-                self._look_back(made, until_ns)
+                self._count_earlier(made, until_ns)
                 self.counting.append(made)
             else:
                 made.series.complete = False
@@ -169,7 +169,7 @@ class ClockWatch:
         self._recent.append(self._series[jump.actor])
         return True
 
-    def _look_back(self, jump: ClockJump, until_ns: int) -> None:
+    def _count_earlier(self, jump: ClockJump, until_ns: int) -> None:
         size = abs(jump.size_ns)
         oldest = self.decisions.from_ns
         kept = not self.decisions.dropped or oldest is None or oldest <= jump.t_ns - size
@@ -224,7 +224,7 @@ class ClockWatch:
 
     def _count(self, jump: ClockJump, rows: np.ndarray) -> None:
         inside, near = self._near(jump, rows)
-        for earlier in jump.series.near if (inside | near).any() else ():
+        for earlier in jump.series.last_jumps if (inside | near).any() else ():
             if earlier is jump:
                 break
             counted, seen = self._near(earlier, rows)

@@ -15,7 +15,7 @@ _MOST = 16  # codes of one server in a second, the most frequent ones
 
 
 @dataclass(frozen=True)
-class Lately:
+class RecentErrors:
     """One error of one server. n: in the last seconds; before: in the time before; first_ns: of the last seconds."""
 
     code: str
@@ -41,13 +41,13 @@ class Codes:
         """Somebody else has its key from now on."""
         self._seen.pop(of, None)
 
-    def lately(self, of: int, second: int, seconds: int) -> list[Lately]:
+    def lately(self, of: int, second: int, seconds: int) -> list[RecentErrors]:
         """What came in the last ``seconds``, the most frequent first."""
         seen = self._seen.get(of, ())
         now = [one for one in seen if one[0] > second - seconds]
         codes = sorted({code for _, _, counts in now for code in counts})
         found = [
-            Lately(
+            RecentErrors(
                 code,
                 sum(counts.get(code, 0) for _, _, counts in now),
                 sum(counts.get(code, 0) for at, _, counts in seen if at <= second - seconds),

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agent.correlate.cpu_starvation import READS as STARVED
+from agent.correlate.cpu_starvation import starved
 from agent.correlate.episode import Episode
 from agent.correlate.rows import start_ticks
-from agent.correlate.starved import READS as STARVED
-from agent.correlate.starved import starved
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View
 from agent.correlate.waits import slow_spans

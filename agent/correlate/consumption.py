@@ -10,16 +10,16 @@ import numpy as np
 
 from agent.correlate.clients import READS as CLIENTS
 from agent.correlate.clients import Client, talking
-from agent.correlate.episode import NOBODY, Culprit, Episode, Evidence, item
+from agent.correlate.episode import UNKNOWN_CULPRIT, Culprit, Episode, Evidence, item
 from agent.correlate.queues import DELIVERED
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View
 from agent.correlate.waits import CPUS
-from agent.correlate.words import Words, tell, value
+from agent.correlate.words import Words, render, value
 
 FACTS = ("consumers", "in", "out", "taken", "since_s", "crept")
 READS = {**CLIENTS, **CPUS, "queue_lag": ("destination", "consumer_group", "peer", "idle_consumer", "idle_s")}
-_HUNGRY = 0.3  #: of the time, from which waiting for a CPU is worth naming
+_STARVING = 0.3  #: of the time, from which waiting for a CPU is worth naming
 _NOTHING = 0.03  #: of the usual rate: what was under way when all stopped
 _STOPPED = 0.6  # of the time, that one asks for nothing which has stopped
 
@@ -105,7 +105,7 @@ class Consumption:
         """As far as it is known: a consumer by its name, a process by what it did not do."""
         lone = self.lone
         if lone is None:
-            return Culprit(object=self.name) if self.name else NOBODY
+            return Culprit(object=self.name) if self.name else UNKNOWN_CULPRIT
         return Culprit(lone.pid, lone.comm, self.name)
 
     @property
@@ -113,8 +113,8 @@ class Consumption:
         """The consumer, for the middle of a sentence; empty where nobody is known."""
         lone = self.lone
         if self.name and lone is not None:
-            return tell("consumer {name} ({who})", name=self.name, who=lone.who)
-        return tell("consumer {name}", name=self.name) if self.name else lone.who if lone is not None else ""
+            return render("consumer {name} ({who})", name=self.name, who=lone.who)
+        return render("consumer {name}", name=self.name) if self.name else lone.who if lone is not None else ""
 
     @property
     def sure(self) -> float:
@@ -123,7 +123,7 @@ class Consumption:
 
     @property
     def usual(self) -> Words:
-        return "" if self.out_was is None else tell(" (usually {rate})", rate=value(self.out_was))
+        return "" if self.out_was is None else render(" (usually {rate})", rate=value(self.out_was))
 
     @property
     def members(self) -> Evidence:
@@ -172,7 +172,7 @@ def _consumption(episode: Episode, view: View) -> Consumption:
     silent = tuple(c for c in clients if c.silent)
     waits = [(view.starved_ns(client.pid, episode), client) for client in clients]
     worst = max(waits, key=lambda wait: (wait[0], -wait[1].pid), default=None)
-    hungry = worst is not None and worst[0] >= _HUNGRY * (episode.end_ns - episode.start_ns)
+    starving = worst is not None and worst[0] >= _STARVING * (episode.end_ns - episode.start_ns)
     return Consumption(
         known("consumers"),
         known("consumers_base"),
@@ -185,7 +185,7 @@ def _consumption(episode: Episode, view: View) -> Consumption:
         episode.words,
         _idle_share(episode, view),
         bool(known("crept", 0.0)),
-        (worst[1], worst[0]) if worst is not None and hungry else None,
+        (worst[1], worst[0]) if worst is not None and starving else None,
         episode.keys,
     )
 

@@ -8,20 +8,20 @@ import numpy as np
 
 from agent.batch import Batch
 from agent.common.copies import together
-from agent.correlate import evidence, story
+from agent.correlate import evidence, same_fault
 from agent.correlate.catalogue import Cause, Symptom, causes, kept, symptoms
 from agent.correlate.clock import ClockWatch
 from agent.correlate.episode import UNKNOWN, Episode, Verdict
 from agent.correlate.finding import Finding
 from agent.correlate.guard import Guard
-from agent.correlate.habits import Habits, reason
 from agent.correlate.hours import HourWatch
+from agent.correlate.in_progress import ActiveEpisode, active_episodes
 from agent.correlate.processes import ProcessWatch
 from agent.correlate.rank import Judge
+from agent.correlate.recurrence import Recurrences, reason
 from agent.correlate.rows import Inbox, OfSecond, compact
 from agent.correlate.steps import JumpSeries
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
-from agent.correlate.troubles import Trouble, troubles
 from agent.correlate.view import View
 from agent.correlate.watch import Watch
 
@@ -41,11 +41,11 @@ class Correlator:
     def __init__(
         self,
         config: CorrelatorConfig | None = None,
-        asked: Collection[Cause] | None = None,
+        causes_to_judge: Collection[Cause] | None = None,
         clock: Callable[[], int] | None = None,
     ) -> None:
         self._config, self.guard = config or CorrelatorConfig(), Guard(clock)
-        self._judge_of = Judge(causes().values() if asked is None else asked, self.guard)
+        self._judge_of = Judge(causes().values() if causes_to_judge is None else causes_to_judge, self.guard)
         self._inbox = Inbox(self._config.pending_rows)
         self._view = View(self._config)
         self._clock = ClockWatch(self._config, self.guard)
@@ -54,14 +54,14 @@ class Correlator:
         self._judged = {table for symptom in symptoms().values() for table in symptom.reads}
         self._second: int | None = None
         self._gathered: dict[str, list[np.ndarray]] = {}
-        self._habits = Habits()
-        self._held: list[Episode] = []
+        self._habits = Recurrences()
+        self._pending: list[Episode] = []
         self._findings: list[Finding] = []
-        self._untold: list[JumpSeries] = []
+        self._pending_jumps: list[JumpSeries] = []
         self._mark_ns = -1
         self._late = 0
         self._forced = 0
-        self._unfit = 0
+        self._dropped_evidence = 0
 
     def _of_symptoms(self) -> list[Watch]:
         """Who watches, each with its symptoms."""
@@ -80,9 +80,9 @@ class Correlator:
         """Jumps of the clock from now on by this configuration's thresholds."""
         self._clock.judge(config)
 
-    def troubles(self) -> list[Trouble]:
+    def active_episodes(self) -> list[ActiveEpisode]:
         """What is wrong just now, and with which processes."""
-        return list(troubles(self._held, self._findings, self._second or 0, self._view.serving))
+        return list(active_episodes(self._pending, self._findings, self._second or 0, self._view.serving))
 
     def losses(self) -> dict[str, int]:
         """Rows that could not be taken into account, by reason.
@@ -97,7 +97,7 @@ class Correlator:
         return {
             "pending": self._inbox.dropped,
             "late": self._late,
-            "evidence": rings + self._unfit,
+            "evidence": rings + self._dropped_evidence,
             "subjects": sum(w.series.dropped for w in self._watches),
             "findings": self._forced + self._clock.skipped,
             "servers": self._view.servers.dropped,
@@ -127,7 +127,7 @@ class Correlator:
             self._second = min([watermark_ns, *first]) // SECOND
         end = watermark_ns // SECOND
         while self._second < end:
-            if not self._gathered and not self._findings and not self._held:
+            if not self._gathered and not self._findings and not self._pending:
                 ahead = min([int(rows["t_ns"][0]) // SECOND for rows in taken.values() if len(rows)], default=end)
                 self._second = max(self._second, min(ahead, end))
                 if self._second == end:
@@ -157,12 +157,12 @@ class Correlator:
             if late < n:
                 self._gathered.setdefault(table, []).append(rows[late:n])
         for series in self._clock.feed(part.get("clock_change"), part.get("limiter_decision"), until_ns):
-            self._view.jumps = [*self._view.jumps, *(j for j in series.near if j not in self._view.jumps)][-64:]
-            if series not in self._untold:
-                self._untold.append(series)
-        for series in [s for s in self._untold if s.matters]:
+            self._view.jumps = [*self._view.jumps, *(j for j in series.last_jumps if j not in self._view.jumps)][-64:]
+            if series not in self._pending_jumps:
+                self._pending_jumps.append(series)
+        for series in [s for s in self._pending_jumps if s.matters]:
             self._stepped(series)
-        self._untold = [s for s in self._untold if not s.matters and s.until_ns > until_ns]
+        self._pending_jumps = [s for s in self._pending_jumps if not s.matters and s.until_ns > until_ns]
 
     def _stepped(self, series: JumpSeries) -> None:
         """A new finding of the clock, or one more step in one that is there."""
@@ -180,14 +180,16 @@ class Correlator:
         rows = OfSecond({table: together(parts) for table, parts in self._gathered.items()})
         self._gathered = {}
         for watch in self._watches:
-            self._held += watch.step(second, rows)
+            self._pending += watch.step(second, rows)
             yield
         self._view.note(e for watch in self._watches for e in watch.active.values())
         for found in self._findings:
             self._follow(found, second)
             yield
-        due = [e for e in self._held if self._view.informed(e) or second - e.start_ns // SECOND > self._config.hold_s]
-        self._held = [e for e in self._held if e not in due]
+        due = [
+            e for e in self._pending if self._view.informed(e) or second - e.start_ns // SECOND > self._config.hold_s
+        ]
+        self._pending = [e for e in self._pending if e not in due]
         for episode in sorted(
             due, key=lambda e: (e.declared.watch is not ProcessWatch, e.order)
         ):  # what became of processes is the least in doubt
@@ -198,7 +200,7 @@ class Correlator:
             if not usual and (bare or (verdicts and verdicts[0].score > 0)):
                 self._place(episode, verdicts)
             elif second - episode.last_bad < self._config.quiet_s and second - episode.start_ns // SECOND <= 60:
-                self._held.append(episode)  # its cause may yet be seen
+                self._pending.append(episode)  # its cause may yet be seen
             yield
         for found in self._findings:
             if not found.finding_id:
@@ -211,19 +213,19 @@ class Correlator:
 
     def _place(self, episode: Episode, verdicts: list[Verdict]) -> None:
         best = _best(verdicts)
-        home = next((f for f in self._findings if f.takes(best, episode, self._config.merge_ns)), None)
+        home = next((f for f in self._findings if f.accepts(best, episode, self._config.merge_ns)), None)
         if home is None:
-            its = [f for f in self._findings if self._one_story(f, best, episode)]
+            its = [f for f in self._findings if self._same_fault(f, best, episode)]
             home = max(its, key=lambda f: f.start_ns, default=None)  # what began last before it
             if home is not None:
-                home.lent.add(id(episode))
+                home.provisional.add(id(episode))
         if home is None:
             home = Finding(episode.start_ns, episode.end_ns, episode.last_bad)
             self._findings.append(home)
         elif not home.finding_id:
             home.start_ns = min(home.start_ns, episode.start_ns)
         home.closed = False
-        home.judged(episode, verdicts)
+        home.add_verdicts(episode, verdicts)
         home.end_ns, home.last_bad = max(home.end_ns, episode.end_ns), max(home.last_bad, episode.last_bad)
 
     def _follow(self, found: Finding, second: int) -> None:
@@ -232,19 +234,19 @@ class Correlator:
             found.end_ns = max(found.end_ns, episode.end_ns)
             found.last_bad = max(found.last_bad, episode.last_bad)
             if not found.closed and second - episode.start_ns // SECOND <= 60:
-                found.judged(episode, self._judge_of.rank(episode, self._view))
+                found.add_verdicts(episode, self._judge_of.rank(episode, self._view))
         blame = reason([found.cause])
         for episode in found.episodes:
             episode.blame = blame
-        for episode in [e for e in found.explained() if id(e) in found.lent and not found.closed]:
+        for episode in [e for e in found.explained() if id(e) in found.provisional and not found.closed]:
             best = _best(found.verdicts[id(episode)])
-            if not found.takes(best, episode, self._config.merge_ns) and not self._one_story(found, best, episode):
-                found.leaves(episode)
-                self._held.append(episode)
-        found.passes(self.guard.attempt("story passed", story.passed, found, self._view, otherwise=set()))
+            if not found.accepts(best, episode, self._config.merge_ns) and not self._same_fault(found, best, episode):
+                found.release(episode)
+                self._pending.append(episode)
+        found.set_indirect(self.guard.attempt("story passed", same_fault.indirect, found, self._view, otherwise=set()))
 
-    def _one_story(self, found: Finding, best: Verdict, episode: Episode) -> bool:
-        return self.guard.attempt("story", story.same, found, best, episode, self._view, otherwise=False)
+    def _same_fault(self, found: Finding, best: Verdict, episode: Episode) -> bool:
+        return self.guard.attempt("story", same_fault.same, found, best, episode, self._view, otherwise=False)
 
     def _close(self, found: Finding, second: int) -> None:
         steps = found.steps
@@ -255,10 +257,10 @@ class Correlator:
             w.active.get(w.place(e.symptom, e.slot, e.metric)) is e for e in found.episodes for w in self._watches
         )
         young = second - found.start_ns // SECOND < self._config.adopt_s
-        lasts = causes()[found.cause.cause].lasts if not found.closed and young else None
-        if lasts and self.guard.attempt(
+        still_active = causes()[found.cause.cause].still_active if not found.closed and young else None
+        if still_active and self.guard.attempt(
             f"cause {found.cause.cause} lasts",
-            lasts,
+            still_active,
             self._view,
             found.start_ns,
             found.end_ns,
@@ -278,18 +280,18 @@ class Correlator:
             if not found.finding_id:
                 continue
             state, second = found.state(), t_ns // SECOND
-            fresh = state[:3] != found.said[:3]
-            older = second - found.said_second
+            fresh = state[:3] != found.emitted_state[:3]
+            older = second - found.emitted_second
             if (
                 fresh
-                or (state != found.said and older >= 1)
+                or (state != found.emitted_state and older >= 1)
                 or (not found.closed and found.episodes and older >= self._config.repeat_s)
             ):
-                found.said, found.said_second = state, second
+                found.emitted_state, found.emitted_second = state, second
                 symptom, _ = found.about
-                before = found.unfit
+                before = found.dropped_evidence
                 out += self.guard.attempt(f"evidence of {symptom}", evidence.changed, found, t_ns, otherwise=())
-                self._unfit += max(0, found.unfit - before)
+                self._dropped_evidence += max(0, found.dropped_evidence - before)
                 row = self.guard.attempt(f"words of {symptom}", found.row, t_ns, otherwise=None)
                 out.append(found.row(t_ns, whole=False) if row is None else row)
         keep = self._config.merge_ns + self._config.quiet_s * SECOND
@@ -303,7 +305,9 @@ class Correlator:
 
 def _best(verdicts: list[Verdict]) -> Verdict:
     """By which an episode finds its finding."""
-    return verdicts[0] if verdicts and verdicts[0].score > 0 and not causes()[verdicts[0].cause].vague else _UNKNOWN
+    return (
+        verdicts[0] if verdicts and verdicts[0].score > 0 and not causes()[verdicts[0].cause].locates_only else _UNKNOWN
+    )
 
 
 def _until(rows: np.ndarray, end_ns: int) -> int:

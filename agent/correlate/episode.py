@@ -22,9 +22,10 @@ class Episode:
     slot: the subject's row in its series. base: what was usual; value: the worst seen; bar: what a bad second exceeds.
     scope: what episodes of one local cause share (the process, or the queue). facts: what causes are judged by. ranked:
     what they said last.
-    habit: by which of its values it may be one (agent/correlate/habits.py); empty: it is told however often it comes.
-    blame: the cause of its finding, where that is known. keys: what selects its rows in its symptom's table, beside the
-    pid (see ``Evidence.keys``). taker: of a limiter that is asked at several places, the other place that took most.
+    habit: by which of its values it may be one (agent/correlate/recurrence.py); empty: it is told however often it
+    comes. blame: the cause of its finding, where that is known. keys: what selects its rows in its symptom's table,
+    beside the pid (see ``Evidence.keys``). taker: of a limiter that is asked at several places, the other place that
+    took most.
     """
 
     symptom: str
@@ -47,7 +48,7 @@ class Episode:
     count: int = 0
     facts: dict[str, float] = field(default_factory=dict)
     ranked: Ranked | None = None
-    habit: str = ""
+    recurs_by: str = ""
     blame: str = ""
     keys: Mapping[str, object] = field(default_factory=dict)
     taker: str = ""
@@ -73,7 +74,7 @@ class Culprit:
     object: str = ""
 
 
-NOBODY = Culprit()
+UNKNOWN_CULPRIT = Culprit()
 #: The cause of what nothing explains.
 UNKNOWN = "unknown"
 
@@ -128,7 +129,7 @@ class Verdict:
     words: Words
     evidence: tuple[Evidence, ...] = ()
     detail: str = ""
-    culprit: Culprit = NOBODY
+    culprit: Culprit = UNKNOWN_CULPRIT
     blamed: tuple[int, ...] = ()
     short: Words = ""
 

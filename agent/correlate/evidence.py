@@ -31,7 +31,7 @@ _LAST_NS = 2**62  # what is around a jump by a century may lie beyond all times
 def changed(finding: Finding, t_ns: int) -> list[Batch]:
     """The finding's verdicts and evidence, each whole, where something in it has changed since the last time."""
     found = []
-    shown, finding.unfit = evidence(finding, t_ns)
+    shown, finding.dropped_evidence = evidence(finding, t_ns)
     for batch in (verdicts(finding, t_ns), shown):
         as_of = TABLES[batch.table].as_of
         same = batch.rows.copy()

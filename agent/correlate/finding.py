@@ -12,12 +12,12 @@ from agent.batch import Batch, make
 from agent.columns import NULL_I64
 from agent.common.sentence import Piece, plain
 from agent.correlate.catalogue import causes, symptoms
-from agent.correlate.episode import NOBODY, UNKNOWN, Episode, Verdict
+from agent.correlate.episode import UNKNOWN, UNKNOWN_CULPRIT, Episode, Verdict
 from agent.correlate.named import others
 from agent.correlate.rank import best_first
 from agent.correlate.steps import JumpSeries
 from agent.correlate.thresholds import SECOND
-from agent.correlate.words import Words, amid, fit, fit_pieces, listing, pieces, tell, value, when
+from agent.correlate.words import Words, amid, fit, fit_pieces, listing, pieces, render, value, when
 from agent.tables import TABLES
 
 _FINDING = TABLES["finding"]
@@ -40,24 +40,24 @@ class Finding:
     verdicts: dict[int, list[Verdict]] = field(default_factory=dict)
     steps: JumpSeries | None = None
     closed: bool = False
-    said: tuple[object, ...] = ()
-    said_second: int = 0
+    emitted_state: tuple[object, ...] = ()
+    emitted_second: int = 0
     shown: dict[str, bytes] = field(default_factory=dict)  #: by table, its verdicts and evidence as last emitted
-    unfit: int = 0  #: pieces of evidence that there was no room for
-    lent: set[int] = field(
+    dropped_evidence: int = 0  #: pieces of evidence that there was no room for
+    provisional: set[int] = field(
         default_factory=set
-    )  #: ids of episodes that are here as long as no verdict of theirs says otherwise (agent/correlate/story.py)
-    passed: set[int] = field(default_factory=set)  #: ... of those whom others' lateness explains
+    )  #: ids of episodes that are here as long as no verdict of theirs says otherwise (agent/correlate/same_fault.py)
+    indirect: set[int] = field(default_factory=set)  #: ... of those whom others' lateness explains
     _ranked: list[Verdict] | None = None
 
     def name(self, cause: str, subject: str, taken: Iterable[str] = ()) -> None:
         """The id: the same whenever the same rows are read, and none of those taken."""
-        said = f"{cause}|{subject}|{self.start_ns}"
+        seed = f"{cause}|{subject}|{self.start_ns}"
         while True:
-            self.finding_id = blake2b(said.encode(), digest_size=8).hexdigest()
+            self.finding_id = blake2b(seed.encode(), digest_size=8).hexdigest()
             if self.finding_id not in taken:
                 return
-            said += "|"
+            seed += "|"
 
     def ranked(self) -> list[Verdict]:
         """The best verdict of each cause over all episodes, best first; in the words of the first episode that it
@@ -67,7 +67,7 @@ class Finding:
             self._ranked = self._rank()
         return self._ranked
 
-    def judged(self, episode: Episode, verdicts: list[Verdict]) -> None:
+    def add_verdicts(self, episode: Episode, verdicts: list[Verdict]) -> None:
         """Takes what the causes say of an episode by now."""
         if id(episode) not in self.verdicts:
             self.episodes.append(episode)
@@ -75,17 +75,17 @@ class Finding:
             return
         self.verdicts[id(episode)], self._ranked = verdicts, None
 
-    def leaves(self, episode: Episode) -> None:
+    def release(self, episode: Episode) -> None:
         """It turned out to be another story."""
         self.episodes.remove(episode)
         del self.verdicts[id(episode)]
-        self.lent.discard(id(episode))
+        self.provisional.discard(id(episode))
         self._ranked = None
 
-    def passes(self, on: set[int]) -> None:
+    def set_indirect(self, on: set[int]) -> None:
         """Whose verdicts pass the blame on."""
-        if on != self.passed:
-            self.passed, self._ranked = on, None
+        if on != self.indirect:
+            self.indirect, self._ranked = on, None
 
     def explained(self) -> list[Episode]:
         return [e for e in self.episodes if (its := self.verdicts[id(e)]) and its[0].score > 0]
@@ -93,11 +93,13 @@ class Finding:
     def _rank(self) -> list[Verdict]:
         best: dict[str, Verdict] = {}
         main = self.main if self.episodes else None
-        for episode in sorted(self.episodes, key=lambda e: (id(e) in self.passed, id(e) in self.lent, e.order)):
+        for episode in sorted(
+            self.episodes, key=lambda e: (id(e) in self.indirect, id(e) in self.provisional, e.order)
+        ):
             for v in self.verdicts[id(episode)]:
                 if v.short and episode is not main:
                     v = replace(v, short="")
-                if id(episode) in self.passed:
+                if id(episode) in self.indirect:
                     v = replace(v, score=_PASSED * v.score)
                 held = best.get(v.cause)
                 if held is None or v.score > held.score == 0:
@@ -106,7 +108,9 @@ class Finding:
                     more = replace(
                         held, score=max(v.score, held.score), scope=(v.score > held.score and v.scope) or held.scope
                     )
-                    unnamed = held.culprit == NOBODY and v.culprit != NOBODY  # one episode may know more than the first
+                    unnamed = (
+                        held.culprit == UNKNOWN_CULPRIT and v.culprit != UNKNOWN_CULPRIT
+                    )  # one episode may know more than the first
                     best[v.cause] = replace(more, culprit=v.culprit, detail=v.detail) if unnamed else more
         return sorted(best.values(), key=best_first)
 
@@ -128,7 +132,7 @@ class Finding:
     def main(self) -> Episode:
         return min(self.episodes, key=lambda e: e.order)
 
-    def takes(self, cause: Verdict, episode: Episode, merge_ns: int) -> bool:
+    def accepts(self, cause: Verdict, episode: Episode, merge_ns: int) -> bool:
         """Whether an episode with this best cause belongs here."""
         mine = self.cause
         if self.steps is not None:
@@ -137,12 +141,14 @@ class Finding:
             episode.start_ns <= max(self.end_ns, (self.last_bad + 1) * SECOND) + merge_ns
             and episode.end_ns >= self.start_ns - merge_ns
         )
-        same = cause.cause == mine.cause or _kin(cause.cause) == _kin(mine.cause) != ""
+        same = cause.cause == mine.cause or _merge_group(cause.cause) == _merge_group(mine.cause) != ""
         if cause.cause == UNKNOWN and episode.declared.shared and near and self._about(episode):
             return True
         if cause.cause == UNKNOWN:
             return (
-                near and (same or causes()[mine.cause].vague) and any(e.scope == episode.scope for e in self.episodes)
+                near
+                and (same or causes()[mine.cause].locates_only)
+                and any(e.scope == episode.scope for e in self.episodes)
             )
         return near and same and (cause.scope == mine.scope or "" in (cause.scope, mine.scope))
 
@@ -187,7 +193,7 @@ class Finding:
         """
         cause = self.cause
         symptom, subject = self.about
-        said = fit_pieces(pieces(self.sentence() if whole else self._plainly()), 480)
+        parts = fit_pieces(pieces(self.sentence() if whole else self._plainly()), 480)
         return make(
             "finding",
             1,
@@ -205,15 +211,15 @@ class Finding:
             culprit_comm=fit(cause.culprit.comm, 16),
             culprit_object=fit(cause.culprit.object, 128),
             confidence=round(cause.score, 2) if cause.cause != UNKNOWN else 0.3,
-            sentence=plain(said).encode(),
-            said=_in_json(said),
+            sentence=plain(parts).encode(),
+            said=_in_json(parts),
         )
 
     def _plainly(self) -> Words:
         symptom, subject = self.about
         meaning = symptoms()[symptom].meaning if symptom in symptoms() else "something is wrong"
         cause = f", cause: {self.cause.cause.replace('_', ' ')}" if self.cause.cause != UNKNOWN else ""
-        return tell(
+        return render(
             "{meaning}: {subject}, {when}{cause} (a rule failed, see tickscope status).",
             meaning=meaning[:1].upper() + meaning[1:],
             subject=subject,
@@ -224,44 +230,46 @@ class Finding:
     def sentence(self) -> Words:
         if self.steps is not None:
             after = (
-                tell(" After it, {what}.", what=amid(_clause(self.main), self.main.subject)) if self.episodes else ""
+                render(" After it, {what}.", what=amid(_clause(self.main), self.main.subject)) if self.episodes else ""
             )
-            return tell("{moved}{after}", moved=self.steps.sentence(), after=after)
+            return render("{moved}{after}", moved=self.steps.sentence(), after=after)
         cause = self.cause
         if cause.cause == UNKNOWN:
             ruled_out = sorted({v.cause.replace("_", " ") for v in self.ranked()})
             why: Words = f"; cause unknown; ruled out: {', '.join(ruled_out)}" if ruled_out else "; cause unknown"
         elif cause.short:
-            why = tell(" ({cause})" if cause.score >= 0.7 else " (probably {cause})", cause=cause.short)
+            why = render(" ({cause})" if cause.score >= 0.7 else " (probably {cause})", cause=cause.short)
         else:
-            why = tell(" because {cause}" if cause.score >= 0.7 else ", probably because {cause}", cause=cause.words)
+            why = render(" because {cause}" if cause.score >= 0.7 else ", probably because {cause}", cause=cause.words)
         beside = self._others()
-        also = tell(" Also affected: {others}.", others=listing(beside, _LISTED)) if beside else ""
-        return tell("{clause}{why}.{also}", clause=_clause(self.main), why=why, also=also)
+        also = render(" Also affected: {others}.", others=listing(beside, _LISTED)) if beside else ""
+        return render("{clause}{why}.{also}", clause=_clause(self.main), why=why, also=also)
 
     def _others(self) -> list[Words]:
         """Whom it hit beside the one that names it and the culprit; processes of one program that stopped or ended
         together are told as such.
         """
         rest = others(self.main, self.episodes, self.cause.culprit)
-        told = {e.subject for e in rest}
-        fates = {e.subject: e.comm for e in self.episodes if e.declared.table == "process_event" and e.subject in told}
-        alike = Counter(fates.values())
+        reported = {e.subject for e in rest}
+        terminations = {
+            e.subject: e.comm for e in self.episodes if e.declared.table == "process_event" and e.subject in reported
+        }
+        alike = Counter(terminations.values())
         several = {comm for comm, n in alike.items() if n > _ALIKE}
-        single = [e.subject for e in rest if fates.get(e.subject) not in several]
+        single = [e.subject for e in rest if terminations.get(e.subject) not in several]
         more = {comm: " more" if comm == self.main.comm else "" for comm in several}
         return [
             *single,
             *(
-                tell("{n}{more} processes of {comm}", n=value(alike[comm]), more=more[comm], comm=comm)
+                render("{n}{more} processes of {comm}", n=value(alike[comm]), more=more[comm], comm=comm)
                 for comm in sorted(several)
             ),
         ]
 
 
-def _in_json(said: list[Piece]) -> bytes:
+def _in_json(parts: list[Piece]) -> bytes:
     """Empty where what it says needs so much escaping that there is no room for it."""
-    raw = json.dumps(said, ensure_ascii=False, separators=(",", ":")).encode()
+    raw = json.dumps(parts, ensure_ascii=False, separators=(",", ":")).encode()
     return raw if len(raw) <= _FINDING.by_name["said"].width else b""
 
 
@@ -270,5 +278,5 @@ def _clause(e: Episode) -> Words:
     return e.declared.clause(e)
 
 
-def _kin(cause: str) -> str:
-    return causes()[cause].kin
+def _merge_group(cause: str) -> str:
+    return causes()[cause].merge_group

@@ -74,8 +74,8 @@ def refusal(raw: bytes, netns: int | None, episode: Episode, view: View) -> Refu
     received = in_netns(to_peer(resets, raw), netns)
     received = received[received["direction"] == _RECEIVED]
     if len(received) <= _FEW * len(refused):
-        told = view.rings["tcp_reset"].between(begun - _BEFORE_NS, begun - 1)["direction"] == _RECEIVED
-        return Refusal(len(refused), "icmp", len(failed)) if told.any() else None  # else none may be told, or kept
+        reported = view.rings["tcp_reset"].between(begun - _BEFORE_NS, begun - 1)["direction"] == _RECEIVED
+        return Refusal(len(refused), "icmp", len(failed)) if reported.any() else None  # else none may be told, or kept
     if not view.servers.netns_of(raw, netns) or not (received["complete"] == 1).all():
         return None  # what its kernel does is not seen
     sent = resets[resets["direction"] == _SENT]

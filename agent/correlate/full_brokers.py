@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from agent.correlate.episode import Episode, Verdict, item
 from agent.correlate.refusing import refusing
 from agent.correlate.view import View
-from agent.correlate.words import tell, value
+from agent.correlate.words import render, value
 
 NAME = "resource_limit"
 
@@ -15,7 +15,7 @@ NAME = "resource_limit"
 def of_brokers(episode: Episode, view: View) -> Iterator[Verdict]:
     for b in refusing(episode, view):
         if b.errors["OOM"]:
-            words = tell(
+            words = render(
                 "{who} refused {n} commands (memory full: {used} of {limit} bytes)",
                 who=b.who,
                 n=value(b.errors["OOM"]),
@@ -33,14 +33,14 @@ def of_brokers(episode: Episode, view: View) -> Iterator[Verdict]:
             )
             yield Verdict(NAME, 0.96, b.scope, words, (b.replies("OOM"), used), "memory", b.culprit)
         elif b.errors["MISCONF"]:
-            words = tell(
+            words = render(
                 "{who} refused {n} commands (it cannot write its data to disk)",
                 who=b.who,
                 n=value(b.errors["MISCONF"]),
             )
             yield Verdict(NAME, 0.85, b.scope, words, (b.replies("MISCONF"),), "disk_full", b.culprit)
         elif b.full:
-            words = tell("{who} takes no more clients", who=b.who)
+            words = render("{who} takes no more clients", who=b.who)
             seen = item(
                 "queue_lag",
                 "connections refused",

@@ -27,7 +27,7 @@ class Guard:
         self.runs: Counter[str] = Counter()
         self._clock = clock
         self._in_a_row: Counter[str] = Counter()
-        self._fresh: list[str] = []
+        self._new_failures: list[str] = []
 
     def attempt(self, name: str, work: Callable[..., T], *args: object, otherwise: U) -> T | U:
         """What ``work(*args)`` returns; ``otherwise`` where it fails, or is left out."""
@@ -61,7 +61,9 @@ class Guard:
         self.counts[name] += 1
         self.failures[name] = f"{type(error).__name__}: {error}"[:200]
         if self.counts[name] == 1 or self.out(name):
-            self._fresh.append(f"{name}: {self.failures[name]}" + ("; left out from now on" if self.out(name) else ""))
+            self._new_failures.append(
+                f"{name}: {self.failures[name]}" + ("; left out from now on" if self.out(name) else "")
+            )
 
     def state(self) -> list[dict[str, object]]:
         """A row a rule that was asked so far."""
@@ -77,7 +79,7 @@ class Guard:
             for name, runs in sorted(self.runs.items())
         ]
 
-    def fresh(self) -> list[str]:
+    def new_failures(self) -> list[str]:
         """What is worth telling and was not asked for yet: a rule's first fault, and that it is left out."""
-        told, self._fresh = self._fresh, []
-        return told
+        new, self._new_failures = self._new_failures, []
+        return new

@@ -20,7 +20,7 @@ import numpy as np
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
-from agent.correlate.past_hours import Hours, Key, others, pack, unpack, unseen
+from agent.correlate.hours_file import Hours, Key, others, pack, unpack, without_gap
 from agent.correlate.rows import groups, of_codes, shared
 from agent.correlate.series import Series
 from agent.correlate.thresholds import CorrelatorConfig
@@ -53,7 +53,7 @@ class HourWatch(Watch):
         super().__init__(config, symptoms, guard)
         most = 2 * config.subjects
         self.series = Series((), most, self._has_hours)
-        self.last, self.told = np.zeros(most, np.int64), np.zeros(most, np.int64)
+        self.last, self.reported = np.zeros(most, np.int64), np.zeros(most, np.int64)
         self._who: dict[int, tuple[tuple[object, ...], int, int, str]] = {}  # by slot: key, pid, start tick, name
         self._ended: set[int] = set()
         self._first = np.zeros(most, np.int64)
@@ -88,7 +88,7 @@ class HourWatch(Watch):
     def _past(self, key: Key) -> Hours:
         """What an agent before this one knew of it."""
         until, known = self._before
-        return unseen(known[key], until, self._hour) if key in known else _NOTHING
+        return without_gap(known[key], until, self._hour) if key in known else _NOTHING
 
     def remember(self) -> bytes:
         """What is known of hours that are over, for another agent of this boot; with what it was told itself, of whom
@@ -113,13 +113,13 @@ class HourWatch(Watch):
     def _pass(self, second: int) -> None:
         hour = second // HOUR
         if self._at < 0 or second - self._at > _GAP_S:
-            for unseen in range(max(self._hour, hour - _KEPT), hour):
-                self._pause[:, unseen % _KEPT] = 0
+            for without_gap in range(max(self._hour, hour - _KEPT), hour):
+                self._pause[:, without_gap % _KEPT] = 0
             self._since, self._hour = second, hour
             self._now[:] = self._longest[:] = 0
         while self._hour < hour:
             begin, end = self._hour * HOUR, (self._hour + 1) * HOUR
-            whole = (np.maximum(self._first, self._since) <= begin) & (self.told < begin)
+            whole = (np.maximum(self._first, self._since) <= begin) & (self.reported < begin)
             longest = np.maximum(self._longest, end - np.maximum(self.last, begin)).clip(1)
             self._pause[:, self._hour % _KEPT] = np.where(whole, longest, 0)
             self._n[:, self._hour % _KEPT] = self._now
@@ -156,7 +156,7 @@ class HourWatch(Watch):
         goes = (self.last[slots] > second - HOUR) & (busy == known).all(axis=1)
         due = (busy.sum(axis=1) >= _ALIKE) & np.where(known[:, _WEEK], busy[:, _WEEK], goes)
         longest = np.where(busy, pause[:, :, 1], 0).max(axis=1).astype(np.int64)
-        due &= (second + 1 - begun > _RATIO * longest) & (self.told[slots] <= self.last[slots])
+        due &= (second + 1 - begun > _RATIO * longest) & (self.reported[slots] <= self.last[slots])
         return [
             (int(slots[i]), int(begun[i]), int(longest[i]), float(np.median(n[i, busy[i], 1])))
             for i in np.flatnonzero(due)
@@ -204,11 +204,11 @@ def _limiters(rows: Mapping[str, np.ndarray]) -> list[_Seen]:
         n = np.bincount(group)
         seen += [((text(d[i]["limiter_id"]), text(d[i]["comm"])), float(n[g]), d[i]) for g, i in enumerate(first)]
     for row in rate if rate is not None else ():
-        told, more = (
+        reported, more = (
             sum(max(0, int(row[c])) for c in names) for names in (READS["limiter_rate"][1:3], READS["limiter_rate"][3:])
         )
         if more > 0 and row["limiter_id"] != b"others":
-            seen.append(((text(row["limiter_id"]), text(row["comm"])), float(max(0, more - told)), row))
+            seen.append(((text(row["limiter_id"]), text(row["comm"])), float(max(0, more - reported)), row))
     return seen
 
 

@@ -9,7 +9,7 @@ from agent.correlate.episode import Episode, Verdict, item
 from agent.correlate.steps import ClockJump
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View
-from agent.correlate.words import process, span, tell
+from agent.correlate.words import process, render, span
 
 #: What a rule about jumps goes by.
 READS = {
@@ -58,7 +58,7 @@ def after(cause: str, enough: Callable[[Episode], float]) -> Rule:
                     cause,
                     0.0,
                     "",
-                    tell("the clock moved by only {size}", size=span(size)),
+                    render("the clock moved by only {size}", size=span(size)),
                     (
                         item(
                             "clock_change",
@@ -73,9 +73,9 @@ def after(cause: str, enough: Callable[[Episode], float]) -> Rule:
                 )
             else:
                 who = f" by {process(jump.comm, jump.pid)}" if jump.pid or jump.comm else ""
-                words = tell(
-                    "the wall clock was moved {way} by {size}{who}",
-                    way="back" if jump.backward else "forward",
+                words = render(
+                    "the wall clock was moved {direction} by {size}{who}",
+                    direction="back" if jump.backward else "forward",
                     size=span(size),
                     who=who,
                 )
@@ -109,10 +109,10 @@ def unknown_to(cause: str) -> Rule:
         if jump is None or jump.cause != cause:
             return
         who = process(jump.comm, jump.pid) if jump.pid or jump.comm else "an unknown process"
-        words = tell(
-            "{who} moved the wall clock {way} by {size}, which {daemon} did not know",
+        words = render(
+            "{who} moved the wall clock {direction} by {size}, which {daemon} did not know",
             who=who,
-            way="back" if jump.backward else "forward",
+            direction="back" if jump.backward else "forward",
             size=span(jump.size_ns),
             daemon=str(episode.key[0]),
         )

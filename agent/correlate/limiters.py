@@ -258,8 +258,8 @@ class LimiterWatch(Watch):
             if not math.isnan(before):
                 episode.facts[f"{metric}_base"] = before
                 if metric == "cost":
-                    owed = self.series.owed(metric, episode.slot, second, bad, before)
-                    episode.facts["cost_owed"], episode.facts["cost_more"] = owed
+                    deficit = self.series.deficit(metric, episode.slot, second, bad, before)
+                    episode.facts["cost_owed"], episode.facts["cost_more"] = deficit
 
 
 def seen(episode: Episode) -> str:

@@ -27,7 +27,7 @@ _OK, _NODATA = (TABLES["dns_lookup"].code("result", name) for name in ("ok", "no
 READS = {"dns_lookup": ("peer", "name", "result", "duration_ns")}
 SLOW_NS = 500_000_000
 _NAMES, _A_SECOND = 4096, 256  # remembered; looked at in a second
-_NOBODY = NO_PEER[0].tobytes()
+_NO_CLIENT = NO_PEER[0].tobytes()
 _Name = tuple[int, int, bytes]
 
 
@@ -43,7 +43,7 @@ class LookupWatch(Watch):
         super().__init__(config, symptoms, guard)
         self._known: OrderedDict[_Name, bytes] = OrderedDict()  # who answered; what was not asked for longest is first
         self._who: dict[int, tuple[int, int, str]] = {}
-        self._asked: dict[int, bytes] = {}
+        self._clients: dict[int, bytes] = {}
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         done = rows.get("dns_lookup")
@@ -58,18 +58,18 @@ class LookupWatch(Watch):
         longest = most(np.zeros(len(first)), group, done["duration_ns"])
         found: dict[int, list[float]] = {}
         its = columns_of(done, first[:_A_SECOND], "pid", "proc_start_ns", "name", "result", "peer", "comm")
-        told = zip(its, np.bincount(group).tolist(), slow.tolist(), longest.tolist(), strict=False)
-        for (pid, start_ns, name, result, raw, comm), n, slow_ones, slowest in told:
+        rows_of = zip(its, np.bincount(group).tolist(), slow.tolist(), longest.tolist(), strict=False)
+        for (pid, start_ns, name, result, raw, comm), n, slow_ones, slowest in rows_of:
             tick, good = start_ns // 10_000_000, result == _OK
             server = self._known.pop((pid, tick, name), None)
-            if good and (server is None or raw != _NOBODY):
+            if good and (server is None or raw != _NO_CLIENT):
                 server = raw
             if server is None:
                 continue
             self._known[pid, tick, name] = server
             slot = self.series.slot((pid, tick), second)
             if slot >= 0:
-                self._who[slot], self._asked[slot] = (pid, tick, text(comm)), server
+                self._who[slot], self._clients[slot] = (pid, tick, text(comm)), server
                 counts = found.setdefault(slot, [0, 0, 0, math.nan])
                 counts[0 if good else 1] += n
                 if good:
@@ -84,7 +84,7 @@ class LookupWatch(Watch):
 
     def describe(self, symptom: str, slot: int) -> Episode:
         pid, tick, comm = self._who[slot]
-        key = pid, tick, self._asked.get(slot, _NOBODY)
+        key = pid, tick, self._clients.get(slot, _NO_CLIENT)
         return Episode(
             symptom,
             key,

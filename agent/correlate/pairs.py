@@ -10,10 +10,10 @@ from typing import cast
 import numpy as np
 
 from agent.correlate.episode import Episode
+from agent.correlate.path import Path, path
 from agent.correlate.streams import Process
 from agent.correlate.view import View, to_peer
 from agent.correlate.waits import CPUS, PEERS
-from agent.correlate.way import Way, way
 from agent.correlate.words import peer
 
 READS = {**PEERS, **CPUS}
@@ -27,7 +27,7 @@ class Pair:
 
     name: str
     idle: Process
-    way: Way
+    path: Path
     again: int
 
 
@@ -57,6 +57,6 @@ def _pair(episode: Episode, view: View) -> Pair:
     return Pair(
         peer(server),
         reader if episode.symptom == "receiver_stalled" else writer,
-        way(episode, view, server, None, episode.value, spans, here=True),
+        path(episode, view, server, None, episode.value, spans, here=True),
         int(np.maximum(again, 1).sum()),
     )

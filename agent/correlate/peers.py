@@ -23,11 +23,11 @@ _WAITING = TABLES["syscall_latency"].code("kind", "waiting")
 _SERVER, _CLIENT = (TABLES["tcp_rtt"].code("role", name) for name in ("server", "client"))
 _OK = TABLES["tcp_connect"].code("result", "ok")
 _SYN = TABLES["tcp_retransmit"].code("kind", "syn")
-_ASKING = [b"established", b"syn_sent"]  # else nobody waits for it any more
+_CONTACTING = [b"established", b"syn_sent"]  # else nobody waits for it any more
 #: After so long a lone segment is sent again for the first time.
 RTO_NS = 200_000_000
 #: Of so many seconds, in which a peer is heard that is heard each second; and after how many tries it does not matter.
-_LOOKED_S, _REGULAR, _TRIES = 10, 0.7, 3
+_RECENT_S, _REGULAR, _TRIES = 10, 0.7, 3
 #: What symptoms of peers read.
 READS = {
     "tcp_rtt": ("netns", "role", "saddr", "sport", "peer", "samples", "rtt_min_us", "doubled"),
@@ -52,16 +52,16 @@ class PeerWatch(EndWatch):
 
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
-        self._unheard: dict[
+        self._unanswered: dict[
             tuple[int, bytes], tuple[int, int, int]
         ] = {}  # since when, and until when, a segment was sent, and how often again
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         talks = rows.get("tcp_rtt")
-        heard = self._heard(second, rows, talks) if talks is not None else np.empty(0, np.int64)
-        return np.concatenate([heard, self._silent(second, rows, talks)])
+        answered = self._count_answers(second, rows, talks) if talks is not None else np.empty(0, np.int64)
+        return np.concatenate([answered, self._silent(second, rows, talks)])
 
-    def _heard(self, second: int, rows: Mapping[str, np.ndarray], talks: np.ndarray) -> np.ndarray:
+    def _count_answers(self, second: int, rows: Mapping[str, np.ndarray], talks: np.ndarray) -> np.ndarray:
         mine = pick(talks, (talks["role"] == _CLIENT) & (talks["peer"] != NO_PEER) & (talks["samples"] > 0))
         served = pick(talks, talks["role"] == _SERVER)
         there = own_ends(served)
@@ -81,7 +81,7 @@ class PeerWatch(EndWatch):
         chosen = chosen[[not is_loopback(end) for end in mine["peer"][first[chosen]].tolist()]]
         ends = mine["peer"][first[chosen]]
         slots = self.slots(mine["netns"][first[chosen]], ends, second)
-        at = AskedEnds(mine, chosen, first, group)
+        at = ContactedEnds(mine, chosen, first, group)
         had = np.bincount(group, mine["doubled"].clip(0))[chosen]  # unknown is below 0
         values = {
             "floor_us": floor[chosen],
@@ -103,8 +103,8 @@ class PeerWatch(EndWatch):
         """
         again = rows.get("tcp_retransmit")
         if again is not None:
-            again = pick(again, among(again["state"], _ASKING))
-        if (again is None or not len(again)) and not self._unheard:
+            again = pick(again, among(again["state"], _CONTACTING))
+        if (again is None or not len(again)) and not self._unanswered:
             return np.empty(0, np.int64)
         answered: set[tuple[int, bytes]] = set()
         if talks is not None:
@@ -125,28 +125,28 @@ class PeerWatch(EndWatch):
                 key = netns, end
                 if key in known and key not in answered:
                     counts[key] = counts.get(key, 0) + max(count, 1)
-                    since_ns, _, tries = self._unheard.get(key, (t_ns - RTO_NS, 0, 0))
-                    self._unheard[key] = since_ns, t_ns, tries + max(count, 1)
-        for key, (since_ns, last_ns, _) in list(self._unheard.items()):
+                    since_ns, _, tries = self._unanswered.get(key, (t_ns - RTO_NS, 0, 0))
+                    self._unanswered[key] = since_ns, t_ns, tries + max(count, 1)
+        for key, (since_ns, last_ns, _) in list(self._unanswered.items()):
             overdue_ns = last_ns + int(1.2 * (last_ns - since_ns)) + SECOND
             if key in answered or second * SECOND > overdue_ns:
-                del self._unheard[key]
-        if not self._unheard:
+                del self._unanswered[key]
+        if not self._unanswered:
             return np.empty(0, np.int64)
-        keys = list(self._unheard)
+        keys = list(self._unanswered)
         slots = self.slots(np.array([key[0] for key in keys]), np.array([key[1] for key in keys], "V18"), second)
-        since, _, tries = np.array(list(self._unheard.values())).T
+        since, _, tries = np.array(list(self._unanswered.values())).T
         waits = (second + 1) * SECOND - since.astype(np.float64)
         resent = np.array([counts.get(key, 0) for key in keys], np.float64)
         fits = slots >= 0
         for i in np.flatnonzero(fits & (tries < _TRIES)):
-            lately = self.series.recent("floor_us", slots[i : i + 1], int(since[i]) // SECOND, _LOOKED_S)
-            fits[i] = np.count_nonzero(~np.isnan(lately)) >= _REGULAR * _LOOKED_S
+            lately = self.series.recent("floor_us", slots[i : i + 1], int(since[i]) // SECOND, _RECENT_S)
+            fits[i] = np.count_nonzero(~np.isnan(lately)) >= _REGULAR * _RECENT_S
         self.series.put(second, slots[fits], again=resent[fits], wait_ns=waits[fits], dark=np.ones(int(fits.sum())))
         return slots[fits]
 
 
-class AskedEnds:
+class ContactedEnds:
     """Which subjects rows are about. Where they do not say from which network namespace, it is that of their process;
     where that is not known, either, all that have that end.
     """
@@ -180,7 +180,7 @@ class AskedEnds:
             yield self.of_end[end], value
 
 
-def _connects(rows: Mapping[str, np.ndarray], at: AskedEnds) -> np.ndarray:
+def _connects(rows: Mapping[str, np.ndarray], at: ContactedEnds) -> np.ndarray:
     done, again = rows.get("tcp_connect"), rows.get("tcp_retransmit")
     out = np.full(at.n, np.nan)
     if done is None:
@@ -198,7 +198,7 @@ def _connects(rows: Mapping[str, np.ndarray], at: AskedEnds) -> np.ndarray:
     return out
 
 
-def _again(again: np.ndarray | None, at: AskedEnds) -> np.ndarray:
+def _again(again: np.ndarray | None, at: ContactedEnds) -> np.ndarray:
     out = np.zeros(at.n)
     if again is None:
         return out
@@ -210,7 +210,7 @@ def _again(again: np.ndarray | None, at: AskedEnds) -> np.ndarray:
     return out
 
 
-def _waits(waits: np.ndarray | None, at: AskedEnds) -> np.ndarray:
+def _waits(waits: np.ndarray | None, at: ContactedEnds) -> np.ndarray:
     if waits is None:
         return np.full(at.n, np.nan)
     some = pick(waits, (waits["basis"] == _BLOCKED) & (waits["kind"] == _WAITING) & (waits["peer"] != NO_PEER))

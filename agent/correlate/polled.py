@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent.correlate.episode import Culprit, Episode, Evidence, item
-from agent.correlate.keptoff import kept_off_ns
 from agent.correlate.local import in_netns
+from agent.correlate.path import rtt_us
+from agent.correlate.preemption import preempted_ns
 from agent.correlate.resent import had_already
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View, place
 from agent.correlate.waits import CPUS, NETWORK, SHARE
-from agent.correlate.way import rtt_us
 from agent.correlate.words import peer, process, text
 from agent.tables import TABLES
 
@@ -104,7 +104,7 @@ def _polled(episode: Episode, view: View) -> Polled:
         where,
         place(where, raw, netns),
         server,
-        max(view.blind_ns(episode), _kept_off(episode, view)),
+        max(view.blind_ns(episode), _preempted_ns(episode, view)),
         starved,
         usual,
         worst,
@@ -115,16 +115,16 @@ def _polled(episode: Episode, view: View) -> Polled:
     )
 
 
-def _kept_off(episode: Episode, view: View) -> float:
+def _preempted_ns(episode: Episode, view: View) -> float:
     """For how long tickscope's poller, a process of its own, waited for a processor."""
     waits = view.rings["cpu_wait"]
     rows = waits.between(episode.start_ns, episode.end_ns + 2 * SECOND)
     pids = np.unique(rows["pid"][rows["comm"] == _POLLER])
-    return max((kept_off_ns(waits, int(pid), episode) for pid in pids), default=0.0)
+    return max((preempted_ns(waits, int(pid), episode) for pid in pids), default=0.0)
 
 
 @dataclass(frozen=True)
-class Away:
+class BrokerOutage:
     """The server of a queue that stood still, or was not there (down): for how long in all, and what its polls said."""
 
     down: bool
@@ -135,14 +135,14 @@ class Away:
     seen: Evidence
 
 
-def away(episode: Episode, view: View) -> Away | None:
+def away(episode: Episode, view: View) -> BrokerOutage | None:
     """Whether the queue's server was away for a part of the time that its messages wait, or shortly before; None where
     it was there.
     """
     return view.once(_away, episode)
 
 
-def _away(episode: Episode, view: View) -> Away | None:
+def _away(episode: Episode, view: View) -> BrokerOutage | None:
     raw = episode.key[-1]
     assert isinstance(raw, bytes)
     where = peer(raw)
@@ -170,4 +170,4 @@ def _away(episode: Episode, view: View) -> Away | None:
     )
     why = text(polls[failed]["reason"][-1]).rpartition(f"{where}: ")[2] if failed.any() else ""
     culprit = Culprit(server[1], server[0], where) if server else Culprit(object=where)
-    return Away(bool(failed.any()), gone, why, place(where, raw, view.home), culprit, seen)
+    return BrokerOutage(bool(failed.any()), gone, why, place(where, raw, view.home), culprit, seen)

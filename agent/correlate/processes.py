@@ -1,6 +1,6 @@
 """Processes that others depend on: limiters, who listens or serves connections, clients of brokers that are watched;
 and what happens to them. Of others that talk all the time, whether they stand still; of all that are at work, what is
-done to them from outside (agent/correlate/outside.py).
+done to them from outside (agent/correlate/external_ends.py).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 
 from agent.common.copies import pick
 from agent.common.fairness import earlier
-from agent.correlate import fates, outside
+from agent.correlate import external_ends, terminations
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
-from agent.correlate.fates import ENDS, GOES_ON, STOPS, Fate
 from agent.correlate.guard import Guard
 from agent.correlate.rows import among, known, of_codes
 from agent.correlate.series import SECONDS
+from agent.correlate.terminations import ENDS, RESUMES, STOPS, Termination
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
 from agent.correlate.words import process, text
@@ -30,7 +30,7 @@ _BLOCKED = TABLES["syscall_latency"].code("basis", "blocked")
 _ACCEPT = TABLES["socket_queue"].code("kind", "accept")
 #: What a symptom of processes reads.
 READS = {
-    **fates.READS,
+    **terminations.READS,
     "limiter_decision": ("cgroup_id",),
     "tcp_rtt": ("role", "peer", "cgroup_id"),
     "socket_queue": ("kind", "cgroup_id"),
@@ -72,7 +72,11 @@ class Relevant:
 
     def hit(self, row: np.void) -> bool:
         """Whether it is a worker, and that was done to it from outside."""
-        return self.seconds >= _BUSY_S and not outside.shell(row) and (outside.stops(row) or outside.ends(row))
+        return (
+            self.seconds >= _BUSY_S
+            and not external_ends.shell(row)
+            and (external_ends.stops(row) or external_ends.ends(row))
+        )
 
 
 class ProcessWatch(Watch):
@@ -83,9 +87,9 @@ class ProcessWatch(Watch):
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
         self.members: dict[int, Relevant] = {}
-        self.now: dict[int, Fate] = {}  #: by slot: a stop that lasts or has just ended, or an end
-        self._stops: dict[int, Fate] = {}  # by process
-        self._ended: list[Fate] = []  # that may yet be seen to have started again
+        self.now: dict[int, Termination] = {}  #: by slot: a stop that lasts or has just ended, or an end
+        self._stops: dict[int, Termination] = {}  # by process
+        self._ended: list[Termination] = []  # that may yet be seen to have started again
         self._gone: list[np.ndarray] = []  # who ended in each of the last seconds
         self._brokers: dict[bytes, int] = {}
         self._until_ns = 0
@@ -95,11 +99,11 @@ class ProcessWatch(Watch):
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         self._until_ns = (second + 1) * SECOND
         self._learn(second, rows)
-        events = fates.of_ours(rows["process_event"]) if "process_event" in rows else None
+        events = terminations.of_namespace(rows["process_event"]) if "process_event" in rows else None
         happened = [] if events is None else self._happen(second, self._chosen(events))
         gone = np.empty((0, 2), np.int64) if events is None else _gone(events)
         self._gone = [*self._gone, gone[-_MOST_EVENTS:]][-_GONE_S:]
-        self._ended += [fate for fate in happened if not fate.stop]
+        self._ended += [termination for termination in happened if not termination.stop]
         due = [end for end in self._ended if self._until_ns - end.from_ns >= _RETURN_NS]
         self._ended = [end for end in self._ended if end not in due]
         if due:
@@ -108,27 +112,27 @@ class ProcessWatch(Watch):
             due = [
                 e for e in due if e.needed or not (e.parent in left or (e.parent == 1 and killers[e.sender_pid] > 1))
             ]
-        lasting = [fate for fate in happened if fate.stop] + list(self._stops.values())
+        lasting = [termination for termination in happened if termination.stop] + list(self._stops.values())
         self.now = {}
-        for fate in (*lasting, *(end for end in due if end.lives > 1 or end.abrupt or not self._back(end))):
-            slot = self._slot(fate, second)
+        for termination in (*lasting, *(end for end in due if end.lives > 1 or end.abrupt or not self._back(end))):
+            slot = self._slot(termination, second)
             other = self.now.get(slot)
-            if slot >= 0 and (other is None or fate.lasted(self._until_ns) >= other.lasted(self._until_ns)):
-                self.now[slot] = fate
+            if slot >= 0 and (other is None or termination.lasted(self._until_ns) >= other.lasted(self._until_ns)):
+                self.now[slot] = termination
         slots = np.array(sorted(self.now), np.int64)
         if len(slots):
             self.series.put(second, slots, happens=np.ones(len(slots)))
         return slots
 
-    def _slot(self, fate: Fate, second: int) -> int:
+    def _slot(self, termination: Termination, second: int) -> int:
         """Nobody's toys may take the place of what happens to others."""
-        key = (fate.pid, fate.tick, fate.stop)
+        key = (termination.pid, termination.tick, termination.stop)
         self._subjects = {k: (uid, last) for k, (uid, last) in self._subjects.items() if last > second - SECONDS}
-        his = sum(uid == fate.uid for uid, _ in self._subjects.values())
-        if fate.uid and key not in self._subjects and his >= _A_USERS_SUBJECTS:
+        its_count = sum(uid == termination.uid for uid, _ in self._subjects.values())
+        if termination.uid and key not in self._subjects and its_count >= _A_USERS_SUBJECTS:
             self.series.dropped += 1
             return -1
-        self._subjects[key] = fate.uid, second
+        self._subjects[key] = termination.uid, second
         return self.series.slot(key, second)
 
     def _chosen(self, events: np.ndarray) -> np.ndarray:
@@ -146,17 +150,17 @@ class ProcessWatch(Watch):
         later = earlier(events["uid"][::-1])[::-1]
         return np.asarray(events[(later < _A_USERS_EVENTS) | (events["uid"] <= 0)][-_MOST_EVENTS:])
 
-    def _back(self, end: Fate) -> bool:
+    def _back(self, end: Termination) -> bool:
         """Whether its program was there again so soon that nobody need have felt it, as after a restart on purpose."""
         begun = [m.tick * 10_000_000 for m in self.members.values() if (m.comm, m.cgroup) == (end.comm, end.cgroup)]
         return any(-10_000_000 <= start - end.from_ns < self.config.stopped_ns for start in begun)
 
-    def _happen(self, second: int, events: np.ndarray) -> list[Fate]:
+    def _happen(self, second: int, events: np.ndarray) -> list[Termination]:
         """Takes a second's events; the stops and ends that they complete."""
         self._ends = {at: row for at, row in self._ends.items() if at[0] >= second * SECOND - _KEPT_NS}
-        found: list[Fate] = []
+        found: list[Termination] = []
         for row in self._of_members(events):
-            kind, t_ns = fates.kind_of(row), int(row["t_ns"])
+            kind, t_ns = terminations.kind_of(row), int(row["t_ns"])
             for pid in self._of(row):
                 member = self.members.get(pid)
                 if (
@@ -165,25 +169,25 @@ class ProcessWatch(Watch):
                     and pid not in self._stops
                     and (member.matters or member.hit(row))
                 ):
-                    stop = fates.of_row(row, pid, member.tick, member.comm, member.cgroup)
+                    stop = terminations.of_row(row, pid, member.tick, member.comm, member.cgroup)
                     self._stops[pid] = replace(stop, needed=member.matters)
-                elif kind in (*GOES_ON, *ENDS) and pid in self._stops:
+                elif kind in (*RESUMES, *ENDS) and pid in self._stops:
                     found.append(replace(self._stops.pop(pid), to_ns=t_ns))
-                if kind in ENDS and outside.brief(row):
+                if kind in ENDS and external_ends.brief(row):
                     pass
                 elif kind in ENDS and (member is None or member.needed):
                     before = np.array([*self._ends.values()], events.dtype)
                     tick = int(row["proc_start_ns"]) // 10_000_000
-                    end = fates.of_row(row, pid, tick, text(row["comm"]), int(row["cgroup_id"]))
-                    found.append(replace(fates.chained(end, before), abrupt=outside.abrupt(row)))
+                    end = terminations.of_row(row, pid, tick, text(row["comm"]), int(row["cgroup_id"]))
+                    found.append(replace(terminations.chained(end, before), abrupt=external_ends.abrupt(row)))
                     self._ends[t_ns, pid] = row
-                    his = [at for at, one in self._ends.items() if one["uid"] == row["uid"]]
-                    for at in his[:-_MOST_ENDS]:
+                    its_count = [at for at, one in self._ends.items() if one["uid"] == row["uid"]]
+                    for at in its_count[:-_MOST_ENDS]:
                         del self._ends[at]
                 elif (
                     kind in ENDS and member is not None and member.hit(row)
                 ):  # what else ends of its program is no successor
-                    end = fates.of_row(row, pid, member.tick, member.comm, member.cgroup)
+                    end = terminations.of_row(row, pid, member.tick, member.comm, member.cgroup)
                     found.append(replace(end, parent=int(row["parent_pid"]), needed=False, abrupt=True))
                 if kind in ENDS:
                     self.members.pop(pid, None)
@@ -203,10 +207,10 @@ class ProcessWatch(Watch):
         member = self.members.get(pid)
         if member is not None and member.tick == tick:
             return [pid]
-        again = fates.kind_of(row) in ENDS and any(
+        replaced = terminations.kind_of(row) in ENDS and any(
             (end["comm"], end["uid"]) == (row["comm"], row["uid"]) for end in self._ends.values()
         )
-        return [pid] if again else []
+        return [pid] if replaced else []
 
     def _learn(self, second: int, rows: Mapping[str, np.ndarray]) -> None:
         """Who is at work."""
@@ -252,15 +256,15 @@ class ProcessWatch(Watch):
                 member.cgroup = cgroup
 
     def describe(self, symptom: str, slot: int) -> Episode:
-        fate = self.now[slot]
-        key = (fate.pid, fate.tick, fate.cgroup)
+        termination = self.now[slot]
+        key = (termination.pid, termination.tick, termination.cgroup)
         episode = Episode(
             symptom,
             key,
             slot,
-            process(fate.comm, fate.pid),
-            f"{fate.pid}/{fate.tick}",
-            fate.from_ns,
+            process(termination.comm, termination.pid),
+            f"{termination.pid}/{termination.tick}",
+            termination.from_ns,
             0,
             "happens",
             "",
@@ -269,7 +273,7 @@ class ProcessWatch(Watch):
             0.0,
             0,
         )
-        episode.pid, episode.start_tick, episode.comm = fate.pid, fate.tick, fate.comm
+        episode.pid, episode.start_tick, episode.comm = termination.pid, termination.tick, termination.comm
         return episode
 
 

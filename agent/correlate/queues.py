@@ -83,7 +83,7 @@ class QueueWatch(Watch):
         self.fresh = slots
         q = rows.get("queue_lag")
         if q is not None:
-            self._look(q, second)
+            self._note_slow_servers(q, second)
             q = only(q, (q["status"] != b"down") & (q["destination"] != b""))
         if q is not None and len(q):
             # In files of earlier versions no cluster is named: there it is the server.
@@ -120,7 +120,7 @@ class QueueWatch(Watch):
             )
         return self.series.carry(second, slots, _CARRY_S)
 
-    def _look(self, q: np.ndarray, second: int) -> None:
+    def _note_slow_servers(self, q: np.ndarray, second: int) -> None:
         """Remembers servers that failed a poll, or took long for one: what messages wait for just after that tells
         nothing of those that take them.
         """
@@ -179,8 +179,8 @@ class QueueWatch(Watch):
             if not math.isnan(before):
                 episode.facts[f"{metric}_base"] = before
                 if metric == "in":
-                    owed = self.series.owed(metric, episode.slot, second, bad, before)
-                    episode.facts["in_owed"], episode.facts["in_more"] = owed
+                    deficit = self.series.deficit(metric, episode.slot, second, bad, before)
+                    episode.facts["in_owed"], episode.facts["in_more"] = deficit
         self._taken(episode, slot, second)
 
     def _taken(self, episode: Episode, slot: np.ndarray, second: int) -> None:

@@ -22,7 +22,7 @@ class Ranked:
 
     verdicts: list[Verdict]
     of: tuple[object, ...]
-    looked: tuple[Any, ...]
+    tracked: tuple[Any, ...]
 
 
 class Judge:
@@ -40,8 +40,8 @@ class Judge:
         is as it was.
         """
         of = episode.end_ns, episode.value, episode.count, tuple(episode.facts.items())
-        if episode.ranked is None or episode.ranked.of != of or not view.unchanged(episode.ranked.looked):
-            looked = view.look()
+        if episode.ranked is None or episode.ranked.of != of or not view.unchanged(episode.ranked.tracked):
+            tracked = view.track()
             verdicts = [
                 v if v.score >= _LEAST else replace(v, score=0.0)
                 for cause in self._causes
@@ -50,13 +50,13 @@ class Judge:
                     f"cause {cause.name} of {episode.symptom}", _all, rule, episode, view, otherwise=()
                 )
             ]
-            episode.ranked = Ranked(sorted(verdicts, key=best_first), of, view.looked(looked))
+            episode.ranked = Ranked(sorted(verdicts, key=best_first), of, view.tracked(tracked))
         return episode.ranked.verdicts
 
 
 def best_first(verdict: Verdict) -> tuple[bool, bool, float]:
     """By which verdicts are sorted: a vague one comes after all that explain anything, however sure they are."""
-    return verdict.score <= 0, causes()[verdict.cause].vague, -verdict.score
+    return verdict.score <= 0, causes()[verdict.cause].locates_only, -verdict.score
 
 
 def _all(rule: Rule, episode: Episode, view: View) -> list[Verdict]:

@@ -94,8 +94,8 @@ def _one(episode: Episode, view: View, raw: bytes, own: bool, rows: np.ndarray) 
     before = rows[rows["t_ns"] < episode.start_ns]
     _, first = np.unique(now["t_ns"], return_index=True)  # each of a poll's rows says the same of the server
     errors: Counter[str] = Counter()
-    for said in now["errors"][first]:
-        for part in text(said).split(", "):
+    for error in now["errors"][first]:
+        for part in text(error).split(", "):
             kind, _, n = part.partition(" ")
             errors[kind] += int(n) if n.isdigit() else 0
     totals = rows["clients_refused"][known(rows["clients_refused"])].astype(np.int64)

@@ -17,7 +17,7 @@ from agent.correlate.local import in_netns
 from agent.correlate.rows import groups, known
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View, to_peer
-from agent.correlate.words import Words, tell, value
+from agent.correlate.words import Words, render, value
 from agent.tables import TABLES
 
 _SYN = TABLES["tcp_retransmit"].code("kind", "syn")
@@ -55,11 +55,11 @@ class Resent:
         keys = {"sport": int.from_bytes(raw[16:], "little")} if own else {"peer": raw}
         return item("tcp_retransmit", "retransmitted segments", self.again, "", column="count", keys=keys)
 
-    def told(self) -> Words:
+    def text_words(self) -> Words:
         """How many, of how many."""
         if self.sent is None or self.sent <= self.again:
-            return tell("{n}", n=value(self.again, "TCP segment"))
-        return tell("{n} of {sent}", n=value(self.again), sent=value(self.sent, "TCP segment"))
+            return render("{n}", n=value(self.again, "TCP segment"))
+        return render("{n} of {sent}", n=value(self.again), sent=value(self.sent, "TCP segment"))
 
 
 def resent(

@@ -10,11 +10,11 @@ import numpy as np
 
 from agent.correlate.episode import Culprit, Episode, Evidence, item
 from agent.correlate.local import in_netns
+from agent.correlate.path import quickest_us
 from agent.correlate.rows import groups
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, View, addresses, place
 from agent.correlate.waits import LOOKUPS, PEERS, PeerWait, on_peers, spent
-from agent.correlate.way import quickest_us
 from agent.correlate.words import peer, process, text
 from agent.tables import TABLES
 
@@ -27,7 +27,7 @@ _ABOUT_AS_LONG = 0.5  # of the longest wait: a question that was asked again, no
 
 
 @dataclass(frozen=True)
-class NamesAsked:
+class ProcessLookups:
     """server: where somebody was asked; who: that in words. netns: from which network. share: of the time lost.
     longest, total: ns; times: waits, or lookups, about as long as the longest, together total. tries: questions of the
     lookup that took most. quickest: a round trip to that address meanwhile, us; again: TCP segments to it that were
@@ -76,12 +76,12 @@ class NamesAsked:
         return address + behind.lstrip("0123456789")
 
 
-def asked(episode: Episode, view: View) -> NamesAsked | None:
+def lookups_of(episode: Episode, view: View) -> ProcessLookups | None:
     """None where nobody was asked, as far as was seen."""
-    return view.once(_asked, episode)
+    return view.once(_lookups_of, episode)
 
 
-def _asked(episode: Episode, view: View) -> NamesAsked | None:
+def _lookups_of(episode: Episode, view: View) -> ProcessLookups | None:
     found = [p for p in on_peers(episode, view) if p.resolver]
     lookups, lost, threaded = spent(episode, view, "dns_lookup")
     if not found and not len(lookups):
@@ -105,7 +105,7 @@ def _asked(episode: Episode, view: View) -> NamesAsked | None:
     evidence = [first.wait] if first else []
     if top is not None:
         evidence.append(_lookup(top, episode, len(lookups), len(bad)))
-    return NamesAsked(
+    return ProcessLookups(
         peer(raw),
         server[1] if server else None,
         server[0] if server else "",

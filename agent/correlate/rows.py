@@ -162,7 +162,7 @@ class LastRows:
         self._shared = "uid" in (dtype.names or ())
         self._changes: deque[tuple[int, int]] = deque(maxlen=_CHANGES)
         self.version = 0
-        self._looked: set[tuple[int, int]] | None = None
+        self._tracked: set[tuple[int, int]] | None = None
         self._found: dict[tuple[int, int], np.ndarray] = {}
         self.dropped = 0
 
@@ -224,18 +224,18 @@ class LastRows:
         late = [self._changes[-1 - i] for i in range(since)]
         return not any(first <= to_ns and last >= from_ns for from_ns, to_ns in spans for first, last in late)
 
-    def look(self, looked: set[tuple[int, int]] | None) -> None:
+    def track(self, tracked: set[tuple[int, int]] | None) -> None:
         """From here on, the times that are looked at are noted there. Nothing is added meanwhile: what was found for
         the first of them is found again.
         """
-        self._looked, self._found = looked, {}
+        self._tracked, self._found = tracked, {}
 
     def between(self, from_ns: int, to_ns: int) -> np.ndarray:
         """Rows with ``from_ns <= t_ns <= to_ns``."""
-        if self._looked is None:
+        if self._tracked is None:
             return self._between(from_ns, to_ns)
         at = from_ns, to_ns
-        self._looked.add(at)
+        self._tracked.add(at)
         if at in self._found:
             return self._found[at]
         rows = self._between(from_ns, to_ns)

@@ -138,7 +138,7 @@ class Series:
         """Values of this second; shape (len(slots),)."""
         return np.asarray(self._values[self._of[metric], slots, second % SECONDS], np.float64)
 
-    def owed(self, metric: str, slot: int, second: int, lasted: int, usual: float) -> tuple[float, float]:
+    def deficit(self, metric: str, slot: int, second: int, lasted: int, usual: float) -> tuple[float, float]:
         """Of a rate: how much was missing, in seconds that had less than half of what is usual, in the ``_OWED_S``
         before ``lasted`` seconds began and since; and how much more than usual came in these.
         """

@@ -65,10 +65,10 @@ def on_others(calls: np.ndarray, episode: Episode, view: View) -> np.ndarray:
     """Without waits for its own clients' next request, or for anything: only those on peers that it had connected to
     itself count.
     """
-    asked = np.array([np.frombuffer(raw, "V18")[0] for raw in view.peers(episode)], "V18")
+    contacted = np.array([np.frombuffer(raw, "V18")[0] for raw in view.peers(episode)], "V18")
     named = (
-        np.isin(as_bytes(calls["peer"]), as_bytes(asked))
-        if len(asked) and len(calls)
+        np.isin(as_bytes(calls["peer"]), as_bytes(contacted))
+        if len(contacted) and len(calls)
         else np.zeros(len(calls), np.bool_)
     )
     return np.asarray(calls[named | ((calls["kind"] != _WAITING) & (calls["peer"] == NO_PEER))])

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from agent.common.copies import only
-from agent.correlate.answered import faults, said
+from agent.correlate.answered import error_name, faults
 from agent.correlate.catalogue import Symptom
 from agent.correlate.codes import Codes
 from agent.correlate.episode import Episode
@@ -87,7 +87,7 @@ class ServiceWatch(Watch):
     def _brokers(self, second: int, q: np.ndarray | None) -> np.ndarray:
         if q is None:
             return np.empty(0, np.int64)
-        told: dict[int, float] = {}
+        reported: dict[int, float] = {}
         q = only(q, q["status"] != b"down")
         if not len(q):
             return np.empty(0, np.int64)
@@ -101,11 +101,11 @@ class ServiceWatch(Watch):
                 continue
             self._names[slot] = key, ""
             n = _replies(text(errors)) + self._turned_away(key, refused)
-            told[slot] = told.get(slot, 0.0) + n
+            reported[slot] = reported.get(slot, 0.0) + n
             if n and slot not in self.first_ns:
                 self.first_ns[slot] = t_ns
-        slots = np.array(sorted(told), np.int64)
-        self.series.put(second, slots, replies=np.array([told[slot] for slot in slots]))
+        slots = np.array(sorted(reported), np.int64)
+        self.series.put(second, slots, replies=np.array([reported[slot] for slot in slots]))
         return slots
 
     def _answers(self, second: int, a: np.ndarray | None) -> np.ndarray:
@@ -123,7 +123,7 @@ class ServiceWatch(Watch):
         its = (a[name][failed].tolist() for name in ("protocol", "code", "count", "t_ns"))
         for slot, protocol, code, times, t_ns in zip(slots[group[failed]].tolist(), *its, strict=True):
             if slot >= 0:
-                counts.setdefault(slot, Counter())[said(text(protocol), text(code))] += times
+                counts.setdefault(slot, Counter())[error_name(text(protocol), text(code))] += times
                 begun[slot] = min(begun.get(slot, t_ns), t_ns)
         for slot in sorted(counts):
             self.codes.note(slot, second, begun[slot] - SECOND, counts[slot])  # it is told at the end of an interval
@@ -187,7 +187,7 @@ class ServiceWatch(Watch):
         return episode
 
 
-def _replies(said: str) -> int:
+def _replies(text: str) -> int:
     """How many error replies that are a broker's own doing."""
-    parts = (part.partition(" ") for part in said.split(", "))
+    parts = (part.partition(" ") for part in text.split(", "))
     return sum(int(n) for kind, _, n in parts if kind in _STATES and n.isdigit())

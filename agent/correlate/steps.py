@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from agent.correlate.catalogue import Jumping, causes
 from agent.correlate.episode import Culprit, Evidence, Verdict, item
-from agent.correlate.words import Words, aside, joined, listing, process, span, tell, value
+from agent.correlate.words import Words, aside, joined, listing, process, render, span, value
 
 _AFFECTED = ("decisions in the interval", "not affected: ignores the wall clock")
-_TOLD = 16  # jumps of a series that are listed as evidence
+_FIRST = 16  # jumps of a series that are listed as evidence
 _NEAR = 64  # jumps of a series that a decision is looked up in, so that it counts once
 
 
@@ -83,13 +83,13 @@ class JumpSeries:
 
     rivals: by command name, the last pid of each of these actors; empty where there is one. open_until_ns: the next
     such jump is waited for until then. run_ns: the sum of the last jumps of one actor. count, sum_ns, back, least_ns,
-    most_ns are of all jumps; ``told`` holds the first, ``near`` the last of them in detail.
+    most_ns are of all jumps; ``first_jumps`` holds the first, ``last_jumps`` the last of them in detail.
     complete: False where decisions near them may not all have been counted.
     """
 
     def __init__(self, first: ClockJump) -> None:
-        self.told: list[ClockJump] = []
-        self.near: deque[ClockJump] = deque(maxlen=_NEAR)
+        self.first_jumps: list[ClockJump] = []
+        self.last_jumps: deque[ClockJump] = deque(maxlen=_NEAR)
         self.pids: dict[int, None] = {}
         self.rivals: dict[str, int | None] = {}
         self.affected: dict[tuple[bytes, int, int], Affected] = {}
@@ -103,7 +103,7 @@ class JumpSeries:
     def add(self, jump: ClockJump) -> None:
         jump.series = self
         size = abs(jump.size_ns)
-        last = self.near[-1] if self.near else jump
+        last = self.last_jumps[-1] if self.last_jumps else jump
         self.run_ns = jump.size_ns + (self.run_ns if last.comm == jump.comm else 0)
         if (self.rivals or last.comm != jump.comm) and len(self.rivals) < _NEAR:
             self.rivals |= {last.comm: last.pid, jump.comm: jump.pid}
@@ -115,15 +115,15 @@ class JumpSeries:
         self.least_ns, self.most_ns = min(self.least_ns, size), max(self.most_ns, size)
         self.end_ns, self.until_ns = max(self.end_ns, jump.t_ns), max(self.until_ns, jump.until_ns)
         self.certain &= jump.err_ns is None or 2 * jump.err_ns < size
-        self.near.append(jump)
-        if len(self.told) < _TOLD:
-            self.told.append(jump)
+        self.last_jumps.append(jump)
+        if len(self.first_jumps) < _FIRST:
+            self.first_jumps.append(jump)
         if jump.pid and len(self.pids) < _NEAR:
             self.pids[jump.pid] = None
 
     def undone_by(self, jump: ClockJump) -> bool:
         """Whether another process takes back what the last one did, at least by half."""
-        last, left = self.near[-1], self.run_ns + jump.size_ns
+        last, left = self.last_jumps[-1], self.run_ns + jump.size_ns
         return (
             bool(last.comm and jump.comm)
             and last.comm != jump.comm
@@ -133,7 +133,7 @@ class JumpSeries:
 
     @property
     def first(self) -> ClockJump:
-        return self.told[0]
+        return self.first_jumps[0]
 
     @property
     def matters(self) -> bool:
@@ -142,7 +142,7 @@ class JumpSeries:
 
     @property
     def verdict(self) -> Verdict:
-        sure = (1.0 if self.certain else 0.6) * (0.99 if self.pids or not self.first.declared.by_somebody else 0.9)
+        sure = (1.0 if self.certain else 0.6) * (0.99 if self.pids or not self.first.declared.takes_actor else 0.9)
         others = [process(comm, pid) for comm, pid in self.rivals.items() if comm != self.first.comm]
         culprit = Culprit(self.first.pid or None, self.first.comm, ", ".join(others))
         return Verdict(self.first.cause, sure, str(self.first.t_ns), "", culprit=culprit)
@@ -186,29 +186,29 @@ class JumpSeries:
             )
             for a in self._sorted()
         ]
-        return [_change(self.first), *many, *hit, *map(_change, self.told[1:])]
+        return [_change(self.first), *many, *hit, *map(_change, self.first_jumps[1:])]
 
     def sentence(self) -> Words:
         hit = [a for a in self._sorted() if not a.immune]
-        inside, near = [a for a in hit if a.inside], [a for a in hit if not a.inside]
+        inside, last_jumps = [a for a in hit if a.inside], [a for a in hit if not a.inside]
         immune = [f"limiter {a.limiter}" for a in self._sorted() if a.immune]
         it = "them" if self.count > 1 else "it"
         return joined(
             [
-                tell("The wall clock {moved}{by}.", moved=self._moved(), by=self._by()),
+                render("The wall clock {moved}{by}.", moved=self._moved(), by=self._by()),
                 self._inside(inside) if inside else "",
                 *(_excess(a) for a in inside[:3] if a.excess),
                 (
-                    tell(
+                    render(
                         " Windows of {limiters} straddle {it}.",
-                        limiters=listing([f"limiter {a.limiter}" for a in near]),
+                        limiters=listing([f"limiter {a.limiter}" for a in last_jumps]),
                         it=it,
                     )
-                    if near
+                    if last_jumps
                     else ""
                 ),
                 (
-                    tell(" Not affected (ignores the wall clock): {limiters}.", limiters=listing(immune))
+                    render(" Not affected (ignores the wall clock): {limiters}.", limiters=listing(immune))
                     if immune
                     else ""
                 ),
@@ -229,7 +229,7 @@ class JumpSeries:
                 else "the {size} before and after the time that was skipped"
             )
         limiters = [
-            tell(
+            render(
                 "limiter {limiter} ({process}; {least}{allowed} allowed, {refused} refused)",
                 limiter=a.limiter,
                 process=process(a.comm, a.pid),
@@ -239,11 +239,11 @@ class JumpSeries:
             )
             for a in inside
         ]
-        return tell(
+        return render(
             " {least}{decisions} fell into {where}: {limiters}.",
             least=least.capitalize(),
             decisions=value(sum(a.inside for a in inside), "decision"),
-            where=tell(where, size=span(self.most_ns)),
+            where=render(where, size=span(self.most_ns)),
             limiters=listing(limiters),
         )
 
@@ -251,37 +251,37 @@ class JumpSeries:
         one, several = self.first.declared.one, self.first.declared.several
         moved = {
             "did": one,
-            "way": "back" if self.back else "forward",
+            "direction": "back" if self.back else "forward",
             "size": span(self.most_ns),
             "at": self.first.t_ns,
         }
         if self.first.unwatched_ns is not None:
-            return tell(
-                "{did} {way} by {size} in the {unwatched} before {at}, while no agent was running",
+            return render(
+                "{did} {direction} by {size} in the {unwatched} before {at}, while no agent was running",
                 **moved,
                 unwatched=span(self.first.unwatched_ns),
             )
         if self.count == 1:
-            return tell("{did} {way} by {size} at {at}", **moved)
+            return render("{did} {direction} by {size} at {at}", **moved)
         forward = self.count - self.back
-        ways = (
-            tell("{forward} forward and {back} back", forward=value(forward), back=value(self.back))
+        directions = (
+            render("{forward} forward and {back} back", forward=value(forward), back=value(self.back))
             if forward and self.back
             else "all back"
             if self.back
             else "all forward"
         )
-        each = tell(
+        each = render(
             "by {least} each" if self.least_ns == self.most_ns else "by {least} to {most}",
             least=span(self.least_ns),
             most=span(self.most_ns),
         )
-        return tell(
-            "{did} {count} ({ways}, {each}, {sum} {way}in sum) from {start} to {end}",
-            did=several if len({j.cause for j in self.near}) == 1 else "was moved",
-            way=("back " if self.sum_ns < 0 else "forward ") if forward and self.back and self.sum_ns else "",
+        return render(
+            "{did} {count} ({directions}, {each}, {sum} {direction}in sum) from {start} to {end}",
+            did=several if len({j.cause for j in self.last_jumps}) == 1 else "was moved",
+            direction=("back " if self.sum_ns < 0 else "forward ") if forward and self.back and self.sum_ns else "",
             count=value(self.count, "time"),
-            ways=ways,
+            directions=directions,
             each=each,
             sum=span(self.sum_ns) if self.sum_ns else "nothing",
             start=self.first.t_ns,
@@ -293,15 +293,15 @@ class JumpSeries:
         if self.rivals:
             who = listing([process(comm, pid) for comm, pid in self.rivals.items()])
             if self.count > 2:
-                return tell(" ({who} undo each other's corrections)", who=who)
-            return tell(" ({who} in turn, the second undoing the first)", who=who)
+                return render(" ({who} undo each other's corrections)", who=who)
+            return render(" ({who} in turn, the second undoing the first)", who=who)
         via = f"{first.via} from" if first.via else "by"
         if not self.pids and first.comm:  # its number is that of another PID namespace
             return f" ({via} {first.comm}, which is not visible from the agent's container)"
         if not self.pids:
-            unknown = first.declared.by_somebody and first.unwatched_ns is None
+            unknown = first.declared.takes_actor and first.unwatched_ns is None
             return f" ({via} an unknown process)" if unknown else ""
-        return tell(
+        return render(
             " ({via} {who})",
             via=via,
             who=listing([(aside if len(self.pids) == 1 else process)(first.comm, pid) for pid in self.pids]),
@@ -316,7 +316,7 @@ class JumpSeries:
 def _excess(a: Affected) -> Words:
     start, end = a.excess_ns
     did = "admitted {about}{n} too many" if a.excess > 0 else "wrongly refused {about}{n}"
-    return tell(
+    return render(
         f" Limiter {{limiter}} {did} between {{start}} and {{end}}.",
         limiter=a.limiter,
         about="" if a.excess_exact else "about ",

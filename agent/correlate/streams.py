@@ -49,11 +49,11 @@ _USUALLY = 0.7  # the quantile of the longest waits of its seconds that is calle
 _EVEN = 0.15
 _RATIO = 8.0  # times that is far longer
 _READER = 4.0  # ... where two ends say so
-_BEYOND, _BEYOND_ALL, _HABIT = (
+_BEYOND, _BEYOND_ALL, _RECURRING = (
     1.5,
     3.0,
     3,
-)  # and so many times a reader's, a writer's third longest: what happened three times is a habit
+)  # and so many times a reader's, a writer's third longest: what happened three times is a recurrence
 _AS_USUAL = 1.5
 _SELDOM = 8  # seconds of that time in which a writer waited for long
 _CHANGES = 3  # connections that followed one another
@@ -176,8 +176,8 @@ class StreamWatch(Watch):
         to_ns = int(row["t_ns"])
         from_ns = to_ns - waited
         before = np.sort(self._of(writer, server, from_ns - _OF_S * SECOND, from_ns)["max_ns"])
-        habit = float(before[-_HABIT]) if len(before) >= _HABIT else 0.0
-        if np.count_nonzero(before > waited / _RATIO) > _SELDOM or _BEYOND_ALL * habit > waited:
+        recurring_ns = float(before[-_RECURRING]) if len(before) >= _RECURRING else 0.0
+        if np.count_nonzero(before > waited / _RATIO) > _SELDOM or _BEYOND_ALL * recurring_ns > waited:
             return None  # one that asks, and waits for each answer; or that has to wait every now and then
         for pid, tick, address in sorted(ends):
             usual = self._steady((pid, tick, ""), address, from_ns, waited)
@@ -214,7 +214,7 @@ class StreamWatch(Watch):
             return None
         waits = np.sort(rows["max_ns"])
         low, median, usual = (float(waits[int(q * (len(waits) - 1))]) for q in (1 - _USUALLY, 0.5, _USUALLY))
-        return usual if usual - low <= _EVEN * median and waited_ns > _BEYOND * float(waits[-_HABIT]) else None
+        return usual if usual - low <= _EVEN * median and waited_ns > _BEYOND * float(waits[-_RECURRING]) else None
 
     def describe(self, symptom: str, slot: int) -> Episode:
         stall = self.names[slot]
@@ -242,7 +242,7 @@ class StreamWatch(Watch):
             comm=comm,
         )
 
-    def told(self, symptom: str, second: int) -> list[Episode]:
+    def newly_opened(self, symptom: str, second: int) -> list[Episode]:
         """The episodes of this symptom that this second opens."""
         opened = []
         for slot, stall in self.stalls.items():

@@ -16,23 +16,23 @@ from agent.tables import TABLES
 _CLIENT, _SERVER = (TABLES["tcp_rtt"].code("role", name) for name in ("client", "server"))
 
 
-def with_unix(rtt: np.ndarray | None, asked: np.ndarray) -> np.ndarray:
+def with_unix(rtt: np.ndarray | None, contacted: np.ndarray) -> np.ndarray:
     """Rows of ``tcp_rtt`` and, of each of ``unix_peer``, one of who asks and one of who serves. They took no time on
     the way; that the network was slow nobody says of them.
     """
     form = dtypes()["tcp_rtt"]
-    for i in groups([asked["peer"]])[0] if len(asked) else ():
-        name_unix(asked["peer"][i].tobytes(), bytes(asked["path"][i]))
-    out = np.zeros(2 * len(asked), form)
-    client, server = out[: len(asked)], out[len(asked) :]
+    for i in groups([contacted["peer"]])[0] if len(contacted) else ():
+        name_unix(contacted["peer"][i].tobytes(), bytes(contacted["path"][i]))
+    out = np.zeros(2 * len(contacted), form)
+    client, server = out[: len(contacted)], out[len(contacted) :]
     for name in ("netns", "sport", "cgroup_id", "proc_start_ns", "srtt_us", "raw_min_us", "segments", "doubled"):
         if name in (form.names or ()):
             out[name] = NULL_I64
-    for name in set(asked.dtype.names or ()) & set(form.names or ()):
-        client[name] = asked[name]
+    for name in set(contacted.dtype.names or ()) & set(form.names or ()):
+        client[name] = contacted[name]
     client["role"], client["samples"], client["interval_ns"] = _CLIENT, 1, NULL_I64
-    server["t_ns"], server["pid"], server["comm"] = asked["t_ns"], asked["server_pid"], asked["server_comm"]
-    raw = np.ascontiguousarray(asked["peer"]).view(np.uint8).reshape(len(asked), 18)
+    server["t_ns"], server["pid"], server["comm"] = contacted["t_ns"], contacted["server_pid"], contacted["server_comm"]
+    raw = np.ascontiguousarray(contacted["peer"]).view(np.uint8).reshape(len(contacted), 18)
     server["role"], server["saddr"] = _SERVER, np.ascontiguousarray(raw[:, :16]).view("V16").reshape(-1)
     server["sport"] = np.ascontiguousarray(raw[:, 16:]).view("<u2").reshape(-1)
     all_ = out if rtt is None else together((rtt, out))

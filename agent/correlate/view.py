@@ -12,9 +12,9 @@ from agent.common.alike import least, most, packed
 from agent.common.copies import only, pick, together
 from agent.correlate.catalogue import causes, dtypes
 from agent.correlate.episode import Episode
-from agent.correlate.keptoff import kept_off_ns
 from agent.correlate.limiters import took
 from agent.correlate.local import Servers, in_netns, is_loopback
+from agent.correlate.preemption import preempted_ns
 from agent.correlate.rows import LastRows, groups, known, of_codes, start_ticks
 from agent.correlate.steps import ClockJump
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
@@ -72,24 +72,24 @@ class View:
             self._shared[key] = work(episode, self)
         return cast(T, self._shared[key])
 
-    def look(self) -> dict[LastRows, set[tuple[int, int]]]:
+    def track(self) -> dict[LastRows, set[tuple[int, int]]]:
         """From here on, what is looked at is noted."""
         self._shared = {}
         spans: dict[LastRows, set[tuple[int, int]]] = {ring: set() for ring in (self.decisions, *self.rings.values())}
         for ring, its in spans.items():
-            ring.look(its)
+            ring.track(its)
         return spans
 
-    def looked(self, spans: dict[LastRows, set[tuple[int, int]]]) -> tuple[Any, ...]:
-        """What was looked at since ``look``, for ``unchanged``."""
+    def tracked(self, spans: dict[LastRows, set[tuple[int, int]]]) -> tuple[Any, ...]:
+        """What was looked at since ``track``, for ``unchanged``."""
         for ring in spans:
-            ring.look(None)
+            ring.track(None)
         return self._beside(), [(ring, ring.version, its) for ring, its in spans.items() if its]
 
-    def unchanged(self, looked: tuple[Any, ...]) -> bool:
+    def unchanged(self, tracked: tuple[Any, ...]) -> bool:
         """Whether all that was looked at is still the same."""
-        return bool(looked[0] == self._beside()) and all(
-            ring.unchanged(version, spans) for ring, version, spans in looked[1]
+        return bool(tracked[0] == self._beside()) and all(
+            ring.unchanged(version, spans) for ring, version, spans in tracked[1]
         )
 
     def _beside(self) -> tuple[object, ...]:
@@ -139,7 +139,7 @@ class View:
         """The network namespace from which the episode's process talks to a peer; the agent's own, where it is the
         agent who asks.
         """
-        if episode.declared.asked_by_agent:
+        if episode.declared.polled_by_agent:
             return self.home
         found = [
             self.own(self.rings[t].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND), episode)
@@ -202,7 +202,7 @@ class View:
         )
         now, usual = (per_time(part[part["pid"] == pid]) for part in (rows, before))
         woken = float((now - (np.median(usual) if len(usual) else 0.0)).clip(0).sum()) if len(now) else 0.0
-        return max(woken, kept_off_ns(self.rings["cpu_wait"], pid, episode))
+        return max(woken, preempted_ns(self.rings["cpu_wait"], pid, episode))
 
     def blind_ns(self, episode: Episode) -> float:
         """How long the agent itself did not run around then: its sums of a second each grew that long. 0 up to a
@@ -211,7 +211,7 @@ class View:
         longest = float(self.sums(episode)["interval_ns"].max(initial=0)) - SECOND
         return longest if longest > SECOND else 0.0
 
-    def crowded(self, from_ns: int, to_ns: int, now_ns: int) -> bool:
+    def cpu_saturated(self, from_ns: int, to_ns: int, now_ns: int) -> bool:
         """Whether the host's threads still wait for CPUs about as long as they did between two times, compared with
         before.
         """
@@ -301,14 +301,14 @@ def merge_rtt(rows: np.ndarray) -> np.ndarray:
     for name in ("rtt_min_us", "raw_min_us"):
         merged[name] = _least(rows[name], group, len(first))
     for name in ("segments", "doubled"):
-        told = known(rows[name])
-        sums = np.bincount(group[told], rows[name][told], len(first)).astype(np.int64)
-        merged[name] = np.where(np.bincount(group[told], minlength=len(first)) > 0, sums, NULL_I64)
+        is_known = known(rows[name])
+        sums = np.bincount(group[is_known], rows[name][is_known], len(first)).astype(np.int64)
+        merged[name] = np.where(np.bincount(group[is_known], minlength=len(first)) > 0, sums, NULL_I64)
     return pick(merged, np.argsort(merged["t_ns"], kind="stable"))
 
 
 def _least(values: np.ndarray, group: np.ndarray, n: int) -> np.ndarray:
     """Of each group's known values, NULL_I64 where there is none."""
-    told = known(values)
-    out = least(np.full(n, np.iinfo(np.int64).max), group[told], values[told])
+    is_known = known(values)
+    out = least(np.full(n, np.iinfo(np.int64).max), group[is_known], values[is_known])
     return np.where(out < np.iinfo(np.int64).max, out, NULL_I64)

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent.correlate.episode import Episode, Evidence, item
+from agent.correlate.inferred_waits import SURE, InferredWait, inferred_waits
 from agent.correlate.join import inside, within
 from agent.correlate.limiters import took
 from agent.correlate.local import in_netns, is_loopback
+from agent.correlate.path import ENOUGH, Path, Spans, path
 from agent.correlate.resent import Resent, resent
 from agent.correlate.rows import as_bytes, groups, start_ticks
 from agent.correlate.served import READS as REQUESTS
 from agent.correlate.served import on_others, slow
 from agent.correlate.thresholds import SECOND
-from agent.correlate.unseen import SURE, Late, unseen
 from agent.correlate.view import NO_PEER, SERVERS, View, addresses, place
-from agent.correlate.way import ENOUGH, Spans, Way, way
 from agent.correlate.words import peer, process
 from agent.tables import TABLES
 
@@ -111,13 +111,19 @@ def _clipped(decisions: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 def _ended_in(view: View, episode: Episode, calls: np.ndarray, table: str) -> np.ndarray:
     """Which calls ended within a TLS handshake, or a lookup, of their own thread."""
-    shakes = spent(episode, view, table)[0]
+    handshakes = spent(episode, view, table)[0]
     hit = np.zeros(len(calls), np.bool_)
-    if len(shakes) and len(calls):
-        _, number = groups([np.concatenate([shakes["tid"], calls["tid"]])])
-        n = len(shakes)
+    if len(handshakes) and len(calls):
+        _, number = groups([np.concatenate([handshakes["tid"], calls["tid"]])])
+        n = len(handshakes)
         hit[
-            within(number[n:], calls["t_ns"], number[:n], shakes["t_ns"] - shakes["duration_ns"], shakes["t_ns"])[1]
+            within(
+                number[n:],
+                calls["t_ns"],
+                number[:n],
+                handshakes["t_ns"] - handshakes["duration_ns"],
+                handshakes["t_ns"],
+            )[1]
         ] = True
     return hit
 
@@ -143,8 +149,8 @@ class PeerWait:
     own: float
     longest: float
     sure: float
-    told: bool
-    way: Way
+    reported_by_peer: bool
+    path: Path
     again: int
     resets: int
     failed: np.ndarray
@@ -159,24 +165,24 @@ class PeerWait:
     @property
     def slower(self) -> bool:
         """Whether the network explains it."""
-        return self.way.slower
+        return self.path.slower
 
     @property
     def usual(self) -> float | None:
         """Smoothed RTT, us."""
-        return self.way.usual
+        return self.path.usual
 
     @property
     def worst(self) -> float | None:
-        return self.way.worst
+        return self.path.worst
 
     @property
     def quickest(self) -> float | None:
-        return self.way.quickest
+        return self.path.quickest
 
     @property
     def rtt(self) -> Evidence:
-        return self.way.entries[-1]
+        return self.path.entries[-1]
 
     @property
     def resolver(self) -> bool:
@@ -198,13 +204,13 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
     calls, lost, threaded = spent(episode, view, "slow_syscall")
     serves = episode.declared.table in REQUESTS
     calls = on_others(calls, episode, view) if serves else calls
-    shaking = _ended_in(view, episode, calls, "tls_handshake")
-    to_peer, in_shake = calls[calls["peer"] != NO_PEER], shaking[calls["peer"] != NO_PEER]
+    handshaking = _ended_in(view, episode, calls, "tls_handshake")
+    to_peer, in_handshake = calls[calls["peer"] != NO_PEER], handshaking[calls["peer"] != NO_PEER]
     waited: dict[bytes, float] = {}
     in_tls: dict[bytes, float] = {}
     if len(to_peer):
         first, group = groups([to_peer["peer"]])
-        sums = (np.bincount(group, to_peer["duration_ns"] * mask) for mask in (1, in_shake))
+        sums = (np.bincount(group, to_peer["duration_ns"] * mask) for mask in (1, in_handshake))
         for i, total, part in zip(first, *sums, strict=True):
             waited[to_peer["peer"][i].tobytes()] = float(total)
             in_tls[to_peer["peer"][i].tobytes()] = float(part)
@@ -215,7 +221,7 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
     if len(unnamed) and len(known := view.peers(episode)) == 1:
         # Waiting in poll or epoll tells no peer; with one peer only it can be no other.
         waited[known[0]] = waited.get(known[0], 0.0) + float(unnamed["duration_ns"].sum())
-        in_tls[known[0]] = in_tls.get(known[0], 0.0) + float(unnamed["duration_ns"][shaking[nameless]].sum())
+        in_tls[known[0]] = in_tls.get(known[0], 0.0) + float(unnamed["duration_ns"][handshaking[nameless]].sum())
         sure *= 0.85
     summed: dict[bytes, float] = {}
     if not waited:
@@ -226,7 +232,11 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
             if 0.5 * worst <= ns <= 2 * max(worst, lost) and (not serves or raw in view.peers(episode))
         }
         waited, sure = dict.fromkeys(summed, lost), 0.8
-    late = {one.raw: one for one in unseen(episode, view, slow_spans(episode, view))} if serves and not waited else {}
+    late = (
+        {one.raw: one for one in inferred_waits(episode, view, slow_spans(episode, view))}
+        if serves and not waited
+        else {}
+    )
     if late:
         summed, waited, sure = {raw: one.waited_ns for raw, one in late.items()}, dict.fromkeys(late, lost), SURE
     for raw in {row.tobytes() for row in _failed(view.own(view.during("tcp_connect", episode), episode))["peer"]}:
@@ -242,7 +252,12 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
 
 
 def _peer(
-    episode: Episode, view: View, raw: bytes, shares: tuple[float, float], most: tuple[float, float], late: Late | None
+    episode: Episode,
+    view: View,
+    raw: bytes,
+    shares: tuple[float, float],
+    most: tuple[float, float],
+    late: InferredWait | None,
 ) -> PeerWait:
     (longest, sure), name = most, peer(raw)  # the longest wait, and how certain it is that it is one
     netns = view.netns(episode, raw)
@@ -265,7 +280,7 @@ def _peer(
         share=round(shares[0], 2),
         keys={"peer": name, "pid": episode.pid},
     )
-    its = way(episode, view, raw, netns, longest, slow_spans(episode, view), server is not None)
+    its = path(episode, view, raw, netns, longest, slow_spans(episode, view), server is not None)
     starved = min(view.starved_ns(server[1], episode), longest) if server else 0.0
     back = resent(episode, view, raw, netns, sent_again, answered, its.usual)
     return PeerWait(

@@ -63,10 +63,10 @@ class Watch(ABC):
         if len(slots):
             now = Second(second, slots, rows)
             for symptom in self.symptoms:
-                told = self._guard.attempt(
+                opened = self._guard.attempt(
                     f"symptom {symptom.name}", symptom.judge or _nothing, self, now, otherwise=[]
                 )
-                self._opened += [episode for episode in told if episode not in self._opened]
+                self._opened += [episode for episode in opened if episode not in self._opened]
             self._guard.attempt(f"facts of {type(self).__name__}", self.settle, second, otherwise=None)
         self._end(second)
         return self._opened
@@ -93,10 +93,10 @@ class Watch(ABC):
         second, n = of.at, rise.seconds or self.config.persist_s
         recent = self.series.recent(rise.metric, of.slots, second, n)
         # No bar is below ``least``, and what was usual takes far longer to find out.
-        looked = np.asarray((recent > rise.least).all(axis=1))
+        considered = np.asarray((recent > rise.least).all(axis=1))
         if len(self._active_slots):
-            looked |= np.isin(of.slots, self._active_slots)
-        some = np.flatnonzero(looked)
+            considered |= np.isin(of.slots, self._active_slots)
+        some = np.flatnonzero(considered)
         if not len(some):
             return []
         slots, recent = of.slots[some], recent[some]
@@ -110,7 +110,7 @@ class Watch(ABC):
             slot = int(slots[i])
             episode = self.active.get(self.place(rise.symptom, slot, rise.metric))
             if lasting[i] and episode is not None:
-                episode.habit = ""  # a habit is of what passes
+                episode.recurs_by = ""  # a recurrence is of what passes
             if episode is not None and episode.metric == rise.metric:
                 if recent[i, -1] > episode.bar:
                     self.extend(episode, second, float(recent[i, -1]))

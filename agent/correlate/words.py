@@ -48,7 +48,7 @@ def name_unix(raw: bytes, path: bytes) -> None:
         del _PATHS[next(iter(_PATHS))]
 
 
-def tell(template: str, **facts: Fact) -> Words:
+def render(template: str, **facts: Fact) -> Words:
     """The template with facts where it has ``{name}``; numbers as ``value`` or ``span``, since an integer is an
     instant. Raises KeyError for one that is not given.
     """
@@ -95,7 +95,7 @@ class _Timed(Protocol):
 
 
 def when(timed: _Timed) -> Words:
-    return tell("from {start} to {end}", start=timed.start_ns, end=timed.end_ns)
+    return render("from {start} to {end}", start=timed.start_ns, end=timed.end_ns)
 
 
 #: What a subject begins with that is no name: names stay as the system shows them, at the beginning of a sentence, too.
@@ -135,7 +135,7 @@ def aside(comm: str, pid: int | None) -> str:
 def listing(items: Sequence[Words], limit: int = 3) -> Words:
     """``a, b and c``; beyond the limit ``a, b, c and 4 more``."""
     shown, last = (
-        (items[:limit], tell("{n} more", n=value(len(items) - limit)))
+        (items[:limit], render("{n} more", n=value(len(items) - limit)))
         if len(items) > limit
         else (items[:-1], items[-1])
     )
@@ -143,14 +143,14 @@ def listing(items: Sequence[Words], limit: int = 3) -> Words:
     return joined([*commas, " and ", last]) if shown else last
 
 
-def fit_pieces(said: Sequence[Piece], width: int) -> list[Piece]:
+def fit_pieces(parts: Sequence[Piece], width: int) -> list[Piece]:
     """As many as fit into ``width`` bytes of text, its instants in UTC, with an ellipsis where something was cut."""
-    sizes = [_INSTANT_BYTES if isinstance(part, int) else len(plain([part]).encode()) for part in said]
+    sizes = [_INSTANT_BYTES if isinstance(part, int) else len(plain([part]).encode()) for part in parts]
     if sum(sizes) <= width:
-        return list(said)
+        return list(parts)
     kept: list[Piece] = []
     room = width
-    for part, size in zip(said, sizes, strict=True):
+    for part, size in zip(parts, sizes, strict=True):
         if size > room - 3:
             return [*kept, fit(part, room).decode() if isinstance(part, str) else "..."]
         kept.append(part)

@@ -16,7 +16,7 @@ _DEBIAN = Path("/usr/share/gocode")
 MISSING = "the Go limiter is left out: Go is not installed (apt install golang-go)"
 
 
-def ways(work: Path) -> list[dict[str, str]]:
+def paths(work: Path) -> list[dict[str, str]]:
     """Environments to build a program in that needs golang.org/x/time, the best first. work: for what the toolchain
     writes meanwhile.
     """
@@ -37,7 +37,7 @@ class GoProgram:
         self._binary = directory / "golimiter"
         self._work = directory / "go"
         self._work.mkdir()
-        self._ways = ways(self._work)
+        self._paths = paths(self._work)
         self._build: subprocess.Popen[bytes] | None = self._next()
 
     def step(self) -> str | None:
@@ -50,10 +50,10 @@ class GoProgram:
         return None if built or self._build else "the Go limiter is left out: it could not be built (see above)"
 
     def _next(self) -> subprocess.Popen[bytes] | None:
-        if not self._ways:
+        if not self._paths:
             return None
         return self._processes.run(
-            ["go", "build", "-o", str(self._binary), "."], _SOURCE, self._ways.pop(0), nobody=False
+            ["go", "build", "-o", str(self._binary), "."], _SOURCE, self._paths.pop(0), nobody=False
         )
 
 

@@ -99,17 +99,17 @@ class Supervisor:
         while not self._intake.exists() and time.monotonic() < until:
             self._sleep(0.1)
         path = self._intake.with_name("control.sock")
-        with socket.socket(socket.AF_UNIX) as asked:
+        with socket.socket(socket.AF_UNIX) as client:
             while path.exists():
                 try:
-                    asked.connect(str(path))
-                    asked.sendall(b"status\n")
+                    client.connect(str(path))
+                    client.sendall(b"status\n")
                     break
                 except OSError:  # left behind by an agent that was killed, or not there yet
                     self._sleep(0.1)
             else:
                 return
-            while not select.select([asked], [], [], 0)[0]:
+            while not select.select([client], [], [], 0)[0]:
                 self._sleep(0.1)
 
     def close(self) -> None:
@@ -137,13 +137,13 @@ class Supervisor:
         while True:
             left = until - time.monotonic()
             ready = select.select([0, self._parent], [], [], max(0.0, min(left, 0.5)))[0]
-            said = os.read(0, 64) if 0 in ready else b""
-            if ready and not said:
+            typed = os.read(0, 64) if 0 in ready else b""
+            if ready and not typed:
                 self._end_agent()
                 raise Stopped
-            if said:
+            if typed:
                 with contextlib.suppress(ProcessLookupError):
-                    self._agent = os.pidfd_open(int(said))
+                    self._agent = os.pidfd_open(int(typed))
             if self._go is not None and (note := self._go.step()):
                 print(f"demo: {note}", file=sys.stderr, flush=True)
                 self._go = None

@@ -11,9 +11,9 @@ from agent.binaries import ownfunction
 from agent.binaries.contract import Analysis
 from agent.instruments.kind import BinaryKind, KindContext
 from agent.limiters.catalogue import seen
-from agent.log import WARNING, say
-from agent.targets.asked import Ask
-from agent.targets.unseen import Unseen
+from agent.log import WARNING, log_message
+from agent.targets.asked import ProbeRequest
+from agent.targets.unprobed import UnprobedProgram
 
 if TYPE_CHECKING:
     from agent.contracts import Source
@@ -26,12 +26,12 @@ NAME = "declared functions"
 
 
 def analyze(fds: list[int], declared: list[dict[str, Any]], near: bool = False) -> list[Analysis]:
-    """One for each declaration that is of this file (``ownfunction.examine``). facts ``trouble``: None, or of
+    """One for each declaration that is of this file (``ownfunction.analyze``). facts ``trouble``: None, or of
     one that is unavailable the ``key`` that says so, and names that are ``near`` the one that is not there.
     """
     found = []
     returned = {one["returned"] for one in declared}
-    for one, trouble in ownfunction.examine(fds[0], declared, near):
+    for one, trouble in ownfunction.analyze(fds[0], declared, near):
         found.append(one.analysis())
         found[-1].facts["trouble"] = trouble
         for attachment in found[-1].attachments:
@@ -50,7 +50,7 @@ def begin(kind: BinaryKind, context: KindContext) -> Iterable[Source]:
     source, _ = limiters(context)
     for one in kept:
         if one.wrong:
-            _tell(one, context.targets)
+            _report(one, context.targets)
     found = functions(kept)
     for program in dict.fromkeys(one.program for one in found):
         _watch(program, [one for one in found if one.program == program], source.found, context.targets)
@@ -63,26 +63,28 @@ def declares(targets: Targets, path: str) -> bool:
 
 
 def _watch(program: str, found: list[OwnFunction], opens: Found, targets: Targets) -> None:
-    from agent.limiters.functions.seen import asked, own_name
+    from agent.limiters.functions.seen import arguments_of, own_name
     from agent.limiters.functions.settings import glob, is_shared, matches
 
     shared, known = is_shared(found[0]), seen()
-    declared = [asked(one, known[own_name(one.name)].functions[0], shared) for one in found]
-    asks = Ask(NAME, opens, "limiter", {"declared": declared}, wanted=partial(matches, found[0]))
+    declared = [arguments_of(one, known[own_name(one.name)].functions[0], shared) for one in found]
+    asks = ProbeRequest(NAME, opens, "limiter", {"declared": declared}, wanted=partial(matches, found[0]))
     if shared:
         targets.library(glob(program.rpartition("/")[2]).encode(), asks)
     else:
         targets.exe(asks)
 
 
-def _tell(one: FunctionSettings, targets: Targets) -> None:
-    say(
+def _report(one: FunctionSettings, targets: Targets) -> None:
+    log_message(
         f"tickscope: {one.where}: {one.wrong}: {one.name} is not watched"
         + (f"\n  try: {one.remedy}" if one.remedy else ""),
         WARNING,
         event="misdeclared",
     )
-    targets.unseen.tell(Unseen(f"limiter:{one.name}", one.where, "unavailable", one.wrong, one.remedy))
+    targets.unprobed_programs.report(
+        UnprobedProgram(f"limiter:{one.name}", one.where, "unavailable", one.wrong, one.remedy)
+    )
 
 
 KIND = BinaryKind(name=NAME, family="limiter", analyze=analyze, begin=begin)

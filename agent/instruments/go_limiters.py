@@ -13,7 +13,7 @@ from agent.binaries.contract import Analysis
 from agent.errors import printable
 from agent.instruments.declared_functions import declares
 from agent.instruments.kind import BinaryKind, KindContext
-from agent.targets.asked import Ask
+from agent.targets.asked import ProbeRequest
 
 if TYPE_CHECKING:
     from agent.contracts import Source
@@ -25,7 +25,7 @@ _REMEDY = "declare its function in limiter_functions, or have it send its decisi
 
 def analyze(fds: list[int], shared: bool = False) -> list[Analysis]:
     """One for each library, and one for all limiter packages that are not probed. shared: of a shared library."""
-    found = gofacts.examine(fds[0])
+    found = gofacts.analyze(fds[0])
     if found is None:
         return []
     if shared:
@@ -54,7 +54,7 @@ def begin(kind: BinaryKind, context: KindContext) -> Iterable[Source]:
 
     source, sources = limiters(context)
     kind.watch(context.targets, source.found)
-    others = Ask(
+    others = ProbeRequest(
         kind.name,
         source.found,
         kind.family,

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 from agent.binaries.analyses import discover
 from agent.binaries.contract import Analysis, Analyzer, Instance
 from agent.kernel.probe import Parts, Probe, Program
-from agent.targets.asked import Ask
+from agent.targets.asked import ProbeRequest
 
 if TYPE_CHECKING:
     from agent.contracts import Source
+    from agent.kernel.kernel_source import KernelSource
     from agent.kernel.load import Family
-    from agent.kernel.source import KernelSource
     from agent.kernel.steps import Steps
     from agent.targets.asked import Found, Target
     from agent.targets.attacher import Attacher
     from agent.targets.targets import Targets
-    from agent.targets.unseen import UnseenPrograms
+    from agent.targets.unprobed import UnprobedPrograms
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class BinaryKind:
 
     name: of the kind and its analyzer; family: whose BPF programs its attachments name. libraries: which shared
     libraries, a regular expression of whole file names; executables: whether every executable is analyzed; arguments,
-    names, first, companion: as in ``Ask``.
+    names, first, companion: as in ``ProbeRequest``.
     programs, sources: BPF programs that the family has only for this kind, and their C files in bpf/, behind the
     family's own.
     begin: asks for its files and opens instances in another way than ``Uprobes`` does; returns sources.
@@ -69,10 +69,10 @@ class BinaryKind:
         """
         arguments = dict(self.arguments)
         if self.libraries:
-            ask = Ask(self.name, found, self.family, arguments, self.companion, self.names, self.first)
+            ask = ProbeRequest(self.name, found, self.family, arguments, self.companion, self.names, self.first)
             targets.library(self.libraries, ask)
         if self.executables:
-            targets.exe(Ask(self.name, found, self.family, arguments | of_executables))
+            targets.exe(ProbeRequest(self.name, found, self.family, arguments | of_executables))
 
 
 def extended(probe: Probe) -> Probe:
@@ -94,14 +94,16 @@ def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targe
             if kind.begin is not None:
                 sources += kind.begin(kind, context)
             else:
-                kind.watch(context.targets, Uprobes(context.family, context.helper, context.targets.unseen).found)
+                kind.watch(
+                    context.targets, Uprobes(context.family, context.helper, context.targets.unprobed_programs).found
+                )
     return sources
 
 
 class Uprobes:
     """Opens instances of a family's kinds. Subclasses prepare the kernel's side for a file."""
 
-    def __init__(self, family: Family, helper: Attacher, unseen: UnseenPrograms) -> None:
+    def __init__(self, family: Family, helper: Attacher, unseen: UnprobedPrograms) -> None:
         self._family, self._helper, self._unseen = family, helper, unseen
 
     def found(self, target: Target, analysis: Analysis) -> Steps[Instance | None]:
@@ -109,7 +111,7 @@ class Uprobes:
         nothing attached.
         """
         if analysis.state == "unavailable":
-            return Attached((), tell(self._unseen, target, analysis, self._family.probe.name))
+            return Attached((), render(self._unseen, target, analysis, self._family.probe.name))
         programs = self._family.programs
         attachments = [one for one in analysis.attachments if one.offsets and one.program in programs]
         if not attachments:
@@ -126,7 +128,7 @@ class Uprobes:
             raise
         if analysis.state == "attached":
             return Attached(links, undo)
-        return Attached(links, undo, tell(self._unseen, target, analysis, self._family.probe.name))
+        return Attached(links, undo, render(self._unseen, target, analysis, self._family.probe.name))
 
     def prepare(self, target: Target, analysis: Analysis) -> Callable[[], object]:
         """Before the first attachment; returns what undoes it. Raises OSError."""
@@ -149,7 +151,7 @@ class Attached:
             one()
 
 
-def tell(unseen: UnseenPrograms, target: Target, analysis: Analysis, family: str) -> Callable[[], object]:
+def render(unseen: UnprobedPrograms, target: Target, analysis: Analysis, family: str) -> Callable[[], object]:
     """Shows in ``status`` what is not seen of a file; returns what takes that back."""
-    said = analysis.state, analysis.reason, analysis.remedy
-    return unseen.of(analysis.probe or family, target.path, target.owner, *said)
+    output = analysis.state, analysis.reason, analysis.remedy
+    return unseen.of(analysis.probe or family, target.path, target.owner, *output)

@@ -34,7 +34,7 @@ class Handshakes(Uprobes):
 
     def __init__(self, context: KindContext) -> None:
         family, dtype = context.family, context.kernel.loaded.wire.dtype
-        super().__init__(family, context.helper, context.targets.unseen)
+        super().__init__(family, context.helper, context.targets.unprobed_programs)
         self._decode = family.probe.rings[0].decode
         self._event = dtype("tls_event")
         self._opened = bpf.HashMap(family.maps["tls_opened"], dtype("tls_key"), dtype("tls_open"))

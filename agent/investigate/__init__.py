@@ -1,1 +1,1 @@
-"""Closer looks: what is attached for seconds while something is wrong, to the processes concerned."""
+"""On-demand profiles: what is attached for seconds while something is wrong, to the processes concerned."""

@@ -15,13 +15,13 @@ from agent.common.fairness import UpperBound
 
 SECOND = 1_000_000_000
 #: Of one look; of ``calls``, whose tracepoints put every call of every process on the slow path.
-LOOK_NS, CALLS_NS = 3 * SECOND, SECOND
+PROFILE_NS, CALLS_NS = 3 * SECOND, SECOND
 #: Less is no look.
 LEAST_NS = SECOND
 #: Of one episode of a symptom: a look, and a shorter one later.
 EPISODE_NS = 5 * SECOND
 #: Until a process is looked at again; twice as long each time, until it was well for ``FORGET_NS``.
-REST_NS, LONGEST_REST_NS, FORGET_NS = 20 * SECOND, 640 * SECOND, 3600 * SECOND
+PAUSE_NS, LONGEST_PAUSE_NS, FORGET_NS = 20 * SECOND, 640 * SECOND, 3600 * SECOND
 #: Of the time, all looks together; what they may take at once after a pause.
 SHARE, MOST_NS = 0.10, 20 * SECOND
 #: Processes and episodes that are remembered.
@@ -31,7 +31,7 @@ BOUNDS = (
     UpperBound(
         "findings",
         "on-demand profile of a process",
-        LOOK_NS / 1e9,
+        PROFILE_NS / 1e9,
         "ends",
         "`investigation`",
         "s",
@@ -48,7 +48,7 @@ BOUNDS = (
     UpperBound(
         "findings",
         "time until the same process is profiled again",
-        f"{REST_NS / 1e9:g} s, twice as long each time up to {LONGEST_REST_NS / 1e9:g} s",
+        f"{PAUSE_NS / 1e9:g} s, twice as long each time up to {LONGEST_PAUSE_NS / 1e9:g} s",
         "not profiled",
         "`investigation`",
     ),
@@ -56,7 +56,7 @@ BOUNDS = (
 
 _HELD_UP = ("oncpu", "offcpu", "block", "contention", "reclaim", "calls")
 _CONNECTING = ("synack", "contention", "offcpu")
-_LOOKS = {
+_FAMILIES = {
     "decision_latency": _HELD_UP,
     "service_latency": _HELD_UP,
     "blocked_time": _HELD_UP,
@@ -74,14 +74,14 @@ _LOOKS = {
 }
 
 
-def looked_at(symptom: str) -> tuple[str, ...]:
+def families_of(symptom: str) -> tuple[str, ...]:
     """The families that may show why, in the order in which they are attached; none where a look shows nothing that is
     not known.
     """
-    return _LOOKS.get(symptom, ())
+    return _FAMILIES.get(symptom, ())
 
 
-class LookedAt(NamedTuple):
+class ProfiledProcess(NamedTuple):
     """start_tick: when it started, in units of 10 ms."""
 
     pid: int
@@ -95,18 +95,18 @@ class ProfileBudget:
         self.spent_ns = 0
         self.refused: dict[str, int] = {}
         self._time = fairness.Budget(SHARE * SECOND, MOST_NS)
-        self._rests: dict[LookedAt, tuple[int, int]] = {}  # until when; how long the next one is
+        self._pauses: dict[ProfiledProcess, tuple[int, int]] = {}  # until when; how long the next one is
         self._episodes: dict[Hashable, int] = {}
         self._refused: dict[Hashable, None] = {}
 
-    def rests(self, process: LookedAt, now_ns: int) -> bool:
+    def pausing(self, process: ProfiledProcess, now_ns: int) -> bool:
         """Whether it was looked at not long ago."""
-        return now_ns < self._rests.get(process, (0, 0))[0]
+        return now_ns < self._pauses.get(process, (0, 0))[0]
 
-    def grant(self, episode: Hashable, process: LookedAt, uid: int, now_ns: int) -> int:
+    def grant(self, episode: Hashable, process: ProfiledProcess, uid: int, now_ns: int) -> int:
         """For how long this process may be looked at now, ns; 0 for not at all."""
-        left = min(EPISODE_NS - self._episodes.get(episode, 0), LOOK_NS)
-        if self.rests(process, now_ns) or left < LEAST_NS:
+        left = min(EPISODE_NS - self._episodes.get(episode, 0), PROFILE_NS)
+        if self.pausing(process, now_ns) or left < LEAST_NS:
             return 0
         left = min(left, int(self._time.left(uid, now_ns)))
         if left < LEAST_NS:
@@ -122,16 +122,16 @@ class ProfileBudget:
         if len(self._refused) > REMEMBERED:
             self._refused.pop(next(iter(self._refused)))
 
-    def spend(self, episode: Hashable, process: LookedAt, uid: int, ns: int, now_ns: int, begins: bool) -> None:
+    def spend(self, episode: Hashable, process: ProfiledProcess, uid: int, ns: int, now_ns: int, begins: bool) -> None:
         """Takes what a look at this process takes. begins: it is not one more of a look that goes on, whose time is
         spent already.
         """
         self._time.spend(uid, ns, now_ns, of_all=begins)
         self.spent_ns += ns if begins else 0
         self._episodes[episode] = max(self._episodes.pop(episode, 0), 0) + ns
-        until_ns, rest_ns = self._rests.pop(process, (now_ns, REST_NS))
-        rest_ns = REST_NS if now_ns - until_ns > FORGET_NS else rest_ns
-        self._rests[process] = now_ns + ns + rest_ns, min(2 * rest_ns, LONGEST_REST_NS)
-        for kept in (self._rests, self._episodes):
+        until_ns, pause_ns = self._pauses.pop(process, (now_ns, PAUSE_NS))
+        pause_ns = PAUSE_NS if now_ns - until_ns > FORGET_NS else pause_ns
+        self._pauses[process] = now_ns + ns + pause_ns, min(2 * pause_ns, LONGEST_PAUSE_NS)
+        for kept in (self._pauses, self._episodes):
             while len(kept) > REMEMBERED:
                 kept.pop(next(iter(kept)))  # type: ignore[call-overload]

@@ -1,5 +1,5 @@
-"""Finds the names of the functions on stacks: in steps, since files that others made are read by the examiner alone,
-opened by the helper.
+"""Finds the names of the functions on stacks: in steps, since files that others made are read by the ELF analyzer
+alone, opened by the helper.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from agent.investigate.stacks import CodePlace, places
 from agent.kernel.helper_client import Helper
 from agent.kernel.limits import MAPS_BYTES
 from agent.kernel.steps import Steps
-from agent.targets.analyst import Analyst, Unexamined
+from agent.targets.analyzer_pool import AnalysisFailed, AnalyzerPool
 
 #: Files of one process whose symbols are read; addresses of one question.
 FILES, MOST = 8, 512
@@ -35,10 +35,10 @@ class StackNames:
 class Naming:
     """kallsyms: a descriptor of /proc/kallsyms, opened by root; -1 where there is none."""
 
-    def __init__(self, helper: Helper, analyst: Analyst, kallsyms: int) -> None:
-        self._helper, self._analyst, self._kallsyms = helper, analyst, kallsyms
+    def __init__(self, helper: Helper, analyzers: AnalyzerPool, kallsyms: int) -> None:
+        self._helper, self._analyzers, self._kallsyms = helper, analyzers, kallsyms
 
-    def asked(
+    def names_of(
         self, kernel: Iterable[int], user: Mapping[int, Iterable[int]], switched: Mapping[int, set[int]]
     ) -> Steps[StackNames]:
         """kernel: addresses; user: by process; switched: threads by process that were switched meanwhile, of those
@@ -50,9 +50,9 @@ class Naming:
         wanted = sorted(set(kernel))[:MOST]
         if wanted and self._kallsyms >= 0:
             try:
-                found = yield self._analyst.examining("kernel functions at", [self._kallsyms], addresses=wanted)
+                found = yield self._analyzers.analyze("kernel functions at", [self._kallsyms], addresses=wanted)
                 out.kernel = dict(zip(wanted, found, strict=True))
-            except (OSError, Unexamined) as error:
+            except (OSError, AnalysisFailed) as error:
                 out.reasons.append(f"kernel symbols: {error}")
         for pid, addresses in user.items():
             try:
@@ -93,11 +93,11 @@ class Naming:
                 out.reasons.append(f"{path}: {error.strerror or error}")
                 continue
             try:
-                names = yield self._analyst.examining(
+                names = yield self._analyzers.analyze(
                     "functions at", [fd], offsets=[place.offset for place in its.values()]
                 )
                 out.user[pid].update(zip(its, names, strict=True))
-            except (OSError, Unexamined) as error:
+            except (OSError, AnalysisFailed) as error:
                 out.reasons.append(f"{path}: {error}")
             finally:
                 os.close(fd)

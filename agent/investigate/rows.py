@@ -10,8 +10,8 @@ import numpy as np
 from agent.batch import Batch
 from agent.columns import NULL_I64, fitted
 from agent.investigate.asleep import Asleep
-from agent.investigate.look import Counted
-from agent.investigate.owing import OwingThread
+from agent.investigate.pending_thread import PendingThread
+from agent.investigate.profile import Counted
 from agent.kernel.wire import decode
 from agent.probes.syscalls import classes, names
 from agent.tables import TABLES
@@ -92,7 +92,7 @@ def _longest(chosen: np.ndarray, ns: np.ndarray, most: int) -> np.ndarray:
 def off_cpu(
     keys: np.ndarray,
     values: np.ndarray,
-    asleep: Sequence[Asleep | OwingThread],
+    asleep: Sequence[Asleep | PendingThread],
     interval_ns: dict[int, int],
     who: dict[int, np.void],
     named: FrameNames,
@@ -241,14 +241,14 @@ def all_of(
     counted: Counted,
     until_ns: int,
     who: dict[int, np.void],
-    looks: dict[int, tuple[str, int]],
-    asleep: Sequence[Asleep | OwingThread],
+    profiles: dict[int, tuple[str, int]],
+    asleep: Sequence[Asleep | PendingThread],
     named: FrameNames,
 ) -> Iterator[Batch]:
     """A batch a table, of those in which there is something. looks: as for ``marked``."""
     maps, took = counted.maps, counted.interval_ns
     if "offcpu_sums" in maps:
-        each = {pid: max(1, took["offcpu"] - later_ns) for pid, (_, later_ns) in looks.items()}
+        each = {pid: max(1, took["offcpu"] - later_ns) for pid, (_, later_ns) in profiles.items()}
         yield off_cpu(*gone(counted, until_ns, who), asleep, each, who, named)
     made: dict[str, Callable[[np.ndarray, np.ndarray], Batch]] = {
         "contention": lambda keys, values: lock_contention(keys, values, named),
@@ -264,7 +264,7 @@ def all_of(
         yield block_io(*maps["block_sums"], maps["block_requests"][1], until_ns, took["block"])
 
 
-def marked(batch: Batch, counted: Counted, looks: dict[int, tuple[str, int]], t_ns: int) -> Batch:
+def marked(batch: Batch, counted: Counted, profiles: dict[int, tuple[str, int]], t_ns: int) -> Batch:
     """With the looks that the rows are of: by process, (name, how much later than the first it began, ns). What is of
     no process that was looked at is the first one's.
     """
@@ -277,9 +277,9 @@ def marked(batch: Batch, counted: Counted, looks: dict[int, tuple[str, int]], t_
         "syn_ack": "synack",
         "syscall_latency": "calls",
     }[batch.table]
-    first = next(iter(looks.values()))
+    first = next(iter(profiles.values()))
     pids = batch.rows["pid"].tolist() if "pid" in (batch.rows.dtype.names or ()) else [0] * len(batch.rows)
-    its = [looks.get(pid, first) for pid in pids]
+    its = [profiles.get(pid, first) for pid in pids]
     batch.rows["t_ns"], batch.rows["investigation"] = t_ns, [name.encode() for name, _ in its]
     attached = [max(1, counted.interval_ns[family] - later_ns) for _, later_ns in its]
     batch.rows["interval_ns"] = np.where(batch.rows["interval_ns"] > 0, batch.rows["interval_ns"], attached)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-#: Of a stack's text (agent/tables/looks.py).
+#: Of a stack's text (agent/tables/profiles.py).
 KERNEL_BYTES, USER_BYTES = 512, 768
 #: What tracing itself, and every switch, has on top.
 _OURS = re.compile(

@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from agent.investigate.investigator import Investigator
 from agent.investigate.naming import Naming
-from agent.investigate.source import Investigator
 
 if TYPE_CHECKING:
-    from agent.correlate.troubles import Trouble
+    from agent.correlate.in_progress import ActiveEpisode
     from agent.kernel.helper_client import Helper
-    from agent.kernel.source import KernelSource
+    from agent.kernel.kernel_source import KernelSource
     from agent.targets.targets import Targets
 
 
@@ -27,12 +27,16 @@ def kernel_symbols(wanted: bool) -> int:
 
 
 def investigator(
-    kernel: KernelSource, helper: Helper, targets: Targets, kallsyms: int, troubles: Callable[[], list[Trouble]]
+    kernel: KernelSource,
+    helper: Helper,
+    targets: Targets,
+    kallsyms: int,
+    active_episodes: Callable[[], list[ActiveEpisode]],
 ) -> Investigator | None:
     """None where no family of it is there."""
-    families = {n: f for n, f in kernel.loaded.families.items() if f.probe.closer and f.programs}
+    families = {n: f for n, f in kernel.loaded.families.items() if f.probe.profiling and f.programs}
     return (
-        Investigator(kernel, helper, families, Naming(helper, targets.analyst, kallsyms), troubles)
+        Investigator(kernel, helper, families, Naming(helper, targets.analyzers, kallsyms), active_episodes)
         if families
         else None
     )

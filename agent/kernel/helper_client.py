@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from agent.common.fairness import UpperBound
 from agent.kernel import helper
 from agent.kernel.detach import close_aside
-from agent.kernel.steps import Done, HeldUpError, Steps, Wait, at_once
+from agent.kernel.steps import BlockedError, Done, Steps, Wait, at_once
 from agent.posix.child import Child
 from agent.posix.supervisor import Forked, Supervised, how
 
@@ -71,7 +71,7 @@ class Helper:
     deadlines that passed.
 
     ``took_s``: how long it worked for the last answer.
-    Waits are resumed with descriptors or OSError: TimeoutError of a deadline, HeldUpError behind one, BrokenPipeError
+    Waits are resumed with descriptors or OSError: TimeoutError of a deadline, BlockedError behind one, BrokenPipeError
     of a helper that is gone.
     """
 
@@ -103,7 +103,7 @@ class Helper:
         name = os.fsencode(what)
         if len(name) > 255:
             return _failing(OSError(errno.ENAMETOOLONG, what))
-        return self._asking(_Request(helper.OPEN_PROC, pid, name), lambda fds: fds[0])
+        return self._send_request(_Request(helper.OPEN_PROC, pid, name), lambda fds: fds[0])
 
     def attaching(
         self, program_fd: int, file_fd: int, offsets: list[int], ret: bool = False, pid: int = 0
@@ -118,7 +118,7 @@ class Helper:
                 request = _Request(
                     helper.ATTACH_UPROBE, pid, offsets=part, flags=helper.RETURN_PROBE * ret, fds=[program_fd, file_fd]
                 )
-                links += yield self._asking(request, lambda fds: fds)
+                links += yield self._send_request(request, lambda fds: fds)
         except OSError:
             close_aside(links)
             raise
@@ -128,7 +128,7 @@ class Helper:
         """A digest of the first file's content and of parts of the others': equal for copies. OSError where it is too
         large, or cannot be read.
         """
-        return self._asking(_Request(helper.DIGEST, fds=fds), lambda digest: digest)
+        return self._send_request(_Request(helper.DIGEST, fds=fds), lambda digest: digest)
 
     def attach_raw_tracepoints(self, program_fds: list[int], names: list[str]) -> list[int]:
         """Attaches programs to tracepoints that may be asked for (each to its own, where the name is empty), all of
@@ -174,7 +174,7 @@ class Helper:
         self.child.close(kill=True)
         self._sock.close()
 
-    def _asking(self, request: _Request, value: Callable[[Any], object]) -> Wait:
+    def _send_request(self, request: _Request, value: Callable[[Any], object]) -> Wait:
         def wait(done: Done) -> None:
             refusal = self._refusal()
             if refusal is not None:
@@ -188,7 +188,7 @@ class Helper:
     def _refusal(self) -> OSError | None:
         if not self.alive:
             return BrokenPipeError(errno.EPIPE, "the helper is gone")
-        return HeldUpError(errno.ETIMEDOUT, "the helper does not answer") if self.silent else None
+        return BlockedError(errno.ETIMEDOUT, "the helper does not answer") if self.silent else None
 
     def _send_next(self) -> None:
         while self._queue and self._sent is None and not self.silent and not self._answers:
@@ -247,7 +247,7 @@ class Helper:
         sent, self._sent = self._sent, None
         if sent is not None:
             sent.done(None, TimeoutError(errno.ETIMEDOUT, f"the helper did not answer within {DEADLINE_S:.0f} s"))
-        self._fail_all(lambda: HeldUpError(errno.ETIMEDOUT, "the helper does not answer"))
+        self._fail_all(lambda: BlockedError(errno.ETIMEDOUT, "the helper does not answer"))
 
     def _fail_all(self, error: Callable[[], OSError]) -> None:
         waiting = [self._sent.done] if self._sent is not None else []

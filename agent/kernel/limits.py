@@ -6,20 +6,20 @@ from agent.common.fairness import UpperBound
 
 #: The process that examines files: processor time and wall time a question, of its start, memory beyond its own, ends
 #: when idle, how many at a time.
-EXAMINER_CPU_S = 2
-EXAMINER_WALL_S = 10.0
-EXAMINER_START_S = 60.0
-EXAMINER_EXTRA_BYTES = 256 << 20
-EXAMINER_IDLE_S = 5.0
-EXAMINERS = 2
-EXAMINER_MAX_MESSAGE = 64 << 10
-EXAMINER_MAX_FDS = 4
+ANALYZER_CPU_S = 2
+ANALYZER_WALL_S = 10.0
+ANALYZER_START_S = 60.0
+ANALYZER_EXTRA_BYTES = 256 << 20
+ANALYZER_IDLE_S = 5.0
+ANALYZERS = 2
+ANALYZER_MAX_MESSAGE = 64 << 10
+ANALYZER_MAX_FDS = 4
 
 #: Looks at processes under way at a time, one a user; waiting ones.
-LOOKS_AT_A_TIME = 8
-LOOKS_WAITING = 4096
+SCANS_AT_A_TIME = 8
+SCANS_WAITING = 4096
 #: Beside those: looks at new roots, whose programs soon shake hands.
-ROOT_LOOKS_AT_A_TIME = 4
+ROOT_SCANS_AT_A_TIME = 4
 #: Of /proc/PID/maps, some 40,000 mappings; files of one process that are examined; times that one process may map a
 #: file that gets probes.
 MAPS_BYTES = 4 << 20
@@ -33,7 +33,7 @@ LINKER_CACHE_BYTES = 1 << 20
 #: Mounts of the host that are looked at; pause after that, and so many times as long as it took; layers of images that
 #: are known, and looked at in a second.
 MOUNTS = 4096
-MOUNTS_REST_S, MOUNTS_REST = 0.02, 9
+MOUNTS_PAUSE_S, MOUNTS_PAUSE = 0.02, 9
 LAYERS = 4096
 LAYERS_A_SECOND = 64
 #: Part of the time that looks may take, of which a user has a quarter (agent/common/fairness.py) and root is free; what
@@ -46,7 +46,7 @@ LONGEST_S = 60.0
 PROBE_SHARE = 0.5
 
 #: Programs of which `status` and `probes` tell why they are not seen; rows of probe_status about them a minute.
-PROGRAMS_TOLD = 64
+PROGRAMS_REPORTED = 64
 #: What the soft limit of descriptors is raised to, where the hard one allows it.
 MOST_DESCRIPTORS = 16384
 #: Results of examinations that are kept; times that attaching to a file is tried.
@@ -70,7 +70,7 @@ BOUNDS = (
     UpperBound(
         "programs",
         "analysis of one file",
-        f"{EXAMINER_CPU_S} s of CPU time, {EXAMINER_WALL_S:g} s in all, {EXAMINER_EXTRA_BYTES >> 20} MiB of memory",
+        f"{ANALYZER_CPU_S} s of CPU time, {ANALYZER_WALL_S:g} s in all, {ANALYZER_EXTRA_BYTES >> 20} MiB of memory",
         f"not watched; after a passing cause (busy machine, killed) tried again, up to {TRIES} times",
         "`tickscope probes`, `status` (`examining.overruns`)",
     ),
@@ -106,7 +106,7 @@ BOUNDS = (
     UpperBound(
         "programs",
         "processes waiting to be examined",
-        LOOKS_WAITING,
+        SCANS_WAITING,
         "found by the full scan (10 s)",
         "`status` (`examining.looks_dropped`)",
         shared=True,
@@ -122,7 +122,7 @@ BOUNDS = (
     UpperBound(
         "programs",
         "list of programs that are not watched",
-        PROGRAMS_TOLD,
+        PROGRAMS_REPORTED,
         "the number of the others is shown",
         "`probe_status` row `programs`, `tickscope probes`",
         shared=True,

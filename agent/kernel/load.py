@@ -37,27 +37,27 @@ class Family:
     programs: dict[str, int] = field(default_factory=dict)
     links: dict[str, int] = field(default_factory=dict)
     plan: list[dict[str, object]] = field(default_factory=list)
-    _troubles: dict[str, tuple[str, str]] = field(default_factory=dict)
+    _problems: dict[str, tuple[str, str]] = field(default_factory=dict)
     _without: tuple[str, str, str] = ("", "", "")
 
-    def trouble(self, key: str, said: str, remedy: str = "") -> None:
+    def problem(self, key: str, reason_text: str, remedy: str = "") -> None:
         """Degrades the family, for as long as ``well`` has not been said of the same key."""
-        if not self._troubles:
+        if not self._problems:
             self._without = self.state, self.reason, self.remedy
-        if self._troubles.get(key) != (said, remedy):
-            self._troubles[key] = said, remedy
+        if self._problems.get(key) != (reason_text, remedy):
+            self._problems[key] = reason_text, remedy
             self._settle()
 
     def well(self, key: str) -> None:
         """The trouble of that key, if there was one, is over."""
-        if self._troubles.pop(key, None) is not None:
+        if self._problems.pop(key, None) is not None:
             self._settle()
 
     def _settle(self) -> None:
         state, reason, remedy = self._without
-        self.state = "degraded" if self._troubles and state == "attached" else state
-        self.reason = "; ".join(filter(None, (reason, *(said for said, _ in self._troubles.values()))))
-        self.remedy = remedy or next((r for _, r in self._troubles.values() if r), "")
+        self.state = "degraded" if self._problems and state == "attached" else state
+        self.reason = "; ".join(filter(None, (reason, *(reason_text for reason_text, _ in self._problems.values()))))
+        self.remedy = remedy or next((r for _, r in self._problems.values() if r), "")
 
 
 @dataclass

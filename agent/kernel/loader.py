@@ -67,14 +67,14 @@ class Captured:
 def _why(error: Exception, log: str) -> str:
     """The line of a compiler or verifier log that says what is wrong."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    telling = [line for line in lines if "error:" in line]
-    if not telling:
-        telling = [
+    informative = [line for line in lines if "error:" in line]
+    if not informative:
+        informative = [
             line
             for line in lines
             if not line.startswith(("processed", "HINT", "bpf:", "verification time", "stack depth"))
         ]
-    detail = (telling[0] if "error:" in "".join(telling[:1]) else telling[-1]) if telling else ""
+    detail = (informative[0] if "error:" in "".join(informative[:1]) else informative[-1]) if informative else ""
     return f"{error}: {detail}"[:_TAIL] if detail else str(error)[:_TAIL]
 
 
@@ -96,7 +96,7 @@ def load_program(code: bytes, name: str, kind: int, attach_type: int = 0, btf_id
     is the kernel function's.
     """
     instructions, licence = ct.create_string_buffer(code, len(code)), ct.create_string_buffer(b"GPL")
-    refused, said = OSError(), ""
+    refused, output = OSError(), ""
     for log_bytes in (0, 1 << 18):  # it is asked to explain itself where it refuses: that costs time
         log = ct.create_string_buffer(log_bytes)
         head = struct.pack(
@@ -114,8 +114,8 @@ def load_program(code: bytes, name: str, kind: int, attach_type: int = 0, btf_id
                 _PROG_LOAD, head + struct.pack("<II16sII36xI", 0, 0, name.encode()[:15], 0, attach_type, btf_id)
             )
         except OSError as error:
-            refused, said = error, log.value[-4000:].decode(errors="replace")
-    raise OSError(refused.errno, _why(refused, said))
+            refused, output = error, log.value[-4000:].decode(errors="replace")
+    raise OSError(refused.errno, _why(refused, output))
 
 
 def attach_raw(program: int, target: str) -> int:
@@ -305,9 +305,9 @@ def main() -> None:
     privilege.die_with_parent(int(sys.argv[2]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's to answer
     sock = socket.socket(fileno=int(sys.argv[1]))
-    if not (asked := sock.recv(1 << 20)):
+    if not (request := sock.recv(1 << 20)):
         return  # the agent has ended meanwhile
-    job = json.loads(asked)
+    job = json.loads(request)
     os.environ["BCC_KERNEL_SOURCE"] = job["include"]
     with contextlib.suppress(ValueError):  # only kernels before 5.11 count maps against it
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

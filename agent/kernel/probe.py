@@ -117,7 +117,7 @@ class Probe:
     counts: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     text: str = ""
-    closer: bool = False
+    profiling: bool = False
     setup: Callable[..., Iterable[Source]] | None = None
     settings: type | None = None
 

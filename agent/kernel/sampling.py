@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from agent.common.clocks import boot_ns
 from agent.contracts import Due, Finishing, Pending
-from agent.kernel.source import EARLY_NS
+from agent.kernel.kernel_source import EARLY_NS
 
 if TYPE_CHECKING:
     from agent.batch import Batch
@@ -41,7 +41,7 @@ def _target(family: Family, function: str) -> str:
 def degrade(family: Family, function: str, error: OSError) -> None:
     """Says in the family's state that the program could not be attached, and what is not seen now."""
     loses = next(p.loses for p in family.probe.programs if p.function == function)
-    family.trouble(
+    family.problem(
         function,
         f"{function}: attach: {error.strerror or error} (not seen: {loses})",
         _REMEDIES.get(error.errno or 0, ""),

@@ -17,7 +17,7 @@ T = TypeVar("T")
 Steps = Generator[Wait, Any, T]
 
 
-class HeldUpError(TimeoutError):
+class BlockedError(TimeoutError):
     """Not asked for at all: somebody else's request takes too long."""
 
 

@@ -35,13 +35,13 @@ EXPECTED, DONE = 8.0, 0.30
 #: What a server did for others: whether that was late, those who asked can tell.
 SERVED = "serve"
 
-WAYS = ("slow", "failed", "refused", "missing")
+IMPACT_KINDS = ("slow", "failed", "refused", "missing")
 
 Interval = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Felt:
+class Impact:
     """One program's operation that felt it. usual, worst: durations in ns; of ``failed`` and ``refused`` shares; of
     ``missing`` operations expected and done. since, until: CLOCK_BOOTTIME.
     """
@@ -71,7 +71,11 @@ def measured(truth: Truth, ops: Mapping[tuple[str, str], Ops]) -> Truth:
     times = [(fault.start_ns, fault.end_ns) for fault in truth.faults]
     free = quiet(truth.from_ns, truth.until_ns, times)
     effects = [
-        [f.to_json() for f in felt(ops, time, free) if f.program in fault.reach and f.how in (fault.ways or WAYS)]
+        [
+            f.to_json()
+            for f in impacts(ops, time, free)
+            if f.program in fault.reach and f.how in (fault.ways or IMPACT_KINDS)
+        ]
         for fault, time in zip(truth.faults, times, strict=True)
     ]
     return replace(
@@ -79,12 +83,14 @@ def measured(truth: Truth, ops: Mapping[tuple[str, str], Ops]) -> Truth:
     )
 
 
-def felt(ops: Mapping[tuple[str, str], Ops], fault: Interval, free: Sequence[Interval]) -> list[Felt]:
+def impacts(ops: Mapping[tuple[str, str], Ops], fault: Interval, free: Sequence[Interval]) -> list[Impact]:
     """Who felt it, and how. free: the quiet times of the sitting."""
-    return [f for (program, op), of in sorted(ops.items()) if op != SERVED for f in _felt(program, op, of, fault, free)]
+    return [
+        f for (program, op), of in sorted(ops.items()) if op != SERVED for f in _impacts(program, op, of, fault, free)
+    ]
 
 
-def _felt(program: str, op: str, ops: Ops, fault: Interval, free: Sequence[Interval]) -> list[Felt]:
+def _impacts(program: str, op: str, ops: Ops, fault: Interval, free: Sequence[Interval]) -> list[Impact]:
     start, end = ops.rows["start_ns"], ops.end_ns
     usual = np.zeros(len(start), np.bool_)
     for begin, stop in free:
@@ -98,7 +104,7 @@ def _felt(program: str, op: str, ops: Ops, fault: Interval, free: Sequence[Inter
 
     def add(how: str, mask: np.ndarray, base: float, worst: float) -> None:
         found.append(
-            Felt(
+            Impact(
                 program,
                 op,
                 how,
@@ -131,5 +137,5 @@ def _felt(program: str, op: str, ops: Ops, fault: Interval, free: Sequence[Inter
     expected = float(np.count_nonzero(usual) / span * (fault[1] - fault[0]))
     done = int(np.count_nonzero((end >= fault[0]) & (end <= fault[1])))
     if expected >= EXPECTED and done < DONE * expected:
-        found.append(Felt(program, op, "missing", round(expected, 1), float(done), done, fault[0], fault[1]))
+        found.append(Impact(program, op, "missing", round(expected, 1), float(done), done, fault[0], fault[1]))
     return found

@@ -26,7 +26,7 @@ Row = Mapping[str, Any]
 
 
 @dataclass
-class Told:
+class Reported:
     """One finding. states: (when it was told, its row), in that order."""
 
     states: list[tuple[int, Row]] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Judgement:
     """One fault and the findings that speak of it, the surest first."""
 
     fault: Done
-    told: list[Told] = field(default_factory=list)
+    reported: list[Reported] = field(default_factory=list)
 
     @property
     def counts(self) -> bool:
@@ -61,10 +61,10 @@ class Judgement:
         return bool(self.fault.effect) and bool(self.fault.right)
 
 
-def by_finding(states: Iterable[tuple[int, Row]]) -> list[Told]:
-    found: dict[str, Told] = {}
+def by_finding(states: Iterable[tuple[int, Row]]) -> list[Reported]:
+    found: dict[str, Reported] = {}
     for t_ns, row in states:
-        found.setdefault(row["finding_id"], Told()).states.append((t_ns, row))
+        found.setdefault(row["finding_id"], Reported()).states.append((t_ns, row))
     return list(found.values())
 
 
@@ -81,9 +81,9 @@ def names(truth: Truth, programs: Iterable[str]) -> list[str]:
     return found
 
 
-def concerns(told: Told, fault: Done, truth: Truth) -> bool:
+def concerns(reported: Reported, fault: Done, truth: Truth) -> bool:
     """Whether it names a victim of the fault, or its culprit."""
-    return _named(told.text, fault, truth)
+    return _named(reported.text, fault, truth)
 
 
 def _named(text: str, fault: Done, truth: Truth) -> bool:
@@ -103,9 +103,9 @@ def cause_right(row: Row, fault: Done) -> bool:
     return any(row["cause"] == right["cause"] for right in fault.right)
 
 
-def fully_right(told: Told, fault: Done, truth: Truth) -> bool:
-    return _named(str(told.last["subject"]), fault, truth) and any(
-        _agrees(told.last, right, fault.culprit) for right in fault.right
+def fully_right(reported: Reported, fault: Done, truth: Truth) -> bool:
+    return _named(str(reported.last["subject"]), fault, truth) and any(
+        _agrees(reported.last, right, fault.culprit) for right in fault.right
     )
 
 
@@ -119,13 +119,13 @@ def _agrees(row: Row, right: Row, culprit: Row) -> bool:
     return by_process or by_object
 
 
-def judge(truth: Truth, told: Sequence[Told]) -> tuple[list[Judgement], list[Told]]:
+def judge(truth: Truth, reported: Sequence[Reported]) -> tuple[list[Judgement], list[Reported]]:
     """(each fault's verdict, findings that speak of no fault). Findings that began before the warm-up was over are left
     out.
     """
     verdicts = [Judgement(fault) for fault in truth.faults]
-    stray: list[Told] = []
-    for one in told:
+    stray: list[Reported] = []
+    for one in reported:
         if one.last["start_ns"] < truth.from_ns - EARLY_NS:
             continue
         near = (
@@ -134,9 +134,9 @@ def judge(truth: Truth, told: Sequence[Told]) -> tuple[list[Judgement], list[Tol
             else []
         )
         near.sort(key=lambda v: (not concerns(one, v.fault, truth), not cause_right(one.last, v.fault), not v.counts))
-        (near[0].told if near else stray).append(one)
+        (near[0].reported if near else stray).append(one)
     for verdict in verdicts:
-        verdict.told.sort(key=lambda t: (-float(t.last["confidence"] or 0), t.states[0][0]))
+        verdict.reported.sort(key=lambda t: (-float(t.last["confidence"] or 0), t.states[0][0]))
     return verdicts, stray
 
 

@@ -28,26 +28,26 @@ def _load(stage: Stage, chance: random.Random) -> str:
     """A burst or a lull of visitors and orders, between half and one and a half times as many."""
     factor = chance.uniform(0.5, 1.5)
     for name in {"visitors", "producer"} & set(stage.programs):
-        stage.crew.tell(name, per_s=stage.programs[name].settings["per_s"] * factor)
+        stage.processes.set_settings(name, per_s=stage.programs[name].settings["per_s"] * factor)
     return f"load x {factor:.2f}"
 
 
 def _reload(stage: Stage, _chance: random.Random) -> str:
-    os.kill(stage.crew.members["nginx"].pid, signal.SIGHUP)
+    os.kill(stage.processes.members["nginx"].pid, signal.SIGHUP)
     return "reload of nginx"
 
 
 def _rolling(stage: Stage, chance: random.Random) -> str:
     """A restart, as a deploy does it."""
     name = chance.choice([name for name in RESTARTED if name in stage.programs])
-    stage.crew.restart(name)
+    stage.processes.restart(name)
     return f"restart of {name}"
 
 
 def _scale(stage: Stage, chance: random.Random) -> str:
     """A second process of a limiter comes, decides beside the first, and goes again."""
     program, seconds = stage.programs["api-redis"], chance.uniform(4.0, 12.0)
-    run = Run(program, stage.crew.members[program.name].directory, stage.shared, stage.intake)
+    run = Run(program, stage.processes.members[program.name].directory, stage.shared, stage.intake)
     run.settings["per_s"] = 6.0
 
     def replica() -> None:
@@ -55,7 +55,7 @@ def _scale(stage: Stage, chance: random.Random) -> str:
         signal.setitimer(signal.ITIMER_REAL, seconds)
         program.body(run)
 
-    stage.crew.fork(replica, GUESTS, program.space, f"lab-{program.name}", root=False)
+    stage.processes.fork(replica, GUESTS, program.space, f"lab-{program.name}", root=False)
     return f"one more {program.name} for {seconds:.0f} s"
 
 
@@ -70,7 +70,7 @@ def _cron(stage: Stage, chance: random.Random) -> str:
             data = zlib.compress(os.urandom(1 << 16))
             place.write_bytes(data)
 
-    stage.crew.fork(job, GUESTS, "node", "lab-cron", root=False)
+    stage.processes.fork(job, GUESTS, "node", "lab-cron", root=False)
     return f"a job of {seconds:.1f} s"
 
 
@@ -91,7 +91,7 @@ def _build(stage: Stage, chance: random.Random) -> str:
                 os.fsync(file.fileno())
             made.rename(made.with_suffix(".pyc"))
 
-    stage.crew.fork(build, GUESTS, "node", "lab-build", root=False)
+    stage.processes.fork(build, GUESTS, "node", "lab-build", root=False)
     return f"a build of {len(some)} files"
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agent.errors import AgentError
-from agent.lab.stage.crew import wait_for
+from agent.lab.stage.processes import wait_for
 from agent.lab.stage.stage import Stage
 
 READY_S, STOP_S = 60.0, 20.0
@@ -48,13 +48,13 @@ class Observer:
             )
             or self._agent.poll() is not None
         ):
-            raise AgentError("the laboratory's agent did not start", why=self._told())
+            raise AgentError("the laboratory's agent did not start", why=self._stderr_text())
         self._recorder = self._start("record", "-o", str(recording), "--store", str(self._store))
         if (
             not wait_for(lambda: recording.exists() or self._recorder.poll() is not None, READY_S * patience)
             or not recording.exists()
         ):
-            raise AgentError("the laboratory's recorder did not start", why=self._told())
+            raise AgentError("the laboratory's recorder did not start", why=self._stderr_text())
 
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """A verb, in the node's network namespace and the run's cgroups, so that the janitor ends it as it ends the
@@ -77,7 +77,7 @@ class Observer:
         """Raises AgentError where either has ended."""
         for process, what in ((self._agent, "agent"), (self._recorder, "recorder")):
             if process.poll() is not None:
-                raise AgentError(f"the laboratory's {what} ended early", why=self._told())
+                raise AgentError(f"the laboratory's {what} ended early", why=self._stderr_text())
 
     def stop(self) -> str:
         """Completes the recording. In words where the agent did not end in time: it is killed with the rest. Raises
@@ -87,15 +87,15 @@ class Observer:
         try:
             self._recorder.wait(self._stop_s)
         except subprocess.TimeoutExpired as error:
-            raise AgentError("the laboratory's recorder did not end", why=self._told()) from error
+            raise AgentError("the laboratory's recorder did not end", why=self._stderr_text()) from error
         self._agent.send_signal(signal.SIGINT)
         try:
             self._agent.wait(self._stop_s)
         except subprocess.TimeoutExpired:
             self._agent.send_signal(signal.SIGABRT)  # its log then tells where it stood (faulthandler)
             self._agent.wait()
-            return f"the agent did not end within {self._stop_s:.0f} s of SIGINT: {self._told()}"
+            return f"the agent did not end within {self._stop_s:.0f} s of SIGINT: {self._stderr_text()}"
         return ""
 
-    def _told(self) -> str:
+    def _stderr_text(self) -> str:
         return self._log.read_text().strip()[-3000:]

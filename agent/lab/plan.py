@@ -22,7 +22,7 @@ def one(kind: Kind, seed: int) -> Fault:
     return kind.draw(random.Random(f"{kind.name}/{seed}"))
 
 
-def sitting(kinds: Sequence[Kind], seed: int, faults: int, there: Mapping[str, LabProgram]) -> list[Group]:
+def session(kinds: Sequence[Kind], seed: int, faults: int, there: Mapping[str, LabProgram]) -> list[Group]:
     """Faults for one sitting: kinds in a random order, each as often as the others, give or take one; some two at once,
     where nobody of the workload (``there``) can feel both.
     """

@@ -26,7 +26,7 @@ LOG_FD = 3
 @dataclass(frozen=True)
 class LabProgram:
     """body: runs in the program's own process, which may become another program (exec). space: ``node`` or ``far``.
-    settings: what ``tell`` may change while it runs. names: by which a finding may speak of it, beside its process.
+    settings: what ``render`` may change while it runs. names: by which a finding may speak of it, beside its process.
     root: keeps root.
     """
 
@@ -81,11 +81,11 @@ class Run:
 
     def _follow(self) -> None:
         for line in sys.stdin:
-            told = json.loads(line)
-            if "files" in told:  # how many it may have open; 0: as many as it may at all
+            settings = json.loads(line)
+            if "files" in settings:  # how many it may have open; 0: as many as it may at all
                 most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-                resource.setrlimit(resource.RLIMIT_NOFILE, (told.pop("files") or most, most))
-            self.settings.update(told)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (settings.pop("files") or most, most))
+            self.settings.update(settings)
 
     def log(self, op: str, start_ns: int, outcome: str = "ok", end_ns: int | None = None) -> None:
         """One operation that ended: what, when (CLOCK_BOOTTIME), how long it took, how it ended (``ok``, ``refused``,

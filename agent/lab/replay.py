@@ -9,7 +9,7 @@ from agent.correlate.catalogue import Cause, causes
 from agent.correlate.correlator import Correlator
 from agent.correlate.replay import State, states
 from agent.errors import USAGE, AgentError
-from agent.lab.judge import Told, by_finding
+from agent.lab.judge import Reported, by_finding
 from agent.lab.score import Score
 from agent.lab.truth import FILE, RECORDING, Truth
 from agent.store.recording import Recording
@@ -18,18 +18,20 @@ from agent.tables import TABLES
 #: A sitting that is still being copied is named so.
 PART = ".part"
 #: Gets the file, and why it ends there.
-OnCut = Callable[[Path, str], None]
+OnTruncated = Callable[[Path, str], None]
 
 
-def told(recording: Path, without: Collection[str] = (), on_cut: OnCut = lambda _file, _why: None) -> list[Told]:
-    """without: names of rules that are left out. on_cut: called where the recording ends too early. Raises AgentError
-    for a foreign or damaged file, and for a rule that there is not.
+def reported(
+    recording: Path, without: Collection[str] = (), on_truncated: OnTruncated = lambda _file, _why: None
+) -> list[Reported]:
+    """without: names of rules that are left out. on_truncated: called where the recording ends too early. Raises
+    AgentError for a foreign or damaged file, and for a rule that there is not.
     """
-    correlator = Correlator(asked=_others(without))
+    correlator = Correlator(causes_to_judge=_others(without))
     read = Recording(recording)
     result = by_finding((state.t_ns, _row(state)) for state in states(correlator, read.events()))
     if read.cut:
-        on_cut(recording, read.cut)
+        on_truncated(recording, read.cut)
     return result
 
 
@@ -58,14 +60,16 @@ def _plain(value: object) -> object:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-def sittings(directory: Path) -> Iterator[Path]:
+def sessions(directory: Path) -> Iterator[Path]:
     """The directory itself, or those below it that hold a truth, in order."""
     yield from sorted(path.parent for path in directory.rglob(FILE) if path.parent.suffix != PART)
 
 
-def score(directory: Path, without: Collection[str] = (), on_cut: OnCut = lambda _file, _why: None) -> Score:
+def score(
+    directory: Path, without: Collection[str] = (), on_truncated: OnTruncated = lambda _file, _why: None
+) -> Score:
     """Raises AgentError."""
     result = Score()
-    for sitting in sittings(directory):
-        result.add(Truth.read(sitting), told(sitting / RECORDING, without, on_cut))
+    for session in sessions(directory):
+        result.add(Truth.read(session), reported(session / RECORDING, without, on_truncated))
     return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from agent.lab.judge import Told, cause_right, fully_right, judge
+from agent.lab.judge import Reported, cause_right, fully_right, judge
 from agent.lab.kind import Kind
 from agent.lab.truth import Truth
 
@@ -41,12 +41,12 @@ def catalogue(kinds: Sequence[Kind]) -> list[dict[str, Any]]:
     ]
 
 
-def injected(truth: Truth, told: Sequence[Told]) -> list[dict[str, Any]]:
+def injected(truth: Truth, reported: Sequence[Reported]) -> list[dict[str, Any]]:
     """Rows of ``lab run``: what was injected, who felt it, what was found and when."""
-    verdicts, stray = judge(truth, told)
+    verdicts, stray = judge(truth, reported)
     rows = []
     for verdict in verdicts:
-        fault, first = verdict.fault, verdict.told[0] if verdict.told else None
+        fault, first = verdict.fault, verdict.reported[0] if verdict.reported else None
         rows.append(
             {
                 "id": fault.id,

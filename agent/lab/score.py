@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from agent.lab.judge import UNKNOWN, Judgement, Told, cause_right, fully_right, judge
+from agent.lab.judge import UNKNOWN, Judgement, Reported, cause_right, fully_right, judge
 from agent.lab.truth import Truth
 
 BINS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.01)
@@ -32,15 +32,17 @@ class Tally:
 
     def add(self, verdict: Judgement, truth: Truth) -> None:
         self.faults += 1
-        if not verdict.told:
+        if not verdict.reported:
             return
         self.detected += 1
-        first = verdict.told[0]
+        first = verdict.reported[0]
         answers = {right["cause"] for right in verdict.fault.right}
         self.cause += cause_right(first.last, verdict.fault)
         self.right += fully_right(first, verdict.fault, truth)
         self.top3 += bool(answers & set(first.causes[:3]))
-        when = [t_ns for told in verdict.told for t_ns, row in told.states if cause_right(row, verdict.fault)]
+        when = [
+            t_ns for reported in verdict.reported for t_ns, row in reported.states if cause_right(row, verdict.fault)
+        ]
         if when:
             self.seconds.append((min(when) - verdict.fault.since_ns) / 1e9)
 
@@ -65,7 +67,7 @@ class Score:
         self.whole = Tally()
         self.kinds: dict[str, Tally] = {}
         self.sizes: dict[str, Tally] = {name: Tally() for name, _ in SIZES}
-        self.unfelt: Counter[str] = Counter()
+        self.without_impact: Counter[str] = Counter()
         self.left_out: Counter[str] = Counter()
         self.confusion: dict[str, Counter[str]] = {}
         self.answers: Counter[str] = Counter()
@@ -74,8 +76,8 @@ class Score:
         self.ns = 0
         self.wrong: list[dict[str, Any]] = []
 
-    def add(self, truth: Truth, told: Sequence[Told]) -> None:
-        verdicts, stray = judge(truth, told)
+    def add(self, truth: Truth, reported: Sequence[Reported]) -> None:
+        verdicts, stray = judge(truth, reported)
         self.ns += truth.until_ns - truth.from_ns
         for verdict in verdicts:
             self._fault(verdict, truth)
@@ -96,11 +98,11 @@ class Score:
             ):
                 tally.add(verdict, truth)
             self.answers.update(dict.fromkeys(right["cause"] for right in fault.right).keys())
-            said = verdict.told[0].last["cause"] if verdict.told else "(nothing)"
-            self.confusion.setdefault(fault.kind, Counter())[said] += 1
+            causes = verdict.reported[0].last["cause"] if verdict.reported else "(nothing)"
+            self.confusion.setdefault(fault.kind, Counter())[causes] += 1
         elif fault.right:
-            self.unfelt[fault.kind] += 1
-        for one in verdict.told:
+            self.without_impact[fault.kind] += 1
+        for one in verdict.reported:
             right = cause_right(one.last, fault)
             if one.last["cause"] == UNKNOWN or (right and not verdict.counts):
                 continue
@@ -109,12 +111,12 @@ class Score:
                 self.wrong_cause += 1
                 self._wrong(one, truth, fault.kind)
 
-    def _bin(self, one: Told, right: bool) -> None:
+    def _bin(self, one: Reported, right: bool) -> None:
         at = next(n for n, top in enumerate(BINS[1:]) if float(one.last["confidence"] or 0) < top)
         self.bins[at][0] += 1
         self.bins[at][1] += right
 
-    def _wrong(self, one: Told, truth: Truth, during: str) -> None:
+    def _wrong(self, one: Reported, truth: Truth, during: str) -> None:
         row = one.last
         self.wrong.append(
             {
@@ -136,7 +138,7 @@ class Score:
             "all": self.whole.to_json(),
             "kinds": {name: tally.to_json() for name, tally in sorted(self.kinds.items())},
             "sizes": {name: tally.to_json() for name, tally in self.sizes.items() if tally.faults},
-            "unfelt": dict(sorted(self.unfelt.items())),
+            "unfelt": dict(sorted(self.without_impact.items())),
             "left_out": dict(sorted(self.left_out.items())),
             "wrong_causes_per_hour": round(self.wrong_cause / hours, 2) if hours else None,
             "wrong_symptoms_per_hour": round(self.wrong_symptom / hours, 2) if hours else None,
@@ -145,7 +147,7 @@ class Score:
                 for low, high, (n, good) in zip(BINS, BINS[1:], self.bins, strict=False)
                 if n
             ],
-            "confusion": {kind: dict(said.most_common()) for kind, said in sorted(self.confusion.items())},
+            "confusion": {kind: dict(causes.most_common()) for kind, causes in sorted(self.confusion.items())},
             "always_guessing": (
                 {"cause": common[0][0], "top1_cause": _share(common[0][1], self.whole.faults)} if common else None
             ),

@@ -39,22 +39,22 @@ class Done:
 
     @property
     def victims(self) -> list[str]:
-        return sorted({felt["program"] for felt in self.effect})
+        return sorted({impact["program"] for impact in self.effect})
 
     @property
     def until_ns(self) -> int:
         """Until when it was felt."""
-        return max([self.end_ns, *(int(felt["until_ns"]) for felt in self.effect)])
+        return max([self.end_ns, *(int(impact["until_ns"]) for impact in self.effect)])
 
     @property
     def since_ns(self) -> int:
         """From when on it was felt."""
-        return min([int(felt["since_ns"]) for felt in self.effect], default=self.start_ns)
+        return min([int(impact["since_ns"]) for impact in self.effect], default=self.start_ns)
 
     @property
     def ratio(self) -> float:
         """How much worse than usual, where it was felt most."""
-        return max([float(felt["ratio"]) for felt in self.effect], default=1.0)
+        return max([float(impact["ratio"]) for impact in self.effect], default=1.0)
 
 
 @dataclass(frozen=True)

@@ -129,17 +129,17 @@ class IntakeSockets:
 
     def datagrams(self) -> socket.socket:
         """For everybody to send to."""
-        return _heard(self._datagrams)
+        return _with_timestamps(self._datagrams)
 
     @staticmethod
     def listener() -> socket.socket:
         """For everybody to connect to. Raises OSError."""
-        return _heard(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        return _with_timestamps(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
 
     @staticmethod
     def lines() -> socket.socket:
         """For everybody to connect to who has only streams. Raises OSError."""
-        return _heard(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        return _with_timestamps(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
 
 
 def bind(directory: RunDirectory, key_salt: str = "", queue_length: int = QUEUE_LENGTH) -> tuple[socket.socket, ...]:
@@ -176,8 +176,8 @@ class Intake(Stating, Finishing, Due):
         self._identities: dict[int, tuple[int, Identity]] = {}
         self._threads = Threads()
         self._lost: Counter[str] = Counter()
-        self._told: Counter[str] = Counter()
-        self._told_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        self._reported: Counter[str] = Counter()
+        self._reported_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         self._due_ns = self._messages = 0
         self._waiting = True  # nothing is there until ``_first`` says so
         self._first = select.epoll()
@@ -250,7 +250,7 @@ class Intake(Stating, Finishing, Due):
 
     def state(self) -> dict[str, int]:
         """For ``status``."""
-        return {**self.senders.state(), **self.losses(), "unlooked": self._threads.unlooked}
+        return {**self.senders.state(), **self.losses(), "unlooked": self._threads.skipped_reads}
 
     def close(self) -> None:
         self.senders.close()
@@ -273,22 +273,24 @@ class Intake(Stating, Finishing, Due):
     def _loss(self, now_ns: int, interval_ns: int) -> Iterator[Batch]:
         self._lost[_UNREAD] = self.senders.counts["unread"]
         news = {
-            source: count - self._told[source] for source, count in self._lost.items() if count > self._told[source]
+            source: count - self._reported[source]
+            for source, count in self._lost.items()
+            if count > self._reported[source]
         }
         if not news:
-            self._told_ns = now_ns
-        elif now_ns - self._told_ns >= interval_ns:
-            yield losses("intake", *(Loss(source, count, self._told_ns, now_ns) for source, count in news.items()))
-            self._told, self._told_ns = Counter(self._lost), now_ns
+            self._reported_ns = now_ns
+        elif now_ns - self._reported_ns >= interval_ns:
+            yield losses("intake", *(Loss(source, count, self._reported_ns, now_ns) for source, count in news.items()))
+            self._reported, self._reported_ns = Counter(self._lost), now_ns
 
 
-def _when(said_ns: int | None, message: Message, identity: Identity) -> int:
+def _when(reported_ns: int | None, message: Message, identity: Identity) -> int:
     """When the decision was made, host's CLOCK_BOOTTIME: what the sender says, if its clock is known, else when it was
     sent. Raises Malformed for a time at which it cannot have been: not in its life, or still to come.
     """
-    if said_ns is None or identity.ahead_ns == NULL_I64:
+    if reported_ns is None or identity.ahead_ns == NULL_I64:
         return message.sent_ns
-    made_ns = said_ns - identity.ahead_ns
+    made_ns = reported_ns - identity.ahead_ns
     if not identity.start_ns <= made_ns <= message.read_ns:
         raise Malformed("t_ns")
     return made_ns
@@ -300,7 +302,7 @@ def _open_to_all(sock: socket.socket) -> socket.socket:
     return sock
 
 
-def _heard(sock: socket.socket) -> socket.socket:
+def _with_timestamps(sock: socket.socket) -> socket.socket:
     """With its senders' credentials, and without blocking."""
     sock.setblocking(False)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)

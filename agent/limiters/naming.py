@@ -27,7 +27,7 @@ _KNOWN = 4096
 
 
 @dataclass(frozen=True)
-class AskingSite:
+class CallSite:
     """Where a limiter is asked: a function's whole name, and as it stands in an id; file and line as they were built,
     empty and 0 where not known.
     outside: of the library.
@@ -40,20 +40,20 @@ class AskingSite:
     outside: bool = False
 
 
-def site(callers: Iterable[Sequence[object]], packages: Iterable[str], modules: Iterable[str]) -> AskingSite | None:
+def site(callers: Iterable[Sequence[object]], packages: Iterable[str], modules: Iterable[str]) -> CallSite | None:
     """The first caller that is neither of the library nor of the standard one; where there is none such, the last of
     the library's: a middleware of it that net/http calls.
 
     callers: as agent/binaries/gocallers.py has them, the innermost first. packages: of the library; modules: those that
     they are in, whose other packages wrap it, unless it is the program's own.
     """
-    last: AskingSite | None = None
+    last: CallSite | None = None
     own_packages, wrappers = set(packages), set(modules)
     for name, package, module, own, file, line in callers:
         if module == _STANDARD or str(file).endswith(_MADE):
             continue
         outside = package not in own_packages and bool(own or module not in wrappers)
-        last = AskingSite(str(name), short(str(name), str(package), str(module)), str(file), int(str(line)), outside)
+        last = CallSite(str(name), short(str(name), str(package), str(module)), str(file), int(str(line)), outside)
         if outside:
             return last
     return last
@@ -85,11 +85,11 @@ class Names:
         self._given = {pattern: str(name) for pattern, name in (given or {}).items()}
         self._known: dict[tuple[str, str], bytes] = {}
 
-    def of(self, program: str, limiter: str, where: AskingSite | None) -> bytes:
+    def of(self, program: str, limiter: str, where: CallSite | None) -> bytes:
         """As the column holds it."""
-        said = f"{program}:" if program else ""
-        made = f"{said}{limiter}@{where.short if where else NOBODY}"
-        return self.called(made, where.function if where else "", f"{said}{limiter}@")
+        prefix = f"{program}:" if program else ""
+        made = f"{prefix}{limiter}@{where.short if where else NOBODY}"
+        return self.called(made, where.function if where else "", f"{prefix}{limiter}@")
 
     def called(self, limiter_id: str, function: str = "", before: str = "") -> bytes:
         """What a limiter that has an id already is called. before: of the id, what is no function's name."""

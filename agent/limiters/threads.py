@@ -25,42 +25,42 @@ _AGAIN_NS = 1_000_000_000
 
 
 class _Known(NamedTuple):
-    """The host's number by the process's own; None where the two are the same. looked_ns: when that was, 0 where the
+    """The host's number by the process's own; None where the two are the same. read_ns: when that was, 0 where the
     time was up before its end.
     """
 
-    looked_ns: int
+    read_ns: int
     numbers: Mapping[int, int] | None
 
-    def due(self, told: int, now_ns: int) -> bool:
+    def due(self, number: int, now_ns: int) -> bool:
         """Whether to look for that thread again."""
-        return self.numbers is not None and told not in self.numbers and now_ns - self.looked_ns >= _AGAIN_NS
+        return self.numbers is not None and number not in self.numbers and now_ns - self.read_ns >= _AGAIN_NS
 
 
 class Threads:
-    """Looks a process up once, and again once a second for a thread that was not found. ``unlooked``: how often there
-    was no time for it.
+    """Looks a process up once, and again once a second for a thread that was not found. ``skipped_reads``: how often
+    there was no time for it.
     """
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], _Known] = {}
-        self._remembered = self.unlooked = 0
+        self._remembered = self.skipped_reads = 0
         self._budget = Budget(ALL_NS, ALL_NS)
 
-    def host(self, pid: int, start_ns: int, uid: int, told: int, now_ns: int) -> int:
-        """The host's number of the thread of that process, the user's, that calls itself ``told``; NULL_I64 where it is
-        not found.
+    def host(self, pid: int, start_ns: int, uid: int, number: int, now_ns: int) -> int:
+        """The host's number of the thread of that process, the user's, that calls itself ``number``; NULL_I64 where it
+        is not found.
         """
         known = self._take((pid, start_ns))
-        if known is None or known.due(told, now_ns):
-            known = self._look(pid, uid, known, now_ns)
-            self.unlooked += known is None or known.due(told, now_ns)
+        if known is None or known.due(number, now_ns):
+            known = self._read_within_budget(pid, uid, known, now_ns)
+            self.skipped_reads += known is None or known.due(number, now_ns)
         if known is None:
             return NULL_I64
         self._keep((pid, start_ns), known)
-        return told if known.numbers is None else known.numbers.get(told, NULL_I64)
+        return number if known.numbers is None else known.numbers.get(number, NULL_I64)
 
-    def _look(self, pid: int, uid: int, known: _Known | None, now_ns: int) -> _Known | None:
+    def _read_within_budget(self, pid: int, uid: int, known: _Known | None, now_ns: int) -> _Known | None:
         """What is known after as much looking as there is time for."""
         began_ns = time.monotonic_ns()
         left_ns = int(self._budget.left(uid, began_ns))
@@ -68,7 +68,7 @@ class Threads:
             return known
         before = (known.numbers if known else None) or {}
         try:
-            known = _looked(pid, before, now_ns, left_ns)
+            known = _read_threads(pid, before, now_ns, left_ns)
         except OSError:  # it has ended
             known = _Known(now_ns, before)
         now_ns = time.monotonic_ns()
@@ -87,7 +87,7 @@ class Threads:
             self._take(next(iter(self._known)))
 
 
-def _looked(pid: int, before: Mapping[int, int], now_ns: int, most_ns: int) -> _Known:
+def _read_threads(pid: int, before: Mapping[int, int], now_ns: int, most_ns: int) -> _Known:
     """Of each thread, reading only of those that were not there ``before``, for most_ns. Raises OSError where the
     process has ended.
     """

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Callable
 
 from agent.errors import UNREACHABLE, AgentError
-from agent.log import say
+from agent.log import log_message
 from agent.posix import directories, privilege
 
 MODE = 0o755
@@ -74,7 +74,7 @@ class RunDirectory:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                say(f"tickscope: cannot remove {name}: {error.strerror}")
+                log_message(f"tickscope: cannot remove {name}: {error.strerror}")
 
     def _make_room(self, name: str) -> None:
         """Removes a socket that nobody reads any more. Raises AgentError where somebody does, or it is no socket, and

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from agent.log import NOTICE, say
+from agent.log import NOTICE, log_message
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
 
@@ -108,7 +108,7 @@ class Signals:
             self._draw(boot_ns())
         if signal.SIGHUP in waiting:
             if self._hung_up():
-                say("tickscope: the terminal was closed", NOTICE)
+                log_message("tickscope: the terminal was closed", NOTICE)
                 self.came.append(signal.SIGHUP)
                 self._loop.stopping = True
             else:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from agent.common.fairness import UpperBound
 from agent.errors import AgentError
-from agent.log import NOTICE, WARNING, say
+from agent.log import NOTICE, WARNING, log_message
 from agent.posix.child import Child
 from agent.posix.signals import sheltered
 
@@ -235,7 +235,7 @@ class Supervised:
     0: no sign of life is expected. ends_s: how long it may take to end by itself before it is killed. restarts: when
     it is started again, by default never.
 
-    ``process``, ``socket``: None while there is none. ``silent``: it gives no sign of life. ``trouble``: in words,
+    ``process``, ``socket``: None while there is none. ``silent``: it gives no sign of life. ``problem``: in words,
     empty while all is well. ``drained``: its socket was read to the end, so that its exit may be told.
     """
 
@@ -256,7 +256,7 @@ class Supervised:
         self.restarts = restarts or Restarts(in_a_row=0)
         self.process: ChildProcess | None = None
         self.socket: socket.socket | None = None
-        self.silent, self.drained, self.trouble = False, True, ""
+        self.silent, self.drained, self.problem = False, True, ""
         self._reported, self._beats = "", False
         self._does, self._start, self._over, self._meanwhile = f"the process that {does}", start, over, meanwhile
         self._ending: list[tuple[ChildProcess, float]] = []  # with when each is killed
@@ -286,7 +286,7 @@ class Supervised:
         """Ends the process, and forgets what went wrong: there are other settings."""
         self.end(kill=False)
         self.restarts.forget()
-        self.trouble, self._checked_s = "", time.monotonic()
+        self.problem, self._checked_s = "", time.monotonic()
 
     def beat(self) -> None:
         """It gave a sign of life."""
@@ -341,9 +341,9 @@ class Supervised:
             elif quiet_s > self.hung_s:
                 self.fail("it gave no sign of life")
         self.silent = self.process is not None and quiet_s > self.silent_s
-        self.trouble = self._trouble()
+        self.problem = self._problem()
 
-    def _trouble(self) -> str:
+    def _problem(self) -> str:
         if self.restarts.given_up:
             several = ", the last of several in a row" if self.restarts.in_a_row else ""
             return f"{self._does} is gone{several}: {self.restarts.why}"
@@ -351,37 +351,37 @@ class Supervised:
             return f"{self._does} ended ({self.restarts.why}), and is started again"
         if self.silent:
             return f"{self._does} gives no sign of life"
-        return "" if self._beats or not self.silent_s else self.trouble  # a new one is well once it says so
+        return "" if self._beats or not self.silent_s else self.problem  # a new one is well once it says so
 
     def report(self, now_ns: int, well: str, state: str) -> Iterator[Batch]:
         """What has changed, on stderr and as ``probe_status``. well, state: what is said of it without trouble."""
         from agent.batch import make  # here, since the hook's process is forked before numpy is imported
         from agent.tables import TABLES
 
-        if self.trouble == self._reported:
+        if self.problem == self._reported:
             return
-        self._reported = self.trouble
+        self._reported = self.problem
         remedy = _REMEDY if self.restarts.given_up else ""
-        words = "; ".join(filter(None, (self.trouble or well, remedy)))
-        say(f"tickscope: {self.role}: {words}", WARNING if self.trouble else NOTICE)
+        words = "; ".join(filter(None, (self.problem or well, remedy)))
+        log_message(f"tickscope: {self.role}: {words}", WARNING if self.problem else NOTICE)
         yield make(
             "probe_status",
             1,
             t_ns=now_ns,
             probe=self.role.encode(),
-            state=TABLES["probe_status"].code("state", "degraded" if self.trouble else state),
-            reason=self.trouble.encode(),
+            state=TABLES["probe_status"].code("state", "degraded" if self.problem else state),
+            reason=self.problem.encode(),
             remedy=remedy.encode(),
         )
 
     def state(self) -> str:
         """For ``status``: ``running``, or what is wrong, what is missing meanwhile, and what to do."""
         remedy = _REMEDY if self.restarts.given_up or not self.restarts.in_a_row else ""
-        trouble = self._trouble()
-        return "; ".join(filter(None, (trouble, self._meanwhile, remedy))) if trouble else "running"
+        problem = self._problem()
+        return "; ".join(filter(None, (problem, self._meanwhile, remedy))) if problem else "running"
 
     def failures(self) -> dict[str, str]:
-        return {self.role: self.trouble} if self.trouble else {}
+        return {self.role: self.problem} if self.problem else {}
 
     def processes(self) -> list[dict[str, Any]]:
         """For ``status``."""

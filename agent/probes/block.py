@@ -20,5 +20,5 @@ PROBE = Probe(
     ),
     maps=("block_sums", "block_requests"),
     counts=("block_sums", "block_requests"),
-    closer=True,
+    profiling=True,
 )

@@ -13,5 +13,5 @@ PROBE = Probe(
     ),
     maps=("calls_sums", "calls_open"),
     counts=("calls_sums", "calls_open"),
-    closer=True,
+    profiling=True,
 )

@@ -10,8 +10,8 @@ from agent.kernel.probe import Parts, Probe, Program, Ring
 
 if TYPE_CHECKING:
     from agent.contracts import Source
+    from agent.kernel.kernel_source import KernelSource
     from agent.kernel.load import Family
-    from agent.kernel.source import KernelSource
     from agent.targets.attacher import Attacher
     from agent.targets.targets import Targets
 
@@ -19,10 +19,10 @@ _LIBC = "who adjusts a frequency or an offset, on kernels before 6.14"
 
 
 def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, parts: Parts) -> Iterable[Source]:
-    """The clock source, fed by this family. parts: ``watch`` (agent.clock.process.WatchProcess), ``history`` and
+    """The clock source, fed by this family. parts: ``watch`` (agent.clock.watch_process.WatchProcess), ``history`` and
     ``last`` (agent.clock.last.LastReading), which may be None.
     """
-    from agent.clock.source import ClockSource
+    from agent.clock.clock_source import ClockSource
 
     source = ClockSource(parts.watch, parts.history, parts.last)
     for ring in ("clock_events", "clock_refused"):

@@ -20,5 +20,5 @@ PROBE = Probe(
     ),
     maps=("contention_sums", "contention_begun", "look_stacks"),
     counts=("contention_sums", "contention_begun"),
-    closer=True,
+    profiling=True,
 )

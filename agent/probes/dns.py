@@ -54,8 +54,8 @@ def question(raw: bytes) -> tuple[bytes, bytes]:
     while at < len(raw) and 0 < raw[at] < 64:
         labels.append(raw[at + 1 : at + 1 + raw[at]])
         at += 1 + raw[at]
-    asked = int.from_bytes(raw[at + 1 : at + 3], "big") if at < len(raw) and not raw[at] else 0
-    return b".".join(labels) or b".", _TYPES.get(asked, b"TYPE%d" % asked if asked else b"")
+    requests = int.from_bytes(raw[at + 1 : at + 3], "big") if at < len(raw) and not raw[at] else 0
+    return b".".join(labels) or b".", _TYPES.get(requests, b"TYPE%d" % requests if requests else b"")
 
 
 def _peer(server: bytes) -> bytes:
@@ -80,7 +80,7 @@ def results(records: np.ndarray) -> np.ndarray:
     """How each lookup ended, as codes of ``result``."""
     code, rcode = records["code"].astype(np.int64), records["rcode"]
     by_call = records["source"] == _OF_LIBC
-    unheard = by_call & (code == _AGAIN) & (records["duration_ns"] >= _LEAST_TIMEOUT_NS)
+    unanswered = by_call & (code == _AGAIN) & (records["duration_ns"] >= _LEAST_TIMEOUT_NS)
     answered = np.select(
         [rcode == 0, rcode == 2, rcode == 3, rcode == 5], [_OK, _SERVFAIL, _NXDOMAIN, _REFUSED], _ERROR
     )
@@ -93,7 +93,7 @@ def results(records: np.ndarray) -> np.ndarray:
             *(np.char.find(records["problem"], words) >= 0 for words, _ in _PROBLEMS),
             rcode == 2,
             (rcode == 5) | (records["refused"] > 0),
-            (records["unanswered"] > 0) | unheard,
+            (records["unanswered"] > 0) | unanswered,
         ],
         [_OK, _NXDOMAIN, _NODATA, answered, *(of for _, of in _PROBLEMS), _SERVFAIL, _REFUSED, _TIMEOUT],
         _ERROR,
@@ -112,13 +112,13 @@ def decode_lookups(records: np.ndarray) -> Batch:
     batch = decode(records, _TABLE.name)
     rows, width = batch.rows, _TABLE.by_name["name"].width
     by_socket = records["source"] == _SOCKET
-    heard = (records["answered"] > 0) | (records["refused"] > 0)
-    asked = records["unanswered"].astype(np.int64) + heard
+    answered_or_refused = (records["answered"] > 0) | (records["refused"] > 0)
+    requests = records["unanswered"].astype(np.int64) + answered_or_refused
     rows["peer"] = make_peer(records["peer_addr"], records["peer_port"])
-    told = (records["server"] != b"") & (records["peer_port"] == 0)
-    if told.any():
-        rows["peer"][told] = [np.void(_peer(server)) for server in records["server"][told].tolist()]
-    rows["tries"] = np.where(asked > 0, asked, NULL_I64)
+    named = (records["server"] != b"") & (records["peer_port"] == 0)
+    if named.any():
+        rows["peer"][named] = [np.void(_peer(server)) for server in records["server"][named].tolist()]
+    rows["tries"] = np.where(requests > 0, requests, NULL_I64)
     rows["code"] = np.where(records["source"] == _OF_LIBC, records["code"].astype(np.int64), NULL_I64)
     rows["result"] = results(records)
     rows["name"] = np.where(

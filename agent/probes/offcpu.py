@@ -15,5 +15,5 @@ PROBE = Probe(
     ),
     maps=("offcpu_sums", "offcpu_gone", "offcpu_woken", "look_stacks"),
     counts=("offcpu_sums", "offcpu_gone", "offcpu_woken"),
-    closer=True,
+    profiling=True,
 )

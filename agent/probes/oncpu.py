@@ -10,5 +10,5 @@ PROBE = Probe(
     programs=(Program("oncpu_on_runtime", target="sched_stat_runtime", on_demand=True, loses="where threads run"),),
     maps=("oncpu_sums", "oncpu_stacks"),
     counts=("oncpu_sums",),
-    closer=True,
+    profiling=True,
 )

@@ -26,5 +26,5 @@ PROBE = Probe(
     ),
     maps=("reclaim_sums", "reclaim_begun"),
     counts=("reclaim_sums", "reclaim_begun"),
-    closer=True,
+    profiling=True,
 )

@@ -11,8 +11,8 @@ from agent.limiters.redis_settings import RedisLimiterSettings
 if TYPE_CHECKING:
     from agent.contracts import Source
     from agent.kernel.helper_client import Helper
+    from agent.kernel.kernel_source import KernelSource
     from agent.kernel.load import Family
-    from agent.kernel.source import KernelSource
 
 
 def setup(family: Family, kernel: KernelSource, helper: Helper, targets: object, parts: Parts) -> Iterable[Source]:

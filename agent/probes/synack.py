@@ -15,5 +15,5 @@ PROBE = Probe(
     ),
     maps=("synack_sums", "synack_syns"),
     counts=("synack_sums",),
-    closer=True,
+    profiling=True,
 )

@@ -33,8 +33,8 @@ from agent.tables import TABLES
 if TYPE_CHECKING:
     from agent.contracts import Source
     from agent.kernel.helper_client import Helper
+    from agent.kernel.kernel_source import KernelSource
     from agent.kernel.sampling import SamplingWindow
-    from agent.kernel.source import KernelSource
 
 _SLOW, _WAITING, _BY_FD, _WRITES_FD, _POLLS = range(1, 6)
 _FD_TYPES = np.array([b"", b"file", b"directory", b"block device", b"char device", b"pipe", b"socket", b"anon"], "S16")

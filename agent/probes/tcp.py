@@ -241,7 +241,7 @@ class RequestSweep:
                 self._look()
             except OSError as error:
                 self._next_ns = 1 << 62
-                self._family.trouble(
+                self._family.problem(
                     self._program, f"{self._program}: {error} (not seen: requests that wait, until they are answered)"
                 )
         return ()

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def decode_unix(keys: np.ndarray, values: np.ndarray, interval_ns: int, t_ns: int) -> Iterator[Batch]:
     """Aggregated elements, one a client, server and socket -> unix_peer and service_latency rows."""
     yield from decode_served(keys, _by_server(keys, values), interval_ns, t_ns)
-    asked = np.flatnonzero(keys["pid"] > 0)
-    values = values[asked]
+    used = np.flatnonzero(keys["pid"] > 0)
+    values = values[used]
     rows = decode(values[["proc", "requests", "sum_ns", "max_ns"]], "unix_peer").rows
     rows["t_ns"], rows["interval_ns"] = t_ns, interval_ns
     rows["peer"] = make_peer(values["addr"], values["port"])

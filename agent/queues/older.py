@@ -13,7 +13,7 @@ import numpy as np
 
 from agent.columns import NULL_I64
 from agent.limiters.intake import process_identity
-from agent.log import say
+from agent.log import log_message
 from agent.queues.netlink import tcp_sockets
 
 #: Of the one walk at start.
@@ -34,7 +34,7 @@ class OlderSockets:
         cookies.pop(0, None)  # closed by its process, or not accepted yet
         holders: dict[int, set[int]] = {}
         if cookies and not _walk(cookies, holders, time.monotonic() + limit_s):
-            say(
+            log_message(
                 f"tickscope: too many processes to look at in {limit_s} s: queues of some older connections will have"
                 " no process"
             )
@@ -80,7 +80,7 @@ def names_of_older() -> Callable[[np.ndarray], None] | None:
     try:
         return OlderSockets().name
     except OSError as error:
-        say(
+        log_message(
             f"tickscope: cannot list the sockets that are there ({error.strerror}): queues of older connections will"
             " have no process"
         )

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from agent.batch import Batch, Loss, losses
 from agent.contracts import Failing, Pending
-from agent.log import say
+from agent.log import log_message
 from agent.queues.rounds import Pollable, Rounds
 
 
@@ -66,7 +66,7 @@ class QueuePoller(Failing, Pending):
     def _fail(self, failures: dict[str, str]) -> None:
         for name, why in failures.items():
             if self._failures.get(name) != why:
-                say(f"tickscope: {name}: {why}")
+                log_message(f"tickscope: {name}: {why}")
         self._failures = failures
 
     def _put(self, batches: list[Batch], _: float) -> None:

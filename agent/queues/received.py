@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.queues.packing import TABLE
-from agent.queues.worker import ALIVE, HEADER, MOST_FAILURES, PIECE_BYTES, ROWS, SAID_CHARACTERS
+from agent.queues.worker import ALIVE, HEADER, MOST_FAILURES, PIECE_BYTES, REASON_CHARACTERS, ROWS
 
 #: Of a message.
 MOST_BYTES = 1 << 18
@@ -42,18 +42,18 @@ def checked(data: bytes, systems: Collection[str], from_ns: int, now_ns: int) ->
     kind, dropped = HEADER.unpack_from(data)
     if dropped > _MOST_DROPPED:
         raise NoMessage(f"{dropped} rows dropped")
-    said = data[HEADER.size :]
+    body = data[HEADER.size :]
     if kind == ROWS:
-        return Report(_rows(said, systems, from_ns, now_ns), None, dropped)
+        return Report(_rows(body, systems, from_ns, now_ns), None, dropped)
     if kind == ALIVE:
-        return Report(TABLE.empty(0), _failures(said), dropped)
+        return Report(TABLE.empty(0), _failures(body), dropped)
     raise NoMessage(f"kind {kind}")
 
 
-def _rows(said: bytes, systems: Collection[str], from_ns: int, now_ns: int) -> npt.NDArray[np.void]:
-    if not said or len(said) > PIECE_BYTES or len(said) % TABLE.dtype.itemsize:
-        raise NoMessage(f"{len(said)} bytes of rows")
-    rows: npt.NDArray[np.void] = np.frombuffer(said, TABLE.dtype)
+def _rows(body: bytes, systems: Collection[str], from_ns: int, now_ns: int) -> npt.NDArray[np.void]:
+    if not body or len(body) > PIECE_BYTES or len(body) % TABLE.dtype.itemsize:
+        raise NoMessage(f"{len(body)} bytes of rows")
+    rows: npt.NDArray[np.void] = np.frombuffer(body, TABLE.dtype)
     if not ((rows["t_ns"] > from_ns) & (rows["t_ns"] <= now_ns)).all():
         raise NoMessage("rows of another time")
     if not np.isin(rows["system"], [name.encode()[: TABLE.dtype["system"].itemsize] for name in systems]).all():
@@ -64,13 +64,13 @@ def _rows(said: bytes, systems: Collection[str], from_ns: int, now_ns: int) -> n
     return rows
 
 
-def _failures(said: bytes) -> dict[str, str]:
+def _failures(body: bytes) -> dict[str, str]:
     try:
-        found = json.loads(said)
+        found = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise NoMessage("no JSON") from error
     if not isinstance(found, dict) or len(found) > MOST_FAILURES:
         raise NoMessage("no failures, or too many")
-    if not all(isinstance(text, str) and len(text) <= SAID_CHARACTERS for one in found.items() for text in one):
+    if not all(isinstance(text, str) and len(text) <= REASON_CHARACTERS for one in found.items() for text in one):
         raise NoMessage("failures that are no texts, or too long ones")
     return found

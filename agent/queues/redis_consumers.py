@@ -17,7 +17,7 @@ class Consumers:
     """
 
     def __init__(self) -> None:
-        self._asked: dict[bytes, int] = {}  # when it was last seen to have asked since the poll before
+        self._active_ns: dict[bytes, int] = {}  # when it was last seen to have asked since the poll before
         self._t_ns = 0
 
     def longest(self, entries: list[dict[str, Any]], t_ns: int) -> tuple[bytes, float] | None:
@@ -25,10 +25,10 @@ class Consumers:
         since_ms = (t_ns - self._t_ns) / 1e6
         idle = {e["name"]: int(e["idle"]) for e in entries[:MAX_CONSUMERS] if len(e["name"]) <= MAX_NAME_BYTES}
         if self._t_ns:
-            self._asked |= {name: t_ns for name, ms in idle.items() if ms < since_ms}
-        self._asked = {n: at for n, at in self._asked.items() if n in idle and t_ns - at < _WORKS_NS}
+            self._active_ns |= {name: t_ns for name, ms in idle.items() if ms < since_ms}
+        self._active_ns = {n: at for n, at in self._active_ns.items() if n in idle and t_ns - at < _WORKS_NS}
         self._t_ns = t_ns
-        if not self._asked:
+        if not self._active_ns:
             return None
-        name = max(self._asked, key=lambda n: (idle[n], n))
+        name = max(self._active_ns, key=lambda n: (idle[n], n))
         return name, idle[name] / 1000

@@ -45,32 +45,32 @@ class Counters:
         """It was not there, and may be another one when it comes back."""
         self._errors = None
 
-    def told(self, replies: Iterable[object], own: Counter[str], t_ns: int) -> Values:
+    def parse_info(self, replies: Iterable[object], own: Counter[str], t_ns: int) -> Values:
         """Columns of ``queue_lag``, of the replies to ``COMMANDS``. own: kinds of the errors that we got ourselves in
         this poll.
         """
-        said: dict[str, str] = {}
+        info: dict[str, str] = {}
         for reply in replies:
             if isinstance(reply, bytes) and len(reply) <= _MAX_BYTES:
                 lines = reply.decode("utf-8", "replace").split("\r\n")[:_MAX_LINES]
-                said.update((key, value) for key, colon, value in (line.partition(":") for line in lines) if colon)
-        limit = _number(said.get("maxmemory"))
+                info.update((key, value) for key, colon, value in (line.partition(":") for line in lines) if colon)
+        limit = _number(info.get("maxmemory"))
         return {
-            "server_role": _role(said),
-            "memory_bytes": _number(said.get("used_memory")),
+            "server_role": _role(info),
+            "memory_bytes": _number(info.get("used_memory")),
             "memory_limit_bytes": limit or None,
-            "clients": _number(said.get("connected_clients")),
-            "clients_limit": _number(said.get("maxclients")),
-            "clients_refused": _number(said.get("rejected_connections")),
-            **self._refused(said, own, t_ns),
+            "clients": _number(info.get("connected_clients")),
+            "clients_limit": _number(info.get("maxclients")),
+            "clients_refused": _number(info.get("rejected_connections")),
+            **self._refused(info, own, t_ns),
         }
 
-    def _refused(self, said: dict[str, str], own: Counter[str], t_ns: int) -> Values:
-        if "total_error_replies" not in said:  # before 6.2
+    def _refused(self, info: dict[str, str], own: Counter[str], t_ns: int) -> Values:
+        if "total_error_replies" not in info:  # before 6.2
             return {}
         now = {
             kind: count
-            for key, value in said.items()
+            for key, value in info.items()
             if (kind := key.removeprefix("errorstat_")) in REFUSING and kind != key
             if (count := _number(value.removeprefix("count="))) is not None
         }
@@ -89,10 +89,10 @@ def errors(replies: Iterable[object]) -> Counter[str]:
     return Counter(str(reply).partition(" ")[0] for reply in replies if isinstance(reply, hiredis.ReplyError))
 
 
-def _role(said: dict[str, str]) -> str | None:
-    if said.get("role") == "slave":
-        return "replica" if said.get("master_link_status") == "up" else "cut off"
-    return "primary" if said.get("role") == "master" else None
+def _role(info: dict[str, str]) -> str | None:
+    if info.get("role") == "slave":
+        return "replica" if info.get("master_link_status") == "up" else "cut off"
+    return "primary" if info.get("role") == "master" else None
 
 
 def _number(text: str | None) -> int | None:

@@ -50,7 +50,7 @@ class Scan:
         self._found: set[bytes] = set()
         self._beyond = False
         self._streams: list[bytes] = []
-        self._again_ns = 0
+        self._rescan_ns = 0
         self.more = False  #: there are streams beyond MAX_STREAMS
         self.whole = False  #: all keys have been looked at once
 
@@ -58,7 +58,7 @@ class Scan:
         """The streams known now, at most MAX_STREAMS. Raises RedisDown, and whatever an answer that is none leads
         to.
         """
-        if now_ns < self._again_ns:
+        if now_ns < self._rescan_ns:
             return self._streams
         try:
             return self._pass(client, now_ns)
@@ -89,7 +89,7 @@ class Scan:
             self.more |= beyond or self._beyond
             if self._cursor == b"0":
                 self._streams, self.more, self.whole = found, self._beyond, True
-                self._found, self._beyond, self._again_ns = set(), False, now_ns if small else now_ns + REDISCOVER_NS
+                self._found, self._beyond, self._rescan_ns = set(), False, now_ns if small else now_ns + REDISCOVER_NS
                 break
         return self._streams
 

@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 #: How soon another ``interval_s`` counts.
-_LOOK_S = 1.0
+_CHECK_S = 1.0
 
 
 class Pollable(Protocol[T_co]):
@@ -40,10 +40,10 @@ class Rounds(Generic[T]):
         queues: Sequence[Pollable[T]],
         interval_s: float,
         take: Callable[[T, float], None],
-        told: Callable[[dict[str, str]], None],
+        report: Callable[[dict[str, str]], None],
     ) -> None:
         self.interval_s = interval_s
-        self._take, self._told = take, told
+        self._take, self._report = take, report
         self._failures: dict[int, tuple[str, str]] = {}  # by place: two URLs of one server have one name
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -76,7 +76,7 @@ class Rounds(Generic[T]):
                 while (
                     left_s := max(asked_s + self.interval_s, answered_s) - time.monotonic()
                 ) > 0 and not self._stop.is_set():
-                    self._stop.wait(min(left_s, _LOOK_S))
+                    self._stop.wait(min(left_s, _CHECK_S))
                 asked_s = max(asked_s + self.interval_s, answered_s)  # an even pace also when an answer takes long
         finally:
             queue.close()
@@ -89,4 +89,4 @@ class Rounds(Generic[T]):
                 self._failures[place] = name, why
             else:
                 del self._failures[place]
-            self._told(dict(self._failures.values()))
+            self._report(dict(self._failures.values()))

@@ -3,7 +3,7 @@ privilege and no numpy.
 
 ``python -m agent.queues.worker SOCKET SETTINGS PARENT``: descriptors, and the agent's pid. SETTINGS is JSON: servers by
 kind of broker, and how often they are asked. SOCKET is of SOCK_SEQPACKET and is only written to: ``HEADER`` and what it
-says. The agent's side is agent/queues/process.py.
+says. The agent's side is agent/queues/poller_process.py.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _BEAT_S, _LATE_S = 1.0, 0.5
 #: Times of standing still that are remembered.
 _PAUSES = 16
 #: Of failures that are told at a time, and of each one's name and reason: they are one message.
-MOST_FAILURES, SAID_CHARACTERS = 16, 200
+MOST_FAILURES, REASON_CHARACTERS = 16, 200
 
 
 class Worker:
@@ -77,8 +77,8 @@ class Worker:
             self._late += self._pause(now_s)
             self._beat_s = now_s
             failures = list((self._unusable | self._failures).items())[:MOST_FAILURES]
-            said = {name[:SAID_CHARACTERS]: why[:SAID_CHARACTERS] for name, why in failures}
-            self._send(ALIVE, json.dumps(said, ensure_ascii=False).encode(errors="replace"))
+            failures_by_name = {name[:REASON_CHARACTERS]: why[:REASON_CHARACTERS] for name, why in failures}
+            self._send(ALIVE, json.dumps(failures_by_name, ensure_ascii=False).encode(errors="replace"))
             time.sleep(_BEAT_S)
 
     def _sources(self, name: str, servers: Iterable[str]) -> list[Queue]:
@@ -133,8 +133,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (BUDGET_BYTES, BUDGET_BYTES))
     threading.stack_size(_STACK_BYTES)
     with os.fdopen(settings) as file:
-        said = json.load(file)
-    Worker(socket.socket(fileno=agent), said["brokers"], said["poll_s"]).run()
+        failures_by_name = json.load(file)
+    Worker(socket.socket(fileno=agent), failures_by_name["brokers"], failures_by_name["poll_s"]).run()
 
 
 if __name__ == "__main__":

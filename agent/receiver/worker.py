@@ -1,5 +1,5 @@
 """The receiver's process: receives OTLP over HTTP (https://opentelemetry.io/docs/specs/otlp/#otlphttp) on loopback, and
-hands decisions to the agent (agent/receiver/process.py), packed. It has no privilege and no numpy.
+hands decisions to the agent (agent/receiver/receiver_process.py), packed. It has no privilege and no numpy.
 
 ``python -m agent.receiver.worker SOCKET SETTINGS PARENT LISTENER``: descriptors, and the agent's pid. SETTINGS is JSON:
 how keys are stored, what limiters are called. The process ends with the agent.

@@ -63,7 +63,7 @@ class _Waiting(NamedTuple):
     skipped: int
 
 
-class _Way:
+class _Direction:
     """One way of a connection."""
 
     __slots__ = ("end", "held", "next", "stream")
@@ -110,7 +110,7 @@ class Flow:
         self.ends: Ends | None = None
         self.client_proc: np.void | None = None
         self.server_proc: np.void | None = None
-        self.requests, self.replies = _Way(requests=True), _Way(requests=False)
+        self.requests, self.replies = _Direction(requests=True), _Direction(requests=False)
         self.waiting: deque[_Waiting] = deque()
         self.together: list[_Waiting] | None = None
         self.in_step = False
@@ -200,21 +200,21 @@ class Flows:
             return
         if not flow.in_step:
             return
-        way = flow.replies if piece.reply else flow.requests
-        if piece.first and not piece.reply and way.stream.between:
+        direction = flow.replies if piece.reply else flow.requests
+        if piece.first and not piece.reply and direction.stream.between:
             flow.at_front = True
         try:
-            for part, when_ns in way.take(piece.seq, data, piece.t_ns):
-                for value, begun_ns in way.stream.feed(part, when_ns):
+            for part, when_ns in direction.take(piece.seq, data, piece.t_ns):
+                for value, begun_ns in direction.stream.feed(part, when_ns):
                     if piece.reply:
                         yield from self._answer(flow, value, when_ns, piece.end)
                     else:
-                        self._ask(flow, value, begun_ns, piece, not flow.at_front)
+                        self._add_request(flow, value, begun_ns, piece, not flow.at_front)
                         flow.at_front = False
         except Garbage as error:
             self.counts["out_of_step" if str(error) == "missing" else "garbage"] += 1
             flow.lose_step()
-        way.end = piece.end
+        direction.end = piece.end
 
     def _step_in(self, flow: Flow, piece: Piece, data: bytes) -> bool:
         """A request begins here: whether the connection can be read from here on."""
@@ -229,7 +229,7 @@ class Flows:
         flow.in_step = True
         return True
 
-    def _ask(self, flow: Flow, words: list[Any], begun_ns: int, piece: Piece, behind: bool) -> None:
+    def _add_request(self, flow: Flow, words: list[Any], begun_ns: int, piece: Piece, behind: bool) -> None:
         if not words or not isinstance(words[0], bytes):
             raise Garbage("request")
         command = words[0][:32].upper()
@@ -257,20 +257,20 @@ class Flows:
             return
         if not flow.waiting:
             raise Garbage("answer")
-        asked = flow.waiting.popleft()
+        request = flow.waiting.popleft()
         flow.idle_commands += 1
         if flow.idle_commands > _IDLE_COMMANDS:
             self._leave(flow)
             return
-        if flow.together is not None and asked.command not in (b"MULTI", b"EXEC", b"DISCARD", b"RESET"):
+        if flow.together is not None and request.command not in (b"MULTI", b"EXEC", b"DISCARD", b"RESET"):
             if reply == b"QUEUED" and len(flow.together) < _WAITING:
-                flow.together.append(asked)
+                flow.together.append(request)
             return
-        if asked.command == b"MULTI":
+        if request.command == b"MULTI":
             flow.together = None if isinstance(reply, ReplyError) else []
             if not flow.waiting:  # what is queued comes in segments of its own
                 self.want_whole(flow)
-        elif asked.command == b"EXEC":
+        elif request.command == b"EXEC":
             queued, flow.together = flow.together or [], None
             if isinstance(reply, list) and len(reply) == len(queued):
                 for n, (one, answer) in enumerate(zip(queued, reply, strict=True)):
@@ -285,17 +285,17 @@ class Flows:
                         False,
                         one.skipped,
                     )
-        elif asked.command in (b"DISCARD", b"RESET"):
+        elif request.command in (b"DISCARD", b"RESET"):
             flow.together = None
         else:
             yield RedisExchange(
                 flow,
-                asked.command,
-                asked.words,
+                request.command,
+                request.words,
                 reply,
-                asked.begun_ns,
+                request.begun_ns,
                 now_ns,
-                (asked.seq, seq),
-                asked.behind,
-                asked.skipped,
+                (request.seq, seq),
+                request.behind,
+                request.skipped,
             )

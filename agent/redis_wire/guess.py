@@ -48,7 +48,7 @@ _LIMIT = re.compile(rb"(?i)limit|max|capacity|quota|threshold|burst|argv")
 _REST = re.compile(rb"(?i)token|left|remain|avail|balance|permit|fill|credit")
 
 
-def looks_like_a_limiter(call: RedisCall, text: bytes | None) -> bool:
+def is_limiter_like(call: RedisCall, text: bytes | None) -> bool:
     if text is not None:
         if _LIKE_A_LIMITER.match(text) or _A_WINDOW.match(text):
             return True
@@ -76,7 +76,7 @@ def counts(reply: Any) -> bool:
     return isinstance(first, (int, float)) and first not in (-1, 0, 1)
 
 
-def says_how_many(text: bytes) -> bool:
+def returns_count(text: bytes) -> bool:
     """The same of a script, by what it returns."""
     names = b"|".join({re.escape(name) for name in _COUNTERS.findall(text)[:32]})
     returns = rb"(?i)return\s*(?:\{\s*)?(?:" + names + rb")" + _AND_NO_MORE
@@ -108,7 +108,7 @@ def inverted(text: bytes) -> bool:
     return False
 
 
-def tells_no_rest(text: bytes) -> bool:
+def is_single_value(text: bytes) -> bool:
     """Whether the second element that is returned is another number than what is left."""
     return bool(_NO_REST.search(_bare(text)))
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: Between two looks through all sockets for one that is not known; and for how many times as long as one takes. What
 #: was seen is not trusted for longer than that: ports have others later.
-_LOOK_NS, _REST, _TRUSTED_NS = 50_000_000, 20, 1_000_000_000
+_CHECK_NS, _REST, _TRUSTED_NS = 50_000_000, 20, 1_000_000_000
 _V4, _V6 = b"\0" * 10 + b"\xff\xff\x7f", b"\0" * 15 + b"\1"
 
 
@@ -37,7 +37,7 @@ class Sockets:
         self._sockets = (
             bpf.HashMap(maps["tcp_sockets"], np.dtype("<u8"), dtype("tcp_socket")) if "tcp_sockets" in maps else None
         )
-        self._asking: dict[tuple[int, int, int], np.void] = {}
+        self._requesting: dict[tuple[int, int, int], np.void] = {}
         self._seen_ns = self._next_ns = 0
 
     def client_of(self, ends: Ends) -> np.void | None:
@@ -45,13 +45,13 @@ class Sockets:
         if self._sockets is None or not over_loopback(ends.client):
             return None
         key, now_ns = (ends.netns, ends.client_port, ends.server_port), boot_ns()
-        if (key not in self._asking or now_ns - self._seen_ns > _TRUSTED_NS) and now_ns >= self._next_ns:
+        if (key not in self._requesting or now_ns - self._seen_ns > _TRUSTED_NS) and now_ns >= self._next_ns:
             values = self._sockets.read()[1]
             values = values[
                 (values["sock"]["role"] == 0) & (values["proc"]["pid"] < 1 << 22) & _loopback(values["sock"]["daddr"])
             ]
             sock = values["sock"]
             places = zip(sock["netns"].tolist(), sock["sport"].tolist(), sock["dport"].tolist(), strict=True)
-            self._asking = dict(zip(places, values["proc"], strict=True))
-            self._seen_ns, self._next_ns = now_ns, now_ns + max(_LOOK_NS, _REST * (boot_ns() - now_ns))
-        return self._asking.get(key)
+            self._requesting = dict(zip(places, values["proc"], strict=True))
+            self._seen_ns, self._next_ns = now_ns, now_ns + max(_CHECK_NS, _REST * (boot_ns() - now_ns))
+        return self._requesting.get(key)

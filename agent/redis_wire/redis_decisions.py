@@ -27,10 +27,10 @@ from agent.redis_wire.guess import (
     counts,
     guessed,
     inverted,
-    looks_like_a_limiter,
+    is_limiter_like,
+    is_single_value,
     plausible,
-    says_how_many,
-    tells_no_rest,
+    returns_count,
 )
 from agent.redis_wire.resp_stream import Cut, ReplyError
 from agent.redis_wire.unknown import UnknownScripts
@@ -140,7 +140,7 @@ class RedisDecisions:
         if len(self._texts) > _SCRIPTS:
             self._texts.popitem(last=False)
         self._counting.pop(script, None), self._meant.pop(script, None)
-        if says_how_many(text):
+        if returns_count(text):
             _remember(self._counting, script)
 
     def _meaning(self, script: str, text: bytes | None) -> tuple[bool, bool]:
@@ -148,7 +148,7 @@ class RedisDecisions:
         if text is None:
             return False, True
         if script not in self._meant:
-            _remember(self._meant, script, (inverted(text), not tells_no_rest(text)))
+            _remember(self._meant, script, (inverted(text), not is_single_value(text)))
         return self._meant[script]
 
     def call(self, exchange: RedisExchange) -> RedisCall | None:
@@ -187,7 +187,7 @@ class RedisDecisions:
         elif (
             call.command.startswith(("EVAL", "FCALL"))
             and there not in self._others
-            and looks_like_a_limiter(call, text)
+            and is_limiter_like(call, text)
             and not self._limiters.owns(call)
         ):
             if not plausible(reply):

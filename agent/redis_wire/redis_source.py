@@ -1,6 +1,6 @@
 """The programs at Redis connections, attached while they are worth their cost, and what comes from them.
 
-``auto``: they are there for LOOK_NS of each EVERY_NS, and stay once a limiter's request was seen, until none was for
+``auto``: they are there for WINDOW_NS of each EVERY_NS, and stay once a limiter's request was seen, until none was for
 IDLE_NS. What the kernel's programs keep back is counted there, so that rows say what share of decisions they are
 (sample_rate).
 """
@@ -20,10 +20,10 @@ from agent.common.fairness import UpperBound
 from agent.contracts import Due, Finishing, Stating
 from agent.kernel import bpf
 from agent.kernel.helper_client import Helper
+from agent.kernel.kernel_source import KernelSource
 from agent.kernel.load import Family
 from agent.kernel.ring import SharedArray
 from agent.kernel.sampling import attach, degrade
-from agent.kernel.source import KernelSource
 from agent.limiters.script import MAKING, MAKING_WORDS, PLAIN_COMMANDS
 from agent.limiters.scripted import Limiters
 from agent.redis_wire.ports import ports
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from agent.limiters.redis_settings import RedisLimiterSettings
     from agent.redis_wire.redis_reader import RedisReader
 
-LOOK_NS, EVERY_NS, IDLE_NS, FAR_NS, PORTS_NS = (
+WINDOW_NS, EVERY_NS, IDLE_NS, FAR_NS, PORTS_NS = (
     250_000_000,
     5_000_000_000,
     60_000_000_000,
@@ -89,14 +89,14 @@ class RedisWire(Stating, Finishing, Due):
         self._links: dict[str, int] = {}
         unix = _UNIX if _UNIX in family.programs else _UNIX_SHORT
         self._times = [function for function in (_OUT, unix) if function in family.programs]
-        self._seen, self._until_ns, self._again_ns = (dict.fromkeys(self._times, 0) for _ in range(3))
-        self._looking = False
+        self._seen, self._until_ns, self._until_off_ns = (dict.fromkeys(self._times, 0) for _ in range(3))
+        self._sampling = False
         self._ends_ns = self._next_ns = self._ports_ns = self._last_ns = self._sampled_ns = 0
-        self.told = 0
+        self.decisions = 0
         self.ports: frozenset[int] = frozenset()
         self._budget(settings.decisions_per_s)
         self._name_commands()
-        self._say()
+        self._report_state()
         kernel.subscribe("redis_pieces", self.take)
 
     def take(self, records: np.ndarray) -> None:
@@ -108,10 +108,10 @@ class RedisWire(Stating, Finishing, Due):
         self._settings = settings
         self._budget(settings.decisions_per_s)
         self._ports_ns = self._next_ns = self._last_ns = 0  # all is looked at anew
-        self._looking = False  # what is attached stays, or goes with the next turn
+        self._sampling = False  # what is attached stays, or goes with the next turn
         if self._settings.mode == "off":
             self._detach()
-        self._say()
+        self._report_state()
 
     def _budget(self, per_s: int) -> None:
         each_ns = 1e9 / per_s
@@ -151,7 +151,7 @@ class RedisWire(Stating, Finishing, Due):
 
     @property
     def due_ns(self) -> int:
-        return self._ends_ns if self._looking else 0
+        return self._ends_ns if self._sampling else 0
 
     def fds(self) -> list[int]:
         return []
@@ -170,7 +170,7 @@ class RedisWire(Stating, Finishing, Due):
             return
         if self._records:
             yield from self._read()
-        self._say()
+        self._report_state()
         if self._settings.mode == "auto":
             self._turn(now_ns)
         elif not self._links and now_ns >= self._next_ns:
@@ -181,12 +181,12 @@ class RedisWire(Stating, Finishing, Due):
 
     def _turn(self, now_ns: int) -> None:
         """Looks, stays, or goes."""
-        over_ns = self._ends_ns if self._looking else self._last_ns + IDLE_NS
+        over_ns = self._ends_ns if self._sampling else self._last_ns + IDLE_NS
         if self._links and now_ns >= over_ns:
             self._detach()
         elif not self._links and now_ns >= self._next_ns:
-            self._looking = self._attach(now_ns)
-            self._ends_ns = boot_ns() + LOOK_NS
+            self._sampling = self._attach(now_ns)
+            self._ends_ns = boot_ns() + WINDOW_NS
 
     def _at_times(self, function: str, now_ns: int) -> None:
         """What leaves this host, and Unix sockets, are looked at while some of it is wanted, and at times: the program
@@ -197,11 +197,11 @@ class RedisWire(Stating, Finishing, Due):
         if function in self._links:
             if now_ns > self._until_ns[function]:
                 os.close(self._links.pop(function))
-                self._again_ns[function] = now_ns + EVERY_NS
-        elif now_ns < self._until_ns[function] or now_ns >= self._again_ns[function]:
+                self._until_off_ns[function] = now_ns + EVERY_NS
+        elif now_ns < self._until_ns[function] or now_ns >= self._until_off_ns[function]:
             self._attach_one(function)
-            self._until_ns[function] = max(self._until_ns[function], now_ns + LOOK_NS)
-            self._again_ns[function] = now_ns + EVERY_NS
+            self._until_ns[function] = max(self._until_ns[function], now_ns + WINDOW_NS)
+            self._until_off_ns[function] = now_ns + EVERY_NS
 
     def _read(self) -> Iterable[Batch]:
         records = np.concatenate(self._records)
@@ -217,8 +217,8 @@ class RedisWire(Stating, Finishing, Due):
             )
         batches = self._reader.read(records)
         if batches:
-            self._last_ns, self._looking = boot_ns(), False  # they stay
-            self.told += len(batches[0].rows)
+            self._last_ns, self._sampling = boot_ns(), False  # they stay
+            self.decisions += len(batches[0].rows)
         return batches
 
     def _find(self) -> None:
@@ -228,27 +228,30 @@ class RedisWire(Stating, Finishing, Due):
             bits[port >> 6] |= np.uint64(1 << (port & 63))
         self._bits[:] = bits
 
-    def _say(self) -> None:
+    def _report_state(self) -> None:
         """In the family's state, where nothing is wrong with it."""
         if self._family.state == "attached":
             state, why = self._why()
-            unknown = self._reader.unknown.said() if self._reader else ""
-            said = ("" if state == "on" else why, unknown, _ENCRYPTED if self._switch["encrypted"][0] else "")
-            self._family.reason = "; ".join(filter(None, said))
+            unknown = self._reader.unknown.text() if self._reader else ""
+            state_row = ("" if state == "on" else why, unknown, _ENCRYPTED if self._switch["encrypted"][0] else "")
+            self._family.reason = "; ".join(filter(None, state_row))
 
     def _why(self) -> tuple[str, str]:
         """on, looking, waiting or off; and why."""
         if self._settings.mode == "off":
             return "off", "redis_limiters is off"
-        if self._links and not self._looking:
+        if self._links and not self._sampling:
             return (
                 "on",
                 "redis_limiters is on" if self._settings.mode == "on" else "a limiter in Redis was seen at work",
             )
         if self._family.state != "attached" and not self._links:
             return "off", self._family.reason
-        looks = f"{LOOK_NS / 1e9:g} s of each {EVERY_NS // 10**9} s"
-        return "looking" if self._links else "waiting", f"no limiter in Redis is seen at work: looks for one in {looks}"
+        windows = f"{WINDOW_NS / 1e9:g} s of each {EVERY_NS // 10**9} s"
+        return (
+            "looking" if self._links else "waiting",
+            f"no limiter in Redis is seen at work: looks for one in {windows}",
+        )
 
     def _attach(self, now_ns: int) -> bool:
         self._next_ns = now_ns + EVERY_NS
@@ -270,7 +273,7 @@ class RedisWire(Stating, Finishing, Due):
     def _detach(self) -> None:
         while self._links:
             os.close(self._links.popitem()[1])
-        self._looking = False
+        self._sampling = False
 
     def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterable[Batch]:
         self._detach()
@@ -284,9 +287,9 @@ class RedisWire(Stating, Finishing, Due):
             "state": state,
             "why": why,
             "mode": self._settings.mode,
-            "attached": self.attached and not self._looking,
+            "attached": self.attached and not self._sampling,
             "ports": sorted(self.ports),
-            "decisions": self.told,
+            "decisions": self.decisions,
             "requests_seen": int(self._switch["asked"][0]),
             "requests_read": int(self._switch["told"][0]),
             "segments_cut": int(self._switch["cut"][0]),

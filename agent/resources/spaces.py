@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent.batch import Batch
 from agent.kernel import steps
-from agent.resources.source import AGAIN_NS, POLL_NS, Resources, Watched, batch_of, due, who
+from agent.resources.resource_source import AGAIN_NS, POLL_NS, Resources, Watched, batch_of, due, who
 
 if TYPE_CHECKING:
     from agent.kernel.helper_client import Helper
@@ -54,8 +54,8 @@ class Space(NamedTuple):
 class _Known:
     """A file system. asked: the process that tells of it."""
 
-    asked: tuple[int, int]
-    told: dict[str, tuple[int, tuple[int, int]]] = field(default_factory=dict)
+    requested: tuple[int, int]
+    reported: dict[str, tuple[int, tuple[int, int]]] = field(default_factory=dict)
     was_full: bool = False
     due_ns: int = 0
 
@@ -83,16 +83,16 @@ class Spaces:
     def drain(self, now_ns: int) -> Iterable[Batch]:
         if now_ns >= self._next_ns:
             self._next_ns = now_ns + POLL_NS
-            self._ask(now_ns)
+            self._request(now_ns)
         rows, self._rows = self._rows, []
         if rows:
             yield batch_of(rows, now_ns, POLL_NS)
 
-    def _ask(self, now_ns: int) -> None:
+    def _request(self, now_ns: int) -> None:
         watched = self._resources.watched
         self._asked_ns = {key: at for key, at in self._asked_ns.items() if key in watched}
-        self._known = {place: known for place, known in self._known.items() if known.asked in watched}
-        wanted = [known.asked for known in self._known.values() if known.due_ns <= now_ns]
+        self._known = {place: known for place, known in self._known.items() if known.requested in watched}
+        wanted = [known.requested for known in self._known.values() if known.due_ns <= now_ns]
         wanted += sorted(
             (key for key in watched if self._asked_ns.get(key, 0) <= now_ns - AGAIN_NS),
             key=lambda key: self._asked_ns.get(key, 0),
@@ -102,9 +102,9 @@ class Spaces:
                 return
             self._asked_ns[key] = now_ns
             self._waiting.add(key)
-            steps.run(self._looking(watched[key], key, now_ns), lambda _value, _error: None)
+            steps.run(self._read_space(watched[key], key, now_ns), lambda _value, _error: None)
 
-    def _looking(self, one: Watched, key: tuple[int, int], now_ns: int) -> steps.Steps[None]:
+    def _read_space(self, one: Watched, key: tuple[int, int], now_ns: int) -> steps.Steps[None]:
         try:
             fd = yield self._helper.opening(one.pid, "spaces")
             try:
@@ -117,21 +117,21 @@ class Spaces:
             self._waiting.discard(key)
         self._take(one, key, Space.parse(text), now_ns)
 
-    def _take(self, one: Watched, key: tuple[int, int], told: list[Space], now_ns: int) -> None:
+    def _take(self, one: Watched, key: tuple[int, int], reported: list[Space], now_ns: int) -> None:
         """What it tells; another process may tell of the file systems that it tells of no more."""
-        places = {(space.point, space.limit, one.uid) for space in told}
-        for place in [place for place, known in self._known.items() if known.asked == key and place not in places]:
+        places = {(space.point, space.limit, one.uid) for space in reported}
+        for place in [place for place, known in self._known.items() if known.requested == key and place not in places]:
             del self._known[place]
-        for space in told:
+        for space in reported:
             self._note(one, key, space, now_ns)
 
     def _note(self, one: Watched, key: tuple[int, int], space: Space, now_ns: int) -> None:
         known = self._known.setdefault((space.point, space.limit, one.uid), _Known(key))
-        if known.asked != key:
+        if known.requested != key:
             return
         changed, known.was_full = known.was_full != space.full, space.full
         known.due_ns = now_ns + POLL_NS - POLL_NS // 4
-        if due(known.told, "disk", space.used, space.limit, now_ns) or changed or space.full:
+        if due(known.reported, "disk", space.used, space.limit, now_ns) or changed or space.full:
             self._rows.append(
                 {**who(one), "kind": "disk", "object": space.point, "used": space.used, "limit": space.limit}
             )

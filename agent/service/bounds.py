@@ -10,9 +10,9 @@ from agent.batch import Batch, make
 from agent.contracts import Finishing
 from agent.tables import TABLES
 
-_LOOK_NS = 1_000_000_000
+_CHECK_NS = 1_000_000_000
 #: At most so often: what is beyond a bound mostly stays there.
-_TELL_NS = 60_000_000_000
+_REPORT_NS = 60_000_000_000
 
 
 class Bounds(Finishing):
@@ -34,17 +34,17 @@ class Bounds(Finishing):
             probe,
         )  # sources are known by their names: the intake is one itself
         self._counts, self._reasons, self._lead, self._remedy = counts, reasons, lead, remedy
-        self._looked_ns, self._told_ns = -_LOOK_NS, -_TELL_NS
-        self._told = dict.fromkeys(reasons, 0)
+        self._checked_at_ns, self._reported_ns = -_CHECK_NS, -_REPORT_NS
+        self._reported = dict.fromkeys(reasons, 0)
 
     def fds(self) -> list[int]:
         return []
 
     def drain(self, now_ns: int) -> Iterable[Batch]:
         """Mostly nothing, and cheap."""
-        if now_ns - self._looked_ns < _LOOK_NS or now_ns - self._told_ns < _TELL_NS:
+        if now_ns - self._checked_at_ns < _CHECK_NS or now_ns - self._reported_ns < _REPORT_NS:
             return ()
-        self._looked_ns = now_ns
+        self._checked_at_ns = now_ns
         return self._rows(now_ns)
 
     def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterable[Batch]:
@@ -61,14 +61,14 @@ class Bounds(Finishing):
 
     def _rows(self, now_ns: int) -> list[Batch]:
         counts = self._counts()
-        said = [
-            f"{counts[reason] - told} {self._reasons[reason]}"
-            for reason, told in self._told.items()
-            if counts[reason] > told
+        changes = [
+            f"{counts[reason] - before} {self._reasons[reason]}"
+            for reason, before in self._reported.items()
+            if counts[reason] > before
         ]
-        if not said:
+        if not changes:
             return []
-        self._told_ns, self._told = now_ns, {reason: counts[reason] for reason in self._reasons}
+        self._reported_ns, self._reported = now_ns, {reason: counts[reason] for reason in self._reasons}
         table = TABLES["probe_status"]
         return [
             make(
@@ -77,7 +77,7 @@ class Bounds(Finishing):
                 t_ns=now_ns,
                 probe=self.probe.encode(),
                 state=table.code("state", "degraded"),
-                reason=f"{self._lead}{', '.join(said)}".encode()[:256],
+                reason=f"{self._lead}{', '.join(changes)}".encode()[:256],
                 remedy=self._remedy.encode(),
             )
         ]

@@ -86,11 +86,11 @@ class Control:
         for client in [c for c in self._clients.values() if c.until_s < now_s]:
             self._forget(client, "late")
         for fd, _ in self._epoll.poll(0):
-            asking = self._clients.get(fd)
-            if asking is not None and asking.answer is not None:
-                self._send(asking)
-            elif asking is not None and not answered:
-                answered = self._hear(asking)
+            client_ = self._clients.get(fd)
+            if client_ is not None and client_.answer is not None:
+                self._send(client_)
+            elif client_ is not None and not answered:
+                answered = self._receive(client_)
         self._accept(now_s)
 
     def _accept(self, now_s: float) -> None:
@@ -104,7 +104,7 @@ class Control:
         self._clients[sock.fileno()] = Connection(sock, now_s + CLIENT_S)
         self._epoll.register(sock, select.EPOLLIN)
 
-    def _hear(self, client: Connection) -> bool:
+    def _receive(self, client: Connection) -> bool:
         """Takes what it said; True where that was a whole request, which is answered."""
         try:
             data = client.sock.recv(_CHUNK)

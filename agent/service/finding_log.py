@@ -10,9 +10,9 @@ import numpy as np
 
 from agent.batch import Batch
 from agent.common.duration import instant, span
-from agent.common.sentence import pieces, told
+from agent.common.sentence import pieces, text_of
 from agent.errors import printable
-from agent.log import INFO, NOTICE, WARNING, say
+from agent.log import INFO, NOTICE, WARNING, log_message
 from agent.tables import TABLES
 
 _TABLE = TABLES["finding"]
@@ -37,9 +37,9 @@ class FindingLog:
             found, closed = bytes(row["finding_id"]), row["state"] == _TABLE.code("state", "closed")
             before = self._open.pop(found, None)
             if before is None or (not before and not closed):
-                self._tell(row, "opened" if before is None else "opened again")
+                self._write(row, "opened" if before is None else "opened again")
             if closed and before is not False:
-                self._tell(row, "closed")
+                self._write(row, "closed")
             self._open[found] = not closed
         for old in [f for f, still in self._open.items() if not still][:-_KEPT]:
             del self._open[old]
@@ -50,16 +50,16 @@ class FindingLog:
     def close(self) -> None:
         """Nothing is kept open."""
 
-    def _tell(self, row: np.void, event: str) -> None:
+    def _write(self, row: np.void, event: str) -> None:
         severity = _TABLE.by_name["severity"].names[row["severity"]]
         took = row["end_ns"] - row["start_ns"]
         lasted = f" after {span(took)}" if event == "closed" and not instant(took) else ""
         finding_id, sentence = (
             printable(row["finding_id"]),
-            printable(told(pieces(bytes(row["said"]), bytes(row["sentence"])), self._wall)),
+            printable(text_of(pieces(bytes(row["said"]), bytes(row["sentence"])), self._wall)),
         )
         level = INFO if event == "closed" else NOTICE if severity == "notice" else WARNING
-        say(
+        log_message(
             f"tickscope: finding {finding_id} {event}{lasted} ({severity}): {sentence}",
             level,
             event=f"finding_{event.replace(' ', '_')}",

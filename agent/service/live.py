@@ -22,7 +22,7 @@ from agent.batch import Batch
 from agent.columns import NULL_I64
 from agent.common.alive import gone
 from agent.common.duration import span
-from agent.common.sentence import pieces, told
+from agent.common.sentence import pieces, text_of
 from agent.errors import printable
 from agent.service.screen import Part, cut, fitted, joined, row, size
 from agent.tables import TABLES
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 WINDOW_S = 10
 #: Limiters that are looked at for a screen, which has room for fewer.
 _LIMITERS = 256
-_SAID_S = 60  # how long a message of the agent stays on the screen
+_SHOWN_S = 60  # how long a message of the agent stays on the screen
 _KEPT = (
     "tcp_rtt",
     "tcp_connect",
@@ -102,11 +102,11 @@ class Live:
         self._changes: list[np.void] = []
         self._before: dict[str, int] = {}
         self._rates: list[str] = []
-        self._said: deque[tuple[float, str]] = deque(maxlen=2)
+        self._messages: deque[tuple[float, str]] = deque(maxlen=2)
         self._colour = not os.environ.get("NO_COLOR")
         loop.sinks.append(self)
         if os.isatty(sys.stderr.fileno()):
-            log.show(lambda text: self._said.append((time.monotonic(), text)))
+            log.show(lambda text: self._messages.append((time.monotonic(), text)))
 
     def offer(self, batch: Batch) -> None:
         if batch.table in self._recent:
@@ -176,8 +176,8 @@ class Live:
                     _wrapped(f"  {probe['probe']}: {probe['state']}: {printable(probe['reason'] or '')}", width),
                     "probe",
                 )
-        for said_s, text in self._said:
-            if time.monotonic() - said_s < _SAID_S:
+        for shown_s, text in self._messages:
+            if time.monotonic() - shown_s < _SHOWN_S:
                 yield Part(
                     2, [line for one in text.splitlines() for line in _wrapped(f"  {printable(one)}", width)], "message"
                 )
@@ -202,9 +202,9 @@ class Live:
         yield Part(1, [_label("findings") + ("" if self._findings else "none")])
         for i, found in enumerate(sorted(self._findings.values(), key=_weight)[::-1]):
             state = TABLES["finding"].by_name["state"].names[found["state"]]
-            said = printable(told(pieces(bytes(found["said"]), bytes(found["sentence"])), self._status.wall))
+            sentence = printable(text_of(pieces(bytes(found["said"]), bytes(found["sentence"])), self._status.wall))
             yield Part(
-                1 if i == 0 else 3 if all(_weight(found)) else 7, _wrapped(f"  {state}: {said}", width), "finding"
+                1 if i == 0 else 3 if all(_weight(found)) else 7, _wrapped(f"  {state}: {sentence}", width), "finding"
             )
 
     def _count(self) -> Iterator[str]:

@@ -28,7 +28,7 @@ from agent.common.faults import AGAIN_NS, Faults
 from agent.common.pace import Pace
 from agent.contracts import Closing, Due, Filter, Finishing, Pending, Sink, Source, Waking
 from agent.correlate.correlator import Correlator
-from agent.log import say
+from agent.log import log_message
 from agent.service.containers import Containers
 from agent.store.writer import Writer
 from agent.tables import TABLES
@@ -57,7 +57,7 @@ class Loop:
     that is left out. What parts may have beside is in agent/contracts.py.
     ``faults``: no part's fault ends the loop (agent/common/faults.py). What a source's may have cost is a ``loss`` row
     without a count, what a sink's has cost one with a count; a batch at which a filter fails goes on as it is; rows
-    that the correlator has not judged are stored all the same (``unjudged``).
+    that the correlator has not judged are stored all the same (``unevaluated``).
     """
 
     def __init__(self, sources: list[Source], store: Writer, correlator: Correlator, sinks: list[Sink]) -> None:
@@ -113,7 +113,7 @@ class Loop:
         """Parts that failed -> their last fault, in words."""
         return self.faults.failures
 
-    def unjudged(self) -> dict[str, int]:
+    def unevaluated(self) -> dict[str, int]:
         """What the correlator did not take into account, by reason (``Correlator.losses``); ``faults``: batches at
         which it failed, or that came after.
         """
@@ -247,8 +247,8 @@ class Loop:
         """Moves the correlator on, and writes what came together with the watermark, so that a replay sees the same."""
         findings = self.faults.attempt("correlator", self._advanced, watermark_ns, otherwise=None)
         self._not_judged += findings is None
-        for told in self.correlator.guard.fresh():
-            say(f"tickscope: {told}")
+        for new in self.correlator.guard.new_failures():
+            log_message(f"tickscope: {new}")
         for batch in findings or ():
             self.totals[batch.table] += len(batch.rows)
             self._offer(batch)
@@ -286,8 +286,8 @@ class Loop:
         for missing in self.faults.missing(now_ns, since_ns):
             self.take(missing)
         for sink in self.sinks:
-            told = self.faults.attempt(f"{sink.name} losses", sink.losses, otherwise=None)
-            for reason, count in {**(told or {}), "failed": self._not_offered[sink.name]}.items():
+            new = self.faults.attempt(f"{sink.name} losses", sink.losses, otherwise=None)
+            for reason, count in {**(new or {}), "failed": self._not_offered[sink.name]}.items():
                 key = (sink.name, reason)
                 more = count - self._sink_losses.get(key, 0)
                 if more > 0:

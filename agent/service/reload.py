@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING
 
 from agent.config import Config, resolve
 from agent.errors import AgentError
-from agent.log import NOTICE, WARNING, say
+from agent.log import NOTICE, WARNING, log_message
 from agent.posix.supervisor import Supervised, spawn
 
 if TYPE_CHECKING:
-    from agent.investigate.source import Investigator
+    from agent.investigate.investigator import Investigator
     from agent.limiters.intake import Intake
     from agent.queues.poller import QueuePoller
-    from agent.queues.process import Brokers
-    from agent.receiver.process import OtlpReceiver
+    from agent.queues.poller_process import Brokers
+    from agent.receiver.receiver_process import OtlpReceiver
     from agent.service.loop import Loop
 
 _LIMIT_BYTES = 1 << 20
@@ -53,7 +53,7 @@ class Reload:
         try:
             process = spawn("agent.service.reload", environment=os.environ, stdin=asked, stdout=theirs.fileno())
         except OSError as error:
-            say(
+            log_message(
                 f"tickscope: cannot read the settings again: {error.strerror}; nothing was changed",
                 event="reload_failed",
             )
@@ -91,12 +91,14 @@ class Reload:
         except ValueError:
             answer = {"error": "the process that reads them ended early"}
         if "error" in answer:
-            say(f"tickscope: cannot use the settings: {answer['error']}\n  nothing was changed", event="reload_failed")
+            log_message(
+                f"tickscope: cannot use the settings: {answer['error']}\n  nothing was changed", event="reload_failed"
+            )
             return
         changed, waiting = self._apply(Config.from_json(answer["config"]))
         done = "; ".join(map(self._now, changed)) or "nothing changed"
         rest = f"; needs a restart: {', '.join(waiting)}" if waiting else ""
-        say(
+        log_message(
             f"tickscope: read {answer['file']} again: {done}{rest}",
             WARNING if waiting else NOTICE,
             event="reloaded",
@@ -126,28 +128,28 @@ def appliers(
     intake: Intake,
     queues: QueuePoller,
     brokers: Brokers,
-    closer: Investigator | None,
+    investigator_: Investigator | None,
     receiver: OtlpReceiver | None = None,
 ) -> dict[str, Callable[[Config], None]]:
     """What each setting that can change does."""
     from agent import log
     from agent.correlate.thresholds import with_threshold
-    from agent.service import redis_said
+    from agent.service import redis_reported
 
     def limit(config: Config) -> None:
         loop.store.limit(max_bytes=config.store.max_bytes, max_age_s=config.store.max_age_days * 86400)
 
     def pace(config: Config) -> None:
         queues.rounds.interval_s = config.queues.poll_s
-        ask(config)
+        reports(config)
 
-    def ask(config: Config) -> None:
+    def reports(config: Config) -> None:
         if brokers in loop.sources:  # else it is left out: nobody would read what a process of its says
             brokers.use(config.queues.brokers, config.queues.poll_s)
 
-    def look(config: Config) -> None:
-        assert closer is not None
-        closer.on = config.probes.investigate != "off"
+    def profile(config: Config) -> None:
+        assert investigator_ is not None
+        investigator_.on = config.probes.investigate != "off"
 
     def receive(config: Config) -> None:
         if receiver in loop.sources:
@@ -159,13 +161,15 @@ def appliers(
 
     return {
         **({"otlp_receiver": receive} if receiver is not None else {}),
-        **redis_said.appliers(loop.sources),
-        **({"investigate": look} if closer is not None else {}),  # what was not loaded at the start needs another
+        **redis_reported.appliers(loop.sources),
+        **(
+            {"investigate": profile} if investigator_ is not None else {}
+        ),  # what was not loaded at the start needs another
         "log_format": lambda config: log.use(config.service.log_format),
         "max_bytes": limit,
         "max_age_days": limit,
         "intake_keys": keys,
-        "brokers": ask,
+        "brokers": reports,
         "poll_s": pace,
         "jump_threshold": lambda config: loop.correlator.judge_jumps(with_threshold(config.clock.jump_threshold_ns)),
     }

@@ -40,11 +40,11 @@ def fitted(parts: Sequence[Part], height: int, width: int) -> list[str]:
         return [line for part in parts for line in part.lines]
     shown = _chosen(parts, height - 1)
     missing = Counter(part.what for i, part in enumerate(parts) if i not in shown and part.what)
-    said = joined(
+    text = joined(
         ["not shown:", *(f"{n} {what}{'s' * (n != 1)}" for what, n in reversed(missing.items()))], width
     )  # findings stand last
     lines = [line for i, part in enumerate(parts) if i in shown for line in part.lines]
-    return [*lines, said] if missing else lines
+    return [*lines, text] if missing else lines
 
 
 def _chosen(parts: Sequence[Part], height: int) -> set[int]:

@@ -15,8 +15,8 @@ from agent.columns import NULL_I64
 from agent.common.clocks import boot_ns
 from agent.contracts import Failing, Owning, Parted, Source, Stating
 from agent.kernel import bpf
-from agent.log import INFO, say
-from agent.service import redis_said
+from agent.log import INFO, log_message
+from agent.service import redis_reported
 from agent.service.bounds import Bounds
 from agent.tables import TABLES
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 #: A part that fails and recovers all the time is said so often at most.
-_SAY_NS = 5_000_000_000
+_REPORT_NS = 5_000_000_000
 #: How often the kernel is asked how often programs ran.
 _COUNT_NS = 10_000_000_000
 
@@ -38,7 +38,7 @@ class Shown(NamedTuple):
     """Whose words a section of the document is."""
 
     source: Source
-    say: Callable[[], Any]
+    text_of: Callable[[], Any]
 
 
 class Status:
@@ -62,8 +62,8 @@ class Status:
         self._config, self._loop, self._loaded, self._shown, self._page = config, loop, loaded, shown or {}, page
         self._helper, self._watch, self._history = helper, watch, history
         self._started = time.monotonic()
-        self._told: dict[str, str] = {}
-        self._said_ns: dict[str, int] = {}
+        self._logged: dict[str, str] = {}
+        self._reported_ns: dict[str, int] = {}
         self._missed: dict[str, tuple[int, int]] = {}
         self._stats: dict[str, tuple[int | None, int | None, int]] = {}
         self._counted_ns = -_COUNT_NS
@@ -158,9 +158,9 @@ class Status:
         """Parts that failed, how often (None: not counted), why, and whether they are left out now; a queue's own
         failures too.
         """
-        told: dict[str, dict[str, Any]] = {}
+        by_probe: dict[str, dict[str, Any]] = {}
         for faults in (self._loop.faults, *(s.faults for s in self._loop.sources if isinstance(s, Parted))):
-            told.update(
+            by_probe.update(
                 {
                     n: {"failure": why, "count": faults.counts.get(n), "left_out": faults.out(n)}
                     for n, why in faults.failures.items()
@@ -168,22 +168,22 @@ class Status:
             )
         for source in self._loop.sources:
             if isinstance(source, Failing):
-                told.update(
+                by_probe.update(
                     {n: {"failure": why, "count": None, "left_out": False} for n, why in source.failures().items()}
                 )
-        return [{"source": name, **row} for name, row in told.items()]
+        return [{"source": name, **row} for name, row in by_probe.items()]
 
     def clock(self) -> dict[str, Any]:
         """The clock source's own words; empty where the clock family is off."""
-        return dict(self._said("clock", {}))
+        return dict(self._state_of("clock", {}))
 
     def time_daemons(self) -> list[dict[str, Any]]:
         """What the time daemons of this host, and the servers asked past them, said last."""
-        return list(self._said("time_daemons", []))
+        return list(self._state_of("time_daemons", []))
 
     def notices(self) -> dict[str, Any]:
         """The jump notices: subscribers, acknowledgements, hooks."""
-        return dict(self._said("notices", {}))
+        return dict(self._state_of("notices", {}))
 
     def bounds(self) -> dict[str, dict[str, int]]:
         """Bounds that were hit: by source, what that has cost so far, in words."""
@@ -193,29 +193,29 @@ class Status:
 
     def intake(self) -> dict[str, int]:
         """Connections of programs that report their decisions, and what was refused or lost there."""
-        return dict(self._said("intake", {}))
+        return dict(self._state_of("intake", {}))
 
     def otlp_receiver(self) -> dict[str, Any]:
         """Where OTLP is taken, what came and what was refused; empty where it is off."""
-        return dict(self._said("otlp_receiver", {}))
+        return dict(self._state_of("otlp_receiver", {}))
 
     def programs(self) -> list[dict[str, Any]]:
         """Programs and libraries that are not seen, or not wholly, and why."""
-        return list(self._said("programs", []))
+        return list(self._state_of("programs", []))
 
     def examining(self) -> dict[str, int]:
         """What looking into files takes."""
-        return dict(self._said("examining", {}))
+        return dict(self._state_of("examining", {}))
 
     def investigation(self) -> dict[str, Any]:
         """Whether processes are looked at closer now, and what that has taken; empty where it is off."""
-        return dict(self._said("investigation", {}))
+        return dict(self._state_of("investigation", {}))
 
-    def _said(self, section: str, otherwise: Any) -> Any:
+    def _state_of(self, section: str, otherwise: Any) -> Any:
         """Nothing of a source that is left out."""
         shown = self._shown.get(section)
         return (
-            shown.say()
+            shown.text_of()
             if shown is not None and any(shown.source is source for source in self._loop.sources)
             else otherwise
         )
@@ -259,9 +259,9 @@ class Status:
             "bounds": self.bounds(),
             "intake": self.intake(),
             "otlp_receiver": self.otlp_receiver(),
-            "redis_limiters": redis_said.state(self._loop.sources, self._loaded, self._config),
+            "redis_limiters": redis_reported.state(self._loop.sources, self._loaded, self._config),
             "rows": dict(self._loop.totals),
-            "correlator_dropped": self._loop.unjudged(),
+            "correlator_dropped": self._loop.unevaluated(),
             "rules": self._loop.correlator.guard.state(),
             "loss": self.losses(),
             "clock": self.clock(),
@@ -275,25 +275,25 @@ class Status:
             "investigation": self.investigation(),
         }
 
-    def tell(self, now_ns: int) -> None:
+    def log_changes(self, now_ns: int) -> None:
         """Feeds the loop ``probe_status`` rows of the families whose state differs from what was last said, and what
         runs were left out as ``loss``.
         """
-        store = self._loop.store.trouble() or "running"
+        store = self._loop.store.problem() or "running"
         children = ((child.role, child.state()) for child in (self._helper.child, self._watch.child))
         for name, now in (*children, ("store", store)):
-            if self._told.get(name, "running") != now and now_ns - self._said_ns.get(name, 0) >= _SAY_NS:
-                self._told[name], self._said_ns[name] = now, now_ns
-                say(f"tickscope: {name}: {now}")
+            if self._logged.get(name, "running") != now and now_ns - self._reported_ns.get(name, 0) >= _REPORT_NS:
+                self._logged[name], self._reported_ns[name] = now, now_ns
+                log_message(f"tickscope: {name}: {now}")
         table = TABLES["probe_status"]
         if now_ns - self._counted_ns >= _COUNT_NS:
             self._count(now_ns)
         for probe in self.probes():
             self._lose(probe, now_ns)
-            said = f"{probe['state']} {probe['reason']}"
-            if self._told.get(probe["probe"]) == said:
+            text = f"{probe['state']} {probe['reason']}"
+            if self._logged.get(probe["probe"]) == text:
                 continue
-            self._told[probe["probe"]] = said
+            self._logged[probe["probe"]] = text
             batch = make(
                 "probe_status",
                 1,
@@ -324,7 +324,7 @@ class Status:
             if name not in ("loss", "finding", "verdict", "evidence")
         )
         found = self._loop.totals["finding"]
-        say(
+        log_message(
             f"stopped after {time.monotonic() - self._started:.1f} s: {rows or 'no rows'}; {found} finding updates;"
             f" lost: {self.lost() or 'nothing'}",
             INFO,

@@ -16,7 +16,7 @@ import numpy as np
 
 from agent.ask import sql as questions
 from agent.ask.question import TIME, Condition, Question, Spread, Where
-from agent.ask.source import Result, gap_bounds
+from agent.ask.row_source import Result, gap_bounds
 from agent.ask.window import Window
 from agent.clock.history import Converted, History
 from agent.columns import HIST_BUCKETS, NULL_I64, Column
@@ -48,7 +48,7 @@ class _Span(NamedTuple):
 
 
 class Answers(ABC):
-    """A source of rows (agent/ask/source.py) whose tables are views of a database in memory. The heirs open the
+    """A source of rows (agent/ask/row_source.py) whose tables are views of a database in memory. The heirs open the
     database, and ask it.
     """
 
@@ -69,7 +69,7 @@ class Answers(ABC):
         """
 
     @abstractmethod
-    def _asked(self, sql: str, fetch: Callable[[Any], T]) -> T:
+    def _run_query(self, sql: str, fetch: Callable[[Any], T]) -> T:
         """What ``fetch`` makes of an executed query. Raises AgentError: exit 2 for SQL that does not parse, bind or
         convert, or would not only read; 4 where files keep vanishing.
         """
@@ -126,13 +126,13 @@ class Answers(ABC):
 
     def integers(self, question: Question) -> dict[str, np.ndarray]:
         """Columns of integers, int64, shape (n,), NULL_I64 for unknown."""
-        found = self._asked(questions.select(question, self.boots, self.window), lambda done: done.fetchnumpy())
+        found = self._run_query(questions.select(question, self.boots, self.window), lambda done: done.fetchnumpy())
         return {name: np.ma.filled(np.ma.asarray(column).astype(np.int64), NULL_I64) for name, column in found.items()}
 
     def table(self, question: Question) -> np.ndarray:
         """Rows as the table itself holds them (agent/columns.py), the question's columns only."""
         columns = [TABLES[question.table].by_name[name] for name in question.columns]
-        found = self._asked(questions.select(question, self.boots, self.window), lambda done: done.fetchnumpy())
+        found = self._run_query(questions.select(question, self.boots, self.window), lambda done: done.fetchnumpy())
         rows = np.empty(len(found[columns[0].name]), [(one.name, one.dtype) for one in columns])
         for one in columns:
             rows[one.name] = as_stored(one, found[one.name])
@@ -143,14 +143,14 @@ class Answers(ABC):
         return group.spread(self.run, question, self.window)
 
     def run(self, sql: str) -> Result:
-        """Raises as ``_asked``."""
-        return self._asked(sql, lambda done: Result([d[0] for d in done.description or ()], done.fetchall()))
+        """Raises as ``_run_query``."""
+        return self._run_query(sql, lambda done: Result([d[0] for d in done.description or ()], done.fetchall()))
 
     def stream(self, sql: str) -> tuple[list[str], Iterator[list[tuple[Any, ...]]]]:
         """The columns of a query and its rows, some hundred at once; nothing else may be asked until they are read.
-        Raises as ``_asked``; the iterator raises AgentError (exit 4) where a file fails behind the first of them.
+        Raises as ``_run_query``; the iterator raises AgentError (exit 4) where a file fails behind the first of them.
         """
-        done, columns, first = self._asked(
+        done, columns, first = self._run_query(
             sql, lambda done: (done, [d[0] for d in done.description or ()], done.fetchmany(_BATCH_ROWS))
         )
         return columns, _rest(done, first)

@@ -61,7 +61,7 @@ class Backlog:
             self.lost[table] = before + count, min(first, start), max(last, end)
             self.dropped[table] += count
 
-    def untold(self) -> list[Batch]:
+    def unreported(self) -> list[Batch]:
         """What says which rows were dropped since writing failed."""
         return [losses("store", *(Loss(table, *lost) for table, lost in self.lost.items()))] if self.lost else []
 

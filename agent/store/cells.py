@@ -53,7 +53,7 @@ def write(folder: str, table: str) -> list[str]:
     measure = TABLES[table].by_name.get(TABLES[table].measure)
     if measure is None or measure.kind != "i64" or "hist" in TABLES[table].by_name:
         return []
-    columns = [c.name for c in TABLES[table].columns if _tells_apart(c) and c is not measure] + ["boot_id", "host"]
+    columns = [c.name for c in TABLES[table].columns if _distinguishes(c) and c is not measure] + ["boot_id", "host"]
     path = f"{folder}/{table}.parquet"
     if pq.read_metadata(path).num_rows < _LEAST_ROWS:
         return []
@@ -137,7 +137,7 @@ def rest_sql(by: Sequence[str], measure: str, view: str, where: str) -> str:
     )
 
 
-def _tells_apart(column: Column) -> bool:
+def _distinguishes(column: Column) -> bool:
     """Names, states and numbers that count nothing."""
     return column.kind in {"str", "enum", "bool", "addr", "peer"} or (column.kind == "i64" and not column.unit)
 

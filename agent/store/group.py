@@ -15,7 +15,7 @@ import numpy as np
 
 from agent.ask.names import quote
 from agent.ask.question import Question, Spread
-from agent.ask.source import Result
+from agent.ask.row_source import Result
 from agent.ask.sql import conditions
 from agent.ask.window import Window
 from agent.columns import HIST_BUCKETS

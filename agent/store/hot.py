@@ -28,7 +28,7 @@ from agent.store.outage import Lost, Outage, OutageFile
 from agent.store.spawn import Limits, SealerProcess
 
 #: How often writing is tried again, and an outage told in its file.
-_RETRY_NS = _TELL_NS = 1_000_000_000
+_RETRY_NS = _REPORT_NS = 1_000_000_000
 
 
 class HotStore:
@@ -56,7 +56,7 @@ class HotStore:
         self._boot_id, self._host, self._version = boot_id, host, version
         self._backlog = Backlog()
         self._failure: OSError | None = None
-        self._spoilt = ""
+        self._damaged = ""
         self._retry_at = 0
         self._fd = -1
         self._measured: tuple[list[int], int] = ([], 0)
@@ -64,8 +64,8 @@ class HotStore:
         self._dir_fd = os.dup(where) if isinstance(where, int) else opening.make_dir(where)
         try:
             self._lock_fd = opening.lock(self._dir_fd)
-            self._told = OutageFile(self._dir_fd)
-            self._told_ns = self._failed_ns = 0
+            self._outage_file = OutageFile(self._dir_fd)
+            self._reported_ns = self._failed_ns = 0
             self._sealer = (
                 SealerProcess(self._dir_fd, self.limits, seal_command) if seal_command is None or seal_command else None
             )
@@ -85,7 +85,7 @@ class HotStore:
         hot = segments.hot_files(self._dir_fd)
         self._seq = max([*hot, *segments.listing(self._dir_fd).sealed], default=0)
         crash = opening.crash(self._dir_fd, self._seq) if self._seq in hot else None
-        left = self._told.left
+        left = self._outage_file.left
         if left is not None and left.boot_id == self._boot_id:
             self._backlog.lost.update(left.dropped)
         try:
@@ -98,14 +98,14 @@ class HotStore:
             self._open_next()
         except OSError as error:
             os.close(self._lock_fd)
-            self._told.close()
+            self._outage_file.close()
             raise AgentError(
                 f"cannot write the store: {error.strerror}", remedy=remedy.of_write(error), exit_code=UNREACHABLE
             ) from error
         unsure = crash is not None and (crash[0] is None or crash[0].boot_id == self._boot_id)
         self.append([losses("store", Loss("agent", None, crash[1], boot_ns()))] if unsure and crash else [])
         if self._failure is None:
-            self._told.clear()
+            self._outage_file.clear()
         if self._sealer is not None and hot:
             self._sealer.request(self._seq)
 
@@ -126,21 +126,21 @@ class HotStore:
         new = [b for b in batches if len(b.rows)]
         if self._failure is not None and (now_ns := boot_ns()) < self._retry_at:
             self._hold(new)
-            if now_ns - self._told_ns >= _TELL_NS:
-                self._tell()
+            if now_ns - self._reported_ns >= _REPORT_NS:
+                self._write_outage()
             return
         try:
             self._maintain()
             if self._fd < 0:
                 self._open_next()
-            self._write([*self._backlog.batches, *self._backlog.untold(), *new], tick_ns)
+            self._write([*self._backlog.batches, *self._backlog.unreported(), *new], tick_ns)
             self._backlog.take()
             self._backlog.lost, self._failure = {}, None
-            self._told.clear()
+            self._outage_file.clear()
         except OSError as error:
             self._fail(error)
             self._hold(new)
-            self._tell()
+            self._write_outage()
         except Exception:  # noqa: BLE001 - one batch's fault must not cost the others
             waiting = [*self._backlog.batches, *new]
             self._backlog.take()
@@ -153,11 +153,11 @@ class HotStore:
         self._failure = error
         self._retry_at = now_ns + _RETRY_NS
 
-    def _tell(self) -> None:
+    def _write_outage(self) -> None:
         """What a query is to know of rows that it cannot find."""
         assert self._failure is not None
-        self._told_ns, why = boot_ns(), self._failure.strerror or str(self._failure)
-        self._told.tell(
+        self._reported_ns, why = boot_ns(), self._failure.strerror or str(self._failure)
+        self._outage_file.write(
             Outage(self._boot_id, self._host, os.getpid(), self._failed_ns, why, self._backlog.rows, self._backlog.lost)
         )
 
@@ -173,7 +173,7 @@ class HotStore:
                 self._fail(error)
                 self._hold([batch])
             except Exception as error:  # noqa: BLE001 - this is the one
-                self._spoilt = f"{batch.table}: {type(error).__name__}: {error}"[:200]
+                self._damaged = f"{batch.table}: {type(error).__name__}: {error}"[:200]
                 self._backlog.drop(batch)
 
     def missed(self, lost: Mapping[str, Lost]) -> None:
@@ -193,7 +193,7 @@ class HotStore:
         """``state`` ok or degraded with ``reason`` and ``remedy``; ``bytes`` and ``segments`` on disk; ``hot_rows`` of
         the segment being written; ``waiting_rows`` held in memory; ``dropped_rows`` since the start.
         """
-        reason, what_to_do = remedy.of_store(self._failure, self._sealer.error if self._sealer else "", self._spoilt)
+        reason, what_to_do = remedy.of_store(self._failure, self._sealer.error if self._sealer else "", self._damaged)
         try:
             self._measured, self._sizes = hot_file.sizes(self._dir_fd, self._measured)
         except OSError as error:  # those that could be read last are told
@@ -222,8 +222,8 @@ class HotStore:
             self._backlog.trim(0)
             self._retry()
             if self._failure is not None:
-                self._tell()
-        self._told.close()
+                self._write_outage()
+        self._outage_file.close()
         self._end(clean=not self._backlog.lost)
         if self._sealer is not None:
             self._sealer.close()

@@ -47,20 +47,20 @@ class OutageFile:
 
     def __init__(self, dir_fd: int) -> None:
         self.left = read(dir_fd)  #: by an agent before this one
-        self._fd, self._told = -1, self.left is not None
+        self._fd, self._outage_file = -1, self.left is not None
         with contextlib.suppress(OSError):
             self._fd = os.open(NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640, dir_fd=dir_fd)
             if os.fstat(self._fd).st_size < _ROOM:
                 os.pwrite(self._fd, b" " * _ROOM, 0)
 
-    def tell(self, outage: Outage) -> None:
-        self._told = True
+    def write(self, outage: Outage) -> None:
+        self._outage_file = True
         self._write(json.dumps(asdict(outage)).encode())
 
     def clear(self) -> None:
         """The store has it all."""
-        if self._told:
-            self._told = False
+        if self._outage_file:
+            self._outage_file = False
             self._write(b"")
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ _HIDES = {"loss", "probe_status"}
 
 
 class Session(Answers):
-    """A store at one moment, a source of rows (agent/ask/source.py). A context manager.
+    """A store at one moment, a source of rows (agent/ask/row_source.py). A context manager.
 
     tables: those that get a view. since, until: bounds (see window.py) that let whole sealed files be left out; the
     caller still puts ``window.rows()`` into its conditions, unless ``bounded``: then the views hold no other rows.
@@ -123,12 +123,12 @@ class Session(Answers):
 
     def _removed(self) -> list[str]:
         """That retention removed rows which the window asks for; findings have limits of their own."""
-        asked = set(self._tables)
-        kept = not asked.isdisjoint(segments.KEPT_LONG) and asked <= {*segments.KEPT_LONG, *_HIDES}
+        names = set(self._tables)
+        kept = not names.isdisjoint(segments.KEPT_LONG) and names <= {*segments.KEPT_LONG, *_HIDES}
         text = None if kept else removed.note(self._taken.oldest, self.window.since, self.wall)
         return [] if text is None else [text]
 
-    def _asked(self, sql: str, fetch: Callable[[Any], T]) -> T:
+    def _run_query(self, sql: str, fetch: Callable[[Any], T]) -> T:
         """Raises AgentError: exit 2 for SQL that does not parse, bind or convert, or would not only read; 4 where files
         keep vanishing.
         """

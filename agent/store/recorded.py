@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 
 class Recorded(Answers):
-    """A recording, a source of rows (agent/ask/source.py). Arguments as ``Session``'s, but that relative times count
-    back from its end.
+    """A recording, a source of rows (agent/ask/row_source.py). Arguments as ``Session``'s, but that relative times
+    count back from its end.
 
     Raises AgentError: exit 4 for a file that is none or is damaged, 2 for a bad time.
     """
@@ -78,7 +78,7 @@ class Recorded(Answers):
     def _offsets(self, boot_id: str) -> tuple[np.ndarray, int]:
         return (self._clock, self._end_ns) if boot_id == self._boot else (self._clock[:0], NULL_I64)
 
-    def _asked(self, sql: str, fetch: Callable[[Any], T]) -> T:
+    def _run_query(self, sql: str, fetch: Callable[[Any], T]) -> T:
         import duckdb
 
         try:

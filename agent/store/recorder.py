@@ -22,7 +22,7 @@ from agent.store.frames import Encoder, Frame, FrameKind, Head
 from agent.tables import TABLES
 
 if TYPE_CHECKING:
-    from agent.ask.source import RowSource
+    from agent.ask.row_source import RowSource
 
 _LEVEL = 3  # rows repeat much: more effort gains a tenth for thrice the time
 _GZIP = 31  # zlib.compressobj: the widest window, in gzip's framing

@@ -8,7 +8,7 @@ import numpy as np
 
 from agent.ask.window import Bound
 from agent.columns import NULL_I64
-from agent.common.sentence import told
+from agent.common.sentence import text_of
 from agent.store.frames import Head
 
 
@@ -29,9 +29,9 @@ def note(oldest: Head | None, since: Bound | None, wall: Callable[[str, np.ndarr
             reaches = since.wall_ns is not None and (begin == NULL_I64 or since.wall_ns < begin)
         if not reaches:
             return None
-    said = (
+    removed = (
         "rows before ",
         oldest.created_ns,
         " were removed by retention (max_bytes, max_age_days), all but findings and their evidence",
     )
-    return told(said, lambda t: wall(oldest.boot_id, t))
+    return text_of(removed, lambda t: wall(oldest.boot_id, t))

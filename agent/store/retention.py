@@ -10,7 +10,7 @@ from typing import Any
 
 from agent.common.fairness import UpperBound
 from agent.store import hot_file, segments
-from agent.store.lived import Lived
+from agent.store.lifetimes import Lifetimes
 
 _KEPT_LONG = (*segments.KEPT_LONG, "clock_offset")
 
@@ -19,9 +19,9 @@ _KEPT_LONG = (*segments.KEPT_LONG, "clock_offset")
 class Retention:
     """max_bytes, max_age_s: of sealed segments. findings_max_bytes, findings_max_age_s: of what is left of older ones.
 
-    Ages are told by the store's own clock (agent/store/lived.py), whatever the wall clock does: CLOCK_BOOTTIME, added
-    up over the boots of which the store knows. While the host is off, or in the hours of a boot before its first or
-    after its last agent, nothing ages: segments may be kept longer than a calendar says, never shorter; max_bytes
+    Ages are told by the store's own clock (agent/store/lifetimes.py), whatever the wall clock does: CLOCK_BOOTTIME,
+    added up over the boots of which the store knows. While the host is off, or in the hours of a boot before its first
+    or after its last agent, nothing ages: segments may be kept longer than a calendar says, never shorter; max_bytes
     bounds them all the same.
     """
 
@@ -31,7 +31,7 @@ class Retention:
     findings_max_age_s: float = 400 * 86400.0
 
 
-def retain(limits: Retention, lived: Lived) -> None:
+def retain(limits: Retention, lived: Lifetimes) -> None:
     """Remove the oldest sealed segments of the current directory, beyond these limits at this time of the store's
     clock.
 
@@ -77,7 +77,7 @@ def sealed_ns(seq: int) -> int:
     return int(_head(seq)["lived_ns"])
 
 
-def _age_s(seq: int, lived: Lived) -> float:
+def _age_s(seq: int, lived: Lifetimes) -> float:
     return (lived.lived_ns - sealed_ns(seq)) / 1e9
 
 

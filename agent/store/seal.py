@@ -25,7 +25,7 @@ from agent.columns import NULL_I64
 from agent.common import ownfiles
 from agent.store import UNREADABLE, cells, segments
 from agent.store.frames import FrameDecoder, FrameKind, Head
-from agent.store.lived import Lived, running
+from agent.store.lifetimes import Lifetimes, running
 from agent.store.retention import Retention, retain, sealed_ns
 from agent.tables import TABLES
 
@@ -80,8 +80,8 @@ class _Writers:
         clock, bounds = History.from_rows(self._offsets), []
         for table, file in self._files.items():
             its = wall_bounds(head, clock, self.tables[table]["min_t_ns"], self.tables[table]["max_t_ns"])
-            told = {"host": head.host, "boot_id": head.boot_id, "wall_from_ns": its[0], "wall_to_ns": its[1]}
-            file.add_key_value_metadata({f"tickscope.{name}": str(value) for name, value in told.items()})
+            metadata = {"host": head.host, "boot_id": head.boot_id, "wall_from_ns": its[0], "wall_to_ns": its[1]}
+            file.add_key_value_metadata({f"tickscope.{name}": str(value) for name, value in metadata.items()})
             file.close()
             bounds.append(its)
         if not bounds:
@@ -89,7 +89,7 @@ class _Writers:
         return head._replace(wall_from_ns=min(b[0] for b in bounds), wall_to_ns=max(b[1] for b in bounds))
 
 
-def seal(seq: int, lived: Lived) -> None:
+def seal(seq: int, lived: Lifetimes) -> None:
     """Seal ``hot-SEQ.tsl`` of the current directory; the store's clock is moved on to the segment's last tick.
 
     Nothing where it is gone: a store that grows faster than it is sealed removes its oldest itself (``hot_file.shed``).
@@ -112,7 +112,7 @@ def seal(seq: int, lived: Lived) -> None:
         os.unlink(name)
 
 
-def _convert(name: str, folder: str, lived: Lived) -> None:
+def _convert(name: str, folder: str, lived: Lifetimes) -> None:
     decoder = FrameDecoder()
     writers: _Writers | None = None
     last = tick = NULL_I64
@@ -140,14 +140,14 @@ def _convert(name: str, folder: str, lived: Lived) -> None:
     sums = {table: cells.checksum(f"{folder}/{cells.name(table)}") for table in counted}
     lived.reach(head.boot_id, head.created_ns, tick)  # Not to the last row: what others report may lie anywhere.
     with open(f"{folder}/{segments.HEAD}", "w", encoding="utf-8") as out:
-        told = {
+        metadata = {
             "tables": writers.tables,
             "cells": counted,
             "cells_crc32": sums,
             "torn_bytes": decoder.pending,
             "lived_ns": lived.lived_ns,
         }
-        json.dump({**head._asdict(), **told}, out)
+        json.dump({**head._asdict(), **metadata}, out)
 
 
 def wall_bounds(head: Head, clock: History, from_ns: int, to_ns: int) -> tuple[int, int]:
@@ -209,7 +209,7 @@ def seal_all(below: int, limits: Retention, clock: Callable[[], tuple[str, int]]
         sealed = segments.listing(fd).sealed
     finally:
         os.close(fd)
-    lived = Lived.load() or Lived(lived_ns=max(map(sealed_ns, sealed), default=0))
+    lived = Lifetimes.load() or Lifetimes(lived_ns=max(map(sealed_ns, sealed), default=0))
     retain(limits, lived)
     unreadable = []
     try:

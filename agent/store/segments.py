@@ -135,11 +135,11 @@ def signature(pid: int) -> str:
 def writer(dir_fd: int) -> int | None:
     """The pid of the agent that writes this store, None where none seems to: a hint for people, not a lock."""
     try:
-        said = read_bytes(dir_fd, LOCK).decode("ascii", "replace").strip()
+        holder = read_bytes(dir_fd, LOCK).decode("ascii", "replace").strip()
     except OSError:
         return None
-    pid = said.partition(" ")[0]
-    return int(pid) if pid.isdigit() and said == signature(int(pid)) else None
+    pid = holder.partition(" ")[0]
+    return int(pid) if pid.isdigit() and holder == signature(int(pid)) else None
 
 
 def started_ns(pid: int) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent.batch import Batch
 from agent.common.copies import copied
-from agent.common.sentence import ToWall, pieces, told
+from agent.common.sentence import ToWall, pieces, text_of
 
 
 def in_utc(batch: Batch, to_wall: ToWall) -> Batch:
@@ -14,5 +14,5 @@ def in_utc(batch: Batch, to_wall: ToWall) -> Batch:
     if batch.table != "finding":
         return batch
     rows = copied(batch.rows)
-    rows["sentence"] = [told(pieces(row["said"], row["sentence"]), to_wall, utc=True).encode() for row in rows]
+    rows["sentence"] = [text_of(pieces(row["said"], row["sentence"]), to_wall, utc=True).encode() for row in rows]
     return Batch(batch.table, rows)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from agent.ask.source import RowSource
+from agent.ask.row_source import RowSource
 
 
 def opened(

@@ -76,12 +76,12 @@ class SealerProcess:
         process = self._process
         if process is None or (code := process.poll()) is None:
             return
-        said = b""
+        stderr = b""
         if process.stderr:
-            said = process.stderr.read()
+            stderr = process.stderr.read()
             process.stderr.close()
         self._process = None
-        reason = said.decode(errors="replace").strip().rpartition("\n")[2]
+        reason = stderr.decode(errors="replace").strip().rpartition("\n")[2]
         if code in (0, UNREADABLE):  # what cannot be read now cannot be read in 30 s either
             self._child.end()
             self._done, self.error = max(self._done, self._running), reason

@@ -20,7 +20,7 @@ from agent.common.copies import copied
 from agent.common.fairness import UpperBound
 from agent.common.sentence import ToWall, unknown
 from agent.errors import printable
-from agent.log import ERROR, say
+from agent.log import ERROR, log_message
 from agent.store.backlog import Backlog, Entry
 from agent.store.hot import HotStore
 from agent.store.sentences import in_utc
@@ -45,7 +45,7 @@ BOUNDS = (
     UpperBound("store", "wait for such a file system at exit", CLOSE_S, "the agent exits with status 4", "stderr", "s"),
 )
 #: How old what ``state`` tells of the directory may be.
-_LOOK_S = 0.5
+_CHECK_S = 0.5
 
 
 class Writer:
@@ -66,7 +66,7 @@ class Writer:
         self._begun_s: float | None = None
         self._closing = False
         self._fault = ""
-        self._look()
+        self._check()
         #: The file system kept ``close`` from ending the store.
         self.stuck = False
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
@@ -107,7 +107,7 @@ class Writer:
         waits_s = 0.0 if begun_s is None else time.monotonic() - begun_s
         return waits_s if waits_s >= STALLED_S or self._backlog.lost else 0.0
 
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """What is wrong and what to do about it, in words that stay the same while it lasts; empty where all is
         well.
         """
@@ -148,12 +148,12 @@ class Writer:
         self.stuck = self._thread.is_alive()
         if not self.stuck:
             if self._fault:
-                say(f"tickscope: store: {self._fault}: rows may be missing at its end", ERROR)
+                log_message(f"tickscope: store: {self._fault}: rows may be missing at its end", ERROR)
             return
         with self._ready:
             self._backlog.trim(0)
             lost = self._backlog.dropped.total() + self._in_hand
-        say(
+        log_message(
             f"tickscope: store: the file system has not answered for {self.stalled_s():.0f} s: {lost} rows are not"
             " stored\n  why: a thread is in a system call that nothing can interrupt; this process ends when the file"
             f" system answers\n  try: {remedy.UNANSWERED}",
@@ -182,14 +182,14 @@ class Writer:
                 self._begun_s, self._in_hand = time.monotonic(), self._in_hand - sum(len(b.rows) for b in batches)
         for work in [*others, *([self._store.close] if closing else [])]:
             self._attempt(work)
-        if not closing and (self._store.failing != self._failing or time.monotonic() - self._seen_s >= _LOOK_S):
-            self._attempt(self._look)
+        if not closing and (self._store.failing != self._failing or time.monotonic() - self._seen_s >= _CHECK_S):
+            self._attempt(self._check)
         return closing
 
     def _date(self, batches: list[Batch], i: int) -> None:
         batches[i] = in_utc(batches[i], self._wall)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._seen, self._seen_s, self._failing = self._store.state(), time.monotonic(), self._store.failing
 
     def _attempt(self, work: Callable[[], None]) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent.common.table import Tables
-from agent.tables import clocks, findings, limiters, looks, network, own, queues, resources, work
+from agent.tables import clocks, findings, limiters, network, own, profiles, queues, resources, work
 from agent.tables.brought import bring
 from agent.tables.names import CAUSES, SYMPTOMS
 
@@ -28,7 +28,7 @@ TABLES = Tables(
         *limiters.DECLARED,
         *queues.DECLARED,
         *resources.DECLARED,
-        *looks.DECLARED,
+        *profiles.DECLARED,
         *findings.DECLARED,
         *own.DECLARED,
     )

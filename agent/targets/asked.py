@@ -79,7 +79,7 @@ Found = Callable[[Target, Analysis], Steps[Instance | None]]
 
 
 @dataclass(frozen=True)
-class Ask:
+class ProbeRequest:
     """What is asked of files. analysis: the analyzer (agent.binaries.analyses.KINDS); found: opens an instance of each
     analysis that it makes; probe: the family, for what is told.
 

@@ -18,11 +18,11 @@ from agent.common.fairness import NoPlaceError, Places
 from agent.errors import printable
 from agent.kernel import detach
 from agent.kernel.limits import FACTS_KEPT, MOST_DESCRIPTORS, PROBE_SHARE, TRIES
-from agent.kernel.steps import HeldUpError, Steps, Wait, at_once
-from agent.log import say
-from agent.targets.analyst import Analyst, Unexamined
-from agent.targets.asked import HOST, Ask, FileId, Owner, Stamp, Target
-from agent.targets.unseen import UnseenPrograms
+from agent.kernel.steps import BlockedError, Steps, Wait, at_once
+from agent.log import log_message
+from agent.targets.analyzer_pool import AnalysisFailed, AnalyzerPool
+from agent.targets.asked import HOST, FileId, Owner, ProbeRequest, Stamp, Target
+from agent.targets.unprobed import UnprobedPrograms
 from agent.targets.writes import Writes
 
 
@@ -55,10 +55,10 @@ class _File:
         self.taken: list[tuple[Owner, int]] = []
         #: All by ask: who was asked, and need not be again; whose share did not allow what its probes would have taken
         #: (0: of something else than descriptors); attempts that failed; what forgets what was told of it.
-        self.asked: set[int] = set()
+        self.requested: set[int] = set()
         self.refused: dict[int, tuple[Owner, int]] = {}
         self.tries: Counter[int] = Counter()
-        self.told: dict[int, Callable[[], object]] = {}
+        self.reported: dict[int, Callable[[], object]] = {}
 
 
 class Files:
@@ -66,22 +66,22 @@ class Files:
 
     def __init__(
         self,
-        analyst: Analyst,
+        analyzers: AnalyzerPool,
         digesting: Callable[[list[int]], Wait],
         shares: Places,
-        unseen: UnseenPrograms,
+        unprobed_programs: UnprobedPrograms,
         failures: Counter[str],
         multi: bool,
     ) -> None:
-        self.libraries: list[tuple[bytes, Ask]] = []
-        self.executables: list[Ask] = []
+        self.libraries: list[tuple[bytes, ProbeRequest]] = []
+        self.executables: list[ProbeRequest] = []
         #: Of all libraries of the processes for which a function of the pid holds.
-        self.mapped: list[tuple[Callable[[int], bool], Ask]] = []
-        self._analyst, self._digesting, self._shares, self._unseen, self._failures, self._multi = (
-            analyst,
+        self.mapped: list[tuple[Callable[[int], bool], ProbeRequest]] = []
+        self._analyzers, self._digesting, self._shares, self._unprobed, self._failures, self._multi = (
+            analyzers,
             digesting,
             shares,
-            unseen,
+            unprobed_programs,
             failures,
             multi,
         )
@@ -92,9 +92,9 @@ class Files:
         #: somebody else's file.
         self.overlaid: Callable[[int], bool] = lambda device: False
 
-    def matching(self, path: bytes) -> list[Ask]:
+    def matching(self, path: bytes) -> list[ProbeRequest]:
         name = path.rsplit(b"/", 1)[-1]
-        return [ask for pattern, ask in self.libraries if re.fullmatch(pattern, name)]
+        return [request for pattern, request in self.libraries if re.fullmatch(pattern, name)]
 
     def known(self, file: FileId) -> bool:
         return file in self._files
@@ -104,11 +104,15 @@ class Files:
         descriptors, and this owner's share (None: the refused one's) has them now.
         """
         known = self._files.get(file)
-        return known is None or bool(known.tries.keys() - known.asked or self._allowed(known, owner))
+        return known is None or bool(known.tries.keys() - known.requested or self._allowed(known, owner))
 
     def _allowed(self, file: _File, owner: Owner | None) -> list[int]:
         """Asks that were refused, and would not be now."""
-        return [ask for ask, (whose, n) in file.refused.items() if not self._shares.refusal((owner or whose).uid, n)]
+        return [
+            request
+            for request, (owner_key, n) in file.refused.items()
+            if not self._shares.refusal((owner or owner_key).uid, n)
+        ]
 
     def count(self, error: Exception) -> None:
         """Processes end, and containers hold what may not be opened: neither stops the scan."""
@@ -121,7 +125,7 @@ class Files:
         path: str,
         fd: int,
         others: list[int],
-        asks: list[Ask],
+        requests: list[ProbeRequest],
         keep: bool = False,
         layer: bool = False,
     ) -> Steps[FileId]:
@@ -141,42 +145,44 @@ class Files:
             file = self._files[key] = _File(stamp, keep)
         for again in self._allowed(file, owner):
             del file.refused[again]
-            file.asked.discard(again)
-        for ask in asks:
-            if id(ask) not in file.asked and ask.wanted(path):
-                file.asked.add(id(ask))
-                mine = [others.pop(0)] if ask.companion and others else []
-                yield from self._ask(ask, file, Target(owner, path, fd, key, self._taker(id(ask), file, owner)), mine)
+            file.requested.discard(again)
+        for request in requests:
+            if id(request) not in file.requested and request.wanted(path):
+                file.requested.add(id(request))
+                mine = [others.pop(0)] if request.companion and others else []
+                yield from self._request(
+                    request, file, Target(owner, path, fd, key, self._attached_to(id(request), file, owner)), mine
+                )
         return key
 
-    def _taker(self, ask: int, file: _File, owner: Owner) -> Callable[[int, int], None]:
+    def _attached_to(self, request: int, file: _File, owner: Owner) -> Callable[[int, int], None]:
         def take(links: int, places: int) -> None:
             n = links if self._multi else max(links, places)
             if why := self._shares.refusal(owner.uid, n):
-                file.refused[ask] = owner, n
+                file.refused[request] = owner, n
                 raise DescriptorsUsedError(errno.EDQUOT, why)
             self._shares.take(owner.uid, n)
             file.taken.append((owner, n))
 
         return take
 
-    def _ask(self, ask: Ask, file: _File, target: Target, others: list[int]) -> Steps[None]:
+    def _request(self, request: ProbeRequest, file: _File, target: Target, others: list[int]) -> Steps[None]:
         """What somebody makes of a file. Anybody can put files here, so no fault in one may stop the scan."""
-        number, taken = id(ask), len(file.taken)
+        number, taken = id(request), len(file.taken)
         instances, failed = list[Instance](), True
         watched = self.writes.watch(target.fd)  # before it is read
         file.written.append(watched)
         try:
-            for plain in (yield from self._examine(ask, file.stamp, target, others)):
-                if not file.gone and (one := (yield from ask.found(target, Analysis.of(plain)))) is not None:
+            for plain in (yield from self._analyze(request, file.stamp, target, others)):
+                if not file.gone and (one := (yield from request.found(target, Analysis.of(plain)))) is not None:
                     instances.append(one)
             failed = False
             file.tries.pop(number, None)
             self._forget(file, number)
-        except Unexamined as why:
+        except AnalysisFailed as why:
             again = why.passing and self._again(file, number, why)
-            self._tell(
-                ask,
+            self._report(
+                request,
                 file,
                 target,
                 f"could not be examined: {why}",
@@ -184,19 +190,19 @@ class Files:
             )
         except NoPlaceError as error:
             file.refused.setdefault(number, (target.owner, 0))
-            self._tell(ask, file, target, str(error.strerror), error.remedy)
+            self._report(request, file, target, str(error.strerror), error.remedy)
         except OSError as error:
             self.count(error)
             again = self._again(file, number, error)
-            self._tell(
-                ask,
+            self._report(
+                request,
                 file,
                 target,
                 f"cannot attach: {error.strerror}",
                 "it is tried again" if again else "see `tickscope doctor`",
             )
         except Exception as error:  # noqa: BLE001 - said, and the file is left alone
-            say(f"tickscope: cannot examine {printable(target.path)}: {type(error).__name__}: {error}")
+            log_message(f"tickscope: cannot examine {printable(target.path)}: {type(error).__name__}: {error}")
         if failed:
             self._close(instances)
         if not instances:
@@ -207,39 +213,41 @@ class Files:
             self._end(file)
 
     @staticmethod
-    def _again(file: _File, ask: int, error: Exception) -> bool:
+    def _again(file: _File, request: int, error: Exception) -> bool:
         """After a failure, whether it is tried again. What somebody else held up does not count."""
-        file.tries[ask] += not isinstance(error, HeldUpError)
-        if file.tries[ask] < TRIES:
-            file.asked.discard(ask)
-        return ask not in file.asked
+        file.tries[request] += not isinstance(error, BlockedError)
+        if file.tries[request] < TRIES:
+            file.requested.discard(request)
+        return request not in file.requested
 
-    def _examine(self, ask: Ask, stamp: Stamp, target: Target, others: list[int]) -> Steps[Any]:
+    def _analyze(self, request: ProbeRequest, stamp: Stamp, target: Target, others: list[int]) -> Steps[Any]:
         """The facts, from memory where the same content was examined before."""
         beside = [(st.st_dev, st.st_ino, st.st_mtime_ns, st.st_size) for st in map(os.fstat, others)]
-        key = (*ask.question, target.file, stamp, *beside)
+        key = (*request.question, target.file, stamp, *beside)
         if key not in self._facts:
             try:
-                self._facts[key] = yield from self._fresh(ask, target, others)
-            except Unexamined as why:
+                self._facts[key] = yield from self._fresh(request, target, others)
+            except AnalysisFailed as why:
                 if why.passing:
                     raise
                 self._facts[key] = why
             while len(self._facts) > FACTS_KEPT:
                 self._facts.popitem(last=False)
         facts = self._facts.get(key)
-        if isinstance(facts, Unexamined):
-            raise Unexamined(str(facts), facts.overrun)
+        if isinstance(facts, AnalysisFailed):
+            raise AnalysisFailed(str(facts), facts.overrun)
         return facts
 
-    def _fresh(self, ask: Ask, target: Target, others: list[int]) -> Steps[Any]:
-        """What the examiner finds, or has found in a copy: every container has copies of few libraries, and its first
-        program does not wait for an examiner.
+    def _fresh(self, request: ProbeRequest, target: Target, others: list[int]) -> Steps[Any]:
+        """What the ELF analyzer finds, or has found in a copy: every container has copies of few libraries, and its
+        first program does not wait for an ELF analyzer.
         """
         fds = [target.fd, *others]
         try:
             copies = (
-                (*ask.question, (yield self._digesting(fds))) if any(ask is one for _, one in self.libraries) else None
+                (*request.question, (yield self._digesting(fds)))
+                if any(request is one for _, one in self.libraries)
+                else None
             )
         except TimeoutError:
             raise
@@ -248,18 +256,20 @@ class Files:
         if copies is not None and copies in self._facts:
             self._facts.move_to_end(copies)
             return self._facts[copies]
-        facts = yield self._analyst.examining(ask.analysis, fds, **ask.arguments)
+        facts = yield self._analyzers.analyze(request.analysis, fds, **request.arguments)
         if copies is not None:
             self._facts[copies] = facts
         return facts
 
-    def _tell(self, ask: Ask, file: _File, target: Target, reason: str, remedy: str) -> None:
-        self._forget(file, id(ask))
-        file.told[id(ask)] = self._unseen.of(ask.probe, target.path, target.owner, "unavailable", reason, remedy)
+    def _report(self, request: ProbeRequest, file: _File, target: Target, reason: str, remedy: str) -> None:
+        self._forget(file, id(request))
+        file.reported[id(request)] = self._unprobed.of(
+            request.probe, target.path, target.owner, "unavailable", reason, remedy
+        )
 
-    def _forget(self, file: _File, ask: int) -> None:
+    def _forget(self, file: _File, request: int) -> None:
         """Takes back what was told of it, be it for what is told now."""
-        forget = file.told.pop(ask, None)
+        forget = file.reported.pop(request, None)
         if forget is not None:
             forget()
 
@@ -271,19 +281,19 @@ class Files:
             self.count(error)
             return
         for path in sorted(set(re.findall(rb"/[^\0\n]+", cache))):
-            asks = self.matching(path)
-            if asks:
-                yield from self._offer_path(path, asks)
+            requests = self.matching(path)
+            if requests:
+                yield from self._offer_path(path, requests)
 
-    def _offer_path(self, path: bytes, asks: list[Ask]) -> Steps[None]:
+    def _offer_path(self, path: bytes, requests: list[ProbeRequest]) -> Steps[None]:
         fds: list[int] = []
         try:
-            beside = [path.replace(*ask.companion) for ask in asks if ask.companion]
+            beside = [path.replace(*request.companion) for request in requests if request.companion]
             fds.append((yield at_once(lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))))
             fds.extend(
                 os.open(one, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK) for one in beside if os.path.exists(one)
             )
-            yield from self.offer(HOST, os.fsdecode(path), fds[0], fds[1:], asks, keep=True)
+            yield from self.offer(HOST, os.fsdecode(path), fds[0], fds[1:], requests, keep=True)
         except OSError as error:
             self.count(error)
         finally:
@@ -299,7 +309,7 @@ class Files:
 
     def let_go_of_written(self) -> None:
         """Takes the probes from files that are written to; who runs one then is looked at anew."""
-        if written := self.writes.heard():
+        if written := self.writes.read_events():
             for key in [key for key, file in self._files.items() if not written.isdisjoint(file.written)]:
                 self._let_go(key)
 
@@ -316,11 +326,11 @@ class Files:
 
     def _end(self, file: _File) -> None:
         self._close(file.instances)
-        for forget in file.told.values():
+        for forget in file.reported.values():
             forget()
         for number in list(file.written):
             self._unwatch(file, number)
-        file.told.clear()
+        file.reported.clear()
         self._give_back(file, 0)
 
     @staticmethod

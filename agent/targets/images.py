@@ -13,8 +13,8 @@ import time
 from collections import Counter, deque
 from typing import TYPE_CHECKING
 
-from agent.kernel.limits import LAYERS, LAYERS_A_SECOND, MOUNTS_REST, MOUNTS_REST_S, TRIES
-from agent.kernel.steps import HeldUpError, run
+from agent.kernel.limits import LAYERS, LAYERS_A_SECOND, MOUNTS_PAUSE, MOUNTS_PAUSE_S, TRIES
+from agent.kernel.steps import BlockedError, run
 from agent.targets.asked import HOST, FileId
 from agent.targets.roots import libraries
 
@@ -62,7 +62,7 @@ class Images:
             self._second_s, self._begun = now_s, 0
         if self._queue and self._begun < LAYERS_A_SECOND:
             self._begun += 1
-            yield from self._look(self._queue.popleft())
+            yield from self._begin_scan(self._queue.popleft())
 
     def used(self) -> set[FileId]:
         """Files of layers that are mounted; the others are forgotten."""
@@ -78,13 +78,13 @@ class Images:
                 self._known[layer] = set()
                 self._queue.append(layer)
         end_s = time.monotonic()
-        self._read_s = end_s + MOUNTS_REST_S + MOUNTS_REST * (end_s - begun_s)
+        self._read_s = end_s + MOUNTS_PAUSE_S + MOUNTS_PAUSE * (end_s - begun_s)
 
-    def _look(self, layer: Layer) -> Steps[None]:
+    def _begin_scan(self, layer: Layer) -> Steps[None]:
         def opening(what: str) -> Wait:
             return self._opening(self._watch.pid, f"below:{layer.folder}\0{what}")
 
-        names = tuple(name for _, ask in self._files.libraries for name in ask.names)
+        names = tuple(name for _, request in self._files.libraries for name in request.names)
         try:
             paths = yield from libraries(opening, self._files.matching, names)
             elsewhere = [
@@ -95,7 +95,7 @@ class Images:
             if any(map(self._files.wanting, self._known.get(layer, ()))):
                 self._again(layer)
         except TimeoutError as error:
-            self._again(layer, counts=not isinstance(error, HeldUpError))
+            self._again(layer, counts=not isinstance(error, BlockedError))
             raise
 
     def _again(self, layer: Layer, counts: bool = True) -> None:
@@ -104,8 +104,8 @@ class Images:
             self._queue.append(layer)
 
     def _offer(self, layer: Layer, path: bytes, opening: Callable[[str], Wait]) -> Steps[None]:
-        asks, fds = self._files.matching(path), list[int]()
-        beside = [path.replace(*ask.companion) for ask in asks if ask.companion]
+        requests, fds = self._files.matching(path), list[int]()
+        beside = [path.replace(*request.companion) for request in requests if request.companion]
         try:
             for one in (path, *beside):
                 try:
@@ -116,7 +116,7 @@ class Images:
                     if not fds:
                         return
             file = yield from self._files.offer(
-                HOST, f"{layer.folder}{os.fsdecode(path)}", fds[0], fds[1:], asks, layer=layer.shared
+                HOST, f"{layer.folder}{os.fsdecode(path)}", fds[0], fds[1:], requests, layer=layer.shared
             )
             if layer in self._known:
                 self._known[layer].add(file)

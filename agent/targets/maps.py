@@ -26,7 +26,7 @@ class Mapping:
         return self.path.removesuffix(_DELETED)
 
     @property
-    def ways(self) -> list[str]:
+    def paths(self) -> list[str]:
         """What to ask the helper for, in order: by its mapping alone where the path is not the process's own, since the
         file was deleted.
         """

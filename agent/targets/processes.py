@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from agent.errors import printable
 from agent.kernel.limits import ALL_FILES_A_PROCESS, FILES_A_PROCESS, MAPPINGS_A_FILE, MAPS_BYTES
 from agent.kernel.steps import Steps, Wait
-from agent.targets.asked import Ask, FileId, Owner
+from agent.targets.asked import FileId, Owner, ProbeRequest
 from agent.targets.files import Files
 from agent.targets.images import Images
 from agent.targets.maps import LIBRARY, Mapping, collect, companion, line_pattern, pieces
 from agent.targets.roots import Root, Roots, libraries
-from agent.targets.unseen import Unseen, UnseenPrograms
+from agent.targets.unprobed import UnprobedProgram, UnprobedPrograms
 
 if TYPE_CHECKING:
     import re
@@ -34,12 +34,12 @@ class Process(NamedTuple):
 
 
 @dataclass(eq=False)
-class Look:
+class ProcessScan:
     """A look under way. spent_s: charged to its owner. told: (probe, path) of what it left out."""
 
     owner: Owner
     spent_s: float = 0.0
-    told: set[tuple[str, str]] = field(default_factory=set)
+    reported: set[tuple[str, str]] = field(default_factory=set)
 
 
 _NEW = Process(b"0", [], set())
@@ -51,25 +51,31 @@ class Processes:
     """
 
     def __init__(
-        self, helper: Attacher, files: Files, images: Images, roots: Roots, unseen: UnseenPrograms, pause: Wait
+        self,
+        helper: Attacher,
+        files: Files,
+        images: Images,
+        roots: Roots,
+        unprobed_programs: UnprobedPrograms,
+        pause: Wait,
     ) -> None:
-        self._helper, self._files, self._images, self._roots, self._unseen, self._pause = (
+        self._helper, self._files, self._images, self._roots, self._unprobed, self._pause = (
             helper,
             files,
             images,
             roots,
-            unseen,
+            unprobed_programs,
             pause,
         )
         self._pattern: re.Pattern[bytes] | None = None
         self._any = line_pattern([LIBRARY])
         self._mappings: dict[tuple[bytes, bytes, bytes], FileId] = {}
         self._known: dict[int, Process] = {}
-        self._told: dict[int, set[tuple[str, str]]] = {}
+        self._reported: dict[int, set[tuple[str, str]]] = {}
 
-    def library(self, pattern: bytes, ask: Ask) -> None:
+    def library(self, pattern: bytes, request: ProbeRequest) -> None:
         """Asks for shared libraries whose file name matches ``pattern`` as a whole."""
-        self._files.libraries.append((pattern, ask))
+        self._files.libraries.append((pattern, request))
         self._pattern = line_pattern(p for p, _ in self._files.libraries)
 
     def of(self, pid: int) -> Process:
@@ -83,37 +89,37 @@ class Processes:
         for gone in self._known.keys() - pids:
             del self._known[gone]
 
-    def look(self, look: Look, known: Process, size: bytes, scan: bool) -> Steps[None]:
+    def one_scan(self, one_scan: ProcessScan, known: Process, size: bytes, scan: bool) -> Steps[None]:
         """Offers what the process runs and maps."""
-        pid, exe = look.owner.pid, known.exe
+        pid, exe = one_scan.owner.pid, known.exe
         if self._files.executables and (scan or not exe):
-            exe = yield from self._open(look, ["exe"], b"", self._files.executables, b"")
+            exe = yield from self._open(one_scan, ["exe"], b"", self._files.executables, b"")
         used = set(exe)
         self._known[pid] = Process(size, exe, used)
         if self._pattern is not None or self._files.mapped:
-            yield from self._libraries(look, used)
+            yield from self._libraries(one_scan, used)
 
-    def looked(self, look: Look, known: Process, error: Exception | None) -> None:
+    def scanned(self, one_scan: ProcessScan, known: Process, error: Exception | None) -> None:
         """What failed is looked at again by the next scan; until then the process uses what it used before."""
-        pid, told = look.owner.pid, self._told.pop(look.owner.pid, set())
+        pid, reported = one_scan.owner.pid, self._reported.pop(one_scan.owner.pid, set())
         if error is not None and (now := self._known.get(pid)):
             self._known[pid] = now._replace(size=b"0", used=now.used | known.used)
-        for one in told - look.told:
-            self._unseen.forget(*one)
-        if look.told:
-            self._told[pid] = look.told
+        for one in reported - one_scan.reported:
+            self._unprobed.forget(*one)
+        if one_scan.reported:
+            self._reported[pid] = one_scan.reported
 
-    def offer_root(self, look: Look, root: Root) -> Steps[None]:
+    def offer_root(self, one_scan: ProcessScan, root: Root) -> Steps[None]:
         """The libraries of a root that this process is the first program in. Most of what usually lies somewhere does
         not: that is no failure.
         """
-        names = tuple(name for _, ask in self._files.libraries for name in ask.names)
+        names = tuple(name for _, request in self._files.libraries for name in request.names)
         try:
-            paths = yield from libraries(partial(self._helper.opening, look.owner.pid), self._files.matching, names)
+            paths = yield from libraries(partial(self._helper.opening, one_scan.owner.pid), self._files.matching, names)
             for path in paths:
-                asks = self._files.matching(path)
+                requests = self._files.matching(path)
                 for file in (
-                    yield from self._open(look, [f"root:{os.fsdecode(path)}"], path, asks, b"", counted=False)
+                    yield from self._open(one_scan, [f"root:{os.fsdecode(path)}"], path, requests, b"", counted=False)
                 ):
                     if file.device and not self._images.passing(
                         file.device
@@ -122,7 +128,7 @@ class Processes:
         except OSError:
             self._roots.forget(root)
             raise
-        if not os.path.exists(f"/proc/{look.owner.pid}"):  # it ended meanwhile: the next one is the first
+        if not os.path.exists(f"/proc/{one_scan.owner.pid}"):  # it ended meanwhile: the next one is the first
             self._roots.forget(root)
 
     def release_unused(self) -> None:
@@ -136,16 +142,16 @@ class Processes:
             pid: p._replace(size=b"0") if any(map(self._files.wanting, p.used)) else p for pid, p in self._known.items()
         }
         self._mappings = {m: file for m, file in self._mappings.items() if self._files.known(file)}
-        for pid in self._told.keys() - self._known.keys():
-            for probe, shown in self._told.pop(pid):
-                self._unseen.forget(probe, shown)
+        for pid in self._reported.keys() - self._known.keys():
+            for probe, shown in self._reported.pop(pid):
+                self._unprobed.forget(probe, shown)
 
-    def _libraries(self, look: Look, used: set[FileId]) -> Steps[None]:
-        more = [ask for where, ask in self._files.mapped if where(look.owner.pid)]
+    def _libraries(self, one_scan: ProcessScan, used: set[FileId]) -> Steps[None]:
+        more = [request for where, request in self._files.mapped if where(one_scan.owner.pid)]
         pattern = self._any if more else self._pattern
         if pattern is None:
             return
-        fd = yield self._helper.opening(look.owner.pid, "maps")
+        fd = yield self._helper.opening(one_scan.owner.pid, "maps")
         with open(fd, "rb") as maps:
             text = maps.read(MAPS_BYTES)
         found: dict[tuple[bytes, bytes, bytes], Mapping] = {}
@@ -154,16 +160,18 @@ class Processes:
                 yield self._pause
             collect(found, pattern, piece)
         if len(text) == MAPS_BYTES:
-            self._tell(
-                look, "its mappings", f"has more than {MAPS_BYTES >> 20} MB of mappings: those beyond are not looked at"
+            self._report(
+                one_scan,
+                "its mappings",
+                f"has more than {MAPS_BYTES >> 20} MB of mappings: those beyond are not looked at",
             )
         most = ALL_FILES_A_PROCESS if more else FILES_A_PROCESS
         asked_first = sorted(found.items(), key=lambda its: not self._files.matching(its[1].plain))
         for key, mapping in asked_first[:most]:
-            if key not in self._mappings or self._files.wanting(self._mappings[key], look.owner):
+            if key not in self._mappings or self._files.wanting(self._mappings[key], one_scan.owner):
                 if mapping.times > MAPPINGS_A_FILE:
-                    self._tell(
-                        look,
+                    self._report(
+                        one_scan,
                         mapping.plain,
                         f"one process maps it {mapping.times} times: a file with more than {MAPPINGS_A_FILE} mappings"
                         " gets no probes",
@@ -171,26 +179,32 @@ class Processes:
                     continue
                 for file in (
                     yield from self._open(
-                        look, mapping.ways, mapping.plain, [*self._files.matching(mapping.plain), *more], text
+                        one_scan, mapping.paths, mapping.plain, [*self._files.matching(mapping.plain), *more], text
                     )
                 ):
                     self._mappings[key] = file
             if key in self._mappings:
                 used.add(self._mappings[key])
         if len(found) > most:
-            self._tell(
-                look,
+            self._report(
+                one_scan,
                 f"{len(found)} libraries",
                 f"maps more libraries than are looked at in one process ({most})",
             )
 
     def _open(
-        self, look: Look, ways: list[str], path: bytes, asks: list[Ask], text: bytes, counted: bool = True
+        self,
+        one_scan: ProcessScan,
+        paths: list[str],
+        path: bytes,
+        requests: list[ProbeRequest],
+        text: bytes,
+        counted: bool = True,
     ) -> Steps[list[FileId]]:
         """The opened file's identity, in a list; empty where it could not be opened."""
-        for what in ways:
+        for what in paths:
             try:
-                fd = yield self._helper.opening(look.owner.pid, what)
+                fd = yield self._helper.opening(one_scan.owner.pid, what)
             except (TimeoutError, BrokenPipeError):
                 raise
             except OSError as error:
@@ -199,25 +213,27 @@ class Processes:
                 continue
             others: list[int] = []
             try:
-                for stem, other in filter(None, (ask.companion for ask in asks)):
+                for stem, other in filter(None, (request.companion for request in requests)):
                     beside = companion(text, path, stem, other)
                     try:
-                        others.append((yield self._helper.opening(look.owner.pid, f"root:{os.fsdecode(beside)}")))
+                        others.append((yield self._helper.opening(one_scan.owner.pid, f"root:{os.fsdecode(beside)}")))
                     except (TimeoutError, BrokenPipeError):
                         raise
                     except OSError:  # then its version is what its name says
                         continue
                 shown = os.fsdecode(path) or link_of(fd)
-                return [(yield from self._files.offer(look.owner, shown, fd, others, asks))]
+                return [(yield from self._files.offer(one_scan.owner, shown, fd, others, requests))]
             finally:
                 for one in (fd, *others):
                     os.close(one)
         return []
 
-    def _tell(self, look: Look, what: bytes | str, reason: str) -> None:
-        probe, shown = f"process:{printable(look.owner.comm)}", printable(f"{os.fsdecode(what)} ({look.owner})")
-        self._unseen.tell(Unseen(probe, shown, "degraded", reason, "see docs/limits.md", look.owner.uid))
-        look.told.add((probe, shown))
+    def _report(self, one_scan: ProcessScan, what: bytes | str, reason: str) -> None:
+        probe, shown = f"process:{printable(one_scan.owner.comm)}", printable(f"{os.fsdecode(what)} ({one_scan.owner})")
+        self._unprobed.report(
+            UnprobedProgram(probe, shown, "degraded", reason, "see docs/limits.md", one_scan.owner.uid)
+        )
+        one_scan.reported.add((probe, shown))
 
 
 def link_of(fd: int) -> str:

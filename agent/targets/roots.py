@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from agent.kernel.steps import Steps, Wait
-    from agent.targets.asked import Ask
+    from agent.targets.asked import ProbeRequest
 
 #: (mount namespace, device and inode of the root directory).
 Root = tuple[int, int, int]
@@ -103,14 +103,14 @@ class Roots:
 
 
 def libraries(
-    opening: Callable[[str], Wait], matching: Callable[[bytes], list[Ask]], names: tuple[bytes, ...]
+    opening: Callable[[str], Wait], matching: Callable[[bytes], list[ProbeRequest]], names: tuple[bytes, ...]
 ) -> Steps[list[bytes]]:
-    """Paths in a root that may be asked for, the most urgent first (``Ask.first``): what its linker's cache lists, else
-    what usually lies where. opening: of ``helper.open_proc``, of a process in it.
+    """Paths in a root that may be asked for, the most urgent first (``ProbeRequest.first``): what its linker's cache
+    lists, else what usually lies where. opening: of ``helper.open_proc``, of a process in it.
     """
 
     def later(path: bytes) -> bool:
-        return not any(ask.first for ask in matching(path))
+        return not any(request.first for request in matching(path))
 
     try:
         fd = yield opening("linker-cache")
@@ -125,7 +125,7 @@ def libraries(
     return sorted(_listed(text, matching), key=later)[:FILES_A_PROCESS]
 
 
-def _listed(cache: bytes, matching: Callable[[bytes], list[Ask]]) -> Iterator[bytes]:
+def _listed(cache: bytes, matching: Callable[[bytes], list[ProbeRequest]]) -> Iterator[bytes]:
     for path in dict.fromkeys(re.findall(rb"/[^\0\n]{1,250}", cache)):
         if matching(path):
             yield path

@@ -2,8 +2,8 @@
 
 A process is looked at when it starts, some times shortly after (the dynamic linker and dlopen come later), and every 10
 s, but then only if its size has changed. Its executable is opened at the first look, and again only by the scans, in
-case an exec went unseen. The privileged helper opens, the examiner reads the files, and this only says who and when: at
-most one look of a user's processes at a time, within that user's part of the time (agent/common/fairness.py).
+case an exec went unseen. The privileged helper opens, the ELF analyzer reads the files, and this only says who and
+when: at most one look of a user's processes at a time, within that user's part of the time (agent/common/fairness.py).
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from typing import TYPE_CHECKING
 from agent.common.fairness import Budget, Places, UserQueues
 from agent.kernel.limits import (
     LONGEST_S,
-    LOOKS_AT_A_TIME,
     LOOKS_MOST_S,
     LOOKS_PART,
-    LOOKS_WAITING,
-    ROOT_LOOKS_AT_A_TIME,
+    ROOT_SCANS_AT_A_TIME,
+    SCANS_AT_A_TIME,
+    SCANS_WAITING,
 )
-from agent.kernel.steps import Done, HeldUpError, Steps, pump_until, run
-from agent.log import say
+from agent.kernel.steps import BlockedError, Done, Steps, pump_until, run
+from agent.log import log_message
 from agent.posix import background
-from agent.targets.analyst import Analyst
-from agent.targets.asked import HOST, Ask, FileId, owner_of
+from agent.targets.analyzer_pool import AnalyzerPool
+from agent.targets.asked import HOST, FileId, ProbeRequest, owner_of
 from agent.targets.attacher import Attacher
 from agent.targets.files import Files, probe_descriptors
 from agent.targets.images import Images
 from agent.targets.mounts import MountWatch
-from agent.targets.processes import Look, Process, Processes
+from agent.targets.processes import Process, Processes, ProcessScan
 from agent.targets.roots import Roots
 from agent.targets.timer import Timer
-from agent.targets.unseen import UnseenPrograms
+from agent.targets.unprobed import UnprobedPrograms
 
 if TYPE_CHECKING:
     import numpy as np
 
     from agent.batch import Batch
-    from agent.kernel.source import KernelSource
+    from agent.kernel.kernel_source import KernelSource
 
 #: After the start of a program, ns.
-LOOKS_NS = (0, 20_000_000, 200_000_000, 1_000_000_000, 5_000_000_000)
+SCAN_DELAYS_NS = (0, 20_000_000, 200_000_000, 1_000_000_000, 5_000_000_000)
 FULL_SCAN_NS = 10_000_000_000
 _BUDGET_S = 0.010
 #: Of the start, after which what is left goes on beside everything else.
@@ -67,47 +67,47 @@ class Targets:
         helper: Attacher,
         kernel: KernelSource,
         linker_cache: str = "/etc/ld.so.cache",
-        unseen: UnseenPrograms | None = None,
-        analyst: Analyst | None = None,
+        unprobed_programs: UnprobedPrograms | None = None,
+        analyzers: AnalyzerPool | None = None,
     ) -> None:
         self.failures: Counter[str] = Counter()
         self.roots = Roots()
-        self.unseen = unseen or UnseenPrograms()
-        self.analyst = analyst or Analyst()
+        self.unprobed_programs = unprobed_programs or UnprobedPrograms()
+        self.analyzers = analyzers or AnalyzerPool()
         self.shares = probe_descriptors()
         digesting, multi = helper.digesting, kernel.loaded.uprobe_multi
-        self.files = Files(self.analyst, digesting, self.shares, self.unseen, self.failures, multi)
+        self.files = Files(self.analyzers, digesting, self.shares, self.unprobed_programs, self.failures, multi)
         self._helper, self._linker_cache = helper, linker_cache
         self._due: list[tuple[int, int]] = []
         self._scan: deque[int] = deque()
-        self._waiting: UserQueues[tuple[int, bool]] = UserQueues(LOOKS_WAITING)
-        self._looks: list[Look] = []  # of all kinds
+        self._waiting: UserQueues[tuple[int, bool]] = UserQueues(SCANS_WAITING)
+        self._scans: list[ProcessScan] = []  # of all kinds
         self._looking_at: set[int] = set()  # processes
-        self._running = Places(LOOKS_AT_A_TIME, a_user=1)
+        self._running = Places(SCANS_AT_A_TIME, a_user=1)
         self._budget = Budget(LOOKS_PART, LOOKS_MOST_S, root=False)
         #: Of new roots, of containers: apart, since their first programs soon shake hands.
-        self._root_looks = Places(ROOT_LOOKS_AT_A_TIME, a_user=1)
+        self._root_scans = Places(ROOT_SCANS_AT_A_TIME, a_user=1)
         self._hurried = self._seeing_images = False
         self._dropped = 0
         self._later: list[Done] = []
         self._full_ns = 0
         self.images = Images(MountWatch(), helper.opening, self.files, self._pause)
-        self._processes = Processes(helper, self.files, self.images, self.roots, self.unseen, self._pause)
-        self._stalled: tuple[Look, float] | None = None
+        self._processes = Processes(helper, self.files, self.images, self.roots, self.unprobed_programs, self._pause)
+        self._stalled: tuple[ProcessScan, float] | None = None
         self._timer = Timer()
         kernel.subscribe("exec_events", self.on_exec)
 
-    def library(self, pattern: bytes, ask: Ask) -> None:
+    def library(self, pattern: bytes, request: ProbeRequest) -> None:
         """Asks for shared libraries whose file name matches ``pattern`` as a whole."""
-        self._processes.library(pattern, ask)
+        self._processes.library(pattern, request)
 
-    def exe(self, ask: Ask) -> None:
+    def exe(self, request: ProbeRequest) -> None:
         """Asks for every executable file that runs."""
-        self.files.executables.append(ask)
+        self.files.executables.append(request)
 
-    def mapped(self, where: Callable[[int], bool], ask: Ask) -> None:
+    def mapped(self, where: Callable[[int], bool], request: ProbeRequest) -> None:
         """Asks for every shared library of the processes for which a function of the pid holds."""
-        self.files.mapped.append((where, ask))
+        self.files.mapped.append((where, request))
 
     def using(self, pid: int) -> set[FileId]:
         """The files that a process uses, as far as it has been looked at."""
@@ -115,7 +115,7 @@ class Targets:
 
     def again(self, pid: int) -> None:
         """Looks at a process soon, if it has mapped anything since the last time."""
-        if len(self._due) < LOOKS_WAITING:
+        if len(self._due) < SCANS_WAITING:
             heapq.heappush(self._due, (time.clock_gettime_ns(time.CLOCK_BOOTTIME), pid))
             self._arm()
 
@@ -129,15 +129,21 @@ class Targets:
         self._full_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + FULL_SCAN_NS
         self._scan.extend(self._pids())
         pump_until(
-            lambda: bool(done) and not (self._scan or self._looks or self._later),
-            [self._helper, self.analyst, self],
+            lambda: bool(done) and not (self._scan or self._scans or self._later),
+            [self._helper, self.analyzers, self],
             _START_S,
         )
-        self.analyst.rest()
+        self.analyzers.rest()
         self._arm()
 
     def fds(self) -> list[int]:
-        return [self._timer.fd, *self.files.writes.fds(), *self._helper.fds(), *self.analyst.fds(), *self.images.fds()]
+        return [
+            self._timer.fd,
+            *self.files.writes.fds(),
+            *self._helper.fds(),
+            *self.analyzers.fds(),
+            *self.images.fds(),
+        ]
 
     def on_exec(self, records: np.ndarray) -> None:
         """Takes records of ``struct exec_event``."""
@@ -145,8 +151,8 @@ class Targets:
         now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         for pid in set(records["proc"]["pid"].tolist()):
             self._processes.forget(pid)
-            if len(self._due) < LOOKS_WAITING:
-                for delay in LOOKS_NS:
+            if len(self._due) < SCANS_WAITING:
+                for delay in SCAN_DELAYS_NS:
                     heapq.heappush(self._due, (now + delay, pid))
             else:
                 self._dropped += 1
@@ -167,11 +173,11 @@ class Targets:
         elif self._quiet() and (not self._due or self._due[0][0] > now_ns):
             self._pump()
             return ()
-        self._timer.heard()
+        self._timer.read_events()
         end = time.monotonic() + _BUDGET_S
         self._pump()
         self._begin(now_ns, end)
-        while self._helper.busy and self._looks and time.monotonic() < end and not self._helper.silent:
+        while self._helper.busy and self._scans and time.monotonic() < end and not self._helper.silent:
             pump_until(lambda: not self._helper.busy, [self._helper], end - time.monotonic())  # mostly at once
             self._begin(now_ns, end)
         self._arm()
@@ -186,29 +192,29 @@ class Targets:
         self._timer.close()
         self.images.close()
         self.files.close()
-        self.analyst.close()
+        self.analyzers.close()
 
     def examining(self) -> dict[str, int]:
-        """For ``status``: examiners that run now, questions that took too much, looks for which there was no place to
-        wait, and the descriptors that probes take and may take.
+        """For ``status``: ELF analyzers that run now, questions that took too much, looks for which there was no place
+        to wait, and the descriptors that probes take and may take.
         """
         return {
-            "processes": len(self.analyst.pids),
-            "overruns": self.analyst.overruns.total(),
+            "processes": len(self.analyzers.pids),
+            "overruns": self.analyzers.overruns.total(),
             "looks_dropped": self._dropped,
             "probe_descriptors": self.shares.used,
             "probe_descriptors_limit": self.shares.limit,
         }
 
     def _quiet(self) -> bool:
-        under_way = self._scan or self._looks or self._waiting or self._later or self.roots.waiting()
+        under_way = self._scan or self._scans or self._waiting or self._later or self.roots.waiting()
         return not under_way and self.images.due_s() > time.monotonic()
 
     def _pump(self) -> None:
         self.files.let_go_of_written()
         self._helper.pump()
         self._settle()
-        self.analyst.pump()
+        self.analyzers.pump()
         later, self._later = self._later, []
         for done in later:
             done(None, None)
@@ -234,7 +240,7 @@ class Targets:
         rest_s = self.images.due_s() - time.monotonic()
         if not self._seeing_images and rest_s < _START_S:
             due = min(due, now_ns + int(rest_s * 1e9))
-        self._timer.set(max(due, now_ns + (_SILENT_NS if self._helper.silent else _SOON_NS if self._looks else 0)))
+        self._timer.set(max(due, now_ns + (_SILENT_NS if self._helper.silent else _SOON_NS if self._scans else 0)))
 
     def _pids(self) -> list[int]:
         pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
@@ -244,25 +250,25 @@ class Targets:
     def _begin(self, now_ns: int, end: float) -> None:
         """Starts looks: at images and new roots first, then those of users who waited for their turn."""
         if not self._seeing_images and self.images.due_s() <= time.monotonic() and not self._helper.silent:
-            look, self._seeing_images = Look(HOST), True
-            self._looks.append(look)
-            run(self._metered(look, self.images.work()), lambda _, error: self._images_done(look, error))
+            one_scan, self._seeing_images = ProcessScan(HOST), True
+            self._scans.append(one_scan)
+            run(self._metered(one_scan, self.images.work()), lambda _, error: self._images_done(one_scan, error))
         if not self._helper.alive:
             self._scan.clear()
             self._due.clear()
             self._waiting.clear()
             return
         for pid in self.roots.waiting():
-            if not self._root_looks.refusal(0) and time.monotonic() < end and not self._helper.silent:
-                self._look_at_root(pid, now_ns)
+            if not self._root_scans.refusal(0) and time.monotonic() < end and not self._helper.silent:
+                self._scan_root(pid, now_ns)
         for uid in self._waiting.users():
             if self._free(uid, now_ns) and not self._helper.silent:
-                self._look(*self._waiting.take(uid), now_ns)
+                self._begin_scan(*self._waiting.take(uid), now_ns)
         while not self._running.refusal(0) and time.monotonic() < end and not self._helper.silent:
             if self._due and self._due[0][0] <= now_ns:
-                self._look(heapq.heappop(self._due)[1], False, now_ns)
+                self._begin_scan(heapq.heappop(self._due)[1], False, now_ns)
             elif self._scan:
-                self._look(self._scan.popleft(), True, now_ns)
+                self._begin_scan(self._scan.popleft(), True, now_ns)
             else:
                 return
 
@@ -270,7 +276,7 @@ class Targets:
         """Whether a look of this user's may begin."""
         return not self._running.refusal(uid) and self._budget.left(uid, now_ns) > 0
 
-    def _look(self, pid: int, scan: bool, now_ns: int) -> None:
+    def _begin_scan(self, pid: int, scan: bool, now_ns: int) -> None:
         """Looks at a process unless its size is as it was: kernel threads and zombies have none."""
         try:
             with open(f"/proc/{pid}/statm", "rb", buffering=0) as statm:
@@ -287,20 +293,20 @@ class Targets:
             return
         self._running.take(owner.uid)
         self._looking_at.add(pid)
-        look = Look(owner)
-        self._looks.append(look)
-        work = self._metered(look, self._processes.look(look, known, size, scan))
-        run(work, lambda _, error: self._looked(look, known, error))
+        one_scan = ProcessScan(owner)
+        self._scans.append(one_scan)
+        work = self._metered(one_scan, self._processes.one_scan(one_scan, known, size, scan))
+        run(work, lambda _, error: self._scanned(one_scan, known, error))
 
-    def _looked(self, look: Look, known: Process, error: Exception | None) -> None:
-        self._running.give_back(look.owner.uid)
-        self._looking_at.discard(look.owner.pid)
-        self._processes.looked(look, known, error)
-        self._done(look, error)
+    def _scanned(self, one_scan: ProcessScan, known: Process, error: Exception | None) -> None:
+        self._running.give_back(one_scan.owner.uid)
+        self._looking_at.discard(one_scan.owner.pid)
+        self._processes.scanned(one_scan, known, error)
+        self._done(one_scan, error)
 
-    def _look_at_root(self, pid: int, now_ns: int) -> None:
-        """A look of its own: one at what the process was before its exec may still wait for an examiner. While its user
-        has no time left, the root stays unknown.
+    def _scan_root(self, pid: int, now_ns: int) -> None:
+        """A look of its own: one at what the process was before its exec may still wait for an ELF analyzer. While its
+        user has no time left, the root stays unknown.
         """
         try:
             owner = owner_of(pid)
@@ -309,40 +315,40 @@ class Targets:
             return
         if self._budget.left(owner.uid, now_ns) <= 0:
             self.roots.forget(self.roots.take(pid))
-        elif not self._root_looks.refusal(owner.uid) and (root := self.roots.take(pid)) is not None:
-            look = Look(owner)
-            self._looks.append(look)
-            self._root_looks.take(owner.uid)
+        elif not self._root_scans.refusal(owner.uid) and (root := self.roots.take(pid)) is not None:
+            one_scan = ProcessScan(owner)
+            self._scans.append(one_scan)
+            self._root_scans.take(owner.uid)
             self._hurried = background.hurry() or self._hurried  # against the first program there, which has begun
-            work = self._metered(look, self._processes.offer_root(look, root))
-            run(work, lambda _, error: self._root_done(look, error))
+            work = self._metered(one_scan, self._processes.offer_root(one_scan, root))
+            run(work, lambda _, error: self._root_done(one_scan, error))
 
-    def _root_done(self, look: Look, error: Exception | None) -> None:
-        self._root_looks.give_back(look.owner.uid)
-        if self._hurried and not self._root_looks.used:
+    def _root_done(self, one_scan: ProcessScan, error: Exception | None) -> None:
+        self._root_scans.give_back(one_scan.owner.uid)
+        if self._hurried and not self._root_scans.used:
             self._hurried = False
             background.give_way()
-        self._done(look, error)
+        self._done(one_scan, error)
 
-    def _images_done(self, look: Look, error: Exception | None) -> None:
+    def _images_done(self, one_scan: ProcessScan, error: Exception | None) -> None:
         self._seeing_images = False
-        self._done(look, error)
+        self._done(one_scan, error)
 
-    def _done(self, look: Look, error: Exception | None) -> None:
+    def _done(self, one_scan: ProcessScan, error: Exception | None) -> None:
         """A look of any kind is over."""
-        self._looks.remove(look)
+        self._scans.remove(one_scan)
         if error is not None:
             self.files.count(error)
             if not isinstance(error, OSError):
-                say(f"tickscope: looking at process {look.owner.pid}: {type(error).__name__}: {error}")
-        self._charge(look, look.spent_s)
+                log_message(f"tickscope: looking at process {one_scan.owner.pid}: {type(error).__name__}: {error}")
+        self._charge(one_scan, one_scan.spent_s)
 
-    def _charge(self, look: Look, spent_s: float) -> None:
-        self._budget.spend(look.owner.uid, min(spent_s, LONGEST_S), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+    def _charge(self, one_scan: ProcessScan, spent_s: float) -> None:
+        self._budget.spend(one_scan.owner.uid, min(spent_s, LONGEST_S), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
 
-    def _metered(self, look: Look, steps: Steps[None]) -> Steps[None]:
-        """Runs a look and adds up the time that it takes of this process, the helper and the examiner; the time that it
-        waits for its turn does not count.
+    def _metered(self, one_scan: ProcessScan, steps: Steps[None]) -> Steps[None]:
+        """Runs a look and adds up the time that it takes of this process, the helper and the ELF analyzer; the time
+        that it waits for its turn does not count.
         """
         value, error = None, None
         while True:
@@ -352,21 +358,21 @@ class Targets:
             except StopIteration:
                 return
             finally:
-                look.spent_s += time.monotonic() - begun
+                one_scan.spent_s += time.monotonic() - begun
             value, error = None, None
             try:
                 value = yield wait
             except Exception as failure:  # noqa: BLE001 - the look's to handle
                 error = failure
-                if isinstance(failure, HeldUpError):  # who held it up pays
+                if isinstance(failure, BlockedError):  # who held it up pays
                     self._helper.took_s = 0.0
                 elif isinstance(failure, TimeoutError):
-                    self._stalled = look, time.monotonic() - self._helper.took_s
-            look.spent_s += self._helper.took_s + self.analyst.took_s
-            self._helper.took_s = self.analyst.took_s = 0.0
+                    self._stalled = one_scan, time.monotonic() - self._helper.took_s
+            one_scan.spent_s += self._helper.took_s + self.analyzers.took_s
+            self._helper.took_s = self.analyzers.took_s = 0.0
 
     def _settle(self) -> None:
         """Who stalled the helper pays for all of that time, once it answers again."""
         if self._stalled is not None and not self._helper.silent:
-            (look, since_s), self._stalled = self._stalled, None
-            self._charge(look, time.monotonic() - since_s)
+            (one_scan, since_s), self._stalled = self._stalled, None
+            self._charge(one_scan, time.monotonic() - since_s)

@@ -25,7 +25,7 @@ class Timer:
             self.fd, _ABSTIME, struct.pack("<qqqq", 0, 0, due_ns // 1_000_000_000, due_ns % 1_000_000_000), None
         )
 
-    def heard(self) -> None:
+    def read_events(self) -> None:
         """Not readable before it is set again."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.fd, 8)

@@ -44,7 +44,7 @@ class Writes:
         elif left == 0:
             self._libc.inotify_rm_watch(self._fd, number)
 
-    def heard(self) -> set[int]:
+    def read_events(self) -> set[int]:
         """Numbers of those that were written to, each once; all where the queue had no room."""
         found = set[int]()
         with contextlib.suppress(BlockingIOError):

@@ -233,7 +233,7 @@ def measure(what: str, agent: Agent, runs: Runs, seconds: float, aim: str) -> No
     took = time.monotonic() - start
     used = {}
     for pid, spent in before.items():
-        with contextlib.suppress(FileNotFoundError):  # an examiner that has ended
+        with contextlib.suppress(FileNotFoundError):  # an ELF analyzer that has ended
             used[pid] = (cpu_s(pid) - spent) / took * 100
     others = (machine_busy_s() - busy) / took * 100 - sum(used.values())
     parts = ", ".join(f"{roles.get(pid, pid)} {percent:.2f}" for pid, percent in used.items() if percent >= 0.005)

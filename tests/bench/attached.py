@@ -22,10 +22,10 @@ from contextlib import contextmanager
 import numpy as np
 
 from agent.config import Config
+from agent.kernel.kernel_source import KernelSource
 from agent.kernel.load import Family, Loaded, load
 from agent.kernel.loader import attach_raw
 from agent.kernel.ring import SharedArray
-from agent.kernel.source import KernelSource
 from agent.probes import discover
 from agent.probes.syscalls import classes
 from agent.redis_wire.redis_source import RedisWire
@@ -157,14 +157,14 @@ def main() -> None:
         attachable = {name: one for name, one in attachable.items() if not given.only or name in ("none", given.only)}
         found: dict[str, list[float]] = {name: [] for name in attachable}
         order = list(attachable)
-        end, said = time.monotonic() + given.seconds, time.monotonic()
+        end, output = time.monotonic() + given.seconds, time.monotonic()
         while time.monotonic() < end:
             random.shuffle(order)
             for name in order:
                 found[name].append(per_s(connection, attachable[name]))
-            if time.monotonic() - said > 30:
-                said = time.monotonic()
-                print(f"{len(found['none'])} rounds, {end - said:.0f} s to go", file=sys.stderr, flush=True)
+            if time.monotonic() - output > 30:
+                output = time.monotonic()
+                print(f"{len(found['none'])} rounds, {end - output:.0f} s to go", file=sys.stderr, flush=True)
     for name in attachable:
         for under in ("none", "two empty programs"):
             if name != under and (under == "none" or name in ("two that read the clock", "all of full")):

@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from agent.clock.clock_source import _COMPACT_ROWS, MOST_SEGMENTS
 from agent.clock.history import AMBIGUOUS, SKIPPED, Converted, History
-from agent.clock.source import _COMPACT_ROWS, MOST_SEGMENTS
 from agent.tables import TABLES
 from tests.bench.common import Figure, arguments, interleaved, ratio, report
 

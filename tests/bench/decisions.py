@@ -50,9 +50,9 @@ def by_uprobe(program: Path, per_s: int, seconds: float) -> int:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write("\n")
         process.stdin.flush()
-        told = json.loads(process.stdout.readline())
+        reported = json.loads(process.stdout.readline())
         process.stdin.write("\n")
-    return int(told["allowed"] + told["refused"])
+    return int(reported["allowed"] + reported["refused"])
 
 
 def by_otlp(per_s: int, seconds: float) -> int:

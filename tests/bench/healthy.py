@@ -43,7 +43,7 @@ NODE = (
 )
 SLACK_NS = 2_000_000_000
 #: A process is looked for far more often than that; its number is not used again so soon.
-LOOKS_NS = 5_000_000_000
+SCAN_DELAYS_NS = 5_000_000_000
 
 
 class Mix:
@@ -345,7 +345,7 @@ class Mix:
 
     # Who is of the mix
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """Ends what was given its time, and notes which processes there are."""
         for until, process in list(self.old):
             if process.poll() is not None:
@@ -358,7 +358,7 @@ class Mix:
                 session, pid = int(stat.read_bytes().rpartition(b")")[2].split()[3]), int(stat.parent.name)
                 if session in sessions:
                     first, last = self.pids.get(pid, (now, now))
-                    self.pids[pid] = (first if now - last < LOOKS_NS else now, now)
+                    self.pids[pid] = (first if now - last < SCAN_DELAYS_NS else now, now)
 
     def gone(self) -> list[str]:
         return [name for name, process in self.running.items() if process.poll() is not None]
@@ -379,7 +379,7 @@ def about(finding: Mapping[str, Any], mix: Mix) -> bool:
     text = " ".join(str(finding.get(key) or "") for key in ("subject", "sentence", "culprit_object"))
     pids = {int(pid) for pid in re.findall(r"pid (\d+)", text)} | {finding.get("culprit_pid")}
     ports = {int(port) for port in re.findall(r":(\d+)\b", text)}
-    from_ns, to_ns = finding["start_ns"] - LOOKS_NS, finding["end_ns"] + LOOKS_NS
+    from_ns, to_ns = finding["start_ns"] - SCAN_DELAYS_NS, finding["end_ns"] + SCAN_DELAYS_NS
     its = any(pid in mix.pids and mix.pids[pid][0] <= to_ns and mix.pids[pid][1] >= from_ns for pid in pids)
     return its or str(mix.root) in text or any(FIRST_PORT <= p < FIRST_PORT + PORTS for p in ports)
 
@@ -394,7 +394,7 @@ def bound(count: int) -> float:
     return high
 
 
-def told(agent: Agent, mix: Mix, from_ns: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int]:
+def reported(agent: Agent, mix: Mix, from_ns: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int]:
     """Findings on the mix that somebody felt, those that nobody did, and how many were about others."""
     findings = [f for f in agent.json("findings")["rows"] if f["end_ns"] >= from_ns]
     mine = [f for f in findings if about(f, mix)]
@@ -404,10 +404,10 @@ def told(agent: Agent, mix: Mix, from_ns: int) -> tuple[list[dict[str, Any]], li
     for start, end in [*sorted(times), (boot_ns(), 0)]:
         free += [(at, start)] if start > at else []
         at = max(at, end)
-    felt = [bool(effect.felt(ops, time_, free)) for time_ in times]
+    impacts = [bool(effect.impacts(ops, time_, free)) for time_ in times]
     return (
-        [f for f, was in zip(mine, felt, strict=True) if was],
-        [f for f, was in zip(mine, felt, strict=True) if not was],
+        [f for f, was in zip(mine, impacts, strict=True) if was],
+        [f for f, was in zip(mine, impacts, strict=True) if not was],
         len(findings) - len(mine),
     )
 
@@ -435,7 +435,7 @@ def main() -> None:
         until, next_ = time.monotonic() + 60 * given.minutes, 0.0
         while time.monotonic() < until:
             time.sleep(0.5)
-            mix.look()
+            mix.sample()
             if time.monotonic() > next_:
                 mix.once()
                 loads.append(os.getloadavg()[0])
@@ -444,8 +444,8 @@ def main() -> None:
                 raise SystemExit(f"{', '.join(gone)} ended by itself: {(root / f'{gone[0]}.err').read_text()[-400:]}")
         hours = mix.services * (boot_ns() - from_ns) / 3.6e12
         time.sleep(5)
-        felt, wrong, others = told(agent, mix, from_ns)
-        report(mix, hours, felt, wrong, others, float(np.median(loads)))
+        impacts, wrong, others = reported(agent, mix, from_ns)
+        report(mix, hours, impacts, wrong, others, float(np.median(loads)))
     finally:
         mix.end()
         agent.stop(signal.SIGTERM)
@@ -459,15 +459,15 @@ def main() -> None:
 
 
 def report(
-    mix: Mix, hours: float, felt: list[dict[str, Any]], wrong: list[dict[str, Any]], others: int, load: float
+    mix: Mix, hours: float, impacts: list[dict[str, Any]], wrong: list[dict[str, Any]], others: int, load: float
 ) -> None:
-    for word, findings in (("felt", felt), ("nobody felt", wrong)):
+    for word, findings in (("felt", impacts), ("nobody felt", wrong)):
         for f in findings:
             print(f"{word}: {f['symptom']}, {f['cause']} {f['cause_detail'] or ''} {f['confidence']}: {f['sentence']}")
     print(f"happened: {', '.join(f'{n} {what}' for what, n in sorted(mix.happened.items()))}; median load {load:.1f}")
     print(
         "| services | service-hours | findings that somebody felt | that nobody felt | a day | upper 95 % bound a day"
-        f" | about others |\n| {mix.services} | {hours:.1f} | {len(felt)} | {len(wrong)} |"
+        f" | about others |\n| {mix.services} | {hours:.1f} | {len(impacts)} | {len(wrong)} |"
         f" {24 * len(wrong) / hours:.2f} | {24 * bound(len(wrong)) / hours:.2f} | {others} |"
     )
 

@@ -169,14 +169,14 @@ def caller(kind: str, address: str, log: str, rate: str, control: str) -> None:
         while True:
             factor = float(Path(control).read_text() or 1)
             time.sleep(random.expovariate(float(rate) * factor))
-            begun, said = time.clock_gettime_ns(time.CLOCK_BOOTTIME), "ok"
+            begun, output = time.clock_gettime_ns(time.CLOCK_BOOTTIME), "ok"
             try:
                 ask()
             except (OSError, http.client.HTTPException) as error:
-                said = type(error).__name__
+                output = type(error).__name__
                 with contextlib.suppress(OSError):
                     ask = ASK[kind](address)
-            print(json.dumps([begun, time.clock_gettime_ns(time.CLOCK_BOOTTIME) - begun, "ask", said]), file=out)
+            print(json.dumps([begun, time.clock_gettime_ns(time.CLOCK_BOOTTIME) - begun, "ask", output]), file=out)
 
 
 class Web:

@@ -37,7 +37,7 @@ class Run:
     """truth: what the program says."""
 
     truth: dict[str, Any]
-    told: dict[str, Any] | None = None
+    reported: dict[str, Any] | None = None
 
     @property
     def per_s(self) -> float:
@@ -57,10 +57,12 @@ def run(path: Path, load: list[str], seconds: float, agent: Agent | None = None)
     process.stdin.flush()
     truth = json.loads(process.stdout.readline())
     time.sleep(3.5 if agent else 0.1)  # a window after its end
-    told = next((row for row in agent.json("limiters")["rows"] if row["pid"] == truth["pid"]), None) if agent else None
+    reported = (
+        next((row for row in agent.json("limiters")["rows"] if row["pid"] == truth["pid"]), None) if agent else None
+    )
     process.stdin.write("\n")
     process.communicate()
-    return Run(truth, told)
+    return Run(truth, reported)
 
 
 @contextlib.contextmanager
@@ -81,19 +83,19 @@ def traced(path: Path, load: list[str], seconds: float) -> Run:
         return run(path, load, seconds)
 
 
-def right(told: dict[str, Any] | None, truth: dict[str, Any]) -> str:
-    if told is None:
+def right(reported: dict[str, Any] | None, truth: dict[str, Any]) -> str:
+    if reported is None:
         return "not seen"
     inside = [
-        f"{n} {told[n] / max(truth[n], 1):.3f} of the truth, "
+        f"{n} {reported[n] / max(truth[n], 1):.3f} of the truth, "
         + (
             "bounds hold it"
-            if (told[f"{n}_low"] or 0) <= truth[n] <= (told[f"{n}_high"] or 1 << 62)
+            if (reported[f"{n}_low"] or 0) <= truth[n] <= (reported[f"{n}_high"] or 1 << 62)
             else "BOUNDS DO NOT HOLD IT"
         )
         for n in ("allowed", "refused")
     ]
-    return f"{told['told']}: " + "; ".join(inside)
+    return f"{reported['told']}: " + "; ".join(inside)
 
 
 def main() -> None:
@@ -116,7 +118,7 @@ def main() -> None:
                 "0.9",
             )
             for each in watched:
-                print(f"  {right(each.told, each.truth)}", flush=True)
+                print(f"  {right(each.reported, each.truth)}", flush=True)
             if shutil.which("bpftrace"):
                 peer = interleaved({"bpftrace": lambda load=load: traced(path, load, given.seconds)}, given.pairs)[
                     "bpftrace"

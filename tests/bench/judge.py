@@ -269,7 +269,7 @@ def main() -> None:
     correlator, rng = Correlator(), np.random.default_rng(1)
     ours = theirs = 0.0
     rows = findings = 0
-    told = 0
+    reported = 0
     for begin_s in range(0, given.seconds, MINUTE):
         seconds = min(MINUTE, given.seconds - begin_s)
         made = minute(round(given.rows / 11 * 10e6 * seconds / given.seconds), begin_s, seconds, rng)
@@ -281,8 +281,8 @@ def main() -> None:
             findings += len(correlator.advance(mark))
             ours += time.process_time() - begun
         theirs += peer_s(made)
-        if rows // 1_000_000 > told:
-            told = rows // 1_000_000
+        if rows // 1_000_000 > reported:
+            reported = rows // 1_000_000
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
             print(
                 f"{rows:>10,} rows  {ours:6.2f} s  {rows / ours:>10,.0f} rows/s  DuckDB {theirs:5.2f} s  peak memory"

@@ -78,10 +78,10 @@ def main() -> None:
         process = multiprocessing.get_context("spawn").Process(target=events, args=(given.events, theirs))
         process.start()
         seen: dict[str, list[int]] = {table: [] for table in TABLES}
-        looks: list[float] = []
+        samples: list[float] = []
         give_up = time.monotonic() + given.events * (_EVERY_S + _HELD_S) * 2 + 20
         while min(map(len, seen.values())) < given.events and time.monotonic() < give_up:
-            looks.append(visible(str(agent.store), int(process.pid or 0), seen))
+            samples.append(visible(str(agent.store), int(process.pid or 0), seen))
         ends = ours.recv()
         ours.send("done")
         process.join()
@@ -94,7 +94,7 @@ def main() -> None:
         report(
             f"Event to visible in query, {table}",
             figure,
-            f"- (one look takes {statistics.median(looks) * 1e3:.0f} ms)",
+            f"- (one look takes {statistics.median(samples) * 1e3:.0f} ms)",
             "p99 < 1 s",
         )
 

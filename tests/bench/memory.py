@@ -22,7 +22,7 @@ from tests.system.agent import Agent
 
 _MIB = 2**20
 #: Processes that come and go.
-PASSING = ("agent.store.seal", "agent.targets.examiner")
+PASSING = ("agent.store.seal", "agent.targets.elf_analyzer")
 
 
 def descendants(pid: int) -> list[int]:
@@ -108,7 +108,7 @@ def measure(what: str, target: int, server: Redis, seconds: float, *, grpc: bool
     report(f"PSS, {what}: peak", f"{max(seen.resident) / _MIB:.1f} MiB", "-", f"<= {target} MB")
     if max(seen.all) > max(seen.resident):
         report(
-            f"PSS, {what}: peak with sealer and examiner, which come and go",
+            f"PSS, {what}: peak with sealer and ELF analyzer, which come and go",
             f"{max(seen.all) / _MIB:.1f} MiB",
             "-",
             "-",

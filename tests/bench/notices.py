@@ -99,11 +99,13 @@ def words(latencies_ns: Sequence[float]) -> str:
 
 def polled(out: IO[str], returned: np.ndarray) -> str:
     """When a poller first looked after each step, and how many differences it saw."""
-    looks = np.array([line.split() for line in lines(out)], np.int64)
-    first = np.searchsorted(looks[:, 0], returned)
-    seen = first < len(looks)
-    told = int((np.abs(np.diff(looks[:, 1])) > _SIZE_NS // 2).sum())
-    return f"{words((looks[first[seen], 0] - returned[seen]).tolist())}, {told} jumps told for {len(returned)} steps"
+    samples = np.array([line.split() for line in lines(out)], np.int64)
+    first = np.searchsorted(samples[:, 0], returned)
+    seen = first < len(samples)
+    reported = int((np.abs(np.diff(samples[:, 1])) > _SIZE_NS // 2).sum())
+    return (
+        f"{words((samples[first[seen], 0] - returned[seen]).tolist())}, {reported} jumps told for {len(returned)} steps"
+    )
 
 
 def measure(agent: Agent, what: str, steps: int, pause: float) -> list[tuple[str, str, str, str]]:
@@ -127,7 +129,7 @@ def measure(agent: Agent, what: str, steps: int, pause: float) -> list[tuple[str
 
 def stepped(socket: str, steps: int, pause: float, *priority: str) -> tuple[list[int], np.ndarray]:
     """Latencies to one subscriber, and when each step had returned."""
-    with program(_SUBSCRIBER, socket, *priority) as told:
+    with program(_SUBSCRIBER, socket, *priority) as reported:
         time.sleep(1.5)
         done = subprocess.run(
             [sys.executable, "-c", _STEPPER, str(steps), str(pause)], stdout=subprocess.PIPE, text=True, check=True
@@ -135,14 +137,14 @@ def stepped(socket: str, steps: int, pause: float, *priority: str) -> tuple[list
         time.sleep(1.5)
         stepper, *stamps = done.stdout.split()
         returned = np.array(stamps, np.int64)
-        return took(told, int(stepper), returned), returned
+        return took(reported, int(stepper), returned), returned
 
 
 def took(notices: IO[str], stepper: int, returned: np.ndarray) -> list[int]:
     """From each step's return to the subscriber's read, ns. Ends the run where a step was missed, or told wrongly."""
     steps = len(returned)
-    told = [(int(at), json.loads(notice)) for at, notice in (line.split(" ", 1) for line in lines(notices))]
-    mine = [(at, notice) for at, notice in told if notice["actor"] and notice["actor"]["pid"] == stepper]
+    reported = [(int(at), json.loads(notice)) for at, notice in (line.split(" ", 1) for line in lines(notices))]
+    mine = [(at, notice) for at, notice in reported if notice["actor"] and notice["actor"]["pid"] == stepper]
     sizes = [_SIZE_NS] * (steps // 2) + [-_SIZE_NS] * (steps - steps // 2)
     if len(mine) != steps + steps % 2 or any(
         abs(n["size_ns"] - s) > n["err_ns"] for (_, n), s in zip(mine, sizes, strict=False)

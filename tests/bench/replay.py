@@ -69,14 +69,14 @@ def recorded(model: Model, n: int, keys: int = 1, seed: int = 7) -> tuple[Decisi
     by_key = np.argsort(key, kind="stable")
     admitted = np.empty(n, np.bool_)
     admitted[by_key] = model.decide(Arrivals.of(wall[by_key], starts=starts_of(key[by_key])), limit)
-    said = RESULT.code("delayed" if model.delays else "refused")
-    rows["result"] = np.where(admitted, RESULT.code("allowed"), said)
+    output = RESULT.code("delayed" if model.delays else "refused")
+    rows["result"] = np.where(admitted, RESULT.code("allowed"), output)
     ends = [*at[1:], int(t[-1])]
     jumps = [
         Jump(one, size, one + BASE + sum(sizes[:k]), end - 1)
         for k, (one, size, end) in enumerate(zip(at, sizes, ends, strict=True))
     ]
-    return Decisions(rows, int(t[0]), said=(declared,)), jumps
+    return Decisions(rows, int(t[0]), output=(declared,)), jumps
 
 
 def replayed_s(decisions: Decisions, jumps: list[Jump]) -> tuple[float, list[TwoClocks]]:

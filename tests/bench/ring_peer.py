@@ -25,13 +25,13 @@ module = BPF(text=text, cflags=[f"-I{bpf_dir}", f"-DRING_PAGES={pages}", "-Wno-m
 program = module.load_func("fill", BPF.SOCKET_FILTER)
 ring = module["records"]
 seen = 0
-look = False
+check = False
 
 
 def callback(_context: object, data: object, _size: int) -> int:
     global seen
     seen += 1
-    if look:
+    if check:
         assert ring.event(data).number < 8
     return 0
 
@@ -40,7 +40,7 @@ ring.open_ring_buffer(callback)
 ancillary = array.array("i", [ring.map_fd, program.fd])
 sock.sendmsg([b"ready"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, ancillary)])
 while order := sock.recv(16):
-    seen, look = 0, order == b"event"
+    seen, check = 0, order == b"event"
     start = time.perf_counter_ns()
     module.ring_buffer_consume()
     sock.send(f"{seen} {time.perf_counter_ns() - start}".encode())

@@ -3,7 +3,7 @@ N]``. As root.
 
 Each root is a fresh copy of openssl, a shell and their libraries, so new inodes; one program is started in it, once.
 The server is this host's openssl. Images are overlays, mounted some time before: of copies, and of a libssl that this
-host has not, for which an examiner has to start.
+host has not, for which an ELF analyzer has to start.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def seen(agent: Agent, pids: list[int]) -> int:
     return len({row["pid"] for row in rows if row["role"] == "client"})
 
 
-def tell(agent: Agent, what: str, trials: list[tuple[int, float]]) -> None:
+def render(agent: Agent, what: str, trials: list[tuple[int, float]]) -> None:
     time.sleep(1.5)
     pids, took_s = [pid for pid, _ in trials], [took for _, took in trials]
     report(
@@ -101,24 +101,26 @@ def main() -> None:
         certs = certificates(Path(directory))
         time.sleep(given.rest)
         for cache in ((False,), (True,), (True, False), ())[given.listed]:
-            for way, before in _WAYS.items():
+            for variant, before in _WAYS.items():
                 trials = []
                 for i in range(given.roots):
                     root = make_root(
-                        Path(directory) / f"{cache}-{way}-{i}", ("/bin/sh", "/usr/bin/openssl", "/bin/sleep"), cache
+                        Path(directory) / f"{cache}-{variant}-{i}", ("/bin/sh", "/usr/bin/openssl", "/bin/sleep"), cache
                     )
                     (root / "etc/none").touch()
                     time.sleep(given.rest)
                     with server(certs) as (_, port):
                         trials.append(client(root, before, port))
-                tell(agent, f"roots, libraries {'listed by ld.so.cache' if cache else 'not listed'}, {way}", trials)
+                render(
+                    agent, f"roots, libraries {'listed by ld.so.cache' if cache else 'not listed'}, {variant}", trials
+                )
         for own in (False, True):
             for mounted_s in _MOUNTED_S:
                 trials = []
                 for i in range(given.roots):
                     time.sleep(given.rest)
                     trials.append(image(certs, Path(directory) / f"{own}-{mounted_s}-{i}", own, mounted_s))
-                tell(
+                render(
                     agent,
                     f"images, {'a libssl of their own' if own else 'copies'}, at once, mounted {mounted_s * 1e3:.0f} ms"
                     " before",

@@ -14,7 +14,7 @@ class Entry(NamedTuple):
 
     name: str
     meaning: str
-    said: bool
+    output: bool
     todo: str = ""
 
 
@@ -23,9 +23,11 @@ def symptoms() -> list[Entry]:
     from agent.correlate import catalogue
     from agent.tables import SYMPTOMS
 
-    said = catalogue.symptoms()
+    output = catalogue.symptoms()
     return [
-        Entry(name, said[name].meaning, True, said[name].todo) if name in said else Entry(name, _SYMPTOMS[name], False)
+        Entry(name, output[name].meaning, True, output[name].todo)
+        if name in output
+        else Entry(name, _SYMPTOMS[name], False)
         for name in SYMPTOMS.split()
     ]
 
@@ -35,9 +37,11 @@ def causes() -> list[Entry]:
     from agent.correlate import catalogue
     from agent.tables import CAUSES
 
-    said = catalogue.causes()
+    output = catalogue.causes()
     return [
-        Entry(name, said[name].meaning, True, said[name].todo) if name in said else Entry(name, _CAUSES[name], False)
+        Entry(name, output[name].meaning, True, output[name].todo)
+        if name in output
+        else Entry(name, _CAUSES[name], False)
         for name in CAUSES.split()
     ]
 

@@ -222,7 +222,7 @@ def _reloaded() -> list[str]:
     """The settings that agent/service/reload.py has something to do for; read, not run, since what it does needs an
     agent.
     """
-    from agent.service.redis_said import SETTINGS as OF_REDIS
+    from agent.service.redis_reported import SETTINGS as OF_REDIS
 
     tree = ast.parse((ROOT / "agent/service/reload.py").read_text())
     (appliers,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "appliers"]
@@ -239,7 +239,7 @@ def _reloaded() -> list[str]:
 def symptoms() -> str:
     table = _table(
         ("symptom", "what is wrong", "what to check first", "reported"),
-        [(f"`{s.name}`", s.meaning, s.todo or "-", "yes" if s.said else "-") for s in catalogue.symptoms()],
+        [(f"`{s.name}`", s.meaning, s.todo or "-", "yes" if s.output else "-") for s in catalogue.symptoms()],
     )
     return _anchored("symptom", table)
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from agent.clock import first, process, sample
+from agent.clock import first, sample, watch_process
 from agent.clock.history import History
+from agent.kernel.kernel_source import KernelSource
 from agent.kernel.load import load, release
 from agent.kernel.probe import Parts
-from agent.kernel.source import KernelSource
 from agent.posix.child import fork
 from agent.probes import discover
 from agent.tables import TABLES
@@ -77,7 +77,7 @@ class Rig:
     ) -> None:
         self.path = directory / "notices.sock"
         os.chmod(directory, 0o755)
-        self.watch = process.start(fork("watch", first.serve), sockets.notices(self.path), 65534, 65534)
+        self.watch = watch_process.start(fork("watch", first.serve), sockets.notices(self.path), 65534, 65534)
         self.history = History()
         self.attacher = LocalAttacher()
         probe = dataclasses.replace(discover()["clock"], options={f"FUNC_{name}": 0 for name in without})
@@ -99,7 +99,7 @@ class Rig:
             self.sources = [self.kernel, self.targets, *found]
             self.targets.start()
         else:
-            from agent.clock.source import ClockSource
+            from agent.clock.clock_source import ClockSource
 
             self.watch.begin(-1)
             self.sources = [ClockSource(self.watch, self.history)]

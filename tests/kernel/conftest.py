@@ -12,10 +12,10 @@ import pytest
 
 from agent.contracts import Source
 from agent.kernel import bpf, compiler
+from agent.kernel.kernel_source import KernelSource
 from agent.kernel.load import Loaded, load, release
 from agent.kernel.probe import Parts
 from agent.kernel.sampling import SamplingWindow
-from agent.kernel.source import KernelSource
 from agent.probes import discover
 from agent.probes.tcp import setup as set_up_tcp
 from agent.probes.unix import setup as set_up_unix

@@ -38,10 +38,10 @@ def _toolchain(version: str) -> str:
     done = subprocess.run(
         ["go", "mod", "download", "-json", module], cwd="/", capture_output=True, text=True, check=False
     )
-    told = json.loads(done.stdout or "{}")
-    if "Dir" not in told:
-        pytest.skip(f"cannot get {version}: {(told.get('Error') or done.stderr)[-200:]}")
-    root = Path(told["Dir"])
+    reported = json.loads(done.stdout or "{}")
+    if "Dir" not in reported:
+        pytest.skip(f"cannot get {version}: {(reported.get('Error') or done.stderr)[-200:]}")
+    root = Path(reported["Dir"])
     for program in [*root.glob("bin/*"), *root.glob("pkg/tool/*/*")]:
         program.chmod(0o755)
     return str(root / "bin/go")
@@ -157,9 +157,9 @@ class Limits:
 
     def truth(self) -> list[dict[str, Any]]:
         assert self.process.stdout is not None
-        told = json.loads(self.process.stdout.readline())
-        assert told["pid"] == self.pid
-        return list(told["decisions"])
+        reported = json.loads(self.process.stdout.readline())
+        assert reported["pid"] == self.pid
+        return list(reported["decisions"])
 
     def end(self) -> None:
         assert self.process.stdin is not None
@@ -167,9 +167,11 @@ class Limits:
         assert self.process.wait(10) == 0
 
 
-def examine(fd: int) -> Any:
-    """What the examiner says of the one library that these programs have, and of others; None where it says nothing."""
-    found = gofacts.examine(fd)
+def analyze(fd: int) -> Any:
+    """What the ELF analyzer says of the one library that these programs have, and of others; None where it says
+    nothing.
+    """
+    found = gofacts.analyze(fd)
     if found is None:
         return None
     assert len(found.probed) <= 1

@@ -40,14 +40,14 @@ class Watch:
         )
         self.attached.extra += others
         self.targets.start()
-        self.told: dict[str, list[np.ndarray]] = {}
+        self.reported: dict[str, list[np.ndarray]] = {}
 
     def turn(self) -> None:
         now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         self.attached.pump()
         self.targets.drain(now)
         for batch in self.limiters.drain(now):
-            self.told.setdefault(batch.table, []).append(batch.rows)
+            self.reported.setdefault(batch.table, []).append(batch.rows)
 
     def until(self, done: Callable[[], bool], limit_s: float = 10) -> None:
         end = time.monotonic() + limit_s * PATIENCE
@@ -58,7 +58,7 @@ class Watch:
 
     def rates(self, pid: int) -> np.ndarray:
         """Its rows of limiter_rate so far."""
-        rows = np.concatenate([TABLES["limiter_rate"].empty(0), *self.told.get("limiter_rate", [])])
+        rows = np.concatenate([TABLES["limiter_rate"].empty(0), *self.reported.get("limiter_rate", [])])
         return rows[rows["pid"] == pid]
 
     def of(self, path: Path, library: str = "") -> Any:

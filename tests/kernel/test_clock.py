@@ -132,11 +132,11 @@ def test_a_burst_is_as_many_rows_and_notices(rig: Rig, how: str, pause: str) -> 
     assert (rows["requested_ns"] == wanted).all()
     assert (rows["err_ns"] < 5_000 * COARSE).all()
     assert rig.lost() == 0
-    told = rig.notices()
-    assert abs(sum(int(str(n["size_ns"])) for n in told) - 300_000) < 1_000 * COARSE
+    reported = rig.notices()
+    assert abs(sum(int(str(n["size_ns"])) for n in reported) - 300_000) < 1_000 * COARSE
     if pause != "0":
-        assert [n["actor"] for n in told] == [{"pid": pid, "comm": rows["comm"][0].decode()}] * 51
-        assert (np.abs(np.array([n["size_ns"] for n in told]) - wanted) <= [n["err_ns"] for n in told]).all()
+        assert [n["actor"] for n in reported] == [{"pid": pid, "comm": rows["comm"][0].decode()}] * 51
+        assert (np.abs(np.array([n["size_ns"] for n in reported]) - wanted) <= [n["err_ns"] for n in reported]).all()
 
 
 #: clock_adjtime64 as a 32-bit program calls it, by int 0x80: push rbx; mov eax, 405; xor ebx, ebx; mov ecx, edi; int
@@ -273,7 +273,7 @@ def test_101_steps_from_1_to_500_us_each_found_with_actor_sign_and_size(rig: Rig
     if rig.loaded.words["FUNC_ktime_get_tai_ns"]:
         assert aimed.sum() > 90
         assert np.percentile(rows["err_ns"], 99) <= 1_000 * (50 if COARSE > 1 else 1)
-    told = np.array(
+    reported = np.array(
         [
             (n["size_ns"], n["err_ns"])
             for n in rig.notices()
@@ -281,8 +281,8 @@ def test_101_steps_from_1_to_500_us_each_found_with_actor_sign_and_size(rig: Rig
         ]
     )
     moved = rows[np.abs(rows["size_ns"]) > 300]
-    assert len(told) == len(moved)
-    assert (np.abs(told[:, 0] - moved["size_ns"]) <= told[:, 1] + moved["err_ns"]).all()
+    assert len(reported) == len(moved)
+    assert (np.abs(reported[:, 0] - moved["size_ns"]) <= reported[:, 1] + moved["err_ns"]).all()
 
 
 FREQUENCY = """
@@ -494,8 +494,8 @@ def test_subscribers_that_do_not_read_are_dropped_and_counted(rig: Rig) -> None:
         " time.sleep(1e-4)"
     )
     assert rig.watch.dropped >= 1
-    told = rig.notices()
-    assert told
+    reported = rig.notices()
+    assert reported
     slow.close()
 
 
@@ -516,7 +516,7 @@ def test_the_watch_ends_with_the_agent_and_does_not_heed_ctrl_c(rig: Rig) -> Non
     assert os.waitpid(rig.watch.pid, 0) == (rig.watch.pid, 0)
 
 
-def test_a_watch_that_may_not_go_first_says_so_and_works(tmp_path: Path) -> None:
+def test_a_watch_that_may_not_go_first_reports_it_and_works(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     script = """
 import socket, sys, time
@@ -541,5 +541,5 @@ watch.close()
         script,
         str(tmp_path / "notices.sock"),
     ]
-    said = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2]).stdout
-    assert "may not go first (CAP_SYS_NICE)" in said
+    output = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2]).stdout
+    assert "may not go first (CAP_SYS_NICE)" in output

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from agent.common.address import peer_text
+from agent.kernel.kernel_source import KernelSource
 from agent.kernel.load import load, release
 from agent.kernel.probe import Parts
 from agent.kernel.settings import ProbeSettings
-from agent.kernel.source import KernelSource
 from agent.probes import discover
 from agent.tables import TABLES
 from agent.targets.targets import Targets
@@ -127,7 +127,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("gcc", tmp_path_factory.mktemp("dns") / "client")
 
 
-def told(rows: np.ndarray) -> list[tuple[str, str, object, object]]:
+def reported(rows: np.ndarray) -> list[tuple[str, str, object, object]]:
     """(name, result, tries, rcode), in the order of their end."""
     rows = rows[np.argsort(rows["t_ns"], kind="stable")]
     words = TABLES["dns_lookup"].by_name["result"].names
@@ -139,7 +139,7 @@ def test_names_with_who_was_asked_and_how_long_it_took(rig: Rig, client: Path) -
     names = [f"slow-{i}.lab" for i in range(7)]
     rows, codes = rig.run(RESOLV, client, "4", *names)
     assert codes == ["0"] * 7
-    assert told(rows) == [(name, "ok", 1, 0) for name in names]
+    assert reported(rows) == [(name, "ok", 1, 0) for name in names]
     assert {peer_text(r["peer"].tobytes()) for r in rows} == {f"{dns_place.ADDRESS}:53"}
     assert (rows["duration_ns"] >= dns_place.SLOW_S * 1e9).all() and (rows["duration_ns"] < PATIENCE * 1e9).all()
     assert set(rows["qtype"].tolist()) == {b"A"} and set(rows["comm"].tolist()) == {b"client"}
@@ -147,19 +147,19 @@ def test_names_with_who_was_asked_and_how_long_it_took(rig: Rig, client: Path) -
 
 def test_both_questions_of_a_name_are_one_lookup(rig: Rig, client: Path) -> None:
     rows, _ = rig.run(RESOLV, client, "any", "slow-both.lab")
-    assert told(rows) == [("slow-both.lab", "ok", 1, 0)] and rows["qtype"][0] == b"A+AAAA"
+    assert reported(rows) == [("slow-both.lab", "ok", 1, 0)] and rows["qtype"][0] == b"A+AAAA"
 
 
 def test_how_lookups_fail(rig: Rig, client: Path) -> None:
     rows, codes = rig.run(RESOLV, client, "4", "nx.lab", "fail.lab", "denied.lab", "lost.lab", "gone.lab")
     assert codes == ["-2", "-3", "-3", "0", "-3"]
-    found = {name: rest for name, *rest in told(rows)}
+    found = {name: rest for name, *rest in reported(rows)}
     assert found["nx.lab"] == ["nxdomain", 1, 3] and found["lost.lab"] == ["ok", 2, 0]
     assert found["fail.lab"][0] == "servfail" and found["denied.lab"][0] == "refused"
     assert found["gone.lab"] == ["timeout", 3, None]
     assert rows["duration_ns"].max() >= 2_900_000_000
     rows, codes = rig.run(NOBODY, client, "4", "nobody.lab")
-    ((name, how, *_),) = told(rows)
+    ((name, how, *_),) = reported(rows)
     assert codes == ["-3"] and name == "nobody.lab" and how in ("refused", "error")  # on loopback nobody waits for that
 
 
@@ -176,7 +176,11 @@ def test_what_a_program_asks_by_itself_is_seen_at_its_socket(rig: Rig, tmp_path:
     labels = [b"\x09slow-mine\x03lab", b"\x07nx-mine\x03lab", b"\x04gone\x03lab"]
     rows, out = rig.run(RESOLV, python, "-c", RAW, dns_place.ADDRESS, *(label.hex() for label in labels))
     assert out == ["timed out"]
-    assert told(rows) == [("slow-mine.lab", "ok", 1, 0), ("nx-mine.lab", "nxdomain", 1, 3), ("", "timeout", 1, None)]
+    assert reported(rows) == [
+        ("slow-mine.lab", "ok", 1, 0),
+        ("nx-mine.lab", "nxdomain", 1, 3),
+        ("", "timeout", 1, None),
+    ]
     assert rows["source"].tolist() == [TABLES["dns_lookup"].code("source", "socket")] * 3
     assert rows["qtype"].tolist() == [b"A", b"A", b""]
 
@@ -210,7 +214,7 @@ def test_go_looks_up_by_itself(rig: Rig, go_client: Path) -> None:
     names = ["127.0.0.1", *(f"slow-{i}.lab" for i in range(5)), "nx.lab", "fail.lab", "gone.lab"]
     rows, out = rig.run(RESOLV, go_client, *names)
     assert [line == "<nil>" for line in out] == [True] * 6 + [False] * 3
-    found = [(name, how) for name, how, *_ in told(rows)]
+    found = [(name, how) for name, how, *_ in reported(rows)]
     assert found == [
         *((f"slow-{i}.lab", "ok") for i in range(5)),
         ("nx.lab", "nxdomain"),
@@ -229,7 +233,7 @@ def test_musl(rig: Rig, tmp_path: Path) -> None:
     )  # a library that is used for the first time is known a little later
     rows, codes = rig.run(RESOLV, musl, "4", "slow-musl.lab", "nx.lab", "gone.lab")
     assert codes == ["0", "-2", "-3"]
-    assert [(name, how) for name, how, *_ in told(rows)] == [
+    assert [(name, how) for name, how, *_ in reported(rows)] == [
         ("slow-musl.lab", "ok"),
         ("nx.lab", "nxdomain"),
         ("gone.lab", "timeout"),

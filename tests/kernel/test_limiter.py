@@ -38,11 +38,11 @@ def own(tmp_path: Path) -> Callable[[str], Path]:
 def bracketed(rows: np.ndarray, truth: list[dict[str, Any]]) -> None:
     """Each decision lies within the program's own clock readings around it, and is of the same limiter and cost."""
     assert len(rows) == len(truth)
-    for row, told in zip(rows, truth, strict=True):
-        assert told["start_ns"] <= row["t_ns"] - row["duration_ns"] <= row["t_ns"] <= told["end_ns"]
+    for row, reported in zip(rows, truth, strict=True):
+        assert reported["start_ns"] <= row["t_ns"] - row["duration_ns"] <= row["t_ns"] <= reported["end_ns"]
         assert row["limiter_id"].decode().startswith("limits:rate.Limiter@main.")
-        assert f"rate.Limiter@{row['member']:#x}" == told["limiter"]
-        assert row["cost"] == told["cost"]
+        assert f"rate.Limiter@{row['member']:#x}" == reported["limiter"]
+        assert row["cost"] == reported["cost"]
 
 
 def plain_facts(watch: Watch, rows: np.ndarray, pid: int) -> None:
@@ -112,9 +112,9 @@ def test_many_goroutines_and_threads(watch: Callable[..., Watch], own: Callable[
     assert w.limiters.orphans == 0
     by_wall = {t["wall_ns"]: t for t in truth}
     for row in rows:
-        told = by_wall[row["program_wall_ns"]]
-        assert told["start_ns"] <= row["t_ns"] - row["duration_ns"] <= row["t_ns"] <= told["end_ns"]
-        assert RESULTS[row["result"]] == told["result"]
+        reported = by_wall[row["program_wall_ns"]]
+        assert reported["start_ns"] <= row["t_ns"] - row["duration_ns"] <= row["t_ns"] <= reported["end_ns"]
+        assert RESULTS[row["result"]] == reported["result"]
     program.end()
 
 
@@ -141,8 +141,8 @@ def test_reserve_with_delay(watch: Callable[..., Watch], own: Callable[[str], Pa
     assert names(rows) == [t["result"] for t in truth]
     assert {"allowed", "refused", "delayed"} == set(names(rows))
     bracketed(rows, truth)
-    for row, told in zip(rows, truth, strict=True):
-        assert row["wait_ns"] == (NULL_I64 if told["result"] == "refused" else told["wait_ns"])
+    for row, reported in zip(rows, truth, strict=True):
+        assert row["wait_ns"] == (NULL_I64 if reported["result"] == "refused" else reported["wait_ns"])
     plain_facts(w, rows, program.pid)
     program.end()
 
@@ -161,10 +161,10 @@ def test_a_reservation_that_is_given_back_at_once_is_refused(
     counts = Counter(names(rows))
     assert {"allowed", "refused", "delayed"} <= set(counts) and counts["refused"] > 10 * counts["cancelled"]
     bracketed(rows, truth)
-    for row, name, told in zip(rows, names(rows), truth, strict=True):
+    for row, name, reported in zip(rows, names(rows), truth, strict=True):
         if name == "cancelled":
             continue
-        assert row["wait_ns"] == (NULL_I64 if name == "refused" else told["wait_ns"])
+        assert row["wait_ns"] == (NULL_I64 if name == "refused" else reported["wait_ns"])
         assert -1.3 < row["remaining"] < (0.3 if name == "refused" else 3)  # one in 2.5 ms, and 3 ms ahead
     plain_facts(w, rows, program.pid)
     program.end()
@@ -206,9 +206,9 @@ def test_a_wait_whose_caller_gives_up_is_cancelled(
     assert Counter(names(first)) == {"allowed": 23}
     assert Counter(names(rows)) == {"delayed": 8, "cancelled": 8, "refused": 7}
     for row, name in zip(rows, names(rows), strict=True):
-        told = truth[f"rate.Limiter@{row['member']:#x}"]
-        assert {"delayed": "passed"}.get(name, name) == told["result"]
-        assert told["start_ns"] <= row["t_ns"] - row["duration_ns"] <= row["t_ns"] <= told["end_ns"]
+        reported = truth[f"rate.Limiter@{row['member']:#x}"]
+        assert {"delayed": "passed"}.get(name, name) == reported["result"]
+        assert reported["start_ns"] <= row["t_ns"] - row["duration_ns"] <= row["t_ns"] <= reported["end_ns"]
         if name != "refused":  # the delay that was imposed, and when the wait ended
             assert 150_000_000 < row["wait_ns"] <= 400_000_000
             assert (row["duration_ns"] >= row["wait_ns"]) == (name == "delayed")
@@ -317,9 +317,9 @@ def test_unused_binary_is_let_go(watch: Callable[..., Watch], own: Callable[[str
     program.end()
 
 
-@pytest.mark.parametrize("way", ["written to", "replaced"])
+@pytest.mark.parametrize("variant", ["written to", "replaced"])
 def test_another_program_in_its_place_while_it_has_its_probes(
-    watch: Callable[..., Watch], own: Callable[[str], Path], tmp_path: Path, way: str
+    watch: Callable[..., Watch], own: Callable[[str], Path], tmp_path: Path, variant: str
 ) -> None:
     """It was built otherwise: probes at the former places would end it. Written to where nobody runs it, as `cp` does;
     replaced while it runs.
@@ -330,7 +330,7 @@ def test_another_program_in_its_place_while_it_has_its_probes(
     w.until(lambda: bool((one := w.of(path)) and one.links))
     one = w.of(path)
     assert len(first.go()) == 101
-    if way == "written to":
+    if variant == "written to":
         first.end()
         shutil.copyfile(other, path)  # the same inode
         w.until(lambda: not one.links)
@@ -343,7 +343,7 @@ def test_another_program_in_its_place_while_it_has_its_probes(
     assert names(rows) == [t["result"] for t in truth]
     bracketed(rows, truth)
     second.end()
-    if way == "replaced":
+    if variant == "replaced":
         first.end()
 
 
@@ -418,7 +418,7 @@ def later(steps: Steps[list[int]], answers: list[Callable[[], None]]) -> Steps[l
     return links
 
 
-def test_two_binaries_of_one_inode_number_are_told_apart(watch: Callable[..., Watch], tmp_path: Path) -> None:
+def test_two_binaries_of_one_inode_number_are_distinguished(watch: Callable[..., Watch], tmp_path: Path) -> None:
     """On two file systems: who is turned off, and how much it decides, is nobody else's."""
     mounts = [tmp_path / "one", tmp_path / "other"]
     for mount in mounts:
@@ -443,7 +443,7 @@ def test_two_binaries_of_one_inode_number_are_told_apart(watch: Callable[..., Wa
             subprocess.run(["umount", "-l", mount], check=True)
 
 
-def test_what_cannot_be_probed_says_why(
+def test_what_cannot_be_probed_reports_why(
     watch: Callable[..., Watch], own: Callable[[str], Path], tmp_path: Path
 ) -> None:
     old = own("go1.16.15")
@@ -455,8 +455,8 @@ def test_what_cannot_be_probed_says_why(
     assert "go1.16.15" in one.reason
     assert w.of(tmp_path / "sleep") is None
     w.turn()
-    told = np.concatenate(w.told["probe_status"])
-    assert any(b"go1.16.15" in reason for reason in told["reason"])
+    reported = np.concatenate(w.reported["probe_status"])
+    assert any(b"go1.16.15" in reason for reason in reported["reason"])
     truth = program.go()
     assert len(truth) == 5
     assert len(w.rows(program.pid, 1, limit_s=2)) == 0

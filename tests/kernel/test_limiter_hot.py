@@ -45,7 +45,7 @@ def attached(watch: Watch, process: subprocess.Popen[str]) -> Path:
     return path
 
 
-def say(process: subprocess.Popen[str]) -> None:
+def start_program(process: subprocess.Popen[str]) -> None:
     """A line, on which it begins, stops or ends."""
     assert process.stdin is not None
     process.stdin.write("\n")
@@ -54,19 +54,19 @@ def say(process: subprocess.Popen[str]) -> None:
 
 def stopped(watch: Watch, process: subprocess.Popen[str]) -> dict[str, Any]:
     """Has it stop and end; what it says."""
-    say(process)
-    out, told = process.stdout, list[str]()
+    start_program(process)
+    out, reported = process.stdout, list[str]()
     assert out is not None
     os.set_blocking(out.fileno(), False)
 
     def done() -> bool:
-        told.extend(line for line in [out.readline()] if line)
-        return bool(told)
+        reported.extend(line for line in [out.readline()] if line)
+        return bool(reported)
 
     watch.until(done, 30)
-    say(process)
+    start_program(process)
     watch.until(lambda: process.poll() is not None, 30)
-    return dict(json.loads(told[0]))
+    return dict(json.loads(reported[0]))
 
 
 def totals(watch: Watch, pid: int) -> tuple[Total, Total]:
@@ -105,7 +105,7 @@ def test_a_hot_limiter_is_sampled_and_the_truth_lies_in_its_interval(
     program = hot("-for", "600", *load.split())
     w = watch(hits_per_s=HITS_PER_S)
     path = attached(w, program)
-    say(program)
+    start_program(program)
     w.until(lambda: len(w.rates(program.pid)) > 5, 60)
     truth = stopped(w, program)
     w.until(lambda: w.of(path) is None, 30)
@@ -144,7 +144,7 @@ def test_a_program_that_is_started_anew_while_it_is_sampled(
     first = hot("-for", "600", "-rate", "20000", "-limit", "1000", "-burst", "400")
     w = watch(hits_per_s=HITS_PER_S)
     path = attached(w, first)
-    say(first)
+    start_program(first)
     w.until(lambda: len(w.rates(first.pid)) > 3, 60)
     second = subprocess.Popen(
         [path, "-for", "600", "-rate", "30000", "-limit", "2000", "-burst", "4000"],
@@ -153,7 +153,7 @@ def test_a_program_that_is_started_anew_while_it_is_sampled(
         text=True,
     )
     try:
-        say(second)
+        start_program(second)
         w.until(lambda: len(w.rates(second.pid)) > 3, 60)
         truths = {one.pid: stopped(w, one) for one in (first, second)}
     finally:

@@ -62,15 +62,15 @@ def uber_slept(truth: list[dict[str, Any]], slewed_ns: int = 0) -> None:
     monotonic clock.
     """
     before = None
-    for told in sorted(truth, key=lambda told: told["until_ns"]):
-        slept = before is not None and abs(told["until_ns"] - before - PERIOD_NS) <= slewed_ns
-        told["result"] = "delayed" if slept else "allowed"
-        before = told["until_ns"]
+    for reported in sorted(truth, key=lambda reported: reported["until_ns"]):
+        slept = before is not None and abs(reported["until_ns"] - before - PERIOD_NS) <= slewed_ns
+        reported["result"] = "delayed" if slept else "allowed"
+        before = reported["until_ns"]
 
 
-def passed(name: str, told: str) -> str:
+def passed(name: str, reported: str) -> str:
     """A call that only waits does not say whether it had to."""
-    return {"allowed": "passed", "delayed": "passed"}.get(name, name) if told == "passed" else name
+    return {"allowed": "passed", "delayed": "passed"}.get(name, name) if reported == "passed" else name
 
 
 def known(rows: np.ndarray, library: str, version: str) -> None:
@@ -87,29 +87,32 @@ def by_the_log(mode: str, rows: np.ndarray, truth: list[dict[str, Any]]) -> None
     assert len(rows) == len(truth), (mode, len(rows), len(truth))
     if mode == "uber":
         uber_slept(truth, 20_000 if rows["step_immune"].all() else 0)
-    for row, name, told in zip(rows, names(rows), truth, strict=True):
-        assert told["start_ns"] <= row["t_ns"] - row["duration_ns"] <= row["t_ns"] <= told["end_ns"], (mode, told)
-        assert passed(name, told["result"]) == told["result"], (mode, row, told)
-        assert row["cost"] == told["cost"]
-        assert row["key"] == key_of(told)
-        if told["limiter"]:
-            assert f"{row['member']:#x}" == told["limiter"].partition("@")[2]
+    for row, name, reported in zip(rows, names(rows), truth, strict=True):
+        assert reported["start_ns"] <= row["t_ns"] - row["duration_ns"] <= row["t_ns"] <= reported["end_ns"], (
+            mode,
+            reported,
+        )
+        assert passed(name, reported["result"]) == reported["result"], (mode, row, reported)
+        assert row["cost"] == reported["cost"]
+        assert row["key"] == key_of(reported)
+        if reported["limiter"]:
+            assert f"{row['member']:#x}" == reported["limiter"].partition("@")[2]
         assert row["limiter_id"].startswith(b"libraries:"), row["limiter_id"]
         assert b"@main." in row["limiter_id"] or b"@tollbooth/" in row["limiter_id"], row["limiter_id"]
         assert (row["wait_ns"] == NULL_I64) == (name in ("refused", "error")), (mode, row)
         if mode in ("throttled", "ulule", "golimiter", "redis") and name != "error":
-            assert row["remaining"] == told["remaining"], (mode, row, told)
-        if name == "delayed" and told["result"] == "passed":
+            assert row["remaining"] == reported["remaining"], (mode, row, reported)
+        if name == "delayed" and reported["result"] == "passed":
             assert row["duration_ns"] >= row["wait_ns"]
         elif mode == "juju" and name != "refused":
-            assert row["wait_ns"] == told["wait_ns"]
+            assert row["wait_ns"] == reported["wait_ns"]
         elif mode == "uber":
-            assert row["program_wall_ns"] + row["wait_ns"] == told["until_ns"]
+            assert row["program_wall_ns"] + row["wait_ns"] == reported["until_ns"]
             assert row["duration_ns"] >= row["wait_ns"]
 
 
-def key_of(told: dict[str, Any]) -> bytes:
-    key = told["key"].encode()
+def key_of(reported: dict[str, Any]) -> bytes:
+    key = reported["key"].encode()
     return b"" if not key else hashed(key if len(key) < 64 else key[:63] + b" %d" % len(key))
 
 
@@ -137,7 +140,7 @@ COUNTS = {
 
 
 @pytest.mark.parametrize("kind", ["plain", "stripped", "pie", "piestripped", "older", "oldest", "noopt", "race", "cgo"])
-def test_each_decision_as_the_program_was_told(
+def test_each_decision_as_the_program_was_reported(
     watch: Callable[..., Watch], own: Callable[[str], Path], redis: str, kind: str
 ) -> None:
     """Processes that were there before the agent; ``older``, ``oldest``: versions with other types, fields, arguments
@@ -190,14 +193,14 @@ def test_fifty_goroutines_from_the_first_instruction(
         assert len(rows) == len(truth) == count, mode
         if mode == "uber":
             uber_slept(truth)
-            until = {told["until_ns"]: told for told in truth}
+            until = {reported["until_ns"]: reported for reported in truth}
             for row, name in zip(rows, names(rows), strict=True):
                 assert until[int(row["program_wall_ns"] + row["wait_ns"])]["result"] == name
-        told = Counter((key_of(t), t["result"]) for t in truth)
+        reported = Counter((key_of(t), t["result"]) for t in truth)
         if mode == "juju":
             assert Counter(n == "refused" for n in names(rows)) == Counter(t["result"] == "refused" for t in truth)
         else:
-            assert Counter(zip(rows["key"].tolist(), names(rows), strict=True)) == told, mode
+            assert Counter(zip(rows["key"].tolist(), names(rows), strict=True)) == reported, mode
         assert mode in ("uber", "juju") or len(set(names(rows))) == 2
         assert len(set(rows["goroutine"])) > 1, mode  # how many get a turn is the scheduler's
         program.end()
@@ -216,9 +219,9 @@ def test_who_waits_within_sentinel_is_delayed(watch: Callable[..., Watch], own: 
     truth = program.go()
     rows = w.rows(program.pid, 97)
     assert len(rows) == len(truth) == 97
-    told = Counter(names(rows))
-    assert told["refused"] == Counter(t["result"] for t in truth)["refused"] > 10
-    assert told["delayed"] >= 1
+    reported = Counter(names(rows))
+    assert reported["refused"] == Counter(t["result"] for t in truth)["refused"] > 10
+    assert reported["delayed"] >= 1
     delayed = rows[[name == "delayed" for name in names(rows)]]
     assert (delayed["wait_ns"] <= 25_000_000).all()
     assert (delayed["duration_ns"] >= delayed["wait_ns"]).all()

@@ -61,7 +61,7 @@ class Lender:
         return self.child.returncode
 
 
-def test_it_is_told_with_what_to_do(watch: Callable[..., Watch], tmp_path: Path) -> None:
+def test_it_is_reported_with_what_to_do(watch: Callable[..., Watch], tmp_path: Path) -> None:
     """One that was loaded before the agent came and one after it, under any name; and no longer when nobody uses it."""
     one, other = (
         Path(shutil.copy(go_binary("shared", "shared"), tmp_path / name)) for name in ("libone.so", "other.so.1.2")
@@ -70,18 +70,18 @@ def test_it_is_told_with_what_to_do(watch: Callable[..., Watch], tmp_path: Path)
     first.go(3)
     w = watch()
 
-    def told(path: Path) -> list[dict[str, Any]]:
-        return [said for said in w.targets.unseen.told() if str(path) in str(said["reason"])]
+    def reported(path: Path) -> list[dict[str, Any]]:
+        return [output for output in w.targets.unprobed_programs.reported() if str(path) in str(output["reason"])]
 
-    w.until(lambda: bool(told(one)))
-    assert not told(other)
+    w.until(lambda: bool(reported(one)))
+    assert not reported(other)
     second.go(3)
-    w.until(lambda: bool(told(other)), 20)
+    w.until(lambda: bool(reported(other)), 20)
     for path in (one, other):
-        (said,) = told(path)
-        assert (said["probe"], said["state"]) == (f"limiter:{path.name}", "unavailable")
-        assert "Go in a shared library, with golang.org/x/time/rate" in str(said["reason"])
-        assert "limiter_functions" in str(said["remedy"])
+        (output,) = reported(path)
+        assert (output["probe"], output["state"]) == (f"limiter:{path.name}", "unavailable")
+        assert "Go in a shared library, with golang.org/x/time/rate" in str(output["reason"])
+        assert "limiter_functions" in str(output["remedy"])
     assert (first.end(), second.end()) == (0, 0)
 
 
@@ -100,7 +100,7 @@ def test_it_is_seen_where_its_function_is_declared(
         log = program.go(17)
         rows = w.rows(program.child.pid, 17)
         assert names(rows) == [("refused", "allowed")[one] for one in log]
-        assert not any(str(path) in str(said["reason"]) for said in w.targets.unseen.told())
+        assert not any(str(path) in str(output["reason"]) for output in w.targets.unprobed_programs.reported())
         assert set(rows["limiter_id"]) == {b"lent"} and log.count(1) == 6
     finally:
         w.close()

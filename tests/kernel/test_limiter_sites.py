@@ -34,8 +34,8 @@ def go(program: subprocess.Popen[str]) -> list[dict[str, Any]]:
     assert program.stdout
     program.stdin.write("\n")
     program.stdin.flush()
-    told: dict[str, Any] = json.loads(program.stdout.readline())
-    return list(told["decisions"])
+    reported: dict[str, Any] = json.loads(program.stdout.readline())
+    return list(reported["decisions"])
 
 
 def end(program: subprocess.Popen[str]) -> None:
@@ -60,7 +60,7 @@ def test_who_asks_is_the_name(watch: Callable[..., Watch], tmp_path: Path, kind:
         rows = w.rows(program.pid, len(truth))
         if kind == "go1.17.13":  # whose inlined functions are not told
             named["pay"] = named["pay"].replace("admit", "Pay")
-        assert [row["limiter_id"].decode() for row in rows] == [named[told["site"]] for told in truth]
+        assert [row["limiter_id"].decode() for row in rows] == [named[reported["site"]] for reported in truth]
         customers = rows[rows["limiter_id"] == SITES["customer"].encode()]
         assert len(set(customers["member"].tolist())) == 7
         others = rows[rows["limiter_id"] != SITES["customer"].encode()]
@@ -84,7 +84,7 @@ def test_a_program_that_comes_by_thousands_of_ways_keeps_nobody_s_name(
     assert len(go(winding)) == 2_003
     truth = go(other)
     rows = w.rows(other.pid, len(truth))
-    assert [row["limiter_id"].decode() for row in rows] == [SITES[told["site"]] for told in truth]
+    assert [row["limiter_id"].decode() for row in rows] == [SITES[reported["site"]] for reported in truth]
     rows = w.rows(winding.pid, 2_003)
     assert len(rows) == 2_003
     assert set(rows["limiter_id"]) <= {

@@ -79,25 +79,25 @@ def tried(
         env=ENVIRONMENT,
     )
     assert child.stderr is not None
-    said = []
+    output = []
     for line in child.stderr:
-        said.append(line)
+        output.append(line)
         if line.startswith("watching"):
             act()
             break
     out, rest = child.communicate(timeout=60 * PATIENCE)
-    return child.returncode, out, "".join(said) + rest
+    return child.returncode, out, "".join(output) + rest
 
 
 def test_it_shows_ten_decisions(programs: Callable[..., OwnProgram], tmp_path: Path) -> None:
     """And no more, of thirteen."""
     program = programs("c", "window")
     truth = list[list[str]]()
-    status, out, said = tried(
+    status, out, output = tried(
         C.replace("PROGRAM", "window"), program.pid, tmp_path, "-o", "json", act=lambda: truth.extend(program.go(13))
     )
     document = json.loads(out)
-    assert (status, document["wrong"], len(truth)) == (0, [], 13), said
+    assert (status, document["wrong"], len(truth)) == (0, [], 13), output
     seen = [[row["result"], str(int(row["cost"])), row["key"]] for row in document["rows"]]
     assert seen == [[result, cost, " ".join(key)] for result, cost, *key in truth[:10]]
     assert {(row["limit_per_s"], row["window_ns"], row["tid"]) for row in document["rows"]} == {
@@ -108,11 +108,11 @@ def test_it_shows_ten_decisions(programs: Callable[..., OwnProgram], tmp_path: P
 def test_goroutines_in_a_stripped_program(programs: Callable[..., OwnProgram], tmp_path: Path) -> None:
     program = programs("go, stripped", "inc", "50")
     truth = list[list[str]]()
-    status, out, said = tried(
+    status, out, output = tried(
         GO, program.pid, tmp_path, "-o", "ndjson", "--count", "211", act=lambda: truth.extend(program.go(211))
     )
     rows = [json.loads(line) for line in out.splitlines()]
-    assert status == 0, said
+    assert status == 0, output
     seen = sorted(
         [row["result"], str(int(row["cost"])), *row["key"].split(), str(int(row["remaining"]))] for row in rows
     )
@@ -187,19 +187,19 @@ def test_a_wrong_line_is_named(
         return text
 
     text = filled(C.replace(*change).replace("PROGRAM", "window"))
-    said = refused(text, program.pid, tmp_path)
-    assert said.startswith(f"{tmp_path}/t.yaml:{line_of(text, line)}: "), said
-    assert all(filled(word) in said for word in words), said
+    output = refused(text, program.pid, tmp_path)
+    assert output.startswith(f"{tmp_path}/t.yaml:{line_of(text, line)}: "), output
+    assert all(filled(word) in output for word in words), output
     assert len(program.go(3)) == 3
 
 
-def test_another_language_is_told(programs: Callable[..., OwnProgram], tmp_path: Path) -> None:
-    said = refused(GO.replace("in?", "window"), programs("c", "window").pid, tmp_path)
-    assert "t.yaml:3: language: main.(*SlidingWindow).Inc: it is no Go program" in said
-    said = refused(GO.replace("Inc", "Ink"), programs("go, stripped", "inc", "50").pid, tmp_path)
-    assert "t.yaml:4: symbol: main.(*SlidingWindow).Ink: there is no such function" in said
-    said = refused(GO.replace("Window).Inc", "window).Inc"), programs("go, stripped", "inc", "50").pid, tmp_path)
-    assert "there is: main.(*SlidingWindow).Inc" in said
+def test_another_language_is_reported(programs: Callable[..., OwnProgram], tmp_path: Path) -> None:
+    output = refused(GO.replace("in?", "window"), programs("c", "window").pid, tmp_path)
+    assert "t.yaml:3: language: main.(*SlidingWindow).Inc: it is no Go program" in output
+    output = refused(GO.replace("Inc", "Ink"), programs("go, stripped", "inc", "50").pid, tmp_path)
+    assert "t.yaml:4: symbol: main.(*SlidingWindow).Ink: there is no such function" in output
+    output = refused(GO.replace("Window).Inc", "window).Inc"), programs("go, stripped", "inc", "50").pid, tmp_path)
+    assert "there is: main.(*SlidingWindow).Inc" in output
 
 
 @pytest.mark.parametrize(
@@ -228,34 +228,34 @@ def test_values_that_make_no_sense_name_their_lines(
     program, text = programs("c", "window"), C.replace("PROGRAM", "window")
     for change in changes:
         text = text.replace(*change)
-    status, out, said = tried(text, program.pid, tmp_path, act=lambda: program.go(11))
-    assert status == 1, said
+    status, out, output = tried(text, program.pid, tmp_path, act=lambda: program.go(11))
+    assert status == 1, output
     assert len(out.splitlines()) == 11  # a heading
     for line, words in wrong:
-        assert f"t.yaml:{line_of(text, line)}: " in said and words in " ".join(said.split()), said
+        assert f"t.yaml:{line_of(text, line)}: " in output and words in " ".join(output.split()), output
 
 
-def test_silence_is_told(programs: Callable[..., OwnProgram], tmp_path: Path) -> None:
+def test_silence_is_reported(programs: Callable[..., OwnProgram], tmp_path: Path) -> None:
     program = programs("c", "window")
-    status, out, said = tried(
+    status, out, output = tried(
         C.replace("PROGRAM", "window"), program.pid, tmp_path, "--duration", "0.5s", "-o", "ndjson"
     )
     assert (status, out) == (3, "")
-    assert "no call in 0.5 s: is it called at all meanwhile?" in " ".join(said.split())
+    assert "no call in 0.5 s: is it called at all meanwhile?" in " ".join(output.split())
     assert f"no program runs as process {2**22 - 3}" in refused(C, 2**22 - 3, tmp_path)
 
 
-def test_a_stripped_program_says_what_it_needs(programs: Callable[..., OwnProgram], tmp_path: Path) -> None:
-    said = refused(C.replace("PROGRAM", "bare"), programs("c", "bare", strip=True).pid, tmp_path)
-    assert "the file is stripped and does not export it" in said
-    assert "name its address, which nm prints of the file before it was stripped" in said
+def test_a_stripped_program_reports_what_it_needs(programs: Callable[..., OwnProgram], tmp_path: Path) -> None:
+    output = refused(C.replace("PROGRAM", "bare"), programs("c", "bare", strip=True).pid, tmp_path)
+    assert "the file is stripped and does not export it" in output
+    assert "name its address, which nm prints of the file before it was stripped" in output
 
 
 def test_only_root_may(programs: Callable[..., OwnProgram], tmp_path: Path) -> None:
     program = programs("c", "window")
-    status, out, said = tried(C.replace("PROGRAM", "window"), program.pid, tmp_path, uid=65534)
+    status, out, output = tried(C.replace("PROGRAM", "window"), program.pid, tmp_path, uid=65534)
     assert (status, out) == (5, "")
-    assert "sudo tickscope limiters try" in said
+    assert "sudo tickscope limiters try" in output
 
 
 def first_byte(program: OwnProgram) -> bytes:
@@ -287,8 +287,8 @@ def test_no_other_process_and_nothing_left(programs: Callable[..., OwnProgram], 
             assert first_byte(other) != b"\xcc"
         time.sleep(0.2 * PATIENCE)
         child.send_signal(2)
-        out, said = child.communicate(timeout=30 * PATIENCE)
-        assert child.returncode == 130, said
+        out, output = child.communicate(timeout=30 * PATIENCE)
+        assert child.returncode == 130, output
         assert len(out.splitlines()) == 4
         assert first_byte(program) != b"\xcc"
     finally:

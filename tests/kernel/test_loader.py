@@ -19,9 +19,9 @@ import pytest
 
 from agent.common.clocks import boot_ns
 from agent.kernel import compiler
+from agent.kernel.kernel_source import KernelSource
 from agent.kernel.load import BPF_DIR, Loaded, _job, load, release
 from agent.kernel.probe import Probe, Program, ordered
-from agent.kernel.source import KernelSource
 from agent.probes import discover
 from tests.patience import PATIENCE
 
@@ -72,7 +72,7 @@ def seen(loaded: Loaded) -> int:
     return sum(counts)
 
 
-def test_what_is_lost_before_the_first_look_was_not_lost_before_the_start(tmp_path: Path) -> None:
+def test_what_is_lost_before_the_first_scan_was_not_lost_before_the_start(tmp_path: Path) -> None:
     loaded, begun_ns = run(tmp_path), boot_ns()
     source = KernelSource(loaded)
     source._lost[loaded.counted.index("exec_events")] += 5

@@ -160,7 +160,7 @@ def test_without_its_program_nobody_is_named(attach: Callable[..., object], file
     assert row["holder_pid"] < 0
 
 
-def test_a_sync_tells_its_file_and_how_much_was_written(attach: Callable[..., object]) -> None:
+def test_a_sync_reports_its_file_and_how_much_was_written(attach: Callable[..., object]) -> None:
     """On a disk: a sync in memory does not wait."""
     family = Family(attach, options={"SYSCALLS_SLOW_NS": 10_000})
     place = Path("/var/tmp/tickscope-test-journal")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import agent.instruments
-from tests.kernel.test_dns import Rig, told
+from tests.kernel.test_dns import Rig, reported
 from tests.patience import PATIENCE
 
 #: The file, and its program: the name is the second argument, not the first as that of getaddrinfo. At the return is
@@ -125,4 +125,4 @@ def test_a_new_kind_is_one_file_and_its_program(rig: Rig, tmp_path: Path) -> Non
             assert time.monotonic() < end
         child.stdin.close()  # type: ignore[union-attr]
     expected = [(name, "nxdomain" if name == "nothing.lab" else "ok", None, None) for name in names]
-    assert told(rows())[-len(names) :] == expected
+    assert reported(rows())[-len(names) :] == expected

@@ -81,12 +81,12 @@ def test_the_first_handshake_in_a_new_root(rig: Rig, certs: Path, tmp_path: Path
     assert rows["comm"].tolist() == [b"openssl"]
 
 
-def test_a_new_root_waits_for_no_examiner(rig: Rig, certs: Path, tmp_path: Path) -> None:
+def test_a_new_root_waits_for_no_elf_analyzer(rig: Rig, certs: Path, tmp_path: Path) -> None:
     """Its libraries are copies of known ones. The look at chroot itself, which the process was before, gets no answer
     here.
     """
     chroot = shutil.copy(shutil.which("chroot") or "", tmp_path)  # no other program of this host has had it examined
-    rig.targets.analyst._examiners.clear()
+    rig.targets.analyzers._processes.clear()
     root = make_root(tmp_path / "root", ("/bin/sh", "/usr/bin/openssl"), cache=True)
     library = next(root.rglob("libssl.so.3"))
     with server(certs) as (_, port):
@@ -98,7 +98,7 @@ def test_a_new_root_waits_for_no_examiner(rig: Rig, certs: Path, tmp_path: Path)
             child.communicate(b"go\n")
         rig.settle()
     assert names(rig.of(child.pid), "role") == ["client"]
-    assert rig.targets.analyst._queue, "chroot was looked at: this shows nothing"
+    assert rig.targets.analyzers._queue, "chroot was looked at: this shows nothing"
 
 
 class Mounted:

@@ -70,9 +70,9 @@ def test_an_example_moves_its_window_with_each_step_and_acknowledges(
         for i, size in enumerate(SIZES, 1):
             rig.python(f"step('raw_clock_adjtime', {size})")
             until("acknowledged", before["acknowledged"] + i)
-        told = rig.notices()
+        reported = rig.notices()
         moved = [re.fullmatch(r"re-anchored 3 stamps by (-?\d+) ns\n", program.stdout.readline()) for _ in SIZES]
-        assert [int(m[1]) for m in moved if m] == [n["size_ns"] for n in told]
+        assert [int(m[1]) for m in moved if m] == [n["size_ns"] for n in reported]
         state = source.state()
         assert state["last_ack"]["limiter"] == "example"
         assert state["last_ack"]["pid"] == program.pid
@@ -80,8 +80,8 @@ def test_an_example_moves_its_window_with_each_step_and_acknowledges(
         assert [w["pid"] for w in state["waiting"]] == [os.getpid()]  # the rig reads, and never acknowledges
         assert state["pending"] == before["pending"] + len(SIZES)
         program.stdin.close()
-    assert len(told) == len(SIZES)
-    assert all(abs(int(n["size_ns"]) - size) <= 2_000 for n, size in zip(told, SIZES, strict=True))  # type: ignore[call-overload]
+    assert len(reported) == len(SIZES)
+    assert all(abs(int(n["size_ns"]) - size) <= 2_000 for n, size in zip(reported, SIZES, strict=True))  # type: ignore[call-overload]
 
 
 def test_the_window_keeps_its_true_length() -> None:

@@ -128,13 +128,13 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], tuple[
 def by_the_log(rows: np.ndarray, truth: list[list[str]]) -> None:
     """Each call, in order, as the program was told: result, cost, key."""
     seen = [(result, float(row["cost"]), bytes(row["key"])) for result, row in zip(names(rows), rows, strict=True)]
-    told = [
+    reported = [
         (result, float(cost), hashed(" ".join(key).encode()) if "".join(key) else b"") for result, cost, *key in truth
     ]
-    assert seen == told
+    assert seen == reported
 
 
-def test_each_decision_as_the_program_says(
+def test_each_decision_as_the_program_reports(
     attach: Callable[..., Any], declared: Callable[[str], tuple[FunctionSettings, ...]], tmp_path: Path
 ) -> None:
     """Programs that were there before the agent: stripped, position-independent and not, in a shared library, by a
@@ -181,17 +181,17 @@ def test_each_decision_as_the_program_says(
         window("window-fixed", "c.stripped", 59)
         window("library", "c.library", 83)
         for program, limiter_name, count in (("bucket-1", "bucket", 2 * 61), ("stripped", "bucket.stripped", 67)):
-            told = [words for words in truth[program] if words[0] not in ("gate", "thrown")]
+            reported = [words for words in truth[program] if words[0] not in ("gate", "thrown")]
             found = rows(program, limiter_name, count - sum(words[0] == "thrown" for words in truth[program]))
-            by_the_log(found, told)
+            by_the_log(found, reported)
             assert set(zip(found["limit_per_s"], found["burst"], strict=True)) == {(5.5, 3.0)}
-        told = [[words[1], "1", words[2]] for words in truth["bucket-1"] if words[0] == "gate"]
-        by_the_log(rows("bucket-1", "gate", len(told)), told)
+        reported = [[words[1], "1", words[2]] for words in truth["bucket-1"] if words[0] == "gate"]
+        by_the_log(rows("bucket-1", "gate", len(reported)), reported)
         for program, limiter_name in (("spacing", "spacing"), ("spacing-v0", "spacing.v0")):
-            told = [words for words in truth[program] if words[0] != "thrown"]
-            found = rows(program, limiter_name, len(told))
-            by_the_log(found, [words[:-1] for words in told])
-            waits = [int(wait) * 1000 if wait != "-" else NULL_I64 for *_, wait in told]
+            reported = [words for words in truth[program] if words[0] != "thrown"]
+            found = rows(program, limiter_name, len(reported))
+            by_the_log(found, [words[:-1] for words in reported])
+            waits = [int(wait) * 1000 if wait != "-" else NULL_I64 for *_, wait in reported]
             assert found["wait_ns"].tolist() == waits
             assert set(found["step_immune"]) == {1}
         found = rows("inc", "inc", 79)
@@ -245,8 +245,8 @@ def test_one_that_is_wrong_does_not_keep_the_others(
         assert states["own:absent"][0] == states["own:inside"][0] == "unavailable"
         assert "there is no such function" in states["own:absent"][1]
         assert "would corrupt the program" in states["own:inside"][1]
-        told = [one for one in w.targets.unseen.told() if one["probe"] == "limiter:register"]
-        assert [one["state"] for one in told] == ["unavailable"]
+        reported = [one for one in w.targets.unprobed_programs.reported() if one["probe"] == "limiter:register"]
+        assert [one["state"] for one in reported] == ["unavailable"]
         assert "t.yaml:6: arguments.key: there is no register 'xmm0'" in capfd.readouterr().err
     finally:
         w.close()

@@ -45,7 +45,7 @@ def of(pids: Sequence[int]) -> Callable[[np.ndarray], np.ndarray]:
     return lambda rows: rows[np.isin(rows["pid"], pids)]
 
 
-def told(attached: Attached, pids: Sequence[int], n: int) -> np.ndarray:
+def reported(attached: Attached, pids: Sequence[int], n: int) -> np.ndarray:
     return attached.wait("process_event", of(pids), lambda rows: len(rows) >= n)
 
 
@@ -62,7 +62,7 @@ def test_each_stop_and_what_ends_it(attach: Attach) -> None:
         time.sleep(0.2)  # until they have taken notice: before that, one that goes on may be told twice
         for pid in pids:
             os.kill(pid, signal.SIGCONT)  # it runs: nothing to tell
-        rows = told(attached, pids, 42)
+        rows = reported(attached, pids, 42)
     assert len(rows) == 42
     for pid in pids:
         mine = rows[rows["pid"] == pid]
@@ -82,7 +82,7 @@ def test_each_end_by_a_signal_and_who_sent_it(attach: Attach) -> None:
         for one, number in zip(some, numbers, strict=True):
             one.send_signal(number)
         codes = [one.wait() for one in some]
-        rows = told(attached, [one.pid for one in some], 5)
+        rows = reported(attached, [one.pid for one in some], 5)
     assert codes == [-n for n in numbers]
     assert len(rows) == 5
     by_pid = {int(row["pid"]): row for row in rows}
@@ -92,7 +92,7 @@ def test_each_end_by_a_signal_and_who_sent_it(attach: Attach) -> None:
     assert attached.lost() == 0
 
 
-def test_an_end_of_its_own_tells_its_status_and_who_asked(attach: Attach) -> None:
+def test_an_end_of_its_own_reports_its_status_and_who_asked(attach: Attach) -> None:
     attached = attach("process")
     asked = [
         sys.executable,
@@ -116,7 +116,7 @@ def test_an_end_of_its_own_tells_its_status_and_who_asked(attach: Attach) -> Non
     ):
         one.terminate()
         assert (one.wait(), two.wait(), short.wait()) == (3, 7, 0)
-        rows = told(attached, [one.pid, two.pid, short.pid], 2)
+        rows = reported(attached, [one.pid, two.pid, short.pid], 2)
     assert sorted(rows["pid"]) == sorted([one.pid, two.pid])  # the short one is not told
     first, second = rows[rows["pid"] == one.pid][0], rows[rows["pid"] == two.pid][0]
     assert (first["kind"], first["exit_code"], first["signal"], first["sender_pid"]) == (
@@ -146,12 +146,12 @@ def test_a_signal_that_a_program_takes_itself_stops_nothing(attach: Attach) -> N
             deaf.send_signal(signal.SIGTSTP)
             time.sleep(0.02)
         one.send_signal(signal.SIGSTOP)
-        rows = told(attached, [deaf.pid, one.pid], 1)
+        rows = reported(attached, [deaf.pid, one.pid], 1)
     assert set(rows["pid"]) == {one.pid}
 
 
 @pytest.mark.skipif(UNIFIED is None, reason="no cgroup version 2 here")
-def test_a_frozen_cgroup_is_told_with_who_froze_it(attach: Attach) -> None:
+def test_a_frozen_cgroup_is_reported_with_who_froze_it(attach: Attach) -> None:
     assert UNIFIED is not None
     attached, place = attach("process"), UNIFIED / f"ts-frozen-{os.getpid()}"
     place.mkdir()
@@ -186,7 +186,7 @@ def test_nothing_comes_of_what_is_detached(attach: Attach, program: str, kinds: 
         one.send_signal(signal.SIGCONT)
         one.kill()
         one.wait()
-        rows = told(attached, [one.pid], 3)
+        rows = reported(attached, [one.pid], 3)
     assert set(rows["kind"]) == kinds
     if kinds == {KILLED}:
         assert set(rows["sender_pid"]) == {NULL_I64}
@@ -211,6 +211,6 @@ def test_what_the_sender_is_to_the_process(attach: Attach) -> None:
                 os.kill(child, signal.SIGKILL)
             else:
                 subprocess.run([sys.executable, "-S", "-c", f"import os; os.kill({child}, 9)"], check=True)
-    rows = told(attached, [*by.values()], len(by))
+    rows = reported(attached, [*by.values()], len(by))
     names = {int(row["pid"]): _TABLE.by_name["sender_is"].word(int(row["sender_is"])) for row in rows}
     assert names == {pid: name for name, pid in by.items()}

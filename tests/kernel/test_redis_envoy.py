@@ -51,10 +51,10 @@ class Service:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
         connection.request("POST", "/json", body)
         answer = connection.getresponse()
-        told = json.load(answer)
+        reported = json.load(answer)
         connection.close()
-        assert answer.status in (200, 429), told
-        return list(told["statuses"])
+        assert answer.status in (200, 429), reported
+        return list(reported["statuses"])
 
 
 @contextmanager
@@ -165,15 +165,17 @@ def test_each_decision_by_the_services_own_answers(
 def test_what_its_own_cache_refuses_is_not_counted_anywhere(watched: tuple[Rig, Redis], tmp_path: Path) -> None:
     rig, server = watched
     with serving(tmp_path, server.port, LOCAL_CACHE_SIZE_IN_BYTES="1000000") as service:
-        said: list[dict[str, Any]] = []
+        output: list[dict[str, Any]] = []
 
         def asks() -> None:
             who = f"bert{time.time_ns()}"
             for _ in range(13):
-                said.extend(service.ask(("user", who), hits=2))
+                output.extend(service.ask(("user", who), hits=2))
 
         rows = rig.during(asks)
-        told = _told(rows, "edge users")
-        assert told == _said(said)[: len(told)] and len(told) == 4  # 2, 4, 6, and 8, from which on it remembers
-        assert [result for result, _ in _said(said)] == ["allowed"] * 3 + ["refused"] * 10
+        reported = _told(rows, "edge users")
+        assert (
+            reported == _said(output)[: len(reported)] and len(reported) == 4
+        )  # 2, 4, 6, and 8, from which on it remembers
+        assert [result for result, _ in _said(output)] == ["allowed"] * 3 + ["refused"] * 10
         assert set(rows["cost"].tolist()) == {2.0}

@@ -71,7 +71,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Rig, int
 
 def test_each_answer_with_what_remains(gateway: tuple[Rig, int, int]) -> None:
     rig, pid, port = gateway
-    said: list[tuple[str, float]] = []
+    output: list[tuple[str, float]] = []
 
     def asks() -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
@@ -80,11 +80,13 @@ def test_each_answer_with_what_remains(gateway: tuple[Rig, int, int]) -> None:
             answer = connection.getresponse()
             answer.read()
             assert answer.status in (200, 429), answer.status
-            said.append((("refused", "allowed")[answer.status == 200], float(answer.headers["X-RateLimit-Remaining"])))
+            output.append(
+                (("refused", "allowed")[answer.status == 200], float(answer.headers["X-RateLimit-Remaining"]))
+            )
 
     rows = rig.during(asks)
-    assert [(_RESULTS[row["result"]], float(row["remaining"])) for row in rows] == said
-    assert {result for result, _ in said} == {"allowed", "refused"}
+    assert [(_RESULTS[row["result"]], float(row["remaining"])) for row in rows] == output
+    assert {result for result, _ in output} == {"allowed", "refused"}
     assert set(rows["library"].tolist()) == {b"spring-cloud-gateway"} and set(rows["pid"].tolist()) == {pid}
     assert len(set(rows["key"].tolist())) == 2 and len(set(rows["limiter_id"].tolist())) == 1
     for name, value in (("limit_per_s", 1), ("burst", 10), ("cost", 2), ("window_ns", 10**9)):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.kernel.go_fixture import CACHE
-from tests.kernel.test_redis_wire import GCRA_LIKE, Rig, told
+from tests.kernel.test_redis_wire import GCRA_LIKE, Rig, reported
 from tests.servers.test_redis_streams import Redis
 
 
@@ -78,19 +78,19 @@ def test_each_client_and_library(built: Path, rig: tuple[Rig, Redis]) -> None:
             ("redisson", "org.redisson", 13),
             ("bucket4j", "io.github.bucket4j", 11),
         ):
-            said: list[str] = []
+            output: list[str] = []
 
-            def asks(kind: str = kind, count: int = count, said: list[str] = said) -> None:
+            def asks(kind: str = kind, count: int = count, output: list[str] = output) -> None:
                 assert program.stdin is not None and program.stdout is not None
                 program.stdin.write(f"{kind} {count}\n")
                 program.stdin.flush()
-                said.append(program.stdout.readline().strip())
+                output.append(program.stdout.readline().strip())
 
             rows = wire.during(asks)
-            log = collections.Counter((library, ("refused", "allowed")[int(digit)]) for digit in said[0])
+            log = collections.Counter((library, ("refused", "allowed")[int(digit)]) for digit in output[0])
             assert log.total() == count and log[library, "refused"] > 0
             if kind == "bucket4j":  # it decides itself, and writes what it let through
                 del log[library, "refused"]
-            assert told(rows) == log, kind
+            assert reported(rows) == log, kind
             assert set(rows["pid"].tolist()) == {program.pid}
         program.stdin.close()

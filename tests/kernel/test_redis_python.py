@@ -11,7 +11,7 @@ import redis
 from pyrate_limiter import Duration, Limiter, Rate, RedisBucket
 from throttled import Throttled, rate_limiter, store
 
-from tests.kernel.test_redis_wire import _RESULTS, Rig, told
+from tests.kernel.test_redis_wire import _RESULTS, Rig, reported
 from tests.servers.test_redis_streams import Redis
 
 
@@ -28,7 +28,7 @@ def watched(tmp_path: Path) -> Iterator[tuple[Rig, int]]:
 @pytest.mark.parametrize("algorithm", ["token_bucket", "leaking_bucket", "gcra", "sliding_window"])
 def test_throttled_py(watched: tuple[Rig, int], algorithm: str) -> None:
     rig, port = watched
-    said: list[tuple[str, float]] = []
+    output: list[tuple[str, float]] = []
 
     def asks() -> None:
         limit = Throttled(
@@ -38,11 +38,11 @@ def test_throttled_py(watched: tuple[Rig, int], algorithm: str) -> None:
         ).limit
         for _ in range(11):
             answer = limit("anna")
-            said.append((("allowed", "refused")[answer.limited], answer.state.remaining))
+            output.append((("allowed", "refused")[answer.limited], answer.state.remaining))
 
     rows = rig.during(asks)
-    assert [(_RESULTS[row["result"]], row["remaining"]) for row in rows] == said
-    assert [result for result, _ in said] == ["allowed"] * 5 + ["refused"] * 6
+    assert [(_RESULTS[row["result"]], row["remaining"]) for row in rows] == output
+    assert [result for result, _ in output] == ["allowed"] * 5 + ["refused"] * 6
     assert set(rows["library"].tolist()) == {b"throttled-py"}
     assert rows["limit_per_s"].tolist() == pytest.approx([5 / 3600] * 11)
 
@@ -61,5 +61,5 @@ def test_pyrate_limiter_in_redis(watched: tuple[Rig, int]) -> None:
         limiter.close()
 
     rows = rig.during(asks)
-    assert told(rows) == log and sorted(log.values()) == [5, 6]
+    assert reported(rows) == log and sorted(log.values()) == [5, 6]
     assert rows["limit_per_s"].tolist() == pytest.approx([5 / 3600] * 11)

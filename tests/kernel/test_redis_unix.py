@@ -19,7 +19,7 @@ from agent.common.address import UNIX
 from agent.kernel import bpf
 from agent.redis_wire.ends import RedisServers
 from agent.redis_wire.flows import Ends
-from tests.kernel.test_redis_wire import BUCKET, GCRA_LIKE, Rig, go_asks, told
+from tests.kernel.test_redis_wire import BUCKET, GCRA_LIKE, Rig, go_asks, reported
 from tests.servers.test_redis_streams import Redis
 
 
@@ -52,7 +52,7 @@ def test_decisions_by_the_programs_own_log(rig: Rig, place: Path) -> None:
             counted["limits", "allowed" if allowed else "refused"] += 1
 
     rows = rig.during(hits)
-    assert told(rows) == counted and counted.total() == 23
+    assert reported(rows) == counted and counted.total() == 23
     assert set(rows["comm"].tolist()) <= {b"python", b"pytest", b"python3"} and (rows["duration_ns"] > 0).all()
     assert all(f"@{place}"[:20].encode() in name for name in rows["limiter_id"].tolist())
 
@@ -80,7 +80,7 @@ def test_pipelines_transactions_and_long_requests(rig: Rig, place: Path, protoco
         log.extend(client.evalsha(script.sha, 1, key, 7, 7, 60, 1)[0] for _ in range(5))
 
     rows = rig.during(asks)
-    counts = told(rows)
+    counts = reported(rows)
     name = "github.com/go-redis/redis_rate"
     lost = len(log) - counts.total()
     assert lost == 1, (
@@ -107,7 +107,7 @@ def test_a_program_of_another_language_and_one_that_begins_later(rig: Rig, place
             )
 
     rows = rig.during(asks)
-    assert sorted(count for count in told(rows).values()) == [5, 6] and set(rows["comm"].tolist()) == {b"redis-cli"}
+    assert sorted(count for count in reported(rows).values()) == [5, 6] and set(rows["comm"].tolist()) == {b"redis-cli"}
 
 
 def test_a_server_after_another_is_called_by_its_own_name(rig: Rig) -> None:
@@ -131,11 +131,11 @@ def test_a_server_after_another_is_called_by_its_own_name(rig: Rig) -> None:
     words = (b"EVAL", GCRA_LIKE.encode(), b"1", b"rate:x", b"5", b"5", b"60", b"1")
     request = b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
     rows = rig.during(asks)
-    told = collections.Counter(name.split()[0].partition(b"@")[2].decode() for name in rows["limiter_id"].tolist())
-    assert told == dict.fromkeys(names, 2)
+    reported = collections.Counter(name.split()[0].partition(b"@")[2].decode() for name in rows["limiter_id"].tolist())
+    assert reported == dict.fromkeys(names, 2)
 
 
-def test_a_name_that_the_kernel_had_forgotten_is_told_once_it_knows_it(rig: Rig) -> None:
+def test_a_name_that_the_kernel_had_forgotten_is_reported_once_it_knows_it(rig: Rig) -> None:
     paths = rig.loaded.families["redis"].maps["redis_paths"]
     number = (4711).to_bytes(8, "little")
     servers, ends = RedisServers(paths), Ends(UNIX + number, 0, bytes(16), 0, 0)

@@ -21,15 +21,15 @@ from limits import parse, storage, strategies
 from agent.columns import NULL_I64
 from agent.common.settings import read
 from agent.config import Config
+from agent.kernel.kernel_source import KernelSource
 from agent.kernel.load import load, release
-from agent.kernel.source import KernelSource
 from agent.lab.stage.wire import Cable
 from agent.limiters.redis_settings import RedisLimiterSettings
 from agent.limiters.scripted import Limiters
 from agent.probes import discover
 from agent.redis_wire.redis_reader import RedisReader
 from agent.redis_wire.redis_source import RedisWire
-from agent.service.redis_said import appliers, state
+from agent.service.redis_reported import appliers, state
 from agent.tables import TABLES
 from tests.kernel.go_fixture import Limits, go_binary
 from tests.kernel.local_attach import LocalAttacher
@@ -141,7 +141,7 @@ def rig(server: Redis) -> Iterator[Rig]:
     one.close()
 
 
-def told(rows: np.ndarray) -> collections.Counter[tuple[str, str]]:
+def reported(rows: np.ndarray) -> collections.Counter[tuple[str, str]]:
     return collections.Counter(
         (row["library"].decode(), _RESULTS[row["result"]] if row["result"] >= 0 else "?") for row in rows
     )
@@ -163,7 +163,7 @@ def test_python_limits_by_its_own_account(rig: Rig, server: Redis) -> None:
                 counted["limits", "allowed" if allowed else "refused"] += 1
 
     rows = rig.during(hits)
-    assert told(rows) == counted and sum(counted.values()) == 39
+    assert reported(rows) == counted and sum(counted.values()) == 39
     assert set(rows["window_ns"].tolist()) == {3600 * 10**9} and (rows["duration_ns"] > 0).all()
     assert set(rows["comm"].tolist()) <= {b"python", b"pytest", b"python3"} and len(set(rows["key"].tolist())) == 3
 
@@ -175,7 +175,7 @@ def go_asks(rig: Rig, address: str, count: int) -> collections.Counter[tuple[str
     rows = rig.during(lambda: truth.extend(program.go()))
     program.end()
     log = collections.Counter(("github.com/go-redis/redis_rate", str(one["result"])) for one in truth)
-    assert told(rows) == log
+    assert reported(rows) == log
     assert rows["remaining"].tolist() == [one["remaining"] for one in truth]
     assert set(rows["comm"].tolist()) == {b"libraries-plain"} and len(set(rows["key"].tolist())) == 3
     return log
@@ -214,7 +214,7 @@ def test_scripts_pipelined_behind_others_and_in_a_transaction(rig: Rig, server: 
         both.execute()
 
     rows = rig.during(asks)
-    assert told(rows) == {
+    assert reported(rows) == {
         ("github.com/go-redis/redis_rate", "allowed"): 7,
         ("github.com/go-redis/redis_rate", "refused"): 2,
     }
@@ -230,7 +230,7 @@ def test_a_script_of_ones_own_by_redis_cli_and_cl_throttle(rig: Rig, server: Red
             subprocess.run([*cli, "CL.THROTTLE", "u", "3", "30", "60"], check=True, stdout=subprocess.DEVNULL)
 
     rows = rig.during(asks)
-    counts = told(rows)
+    counts = reported(rows)
     assert counts["redis-cell", "allowed"] == 4 and counts["redis-cell", "refused"] == 3
     own = [key for key in counts if key[0].startswith("redis script ")]
     assert sorted((result, counts[name, result]) for name, result in own) == [("allowed", 3), ("refused", 2)]
@@ -299,7 +299,7 @@ def test_declared_counters_and_sets_by_the_programs_own_log(rig: Rig, server: Re
                     log[name, "allowed" if ask(user) else "refused"] += 1
 
     rows = rig.during(asks)
-    assert told(rows) == log and [count for (_, result), count in log.items() if result == "refused"] == [4] * 4
+    assert reported(rows) == log and [count for (_, result), count in log.items() if result == "refused"] == [4] * 4
     assert set(rows["window_ns"].tolist()) == {60 * 10**9, 65 * 10**9, NULL_I64}
 
 
@@ -320,14 +320,14 @@ def test_windows_of_plain_commands_and_functions(rig: Rig, server: Redis) -> Non
             del n
 
     rows = rig.during(asks)
-    counts = told(rows)
+    counts = reported(rows)
     assert counts["redis script throttle", "allowed"] == 2 and counts["redis script throttle", "refused"] == 3
     assert counts["redis incrby", "?"] == 11
     windows = rows["window_ns"][rows["library"] == b"redis incrby"]
     assert set(windows.tolist()) == {30 * 10**9}
 
 
-def test_other_network_namespaces_told_once_and_whole_at_either_end(rig: Rig, tmp_path: Path) -> None:
+def test_other_network_namespaces_reported_once_and_whole_at_either_end(rig: Rig, tmp_path: Path) -> None:
     with Cable() as wire:
         with wire.right.entered():
             process = subprocess.Popen(
@@ -365,7 +365,7 @@ def test_other_network_namespaces_told_once_and_whole_at_either_end(rig: Rig, tm
                         client.eval(BUCKET + "-- " + "x" * 6000, 1, "far", 11)
 
             rows = rig.during(asks)
-            assert sorted(result for _, result in told(rows).elements()) == ["allowed"] * 11 + ["refused"] * 6
+            assert sorted(result for _, result in reported(rows).elements()) == ["allowed"] * 11 + ["refused"] * 6
             records = np.concatenate(rig.records)
             for inode in (wire.left.inode, wire.right.inode):
                 batches = RedisReader(Limiters()).read(records[records["netns"] == inode])
@@ -375,7 +375,7 @@ def test_other_network_namespaces_told_once_and_whole_at_either_end(rig: Rig, tm
             process.wait()
 
 
-def test_auto_attaches_when_a_limiter_is_used_and_the_budget_is_told(server: Redis) -> None:
+def test_auto_attaches_when_a_limiter_is_used_and_the_budget_is_reported(server: Redis) -> None:
     rig = Rig("auto", {server.port}, per_s=200)
     try:
         client = redis.Redis(port=server.port)
@@ -390,7 +390,7 @@ def test_auto_attaches_when_a_limiter_is_used_and_the_budget_is_told(server: Red
 
         def asks() -> None:
             end = time.monotonic() + 20 * PATIENCE
-            while not (rig.wire.attached and not rig.wire._looking) and time.monotonic() < end:
+            while not (rig.wire.attached and not rig.wire._sampling) and time.monotonic() < end:
                 script(keys=["rate:a"], args=[3, 3, 1, 1])
                 time.sleep(0.01)
             for _ in range(3000):
@@ -406,7 +406,7 @@ def test_auto_attaches_when_a_limiter_is_used_and_the_budget_is_told(server: Red
         rig.close()
 
 
-def test_new_settings_count_at_once_and_it_says_whether_it_reads_and_why(server: Redis) -> None:
+def test_new_settings_count_at_once_and_it_reports_whether_it_reads_and_why(server: Redis) -> None:
     rig = Rig("auto", {server.port})
     try:
         assert rig.wire.state()["state"] in ("looking", "waiting")
@@ -441,7 +441,7 @@ def test_nothing_comes_when_detached(server: Redis) -> None:
         rig.close()
 
 
-def test_connections_with_tls_are_told_of(tmp_path: Path) -> None:
+def test_connections_with_tls_are_reported_of(tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     make = [
         "openssl",

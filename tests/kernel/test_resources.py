@@ -16,8 +16,8 @@ import pytest
 from agent.batch import make
 from agent.kernel.spaces import spaces
 from agent.lab.stage.cgroups import Cgroups, remove
-from agent.resources import process
-from agent.resources.source import Resources
+from agent.resources import process_stat
+from agent.resources.resource_source import Resources
 from agent.resources.spaces import Space
 from agent.tables import TABLES
 
@@ -65,7 +65,7 @@ def start(groups: Cgroups, *arguments: str) -> subprocess.Popen[str]:
 
 
 def watched(child: subprocess.Popen[str]) -> Resources:
-    polled, now = Resources(), process.stat(child.pid)
+    polled, now = Resources(), process_stat.stat(child.pid)
     assert now is not None
     rows = make("limiter_decision", 1, pid=child.pid, proc_start_ns=now.start_tick * 10_000_000, comm=b"it")
     list(polled(rows, time.clock_gettime_ns(time.CLOCK_BOOTTIME)))
@@ -144,8 +144,8 @@ def test_a_disk_that_fills_in_another_mount_namespace(tmp_path: Path) -> None:
             assert child.stdout is not None and child.stdin is not None
             for line, full in (("ready\n", False), ("full\n", True)):
                 assert child.stdout.readline() == line
-                told = [space for space in Space.parse(spaces(child.pid)) if space.point == bytes(tmp_path)]
-                assert [(space.limit, space.full) for space in told] == [(4 << 20, full)]
+                reported = [space for space in Space.parse(spaces(child.pid)) if space.point == bytes(tmp_path)]
+                assert [(space.limit, space.full) for space in reported] == [(4 << 20, full)]
                 child.stdin.write("\n")
                 child.stdin.flush()
         finally:

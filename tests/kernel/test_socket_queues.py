@@ -407,7 +407,7 @@ def test_a_socket_that_two_processes_hold_has_no_owner() -> None:
         assert owner() == [os.getpid()]
 
 
-def test_a_shut_window_is_told_with_what_was_taken_before() -> None:
+def test_a_shut_window_is_reported_with_what_was_taken_before() -> None:
     """Of several connections that are backed up, each its own; one whose reader reads again goes on."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         writers = [socket.create_connection(server.getsockname()) for _ in range(3)]

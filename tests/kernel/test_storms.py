@@ -136,7 +136,7 @@ def test_signals(attach: Attach, script: str, times: int, each: int) -> None:
     with sleepers(7) as some:
         for one in some[:3]:
             one.send_signal(signal.SIGSTOP)
-        told, took_s = storm(attached, script, times)
+        reported, took_s = storm(attached, script, times)
         for one in some:
             one.kill()
         pids = [one.pid for one in some]
@@ -148,7 +148,7 @@ def test_signals(attach: Attach, script: str, times: int, each: int) -> None:
     his = his[his["uid"] == NOBODY]
     lost = losses(attached.rows("loss"))
     assert 256 <= len(his) <= 256 + 125 * (took_s + 1)
-    made = times * each + bool(told)  # the child of the first is killed in the end
+    made = times * each + bool(reported)  # the child of the first is killed in the end
     assert len(his) + lost["process_shares"] - made in (0, 1)  # the program's own end, where it lived for a second
     assert set(lost) <= {"process_shares"}
 
@@ -252,7 +252,7 @@ int main(void)
 """
 
 
-def test_who_may_not_move_a_clock_did_not_whatever_his_library_says(tmp_path: Path) -> None:
+def test_who_may_not_move_a_clock_did_not_whatever_his_library_reports(tmp_path: Path) -> None:
     library, source, program = tmp_path / "libc-2.99.so", tmp_path / "liar.c", tmp_path / "liar"
     source.write_text(LIAR)
     fake = ["gcc", "-x", "c", "-", "-shared", "-fPIC", "-o", library]

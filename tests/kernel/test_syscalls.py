@@ -223,13 +223,13 @@ def run(code: str) -> tuple[int, list[int]]:
 
 def test_each_blocked_flock_is_one_row(attach: Callable[..., object]) -> None:
     family = Family(attach)
-    pid, told = run(LOCKS)
+    pid, reported = run(LOCKS)
     rows = family.slow(pid, 13, b"flock")
     assert len(rows) == 13
     assert set(rows["fd_type"]) == {b"file"}
     assert set(rows["basis"]) == {BLOCKED}
-    assert np.all(np.sort(rows["duration_ns"]) <= np.sort(told))
-    assert np.all(np.sort(rows["duration_ns"]) >= np.sort(told) - 5_000_000 * COARSE)
+    assert np.all(np.sort(rows["duration_ns"]) <= np.sort(reported))
+    assert np.all(np.sort(rows["duration_ns"]) >= np.sort(reported) - 5_000_000 * COARSE)
     assert np.median(rows["duration_ns"]) > 15_000_000
     assert np.all(rows["blocked_ns"] + rows["run_queue_ns"] <= rows["duration_ns"])
     assert family.attached.lost() == 0  # type: ignore[attr-defined]
@@ -246,7 +246,7 @@ def test_a_call_whose_switch_in_no_program_sees_is_a_row(attach: Callable[..., o
     program, links = family.family.programs["syscalls_on_switch"], family.family.links
     name = tmp_path / "lock"
     name.write_bytes(b"\2")
-    told = []
+    reported = []
     with name.open("r+b") as lock, mmap.mmap(lock.fileno(), 1) as turn:
         fcntl.flock(lock, fcntl.LOCK_EX)
         child = subprocess.Popen(
@@ -273,7 +273,7 @@ def test_a_call_whose_switch_in_no_program_sees_is_a_row(attach: Callable[..., o
                     time.sleep(0.001)
                 links["syscalls_on_switch"] = attach_raw_tracepoint(program, b"sched_switch")
                 turn[0] = 2
-                told.append([int(n) for n in child.stdout.readline().split()])
+                reported.append([int(n) for n in child.stdout.readline().split()])
                 fcntl.flock(lock, fcntl.LOCK_EX)
         finally:
             os.sched_setaffinity(0, [ours, *others])
@@ -281,7 +281,7 @@ def test_a_call_whose_switch_in_no_program_sees_is_a_row(attach: Callable[..., o
         assert child.wait(5) == 0
     rows = family.slow(child.pid, 7, b"flock")
     rows = rows[np.argsort(rows["t_ns"])]
-    waited, spun = np.array(told).T
+    waited, spun = np.array(reported).T
     assert len(rows) == 7
     assert set(rows["fd_type"]) == {b"file"}
     assert np.all(rows["duration_ns"] <= spun)
@@ -291,13 +291,13 @@ def test_a_call_whose_switch_in_no_program_sees_is_a_row(attach: Callable[..., o
 
 def test_a_write_that_blocks_many_times_is_one_call(attach: Callable[..., object]) -> None:
     family = Family(attach)
-    pid, told = run(PIPES)
+    pid, reported = run(PIPES)
     rows = family.slow(pid, 11, b"write")
     assert len(rows) == 11
     assert set(zip(rows["syscall"], rows["fd_type"], strict=True)) == {(b"write", b"pipe")}
     rows = rows[np.argsort(rows["t_ns"])]
-    assert np.all(rows["duration_ns"] <= np.array(told))
-    assert np.all(rows["duration_ns"] >= np.array(told) * 0.5)
+    assert np.all(rows["duration_ns"] <= np.array(reported))
+    assert np.all(rows["duration_ns"] >= np.array(reported) * 0.5)
 
 
 def test_a_call_that_blocks_with_long_pauses_is_one_call(attach: Callable[..., object]) -> None:

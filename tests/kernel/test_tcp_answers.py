@@ -81,8 +81,8 @@ def test_first_bytes(attach: Attach) -> None:
     assert set(rows["pid"]) == {os.getpid()}
     for port, answer in ports.items():
         mine, expected = rows[rows["dport"] == port], ANSWERS[answer]
-        told = {(row["protocol"].decode(), row["code"].decode()) for row in mine}
-        assert told == ({expected} if expected else set()), answer
+        reported = {(row["protocol"].decode(), row["code"].decode()) for row in mine}
+        assert reported == ({expected} if expected else set()), answer
         assert mine["count"].sum() <= 5
         assert {row["peer"].tobytes()[16:] for row in mine} == ({port.to_bytes(2, "little")} if expected else set())
 

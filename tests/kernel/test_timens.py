@@ -88,15 +88,15 @@ def test_offsets_of_a_process_and_of_ourselves(inside: Callable[..., Inside]) ->
     timens.require_host()
 
 
-def test_an_agent_in_a_time_namespace_says_so_and_how_to_leave_it(inside: Callable[..., Inside]) -> None:
+def test_an_agent_in_a_time_namespace_reports_it_and_how_to_leave_it(inside: Callable[..., Inside]) -> None:
     one = inside(
         "from agent.clock import timens\ntry:\n    timens.require_host()\nexcept Exception as e:\n    print('"
         " '.join(str(e).split()), flush=True)"
     )
-    said = one.line()
-    assert "time namespace" in said
-    assert "BOOTTIME +100003 s" in said
-    assert "nsenter --time=/proc/1/ns/time" in said
+    output = one.line()
+    assert "time namespace" in output
+    assert "BOOTTIME +100003 s" in output
+    assert "nsenter --time=/proc/1/ns/time" in output
     inside_checks = inside("from agent import doctor\nprint(json.dumps(doctor.time_namespace()), flush=True)")
     assert json.loads(inside_checks.line())[:2] == ["time-namespace", "fail"]
 
@@ -123,9 +123,9 @@ def test_a_decision_is_dated_by_the_host_whatever_clock_its_program_has(
     assert one.line() == "sent"
     sent = boot_ns()
     (batch,) = intake.drain(sent)
-    said, received = batch.rows
-    assert before < said["t_ns"] < sent - 50_000_000  # when it was made
-    assert said["t_ns"] < received["t_ns"] < sent  # when it was sent
+    output, received = batch.rows
+    assert before < output["t_ns"] < sent - 50_000_000  # when it was made
+    assert output["t_ns"] < received["t_ns"] < sent  # when it was sent
     assert set(batch.rows["pid"].tolist()) == {one.pid}
     assert (before - S < batch.rows["proc_start_ns"]).all()
     assert (batch.rows["proc_start_ns"] < sent).all()

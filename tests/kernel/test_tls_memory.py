@@ -66,12 +66,12 @@ async def main(uvloop):
 )
 
 
-def judge(rig: Rig, pid: int, told: list[list[object]]) -> tuple[int, int]:
+def judge(rig: Rig, pid: int, reported: list[list[object]]) -> tuple[int, int]:
     """(how many handshakes are known, of how many); fails where one is told to go over another's socket."""
     rows = rig.of(pid)
     start = rows["t_ns"] - rows["duration_ns"]
     known = 0
-    for role, before, after, local, remote in told:
+    for role, before, after, local, remote in reported:
         mine = rows[(start >= before) & (start <= after) & (np.array(names(rows, "role")) == role)]
         assert len(mine) == 1, (role, local, remote, len(mine))
         if mine["sock_id"][0] >= 0:
@@ -82,7 +82,7 @@ def judge(rig: Rig, pid: int, told: list[list[object]]) -> tuple[int, int]:
     while int(rig.source.control["tcp_threads"][0]):  # other programs of this host may shake hands, too
         assert time.monotonic() < end, "sockets are still looked for"
         rig.settle(0.02)
-    return known, len(told)
+    return known, len(reported)
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
@@ -152,16 +152,16 @@ print(json.dumps(told))
 )
 
 
-@pytest.mark.parametrize("way", ["at once", "small", "starttls", "batch", "late"])
-def test_by_hand(rig: Rig, certs: Path, way: str) -> None:
+@pytest.mark.parametrize("variant", ["at once", "small", "starttls", "batch", "late"])
+def test_by_hand(rig: Rig, certs: Path, variant: str) -> None:
     """What is read is handed over at once (in whole or in pieces, after a greeting in the clear); after all that is
     ready was read; or one read late.
     """
-    pid, out = rig.run(sys.executable, "-c", BY_HAND, certs, way)
+    pid, out = rig.run(sys.executable, "-c", BY_HAND, certs, variant)
     known, of = judge(rig, pid, json.loads(out))
-    print(way, known, of)
+    print(variant, known, of)
     assert of == 200
-    if way in ("at once", "small", "starttls"):
+    if variant in ("at once", "small", "starttls"):
         assert known >= 0.95 * of
 
 
@@ -192,10 +192,10 @@ setTimeout(() => listen(0), 600);
 def test_node(rig: Rig, certs: Path) -> None:
     """It cannot tell when its calls were; but each port is one handshake's, and the version tells the server."""
     pid, out = rig.run("node", "-e", NODE, certs)
-    told = json.loads(out)
-    version = {(local, remote): which.removeprefix("TLSv").encode() for local, remote, which in told}
+    reported = json.loads(out)
+    version = {(local, remote): which.removeprefix("TLSv").encode() for local, remote, which in reported}
     rows = rig.of(pid)
-    assert (len(told), names(rows, "role").count("client"), len(rows)) == (100, 100, 200)
+    assert (len(reported), names(rows, "role").count("client"), len(rows)) == (100, 100, 200)
     known = rows[rows["sock_id"] >= 0]
     ends = [
         (s, d) if role == "client" else (d, s)

@@ -49,7 +49,7 @@ for i in range(31):
 
 
 @pytest.mark.parametrize("rig", [("tcp",)], indirect=True)
-def test_the_socket_of_a_peer_that_says_nothing(rig: Rig, certs: Path) -> None:
+def test_the_socket_of_a_peer_that_reports_nothing(rig: Rig, certs: Path) -> None:
     """It closes at once: the thread sent, and never received."""
     pid, out = rig.run(
         "/usr/bin/python3",
@@ -308,5 +308,6 @@ def test_a_library_that_is_not_quite_openssl(rig: Rig, tmp_path: Path) -> None:
     assert rows["calls"].tolist() == [2] * 7 + [1] * 3
     assert (rows["duration_ns"][:7] >= rows["in_call_ns"][:7] + 1_000_000).all()
     assert any(
-        "handshakes inside SSL_read and SSL_write are not seen" in one["reason"] for one in rig.targets.unseen.told()
+        "handshakes inside SSL_read and SSL_write are not seen" in one["reason"]
+        for one in rig.targets.unprobed_programs.reported()
     )

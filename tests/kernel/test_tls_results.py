@@ -130,7 +130,7 @@ for i in range(5):  # resets the connection in place of its half
         process.wait()
 
 
-def test_the_verification_result_is_told_whether_or_not_it_matters(rig: Rig, certs: Path) -> None:
+def test_the_verification_result_is_reported_whether_or_not_it_matters(rig: Rig, certs: Path) -> None:
     rows = rig.python(
         PROLOGUE
         + """

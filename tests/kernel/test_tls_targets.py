@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agent.kernel.steps import Steps
-from agent.targets.asked import Ask, Target
+from agent.targets.asked import ProbeRequest, Target
 from tests.kernel.tls_rig import PROLOGUE, Rig
 
 pytest_plugins = ["tests.kernel.tls_fixtures"]
@@ -42,7 +42,7 @@ def mapping(path: Path) -> Iterator[int]:
         child.communicate("\n")
 
 
-def note(take: Callable[[Target], None]) -> Ask:
+def note(take: Callable[[Target], None]) -> ProbeRequest:
     """Asks for files only to see which are offered."""
 
     def found(target: Target, analysis: object) -> Steps[None]:
@@ -51,14 +51,14 @@ def note(take: Callable[[Target], None]) -> Ask:
         return
         yield
 
-    return Ask("functions", found, "test", {"names": []})
+    return ProbeRequest("functions", found, "test", {"names": []})
 
 
 def full_scan(rig: Rig) -> None:
     """As the agent does every ten seconds; until it is over."""
     rig.targets._full_ns, end = 1, time.monotonic() + 10
     rig.settle(0.2)
-    while (rig.targets._scan or rig.targets._looks or rig.targets._waiting) and time.monotonic() < end:
+    while (rig.targets._scan or rig.targets._scans or rig.targets._waiting) and time.monotonic() < end:
         rig.settle(0.05)
 
 
@@ -104,10 +104,12 @@ def test_hostile_libraries_change_nothing(rig: Rig, certs: Path, tmp_path: Path)
             rig.settle(0.3)
     assert probes() == before
     assert rig.tls.state == "attached"
-    told = {one["reason"]: one for one in rig.targets.unseen.told()}
+    reported = {one["reason"]: one for one in rig.targets.unprobed_programs.reported()}
     for number in (1, 2):  # the others are neither programs nor libraries
-        reason = next(reason for reason in told if reason.startswith(f"{tmp_path}/libssl.so.{number} (used by python"))
-        assert told[reason]["state"] == "unavailable"
+        reason = next(
+            reason for reason in reported if reason.startswith(f"{tmp_path}/libssl.so.{number} (used by python")
+        )
+        assert reported[reason]["state"] == "unavailable"
     rows = rig.python(
         PROLOGUE
         + "a, b = pair(); both(lambda: cc.wrap_socket(a, server_hostname='localhost'), lambda: sc.wrap_socket(b,"

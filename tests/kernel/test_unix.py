@@ -114,7 +114,7 @@ def test_an_abstract_name(attach: Attach) -> None:
         assert set(rows["path"]) == {path.encode()}
 
 
-def test_who_waits_is_told_before_the_answer(attach: Attach, tmp_path: Path) -> None:
+def test_who_waits_is_reported_before_the_answer(attach: Attach, tmp_path: Path) -> None:
     """Of a request that was read, and of one that a stopped server does not read."""
     unix = attach("unix")
     path = str(tmp_path / "s")
@@ -173,7 +173,7 @@ def test_a_request_that_is_read_to_its_end_after_the_answer(attach: Attach, tmp_
             assert connection.recv(16) == b"done\n"
 
 
-def test_what_nobody_serves_is_not_told(attach: Attach) -> None:
+def test_what_nobody_serves_is_not_reported(attach: Attach) -> None:
     """A pair has no server; and nothing comes when the program is not attached."""
     unix = attach("unix")
     one, other = socket.socketpair()

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.clock.missed_notices import SOURCE
 from agent.clock.notices import NoticeSource
-from agent.clock.untold import SOURCE
 from agent.clock.watch import SLEEPERS
 from tests.kernel.clock_rig import Rig
 from tests.patience import PATIENCE
@@ -68,7 +68,7 @@ def lost(rig: Rig) -> int:
     return int(rows["count"][rows["source"] == SOURCE.encode()].sum())
 
 
-def test_a_stopped_watch_is_told_and_tells_of_the_step_when_it_goes_on(rig: Rig) -> None:
+def test_a_stopped_watch_is_reported_and_reports_of_the_step_when_it_goes_on(rig: Rig) -> None:
     os.kill(rig.watch.pid, signal.SIGSTOP)
     until(rig, lambda: rig.watch.silent)
     assert "gives no sign of life; steps are found by comparing" in str(rig.watch.state()["watch"])
@@ -81,8 +81,8 @@ def test_a_stopped_watch_is_told_and_tells_of_the_step_when_it_goes_on(rig: Rig)
     until(rig, lambda: not rig.watch.silent)
     rig.settle()
     assert rig.watch.state()["watch"] == "running"
-    (told,) = rig.notices()
-    assert abs(int(told["size_ns"]) - STEP_NS) <= 2_000  # type: ignore[call-overload]
+    (reported,) = rig.notices()
+    assert abs(int(reported["size_ns"]) - STEP_NS) <= 2_000  # type: ignore[call-overload]
     assert rig.rows("notice_status")["reason"][-1] == b""
     assert lost(rig) == 0
     step(rig, -STEP_NS)
@@ -102,9 +102,9 @@ def test_a_killed_watch_is_started_again_and_steps_meanwhile_are_notices_lost(ri
     assert lost(rig) == 1
     assert not rig.notices()
     pid = step(rig, STEP_NS)
-    (told,) = rig.notices()
-    assert told["actor"]["pid"] == pid  # type: ignore[index]
-    assert told["id"] == 2  # it goes on counting
+    (reported,) = rig.notices()
+    assert reported["actor"]["pid"] == pid  # type: ignore[index]
+    assert reported["id"] == 2  # it goes on counting
     assert lost(rig) == 1
     status = Path(f"/proc/{rig.watch.pid}/status").read_text()
     assert "CapEff:\t0000000000000000" in status
@@ -129,7 +129,7 @@ def test_a_watch_that_hangs_is_replaced(rig: Rig) -> None:
     step(rig, -STEP_NS)
 
 
-def test_one_that_ends_again_and_again_is_given_up_and_whoever_connects_is_told_so(rig: Rig) -> None:
+def test_one_that_ends_again_and_again_is_given_up_and_whoever_connects_is_reported_so(rig: Rig) -> None:
     rig.watch.restarts.in_a_row = 1
     for _ in range(2):
         until(rig, lambda: running(rig))

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from agent.kernel.kernel_source import KernelSource
 from agent.kernel.load import load, release
 from agent.kernel.probe import Parts
-from agent.kernel.source import KernelSource
 from agent.probes import discover
 from agent.tables import TABLES
 from agent.targets.targets import Targets

@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from agent.lab.judge import Told, cause_right, judge
+from agent.lab.judge import Reported, cause_right, judge
 from agent.lab.kind import kinds
-from agent.lab.replay import rules, sittings, told
+from agent.lab.replay import reported, rules, sessions
 from agent.lab.truth import RECORDING, Truth
 from tests.lab.page import table
 
 COLUMNS = {"rule": "without", "right": "right", "lost": "its kinds lose", "others": "others lose", "won": "win"}
-Findings = Sequence[tuple[Truth, Sequence[Told]]]
+Findings = Sequence[tuple[Truth, Sequence[Reported]]]
 
 
 def right_by_kind(findings: Findings) -> Counter[str]:
@@ -27,7 +27,7 @@ def right_by_kind(findings: Findings) -> Counter[str]:
         v.fault.kind
         for truth, some in findings
         for v in judge(truth, some)[0]
-        if v.counts and v.told and cause_right(v.told[0].last, v.fault)
+        if v.counts and v.reported and cause_right(v.reported[0].last, v.fault)
     )
 
 
@@ -36,12 +36,12 @@ def its_kinds(rule: str) -> set[str]:
     return {name for name, kind in kinds().items() if rule in {right.cause for right in kind.right}}
 
 
-def replayed(places: Sequence[Path], without: Sequence[str] = ()) -> list[tuple[Truth, list[Told]]]:
-    return [(Truth.read(place), told(place / RECORDING, without)) for place in places]
+def replayed(places: Sequence[Path], without: Sequence[str] = ()) -> list[tuple[Truth, list[Reported]]]:
+    return [(Truth.read(place), reported(place / RECORDING, without)) for place in places]
 
 
 def rows(directory: Path) -> Iterator[dict[str, str]]:
-    places = list(sittings(directory))
+    places = list(sessions(directory))
     all_ = right_by_kind(replayed(places))
     yield {"rule": "nothing", "right": str(all_.total())}
     for rule in rules():

@@ -23,7 +23,7 @@ from agent.lab import oplog
 from agent.lab.effect import measured
 from agent.lab.judge import Judgement, judge
 from agent.lab.plan import HELD_BACK
-from agent.lab.replay import score, sittings, told
+from agent.lab.replay import reported, score, sessions
 from agent.lab.truth import LOGS, RECORDING, Done, Truth
 from agent.store.frames import Head
 from agent.store.recording import Recording
@@ -43,21 +43,21 @@ class Piece:
     whole sitting.
     """
 
-    sitting: Sitting
+    session: LabSession
     faults: list[Done]
     from_ns: int
-    said: list[str]
+    causes: list[str]
 
     @property
     def name(self) -> str:
-        return f"{self.sitting.truth.seed:04d}-{self.faults[0].id.partition('-')[2].rstrip('ab')}"
+        return f"{self.session.truth.seed:04d}-{self.faults[0].id.partition('-')[2].rstrip('ab')}"
 
     @property
     def until_ns(self) -> int:
         return max(fault.until_ns for fault in self.faults) + AFTER_NS
 
     @property
-    def felt(self) -> bool:
+    def has_impact(self) -> bool:
         return all(fault.effect or not fault.right for fault in self.faults)
 
     @property
@@ -66,8 +66,8 @@ class Piece:
 
     def write(self, place: Path) -> None:
         place.mkdir(parents=True)
-        write(place / NAME, self.sitting.head, part(self.sitting.events, self.begin_ns, self.until_ns))
-        truth = self.sitting.truth
+        write(place / NAME, self.session.head, part(self.session.events, self.begin_ns, self.until_ns))
+        truth = self.session.truth
         life = [event for event in truth.life if self.begin_ns <= event["t_ns"] <= self.until_ns]
         replace(
             truth,
@@ -79,7 +79,7 @@ class Piece:
         ).write(place)
 
 
-class Sitting:
+class LabSession:
     """Of a bench. Its recording is read when it is needed."""
 
     def __init__(self, place: Path) -> None:
@@ -100,7 +100,7 @@ class Sitting:
         return self._events
 
     def pieces(self) -> Iterator[Piece]:
-        verdicts, _ = judge(self.truth, told(self.place / RECORDING))
+        verdicts, _ = judge(self.truth, reported(self.place / RECORDING))
         groups: dict[str, list[Judgement]] = {}
         for verdict in verdicts:
             groups.setdefault(verdict.fault.id.rstrip("ab"), []).append(verdict)
@@ -108,13 +108,13 @@ class Sitting:
         for group in groups.values():
             faults = [verdict.fault for verdict in group]
             yield Piece(
-                self, faults, min(faults[0].start_ns, max(free_ns, faults[0].start_ns - BEFORE_NS // 2)), said(group)
+                self, faults, min(faults[0].start_ns, max(free_ns, faults[0].start_ns - BEFORE_NS // 2)), causes(group)
             )
             free_ns = max(fault.until_ns for fault in faults) + LEFT_NS
 
 
-def said(verdicts: Sequence[Judgement]) -> list[str]:
-    return [verdict.told[0].last["cause"] if verdict.told else "" for verdict in verdicts]
+def causes(verdicts: Sequence[Judgement]) -> list[str]:
+    return [verdict.reported[0].last["cause"] if verdict.reported else "" for verdict in verdicts]
 
 
 def part(events: Iterable[Batch | int], from_ns: int, until_ns: int) -> Iterator[Batch | int]:
@@ -136,14 +136,14 @@ def like_the_whole(piece: Piece) -> bool:
     with tempfile.TemporaryDirectory() as room:
         piece.write(Path(room) / "packed" / piece.name)
         (place,) = unpacked(Path(room) / "packed", Path(room))
-        verdicts, stray = judge(Truth.read(place), told(place / RECORDING))
-    return said(verdicts) == piece.said and not stray
+        verdicts, stray = judge(Truth.read(place), reported(place / RECORDING))
+    return causes(verdicts) == piece.causes and not stray
 
 
 def chosen(pieces: Sequence[Piece]) -> list[Piece]:
     """Pairs, quiet times, then of each kind that is not among them yet one; and more until there are enough."""
-    by_worth = sorted(pieces, key=lambda p: (not p.felt, p.until_ns - p.begin_ns))
-    pairs = first([p for p in by_worth if len(p.faults) == 2 and p.felt], PAIRS)
+    by_worth = sorted(pieces, key=lambda p: (not p.has_impact, p.until_ns - p.begin_ns))
+    pairs = first([p for p in by_worth if len(p.faults) == 2 and p.has_impact], PAIRS)
     quiet = first([p for p in by_worth if not p.faults[0].right], QUIET)
     taken = [*pairs, *quiet]
     for kind in sorted({fault.kind for piece in pieces for fault in piece.faults}):
@@ -172,15 +172,15 @@ def floor(kept: Path) -> None:
 
 def missing(pieces: Sequence[Piece], kept: Path) -> list[Piece]:
     """One of each kind that is not kept yet, and whose sitting has no piece of that name there."""
-    there = {fault.kind for place in sittings(kept) for fault in Truth.read(place).faults}
-    new = [p for p in pieces if p.felt and not (kept / p.name).exists()]
+    there = {fault.kind for place in sessions(kept) for fault in Truth.read(place).faults}
+    new = [p for p in pieces if p.has_impact and not (kept / p.name).exists()]
     wanted = sorted({fault.kind for piece in new for fault in piece.faults} - there)
     alone = {kind: [p for p in new if [fault.kind for fault in p.faults] == [kind]] for kind in wanted}
     return [piece for kind in wanted for piece in first(alone[kind], 1)]
 
 
 def main(bench: Path, kept: Path, add: bool) -> None:
-    pieces = [piece for place in sittings(bench) for piece in Sitting(place).pieces()]
+    pieces = [piece for place in sessions(bench) for piece in LabSession(place).pieces()]
     taken = missing(pieces, kept) if add else chosen(pieces)
     if not add:
         shutil.rmtree(kept, ignore_errors=True)

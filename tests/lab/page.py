@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.lab.plan import HELD_BACK
-from agent.lab.replay import sittings, told
+from agent.lab.replay import reported, sessions
 from agent.lab.report import figures, notes
 from agent.lab.score import Score
 from agent.lab.truth import RECORDING, Truth
@@ -44,8 +44,8 @@ def _cell(value: object) -> str:
 
 def page(directory: Path, mended: Collection[int] = ()) -> Iterator[str]:
     score, fresh, truths = Score(), Score(), []
-    for place in sittings(directory):
-        truth, found = Truth.read(place), told(place / RECORDING)
+    for place in sessions(directory):
+        truth, found = Truth.read(place), reported(place / RECORDING)
         truths.append(truth)
         for one in (score,) if truth.seed in mended else (score, fresh):
             one.add(truth, found)
@@ -81,8 +81,8 @@ def page(directory: Path, mended: Collection[int] = ()) -> Iterator[str]:
     yield "\n## Causes that were reported\n"
     yield from table(
         [
-            {"kind": kind, "said": ", ".join(f"{cause} {n}" for cause, n in said.items())}
-            for kind, said in whole["confusion"].items()
+            {"kind": kind, "said": ", ".join(f"{cause} {n}" for cause, n in causes.items())}
+            for kind, causes in whole["confusion"].items()
         ],
         {"kind": "fault", "said": "first cause of the surest finding"},
     )

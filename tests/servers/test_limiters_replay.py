@@ -215,7 +215,7 @@ def test_which_jump_is_meant(ran: Ran) -> None:
         assert words in done.stderr
 
 
-def test_what_is_not_known_is_said(ran: Ran) -> None:
+def test_what_is_not_known_is_reported(ran: Ran) -> None:
     """Without its algorithm nothing is counted; without its clock it is an estimate."""
     (row,) = rows(ran.store, "--jump", "last")
     assert (row["over_admitted"], row["quality"]) == (None, "")

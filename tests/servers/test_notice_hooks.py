@@ -46,11 +46,11 @@ class Rig:
         watch = SimpleNamespace(reports=self.reports, alive=True, child=SimpleNamespace(state=lambda: "running"))
         self.source = NoticeSource(watch, self.hook)  # type: ignore[arg-type]
         self.wait(lambda s: s["subscribers"] == 1)
-        self.told = 0
+        self.listed = 0
 
     def step(self) -> None:
-        self.told += 1
-        self.subscribers.tell({"v": 1, "kind": "step", "size_ns": -self.told}, 10**12 + self.told)
+        self.listed += 1
+        self.subscribers.send_notice({"v": 1, "kind": "step", "size_ns": -self.listed}, 10**12 + self.listed)
 
     def wait(self, enough: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         end = time.monotonic() + 30

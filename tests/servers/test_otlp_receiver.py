@@ -288,7 +288,7 @@ JSON = "application/json; charset=utf-8"
         (JSON, b"\xff", 7),
     ],
 )
-def test_only_an_otlp_response_says_that_spans_arrived(
+def test_only_an_otlp_response_reports_that_spans_arrived(
     content_type: str, body: bytes, rejected: int, started: list[OtlpExporter]
 ) -> None:
     """The specification's own answer, what real servers send instead of it, and what no collector sends."""
@@ -426,7 +426,7 @@ def _finding(state: str, now: int) -> object:
         end_ns=now,
         cause=b"clock_step",
         sentence=b"stepped",
-        said=b'["stepped at ", %d]' % now,
+        output=b'["stepped at ", %d]' % now,
     )
 
 

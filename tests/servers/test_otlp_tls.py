@@ -71,7 +71,7 @@ def test_a_known_authority_is_enough_and_the_connection_is_kept(collector: tuple
     sender.close()
 
 
-def test_an_unknown_authority_is_told(collector: tuple[int, str]) -> None:
+def test_an_unknown_authority_is_reported(collector: tuple[int, str]) -> None:
     outcome = HttpSender("traces", Endpoint(f"https://localhost:{collector[0]}/v1/traces", timeout_s=5)).send(b"")
     assert outcome.status == "retry"
     assert "CERTIFICATE_VERIFY_FAILED" in outcome.message

@@ -22,7 +22,7 @@ from agent.queues.brokers.redis import BROKER, MAX_GROUPS, RedisStreams
 from agent.queues.catalogue import Queue
 from agent.queues.judged import Judged
 from agent.queues.packing import TABLE, pack
-from agent.queues.process import Brokers
+from agent.queues.poller_process import Brokers
 from agent.queues.redis_scan import MAX_STREAMS
 from agent.queues.status import Progress, Sample
 
@@ -169,7 +169,7 @@ def test_the_last_entry_deleted_leaves_no_lag(redis: Redis) -> None:
     assert (row["lag_messages"], row["exact"]) == (0, 1)
 
 
-def test_trimming_undelivered_entries_leaves_what_is_there_and_says_so(redis: Redis) -> None:
+def test_trimming_undelivered_entries_leaves_what_is_there_and_reports_it(redis: Redis) -> None:
     redis.add("jobs", 101)
     redis.do("XGROUP", "CREATE", "jobs", "g", "0")
     redis.do("XREADGROUP", "GROUP", "g", "c", "COUNT", 2, "STREAMS", "jobs", ">")
@@ -211,7 +211,7 @@ def test_named_streams_and_patterns_select(redis: Redis) -> None:
     assert b"no such key" in rows["reason"][rows["destination"] == b"missing"][0]
 
 
-def test_named_streams_come_first_and_missing_ones_are_said_beside_a_pattern(redis: Redis) -> None:
+def test_named_streams_come_first_and_missing_ones_are_reported_beside_a_pattern(redis: Redis) -> None:
     for name in ("zorders", *(f"mail{i:03d}" for i in range(MAX_STREAMS + 1))):
         redis.do("XGROUP", "CREATE", name, "g", "$", "MKSTREAM")
     rows = poll(BROKER.sources([redis.url + "?streams=zorders,ordrs,mail*"])[0])
@@ -219,16 +219,16 @@ def test_named_streams_come_first_and_missing_ones_are_said_beside_a_pattern(red
     assert b"no such key" in rows["reason"][rows["destination"] == b"ordrs"][0]
 
 
-def test_a_keyspace_not_yet_looked_through_is_said(redis: Redis) -> None:
+def test_a_keyspace_not_yet_looked_through_is_reported(redis: Redis) -> None:
     client = RespClient(RedisUrl.parse(redis.url), timeout_s=20)
     for start in range(0, 7000, 1000):
         client.pipeline([("SET", f"key{i}", "x") for i in range(start, start + 1000)])
     client.close()
     redis.do("XGROUP", "CREATE", "late", "g", "$", "MKSTREAM")
     (queue,) = BROKER.sources([redis.url])
-    said = [b"still being looked through" in poll(queue)["reason"].tobytes() for _ in range(6)]
-    assert said[0]
-    assert not said[-1]
+    output = [b"still being looked through" in poll(queue)["reason"].tobytes() for _ in range(6)]
+    assert output[0]
+    assert not output[-1]
     assert poll(queue)["destination"].tolist() == [b"late"]
 
 
@@ -250,21 +250,21 @@ def test_a_new_stream_of_a_small_server_shows_at_the_next_poll(redis: Redis) -> 
     assert poll(queue)["lag_messages"].tolist() == [3]
 
 
-def test_more_streams_or_groups_than_are_watched_are_said(redis: Redis) -> None:
+def test_more_streams_or_groups_than_are_watched_are_reported(redis: Redis) -> None:
     for i in range(MAX_STREAMS):
         redis.do("XGROUP", "CREATE", f"s{i:03d}", "workers", "$", "MKSTREAM")
     (queue,) = BROKER.sources([redis.url])
     assert len(poll(queue)) == MAX_STREAMS == MAX_GROUPS
     redis.do("XGROUP", "CREATE", "s000", "others", "$")
-    *rows, said = poll(queue)
+    *rows, output = poll(queue)
     assert len(rows) == MAX_GROUPS
-    assert said["reason"].startswith(f"more than {MAX_GROUPS} groups".encode())
+    assert output["reason"].startswith(f"more than {MAX_GROUPS} groups".encode())
     redis.do("XGROUP", "DESTROY", "s000", "others")
     redis.do("XGROUP", "CREATE", "t", "workers", "$", "MKSTREAM")
-    *rows, said = poll(queue)
+    *rows, output = poll(queue)
     assert [r["destination"] for r in rows] == [f"s{i:03d}".encode() for i in range(MAX_STREAMS)]
-    assert said["reason"].startswith(f"more than {MAX_STREAMS} streams".encode())
-    assert said["reason"].endswith(b"?streams= in the server's URL")
+    assert output["reason"].startswith(f"more than {MAX_STREAMS} streams".encode())
+    assert output["reason"].endswith(b"?streams= in the server's URL")
     redis.do("DEL", "t")
     assert len(poll(queue)) == MAX_STREAMS
     queue.close()
@@ -357,7 +357,7 @@ def test_a_stalled_a_dead_and_a_returned_server(redis: Redis) -> None:
     assert (row["status"], row["lag_messages"]) == (b"ok", 3)
 
 
-def test_a_server_that_takes_no_more_clients_says_so(redis: Redis) -> None:
+def test_a_server_that_takes_no_more_clients_reports_it(redis: Redis) -> None:
     holding = RespClient(RedisUrl.parse(redis.url), timeout_s=20)
     holding.pipeline([("CONFIG", "SET", "maxclients", 1)])
     (queue,) = BROKER.sources([redis.url])
@@ -374,7 +374,7 @@ def test_a_server_that_never_answered_is_one_down_row() -> None:
     assert b"secret" not in row["reason"]
 
 
-def test_a_wrong_password_is_said_and_not_repeated(tmp_path: Path) -> None:
+def test_a_wrong_password_is_reported_and_not_repeated(tmp_path: Path) -> None:
     server = Redis(tmp_path, "--requirepass", "right")
     try:
         (queue,) = BROKER.sources([f"redis://:wrong@127.0.0.1:{server.port}/0"])

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from agent.batch import Batch
+from agent.clock.daemons.daemon_source import TimeDaemons
 from agent.clock.daemons.settings import NtpSettings
-from agent.clock.daemons.source import TimeDaemons
 from agent.correlate.correlator import Correlator
 from agent.lab.stage.wire import Cable
 from agent.tables import TABLES
@@ -227,7 +227,7 @@ def test_nobody_there_is_no_row_and_no_failure(wire: Cable) -> None:
     assert (node.source.failures(), node.source.state()) == ({}, [])
 
 
-def test_a_daemon_with_a_closed_port_says_what_to_set(
+def test_a_daemon_with_a_closed_port_reports_what_to_set(
     wire: Cable, daemons: Callable[..., Daemon], tmp_path: Path
 ) -> None:
     pid = daemons(chronyd, wire.left, tmp_path, "closed", "port 0\ncmdport 0").process.pid
@@ -239,7 +239,7 @@ def test_a_daemon_with_a_closed_port_says_what_to_set(
     assert node.source.failures() == {"chrony 127.0.0.1:323": row["reason"]}
 
 
-def test_a_daemon_that_ends_is_told(wire: Cable, chrony: Daemon) -> None:
+def test_a_daemon_that_ends_is_reported(wire: Cable, chrony: Daemon) -> None:
     node = Node(wire)
     assert node.rows("chrony", "system")[0]["state"] == "synchronised"
     chrony.stop()
@@ -264,7 +264,7 @@ def test_sntp_over_ipv6_and_by_name(wire: Cable, chrony: Daemon) -> None:
     }
 
 
-def test_a_server_that_has_no_address_is_told(wire: Cable) -> None:
+def test_a_server_that_has_no_address_is_reported(wire: Cable) -> None:
     node = Node(wire, NtpSettings(servers=("nosuch.invalid",), interval_s=0.2))
     (row,) = node.rows("sntp", "source")[:1]
     assert (row["state"], row["source"], row["offset_ns"]) == ("error", "nosuch.invalid", None)
@@ -313,9 +313,9 @@ def test_honest_sources_agree_and_a_liar_is_a_finding(wire: Cable, chrony: Daemo
         TABLES["finding"].code("state", "closed"),
     )
     assert server.where in final["sentence"].decode()
-    said = re.search(r"was off by (\d+) ms", final["sentence"].decode())
-    assert said
-    assert abs(int(said[1]) - 101) <= max(check["distance_ns"] for check in lie) / 1e6 + 1
+    output = re.search(r"was off by (\d+) ms", final["sentence"].decode())
+    assert output
+    assert abs(int(output[1]) - 101) <= max(check["distance_ns"] for check in lie) / 1e6 + 1
 
 
 def test_ntpd_is_what_ntpq_prints(wire: Cable, daemons: Callable[..., Daemon], tmp_path: Path) -> None:

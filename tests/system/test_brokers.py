@@ -45,8 +45,8 @@ def test_it_is_there_while_a_broker_is_configured(start: Callable[..., Agent]) -
     assert "brokers: the process that asks brokers ended (SIGKILL)" in agent.log()
     row, *_ = agent.rows("queue_lag", "failure = 'unasked'", 1)
     assert "SIGKILL" in row["reason"]
-    told = agent.rows("probe_status", "probe = 'brokers'", 2)
-    assert [one["state"] for one in told] == ["degraded", "attached"]
+    reported = agent.rows("probe_status", "probe = 'brokers'", 2)
+    assert [one["state"] for one in reported] == ["degraded", "attached"]
 
     agent.config.write_text(BASE)
     os.kill(agent.process.pid, signal.SIGHUP)

@@ -76,7 +76,7 @@ def asked(port: int, clients: int = 6, each_s: float = 0.15) -> Iterator[None]:
         over.set()
 
 
-def told(agent: Agent, pid: int, cause: str, limit_s: float = 15) -> dict[str, Any]:
+def reported(agent: Agent, pid: int, cause: str, limit_s: float = 15) -> dict[str, Any]:
     """The finding that says this of a process; where others keep the processors busy, too, that may be its first
     cause.
     """
@@ -102,7 +102,7 @@ def test_an_event_loop_that_computes_and_one_that_is_stopped(start: Callable[...
                 time.sleep(STOPPED_S)
                 os.kill(stops, signal.SIGCONT)
                 heavy.recv(100)
-            assert told(agent, computes, "busy")["state"] in ("open", "closed")
-            assert told(agent, stops, "process_stopped")["symptom"] in ("service_latency", "process_stopped")
+            assert reported(agent, computes, "busy")["state"] in ("open", "closed")
+            assert reported(agent, stops, "process_stopped")["symptom"] in ("service_latency", "process_stopped")
             ran = agent.json("query", "cpu_use", "--where", f"pid = {computes}")["rows"]
             assert max(row["user_ns"] for row in ran) > 20_000_000

@@ -17,7 +17,7 @@ from tests.system.agent import TICKSCOPE, Agent
 
 
 @pytest.mark.parametrize("server", [True, False])
-def test_chrony_says_whether_it_keeps_the_clock(
+def test_chrony_reports_whether_it_keeps_the_clock(
     start: Callable[..., Agent], own_clock: None, tmp_path: Path, server: bool
 ) -> None:
     """It cannot touch the clock here, and so does not tell the kernel either: as without `rtcsync`."""

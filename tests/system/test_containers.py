@@ -52,20 +52,20 @@ def test_each_container_s_stall_names_its_own_server(
         time.sleep(1.2)
         for one in servers:
             os.kill(one.pid, signal.SIGCONT)
-        end, told = time.monotonic() + 15 * PATIENCE, {}
-        while len(told) < 2 and time.monotonic() < end:
+        end, reported = time.monotonic() + 15 * PATIENCE, {}
+        while len(reported) < 2 and time.monotonic() < end:
             time.sleep(0.5)
             rows = agent.json("findings")["rows"]
-            told = {
+            reported = {
                 name: r
                 for r in rows
                 for name in ("first", "second")
                 if r["symptom"] == "decision_latency" and f"limiter {name} " in r["subject"]
             }
-        assert [told[name]["cause"] for name in ("first", "second")] == ["process_stopped"] * 2
+        assert [reported[name]["cause"] for name in ("first", "second")] == ["process_stopped"] * 2
         for one, name in zip(servers, ("first", "second"), strict=True):
-            assert f"redis-server pid {one.pid} was stopped" in told[name]["sentence"]
-        assert told["first"]["finding_id"] != told["second"]["finding_id"]
+            assert f"redis-server pid {one.pid} was stopped" in reported[name]["sentence"]
+        assert reported["first"]["finding_id"] != reported["second"]["finding_id"]
     finally:
         for process in (*clients, *servers):
             process.kill()

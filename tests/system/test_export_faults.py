@@ -120,7 +120,7 @@ def test_a_collector_that_fails_holds_nothing_up(
     assert sum(lost) >= DECISIONS  # all of them, those too that still waited at the end
 
 
-def test_a_metrics_port_in_use_is_said_and_the_rest_runs(start: Callable[..., Agent]) -> None:
+def test_a_metrics_port_in_use_is_reported_and_the_rest_runs(start: Callable[..., Agent]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         agent = start(config=f"prometheus: {address}\n").ready()

@@ -48,7 +48,7 @@ def test_a_killed_loader_is_run_again(start: Callable[..., Agent]) -> None:
     assert {p["state"] for p in agent.status()["probes"]} - {"off"} == {"attached"}
 
 
-def test_a_loader_killed_twice_leaves_an_agent_that_says_so(start: Callable[..., Agent]) -> None:
+def test_a_loader_killed_twice_leaves_an_agent_that_reports_it(start: Callable[..., Agent]) -> None:
     agent = start()
     kill_next_loader(agent)
     kill_next_loader(agent)
@@ -192,7 +192,7 @@ def decision(limiter: str) -> bytes:
     return json.dumps({"limiter": limiter, "result": "allowed"}).encode()
 
 
-def test_decisions_that_wait_when_the_agent_is_told_to_stop_are_stored_and_malformed_ones_counted(
+def test_decisions_that_wait_when_the_agent_is_asked_to_stop_are_stored_and_malformed_ones_counted(
     start: Callable[..., Agent],
 ) -> None:
     agent = start().ready()

@@ -113,9 +113,9 @@ def test_runtimes_with_a_tls_of_their_own(
     source = PROGRAMS / {"node": "shake.js", "java": "Shake.java"}[program]
     with (
         server(tmp_path) as port,
-        finished(program, os.fspath(source), str(port), str(HANDSHAKES), str(tmp_path / "file")) as (pid, said),
+        finished(program, os.fspath(source), str(port), str(HANDSHAKES), str(tmp_path / "file")) as (pid, output),
     ):
-        assert said == "done"
+        assert output == "done"
         assert (
             len(agent.rows("tcp_connect", f"pid = {pid} AND dport = {port} AND result = 'ok'", HANDSHAKES))
             == HANDSHAKES

@@ -73,7 +73,7 @@ def test_a_frozen_file_system_holds_up_the_store_only(start: Callable[..., Agent
     assert agent.stop() == 130
 
 
-def test_an_agent_that_ends_or_starts_meanwhile_says_what_it_waits_for(
+def test_an_agent_that_ends_or_starts_meanwhile_reports_what_it_waits_for(
     start: Callable[..., Agent], disk: FrozenDisk
 ) -> None:
     agent = start(env={"TICKSCOPE_STORE": str(disk.path / "store")}).ready()

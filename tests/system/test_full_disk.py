@@ -109,7 +109,7 @@ def lost(agent: Agent, source: str) -> int:
     return sum(int(row["count"]) for row in rows)
 
 
-def test_what_a_full_disk_costs_is_told_while_it_is_full_and_adds_up_after(
+def test_what_a_full_disk_costs_is_reported_while_it_is_full_and_adds_up_after(
     start: Callable[..., Agent], small: Path
 ) -> None:
     agent = start(env={"TICKSCOPE_STORE": str(small / "store")}).ready()

@@ -63,13 +63,13 @@ def test_processes_of_others_are_seen(start: Callable[..., Agent], options: str)
     assert doctor(wrap).startswith("proc,ok,")
 
 
-def test_what_stays_hidden_is_said(start: Callable[..., Agent], tmp_path: Path) -> None:
+def test_what_stays_hidden_is_reported(start: Callable[..., Agent], tmp_path: Path) -> None:
     script = tmp_path / "no_mount.py"
     script.write_text(NO_MOUNT)
     wrap = (*hidden("hidepid=invisible"), sys.executable, str(script))
     agent = start(wrap=wrap).ready()
-    (told,) = (s for s in agent.status()["sources"] if s["source"] == "/proc")
-    assert "hidepid=invisible" in told["failure"]
+    (reported,) = (s for s in agent.status()["sources"] if s["source"] == "/proc")
+    assert "hidepid=invisible" in reported["failure"]
     assert "hidepid=invisible" in agent.log()
     assert doctor(wrap).startswith("proc,warn,")
 

@@ -109,7 +109,7 @@ def agent(start: Callable[..., Agent]) -> Agent:
     return start().ready()
 
 
-def examined(agent: Agent, library: Path, seconds: float = 40) -> list[dict[str, object]]:
+def analyzed(agent: Agent, library: Path, seconds: float = 40) -> list[dict[str, object]]:
     """Handshakes of a process that uses this copy of OpenSSL, which nobody has seen before."""
     with running(sys.executable, "-c", SHAKER, env={"LD_LIBRARY_PATH": str(library.parent)}) as child:
         return agent.rows("tls_handshake", f"pid = {child.pid} AND result = 'ok'", 2, seconds)
@@ -144,7 +144,7 @@ def test_programs_made_to_hurt(agent: Agent, tmp_path: Path) -> None:
         copy = tmp_path / "lib" / LIBSSL.name
         copy.parent.mkdir()
         copy.write_bytes(LIBSSL.read_bytes())
-        assert examined(agent, copy, 90)
+        assert analyzed(agent, copy, 90)
     finally:
         for child in children:
             child.kill()
@@ -172,12 +172,12 @@ def test_libraries_made_to_hurt_below_names_that_are_no_text(agent: Agent, tmp_p
     try:
         copy = Path(os.fsdecode(odd)) / LIBSSL.name
         copy.write_bytes(good)
-        assert examined(agent, copy)
+        assert analyzed(agent, copy)
         assert [child.poll() for child in children] == [None] * len(children)
     finally:
         for child in children:
             child.kill()
             child.wait()
     intact(agent)
-    assert any("libssl.so" in told["reason"] for told in agent.status()["programs"])
+    assert any("libssl.so" in reported["reason"] for reported in agent.status()["programs"])
     assert agent.stop(signal.SIGINT) == 130

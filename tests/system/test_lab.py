@@ -19,12 +19,12 @@ from agent.demo.processes import child
 from agent.lab.kind import Fault, kinds
 from agent.lab.plan import one
 from agent.lab.program import programs
-from agent.lab.replay import told
+from agent.lab.replay import reported
 from agent.lab.report import injected
-from agent.lab.sitting import Sitting
+from agent.lab.session import LabSession
 from agent.lab.stage import ledger
 from agent.lab.stage.cgroups import roots
-from agent.lab.stage.realm import ENDED_S, Realm, reap
+from agent.lab.stage.namespaces import ENDED_S, Namespaces, reap
 from agent.lab.stage.stage import GUESTS, Stage
 from agent.lab.truth import RECORDING, Truth
 from tests.patience import PATIENCE
@@ -54,7 +54,7 @@ def nothing() -> dict[str, list[str]]:
     return {"directories": [], "cgroups": [], "loop devices": [], "mounts": [], "processes": []}
 
 
-def test_faults_are_felt_written_down_and_replayed_and_nothing_stays(tmp_path: Path) -> None:
+def test_faults_are_noticed_written_down_and_replayed_and_nothing_stays(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = subprocess.run(
         [
@@ -86,13 +86,13 @@ def test_faults_are_felt_written_down_and_replayed_and_nothing_stays(tmp_path: P
     assert all(1.4e9 < fault.end_ns - fault.start_ns < 4e9 * PATIENCE for fault in truth.faults)
     rows = [row for row in json.loads(done.stdout)["rows"] if row["id"]]
     assert [row["kind"] for row in rows] == ["flock_held", "disk_frozen"]
-    assert [row["found"] for row in injected(truth, told(out / RECORDING)) if row["id"]] == [
+    assert [row["found"] for row in injected(truth, reported(out / RECORDING)) if row["id"]] == [
         row["found"] for row in rows
     ]
     assert all(row["found"] for row in rows), "a second and a half without a decision is found"
 
 
-def test_faults_are_felt_from_the_mild_end_on(tmp_path: Path) -> None:
+def test_faults_are_noticed_from_the_mild_end_on(tmp_path: Path) -> None:
     """Without an agent: the workload's own log says so. Not cpu_hog: its mild end depends on what else the processors
     do.
     """
@@ -130,7 +130,7 @@ def test_faults_are_felt_from_the_mild_end_on(tmp_path: Path) -> None:
         target = next(t for t in kind.targets if kind.reach(replace(one(kind, 1), target=t), there))
         mild = kind.size.mild
         plan.append((Fault(name, target, mild, mild if kind.size.what == "duration_s" else 3.0, 1.0, 1),))
-    truth = Sitting(plan, 1, tmp_path / "out", observed=False, workload=there, patience=PATIENCE).play()
+    truth = LabSession(plan, 1, tmp_path / "out", observed=False, workload=there, patience=PATIENCE).play()
     assert left_behind() == nothing()
     assert truth.left_out == []
     assert {fault.kind: fault.victims for fault in truth.faults if not fault.victims} == {}
@@ -164,7 +164,7 @@ def test_a_stage_gives_back_its_descriptors_and_ends_whatever_its_seed(tmp_path:
         pass
     before = open_files()
     with Stage(tmp_path, {"link": programs()["link"]}, seed) as stage:
-        assert stage.crew.ended() == []
+        assert stage.processes.ended() == []
     assert open_files() == before
 
 
@@ -173,7 +173,7 @@ def test_a_stage_ends_beside_other_children_of_its_process(tmp_path: Path) -> No
         try:
             before = _children()
             with Stage(tmp_path, {"link": programs()["link"]}, 1) as stage:
-                never = stage.crew.fork(signal.pause, GUESTS, "node", "lab-guest", root=False)
+                never = stage.processes.fork(signal.pause, GUESTS, "node", "lab-guest", root=False)
                 assert never in _children()
             assert other.poll() is None
             assert _children() == before, "whom the run had is waited for, and nobody else"
@@ -183,8 +183,8 @@ def test_a_stage_ends_beside_other_children_of_its_process(tmp_path: Path) -> No
 
 def test_the_realm_is_entered_beside_threads_and_whatever_became_of_its_descriptors() -> None:
     """A number that something closes twice may be another file's by then."""
-    realm = Realm()
-    theirs = os.readlink(f"/proc/{realm.first}/ns/mnt")
+    namespaces = Namespaces()
+    theirs = os.readlink(f"/proc/{namespaces.first}/ns/mnt")
 
     def inside() -> None:
         null = os.open(os.devnull, os.O_RDONLY)
@@ -193,17 +193,17 @@ def test_the_realm_is_entered_beside_threads_and_whatever_became_of_its_descript
                 if os.readlink(f"/proc/self/fd/{fd}") == theirs:
                     os.dup2(null, int(fd))
         threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
-        realm.enter_mounts()
+        namespaces.enter_mounts()
         assert os.readlink("/proc/thread-self/ns/mnt") == theirs
 
     try:
-        with realm.forking():
+        with namespaces.forking():
             pid = child(inside)
         assert os.waitpid(pid, 0)[1] == 0
     finally:
-        os.kill(realm.first, signal.SIGKILL)
-        assert reap([realm.first], ENDED_S) == []
-        realm.close()
+        os.kill(namespaces.first, signal.SIGKILL)
+        assert reap([namespaces.first], ENDED_S) == []
+        namespaces.close()
 
 
 def _children() -> set[int]:
@@ -212,7 +212,7 @@ def _children() -> set[int]:
 
 def _janitor(parent: int) -> int:
     found = subprocess.run(
-        ["pgrep", "-P", str(parent), "-f", "agent.lab.stage.janitor"], capture_output=True, text=True, check=True
+        ["pgrep", "-P", str(parent), "-f", "agent.lab.stage.cleanup"], capture_output=True, text=True, check=True
     )
     return int(found.stdout)
 

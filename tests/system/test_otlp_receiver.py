@@ -45,9 +45,9 @@ def test_decisions_have_their_process_and_their_trace(start: Callable[..., Agent
         ).ready()
         with subprocess.Popen([sys.executable, "-c", PROGRAM, str(http)], stdout=subprocess.PIPE, text=True) as program:
             printed = program.communicate(timeout=60 * PATIENCE)[0].split()
-        told = set(zip(printed[::2], printed[1::2], strict=True))
+        reported = set(zip(printed[::2], printed[1::2], strict=True))
         rows = agent.rows("limiter_decision", "source = 'otlp'", 5)
-        assert {(row["trace_id"], row["span_id"]) for row in rows} == told
+        assert {(row["trace_id"], row["span_id"]) for row in rows} == reported
         assert len(rows) == 5
         assert {(row["pid"], row["comm"], row["limiter_id"], row["wall_state"]) for row in rows} == {
             (program.pid, rows[0]["comm"], "shop:http", "exact")
@@ -60,10 +60,10 @@ def test_decisions_have_their_process_and_their_trace(start: Callable[..., Agent
                 for span in collector.spans
                 if span.name == "decision refused"
             }
-            if told <= joined:  # this host has other limiters, too
+            if reported <= joined:  # this host has other limiters, too
                 break
             time.sleep(0.1)
-        assert told <= joined
+        assert reported <= joined
         assert not collector.violations
         state = agent.status()["otlp_receiver"]
         assert (state["http"], state["decisions"], state["ignored"], state["invalid"]) == (

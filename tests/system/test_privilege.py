@@ -71,7 +71,7 @@ def test_no_file_of_the_store_belongs_to_root(start: Callable[..., Agent]) -> No
     assert agent.store.stat().st_mode & 0o7777 == 0o750
 
 
-def test_not_root_is_told_so() -> None:
+def test_not_root_is_reported_so() -> None:
     done = subprocess.run(
         ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", str(TICKSCOPE), "run"],
         capture_output=True,
@@ -82,7 +82,7 @@ def test_not_root_is_told_so() -> None:
     assert "sudo tickscope run" in done.stderr
 
 
-def test_a_missing_capability_is_told(start: Callable[..., Agent]) -> None:
+def test_a_missing_capability_is_reported(start: Callable[..., Agent]) -> None:
     agent = start(wrap=("setpriv", "--bounding-set=-sys_admin"))
     assert agent.process.wait(30) == 5
     assert "CAP_SYS_ADMIN" in agent.log()

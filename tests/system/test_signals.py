@@ -58,32 +58,32 @@ def test_a_hang_up_has_the_settings_read_again_and_never_ends_the_agent(start: C
         " clear\nlog_format: json\n"
     )
 
-    def said(words: str) -> str:
+    def output(words: str) -> str:
         os.kill(agent.process.pid, signal.SIGHUP)
         return str(wait(lambda: next((line for line in agent.log().splitlines() if words in line), None)))
 
-    first = json.loads(said("jump_threshold is now"))  # the format, too, is in force at once
+    first = json.loads(output("jump_threshold is now"))  # the format, too, is in force at once
     assert sorted(first["changed"]) == ["intake_keys", "jump_threshold", "log_format", "max_bytes", "poll_s"]
     assert first["needs_restart"] == ["prometheus"]
     assert first["level"] == "warning"
     assert "needs a restart: prometheus" in first["message"]
     agent.config.write_text("prometheus: ''\npoll_s: never\n")
-    assert "tickscope.yaml:2: poll_s" in json.loads(said("nothing was changed"))["message"]
+    assert "tickscope.yaml:2: poll_s" in json.loads(output("nothing was changed"))["message"]
     agent.config.write_text("prometheus: ''\n")
-    assert "poll_s is now 1.0" in said("poll_s is now 1.0")
+    assert "poll_s is now 1.0" in output("poll_s is now 1.0")
     os.unlink(agent.config)
     os.mkfifo(agent.config)  # nobody writes: who reads it waits for ever
     os.kill(agent.process.pid, signal.SIGHUP)
     time.sleep(0.5)
     assert agent.status()["pid"] == agent.process.pid
     os.unlink(agent.config)
-    assert "there is no configuration file" in said("no configuration file")
+    assert "there is no configuration file" in output("no configuration file")
     assert agent.stop() == 130
     assert not subprocess.run(["pgrep", "-f", "agent.service.reload"], stdout=subprocess.PIPE).stdout
 
 
 @pytest.mark.usefixtures("own_clock")
-def test_findings_are_told_when_opened_and_when_closed_with_priorities_for_the_journal(
+def test_findings_are_reported_when_opened_and_when_closed_with_priorities_for_the_journal(
     start: Callable[..., Agent], tmp_path: Path
 ) -> None:
     """As JSON to a file, and as text to what JOURNAL_STREAM names."""
@@ -98,16 +98,16 @@ def test_findings_are_told_when_opened_and_when_closed_with_priorities_for_the_j
         "TICKSCOPE_STORE": str(tmp_path / "store"),
     }
 
-    def told() -> list[dict[str, object]]:
+    def reported() -> list[dict[str, object]]:
         lines = [json.loads(line) for line in plain.log().splitlines()]
         return [line for line in lines if line["event"].startswith("finding_")]
 
-    wait(lambda: len(told()) >= 2)
+    wait(lambda: len(reported()) >= 2)
     assert plain.stop() == 130
     ready, *_, stopped = (json.loads(line) for line in plain.log().splitlines())
     assert (ready["event"], ready["level"], ready["degraded"], stopped["event"]) == ("ready", "info", 0, "stopped")
     by_id: dict[object, list[object]] = {}
-    for line in told():
+    for line in reported():
         assert line["symptom"] == "clock_jump"
         by_id.setdefault(line["finding_id"], []).append((line["event"], line["level"]))
     assert list(by_id.values()) == [[("finding_opened", "notice"), ("finding_closed", "info")]] * len(by_id)

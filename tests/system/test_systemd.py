@@ -19,7 +19,7 @@ def test_systemd_hears_when_it_is_ready_that_it_lives_and_when_it_stops(start: C
         agent.ready()
         assert [manager.recv(100) for _ in range(2)] == [b"WATCHDOG=1"] * 2
         assert agent.stop() == 130
-        told = []
-        while not told or told[-1] != b"STOPPING=1":
-            told.append(manager.recv(100))
-        assert set(told[:-1]) <= {b"WATCHDOG=1"}
+        reported = []
+        while not reported or reported[-1] != b"STOPPING=1":
+            reported.append(manager.recv(100))
+        assert set(reported[:-1]) <= {b"WATCHDOG=1"}

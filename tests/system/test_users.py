@@ -72,7 +72,7 @@ def test_a_member_of_the_group_may_ask(agent: Agent) -> None:
     tail.wait(30)
 
 
-def test_others_are_told_which_group(agent: Agent) -> None:
+def test_others_are_reported_which_group(agent: Agent) -> None:
     for argv in (*VERBS, ("tail", "loss"), ("record", "-o", "/dev/null")):
         done = ask(agent, "--clear-groups", *argv)
         assert done.returncode == 4, (argv, done.stderr)

@@ -28,7 +28,7 @@ def until(agent: Agent, what: Callable[[dict[str, Any]], Any]) -> dict[str, Any]
     return status
 
 
-def test_stopped_ones_are_told_and_are_back_when_they_go_on(start: Callable[..., Agent]) -> None:
+def test_stopped_ones_are_reported_and_are_back_when_they_go_on(start: Callable[..., Agent]) -> None:
     agent = start().ready()
     pids = [agent.pid("helper"), agent.pid("clock watch")]
     for pid in pids:
@@ -50,7 +50,7 @@ def test_stopped_ones_are_told_and_are_back_when_they_go_on(start: Callable[...,
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
 
 
-def test_killed_ones_are_started_again_or_told_with_the_remedy(start: Callable[..., Agent]) -> None:
+def test_killed_ones_are_started_again_or_reported_with_the_remedy(start: Callable[..., Agent]) -> None:
     agent = start().ready()
     helper, watch = agent.pid("helper"), agent.pid("clock watch")
     os.kill(helper, signal.SIGKILL)

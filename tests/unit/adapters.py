@@ -29,7 +29,7 @@ def hashed(key: str) -> bytes:
     return blake2b(key.encode(), digest_size=8).hexdigest().encode()
 
 
-class Told:
+class Reported:
     """An intake in ``place``, and all decisions that came to it, in their order."""
 
     def __init__(self, place: Path) -> None:
@@ -100,33 +100,33 @@ def held_up_by_nobody(program: Program, limiter: str, place: Path, many: int) ->
     five.
     """
     assert program.ask(limiter, 11) == (5, 11)  # no agent
-    told = Told(place)
+    reported = Reported(place)
     time.sleep(2 * PAUSE_S)
     _, dropped = program.ask(limiter, many)  # an agent that is stopped, or behind
     assert dropped > 0
-    told.read()
+    reported.read()
     assert program.ask(limiter, 1) == (0, 0)
-    told.read()
-    assert len(told.rows) + told.dropped() == 11 + many + 1
-    told.close()
+    reported.read()
+    assert len(reported.rows) + reported.dropped() == 11 + many + 1
+    reported.close()
     assert program.ask(limiter, 5) == (0, 5)
-    again = Told(place)
+    again = Reported(place)
     time.sleep(2 * PAUSE_S)
     assert program.ask(limiter, 2) == (0, 0)
     assert (len(again.until(2)), again.dropped()) == (2, 5)
     again.close()  # another takes its place before it is missed: nothing is lost
-    third = Told(place)
+    third = Reported(place)
     assert program.ask(limiter, 1) == (0, 0)
     assert (len(third.until(1)), third.dropped()) == (1, 0)
     third.close()
 
 
-def apart_from_a_flood(program: Program, limiter: str, told: Told, path: Path, kind: str) -> None:
+def apart_from_a_flood(program: Program, limiter: str, reported: Reported, path: Path, kind: str) -> None:
     """Another user fills the queues of its connections to the socket that the program tells."""
     for part in (path.parent, *path.parent.parents[:-2]):
         part.chmod(0o755)
     with flood(path, 3, kind) as sent:
         assert program.ask(limiter, 13) == (5, 0)
-        rows = told.until(sent + 13)
+        rows = reported.until(sent + 13)
     assert sent > 13
     assert int((rows["limiter_id"] == limiter.encode()).sum()) == 13

@@ -153,12 +153,12 @@ def hostile(rng: random.Random) -> tuple[bytes, str, bool]:
     if rng.random() < 0.8:
         given["rate_limiting.result"] = "refused"
     at_ns = rng.choice([0, 1, 1 << 62, (1 << 64) - 1, time.time_ns()])
-    way = rng.randrange(4)
-    if way == 0:
+    variant = rng.randrange(4)
+    if variant == 0:
         data, signal = logs(given, at_ns=at_ns), "logs"
     else:
-        data, signal = spans(given, at_ns=max(at_ns, 1000), kind=rng.randrange(7), events=way == 2), "traces"
-    is_json = way == 3
+        data, signal = spans(given, at_ns=max(at_ns, 1000), kind=rng.randrange(7), events=variant == 2), "traces"
+    is_json = variant == 3
     if is_json:
         data = json.dumps(as_json(data)).encode()
     if rng.random() < 0.7:

@@ -312,7 +312,7 @@ class _File:
 
     def __init__(self, content: bytes) -> None:
         self.content, self.fd = content, os.memfd_create("hostile")
-        self.said = [at for at, byte in enumerate(content) if byte]  # all else is mostly padding
+        self.output = [at for at, byte in enumerate(content) if byte]  # all else is mostly padding
         os.write(self.fd, content)
 
     def changed(self, rng: random.Random) -> int:
@@ -320,7 +320,7 @@ class _File:
         os.ftruncate(self.fd, len(self.content))
         os.pwrite(self.fd, self.content, 0)
         for _ in range(rng.choice((1, 1, 3, 20))):
-            at = rng.choice((rng.randrange(0x200), rng.choice(self.said), rng.choice(self.said)))
+            at = rng.choice((rng.randrange(0x200), rng.choice(self.output), rng.choice(self.output)))
             os.pwrite(
                 self.fd,
                 rng.choice(
@@ -349,7 +349,7 @@ def elf(rng: random.Random) -> None:
     with suppress(ElfError):
         openssl.facts([fd], program=rng.random() < 0.5)
     one = {**_ASKED, "symbol": rng.choice(("allow", "outer", "nothing")), "language": rng.choice(("c", "c++", "rust"))}
-    found = ownfunction.examine(
+    found = ownfunction.analyze(
         fd,
         [one if rng.random() < 0.5 else {**one, "symbol": "", "address": rng.randrange(0x3000)}],
         near=rng.random() < 0.1,
@@ -363,7 +363,7 @@ def elf(rng: random.Random) -> None:
 
 def go(rng: random.Random) -> None:
     gofacts.resolver(_file("go").changed(rng))
-    found = gofacts.examine(_file("go").changed(rng))
+    found = gofacts.analyze(_file("go").changed(rng))
     if found and found.probed and found.probed[0].state == "unavailable":
         raise ElfError(found.probed[0].reason)
 
@@ -389,18 +389,18 @@ PARSERS: dict[str, tuple[Callable[[random.Random], None], tuple[type[BaseExcepti
 
 def attack(name: str, inputs: int, seed: int = 1) -> Counter[str]:
     """How many were taken, and refused with a reason. Anything else that comes out is the parser's fault."""
-    rng, told = random.Random(seed), Counter[str]()
+    rng, reported = random.Random(seed), Counter[str]()
     parse, refusals = PARSERS[name]
     for number in range(inputs):
         try:
             parse(rng)
-            told["taken"] += 1
+            reported["taken"] += 1
         except refusals:
-            told["refused"] += 1
+            reported["refused"] += 1
         except Exception as error:
             error.add_note(f"{name}: input {number} of seed {seed}")
             raise
-    return told
+    return reported
 
 
 if __name__ == "__main__":

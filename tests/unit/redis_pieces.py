@@ -165,5 +165,5 @@ def attack(inputs: int, seed: int = 1) -> dict[str, int]:
 
 if __name__ == "__main__":
     wanted, began = int(sys.argv[1]) if len(sys.argv) > 1 else 10**6, time.monotonic()
-    told: dict[str, Any] = attack(wanted)
-    print(f"{wanted} inputs in {time.monotonic() - began:.0f} s: {told}")
+    reported: dict[str, Any] = attack(wanted)
+    print(f"{wanted} inputs in {time.monotonic() - began:.0f} s: {reported}")

@@ -33,7 +33,7 @@ from starlette.routing import Route
 
 from agent.limiters.catalogue import look_up
 from tests.patience import PATIENCE
-from tests.unit.adapters import ADAPTERS, Told, columns, hashed
+from tests.unit.adapters import ADAPTERS, Reported, columns, hashed
 from tests.unit.test_intake_connections import flood
 
 FIVE = limits.parse("5/minute")
@@ -49,8 +49,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def told(place: Path) -> Iterator[Told]:
-    it = Told(place)
+def reported(place: Path) -> Iterator[Reported]:
+    it = Reported(place)
     yield it
     it.close()
 
@@ -76,13 +76,13 @@ def unhurt(work: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("strategy", limits.strategies.STRATEGIES.values())
-def test_limits(adapter: Any, told: Told, strategy: Any) -> None:
+def test_limits(adapter: Any, reported: Reported, strategy: Any) -> None:
     limiter = adapter.watch(adapter.watch(strategy(limits.storage.MemoryStorage()), "api"))  # twice is once
     before_ns = time.time_ns()
     answers = [limiter.hit(FIVE, "customer", "17") for _ in range(11)]
-    rows = told.until(11)
+    rows = reported.until(11)
     assert answers == [True] * 5 + [False] * 6
-    assert told.results() == ["allowed" if a else "refused" for a in answers]
+    assert reported.results() == ["allowed" if a else "refused" for a in answers]
     assert rows["remaining"].tolist() == [4, 3, 2, 1, 0] + [0] * 6
     assert (before_ns <= rows["program_wall_ns"]).all()
     assert (rows["program_wall_ns"] <= time.time_ns()).all()
@@ -91,21 +91,23 @@ def test_limits(adapter: Any, told: Told, strategy: Any) -> None:
     ]
     assert columns(rows, "library", "library_version") == [(b"limits", metadata.version("limits").encode())]
     assert not limiter.hit(FIVE, "customer", "18", cost=7)
-    assert columns(told.until(12)[-1:], "cost", "key") == [(7, hashed("customer/18"))]
+    assert columns(reported.until(12)[-1:], "cost", "key") == [(7, hashed("customer/18"))]
 
 
-def test_limits_of_asyncio(adapter: Any, told: Told) -> None:
+def test_limits_of_asyncio(adapter: Any, reported: Reported) -> None:
     limiter = adapter.watch(limits.aio.strategies.MovingWindowRateLimiter(limits.aio.storage.MemoryStorage()))
 
     async def ask() -> list[bool]:
         return [await limiter.hit(FIVE, "x") for _ in range(7)]
 
     assert asyncio.run(ask()) == [True] * 5 + [False] * 2
-    assert told.until(7)["remaining"].tolist() == [4, 3, 2, 1, 0, 0, 0]
-    assert told.results() == ["allowed"] * 5 + ["refused"] * 2
+    assert reported.until(7)["remaining"].tolist() == [4, 3, 2, 1, 0, 0, 0]
+    assert reported.results() == ["allowed"] * 5 + ["refused"] * 2
 
 
-def test_a_storage_elsewhere_is_not_asked_twice_and_its_failure_is_the_callers(adapter: Any, told: Told) -> None:
+def test_a_storage_elsewhere_is_not_asked_twice_and_its_failure_is_the_callers(
+    adapter: Any, reported: Reported
+) -> None:
     class Far(limits.storage.MemoryStorage):
         asked, STORAGE_SCHEME = 0, ["far"]
 
@@ -121,19 +123,19 @@ def test_a_storage_elsewhere_is_not_asked_twice_and_its_failure_is_the_callers(a
     storage = Far()
     limiter = adapter.watch(limits.strategies.FixedWindowRateLimiter(storage))
     assert limiter.hit(FIVE, "x")
-    assert (storage.asked, isnan(told.until(1)["remaining"][0])) == (0, True)
+    assert (storage.asked, isnan(reported.until(1)["remaining"][0])) == (0, True)
     storage.asked = -1
     with pytest.raises(ConnectionResetError, match="far away"):
         limiter.hit(FIVE, "x")
-    told.until(2)
-    assert told.results() == ["allowed", "error"]
+    reported.until(2)
+    assert reported.results() == ["allowed", "error"]
     storage.asked = 0
     adapter.watch(asking := limits.strategies.FixedWindowRateLimiter(storage), remaining=True)
     assert asking.hit(FIVE, "x")
-    assert (storage.asked, told.until(3)["remaining"].tolist()[2]) == (1, 3)
+    assert (storage.asked, reported.until(3)["remaining"].tolist()[2]) == (1, 3)
 
 
-def test_pyrate_limiter(adapter: Any, told: Told) -> None:
+def test_pyrate_limiter(adapter: Any, reported: Reported) -> None:
     rates = [pyrate_limiter.Rate(3, 100), pyrate_limiter.Rate(5, 60_000)]
     limiter = adapter.watch(adapter.watch(pyrate_limiter.Limiter(rates), "mail"))
     assert [limiter.try_acquire("bob") for _ in range(4)] == [True] * 4  # the fourth is held for some 100 ms
@@ -143,8 +145,8 @@ def test_pyrate_limiter(adapter: Any, told: Told) -> None:
     assert asyncio.run(limiter.try_acquire_async("eve", blocking=False)) is False
     with pytest.raises(asyncio.TimeoutError):
         asyncio.run(asyncio.wait_for(limiter.try_acquire_async("eve"), 0.05))
-    rows = told.until(9)
-    assert told.results() == ["allowed"] * 3 + ["delayed", "allowed"] + ["refused"] * 3 + ["cancelled"]
+    rows = reported.until(9)
+    assert reported.results() == ["allowed"] * 3 + ["delayed", "allowed"] + ["refused"] * 3 + ["cancelled"]
     assert rows["remaining"].tolist()[:3] == [2, 1, 0]
     assert rows["remaining"].tolist()[4:] == [0] * 5
     assert rows["key"].tolist() == [hashed(key) for key in ["bob"] * 4 + ["ann"] + ["eve"] * 4]
@@ -155,7 +157,7 @@ def test_pyrate_limiter(adapter: Any, told: Told) -> None:
     assert columns(rows, "limiter_id", "library") == [(b"mail", b"pyrate-limiter")]
 
 
-def test_aiolimiter(adapter: Any, told: Told) -> None:
+def test_aiolimiter(adapter: Any, reported: Reported) -> None:
     async def ask() -> None:
         limiter = adapter.watch(adapter.watch(aiolimiter.AsyncLimiter(4, 1), "fetch"))
         other = aiolimiter.AsyncLimiter(1, 60)
@@ -170,15 +172,15 @@ def test_aiolimiter(adapter: Any, told: Told) -> None:
         assert not limiter.has_capacity(4)
 
     asyncio.run(ask())
-    rows = told.until(6)
-    assert told.results() == ["allowed"] * 3 + ["delayed", "cancelled", "error"]
+    rows = reported.until(6)
+    assert reported.results() == ["allowed"] * 3 + ["delayed", "cancelled", "error"]
     assert rows["cost"].tolist() == [1, 2, 1, 2, 4, 5]
     assert 400_000_000 <= rows["wait_ns"][3] <= rows["duration_ns"][3]
     assert [round(left) for left in rows["remaining"][:3]] == [3, 1, 0]
     assert columns(rows, "limiter_id", "library", "limit_per_s", "burst") == [(b"fetch", b"aiolimiter", 4, 4)]
-    look = look_up("aiolimiter", "1.3.0")
-    assert look is not None
-    assert (look.back, look.forward) == ("none", "none")
+    check = look_up("aiolimiter", "1.3.0")
+    assert check is not None
+    assert (check.back, check.forward) == ("none", "none")
 
 
 async def asked(app: Starlette, path: str, client: str) -> int:
@@ -211,7 +213,7 @@ async def asked(app: Starlette, path: str, client: str) -> int:
     return int(sent[0]["status"])
 
 
-def test_slowapi(adapter: Any, told: Told) -> None:
+def test_slowapi(adapter: Any, reported: Reported) -> None:
     limiter = SlowApi(key_func=lambda request: request.client.host)
     adapter.watch(limiter)
 
@@ -223,18 +225,18 @@ def test_slowapi(adapter: Any, told: Told) -> None:
     app = Starlette(routes=[Route("/pay", pay), Route("/pay/{n}", pay)], exception_handlers=refuse)
     app.state.limiter = limiter
     assert [asyncio.run(asked(app, "/pay", "192.0.2.7")) for _ in range(5)] == [200] * 3 + [429] * 2
-    rows = told.until(5)
-    assert told.results() == ["allowed"] * 3 + ["refused"] * 2
+    rows = reported.until(5)
+    assert reported.results() == ["allowed"] * 3 + ["refused"] * 2
     assert rows["remaining"].tolist() == [2, 1, 0, 0, 0]
     assert columns(rows, "limiter_id", "key", "burst") == [(b"/pay 3 per 1 minute", hashed("192.0.2.7"), 3)]
     for n in range(101):  # by default, slowapi has a limit for each path
         asyncio.run(asked(app, f"/pay/{n}", "192.0.2.7"))
-    names = {name for (name,) in columns(told.until(106), "limiter_id")}
+    names = {name for (name,) in columns(reported.until(106), "limiter_id")}
     assert len(names) == 64 + 1
     assert b"other routes 3 per 1 minute" in names
 
 
-def test_nobody_is_held_up_and_what_is_not_told_is_counted(adapter: Any, place: Path) -> None:
+def test_nobody_is_held_up_and_what_is_not_reported_is_counted(adapter: Any, place: Path) -> None:
     limiter = adapter.watch(limits.strategies.FixedWindowRateLimiter(limits.storage.MemoryStorage()))
 
     def ask(count: int) -> None:
@@ -242,23 +244,23 @@ def test_nobody_is_held_up_and_what_is_not_told_is_counted(adapter: Any, place: 
 
     ask(11)  # no agent
     assert adapter.teller.dropped == 11
-    told = Told(place)
+    reported = Reported(place)
     time.sleep(2 * adapter._PAUSE_S)
     ask(3001)  # an agent that is stopped, or behind
     assert adapter.teller.dropped > 0
-    told.read()
+    reported.read()
     ask(1)
-    told.read()
-    assert (len(told.rows) + told.dropped(), adapter.teller.dropped) == (11 + 3001 + 1, 0)
-    told.close()
+    reported.read()
+    assert (len(reported.rows) + reported.dropped(), adapter.teller.dropped) == (11 + 3001 + 1, 0)
+    reported.close()
     ask(5)
     assert adapter.teller.dropped == 5
-    again = Told(place)
+    again = Reported(place)
     time.sleep(2 * adapter._PAUSE_S)
     ask(2)
     assert (len(again.until(2)), again.dropped()) == (2, 5)
     again.close()  # another takes its place before it is missed: nothing is lost
-    third = Told(place)
+    third = Reported(place)
     ask(1)
     assert (len(third.until(1)), third.dropped(), adapter.teller.dropped) == (1, 0, 0)
     third.close()
@@ -273,58 +275,58 @@ def test_a_full_backlog_does_not_hold_it_up_either(adapter: Any, place: Path) ->
         listener.listen(1)
         for sock in waiting:
             sock.connect(str(place / "intake.seq.sock"))
-        unhurt(lambda: [adapter.teller.tell("x", "allowed") for _ in range(101)])
+        unhurt(lambda: [adapter.teller.render("x", "allowed") for _ in range(101)])
     assert adapter.teller.dropped == 101
 
 
-def test_threads_and_children_tell_each_decision_once(adapter: Any, told: Told) -> None:
+def test_threads_and_children_report_each_decision_once(adapter: Any, reported: Reported) -> None:
     limiter = adapter.watch(limits.strategies.FixedWindowRateLimiter(limits.storage.MemoryStorage()))
     limiter.hit(FIVE, "x")
     threads = [threading.Thread(target=lambda: [limiter.hit(FIVE, "x") for _ in range(7)]) for _ in range(11)]
     for thread in threads:
         thread.start()
-    assert len(columns(told.until(1 + 11 * 7), "tid")) == 1 + 11
+    assert len(columns(reported.until(1 + 11 * 7), "tid")) == 1 + 11
     for thread in threads:
         thread.join()
     with adapter.teller._lock:  # as if another thread was just telling
         child = os.fork()
         if child == 0:
-            adapter.teller.tell("child", "allowed", dropped=0)
+            adapter.teller.render("child", "allowed", dropped=0)
             os._exit(0)
     end = time.monotonic() + 60 * PATIENCE
     while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
         time.sleep(0.01)
     assert done == (child, 0)
     limiter.hit(FIVE, "x")
-    rows = told.until(1 + 11 * 7 + 2)
+    rows = reported.until(1 + 11 * 7 + 2)
     last = columns(rows[-2:], "pid", "limiter_id")  # of two connections: in any order
     assert sorted(last) == sorted([(child, b"child"), (os.getpid(), b"5 per 1 minute")])
-    assert told.dropped() == 0
+    assert reported.dropped() == 0
 
 
-def test_what_cannot_be_told_is_no_exception(adapter: Any, told: Told) -> None:
+def test_what_cannot_be_reported_is_no_exception(adapter: Any, reported: Reported) -> None:
     limiter = adapter.watch(limits.strategies.FixedWindowRateLimiter(limits.storage.MemoryStorage()))
     for key in ("\udcff", "x" * 100_000, "\0", "\U0001f600" * 9000):
         assert limiter.hit(FIVE, key)
-    told.until(4)
-    adapter.teller.tell("x", "allowed", cost=float("nan"))
-    adapter.teller.tell("x", "allowed", key=object())
+    reported.until(4)
+    adapter.teller.render("x", "allowed", cost=float("nan"))
+    adapter.teller.render("x", "allowed", key=object())
     assert adapter.teller.dropped == 2
     with pytest.raises(TypeError):
         limiter.hit()
     with pytest.warns(UserWarning, match="knows no"):
         assert adapter.watch("a text") == "a text"
-    told.until(5)
-    assert told.source.losses() == {"malformed": 0, "dropped": 2}
+    reported.until(5)
+    assert reported.source.losses() == {"malformed": 0, "dropped": 2}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the flood is another user's")
-def test_anothers_flood_keeps_none_of_it_out(adapter: Any, told: Told, place: Path) -> None:
+def test_anothers_flood_keeps_none_of_it_out(adapter: Any, reported: Reported, place: Path) -> None:
     limiter = adapter.watch(limits.strategies.FixedWindowRateLimiter(limits.storage.MemoryStorage()), "mine")
     with flood(place / "intake.seq.sock", 3) as sent:
         for _ in range(13):
             assert limiter.hit(FIVE, "x") or True
-        rows = told.until(sent + 13)
+        rows = reported.until(sent + 13)
     assert sent > 13
     assert int((rows["limiter_id"] == b"mine 5 per 1 minute").sum()) == 13
 

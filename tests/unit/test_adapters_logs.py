@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.patience import PATIENCE
-from tests.unit.adapters import ADAPTERS, Told, columns, hashed
+from tests.unit.adapters import ADAPTERS, Reported, columns, hashed
 
 NGINX = """
 daemon off;
@@ -92,24 +92,24 @@ def served(command: list[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def nginx(place: Path, port: int) -> AbstractContextManager[subprocess.Popen[bytes]]:
-    told = (ADAPTERS / "nginx.conf").read_text().replace("/run/tickscope/", f"{place}/")
-    (place / "tickscope.conf").write_text(told)
+    reported = (ADAPTERS / "nginx.conf").read_text().replace("/run/tickscope/", f"{place}/")
+    (place / "tickscope.conf").write_text(reported)
     (place / "nginx.conf").write_text(NGINX.format(place=place, port=port))
     (place / "pay").write_text("paid")
     return served(["nginx", "-p", str(place), "-c", str(place / "nginx.conf")], port)
 
 
 def nginx_lua(place: Path, port: int) -> AbstractContextManager[subprocess.Popen[bytes]]:
-    told = (ADAPTERS / "tickscope.lua").read_text().replace("/run/tickscope/", f"{place}/")
-    (place / "tickscope.lua").write_text(told)
+    reported = (ADAPTERS / "tickscope.lua").read_text().replace("/run/tickscope/", f"{place}/")
+    (place / "tickscope.lua").write_text(reported)
     (place / "pay").write_text("paid")
     (place / "nginx.conf").write_text(NGINX_LUA.format(place=place, port=port, modules=MODULES))
     return served(["nginx", "-p", str(place), "-c", str(place / "nginx.conf")], port)
 
 
 def haproxy(place: Path, port: int) -> AbstractContextManager[subprocess.Popen[bytes]]:
-    told = (ADAPTERS / "haproxy.cfg").read_text().replace("/run/tickscope/", f"{place}/")
-    (place / "haproxy.cfg").write_text(told.replace("127.0.0.1:8080", f"127.0.0.1:{port}"))
+    reported = (ADAPTERS / "haproxy.cfg").read_text().replace("/run/tickscope/", f"{place}/")
+    (place / "haproxy.cfg").write_text(reported.replace("127.0.0.1:8080", f"127.0.0.1:{port}"))
     return served(["haproxy", "-f", str(place / "haproxy.cfg"), "-db"], port)
 
 
@@ -132,7 +132,7 @@ def asked(port: int, path: str) -> int:
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_each_answer_is_told_and_no_request_waits_for_it(place: Path, name: str) -> None:
+def test_each_answer_is_reported_and_no_request_waits_for_it(place: Path, name: str) -> None:
     program = name.partition(" ")[0]
     if shutil.which(program) is None and not Path(f"/usr/sbin/{program}").exists():
         pytest.skip(f"no {program}")
@@ -141,14 +141,16 @@ def test_each_answer_is_told_and_no_request_waits_for_it(place: Path, name: str)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    told = Told(place)
+    reported = Reported(place)
     with SERVERS[name](place, port) as server:
         if name == "nginx":
             assert asked(port, "/") == 200  # no limit, nothing to tell
         statuses = [asked(port, "/api/pay") for _ in range(11)]
         assert statuses == [200] * 5 + [429] * 6
-        rows = told.until(11)
-        assert sorted(told.results()) == ["allowed"] * 5 + ["refused"] * 6  # HAProxy's threads may log in another order
+        rows = reported.until(11)
+        assert (
+            sorted(reported.results()) == ["allowed"] * 5 + ["refused"] * 6
+        )  # HAProxy's threads may log in another order
         if name == "nginx":
             assert columns(rows, "limiter_id", "key", "library") == [
                 (b"nginx shop", hashed("127.0.0.1"), b"nginx limit_req")
@@ -166,7 +168,7 @@ def test_each_answer_is_told_and_no_request_waits_for_it(place: Path, name: str)
                 (b"haproxy api", hashed("127.0.0.1"), b"haproxy", server.pid)
             ]
             assert columns(rows, "burst", "window_ns") == [(5, 60 * 10**9)]
-        told.close()
+        reported.close()
         assert [asked(port, "/api/pay") for _ in range(3)] == [429] * 3  # no agent
         (place / "intake.sock").unlink(missing_ok=True)
         with socket.socket(
@@ -177,7 +179,7 @@ def test_each_answer_is_told_and_no_request_waits_for_it(place: Path, name: str)
             length = int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())
             assert {asked(port, "/api/pay") for _ in range(min(length, 1000) + 13)} == {429}
         (place / "intake.sock").unlink()
-        again = Told(place)
+        again = Reported(place)
         end = time.monotonic() + 60 * PATIENCE
         while not len(again.rows) and time.monotonic() < end:  # nginx finds out by one that it loses
             assert asked(port, "/api/pay") == 429

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.servers.test_limiter_models import TRIALS, same, times
-from tests.unit.adapters import ADAPTERS, Program, Told, apart_from_a_flood, columns, hashed, held_up_by_nobody
+from tests.unit.adapters import ADAPTERS, Program, Reported, apart_from_a_flood, columns, hashed, held_up_by_nobody
 
 SOURCES = Path(__file__).parent / "nodeadapter"
 NODE = shutil.which("node")
@@ -57,15 +57,15 @@ def run(tmp_path: Path) -> Iterator[Callable[[Path], Program]]:
         one.close()
 
 
-def test_each_answer_of_real_limiters_is_told_as_it_was(
+def test_each_answer_of_real_limiters_is_reported_as_it_was(
     run: Callable[[Path], Program], libraries: Path, tmp_path: Path
 ) -> None:
-    told = Told(tmp_path)
+    reported = Reported(tmp_path)
     program = run(libraries)
     for count, name in enumerate(("api", "old", "login"), 1):
         assert program.ask(name, 11) == (5, 0)
-        rows = told.until(11 * count)[-11:]
-        assert told.results()[-11:] == ["allowed"] * 5 + ["refused"] * 6
+        rows = reported.until(11 * count)[-11:]
+        assert reported.results()[-11:] == ["allowed"] * 5 + ["refused"] * 6
         left, burst, cost = ([8, 6, 4, 2, 0], 10, 2) if name == "login" else ([4, 3, 2, 1, 0], 5, 1)
         assert rows["remaining"].tolist() == left + [0] * 6
         assert columns(rows, "limiter_id", "pid", "burst", "window_ns", "cost") == [
@@ -74,12 +74,12 @@ def test_each_answer_of_real_limiters_is_told_as_it_was(
         assert (rows["duration_ns"] > 0).all()
         assert (np.abs(rows["program_wall_ns"] - time.time_ns()) < 600 * 10**9).all()
     key = hashed("customer 17")
-    assert columns(told.rows, "limiter_id", "library", "key") == [
+    assert columns(reported.rows, "limiter_id", "library", "key") == [
         (b"api", b"express-rate-limit", key),
         (b"old", b"express-rate-limit", b""),
         (b"login", b"rate-limiter-flexible", key),
     ]
-    told.close()
+    reported.close()
 
 
 def test_express_rate_limit_decides_as_its_model_does(libraries: Path) -> None:
@@ -98,13 +98,13 @@ def test_nobody_is_held_up(run: Callable[[Path], Program], tmp_path: Path) -> No
 
 
 def test_it_has_a_queue_of_its_own(run: Callable[[Path], Program], tmp_path: Path) -> None:
-    told = Told(tmp_path)
-    apart_from_a_flood(run(SOURCES), "own", told, tmp_path / "intake.stream.sock", "SOCK_STREAM")
-    told.close()
+    reported = Reported(tmp_path)
+    apart_from_a_flood(run(SOURCES), "own", reported, tmp_path / "intake.stream.sock", "SOCK_STREAM")
+    reported.close()
 
 
 def test_a_program_ends_though_its_socket_is_open(tmp_path: Path) -> None:
-    told = Told(tmp_path)
+    reported = Reported(tmp_path)
     code = (
         "const t = require(process.argv[1]); t.path = process.argv[2]; t.tell('once', 'allowed'); setTimeout(() =>"
         " t.tell('odd', 'refused', {cost: 1n}), 50); setTimeout(() => {}, 100)"
@@ -118,12 +118,12 @@ def test_a_program_ends_though_its_socket_is_open(tmp_path: Path) -> None:
         env={**os.environ, "NODE_OPTIONS": ""},
     )
     assert done.stderr == b""
-    assert told.until(1)["limiter_id"].tolist() == [b"once"], "a cost that is no JSON"
-    told.close()
+    assert reported.until(1)["limiter_id"].tolist() == [b"once"], "a cost that is no JSON"
+    reported.close()
 
 
-def test_who_is_skipped_behind_another_limiter_tells_nothing(tmp_path: Path) -> None:
-    told = Told(tmp_path)
+def test_who_is_skipped_behind_another_limiter_reports_nothing(tmp_path: Path) -> None:
+    reported = Reported(tmp_path)
     code = """const t = require(process.argv[1]); t.path = process.argv[2];
     const first = t.watch(async (request, _, next) => {
         request.rateLimit = { limit: 5, remaining: 4 }; next(); }, 'first');
@@ -133,5 +133,5 @@ def test_who_is_skipped_behind_another_limiter_tells_nothing(tmp_path: Path) -> 
     setTimeout(() => {}, 100);"""
     where = [str(ADAPTERS / "tickscope.js"), str(tmp_path / "intake.stream.sock")]
     subprocess.run([str(NODE), "-e", code, *where], timeout=60, check=True, env={**os.environ, "NODE_OPTIONS": ""})
-    assert told.until(2)["limiter_id"].tolist() == [b"first", b"last"]
-    told.close()
+    assert reported.until(2)["limiter_id"].tolist() == [b"first", b"last"]
+    reported.close()

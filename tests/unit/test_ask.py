@@ -49,7 +49,7 @@ VERBS = (
 def batches() -> list[Batch]:
     """A boot's first minutes, with something for every verb."""
     t = np.arange(60, 130, 10) * S
-    said = {
+    output = {
         "finding_id": [b"abc", b"def", b"abc"],
         "symptom": [b"refusals"] * 3,
         "cause": [b"clock_step"] * 3,
@@ -121,7 +121,7 @@ def batches() -> list[Batch]:
             device=[b"", b"", b"", b"eth0"],
             saddr=V4[:4],
         ),
-        make("finding", 3, t_ns=[60 * S, 61 * S, 70 * S], state=[0, 0, 1], **said),
+        make("finding", 3, t_ns=[60 * S, 61 * S, 70 * S], state=[0, 0, 1], **output),
         make("loss", 1, t_ns=90 * S, stage=1, source=b"tcp_events", count=3, from_ns=85 * S, to_ns=90 * S),
     ]
 
@@ -193,10 +193,10 @@ def test_times_that_count_back_do_so_from_a_recordings_end(both: tuple[Path, Pat
     assert len(back[0]) < len(back[1]) == 7
 
 
-def test_what_is_no_recording_is_told(tmp_path: Path, both: tuple[Path, Path]) -> None:
+def test_what_is_no_recording_is_reported(tmp_path: Path, both: tuple[Path, Path]) -> None:
     (tmp_path / "text").write_text("no rows")
-    for place, said in ((tmp_path / "text", "not a readable recording"), (tmp_path / "none", "no store")):
-        with pytest.raises(AgentError, match=said):
+    for place, output in ((tmp_path / "text", "not a readable recording"), (tmp_path / "none", "no store")):
+        with pytest.raises(AgentError, match=output):
             opened(place, ["loss"])
     with pytest.raises(AgentError) as none:
         opened(tmp_path / "none", ["loss"])
@@ -213,7 +213,7 @@ def test_what_is_no_recording_is_told(tmp_path: Path, both: tuple[Path, Path]) -
 
 
 @pytest.mark.parametrize("name", ["closed/store", "x" * 300])
-def test_a_place_that_cannot_be_looked_at_is_no_store(tmp_path: Path, name: str) -> None:
+def test_a_place_that_cannot_be_checked_is_no_store(tmp_path: Path, name: str) -> None:
     (tmp_path / "closed").mkdir(0o700)
     os.seteuid(65534)
     try:
@@ -237,8 +237,8 @@ def test_verbs_of_a_place_that_is_no_directory(
     assert CliRunner().invoke(cli, ["clock", "--from", str(both[1])]).exit_code == 0
     monkeypatch.setenv("TICKSCOPE_STORE", str(both[1]))
     for argv in (["tables"], ["symptoms"], ["causes"], ["replay", str(both[1])], ["clock", "history"]):
-        assert "is a file" not in (said := CliRunner().invoke(cli, argv)).output
-        assert said.exit_code in (0, 3), argv
+        assert "is a file" not in (output := CliRunner().invoke(cli, argv)).output
+        assert output.exit_code in (0, 3), argv
     assert CliRunner().invoke(cli, ["status"]).exit_code != USAGE
 
 

@@ -20,7 +20,7 @@ from agent.batch import Batch, make
 from agent.correlate.brokers import BrokerWatch
 from agent.correlate.thresholds import CorrelatorConfig
 from agent.queues.poller import QueuePoller
-from agent.queues.process import Brokers
+from agent.queues.poller_process import Brokers
 from agent.queues.worker import BUDGET_BYTES
 from agent.tables import TABLES
 from tests.patience import PATIENCE
@@ -56,7 +56,7 @@ class Kept:
             assert time.monotonic() < end, self.rows
             self.turn()
 
-    def told(self, failure: str) -> list[np.void]:
+    def reported(self, failure: str) -> list[np.void]:
         return [
             row for row in self.rows.get("queue_lag", ()) if row["failure"] >= 0 and FAILURES[row["failure"]] == failure
         ]
@@ -64,7 +64,7 @@ class Kept:
     def again(self) -> None:
         """Rows of the server come from now on."""
         self.rows.clear()
-        self.until(lambda: self.told("refused"))
+        self.until(lambda: self.reported("refused"))
 
     @property
     def pid(self) -> int:
@@ -86,8 +86,8 @@ def kept() -> Iterator[Kept]:
 
 
 def test_rows_come_from_a_process_without_privilege_and_without_numpy(kept: Kept) -> None:
-    kept.until(lambda: kept.told("refused"))
-    row = kept.told("refused")[0]
+    kept.until(lambda: kept.reported("refused"))
+    row = kept.reported("refused")[0]
     assert (row["system"], row["status"]) == (b"redis", b"down")
     assert row["reason"] == f"redis {kept.url.partition('@')[2]}: Connection refused".encode()
     assert 0 <= time.clock_gettime_ns(time.CLOCK_BOOTTIME) - row["t_ns"] < 20e9 * PATIENCE
@@ -103,14 +103,14 @@ def test_rows_come_from_a_process_without_privilege_and_without_numpy(kept: Kept
     assert kept.brokers.failures() == {}
 
 
-def test_one_that_is_killed_is_told_and_started_again(kept: Kept, capfd: pytest.CaptureFixture[str]) -> None:
-    kept.until(lambda: kept.told("refused"))
+def test_one_that_is_killed_is_reported_and_started_again(kept: Kept, capfd: pytest.CaptureFixture[str]) -> None:
+    kept.until(lambda: kept.reported("refused"))
     pid = kept.pid
     os.kill(pid, signal.SIGKILL)
     kept.until(kept.brokers.failures)
     assert "ended (SIGKILL), and is started again" in kept.brokers.failures()["brokers"]
-    kept.until(lambda: kept.told("unasked"))
-    row = kept.told("unasked")[0]
+    kept.until(lambda: kept.reported("unasked"))
+    row = kept.reported("unasked")[0]
     assert (row["system"], row["status"]) == (b"redis", b"down")
     assert b"SIGKILL" in row["reason"]
     kept.again()
@@ -122,20 +122,22 @@ def test_one_that_is_killed_is_told_and_started_again(kept: Kept, capfd: pytest.
     assert "SIGKILL" in capfd.readouterr().err
 
 
-def test_one_that_stands_still_is_told_and_its_pause_is_no_servers() -> None:
+def test_one_that_stands_still_is_reported_and_its_pause_is_no_servers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         kept = Kept()
         kept.brokers.process.silent_s = 1.0
         kept.brokers.use({"redis": (f"redis://127.0.0.1:{silent.getsockname()[1]}",)}, 0.1)
         try:
-            kept.until(lambda: kept.told("no_answer"))
+            kept.until(lambda: kept.reported("no_answer"))
             os.kill(kept.pid, signal.SIGSTOP)  # it asks nearly all the time, for half a second each
-            kept.until(lambda: kept.told("unasked") and "no sign of life" in kept.brokers.failures().get("brokers", ""))
+            kept.until(
+                lambda: kept.reported("unasked") and "no sign of life" in kept.brokers.failures().get("brokers", "")
+            )
             kept.rows.clear()
             time.sleep(1)
             os.kill(kept.pid, signal.SIGCONT)
-            kept.until(lambda: len(kept.told("no_answer")) > 2 and kept.rows.get("loss"))
-            assert max(row["poll_ns"] for row in kept.told("no_answer")) < 1.5e9 * PATIENCE
+            kept.until(lambda: len(kept.reported("no_answer")) > 2 and kept.rows.get("loss"))
+            assert max(row["poll_ns"] for row in kept.reported("no_answer")) < 1.5e9 * PATIENCE
             assert kept.rows["loss"][0]["count"] == 1
             kept.until(lambda: not kept.brokers.failures())
             assert kept.brokers.process.restarts.count == 0
@@ -144,7 +146,7 @@ def test_one_that_stands_still_is_told_and_its_pause_is_no_servers() -> None:
 
 
 def test_there_is_none_where_no_broker_is_named_and_other_settings_are_another(kept: Kept) -> None:
-    kept.until(lambda: kept.told("refused"))
+    kept.until(lambda: kept.reported("refused"))
     pid = kept.pid
     kept.brokers.use({"redis": (kept.url,)}, 0.1)
     assert kept.pid == pid
@@ -164,7 +166,7 @@ def test_there_is_none_where_no_broker_is_named_and_other_settings_are_another(k
 @pytest.mark.parametrize("how", ["close", "renew"])
 def test_one_with_which_nothing_is_wrong_is_asked_to_end(kept: Kept, how: str, stopped: bool) -> None:
     """Another agent on this host would tell of one that is killed."""
-    kept.until(lambda: kept.told("refused"))
+    kept.until(lambda: kept.reported("refused"))
     child = kept.brokers.process.process
     assert child is not None
     if stopped:
@@ -173,10 +175,10 @@ def test_one_with_which_nothing_is_wrong_is_asked_to_end(kept: Kept, how: str, s
     assert child.wait(10 * PATIENCE) == 0
 
 
-def test_a_client_that_cannot_be_used_is_told_and_ends_no_other() -> None:
+def test_a_client_that_cannot_be_used_is_reported_and_ends_no_other() -> None:
     kept = Kept(nosuch=("a",))
     try:
-        kept.until(lambda: kept.told("refused") and kept.brokers.failures())
+        kept.until(lambda: kept.reported("refused") and kept.brokers.failures())
         assert "ModuleNotFoundError" in kept.brokers.failures()["nosuch"]
     finally:
         kept.brokers.close()
@@ -193,7 +195,7 @@ def test_what_nobody_takes_is_counted(kept: Kept) -> None:
 
 def test_it_ends_with_the_agent() -> None:
     code = (
-        "import time; from agent.queues.process import Brokers;"
+        "import time; from agent.queues.poller_process import Brokers;"
         " b = Brokers({'redis': ['redis://127.0.0.1:1']}, 1);"
         " print(b.processes()[0]['pid'], flush=True); time.sleep(60)"
     )

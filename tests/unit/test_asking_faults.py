@@ -22,7 +22,7 @@ import pytest
 from agent.common.clocks import boot_ns
 from agent.posix.supervisor import Restarts
 from agent.queues.packing import TABLE, pack
-from agent.queues.process import Brokers
+from agent.queues.poller_process import Brokers
 from agent.queues.received import NoMessage, checked
 from agent.queues.rounds import Rounds
 from agent.queues.worker import ALIVE, HEADER, MOST_FAILURES, PIECE_BYTES, ROWS, Worker
@@ -60,8 +60,8 @@ GOOD = HEADER.pack(ROWS, 3) + rows()
         HEADER.pack(ROWS, 0) + rows(failure=99),
         HEADER.pack(ROWS, 0) + rows() * (PIECE_BYTES // len(rows()) + 1),
         *(
-            HEADER.pack(ALIVE, 0) + said
-            for said in (b"", b"[]", b"{", b"\xff", b'{"a": 1}', b'{"a": "%s"}' % (b"x" * 201), b"[" * 100_000)
+            HEADER.pack(ALIVE, 0) + output
+            for output in (b"", b"[]", b"{", b"\xff", b'{"a": 1}', b'{"a": "%s"}' % (b"x" * 201), b"[" * 100_000)
         ),
         HEADER.pack(ALIVE, 0) + json.dumps({str(i): "" for i in range(MOST_FAILURES + 1)}).encode(),
     ],
@@ -91,7 +91,7 @@ def liar(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     monkeypatch.setattr("agent.posix.supervisor.subprocess.Popen", popen)
 
 
-def test_one_that_sends_what_is_no_message_is_ended_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_sends_what_is_no_message_is_ended_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     liar(monkeypatch, "s.send(b'x')")
     kept = Kept()
     pid = kept.pid
@@ -99,25 +99,25 @@ def test_one_that_sends_what_is_no_message_is_ended_and_told(monkeypatch: pytest
         kept.until(kept.brokers.failures)
         assert "ended (sent what is no message: 1 bytes), and is started again" in kept.brokers.failures()["brokers"]
         kept.until(lambda: not os.path.exists(f"/proc/{pid}"))
-        kept.until(lambda: kept.told("unasked"))
+        kept.until(lambda: kept.reported("unasked"))
     finally:
         kept.brokers.close()
 
 
-def test_one_that_cannot_be_started_is_told_and_then_given_up(
+def test_one_that_cannot_be_started_is_reported_and_then_given_up(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def refused(*_: object, **__: object) -> None:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    monkeypatch.setattr("agent.queues.process.Restarts", lambda: Restarts(in_a_row=1))
+    monkeypatch.setattr("agent.queues.poller_process.Restarts", lambda: Restarts(in_a_row=1))
     monkeypatch.setattr("agent.posix.supervisor.subprocess.Popen", refused)
     before = sorted(os.listdir("/proc/self/fd"))
     kept = Kept()
     try:
         kept.until(kept.brokers.failures)
         assert "cannot be started: Resource temporarily unavailable" in kept.brokers.failures()["brokers"]
-        kept.until(lambda: kept.told("unasked"))
+        kept.until(lambda: kept.reported("unasked"))
         kept.until(lambda: any(row["remedy"] for row in kept.rows["probe_status"]))
         assert b"the last of several in a row" in kept.rows["probe_status"][-1]["reason"]
         assert sorted(os.listdir("/proc/self/fd")) == before
@@ -174,7 +174,7 @@ def test_who_does_not_die_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> No
             child.wait()
 
 
-def test_they_are_asked_again_once_the_new_process_says_so(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_they_are_asked_again_once_the_new_process_reports_it(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     kept.again()
     os.kill(kept.pid, signal.SIGKILL)
     kept.until(kept.brokers.failures)
@@ -202,7 +202,7 @@ def test_it_gets_nothing_of_the_environment_that_it_does_not_need(monkeypatch: p
     monkeypatch.setenv("SSL_CERT_FILE", "/etc/mine.pem")
     kept = Kept()
     try:
-        kept.until(lambda: kept.told("refused"))
+        kept.until(lambda: kept.reported("refused"))
         names = {line.partition(b"=")[0] for line in Path(f"/proc/{kept.pid}/environ").read_bytes().split(b"\0")} - {
             b""
         }
@@ -230,18 +230,18 @@ class Asked:
 
 def settled(queues: list[Asked]) -> dict[str, str]:
     """The failures once each was asked several times."""
-    told: dict[str, str] = {}
+    reported: dict[str, str] = {}
 
     def note(failures: dict[str, str]) -> None:
-        told.clear()
-        told.update(failures)
+        reported.clear()
+        reported.update(failures)
 
     rounds = Rounds(queues, 0.01, lambda *_: None, note)
     end = time.monotonic() + 10 * PATIENCE
     while any(queue.polls < 5 for queue in queues if queue.why != "unstarted") and time.monotonic() < end:
         time.sleep(0.01)
     rounds.close()
-    return told
+    return reported
 
 
 def test_two_urls_of_one_server_have_a_failure_each() -> None:

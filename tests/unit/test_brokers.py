@@ -166,7 +166,7 @@ def test_whether_a_queue_moves_is_judged_for_every_broker() -> None:
     assert np.isnan(last["in_per_s"])  # type: ignore[call-overload]
 
 
-def test_what_a_broker_says_itself_stays_and_an_outage_begins_anew() -> None:
+def test_what_a_broker_reports_itself_stays_and_an_outage_begins_anew() -> None:
     still: list[catalogue.Row] = [{"destination": "a", "lag_messages": 5, "position": 3}]
     (last,) = judged(*[still] * 6, [{"destination": "a", "status": "down", "failure": "refused"}], still)[-1]
     assert last["status"] == "ok"
@@ -208,10 +208,10 @@ def test_its_mistakes_name_their_line(heap: Path, tmp_path: Path) -> None:
 
 
 def test_each_kind_has_a_flag() -> None:
-    said = CliRunner().invoke(command, ["--help"]).output
+    output = CliRunner().invoke(command, ["--help"]).output
     for one in catalogue.brokers().values():
-        assert one.flag in said
-        assert one.title in said
+        assert one.flag in output
+        assert one.title in output
 
 
 def test_doctor_asks_each_server_once(heap: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,15 +237,17 @@ def test_doctor_asks_each_server_once(heap: Path, tmp_path: Path, monkeypatch: p
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root asks as another user")
 def test_doctor_asks_as_the_agents_own_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_ask", lambda _: [doctor.Check("who", "ok", f"{os.getuid()} {os.getgroups()}")])
+    monkeypatch.setattr(
+        doctor, "_ask_brokers", lambda _: [doctor.Check("who", "ok", f"{os.getuid()} {os.getgroups()}")]
+    )
     monkeypatch.setenv("TICKSCOPE_REDIS_URL", "redis://127.0.0.1:1")
     (who,) = doctor.brokers()
     users = {user.pw_name: user.pw_uid for user in pwd.getpwall()}
     assert who.found == f"{users.get(privilege.USER, users['nobody'])} []"
 
 
-def test_doctor_tells_of_a_client_that_cannot_be_used() -> None:
-    (check,) = doctor._ask({"nosuch": ["a"]})
+def test_doctor_reports_of_a_client_that_cannot_be_used() -> None:
+    (check,) = doctor._ask_brokers({"nosuch": ["a"]})
     assert (check.id, check.state) == ("nosuch", "fail")
     assert "ModuleNotFoundError" in check.found
 

@@ -22,7 +22,7 @@ from agent.batch import Batch, make
 from agent.cli.main import cli
 from agent.columns import NULL_I64
 from agent.store import cells
-from agent.store.lived import Lived
+from agent.store.lifetimes import Lifetimes
 from agent.store.retention import Retention, retain
 from agent.store.seal import seal_all
 from agent.store.sources import opened
@@ -111,7 +111,7 @@ def test_cells_answer_like_rows_within_their_error(store: Path, by: tuple[str, .
             assert ours[p] is None or abs(ours[p] - theirs[p]) <= theirs[p] * cells.ERROR
 
 
-def test_where_cells_cannot_tell_rows_are_asked(store: Path) -> None:
+def test_where_cells_cannot_report_rows_are_asked(store: Path) -> None:
     for more in ({"where": "pid = 1"}, {"since": "@5"}):
         found, exact = both(store, "comm", **more)
         assert found == exact
@@ -134,22 +134,22 @@ def test_few_rows_are_asked_themselves(store: Path, monkeypatch: pytest.MonkeyPa
 def test_cells_go_with_their_rows(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(store)
     assert len(list(store.glob("*/tcp_connect.cells"))) == 3
-    retain(Retention(max_bytes=0, max_age_s=1e9), Lived())
+    retain(Retention(max_bytes=0, max_age_s=1e9), Lifetimes())
     assert not list(store.glob("*/tcp_connect.cells"))
 
 
-def test_an_answer_says_how_near_it_is(store: Path) -> None:
+def test_an_answer_reports_how_near_it_is(store: Path) -> None:
     def ask(*more: str) -> tuple[dict[str, Any], str]:
         done = CliRunner().invoke(
             cli, ["query", "tcp_connect", "--group-by", "comm", "--store", str(store), "-o", "json", *more]
         )
         return json.loads(done.stdout)["measure"], done.stderr
 
-    measure, said = ask()
-    assert (measure["error"], "--exact asks the rows" in said) == (cells.ERROR, True)
+    measure, output = ask()
+    assert (measure["error"], "--exact asks the rows" in output) == (cells.ERROR, True)
     assert "1.6%" in measure["percentiles"]
-    measure, said = ask("--exact")
-    assert (measure["error"], "--exact" in said) == (0.0, False)
+    measure, output = ask("--exact")
+    assert (measure["error"], "--exact" in output) == (0.0, False)
 
 
 def test_sealing_goes_on_where_cells_cannot_be_made(

@@ -90,12 +90,12 @@ def test_an_agent_that_does_not_answer_is_not_taken_for_none(tmp_path: Path) -> 
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.bind(str(tmp_path / "control.sock"))
         sock.listen()
-        with pytest.raises(AgentError, match="does not answer") as told:
+        with pytest.raises(AgentError, match="does not answer") as reported:
             ask(str(tmp_path), "status", timeout_s=0.05)
-    assert told.value.remedy == "tickscope status --wait 30"
+    assert reported.value.remedy == "tickscope status --wait 30"
 
 
-def test_an_output_that_cannot_be_written_is_said() -> None:
+def test_an_output_that_cannot_be_written_is_reported() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-m", "agent", "tables"], stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
@@ -138,7 +138,7 @@ def test_bash_completes_verbs_options_and_tables() -> None:
     assert tickscope(TICKSCOPE_STORE="/nonexistent", **env).stdout == "plain,last\n"
 
 
-def test_no_such_verb_is_said_with_one_word() -> None:
+def test_no_such_verb_is_reported_with_one_word() -> None:
     for argv in (["zzz"], ["clock", "zzz"]):
         done = tickscope(*argv)
         assert done.returncode == 2
@@ -166,7 +166,7 @@ def test_the_script_itself_can_be_interrupted_before_it_imports_anything_of_weig
 
 
 @pytest.mark.parametrize("ignored", [False, True])
-def test_an_interrupted_verb_says_nothing_however_early(tmp_path: Path, ignored: bool) -> None:
+def test_an_interrupted_verb_reports_nothing_however_early(tmp_path: Path, ignored: bool) -> None:
     """ignored: as a shell starts what it puts into the background. From the first import of ours on."""
     began = tmp_path / "began"
     (tmp_path / "click.py").write_text(

@@ -181,7 +181,7 @@ def test_the_state_at_a_glance(store: Path) -> None:
     assert abs(row["real_mono_ns"]) > 0 and row["leap_indicator"] in (0, 1, 2, 3)
 
 
-def test_the_state_says_what_the_daemons_believe_and_who_disagrees(store: Path) -> None:
+def test_the_state_reports_what_the_daemons_believe_and_who_disagrees(store: Path) -> None:
     shown = clock(store).stdout
     assert "chrony          synchronised to 10.1.2.3, stratum 3; our clock is 12us fast, within 3ms; updated " in shown
     assert (
@@ -193,15 +193,15 @@ def test_the_state_says_what_the_daemons_believe_and_who_disagrees(store: Path) 
     assert "ntpd" not in shown  # it has not been heard of for long
     assert "unsynchronised" not in shown.partition("chrony")[2]
     assert shown.count("\nchrony ") == 1  # what it believed of its source before is over
-    told = json.loads(clock(store, "-o", "json").stdout)["daemons"]
-    assert [(d["daemon"], d["kind"], d["offset_ns"]) for d in told] == [
+    reported = json.loads(clock(store, "-o", "json").stdout)["daemons"]
+    assert [(d["daemon"], d["kind"], d["offset_ns"]) for d in reported] == [
         ("chrony", "system", -12_000),
         ("chrony", "check", 9 * MS),
         ("sntp", "source", 9 * MS),
     ]
 
 
-def test_daemons_not_heard_of_for_long_are_gone_though_nobody_is_heard_of_since(store: Path) -> None:
+def test_daemons_not_seen_for_long_are_gone_though_nobody_is_seen_since(store: Path) -> None:
     later = t0(store) + 1600 * S
     hot = HotStore(store, this_boot(), "host-a", seal_command=())
     hot.append([make("clock_offset", 1, t_ns=later, real_mono_ns=BASE + S, boot_mono_ns=0, err_ns=50, cut=0)], later)
@@ -209,7 +209,7 @@ def test_daemons_not_heard_of_for_long_are_gone_though_nobody_is_heard_of_since(
     assert "chrony " not in clock(store).stdout.partition("last jump")[0]
 
 
-def test_history_rows_say_who_stepped(store: Path) -> None:
+def test_history_rows_report_who_stepped(store: Path) -> None:
     rows = json.loads(clock(store, "history", "-o", "json").stdout)["rows"]
     assert [(r["step_ns"], r["comm"], r["via"]) for r in rows] == [
         (None, None, None),
@@ -218,7 +218,7 @@ def test_history_rows_say_who_stepped(store: Path) -> None:
     ]
 
 
-def test_history_since_then_still_says_what_began_before(store: Path) -> None:
+def test_history_since_then_still_reports_what_began_before(store: Path) -> None:
     argv = [
         sys.executable,
         "-m",
@@ -331,7 +331,7 @@ def test_a_plot_can_be_asked_for_in_a_pipe(store: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_done_says_why(store: Path, argv: list[str], status: int, words: str) -> None:
+def test_what_cannot_be_done_reports_why(store: Path, argv: list[str], status: int, words: str) -> None:
     done = clock(store, *argv)
     assert done.returncode == status, done.stderr
     assert words in done.stderr
@@ -343,7 +343,7 @@ def convert(store: Path, wall_ns: int) -> dict[str, object]:
     return dict(row)
 
 
-def test_nanoseconds_count_and_what_json_says_can_be_asked_again(store: Path) -> None:
+def test_nanoseconds_count_and_what_json_reports_can_be_asked_again(store: Path) -> None:
     wall_ns = BASE + t0(store) + 123_456_789
     moment = f"{datetime.fromtimestamp(wall_ns // S, UTC):%Y-%m-%dT%H:%M:%S}.{wall_ns % S:09d}Z"
     for text in (moment, f"@{wall_ns // S}.{wall_ns % S:09d}"):

@@ -146,7 +146,7 @@ def test_a_step_that_nobody_saw_is_in_the_error_between_the_samples() -> None:
     assert (there.ns - WALL).tolist() == [500, 999, 1000, 1999, 2700, 3200]
 
 
-def test_outside_of_what_was_watched_bounds_grow_and_that_is_said() -> None:
+def test_outside_of_what_was_watched_bounds_grow_and_that_is_reported() -> None:
     """By 500 ppm, to which the kernel trusts an oscillator, and by what steps were seen to do: here 600 us in a minute,
     10 ppm more.
     """
@@ -173,7 +173,7 @@ def test_a_step_back_whose_time_is_still_to_come_again() -> None:
     assert back.err_ns[0] > 10**9
 
 
-def test_rows_without_offsets_are_left_out_and_an_empty_history_says_so() -> None:
+def test_rows_without_offsets_are_left_out_and_an_empty_history_reports_it() -> None:
     history = History.from_rows(TABLES["clock_offset"].empty(3))
     assert len(history) == 0
     with pytest.raises(ValueError, match="empty"):

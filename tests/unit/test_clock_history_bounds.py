@@ -9,8 +9,8 @@ import tracemalloc
 
 import numpy as np
 
+from agent.clock.clock_source import _COMPACT_ROWS, MOST_SEGMENTS
 from agent.clock.history import AMBIGUOUS, EXACT, EXTRAPOLATED, History
-from agent.clock.source import _COMPACT_ROWS, MOST_SEGMENTS
 from agent.tables import TABLES
 
 S = 1_000_000_000

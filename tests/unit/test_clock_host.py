@@ -47,7 +47,7 @@ def test_clocks_that_go_as_clocks_do(clocks: Clocks) -> None:
 
 
 @pytest.mark.parametrize("missed", [3 * SECOND, 3600 * SECOND, -SECOND])
-def test_what_the_machine_missed_is_told_once(clocks: Clocks, missed: int) -> None:
+def test_what_the_machine_missed_is_reported_once(clocks: Clocks, missed: int) -> None:
     host = HostClock(HOST, clocks.read)
     clocks.now += SECOND
     clocks.ahead += missed

@@ -77,7 +77,7 @@ def test_a_step_is_one_row_whichever_views_there_are(views: tuple[int, ...]) -> 
 
 
 @given(st.lists(st.integers(-500_000, 500_000).filter(lambda s: abs(s) >= 1000), min_size=1, max_size=30), st.data())
-def test_steps_whose_wakes_were_missed_are_still_told_apart(sizes: list[int], data: st.DataObject) -> None:
+def test_steps_whose_wakes_were_missed_are_still_distinguished(sizes: list[int], data: st.DataObject) -> None:
     """Each is asked for; only some are seen to wake the watch, and some calls are interrupted by a wake before they
     step. Sizes come from what the next call finds.
     """
@@ -195,8 +195,10 @@ def test_two_equal_steps_in_one_breath_are_two() -> None:
 def test_what_the_kernel_does_not_do_for_the_privileged_failed_though_no_return_was_seen(
     fields: dict[str, int], kind: str
 ) -> None:
-    asks = [record(ASK, t, before=0, **fields) for t in ((10, 12) if fields.get("modes", 0) & 0x100 else (10,))]
-    rows = joined(asks, reading(LATER, 15))
+    requested_times = [
+        record(ASK, t, before=0, **fields) for t in ((10, 12) if fields.get("modes", 0) & 0x100 else (10,))
+    ]
+    rows = joined(requested_times, reading(LATER, 15))
     assert [(r.kind, r.ret, r.size_ns, r.freq_after_ppb) for r in rows] == [(kind, -22, 0, 0)]
 
 
@@ -257,18 +259,18 @@ def test_a_thread_that_loses_the_processor_inside_a_step_makes_one_row(moved: in
     watch.
     """
     fields = {"modes": 0x2100, "asked_s": 0, "asked_part": 5_000}
-    join, told = Join(reading(0), STILL), []
+    join, reported = Join(reading(0), STILL), []
     for t in (10, 11):
         join.feed(record(ASK, t, **fields))
-    told += join.settle(reading(2 * SETTLE_NS, moved), STILL)
+    reported += join.settle(reading(2 * SETTLE_NS, moved), STILL)
     join.feed(record(WOKE, 2 * SETTLE_NS + 1, **fields))
     for t in (3, 4, 5):
-        told += join.settle(reading(t * SETTLE_NS, 5_000), STILL)
-    assert [(r.kind, r.size_ns) for r in told] == [("step", 5_000)]
+        reported += join.settle(reading(t * SETTLE_NS, 5_000), STILL)
+    assert [(r.kind, r.size_ns) for r in reported] == [("step", 5_000)]
     assert not join.pending
 
 
-def test_a_step_that_the_kernel_refuses_after_its_check_is_told_in_a_second() -> None:
+def test_a_step_that_the_kernel_refuses_after_its_check_is_reported_in_a_second() -> None:
     join = Join(reading(0), STILL)
     join.feed(record(ASK, 10, before=0, modes=0x2100, asked_s=2, asked_part=0))
     assert join.settle(reading(LATER // 20), STILL) == []
@@ -314,7 +316,10 @@ def test_records_of_threads_that_overlap() -> None:
         [record(ASK, t, tid=tid, before=0, **fields) for t, tid in ((10, 1), (11, 2))]
         + [record(LIBC, t, start_ns=9, tid=tid, before=0, after=0, **fields) for t, tid in ((20, 2), (21, 1))]
     )
-    assert [(int(c.record["proc"]["tid"]), c.libc, c.asks) for c in group(mixed)] == [(1, True, 1), (2, True, 1)]
+    assert [(int(c.record["proc"]["tid"]), c.libc, c.requested_times) for c in group(mixed)] == [
+        (1, True, 1),
+        (2, True, 1),
+    ]
 
 
 def test_tick_and_frequency_make_one_rate() -> None:

@@ -82,7 +82,7 @@ def test_a_suspend_is_no_step_although_realtime_moves_against_monotonic() -> Non
     assert [(r.kind, r.size_ns, r.real_mono_before_ns) for r in rows] == [("step", 7_000, REAL + 60 * SECOND)]
 
 
-def test_a_step_during_a_suspend_is_told_apart_from_it() -> None:
+def test_a_step_during_a_suspend_is_distinguished_from_it() -> None:
     """As the clock chip's idea of the time is taken over at waking up."""
     rows = seen(Join(reading(0), STILL), reading(90 * SECOND, -3_000_000, slept=60 * SECOND))
     assert [(r.kind, r.size_ns) for r in rows] == [("suspend", 60 * SECOND), ("step", -3_000_000)]

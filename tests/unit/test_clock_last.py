@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from agent.clock.clock_source import missed, to_rows
 from agent.clock.last import NAME, LastReading
 from agent.clock.sample import Reading
-from agent.clock.source import missed, to_rows
 from agent.clock.timex import Timex
 from agent.tables import TABLES
 from tests.unit.correlate_scenarios import Host, S, latest, run
@@ -99,7 +99,7 @@ def test_what_is_no_step_is_no_row(now: Reading) -> None:
     assert missed(THEN, now, STATE) == []
 
 
-def test_the_finding_says_that_no_agent_was_running() -> None:
+def test_the_finding_reports_that_no_agent_was_running() -> None:
     host = Host()
     host.step(5, -2 * S, pid=-(2**63), comm=b"")
     host.made[0].rows["unwatched_ns"] = 42 * S

@@ -67,7 +67,7 @@ def test_vmclock_pages() -> None:
     assert vm_life(b"") is None
 
 
-def test_a_restored_machine_is_told_once(tmp_path: Path) -> None:
+def test_a_restored_machine_is_reported_once(tmp_path: Path) -> None:
     path = tmp_path / "vmclock"
     path.write_bytes(page(7))
     watcher = Watcher(0, os.open(path, os.O_RDONLY))

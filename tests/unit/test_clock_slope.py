@@ -43,8 +43,8 @@ def test_a_change_of_rate_is_found_once_within_ten_seconds(ppb: int, at: int) ->
     extra = np.maximum(T_NS - begin, 0) * ppb // SECOND
     found = bends(extra, first=at - 50, count=150)
     assert len(found) == 1
-    told, bend = found[0]
-    assert told - begin < 10 * SECOND
+    reported, bend = found[0]
+    assert reported - begin < 10 * SECOND
     assert abs(bend.t_ns - begin) < 2 * SECOND
     assert abs(bend.before_ppb) < 50
     assert abs(bend.after_ppb - ppb) < 100
@@ -84,7 +84,7 @@ def test_wide_readings_raise_the_threshold() -> None:
         assert slope.add(i * SECOND, int(rng.integers(-err, err)), err, 0) is None
 
 
-def test_a_change_among_wide_readings_is_told_once_it_is_known() -> None:
+def test_a_change_among_wide_readings_is_reported_once_it_is_known() -> None:
     rng = np.random.default_rng(7)
     slope, err = Slope(), 5_000
     found = [slope.add(i * SECOND, max(i - 50, 0) * 10_000 + int(rng.integers(-err, err)), err, 0) for i in range(300)]

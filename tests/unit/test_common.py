@@ -72,7 +72,7 @@ def test_durations_are_read_in_one_way(text: str, ns: int | None) -> None:
         parse_ns(text)
 
 
-def test_a_bare_number_counts_where_its_unit_is_said() -> None:
+def test_a_bare_number_counts_where_its_unit_is_reported() -> None:
     assert parse_ns("90", bare="s") == parse_ns("90s")
 
 
@@ -104,7 +104,7 @@ def test_a_round_that_is_close_is_the_last() -> None:
     assert asked == [1, 2, 1, 3, 1]
 
 
-def test_real_clocks_lie_as_far_apart_as_they_say() -> None:
+def test_real_clocks_lie_as_far_apart_as_they_report() -> None:
     raw, real = apart(time.CLOCK_MONOTONIC, (time.CLOCK_MONOTONIC_RAW, time.CLOCK_REALTIME))
     assert abs(real.offset_ns - (time.time_ns() - time.monotonic_ns())) < 50_000_000
     assert 0 < raw.err_ns < 10_000_000

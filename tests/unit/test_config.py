@@ -114,7 +114,7 @@ def test_a_device_without_end_is_no_file() -> None:
         read_file(Path("/dev/zero"), required=True)
 
 
-def test_what_the_environment_says_is_checked_before_anything_starts() -> None:
+def test_what_the_environment_reports_is_checked_before_anything_starts() -> None:
     for env in (
         {"TICKSCOPE_REDIS_URL": "http://x"},
         {"OTEL_EXPORTER_OTLP_ENDPOINT": "ftp://x"},

@@ -54,7 +54,7 @@ def test_a_cgroup_is_looked_up_once_and_outlives_its_processes() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EAGAIN, errno.ENOENT])
-def test_a_look_up_that_fails_leaves_the_column_unknown(number: int) -> None:
+def test_a_profile_up_that_fails_leaves_the_column_unknown(number: int) -> None:
     """And no further one is made for a while: neither for cgroups that are gone, nor while the helper is busy."""
 
     def fail(_: int) -> str:

@@ -43,11 +43,11 @@ class Server:
             self.longest_s = max(self.longest_s, time.thread_time() - start)
             time.sleep(0.002)
 
-    def client(self, said: bytes = b"") -> socket.socket:
+    def client(self, output: bytes = b"") -> socket.socket:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.settimeout(20)
         sock.connect(f"{self.directory}/control.sock")
-        sock.sendall(said)
+        sock.sendall(output)
         return sock
 
     def until(self, reason: str, least: int = 1) -> int:
@@ -72,7 +72,7 @@ def server() -> Iterator[Server]:
         made.close()
 
 
-def test_clients_that_say_nothing_cost_nobody_else_an_answer_and_are_closed(server: Server) -> None:
+def test_clients_that_report_nothing_cost_nobody_else_an_answer_and_are_closed(server: Server) -> None:
     silent = [server.client(b"sta" if i % 2 else b"") for i in range(CLIENTS - 1)]
     for _ in range(5):
         assert ask(server.directory, "status") == {"ok": 1}
@@ -99,11 +99,11 @@ def test_requests_in_pieces_without_end_and_without_sense(server: Server) -> Non
     time.sleep(0.05)
     slow.sendall(b"tus\n")
     assert json.loads(slow.makefile().read()) == {"ok": 1}
-    for said in (b"status", b"status\r\n", b"status\nstatus\n"):
-        with server.client(said) as one:
+    for output in (b"status", b"status\r\n", b"status\nstatus\n"):
+        with server.client(output) as one:
             assert json.loads(one.makefile().read()) == {"ok": 1}
-    for said in (b"\n", b"\xff\n", b"x" * 300):
-        with server.client(said) as one:
+    for output in (b"\n", b"\xff\n", b"x" * 300):
+        with server.client(output) as one:
             assert "no request" in json.loads(one.makefile().read())["error"]
     with server.client(b"broken\n") as one:
         assert "ZeroDivisionError" in json.loads(one.makefile().read())["error"]
@@ -115,11 +115,11 @@ def test_requests_in_pieces_without_end_and_without_sense(server: Server) -> Non
     assert ask(server.directory, "status") == {"ok": 1}
 
 
-def test_only_so_many_clients_at_a_time_and_it_is_told(server: Server) -> None:
+def test_only_so_many_clients_at_a_time_and_it_is_reported(server: Server) -> None:
     clients = [server.client() for _ in range(CLIENTS + 7)]
     assert server.until("refused", 7) == 7
-    told = Bounds("control", server.control.counts, control.REASONS)
-    (row,) = list(told.drain(10**12))
+    reported = Bounds("control", server.control.counts, control.REASONS)
+    (row,) = list(reported.drain(10**12))
     assert "7 connections refused" in row.rows["reason"][0].decode()
     for one in clients:
         one.close()

@@ -55,14 +55,14 @@ def test_lines_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     note(f"gap: {EVIL}")
     echo(f"ntpd  {EVIL}")
     ours, theirs = os.pipe()
-    Log("text", {}, theirs).say(f"tickscope: {EVIL}")
-    said = [*capsys.readouterr(), os.read(ours, 1000).decode()]
-    assert all("\\x1b]0;b" in one and harmless(one) for one in said)
+    Log("text", {}, theirs).log_message(f"tickscope: {EVIL}")
+    output = [*capsys.readouterr(), os.read(ours, 1000).decode()]
+    assert all("\\x1b]0;b" in one and harmless(one) for one in output)
     for end in (ours, theirs):
         os.close(end)
 
 
-def test_what_verbs_say_beside_their_answer(tmp_path: Path) -> None:
+def test_what_verbs_report_beside_their_answer(tmp_path: Path) -> None:
     states, now = TABLES["probe_status"], boot_now()
     status = make(
         "probe_status",
@@ -76,5 +76,5 @@ def test_what_verbs_say_beside_their_answer(tmp_path: Path) -> None:
     loss = make("loss", 1, t_ns=now, stage=0, source=EVIL.encode()[:30], count=1, to_ns=now)
     store(tmp_path, make("tcp_reset", 1, t_ns=now), status, loss)
     for verb in ("limiters", "findings"):
-        said = tickscope(verb, "--store", str(tmp_path)).stderr.decode()
-        assert "\\x1b]0;b" in said and harmless(said), verb
+        output = tickscope(verb, "--store", str(tmp_path)).stderr.decode()
+        assert "\\x1b]0;b" in output and harmless(output), verb

@@ -17,22 +17,27 @@ from agent.common.fairness import Places
 from agent.kernel.limits import DIGEST_BYTES
 from agent.kernel.opening import digest
 from agent.kernel.steps import Steps, at_once, pump_until, run
-from agent.targets.analyst import Analyst
-from agent.targets.asked import HOST, Ask, Target
+from agent.targets.analyzer_pool import AnalyzerPool
+from agent.targets.asked import HOST, ProbeRequest, Target
 from agent.targets.files import Files
-from agent.targets.unseen import UnseenPrograms
+from agent.targets.unprobed import UnprobedPrograms
 
 
 class Offered:
     """Files with one library asked for, a real examiner, and what was found: (path, offsets)."""
 
     def __init__(self, name: str) -> None:
-        self.analyst = Analyst()
+        self.analyzers = AnalyzerPool()
         self.files = Files(
-            self.analyst, lambda fds: at_once(lambda: digest(fds)), Places(64), UnseenPrograms(), Counter(), multi=True
+            self.analyzers,
+            lambda fds: at_once(lambda: digest(fds)),
+            Places(64),
+            UnprobedPrograms(),
+            Counter(),
+            multi=True,
         )
         self.found: list[tuple[str, dict[str, Any]]] = []
-        self.ask = Ask("functions", self._take, "clock", {"names": ["clock_settime"]})
+        self.ask = ProbeRequest("functions", self._take, "clock", {"names": ["clock_settime"]})
         self.files.libraries.append((name.encode(), self.ask))
 
     def _take(self, target: Target, analysis: Analysis) -> Steps[None]:
@@ -40,11 +45,11 @@ class Offered:
         yield at_once(lambda: None)
 
     def offer(self, path: Path, at_once: bool = False) -> None:
-        """at_once: nobody waits for an examiner's answer."""
+        """at_once: nobody waits for an ELF analyzer's answer."""
         fd, done = os.open(path, os.O_RDONLY), list[object]()
         try:
             run(self.files.offer(HOST, str(path), fd, [], [self.ask]), lambda *end: done.append(end))
-            assert at_once or pump_until(lambda: bool(done), [self.analyst], 30)
+            assert at_once or pump_until(lambda: bool(done), [self.analyzers], 30)
         finally:
             os.close(fd)
 
@@ -59,10 +64,10 @@ def libc() -> Path:
 def offered(libc: Path) -> Iterator[Offered]:
     one = Offered(libc.name)
     yield one
-    one.analyst.close()
+    one.analyzers.close()
 
 
-def test_a_copy_needs_no_examiner(offered: Offered, libc: Path, tmp_path: Path) -> None:
+def test_a_copy_needs_no_elf_analyzer(offered: Offered, libc: Path, tmp_path: Path) -> None:
     offered.offer(libc)
     copy = Path(shutil.copy(libc, tmp_path))
     offered.offer(copy, at_once=True)
@@ -80,7 +85,7 @@ def test_what_differs_in_a_byte_is_examined(offered: Offered, libc: Path, tmp_pa
         file.write(bytes([byte[0] ^ 1]))
     offered.offer(other, at_once=True)
     assert [path for path, _ in offered.found] == [str(libc)]
-    assert pump_until(lambda: len(offered.found) == 2, [offered.analyst], 30)
+    assert pump_until(lambda: len(offered.found) == 2, [offered.analyzers], 30)
 
 
 def digest_of(*paths: Path) -> bytes:

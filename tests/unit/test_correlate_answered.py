@@ -63,7 +63,7 @@ def answers(
     pid: int,
     to: bytes,
     protocol: bytes,
-    said: bytes = b"",
+    output: bytes = b"",
     n: int = 20,
     uid: int | None = None,
 ) -> None:
@@ -77,7 +77,7 @@ def answers(
         netns=NETNS,
         peer=np.frombuffer(to, "V18"),
         protocol=protocol,
-        code=said,
+        code=output,
         count=n,
         interval_ns=S,
         **who,
@@ -92,19 +92,19 @@ def chain(client: bytes, proxy: bytes = b"", app: bytes = b"", protocol: bytes =
     talks(host, CLIENT, b"wrk", PROXY_AT, PROXY, b"nginx", 8080)
     talks(host, PROXY, b"nginx", APP_AT, APP, b"gunicorn", 8000)
     talks(host, APP, b"gunicorn", DATABASE_AT, DATABASE, b"postgres", 5432)
-    for pid, to, speaks, said in (
+    for pid, to, speaks, output in (
         (CLIENT, PROXY_AT, b"http", client),
         (PROXY, APP_AT, b"http", proxy),
         (APP, DATABASE_AT, protocol, app),
     ):
         answers(host, 0, 30, pid, to, speaks)
-        answers(host, 30, 35, pid, to, speaks, said)
+        answers(host, 30, 35, pid, to, speaks, output)
         answers(host, 35, UNTIL, pid, to, speaks)
     return host
 
 
 @pytest.mark.parametrize(
-    ("protocol", "said", "cause", "detail"),
+    ("protocol", "output", "cause", "detail"),
     [
         (b"postgresql", b"53300", "resource_limit", "clients"),
         (b"postgresql", b"53100", "resource_limit", "disk_full"),
@@ -116,12 +116,12 @@ def chain(client: bytes, proxy: bytes = b"", app: bytes = b"", protocol: bytes =
     ],
 )
 def test_errors_that_pass_through_others_are_those_of_the_last_one(
-    protocol: bytes, said: bytes, cause: str, detail: str
+    protocol: bytes, output: bytes, cause: str, detail: str
 ) -> None:
-    (finding,) = latest(run(chain(b"500", b"500", said, protocol), UNTIL))
+    (finding,) = latest(run(chain(b"500", b"500", output, protocol), UNTIL))
     assert (finding["symptom"], finding["cause"], finding["cause_detail"]) == ("service_errors", cause, detail)
     assert (finding["culprit_pid"], finding["culprit_object"]) == (DATABASE, "127.0.0.1:5432")
-    assert said.decode() in str(finding["sentence"])
+    assert output.decode() in str(finding["sentence"])
     assert finding["state"] == "closed"
 
 
@@ -141,7 +141,7 @@ def test_where_all_else_stops_the_usual_errors_are_no_news() -> None:
     assert latest(run(host, UNTIL)) == []
 
 
-def test_an_error_among_usual_ones_is_told_as_what_it_is() -> None:
+def test_an_error_among_usual_ones_is_reported_as_what_it_is() -> None:
     host = Host()
     talks(host, APP, b"gunicorn", DATABASE_AT, DATABASE, b"redis-server", 5432)
     answers(host, 0, UNTIL, APP, DATABASE_AT, b"redis", b"ERR", n=10)
@@ -153,7 +153,7 @@ def test_an_error_among_usual_ones_is_told_as_what_it_is() -> None:
     assert "ERR)" not in str(finding["sentence"])
 
 
-def test_one_of_many_clients_that_fails_is_told() -> None:
+def test_one_of_many_clients_that_fails_is_reported() -> None:
     """A twentieth of the answers, where no such error was known before."""
     host = chain(b"")
     answers(host, 30, 35, CLIENT, PROXY_AT, b"http", b"500", n=3)
@@ -212,7 +212,7 @@ def test_redirections_of_a_cluster_are_no_errors() -> None:
     assert latest(run(chain(b"", b"", b"MOVED", b"redis"), UNTIL)) == []
 
 
-def test_an_error_of_its_own_is_told_as_such() -> None:
+def test_an_error_of_its_own_is_reported_as_such() -> None:
     (finding,) = latest(run(chain(b"503"), UNTIL))
     assert (finding["symptom"], finding["cause"], finding["culprit_pid"]) == ("service_errors", "server_error", PROXY)
     assert "HTTP 503" in str(finding["sentence"])
@@ -283,7 +283,7 @@ def test_requests_that_a_proxy_gives_up_are_those_of_who_does_not_answer() -> No
     assert (finding["cause"], finding["culprit_pid"]) == ("broker_slow", APP)
 
 
-def test_a_server_that_cannot_resolve_what_it_asks_is_told_with_its_name_server() -> None:
+def test_a_server_that_cannot_resolve_what_it_asks_is_reported_with_its_name_server() -> None:
     host, at = chain(b"502", b"502"), times(30, 35)
     host.add(
         "dns_lookup",
@@ -311,9 +311,9 @@ SERVES, ASKS, ANOTHER = 26, 1001, 1002
     ("users", "confidence"),
     [((ASKS,), HEARSAY), ((ASKS, ANOTHER), CONFIDENT), ((0,), CONFIDENT), ((SERVES,), CONFIDENT)],
 )
-@pytest.mark.parametrize("said", [b"OOM", b"READONLY", b"LOADING"])
+@pytest.mark.parametrize("output", [b"OOM", b"READONLY", b"LOADING"])
 def test_nobody_alone_is_believed_what_a_server_of_somebody_else_answered(
-    said: bytes, users: tuple[int, ...], confidence: float
+    output: bytes, users: tuple[int, ...], confidence: float
 ) -> None:
     """A program can write an error into the memory that it has just read an answer into."""
     host = Host()
@@ -335,7 +335,7 @@ def test_nobody_alone_is_believed_what_a_server_of_somebody_else_answered(
     )
     answers(host, 0, UNTIL, APP, DATABASE_AT, b"redis", uid=ANOTHER)
     for pid, uid in enumerate(users, APP):
-        answers(host, 30, 35, pid, DATABASE_AT, b"redis", said, uid=uid)
+        answers(host, 30, 35, pid, DATABASE_AT, b"redis", output, uid=uid)
     (finding,) = latest(run(host, UNTIL))
     assert finding["confidence"] == HEARSAY if confidence == HEARSAY else finding["confidence"] >= confidence
     assert (f"reported only by programs of user {ASKS}" in str(finding["sentence"])) == (confidence == HEARSAY)

@@ -84,16 +84,16 @@ def test_a_lock_that_another_process_held() -> None:
     assert one["start_ns"] == T0 + 30 * S
 
 
-def test_one_slow_answer_of_unknown_cause_is_not_told() -> None:
+def test_one_slow_answer_of_unknown_cause_is_not_reported() -> None:
     assert found(stalled(calls=False)) == []
 
 
-def test_many_slow_answers_are_told_also_where_no_cause_is_known() -> None:
+def test_many_slow_answers_are_reported_also_where_no_cause_is_known() -> None:
     (one,) = found(stalled(seconds=3, requests=20, calls=False))
     assert one["cause"] == "unknown"
 
 
-def test_requests_that_wait_are_told_before_they_are_answered() -> None:
+def test_requests_that_wait_are_reported_before_they_are_answered() -> None:
     """Nothing is answered any more, and nothing else is known."""
     host = Host()
     answers(host, 0, 30)
@@ -106,7 +106,7 @@ def test_requests_that_wait_are_told_before_they_are_answered() -> None:
 
 
 @pytest.mark.parametrize("waiting", [2, 1])
-def test_a_service_that_answers_nobody_is_told_though_few_that_wait_were_looked_at(waiting: int) -> None:
+def test_a_service_that_answers_nobody_is_reported_though_few_that_wait_were_checked(waiting: int) -> None:
     """An event loop that is busy for three seconds, now and then for half a second. One request alone may be of another
     kind, and the others just not have come.
     """
@@ -305,7 +305,7 @@ def test_one_cause_is_one_finding() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_nothing_is_said_of_healthy_services(seed: int) -> None:
+def test_nothing_is_reported_of_healthy_services(seed: int) -> None:
     """Ten of them, of all kinds, for ten minutes."""
     rng, host = np.random.default_rng(seed), Host()
     for k in range(10):
@@ -375,7 +375,7 @@ def test_who_waits_for_something_to_happen_is_no_fault_when_nothing_happens(desi
     assert bool([one for one in latest(run(host, 60)) if one["symptom"] == "service_latency"]) is not design
 
 
-def test_a_stall_of_who_has_others_wait_by_design_is_told() -> None:
+def test_a_stall_of_who_has_others_wait_by_design_is_reported() -> None:
     host = Host()
     for second in range(40):
         answers(host, second, second + 1, rate=60, ms=20, n=second, held_ns=5 * S, max_ns=700 * MS)

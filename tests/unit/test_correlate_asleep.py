@@ -1,4 +1,4 @@
-"""A service that is slow since the thread that had read the request slept, as a closer look saw it."""
+"""A service that is slow since the thread that had read the request slept, as an on-demand profile saw it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from agent.correlate.rank import best_first
 from tests.unit.correlate_scenarios import MS, START, T0, UNTIL, Host, S, call, code, latest, run
 from tests.unit.test_correlate_answers import SHOP_PID, answers, served
 
-BEGUN, LOOK_NS, OTHER = T0 + 32 * S, 3 * S, SHOP_PID + 7
+BEGUN, PROFILE_NS, OTHER = T0 + 32 * S, 3 * S, SHOP_PID + 7
 
 INTERRUPT = {"waker_pid": NULL_I64, "waker_tid": NULL_I64, "waker_comm": b"interrupt"}
 
 
-def slow(look: Mapping[str, object] | None = None, **seen: object) -> Host:
+def slow(check: Mapping[str, object] | None = None, **seen: object) -> Host:
     """Nothing is answered from 30.0 on for 4 s; a look begins at 32.0. seen: of the row of its thread."""
     host = Host()
     answers(host, 0, 30)
@@ -45,8 +45,8 @@ def sleeps(host: Host, **seen: object) -> None:
         "pid": SHOP_PID,
         "proc_start_ns": START,
         "comm": b"shop",
-        "t_ns": BEGUN + LOOK_NS,
-        "interval_ns": LOOK_NS,
+        "t_ns": BEGUN + PROFILE_NS,
+        "interval_ns": PROFILE_NS,
         "count": 1,
     } | seen
     host.add(
@@ -119,7 +119,7 @@ def test_where_the_thread_slept(seen: dict[str, object], words: str) -> None:
         {"t_ns": T0 + 20 * S},
     ],
 )
-def test_what_says_nothing(seen: dict[str, object]) -> None:
+def test_what_reports_nothing(seen: dict[str, object]) -> None:
     assert only(slow(**seen))["cause"] == "unknown"
 
 
@@ -142,7 +142,7 @@ def test_one_that_has_answered_owes_nothing(call: bytes, cause: str) -> None:
             p50_ns=1400 * MS,
             p90_ns=1400 * MS,
         )
-    sleeps(host, sum_ns=LOOK_NS, waker_pid=NULL_I64, waker_tid=NULL_I64, waker_comm=b"", syscall=call)
+    sleeps(host, sum_ns=PROFILE_NS, waker_pid=NULL_I64, waker_tid=NULL_I64, waker_comm=b"", syscall=call)
     answers(host, 38, UNTIL, n=1)
     assert only(host)["cause"] == cause
 
@@ -151,20 +151,20 @@ def test_a_cause_goes_before_however_unsure_it_is() -> None:
     sure = Verdict("memory", 0.35, "1/2", "pages had to be read")
     asleep = Verdict("asleep", 0.45, "1/2", "it slept", (), "futex")
     assert sorted([asleep, Verdict("cpu", 0.0, "", ""), sure], key=best_first)[:2] == [sure, asleep]
-    assert told(asleep, sure).cause.cause == "memory"
+    assert reported(asleep, sure).cause.cause == "memory"
 
 
 def test_what_else_the_process_has_without_a_cause_is_no_second_finding() -> None:
-    found = told(Verdict("asleep", 0.45, "1/2", "it slept", (), "futex"))
+    found = reported(Verdict("asleep", 0.45, "1/2", "it slept", (), "futex"))
     late = Episode("decision_latency", (1, 2), 0, "shop", "1/2", 0, S, "high_ns", "ns", 0.0, 1.0, 0.5, 0)
-    assert found.takes(Verdict("unknown", 0.0, "", ""), late, 0)
+    assert found.accepts(Verdict("unknown", 0.0, "", ""), late, 0)
     late.scope = "3/4"
-    assert not found.takes(Verdict("unknown", 0.0, "", ""), late, 0)
+    assert not found.accepts(Verdict("unknown", 0.0, "", ""), late, 0)
 
 
-def told(*verdicts: Verdict) -> Finding:
+def reported(*verdicts: Verdict) -> Finding:
     found = Finding(0, S, 0)
-    found.judged(
+    found.add_verdicts(
         Episode("service_latency", (1, 2), 0, "shop", "1/2", 0, S, "med_ns", "ns", 0.0, 1.0, 0.5, 0), [*verdicts]
     )
     return found

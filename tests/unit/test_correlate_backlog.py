@@ -23,7 +23,7 @@ def burst(rate: float, seconds: float, seed: int = 3) -> Host:
     return host
 
 
-def told(host: Host) -> list[dict[str, Any]]:
+def reported(host: Host) -> list[dict[str, Any]]:
     return latest(run(host, UNTIL))
 
 
@@ -33,20 +33,20 @@ def test_what_piled_up_while_the_process_stood_still_is_part_of_that() -> None:
     host.rtt(35, UNTIL)
     event(host, "stopped", 30, pid=APP_PID, comm=b"python3", signal=19)
     event(host, "continued", 35, pid=APP_PID, comm=b"python3", signal=18)
-    (found,) = told(host)
+    (found,) = reported(host)
     assert found["cause"] == "process_stopped"
     assert "refusals" in {entry["what"] for entry in found["evidence"]}
 
 
 def test_after_a_pause_that_nothing_explains_it_is_no_load_either() -> None:
-    found = [f for f in told(burst(150, 3)) if f["symptom"] == "refusals"]
+    found = [f for f in reported(burst(150, 3)) if f["symptom"] == "refusals"]
     assert "load" not in {f["cause"] for f in found}
     assert any("had piled up before" in entry["words"] for f in found for entry in f["ruled_out"])
 
 
 @pytest.mark.parametrize(("rate", "seconds"), [(400, 3), (150, 12)])
 def test_more_than_what_was_missing_is_load(rate: float, seconds: float) -> None:
-    causes = {f["cause"] for f in told(burst(rate, seconds)) if f["symptom"] == "refusals"}
+    causes = {f["cause"] for f in reported(burst(rate, seconds)) if f["symptom"] == "refusals"}
     assert causes == {"load"}
 
 
@@ -55,7 +55,7 @@ def test_load_without_a_pause_before_it_stays_load() -> None:
     host.decisions(0, 30, limit_per_s=60.0)
     host.decisions(30, 34, rate=150, refused=0.6, limit_per_s=60.0)
     host.decisions(34, UNTIL, limit_per_s=60.0)
-    assert [f["cause"] for f in told(host)] == ["load"]
+    assert [f["cause"] for f in reported(host)] == ["load"]
 
 
 def test_what_was_missing_and_what_came_instead() -> None:
@@ -64,5 +64,5 @@ def test_what_was_missing_and_what_came_instead() -> None:
         series.begin(second)
         series.slot(("shop",), second)
         series.put(second, slot, n=np.array([n]))
-    assert series.owed("n", 0, second, 2, 10.0) == (28.0, 35.0)
-    assert series.owed("n", 0, second - 5, 2, 10.0) == (0.0, 0.0)
+    assert series.deficit("n", 0, second, 2, 10.0) == (28.0, 35.0)
+    assert series.deficit("n", 0, second - 5, 2, 10.0) == (0.0, 0.0)

@@ -32,12 +32,14 @@ def held(host: Host, second: int, calls: int, each_ms: float) -> None:
     )
 
 
-def host(calls: int, each_ms: float, told: bool = True, seconds: int = 6, usual: int = 5, **columns: object) -> Host:
+def host(
+    calls: int, each_ms: float, reported: bool = True, seconds: int = 6, usual: int = 5, **columns: object
+) -> Host:
     out = Host()
     for second in range(UNTIL):
         bad = 30 <= second < 30 + seconds
         held(out, second, calls if bad else usual, each_ms if bad else 4)
-        for n in range(min(calls, 20) if bad and told else 0):
+        for n in range(min(calls, 20) if bad and reported else 0):
             end = T0 + second * S + (n + 1) * S // min(calls, 20) - MS
             call(
                 out,
@@ -94,11 +96,11 @@ def test_short_lived_processes_leave_room_for_the_others() -> None:
 
 
 def test_more_of_the_same_is_no_symptom() -> None:
-    assert found(host(200, 4.5, told=False)) == []
+    assert found(host(200, 4.5, reported=False)) == []
 
 
-def test_without_a_cause_nothing_is_told() -> None:
-    assert found(host(4, 220, told=False)) == []
+def test_without_a_cause_nothing_is_reported() -> None:
+    assert found(host(4, 220, reported=False)) == []
 
 
 def test_one_cause_is_one_finding() -> None:

@@ -187,7 +187,7 @@ def test_each_request_takes_more_of_the_processor() -> None:
     assert (one["cause"], one["culprit_pid"]) == ("busy", SHOP_PID)
 
 
-def test_a_closer_look_says_where_it_ran() -> None:
+def test_a_profile_reports_where_it_ran() -> None:
     host = blocked_loop(seconds=5)
     host.add(
         "on_cpu",

@@ -31,7 +31,7 @@ SYMPTOM_FILE = '''"""Connections that are closed by dozens."""
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.watch import Watch
-from agent.correlate.words import tell, value, when
+from agent.correlate.words import render, value, when
 
 import numpy as np
 
@@ -63,19 +63,19 @@ def judge(watch, second):
 
 SYMPTOM = Symptom("closing_time", 900, "connections are closed by dozens", "all connections", "", "tcp_close",
                   {"tcp_close": ("retransmits",)},
-                  lambda e: tell("{n} were closed {when}", n=value(e.value, "connection"), when=when(e)),
+                  lambda e: render("{n} were closed {when}", n=value(e.value, "connection"), when=when(e)),
                   "ask who closed them", Closes, judge)
 '''
 CAUSE_FILE = '''"""Connections that had to send again before they ended."""
 
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Verdict
-from agent.correlate.words import tell, value
+from agent.correlate.words import render, value
 
 
 def rule(episode, view):
     again = int(view.during("tcp_close", episode, 10**9)["retransmits"].sum())
-    words = tell("they had sent {again} again", again=value(again, "segment"))
+    words = render("they had sent {again} again", again=value(again, "segment"))
     yield Verdict(CAUSE.name, 0.9 if again else 0.0, "", words)
 
 
@@ -162,23 +162,23 @@ def findings(correlator: Correlator, host: Any) -> list[dict[str, object]]:
 @pytest.mark.parametrize("scenario", ALL, ids=lambda s: s.__name__)
 def test_a_cause_that_raises_does_not_end_the_others(scenario: Any) -> None:
     broken = Cause("broken", 0, "it breaks", {}, "mend it", dict.fromkeys(symptoms(), breaks))
-    with_it, without = Correlator(asked=[broken, *causes().values()]), Correlator()
+    with_it, without = Correlator(causes_to_judge=[broken, *causes().values()]), Correlator()
     assert findings(with_it, scenario()) == findings(without, scenario())
     assert with_it.losses()["rules"] == with_it.guard.missed() > 0
     assert without.losses()["rules"] == 0, without.guard.failures
-    assert with_it.guard.fresh()[0] in [
+    assert with_it.guard.new_failures()[0] in [
         f"cause broken of {symptom}: ZeroDivisionError: of this rule" for symptom in symptoms()
     ]
-    assert not with_it.guard.fresh()
+    assert not with_it.guard.new_failures()
 
 
-def test_a_cause_that_goes_on_raising_is_left_out_and_told() -> None:
+def test_a_cause_that_goes_on_raising_is_left_out_and_reported() -> None:
     broken = Cause("broken", 0, "it breaks", {}, "mend it", {"queue_lag": breaks})
-    correlator = Correlator(asked=[broken, *causes().values()])
+    correlator = Correlator(causes_to_judge=[broken, *causes().values()])
     (found,) = findings(correlator, lagging(out=20))
     assert found["cause"] == "consumer_slow"
     assert correlator.guard.counts["cause broken of queue_lag"] == IN_A_ROW
-    assert correlator.guard.fresh()[-1].endswith("left out from now on")
+    assert correlator.guard.new_failures()[-1].endswith("left out from now on")
     (row,) = [row for row in correlator.guard.state() if row["rule"] == "cause broken of queue_lag"]
     assert (row["failures"], row["left_out"], row["run_ns"]) == (IN_A_ROW, True, None)
 
@@ -210,16 +210,16 @@ def test_what_a_rule_costs_is_known_to_who_passes_a_clock() -> None:
     assert rows["symptom decision_latency"]["runs"] == UNTIL - 1, "the second of the stall has no decision"
 
 
-def test_people_are_told_of_the_dearest_rules_only() -> None:
+def test_people_are_reported_of_the_dearest_rules_only() -> None:
     correlator = Correlator(clock=partial(next, count(step=10_000_000)))
     assert dearest(correlator.guard.state()) == "" == dearest([])
     findings(correlator, broker_slow())
     rules = correlator.guard.state()
-    told = dearest(rules)
-    assert told.startswith(
+    new = dearest(rules)
+    assert new.startswith(
         f"{sum(correlator.guard.runs.values()) * 0.01:.2f} s in {correlator.guard.runs.total()} calls; dearest: "
     )
-    assert told.count(" s in ") == 1 + 3
+    assert new.count(" s in ") == 1 + 3
     assert len(rules) <= 4 * len(symptoms()) + 2 * 16 + sum(len(cause.explains) + 1 for cause in causes().values()), (
         "bounded by what is declared"
     )

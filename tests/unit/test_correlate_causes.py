@@ -83,7 +83,7 @@ def test_cause_is_not_claimed_without_its_rows(scenario: Callable[[], Host], tab
     assert all(scenario.__name__ not in [f["cause"], *(c["cause"] for c in f["causes"])] for f in found)  # type: ignore[attr-defined]
 
 
-def test_a_rise_without_a_cause_is_unknown_and_says_what_was_looked_at() -> None:
+def test_a_rise_without_a_cause_is_unknown_and_reports_what_was_checked() -> None:
     found = latest(run(refusing(), UNTIL))
     assert [f["cause"] for f in found] == ["unknown"]
     assert {"clock_step", "config", "load"} <= {r["cause"] for r in found[0]["ruled_out"]}  # type: ignore[attr-defined]
@@ -91,13 +91,13 @@ def test_a_rise_without_a_cause_is_unknown_and_says_what_was_looked_at() -> None
 
 
 def test_a_sentence_is_well_spaced_where_the_network_is_not_known() -> None:
-    said = [
+    output = [
         str(found["sentence"])
         for scenario in (broker_slow(), broker_slow().without("tcp_rtt"))
         for found in latest(run(scenario, UNTIL))
     ]
-    assert any("did not answer for 1.4 s (network RTT unknown)" in one for one in said), said
-    assert not any(re.search(r" [;,.]|  |swhile", one) for one in said), said
+    assert any("did not answer for 1.4 s (network RTT unknown)" in one for one in output), output
+    assert not any(re.search(r" [;,.]|  |swhile", one) for one in output), output
 
 
 def test_evidence_of_another_process_does_not_count() -> None:
@@ -167,7 +167,9 @@ def test_a_poller_that_got_no_processor_blames_no_broker(waited_ms: int, cause: 
     ("failure", "cause", "symptom"),
     [("refused", "broker_down", "broker_down"), ("no_answer", "broker_slow", "broker_stall")],
 )
-def test_a_broker_that_is_down_is_told_from_one_that_does_not_answer(failure: str, cause: str, symptom: str) -> None:
+def test_a_broker_that_is_down_is_reported_from_one_that_does_not_answer(
+    failure: str, cause: str, symptom: str
+) -> None:
     host = Host()
     host.queue(0, 30)
     host.queue(
@@ -185,11 +187,11 @@ def test_a_broker_that_is_down_is_told_from_one_that_does_not_answer(failure: st
     assert found[0]["evidence"][0]["peer"] == "127.0.0.1:6399"  # type: ignore[index]
 
 
-def test_a_broker_that_never_was_there_is_told_after_three_polls() -> None:
-    for polls, told in ((2, []), (3, ["broker_down"])):
+def test_a_broker_that_never_was_there_is_reported_after_three_polls() -> None:
+    for polls, reported in ((2, []), (3, ["broker_down"])):
         host = Host()
         host.queue(5, 5 + polls, status=b"down", reason=b"Connection refused", lag=-(2**63), age=np.nan)
-        assert [f["cause"] for f in latest(run(host, 20))] == told
+        assert [f["cause"] for f in latest(run(host, 20))] == reported
 
 
 def test_a_stall_of_another_server_is_another_finding() -> None:

@@ -92,7 +92,7 @@ def test_a_decision_that_spans_the_step_is_inside() -> None:
     assert affected(latest(run(host, 20))[0])["api"]["allowed"] == 1
 
 
-def test_windows_that_straddle_and_limiters_that_are_immune_are_told_apart() -> None:
+def test_windows_that_straddle_and_limiters_that_are_immune_are_distinguished() -> None:
     host, at = Host(), T0 + 10 * S
     host.step(10, -10 * MS)
     decisions(host, at - np.arange(1, 6) * 100 * MS, b"window", window_ns=S)
@@ -133,7 +133,7 @@ def test_a_refused_attempt_is_no_finding() -> None:
     assert latest(run(host, 20)) == []
 
 
-def test_a_step_whose_actor_was_not_seen_says_so() -> None:
+def test_a_step_whose_actor_was_not_seen_reports_it() -> None:
     host = Host()
     host.step(5, -S, pid=-(2**63), comm=b"")
     assert "an unknown process" in str(latest(run(host, 20))[0]["sentence"])
@@ -160,11 +160,13 @@ def test_repeated_steps_of_one_actor_are_one_finding_that_counts_them() -> None:
         "limiter api",
     ):
         assert part in str(found[0]["sentence"])
-    told = [e for e in found[0]["evidence"] if e["table"] == "clock_change"]  # type: ignore[attr-defined]
-    assert [e["value"] for e in told if e["what"] == "steps"] == [N] and len(
-        [e for e in told if e["what"] == "clock_step"]
+    reported = [e for e in found[0]["evidence"] if e["table"] == "clock_change"]  # type: ignore[attr-defined]
+    assert [e["value"] for e in reported if e["what"] == "steps"] == [N] and len(
+        [e for e in reported if e["what"] == "clock_step"]
     ) == 16
-    assert [e["t_ns"] for e in told if e["what"] == "clock_step"] == [T0 + int((5 + i * 0.3) * S) for i in range(16)]
+    assert [e["t_ns"] for e in reported if e["what"] == "clock_step"] == [
+        T0 + int((5 + i * 0.3) * S) for i in range(16)
+    ]
 
 
 def test_a_decision_near_several_steps_counts_once() -> None:
@@ -184,7 +186,7 @@ def test_a_series_ends_with_a_pause() -> None:
     assert [str(f["sentence"]).count("3 times") for f in latest(run(host, 40))] == [1, 0]
 
 
-def test_actors_that_do_not_undo_each_other_are_told_apart() -> None:
+def test_actors_that_do_not_undo_each_other_are_distinguished() -> None:
     host = Host()
     for i in range(3):
         host.step(5 + i, 300 * US, pid=900 + i, comm=b"date")
@@ -258,8 +260,8 @@ def test_a_step_explains_no_refusals_of_an_immune_limiter() -> None:
 def stepped_in_a_loop(actors: int) -> tuple[list[Batch], dict[str, int]]:
     host = Host()
     for i in range(200):
-        way = 1 if i % 2 or actors > 1 else -1  # several that undo each other would be one finding
-        host.step(10 + i / 1000, way * 100 * US, pid=1000 + i % actors, comm=b"p%d" % (i % actors))
+        variant = 1 if i % 2 or actors > 1 else -1  # several that undo each other would be one finding
+        host.step(10 + i / 1000, variant * 100 * US, pid=1000 + i % actors, comm=b"p%d" % (i % actors))
     correlator = Correlator()
     for table, rows in host.made:
         correlator.feed(Batch(table, rows))
@@ -271,7 +273,7 @@ def test_a_clock_that_is_stepped_in_a_loop_is_counted_whole() -> None:
     assert [b"jumped 200 times" in b.rows["sentence"][0] for b in out] == [True] and losses["findings"] == 0
 
 
-def test_more_actors_than_findings_are_told_by_the_first() -> None:
+def test_more_actors_than_findings_are_reported_by_the_first() -> None:
     out, losses = stepped_in_a_loop(200)
     assert len(out) == 64 and losses["findings"] == 200 - 64
 

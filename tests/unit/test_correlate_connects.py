@@ -86,7 +86,7 @@ def reset() -> Host:
     ("host", "cause", "detail"),
     [(refused(), "broker_down", ""), (unanswered(), "network_loss", ""), (reset(), "network_loss", "reset")],
 )
-def test_a_peer_that_cannot_be_reached_is_told_with_how(host: Host, cause: str, detail: str) -> None:
+def test_a_peer_that_cannot_be_reached_is_reported_with_how(host: Host, cause: str, detail: str) -> None:
     (found,) = latest(run(host, UNTIL))
     assert (found["symptom"], found["cause"], found["cause_detail"]) == ("connect_failures", cause, detail)
     assert (found["subject"], found["culprit_object"]) == ("10.0.0.2:443", "10.0.0.2:443")
@@ -115,7 +115,7 @@ def test_a_server_whose_clients_reset_it_is_none() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_busy_host_on_which_some_connects_fail_is_not_told(seed: int) -> None:
+def test_a_busy_host_on_which_some_connects_fail_is_not_reported(seed: int) -> None:
     """Ten minutes of varying load: one server refuses one connect in fifty, another none."""
     rng = np.random.default_rng(seed)
     host = Host(seed)
@@ -147,7 +147,7 @@ def slow(seconds: float = 1.1) -> Host:
     return host
 
 
-def test_connects_that_take_long_are_told_with_what_was_sent_again() -> None:
+def test_connects_that_take_long_are_reported_with_what_was_sent_again() -> None:
     host = slow()
     host.add(
         "tcp_retransmit",

@@ -94,10 +94,10 @@ def test_a_chain_is_one_finding_about_the_server_at_its_end() -> None:
     (found,) = latest(run(chain(), UNTIL))
     assert (found["symptom"], found["cause"]) == ("deadline_exceeded", "broker_slow")
     assert (found["culprit_pid"], found["culprit_comm"], found["culprit_object"]) == (BACK_PID, "back", "10.0.0.3:8083")
-    said = str(found["sentence"])
-    assert "each after 1 s" in said
-    assert "front pid 2000" in said
-    assert "middle pid 2001" in said
+    output = str(found["sentence"])
+    assert "each after 1 s" in output
+    assert "front pid 2000" in output
+    assert "middle pid 2001" in output
     assert found["start_ns"] == pytest.approx(T0 + 30 * S, abs=20 * MS)  # when the first of them was asked
 
 
@@ -144,7 +144,7 @@ def test_requests_that_are_given_up_by_chance_are_none(seed: int) -> None:
     assert latest(run(host, UNTIL)) == []
 
 
-def test_programs_that_run_for_one_request_each_are_told() -> None:
+def test_programs_that_run_for_one_request_each_are_reported() -> None:
     """As a shell script that has curl ask."""
     host = Host()
     for n, at in enumerate(np.arange(0, UNTIL, 0.5)):
@@ -166,7 +166,7 @@ def test_a_check_that_always_runs_out_is_usual() -> None:
     assert latest(run(host, UNTIL)) == []
 
 
-def test_a_few_times_in_as_many_minutes_are_no_habit() -> None:
+def test_a_few_times_in_as_many_minutes_are_no_recurrence() -> None:
     host = Host()
     requests(host, np.arange(0, 320, 0.25), FRONT_PID, MIDDLE)
     for minute in range(1, 6):

@@ -66,7 +66,7 @@ def test_who_writes_as_much_itself_is_not_held_up_by_another() -> None:
     assert found({"written_bytes": 20 * MB}, written_bytes=19 * MB)["cause"] == "syscall"
 
 
-def test_a_frozen_file_system_is_told() -> None:
+def test_a_frozen_file_system_is_reported() -> None:
     one = found(syscall=b"write", frozen=1)
     assert (one["cause"], one["cause_detail"], one["culprit_object"]) == ("disk", "frozen", "/dev/sda")
     assert (

@@ -146,7 +146,7 @@ def test_a_name_server_that_refuses_connections_is_no_broker() -> None:
     assert "name server 10.0.0.53:53 refused or failed 1 connection" in str(found["sentence"])
 
 
-def test_without_its_waits_nothing_is_said_of_it() -> None:
+def test_without_its_waits_nothing_is_reported_of_it() -> None:
     (found,) = latest(run(silent((31.35, 1.3, NAMES)).without("slow_syscall"), UNTIL))
     assert found["cause"] == "unknown"
 
@@ -186,7 +186,7 @@ def lookup(host: Host, until_s: float, seconds: float, result: str = "ok", of: b
     ("result", "tries", "detail"),
     [("ok", 1, "slow"), ("ok", 3, "lost"), ("timeout", 3, "timeout"), ("servfail", 1, "servfail")],
 )
-def test_a_lookup_tells_the_name_and_how_it_went(result: str, tries: int, detail: str) -> None:
+def test_a_lookup_reports_the_name_and_how_it_went(result: str, tries: int, detail: str) -> None:
     host = silent((31.35, 1.3, NAMES))
     lookup(host, 31.36, 1.32, result, tries=tries)
     (found,) = latest(run(host, UNTIL))
@@ -248,7 +248,7 @@ def test_names_that_never_could_be_resolved_are_not_the_cause() -> None:
     assert [f["cause"] for f in latest(run(host, UNTIL))] == ["unknown"]
 
 
-def test_a_healthy_host_that_looks_up_much_says_nothing() -> None:
+def test_a_healthy_host_that_looks_up_much_reports_nothing() -> None:
     host = Host().healthy(0, UNTIL)
     for i in range(600):
         lookup(host, i / 10 + 0.05, 0.03, "nxdomain" if i % 3 else "ok")
@@ -265,7 +265,7 @@ def test_a_lookup_of_a_goroutine_of_its_own_belongs_to_its_processs_decisions() 
     assert [f["cause"] for f in latest(run(host, UNTIL))] == ["unknown"]
 
 
-def test_a_wait_that_is_told_with_its_decision_long_after_it_ended_is_evidence_and_no_loss() -> None:
+def test_a_wait_that_is_reported_with_its_decision_long_after_it_ended_is_evidence_and_no_loss() -> None:
     host = silent()
     correlator = Correlator()
     for batch in host.made:

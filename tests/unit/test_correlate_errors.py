@@ -16,8 +16,8 @@ WELL: dict[str, Any] = {"server_role": b"primary", "clients_refused": 0, "errors
 def host_with(during: dict[str, Any], failing: bool = True, connects: bool = False) -> Host:
     """Well for 30 s, then three seconds in which decisions fail and the server says what is given."""
     host = Host()
-    for a, b, said in ((0, 30, {}), (30, 33, during), (33, UNTIL, {})):
-        host.queue(a, b, **(WELL | said))
+    for a, b, output in ((0, 30, {}), (30, 33, during), (33, UNTIL, {})):
+        host.queue(a, b, **(WELL | output))
         host.rtt(a, b)
         host.server(a, b)
         failed: dict[str, Any] = {"result": ERROR} if failing and a == 30 else {}
@@ -38,7 +38,7 @@ def host_with(during: dict[str, Any], failing: bool = True, connects: bool = Fal
 
 
 @pytest.mark.parametrize(
-    ("said", "cause", "detail"),
+    ("output", "cause", "detail"),
     [
         ({"errors": b"OOM 40", "errors_per_s": 40.0, "memory_limit_bytes": 4 << 20}, "resource_limit", "memory"),
         ({"errors": b"READONLY 40", "errors_per_s": 40.0, "server_role": b"cut off"}, "failover", ""),
@@ -48,23 +48,23 @@ def host_with(during: dict[str, Any], failing: bool = True, connects: bool = Fal
         ({"clients_refused": np.array([9, 20, 35]), "clients": 100, "clients_limit": 100}, "resource_limit", "clients"),
     ],
 )
-def test_a_server_that_refuses_is_told_with_whose_decisions_failed(
-    said: dict[str, Any], cause: str, detail: str
+def test_a_server_that_refuses_is_reported_with_whose_decisions_failed(
+    output: dict[str, Any], cause: str, detail: str
 ) -> None:
-    (finding,) = latest(run(host_with(said), UNTIL))
+    (finding,) = latest(run(host_with(output), UNTIL))
     assert (finding["symptom"], finding["cause"], finding["cause_detail"]) == ("service_errors", cause, detail)
     assert (finding["culprit_pid"], finding["culprit_object"]) == (900, "127.0.0.1:6399")
     assert "limiter api" in str(finding["sentence"])
     assert "127.0.0.1:6399" in str(finding["sentence"])
 
 
-def test_it_is_told_also_where_nobody_reports_decisions() -> None:
+def test_it_is_reported_also_where_nobody_reports_decisions() -> None:
     (finding,) = latest(run(host_with({"errors": b"OOM 40", "errors_per_s": 40.0}, failing=False), UNTIL))
     assert (finding["symptom"], finding["cause"]) == ("service_errors", "resource_limit")
     assert str(finding["subject"]).startswith("the redis server at 127.0.0.1:6399")
 
 
-def test_without_what_the_server_says_the_cause_is_not_known() -> None:
+def test_without_what_the_server_reports_the_cause_is_not_known() -> None:
     (finding,) = latest(run(host_with({}), UNTIL))
     assert (finding["symptom"], finding["cause"]) == ("service_errors", "unknown")
 

@@ -98,11 +98,11 @@ def test_there_is_room_for_so_many() -> None:
     episode = Episode("refusals", ("api", 1, 2), 0, "limiter api", "1/2", T0, T0 + S, "share", "", 0.1, 0.6, 0.3, 0)
     entry = item("limiter_decision", "asked for", 200, "1/s", column="cost", keys={"pid": 1}).within(episode)
     found = Finding(T0, T0 + S, 0, "abc")
-    for most, unfit in ((1, 0), (150, 87), (20, 0)):
+    for most, dropped_evidence in ((1, 0), (150, 87), (20, 0)):
         entries = tuple(item("limiter_decision", str(i), 1).within(episode) for i in range(most - 1))
-        found.judged(episode, [Verdict("load", 0.6, "", "", (entry, *entries))])
+        found.add_verdicts(episode, [Verdict("load", 0.6, "", "", (entry, *entries))])
         shown = dict(evidence.changed(found, most))["evidence"]
-        assert (len(shown), found.unfit) == (min(most + 1, 64), unfit)
+        assert (len(shown), found.dropped_evidence) == (min(most + 1, 64), dropped_evidence)
     assert not evidence.changed(found, 99)
 
 
@@ -140,10 +140,10 @@ def query(piece: np.void) -> str:
     return f"SELECT count(*) FROM {piece['table'].decode()} WHERE {' AND '.join([*chosen, time])}"
 
 
-@pytest.mark.parametrize("sitting", sorted(path.parent.name for path in KEPT.glob(f"*/{NAME}"))[::4])
-def test_evidence_names_the_rows_that_it_rests_on(sitting: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("session", sorted(path.parent.name for path in KEPT.glob(f"*/{NAME}"))[::4])
+def test_evidence_names_the_rows_that_it_rests_on(session: str, tmp_path: Path) -> None:
     recording = tmp_path / "recording"
-    unpack(KEPT / sitting / NAME, recording)
+    unpack(KEPT / session / NAME, recording)
     events = list(Recording(recording).events())
     held = {event.table for event in events if not isinstance(event, int)}
     last = {bytes(state.finding["finding_id"][0]): state.evidence for state in states(Correlator(), events)}

@@ -10,14 +10,14 @@ import pytest
 
 from agent.batch import make
 from agent.correlate import evidence
-from agent.correlate.beliefs import BeliefWatch
 from agent.correlate.catalogue import Jumping, causes, symptoms
 from agent.correlate.correlator import Correlator
+from agent.correlate.daemons import DaemonWatch
 from agent.correlate.guard import IN_A_ROW, Guard
 from tests.unit.correlate_scenarios import T0, UNTIL, S, broker_slow, clock_step, code, cpu, latest
 
 
-def told(correlator: Correlator, host: Any) -> list[Any]:
+def reported(correlator: Correlator, host: Any) -> list[Any]:
     for batch in host.made:
         correlator.feed(batch)
     return [b for second in range(UNTIL + 20) for b in correlator.advance(T0 + second * S)]
@@ -32,23 +32,23 @@ def test_a_symptom_that_fails_after_it_opened_an_episode_loses_none(monkeypatch:
             raise ZeroDivisionError("behind it")
         return []
 
-    (sound,) = latest(told(Correlator(), broker_slow()))
+    (sound,) = latest(reported(Correlator(), broker_slow()))
     monkeypatch.setitem(symptoms(), declared.name, replace(declared, judge=judge))
     correlator = Correlator()
-    assert latest(told(correlator, broker_slow())) == [sound]
+    assert latest(reported(correlator, broker_slow())) == [sound]
     assert correlator.losses()["rules"] == 1
 
 
-def test_a_comparison_that_could_not_be_described_is_told_when_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    describe, calls = BeliefWatch.describe, []
+def test_a_comparison_that_could_not_be_described_is_reported_when_it_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    describe, calls = DaemonWatch.describe, []
 
-    def fails_once(watch: BeliefWatch, symptom: str, slot: int) -> Any:
+    def fails_once(watch: DaemonWatch, symptom: str, slot: int) -> Any:
         calls.append(slot)
         if len(calls) == 1:
             raise KeyError(slot)
         return describe(watch, symptom, slot)
 
-    monkeypatch.setattr(BeliefWatch, "describe", fails_once)
+    monkeypatch.setattr(DaemonWatch, "describe", fails_once)
     correlator = Correlator()
     correlator.feed(
         make(
@@ -71,11 +71,11 @@ def fails(*_: object) -> Any:
     raise ZeroDivisionError("of this rule")
 
 
-def test_a_finding_whose_words_fail_is_told_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
-    (sound,) = latest(told(Correlator(), broker_slow()))
+def test_a_finding_whose_words_fail_is_reported_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    (sound,) = latest(reported(Correlator(), broker_slow()))
     monkeypatch.setitem(symptoms(), "decision_latency", replace(symptoms()["decision_latency"], clause=fails))
     correlator = Correlator()
-    made = told(correlator, broker_slow())
+    made = reported(correlator, broker_slow())
     (found,) = latest(made)
     same = ("finding_id", "state", "symptom", "subject", "cause", "confidence", "start_ns", "end_ns")
     assert [found[name] for name in same] == [sound[name] for name in same]
@@ -87,10 +87,10 @@ def test_a_finding_whose_words_fail_is_told_plainly(monkeypatch: pytest.MonkeyPa
     assert correlator.guard.counts["words of decision_latency"] == sum(batch.table == "finding" for batch in made)
 
 
-def test_a_finding_whose_evidence_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    (sound,) = latest(told(Correlator(), broker_slow()))
+def test_a_finding_whose_evidence_fails_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    (sound,) = latest(reported(Correlator(), broker_slow()))
     monkeypatch.setattr(evidence, "changed", fails)
-    (found,) = latest(told(Correlator(), broker_slow()))
+    (found,) = latest(reported(Correlator(), broker_slow()))
     assert found == {**sound, "causes": [], "ruled_out": [], "evidence": []}
 
 
@@ -98,7 +98,7 @@ def test_a_jump_is_found_though_the_least_one_is_not_known(monkeypatch: pytest.M
     cause = causes()["clock_step"]
     monkeypatch.setitem(causes(), cause.name, replace(cause, jumps=Jumping("step", least_ns=fails)))
     correlator = Correlator()
-    (found,) = latest(told(correlator, clock_step()))
+    (found,) = latest(reported(correlator, clock_step()))
     assert found["symptom"] == "clock_jump"
     assert correlator.losses()["rules"] == 1
 
@@ -114,9 +114,9 @@ def test_a_rule_that_is_left_out_is_counted_for_as_long_as_it_is() -> None:
 
 
 def test_what_fails_of_a_cause_does_not_cost_its_other_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(causes(), "cpu", replace(causes()["cpu"], lasts=fails))
+    monkeypatch.setitem(causes(), "cpu", replace(causes()["cpu"], still_active=fails))
     correlator = Correlator()
-    (found,) = latest(told(correlator, cpu()))
+    (found,) = latest(reported(correlator, cpu()))
     assert found["cause"] == "cpu"
     assert set(correlator.guard.counts) == {"cause cpu lasts"}
     assert not correlator.guard.out("cause cpu of decision_latency")

@@ -217,13 +217,13 @@ def test_that_a_host_cannot_be_reached_is_no_proof_where_it_is_elsewhere(here: b
     assert ("because a firewall, or a router, on the way" in str(finding["sentence"])) is not here
 
 
-def test_where_resets_that_come_are_not_told_there_is_no_proof() -> None:
+def test_where_resets_that_come_are_not_reported_there_is_no_proof() -> None:
     host = refused(errno.ECONNREFUSED, 80_000, received=False, sent=True)
     host.made = [batch for batch in host.made if batch.table != "tcp_reset" or len(batch.rows) > 1]
     assert [f["cause"] for f in latest(run(host, UNTIL))] not in ([], ["firewall"])
 
 
-def test_who_gives_up_before_he_is_told_was_not_refused() -> None:
+def test_who_gives_up_before_he_is_reported_was_not_refused() -> None:
     """Programs that wait for half a second ask for a neighbour that is not there: few are told before."""
     host = refused(errno.EHOSTUNREACH, 300_000_000, received=False, sent=False, here=False)
     (connects,) = (batch.rows for batch in host.made if batch.table == "tcp_connect")

@@ -12,7 +12,7 @@ UNTIL = 60
 BAD = np.arange(30, 36, 0.25)
 
 
-def shakes(host: Host, at: np.ndarray, error: bytes | None = None, role: str = "client", ms: float = 3) -> None:
+def handshakes(host: Host, at: np.ndarray, error: bytes | None = None, role: str = "client", ms: float = 3) -> None:
     own = (
         {"peer": np.frombuffer(API, "V18")}
         if role == "client"
@@ -42,10 +42,10 @@ def service(error: bytes, before: bool = True, role: str = "client", every: floa
     host = Host()
     if before:
         for a, b in ((0, 30), (36, UNTIL)):
-            shakes(host, np.arange(a, b, every), role=role)
+            handshakes(host, np.arange(a, b, every), role=role)
     else:
         host.decisions(0, UNTIL)
-    shakes(host, BAD, error, role)
+    handshakes(host, BAD, error, role)
     return host
 
 
@@ -59,7 +59,7 @@ def test_a_certificate_that_expired() -> None:
 
 def test_its_clients_know_better_than_the_server_why() -> None:
     host = service(b"certificate: wrong host name")
-    shakes(host, BAD + 0.01, b"handshake failed", role="server")
+    handshakes(host, BAD + 0.01, b"handshake failed", role="server")
     (one,) = latest(run(host, UNTIL))
     assert "certificate: wrong host name" in str(one["sentence"])
 
@@ -76,8 +76,8 @@ def test_scans_of_a_quiet_server_are_none(every: float) -> None:
 
 def test_a_few_among_many_are_none() -> None:
     host = Host()
-    shakes(host, np.arange(0, UNTIL, 0.05))
-    shakes(host, BAD, b"connection closed")
+    handshakes(host, np.arange(0, UNTIL, 0.05))
+    handshakes(host, BAD, b"connection closed")
     assert latest(run(host, UNTIL)) == []
 
 
@@ -87,9 +87,9 @@ def slow(round_trip_ms: float | None = 0.2, role: str = "client", share: float =
     """
     host = Host()
     for a, b in ((0, 30), (36, UNTIL)):
-        shakes(host, np.arange(a, b, 0.25), role=role)
-    shakes(host, BAD[: int(share * len(BAD))], role=role, ms=500)
-    shakes(host, BAD[int(share * len(BAD)) :], role=role)
+        handshakes(host, np.arange(a, b, 0.25), role=role)
+    handshakes(host, BAD[: int(share * len(BAD))], role=role, ms=500)
+    handshakes(host, BAD[int(share * len(BAD)) :], role=role)
     if round_trip_ms is not None:
         at = np.arange(0, UNTIL) + 0.9
         us = np.where((at > 30) & (at < 36), round_trip_ms * 1000, 200).astype(np.int64)
@@ -121,7 +121,7 @@ def test_handshakes_that_take_long_while_the_way_is_as_quick_as_ever() -> None:
 
 
 @pytest.mark.parametrize("host", [slow(share=0.08), slow(None)], ids=["a few of them", "the way is not known"])
-def test_what_is_not_known_to_be_slow_by_itself_is_not_told(host: Host) -> None:
+def test_what_is_not_known_to_be_slow_by_itself_is_not_reported(host: Host) -> None:
     assert [f for f in latest(run(host, UNTIL)) if f["cause"] == "tls"] == []
 
 

@@ -86,7 +86,7 @@ def office(t: int) -> bool:
 
 
 @pytest.mark.parametrize("table", ["limiter_decision", "service_latency"])
-def test_silence_at_an_hour_that_is_always_busy_is_told(table: str) -> None:
+def test_silence_at_an_hour_that_is_always_busy_is_reported(table: str) -> None:
     cut = 4 * DAY + 11 * HOUR + 700
     (one,) = silences(lambda t: office(t) and t < cut, 5 * DAY, table)
     assert cut - 120 < one.start_ns // S - SINCE <= cut
@@ -94,11 +94,11 @@ def test_silence_at_an_hour_that_is_always_busy_is_told(table: str) -> None:
     assert one.facts["n_base"] == pytest.approx(120 if table == "limiter_decision" else 360, rel=0.3)
 
 
-def test_silence_at_an_hour_that_is_usually_silent_is_not_told() -> None:
+def test_silence_at_an_hour_that_is_usually_silent_is_not_reported() -> None:
     assert silences(office, 15 * DAY) == []  # nights, weekends, and mornings after them
 
 
-def test_one_that_does_not_begin_at_its_hour_is_told_once_its_week_is_known() -> None:
+def test_one_that_does_not_begin_at_its_hour_is_reported_once_its_week_is_known() -> None:
     def begins(t: int) -> bool:
         return office(t) and t < 14 * DAY
 
@@ -118,7 +118,7 @@ def test_who_goes_home_an_hour_earlier_is_not_silent() -> None:
     assert silences(works, 12 * DAY) == []
 
 
-def test_of_one_whose_process_ended_others_tell() -> None:
+def test_of_one_whose_process_ended_others_report() -> None:
     cut = 4 * DAY + 11 * HOUR
     gone = make("process_event", 1, t_ns=(SINCE + cut) * S, pid=APP_PID, proc_start_ns=START, kind=3).rows
     assert silences(lambda t: t < cut, 5 * DAY, more=[(cut, "process_event", gone)]) == []
@@ -129,13 +129,13 @@ def test_time_in_which_nobody_looked_is_no_silence(followed: bool) -> None:
     """followed: a finding is open meanwhile, and so each second is looked at once the host is awake."""
     watch = HourWatch(CorrelatorConfig(), [symptoms()["quiet_hour"]])
     row = compact("limiter_decision", decision(SINCE))
-    told = []
+    reported = []
     for n in range(0, 5 * DAY, STEP):
         if not 4 * DAY + 11 * HOUR < n < 4 * DAY + 11 * HOUR + 1200:  # suspended
-            told += watch.step(SINCE + n, {"limiter_decision": row} if n % 30 == 0 else BESIDE)
+            reported += watch.step(SINCE + n, {"limiter_decision": row} if n % 30 == 0 else BESIDE)
         elif followed:
-            told += [one for second in range(n, n + STEP) for one in watch.step(SINCE + second, {})]
-    assert told == []
+            reported += [one for second in range(n, n + STEP) for one in watch.step(SINCE + second, {})]
+    assert reported == []
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -165,12 +165,12 @@ def test_it_is_a_finding_without_a_cause_and_alike_in_each_replay() -> None:
     assert "(usually 120 decisions in this hour of the day, with pauses of at most 30 s)" in str(found["sentence"])
 
 
-@pytest.mark.parametrize(("start_ns", "told"), [(START + DAY * S, 0), (START, 1)])
-def test_a_limiter_that_has_another_name_after_each_start_is_replaced(start_ns: int, told: int) -> None:
+@pytest.mark.parametrize(("start_ns", "reported"), [(START + DAY * S, 0), (START, 1)])
+def test_a_limiter_that_has_another_name_after_each_start_is_replaced(start_ns: int, reported: int) -> None:
     """But not by one that the same process begins with only then."""
     cut = 4 * DAY + 11 * HOUR
     new = decision(SINCE + cut, b"rate.Limiter@0xc0", start_ns=start_ns)
-    assert len(silences(lambda t: t < cut, cut + HOUR, more=[(cut + 20, "limiter_decision", new)])) == told
+    assert len(silences(lambda t: t < cut, cut + HOUR, more=[(cut + 20, "limiter_decision", new)])) == reported
 
 
 def test_any_number_of_strangers_takes_nobodys_place() -> None:
@@ -213,15 +213,15 @@ def test_memory_is_bounded() -> None:
 
 def one_after_the_other(ends: int, starts: int, until: int, works: Works = lambda _: True) -> list[Episode]:
     """An agent from the beginning to ``ends``, and another one from ``starts`` on, which is told what that one knew."""
-    told: list[Episode] = []
+    reported: list[Episode] = []
     kept, row = b"", compact("limiter_decision", decision(SINCE))
     for begin, end in ((0, ends), (starts, until)):
         watch = HourWatch(CorrelatorConfig(), [symptoms()["quiet_hour"]])
         watch.recall(kept)
         for n in range(begin, end, STEP):
-            told += watch.step(SINCE + n, {"limiter_decision": row} if n % 30 == 0 and works(n) else BESIDE)
+            reported += watch.step(SINCE + n, {"limiter_decision": row} if n % 30 == 0 and works(n) else BESIDE)
         kept = watch.remember()
-    return told
+    return reported
 
 
 NINE = 4 * DAY + 9 * HOUR
@@ -241,7 +241,7 @@ def test_hours_in_which_no_agent_ran_are_not_known() -> None:
     assert one_after_the_other(NINE, NINE + 8 * DAY, cut + HOUR, lambda t: t < cut) == []
 
 
-def test_what_was_not_seen_yet_is_told_to_the_next_one_too() -> None:
+def test_what_was_not_seen_yet_is_asked_to_the_next_one_too() -> None:
     first, second, third = (HourWatch(CorrelatorConfig(subjects=4)) for _ in range(3))
     for n in range(0, 3 * HOUR, STEP):
         first.step(SINCE + n, {"limiter_decision": compact("limiter_decision", decision(SINCE + n, b"\xff\x1b"))})

@@ -11,9 +11,9 @@ from agent.correlate.thresholds import CorrelatorConfig
 from tests.unit.correlate_scenarios import MS, S
 
 
-@pytest.mark.parametrize(("interval_ms", "told"), [(1000, False), (1010, False), (2010, True)])
+@pytest.mark.parametrize(("interval_ms", "reported"), [(1000, False), (1010, False), (2010, True)])
 @pytest.mark.parametrize("end_ms", [40, 300, 499, 501, 700, 990])
-def test_what_the_second_before_was_like(end_ms: int, interval_ms: int, told: bool) -> None:
+def test_what_the_second_before_was_like(end_ms: int, interval_ms: int, reported: bool) -> None:
     """A port that was not asked before: nothing is known of then, wherever in its second the usual interval ends."""
     watch = AnswerWatch(CorrelatorConfig())
     row = {
@@ -26,4 +26,4 @@ def test_what_the_second_before_was_like(end_ms: int, interval_ms: int, told: bo
     }
     rows = make("service_latency", 1, pid=7, sport=80, netns=1, waiting=0, held_ns=0, **row).rows
     slots = watch.fill(100, {"service_latency": rows})
-    assert np.isnan(watch.series.recent("med_ns", slots, 99, 1)[0, 0]) != told
+    assert np.isnan(watch.series.recent("med_ns", slots, 99, 1)[0, 0]) != reported

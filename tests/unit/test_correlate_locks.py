@@ -50,11 +50,11 @@ def test_who_held_the_lock_is_the_culprit() -> None:
     )
 
 
-def test_a_thread_of_the_same_process_is_said_to_be_one() -> None:
+def test_a_thread_of_the_same_process_is_reported_to_be_one() -> None:
     assert "another thread of it held the lock" in str(stalled(**HOLDER | {"holder_pid": APP_PID})["sentence"])
 
 
-def test_a_process_that_has_ended_is_not_said_to_hold_it() -> None:
+def test_a_process_that_has_ended_is_not_reported_to_hold_it() -> None:
     found = stalled(holder_pid=123)
     assert found["culprit_pid"] == 123
     assert "; pid 123 took the lock and ended, and a process with its descriptor holds it" in str(found["sentence"])

@@ -108,7 +108,7 @@ def test_a_name_that_takes_long_for_who_asks_for_nothing_else() -> None:
     )
 
 
-def test_a_server_that_is_slow_for_all_names_is_told_so() -> None:
+def test_a_server_that_is_slow_for_all_names_is_reported_so() -> None:
     out = Host()
     times = np.arange(0, UNTIL, 0.5)
     for pid, name in ((PID, b"db.test"), (PID + 1, b"cache.test")):
@@ -140,8 +140,8 @@ def test_who_had_no_answer_for_long_has_nothing_to_be_compared_with() -> None:
     assert not any(one["symptom"] == "lookup_latency" for one in found), [str(one["sentence"]) for one in found]
 
 
-@pytest.mark.parametrize(("server", "told"), [("10.0.0.53", True), ("127.0.0.53", False)])
-def test_at_an_address_of_loopback_others_may_ask_another_server(server: str, told: bool) -> None:
+@pytest.mark.parametrize(("server", "reported"), [("10.0.0.53", True), ("127.0.0.53", False)])
+def test_at_an_address_of_loopback_others_may_ask_another_server(server: str, reported: bool) -> None:
     out, to = Host(), peer(server, 53)
     times = np.arange(0, UNTIL, 0.5)
     lookups(out, times[(times < 30) | (times > 38)], to=to)
@@ -149,4 +149,4 @@ def test_at_an_address_of_loopback_others_may_ask_another_server(server: str, to
     lookups(out, np.arange(0, UNTIL, 0.25) + 0.1, name=b"cache.test", pid=PID + 1, to=to)
     (one,) = latest(run(out, UNTIL))
     assert one["symptom"] == "lookup_latency"
-    assert ("other names" in str(one["sentence"])) is told
+    assert ("other names" in str(one["sentence"])) is reported

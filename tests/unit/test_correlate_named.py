@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.correlate.episode import NOBODY, Culprit, Episode
+from agent.correlate.episode import UNKNOWN_CULPRIT, Culprit, Episode
 from agent.correlate.named import others
 from tests.unit.correlate_scenarios import REDIS, REDIS_PID, peer
 
@@ -26,9 +26,9 @@ LIMITER = episode("limiter api (python3 pid 4242)", 4242, ("api", 4242, 1), "pyt
 
 
 def test_one_name_a_process() -> None:
-    assert others(LIMITER, [STOPPED, LATE, BROKER, LIMITER], NOBODY) == [STOPPED]
-    assert others(STOPPED, [LATE, STOPPED, BROKER, LIMITER], NOBODY) == [LIMITER]
-    assert others(LATE, [STOPPED, LATE, BROKER], NOBODY) == []
+    assert others(LIMITER, [STOPPED, LATE, BROKER, LIMITER], UNKNOWN_CULPRIT) == [STOPPED]
+    assert others(STOPPED, [LATE, STOPPED, BROKER, LIMITER], UNKNOWN_CULPRIT) == [LIMITER]
+    assert others(LATE, [STOPPED, LATE, BROKER], UNKNOWN_CULPRIT) == []
 
 
 def test_the_culprit_is_not_affected_by_itself() -> None:
@@ -40,4 +40,4 @@ def test_the_culprit_is_not_affected_by_itself() -> None:
 def test_two_limiters_of_a_process_are_two_and_another_hosts_broker_is_another() -> None:
     second = episode("limiter login (python3 pid 4242)", 4242, ("login", 4242, 1), "python3")
     far = episode("the redis server at 10.0.0.9:6399", None, ("redis", peer("10.0.0.9", 6399)), "")
-    assert others(LIMITER, [LIMITER, second, LATE, far], NOBODY) == [second, LATE, far]
+    assert others(LIMITER, [LIMITER, second, LATE, far], UNKNOWN_CULPRIT) == [second, LATE, far]

@@ -113,14 +113,14 @@ def test_whose_connects_are_not_answered_on_a_crowded_host_is_not_slow() -> None
     host = asking(1.2, 1002)
     sent_again(host, np.arange(31, 36, 1.25) + 0.4, "syn")
     t = T0 + np.arange(0, UNTIL) * S + S - 1
-    crowded = np.where((t > T0 + 31 * S) & (t < T0 + 37 * S), S, 10 * MS)
+    cpu_saturated = np.where((t > T0 + 31 * S) & (t < T0 + 37 * S), S, 10 * MS)
     host.add(
         "syscall_latency",
         len(t),
         t_ns=t,
         pid=55,
         comm=b"cc1",
-        run_queue_ns=crowded,
+        run_queue_ns=cpu_saturated,
         count=1,
         basis=code("syscall_latency", "basis", "blocked"),
         kind=code("syscall_latency", "kind", "slow"),
@@ -129,7 +129,7 @@ def test_whose_connects_are_not_answered_on_a_crowded_host_is_not_slow() -> None
     assert (found["cause"], found["confidence"]) == ("network_loss", 0.6)
 
 
-def test_round_trips_that_vary_are_told_to() -> None:
+def test_round_trips_that_vary_are_asked_to() -> None:
     host = asking(0.5, [40, 390, 120, 310, 200, 260, 80])
     (found,) = latest(run(host, UNTIL))
     assert found["cause"] == "network_rtt"
@@ -178,7 +178,7 @@ def test_what_a_server_of_this_host_answered_at_once_was_under_way(answered_ms: 
     assert found["cause"] == cause
 
 
-def shaking(lossy: bool = False, slow: bool = False) -> Host:
+def handshaking(lossy: bool = False, slow: bool = False) -> Host:
     """Decisions that spend most of their time in a TLS handshake."""
     host = asking(0.6, 200 if slow else 0.12)
     for at in np.arange(31, 36, 0.65):
@@ -202,7 +202,7 @@ def shaking(lossy: bool = False, slow: bool = False) -> Host:
     ("lossy", "slow", "cause"), [(False, False, "tls"), (True, False, "network_loss"), (False, True, "network_rtt")]
 )
 def test_a_handshake_that_is_slow_on_the_way_is_the_networks(lossy: bool, slow: bool, cause: str) -> None:
-    assert causes(shaking(lossy, slow)) == [cause]
+    assert causes(handshaking(lossy, slow)) == [cause]
 
 
 def failing(count: int = 24, resets: int = 24, refused: int = 0) -> Host:
@@ -249,7 +249,9 @@ def failing(count: int = 24, resets: int = 24, refused: int = 0) -> Host:
     ("resets", "refused", "cause", "detail"),
     [(24, 0, "network_loss", "reset"), (24, 20, "broker_down", ""), (0, 0, "unknown", "")],
 )
-def test_decisions_that_fail_are_told_with_what_failed_them(resets: int, refused: int, cause: str, detail: str) -> None:
+def test_decisions_that_fail_are_reported_with_what_failed_them(
+    resets: int, refused: int, cause: str, detail: str
+) -> None:
     (found,) = latest(run(failing(resets=resets, refused=refused), UNTIL))
     assert (found["symptom"], found["cause"], found["cause_detail"]) == ("service_errors", cause, detail)
     if detail:
@@ -354,9 +356,11 @@ def test_what_the_peer_had_already_was_not_lost(doubled: int, cause: str) -> Non
     sums(host, doubled)
     (found,) = latest(run(host, UNTIL))
     assert found["cause"] == cause
-    said = str(found["sentence"]) + str(found["ruled_out"])
-    assert "3 of 60 TCP segments between it and redis-server pid 900 at 127.0.0.1:6399 had to be retransmitted" in said
-    assert ("but it already had 3 of them" in said) == (doubled == 3)
+    output = str(found["sentence"]) + str(found["ruled_out"])
+    assert (
+        "3 of 60 TCP segments between it and redis-server pid 900 at 127.0.0.1:6399 had to be retransmitted" in output
+    )
+    assert ("but it already had 3 of them" in output) == (doubled == 3)
 
 
 @pytest.mark.parametrize(

@@ -129,9 +129,9 @@ def test_who_ended_in_order_when_the_next_one_was_there_already_held_nobody_up()
     assert cause(stalled(29.2, proc_start_ns=T0 + 25 * S)) == "network_rtt"
 
 
-@pytest.mark.parametrize(("end", "told"), [(30.1, "process_restarted"), (31.3, "network_rtt")])
-def test_an_end_explains_what_comes_after_it(end: float, told: str) -> None:
-    assert cause(stalled(end)) == told
+@pytest.mark.parametrize(("end", "reported"), [(30.1, "process_restarted"), (31.3, "network_rtt")])
+def test_an_end_explains_what_comes_after_it(end: float, reported: str) -> None:
+    assert cause(stalled(end)) == reported
 
 
 def test_connects_that_take_long_are_not_refused_by_one_that_ended() -> None:

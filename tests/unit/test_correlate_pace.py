@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from agent.correlate.catalogue import symptoms
-from agent.correlate.pace import PaceWatch
+from agent.correlate.pauses import PauseWatch
 from agent.correlate.rows import compact
 from agent.correlate.thresholds import CorrelatorConfig
 from tests.unit.correlate_scenarios import APP_PID, START, T0, Host, S, latest, run
@@ -32,7 +32,7 @@ def arrivals(host: Host, t: np.ndarray, **columns: object) -> None:
 
 def silences(host: Host, until: int) -> list[tuple[float, float]]:
     """Whenever the watch took it for silent, told or not."""
-    watch, found = PaceWatch(CorrelatorConfig(), [symptoms()["silence"]]), []
+    watch, found = PauseWatch(CorrelatorConfig(), [symptoms()["silence"]]), []
     rows = np.concatenate([compact("limiter_decision", b.rows) for b in host.made])
     rows = rows[np.argsort(rows["t_ns"], kind="stable")]
     edges = np.searchsorted(rows["t_ns"], T0 + np.arange(until + 1) * S)
@@ -51,13 +51,13 @@ def test_a_steady_limiter_that_falls_silent_is_seen(per_s: float, gap: float) ->
     assert took == pytest.approx(gap, abs=3 / per_s)
 
 
-@pytest.mark.parametrize(("pid", "told"), [(APP_PID, 1), (77, 0)])
-def test_a_limiter_that_another_process_begins_with_takes_its_place(pid: int, told: int) -> None:
+@pytest.mark.parametrize(("pid", "reported"), [(APP_PID, 1), (77, 0)])
+def test_a_limiter_that_another_process_begins_with_takes_its_place(pid: int, reported: int) -> None:
     """As one that is named by its address does after a start; one of the same process is just another."""
     host = Host(1)
     arrivals(host, np.arange(0, 40, 1 / 25))
     arrivals(host, np.arange(40.5, 60, 1 / 25), pid=pid, limiter_id=b"rate.Limiter@0xc0")
-    assert len(silences(host, 60)) == told
+    assert len(silences(host, 60)) == reported
 
 
 def test_one_that_works_now_and_then_may_rest_as_long() -> None:
@@ -91,7 +91,7 @@ def test_what_fades_out_is_no_silence() -> None:
         assert silences(host, 400) == [], tau
 
 
-def test_told_only_where_its_cause_is_known() -> None:
+def test_reported_only_where_its_cause_is_known() -> None:
     def stopped(cause: bool) -> list[dict[str, object]]:
         host = Host(1)
         t = np.arange(0, 60, 1 / 25)
@@ -107,7 +107,7 @@ def test_told_only_where_its_cause_is_known() -> None:
     assert 3.3 * S <= found["evidence"][0]["value"] < 3.4 * S
 
 
-def test_one_that_is_told_to_end_is_expected_to_be_silent() -> None:
+def test_one_that_is_asked_to_end_is_expected_to_be_silent() -> None:
     host = Host(1)
     arrivals(host, np.arange(0, 40, 1 / 25))
     event(host, "exited", 40, APP_PID, b"python3", signal=15, exit_code=0)

@@ -122,13 +122,13 @@ def slow() -> Host:
 
 
 @pytest.mark.parametrize(("host", "symptom"), [(lossy(), "network_loss"), (slow(), "network_rtt")])
-def test_a_peer_is_told_of_with_its_cause(host: Host, symptom: str) -> None:
+def test_a_peer_is_reported_of_with_its_cause(host: Host, symptom: str) -> None:
     (found,) = latest(run(host, UNTIL))
     assert (found["symptom"], found["cause"]) == (symptom, symptom)
     assert (found["subject"], found["culprit_object"]) == ("10.0.0.2:443", "10.0.0.2:443")
 
 
-def test_a_peer_of_which_nothing_is_heard_is_told_while_it_lasts() -> None:
+def test_a_peer_of_which_nothing_is_received_is_reported_while_it_lasts() -> None:
     states = run(cut(), UNTIL)
     (found,) = latest(states)
     assert (found["symptom"], found["cause"]) == ("network_loss", "network_loss")
@@ -150,18 +150,18 @@ def test_a_lone_segment_is_none() -> None:
     assert latest(run(host, UNTIL)) == []
 
 
-@pytest.mark.parametrize(("tries", "told"), [([30.5], 0), ([30.2, 30.6, 31.4, 33.0], 1)])
-def test_who_only_sends_is_not_looked_at_each_second(tries: list[float], told: int) -> None:
+@pytest.mark.parametrize(("tries", "reported"), [([30.5], 0), ([30.2, 30.6, 31.4, 33.0], 1)])
+def test_who_only_sends_is_not_checked_each_second(tries: list[float], reported: int) -> None:
     """Its connection has samples for some seconds, and then for some none."""
     host = Host()
     asked(host, SECONDS[(SECONDS % 9 < 5) & ((SECONDS < 27) | (SECONDS > 36))], 300, 6)
     asked(host, SECONDS, 300, 6, peer("10.0.0.3", 443))
     sent_again(host, np.array(tries))
-    assert len(latest(run(host, UNTIL))) == told
+    assert len(latest(run(host, UNTIL))) == reported
 
 
 @pytest.mark.parametrize("others", [(), (peer("10.0.0.3", 443),)])
-def test_who_is_heard_each_second_is_missed_at_once_whoever_else_is_silent(others: tuple[bytes, ...]) -> None:
+def test_who_is_received_each_second_is_missed_at_once_whoever_else_is_silent(others: tuple[bytes, ...]) -> None:
     """The other one fell silent when it was not asked yet."""
     host = Host()
     asked(host, SECONDS[(SECONDS > 32) & (SECONDS < 50)], 300, 6)
@@ -240,11 +240,11 @@ def test_without_its_rows_there_is_nothing() -> None:
     assert latest(run(slow().without("syscall_latency"), UNTIL)) == []
 
 
-@pytest.mark.parametrize(("netns", "told"), [(FAR, 1), (NEAR, 0)])
-def test_no_link_is_between_processes_of_one_network_namespace(netns: int, told: int) -> None:
+@pytest.mark.parametrize(("netns", "reported"), [(FAR, 1), (NEAR, 0)])
+def test_no_link_is_between_processes_of_one_network_namespace(netns: int, reported: int) -> None:
     host = lossy()
     served(host, SECONDS, netns)
-    assert len(latest(run(host, UNTIL))) == told
+    assert len(latest(run(host, UNTIL))) == reported
 
 
 def test_a_host_whose_processors_are_short_blames_no_network() -> None:
@@ -265,7 +265,7 @@ def test_a_host_whose_processors_are_short_blames_no_network() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_busy_hosts_of_varying_load_and_far_peers_are_not_told(seed: int) -> None:
+def test_busy_hosts_of_varying_load_and_far_peers_are_not_reported(seed: int) -> None:
     """Ten minutes: a LAN peer that thinks for as long as it likes, a WAN peer that loses some segments, a mobile one
     whose RTT wanders.
     """

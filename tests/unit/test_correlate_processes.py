@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agent.cli.explain import told
+from agent.cli.explain import timeline
 from agent.columns import NULL_I64
 from agent.common.sentence import plain
 from agent.correlate.episode import Episode
@@ -50,7 +50,7 @@ def test_a_server_that_stood_still_is_named_with_who_stopped_it() -> None:
     assert found["end_ns"] == T0 + int(32.7 * S)
 
 
-def test_a_stop_that_lasts_is_told_while_it_lasts() -> None:
+def test_a_stop_that_lasts_is_reported_while_it_lasts() -> None:
     host = Host(1).healthy(0, 40)
     event(host, "stopped", 30.2, signal=19)
     (found,) = latest(run(host, 40))
@@ -75,25 +75,27 @@ def test_who_nobody_depends_on_may_stop_and_end() -> None:
     assert latest(run(host, 60)) == []
 
 
-@pytest.mark.parametrize(("signal", "told"), [(9, True), (11, True), (6, True), (15, False), (1, False), (2, False)])
-def test_an_end_that_somebody_asked_for_is_no_trouble(signal: int, told: bool) -> None:
+@pytest.mark.parametrize(
+    ("signal", "timeline"), [(9, True), (11, True), (6, True), (15, False), (1, False), (2, False)]
+)
+def test_an_end_that_somebody_asked_for_is_no_trouble(signal: int, timeline: bool) -> None:
     host = Host(1).healthy(0, 60)
     event(host, "killed", 30, signal=signal)
     found = latest(run(host, 60))
-    assert [f["cause"] for f in found] == ["process_killed"] * told
+    assert [f["cause"] for f in found] == ["process_killed"] * timeline
 
 
 @pytest.mark.parametrize(
-    ("status", "asked", "told"), [(0, NULL_I64, False), (1, NULL_I64, True), (3, 15, False), (143, NULL_I64, False)]
+    ("status", "asked", "timeline"), [(0, NULL_I64, False), (1, NULL_I64, True), (3, 15, False), (143, NULL_I64, False)]
 )
-def test_an_end_of_its_own(status: int, asked: int, told: bool) -> None:
+def test_an_end_of_its_own(status: int, asked: int, timeline: bool) -> None:
     host = Host(1).healthy(0, 60)
     event(host, "exited", 30, exit_code=status, signal=asked, sender_pid=NULL_I64, sender_comm=b"")
     found = latest(run(host, 60))
-    assert [(f["cause"], f["cause_detail"]) for f in found] == [("process_killed", "exit")] * told
+    assert [(f["cause"], f["cause_detail"]) for f in found] == [("process_killed", "exit")] * timeline
 
 
-def test_out_of_memory_is_told() -> None:
+def test_out_of_memory_is_reported() -> None:
     host = Host(1).healthy(0, 60)
     event(host, "oom_killed", 30, pid=APP_PID, comm=b"python3", signal=9)
     (found,) = latest(run(host, 60))
@@ -250,8 +252,8 @@ def test_many_events_are_bounded() -> None:
     assert latest(run(host, 40)) == []
 
 
-@pytest.mark.parametrize(("gap", "told"), [(0.02, False), (0.9, True)])
-def test_a_restart_on_purpose_is_no_trouble(gap: float, told: bool) -> None:
+@pytest.mark.parametrize(("gap", "timeline"), [(0.02, False), (0.9, True)])
+def test_a_restart_on_purpose_is_no_trouble(gap: float, timeline: bool) -> None:
     """As a deploy does it: nobody need have felt it."""
     host = Host(1).healthy(0, 60)
     event(host, "killed", 30.5, signal=9)
@@ -259,19 +261,19 @@ def test_a_restart_on_purpose_is_no_trouble(gap: float, told: bool) -> None:
     host.made[-1].rows["pid"], host.made[-1].rows["proc_start_ns"] = 901, T0 + int((30.5 + gap) * S)
     host.made[-1].rows["cgroup_id"] = CGROUP
     found = latest(run(host, 60))
-    assert [f["cause"] for f in found] == ["process_killed"] * told
+    assert [f["cause"] for f in found] == ["process_killed"] * timeline
 
 
 def test_programs_that_end_again_and_again_are_counted_in_words() -> None:
     ended = Episode(
         "process_gone", (), 0, "worker pid 12", "", T0, T0 + S, "happens", "", 0.0, 3.0, 0.0, 0, comm="worker"
     )
-    said = plain(pieces(ended.declared.clause(ended)))
-    assert said.startswith("worker ended 3 times, a new process each time, the last one worker pid 12, at ")
+    output = plain(pieces(ended.declared.clause(ended)))
+    assert output.startswith("worker ended 3 times, a new process each time, the last one worker pid 12, at ")
 
 
 @pytest.mark.parametrize(("ns", "none"), [(1, True), (0, True), (1_000_000, False)])
-def test_what_has_no_length_is_not_told_to_last(ns: int, none: bool) -> None:
+def test_what_has_no_length_is_not_asked_to_last(ns: int, none: bool) -> None:
     row = {
         "finding_id": "a1",
         "state": "closed",
@@ -293,7 +295,7 @@ def test_what_has_no_length_is_not_told_to_last(ns: int, none: bool) -> None:
         "ruled_out": [],
         "said": [],
     }
-    lines = " ".join(told(row, NULL_I64))
+    lines = " ".join(timeline(row, NULL_I64))
     assert ("over at once" in lines) == none
     assert ("lasted 1ms" in lines) != none
 

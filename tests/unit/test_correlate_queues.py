@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent.correlate.late import RATIO, bars
+from agent.correlate.outlier_bars import RATIO, bars
 from agent.correlate.series import Series
 from tests.unit.correlate_scenarios import PEER, START, T0, UNTIL, Host, S, code, latest, run
 
@@ -82,7 +82,7 @@ def test_a_consumer_that_stopped_with_what_it_holds_is_named() -> None:
     assert "worker-2 pid 502 stopped" in str(finding["sentence"])
 
 
-def test_its_name_with_the_server_is_told_too_and_tells_one_of_several() -> None:
+def test_its_name_with_the_server_is_reported_too_and_reports_one_of_several() -> None:
     host = well(0, 30)
     one_stops(host, 30, 36, holder=b"worker-2")
     talk(host, 0, 30, b"worker-1")
@@ -220,7 +220,7 @@ def test_what_is_made_up_for_at_the_end_does_not_change_the_cause() -> None:
 
 
 @pytest.mark.parametrize(("waits_ns", "cause"), [(0, "consumer_slow"), (700_000_000, "cpu")])
-def test_consumers_that_get_no_cpu_are_told_from_slow_ones(waits_ns: int, cause: str) -> None:
+def test_consumers_that_get_no_cpu_are_reported_from_slow_ones(waits_ns: int, cause: str) -> None:
     host = well(0, 30)
     stop = np.arange(6) + 0.5
     host.queue(

@@ -89,7 +89,7 @@ def test_no_row_makes_a_rule_raise(seed: int) -> None:
     config = CorrelatorConfig(pending_rows=4000, keep_rows=500, subjects=16, servers=32, max_findings=8)
     correlator, host = Correlator(config), Host(seed).healthy(0, SECONDS)
     tables = sorted(kept())
-    told = []
+    reported = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of sums and means of what is not known
         for made in host.made:
@@ -97,9 +97,9 @@ def test_no_row_makes_a_rule_raise(seed: int) -> None:
         for i in range(BATCHES):
             second = 15 + i * (SECONDS - 15) // BATCHES
             correlator.feed(batch(tables[int(rng.integers(0, len(tables)))], second, rng))
-            told += correlator.advance(T0 + second * S)
-        told += correlator.advance(T0 + 3 * SECONDS * S)
+            reported += correlator.advance(T0 + second * S)
+        reported += correlator.advance(T0 + 3 * SECONDS * S)
     assert not correlator.guard.failures
-    assert {b.table for b in told} == {"finding", "verdict", "evidence", "limiter_jump"}
+    assert {b.table for b in reported} == {"finding", "verdict", "evidence", "limiter_jump"}
     asked = {row["rule"] for row in correlator.guard.state()}
     assert len(asked) > len(symptoms()) + len(causes()), asked

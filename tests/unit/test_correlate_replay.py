@@ -57,7 +57,7 @@ def bucket(host: Host, seconds: float, step_ns: int, **more: object) -> tuple[in
 @pytest.mark.parametrize(
     ("step_ns", "words"), [(2 * S, "admitted {} requests too many"), (-2 * S, "wrongly refused {} requests")]
 )
-def test_the_sentence_tells_what_the_bucket_let_through(step_ns: int, words: str) -> None:
+def test_the_sentence_reports_what_the_bucket_let_through(step_ns: int, words: str) -> None:
     host = Host()
     admitted, true = bucket(host, 33.5, step_ns)
     (found,) = latest(run(host, 40))
@@ -67,14 +67,14 @@ def test_the_sentence_tells_what_the_bucket_let_through(step_ns: int, words: str
 
 
 @pytest.mark.parametrize("step_ns", [2 * S, -2 * S])
-def test_rows_and_metrics_tell_it_too(step_ns: int) -> None:
+def test_rows_and_metrics_report_it_too(step_ns: int) -> None:
     """Once, as ``limiters replay`` counts it until then; the other direction stays at 0."""
     host, store = Host(), MetricStore()
     admitted, true = bucket(host, 33.5, step_ns)
-    said = run(host, 40, tables=("limiter_jump",))
-    for batch in said:
+    declarations = run(host, 40, tables=("limiter_jump",))
+    for batch in declarations:
         store.offer(batch)
-    (row,) = [row for batch in said for row in batch.rows]
+    (row,) = [row for batch in declarations for row in batch.rows]
     assert (
         row["over_admitted"] - row["wrongly_refused"]
         == row["admitted_program"] - row["admitted_true"]
@@ -84,22 +84,22 @@ def test_rows_and_metrics_tell_it_too(step_ns: int) -> None:
     rows = np.concatenate([rows for table, rows in host.made if table == "limiter_decision"])
     (one,) = Decisions(rows, 0).around(Jump(T0 + 30 * S, step_ns, 0, int(row["t_ns"])))
     assert (row["over_admitted"], row["wrongly_refused"]) == (one.over_admitted, one.wrongly_refused)
-    way = "forward" if step_ns > 0 else "backward"
-    told = {
+    variant = "forward" if step_ns > 0 else "backward"
+    reported = {
         m.name.removeprefix("tickscope.limiter."): {dict(s.attributes)["direction"]: s.value for s in series}
         for m, series in store.collect()
         if "admitted" in m.name or "wrongly" in m.name
     }
     for name in ("over_admitted", "wrongly_refused"):
-        others = {other: 0 for other in ("forward", "backward", "_OTHER") if other != way}
-        assert told[name] == {way: int(row[name]), **others}
-        assert told[f"{name}.by_limiter"] == {way: int(row[name])}
+        others = {other: 0 for other in ("forward", "backward", "_OTHER") if other != variant}
+        assert reported[name] == {variant: int(row[name]), **others}
+        assert reported[f"{name}.by_limiter"] == {variant: int(row[name])}
 
 
 @pytest.mark.parametrize(
     "more", [{"library": b"own"}, {"step_immune": 1}, {"sample_rate": 0.25}, {"limit_per_s": np.nan}]
 )
-def test_what_is_not_known_is_not_said(more: dict[str, object]) -> None:
+def test_what_is_not_known_is_not_reported(more: dict[str, object]) -> None:
     host = Host()
     bucket(host, 33.5, 2 * S, **more)
     (found,) = latest(run(host, 40))
@@ -117,7 +117,7 @@ def test_an_estimate_is_a_row_with_its_reason_and_no_metric() -> None:
     assert not any(s.value for m, series in store.collect() if "over_admitted" in m.name for s in series)
 
 
-def test_a_level_that_nobody_told_is_found() -> None:
+def test_a_level_that_nobody_reported_is_found() -> None:
     """Without ``remaining``: the levels that fit what it decided before the jump all give the same counts, or bound
     them.
     """

@@ -55,7 +55,7 @@ def test_codes_that_are_unknown_are_not_among_some() -> None:
     assert union(np.array([3, 1]), np.array([], np.int64), np.array([1, 2])).tolist() == [1, 2, 3]
 
 
-def test_what_was_looked_at_is_noted_and_found_again_until_somebody_looks_anew() -> None:
+def test_what_was_checked_is_noted_and_found_again_until_somebody_looks_anew() -> None:
     ring = LastRows(DTYPE, 100, 1000)
     pieces = [np.sort(some(10, 50, seed), order="t_ns") for seed in range(3)]  # which overlap
     for piece in pieces:
@@ -63,12 +63,12 @@ def test_what_was_looked_at_is_noted_and_found_again_until_somebody_looks_anew()
     together = np.concatenate(pieces)
     inside = together[(together["t_ns"] >= 10) & (together["t_ns"] <= 40)]
     assert (ring.between(10, 40) == inside).all()
-    looked: set[tuple[int, int]] = set()
-    ring.look(looked)
+    tracked: set[tuple[int, int]] = set()
+    ring.track(tracked)
     assert (ring.between(10, 40) == inside).all()
     assert ring.between(10, 40) is ring.between(10, 40)
-    assert looked == {(10, 40)}
-    ring.look(None)
+    assert tracked == {(10, 40)}
+    ring.track(None)
     late = some(1, 1)
     late["t_ns"] = 20
     ring.add(late)

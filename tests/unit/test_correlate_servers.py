@@ -27,7 +27,7 @@ def answer(watch: ServiceWatch, second: int, ports: range) -> int:
 
 
 @pytest.mark.parametrize("heard_again", [range(1), range(1, 2), range(7, 8)])
-def test_who_was_not_heard_for_longest_makes_room(heard_again: range) -> None:
+def test_who_was_not_received_for_longest_makes_room(heard_again: range) -> None:
     watch = ServiceWatch(replace(CorrelatorConfig(), subjects=8))
     assert answer(watch, FIRST, range(8)) == 8
     assert answer(watch, FIRST + 1, heard_again) == 1

@@ -67,7 +67,7 @@ STORM = np.arange(30, 36, 1 / 300)
 
 
 @pytest.mark.parametrize("outcome", ["empty", "refused"])
-def test_who_tries_again_at_once_is_told_with_how_often(outcome: str) -> None:
+def test_who_tries_again_at_once_is_reported_with_how_often(outcome: str) -> None:
     host = steady()
     tries(host, STORM, outcome)
     found = {f["symptom"]: f for f in latest(run(host, UNTIL))}

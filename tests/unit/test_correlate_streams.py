@@ -142,7 +142,7 @@ def test_who_asks_and_waits_for_answers_is_no_stream() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_streams_of_varying_load_are_not_told(seed: int) -> None:
+def test_streams_of_varying_load_are_not_reported(seed: int) -> None:
     """Messages by chance, their rate another one every 20 s: gaps of all lengths, for ten minutes."""
     rng = np.random.default_rng(seed)
     host = Host(seed)

@@ -73,7 +73,7 @@ def test_a_reader_that_does_not_read_is_named(here: bool, serves: bool) -> None:
     assert "300000 bytes" in str(one["sentence"]).replace(",", "").replace(" ", " ")
 
 
-def test_it_is_told_within_two_seconds_and_a_poll() -> None:
+def test_it_is_reported_within_two_seconds_and_a_poll() -> None:
     host = Host()
     queues(host, SHUT, 300_000, 200_000)
     host.accept(0, UNTIL)

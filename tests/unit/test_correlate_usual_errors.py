@@ -11,7 +11,7 @@ import pytest
 
 from agent.batch import make
 from agent.common.sentence import plain
-from agent.correlate import outside
+from agent.correlate import external_ends
 from agent.correlate.episode import Episode
 from agent.correlate.finding import Finding
 from agent.correlate.services import ServiceWatch
@@ -139,11 +139,11 @@ def test_who_is_waited_for_all_the_time_is_not_why(usual: bool) -> None:
     )
     found = failing(host)
     assert (found["cause"], found["culprit_pid"]) == ("broker_slow", APP if usual else CACHE)
-    said = "did not answer 5 requests" if usual else "kept 5 calls of gunicorn pid 720 at 127.0.0.1:8000 waiting"
-    assert said in str(found["sentence"])
+    output = "did not answer 5 requests" if usual else "kept 5 calls of gunicorn pid 720 at 127.0.0.1:8000 waiting"
+    assert output in str(found["sentence"])
 
 
-def test_what_a_server_says_of_itself_is_no_more_than_was_seen() -> None:
+def test_what_a_server_reports_of_itself_is_no_more_than_was_seen() -> None:
     host = Host()
     answers(host, 0, 30, CLIENT, FAR_AT, b"http")
     answers(host, 30, 35, CLIENT, FAR_AT, b"http", b"503")
@@ -195,7 +195,7 @@ def test_one_of_several_that_ends_in_order_is_not_why(others: bool) -> None:
     assert (found["cause"] == "resource_limit") is others
 
 
-def test_the_share_that_is_told_is_of_the_error_that_is_told() -> None:
+def test_the_share_that_is_reported_is_of_the_error_that_is_reported() -> None:
     host = chain(b"")
     answers(host, 30, 32, CLIENT, PROXY_AT, b"http", b"502", n=15)
     answers(host, 32, 35, CLIENT, PROXY_AT, b"http", b"503", n=180)
@@ -205,14 +205,14 @@ def test_the_share_that_is_told_is_of_the_error_that_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("protocol", "said"), [(b"postgresql", b"23505"), (b"postgresql", b"40001"), (b"mysql", b"1062")]
+    ("protocol", "output"), [(b"postgresql", b"23505"), (b"postgresql", b"40001"), (b"mysql", b"1062")]
 )
-def test_what_programs_provoke_on_purpose_is_no_fault(protocol: bytes, said: bytes) -> None:
+def test_what_programs_provoke_on_purpose_is_no_fault(protocol: bytes, output: bytes) -> None:
     """A job begins that inserts each row, and looks whether it was there already."""
     host = Host()
     talks(host, APP, b"gunicorn", DATABASE_AT, DATABASE, b"postgres", 5432)
     answers(host, 0, UNTIL, APP, DATABASE_AT, protocol, n=40)
-    answers(host, 30, UNTIL, APP, DATABASE_AT, protocol, said, n=40)
+    answers(host, 30, UNTIL, APP, DATABASE_AT, protocol, output, n=40)
     assert latest(run(host, UNTIL)) == []
 
 
@@ -265,7 +265,7 @@ def test_an_end_of_one_whose_start_is_not_known_is_no_brief_one() -> None:
         signal=9,
     ).rows
     with np.errstate(over="raise"):
-        assert not outside.brief(rows[0])
+        assert not external_ends.brief(rows[0])
 
 
 def test_processes_that_ended_together_are_counted_though_one_was_late_too() -> None:
@@ -291,5 +291,5 @@ def test_processes_that_ended_together_are_counted_though_one_was_late_too() -> 
     limiter, late = one("service_errors", 9, "limiter api (worker pid 9)"), one("blocked_time", 1)
     limiter.metric = "share"
     its = [limiter, late, *(one("process_gone", n) for n in (1, 2, 3))]
-    said = plain(pieces(Finding(0, 0, 0, episodes=its, verdicts={id(e): [] for e in its}).sentence()))
-    assert said.endswith("Also affected: 3 more processes of worker.")
+    output = plain(pieces(Finding(0, 0, 0, episodes=its, verdicts={id(e): [] for e in its}).sentence()))
+    assert output.endswith("Also affected: 3 more processes of worker.")

@@ -220,9 +220,9 @@ TOLD = [
 ]
 
 
-@pytest.mark.parametrize(("made", "told"), TOLD, ids=[made.symptom for made, _ in TOLD])
-def test_a_symptom_is_told_by_its_impact(made: Episode, told: str) -> None:
-    assert plain(pieces(made.declared.clause(made))) == told.replace(" WHEN", WHEN)
+@pytest.mark.parametrize(("made", "reported"), TOLD, ids=[made.symptom for made, _ in TOLD])
+def test_a_symptom_is_reported_by_its_impact(made: Episode, reported: str) -> None:
+    assert plain(pieces(made.declared.clause(made))) == reported.replace(" WHEN", WHEN)
 
 
 def test_each_symptom_is_in_the_table() -> None:
@@ -230,7 +230,7 @@ def test_each_symptom_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "told"),
+    ("verdicts", "reported"),
     [
         ([("peer_stopped", 0.9, "it did not read", "")], "{what} because it did not read."),
         ([("peer_stopped", 0.5, "it did not read", "")], "{what}, probably because it did not read."),
@@ -242,8 +242,10 @@ def test_each_symptom_is_in_the_table() -> None:
         ([], "{what}; cause unknown."),
     ],
 )
-def test_the_cause_comes_after_the_impact(verdicts: list[tuple[str, float, str, str]], told: str) -> None:
+def test_the_cause_comes_after_the_impact(verdicts: list[tuple[str, float, str, str]], reported: str) -> None:
     made = episode("process_stopped", "redis-server pid 31888", "happens", "ns", 1.5e9, key=(31888, 1, 1))
     found = Finding(5 * S, 6 * S, 6)
-    found.judged(made, [Verdict(cause, score, "", words, short=short) for cause, score, words, short in verdicts])
-    assert plain(pieces(found.sentence())) == told.format(what="redis-server pid 31888 was stopped for 1.5 s" + WHEN)
+    found.add_verdicts(made, [Verdict(cause, score, "", words, short=short) for cause, score, words, short in verdicts])
+    assert plain(pieces(found.sentence())) == reported.format(
+        what="redis-server pid 31888 was stopped for 1.5 s" + WHEN
+    )

@@ -42,30 +42,30 @@ def done(host: Host, kind: str, at: float, by: str = "other", pid: int = WORKER,
     event(host, kind, at, pid, **columns)
 
 
-def told(host: Host) -> list[tuple[object, object]]:
+def reported(host: Host) -> list[tuple[object, object]]:
     return [(f["cause"], f["culprit_pid"]) for f in latest(run(host, 60))]
 
 
 @pytest.mark.parametrize("by", ["other", "ancestor", "parent"])
-def test_a_worker_that_is_killed_is_told_though_another_takes_its_place(by: str) -> None:
+def test_a_worker_that_is_killed_is_reported_though_another_takes_its_place(by: str) -> None:
     host = at_work(at_work(Host(1).healthy(0, 60), 0, 40), 40, 60, pid=WORKER + 1)
     done(host, "killed", 40.0, by, signal=9, sender_pid=MASTER if by == "parent" else 77)
-    assert told(host) == [("process_killed", WORKER)]
+    assert reported(host) == [("process_killed", WORKER)]
 
 
 @pytest.mark.parametrize(("kind", "by", "number"), [("oom_killed", "kernel", 9), ("killed", "itself", 11)])
-def test_a_worker_that_ran_out_of_memory_or_crashed_is_told(kind: str, by: str, number: int) -> None:
+def test_a_worker_that_ran_out_of_memory_or_crashed_is_reported(kind: str, by: str, number: int) -> None:
     host = at_work(Host(1).healthy(0, 60), 0, 40)
     done(host, kind, 40.0, by, signal=number)
-    assert told(host) == [("process_killed", WORKER)]
+    assert reported(host) == [("process_killed", WORKER)]
 
 
 @pytest.mark.parametrize("by", ["other", "ancestor", "parent"])
-def test_a_worker_that_is_stopped_is_told(by: str) -> None:
+def test_a_worker_that_is_stopped_is_reported(by: str) -> None:
     host = at_work(Host(1).healthy(0, 60), 0, 40)
     done(host, "stopped", 40.1, by, signal=19, sender_pid=MASTER if by == "parent" else 77)
     done(host, "continued", 42.3, signal=18)
-    assert told(host) == [("process_stopped", WORKER)]
+    assert reported(host) == [("process_stopped", WORKER)]
 
 
 @pytest.mark.parametrize(
@@ -80,10 +80,10 @@ def test_a_worker_that_is_stopped_is_told(by: str) -> None:
         ("exited", "other", 15),
     ],
 )
-def test_an_end_that_belongs_to_its_life_is_not_told(kind: str, by: str, number: int) -> None:
+def test_an_end_that_belongs_to_its_life_is_not_reported(kind: str, by: str, number: int) -> None:
     host = at_work(Host(1).healthy(0, 60), 0, 40)
     done(host, kind, 40.0, by, signal=number, exit_code=1)
-    assert told(host) == []
+    assert reported(host) == []
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,13 @@ def test_job_control_what_its_parent_started_and_a_moment_may_stop_it(by: str, n
     host = at_work(Host(1).healthy(0, 60), 0, 40)
     done(host, "stopped", 40.1, by, signal=number)
     done(host, "continued", 40.1 + took_s, signal=18)
-    assert told(host) == []
+    assert reported(host) == []
 
 
 def test_a_debugger_may_hold_it() -> None:
     host = at_work(Host(1).healthy(0, 60), 0, 40)
     done(host, "traced", 40.1, "kernel", signal=19)
-    assert told(host) == []
+    assert reported(host) == []
 
 
 @pytest.mark.parametrize("parent_at", [39.2, 41.5])
@@ -107,7 +107,7 @@ def test_a_tree_that_is_ended_as_a_whole_is_a_job_that_ended(parent_at: float) -
     host = at_work(Host(1).healthy(0, 60), 0, 40)
     for at, pid in sorted([(40.0, WORKER), (parent_at, MASTER)]):
         done(host, "killed", at, pid=pid, signal=9, comm=b"make" if pid == MASTER else b"celery")
-    assert told(host) == []
+    assert reported(host) == []
 
 
 def test_short_lives_shells_and_who_rests_are_nobodys_workers() -> None:
@@ -117,7 +117,7 @@ def test_short_lives_shells_and_who_rests_are_nobodys_workers() -> None:
     done(host, "killed", 40.0, signal=9)
     done(host, "killed", 40.5, pid=5000, comm=b"bash", signal=9)
     done(host, "killed", 41.0, pid=5001, comm=b"sleep", signal=9)
-    assert told(host) == []
+    assert reported(host) == []
 
 
 def test_what_ends_of_its_program_later_is_no_successor() -> None:
@@ -125,18 +125,18 @@ def test_what_ends_of_its_program_later_is_no_successor() -> None:
     done(host, "killed", 40.0, signal=9)
     for n in range(3):
         done(host, "exited", 44.0 + n, pid=6000 + n, exit_code=1, signal=np.iinfo(np.int64).min, sender_pid=-1)
-    assert told(host) == [("process_killed", WORKER)]
+    assert reported(host) == [("process_killed", WORKER)]
 
 
 def test_a_tree_whose_parent_had_ended_before_is_a_job_that_ended() -> None:
     host = at_work(Host(1).healthy(0, 60), 0, 40)
     done(host, "killed", 39.9, pid=MASTER, signal=9, comm=b"make", sender_pid=77)
     done(host, "killed", 40.0, signal=9, parent_pid=1, sender_pid=77)
-    assert told(host) == []
+    assert reported(host) == []
 
 
 def test_who_ends_outside_of_the_namespace_is_nobodys_parent() -> None:
     host = at_work(Host(1).healthy(0, 60), 0, 40)
     done(host, "killed", 40.0, signal=9, parent_pid=NULL_I64)
     done(host, "killed", 41.0, pid=NULL_I64, signal=9)
-    assert told(host) == [("process_killed", WORKER)]
+    assert reported(host) == [("process_killed", WORKER)]

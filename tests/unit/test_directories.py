@@ -15,7 +15,7 @@ from agent.common import ownfiles
 from agent.correlate.correlator import Correlator
 from agent.errors import AgentError
 from agent.posix.directories import prepare
-from agent.service.kept_hours import KeptHours
+from agent.service.hours_store import HoursStore
 from agent.store import seal
 from agent.store.hot import HotStore
 from agent.store.retention import Retention
@@ -35,7 +35,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         hot.close()
     fd = os.open(place, os.O_RDONLY)
     LastReading(fd, BOOT)
-    KeptHours(Correlator(), fd, BOOT).close()
+    HoursStore(Correlator(), fd, BOOT).close()
     os.close(fd)
     monkeypatch.chdir(place)
     seal.seal_all(2, Retention(1 << 30, 1e9))

@@ -75,7 +75,7 @@ def test_tries_are_the_questions_that_nobody_answered_and_the_last() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("output", "expected"),
     [
         (b"10.0.0.53:53", "10.0.0.53:53"),
         (b"[2001:db8::1]:53", "[2001:db8::1]:53"),
@@ -85,8 +85,8 @@ def test_tries_are_the_questions_that_nobody_answered_and_the_last() -> None:
         (b"\xff\x1b:53", ""),
     ],
 )
-def test_the_server_that_a_program_names(said: bytes, expected: str) -> None:
-    assert peer_text(row(source=GO, code=-1, server=said, peer_addr=0, peer_port=0)["peer"].tobytes()) == expected
+def test_the_server_that_a_program_names(output: bytes, expected: str) -> None:
+    assert peer_text(row(source=GO, code=-1, server=output, peer_addr=0, peer_port=0)["peer"].tobytes()) == expected
 
 
 def test_questions_of_anybody() -> None:

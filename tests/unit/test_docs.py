@@ -177,8 +177,8 @@ def test_settings_are_ones_that_it_takes(page: str, tmp_path: Path) -> None:
         read_file(file, required=True)
 
 
-def test_every_member_of_a_reported_decision_is_told() -> None:
-    told = {
+def test_every_member_of_a_reported_decision_is_reported() -> None:
+    reported = {
         name
         for row in re.findall(r"^\| (.+?) \|", PAGES["docs/limiters-reference.md"], re.MULTILINE)
         for name in re.findall(r"`(\w+)`", row)
@@ -194,15 +194,15 @@ def test_every_member_of_a_reported_decision_is_told() -> None:
         *decision.INTEGERS,
         *decision.IDS,
         *decision.NAMES,
-    } <= told
+    } <= reported
 
 
-def test_what_a_real_run_said_is_there() -> None:
+def test_what_a_real_run_reported_is_there() -> None:
     blocks = [found[3] for text in PAGES.values() for found in RAN.finditer(text)]
     assert blocks
     for block in blocks:
-        said = [line for line in block.splitlines() if line]
-        assert len(said) > sum(line.startswith("$ ") for line in said), block
+        output = [line for line in block.splitlines() if line]
+        assert len(output) > sum(line.startswith("$ ") for line in output), block
     assert LIVE.read_text().startswith(("<svg", "<?xml"))
 
 

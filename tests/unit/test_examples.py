@@ -80,27 +80,27 @@ def counted(source: Intake) -> tuple[int, int]:
     return came, source.losses()["dropped"]
 
 
-def test_a_caller_is_never_held_up_and_every_decision_is_told_or_counted(place: Path, decisions: Any) -> None:
-    def tell(count: int) -> None:
-        unhurt(lambda: [decisions.tell("api", "allowed") for _ in range(count)] and None)
+def test_a_caller_is_never_held_up_and_every_decision_is_reported_or_counted(place: Path, decisions: Any) -> None:
+    def render(count: int) -> None:
+        unhurt(lambda: [decisions.render("api", "allowed") for _ in range(count)] and None)
 
-    tell(11)  # no agent
+    render(11)  # no agent
     assert decisions.dropped == 11
     source = Intake(*room.bind(sockets.directory(place / "intake.sock")))
-    tell(4000)  # one that does not read: stopped, or busy
+    render(4000)  # one that does not read: stopped, or busy
     assert decisions.dropped > 0
-    came, told = counted(source)
-    tell(1)
+    came, reported = counted(source)
+    render(1)
     came += counted(source)[0]
-    told = source.losses()["dropped"]
-    assert (came + told, decisions.dropped) == (11 + 4000 + 1, 0)
+    reported = source.losses()["dropped"]
+    assert (came + reported, decisions.dropped) == (11 + 4000 + 1, 0)
     source.close()  # it ends
     for name in ("intake.sock", "intake.seq.sock", "intake.stream.sock"):
         (place / name).unlink()
-    tell(5)
+    render(5)
     assert decisions.dropped == 5
     again = Intake(*room.bind(sockets.directory(place / "intake.sock")))
-    tell(2)
+    render(2)
     assert counted(again) == (2, 5)
     again.close()
 
@@ -110,7 +110,7 @@ def test_a_full_backlog_does_not_hold_it_up_either(place: Path, decisions: Any) 
     waiting = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
     for sock in waiting:
         sock.connect(str(place / "intake.seq.sock"))
-    unhurt(lambda: [decisions.tell("api", "allowed") for _ in range(100)] and None)
+    unhurt(lambda: [decisions.render("api", "allowed") for _ in range(100)] and None)
     assert decisions.dropped == 100
     for sock in (listener, *waiting):
         sock.close()
@@ -156,7 +156,9 @@ def served(place: Path) -> socket.socket:
 
 
 @pytest.mark.parametrize("language", [python_limiter, page_limiter, go_limiter])
-def test_a_limiter_goes_on_with_the_next_process_that_tells(place: Path, language: Callable[[Path], list[str]]) -> None:
+def test_a_limiter_goes_on_with_the_next_process_that_reports(
+    place: Path, language: Callable[[Path], list[str]]
+) -> None:
     with subprocess.Popen(
         [*language(place), str(place / "notices.sock")], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
     ) as program:
@@ -183,8 +185,8 @@ def test_clock_watch_goes_on_until_nobody_listens(place: Path) -> None:
             with accepted(listener) as connection:
                 connection.sendall(b'{"id": %d, "size_ns": -5}\n{"id": 9, "si' % number)
         listener.close()
-        said, why = watch.communicate(timeout=20)
+        output, why = watch.communicate(timeout=20)
     assert watch.returncode == 4
-    assert [line.rpartition(",")[2] for line in said.splitlines()] == ["id", "1", "2"]
+    assert [line.rpartition(",")[2] for line in output.splitlines()] == ["id", "1", "2"]
     assert "connected anew" in why
     assert "no more notices at" in why

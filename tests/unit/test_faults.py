@@ -18,9 +18,9 @@ from agent.batch import Batch, make
 from agent.common.clocks import boot_ns
 from agent.common.faults import IN_A_ROW, Faults
 from agent.correlate.correlator import Correlator
+from agent.kernel.kernel_source import KernelSource
 from agent.kernel.load import Loaded
 from agent.kernel.probe import Ring
-from agent.kernel.source import KernelSource
 from agent.kernel.wire import Wire
 from agent.service.control import Control, ask
 from agent.service.loop import Loop
@@ -64,9 +64,9 @@ class BrokenCorrelator(Correlator):
             raise IndexError(f"broken {where}")
 
 
-@pytest.mark.parametrize(("where", "calls", "unjudged"), [("feed", IN_A_ROW, 20), ("advance", IN_A_ROW, 42)])
+@pytest.mark.parametrize(("where", "calls", "unevaluated"), [("feed", IN_A_ROW, 20), ("advance", IN_A_ROW, 42)])
 def test_a_correlator_that_fails_costs_findings_and_no_rows(
-    tmp_path: Path, where: str, calls: int, unjudged: int
+    tmp_path: Path, where: str, calls: int, unevaluated: int
 ) -> None:
     source, correlator = steady(), BrokenCorrelator(where)
     loop = Loop([source], Writer(HotStore(tmp_path, this_boot(), "host", seal_command=())), correlator, [])
@@ -74,11 +74,11 @@ def test_a_correlator_that_fails_costs_findings_and_no_rows(
     for turn in range(19):
         loop.step(now + turn * 10**9)
     assert list(loop.failures.values()) == [f"IndexError: broken {where}"]
-    assert loop.unjudged()["faults"] >= IN_A_ROW
+    assert loop.unevaluated()["faults"] >= IN_A_ROW
     loop.finish()
     assert stored(tmp_path) == 20
     assert correlator.calls <= calls
-    assert loop.unjudged()["faults"] <= unjudged
+    assert loop.unevaluated()["faults"] <= unevaluated
 
 
 def test_a_sink_that_fails_is_left_out_and_every_row_that_it_missed_is_a_loss(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_readable_socket_whose_callback_fails_is_left_out(tmp_path: Path) -> N
         one.close()
 
 
-def test_a_request_that_cannot_be_answered_says_why_and_the_next_is_answered(tmp_path: Path) -> None:
+def test_a_request_that_cannot_be_answered_reports_why_and_the_next_is_answered(tmp_path: Path) -> None:
     def broken() -> dict[str, object]:
         raise ZeroDivisionError("status")
 
@@ -179,7 +179,7 @@ def test_it_may_also_wait_for_a_disk_with_the_others(tmp_path: Path) -> None:
     assert stored(tmp_path) == 6
 
 
-def test_what_fails_now_and_then_is_counted_and_not_said_each_time(capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_fails_now_and_then_is_counted_and_not_reported_each_time(capfd: pytest.CaptureFixture[str]) -> None:
     faults = Faults()
 
     def work(fails: Any) -> int:

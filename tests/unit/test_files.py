@@ -16,11 +16,11 @@ import pytest
 
 from agent.common.fairness import NoPlaceError, Places
 from agent.kernel.limits import TRIES
-from agent.kernel.steps import HeldUpError, Steps, at_once, pump_until, run
-from agent.targets.analyst import Analyst
-from agent.targets.asked import HOST, Ask, FileId, Owner, Target
+from agent.kernel.steps import BlockedError, Steps, at_once, pump_until, run
+from agent.targets.analyzer_pool import AnalyzerPool
+from agent.targets.asked import HOST, FileId, Owner, ProbeRequest, Target
 from agent.targets.files import Files
-from agent.targets.unseen import UnseenPrograms
+from agent.targets.unprobed import UnprobedPrograms
 
 USER = Owner(100, 1000, "user")
 
@@ -47,40 +47,40 @@ class Attaching:
 
 class Bench:
     def __init__(self, *attaching: Attaching, limit: int = 1024) -> None:
-        self.analyst, self.unseen, self.shares = (
-            Analyst(1),
-            UnseenPrograms(),
+        self.analyzers, self.unprobed_programs, self.shares = (
+            AnalyzerPool(1),
+            UnprobedPrograms(),
             Places(limit // 2, what="probe descriptors"),
         )
         self.files = Files(
-            self.analyst, lambda fds: at_once(lambda: b""), self.shares, self.unseen, Counter(), multi=True
+            self.analyzers, lambda fds: at_once(lambda: b""), self.shares, self.unprobed_programs, Counter(), multi=True
         )
         self.asks = [
-            Ask("functions", one.found, f"test{number}", {"names": []}) for number, one in enumerate(attaching)
+            ProbeRequest("functions", one.found, f"test{number}", {"names": []}) for number, one in enumerate(attaching)
         ]
 
     def offer(self, path: Path, owner: Owner = HOST) -> FileId:
         got: list[Any] = []
         fd = os.open(path, os.O_RDONLY)
         run(self.files.offer(owner, str(path), fd, [], self.asks), lambda value, error: got.append((value, error)))
-        assert pump_until(lambda: bool(got), [self.analyst], 60)
+        assert pump_until(lambda: bool(got), [self.analyzers], 60)
         os.close(fd)
         value, error = got[0]
         assert error is None, error
         return FileId(*value)
 
-    def told(self) -> list[str]:
-        return [str(one["reason"]) for one in self.unseen.told()]
+    def reported(self) -> list[str]:
+        return [str(one["reason"]) for one in self.unprobed_programs.reported()]
 
     def gone(self, file: FileId) -> bool:
         """Nobody uses it in two scans; whether nothing is left of it."""
         for _ in range(2):
             self.files.release_unused(set())
-        return not (self.files.known(file) or self.told() or self.shares.used)
+        return not (self.files.known(file) or self.reported() or self.shares.used)
 
     def close(self) -> None:
         self.files.close()
-        self.analyst.close()
+        self.analyzers.close()
 
 
 @pytest.fixture
@@ -108,12 +108,12 @@ def test_what_failed_is_wanted_until_it_was_tried_often_enough(bench: Any, progr
         file = files.offer(program)
         assert one.offered == min(tried, TRIES)
         assert files.files.wanting(file) == (tried < TRIES)
-        assert len(files.told()) == 1
+        assert len(files.reported()) == 1
     assert files.gone(file)
 
 
 def test_who_was_held_up_by_others_is_tried_for_ever(bench: Any, program: Path) -> None:
-    one = Attaching(*(HeldUpError(110, "the helper does not answer") for _ in range(3 * TRIES)))
+    one = Attaching(*(BlockedError(110, "the helper does not answer") for _ in range(3 * TRIES)))
     files = bench(one)
     for _ in range(3 * TRIES):
         assert files.files.wanting(files.offer(program))
@@ -122,32 +122,34 @@ def test_who_was_held_up_by_others_is_tried_for_ever(bench: Any, program: Path) 
     assert not files.files.wanting(file)
 
 
-def test_what_is_told_of_a_failure_is_taken_back_when_it_works(bench: Any, program: Path) -> None:
+def test_what_is_reported_of_a_failure_is_taken_back_when_it_works(bench: Any, program: Path) -> None:
     """Whoever brings the file then; and what others have attached to it stays all the while."""
     fails, works = Attaching(OSError(110, "Connection timed out")), Attaching()
     files = bench(fails, works)
     files.offer(program)
-    (reason,) = files.told()
+    (reason,) = files.reported()
     assert "cannot attach: Connection timed out" in reason
     files.offer(program, USER)
-    assert files.told() == []
+    assert files.reported() == []
     assert (fails.offered, works.offered) == (2, 1)
     assert (fails.live, works.live) == (1, 1)
 
 
-def test_what_is_told_of_a_refusal_is_taken_back_when_there_is_room(bench: Any, program: Path, tmp_path: Path) -> None:
+def test_what_is_reported_of_a_refusal_is_taken_back_when_there_is_room(
+    bench: Any, program: Path, tmp_path: Path
+) -> None:
     """Of a user's 128 descriptors somebody has all but a few; nobody else's asks are asked again."""
     large, other = Attaching(cost=30), Attaching()
     files = bench(large, other)
     files.shares.take(USER.uid, 120)
     file = files.offer(program, USER)
-    assert ["share of probe descriptors is used up" in reason for reason in files.told()] == [True]
+    assert ["share of probe descriptors is used up" in reason for reason in files.reported()] == [True]
     assert not files.files.wanting(file)
     files.shares.give_back(USER.uid, 30)
     assert files.files.wanting(file)
     assert files.offer(program, USER) == file
     assert (large.offered, large.live, other.offered) == (2, 1, 1)
-    assert files.told() == []
+    assert files.reported() == []
 
 
 def test_what_another_file_has_taken_is_asked_for_again(bench: Any, program: Path) -> None:
@@ -157,31 +159,31 @@ def test_what_another_file_has_taken_is_asked_for_again(bench: Any, program: Pat
     for _ in range(2):
         file = files.offer(program, USER)
         assert files.files.wanting(file)
-        assert "too many" in files.told()[0]
+        assert "too many" in files.reported()[0]
     files.offer(program, USER)
-    assert (one.live, files.told(), files.files.wanting(file)) == (1, [], False)
+    assert (one.live, files.reported(), files.files.wanting(file)) == (1, [], False)
 
 
-def test_what_is_told_of_content_that_is_no_more_is_taken_back(bench: Any, program: Path) -> None:
+def test_what_is_reported_of_content_that_is_no_more_is_taken_back(bench: Any, program: Path) -> None:
     files = bench(Attaching(*(OSError(5, "Input/output error") for _ in range(TRIES))))
     for _ in range(TRIES):
         files.offer(program)
     with program.open("ab") as file:
         file.write(b"x")
     files.offer(program, USER)
-    assert files.told() == []
+    assert files.reported() == []
 
 
-def test_an_examiner_that_is_killed_costs_no_file_its_probes(bench: Any, program: Path) -> None:
+def test_an_elf_analyzer_that_is_killed_costs_no_file_its_probes(bench: Any, program: Path) -> None:
     """As when memory is short."""
     one = Attaching()
     files = bench(one)
     got: list[object] = []
     with program.open("rb") as file:
         run(files.files.offer(HOST, str(program), file.fileno(), [], files.asks), lambda *end: got.append(end))
-        os.kill(files.analyst.pids[0], signal.SIGKILL)
-        assert pump_until(lambda: bool(got), [files.analyst], 60)
-    assert "SIGKILL" in files.told()[0]
+        os.kill(files.analyzers.pids[0], signal.SIGKILL)
+        assert pump_until(lambda: bool(got), [files.analyzers], 60)
+    assert "SIGKILL" in files.reported()[0]
     key = files.offer(program)
     assert one.live == 1
     assert files.gone(key)
@@ -198,7 +200,7 @@ def test_who_asks_for_other_functions_of_a_file_gets_these(bench: Any) -> None:
 
     files = bench(one := Asking(), two := Asking())
     for asking, name in ((one, "getaddrinfo"), (two, "adjtimex")):
-        files.asks[files.asks.index(next(a for a in files.asks if a.found == asking.found))] = Ask(
+        files.asks[files.asks.index(next(a for a in files.asks if a.found == asking.found))] = ProbeRequest(
             "functions", asking.found, name, {"names": [name]}
         )
     files.offer(Path("/lib/x86_64-linux-gnu/libc.so.6"))

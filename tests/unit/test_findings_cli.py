@@ -24,7 +24,7 @@ from agent.cli.findings import decoded, joined
 from agent.cli.main import cli
 from agent.columns import NULL_I64
 from agent.common.instants import iso
-from agent.common.sentence import pieces, plain, told
+from agent.common.sentence import pieces, plain, text_of
 from agent.correlate.catalogue import causes, symptoms
 from agent.store.hot import HotStore
 from agent.tables import TABLES
@@ -59,12 +59,12 @@ def test_each_finding_once_in_its_latest_state_in_order_of_the_beginning(filled:
     """The clock step began earlier and was told later, which is not what the table shows."""
     doc = json.loads(tickscope("findings", "--store", filled, "-o", "json").stdout)
     assert [(r["cause"], r["state"]) for r in doc["rows"]] == [("clock_step", "open"), ("broker_slow", "closed")]
-    starts, told = ([r[name] for r in doc["rows"]] for name in ("start_ns", "t_ns"))
-    assert starts == sorted(starts) and told != sorted(told)
+    starts, text_of = ([r[name] for r in doc["rows"]] for name in ("start_ns", "t_ns"))
+    assert starts == sorted(starts) and text_of != sorted(text_of)
     assert all(isinstance(r[c], list) for r in doc["rows"] for c in ("causes", "evidence", "ruled_out"))
 
 
-def test_query_and_sql_tell_each_finding_once_too(filled: Path) -> None:
+def test_query_and_sql_report_each_finding_once_too(filled: Path) -> None:
     doc = json.loads(tickscope("query", "finding", "--columns", "cause,state", "--store", filled, "-o", "json").stdout)
     assert [(r["cause"], r["state"]) for r in doc["rows"]] == [("broker_slow", "closed"), ("clock_step", "open")]
     done = tickscope(
@@ -157,11 +157,11 @@ def test_at_eighty_columns_words_stay_whole(filled: Path) -> None:
         assert not [word for word in narrow.split() if word not in words and not word.isdigit()], argv
 
 
-def test_a_pipe_gets_one_line_each_whatever_columns_says(filled: Path) -> None:
+def test_a_pipe_gets_one_line_each_whatever_columns_reports(filled: Path) -> None:
     """readline, where any program that starts the verb has it, sets COLUMNS."""
     command = [sys.executable, "-m", "agent", "findings", "--store", filled]
-    said = subprocess.run(command, env={**os.environ, "COLUMNS": "80"}, capture_output=True, text=True).stdout
-    assert len(said.splitlines()) == 3
+    output = subprocess.run(command, env={**os.environ, "COLUMNS": "80"}, capture_output=True, text=True).stdout
+    assert len(output.splitlines()) == 3
 
 
 def test_the_answer_is_what_a_narrow_screen_shows(filled: Path, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_no_findings_is_exit_3(tmp_path: Path) -> None:
         assert (done.returncode, done.stdout) == (3, b"") and b"nothing wrong was seen" in done.stderr
 
 
-def test_explain_last_tells_the_newest_with_what_was_ruled_out(tmp_path: Path) -> None:
+def test_explain_last_reports_the_newest_with_what_was_ruled_out(tmp_path: Path) -> None:
     out = tickscope("explain", "last", "--store", store(tmp_path / "store", run(clock_step(), 47))).stdout.decode()
     for part in (
         "The wall clock jumped back by 30 s",
@@ -222,7 +222,7 @@ def test_neither_does_who_woke_a_thread_that_slept(tmp_path: Path) -> None:
         assert "[2J" in shown and "1707" in shown and harmless(shown), verb
 
 
-def test_people_are_told_what_the_wall_clock_said_then(tmp_path: Path) -> None:
+def test_people_are_reported_what_the_wall_clock_reported_then(tmp_path: Path) -> None:
     """Of a finding with a step in its middle: the start by the time before it, the end by the time after it."""
     batches = run(broker_slow(), 60)
     finding = latest(batches)[0]
@@ -234,15 +234,15 @@ def test_people_are_told_what_the_wall_clock_said_then(tmp_path: Path) -> None:
     )
     path = store(tmp_path / "store", [*batches, *before, *after])
 
-    def said(wall_ns: int) -> str:
+    def output(wall_ns: int) -> str:
         at = datetime.fromtimestamp((wall_ns + 500_000) // 10**6 / 1000).astimezone()
         return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
     out = " ".join(tickscope("explain", "last", "--store", path).stdout.decode().split())
-    assert f"from {said(start + base)} to {said(end + base - 30 * S)} because" in out
-    assert f"began {said(start + base)[:23]}" in out and f"boot+{start / 1e9:.3f}" in out
+    assert f"from {output(start + base)} to {output(end + base - 30 * S)} because" in out
+    assert f"began {output(start + base)[:23]}" in out and f"boot+{start / 1e9:.3f}" in out
     assert (
-        f"from {said(start + base)} to {said(end + base - 30 * S)} because"
+        f"from {output(start + base)} to {output(end + base - 30 * S)} because"
         in tickscope("findings", "--store", path).stdout.decode()
     )
     (row,) = json.loads(tickscope("findings", "--store", path, "-o", "json").stdout)["rows"]
@@ -256,11 +256,11 @@ def test_a_name_cannot_pass_for_an_instant() -> None:
     host = refusing()
     host.step(29.5, -30 * S, comm=b"boot+1.000 \x1e5\x1e")
     found = latest(run(host, 47))[0]
-    said = pieces(json.dumps(found["said"]), None)
-    instants = [part for part in said if isinstance(part, int)]
+    output = pieces(json.dumps(found["said"]), None)
+    instants = [part for part in output if isinstance(part, int)]
     assert instants[0] == T0 + 29_500 * MS and min(instants) >= T0 and len(instants) == 3
-    assert "boot+1.000" in told(said, lambda t_ns: t_ns)
-    assert plain(said) == found["sentence"]
+    assert "boot+1.000" in text_of(output, lambda t_ns: t_ns)
+    assert plain(output) == found["sentence"]
 
 
 def test_explain_by_the_start_of_an_id(filled: Path) -> None:
@@ -319,7 +319,7 @@ def test_json_that_somebody_else_wrote_ends_no_verb() -> None:
     assert pieces('[[2.5e299, "s"]]', "as it was") == ["as it was"]
 
 
-def test_json_tells_times_by_the_wall_clock(tmp_path: Path) -> None:
+def test_json_reports_times_by_the_wall_clock(tmp_path: Path) -> None:
     known = make("clock_offset", 1, t_ns=1, real_mono_ns=1_770_000_000 * S, boot_mono_ns=0, err_ns=100)
     filled = store(tmp_path / "store", [known], run(broker_slow(), 60), run(clock_step(), 47))
     for row in json.loads(tickscope("findings", "--store", filled, "-o", "json").stdout)["rows"]:
@@ -330,8 +330,8 @@ def test_json_tells_times_by_the_wall_clock(tmp_path: Path) -> None:
             assert row["ended"] is None
         else:
             assert abs((datetime.fromisoformat(row["ended"]) - began).total_seconds() - row["lasted_s"]) < 1e-5
-    told = json.loads(tickscope("explain", "--store", filled, "-o", "json").stdout)["finding"]
-    assert (told["began"], told["ended"], told["lasted_s"]) == (row["began"], row["ended"], row["lasted_s"])
+    text_of = json.loads(tickscope("explain", "--store", filled, "-o", "json").stdout)["finding"]
+    assert (text_of["began"], text_of["ended"], text_of["lasted_s"]) == (row["began"], row["ended"], row["lasted_s"])
 
 
 def test_findings_are_chosen_by_cause_symptom_severity_and_process(filled: Path) -> None:

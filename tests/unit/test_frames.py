@@ -183,7 +183,7 @@ def refusal(path: Path) -> str:
 
 
 @PACKED
-def test_recordings_that_are_refused_say_why(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+def test_recordings_that_are_refused_report_why(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     path, data = whole(tmp_path, pack)
     for bad, why in (
         (data + b"\x03", "1 bytes follow its end"),

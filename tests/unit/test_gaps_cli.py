@@ -14,7 +14,7 @@ from agent.ask.window import this_boot
 from agent.batch import Batch, make
 from agent.cli.gaps import hides_findings
 from agent.columns import NULL_I64
-from agent.service.unjudged import REASONS, Unjudged
+from agent.service.unevaluated import REASONS, Unevaluated
 from agent.store.hot import HotStore
 from agent.tables import TABLES
 from tests.unit.correlate_scenarios import T0, S, broker_slow, latest, run
@@ -60,7 +60,7 @@ def gappy(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("argv", VERBS, ids=" ".join)
-def test_gaps_and_notes_are_told_on_stderr(gappy: Path, argv: list[str]) -> None:
+def test_gaps_and_notes_are_reported_on_stderr(gappy: Path, argv: list[str]) -> None:
     done = tickscope(*argv, "--store", gappy, "-o", "ndjson" if argv == ["queues"] else "table")
     assert done.returncode == 3
     assert re.search(rb"gap: 17 records lost in ring \(tcp_events\), between (boot\+|\d{4}-)", done.stderr)
@@ -78,43 +78,43 @@ def test_gaps_are_in_the_document(gappy: Path, argv: list[str]) -> None:
 
 @pytest.mark.parametrize("argv", [["findings", "--since", "5m"], ["findings", "--open"], ["explain"]], ids=" ".join)
 def test_no_finding_beside_a_gap_is_no_good_news(gappy: Path, argv: list[str]) -> None:
-    said = tickscope(*argv, "--store", gappy).stderr
-    assert b"nothing wrong" not in said
-    assert b"but not everything was seen: see above" in said
+    output = tickscope(*argv, "--store", gappy).stderr
+    assert b"nothing wrong" not in output
+    assert b"but not everything was seen: see above" in output
 
 
-def test_a_gap_outside_the_window_says_nothing_of_it(tmp_path: Path) -> None:
+def test_a_gap_outside_the_window_reports_nothing_of_it(tmp_path: Path) -> None:
     now = boot_now()
     path = store(tmp_path, lost(now - 60 * S))
-    said = tickscope("findings", "--since", "30s", "--store", path).stderr
-    assert b"nothing wrong was seen in that time" in said and b"gap" not in said
+    output = tickscope("findings", "--since", "30s", "--store", path).stderr
+    assert b"nothing wrong was seen in that time" in output and b"gap" not in output
     assert b"see above" in tickscope("findings", "--since", "1h", "--store", path).stderr
 
 
-def test_what_only_an_exporter_lost_was_looked_at(tmp_path: Path) -> None:
-    said = tickscope("findings", "--store", store(tmp_path, lost(boot_now(), b"otlp full", "export"))).stderr
-    assert b"nothing wrong was seen" in said and b"lost in export (otlp full)" in said
-    assert b"; the store has them" in said
+def test_what_only_an_exporter_lost_was_checked(tmp_path: Path) -> None:
+    output = tickscope("findings", "--store", store(tmp_path, lost(boot_now(), b"otlp full", "export"))).stderr
+    assert b"nothing wrong was seen" in output and b"lost in export (otlp full)" in output
+    assert b"; the store has them" in output
     assert hides_findings([{"stage": "export"}, {"stage": "kernel"}])
 
 
-def test_what_the_correlator_left_out_is_told_and_not_called_lost(tmp_path: Path) -> None:
+def test_what_the_correlator_left_out_is_reported_and_not_called_lost(tmp_path: Path) -> None:
     counts = dict.fromkeys(REASONS, 0)
-    source, now = Unjudged(lambda: counts), boot_now()
+    source, now = Unevaluated(lambda: counts), boot_now()
     counts["subjects"] = 600
     rows = [*source.drain(now - 90 * S)]
     counts.update(subjects=1100, late=3)
     path = store(tmp_path, *rows, *source.drain(now))
-    said = tickscope("findings", "--store", path).stderr
-    assert b"note: not judged for findings: 500 seconds of limiters, " in said
-    assert b", 3 rows that came too late (and 1 times more before)" in said
-    assert b"not everything was seen: see above" in said
-    assert b"lost" not in said
+    output = tickscope("findings", "--store", path).stderr
+    assert b"note: not judged for findings: 500 seconds of limiters, " in output
+    assert b", 3 rows that came too late (and 1 times more before)" in output
+    assert b"not everything was seen: see above" in output
+    assert b"lost" not in output
     assert json.loads(tickscope("findings", "--store", path, "-o", "json").stdout)["gaps"] == []
     assert b"not everything was seen" in tickscope("explain", "--store", path).stderr
 
 
-def test_a_finding_is_told_with_the_gaps_of_its_own_time(tmp_path: Path) -> None:
+def test_a_finding_is_reported_with_the_gaps_of_its_own_time(tmp_path: Path) -> None:
     batches = run(broker_slow(), 60)
     start, end = (int(latest(batches)[0][name]) for name in ("start_ns", "end_ns"))  # type: ignore[call-overload]
     gaps = [
@@ -126,8 +126,8 @@ def test_a_finding_is_told_with_the_gaps_of_its_own_time(tmp_path: Path) -> None
     path = store(tmp_path, *batches, *gaps, boot=HEAD.boot_id)
     doc = json.loads(tickscope("explain", "--store", path, "-o", "json").stdout)
     assert sorted(g["source"] for g in doc["gaps"]) == ["during", "opening"]
-    said = tickscope("explain", "--store", path).stderr
-    assert said.count(b"gap: ") == 2
+    output = tickscope("explain", "--store", path).stderr
+    assert output.count(b"gap: ") == 2
     assert T0 < start < end
 
 

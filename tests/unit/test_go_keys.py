@@ -33,7 +33,7 @@ for name in json.loads(sys.argv[2]):
     libc.umount2(os.fsencode(place), 2)
     seconds = [struct.unpack("<QQ", key)[1] for key in (keys[1], key_of(fd, shared=False))]
     found.append([keys[0] == plain, *seconds, longest])
-    mount(b"left", place)  # what comes later finds it in its way
+    mount(b"left", place)  # what comes later finds it in its variant
 print(json.dumps(found))
 """
 

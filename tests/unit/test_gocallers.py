@@ -44,7 +44,7 @@ def test_names_and_lines_agree_with_addr2line(kind: str) -> None:
         base, found = calls(binary)
         chosen = random.Random(7).sample(found, 300)
         asked = "".join(f"{at - 1:#x}\n" for at in chosen)
-        told = subprocess.run(
+        reported = subprocess.run(
             ["go", "tool", "addr2line", str(go_binary("plain", "shop") if kind == "plain" else path)],
             input=asked,
             check=True,
@@ -54,7 +54,7 @@ def test_names_and_lines_agree_with_addr2line(kind: str) -> None:
         deep = 0
         for i, at in enumerate(chosen):
             frames = binary.at(at - base)
-            name, where = told[2 * i], told[2 * i + 1]
+            name, where = reported[2 * i], reported[2 * i + 1]
             assert frames, (hex(at), name)
             assert frames[-1].name == re.sub(r"\[.*\]", "[...]", name)
             assert f"{frames[0].file}:{frames[0].line}" == "/".join(where.split("/")[-2:]), (hex(at), frames)
@@ -75,7 +75,7 @@ def test_places_that_are_none_have_no_callers() -> None:
         assert callers([other.fileno()], [5000]) == [[]]  # no Go program
 
 
-def test_damaged_tables_are_refused_or_say_nothing_wrong_for_long(tmp_path: Path) -> None:
+def test_damaged_tables_are_refused_or_report_nothing_wrong_for_long(tmp_path: Path) -> None:
     """Bytes of the tables are changed at random: never another error, nor much time."""
     path = Path(shutil.copy(go_binary("plain", "shop"), tmp_path / "shop"))
     with path.open("rb") as file:

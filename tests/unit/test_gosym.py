@@ -18,7 +18,7 @@ from agent.binaries import gobuild, gopcln
 from agent.binaries.elf import ElfError
 from agent.binaries.gosym import GoBinary
 from agent.limiters.catalogue import seen
-from tests.kernel.go_fixture import examine, go_binary
+from tests.kernel.go_fixture import analyze, go_binary
 
 RESERVE, WAIT, *_ = seen()["golang.org/x/time/rate"].symbols()
 KINDS = ["plain", "pie", "stripped", "piestripped", "piecgo", "go1.16.15", "go1.17.13", "go1.21.13"]
@@ -96,9 +96,9 @@ def test_build_information(opened: Callable[[Path], int], kind: str) -> None:
     path = go_binary(kind)
     build = GoBinary(opened(path)).build
     assert build is not None
-    told = subprocess.run(["go", "version", "-m", str(path)], check=True, capture_output=True, text=True).stdout
-    assert build.go_version == told.split("\n", 1)[0].rpartition(": ")[2]
-    assert f"golang.org/x/time\t{build.modules['golang.org/x/time']}" in told
+    reported = subprocess.run(["go", "version", "-m", str(path)], check=True, capture_output=True, text=True).stdout
+    assert build.go_version == reported.split("\n", 1)[0].rpartition(": ")[2]
+    assert f"golang.org/x/time\t{build.modules['golang.org/x/time']}" in reported
     if kind.startswith("go1"):
         assert build.minor == int(kind.split(".")[1])
 
@@ -194,12 +194,12 @@ def test_pc_tables() -> None:
 
 
 def test_no_go_binary(opened: Callable[[Path], int], tmp_path: Path) -> None:
-    assert examine(opened(Path("/bin/true"))) is None
+    assert analyze(opened(Path("/bin/true"))) is None
     text = tmp_path / "text"
     text.write_text("#!/bin/sh\n")
-    assert examine(opened(text)) is None
+    assert analyze(opened(text)) is None
     assert (
-        examine(
+        analyze(
             opened(
                 Path("/usr/local/go/bin/gofmt")
                 if Path("/usr/local/go/bin/gofmt").exists()
@@ -212,13 +212,13 @@ def test_no_go_binary(opened: Callable[[Path], int], tmp_path: Path) -> None:
 
 def test_truncated_binaries_are_refused_with_a_reason(opened: Callable[[Path], int], tmp_path: Path) -> None:
     data = go_binary("stripped").read_bytes()
-    whole = examine(opened(go_binary("stripped")))
+    whole = analyze(opened(go_binary("stripped")))
     assert whole is not None
     assert whole.state == "attached"
     for share in range(0, 100, 7):
         path = tmp_path / f"cut{share}"
         path.write_bytes(data[: len(data) * share // 100])
-        one = examine(opened(path))
+        one = analyze(opened(path))
         if one is not None and one.state != "unavailable":
             assert one.sites == whole.sites
         elif one is not None:
@@ -234,7 +234,7 @@ def test_damaged_binaries_never_give_other_sites(opened: Callable[[Path], int], 
     base, header = binary._pclntab
     table = binary.file_offset(base)
     data = path.read_bytes()
-    whole = examine(opened(path))
+    whole = analyze(opened(path))
     assert whole is not None
     chance = random.Random(7)
     places = [(0, 64), (64, 1024), (table, table + 72), (table + header.functab, table + header.functab + 40_000)]
@@ -248,7 +248,7 @@ def test_damaged_binaries_never_give_other_sites(opened: Callable[[Path], int], 
         other.write_bytes(damaged)
         fd = os.open(other, os.O_RDONLY)
         try:
-            one = examine(fd)
+            one = analyze(fd)
         finally:
             os.close(fd)
         if one is not None and one.state != "unavailable":
@@ -270,7 +270,7 @@ def test_hostile_counts_are_bounded(opened: Callable[[Path], int], tmp_path: Pat
         data[table + 8 : table + 16] = struct.pack("<Q", count)
         other = tmp_path / f"count{count:x}"
         other.write_bytes(data)
-        one = examine(opened(other))
+        one = analyze(opened(other))
         assert one is not None
         assert one.state == "unavailable"
         assert one.reason

@@ -57,7 +57,7 @@ def test_the_closing_line_is_counted(line: str, counts: tuple[int, int, int]) ->
 
 def test_tests_of_one_file_run_in_one_worker() -> None:
     """Else nothing fails at once, but they count each other's programs, and module fixtures are made twice."""
-    files = ["tests/unit/test_doubts.py", "tests/unit/test_images.py"]
+    files = ["tests/unit/test_trial_checks.py", "tests/unit/test_images.py"]
     two = ("-n", "2", "--dist", "loadscope")
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *two, *files]
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}

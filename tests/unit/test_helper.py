@@ -51,7 +51,7 @@ def opened(helper: Helper, what: str, pid: int = 0) -> bytes:
         return file.read()
 
 
-def test_it_opens_programs_and_tells_mappings(helper: Helper) -> None:
+def test_it_opens_programs_and_reports_mappings(helper: Helper) -> None:
     assert opened(helper, "exe") == Path(sys.executable).resolve().read_bytes()
     assert opened(helper, "maps").splitlines()[0] == Path("/proc/self/maps").read_bytes().splitlines()[0]
     for what in ("root:/etc/shadow", "root:/etc/passwd", "map:0-1", "environ"):
@@ -59,7 +59,7 @@ def test_it_opens_programs_and_tells_mappings(helper: Helper) -> None:
             opened(helper, what)
 
 
-def test_it_tells_how_much_room_is_left_where_a_process_writes(helper: Helper, tmp_path: Path) -> None:
+def test_it_reports_how_much_room_is_left_where_a_process_writes(helper: Helper, tmp_path: Path) -> None:
     there = os.statvfs(tmp_path)
     child = subprocess.Popen(["sleep", "60"], stdout=(tmp_path / "written").open("wb"))
     try:

@@ -45,7 +45,7 @@ def started(place: Path) -> Iterator[hooks.HookProcess]:
     hook.close()
 
 
-def tell(listener: socket.socket, *ids: int) -> None:
+def render(listener: socket.socket, *ids: int) -> None:
     """A connection that brings these notices and ends, in the middle of one more."""
     with listener.accept()[0] as connection:
         connection.sendall(b"".join(b'{"v":1,"id":%d}\n' % number for number in ids) + b'{"v":1,"i')
@@ -53,17 +53,17 @@ def tell(listener: socket.socket, *ids: int) -> None:
 
 def counts(hook: hooks.HookProcess, delivered: int) -> dict[str, object]:
     while True:
-        said: dict[str, object] = json.loads(hook.reports.recv(1 << 16))
-        if said["delivered"] == delivered:
-            return said
+        output: dict[str, object] = json.loads(hook.reports.recv(1 << 16))
+        if output["delivered"] == delivered:
+            return output
 
 
 def test_a_hook_goes_on_with_the_next_watch_and_counts_what_it_missed(place: Path) -> None:
     with listening(place) as listener, started(place) as hook:
-        tell(listener, 1)
-        tell(listener, 2)  # nothing is missing: it was only started again
+        render(listener, 1)
+        render(listener, 2)  # nothing is missing: it was only started again
         assert counts(hook, 2)["dropped"] == 0
-        tell(listener, 6)
+        render(listener, 6)
         assert counts(hook, 3)["dropped"] == 3
 
 
@@ -72,7 +72,7 @@ def test_a_hook_that_is_refused_again_and_again_outlives_it(place: Path, monkeyp
     with listening(place) as listener, started(place) as hook:
         for _ in range(1500):
             listener.accept()[0].close()
-        tell(listener, 1)
+        render(listener, 1)
         assert counts(hook, 1)["dropped"] == 0
 
 
@@ -82,12 +82,12 @@ def test_whatever_is_raised_fails_the_notice_and_not_the_hook(place: Path, monke
 
     monkeypatch.setattr(hooks, "execute", lambda *_: odd)
     with listening(place) as listener, started(place) as hook:
-        tell(listener, 1)
+        render(listener, 1)
         assert json.loads(hook.reports.recv(1 << 16)) == {
             "delivered": 0,
             "failed": 1,
             "dropped": 0,
             "error": "UnicodeError: odd",
         }
-        tell(listener, 2)
+        render(listener, 2)
         assert json.loads(hook.reports.recv(1 << 16))["failed"] == 2

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from agent.clock.daemons import ntpd, sntp
-from agent.clock.daemons.belief import Failed, Talk
 from agent.clock.daemons.exchange import Exchange
+from agent.clock.daemons.report import Failed, Talk
 from agent.clock.hooks import HookFailed, execute
 from tests.hostile import peak, reset_peak
 
@@ -30,7 +30,7 @@ MOST_BYTES = 24 << 20
         ("yes >&2 & exit 6", "ended with 6"),
     ],
 )
-def test_what_a_command_says_is_told_and_bounded(script: str, words: str) -> None:
+def test_what_a_command_reports_is_reported_and_bounded(script: str, words: str) -> None:
     before = reset_peak()
     with pytest.raises(HookFailed) as failed:
         execute(("/bin/sh", "-c", script), 1.0 if "within" in words else 30.0)(b"{}")
@@ -39,7 +39,7 @@ def test_what_a_command_says_is_told_and_bounded(script: str, words: str) -> Non
     assert len(str(failed.value)) <= 200
 
 
-def test_a_command_that_does_not_read_and_says_much_is_a_delivery() -> None:
+def test_a_command_that_does_not_read_and_reports_much_is_a_delivery() -> None:
     execute(("/bin/sh", "-c", "exec <&-; head -c 1000000 /dev/zero >&2"), 30.0)(b"{}")
 
 

@@ -38,7 +38,7 @@ def ask(answers: Answers, timeout_s: float = 20.0) -> str:
 
 
 @pytest.mark.parametrize(
-    ("start", "again", "said"),
+    ("start", "again", "output"),
     [
         (b"*249999\r\n" * 2, b"*0\r\n" * 10_000, "refused an answer of more than 250,000 elements"),
         (b"*240000\r\n", b"$30000\r\n" + b"x" * 30_000 + b"\r\n", "refused an answer of more than 8 MiB"),
@@ -56,9 +56,9 @@ def ask(answers: Answers, timeout_s: float = 20.0) -> str:
         (b"*x\r\n", b"+a\r\n", "refused an answer that is not Redis's"),
     ],
 )
-def test_an_endless_answer_ends(start: bytes, again: bytes, said: str) -> None:
+def test_an_endless_answer_ends(start: bytes, again: bytes, output: str) -> None:
     why = ask(endless(start, again))
-    assert any(part in why for part in said.split("|")), why
+    assert any(part in why for part in output.split("|")), why
 
 
 def test_an_answer_that_trickles_ends_with_the_deadline_of_the_whole() -> None:
@@ -126,7 +126,7 @@ def test_each_pipeline_has_a_share_of_its_own() -> None:
     "url",
     ["redis://:s3/cr3t@host", "redis://:1234/s3cr3t@host", "redis://:s3cr3t\u2100@host", "redis://u:s3cr3t@h:x/0"],
 )
-def test_a_url_that_cannot_be_read_tells_no_password(url: str) -> None:
+def test_a_url_that_cannot_be_read_reports_no_password(url: str) -> None:
     with pytest.raises(AgentError) as refused:
         RedisUrl.parse(url)
     assert "cannot be read" in refused.value.what
@@ -134,7 +134,7 @@ def test_a_url_that_cannot_be_read_tells_no_password(url: str) -> None:
     assert not {"s3", "cr3t", "1234"} & {part for part in ("s3", "cr3t", "1234") if part in str(refused.value.why)}
 
 
-def test_a_server_that_repeats_its_commands_has_no_password_told() -> None:
+def test_a_server_that_repeats_its_commands_has_no_password_reported() -> None:
     def answers(connection: socket.socket) -> None:
         connection.recv(1000)
         connection.sendall(b"-ERR unknown command 'AUTH', with args beginning with: 's3cr3t'\r\n+OK\r\n")
@@ -255,7 +255,7 @@ def test_a_length_that_no_stream_has_is_no_answer(length: bytes) -> None:
     )
 
 
-def test_the_kind_of_failure_is_told() -> None:
+def test_the_kind_of_failure_is_reported() -> None:
     names = TABLE.by_name["failure"].names
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as gone:
         port, closed = (s.getsockname()[1] for s in (silent, gone))

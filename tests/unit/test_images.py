@@ -13,7 +13,7 @@ import pytest
 
 from agent.kernel.limits import LAYERS_A_SECOND, TRIES
 from agent.kernel.steps import Steps, Wait, at_once, run
-from agent.targets.asked import Ask, FileId
+from agent.targets.asked import FileId, ProbeRequest
 from agent.targets.images import Images
 from agent.targets.mounts import Layer
 
@@ -53,18 +53,18 @@ class Offered:
         self.libraries = [
             (
                 b"libssl.*",
-                Ask(
+                ProbeRequest(
                     "openssl", lambda *_: iter(()), "tls", companion=(b"libssl", b"libcrypto"), names=(b"libssl.so.3",)
                 ),
             )
         ]  # type: ignore[arg-type,return-value]
         self.overlaid: Callable[[int], bool] = lambda device: False
 
-    def matching(self, path: bytes) -> list[Ask]:
+    def matching(self, path: bytes) -> list[ProbeRequest]:
         return [self.libraries[0][1]] if b"libssl" in path else []
 
     def offer(
-        self, owner: object, path: str, fd: int, others: list[int], asks: list[Ask], layer: bool
+        self, owner: object, path: str, fd: int, others: list[int], asks: list[ProbeRequest], layer: bool
     ) -> Steps[FileId]:
         yield PAUSE
         assert len(others) == 1 and layer
@@ -105,7 +105,7 @@ def descriptors() -> Iterator[None]:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_layer_is_looked_at_once_while_it_is_mounted() -> None:
+def test_a_layer_is_checked_once_while_it_is_mounted() -> None:
     watch, files = Watch("/a", "/b"), Offered()
     helper = Opened(a=("/usr/lib/libssl.so.3", "/usr/lib/libcrypto.so.3"))
     images = Images(watch, helper.opening, files, PAUSE)  # type: ignore[arg-type]

@@ -124,19 +124,19 @@ def test_a_stamp_from_before_a_step_is_bounded() -> None:
 
 
 def test_a_line_of_syslog_is_the_object_in_it(path: Path, intake: Intake) -> None:
-    said = json.dumps({"limiter": "<{", "result": "allowed", "library": "x" * 100}).encode()
-    send(path, b"<190>Nov 23 21:22:42 host nginx: " + said, b"<134>" + said + b"\n")
+    output = json.dumps({"limiter": "<{", "result": "allowed", "library": "x" * 100}).encode()
+    send(path, b"<190>Nov 23 21:22:42 host nginx: " + output, b"<134>" + output + b"\n")
     rows = decisions(intake)
     assert rows["limiter_id"].tolist() == [b"<{"] * 2
     assert len(rows["library"][0]) <= 48
-    for wrong in (b"<", b"<190>", b"<190>}{", b"<190>{" + said, b"x" + said, b"<190>[1]"):
+    for wrong in (b"<", b"<190>", b"<190>}{", b"<190>{" + output, b"x" + output, b"<190>[1]"):
         send(path, wrong)
     send(path, *({"limiter": "x", "result": "allowed", name: 7} for name in ("library", "library_version")))
     assert len(decisions(intake)) == 0
     assert intake.losses()["malformed"] == 8
 
 
-def test_what_was_not_said_is_unknown(path: Path, intake: Intake) -> None:
+def test_what_was_not_reported_is_unknown(path: Path, intake: Intake) -> None:
     send(path, {"limiter": "api", "result": "allowed", "cost": None})
     (row,) = decisions(intake)
     assert isnan(row["cost"])
@@ -159,7 +159,7 @@ def test_no_limit(path: Path, intake: Intake) -> None:
     assert set(found["result"]) == {TABLE.code("result", "cancelled")}
 
 
-def test_the_sender_is_told_by_the_kernel(path: Path, intake: Intake) -> None:
+def test_the_sender_is_reported_by_the_kernel(path: Path, intake: Intake) -> None:
     code = (
         "import socket, sys, os; s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); s.connect(sys.argv[1]);"
         's.send(b\'{"limiter": "x", "result": "allowed", "pid": 1}\'); print(os.getpid(), flush=True); sys.stdin.read()'
@@ -207,7 +207,7 @@ MALFORMED: list[object] = [
 ]
 
 
-def test_a_thread_in_a_container_is_told_by_the_hosts_number(path: Path, intake: Intake) -> None:
+def test_a_thread_in_a_container_is_reported_by_the_hosts_number(path: Path, intake: Intake) -> None:
     """It tells its own number, as gettid() gives it there; the system calls in its decision have the host's."""
     program = f"""
 import json, os, socket, threading, time
@@ -353,7 +353,7 @@ def test_a_sender_that_has_ended_costs_nobody_s_decisions(path: Path, intake: In
     child.wait()
 
 
-def test_the_end_takes_all_that_waits_and_tells_what_was_malformed(path: Path) -> None:
+def test_the_end_takes_all_that_waits_and_reports_what_was_malformed(path: Path) -> None:
     source = Intake(sockets.datagrams(path))
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
         client.setblocking(False)

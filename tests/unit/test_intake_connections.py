@@ -151,8 +151,8 @@ def test_connections_are_bounded_a_user_and_what_went_with_them_is_a_loss(place:
         assert found["flood"] + found["lost: intake connections"] == sent
         sock.send(decision("ours"))
         assert drained(intake) == {"ours": 1}
-        told = Bounds("intake", intake.state, room.REASONS)
-        (row,) = list(told.drain(10**12))
+        reported = Bounds("intake", intake.state, room.REASONS)
+        (row,) = list(reported.drain(10**12))
         assert row.rows["reason"].tolist() == [f"7 {room.REASONS['refused']}".encode()]
     drained(intake, 2)
     assert intake.state()["connections"] == 0
@@ -170,8 +170,8 @@ def test_what_a_sender_dropped_is_a_loss(place: Path, intake: Intake) -> None:
 
 def test_malformed_messages_cost_nothing_but_their_count(place: Path, intake: Intake) -> None:
     with connect(place) as sock:
-        for said in (b"", b"{", b"x" * 9000, decision("ours")):
-            sock.send(said)
+        for output in (b"", b"{", b"x" * 9000, decision("ours")):
+            sock.send(output)
         assert drained(intake, 2) == {"ours": 1, "lost: intake": 3}
 
 

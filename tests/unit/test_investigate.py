@@ -1,4 +1,4 @@
-"""Closer looks: whom, for how long and how often; what is made of what was counted."""
+"""On-demand profiles: whom, for how long and how often; what is made of what was counted."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from agent.binaries import nearest
 from agent.binaries.elf import ElfError
-from agent.cli import closer
+from agent.cli import profiles
 from agent.common.settings import read
 from agent.config import Config, resolve
 from agent.errors import AgentError
@@ -22,12 +22,12 @@ from agent.investigate.asleep import parse
 from agent.investigate.decide import (
     EPISODE_NS,
     LEAST_NS,
-    LOOK_NS,
+    PROFILE_NS,
     REMEMBERED,
     SECOND,
-    LookedAt,
     ProfileBudget,
-    looked_at,
+    ProfiledProcess,
+    families_of,
 )
 from agent.investigate.stacks import fitted, kernel_text, lock_text, places, user_text
 from agent.kernel.asleep import asleep
@@ -39,11 +39,11 @@ ROOT_UID, ALICE, BOB = 0, 1000, 1001
 NOW = 1_000 * SECOND
 
 
-def process(n: int) -> LookedAt:
-    return LookedAt(4242 + n, 17 + n)
+def process(n: int) -> ProfiledProcess:
+    return ProfiledProcess(4242 + n, 17 + n)
 
 
-def look(budget: ProfileBudget, n: int, uid: int, now_ns: int, episode: object = None) -> int:
+def profile(budget: ProfileBudget, n: int, uid: int, now_ns: int, episode: object = None) -> int:
     """What is granted and spent."""
     ns = budget.grant((episode or n), process(n), uid, now_ns)
     if ns:
@@ -51,16 +51,16 @@ def look(budget: ProfileBudget, n: int, uid: int, now_ns: int, episode: object =
     return ns
 
 
-def test_symptoms_that_a_look_can_explain() -> None:
-    assert set(looked_at("decision_latency")) >= {"offcpu", "block", "contention", "calls"}
-    assert "synack" in looked_at("accept_overflow") and "calls" not in looked_at("accept_overflow")
-    assert looked_at("clock_jump") == looked_at("process_gone") == ()
+def test_symptoms_that_a_profile_can_explain() -> None:
+    assert set(families_of("decision_latency")) >= {"offcpu", "block", "contention", "calls"}
+    assert "synack" in families_of("accept_overflow") and "calls" not in families_of("accept_overflow")
+    assert families_of("clock_jump") == families_of("process_gone") == ()
 
 
-def test_a_process_is_looked_at_ever_more_rarely() -> None:
+def test_a_process_is_checked_ever_more_rarely() -> None:
     budget, now, granted = ProfileBudget(), NOW, list[int]()
     while now < NOW + 3600 * SECOND:
-        if look(budget, 1, ROOT_UID, now, episode=now):
+        if profile(budget, 1, ROOT_UID, now, episode=now):
             granted.append(now)
         now += SECOND
     gaps = np.diff(granted) / SECOND
@@ -68,17 +68,17 @@ def test_a_process_is_looked_at_ever_more_rarely() -> None:
     assert len(granted) <= 11
 
 
-def test_an_episode_gets_a_look_and_a_shorter_one() -> None:
+def test_an_episode_gets_a_profile_and_a_shorter_one() -> None:
     budget = ProfileBudget()
-    spent = [look(budget, 1, ROOT_UID, NOW + i * 60 * SECOND, episode="it") for i in range(20)]
-    assert [ns for ns in spent if ns] == [LOOK_NS, EPISODE_NS - LOOK_NS]
+    spent = [profile(budget, 1, ROOT_UID, NOW + i * 60 * SECOND, episode="it") for i in range(20)]
+    assert [ns for ns in spent if ns] == [PROFILE_NS, EPISODE_NS - PROFILE_NS]
 
 
 def test_all_looks_together_take_a_tenth_of_the_time_at_most() -> None:
     """However many processes of however many users are ill, all the time."""
     budget, spent = ProfileBudget(), 0
     for second in range(3600):
-        spent += look(budget, second, (ROOT_UID, ALICE, BOB, 2000 + second)[second % 4], NOW + second * SECOND)
+        spent += profile(budget, second, (ROOT_UID, ALICE, BOB, 2000 + second)[second % 4], NOW + second * SECOND)
     assert 0.08 * 3600 * SECOND < spent <= 0.10 * 3600 * SECOND + 20 * SECOND
     assert budget.spent_ns == spent and budget.refused
 
@@ -86,25 +86,25 @@ def test_all_looks_together_take_a_tenth_of_the_time_at_most() -> None:
 def test_a_user_who_is_ill_on_purpose_takes_nobody_elses_looks() -> None:
     budget, alice = ProfileBudget(), 0
     for second in range(3600):
-        alice += look(budget, second, ALICE, NOW + second * SECOND)
+        alice += profile(budget, second, ALICE, NOW + second * SECOND)
     assert alice <= 0.025 * 3600 * SECOND + 5 * SECOND
     now = NOW + 3600 * SECOND
-    assert look(budget, 100_001, BOB, now) == look(budget, 100_002, ROOT_UID, now) == LOOK_NS
-    assert look(budget, 100_003, ALICE, now) == 0 and budget.refused["budget of its user"] > 0
+    assert profile(budget, 100_001, BOB, now) == profile(budget, 100_002, ROOT_UID, now) == PROFILE_NS
+    assert profile(budget, 100_003, ALICE, now) == 0 and budget.refused["budget of its user"] > 0
 
 
 def test_what_is_remembered_is_bounded() -> None:
     budget = ProfileBudget()
     for n in range(3 * REMEMBERED):
-        look(budget, n, 5000 + n, NOW + n * 100 * SECOND)
-    assert max(map(len, (budget._rests, budget._episodes, budget._time._buckets))) <= REMEMBERED
+        profile(budget, n, 5000 + n, NOW + n * 100 * SECOND)
+    assert max(map(len, (budget._pauses, budget._episodes, budget._time._buckets))) <= REMEMBERED
 
 
-def test_a_process_more_of_a_look_costs_its_user_and_not_the_others() -> None:
+def test_a_process_more_of_a_profile_costs_its_user_and_not_the_others() -> None:
     budget = ProfileBudget()
-    budget.spend("one", process(1), ROOT_UID, LOOK_NS, NOW, begins=True)
-    budget.spend("two", process(2), ALICE, LOOK_NS, NOW, begins=False)
-    assert budget.spent_ns == LOOK_NS
+    budget.spend("one", process(1), ROOT_UID, PROFILE_NS, NOW, begins=True)
+    budget.spend("two", process(2), ALICE, PROFILE_NS, NOW, begins=False)
+    assert budget.spent_ns == PROFILE_NS
     assert budget.grant("three", process(3), ALICE, NOW) == 2 * SECOND  # of five
     budget.spend("three", process(3), ALICE, 2 * SECOND, NOW, begins=False)
     assert budget.grant("four", process(4), ALICE, NOW) < LEAST_NS
@@ -302,10 +302,10 @@ LOOK = {
 
 
 @pytest.mark.parametrize("width", [80, 60])
-def test_a_look_in_words_fits_the_screen(width: int) -> None:
+def test_a_profile_in_words_fits_the_screen(width: int) -> None:
     from agent.cli.layout import wrapped
 
-    lines = closer.told([LOOK], NOW, lambda text, indent, hang: wrapped(text, width, indent, " " * hang))
+    lines = profiles.lines_of([LOOK], NOW, lambda text, indent, hang: wrapped(text, width, indent, " " * hang))
     text = "\n".join(lines)
     assert max(map(len, lines)) <= width
     assert "On-demand profile of app pid 7, for 3s from +1s on" in lines[1]

@@ -11,7 +11,7 @@ import pytest
 
 from agent.correlate.correlator import Correlator
 from agent.correlate.rows import compact
-from agent.service.kept_hours import NAME, KeptHours
+from agent.service.hours_store import NAME, HoursStore
 from tests.unit.correlate_scenarios import S
 from tests.unit.test_correlate_hours import HOUR, SINCE, STEP, decision
 
@@ -38,33 +38,33 @@ def known(correlator: Correlator) -> int:
 
 def test_the_next_agent_of_this_boot_knows_it(directory: int) -> None:
     first, second, third = Correlator(), Correlator(), Correlator()
-    kept = KeptHours(first, directory, BOOT)
+    kept = HoursStore(first, directory, BOOT)
     works(first, 3)
     kept.close()
     for correlator, boot, hours in ((second, BOOT, 2), (third, OTHER, 0)):
-        KeptHours(correlator, directory, boot).close()
+        HoursStore(correlator, directory, boot).close()
         assert known(correlator) == hours
 
 
 def test_one_that_is_killed_has_kept_what_it_knew_ten_minutes_before(directory: int) -> None:
     first, second = Correlator(), Correlator()
-    kept = KeptHours(first, directory, BOOT)
+    kept = HoursStore(first, directory, BOOT)
     works(first, 3)
     for minute in range(1, 12):
         assert list(kept.drain(minute * MINUTE)) == []
-    KeptHours(second, directory, BOOT)
+    HoursStore(second, directory, BOOT)
     assert known(second) == 2
 
 
 def test_what_is_damaged_or_cannot_be_opened_is_forgotten(tmp_path: Path, directory: int) -> None:
     first, second, third = Correlator(), Correlator(), Correlator()
-    kept = KeptHours(first, directory, BOOT)
+    kept = HoursStore(first, directory, BOOT)
     works(first, 3)
     kept.close()
     raw = (tmp_path / NAME).read_bytes()
     (tmp_path / NAME).write_bytes(raw[:-9])
-    KeptHours(second, directory, BOOT)
+    HoursStore(second, directory, BOOT)
     (tmp_path / NAME).unlink()
     (tmp_path / NAME).symlink_to("/etc/passwd")
-    KeptHours(third, directory, BOOT).close()
+    HoursStore(third, directory, BOOT).close()
     assert known(second) == known(third) == 0

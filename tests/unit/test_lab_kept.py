@@ -17,31 +17,31 @@ from typing import Any
 import pytest
 
 from agent.errors import AgentError
-from agent.lab.judge import Told
+from agent.lab.judge import Reported
 from agent.lab.kind import kinds
 from agent.lab.plan import HELD_BACK
-from agent.lab.replay import rules, told
+from agent.lab.replay import reported, rules
 from agent.lab.score import Score
 from agent.lab.truth import RECORDING, Truth
 from tests.lab.ablate import its_kinds, right_by_kind
-from tests.lab.keep import Sitting
+from tests.lab.keep import LabSession
 from tests.lab.small import unpacked
 
 KEPT = Path(__file__).parent / "data" / "lab"
 FLOOR: dict[str, Any] = json.loads((KEPT / "floor.json").read_text())
 
 
-def one(place: Path, without: tuple[str, ...]) -> tuple[Truth, list[Told]]:
-    return Truth.read(place), told(place / RECORDING, without)
+def one(place: Path, without: tuple[str, ...]) -> tuple[Truth, list[Reported]]:
+    return Truth.read(place), reported(place / RECORDING, without)
 
 
 @cache
-def replayed(without: tuple[str, ...] = ()) -> list[tuple[Truth, list[Told]]]:
+def replayed(without: tuple[str, ...] = ()) -> list[tuple[Truth, list[Reported]]]:
     with TemporaryDirectory() as room, ProcessPoolExecutor(mp_context=get_context("forkserver")) as pool:
         return list(pool.map(one, unpacked(KEPT, Path(room)), repeat(without)))
 
 
-def kept() -> list[tuple[Truth, list[Told]]]:
+def kept() -> list[tuple[Truth, list[Reported]]]:
     return replayed()
 
 
@@ -79,7 +79,7 @@ def test_without_a_rule_its_kinds_suffer_and_no_others(rule: str) -> None:
 def test_a_rule_that_there_is_not_cannot_be_left_out() -> None:
     assert "broker_slow" in rules() and "unknown" not in rules()
     with pytest.raises(AgentError, match="no rule"):
-        told(KEPT, ["gremlins"])
+        reported(KEPT, ["gremlins"])
 
 
 def test_faults_that_were_not_there_lower_the_score() -> None:
@@ -96,4 +96,4 @@ def test_held_back_seeds_are_not_kept(tmp_path: Path) -> None:
     truth, _ = kept()[0]
     replace(truth, seed=HELD_BACK).write(tmp_path)
     with pytest.raises(SystemExit, match="never used for tuning"):
-        Sitting(tmp_path)
+        LabSession(tmp_path)

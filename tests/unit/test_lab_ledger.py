@@ -47,13 +47,13 @@ def test_what_a_dead_run_left_is_removed(run: Ledger) -> None:
     assert undo(run.directory) == [], "twice is as good as once"
 
 
-def test_what_cannot_be_undone_is_said_and_the_rest_is_undone(run: Ledger, tmp_path: Path) -> None:
+def test_what_cannot_be_undone_is_reported_and_the_rest_is_undone(run: Ledger, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
     run.add("directory", precious)
     run.close()
-    (told,) = undo(run.directory)
-    assert "precious is no directory of the laboratory" in told
+    (reported,) = undo(run.directory)
+    assert "precious is no directory of the laboratory" in reported
     assert precious.exists()
     assert not run.directory.exists()
 

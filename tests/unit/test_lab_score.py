@@ -13,11 +13,11 @@ import pytest
 from agent.errors import AgentError
 from agent.lab import effect, oplog, truth
 from agent.lab.deadline import at_most
-from agent.lab.effect import felt
-from agent.lab.judge import Told, judge
+from agent.lab.effect import impacts
+from agent.lab.judge import Reported, judge
 from agent.lab.kind import Right, kinds
 from agent.lab.oplog import Ops
-from agent.lab.plan import one, seeds, sitting
+from agent.lab.plan import one, seeds, session
 from agent.lab.program import FAR, programs, reach
 from agent.lab.programs.dns_server import LONG, answer
 from agent.lab.score import Score
@@ -41,46 +41,48 @@ def ops(
     return {("api", "decide"): Ops([*usual, *extra])}
 
 
-def test_nothing_is_felt_where_nothing_happened() -> None:
-    assert felt(ops(), FAULT, QUIET) == []
+def test_nothing_is_noticed_where_nothing_happened() -> None:
+    assert impacts(ops(), FAULT, QUIET) == []
 
 
 @pytest.mark.parametrize(("ms", "who"), [(40, []), (90, []), (199, []), (230, ["slow"])])
 def test_one_operation_must_lose_a_fifth_of_a_second(ms: int, who: list[str]) -> None:
-    assert [f.how for f in felt(ops((21 * S, ms * MS, "ok")), FAULT, QUIET)] == who
+    assert [f.how for f in impacts(ops((21 * S, ms * MS, "ok")), FAULT, QUIET)] == who
 
 
 def test_several_must_lose_a_tenth_together() -> None:
     few = ops(*((21 * S + n * 100 * MS, 30 * MS, "ok") for n in range(3)))
     more = ops(*((21 * S + n * 100 * MS, 60 * MS, "ok") for n in range(3)))
-    assert felt(few, FAULT, QUIET) == []
-    (slow,) = felt(more, FAULT, QUIET)
+    assert impacts(few, FAULT, QUIET) == []
+    (slow,) = impacts(more, FAULT, QUIET)
     assert (slow.how, slow.count, slow.ratio) == ("slow", 3, 30)
     assert slow.since_ns == 21 * S
 
 
 def test_what_is_as_slow_now_and_then_anyway_is_not_the_faults() -> None:
     often = [(t * S, 400 * MS, "ok") for t in range(1, 20, 4)]
-    assert felt(ops((21 * S, 400 * MS, "ok")), FAULT, QUIET)
-    assert felt(ops((21 * S, 400 * MS, "ok"), *often), FAULT, QUIET) == []
-    assert felt(ops((21 * S, 2900 * MS, "ok"), *often), FAULT, QUIET)
+    assert impacts(ops((21 * S, 400 * MS, "ok")), FAULT, QUIET)
+    assert impacts(ops((21 * S, 400 * MS, "ok"), *often), FAULT, QUIET) == []
+    assert impacts(ops((21 * S, 2900 * MS, "ok"), *often), FAULT, QUIET)
 
 
 def test_a_slow_operation_elsewhere_is_not_the_faults() -> None:
-    assert felt(ops((25 * S, 400 * MS, "ok")), FAULT, QUIET) == []
-    assert [f.how for f in felt(ops((19 * S + 900 * MS, 400 * MS, "ok")), FAULT, QUIET)] == ["slow"]
+    assert impacts(ops((25 * S, 400 * MS, "ok")), FAULT, QUIET) == []
+    assert [f.how for f in impacts(ops((19 * S + 900 * MS, 400 * MS, "ok")), FAULT, QUIET)] == ["slow"]
 
 
 def test_failures_refusals_and_silence() -> None:
-    assert [f.how for f in felt(ops(*((21 * S + n * MS, MS, "error") for n in range(20))), FAULT, QUIET)] == ["failed"]
-    assert [f.how for f in felt(ops(*((21 * S + n * MS, MS, "refused") for n in range(40))), FAULT, QUIET)] == [
+    assert [f.how for f in impacts(ops(*((21 * S + n * MS, MS, "error") for n in range(20))), FAULT, QUIET)] == [
+        "failed"
+    ]
+    assert [f.how for f in impacts(ops(*((21 * S + n * MS, MS, "refused") for n in range(40))), FAULT, QUIET)] == [
         "refused"
     ]
-    assert [f.how for f in felt(ops(gap=FAULT), FAULT, QUIET)] == ["missing"]
-    assert felt(ops(gap=(20 * S, 21 * S)), FAULT, QUIET) == []
+    assert [f.how for f in impacts(ops(gap=FAULT), FAULT, QUIET)] == ["missing"]
+    assert impacts(ops(gap=(20 * S, 21 * S)), FAULT, QUIET) == []
 
 
-def test_one_name_is_told_by_tcp_only() -> None:
+def test_one_name_is_reported_by_tcp_only() -> None:
     head = b"\x12\x34\x01\x00\x00\x01" + bytes(6)
     short, long = (
         head + b"".join(bytes([len(p)]) + p.encode() for p in name.split(".")) + b"\0\0\x01\0\x01"
@@ -92,8 +94,8 @@ def test_one_name_is_told_by_tcp_only() -> None:
     assert not answer(short, by_tcp=False)[2] & 0x02
 
 
-def test_what_has_no_usual_tells_nothing() -> None:
-    assert felt({("api", "rare"): Ops([(21 * S, 5 * S, "ok")])}, FAULT, QUIET) == []
+def test_what_has_no_usual_reports_nothing() -> None:
+    assert impacts({("api", "rare"): Ops([(21 * S, 5 * S, "ok")])}, FAULT, QUIET) == []
 
 
 def test_what_a_fault_cannot_do_is_not_its_effect() -> None:
@@ -107,12 +109,12 @@ def test_what_a_fault_cannot_do_is_not_its_effect() -> None:
         done(effect=[], reach=["api-redis"], ways=["failed", "refused"]),
     )
     assert [
-        [felt["how"] for felt in effect.measured(whole(fault), log).faults[0].effect] for fault in (anyhow, clock)
+        [impacts["how"] for impacts in effect.measured(whole(fault), log).faults[0].effect] for fault in (anyhow, clock)
     ] == [["slow", "refused"], ["refused"]]
 
 
-def test_what_a_server_did_for_others_is_told_by_them() -> None:
-    assert felt({("upstream", "serve"): ops(gap=FAULT)["api", "decide"]}, FAULT, QUIET) == []
+def test_what_a_server_did_for_others_is_reported_by_them() -> None:
+    assert impacts({("upstream", "serve"): ops(gap=FAULT)["api", "decide"]}, FAULT, QUIET) == []
 
 
 def test_who_can_feel_it_follows_from_who_uses_what() -> None:
@@ -182,22 +184,22 @@ def done(kind: str = "broker_stopped", at_s: int = 20, **more: Any) -> Done:
 
 
 def whole(*faults: Done) -> Truth:
-    told = {
+    reported = {
         "api-redis": {"comm": "lab-api-redis", "pids": [5], "names": ["lab:api-redis"]},
         "api-tls": {"comm": "lab-api-tls", "pids": [6], "names": ["lab:api-tls"]},
         "redis": {"comm": "redis-server", "pids": [77], "names": ["127.0.0.1:6379"]},
     }
-    return Truth(1, 5 * S, 3605 * S, told, list(faults), [])
+    return Truth(1, 5 * S, 3605 * S, reported, list(faults), [])
 
 
 def finding(
     cause: str,
     start_s: float = 20,
     end_s: float = 23,
-    told_s: float = 21,
+    reported_s: float = 21,
     subject: str = "limiter lab:api-redis",
     **more: Any,
-) -> Told:
+) -> Reported:
     row = {
         "finding_id": f"{cause}{start_s}",
         "state": "closed",
@@ -212,12 +214,12 @@ def finding(
         "evidence": "",
         **more,
     }
-    return Told([(int(told_s * S), row)])
+    return Reported([(int(reported_s * S), row)])
 
 
-def score(faults: list[Done], told: list[Told]) -> dict[str, Any]:
+def score(faults: list[Done], reported: list[Reported]) -> dict[str, Any]:
     result = Score()
-    result.add(whole(*faults), told)
+    result.add(whole(*faults), reported)
     return result.to_json()
 
 
@@ -260,7 +262,7 @@ def test_a_finding_without_a_fault_is_wrong() -> None:
 
 def test_a_finding_that_began_before_a_fault_does_not_speak_of_it() -> None:
     before, as_it_began = finding("broker_slow", 17, 23), finding("broker_slow", 19.2, 23)
-    assert [len(v.told) for v in judge(whole(done()), [before])[0]] == [0]
+    assert [len(v.reported) for v in judge(whole(done()), [before])[0]] == [0]
     assert score([done()], [before])["wrong_symptoms_per_hour"] == 1
     assert score([done()], [as_it_began])["all"]["detected"] == 1
 
@@ -272,7 +274,7 @@ def test_what_a_fault_started_itself_is_its_culprit_by_pid() -> None:
         for kind, at_s, pid in (("clock_step_forward", 20, 91), ("clock_step_back", 32, 92))
     )
     first = replace(first, effect=[{**first.effect[0], "program": "leases"}])
-    told = [
+    reported = [
         finding(
             "clock_step", 20, 33, subject="wall clock", sentence="lab-clock pid 91 did it, and lab:api-redis is hit"
         ),
@@ -280,7 +282,7 @@ def test_what_a_fault_started_itself_is_its_culprit_by_pid() -> None:
             "clock_step", 32, 43, 33, subject="wall clock", sentence="lab-clock pid 92 did it, and lab:api-redis is hit"
         ),
     ]
-    assert [v.told for v in judge(whole(first, second), told)[0]] == [told[:1], told[1:]]
+    assert [v.reported for v in judge(whole(first, second), reported)[0]] == [reported[:1], reported[1:]]
 
 
 def test_a_finding_without_a_fault_counts_against_its_confidence() -> None:
@@ -296,7 +298,7 @@ def test_right_in_full_is_who_has_the_victim_or_the_culprit_as_its_subject() -> 
     assert score([done()], [finding("broker_slow", subject="redis at 127.0.0.1:6379")])["all"]["top1"] == 1
 
 
-def test_what_could_not_be_injected_is_told() -> None:
+def test_what_could_not_be_injected_is_reported() -> None:
     result = Score()
     result.add(
         replace(whole(), left_out=[{"kind": "cpu_throttled", "why": "this host has no cgroup controller cpu"}]), []
@@ -304,7 +306,7 @@ def test_what_could_not_be_injected_is_told() -> None:
     assert result.to_json()["left_out"] == {"cpu_throttled": 1}
 
 
-def test_a_fault_that_nobody_felt_does_not_count() -> None:
+def test_a_fault_that_nobody_noticed_does_not_count() -> None:
     unfelt = done(effect=[])
     figures = score([unfelt], [finding("broker_slow")])
     assert (figures["all"]["faults"], figures["unfelt"], figures["wrong_causes_per_hour"], figures["calibration"]) == (
@@ -330,12 +332,12 @@ def test_of_two_at_once_each_is_scored_alone() -> None:
         right=[{"cause": "tls", "detail": "", "culprit": False}],
     )
     verdicts, stray = judge(whole(done(), tls), [finding("tls", subject="limiter lab:api-tls"), finding("broker_slow")])
-    assert [[t.last["cause"] for t in v.told] for v in verdicts] == [["broker_slow"], ["tls"]]
+    assert [[t.last["cause"] for t in v.reported] for v in verdicts] == [["broker_slow"], ["tls"]]
     assert stray == []
     assert score([done(), tls], [finding("broker_slow")])["all"]["detected"] == 0.5
 
 
-def test_servers_of_one_command_name_are_told_apart() -> None:
+def test_servers_of_one_command_name_are_distinguished() -> None:
     truth = whole(
         done(),
         done(
@@ -348,9 +350,9 @@ def test_servers_of_one_command_name_are_told_apart() -> None:
         truth,
         [finding("broker_slow", sentence="because redis-server pid 78 at 10.78.0.9:6379 answered late", **long)],
     )
-    assert [len(v.told) for v in verdicts] == [0, 1]
+    assert [len(v.reported) for v in verdicts] == [0, 1]
     verdicts, _ = judge(truth, [finding("broker_slow", sentence="because redis-server pid 7 answered late", **long)])
-    assert [len(v.told) for v in verdicts] == [1, 0], "nobody is named: the one that was felt"
+    assert [len(v.reported) for v in verdicts] == [1, 0], "nobody is named: the one that was felt"
 
 
 def test_the_commonest_cause_is_the_bar() -> None:
@@ -379,10 +381,10 @@ def test_a_truth_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_the_same_seed_gives_the_same_faults() -> None:
     known = list(kinds().values())
     there = programs()
-    assert sitting(known, 7, 40, there) == sitting(known, 7, 40, there)
-    assert sitting(known, 7, 40, there) != sitting(known, 8, 40, there)
+    assert session(known, 7, 40, there) == session(known, 7, 40, there)
+    assert session(known, 7, 40, there) != session(known, 8, 40, there)
     assert one(known[0], 3) == one(known[0], 3)
-    groups = [group for seed in range(5) for group in sitting(known, seed, len(known), there)]
+    groups = [group for seed in range(5) for group in session(known, seed, len(known), there)]
     assert sorted(f.kind for group in groups for f in group) == sorted(5 * list(kinds())), (
         "each kind as often as the others"
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.demo.tls_part import make_certificate
-from agent.lab.kinds.tls import BEFORE, _ask
+from agent.lab.kinds.tls import BEFORE, _request
 from agent.lab.program import FAR, Run, programs
 from agent.lab.programs import tls_server
 
@@ -43,7 +43,7 @@ def test_parts_of_the_handshake_are_sent_one_by_one(tmp_path: Path) -> None:
     serving.start()
     with ours:
         noting = Noting(ours)
-        _ask(client, noting, "", 0.0)  # type: ignore[arg-type]
+        _request(client, noting, "", 0.0)  # type: ignore[arg-type]
     serving.join(10)
     assert tuple(PARTS) == BEFORE
     for data, (content, message) in zip(noting.sent, PARTS.values(), strict=True):

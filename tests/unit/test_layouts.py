@@ -42,7 +42,7 @@ class Maps:
         assert min(self.fds) >= 0
         self.layouts = Layouts(*self.fds)
 
-    def told(self, code: int = 1) -> tuple[int, str] | None:
+    def reported(self, code: int = 1) -> tuple[int, str] | None:
         """(where a field is, version) that the kernel side knows of a function; None for a function that it does not
         know.
         """
@@ -68,28 +68,28 @@ def test_a_user_cannot_change_what_is_known_of_roots_openssl(maps: Maps, owner: 
     mine = maps.layouts.add(file(), owner)
     with pytest.raises(OtherCodeError):
         maps.layouts.add(file(at=8), USER)
-    assert maps.told() == (72, "3.0.17")
+    assert maps.reported() == (72, "3.0.17")
     maps.layouts.drop(mine)
-    assert maps.told() is None
+    assert maps.reported() is None
     his = maps.layouts.add(file(at=8), USER)
     mine = maps.layouts.add(file(), owner)
-    assert maps.told() == (72, "3.0.17")
+    assert maps.reported() == (72, "3.0.17")
     maps.layouts.drop(his)
-    assert maps.told() == (72, "3.0.17")
+    assert maps.reported() == (72, "3.0.17")
     maps.layouts.drop(mine)
-    assert maps.told() is None
+    assert maps.reported() is None
 
 
 def test_a_copy_of_another_version_goes_and_leaves_the_others(maps: Maps) -> None:
     """The number that it had is used again for something else."""
     first, second = maps.layouts.add(file(), USER), maps.layouts.add(file(version="3.0.18"), OTHER)
-    assert maps.told() == (72, "3.0.17")
+    assert maps.reported() == (72, "3.0.17")
     maps.layouts.drop(first)
     maps.layouts.add(file(5, at=16), USER)
-    assert maps.told() == (72, "3.0.18")
-    assert maps.told(5) == (16, "3.0.17")
+    assert maps.reported() == (72, "3.0.18")
+    assert maps.reported(5) == (16, "3.0.17")
     maps.layouts.drop(second)
-    assert maps.told() is None
+    assert maps.reported() is None
 
 
 def test_a_copy_without_its_libcrypto_is_known_like_the_whole(maps: Maps) -> None:
@@ -97,11 +97,11 @@ def test_a_copy_without_its_libcrypto_is_known_like_the_whole(maps: Maps) -> Non
     copy = maps.layouts.add(file(version=""), USER)
     maps.layouts.drop(whole)
     maps.layouts.add(file(5, at=16), ROOT)
-    assert maps.told() == (72, "3.0.17")
+    assert maps.reported() == (72, "3.0.17")
     maps.layouts.drop(copy)
-    assert maps.told() is None
+    assert maps.reported() is None
     maps.layouts.add(file(version=""), USER)
-    assert maps.told() == (72, "3")
+    assert maps.reported() == (72, "3")
 
 
 def test_one_user_takes_a_quarter_of_the_functions_and_of_the_kinds(maps: Maps) -> None:
@@ -122,4 +122,4 @@ def test_one_user_takes_a_quarter_of_the_functions_and_of_the_kinds(maps: Maps) 
         maps.layouts.drop(one)
     assert len(filled(lambda n: file(0, version=f"1.{n}"), LAYOUTS)) == LAYOUTS // 4 - 1
     maps.layouts.add(file(9999), ROOT)
-    assert maps.told(9999) == (72, "3.0.17")
+    assert maps.reported(9999) == (72, "3.0.17")

@@ -127,7 +127,7 @@ def take(places: dict[str, str], role: str = "decision") -> Function:
         (lambda: LimiterLibrary("l", "go", "wall", "x", ()), "l: what a step does to it is not said"),
     ],
 )
-def test_a_wrong_declaration_says_what_is_wrong(declare: Callable[[], object], reason: str) -> None:
+def test_a_wrong_declaration_reports_what_is_wrong(declare: Callable[[], object], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         declare()
 
@@ -156,7 +156,7 @@ def test_several_libraries_of_one_program(tmp_path: Path, monkeypatch: pytest.Mo
     }
     monkeypatch.setattr(catalogue, "seen", lambda: here)
     with (tmp_path / "shop").open("rb") as file:
-        found = gofacts.examine(file.fileno())
+        found = gofacts.analyze(file.fileno())
     assert found is not None
     first, third = found.probed
     assert (first.library, first.state, [program for program, _ in first.sites]) == (
@@ -169,7 +169,7 @@ def test_several_libraries_of_one_program(tmp_path: Path, monkeypatch: pytest.Mo
     assert found.others == []  # another package of a module that is told of
 
 
-def test_what_is_inlined_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_inlined_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not shutil.which("go"):
         pytest.skip("needs Go: apt install golang")
     (tmp_path / "ratelimit").mkdir()
@@ -181,7 +181,7 @@ def test_what_is_inlined_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     subprocess.run(["go", "build", "-o", "shop", "."], cwd=tmp_path, env=os.environ | {"CGO_ENABLED": "0"}, check=True)
     monkeypatch.setattr(catalogue, "seen", lambda: {"first": declared("ratelimit")})
     with (tmp_path / "shop").open("rb") as file:
-        found = gofacts.examine(file.fileno())
+        found = gofacts.analyze(file.fileno())
     assert found is not None
     (one,) = found.probed
     assert (one.state, one.sites) == ("unavailable", [])
@@ -242,7 +242,7 @@ def test_copies_are_known_by_arguments_and_mutex(tmp_path: Path) -> None:
         check=True,
     )
     with (tmp_path / "shop").open("rb") as file:
-        found = gofacts.examine(file.fileno())
+        found = gofacts.analyze(file.fileno())
     assert found is not None
     (one,) = found.probed
     assert (one.library, one.library_version, one.state) == ("golang.org/x/time/rate", "", "degraded")

@@ -149,19 +149,21 @@ def test_use_of_the_limit_in_ten_seconds() -> None:
     use.offer(rows)
     assert not any(m.name == "tickscope.limiter.rate" for m, _ in store.collect())
     use.offer(make("tcp_rtt", 1, t_ns=S + EVERY_NS))
-    told = {m.name: series for m, series in store.collect()}
-    values = {name: told[f"tickscope.limiter.{name}"][0].value for name in ("rate", "refused_share", "limit", "use")}
+    reported = {m.name: series for m, series in store.collect()}
+    values = {
+        name: reported[f"tickscope.limiter.{name}"][0].value for name in ("rate", "refused_share", "limit", "use")
+    }
     assert values == {"rate": 100.0, "refused_share": 0.75, "limit": 50.0, "use": 0.5}
-    assert "tickscope.limiter.watch_cost" not in told
-    assert dict(told["tickscope.limiter.rate"][0].attributes) == {
+    assert "tickscope.limiter.watch_cost" not in reported
+    assert dict(reported["tickscope.limiter.rate"][0].attributes) == {
         "rate_limiting.limiter.id": "shop:pay",
         "process.command": "shop",
         "tickscope.library": "x",
     }
     use.offer(make("tcp_rtt", 1, t_ns=S + 2 * EVERY_NS))
-    told = {m.name: series for m, series in store.collect()}
-    assert told["tickscope.limiter.rate"][0].value == 0
-    assert "tickscope.limiter.refused_share" not in told
+    reported = {m.name: series for m, series in store.collect()}
+    assert reported["tickscope.limiter.rate"][0].value == 0
+    assert "tickscope.limiter.refused_share" not in reported
     many = make(
         "limiter_decision", 2 * MOST, t_ns=3 * EVERY_NS, limiter_id=[b"l%d" % i for i in range(2 * MOST)], result=0
     )
@@ -175,7 +177,7 @@ def test_the_limit_of_members_that_have_each_their_own() -> None:
     """One for all, and one a customer; the limit of the first was 20 before. Then one has none."""
     store = MetricStore()
     use = LimiterUse(store)
-    limits, told = np.array([20.0, 3, 3, 3, 40]), []
+    limits, reported = np.array([20.0, 3, 3, 3, 40]), []
     for n, member, unlimited in ((1, [1, 2, 3, 4, 1], 0), (2, [1, 2, 3, 4, 5], [0, 0, 0, 0, 1])):
         use.offer(
             make(
@@ -192,11 +194,11 @@ def test_the_limit_of_members_that_have_each_their_own() -> None:
         )
         use.offer(make("tcp_rtt", 1, t_ns=(n + 1) * EVERY_NS))
         series = {m.name: [one.value for one in values] for m, values in store.collect()}
-        told.append(series.get("tickscope.limiter.limit"))
-    assert told[0] == [49.0] and not told[1]
+        reported.append(series.get("tickscope.limiter.limit"))
+    assert reported[0] == [49.0] and not reported[1]
 
 
-def test_what_watching_costs_is_told_of_those_with_probes() -> None:
+def test_what_watching_costs_is_reported_of_those_with_probes() -> None:
     store, source = MetricStore(), TABLES["limiter_decision"].by_name["source"]
     use = LimiterUse(store)
     for name, limiter in (("uprobe", b"probed"), ("redis", b"wire")):

@@ -56,8 +56,8 @@ def test_a_library_decides_by_its_version(version: bytes, model: str) -> None:
     )
 
 
-def test_the_setting_says_what_nobody_else_does() -> None:
-    said = parse(
+def test_the_setting_reports_what_nobody_else_does() -> None:
+    declarations = parse(
         {
             "check*:e?": {
                 "model": "sliding window of slots",
@@ -69,7 +69,7 @@ def test_the_setting_says_what_nobody_else_does() -> None:
             "*": {"limit": 7},
         }
     )
-    rule = ruled(row(), said)
+    rule = ruled(row(), declarations)
     assert rule.model is MODELS["sliding window of slots"]
     assert (rule.limit.window_ns, rule.limit.slots, rule.limit.count, rule.clock, rule.doubts) == (
         S,

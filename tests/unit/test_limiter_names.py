@@ -11,7 +11,7 @@ import pytest
 from agent.common.settings import read
 from agent.errors import AgentError
 from agent.limiters.decision import Decoder, hashed, use_salt
-from agent.limiters.naming import WIDTH, AskingSite, Names, short, site
+from agent.limiters.naming import WIDTH, CallSite, Names, short, site
 from agent.limiters.settings import LimiterSettings, read_salt
 
 RATE = ("golang.org/x/time/rate", "golang.org/x/time")
@@ -31,7 +31,7 @@ SERVE = caller("HandlerFunc.ServeHTTP", "net/http", "std")
 
 def test_the_first_caller_outside_the_library() -> None:
     found = site([ALLOW, PAY, SERVE], [RATE[0]], [RATE[1]])
-    assert found == AskingSite(
+    assert found == CallSite(
         "github.com/acme/checkout/api.(*Handler).Pay", "checkout/api.(*Handler).Pay", "a/a.go", 7, outside=True
     )
 
@@ -73,7 +73,7 @@ def test_wrappers_that_the_compiler_made_are_nobody() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "package", "module", "told"),
+    ("name", "package", "module", "reported"),
     [
         ("main.(*S).Pay", "main", "github.com/acme/checkout", "main.(*S).Pay"),
         ("gopkg.in/yaml%2ev3.F", "gopkg.in/yaml.v3", "gopkg.in/yaml.v3", "yaml.v3.F"),
@@ -81,19 +81,19 @@ def test_wrappers_that_the_compiler_made_are_nobody() -> None:
         ("shop/api.F", "shop/api", "", "shop/api.F"),
     ],
 )
-def test_no_more_of_a_path_than_tells_it_apart(name: str, package: str, module: str, told: str) -> None:
-    assert short(name, package, module) == told
+def test_no_more_of_a_path_than_reports_it_apart(name: str, package: str, module: str, reported: str) -> None:
+    assert short(name, package, module) == reported
 
 
 def test_long_ids_stay_apart() -> None:
-    both = [Names().of("p" * 40, "rate.Limiter", AskingSite("", f"{'x' * 60}{end}")) for end in "ab"]
+    both = [Names().of("p" * 40, "rate.Limiter", CallSite("", f"{'x' * 60}{end}")) for end in "ab"]
     assert both[0] != both[1]
     assert all(len(one) == WIDTH for one in both)
 
 
 def test_a_long_path_gives_way_to_the_function() -> None:
     def named(package: str, function: str) -> str:
-        return Names().of("mw", "rate.Limiter", AskingSite(f"{package}.{function}", f"{package}.{function}")).decode()
+        return Names().of("mw", "rate.Limiter", CallSite(f"{package}.{function}", f"{package}.{function}")).decode()
 
     one = named("echo/v4/middleware", "(*RateLimiterMemoryStore).Allow")
     assert one[:-4] == "mw:rate.Limiter@middleware.(*RateLimiterMemoryStore).Allow~" and len(one) <= WIDTH
@@ -106,8 +106,8 @@ def test_a_long_path_gives_way_to_the_function() -> None:
     )
 
 
-def test_the_settings_say_what_a_limiter_is_called() -> None:
-    where = AskingSite("github.com/acme/checkout/api.(*Handler).Pay", "checkout/api.(*Handler).Pay")
+def test_the_settings_report_what_a_limiter_is_called() -> None:
+    where = CallSite("github.com/acme/checkout/api.(*Handler).Pay", "checkout/api.(*Handler).Pay")
     assert Names().of("shop", "rate.Limiter", where) == b"shop:rate.Limiter@checkout/api.(*Handler).Pay"
     for pattern in ("shop:rate.Limiter@checkout*", "*acme/checkout/api.*Pay", "shop:*"):
         assert Names({pattern: "pay"}).of("shop", "rate.Limiter", where) == b"pay"
@@ -148,7 +148,7 @@ def test_keys_are_equal_where_the_salt_is(unsalted: None, tmp_path: Path) -> Non
 
 def test_salts_that_cannot_be(tmp_path: Path) -> None:
     file = tmp_path / "salt"
-    for data, mode, said in (
+    for data, mode, declarations in (
         (b"sixteen bytes or more", 0o640, "mode 0640"),
         (b"short", 0o600, "16 to 4096"),
         (b"", 0o600, "16 to"),
@@ -157,7 +157,7 @@ def test_salts_that_cannot_be(tmp_path: Path) -> None:
         file.chmod(mode)
         with pytest.raises(AgentError, match="key_salt") as raised:
             read_salt(str(file))
-        assert said in str(raised.value)
+        assert declarations in str(raised.value)
     os.mkfifo(tmp_path / "pipe", 0o600)
     for odd in (tmp_path / "missing", tmp_path, tmp_path / "pipe"):
         with pytest.raises(AgentError, match="key_salt"):

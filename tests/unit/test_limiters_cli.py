@@ -126,30 +126,30 @@ def woken(goroutines: list[int], ok: int, t_ns: int) -> np.ndarray:
     return r
 
 
-def told(waits: Waits, now_ns: int) -> list[tuple[int, str, int, int]]:
+def lines(waits: Waits, now_ns: int) -> list[tuple[int, str, int, int]]:
     rows = np.concatenate(
         [TABLES["limiter_decision"].empty(0), *(b.rows for b in waits.drain(now_ns) if b.table == "limiter_decision")]
     )
     return [(int(r["goroutine"]), RESULT.names[r["result"]], int(r["t_ns"]), int(r["duration_ns"])) for r in rows]
 
 
-def test_a_wait_is_told_when_it_ends_however_records_are_cut() -> None:
+def test_a_wait_is_reported_when_it_ends_however_records_are_cut() -> None:
     both = np.concatenate([asleep([1, 2, 3]), woken([2, 9], 0, 1_020_000_000), woken([1], 1, 1_050_000_000)])
     for cut in range(len(both) + 1):
         waits, out = Waits(unnamed), []
         for part in (both[:cut], both[cut:]):
             waits.feed(part)
-            out += told(waits, 1_060_000_000)
+            out += lines(waits, 1_060_000_000)
         assert sorted(out) == [(1, "delayed", 1_050_000_000, 50_001_000), (2, "cancelled", 1_020_000_000, 20_001_000)]
-        assert told(waits, 2_050_000_000) == []
-        assert told(waits, 2_050_000_001) == [(3, "delayed", 10**9, 1000)]  # nobody saw its end
-        assert told(waits, 1 << 62) == []
+        assert lines(waits, 2_050_000_000) == []
+        assert lines(waits, 2_050_000_001) == [(3, "delayed", 10**9, 1000)]  # nobody saw its end
+        assert lines(waits, 1 << 62) == []
 
 
 def test_a_goroutine_that_decides_anew_has_woken_up() -> None:
     waits = Waits(unnamed)
     waits.feed(np.concatenate([asleep([1]), asleep([1]), woken([1], 0, 1_020_000_000)]))
-    assert [result for _, result, _, _ in told(waits, 10**9)] == ["delayed", "cancelled"]
+    assert [result for _, result, _, _ in lines(waits, 10**9)] == ["delayed", "cancelled"]
 
 
 def test_a_reservation_that_is_given_back_is_refused_or_cancelled_however_records_are_cut() -> None:
@@ -164,8 +164,8 @@ def test_a_reservation_that_is_given_back_is_refused_or_cancelled_however_record
         waits, out = Waits(unnamed), []
         for part in (both[:cut], both[cut:]):
             waits.feed(part)
-            out += told(waits, 1_060_000_000)
-        out += told(waits, 1_100_000_001)
+            out += lines(waits, 1_060_000_000)
+        out += lines(waits, 1_100_000_001)
         assert [(goroutine, result, t_ns) for goroutine, result, t_ns, _ in sorted(out)] == [
             (1, "refused", 10**9),
             (2, "cancelled", 10**9),
@@ -175,7 +175,7 @@ def test_a_reservation_that_is_given_back_is_refused_or_cancelled_however_record
         ]
 
 
-def test_more_sleepers_than_are_held_are_told_early_and_that_is_told() -> None:
+def test_more_sleepers_than_are_held_are_reported_early_and_that_is_reported() -> None:
     waits = Waits(unnamed)
     waits.feed(asleep(list(range(1, MOST + 6)), wait_ns=10**12))
     batches = list(waits.drain(10**9))

@@ -55,7 +55,7 @@ def stored(
 
 
 @pytest.mark.parametrize(
-    ("limits", "bursts", "members", "said", "used", "drawn"),
+    ("limits", "bursts", "members", "declarations", "used", "drawn"),
     [
         ([40, 3, 3, 3], [10, 5, 5, 5], [1, 2, 3, 4], "3/s to 40/s, burst 5 to 10, among 4 members", 49, 49.0),
         ([3, 3], [5, 100], [1, 2], "3/s, burst 5 to 100, among 2 members", 6, 6.0),
@@ -69,7 +69,7 @@ def test_members_with_limits_of_their_own(
     limits: list[float],
     bursts: list[float],
     members: list[int],
-    said: str,
+    declarations: str,
     used: float | None,
     drawn: float | None,
 ) -> None:
@@ -78,7 +78,7 @@ def test_members_with_limits_of_their_own(
     together = sum(dict(zip(members, bursts, strict=True)).values())
     assert row["limit_use"] == (pytest.approx(10 / (used * 9.9 + together), rel=0.01) if used else None)
     shown = tickscope(tmp_path, "show", "shop")
-    assert f"  limit        {said}" in shown.stdout, shown.stdout
+    assert f"  limit        {declarations}" in shown.stdout, shown.stdout
     if len(set(members)) > 1:
         pieces = json.loads(tickscope(tmp_path, "show", "shop", "-o", "json").stdout)["rows"]
         assert {piece["limit"] for piece in pieces} == {drawn}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agent.cli import layout
 from agent.cli.cells import cell
-from agent.cli.limiters_screen import WHOSE, jumped, split
+from agent.cli.limiters_screen import LIMITER_COLUMN, jumped, split
 from agent.limiters.replay.outcome import TwoClocks
 
 JUMP = TwoClocks(
@@ -36,7 +36,7 @@ JUMP = TwoClocks(
 
 
 def on_screen(rows: list[dict[str, object]], columns: tuple[str, ...]) -> list[str]:
-    beside = {name: [cell(name, row[name]) for row in rows] for name in columns if name != WHOSE}
+    beside = {name: [cell(name, row[name]) for row in rows] for name in columns if name != LIMITER_COLUMN}
     return list(layout.widths(beside, [], 80, keep_all=False))
 
 
@@ -47,11 +47,12 @@ def test_of_a_jump() -> None:
     )
     assert rows[0]["over_admitted"] == "412 to 430" and rows[0]["wrongly_refused"] == 20
     assert (
-        rows[0][WHOSE] == "checkout:rate.Limiter@checkout/api.(*Handler).Pay, pid 4711, member 0xc000012340, -500ms at"
+        rows[0][LIMITER_COLUMN]
+        == "checkout:rate.Limiter@checkout/api.(*Handler).Pay, pid 4711, member 0xc000012340, -500ms at"
         " 2023-11-14T22:13:20.000000Z, token bucket: rows do not go back far enough"
     )
     (forward,), _ = jumped([{**JUMP.as_row(), "size_ns": 2 * 10**9, "wall_ns": None, "member": None, "reason": ""}])
-    assert "pid 4711, +2s at boot+5.000000, token bucket" in forward[WHOSE]
+    assert "pid 4711, +2s at boot+5.000000, token bucket" in forward[LIMITER_COLUMN]
 
 
 def test_of_a_split() -> None:
@@ -75,6 +76,6 @@ def test_of_a_split() -> None:
     rows, columns = split([row])
     assert {"over_admitted", "wrongly_refused", "most_same", "most_apart"} <= set(on_screen(rows, columns))
     assert (
-        rows[0][WHOSE]
+        rows[0][LIMITER_COLUMN]
         == "redis_rate@127.0.0.1:6379 rate:, windows of 100ms, 63ms apart for its processes, fixed window"
     )

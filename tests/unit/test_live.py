@@ -38,7 +38,7 @@ def shown(live: Live, width: int = 80, height: int = 200) -> list[str]:
     return [re.sub(r"\x1b\[\d*m", "", line).rstrip() for line in live.lines(width, height)]
 
 
-def finding(number: int, state: str, severity: str, said: bytes = b"sentence %d") -> Batch:
+def finding(number: int, state: str, severity: str, output: bytes = b"sentence %d") -> Batch:
     table = TABLES["finding"]
     return make(
         "finding",
@@ -46,7 +46,7 @@ def finding(number: int, state: str, severity: str, said: bytes = b"sentence %d"
         finding_id=b"%d" % number,
         state=table.code("state", state),
         severity=table.code("severity", severity),
-        sentence=said % number,
+        sentence=output % number,
     )
 
 
@@ -57,8 +57,8 @@ def test_alarms_are_not_pushed_out_by_notices(live: Live) -> None:
         live.offer(finding(number, "closed", "notice"))
     lines = shown(live)
     assert lines[lines.index("findings") + 1 :] == [
-        f"  {said}"
-        for said in (
+        f"  {output}"
+        for output in (
             "open: sentence 2",
             "closed: sentence 1",
             "closed: sentence 11",
@@ -68,7 +68,7 @@ def test_alarms_are_not_pushed_out_by_notices(live: Live) -> None:
     ]
 
 
-def test_a_sentence_tells_wall_time(live: Live) -> None:
+def test_a_sentence_reports_wall_time(live: Live) -> None:
     batch = finding(7, "open", "alarm")
     batch.rows["said"] = b'["it began at ", 7250000000]'
     live.offer(batch)
@@ -78,7 +78,7 @@ def test_a_sentence_tells_wall_time(live: Live) -> None:
 
 def test_clock_changes_in_words(live: Live) -> None:
     kinds = TABLES["clock_change"]
-    for kind, columns, said in (
+    for kind, columns, output in (
         ("step", {"size_ns": -300_000, "comm": b"date", "pid": 17}, "step of -300 us, date pid 17"),
         ("step", {"size_ns": 5_000}, "step of 5 us, by whom was not seen"),
         (
@@ -94,7 +94,7 @@ def test_clock_changes_in_words(live: Live) -> None:
         ),
     ):
         live.offer(make("clock_change", 1, kind=kinds.code("kind", kind), **columns))
-        assert said in [line.strip() for line in shown(live)]
+        assert output in [line.strip() for line in shown(live)]
 
 
 LONG = (
@@ -144,12 +144,12 @@ def test_on_any_screen_lines_and_findings_are_whole_or_counted(live: Live, width
     first = next(found for found in re.findall(r"(?:open|closed): .*?40005\.", everything) if found.startswith("open"))
     if height > 10:
         assert first in text  # the open one, to its last word
-    said = re.findall(r"(?:open|closed): .*?40005\.", text)
-    assert len(said) == sum(line.startswith(("  open: ", "  closed: ")) for line in lines)
+    output = re.findall(r"(?:open|closed): .*?40005\.", text)
+    assert len(output) == sum(line.startswith(("  open: ", "  closed: ")) for line in lines)
     limiters, queues = (sum(bool(re.search(found, line)) for line in lines) for found in ("allowed 1234", "lag 12345"))
-    missing = {(3 - len(said), "finding"), (8 - limiters, "limiter"), (4 - queues, "queue")}
-    told = re.findall(r"(\d+) (finding|limiter|queue)s?\b", lines[-1]) if lines[-1].startswith("not shown:") else []
-    assert {(int(n), what) for n, what in told} == {(n, what) for n, what in missing if n} or (width, height) in {
+    missing = {(3 - len(output), "finding"), (8 - limiters, "limiter"), (4 - queues, "queue")}
+    reported = re.findall(r"(\d+) (finding|limiter|queue)s?\b", lines[-1]) if lines[-1].startswith("not shown:") else []
+    assert {(int(n), what) for n, what in reported} == {(n, what) for n, what in missing if n} or (width, height) in {
         (40, 30),
         (80, 8),
     }

@@ -30,30 +30,30 @@ def test_text_and_json_and_priorities_for_the_journal_only(tmp_path: Path) -> No
             journal(other, file.fileno())
             for other in ({}, {"JOURNAL_STREAM": f"{where.st_dev}:{where.st_ino + 1}"}, {"JOURNAL_STREAM": ""})
         )
-        Log("text", ours, file.fileno()).say("tickscope: cannot x\n  why: y", WARNING, event="e")
-        Log("text", {}, file.fileno()).say("ready attached=1", INFO, attached=1)
-        Log("json", ours, file.fileno()).say("tickscope: two\nlines", INFO, event="e", n=3)
+        Log("text", ours, file.fileno()).log_message("tickscope: cannot x\n  why: y", WARNING, event="e")
+        Log("text", {}, file.fileno()).log_message("ready attached=1", INFO, attached=1)
+        Log("json", ours, file.fileno()).log_message("tickscope: two\nlines", INFO, event="e", n=3)
         file.seek(0)
         *text, last = file.read().decode().splitlines()
     assert text == ["<4>tickscope: cannot x", "<4>  why: y", "ready attached=1"]
-    told = json.loads(last.removeprefix("<6>"))
-    assert told.pop("time").endswith("Z")
-    assert told == {"level": "info", "message": "two\nlines", "event": "e", "n": 3}
+    reported = json.loads(last.removeprefix("<6>"))
+    assert reported.pop("time").endswith("Z")
+    assert reported == {"level": "info", "message": "two\nlines", "event": "e", "n": 3}
 
 
-def test_a_reader_that_does_not_read_holds_nobody_up_and_is_told_what_it_missed() -> None:
+def test_a_reader_that_does_not_read_holds_nobody_up_and_is_reported_what_it_missed() -> None:
     reader, writer = os.pipe()
     log = Log("json", {}, writer)
     for n in range(2000):  # 64 KB hold some 600 of them
-        log.say(f"line {n}" + "x" * 60)
+        log.log_message(f"line {n}" + "x" * 60)
     assert 100 < log.left_out < 1900
     missed, got = log.left_out, os.read(reader, 1 << 20)
-    log.say("at last")
+    log.log_message("at last")
     lines = [json.loads(line) for line in (got + os.read(reader, 1 << 20)).splitlines()]
     assert [(line.get("event"), line.get("count")) for line in lines[-2:]] == [("lines_lost", missed), (None, None)]
     assert len(lines) - 2 + missed == 2000
     os.close(reader)
-    log.say("gone")  # a reader that has gone ends nobody either
+    log.log_message("gone")  # a reader that has gone ends nobody either
     assert log.left_out == 1
     os.close(writer)
 
@@ -69,8 +69,8 @@ def test_what_a_verb_ends_with_waits_for_its_reader() -> None:
         os.close(writer)
         with contextlib.suppress(subprocess.TimeoutExpired):
             verb.wait(1)
-        with open(reader, "rb") as said:
-            assert b"did you mean tcp_rtt" in said.read()
+        with open(reader, "rb") as output:
+            assert b"did you mean tcp_rtt" in output.read()
     assert verb.returncode == 2
 
 
@@ -89,12 +89,12 @@ def finding(name: bytes, state: str) -> Batch:
     )
 
 
-def test_each_finding_is_told_once_when_opened_and_once_when_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[tuple[str, str, int]] = []
+def test_each_finding_is_reported_once_when_opened_and_once_when_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    output: list[tuple[str, str, int]] = []
     monkeypatch.setattr(
         finding_log,
-        "say",
-        lambda text, level, **fields: said.append((fields["finding_id"], fields["event"], level)) or print(text),
+        "log_message",
+        lambda text, level, **fields: output.append((fields["finding_id"], fields["event"], level)) or print(text),
     )
     log = FindingLog(lambda t_ns: t_ns + np.int64(1_700_000_000 * 10**9))
     for name, state in (
@@ -108,7 +108,7 @@ def test_each_finding_is_told_once_when_opened_and_once_when_closed(monkeypatch:
     ):
         log.offer(finding(name, state))
     log.offer(make("loss", 1))
-    assert said == [
+    assert output == [
         ("a", "finding_opened", 4),
         ("b", "finding_opened", 4),
         ("b", "finding_closed", 6),

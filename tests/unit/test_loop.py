@@ -136,8 +136,8 @@ def test_a_source_that_is_left_out_is_a_loss_as_long_as_the_agent_runs(tmp_path:
     assert [s.name for s in loop.sources] == ["good"]
     assert (bad.closed, good.closed) == (True, False)
     assert [k.data for k in loop.selector.get_map().values()] == [good]
-    told = unknown(kept.rows("loss"))
-    assert [(from_ns, to_ns) for _, _, from_ns, to_ns in told[1:]] == [(start + i, start + i + 1) for i in range(4)]
+    reported = unknown(kept.rows("loss"))
+    assert [(from_ns, to_ns) for _, _, from_ns, to_ns in reported[1:]] == [(start + i, start + i + 1) for i in range(4)]
     gone = start + 4
     loop.step(gone + 10 * S)
     loop.step(gone + 11 * S)

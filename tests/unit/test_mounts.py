@@ -83,7 +83,7 @@ def read(watch: MountWatch) -> list[Layer]:
     return found[0]
 
 
-def test_a_mount_is_told_once(watch: MountWatch, tmp_path: Path) -> None:
+def test_a_mount_is_reported_once(watch: MountWatch, tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("one", "two", "image", "bound")]
     for folder in folders:
         folder.mkdir()

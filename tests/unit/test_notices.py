@@ -52,7 +52,7 @@ class Server:
         return one
 
     def step(self, t_ns: int = T) -> None:
-        self.subscribers.tell({"v": 1, "kind": "step", "size_ns": 5, "t_ns": t_ns}, t_ns)
+        self.subscribers.send_notice({"v": 1, "kind": "step", "size_ns": 5, "t_ns": t_ns}, t_ns)
 
     def until(self, **wanted: object) -> dict[str, object]:
         """The first report that says this."""
@@ -110,7 +110,7 @@ def test_a_subscriber_whose_name_is_no_text_gets_notices_like_the_others(server:
         named.communicate()
 
 
-def test_one_that_cannot_be_looked_at_is_turned_away_and_the_next_one_served(
+def test_one_that_cannot_be_checked_is_turned_away_and_the_next_one_served(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wrong(_: object) -> tuple[int, int]:
@@ -174,7 +174,7 @@ def test_a_subscriber_that_only_listens_has_nothing_pending(server: Server) -> N
 
 
 @pytest.mark.parametrize(
-    "said",
+    "counts",
     [
         b"\n",
         b"no\n",
@@ -189,9 +189,9 @@ def test_a_subscriber_that_only_listens_has_nothing_pending(server: Server) -> N
         b"x" * 3000,
     ],
 )
-def test_what_is_no_acknowledgement_is_counted_and_harms_nobody(server: Server, said: bytes) -> None:
+def test_what_is_no_acknowledgement_is_counted_and_harms_nobody(server: Server, counts: bytes) -> None:
     bad, good = server.client(), server.client()
-    bad.sendall(said)
+    bad.sendall(counts)
     server.until(malformed=1, subscribers=2)
     server.step()
     for one in (bad, good):
@@ -306,13 +306,13 @@ def test_a_name_cannot_write_to_a_terminal(server: Server) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.binary(max_size=200), max_size=8))
-def test_no_bytes_stop_the_server(tmp_path_factory: pytest.TempPathFactory, said: list[bytes]) -> None:
+def test_no_bytes_stop_the_server(tmp_path_factory: pytest.TempPathFactory, counts: list[bytes]) -> None:
     server = Server(tmp_path_factory.mktemp("n"))
     try:
         good = server.client()
         server.until(subscribers=1)
         one = server.client()
-        for piece in said:
+        for piece in counts:
             with contextlib.suppress(ConnectionError):
                 one.sendall(piece)
         one.close()
@@ -359,7 +359,7 @@ def test_a_report_becomes_a_row_and_status(server: Server) -> None:
         ({"timeout_s": 0}, ("notices.timeout_s", "0.1 and 60")),
     ],
 )
-def test_a_wrong_setting_says_which(settings: dict[str, object], words: tuple[str, ...]) -> None:
+def test_a_wrong_setting_reports_which(settings: dict[str, object], words: tuple[str, ...]) -> None:
     with pytest.raises(AgentError) as raised:
         read(HookSettings, settings, Place(("notices",)))
     assert raised.value.exit_code == 2

@@ -22,19 +22,19 @@ def _status() -> dict[str, Any]:
     }
 
 
-def test_what_the_page_says_of_the_agent() -> None:
-    store, looks = MetricStore(), []
+def test_what_the_page_reports_of_the_agent() -> None:
+    store, samples = MetricStore(), []
 
-    def look() -> dict[str, Any]:
-        looks.append(1)
+    def check() -> dict[str, Any]:
+        samples.append(1)
         return _status()
 
     observer = StatusMetrics(
-        store, "1.2.3", look, SimpleNamespace(requests={200: 7, 421: 2}, dropped={"share": 3, "timeout": 0})
+        store, "1.2.3", check, SimpleNamespace(requests={200: 7, 421: 2}, dropped={"share": 3, "timeout": 0})
     )
     for now_ns in (1, 2, EVERY_NS, 1 + EVERY_NS):
         observer(now_ns)
-    assert len(looks) == 2
+    assert len(samples) == 2
     lines = render(store.collect(), {}).splitlines()
     values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     expected = {

@@ -117,7 +117,7 @@ def test_the_environment_completes_the_resource() -> None:
     )
 
 
-def test_the_file_says_all_of_one_signal_that_the_environment_can() -> None:
+def test_the_file_reports_all_of_one_signal_that_the_environment_can() -> None:
     own = {"endpoint": "https://logs:4318/in", "headers": {"x-of": "logs"}, "timeout_s": 2, "compression": "gzip"}
     file = {"endpoint": "http://c:4318", "headers": {"x-of": "all"}, "logs": own, "traces": False, "metrics": "off"}
     got = resolve(file, {})
@@ -168,7 +168,7 @@ def test_a_nought_in_the_file_is_a_value() -> None:
         {"x": 1},
     ],
 )
-def test_wrong_settings_of_metrics_say_what_is_right(section: dict[str, object]) -> None:
+def test_wrong_settings_of_metrics_report_what_is_right(section: dict[str, object]) -> None:
     with pytest.raises(AgentError) as raised:
         read(MetricsSettings, section)
     assert raised.value.why

@@ -42,7 +42,7 @@ def test_an_answer_has_a_bound() -> None:
         assert "2147483648 bytes" in link.send("traces", b"").message
 
 
-def test_a_certificate_that_is_not_there_is_told_and_looked_for_again(tmp_path: Path) -> None:
+def test_a_certificate_that_is_not_there_is_reported_and_looked_for_again(tmp_path: Path) -> None:
     target = Endpoint("https://127.0.0.1:9", certificate=str(tmp_path / "ca.pem"), insecure=False, timeout_s=1.0)
     link = GrpcLink({"traces": target})
     outcomes = [link.send("traces", b"") for _ in range(2)]
@@ -69,5 +69,5 @@ def test_details_that_cannot_be_read_ask_for_no_pause() -> None:
     server.stop(None).wait()
 
 
-def test_a_redirect_says_where_the_endpoint_is() -> None:
+def test_a_redirect_reports_where_the_endpoint_is() -> None:
     assert "Location" in _remedy("HTTP 301 Moved Permanently", OtlpSettings())

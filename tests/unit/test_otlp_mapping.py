@@ -70,7 +70,7 @@ def test_a_span_of_a_limiter_is_a_decision_with_its_duration_and_its_trace() -> 
 
 
 @pytest.mark.parametrize(
-    ("said", "result"),
+    ("output", "result"),
     [
         ("acquired", "allowed"),
         ("endpoint_limiter", "refused"),
@@ -78,8 +78,8 @@ def test_a_span_of_a_limiter_is_a_decision_with_its_duration_and_its_trace() -> 
         ("request_canceled", "cancelled"),
     ],
 )
-def test_aspnetcore_says_it_in_words_of_its_own(said: str, result: str) -> None:
-    values = one({**ASPNET, "aspnetcore.rate_limiting.result": said}, kind=2, at_ns=5_000_000_000)
+def test_aspnetcore_reports_it_in_words_of_its_own(output: str, result: str) -> None:
+    values = one({**ASPNET, "aspnetcore.rate_limiting.result": output}, kind=2, at_ns=5_000_000_000)
     assert (values["limiter_id"], RESULTS[values["result"]]) == (b"shop:fixed", result)
     # A request takes longer than the decision, which comes at its beginning.
     assert values["t_ns"] == 5_000_000_000 - 700
@@ -136,7 +136,7 @@ def test_what_has_no_result_is_no_decision() -> None:
         ({"rate_limiting.result": "allowed", "rate_limiting.limiter.id": ""}, "the limiter's name is empty"),
     ],
 )
-def test_one_that_cannot_be_read_says_why(given: dict[str, Any], why: str) -> None:
+def test_one_that_cannot_be_read_reports_why(given: dict[str, Any], why: str) -> None:
     with pytest.raises(Malformed, match=re.escape(why)):
         read("traces", spans(given))
 
@@ -212,8 +212,8 @@ def test_settings_that_are_taken(section: dict[str, object], http: object) -> No
 def test_the_attributes_of_the_documents_are_those_that_are_taken() -> None:
     text = (Path(__file__).parents[2] / "docs/limiters-reference.md").read_text()
     part = text.partition("## OTLP attributes")[2].partition("\n## ")[0]
-    told = {f"{name}.{ending}" for name in NAMES for ending in re.findall(r"`\*\.([\w.]+)`", part)}
-    assert told | {name for name in MEANING if name.startswith("tickscope.")} == set(MEANING)
+    reported = {f"{name}.{ending}" for name in NAMES for ending in re.findall(r"`\*\.([\w.]+)`", part)}
+    assert reported | {name for name in MEANING if name.startswith("tickscope.")} == set(MEANING)
 
 
 @pytest.mark.parametrize(

@@ -391,7 +391,7 @@ def test_names_are_unique_both_ways() -> None:
 
 def test_the_clocks_metrics() -> None:
     store, table = MetricStore(), TABLES["clock_change"]
-    forward, backward = (table.code("direction", way) for way in ("forward", "backward"))
+    forward, backward = (table.code("direction", variant) for variant in ("forward", "backward"))
     store.offer(
         make(
             "clock_change",
@@ -512,7 +512,7 @@ def test_unknown_values_are_left_out_not_counted_as_zero() -> None:
     assert [s.value for s in _series(store, "tickscope.limiter.decisions.by_limiter")] == [3, 0, 0]
 
 
-def test_series_beyond_the_bound_go_into_one_that_says_so() -> None:
+def test_series_beyond_the_bound_go_into_one_that_reports_it() -> None:
     store = MetricStore(max_series=5)
     store.offer(make("tcp_reset", 97, t_ns=1, comm=[b"c%d" % i for i in range(97)]))
     store.offer(make("tcp_reset", 97, t_ns=2, comm=[b"c%d" % i for i in range(97)]))
@@ -644,7 +644,7 @@ def test_a_gauge_is_the_newest_value_and_goes_stale() -> None:
 
 
 @pytest.mark.parametrize("batches", [1, 4])
-def test_a_gauge_is_not_shown_while_its_newest_row_says_that_it_is_not_known(batches: int) -> None:
+def test_a_gauge_is_not_shown_while_its_newest_row_reports_that_it_is_not_known(batches: int) -> None:
     """As when a time daemon or a broker is gone; who never had a value has no series either."""
 
     def shown(times: list[int], values: list[object]) -> list[float]:

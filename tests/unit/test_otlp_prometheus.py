@@ -155,7 +155,7 @@ def test_the_reference_parsers_read_the_page(openmetrics: bool) -> None:
     assert {"tickscope_tcp_rtt_microseconds", "tickscope_build_info", "tickscope_clock_drift_ratio"} <= set(families)
 
 
-def test_promtool_finds_nothing_to_say(store: MetricStore) -> None:
+def test_promtool_finds_nothing_to_report(store: MetricStore) -> None:
     done = subprocess.run(
         ["promtool", "check", "metrics"],
         input=render(store.collect(), {"service.name": "tickscope"}),

@@ -35,7 +35,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from agent.common.settings import read
 from agent.limiters.settings import LimiterSettings
 from agent.posix.supervisor import IN_A_ROW
-from agent.receiver.process import OtlpReceiver
+from agent.receiver.receiver_process import OtlpReceiver
 from agent.receiver.settings import ReceiverSettings
 from agent.receiver.wire import TABLE
 from agent.receiver.worker import BURST, MAX_BODY_BYTES, MAX_CONNECTIONS

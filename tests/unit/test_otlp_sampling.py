@@ -51,7 +51,7 @@ def _attributes(span: Span) -> dict[str, Any]:
     return {a.key: getattr(a.value, a.value.WhichOneof("value") or "") for a in span.attributes}
 
 
-def test_of_plain_decisions_a_sample_goes_out_that_says_so() -> None:
+def test_of_plain_decisions_a_sample_goes_out_that_reports_it() -> None:
     backlog, n = _backlog(), 50_000
     spans = _spans(backlog, _decisions(n))
     assert 0.8 * 0.01 * n < len(spans) < 1.2 * 0.01 * n

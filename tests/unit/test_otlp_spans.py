@@ -240,7 +240,7 @@ def test_a_finding_links_the_decisions_that_it_explains() -> None:
     assert len(other) == 5
 
 
-def test_which_share_a_decision_stands_for_is_said() -> None:
+def test_which_share_a_decision_stands_for_is_reported() -> None:
     rows = make("limiter_decision", 2, t_ns=[1, 2], trace_id=[b"0123456789abcdef0123456789abcdef", b""]).rows
     first, second = (Span.FromString(raw) for raw in _encoder().decisions(rows, [], {}, np.array([0.25, 1.0])))
     assert (first.trace_state, _attributes(first)["tickscope.sampling.probability"]) == ("ot=th:c", 0.25)

@@ -53,14 +53,14 @@ def _refuses(status: bytes) -> Answers:
 @pytest.mark.parametrize(
     ("status", "outcome"), [(b"413 Content Too Large", "too_large"), (b"401 Unauthorized", "refused")]
 )
-def test_who_answers_before_the_body_is_read_is_heard(status: bytes, outcome: str) -> None:
+def test_who_answers_before_the_body_is_read_is_received(status: bytes, outcome: str) -> None:
     with serving(_refuses(status)) as port:
         sender = _sender(port)
         assert sender.send(bytes(32 << 20)) == Outcome(outcome, message=f"HTTP {status.decode()}")
         sender.close()
 
 
-def test_a_redirect_is_told_with_its_location() -> None:
+def test_a_redirect_is_reported_with_its_location() -> None:
     head = b"HTTP/1.1 308 Permanent Redirect\r\nLocation: https://else/v1\r\nContent-Length: 0\r\n\r\n"
     with serving(lambda connection: connection.sendall(head)) as port:
         sender = _sender(port)
@@ -155,7 +155,7 @@ def test_whatever_a_sender_raises_is_tried_again() -> None:
     assert lane.request is not None
 
 
-def test_no_message_tells_what_a_header_holds() -> None:
+def test_no_message_reports_what_a_header_holds() -> None:
     with serving(lambda connection: None) as port:
         headers = (("authorization", "Bearer s3cret\n"),)
         sender = HttpSender("traces", Endpoint(f"http://127.0.0.1:{port}/", headers=headers))

@@ -71,7 +71,7 @@ def test_words(text: str, word: Word) -> None:
         ("limiter", "is no place", "register"),
     ],
 )
-def test_wrong_words_say_what_to_write(text: object, why: str, remedy: str) -> None:
+def test_wrong_words_report_what_to_write(text: object, why: str, remedy: str) -> None:
     with pytest.raises(WordError, match=re.escape(why)) as caught:
         parse_word(text, SYSTEM_V, limiter=True)
     assert remedy in caught.value.remedy
@@ -127,8 +127,8 @@ def test_a_wrong_declaration_names_its_line_and_the_others_hold(tmp_path: Path) 
     ]
     config = Config(limiters=LimiterSettings(limiter_functions=kept))
     assert Config.from_json(json.loads(json.dumps(config.to_json()))) == config
-    said = replayed([parse(kept[1].given)])
-    assert [(one.pattern, one.model, one.window_ns, one.count) for one in said] == [
+    output = replayed([parse(kept[1].given)])
+    assert [(one.pattern, one.model, one.window_ns, one.count) for one in output] == [
         ("good", "sliding window of slots", 10**9, 5.0),
         ("good@*", "sliding window of slots", 10**9, 5.0),
     ]
@@ -210,7 +210,7 @@ def test_the_wait_of_a_delay_that_is_not_read_is_unknown() -> None:
     assert columns["wait_ns"].tolist() == [0, NULL_I64, NULL_I64]
 
 
-def test_programs_are_told_by_their_paths() -> None:
+def test_programs_are_reported_by_their_paths() -> None:
     one, other = (parse({**BASE, "program": text}) for text in ("/srv/*/shop", "sho?"))
     assert [matches(one, text) for text in ("/srv/a/shop", "/srv/a/shop (deleted)", "/srv/shop", "/srv/a/shop2")] == [
         True,
@@ -356,7 +356,7 @@ def test_only_starts_of_instructions_are_places(library: Path, tmp_path: Path) -
         with file.open("rb") as opened:
             assert function_at(SymbolFile(opened.fileno()), begin + size - 1) == (begin, size)
             for at in range(begin, begin + size):
-                ((found, _),) = ownfunction.examine(opened.fileno(), [asked(address=at)])
+                ((found, _),) = ownfunction.analyze(opened.fileno(), [asked(address=at)])
                 refused = "would corrupt the program" in found.reason
                 assert refused == (at not in starts), (hex(at), found)
                 assert bool(found.sites) == (found.state == "attached")
@@ -394,7 +394,7 @@ def test_a_file_that_lies_is_refused(library: Path, tmp_path: Path) -> None:
         file.write_bytes(data)
         fd = os.open(file, os.O_RDONLY)
         try:
-            outcomes.update(one.state for one, _ in ownfunction.examine(fd, questions, near=True))
+            outcomes.update(one.state for one, _ in ownfunction.analyze(fd, questions, near=True))
         except ElfError:
             outcomes.add("none")
         finally:

@@ -11,6 +11,6 @@ from tests.unit.parser_pieces import PARSERS, attack
 
 @pytest.mark.parametrize("name", PARSERS)
 def test_hostile_inputs_are_taken_or_refused(name: str) -> None:
-    told = attack(name, 13_501 if name == "go" else 2_003)  # one was refused by nobody
-    assert told["taken"] > 10, told
-    assert not PARSERS[name][1] or told["refused"] > 10, told
+    reported = attack(name, 13_501 if name == "go" else 2_003)  # one was refused by nobody
+    assert reported["taken"] > 10, reported
+    assert not PARSERS[name][1] or reported["refused"] > 10, reported

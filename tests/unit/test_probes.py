@@ -41,7 +41,7 @@ def test_families_that_come_after_each_other_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(discover()))
-def test_a_family_says_whose_text_it_uses(name: str) -> None:
+def test_a_family_reports_whose_text_it_uses(name: str) -> None:
     """Everything in a family's text begins with its name, so names of another's text are what it uses of that; but for
     what the kernel has of that name.
     """
@@ -77,7 +77,7 @@ def test_there_is_a_counter_for_the_losses_of_each_map() -> None:
         load([replace(some, rings=(*rings, some.rings[0]))])
 
 
-def test_calls_of_kernel_functions_are_told_to_the_kernel_as_such() -> None:
+def test_calls_of_kernel_functions_are_asked_to_the_kernel_as_such() -> None:
     call = compiler.INSTRUCTION.pack
     code = (
         call(0x85, 0, 0, 12)
@@ -89,7 +89,7 @@ def test_calls_of_kernel_functions_are_told_to_the_kernel_as_such() -> None:
     assert made == [(0x85, 0, 0, 12), (0x85, 0x20, 0, 63_866), (0x18, 1, 0, 0x40000001), (0, 0, 0, 0x40000002)]
 
 
-def test_a_program_that_needs_what_a_kernel_lacks_says_why() -> None:
+def test_a_program_that_needs_what_a_kernel_lacks_reports_why() -> None:
     declared: dict[str, object] = {
         "name": "redis",
         "maps": [],

@@ -283,7 +283,7 @@ def test_top_limit_where_and_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "status", "said"),
+    ("argv", "status", "output"),
     [
         (["query", "tcp_rt"], 2, "did you mean tcp_rtt"),
         (["query", "tcp_rtt", "--columns", "pear"], 2, "did you mean peer"),
@@ -318,11 +318,11 @@ def test_top_limit_where_and_columns(tmp_path: Path) -> None:
         (["tail", "tcp_rt"], 2, "did you mean tcp_rtt"),
     ],
 )
-def test_what_cannot_be_answered_says_why(tmp_path: Path, argv: list[str], status: int, said: str) -> None:
+def test_what_cannot_be_answered_reports_why(tmp_path: Path, argv: list[str], status: int, output: str) -> None:
     write(tmp_path, make("tcp_reset", 1, t_ns=1))
     done = verb(tmp_path, *argv)
     assert (done.returncode, done.stdout.strip()) == (status, "")
-    assert said in done.stderr
+    assert output in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -343,7 +343,7 @@ def test_formats_agree(tmp_path: Path) -> None:
             2,
             finding_id=[b"a", b"b"],
             t_ns=[1, 2],
-            said=[b'[{"cause":"tls"}]', b'[{"cut off'],
+            output=[b'[{"cause":"tls"}]', b'[{"cut off'],
             sentence=b'a "quoted", one',
             confidence=0.5,
         ),
@@ -384,7 +384,7 @@ def test_a_directory_that_no_agent_has_used_is_no_good_news(tmp_path: Path) -> N
     assert "no agent has written there yet" in done.stderr
 
 
-def test_a_store_without_an_agent_is_told(tmp_path: Path) -> None:
+def test_a_store_without_an_agent_is_reported(tmp_path: Path) -> None:
     write(tmp_path, make("tcp_reset", 1, t_ns=boot_now() - 3700 * 10**9, comm=b"x"))
     done = verb(tmp_path, "query", "tcp_reset")
     assert "no agent writes this store now; its newest row is 1:01:" in done.stderr
@@ -450,8 +450,8 @@ def test_a_reader_that_stops_early_is_no_error(tmp_path: Path) -> None:
         assert done.stderr is not None
         done.stdout.readline()
         done.stdout.close()
-        told = done.stderr.read()
-        assert b"Broken" not in told and b"Traceback" not in told
+        reported = done.stderr.read()
+        assert b"Broken" not in reported and b"Traceback" not in reported
     assert done.returncode == 0
 
 
@@ -571,7 +571,7 @@ def test_record_stops_after_its_duration(tmp_path: Path) -> None:
     assert [kind for kind, _, _ in Recording(tmp_path / "r")] == [frames.FrameKind.END]
 
 
-def test_record_without_an_agent_says_so(tmp_path: Path) -> None:
+def test_record_without_an_agent_reports_it(tmp_path: Path) -> None:
     tmp_path.joinpath("s").mkdir()
     done = verb(tmp_path / "s", "record", "-o", str(tmp_path / "r"), "--duration", "0.2")
     assert done.returncode == 4
@@ -618,8 +618,8 @@ def test_relative_times_are_those_of_journalctl(text: str, back_s: int) -> None:
 def test_times_of_the_day_are_local_as_those_of_journalctl(text: str) -> None:
     """As date(1) reads them."""
     midnight = text if ":" in text else f"{text} 00:00" if "-" in text else f"{text} 0:00"
-    told = subprocess.run(["date", "+%s", "-d", midnight], check=True, capture_output=True, text=True).stdout
-    assert parse(text, []) == Bound(None, 0, int(told) * 10**9)
+    reported = subprocess.run(["date", "+%s", "-d", midnight], check=True, capture_output=True, text=True).stdout
+    assert parse(text, []) == Bound(None, 0, int(reported) * 10**9)
 
 
 @pytest.mark.parametrize("text", ["5 parsecs", "-1h ago", "", "10", "25:00", "1M", "yesterdays", "1h 5"])

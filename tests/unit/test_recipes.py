@@ -40,7 +40,7 @@ from agent.correlate.episode import Verdict
 
 
 def asked(episode, view):
-    yield Verdict("load", 0.9, "", tell("there were {n}", n=value(episode.value, "connection")))
+    yield Verdict("load", 0.9, "", render("there were {n}", n=value(episode.value, "connection")))
 
 
 from dataclasses import replace
@@ -122,7 +122,7 @@ def test_the_table_of_a_probe_is_listed_completed_stored_sealed_and_queried(tree
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("output", "why"),
     [
         ('i64("count", UNIT)', "name 'UNIT' is not defined"),
         ('i64("count")', "missing 1 required positional argument"),
@@ -130,14 +130,14 @@ def test_the_table_of_a_probe_is_listed_completed_stored_sealed_and_queried(tree
         ('open("/etc/passwd")', "name 'open' is not defined"),
     ],
 )
-def test_a_table_that_cannot_be_is_refused_with_its_file(tmp_path: Path, said: str, why: str) -> None:
-    (tmp_path / "wrong.py").write_text(f'WRONG = table("wrong", "", i64("sport", ""), {said})\n')
+def test_a_table_that_cannot_be_is_refused_with_its_file(tmp_path: Path, output: str, why: str) -> None:
+    (tmp_path / "wrong.py").write_text(f'WRONG = table("wrong", "", i64("sport", ""), {output})\n')
     with pytest.raises(AgentError) as refused:
         bring(tmp_path, Tables([]))
     assert f"{tmp_path}/wrong.py: " in refused.value.what and why in refused.value.what and refused.value.remedy
 
 
-def test_a_verb_tells_it_in_words(tree: Path, run: Run) -> None:
+def test_a_verb_reports_it_in_words(tree: Path, run: Run) -> None:
     file = tree / "agent/probes/wrong.py"
     file.write_text('WRONG = table("loss", "", i64("sport", ""))\n')
     asked = run("-m", "agent", "tables")
@@ -146,7 +146,7 @@ def test_a_verb_tells_it_in_words(tree: Path, run: Run) -> None:
     assert "Traceback" not in asked.stderr
 
 
-def test_a_symptom_that_says_who_explains_it_is_explained(run: Run) -> None:
+def test_a_symptom_that_reports_who_explains_it_is_explained(run: Run) -> None:
     found = run("-c", FOUND)
     assert found.stdout.split() == ["closing_time", "load", "0"], found.stderr
     listed = {row["symptom"]: row for row in json.loads(run("-m", "agent", "symptoms", "-o", "json").stdout)["rows"]}

@@ -231,7 +231,7 @@ def test_scripts_of_which_nothing_is_known_are_named() -> None:
         ("c" * 40, 2, "w:"),
         ("d" * 40, 1, ""),
     ]
-    assert "cccc (keys w:), " in reader.unknown.said() and reader.unknown.said().isprintable()
+    assert "cccc (keys w:), " in reader.unknown.text() and reader.unknown.text().isprintable()
 
 
 def test_a_queue_of_what_is_delayed_is_no_limiter() -> None:
@@ -268,9 +268,9 @@ def test_a_command_that_is_declared_for_other_keys_is_no_script() -> None:
     played.send(request("HINCRBY", "other:1", "f", 1))
     played.send(b":1\r\n", reply=True)
     played.rows(reader)
-    assert reader.unknown.said() == "" and not reader.unknown.rows()
+    assert reader.unknown.text() == "" and not reader.unknown.rows()
 
 
-def test_the_demos_own_script_is_told_once() -> None:
+def test_the_demos_own_script_is_reported_once() -> None:
     assert not len(_played((request("EVAL", SCRIPT, 1, "window:a", 1, 1000, 5, 7), b":4\r\n")))
     assert demo.LIMITERS[0].scripts == (hashlib.sha1(SCRIPT.encode()).hexdigest(),)

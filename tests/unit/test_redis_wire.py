@@ -94,7 +94,7 @@ def test_a_transaction() -> None:
     assert results(played.rows()) == ["allowed"]
 
 
-def test_one_connection_seen_at_both_ends_is_told_once() -> None:
+def test_one_connection_seen_at_both_ends_is_reported_once() -> None:
     here, there = Played(1), Played(2)
     for one in (here, there):
         one.send(ASK)
@@ -103,7 +103,7 @@ def test_one_connection_seen_at_both_ends_is_told_once() -> None:
     assert len(here.rows()) == 1
 
 
-def test_a_script_that_nobody_declared_is_told_by_its_text_or_its_key() -> None:
+def test_a_script_that_nobody_declared_is_reported_by_its_text_or_its_key() -> None:
     text = (
         b"local n = redis.call('incr', KEYS[1]) if n == 1 then redis.call('expire', KEYS[1], ARGV[2]) end if n >"
         b" tonumber(ARGV[1]) then return 0 end return 1 -- limit"
@@ -161,7 +161,7 @@ def test_scripts_of_a_known_library_that_only_ask_are_no_decisions() -> None:
     assert len(played.rows()) == 0
 
 
-def test_a_function_is_told_by_the_text_of_its_library() -> None:
+def test_a_function_is_reported_by_the_text_of_its_library() -> None:
     code = (
         b"#!lua name=shop\nredis.register_function('take', function(keys, args) -- a limit\nif redis.call('INCR',"
         b" keys[1]) > 3 then return 0 end redis.call('EXPIRE', keys[1], 9) return 1 end)"
@@ -555,7 +555,7 @@ def test_known_limiters(asked: bytes, reply: bytes, library: bytes, result: str,
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "output"),
     [
         ({"a": {"script": "1234"}}, "redis_limiter_scripts.a.script cannot be '1234'"),
         ({"a": {"allowed": "reply == 1"}}, "names none of script, function and command"),
@@ -567,10 +567,10 @@ def test_known_limiters(asked: bytes, reply: bytes, library: bytes, result: str,
         ({"a": 5}, "redis_limiter_scripts.a cannot be 5"),
     ],
 )
-def test_settings_that_are_wrong(given: dict[str, object], said: str) -> None:
+def test_settings_that_are_wrong(given: dict[str, object], output: str) -> None:
     with pytest.raises(AgentError) as caught:
         declared(given)
-    assert said in str(caught.value)
+    assert output in str(caught.value)
 
 
 def test_ports() -> None:
@@ -612,8 +612,8 @@ def test_ports_of_processes(tmp_path: Path) -> None:
 def test_no_text_takes_long_to_look_through(text: bytes) -> None:
     begun = time.process_time()
     redis_guess.FUNCTIONS.findall(text)
-    redis_guess.says_how_many(text), redis_guess.inverted(text), redis_guess.tells_no_rest(text)
-    redis_guess.looks_like_a_limiter(RedisCall("EVAL", "f" * 40, [b"k"], [], 1), text)
+    redis_guess.returns_count(text), redis_guess.inverted(text), redis_guess.is_single_value(text)
+    redis_guess.is_limiter_like(RedisCall("EVAL", "f" * 40, [b"k"], [], 1), text)
     assert time.process_time() - begun < 1
 
 
@@ -623,7 +623,7 @@ def test_what_is_no_number_is_none(reply: bytes) -> None:
     assert "result" not in redis_guess.guessed(RedisCall("EVALSHA", "f" * 40, [b"rate:k"], [], reply))
 
 
-def _asked(*requests: tuple[bytes, bytes]) -> np.ndarray:
+def _counts(*requests: tuple[bytes, bytes]) -> np.ndarray:
     played = Played()
     for asked, reply in requests:
         played.send(asked)
@@ -638,9 +638,9 @@ def test_a_lock_is_no_counter_and_changes_none() -> None:
     ]
     times = [(request("SET", f"app:lock:{i}", 1_700_000_000 + i, "NX", "EX", 3600), b"+OK\r\n") for i in range(3)]
     visits = [(request("INCR", "app:stats:visits"), b":%d\r\n" % i) for i in (1000, 1001)]
-    assert not len(_asked(*lock, *lock, *visits))
+    assert not len(_counts(*lock, *lock, *visits))
     counter = [(request("INCR", "app:rl:ip"), b":1\r\n"), (request("EXPIRE", "app:rl:ip", 60), b":1\r\n")]
-    rows = _asked(*counter, *times, (request("INCR", "app:rl:ip"), b":2\r\n"))
+    rows = _counts(*counter, *times, (request("INCR", "app:rl:ip"), b":2\r\n"))
     assert rows["window_ns"].tolist() == [60 * 10**9] * 2 and set(rows["limiter_id"].tolist()) == {
         rows["limiter_id"][0]
     }
@@ -649,7 +649,7 @@ def test_a_lock_is_no_counter_and_changes_none() -> None:
 def test_a_counter_made_by_set_is_one_with_what_counts_it() -> None:
     made = [(request("SET", f"login:{who}", 1, "EX", 60, "NX"), b"+OK\r\n") for who in "ab"]
     counted = [(request("INCR", f"login:{who}"), b":2\r\n") for who in "ab"]
-    rows = _asked(made[0], counted[0], made[1], counted[1])
+    rows = _counts(made[0], counted[0], made[1], counted[1])
     assert len(rows) == 4 and len(set(rows["limiter_id"].tolist())) == 1
 
 
@@ -662,7 +662,7 @@ def test_a_counter_made_by_set_is_one_with_what_counts_it() -> None:
     ],
 )
 def test_a_request_with_nothing_for_a_word_is_none(asked: bytes) -> None:
-    assert not len(_asked((asked, b"-ERR Protocol error: invalid bulk length\r\n")))
+    assert not len(_counts((asked, b"-ERR Protocol error: invalid bulk length\r\n")))
 
 
 def test_what_is_declared_of_incr_is_not_of_a_sum_of_bytes() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agent.config import resolve
-from agent.queues.process import Brokers
+from agent.queues.poller_process import Brokers
 from agent.service import reload
 from tests.patience import PATIENCE
 

@@ -86,7 +86,7 @@ def test_without_its_clock_changes_there_is_no_clock_finding(tmp_path: Path) -> 
     assert causes[cut,] == causes[whole, "--without", "clock_change"] == ["unknown"]
 
 
-def test_nothing_wrong_is_exit_3_and_says_so(tmp_path: Path) -> None:
+def test_nothing_wrong_is_exit_3_and_reports_it(tmp_path: Path) -> None:
     done = tickscope("replay", record(tmp_path / "a.rec", Host().healthy(0, 40), 40))
     assert (done.returncode, done.stdout) == (3, b"") and b"nothing wrong" in done.stderr
 

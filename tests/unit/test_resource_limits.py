@@ -17,7 +17,7 @@ import pytest
 from agent.resources import cgroups
 from agent.resources.disks import names
 from agent.resources.limits import CgroupLimits, Used
-from agent.resources.source import Resources, Watched
+from agent.resources.resource_source import Resources, Watched
 from tests.unit.correlate_scenarios import APP_PID, START, T0, UNTIL, Host, S, around_stall, call, code, latest, run
 
 MB = 1_000_000
@@ -58,7 +58,7 @@ def done(limits: CgroupLimits, second: int) -> list[Used]:
 
 
 @pytest.mark.parametrize("modern", [True, False])
-def test_who_does_as_much_on_a_disk_as_he_may_is_told(tmp_path: Path, modern: bool) -> None:
+def test_who_does_as_much_on_a_disk_as_he_may_is_reported(tmp_path: Path, modern: bool) -> None:
     limits = CgroupLimits(str(tmp_path))
     one(tmp_path, modern, 5 * MB, 10)
     assert list(limits.io(10 * S)) == []
@@ -76,11 +76,11 @@ def test_a_limit_of_few_requests_is_reached_a_little_below_it(tmp_path: Path, li
     (tmp_path / "io.max").write_text(f"254:0 wiops={limit}\n")
     for requests, at in ((0, 10), (9 * limit, 20)):
         (tmp_path / "io.stat").write_text(f"254:0 wios={requests}\n")
-        told = done(limits, at)
-    assert told == [Used("iops", round(0.9 * limit), limit, direction="write")]
+        reported = done(limits, at)
+    assert reported == [Used("iops", round(0.9 * limit), limit, direction="write")]
 
 
-def test_without_limits_there_is_nothing_to_tell(tmp_path: Path) -> None:
+def test_without_limits_there_is_nothing_to_report(tmp_path: Path) -> None:
     limits = CgroupLimits(str(tmp_path / "gone"))
     assert [list(limits.io(n * S)) + list(limits.pids()) for n in range(5)] == [[]] * 5
 
@@ -95,12 +95,12 @@ def test_processes_that_a_real_cgroup_does_not_let_start() -> None:
     assert process.stdin and process.stdout
     try:
         (place / "cgroup.procs").write_text(str(process.pid))
-        limits, said = CgroupLimits(str(place)), []
+        limits, output = CgroupLimits(str(place)), []
         for most in ("max", "1", "1"):
             (place / "pids.max").write_text(most)
             print("now", file=process.stdin, flush=True)
-            said.append((process.stdout.readline(), list(limits.pids())))
-        assert said == [("yes\n", []), ("no\n", [Used("pids", 1, 1, 1)]), ("no\n", [Used("pids", 1, 1, 1)])]
+            output.append((process.stdout.readline(), list(limits.pids())))
+        assert output == [("yes\n", []), ("no\n", [Used("pids", 1, 1, 1)]), ("no\n", [Used("pids", 1, 1, 1)])]
     finally:
         process.kill()
         process.wait()
@@ -145,22 +145,22 @@ def test_a_process_that_moves_is_looked_for_where_it_is() -> None:
             place.rmdir()
 
 
-def test_what_a_cgroup_below_met_is_not_said_of_those_beside_it(tmp_path: Path) -> None:
+def test_what_a_cgroup_below_met_is_not_reported_of_those_beside_it(tmp_path: Path) -> None:
     """pids.events and memory.events are sums over the tree (the former since Linux 6.11); those of the cgroup alone
     stand beside them.
     """
     limits, group = CgroupLimits(str(tmp_path)), cgroups.Group(str(tmp_path))
     (tmp_path / "pids.current").write_text("40\n")
     (tmp_path / "pids.max").write_text("40\n")
-    said = []
+    output = []
     for all_, own in ((0, 0), (9, 0), (12, 3)):
         (tmp_path / "pids.events").write_text(f"max {all_}\n")
         (tmp_path / "pids.events.local").write_text(f"max {own}\n")
         (tmp_path / "memory.events").write_text(f"low 0\nhigh {all_}\nmax 0\noom 0\noom_kill {all_}\n")
         (tmp_path / "memory.events.local").write_text(f"low 0\nhigh {own}\nmax 0\noom 0\noom_kill {own}\n")
         group.read_memory()
-        said.append((list(limits.pids()), group.met, group.killed))
-    assert said == [([], 0, 0), ([], 0, 0), ([Used("pids", 40, 40, 3)], 3, 3)]
+        output.append((list(limits.pids()), group.met, group.killed))
+    assert output == [([], 0, 0), ([], 0, 0), ([Used("pids", 40, 40, 3)], 3, 3)]
 
 
 def test_lines_that_a_kernel_does_not_end_and_files_of_many_devices(tmp_path: Path) -> None:
@@ -169,8 +169,8 @@ def test_lines_that_a_kernel_does_not_end_and_files_of_many_devices(tmp_path: Pa
     (tmp_path / "io.max").write_text(many + "254:0 rbps=max wbps=1000000 riops=max wiops=max\n")
     for n, at in ((5, 10), (6, 11)):
         (tmp_path / "io.stat").write_text(f"\n7:1 7:2 254:0 rbytes=1 wbytes={n * MB} rios=1 wios=1\n")
-        told = done(limits, at)
-    assert told == [Used("io", MB, MB, direction="write")]
+        reported = done(limits, at)
+    assert reported == [Used("io", MB, MB, direction="write")]
 
 
 def test_a_disk_is_called_as_what_lies_on_it_too(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_call_that_its_own_cgroup_holds_back(limited: bool, cause: tuple[str, 
     )
 
 
-def test_who_may_start_no_more_processes_is_told_once_a_time() -> None:
+def test_who_may_start_no_more_processes_is_reported_once_a_time() -> None:
     host = Host(1).healthy(0, 60)
     for at in range(30, 36):
         host.add(
@@ -276,7 +276,7 @@ def test_who_may_start_no_more_processes_is_told_once_a_time() -> None:
     assert "its cgroup /c/api reached its limit of 40 processes and threads" in str(found["sentence"])
 
 
-def test_a_limit_that_may_be_that_of_a_cgroup_above_is_told_so() -> None:
+def test_a_limit_that_may_be_that_of_a_cgroup_above_is_reported_so() -> None:
     host = Host(1).healthy(0, 60)
     host.add(
         "resource",
@@ -296,7 +296,7 @@ def test_a_limit_that_may_be_that_of_a_cgroup_above_is_told_so() -> None:
     assert "its cgroup /c/api, or one above it, reached its limit of processes" in str(found["sentence"])
 
 
-def test_limits_of_whoever_is_watched_are_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_limits_of_whoever_is_watched_are_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The whole way from a process's cgroup to a row."""
     one(tmp_path, True, 5 * MB, 10)
     source, start_ns = Resources(), int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) * 10_000_000
@@ -320,9 +320,9 @@ def test_limits_of_whoever_is_watched_are_looked_at(monkeypatch: pytest.MonkeyPa
     ]
 
 
-@pytest.mark.parametrize(("ended_with_it", "told"), [(True, 1), (False, 0)])
-def test_who_is_killed_for_want_of_memory_is_told_though_its_cgroup_ends_with_it(
-    tmp_path: Path, ended_with_it: bool, told: int
+@pytest.mark.parametrize(("ended_with_it", "reported"), [(True, 1), (False, 0)])
+def test_who_is_killed_for_want_of_memory_is_reported_though_its_cgroup_ends_with_it(
+    tmp_path: Path, ended_with_it: bool, reported: int
 ) -> None:
     """As that of a container, or of a service. What was killed beside it is none of its."""
     leaf, source = tmp_path / "api", Resources()
@@ -351,4 +351,4 @@ def test_who_is_killed_for_want_of_memory_is_told_though_its_cgroup_ends_with_it
         for row in b.rows
         if row["kind"] == code("resource", "kind", "oom")
     ]
-    assert [(row["object"], row["events"]) for row in rows] == [(str(tmp_path).encode(), 1)] * told
+    assert [(row["object"], row["events"]) for row in rows] == [(str(tmp_path).encode(), 1)] * reported

@@ -17,9 +17,9 @@ import pytest
 
 from agent.batch import make
 from agent.kernel.spaces import spaces
-from agent.resources import cgroups, process
+from agent.resources import cgroups, process_stat
 from agent.resources.cgroups import Group, Mounts
-from agent.resources.source import AGAIN_NS, POLL_NS, Resources
+from agent.resources.resource_source import AGAIN_NS, POLL_NS, Resources
 from agent.resources.spaces import Space
 from agent.tables import TABLES
 
@@ -91,7 +91,7 @@ def test_for_how_long_something_waited() -> None:
     assert cgroups.pressure_ns("") == cgroups.pressure_ns("some total=\n") == -1
 
 
-def test_a_group_that_is_gone_says_nothing(tmp_path: Path) -> None:
+def test_a_group_that_is_gone_reports_nothing(tmp_path: Path) -> None:
     group = Group(str(tmp_path / "gone"))
     group.read_cpu()
     group.read_memory()
@@ -99,16 +99,16 @@ def test_a_group_that_is_gone_says_nothing(tmp_path: Path) -> None:
 
 
 def test_one_process() -> None:
-    now = process.stat(os.getpid())
+    now = process_stat.stat(os.getpid())
     assert now is not None and now.state == "R"
-    assert process.Stat.parse("1 (a ) b) S " + " ".join(str(n) for n in range(1, 30)))
-    assert process.Stat.parse("") is None
-    fds = process.descriptors(os.getpid())
+    assert process_stat.Stat.parse("1 (a ) b) S " + " ".join(str(n) for n in range(1, 30)))
+    assert process_stat.Stat.parse("") is None
+    fds = process_stat.descriptors(os.getpid())
     if fds is not None:  # Linux 6.2
         assert abs(fds - len(os.listdir("/proc/self/fd"))) <= 1
     limits = cgroups.read("/proc/self/limits")
-    assert process.most_descriptors(limits) == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    assert process.most_descriptors("Max open files  unlimited  unlimited  files\n") is None
+    assert process_stat.most_descriptors(limits) == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert process_stat.most_descriptors("Max open files  unlimited  unlimited  files\n") is None
 
 
 @pytest.fixture
@@ -120,9 +120,9 @@ def child() -> Iterator[subprocess.Popen[str]]:
     one.communicate()
 
 
-def test_descriptors_that_run_out_are_told_and_the_others_now_and_then(child: subprocess.Popen[str]) -> None:
+def test_descriptors_that_run_out_are_reported_and_the_others_now_and_then(child: subprocess.Popen[str]) -> None:
     polled = Resources()
-    now = process.stat(child.pid)
+    now = process_stat.stat(child.pid)
     assert now is not None
     start_ns = now.start_tick * 10_000_000 + 123
     passed = list(polled(make("limiter_decision", 3, pid=child.pid, proc_start_ns=start_ns, comm=b"it"), 1))
@@ -133,7 +133,7 @@ def test_descriptors_that_run_out_are_told_and_the_others_now_and_then(child: su
         every = np.concatenate([TABLE.empty(0), *found])
         return every[every["kind"] == TABLE.code("kind", "fd")]
 
-    if process.descriptors(os.getpid()) is None:
+    if process_stat.descriptors(os.getpid()) is None:
         pytest.skip("before Linux 6.2 nobody but root can tell")
     first = rows(POLL_NS)
     assert len(first) == 1 and first["limit"][0] > first["used"][0] == 3 and first["pid"][0] == child.pid
@@ -150,7 +150,7 @@ def test_descriptors_that_run_out_are_told_and_the_others_now_and_then(child: su
 
 def test_who_ended_is_watched_no_more_and_a_later_process_of_its_number_never(child: subprocess.Popen[str]) -> None:
     polled = Resources()
-    now = process.stat(child.pid)
+    now = process_stat.stat(child.pid)
     assert now is not None
     list(polled(make("limiter_decision", 1, pid=child.pid, proc_start_ns=now.start_tick * 10_000_000 - 10_000_000), 1))
     list(polled.drain(POLL_NS))
@@ -159,7 +159,7 @@ def test_who_ended_is_watched_no_more_and_a_later_process_of_its_number_never(ch
     list(polled.drain(2 * POLL_NS))
     assert polled.watched
     child.kill()
-    while process.is_it(process.stat(child.pid), now.start_tick * 10_000_000):
+    while process_stat.is_it(process_stat.stat(child.pid), now.start_tick * 10_000_000):
         time.sleep(0.01)  # then it is a zombie
     list(polled.drain(3 * POLL_NS))
     assert not polled.watched
@@ -177,10 +177,10 @@ def test_only_so_many_are_watched() -> None:
 
 def test_file_systems_that_a_process_writes_to(tmp_path: Path) -> None:
     with (tmp_path / "written").open("wb"), (tmp_path / "written").open("rb"):
-        told = Space.parse(spaces(os.getpid()))
+        reported = Space.parse(spaces(os.getpid()))
     there = os.statvfs(tmp_path)
     sizes = [there.f_blocks * there.f_frsize, there.f_files]
-    assert any(space.limit in sizes for space in told), (told, sizes)
+    assert any(space.limit in sizes for space in reported), (reported, sizes)
 
 
 def test_room_that_is_left() -> None:

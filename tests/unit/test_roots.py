@@ -9,7 +9,7 @@ import numpy as np
 
 from agent.kernel.limits import FILES_A_PROCESS, ROOTS
 from agent.kernel.steps import at_once, run
-from agent.targets.asked import Ask, FileId
+from agent.targets.asked import FileId, ProbeRequest
 from agent.targets.roots import FOLDERS, Roots, libraries
 
 _PROC = np.dtype([("pid", "<u4")])
@@ -23,7 +23,7 @@ def started(*programs: tuple[int, int]) -> np.ndarray:
     return records
 
 
-def test_the_first_program_of_a_root_is_told_once() -> None:
+def test_the_first_program_of_a_root_is_reported_once() -> None:
     roots = Roots()
     roots.on_exec(started((10, 1), (11, 1), (12, 2)))
     assert [roots.take(pid) is not None for pid in (10, 11, 12, 10)] == [True, False, True, False]
@@ -53,7 +53,7 @@ def test_files_are_kept_and_roots_are_bounded() -> None:
     assert roots.take(11) == root
 
 
-def test_what_could_not_be_looked_at_is_new_again() -> None:
+def test_what_could_not_be_checked_is_new_again() -> None:
     roots = Roots()
     roots.on_exec(started((10, 1)))
     root = roots.take(10)
@@ -71,7 +71,7 @@ def listed(cache: bytes | None, tmp_path: Path) -> list[bytes]:
         return os.open(tmp_path / "cache", os.O_RDONLY)
 
     found: list[list[bytes]] = []
-    ask = Ask("openssl", lambda *_: iter(()), "tls")  # type: ignore[arg-type,return-value]
+    ask = ProbeRequest("openssl", lambda *_: iter(()), "tls")  # type: ignore[arg-type,return-value]
     steps = libraries(lambda _: at_once(opening), lambda path: [ask] if b"libssl" in path else [], (b"libssl.so.3",))
     run(steps, lambda value, error: found.append(value))
     return found[0]
@@ -88,9 +88,9 @@ def test_libraries_by_the_linkers_cache_or_by_where_they_usually_lie(tmp_path: P
 def test_what_a_short_lived_program_does_once_goes_first(tmp_path: Path) -> None:
     cache, names = tmp_path / "cache", (b"libc.so.6", b"libssl.so.3")
     cache.write_bytes(b"\0/lib/libc.so.6\0/lib/libssl.so.3\0/lib/libm.so.6\0")
-    asks = [Ask("any", lambda *_: iter(()), "tls", first=name == names[1]) for name in names]  # type: ignore[arg-type,return-value]
+    asks = [ProbeRequest("any", lambda *_: iter(()), "tls", first=name == names[1]) for name in names]  # type: ignore[arg-type,return-value]
 
-    def matching(path: bytes) -> list[Ask]:
+    def matching(path: bytes) -> list[ProbeRequest]:
         return [ask for name, ask in zip(names, asks, strict=True) if path.endswith(name)]
 
     for place, times in ((cache, 1), (tmp_path / "none", len(FOLDERS))):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from agent.columns import NULL_I64
-from agent.common.sentence import Piece, Value, measured, pieces, plain, told
-from agent.correlate.words import amid, fit, fit_pieces, listing, opening, peer, span, tell, value, when
+from agent.common.sentence import Piece, Value, measured, pieces, plain, text_of
+from agent.correlate.words import amid, fit, fit_pieces, listing, opening, peer, render, span, value, when
 from agent.correlate.words import measured as of_an_episode
 from agent.correlate.words import pieces as parts
 from tests.unit.correlate_scenarios import ALL, Host, S, broker_slow, latest, run
@@ -72,12 +72,12 @@ def test_names_are_as_the_system_shows_them_at_the_beginning_of_a_sentence(subje
 
 
 def test_a_template_with_its_facts() -> None:
-    inner = tell("{n} of {it}", n=value(3), it="{x}")
-    said = tell("{who} had {inner}{{}} at {at}.", who="a", inner=inner, at=5 * S)
-    assert said == ("a had ", Value(3), " of {x}{} at ", 5 * S, ".")
-    assert plain(parts(said)) == "a had 3 of {x}{} at boot+5.000."
+    inner = render("{n} of {it}", n=value(3), it="{x}")
+    output = render("{who} had {inner}{{}} at {at}.", who="a", inner=inner, at=5 * S)
+    assert output == ("a had ", Value(3), " of {x}{} at ", 5 * S, ".")
+    assert plain(parts(output)) == "a had 3 of {x}{} at boot+5.000."
     with pytest.raises(KeyError):
-        tell("{who} did {what}", who="a")
+        render("{who} did {what}", who="a")
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_template_with_its_facts() -> None:
         (["a"], "a"),
         (["a", "b"], "a and b"),
         (list("abcde"), "a, b, c and 2 more"),
-        ([tell("{n}", n=value(1)), "b"], "1 and b"),
+        ([render("{n}", n=value(1)), "b"], "1 and b"),
     ],
 )
 def test_lists_in_words(items: list[str], want: str) -> None:
@@ -114,12 +114,12 @@ def test_what_fits(got: object, want: object) -> None:
 
 def test_instants_of_a_sentence_by_any_clock() -> None:
     known = np.array([10**9 * 1_700_000_000, NULL_I64])
-    said: list[Piece] = ["from ", 12_345_000_000, " to ", 13 * S, ", not boot+1.234, for ", Value(2, "ns")]
+    output: list[Piece] = ["from ", 12_345_000_000, " to ", 13 * S, ", not boot+1.234, for ", Value(2, "ns")]
     assert (
-        told(said, lambda t_ns: known[: len(t_ns)], utc=True)
+        text_of(output, lambda t_ns: known[: len(t_ns)], utc=True)
         == "from 2023-11-14T22:13:20.000Z to boot+13.000, not boot+1.234, for 2 ns"
     )
-    assert told(["nothing"], lambda t_ns: known) == "nothing"
+    assert text_of(["nothing"], lambda t_ns: known) == "nothing"
 
 
 @pytest.mark.parametrize(
@@ -164,12 +164,12 @@ def test_what_is_stored_is_read(raw: bytes | None, want: list[Piece]) -> None:
 @pytest.mark.parametrize("scenario", ALL, ids=lambda s: s.__name__)
 def test_a_findings_numbers_stay_numbers(scenario: Callable[[], Host]) -> None:
     for found in latest(run(scenario(), 60)):
-        said = pieces(json.dumps(found["said"]), None)
-        texts = " ".join(part for part in said if isinstance(part, str))
+        output = pieces(json.dumps(found["said"]), None)
+        texts = " ".join(part for part in output if isinstance(part, str))
         assert not re.search(r"\d (ns|us|ms|s|min|h|%|per second)\b|boot\+", texts), texts
-        assert {found["start_ns"], found["end_ns"]} & {part for part in said if isinstance(part, int)}
-        assert any(isinstance(part, Value) for part in said)
-        assert plain(said) == found["sentence"]
+        assert {found["start_ns"], found["end_ns"]} & {part for part in output if isinstance(part, int)}
+        assert any(isinstance(part, Value) for part in output)
+        assert plain(output) == found["sentence"]
 
 
 def test_a_whole_sentence() -> None:

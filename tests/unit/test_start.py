@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent.clock import first
-from agent.clock.process import start as start_watch
+from agent.clock.watch_process import start as start_watch
 from agent.errors import AgentError
 from agent.kernel import helper, helper_client
 from agent.posix.child import Child, fork
@@ -47,13 +47,13 @@ def test_little_is_imported_before_the_first_children() -> None:
 
 
 def test_the_hook_is_forked_before_the_agent_is_large() -> None:
-    code = "import sys, agent.main, agent.clock.process, agent.clock.hooks; print('numpy' in sys.modules)"
+    code = "import sys, agent.main, agent.clock.watch_process, agent.clock.hooks; print('numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout == "False\n"
 
 
 @pytest.mark.parametrize("serve", [helper.serve, first.serve])
-def test_a_child_that_is_never_told_to_begin_ends_with_the_agent(serve: object) -> None:
+def test_a_child_that_is_never_asked_to_begin_ends_with_the_agent(serve: object) -> None:
     sock, pid = fork("child", serve)  # type: ignore[arg-type]
     assert Path(f"/proc/{pid}/comm").parent.exists()
     sock.close()
@@ -68,18 +68,18 @@ def test_a_later_child_does_not_keep_an_earlier_one() -> None:
     assert os.waitpid(its, 0) == (its, 0)
 
 
-def test_a_child_that_fails_says_why_and_exits_with_1(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_child_that_fails_reports_why_and_exits_with_1(capfd: pytest.CaptureFixture[str]) -> None:
     def serve(sock: socket.socket, parent: int) -> None:
         raise KeyError("gone wrong")
 
     sock, pid = fork("child", serve)
     with sock:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
-    said = capfd.readouterr().err
-    assert said.startswith("child: Traceback") and said.endswith("KeyError: 'gone wrong'\n")
+    output = capfd.readouterr().err
+    assert output.startswith("child: Traceback") and output.endswith("KeyError: 'gone wrong'\n")
 
 
-def test_a_child_whose_parent_is_gone_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_child_whose_parent_is_gone_reports_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     """What it has sent and nobody read makes its next look at the socket a reset."""
 
     def answering(sock: socket.socket, parent: int) -> None:
@@ -101,7 +101,7 @@ def test_a_child_whose_parent_is_gone_says_nothing(capfd: pytest.CaptureFixture[
         lambda child, path: start_watch(child, sockets.notices(path), 65534, 65534),
     ],
 )
-def test_a_child_that_ended_before_it_was_told_to_begin_is_named(
+def test_a_child_that_ended_before_it_was_asked_to_begin_is_named(
     start: Callable[[Child, Path], object], tmp_path: Path
 ) -> None:
     sock, pid = fork("early", helper.serve)
@@ -128,7 +128,7 @@ agent.start.main()
 """
 
 
-def test_where_no_process_can_be_made_that_is_said() -> None:
+def test_where_no_process_can_be_made_that_is_reported() -> None:
     done = subprocess.run([sys.executable, "-c", NO_MORE], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 1
     assert done.stderr.splitlines()[:2] == [

@@ -13,8 +13,8 @@ from agent.columns import NULL_I64
 from agent.common.faults import IN_A_ROW, Faults
 from agent.contracts import Failing
 from agent.kernel import bpf
+from agent.kernel.kernel_source import KernelSource
 from agent.kernel.load import Family, Loaded
-from agent.kernel.source import KernelSource
 from agent.kernel.wire import Wire
 from agent.posix.supervisor import Supervised
 from agent.probes.limiter import PROBE
@@ -22,7 +22,7 @@ from agent.service.status import Status
 from agent.tables import TABLES
 
 
-def test_a_loss_of_unknown_size_is_told_as_such() -> None:
+def test_a_loss_of_unknown_size_is_reported_as_such() -> None:
     loop: Any = SimpleNamespace(
         lost={("kernel", "tcp"): 5, ("intake", "intake"): 2, ("ring", "none"): 0},
         lost_unknown={("intake", "intake"), ("intake", "clock")},
@@ -43,12 +43,12 @@ def test_a_loss_of_unknown_size_is_told_as_such() -> None:
     )
 
 
-def test_a_ring_that_is_left_out_is_told_as_such() -> None:
+def test_a_ring_that_is_left_out_is_reported_as_such() -> None:
     """By the parts' own faults; and its family stays degraded whatever else goes well again."""
     family = Family(PROBE, state="attached")
     kernel = KernelSource(Loaded({"limiter": family}, Wire({}), []))
     kernel._owners["limiter_decisions"] = family
-    family.trouble("sys_exit", "sys_exit: attach", "wait")
+    family.problem("sys_exit", "sys_exit: attach", "wait")
     for _ in range(IN_A_ROW):
         kernel._failed("limiter_decisions", IndexError("odd"))
     kernel._failed("other", OSError(5, "no"))
@@ -66,8 +66,10 @@ def test_a_ring_that_is_left_out_is_told_as_such() -> None:
     queue, anything = Queue(), cast(Any, SimpleNamespace(failures={"not": "this kind"}))
     loop: Any = SimpleNamespace(sources=[kernel, queue, anything], faults=Faults())
     loop.faults.failed("filter", KeyError("x"))
-    told = {row.pop("source"): row for row in Status(anything, loop, anything, anything, anything, anything).sources()}
-    assert told == {
+    reported = {
+        row.pop("source"): row for row in Status(anything, loop, anything, anything, anything, anything).sources()
+    }
+    assert reported == {
         "filter": {"failure": "KeyError: 'x'", "count": 1, "left_out": False},
         "limiter_decisions": {"failure": "IndexError: odd", "count": IN_A_ROW, "left_out": True},
         "other": {"failure": "OSError: [Errno 5] no", "count": 1, "left_out": False},
@@ -76,25 +78,25 @@ def test_a_ring_that_is_left_out_is_told_as_such() -> None:
 
 
 def test_runs_that_the_kernel_left_out_are_losses(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Batch] = []
+    reported: list[Batch] = []
     missed = {3: 0, 4: 0}
     monkeypatch.setattr(bpf, "program_stats", lambda fd: (0, 0, missed[fd]))
     family = SimpleNamespace(programs={"a": 3, "b": 4}, state="attached", reason="", remedy="", plan={"a": 1, "b": 2})
     anything: Any = SimpleNamespace(
         child=Supervised("test", "is tested"),
-        take=told.append,
+        take=reported.append,
         syscalls="sampled",
         redis_limiters="auto",
         unix_sockets=False,
         families={"tcp": family},
-        trouble=str,
+        problem=str,
     )
     anything.store = anything
     status = Status(anything, anything, anything, anything, anything, anything)
     for second, (a, b) in enumerate([(0, 0), (2, 0), (2, 0), (2, 5)]):
         missed.update({3: a, 4: b})
-        status.tell(second * 10**10)
-    rows = np.concatenate([b.rows for b in told if b.table == "loss"])
+        status.log_changes(second * 10**10)
+    rows = np.concatenate([b.rows for b in reported if b.table == "loss"])
     assert [(p["probe"], p["state"], p["remedy"]) for p in status.probes()[1:]] == [
         ("unix", "off", "unix_sockets: true")
     ]

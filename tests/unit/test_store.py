@@ -68,7 +68,7 @@ def test_appended_rows_and_ticks_are_there_at_once(tmp_path: Path) -> None:
     assert read(tmp_path, 1)[-1].kind == FrameKind.END
 
 
-def test_a_second_writer_is_told_who_holds_the_store(tmp_path: Path) -> None:
+def test_a_second_writer_is_reported_who_holds_the_store(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     with pytest.raises(AgentError, match=f"pid {os.getpid()}") as caught:
         open_store(tmp_path)
@@ -288,7 +288,7 @@ def test_segments_of_a_crashed_agent_are_sealed_by_the_next(tmp_path: Path) -> N
     [(0, (1_000, 1_100)), (-50, (1_000, 1_060)), (70, (1_000, 1_170))],
     ids=["none", "back", "forward"],
 )
-def test_a_sealed_segment_and_its_files_say_whose_they_are_and_their_wall_times(
+def test_a_sealed_segment_and_its_files_report_whose_they_are_and_their_wall_times(
     tmp_path: Path, step_ns: int, bounds: tuple[int, int]
 ) -> None:
     """Wall time is CLOCK_BOOTTIME here, until a step after 60 s."""
@@ -303,12 +303,14 @@ def test_a_sealed_segment_and_its_files_say_whose_they_are_and_their_wall_times(
     head = json.loads((folder / segments.HEAD).read_text())
     assert (head["host"], head["boot_id"]) == ("host-a", BOOT)
     assert [round(head[name] / s) for name in ("wall_from_ns", "wall_to_ns")] == [*bounds]
-    told = pq.read_metadata(folder / "tcp_reset.parquet").metadata
-    assert (told[b"tickscope.host"], told[b"tickscope.boot_id"]) == (b"host-a", BOOT.encode())
-    assert [round(int(told[f"tickscope.{name}".encode()]) / s) for name in ("wall_from_ns", "wall_to_ns")] == [*bounds]
+    reported = pq.read_metadata(folder / "tcp_reset.parquet").metadata
+    assert (reported[b"tickscope.host"], reported[b"tickscope.boot_id"]) == (b"host-a", BOOT.encode())
+    assert [round(int(reported[f"tickscope.{name}".encode()]) / s) for name in ("wall_from_ns", "wall_to_ns")] == [
+        *bounds
+    ]
 
 
-def test_a_hot_segment_tells_the_wall_time_of_its_creation(tmp_path: Path) -> None:
+def test_a_hot_segment_reports_the_wall_time_of_its_creation(tmp_path: Path) -> None:
     before = time.time_ns()
     open_store(tmp_path).close()
     decoder = FrameDecoder()
@@ -526,7 +528,7 @@ def test_a_segment_that_was_removed_under_the_writer_is_followed_by_another(tmp_
     store.close()
 
 
-def test_a_store_that_was_removed_under_the_writer_is_said_to_be_gone(tmp_path: Path) -> None:
+def test_a_store_that_was_removed_under_the_writer_is_reported_to_be_gone(tmp_path: Path) -> None:
     store = open_store(tmp_path / "store")
     store.append([make("tcp_reset", 3, t_ns=7)])
     shutil.rmtree(tmp_path / "store")

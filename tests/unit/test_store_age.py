@@ -12,7 +12,7 @@ import pytest
 from agent.batch import make
 from agent.store import seal, segments
 from agent.store.frames import Encoder, Head
-from agent.store.lived import NAME, Lived
+from agent.store.lifetimes import NAME, Lifetimes
 from agent.store.retention import Retention
 from agent.store.seal import seal_all
 
@@ -135,10 +135,10 @@ def test_a_lost_count_goes_on_from_the_newest_segment(host: Host, content: bytes
 
 
 def test_a_shorter_count_leaves_no_rest_of_the_longer(host: Host) -> None:
-    Lived("a-much-longer-boot-id", 10**18, 10**18).save()
-    Lived("b", 1, 2).save()
+    Lifetimes("a-much-longer-boot-id", 10**18, 10**18).save()
+    Lifetimes("b", 1, 2).save()
     assert json.loads(Path(NAME).read_text()) == {"boot_id": "b", "t_ns": 1, "lived_ns": 2}
-    assert Lived.load() == Lived("b", 1, 2)
+    assert Lifetimes.load() == Lifetimes("b", 1, 2)
 
 
 def test_while_sealing_fails_age_still_makes_room(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def test_a_segment_that_the_store_removed_while_others_were_sealed_is_nothing_to
         host.segment(HOUR)
     whole = seal.seal
 
-    def meanwhile(seq: int, lived: Lived) -> None:
+    def meanwhile(seq: int, lived: Lifetimes) -> None:
         whole(seq, lived)
         Path(segments.hot_name(2)).unlink(missing_ok=True)
 
@@ -178,11 +178,11 @@ def test_a_segment_that_the_store_removes_while_it_is_sealed_is_sealed(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host.segment(HOUR)
-    reach = Lived.reach
+    reach = Lifetimes.reach
 
-    def meanwhile(lived: Lived, boot_id: str, from_ns: int, to_ns: int) -> None:
+    def meanwhile(lived: Lifetimes, boot_id: str, from_ns: int, to_ns: int) -> None:
         Path(segments.hot_name(1)).unlink(missing_ok=True)
         reach(lived, boot_id, from_ns, to_ns)
 
-    monkeypatch.setattr(Lived, "reach", meanwhile)
+    monkeypatch.setattr(Lifetimes, "reach", meanwhile)
     assert host.seal() == [1]

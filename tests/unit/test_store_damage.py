@@ -77,11 +77,11 @@ def test_a_damaged_sealed_file_is_a_gap_and_the_others_answer(tmp_path: Path, da
     (gap,) = document["gaps"]
     assert (gap["stage"], gap["count"]) == ("store", ROWS)
     assert (gap["from_ns"], gap["to_ns"]) == (10**9 + ROWS * 10**6, 10**9 + (2 * ROWS - 1) * 10**6)
-    said = verb(tmp_path, "query", "tcp_close", "--group-by", "pid")
-    assert said.returncode == 0
-    assert "sealed-00000002/tcp_close.parquet is damaged" in said.stderr
-    assert f"{ROWS} records lost in store" in said.stderr
-    assert "Traceback" not in said.stderr
+    output = verb(tmp_path, "query", "tcp_close", "--group-by", "pid")
+    assert output.returncode == 0
+    assert "sealed-00000002/tcp_close.parquet is damaged" in output.stderr
+    assert f"{ROWS} records lost in store" in output.stderr
+    assert "Traceback" not in output.stderr
     sql = verb(tmp_path, "sql", "SELECT count(*) AS n, count(DISTINCT pid) AS pids FROM tcp_close", "-o", "json")
     assert json.loads(sql.stdout)["rows"] == [{"n": 2 * ROWS, "pids": 2}]
     assert "is damaged" in sql.stderr
@@ -119,7 +119,7 @@ def test_a_damaged_head_costs_no_rows(tmp_path: Path, content: bytes | None) -> 
     assert "head.json is damaged" in done.stderr
 
 
-def test_a_boot_of_which_only_a_damaged_head_tells_answers(tmp_path: Path) -> None:
+def test_a_boot_of_which_only_a_damaged_head_reports_answers(tmp_path: Path) -> None:
     """Its rows know their boot, the store does not."""
     write(
         tmp_path,

@@ -155,7 +155,7 @@ def test_rows_are_stored_once_whatever_fits_while_a_disk_gets_room(tmp_path: Pat
     assert sum(count for _, _, count, _, _ in losses(tmp_path)) == store.losses()["tcp_reset"]
 
 
-def told(path: Path) -> tuple[list[tuple[Any, ...]], list[str]]:
+def reported(path: Path) -> tuple[list[tuple[Any, ...]], list[str]]:
     """Losses, and the notes of a query."""
     with Session(path, ["loss"]) as session:
         return session.run("SELECT source, count, from_ns, to_ns FROM loss").rows, session.notes
@@ -169,15 +169,15 @@ def test_a_query_shows_what_a_full_disk_costs_while_it_is_full_and_once_when_it_
     disk.room = 0
     for n in range(12):
         store.append([rows(100 + n)])
-    store._told_ns = 0
+    store._reported_ns = 0
     store.append([])
-    found, notes = told(tmp_path)
+    found, notes = reported(tmp_path)
     assert found == [("tcp_reset", 7, 100, 106)]
     assert "5 rows wait in its memory, 7 are lost so far" in notes[0]
     assert "No space left on device" in notes[0]
     disk.room, store._retry_at = None, 0
     store.append([])
-    assert told(tmp_path) == (found, [])
+    assert reported(tmp_path) == (found, [])
     store.close()
     assert stored(tmp_path) == [7, *range(107, 112)]
     assert losses(tmp_path) == [(BOOT, "tcp_reset", 7, 100, 106)]
@@ -192,10 +192,10 @@ def test_what_an_agent_that_was_killed_meanwhile_could_not_write_the_next_writes
     disk.room = 0
     for n in range(12):
         store.append([rows(100 + n)])
-    store._told_ns = 0
+    store._reported_ns = 0
     store.append([])
     os.close(store._lock_fd)  # as its end does
-    found, _ = told(tmp_path)
+    found, _ = reported(tmp_path)
     assert found == [("tcp_reset", 7, 100, 106)]
     disk.room = None
     for _ in range(2):
@@ -210,7 +210,7 @@ def test_what_an_agent_that_was_killed_meanwhile_could_not_write_the_next_writes
 def test_a_damaged_file_of_an_outage_is_nothing(tmp_path: Path, text: bytes) -> None:
     open_store(tmp_path).close()
     (tmp_path / "outage.json").write_bytes(text)
-    assert told(tmp_path)[0] == []
+    assert reported(tmp_path)[0] == []
     open_store(tmp_path).close()
     assert losses(tmp_path) == []
 
@@ -223,12 +223,12 @@ def test_an_agent_that_lives_and_writes_nothing_is_a_gap_until_it_writes(
     store = open_store(tmp_path, this_boot())
     before = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     store.append([rows(before)], tick_ns=before)
-    assert told(tmp_path) == ([], [])
+    assert reported(tmp_path) == ([], [])
     disk.room = 0
     monkeypatch.setattr(store._told, "_fd", -1)
     store.append([rows(before + 1)])
     time.sleep(0.3)
-    ((source, count, start, end),), notes = told(tmp_path)
+    ((source, count, start, end),), notes = reported(tmp_path)
     assert (source, count, start) == ("agent", None, before)
     assert end >= before + 200_000_000
     assert f"the agent (pid {os.getpid()}) lives, but has written nothing" in notes[0]
@@ -236,5 +236,5 @@ def test_an_agent_that_lives_and_writes_nothing_is_a_gap_until_it_writes(
     disk.room, store._retry_at = None, 0
     now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
     store.append([rows(now)], tick_ns=now)
-    assert told(tmp_path) == ([], [])
+    assert reported(tmp_path) == ([], [])
     store.close()

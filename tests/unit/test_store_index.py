@@ -101,7 +101,7 @@ def test_segments_outside_the_window_are_not_read(tmp_path: Path) -> None:
         assert [note for note in session.notes if "damaged" in note]
 
 
-def test_an_index_tells_rows_times_and_places(tmp_path: Path) -> None:
+def test_an_index_reports_rows_times_and_places(tmp_path: Path) -> None:
     write(tmp_path, 20)
     with open(tmp_path / segments.hot_name(1), "rb") as file:
         spans = index.read(file.fileno())

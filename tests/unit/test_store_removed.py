@@ -38,7 +38,7 @@ def segment(path: Path, seq: int, *, finding: bool = False) -> None:
     (path / segments.hot_name(seq)).write_bytes(b"".join([head, *pieces, encoder.end()]))
 
 
-def told(path: Path, since: str | None = None, *tables: str) -> list[str]:
+def reported(path: Path, since: str | None = None, *tables: str) -> list[str]:
     with Session(path, tables or ["tcp_reset", "loss"], since) as session:
         return [text for text in session.notes if "retention" in text]
 
@@ -60,20 +60,20 @@ def cut(path: Path, left: int) -> None:
     seal_all(4, Retention(max_bytes=hot + sum(sizes[len(sizes) - left :]), max_age_s=1e9))
 
 
-def test_nothing_is_told_while_all_is_there(store: Path) -> None:
-    assert told(store) == []
+def test_nothing_is_reported_while_all_is_there(store: Path) -> None:
+    assert reported(store) == []
 
 
 @pytest.mark.parametrize(("left", "oldest"), [(2, 2), (1, 3), (0, 4)])
-def test_what_is_left_begins_where_the_note_says(store: Path, left: int, oldest: int) -> None:
+def test_what_is_left_begins_where_the_note_reports(store: Path, left: int, oldest: int) -> None:
     cut(store, left)
-    (text,) = told(store)
+    (text,) = reported(store)
     at = re.search(r"rows before (\S+) were removed", text)
     assert at is not None
     assert datetime.fromisoformat(at[1]).timestamp() == WALL // SECOND + oldest * 3600
 
 
-def test_only_a_window_that_reaches_back_is_told(store: Path) -> None:
+def test_only_a_window_that_reaches_back_is_reported(store: Path) -> None:
     cut(store, 1)
     start = 3 * 3600
     for since, expected in (
@@ -82,27 +82,27 @@ def test_only_a_window_that_reaches_back_is_told(store: Path) -> None:
         (f"@{WALL // SECOND + start}", 0),
         (f"@{WALL // SECOND + start - 1}", 1),
     ):
-        assert len(told(store, since)) == expected, since
+        assert len(reported(store, since)) == expected, since
 
 
 def test_findings_are_kept_longer(store: Path) -> None:
     cut(store, 1)
-    assert told(store, None, "finding") == []
-    assert told(store, None, "finding", "loss", "probe_status") == []  # as the verb asks
-    assert told(store, None, "evidence") == told(store, None, "evidence", "loss") == []
-    assert len(told(store, None, "loss")) == 1
-    assert "all but findings and their evidence" in told(store)[0]
+    assert reported(store, None, "finding") == []
+    assert reported(store, None, "finding", "loss", "probe_status") == []  # as the verb asks
+    assert reported(store, None, "evidence") == reported(store, None, "evidence", "loss") == []
+    assert len(reported(store, None, "loss")) == 1
+    assert "all but findings and their evidence" in reported(store)[0]
     assert (store / segments.sealed_name(1) / "finding.parquet").exists()
 
 
 def test_a_damaged_head_is_no_removed_segment(store: Path) -> None:
     (store / segments.sealed_name(1) / segments.HEAD).write_bytes(b"{")
-    assert told(store) == []
+    assert reported(store) == []
     shutil.rmtree(store / segments.sealed_name(1))
-    assert len(told(store)) == 1
+    assert len(reported(store)) == 1
 
 
-def test_where_wall_time_is_not_known_it_is_told() -> None:
+def test_where_wall_time_is_not_known_it_is_reported() -> None:
     oldest = Head("boot-a", "host-a", "", 5 * SECOND, 0)
 
     def unknown(_: str, t_ns: np.ndarray) -> np.ndarray:

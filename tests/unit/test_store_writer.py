@@ -46,7 +46,7 @@ def held(store: Writer, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.E
     go_on.set()
 
 
-def told(path: Path) -> tuple[int, list[tuple[str, int, int, int]]]:
+def reported(path: Path) -> tuple[int, list[tuple[str, int, int, int]]]:
     with Session(path / "store", ["tcp_reset", "loss"]) as session:
         lost = session.run("SELECT source, count, from_ns, to_ns FROM loss").rows
         return session.run("SELECT count(*) FROM tcp_reset").rows[0][0], lost
@@ -65,7 +65,7 @@ def test_rows_and_watermarks_keep_their_order(store: Writer, tmp_path: Path) -> 
     assert found == [one for n in range(500) for one in [(n, 1), (n,), *[(n, 2)] * (n % 3 == 0)]]
 
 
-def test_files_have_what_a_finding_says_in_utc(tmp_path: Path) -> None:
+def test_files_have_what_a_finding_reports_in_utc(tmp_path: Path) -> None:
     """By what is known when it is written: nothing yet of the first one."""
     history, path = History(), tmp_path / "store"
     store = Writer(HotStore(path, this_boot(), "host", seal_command=()), history.wall)
@@ -75,7 +75,7 @@ def test_files_have_what_a_finding_says_in_utc(tmp_path: Path) -> None:
             1,
             t_ns=8 * S,
             finding_id=name,
-            said=b'["it was so at ",7250000000,", for ",[1420000000,"ns"],"."]',
+            output=b'["it was so at ",7250000000,", for ",[1420000000,"ns"],"."]',
             sentence=b"-",
         )
         for name in (b"a", b"b")
@@ -100,11 +100,14 @@ def test_files_have_what_a_finding_says_in_utc(tmp_path: Path) -> None:
     store.close()
     assert bytes(second.rows["sentence"][0]) == b"-"  # others have it, too
     with Session(path, ["finding"]) as session:
-        told = session.run("SELECT sentence FROM finding ORDER BY finding_id").rows
-    assert told == [("it was so at boot+7.250, for 1.42 s.",), ("it was so at 2023-11-14T22:12:57.250Z, for 1.42 s.",)]
+        reported = session.run("SELECT sentence FROM finding ORDER BY finding_id").rows
+    assert reported == [
+        ("it was so at boot+7.250, for 1.42 s.",),
+        ("it was so at 2023-11-14T22:12:57.250Z, for 1.42 s.",),
+    ]
 
 
-def test_while_it_is_held_up_rows_wait_are_dropped_counted_and_told(
+def test_while_it_is_held_up_rows_wait_are_dropped_counted_and_reported(
     store: Writer, held: threading.Event, tmp_path: Path
 ) -> None:
     base, sent = rows(0, 4096), 0
@@ -120,15 +123,15 @@ def test_while_it_is_held_up_rows_wait_are_dropped_counted_and_told(
     assert state["state"] == "degraded" and "the file system does not answer" in state["reason"] and state["remedy"]
     assert (state["dropped_rows"], state["waiting_rows"]) == (lost, sent - lost)
     assert state["waiting_rows"] * base.rows.itemsize < writer.MOST_BYTES + base.rows.nbytes
-    assert "stalled: the file system does not answer; try: " in store.trouble()
+    assert "stalled: the file system does not answer; try: " in store.problem()
     held.set()
     store.close()
     assert not store.stuck
-    assert told(tmp_path) == (sent - lost, [("tcp_reset", lost, 0, lost - 2048)])
+    assert reported(tmp_path) == (sent - lost, [("tcp_reset", lost, 0, lost - 2048)])
     assert store.losses() == {"tcp_reset": lost}
 
 
-def test_an_end_that_is_held_up_is_told_and_not_waited_for(
+def test_an_end_that_is_held_up_is_reported_and_not_waited_for(
     store: Writer, held: threading.Event, capfd: pytest.CaptureFixture[str]
 ) -> None:
     store.append([rows(5, 7)])
@@ -136,25 +139,25 @@ def test_an_end_that_is_held_up_is_told_and_not_waited_for(
     store.close()
     assert store.stuck and time.monotonic() - begun < 2
     assert store.losses() == {"tcp_reset": 7}
-    said = capfd.readouterr().err
+    output = capfd.readouterr().err
     assert (
-        "7 rows are not stored" in said
-        and "this process ends when the file system answers" in said
-        and "fsfreeze" in said
+        "7 rows are not stored" in output
+        and "this process ends when the file system answers" in output
+        and "fsfreeze" in output
     )
 
 
-def test_what_was_given_up_is_told_where_the_file_system_answers_in_time(
+def test_what_was_given_up_is_reported_where_the_file_system_answers_in_time(
     store: Writer, held: threading.Event, tmp_path: Path
 ) -> None:
     store.append([rows(5, 7)])
     store.close()
     held.set()
     store._thread.join(5)
-    assert told(tmp_path) == (0, [("tcp_reset", 7, 5, 5)])
+    assert reported(tmp_path) == (0, [("tcp_reset", 7, 5, 5)])
 
 
-def test_a_directory_that_cannot_be_looked_at_hides_no_other_trouble(
+def test_a_directory_that_cannot_be_checked_hides_no_other_trouble(
     store: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = segments.listing
@@ -163,17 +166,17 @@ def test_a_directory_that_cannot_be_looked_at_hides_no_other_trouble(
     store._seen_s = float("-inf")
     store.append([rows(6)])
     deadline = time.monotonic() + 5
-    while "cannot look at the store: Input/output error" not in store.trouble() and time.monotonic() < deadline:
+    while "cannot look at the store: Input/output error" not in store.problem() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert "cannot look at the store: Input/output error" in store.trouble()
+    assert "cannot look at the store: Input/output error" in store.problem()
     monkeypatch.setattr(segments, "listing", real)
     store._seen_s = float("-inf")
     store.append([rows(7)])
-    while store.trouble() and time.monotonic() < deadline:
+    while store.problem() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert store.trouble() == ""
+    assert store.problem() == ""
     store.close()
-    assert told(tmp_path) == (3, [])
+    assert reported(tmp_path) == (3, [])
 
 
 def test_a_fault_of_what_it_does_does_not_end_it(store: Writer, tmp_path: Path) -> None:
@@ -181,7 +184,7 @@ def test_a_fault_of_what_it_does_does_not_end_it(store: Writer, tmp_path: Path) 
     store.append([rows(5)])
     store.append(iter([rows(6)]), tick_ns=7)
     store.close()
-    assert told(tmp_path) == (2, [])
+    assert reported(tmp_path) == (2, [])
     assert "KeyError" in store.state()["reason"]
 
 

@@ -70,7 +70,7 @@ class Rig:
     def until(self, what: Callable[[], object]) -> None:
         end = time.monotonic() + 30 * PATIENCE
         while not what():
-            assert time.monotonic() < end, (self.child.trouble, self.child.restarts.why)
+            assert time.monotonic() < end, (self.child.problem, self.child.restarts.why)
             self.turn()
 
 
@@ -134,13 +134,13 @@ def test_one_that_goes_wrong_is_reported_started_again_and_at_last_given_up(
     rig: Callable[..., Rig], case: Case
 ) -> None:
     one = rig(case.code, silent_s=case.silent_s, hung_s=case.hung_s)
-    one.until(lambda: one.child.restarts.given_up and one.child.trouble)
+    one.until(lambda: one.child.restarts.given_up and one.child.problem)
     assert one.child.restarts.why == case.why
-    assert one.child.trouble == f"the process that is tested is gone, the last of several in a row: {case.why}"
+    assert one.child.problem == f"the process that is tested is gone, the last of several in a row: {case.why}"
     assert (one.child.restarts.count, one.ends) == (2, 3)
     assert one.child.processes() == []
-    assert one.child.failures() == {"test": one.child.trouble}
-    assert one.reasons[-1] == one.child.trouble
+    assert one.child.failures() == {"test": one.child.problem}
+    assert one.reasons[-1] == one.child.problem
 
 
 def test_one_that_is_well_is_left_alone(rig: Callable[..., Rig]) -> None:
@@ -174,12 +174,12 @@ def test_a_pause_of_the_loop_itself_is_no_silence(rig: Callable[..., Rig]) -> No
 
 
 @pytest.mark.parametrize("code", ["time.sleep(600)", "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"])
-@pytest.mark.parametrize("way", ["end", "renew", "close"])
-def test_one_that_does_not_end_when_it_is_asked_to_is_killed(rig: Callable[..., Rig], code: str, way: str) -> None:
+@pytest.mark.parametrize("variant", ["end", "renew", "close"])
+def test_one_that_does_not_end_when_it_is_asked_to_is_killed(rig: Callable[..., Rig], code: str, variant: str) -> None:
     one = rig(code, ends_s=0.3)
     process = one.child.process
     assert process is not None
-    {"end": lambda: one.child.end(kill=False), "renew": one.child.renew, "close": one.child.close}[way]()
+    {"end": lambda: one.child.end(kill=False), "renew": one.child.renew, "close": one.child.close}[variant]()
     end = time.monotonic() + 30 * PATIENCE
     while process.poll() is None and time.monotonic() < end:
         one.child.reap()
@@ -207,7 +207,7 @@ def test_one_that_cannot_be_started_is_reported_and_given_up(capfd: pytest.Captu
     child = Supervised("test", "is tested", refused, silent_s=60.0, restarts=Restarts(first_s=0.01, in_a_row=1))
     child.start()
     end = time.monotonic() + 30 * PATIENCE
-    while not child.trouble.startswith("the process that is tested is gone") and time.monotonic() < end:
+    while not child.problem.startswith("the process that is tested is gone") and time.monotonic() < end:
         if child.due():
             child.check()
     (row,) = next(child.report(1, "well", "attached")).rows
@@ -275,7 +275,7 @@ def test_one_that_was_forked_early_is_supervised_like_others(order: bytes, why: 
             child.check()
         time.sleep(0.01)
     child.check()
-    assert child.trouble == f"the process that is tested is gone: {why}"
+    assert child.problem == f"the process that is tested is gone: {why}"
     assert not os.path.exists(f"/proc/{pid}")
 
 

@@ -25,13 +25,13 @@ import pytest
 from agent.common.fairness import Budget
 from agent.kernel import helper as server
 from agent.kernel.helper_client import start
+from agent.kernel.kernel_source import KernelSource
 from agent.kernel.limits import LONGEST_S, LOOKS_PART, MAPPINGS_A_FILE
 from agent.kernel.load import Loaded
-from agent.kernel.source import KernelSource
 from agent.kernel.steps import Done, Steps, at_once, run
 from agent.kernel.wire import Wire
 from agent.posix.child import fork
-from agent.targets.asked import HOST, Ask, Target
+from agent.targets.asked import HOST, ProbeRequest, Target
 from agent.targets.targets import Targets
 from agent.targets.writes import Writes
 from tests.patience import PATIENCE
@@ -84,7 +84,9 @@ class Rig:
         self.live: list[str] = []
         self.helper = start(fork("helper", server.serve), NOBODY, NOBODY)
         self.targets = Targets(self.helper, KernelSource(Loaded({}, Wire(), [])), linker_cache="/nonexistent")
-        self.targets.library(rb"%s\d*\.so" % NAME.encode(), Ask("functions", self._found, "test", {"names": []}))
+        self.targets.library(
+            rb"%s\d*\.so" % NAME.encode(), ProbeRequest("functions", self._found, "test", {"names": []})
+        )
         self.targets.start()
 
     def _found(self, target: Target, analysis: object) -> Steps[Any]:
@@ -155,7 +157,7 @@ def test_what_could_not_be_attached_is_tried_again_by_the_next_scan(rig: Rig, pr
         rig.scan()
         assert len(rig.offered) == tried
     assert rig.live == [str(library)]
-    assert rig.targets.unseen.told() == []
+    assert rig.targets.unprobed_programs.reported() == []
 
 
 def test_what_has_its_probes_keeps_them_when_the_helper_is_gone(rig: Rig, program: Program, library: Path) -> None:
@@ -170,7 +172,7 @@ def test_what_has_its_probes_keeps_them_when_the_helper_is_gone(rig: Rig, progra
     assert rig.live == [str(library)]
 
 
-def test_what_has_its_probes_keeps_them_while_looks_fail(
+def test_what_has_its_probes_keeps_them_while_scans_fail(
     rig: Rig, program: Program, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The helper is stopped again and again, just when the process has grown."""
@@ -238,7 +240,7 @@ def test_a_file_that_is_written_to_while_it_is_examined_gets_no_probes(rig: Rig,
     """The next scan looks at it anew."""
     done: list[object] = []
     with library.open("r+b") as file:
-        ask = Ask("functions", rig._found, "test", {"names": []})
+        ask = ProbeRequest("functions", rig._found, "test", {"names": []})
         run(rig.targets.files.offer(HOST, str(library), file.fileno(), [], [ask]), lambda *end: done.append(end))
         os.pwrite(file.fileno(), b"another", library.stat().st_size)
         rig.until(lambda: done)
@@ -258,7 +260,7 @@ def test_who_finds_nothing_in_a_file_leaves_others_theirs_to_hear_of_it(rig: Rig
 
     with library.open("r+b") as file:
         for found in (nothing, something):
-            ask = Ask("functions", found, "test", {"names": []})
+            ask = ProbeRequest("functions", found, "test", {"names": []})
             run(rig.targets.files.offer(HOST, str(library), file.fileno(), [], [ask]), lambda *_: None)
         rig.until(lambda: len(held) == 2)
         for done in held:
@@ -279,36 +281,40 @@ def test_who_writes_on_and_on_hides_no_other_write(tmp_path: Path) -> None:
             first.write(b"x")
             second.write(b"x")
         third.write(b"x")
-        assert writes.heard() == numbers
+        assert writes.read_events() == numbers
         first.write(b"x")
-        assert writes.heard() == set()
+        assert writes.read_events() == set()
     writes.close()
 
 
-def test_what_is_told_of_a_process_is_what_its_last_look_left_out(rig: Rig, program: Program, library: Path) -> None:
+def test_what_is_reported_of_a_process_is_what_its_last_scan_left_out(
+    rig: Rig, program: Program, library: Path
+) -> None:
     """However often a file that is mapped too often changes its name."""
     program.maps(library, MAPPINGS_A_FILE + 1)
     for number in range(3):
         library = library.rename(library.with_name(f"{NAME}{number}.so"))
         program.do()
         rig.scan()
-        (told,) = rig.targets.unseen.told()
-        assert str(told["reason"]).startswith(str(library))
+        (reported,) = rig.targets.unprobed_programs.reported()
+        assert str(reported["reason"]).startswith(str(library))
 
 
-def test_of_more_libraries_than_are_looked_at_those_that_are_asked_for_come_first(
+def test_of_more_libraries_than_are_checked_those_that_are_asked_for_come_first(
     rig: Rig, program: Program, library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a process all of whose libraries are looked at, wherever in its memory they are."""
     monkeypatch.setattr("agent.targets.processes.ALL_FILES_A_PROCESS", 2)
-    rig.targets.mapped(lambda pid: pid == program.child.pid, Ask("functions", rig._found, "test", {"names": []}))
+    rig.targets.mapped(
+        lambda pid: pid == program.child.pid, ProbeRequest("functions", rig._found, "test", {"names": []})
+    )
     others = [Path(shutil.copy("/bin/true", library.with_name(f"libother{n}.so"))) for n in range(4)]
     for one in (*others[:2], library, *others[2:]):
         program.maps(one)
     rig.scan()
     assert str(library) in rig.live
-    (told,) = rig.targets.unseen.told()
-    assert str(told["reason"]).endswith("maps more libraries than are looked at in one process (2)")
+    (reported,) = rig.targets.unprobed_programs.reported()
+    assert str(reported["reason"]).endswith("maps more libraries than are looked at in one process (2)")
 
 
 def test_a_user_who_stalls_the_helper_pays_for_all_of_that_time(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,7 +351,7 @@ def test_a_user_whose_looks_take_long_waits_and_the_others_do_not(rig: Rig, libr
 
 
 def test_looks_for_which_there_is_no_place_are_counted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agent.targets.targets.LOOKS_WAITING", 10)
+    monkeypatch.setattr("agent.targets.targets.SCANS_WAITING", 10)
     columns = [
         ("proc", np.dtype([("pid", "<u4")])),
         ("root_inode", "<u8"),
@@ -355,4 +361,4 @@ def test_looks_for_which_there_is_no_place_are_counted(rig: Rig, monkeypatch: py
     records = np.zeros(5, columns)
     records["proc"]["pid"] = range(1 << 30, (1 << 30) + 5)
     rig.targets.on_exec(records)
-    assert rig.targets.examining()["looks_dropped"] == 3
+    assert rig.targets.analyze()["looks_dropped"] == 3

@@ -1,4 +1,4 @@
-"""Programs that cannot be probed are told: what the examiner finds in real ones."""
+"""Programs that cannot be probed are told: what the ELF analyzer finds in real ones."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_32_bit_go_program(tmp_path: Path) -> None:
     out = tmp_path / "limits32"
     go_for(out)
     with out.open("rb") as file:
-        found = gofacts.examine(file.fileno())
+        found = gofacts.analyze(file.fileno())
     assert found is not None
     assert (found.state, "32-bit Go" in found.reason, found.remedy) == (
         "unavailable",
@@ -84,7 +84,7 @@ def test_a_go_program_of_another_processor(tmp_path: Path) -> None:
     out = tmp_path / "limits-arm"
     go_for(out, "arm64")
     with out.open("rb") as file:
-        found = gofacts.examine(file.fileno())
+        found = gofacts.analyze(file.fileno())
     assert found is not None
     assert (found.state, found.reason, found.remedy) == (
         "unavailable",
@@ -115,11 +115,11 @@ def test_other_limiters_of_a_go_program(tmp_path: Path) -> None:
         check=True,
     )
     with (tmp_path / "shop").open("rb") as file:
-        found = gofacts.examine(file.fileno())
+        found = gofacts.analyze(file.fileno())
     assert found is not None
     assert (found.state, found.others) == ("", ["example.com/shop/httprate", "example.com/shop/ratelimit"])
     with go_binary().open("rb") as file:
-        found = gofacts.examine(file.fileno())
+        found = gofacts.analyze(file.fileno())
     assert found is not None
     assert (found.state, found.others) == ("attached", [])
 
@@ -128,12 +128,12 @@ def test_the_version_of_a_program_whose_build_information_has_none(tmp_path: Pat
     """The path of the sources has it, which go build wrote; by GOPATH there is none, which is told."""
     data = go_binary().read_bytes()
     with go_binary().open("rb") as file:
-        whole = gofacts.examine(file.fileno())
+        whole = gofacts.analyze(file.fileno())
     assert whole is not None
     bare = tmp_path / "bare"
     bare.write_bytes(data.replace(b"dep\tgolang.org/x/time\t", b"dep\tgolang.org/y/time\t"))
     with bare.open("rb") as file:
-        found = gofacts.examine(file.fileno())
+        found = gofacts.analyze(file.fileno())
     assert found is not None
     if f"@{whole.library_version}/".encode() in data:
         assert found.library_version == whole.library_version != ""
@@ -142,6 +142,6 @@ def test_the_version_of_a_program_whose_build_information_has_none(tmp_path: Pat
     gopath = tmp_path / "gopath"
     gopath.write_bytes(bare.read_bytes().replace(b"golang.org/x/time@v", b"golang.org/x/time/v"))
     with gopath.open("rb") as file:
-        found = gofacts.examine(file.fileno())
+        found = gofacts.analyze(file.fileno())
     assert found is not None
     assert found.library_version == "" and "version not recorded" in found.unversioned

@@ -13,13 +13,13 @@ from agent.correlate.rows import LastRows
 from agent.kernel.load import BPF_DIR
 from agent.kernel.wire import Wire
 from agent.probes.syscalls import decode_cpu_waits
-from agent.resources import process
+from agent.resources import process_stat
 from agent.resources.cgroups import Mounts
-from agent.resources.source import MOST, Resources, Watched
+from agent.resources.resource_source import MOST, Resources, Watched
 from agent.resources.spaces import Space, Spaces
 from tests.unit.correlate_scenarios import MS, START, T0, UNTIL, Host, S, latest, run
 from tests.unit.test_correlate_processes import event
-from tests.unit.test_correlate_shortage import resource
+from tests.unit.test_correlate_resources import resource
 
 NOBODY, REDIS = 65534, 110
 
@@ -43,7 +43,7 @@ def test_who_has_most_rows_makes_room_for_the_others() -> None:
     assert len(ring.between(0, 300 * S)) == 100 and (ring.between(0, 300 * S)["t_ns"] == 200 * S).all()
 
 
-def test_of_each_user_the_longest_waits_are_told() -> None:
+def test_of_each_user_the_longest_waits_are_reported() -> None:
     values = np.zeros(
         201, Wire.read(*(BPF_DIR / f for f in ("events.h", "syscalls_cpu.h"))).dtype("syscalls_cpu_value")
     )
@@ -133,8 +133,8 @@ def test_a_cgroups_name_is_anybodys_choice(name: str) -> None:
 
 
 def test_the_user_of_a_process() -> None:
-    assert process.uid(os.getpid()) == os.getuid()
-    assert process.uid(1 << 22) is None
+    assert process_stat.uid(os.getpid()) == os.getuid()
+    assert process_stat.uid(1 << 22) is None
 
 
 def watch(polled: Resources, pids: range, uid: int) -> None:
@@ -154,7 +154,7 @@ def test_a_user_with_many_servers_leaves_room_for_others() -> None:
     assert (uids.count(NOBODY), uids.count(REDIS), uids.count(0)) == (MOST // 2, 5, MOST // 2 - 5)
 
 
-def test_file_systems_that_are_no_longer_told_are_forgotten() -> None:
+def test_file_systems_that_are_no_longer_reported_are_forgotten() -> None:
     polled, one = Resources(), Watched(7, 5, b"toy", 1, NOBODY)
     spaces = Spaces(None, polled)  # type: ignore[arg-type]
     for n in range(200):
@@ -176,5 +176,5 @@ def test_the_shares_fit_into_their_rings() -> None:
     ):
         pages = int(text.partition(f"BPF_RINGBUF_OUTPUT({ring}, ")[2].partition(")")[0])
         each_ns, most = int(words[f"{stem}_EACH_NS"]), int(words[f"{stem}_MOST"])
-        told = 2 * (2 * most + 2 * 100 * MS // each_ns)  # all users but root, and root
-        assert told * (wire.dtype(struct).itemsize + 8) <= pages * 4096, ring
+        reported = 2 * (2 * most + 2 * 100 * MS // each_ns)  # all users but root, and root
+        assert reported * (wire.dtype(struct).itemsize + 8) <= pages * 4096, ring

@@ -103,7 +103,7 @@ def decision_of(seconds: float, until_s: float) -> Batch:
     )
 
 
-def told(watched: ReportedWaits, batch: Batch, now_s: float) -> list[int]:
+def stated(watched: ReportedWaits, batch: Batch, now_s: float) -> list[int]:
     return [int(n) for b in watched(batch, int(now_s * S)) if b.table == "slow_syscall" for n in b.rows["duration_ns"]]
 
 
@@ -113,16 +113,16 @@ def test_every_wait_of_a_call_that_was_tried_again_belongs_to_its_decision() -> 
     """
     watched = ReportedWaits(processes(None))
     for end_s in (105, 110, 115):
-        assert told(watched, wait_of(5, end_s), end_s) == []
-    assert told(watched, decision_of(15.1, 115.05), 115.1) == [5 * S] * 3
+        assert stated(watched, wait_of(5, end_s), end_s) == []
+    assert stated(watched, decision_of(15.1, 115.05), 115.1) == [5 * S] * 3
 
 
 def test_waits_that_no_decision_can_have_any_more_are_let_go_of() -> None:
     watched = ReportedWaits(processes(None))
     for end_s in range(100, 300, 1):
-        told(watched, wait_of(1, end_s), end_s)
-        told(watched, wait_of(0.002, end_s), end_s)
+        stated(watched, wait_of(1, end_s), end_s)
+        stated(watched, wait_of(0.002, end_s), end_s)
     assert len(watched._waits) <= 12 + 3
-    told(watched, wait_of(1000, 2000), 2000)
-    told(watched, wait_of(0.002, 2061), 2061)
+    stated(watched, wait_of(1000, 2000), 2000)
+    stated(watched, wait_of(0.002, 2061), 2061)
     assert len(watched._waits) == 1

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from agent.clock import first, process
+from agent.clock import first, watch_process
 from agent.clock.change import Change
+from agent.clock.missed_notices import SOURCE, MissedNotices
 from agent.clock.notices import NoticeSource
-from agent.clock.process import Unwatched, WatchMessage, WatchProcess
-from agent.clock.untold import SOURCE, Untold
 from agent.clock.watch import SLEEPERS
+from agent.clock.watch_process import Unwatched, WatchMessage, WatchProcess
 from agent.posix.child import fork
 from tests.lab import sockets
 from tests.patience import PATIENCE
@@ -34,7 +34,7 @@ class Watched:
     def __init__(self, directory: Path) -> None:
         directory.chmod(0o755)
         self.path = str(directory / "notices.sock")
-        self.watch: WatchProcess = process.start(
+        self.watch: WatchProcess = watch_process.start(
             fork("watch", first.serve), sockets.notices(directory / "notices.sock"), NOBODY, NOBODY
         )
         self.notices = NoticeSource(self.watch)
@@ -90,7 +90,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
     assert not os.path.exists(f"/proc/{pid}")
 
 
-def test_it_watches_as_soon_as_it_is_said_to(watched: Watched) -> None:
+def test_it_watches_as_soon_as_it_is_reported_to(watched: Watched) -> None:
     """A step between the agent's ``ready`` and the watch's first sleep would have no actor."""
     assert watched.alive_at_once
 
@@ -112,7 +112,7 @@ def test_stopped_it_is_silent_and_back_when_it_goes_on(watched: Watched) -> None
 
 def test_an_agent_that_was_held_up_itself_does_not_blame_the_watch(watched: Watched) -> None:
     os.kill(watched.watch.pid, signal.SIGSTOP)
-    time.sleep(process.SILENT_S + 0.5)  # nobody looks
+    time.sleep(watch_process.SILENT_S + 0.5)  # nobody looks
     watched.turn()
     assert not watched.watch.silent
     os.kill(watched.watch.pid, signal.SIGCONT)
@@ -153,7 +153,7 @@ def test_one_that_hangs_is_replaced(watched: Watched) -> None:
     assert "(it gave no sign of life)" in watched.words()
 
 
-def test_given_up_it_says_so_to_whoever_connects(watched: Watched) -> None:
+def test_given_up_it_reports_it_to_whoever_connects(watched: Watched) -> None:
     watched.watch.restarts.in_a_row = 1
     watched.kill()
     watched.until(watched.back)
@@ -171,16 +171,16 @@ def step(t_ns: int, after: int, kind: str = "step", size: int = 5000) -> Change:
     return Change(t_ns, kind, size_ns=size, err_ns=50, real_mono_after_ns=after)
 
 
-def test_steps_that_no_watch_told_are_lost_notices_and_others_are_not() -> None:
+def test_steps_that_no_watch_reported_are_lost_notices_and_others_are_not() -> None:
     outages = [Unwatched(T, T + 10**9), Unwatched(T + 10**11)]
-    untold = Untold(outages)
-    told = WatchMessage(T - 5, 0, 777_000, 50, -1, 0)
-    untold.heard(told)
-    assert untold.losses([step(T - 10, 1), step(T + 10**10, 2)], T) == []  # a watch was there
-    assert untold.losses([step(T + 5, 3, kind="slew"), step(T + 5, 3, size=0)], T) == []
-    untold.heard(told._replace(t_ns=T + 7, real_mono_after_ns=900_000))  # just before it ended
-    assert untold.losses([step(T + 8, 900_040)], T) == []
-    (batch,) = untold.losses([step(T + 9, 777_000), step(T + 20, 5), step(T + 2 * 10**11, 6, kind="leap")], T)
+    missed = MissedNotices(outages)
+    message = WatchMessage(T - 5, 0, 777_000, 50, -1, 0)
+    missed.note(message)
+    assert missed.losses([step(T - 10, 1), step(T + 10**10, 2)], T) == []  # a watch was there
+    assert missed.losses([step(T + 5, 3, kind="slew"), step(T + 5, 3, size=0)], T) == []
+    missed.note(message._replace(t_ns=T + 7, real_mono_after_ns=900_000))  # just before it ended
+    assert missed.losses([step(T + 8, 900_040)], T) == []
+    (batch,) = missed.losses([step(T + 9, 777_000), step(T + 20, 5), step(T + 2 * 10**11, 6, kind="leap")], T)
     assert (batch.table, batch.rows["source"][0], batch.rows["count"][0]) == ("loss", SOURCE.encode(), 3)
     assert (batch.rows["from_ns"][0], batch.rows["to_ns"][0]) == (T + 9, T + 2 * 10**11)
 

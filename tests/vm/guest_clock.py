@@ -428,11 +428,11 @@ def test_chronyd_steps(make: Callable[[bool], Rig], tmp_path: Path) -> None:
     rows, log = follow(rig, tmp_path, 2_345_678_901, "makestep 0.1 3", 100 * MS)
     after = sample.read()
     steps = rows[(rows["kind"] == KIND.names.index("step")) & (rows["size_ns"] != 0)]
-    (said,) = re.findall(r"clock was stepped by (-?[\d.]+) seconds", log)
+    (output,) = re.findall(r"clock was stepped by (-?[\d.]+) seconds", log)
     assert len(steps) == 1
     (notice,) = rig.notices()
     assert notice["actor"] == {"pid": steps["pid"][0], "comm": "chronyd"}
-    assert abs(int(steps["size_ns"][0]) - float(said) * S) <= steps["err_ns"][0] + 500
+    assert abs(int(steps["size_ns"][0]) - float(output) * S) <= steps["err_ns"][0] + 500
     assert (
         abs(after.real_mono_ns - before.real_mono_ns - int(steps["size_ns"][0]))
         <= steps["err_ns"][0] + before.err_ns + after.err_ns

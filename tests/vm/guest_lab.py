@@ -17,9 +17,9 @@ from typing import Any
 
 from agent.errors import AgentError
 from agent.lab.kind import Kind, kinds
-from agent.lab.plan import seeds, sitting
+from agent.lab.plan import seeds, session
 from agent.lab.program import LabProgram, programs
-from agent.lab.sitting import Sitting
+from agent.lab.session import LabSession
 from agent.lab.stage.wallclock import require_throwaway
 from agent.lab.truth import FILE
 from tests.patience import PATIENCE
@@ -56,7 +56,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as scratch:
             place = Path(scratch) / "sitting"
             try:
-                Sitting(sitting(chosen, seed, faults, small), seed, place, workload=small, patience=PATIENCE).play()
+                LabSession(session(chosen, seed, faults, small), seed, place, workload=small, patience=PATIENCE).play()
             except AgentError as error:
                 print(f"sitting {seed}: {error}", file=sys.stderr)
                 failed += 1

@@ -83,7 +83,7 @@ class RedisClient(threading.Thread):
                 [("EVAL", LUA, 1, "window", wall // MS, WINDOW_MS, LUA_LIMIT, len(self.log))]
             )
             ended = boot_ns()
-            said = {
+            output = {
                 "limiter": "lua",
                 "result": "allowed" if left >= 0 else "refused",
                 "cost": 1,
@@ -94,7 +94,7 @@ class RedisClient(threading.Thread):
                 "duration_ns": ended - boot,
                 "remaining": max(0, left),
             }
-            reports.sendto(json.dumps(said).encode(), str(self._intake))
+            reports.sendto(json.dumps(output).encode(), str(self._intake))
             self.log.append((boot, wall, int(left >= 0), ended))
 
     def finish(self) -> None:

@@ -28,13 +28,13 @@ PATIENCE_S = 120
 COLUMNS = ("size_ns", "err_ns", "real_mono_before_ns", "real_mono_after_ns", "pid")
 
 
-def told(rig: Rig, since: int) -> list[dict[str, object]]:
+def reported(rig: Rig, since: int) -> list[dict[str, object]]:
     """The rows since then."""
     kinds = TABLES["clock_change"].by_name["kind"].names
     return [{"kind": kinds[r["kind"]], **{name: int(r[name]) for name in COLUMNS}} for r in rig.rows()[since:]]
 
 
-def look() -> dict[str, int]:
+def check() -> dict[str, int]:
     """All clocks, and how far BOOTTIME is ahead of MONOTONIC."""
     return {**sample.read()._asdict(), "rtc_s": int(Path("/sys/class/rtc/rtc0/since_epoch").read_text())}
 
@@ -56,18 +56,18 @@ def main() -> None:
         )
         time.clock_settime_ns(time.CLOCK_REALTIME, time.time_ns() + 100_000_000)
         rig.settle(2)
-        json.dumps([look(), told(rig, 0), rig.notices()])
+        json.dumps([check(), reported(rig, 0), rig.notices()])
         termios.tcdrain(sys.stdout.fileno())
         if not os.fork():
             time.sleep(PATIENCE_S)
             end(*ends, "4")
         assert ctypes.CDLL(None, use_errno=True).mlockall(1) == 0
-        rows, before = len(rig.rows()), look()
+        rows, before = len(rig.rows()), check()
         alarm.write(f"+{SLEEP_S}\n")
         state.write("mem\n")
         rig.settle(5)
         print(
-            json.dumps({"before": before, "after": look(), "rows": told(rig, rows), "notices": rig.notices()}),
+            json.dumps({"before": before, "after": check(), "rows": reported(rig, rows), "notices": rig.notices()}),
             flush=True,
         )
         end(*ends, sys.argv[1])

@@ -223,7 +223,7 @@ class Stopper:
     def __init__(self, pid: int, console: Path) -> None:
         self._pid, self._console, self._stops = pid, console, 0
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Takes STOP_S where there is something to do."""
         if not self._console.exists() or self._console.read_bytes().count(STOP_WORD) == self._stops:
             return
@@ -256,7 +256,7 @@ def _follow(
     try:
         while True:
             ready, _, _ = select.select([machine.stdout], [], [], 0.2)
-            stopper.look()
+            stopper.check()
             if time.monotonic() > min(end, still):
                 kind, what = (
                     (TimeoutError, f"still running after {limit_s:g} s")

@@ -72,13 +72,13 @@ def logged(name: str, log: list[list[int]]) -> tuple[np.ndarray, np.ndarray, np.
     uber's log has when each was let go. Without slack who waits is let go one interval after the one before, to the
     nanosecond, and who does not when it came.
     """
-    asked_at, wall, said, *ended = np.array(log).T
+    asked_at, wall, output, *ended = np.array(log).T
     if name != "uber":
-        return asked_at, ended[0] if ended else asked_at, wall, said.astype(bool)
-    order = np.argsort(said, kind="stable")
-    asked_at, wall, said = asked_at[order], wall[order], said[order]
-    at_once = np.append(True, np.diff(said) != S // UBER_PER_S)
-    return asked_at, asked_at + np.where(at_once, 0, said - wall), np.where(at_once, said, wall), at_once
+        return asked_at, ended[0] if ended else asked_at, wall, output.astype(bool)
+    order = np.argsort(output, kind="stable")
+    asked_at, wall, output = asked_at[order], wall[order], output[order]
+    at_once = np.append(True, np.diff(output) != S // UBER_PER_S)
+    return asked_at, asked_at + np.where(at_once, 0, output - wall), np.where(at_once, output, wall), at_once
 
 
 def stepped(boot: np.ndarray, wall: np.ndarray, step: tuple[int, int], size: int) -> np.ndarray:
@@ -101,13 +101,15 @@ def compared(seen: dict[str, Any]) -> list[dict[str, Any]]:
         boot, ended, wall, admitted = logged(name, seen["decisions"][name])
         for step, size in zip(seen["steps"], STEPS_NS, strict=True):
             after = stepped(boot, wall, step, size)
-            told = [row for row in seen["replay"] if which(row) == name and step[0] <= row["jump_t_ns"] <= step[1] + S]
+            reported = [
+                row for row in seen["replay"] if which(row) == name and step[0] <= row["jump_t_ns"] <= step[1] + S
+            ]
             one: dict[str, Any] = {"limiter": name, "jump": f"{size / S:+g} s"}
-            if len(told) != 1:
-                none = not told and not after.any()
-                found.append(one | {"verdict": "nobody was let go" if none else f"DIFFERS: {len(told)} rows"})
+            if len(reported) != 1:
+                none = not reported and not after.any()
+                found.append(one | {"verdict": "nobody was let go" if none else f"DIFFERS: {len(reported)} rows"})
                 continue
-            row = told[0]
+            row = reported[0]
             quiet = DECIDE[name](wall - size * after)
             meant = after & (ended <= row["until_ns"])
             one |= {

@@ -28,7 +28,7 @@ WORDS = {
 }
 
 
-def look(name: str) -> dict[str, Any]:
+def check(name: str) -> dict[str, Any]:
     """What tests/vm/guest.py saw on a kernel, and its ``release``. Raises Unavailable, TimeoutError, and RuntimeError
     where it failed.
     """
@@ -52,28 +52,28 @@ def notes(family: str, seen: dict[str, Any]) -> list[str]:
             out.append(f"{program['reason']}; not seen: {one.loses}")
     out += [
         text
-        for word, (whose, least, text) in WORDS.items()
-        if whose == family and seen["plans"]["words"].get(word, 0) < least
+        for word, (owner, least, text) in WORDS.items()
+        if owner == family and seen["plans"]["words"].get(word, 0) < least
     ]
     status = next(p for p in seen["status"]["probes"] if p["probe"] == family)
     return out + ([status["reason"]] if status["state"] != "attached" and status["reason"] else [])
 
 
-def render(looks: dict[str, dict[str, Any]]) -> str:
+def render(samples: dict[str, dict[str, Any]]) -> str:
     """The table in Markdown, with its notes."""
-    said: list[str] = []
+    output: list[str] = []
     lines = [
         "| kernel | " + " | ".join(FAMILIES) + " | the agent keeps | the helper keeps |",
         "|---" * (len(FAMILIES) + 3) + "|",
     ]
-    for name, seen in looks.items():
+    for name, seen in samples.items():
         cells = []
         for family in FAMILIES:
             marks = []
             for note in notes(family, seen):
-                if note not in said:
-                    said.append(note)
-                marks.append(str(said.index(note) + 1))
+                if note not in output:
+                    output.append(note)
+                marks.append(str(output.index(note) + 1))
             state = next(p["state"] for p in seen["status"]["probes"] if p["probe"] == family)
             cells.append(("whole" if state == "attached" else state) + (f" ({', '.join(marks)})" if marks else ""))
         kept = [
@@ -81,14 +81,14 @@ def render(looks: dict[str, dict[str, Any]]) -> str:
             for role in ("agent", "helper")
         ]
         lines.append(f"| {name}: {seen['release']} | " + " | ".join([*cells, *kept]) + " |")
-    return "\n".join([*lines, "", *(f"{i}. {note}." for i, note in enumerate(said, 1))]) + "\n"
+    return "\n".join([*lines, "", *(f"{i}. {note}." for i, note in enumerate(output, 1))]) + "\n"
 
 
 def rewrite(names: list[str]) -> None:
-    """Boots these kernels and puts the table between its marks in docs/kernels.md. Raises what ``look`` raises."""
+    """Boots these kernels and puts the table between its marks in docs/kernels.md. Raises what ``check`` raises."""
     for name in names:
         kernels.get(name)
     with ThreadPoolExecutor(suite.jobs()) as pool:
-        looks = dict(zip(names, pool.map(look, names), strict=True))
+        samples = dict(zip(names, pool.map(check, names), strict=True))
     before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(before + BEGIN + render(looks) + END + rest.partition(END)[2])
+    PAGE.write_text(before + BEGIN + render(samples) + END + rest.partition(END)[2])

@@ -52,7 +52,7 @@ def test_every_event_is_found_once_with_actor_and_size(booted: dict[str, Future[
 
 
 @pytest.mark.parametrize("kernel", NAMES)
-def test_a_suspend_is_told_once_with_its_length(booted: dict[str, Future[suite.Run]], kernel: str) -> None:
+def test_a_suspend_is_reported_once_with_its_length(booted: dict[str, Future[suite.Run]], kernel: str) -> None:
     outcome = booted[kernel].result().outcome
     found = re.search(r'^\{"before": .*', outcome.output, re.MULTILINE)
     assert found, outcome.output[-4000:] + outcome.console

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from agent.clock.daemons.belief import Belief
+from agent.clock.daemons.report import DaemonReport
 
 WINDOW_NS = 900_000_000_000
 KEPT = 128
@@ -51,27 +51,27 @@ class Consistency:
         self._agreed: dict[tuple[str, str], bool] = {}
         self._slept_ns: int | None = None
 
-    def feed(self, belief: Belief) -> list[Belief]:
+    def feed(self, report: DaemonReport) -> list[DaemonReport]:
         """Comparisons that this belief allows."""
         if (
-            belief.kind == "check"
-            or belief.state != "synchronised"
-            or belief.offset_ns is None
-            or belief.distance_ns is None
-            or belief.real_raw_ns is None
+            report.kind == "check"
+            or report.state != "synchronised"
+            or report.offset_ns is None
+            or report.distance_ns is None
+            or report.real_raw_ns is None
         ):
             return []
         if (
-            self._slept_ns is not None and abs(belief.boot_mono_ns - self._slept_ns) > _SUSPENDED_NS
+            self._slept_ns is not None and abs(report.boot_mono_ns - self._slept_ns) > _SUSPENDED_NS
         ):  # RAW stood still, for how long the RTC guesses
             self._own.clear()
             self._servers.clear()
-        self._slept_ns = belief.boot_mono_ns
-        if belief.kind == "source":
-            return self._server(belief) if belief.daemon == "sntp" else []
-        return self._daemon(belief)
+        self._slept_ns = report.boot_mono_ns
+        if report.kind == "source":
+            return self._server(report) if report.daemon == "sntp" else []
+        return self._daemon(report)
 
-    def _daemon(self, b: Belief) -> list[Belief]:
+    def _daemon(self, b: DaemonReport) -> list[DaemonReport]:
         freq, skew = b.freq_ppb or 0, PHI_PPB if b.skew_ppb is None or b.freq_ppb is None else b.skew_ppb
         known = self._own.setdefault(b.daemon, deque(maxlen=KEPT))
         self._rates[b.daemon] = freq, skew + WANDER_PPB
@@ -90,16 +90,18 @@ class Consistency:
             out += self._compare(b, server, self._alongside(theirs, b.daemon, claim), claim)
         return out
 
-    def _server(self, b: Belief) -> list[Belief]:
+    def _server(self, b: DaemonReport) -> list[DaemonReport]:
         claim = self._servers[b.source] = self._claim(b, "", None)
         out = []
         for daemon, known in self._own.items():
             if known and claim.t_ns - known[-1].t_ns <= WINDOW_NS:
                 now = self._alongside(claim, daemon, known[-1])
-                out += self._compare(Belief(daemon, t_ns=b.t_ns, real_raw_ns=b.real_raw_ns), b.source, now, known[-1])
+                out += self._compare(
+                    DaemonReport(daemon, t_ns=b.t_ns, real_raw_ns=b.real_raw_ns), b.source, now, known[-1]
+                )
         return out
 
-    def _claim(self, b: Belief, daemon: str, last: Claim | None) -> Claim:
+    def _claim(self, b: DaemonReport, daemon: str, last: Claim | None) -> Claim:
         assert b.offset_ns is not None
         assert b.distance_ns is not None
         assert b.real_raw_ns is not None
@@ -116,7 +118,7 @@ class Consistency:
         """A server's claim on the axis of a daemon's frequency, as it is now."""
         return Claim(theirs.t_ns, theirs.utc_raw_ns, theirs.bound_ns, *self._carried(daemon, own, theirs.t_ns))
 
-    def _compare(self, b: Belief, against: str, theirs: Claim, own: Claim) -> list[Belief]:
+    def _compare(self, b: DaemonReport, against: str, theirs: Claim, own: Claim) -> list[DaemonReport]:
         apart, bound = _apart(theirs, own)
         agrees = apart <= bound
         before = self._agreed.get((b.daemon, against))
@@ -131,7 +133,7 @@ class Consistency:
             f" bound {bound / 1e6:.3f} ms"
         )
         return [
-            Belief(
+            DaemonReport(
                 b.daemon,
                 "check",
                 "agree" if agrees else "disagree",

@@ -14,7 +14,19 @@ import struct
 from collections.abc import Generator
 from typing import Any
 
-from agent.clock.daemons.belief import LEAPS, PPM, Belief, Failed, Ignored, Reply, Talk, address, ask, ns, ref_id
+from agent.clock.daemons.report import (
+    LEAPS,
+    PPM,
+    DaemonReport,
+    Failed,
+    Ignored,
+    Reply,
+    Talk,
+    address,
+    ns,
+    ref_id,
+    request_reply,
+)
 
 VERSION, REQUEST, REPLY = 6, 1, 2
 N_SOURCES, SOURCE_DATA, TRACKING = 14, 15, 33
@@ -60,8 +72,8 @@ def _question(command: int, body: bytes = b"") -> Generator[bytes | Ignored, Rep
         data = reply.data
         if len(data) < _ANSWER.size:
             raise Ignored(f"truncated answer ({len(data)} bytes)")
-        version, kind, asked, answered, status, echoed = _ANSWER.unpack_from(data)
-        if kind != REPLY or asked != command or echoed != sequence:
+        version, kind, requested, answered, status, echoed = _ANSWER.unpack_from(data)
+        if kind != REPLY or requested != command or echoed != sequence:
             raise Ignored("answer to another question")
         if version != VERSION:
             raise Failed("error", f"chronyd speaks version {version} of its protocol, not {VERSION}")
@@ -71,7 +83,7 @@ def _question(command: int, body: bytes = b"") -> Generator[bytes | Ignored, Rep
             raise Ignored(f"truncated or unknown answer (code {answered}, {len(data)} bytes)")
         return reply, layout.unpack_from(data, _ANSWER.size)
 
-    return (yield from ask(request, decode))
+    return (yield from request_reply(request, decode))
 
 
 def talk() -> Talk:
@@ -96,13 +108,13 @@ def _where(raw: bytes, family: int, refclock: bool = False) -> str:
     return f"ID#{int.from_bytes(raw[:4], 'big'):010d}" if family == 3 else ""
 
 
-def tracking(body: tuple[Any, ...]) -> Belief:
+def tracking(body: tuple[Any, ...]) -> DaemonReport:
     """The belief in a tracking report. Its correction is how much our clock is slow."""
     ref, ip, family, stratum, leap, high, low, nsec, *floats = body
     correction, last, rms, freq, residual, skew, delay, dispersion, interval = (real(f) for f in floats)
     seconds = low if high == _NO_HIGH_SECONDS else high << 32 | low
     synchronised = leap < 3
-    return Belief(
+    return DaemonReport(
         "chrony",
         state="synchronised" if synchronised else "unsynchronised",
         source=_where(ip, family) or ref_id(ref, 1),
@@ -124,12 +136,12 @@ def tracking(body: tuple[Any, ...]) -> Belief:
     )
 
 
-def source(body: tuple[Any, ...]) -> Belief:
+def source(body: tuple[Any, ...]) -> DaemonReport:
     """The belief in a source report. Its measurements are how much our clock is fast."""
     ip, *numbers, _, latest, error = body
     family, poll, stratum, state, mode, _, reach, since = numbers
     measured = since != _NEVER and any(error)
-    return Belief(
+    return DaemonReport(
         "chrony",
         "source",
         _STATES[state] if state < len(_STATES) else "unusable",

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 
 from agent.clock import sample
-from agent.clock.daemons.belief import Belief, Failed, Ignored, Reply, Talk
+from agent.clock.daemons.report import DaemonReport, Failed, Ignored, Reply, Talk
 
 _SO_TIMESTAMPNS = 35
 _TIMESPEC = struct.Struct("=qq")
@@ -34,7 +34,7 @@ class Exchange:
     def __init__(self, talk: Talk, family: int, where: tuple[str, int], timeout_ns: int) -> None:
         self._talk, self._timeout_ns, self._where = talk, timeout_ns, where
         self.ignored: Counter[str] = Counter()
-        self.done: list[Belief] | Failed | None = None
+        self.done: list[DaemonReport] | Failed | None = None
         self.sock = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         try:
             self.sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)

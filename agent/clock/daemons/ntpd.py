@@ -10,7 +10,7 @@ import re
 import struct
 from collections.abc import Generator
 
-from agent.clock.daemons.belief import LEAPS, PPM, Belief, Failed, Ignored, Reply, Talk, ask
+from agent.clock.daemons.report import LEAPS, PPM, DaemonReport, Failed, Ignored, Reply, Talk, request_reply
 from agent.clock.daemons.sntp import timestamp_ns
 
 _HEADER = struct.Struct(">BBHHHHH")
@@ -37,7 +37,7 @@ class _Answer:
     """Fragments of one answer, in whatever order they come."""
 
     def __init__(self, opcode: int, sequence: int, association: int) -> None:
-        self._asked = opcode, sequence, association
+        self._request = opcode, sequence, association
         self._parts: dict[int, bytes] = {}
         self._end: int | None = None
         self.status = 0
@@ -47,7 +47,7 @@ class _Answer:
         if len(data) < _HEADER.size:
             raise Ignored(f"truncated answer ({len(data)} bytes)")
         first, second, sequence, status, association, offset, count = _HEADER.unpack_from(data)
-        if first & 7 != 6 or not second & _RESPONSE or (second & 0x1F, sequence, association) != self._asked:
+        if first & 7 != 6 or not second & _RESPONSE or (second & 0x1F, sequence, association) != self._request:
             raise Ignored("answer to another question")
         if second & _ERROR:
             code = status >> 8
@@ -77,7 +77,7 @@ def _question(
             raise Ignored("part of an answer")
         return reply, answer.status, whole
 
-    return (yield from ask(request, decode))
+    return (yield from request_reply(request, decode))
 
 
 def variables(text: bytes) -> dict[str, str]:
@@ -130,7 +130,7 @@ def _leap(values: dict[str, str]) -> str:
     return LEAPS[code] if code >= 0 else ""
 
 
-def system(values: dict[str, str], reply: Reply) -> Belief:
+def system(values: dict[str, str], reply: Reply) -> DaemonReport:
     """ntpd's own belief. Its clk_wander is how much the frequency changes, no bound of it: the skew stays unknown.
     Raises Failed.
     """
@@ -139,7 +139,7 @@ def system(values: dict[str, str], reply: Reply) -> Belief:
         raise Failed("error", "ntpd's answer holds neither leap nor offset")
     delay, dispersion = _scaled(values, "rootdelay", 1e6), _scaled(values, "rootdisp", 1e6)
     synchronised = leap != "unsynchronised"
-    return Belief(
+    return DaemonReport(
         "ntpd",
         state="synchronised" if synchronised else "unsynchronised",
         source=values.get("refid", ""),
@@ -158,11 +158,11 @@ def system(values: dict[str, str], reply: Reply) -> Belief:
     ).at(reply)
 
 
-def peer(values: dict[str, str], status: int, reply: Reply) -> Belief:
+def peer(values: dict[str, str], status: int, reply: Reply) -> DaemonReport:
     """One association; status: its word, whose bits 8 to 10 say how it was selected (RFC 9327, figure 2)."""
     delay, dispersion, jitter = (_scaled(values, name, 1e6) for name in ("delay", "dispersion", "jitter"))
     reach = _whole(values, "reach")
-    return Belief(
+    return DaemonReport(
         "ntpd",
         "source",
         _SELECTED[status >> 8 & 7],

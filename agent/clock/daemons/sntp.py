@@ -12,7 +12,7 @@ import os
 import struct
 
 from agent.clock.calls import NOISE_NS
-from agent.clock.daemons.belief import LEAPS, Belief, Failed, Ignored, Reply, Talk, ask, ref_id
+from agent.clock.daemons.report import LEAPS, DaemonReport, Failed, Ignored, Reply, Talk, ref_id, request_reply
 
 PACKET = struct.Struct(">BBbbII4sQQQQ")
 _QUERY = 4 << 3 | 3  # version 4, mode client
@@ -41,10 +41,10 @@ def talk(server: str) -> Talk:
     """
     nonce = int.from_bytes(os.urandom(8), "big") | 1
     request = PACKET.pack(_QUERY, 0, 0, 0, 0, 0, b"", 0, 0, 0, nonce)
-    return (yield from ask(request, lambda reply: [decode(reply, nonce, server)]))
+    return (yield from request_reply(request, lambda reply: [decode(reply, nonce, server)]))
 
 
-def decode(reply: Reply, nonce: int, server: str) -> Belief:
+def decode(reply: Reply, nonce: int, server: str) -> DaemonReport:
     """Raises Ignored for what is not the answer to ``nonce``, Failed for a kiss of death and for an answer of no
     use.
     """
@@ -76,7 +76,7 @@ def decode(reply: Reply, nonce: int, server: str) -> Belief:
         raise Failed("error", "the server sent before it received")
     round_trip = max(round_trip, 0)
     synchronised = leap != _UNSYNCHRONISED and stratum <= _MAX_STRATUM
-    return Belief(
+    return DaemonReport(
         "sntp",
         "source",
         "synchronised" if synchronised else "unsynchronised",

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 
 from agent.clock import sample, timex
-from agent.clock.daemons.belief import Belief
+from agent.clock.daemons.report import DaemonReport
 
 STAMP = "/run/systemd/timesync/synchronized"
 
 
-def look(stamp: str = STAMP) -> Belief:
+def read_state(stamp: str = STAMP) -> DaemonReport:
     """Its belief now. Raises OSError where the clocks cannot be read."""
     reading, state = sample.read(), timex.read()
     try:
@@ -31,7 +31,7 @@ def look(stamp: str = STAMP) -> Belief:
             if updated
             else "timesyncd has reached no server since it started"
         )
-    return Belief(
+    return DaemonReport(
         "timesyncd",
         state="synchronised" if synchronised else "unsynchronised",
         t_ns=reading.t_ns,

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Episode, Verdict, item
 from agent.correlate.view import View
-from agent.correlate.words import process, tell, value
+from agent.correlate.words import process, render, value
 
 
 def accepting(episode: Episode, _view: View) -> Iterator[Verdict]:
     lost = int(episode.facts.get("drops", 0))
-    also = tell(", and {lost} were dropped", lost=value(lost, "connection")) if lost else ""
-    words = tell(
+    also = render(", and {lost} were dropped", lost=value(lost, "connection")) if lost else ""
+    words = render(
         "{who} accepted connections more slowly than they arrived{also}",
         who=process(episode.comm, episode.pid),
         also=also,

@@ -1,8 +1,8 @@
 """The thread that had read a request slept, instead of answering it: for a lock or another thread of its program, for a
 child, by its own wish.
 
-It is where the thread was, and not why; so anything else that explains the wait goes before it. Seen by a closer look
-only: which call the thread was in when that began, when it was woken first, and who ran there.
+It is where the thread was, and not why; so anything else that explains the wait goes before it. Seen by an on-demand
+profile only: which call the thread was in when that began, when it was woken first, and who ran there.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from agent.correlate.catalogue import Cause
-from agent.correlate.closer import READS, looked
 from agent.correlate.episode import Culprit, Episode, Verdict, item
+from agent.correlate.profiles import READS, profiled
 from agent.correlate.rows import known
 from agent.correlate.served import NOTED_NS
 from agent.correlate.served import READS as SERVED
 from agent.correlate.view import View
-from agent.correlate.words import Words, process, span, tell, text
+from agent.correlate.words import Words, process, render, span, text
 
 #: What each call waits for.
 _WAITS = {
@@ -34,7 +34,7 @@ _WAITS = {
     "pause": "waiting for a signal",
 }
 #: What nobody does who waits for more to do.
-_AS_TOLD = frozenset(("clock_nanosleep", "nanosleep"))
+_REQUESTED = frozenset(("clock_nanosleep", "nanosleep"))
 #: ... and those by which programs of several processes wait for each other, with much else.
 _LATCHES = frozenset(("epoll_wait", "epoll_pwait", "poll", "ppoll", "select", "pselect6"))
 #: Of the time that the look and the wait have in common; and what is too short for a look to tell, where the answer
@@ -45,9 +45,9 @@ _AT_ONCE_NS = 50_000_000
 _SURE = 0.45
 
 
-def owing(episode: Episode, view: View) -> Iterator[Verdict]:
+def pending_thread(episode: Episode, view: View) -> Iterator[Verdict]:
     tid = episode.facts.get("tid")
-    rows = view.own(looked(episode, view, "off_cpu"), episode)
+    rows = view.own(profiled(episode, view, "off_cpu"), episode)
     rows = rows[rows["tid"] == tid] if tid else rows[:0]
     if not len(rows) or episode.metric in episode.declared.alone:
         return
@@ -64,13 +64,13 @@ def owing(episode: Episode, view: View) -> Iterator[Verdict]:
     then = bool(known(row["waker_tid"]) or text(row["waker_comm"])) and abs(common_ns - slept_ns) <= _AT_ONCE_NS
     if not what or slept_ns < max(_LEAST_NS if then else _LONGER_NS, _MOST * common_ns):
         return
-    owed = _owed(int(row["tid"]), episode, view)
-    if call in _AS_TOLD:
-        if not len(owed):
+    pending = _pending(int(row["tid"]), episode, view)
+    if call in _REQUESTED:
+        if not len(pending):
             return
-    elif _longest(owed, began_ns, began_ns + slept_ns) < _MOST * slept_ns - _AT_ONCE_NS:
+    elif _longest(pending, began_ns, began_ns + slept_ns) < _MOST * slept_ns - _AT_ONCE_NS:
         return
-    words = tell(
+    words = render(
         "its thread {tid}, which had read the request, slept in {call} for {last}{slept} or more, {what}{woken}",
         tid=str(int(row["tid"])),
         last="the last " if then else "",
@@ -92,16 +92,16 @@ def owing(episode: Episode, view: View) -> Iterator[Verdict]:
     yield Verdict(CAUSE.name, _SURE, episode.scope, words, (entry,), call, culprit)
 
 
-def _owed(tid: int, episode: Episode, view: View) -> np.ndarray:
+def _pending(tid: int, episode: Episode, view: View) -> np.ndarray:
     """Late requests that it had read."""
     rows = view.own(view.rings["service_latency"].between(episode.start_ns, episode.end_ns + NOTED_NS), episode)
     return np.asarray(rows[(rows["tid"] == tid) & (rows["max_ns"] > episode.bar)])
 
 
-def _longest(owed: np.ndarray, from_ns: int, to_ns: int) -> int:
+def _longest(pending: np.ndarray, from_ns: int, to_ns: int) -> int:
     """For how long of that time one was without an answer: who has answered sleeps until there is more to do."""
-    begun = owed["max_from_ns"]
-    return int((np.minimum(begun + owed["max_ns"], to_ns) - np.maximum(begun, from_ns)).max(initial=0))
+    begun = pending["max_from_ns"]
+    return int((np.minimum(begun + pending["max_ns"], to_ns) - np.maximum(begun, from_ns)).max(initial=0))
 
 
 def _sibling(row: np.void, episode: Episode) -> bool:
@@ -111,9 +111,9 @@ def _sibling(row: np.void, episode: Episode) -> bool:
 
 def _woken(row: np.void, episode: Episode, sibling: bool) -> Words:
     if sibling:
-        return tell("; {who} woke it", who=process(text(row["waker_comm"]), int(row["waker_pid"])))
+        return render("; {who} woke it", who=process(text(row["waker_comm"]), int(row["waker_pid"])))
     if row["waker_pid"] == episode.pid and text(row["syscall"]) == "futex":
-        return tell("; its thread {tid} woke it", tid=str(int(row["waker_tid"])))
+        return render("; its thread {tid} woke it", tid=str(int(row["waker_tid"])))
     return ""
 
 
@@ -125,6 +125,6 @@ CAUSE = Cause(
     {"off_cpu": READS["off_cpu"], **SERVED},
     "see where in the program: tickscope query off_cpu --columns comm,tid,syscall,max_ns,user_stack,waker_tid; a dump"
     " of its threads (py-spy dump, jstack, gdb); of a database its own view of locks",
-    {"service_latency": owing},
-    vague=True,
+    {"service_latency": pending_thread},
+    locates_only=True,
 )

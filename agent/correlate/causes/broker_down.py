@@ -19,7 +19,7 @@ from agent.correlate.refusing import refusing
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View, place, to_peer
 from agent.correlate.waits import PEERS, on_peers
-from agent.correlate.words import peer, process, span, tell, value
+from agent.correlate.words import peer, process, render, span, value
 from agent.tables import TABLES
 
 _CLIENT = TABLES["tcp_close"].code("role", "client")
@@ -30,8 +30,8 @@ _FAILED = TABLES["tcp_connect"].code("result", "failed")
 def unreachable(episode: Episode, view: View) -> Iterator[Verdict]:
     """As the poller saw it."""
     p = polled(episode, view)
-    said = episode.words.removeprefix(f"{episode.key[0]} {p.where}: ")
-    why = f" ({said})" if said else ""
+    error = episode.words.removeprefix(f"{episode.key[0]} {p.where}: ")
+    why = f" ({error})" if error else ""
     yield Verdict(
         CAUSE.name,
         0.95,
@@ -39,7 +39,7 @@ def unreachable(episode: Episode, view: View) -> Iterator[Verdict]:
         f"{episode.subject} could not be reached{why}",
         (p.seen,),
         culprit=_server(p.server, p.where),
-        short=said,
+        short=error,
     )
 
 
@@ -54,7 +54,7 @@ def refused(episode: Episode, view: View) -> Iterator[Verdict]:
                 CAUSE.name,
                 0.95 * p.sure,
                 p.where,
-                tell(
+                render(
                     "{who} refused or failed {n}",
                     who=f"{process(*p.server)} at {p.name}" if p.server else p.name,
                     n=value(len(p.failed), "connection"),
@@ -82,7 +82,7 @@ def turned_away(episode: Episode, view: View) -> Iterator[Verdict]:
         "broken", 0.0
     ):
         server, name = view.server(raw, netns, episode), peer(raw)
-        words = tell("{who} refused {n}", who=server[0] if server else "it", n=value(len(refused_), "connection"))
+        words = render("{who} refused {n}", who=server[0] if server else "it", n=value(len(refused_), "connection"))
         entry = item(
             "tcp_connect", "failed connects", len(refused_), "", keys={"peer": name, "errno": errno.ECONNREFUSED}
         )
@@ -103,12 +103,12 @@ def shown_out(episode: Episode, view: View) -> Iterator[Verdict]:
         return
     server, name = view.server(raw, netns, episode), peer(raw)
     who = process(*server) if server else "it"
-    said = int(np.median(rows["bytes_in"]))
-    words = tell(
-        "{who} closed {n} at once, each after {said}: its client limit may be reached",
+    error = int(np.median(rows["bytes_in"]))
+    words = render(
+        "{who} closed {n} at once, each after {error}: its client limit may be reached",
         who=who,
         n=value(len(rows), "connection"),
-        said=value(said, "byte"),
+        error=value(error, "byte"),
     )
     entry = item(
         "tcp_close",
@@ -116,7 +116,7 @@ def shown_out(episode: Episode, view: View) -> Iterator[Verdict]:
         len(rows),
         "",
         column="bytes_in",
-        bytes=said,
+        bytes=error,
         keys={"peer": name},
     )
     yield Verdict(CAUSE.name, 0.85, place(name, raw, netns), words, (entry,), "turned_away", _server(server, name))
@@ -131,7 +131,7 @@ def behind(episode: Episode, view: View) -> Iterator[Verdict]:
     """A queue whose server was away just before, or meanwhile: what piled up then is being taken."""
     a = away(episode, view)
     if a is not None and a.down:
-        words = tell("its server was unreachable for {gone} ({why})", gone=span(a.gone_ns), why=a.why)
+        words = render("its server was unreachable for {gone} ({why})", gone=span(a.gone_ns), why=a.why)
         yield Verdict(CAUSE.name, 0.93, a.scope, words, (a.seen,), culprit=a.culprit)
 
 
@@ -140,7 +140,7 @@ def _not_there(episode: Episode, view: View) -> Iterator[Verdict]:
     for end in chain(episode, view)[-1:]:
         if end.how == "refused" and end.errno != errno.EADDRNOTAVAIL:
             why = refused_by(end)
-            words = tell(
+            words = render(
                 "{who} {refused} {n} of {by}{why}",
                 who=end.who,
                 refused="failed" if why else "refused",
@@ -150,14 +150,14 @@ def _not_there(episode: Episode, view: View) -> Iterator[Verdict]:
             )
             yield Verdict(CAUSE.name, 0.92, end.where, words, end.evidence(), "", Culprit(object=end.name))
         elif end.code in UNREADY:
-            words = tell(
-                "{who} is not ready ({said} in answer to {n}{asked})",
+            words = render(
+                "{who} is not ready ({error} in answer to {n}{requested_by})",
                 who=end.who,
-                said=end.says,
+                error=end.error_text,
                 n=value(end.n, "request"),
-                asked=end.asked,
+                asked=end.requested_by,
             )
-            yield Verdict(CAUSE.name, end.worth(0.9), end.where, words, end.evidence(), "", end.culprit)
+            yield Verdict(CAUSE.name, end.capped(0.9), end.where, words, end.evidence(), "", end.culprit)
 
 
 def refused_by(end: FailedHop) -> str:
@@ -174,7 +174,7 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
         kinds = [kind for kind in ("LOADING", "CLUSTERDOWN") if b.errors[kind]]
         if kinds:
             n = value(sum(b.errors[kind] for kind in kinds))
-            words = tell("{who} refused {n} commands ({kinds})", who=b.who, n=n, kinds=" and ".join(kinds))
+            words = render("{who} refused {n} commands ({kinds})", who=b.who, n=n, kinds=" and ".join(kinds))
             yield Verdict(CAUSE.name, 0.9, b.scope, words, (b.replies(*kinds),), culprit=b.culprit)
         elif b.down and not b.own:
             why = item(
@@ -199,5 +199,5 @@ CAUSE = Cause(
         "retry_storm": turned_away,
         "queue_lag": behind,
     },
-    kin="broker",
+    merge_group="broker",
 )

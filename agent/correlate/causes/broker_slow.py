@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from agent.correlate.answered import chain
 from agent.correlate.catalogue import Cause
 from agent.correlate.chain import READS as CHAIN
-from agent.correlate.chain import hops, starves
+from agent.correlate.chain import hops, is_starved
+from agent.correlate.cpu_starvation import READS, cpu_share
 from agent.correlate.episode import Episode, Verdict, item
 from agent.correlate.local import is_unix
+from agent.correlate.path import cpu_saturated
 from agent.correlate.polled import POLLS, away, polled
-from agent.correlate.starved import READS, cpu_share
 from agent.correlate.view import View
 from agent.correlate.waits import PEERS, SHARE, on_peers
-from agent.correlate.way import crowded
-from agent.correlate.words import Words, span, tell, value
+from agent.correlate.words import Words, render, span, value
 
 
 def in_decisions(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -32,7 +32,7 @@ def silent(episode: Episode, view: View) -> Iterator[Verdict]:
                 * ((0.5 if p.resent.syns > 0.9 * p.again else 0.7) if p.again else 1.0)
                 * (0.8 if p.resets or len(p.failed) else 1.0)
             )
-            words = tell(
+            words = render(
                 "{who} did not answer for {longest}{meanwhile}",
                 who=p.who,
                 longest=span(p.longest),
@@ -57,24 +57,24 @@ def holding_back(episode: Episode, view: View) -> Iterator[Verdict]:
             (p.seen,),
         )
     else:
-        words = tell("{who} answered late{meanwhile}", who=p.who, meanwhile=_meanwhile(p.usual, p.worst))
+        words = render("{who} answered late{meanwhile}", who=p.who, meanwhile=_meanwhile(p.usual, p.worst))
         yield Verdict(CAUSE.name, 0.63 if p.again else 0.9, p.scope, words, (p.seen, p.rtt))
 
 
 def kept_waiting(episode: Episode, view: View) -> Iterator[Verdict]:
     """The server at which a chain of requests that were given up ends."""
-    *way, end = hops(episode, view)
-    if starves(end.starved_ns, episode):
+    *hops_before, end = hops(episode, view)
+    if is_starved(end.starved_ns, episode):
         return
     if end.dark:
         yield Verdict(CAUSE.name, 0.0, "", f"connects to {end.name} were not answered either")
         return
-    words = tell(
+    words = render(
         "{who} did not answer within {age}{through}{again}",
         who=end.who,
         age=span(episode.value),
-        through=f"; {' and '.join(hop.who for hop in way)} waited for it" if way else "",
-        again=tell(", and {n} to it had to be retransmitted", n=value(end.again, "segment"))
+        through=f"; {' and '.join(hop.who for hop in hops_before)} waited for it" if hops_before else "",
+        again=render(", and {n} to it had to be retransmitted", n=value(end.again, "segment"))
         if end.again
         else ", and no segment to it was retransmitted",
     )
@@ -86,7 +86,7 @@ def kept_waiting(episode: Episode, view: View) -> Iterator[Verdict]:
         column="waited_ns",
         keys={"peer": end.name, "pid": episode.pid},
     )
-    sure = 0.9 * (1 - 0.5 * end.lost) * (0.7 if crowded(view, episode) else 1.0)
+    sure = 0.9 * (1 - 0.5 * end.lost) * (0.7 if cpu_saturated(view, episode) else 1.0)
     yield Verdict(CAUSE.name, sure, end.where, words, (entry,), "", end.culprit)
 
 
@@ -95,11 +95,11 @@ def in_vain(episode: Episode, view: View) -> Iterator[Verdict]:
     yield from silent(episode, view)
     for end in chain(episode, view)[-1:]:
         if end.how == "given_up":
-            words = tell(
+            words = render(
                 "{who} did not answer {n} of {by}, which gave up", who=end.who, n=value(end.n, "request"), by=end.by
             )
         elif end.how == "waited":
-            words = tell("{who} kept {n} of {by} waiting", who=end.who, n=value(end.n, "call"), by=end.by)
+            words = render("{who} kept {n} of {by} waiting", who=end.who, n=value(end.n, "call"), by=end.by)
         if end.how in ("given_up", "waited"):
             yield Verdict(CAUSE.name, 0.85, end.where, words, end.evidence(), "", end.culprit)
 
@@ -108,23 +108,23 @@ def behind(episode: Episode, view: View) -> Iterator[Verdict]:
     """A queue whose server stood still just before, or meanwhile."""
     a = away(episode, view)
     if a is not None and not a.down:
-        words = tell("its server did not answer for {gone}", gone=span(a.gone_ns))
+        words = render("its server did not answer for {gone}", gone=span(a.gone_ns))
         yield Verdict(CAUSE.name, 0.93, a.scope, words, (a.seen,), culprit=a.culprit)
 
 
 def _meanwhile(usual: float | None, worst: float | None, quickest: float | None = None) -> Words:
     """What the network did, which is not to blame, to end a sentence with; us."""
     if quickest is not None:
-        return tell(" while a round trip to that address took {quickest}", quickest=span(quickest * 1e3))
+        return render(" while a round trip to that address took {quickest}", quickest=span(quickest * 1e3))
     if worst is None:
         return " (network RTT unknown)"
     if usual is not None and worst > 2 * usual:
-        return tell(
+        return render(
             "; the network RTT rose from {usual} to {worst}, too little to explain it",
             usual=span(usual * 1e3),
             worst=span(worst * 1e3),
         )
-    return tell(" while the network RTT stayed at {worst}", worst=span(worst * 1e3))
+    return render(" while the network RTT stayed at {worst}", worst=span(worst * 1e3))
 
 
 CAUSE = Cause(
@@ -142,5 +142,5 @@ CAUSE = Cause(
         "queue_lag": behind,
         "deadline_exceeded": kept_waiting,
     },
-    kin="broker",
+    merge_group="broker",
 )

@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause
-from agent.correlate.closer import READS as CLOSER
-from agent.correlate.closer import ran_in
 from agent.correlate.computing import READS, Ran, own, ran
+from agent.correlate.cpu_starvation import READS as STARVED
+from agent.correlate.cpu_starvation import elsewhere
 from agent.correlate.episode import Culprit, Episode, Verdict, item
 from agent.correlate.polled import READS as POLLS
 from agent.correlate.polled import polled
-from agent.correlate.starved import READS as STARVED
-from agent.correlate.starved import elsewhere
+from agent.correlate.profiles import READS as PROFILES
+from agent.correlate.profiles import ran_in
 from agent.correlate.view import View
 from agent.correlate.waits import PEERS, SHARE, on_peers
-from agent.correlate.words import process, span, tell
+from agent.correlate.words import process, render, span
 
 #: How sure it is: of who was slow, of a peer that somebody waited for; and where the kernel worked for it, which calls,
 #: page faults or reclaim explain better.
@@ -32,7 +32,7 @@ _LOADED = 0.6  # of what it ran, that more requests explain: then they do
 
 def _verdict(who: tuple[str, int], its: Ran, score: float, episode: Episode, view: View) -> Verdict:
     seen = ran_in(who[1], episode, view)
-    words = tell(
+    words = render(
         "{who} was busy: it ran on a CPU for {ran} of {needed}{threads}{kernel} (usually {usual}){short}{where}",
         who=process(*who),
         ran=span(its.ran_ns),
@@ -41,12 +41,12 @@ def _verdict(who: tuple[str, int], its: Ran, score: float, episode: Episode, vie
         kernel=", most of it in the kernel" if its.in_kernel else "",
         usual=span(its.usual * its.needed_ns),
         short=(
-            tell("; it waited {waited} for a CPU", waited=span(its.waited_ns))
+            render("; it waited {waited} for a CPU", waited=span(its.waited_ns))
             if its.waited_ns > 0.2 * its.needed_ns
             else ""
         ),
         where=(
-            tell("; its thread {tid} was in {function}", tid=str(seen.tid), function=seen.where[0])
+            render("; its thread {tid} was in {function}", tid=str(seen.tid), function=seen.where[0])
             if seen and seen.where
             else ""
         ),
@@ -70,7 +70,7 @@ def _verdict(who: tuple[str, int], its: Ran, score: float, episode: Episode, vie
                 "ns",
                 column="sum_ns",
                 where=" < ".join(seen.where[:4]),
-                of_ns=seen.looked_ns,
+                of_ns=seen.profiled_ns,
                 keys={"pid": who[1], "tid": seen.tid},
             ),
         )
@@ -88,8 +88,8 @@ def itself(episode: Episode, view: View) -> Iterator[Verdict]:
         return
     more = _loaded(episode, its)
     if not its.busy or more:
-        said = "it ran on a CPU for {ran} of {needed}" + (", for more requests than usual" if its.busy else "")
-        yield Verdict(CAUSE.name, 0.0, "", tell(said, ran=span(its.ran_ns), needed=span(its.needed_ns)))
+        text = "it ran on a CPU for {ran} of {needed}" + (", for more requests than usual" if its.busy else "")
+        yield Verdict(CAUSE.name, 0.0, "", render(text, ran=span(its.ran_ns), needed=span(its.needed_ns)))
         return
     yield _verdict((episode.comm, episode.pid), its, _OWN * (1 - elsewhere(episode, view)), episode, view)
 
@@ -131,7 +131,7 @@ CAUSE = Cause(
     49,
     "a process computed without a pause and answered no request meanwhile: a blocked event loop,"
     " an interpreter lock, garbage collection, or a lock held by a computing thread",
-    {**PEERS, **POLLS, **STARVED, **READS, "on_cpu": CLOSER["on_cpu"]},
+    {**PEERS, **POLLS, **STARVED, **READS, "on_cpu": PROFILES["on_cpu"]},
     "see where it runs: tickscope query on_cpu; py-spy dump --pid PID, node --prof, perf top -p PID",
     {
         "decision_latency": either,

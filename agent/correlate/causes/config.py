@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Episode, Verdict, item
 from agent.correlate.view import View
-from agent.correlate.words import tell, value
+from agent.correlate.words import render, value
 
 
 def lowered(episode: Episode, _view: View) -> Iterator[Verdict]:
@@ -17,7 +17,7 @@ def lowered(episode: Episode, _view: View) -> Iterator[Verdict]:
         if now is None or was is None or now >= was * 0.99:
             continue
         before = value(was) if math.isfinite(was) else "unlimited"
-        words = tell(
+        words = render(
             "its {metric} was lowered from {before} to {now}", metric=metric, before=before, now=value(now, unit)
         )
         yield Verdict(

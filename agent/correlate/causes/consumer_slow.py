@@ -8,7 +8,7 @@ from agent.correlate.catalogue import Cause
 from agent.correlate.consumption import FACTS, READS, consumption
 from agent.correlate.episode import Episode, Verdict
 from agent.correlate.view import View
-from agent.correlate.words import tell, value
+from agent.correlate.words import render, value
 
 
 def slow(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -25,7 +25,7 @@ def slow(episode: Episode, view: View) -> Iterator[Verdict]:
             CAUSE.name,
             0.85 * c.sure,
             episode.scope,
-            tell("its consumers acknowledged only {out}{usual}", out=out, usual=c.usual),
+            render("its consumers acknowledged only {out}{usual}", out=out, usual=c.usual),
             c.rates,
         )
     elif (
@@ -33,11 +33,11 @@ def slow(episode: Episode, view: View) -> Iterator[Verdict]:
         and c.out < 0.95 * c.arriving
         and not c.arriving >= 1.5 * (c.arriving if c.arriving_was is None else c.arriving_was)
     ):
-        words = tell("its consumers acknowledged {out} while {arriving} arrived", out=out, arriving=value(c.arriving))
+        words = render("its consumers acknowledged {out} while {arriving} arrived", out=out, arriving=value(c.arriving))
         yield Verdict(CAUSE.name, 0.7 * c.sure, episode.scope, words, c.rates)
     else:
         yield Verdict(
-            CAUSE.name, 0.0, "", tell("its consumers acknowledged {out}{usual}", out=out, usual=c.usual), c.rates
+            CAUSE.name, 0.0, "", render("its consumers acknowledged {out}{usual}", out=out, usual=c.usual), c.rates
         )
 
 

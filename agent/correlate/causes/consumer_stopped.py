@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause
 from agent.correlate.consumption import FACTS, READS, consumption
-from agent.correlate.episode import NOBODY, Episode, Verdict
+from agent.correlate.episode import UNKNOWN_CULPRIT, Episode, Verdict
 from agent.correlate.view import View
-from agent.correlate.words import tell, value
+from agent.correlate.words import render, value
 
 
 def stopped(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -19,7 +19,7 @@ def stopped(episode: Episode, view: View) -> Iterator[Verdict]:
     elif c.grown:
         return
     elif c.held and c.who:
-        words = tell(
+        words = render(
             "{who} stopped or holds its messages, while the others acknowledged {others}",
             who=c.who,
             others=others,
@@ -27,7 +27,7 @@ def stopped(episode: Episode, view: View) -> Iterator[Verdict]:
         sure = c.sure * (0.9 if c.lone is not None else 0.75)
         yield Verdict(CAUSE.name, sure, episode.scope, words, (*c.rates, c.members), culprit=c.culprit)
     elif c.held:
-        words = tell(
+        words = render(
             "one delivered message stays unacknowledged while {out} per second are acknowledged: its consumer stopped"
             " or holds it",
             out=value(c.out or 0, "other"),
@@ -35,21 +35,23 @@ def stopped(episode: Episode, view: View) -> Iterator[Verdict]:
         yield Verdict(CAUSE.name, 0.65 * c.sure, episode.scope, words, (*c.rates, c.members))
     elif c.idle:
         more = (
-            tell(" (usually {usual})", usual=value(c.out_was, "message/s"))
+            render(" (usually {usual})", usual=value(c.out_was, "message/s"))
             if c.out_was
-            else tell(" while {arriving} arrived", arriving=value(c.arriving or 0, "message/s"))
+            else render(" while {arriving} arrived", arriving=value(c.arriving or 0, "message/s"))
         )
-        whom = tell("; {n} stopped talking to the server", n=value(len(c.silent), "client")) if c.silent else ""
+        silent_clients = (
+            render("; {n} stopped talking to the server", n=value(len(c.silent), "client")) if c.silent else ""
+        )
         yield Verdict(
             CAUSE.name,
             c.sure * (0.9 if episode.facts.get("since_s", _SURE_S) >= _SURE_S else 0.8),
             episode.scope,
-            tell("nothing was acknowledged{more}{whom}", more=more, whom=whom),
+            render("nothing was acknowledged{more}{silent_clients}", more=more, silent_clients=silent_clients),
             c.rates,
-            culprit=c.culprit if len(c.silent) <= 1 else NOBODY,
+            culprit=c.culprit if len(c.silent) <= 1 else UNKNOWN_CULPRIT,
         )
     elif c.lone is not None and c.one_less:
-        words = tell(
+        words = render(
             "{who} stopped, and the others acknowledged only {others}{usual}", who=c.who, others=others, usual=c.usual
         )
         yield Verdict(CAUSE.name, 0.88 * c.sure, episode.scope, words, (*c.rates, c.members), culprit=c.culprit)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause
-from agent.correlate.chain import hops, starves
+from agent.correlate.chain import hops, is_starved
 from agent.correlate.consumption import consumption
+from agent.correlate.cpu_starvation import READS, CpuStarvation, elsewhere, inside_ns, starved
 from agent.correlate.episode import Episode, Verdict, item
 from agent.correlate.polled import polled
-from agent.correlate.starved import READS, Starved, elsewhere, inside_ns, starved
 from agent.correlate.view import View
 from agent.correlate.waits import CPUS, PEERS, SHARE, on_peers, spent
-from agent.correlate.words import process, span, tell
+from agent.correlate.words import process, render, span
 
 
-def _hungry(who: str, queued: float, pid: int | None, score: float, of: Starved) -> Verdict:
+def _starving(who: str, queued: float, pid: int | None, score: float, of: CpuStarvation) -> Verdict:
     """All that starve at one time starve of one cause, but for what a quota withholds: that is a cgroup's own."""
     entries = [
         item("syscall_latency", "time waiting for a CPU", queued, "ns", column="run_queue_ns", keys={"pid": pid})
@@ -61,7 +61,7 @@ def _hungry(who: str, queued: float, pid: int | None, score: float, of: Starved)
         CAUSE.name,
         score,
         of.group if of.detail == "throttled" else of.detail,
-        tell("{who} was ready to run but waited {queued} for a CPU{why}", who=who, queued=span(queued), why=of.why),
+        render("{who} was ready to run but waited {queued} for a CPU{why}", who=who, queued=span(queued), why=of.why),
         tuple(entries),
         of.detail,
         of.culprit,
@@ -73,13 +73,13 @@ def peers(episode: Episode, view: View) -> Iterator[Verdict]:
     for p in on_peers(episode, view):
         if p.share >= SHARE and not p.slower and p.starving and p.server:
             of = starved(p.server[1], episode, view)
-            yield _hungry(process(*p.server), p.starved_ns, p.server[1], 0.9 * p.share * p.sure, of)
+            yield _starving(process(*p.server), p.starved_ns, p.server[1], 0.9 * p.share * p.sure, of)
 
 
 def own(episode: Episode, view: View) -> Iterator[Verdict]:
     """The process itself."""
     calls, lost, _ = spent(episode, view, "slow_syscall")
-    of = Starved(0.0) if episode.pid is None else starved(episode.pid, episode, view)
+    of = CpuStarvation(0.0) if episode.pid is None else starved(episode.pid, episode, view)
     inside = max(float(calls["run_queue_ns"].clip(0).sum()), inside_ns(episode, view))
     whole = max(float(view.own(view.sums(episode), episode)["run_queue_ns"].clip(0).sum()), of.waited_ns)
     share = min(1.0, max(inside / lost, 0.7 * whole / lost)) * (1 - elsewhere(episode, view)) if lost else 0.0
@@ -92,13 +92,13 @@ def own(episode: Episode, view: View) -> Iterator[Verdict]:
             CAUSE.name,
             0.0,
             "",
-            tell("it waited {queued} for a CPU", queued=span(queued)) if queued else "it did not wait for a CPU",
+            render("it waited {queued} for a CPU", queued=span(queued)) if queued else "it did not wait for a CPU",
             (entry,),
         )
         return
     if episode.declared.inside:
         queued = min(queued, lost)  # the sums per second also hold what was waited before and after
-    yield _hungry(process(episode.comm, episode.pid), queued, episode.pid, 0.97 * share, of)
+    yield _starving(process(episode.comm, episode.pid), queued, episode.pid, 0.97 * share, of)
 
 
 def either(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -112,7 +112,7 @@ def withheld(episode: Episode, view: View) -> Iterator[Verdict]:
         return
     of = starved(episode.pid, episode, view)
     queued = max(of.waited_ns, episode.value)
-    yield _hungry(process(episode.comm, episode.pid), queued, episode.pid, 0.97 if of.detail else 0.7, of)
+    yield _starving(process(episode.comm, episode.pid), queued, episode.pid, 0.97 if of.detail else 0.7, of)
 
 
 def asking(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -123,14 +123,14 @@ def asking(episode: Episode, view: View) -> Iterator[Verdict]:
             CAUSE.name,
             0.8,
             "",
-            tell("tickscope itself, which polls it, got no CPU for {blind}", blind=span(p.blind_ns)),
+            render("tickscope itself, which polls it, got no CPU for {blind}", blind=span(p.blind_ns)),
             (
                 item("syscall_latency", "time that tickscope did not run", p.blind_ns, "ns", column="interval_ns"),
                 p.seen,
             ),
         )
     elif p.starving and p.server:
-        yield _hungry(process(*p.server), p.starved_ns, p.server[1], 0.88, starved(p.server[1], episode, view))
+        yield _starving(process(*p.server), p.starved_ns, p.server[1], 0.88, starved(p.server[1], episode, view))
 
 
 def kept_waiting(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -139,17 +139,17 @@ def kept_waiting(episode: Episode, view: View) -> Iterator[Verdict]:
     if episode.pid is not None:
         chain.append(((episode.comm, episode.pid), view.starved_ns(episode.pid, episode)))
     for server, starved_ns in chain:
-        if starves(starved_ns, episode):
-            yield _hungry(process(*server), starved_ns, server[1], 0.88, starved(server[1], episode, view))
+        if is_starved(starved_ns, episode):
+            yield _starving(process(*server), starved_ns, server[1], 0.88, starved(server[1], episode, view))
             return
 
 
 def consumers(episode: Episode, view: View) -> Iterator[Verdict]:
     """Of a queue: those that talk to its server."""
-    hungry = consumption(episode, view).starved
-    if hungry is not None:
-        client, waited_ns = hungry
-        yield _hungry(client.who, waited_ns, client.pid, 0.88, starved(client.pid, episode, view))
+    starving = consumption(episode, view).starved
+    if starving is not None:
+        client, waited_ns = starving
+        yield _starving(client.who, waited_ns, client.pid, 0.88, starved(client.pid, episode, view))
 
 
 CAUSE = Cause(
@@ -169,5 +169,5 @@ CAUSE = Cause(
         "deadline_exceeded": kept_waiting,
         "lookup_latency": own,
     },
-    lasts=lambda view, from_ns, to_ns, now_ns: view.crowded(from_ns, to_ns, now_ns),
+    still_active=lambda view, from_ns, to_ns, now_ns: view.cpu_saturated(from_ns, to_ns, now_ns),
 )

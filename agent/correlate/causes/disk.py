@@ -8,18 +8,18 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from agent.correlate import closer
+from agent.correlate import profiles
 from agent.correlate.catalogue import Cause
-from agent.correlate.episode import NOBODY, Culprit, Episode, Verdict, item
+from agent.correlate.cpu_starvation import READS as CPUS
+from agent.correlate.cpu_starvation import cpu_saturated
+from agent.correlate.episode import UNKNOWN_CULPRIT, Culprit, Episode, Verdict, item
+from agent.correlate.resource_rules import IO, IOPS, of_process
+from agent.correlate.resource_rules import READS as RESOURCES
 from agent.correlate.rows import groups, start_ticks
-from agent.correlate.shortage import IO, IOPS, of_process
-from agent.correlate.shortage import READS as RESOURCES
-from agent.correlate.starved import READS as CPUS
-from agent.correlate.starved import crowded
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View
 from agent.correlate.waits import SHARE, SYSCALLS, WAITING, spent
-from agent.correlate.words import Fact, Words, process, span, tell, text, value
+from agent.correlate.words import Fact, Words, process, render, span, text, value
 from agent.tables import TABLES
 
 _READS = (b"read", b"readv", b"pread64", b"preadv", b"preadv2")
@@ -42,7 +42,7 @@ _TIMES = 4  # what another process wrote, against what the one that waited wrote
 #: a call may need several.
 _SLOW_NS, _PART = 20_000_000, 0.3
 # how sure a slow request is the disk's, where this host's processors were short: the kernel's own threads work on it
-_CROWDED = 0.6
+_SATURATED = 0.6
 _REACH_NS = 10 * SECOND  # the other's call may go on for longer
 
 
@@ -67,7 +67,7 @@ def busy(episode: Episode, view: View) -> Iterator[Verdict]:
     }
     frozen = mine[mine["frozen"] == 1]
     if frozen["duration_ns"].sum() > 0.5 * mine["duration_ns"].sum():
-        words = tell(
+        words = render(
             "the file system on {disk} was frozen, as for a snapshot, while {call} of {who} waited for {longest}",
             **facts,
         )
@@ -88,11 +88,13 @@ def busy(episode: Episode, view: View) -> Iterator[Verdict]:
         yield _by_limit(episode, limited, facts, 0.97 * share if score else 0.0, writer)
         return
     if writer is None:
-        score *= _CROWDED if crowded(episode, view) else 1.0
-        yield _by_itself(episode, closer.disk(episode, view, disk), facts, score, float(longest["duration_ns"]), where)
+        score *= _SATURATED if cpu_saturated(episode, view) else 1.0
+        yield _by_itself(
+            episode, profiles.disk(episode, view, disk), facts, score, float(longest["duration_ns"]), where
+        )
         return
     who, wrote = writer
-    words = tell(
+    words = render(
         "{other} wrote {wrote} MB to {disk} meanwhile and kept it busy, while {call} of {who} waited for {longest}",
         other=process(who.comm, who.pid),
         wrote=value(round(wrote / 1e6, 1)),
@@ -136,8 +138,8 @@ def _by_limit(
     """writer: who may have used it up."""
     group, used, limit = text(row["object"]), float(row["used"]), float(row["limit"])
     what, many = ("bytes", 1e6) if row["kind"] == IO else ("requests", 1.0)
-    who, wrote = writer or (NOBODY, 0.0)
-    words = tell(
+    who, wrote = writer or (UNKNOWN_CULPRIT, 0.0)
+    words = render(
         "its cgroup {group} may {do} {limit} a second on {on}, and did as much, while {call} of {who} waited for"
         " {longest}{other}",
         group=group,
@@ -145,7 +147,7 @@ def _by_limit(
         on=text(row["device"]).partition(" ")[0] or "a disk",
         limit=value(round(limit / many, 1), "MB" if many > 1 else "request"),
         other=(
-            tell(
+            render(
                 "; {other} wrote {wrote} MB to {disk} meanwhile",
                 other=process(who.comm, who.pid),
                 wrote=value(round(wrote / 1e6, 1)),
@@ -163,10 +165,15 @@ def _by_limit(
 
 
 def _by_itself(
-    episode: Episode, seen: closer.Disk | None, facts: dict[str, Fact], score: float, longest_ns: float, where: Culprit
+    episode: Episode,
+    seen: profiles.Disk | None,
+    facts: dict[str, Fact],
+    score: float,
+    longest_ns: float,
+    where: Culprit,
 ) -> Verdict:
-    """What a closer look at the disk says, where there was one."""
-    none = tell("no other process was seen to write much to {disk} meanwhile", disk=facts["disk"])
+    """What an on-demand profile at the disk says, where there was one."""
+    none = render("no other process was seen to write much to {disk} meanwhile", disk=facts["disk"])
     if seen is None:
         return Verdict(CAUSE.name, 0.0, "", none, culprit=where)
     entry = item(
@@ -180,26 +187,26 @@ def _by_itself(
         each_ns=round(seen.each_ns),
         queued_ns=round(seen.queued_ns),
     )
-    told = {**facts, "slowest": span(seen.slowest_ns), "each": span(seen.each_ns)}
+    parts_ = {**facts, "slowest": span(seen.slowest_ns), "each": span(seen.each_ns)}
     if seen.slowest_ns < _SLOW_NS or (seen.slowest_ns < _PART * longest_ns and seen.each_ns < _SLOW_NS):
-        words = tell("{none}, and it took {each} for a request, and {slowest} for the slowest", none=none, **told)
+        words = render("{none}, and it took {each} for a request, and {slowest} for the slowest", none=none, **parts_)
         return Verdict(CAUSE.name, 0.0, "", words, (entry,), culprit=where)
     by: Words = ""
     who = where
     if seen.writer is not None:
         who = Culprit(seen.writer.pid, seen.writer.comm, where.object)
-        by = tell(
+        by = render(
             "; {other} wrote {mb} MB to it meanwhile",
             other=process(who.comm, who.pid),
             mb=value(round(seen.wrote / 1e6, 1)),
         )
-    words = tell(
-        "{disk} took up to {slowest} for a request, while {call} of {who} waited for {longest}{by}", by=by, **told
+    words = render(
+        "{disk} took up to {slowest} for a request, while {call} of {who} waited for {longest}{by}", by=by, **parts_
     )
     return Verdict(CAUSE.name, score, episode.scope, words, (entry,), detail="slow", culprit=who)
 
 
-def _writer(episode: Episode, view: View, mine: np.ndarray, fellow: bool) -> tuple[Culprit, float] | None:
+def _writer(episode: Episode, view: View, mine: np.ndarray, other: bool) -> tuple[Culprit, float] | None:
     """Who wrote most to the disk of these calls while they waited, and how many bytes, where that is far more than they
     themselves. fellow: one of the same cgroup, whose limit is also his.
     """
@@ -207,7 +214,7 @@ def _writer(episode: Episode, view: View, mine: np.ndarray, fellow: bool) -> tup
     begun = rows["t_ns"] - rows["duration_ns"]
     rows = rows[(rows["device"] == mine["device"][0]) & (begun <= episode.end_ns) & (rows["written_bytes"] > 0)]
     rows = rows[(rows["pid"] != episode.pid) | (start_ticks(rows) != episode.start_tick)]
-    rows = rows[rows["cgroup_id"] == mine["cgroup_id"][0]] if fellow else rows
+    rows = rows[rows["cgroup_id"] == mine["cgroup_id"][0]] if other else rows
     own = float(mine["written_bytes"].clip(0).sum())
     if not len(rows):
         return None
@@ -243,7 +250,7 @@ CAUSE = Cause(
         **SYSCALLS,
         **RESOURCES,
         "slow_syscall": (*SYSCALLS["slow_syscall"], "cgroup_id"),
-        "block_io": closer.READS["block_io"],
+        "block_io": profiles.READS["block_io"],
     },
     "see who writes: tickscope query slow_syscall --columns comm,pid,syscall,device,written_bytes,frozen,duration_ns;"
     " give the writer less of the disk (io.max), or a disk of its own; limits: io.max, blkio.throttle.*_device of its"

@@ -8,51 +8,51 @@ from typing import cast
 import numpy as np
 
 from agent.correlate.answered import READS as ANSWERS
-from agent.correlate.answered import is_about_answers, seats
+from agent.correlate.answered import instances, is_about_answers
 from agent.correlate.catalogue import Cause
+from agent.correlate.cpu_starvation import READS as CPUS
+from agent.correlate.cpu_starvation import cpu_saturated
 from agent.correlate.episode import Culprit, Episode, Verdict, item
 from agent.correlate.local import is_loopback
 from agent.correlate.lookups import SLOW_NS
-from agent.correlate.resolvers import READS, RESULT, NamesAsked, asked, failed
-from agent.correlate.starved import READS as CPUS
-from agent.correlate.starved import crowded
+from agent.correlate.resolvers import READS, RESULT, ProcessLookups, failed, lookups_of
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, View, place
 from agent.correlate.waits import SHARE
-from agent.correlate.words import Words, peer, span, tell, text, value
+from agent.correlate.words import Words, peer, render, span, text, value
 
 #: Of decisions that failed, from which failed lookups are the reason.
 _MOST = 0.5
-_CROWDED = 0.6  # how sure slow lookups are the name server's, where this host's processors were short
+_SATURATED = 0.6  # how sure slow lookups are the name server's, where this host's processors were short
 _OK = RESULT.names.index("ok")
 _TIMES, _BEFORE_NS = 3, 60 * SECOND  # as often as usual, in the time before
 
 
 def unresolved(episode: Episode, view: View) -> Iterator[Verdict]:
     """Decisions waited for names."""
-    a = asked(episode, view)
+    a = lookups_of(episode, view)
     if a is None:
         yield Verdict(CAUSE.name, 0.0, "", "the process waited for no name server meanwhile")
         return
     if a.starving or a.slower:
         return
     if a.quickest is not None and a.quickest * 1e3 >= SHARE * a.longest:
-        words = tell(
+        words = render(
             "a round trip to the name server's address took {quickest} itself", quickest=span(a.quickest * 1e3)
         )
         yield Verdict(CAUSE.name, 0.0, a.where, words, a.evidence)
         return
     if a.refused and a.share < SHARE:
-        words = tell("{who} refused or failed {n}", who=a.who, n=value(a.refused, "connection"))
+        words = render("{who} refused or failed {n}", who=a.who, n=value(a.refused, "connection"))
         yield _verdict(a, 0.9, words, "refused")
         return
     certain = 0.97 if a.quickest is not None or a.worst is not None or a.result else 0.85
     certain *= 0.6 if a.again else 1.0  # the way to it was bad for others, too
-    words = tell(
+    words = render(
         "{who} did not answer for {longest}{times}{name}{meanwhile}",
         who=a.who,
         longest=span(a.longest),
-        times=tell(", {n} times, {total} in all", n=value(a.times), total=span(a.total)) if a.times > 1 else "",
+        times=render(", {n} times, {total} in all", n=value(a.times), total=span(a.total)) if a.times > 1 else "",
         name=_name(a),
         meanwhile=_meanwhile(a),
     )
@@ -62,13 +62,13 @@ def unresolved(episode: Episode, view: View) -> Iterator[Verdict]:
 def failing(episode: Episode, view: View) -> Iterator[Verdict]:
     """Decisions failed, about as many as lookups; or answers did, of a server that looks names up."""
     if is_about_answers(episode):
-        for seat in seats(episode, view):
-            yield from _gone(seat, view, _more(seat, view))
+        for instance in instances(episode, view):
+            yield from _gone(instance, view, _more(instance, view))
         return
-    a = asked(episode, view)
+    a = lookups_of(episode, view)
     errors = episode.facts.get("errors", 0.0)
     if a is not None and errors and a.failed >= _MOST * errors:
-        words = tell(
+        words = render(
             "{who} {did} {n}{name}",
             who=a.who,
             did="did not answer" if a.result == "timeout" else f"answered with {a.result}",
@@ -112,7 +112,7 @@ def _gone(episode: Episode, view: View, rows: np.ndarray) -> Iterator[Verdict]:
     result = RESULT.word(int(np.bincount(rows["result"]).argmax()))
     server = f"name server {peer(raw)}" if peer(raw) else "the resolver"
     did = {"timeout": "did not answer", "error": "could not be asked for"}.get(result, f"answered with {result}")
-    words = tell(
+    words = render(
         "{who} {did} {n} ({name})", who=server, did=did, n=value(len(rows), "lookup"), name=text(rows["name"][-1])
     )
     entry = item(
@@ -151,14 +151,16 @@ def slow(episode: Episode, view: View) -> Iterator[Verdict]:
     same = own if is_loopback(raw) else everybody
     quick = same[(same["peer"] == np.frombuffer(raw, "V18")[0]) & ~np.isin(same["name"], rows["name"])]
     others = float(quick["duration_ns"].max(initial=0))  # those below ``evidence_floor_ns`` are not kept
-    words = tell(
+    words = render(
         "{who} took up to {longest} for {n} ({name}){others}",
         who=f"name server {peer(raw)}" if peer(raw) else "the resolver",
         longest=span(float(top["duration_ns"])),
         n=value(len(rows), "lookup"),
         name=text(top["name"]),
         others=(
-            tell(", and at most {quick} for other names", quick=span(others)) if len(quick) and others < SLOW_NS else ""
+            render(", and at most {quick} for other names", quick=span(others))
+            if len(quick) and others < SLOW_NS
+            else ""
         ),
     )
     entry = item(
@@ -171,40 +173,40 @@ def slow(episode: Episode, view: View) -> Iterator[Verdict]:
         keys={"pid": episode.pid, "peer": peer(raw), "name": text(top["name"])},
     )
     where = place(peer(raw), raw, view.netns(episode, raw))
-    sure = 0.9 * (_CROWDED if crowded(episode, view) else 1.0)
+    sure = 0.9 * (_SATURATED if cpu_saturated(episode, view) else 1.0)
     yield Verdict(
         CAUSE.name, sure, where, words, (entry,), "lost" if top["tries"] > 1 else "slow", Culprit(object=peer(raw))
     )
 
 
-def _verdict(a: NamesAsked, score: float, words: Words, detail: str) -> Verdict:
+def _verdict(a: ProcessLookups, score: float, words: Words, detail: str) -> Verdict:
     return Verdict(CAUSE.name, score * a.sure, a.where, words, a.evidence, detail, a.culprit)
 
 
-def _detail(a: NamesAsked) -> str:
+def _detail(a: ProcessLookups) -> str:
     """The finer word: how it ended, and where it did well how it took so long."""
     if a.result in ("", "ok", "nodata"):
         return "unanswered" if not a.result else "lost" if (a.tries or 1) > 1 else "slow"
     return a.result
 
 
-def _name(a: NamesAsked) -> Words:
+def _name(a: ProcessLookups) -> Words:
     if not a.name:
         return ""
-    again = tell(", asked {n} times", n=value(a.tries)) if a.tries and a.tries > 1 else ""
-    return tell(" ({name}{again})", name=a.name, again=again)
+    again = render(", asked {n} times", n=value(a.tries)) if a.tries and a.tries > 1 else ""
+    return render(" ({name}{again})", name=a.name, again=again)
 
 
-def _meanwhile(a: NamesAsked) -> Words:
+def _meanwhile(a: ProcessLookups) -> Words:
     if not a.server:
         return ""
     if a.again:
-        return tell("; {again} to that address had to be sent again meanwhile", again=value(a.again, "TCP segment"))
+        return render("; {again} to that address had to be sent again meanwhile", again=value(a.again, "TCP segment"))
     if a.quickest is not None:
-        return tell(" while a round trip to that address took {quickest}", quickest=span(a.quickest * 1e3))
+        return render(" while a round trip to that address took {quickest}", quickest=span(a.quickest * 1e3))
     if a.worst is None:
         return "; what the network did meanwhile is not known"
-    return tell(" while the network RTT to it was {worst}", worst=span(a.worst * 1e3))
+    return render(" while the network RTT to it was {worst}", worst=span(a.worst * 1e3))
 
 
 CAUSE = Cause(

@@ -10,7 +10,7 @@ from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Episode, Verdict
 from agent.correlate.refusing import READS, refusing
 from agent.correlate.view import View
-from agent.correlate.words import tell, value
+from agent.correlate.words import render, value
 
 _KINDS = ("READONLY", "MASTERDOWN", "NOREPLICAS")
 
@@ -18,24 +18,24 @@ _KINDS = ("READONLY", "MASTERDOWN", "NOREPLICAS")
 def refused(episode: Episode, view: View) -> Iterator[Verdict]:
     for end in chain(episode, view)[-1:]:
         if end.how == "answered" and end.code in ONLY_READS:
-            words = tell(
-                "{who} takes no writes ({said} in answer to {n}{asked})",
+            words = render(
+                "{who} takes no writes ({error} in answer to {n}{requested_by})",
                 who=end.who,
-                said=end.says,
+                error=end.error_text,
                 n=value(end.n, "request"),
-                asked=end.asked,
+                asked=end.requested_by,
             )
-            yield Verdict(CAUSE.name, end.worth(0.9), end.where, words, end.evidence(), "read_only", end.culprit)
+            yield Verdict(CAUSE.name, end.capped(0.9), end.where, words, end.evidence(), "read_only", end.culprit)
     for b in refusing(episode, view):
         n = sum(b.errors[kind] for kind in _KINDS)
         was, now = b.roles
         changed = was == "primary" and now in ("replica", "cut off")
         if not n:
-            yield Verdict(CAUSE.name, 0.0, "", tell("{who} refused no writes", who=b.who), (b.replies("READONLY"),))
+            yield Verdict(CAUSE.name, 0.0, "", render("{who} refused no writes", who=b.who), (b.replies("READONLY"),))
         elif changed or "cut off" in b.roles or b.errors["NOREPLICAS"] or b.errors["MASTERDOWN"]:
             alone = " that does not reach its primary" if now == "cut off" else ""
-            role = tell(" since it is a replica{alone}", alone=alone) if now in ("replica", "cut off") else ""
-            words = tell("{who} refused {n} commands{role}", who=b.who, n=value(n), role=role)
+            role = render(" since it is a replica{alone}", alone=alone) if now in ("replica", "cut off") else ""
+            words = render("{who} refused {n} commands{role}", who=b.who, n=value(n), role=role)
             yield Verdict(
                 CAUSE.name, 0.95 if changed else 0.8, b.scope, words, (b.replies(*_KINDS),), culprit=b.culprit
             )
@@ -48,5 +48,5 @@ CAUSE = Cause(
     {**READS, **ANSWERS},
     "see which server is the primary now, and why: INFO replication in Redis; point the clients at it",
     {"service_errors": refused},
-    kin="broker",
+    merge_group="broker",
 )

@@ -12,7 +12,7 @@ from agent.correlate.episode import Culprit, Episode, Verdict, item
 from agent.correlate.firewalls import READS, refusal
 from agent.correlate.view import View, place
 from agent.correlate.waits import PEERS, on_peers
-from agent.correlate.words import peer, tell, value
+from agent.correlate.words import peer, render, value
 
 _HOW = {
     "icmp": "an ICMP message, and no reset, came back",
@@ -51,7 +51,7 @@ def _verdict(raw: bytes, netns: int | None, episode: Episode, view: View) -> Ite
         return
     how = _HOW[seen.how].format(name=name)
     who = "a firewall" if seen.sure else "a firewall, or a router,"
-    words = tell(
+    words = render(
         "{who} on the way to {name} refused {n}: {how}", who=who, name=name, n=value(seen.n, "connection"), how=how
     )
     entry = item(
@@ -82,5 +82,5 @@ CAUSE = Cause(
     "see what it refuses, on both hosts and between: nft list ruleset; iptables-save -c; security groups and network"
     " policies",
     {"connect_failures": of_peer, "retry_storm": of_peer, "service_errors": failing, "decision_latency": of_process},
-    kin="broker",
+    merge_group="broker",
 )

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from agent.correlate.catalogue import Cause
-from agent.correlate.closer import HANDSHAKE, READS, looked
 from agent.correlate.episode import Culprit, Episode, Evidence, Verdict, item
+from agent.correlate.profiles import HANDSHAKE, READS, profiled
 from agent.correlate.rows import groups
 from agent.correlate.view import View
-from agent.correlate.words import process, span, tell, text, value
+from agent.correlate.words import process, render, span, text, value
 
 #: Of the time of a look, or of the longest delay, from which on waits for one lock are worth naming.
 _SHARE, _LEAST_NS = 0.3, 5_000_000
@@ -24,7 +24,7 @@ _PORT = re.compile(r"[\]\d*]:(\d{1,5})(?=$|[\s)])")
 
 def waited(episode: Episode, view: View) -> Iterator[Verdict]:
     """For one lock, whichever way its threads came to it."""
-    rows = view.own(looked(episode, view, "lock_contention"), episode)
+    rows = view.own(profiled(episode, view, "lock_contention"), episode)
     rows = rows[rows["path"] != HANDSHAKE]
     if not len(rows):
         return
@@ -40,10 +40,10 @@ def waited(episode: Episode, view: View) -> Iterator[Verdict]:
     lock = text(rows["lock"][first[at]])
     entry = _entry(mine, lock, spent, episode.pid)
     if longest < _LEAST_NS or share < _SHARE:
-        words = tell("its threads waited for kernel locks for at most {longest}", longest=span(longest))
+        words = render("its threads waited for kernel locks for at most {longest}", longest=span(longest))
         yield Verdict(CAUSE.name, 0.0, "", words, (entry,))
         return
-    words = tell(
+    words = render(
         "threads of {who} waited for the kernel lock {lock} {times}, for up to {longest}",
         who=process(episode.comm, episode.pid),
         lock=lock,
@@ -65,7 +65,7 @@ def answered_late(episode: Episode, view: View) -> Iterator[Verdict]:
     """SYN-ACKs of this host that were late, with locks waited for between the SYN's arrival and them."""
     if episode.symptom != "accept_overflow" and view.serving(episode) is None:
         return  # it is another host that answers
-    answers, locks = looked(episode, view, "syn_ack"), looked(episode, view, "lock_contention")
+    answers, locks = profiled(episode, view, "syn_ack"), profiled(episode, view, "lock_contention")
     found = _PORT.search(episode.subject)
     port = int(found[1]) if found else -1
     answers = answers[answers["sport"] == port]
@@ -78,7 +78,7 @@ def answered_late(episode: Episode, view: View) -> Iterator[Verdict]:
     )
     longest = float(locks["max_ns"].max()) if len(locks) else 0.0
     if slowest < _LEAST_NS or longest < _SHARE * slowest:
-        words = tell(
+        words = render(
             "this host answered each SYN within {slowest} and waited {longest} for kernel locks meanwhile",
             slowest=span(slowest),
             longest=span(longest),
@@ -87,7 +87,7 @@ def answered_late(episode: Episode, view: View) -> Iterator[Verdict]:
         return
     mine = locks[[int(np.argmax(locks["max_ns"]))]]
     lock = text(mine["lock"][0])
-    words = tell(
+    words = render(
         "this host took up to {slowest} to answer a SYN, and waited up to {longest} for the kernel lock {lock}"
         " meanwhile",
         slowest=span(slowest),

@@ -13,5 +13,5 @@ CAUSE = Cause(
     jumps.READS,
     "let time servers smear leap seconds, all of them alike",
     jumps.rules(NAME),
-    jumps=Jumping("leap", "made a leap second,", "was moved by leap seconds", by_somebody=False),
+    jumps=Jumping("leap", "made a leap second,", "was moved by leap seconds", takes_actor=False),
 )

@@ -13,14 +13,14 @@ from agent.correlate.catalogue import Cause
 from agent.correlate.consumption import READS, consumption
 from agent.correlate.episode import Episode, Verdict, item
 from agent.correlate.view import View
-from agent.correlate.words import Fact, tell, value
+from agent.correlate.words import Fact, render, value
 
 #: Of what the load is, by the episode's fact.
 _WHAT = {"n": "the requests that it answered", "cost": "what it was asked for", "in": "the messages arriving"}
 _COLUMN = {"n": "requests", "cost": "cost", "in": "in_per_s"}
 
 
-def asked(episode: Episode, _view: View) -> Iterator[Verdict]:
+def more_requests(episode: Episode, _view: View) -> Iterator[Verdict]:
     return _grown(episode, "cost", "asked for", "limiter_decision")
 
 
@@ -36,7 +36,7 @@ def asked_beyond(episode: Episode, _view: View) -> Iterator[Verdict]:
 def _taken(episode: Episode, others: float, usual: float) -> Iterator[Verdict]:
     """Another place takes more of the same limiter than it usually does."""
     rate, base = episode.facts["cost"] + others, episode.facts.get("cost_base", 0.0) + usual
-    words = tell(
+    words = render(
         "what its limiter was asked for rose from {usual} to {rate}, {others} of it by {taker}",
         usual=value(base),
         rate=value(rate, "1/s"),
@@ -73,7 +73,7 @@ def _grown(
         return
     watched, limit = facts.get("watched", 1.0), facts.get("limit")
     least = "at least " if watched < 1 else ""  # a second of which a part was watched
-    told: dict[str, Fact] = {
+    parts_: dict[str, Fact] = {
         "what": _WHAT[metric],
         "did": _no_rise(rate, usual),
         "least": least,
@@ -97,28 +97,28 @@ def _grown(
             CAUSE.name, 0.0, "", "the usual load is not known, since only a share of its decisions was watched"
         )
     elif rate >= 1.5 * usual and made_up(episode, metric):
-        words = tell(
+        words = render(
             "{what} rose from {usual} to {rate}, since {owed} had piled up before",
             owed=value(facts[f"{metric}_owed"]),
-            **told,
+            **parts_,
         )
         yield Verdict(CAUSE.name, 0.0, "", words, (entry,))
     elif rate >= 1.5 * usual and rate - usual >= 1:
         if limited and limit and rate > limit:
             sure = max(sure, 0.85)
         yield Verdict(
-            CAUSE.name, sure, episode.scope, tell("{what} rose from {usual} to {least}{rate}", **told), (entry,)
+            CAUSE.name, sure, episode.scope, render("{what} rose from {usual} to {least}{rate}", **parts_), (entry,)
         )
     elif limited and limit and rate > 1.05 * limit and facts.get("limit_base", limit) <= limit:
         yield Verdict(
             CAUSE.name,
             0.5,
             episode.scope,
-            tell("{least}{rate} were asked for and its limit is {limit}", **told),
+            render("{least}{rate} were asked for and its limit is {limit}", **parts_),
             (entry,),
         )
     else:
-        yield Verdict(CAUSE.name, 0.0, "", tell("{what} {did} {least}{rate} (usually {usual})", **told), (entry,))
+        yield Verdict(CAUSE.name, 0.0, "", render("{what} {did} {least}{rate} (usually {usual})", **parts_), (entry,))
 
 
 def _no_rise(rate: float, usual: float) -> str:
@@ -131,6 +131,6 @@ CAUSE = Cause(
     "more requests or messages arrived than usual, or than the limit allows",
     READS,
     "see who asks: tickscope limiters; raise the limit, or slow them down",
-    {"refusals": asked_beyond, "decision_latency": asked, "queue_lag": arriving, "service_latency": answered},
+    {"refusals": asked_beyond, "decision_latency": more_requests, "queue_lag": arriving, "service_latency": answered},
     facts=("n", "cost", "others", "in", "out", "limit", "watched"),
 )

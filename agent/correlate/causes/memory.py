@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause
+from agent.correlate.cpu_starvation import READS as STARVED
+from agent.correlate.cpu_starvation import cpu_share
 from agent.correlate.episode import Culprit, Episode, Verdict, item
-from agent.correlate.shortage import MEMORY, OOM, READS, of_process, usual
-from agent.correlate.starved import READS as STARVED
-from agent.correlate.starved import cpu_share
+from agent.correlate.resource_rules import MEMORY, OOM, READS, of_process, usual
 from agent.correlate.view import View
 from agent.correlate.waits import PEERS
-from agent.correlate.words import process, tell, text, value
+from agent.correlate.words import process, render, text, value
 
 #: Pages a second that are read again, and that many times what was usual: fewer are no reason to be slow.
 _FAULTS, _RATIO = 20.0, 3.0
@@ -36,7 +36,7 @@ def reclaimed(episode: Episode, view: View) -> Iterator[Verdict]:
         return
     at = rows[rows["events"] > 0][-1]
     group = text(at["object"])
-    words = tell(
+    words = render(
         "{who} reached the memory limit of its cgroup {group} {met} times and read {faults} pages again",
         who=process(episode.comm, episode.pid),
         group=group,
@@ -58,7 +58,7 @@ def killed(episode: Episode, view: View) -> Iterator[Verdict]:
     if len(rows):
         where = text(rows[-1]["object"])
         who = process(episode.comm, episode.pid)
-        words = tell("the kernel killed {who} (cgroup {where} out of memory)", who=who, where=where)
+        words = render("the kernel killed {who} (cgroup {where} out of memory)", who=who, where=where)
         entry = item(
             "resource",
             "processes killed for lack of memory",

@@ -13,16 +13,16 @@ from agent.correlate.chain import READS as CHAIN
 from agent.correlate.chain import hops
 from agent.correlate.episode import Culprit, Episode, Verdict, item
 from agent.correlate.local import in_netns, is_loopback, is_unix
-from agent.correlate.onway import on_way
 from agent.correlate.pairs import pair
+from agent.correlate.path import cpu_saturated
+from agent.correlate.peer_path import peer_path
 from agent.correlate.polled import READS, polled
-from agent.correlate.resolvers import asked
+from agent.correlate.resolvers import lookups_of
 from agent.correlate.rows import groups
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View, place, to_peer
 from agent.correlate.waits import PEERS, SHARE, on_peers
-from agent.correlate.way import crowded
-from agent.correlate.words import Words, peer, tell, value
+from agent.correlate.words import Words, peer, render, value
 from agent.tables import TABLES
 
 _RECEIVED, _SERVER = TABLES["tcp_reset"].code("direction", "received"), TABLES["tcp_reset"].code("role", "server")
@@ -37,14 +37,14 @@ def lost(episode: Episode, view: View) -> Iterator[Verdict]:
     yield from _of_names(episode, view)
     for p in on_peers(episode, view):
         entry = p.resent.evidence(p.raw)
-        lost = tell("{lost} between it and {who} had to be retransmitted", lost=p.resent.told(), who=p.who)
+        lost = render("{lost} between it and {who} had to be retransmitted", lost=p.resent.text_words(), who=p.who)
         if p.again and p.share >= SHARE and p.resent.spurious:
-            words = tell("{lost}, but it already had {doubled} of them", lost=lost, doubled=value(p.resent.doubled))
+            words = render("{lost}, but it already had {doubled} of them", lost=lost, doubled=value(p.resent.doubled))
             yield Verdict(CAUSE.name, 0.0, p.name, words, (entry,))
         elif p.again and p.share >= SHARE:
             # Who waits longer than usual for an acknowledgement sends again what was not lost.
-            words = tell("{lost}, which slow round trips alone can cause", lost=lost) if p.slower else lost
-            sure = 0.45 if p.slower else 0.6 if crowded(view, episode) else 0.9
+            words = render("{lost}, which slow round trips alone can cause", lost=lost) if p.slower else lost
+            sure = 0.45 if p.slower else 0.6 if cpu_saturated(view, episode) else 0.9
             yield Verdict(
                 CAUSE.name,
                 sure * p.share * p.sure * p.resent.explains(p.longest),
@@ -53,24 +53,24 @@ def lost(episode: Episode, view: View) -> Iterator[Verdict]:
                 (entry, p.wait, p.rtt),
             )
         elif not p.again and not is_unix(p.raw):
-            words = tell("no segment to {name} was retransmitted{of}", name=p.name, of=_of(p.resent.sent))
+            words = render("no segment to {name} was retransmitted{of}", name=p.name, of=_of(p.resent.sent))
             yield Verdict(CAUSE.name, 0.0, p.name, words, (entry,))
 
 
 def _of(sent: int | None) -> Words:
-    return tell(", of {n}", n=value(sent)) if sent else ""
+    return render(", of {n}", n=value(sent)) if sent else ""
 
 
 def _of_names(episode: Episode, view: View) -> Iterator[Verdict]:
     """A name server was asked by UDP, of which nobody tells what is lost, while TCP to the same host had to send
     again.
     """
-    a = asked(episode, view)
+    a = lookups_of(episode, view)
     if a is None or not a.again or a.share < SHARE or a.slower or a.result not in ("", "timeout", "ok", "nodata"):
         return
     host = a.server.rpartition(":")[0]
     lost = value(a.again, "TCP segment")
-    words = tell("{lost} to the host of {who} had to be retransmitted, too", lost=lost, who=a.who)
+    words = render("{lost} to the host of {who} had to be retransmitted, too", lost=lost, who=a.who)
     entry = item("tcp_retransmit", "retransmitted segments", a.again, "", column="count", keys={"peer": a.again_to})
     yield Verdict(CAUSE.name, 0.85 * a.share * a.sure, a.host, words, (entry, *a.evidence), "", Culprit(object=host))
 
@@ -85,17 +85,17 @@ def between(episode: Episode, view: View) -> Iterator[Verdict]:
     p = pair(episode, view)
     if p.again:
         entry = item("tcp_retransmit", "retransmitted segments", p.again, "", column="count", keys={"peer": p.name})
-        words = tell("{lost} of it had to be retransmitted", lost=value(p.again, "TCP segment"))
-        yield Verdict(CAUSE.name, 0.45 if p.way.slower else 0.85, p.name.rpartition(":")[0], words, (entry,))
+        words = render("{lost} of it had to be retransmitted", lost=value(p.again, "TCP segment"))
+        yield Verdict(CAUSE.name, 0.45 if p.path.slower else 0.85, p.name.rpartition(":")[0], words, (entry,))
 
 
 def of_peer(episode: Episode, view: View) -> Iterator[Verdict]:
-    p = on_way(episode, view)
-    if p.crowded:
+    p = peer_path(episode, view)
+    if p.cpu_saturated:
         yield Verdict(CAUSE.name, 0.0, "", "the CPUs of this host were busy, so that all of it is slow")
     elif p.spurious:
         had = item("tcp_retransmit", "retransmitted segments", p.again, "", column="count", keys={"peer": p.name})
-        words = tell(
+        words = render(
             "{n} to it had to be retransmitted, but it already had most of them", n=value(p.again, "TCP segment")
         )
         yield Verdict(CAUSE.name, 0.0, "", words, (had,))
@@ -103,9 +103,9 @@ def of_peer(episode: Episode, view: View) -> Iterator[Verdict]:
         entry = item("tcp_retransmit", "retransmitted segments", p.again, "", column="count", keys={"peer": p.name})
         dark = ", and nothing came from it any more" if episode.facts.get("dark", 0) >= _DARK_S else ""
         lost = value(max(p.again, 1), "TCP segment")
-        words = tell("{lost} to {name} had to be retransmitted{dark}", lost=lost, name=p.name, dark=dark)
+        words = render("{lost} to {name} had to be retransmitted{dark}", lost=lost, name=p.name, dark=dark)
         yield Verdict(
-            CAUSE.name, 0.45 if p.way.slower and not dark else 0.8, p.host, words, (entry,), "", Culprit(object=p.name)
+            CAUSE.name, 0.45 if p.path.slower and not dark else 0.8, p.host, words, (entry,), "", Culprit(object=p.name)
         )
 
 
@@ -113,7 +113,7 @@ def to_broker(episode: Episode, view: View) -> Iterator[Verdict]:
     p = polled(episode, view)
     if p.again and not p.slower and not p.starving:
         entry = item("tcp_retransmit", "retransmitted segments", p.again, "", column="count", keys={"peer": p.where})
-        words = tell("{lost} between here and it had to be retransmitted", lost=value(p.again, "TCP segment"))
+        words = render("{lost} between here and it had to be retransmitted", lost=value(p.again, "TCP segment"))
         yield Verdict(CAUSE.name, 0.92, p.scope, words, (entry, p.seen))
 
 
@@ -121,18 +121,18 @@ def unreached(episode: Episode, view: View) -> Iterator[Verdict]:
     """Connections to a peer that somebody reset, or connects that nobody answered."""
     netns, raw = cast("tuple[int, bytes]", episode.key)
     name = peer(raw)
-    host, told = place(name.rpartition(":")[0], raw, netns), Culprit(object=name)
+    host, culprit = place(name.rpartition(":")[0], raw, netns), Culprit(object=name)
     connects = in_netns(to_peer(view.during("tcp_connect", episode), raw), netns)
     silent = int(np.isin(connects["errno"], _UNANSWERED)[connects["result"] == _FAILED].sum())
     broken, failed_ = episode.facts.get("broken", 0.0), episode.facts.get("failed", 0.0)
     if broken >= _RESETS and broken > failed_:
-        words = tell("{n} to it were reset", n=value(broken, "connection"))
+        words = render("{n} to it were reset", n=value(broken, "connection"))
         entry = item("tcp_reset", "connections reset", broken, "", keys={"peer": name})
-        yield Verdict(CAUSE.name, 0.8, f"resets by {host}", words, (entry,), "reset", told)
+        yield Verdict(CAUSE.name, 0.8, f"resets by {host}", words, (entry,), "reset", culprit)
     elif silent > 0.5 * failed_:
-        words = tell("{n} to it were not answered at all", n=value(silent, "connect"))
+        words = render("{n} to it were not answered at all", n=value(silent, "connect"))
         entry = item("tcp_connect", "connects not answered", silent, "", column="errno", keys={"peer": name})
-        yield Verdict(CAUSE.name, 0.8, host, words, (entry,), "", told)
+        yield Verdict(CAUSE.name, 0.8, host, words, (entry,), "", culprit)
 
 
 def on_the_chain(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -140,20 +140,20 @@ def on_the_chain(episode: Episode, view: View) -> Iterator[Verdict]:
     end = hops(episode, view)[-1]
     entry = item("tcp_retransmit", "retransmitted segments", end.again, "", column="count", keys={"peer": end.name})
     if end.dark:
-        words = tell("{n} to {who} were not answered at all", n=value(end.unheard, "connect"), who=end.who)
-        unheard = item(
-            "tcp_connect", "connects not answered", end.unheard, "", column="result", keys={"peer": end.name}
+        words = render("{n} to {who} were not answered at all", n=value(end.unanswered, "connect"), who=end.who)
+        unanswered = item(
+            "tcp_connect", "connects not answered", end.unanswered, "", column="result", keys={"peer": end.name}
         )
-        yield Verdict(CAUSE.name, 0.9, end.host, words, (unheard, entry), "", Culprit(object=end.name))
+        yield Verdict(CAUSE.name, 0.9, end.host, words, (unanswered, entry), "", Culprit(object=end.name))
     elif end.again:
-        words = tell("{lost} to {who} had to be retransmitted", lost=value(end.again, "TCP segment"), who=end.who)
-        sure = 0.88 * end.lost * (0.7 if crowded(view, episode) else 1.0)
+        words = render("{lost} to {who} had to be retransmitted", lost=value(end.again, "TCP segment"), who=end.who)
+        sure = 0.88 * end.lost * (0.7 if cpu_saturated(view, episode) else 1.0)
         yield Verdict(CAUSE.name, sure, end.host, words, (entry,), "", Culprit(object=end.name))
     else:
         yield Verdict(CAUSE.name, 0.0, "", f"no segment to {end.name} was retransmitted", (entry,))
 
 
-def unheard(episode: Episode, view: View) -> Iterator[Verdict]:
+def unanswered(episode: Episode, view: View) -> Iterator[Verdict]:
     """Connects to a peer that took long, since their SYN had to be retransmitted: at an address of one's own it is no
     network that loses it.
     """
@@ -164,12 +164,14 @@ def unheard(episode: Episode, view: View) -> Iterator[Verdict]:
     entry = item("tcp_retransmit", "retransmitted SYNs", again, "", column="count", keys={"peer": name})
     if again < 0.5 * episode.facts["slow"]:
         of = value(episode.facts["slow"], "slow connect")
-        words = tell("{again} to {name} had to be retransmitted, of {of}", again=value(again, "SYN"), name=name, of=of)
+        words = render(
+            "{again} to {name} had to be retransmitted, of {of}", again=value(again, "SYN"), name=name, of=of
+        )
         yield Verdict(CAUSE.name, 0.0, "", words, (entry,))
     elif not is_loopback(raw) and not view.has_address(raw, netns, episode):
-        words = tell("the SYN of {n} was retransmitted", n=value(again, "connect"))
+        words = render("the SYN of {n} was retransmitted", n=value(again, "connect"))
         host = place(name.rpartition(":")[0], raw, netns)
-        sure = 0.75 * (0.6 if crowded(view, episode) else 1.0)
+        sure = 0.75 * (0.6 if cpu_saturated(view, episode) else 1.0)
         yield Verdict(CAUSE.name, sure, host, words, (entry,), "", Culprit(object=name))
 
 
@@ -198,7 +200,7 @@ def reset(episode: Episode, view: View) -> Iterator[Verdict]:
         CAUSE.name,
         0.6 + 0.25 * min(1.0, broken / max(episode.facts.get("errors", 0.0), 1.0)),
         f"resets by {place(name.rpartition(':')[0], raw, netns)}",
-        tell("{n} of it to {name} were reset", n=value(broken, "connection"), name=name),
+        render("{n} of it to {name} were reset", n=value(broken, "connection"), name=name),
         (entry,),
         "reset",
         Culprit(object=name),
@@ -229,7 +231,7 @@ CAUSE = Cause(
         "network_loss": of_peer,
         "network_rtt": of_peer,
         "deadline_exceeded": on_the_chain,
-        "connect_latency": unheard,
+        "connect_latency": unanswered,
     },
     facts=("dark",),
 )

@@ -7,47 +7,47 @@ from collections.abc import Iterator
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Culprit, Episode, Verdict
 from agent.correlate.local import is_unix
-from agent.correlate.onway import on_way
 from agent.correlate.pairs import pair
+from agent.correlate.path import Path, cpu_saturated
+from agent.correlate.peer_path import peer_path
 from agent.correlate.polled import polled
 from agent.correlate.view import View
 from agent.correlate.waits import PEERS, SHARE, PeerWait, on_peers
-from agent.correlate.way import Way, crowded
-from agent.correlate.words import Words, span, tell, value
+from agent.correlate.words import Words, render, span, value
 
 
 def slower(episode: Episode, view: View) -> Iterator[Verdict]:
     for p in on_peers(episode, view):
         if p.slower and p.share >= SHARE:
-            unless = ", unless it acknowledged only with its answers" if p.way.held else ""
-            words = tell("the network RTT to {who} {rose}{unless}", who=p.who, rose=_rose(p.way), unless=unless)
-            score = (0.65 if p.way.held else 0.6 if crowded(view, episode) else 0.92) * p.share * p.sure
-            yield Verdict(CAUSE.name, score, p.host, words, (*p.way.entries, p.wait))
+            unless = ", unless it acknowledged only with its answers" if p.path.held else ""
+            words = render("the network RTT to {who} {rose}{unless}", who=p.who, rose=_rose(p.path), unless=unless)
+            score = (0.65 if p.path.held else 0.6 if cpu_saturated(view, episode) else 0.92) * p.share * p.sure
+            yield Verdict(CAUSE.name, score, p.host, words, (*p.path.entries, p.wait))
         elif p.worst is not None and not is_unix(p.raw):
             yield Verdict(
                 CAUSE.name,
                 0.0,
                 p.name,
-                tell("the network RTT to {peer} {did}", peer=p.name, did=_no_reason(p)),
-                p.way.entries,
+                render("the network RTT to {peer} {did}", peer=p.name, did=_no_reason(p)),
+                p.path.entries,
             )
 
 
 def between(episode: Episode, view: View) -> Iterator[Verdict]:
     """Both ends of a connection: what was written was on its way."""
     p = pair(episode, view)
-    if p.way.slower:
-        words = tell("the network RTT to {name} {rose}", name=p.name, rose=_rose(p.way))
-        yield Verdict(CAUSE.name, 0.85, p.name.rpartition(":")[0], words, p.way.entries)
+    if p.path.slower:
+        words = render("the network RTT to {name} {rose}", name=p.name, rose=_rose(p.path))
+        yield Verdict(CAUSE.name, 0.85, p.name.rpartition(":")[0], words, p.path.entries)
 
 
 def of_peer(episode: Episode, view: View) -> Iterator[Verdict]:
-    p = on_way(episode, view)
-    if p.crowded:
+    p = peer_path(episode, view)
+    if p.cpu_saturated:
         yield Verdict(CAUSE.name, 0.0, "", "the CPUs of this host were busy, so that all of it is slow")
-    elif p.way.slower:
-        words = tell("the network RTT to {name} {rose}", name=p.name, rose=_rose(p.way))
-        yield Verdict(CAUSE.name, 0.85, p.host, words, p.way.entries, "", Culprit(object=p.name))
+    elif p.path.slower:
+        words = render("the network RTT to {name} {rose}", name=p.name, rose=_rose(p.path))
+        yield Verdict(CAUSE.name, 0.85, p.host, words, p.path.entries, "", Culprit(object=p.name))
 
 
 def to_broker(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -57,7 +57,7 @@ def to_broker(episode: Episode, view: View) -> Iterator[Verdict]:
             CAUSE.name,
             0.85,
             p.scope,
-            tell("the network RTT to it {rose}", rose=_from_to(p.usual, p.worst)),
+            render("the network RTT to it {rose}", rose=_from_to(p.usual, p.worst)),
             (p.rtt, p.seen),
         )
 
@@ -66,32 +66,32 @@ def _no_reason(p: PeerWait) -> Words:
     """What it did, and why that explains nothing."""
     worst, rose = p.worst or 0, _from_to(p.usual, p.worst)
     if p.usual is None:
-        return tell("was {worst}, and what it was before is not known", worst=span(worst * 1e3))
+        return render("was {worst}, and what it was before is not known", worst=span(worst * 1e3))
     if worst <= 2 * p.usual:
-        return tell(
+        return render(
             "{did} {worst} (usually {usual})",
             did="fell to" if 2 * worst < p.usual else "stayed at",
             worst=span(worst * 1e3),
             usual=span(p.usual * 1e3),
         )
     if p.quickest is not None:
-        return tell(
+        return render(
             "{rose}, but a round trip to that address took {quickest}",
             rose=rose,
             quickest=span(p.quickest * 1e3),
         )
     if p.slower:
-        return tell(
+        return render(
             "{rose}, but waits on it were only {share} of the time lost", rose=rose, share=value(p.share, "ratio")
         )
-    return tell("{rose}, too little to explain waits of {longest}", rose=rose, longest=span(p.longest))
+    return render("{rose}, too little to explain waits of {longest}", rose=rose, longest=span(p.longest))
 
 
-def _rose(its: Way) -> Words:
+def _rose(its: Path) -> Words:
     """Jitter is told as such."""
     if its.low is None or its.high is None:
         return _from_to(its.usual, its.now)
-    return tell(
+    return render(
         "rose from {usual} to between {low} and {high}, another time for each packet",
         usual=span((its.usual or 0) * 1e3),
         low=span(its.low * 1e3),
@@ -100,7 +100,7 @@ def _rose(its: Way) -> Words:
 
 
 def _from_to(usual: float | None, now: float | None) -> Words:
-    return tell("rose from {usual} to {now}", usual=span((usual or 0) * 1e3), now=span((now or 0) * 1e3))
+    return render("rose from {usual} to {now}", usual=span((usual or 0) * 1e3), now=span((now or 0) * 1e3))
 
 
 CAUSE = Cause(

@@ -8,7 +8,7 @@ from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Culprit, Episode, Verdict, item
 from agent.correlate.pairs import READS, pair, reads
 from agent.correlate.view import View
-from agent.correlate.words import peer, process, span, tell, value
+from agent.correlate.words import peer, process, render, span, value
 
 
 def not_reading(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -20,7 +20,7 @@ def not_reading(episode: Episode, view: View) -> Iterator[Verdict]:
 
 def not_writing(episode: Episode, view: View) -> Iterator[Verdict]:
     p = pair(episode, view)
-    if not p.way.slower and not p.again:  # else what was written is on its way
+    if not p.path.slower and not p.again:  # else what was written is on its way
         yield _stopped(
             episode, view, "{who} wrote nothing to it for {took} without waiting to, while no segment was retransmitted"
         )
@@ -31,10 +31,10 @@ def not_taking(episode: Episode, view: View) -> Iterator[Verdict]:
     reader = reads(episode, view)
     name, unread = peer(episode.key[1]), episode.facts["unread"]  # type: ignore[arg-type]
     starving = reader is not None and view.starved_ns(reader[0], episode) > 0.5 * episode.value
-    words = tell(
+    words = render(
         "{who} read nothing from it and kept its window shut{unread}",
         who=process(reader[1], reader[0]) if reader else name,
-        unread=tell(", with {n} unread", n=value(unread, "byte")) if unread else "",
+        unread=render(", with {n} unread", n=value(unread, "byte")) if unread else "",
     )
     entry = item(
         "socket_queue",
@@ -53,7 +53,7 @@ def _stopped(episode: Episode, view: View, template: str) -> Verdict:
     p = pair(episode, view)
     pid, _, comm = p.idle
     starving = view.starved_ns(pid, episode) > 0.5 * episode.value
-    words = tell(template, who=process(comm, pid), took=span(episode.value))
+    words = render(template, who=process(comm, pid), took=span(episode.value))
     entry = item(
         "syscall_latency",
         "wait at the other end",

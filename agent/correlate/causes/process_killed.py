@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agent.correlate.behind import READS, explains
 from agent.correlate.catalogue import Cause
+from agent.correlate.process_causes import READS, explains
 
 CAUSE = Cause(
     "process_killed",
@@ -12,6 +12,6 @@ CAUSE = Cause(
     READS,
     "see who ended it (tickscope query process_event), its log, and its unit's state; after oom, the limit of its"
     " cgroup",
-    explains("process_killed", lambda fate: 0.0 if fate.stop else 0.99),
-    kin="process end",
+    explains("process_killed", lambda termination: 0.0 if termination.stop else 0.99),
+    merge_group="process end",
 )

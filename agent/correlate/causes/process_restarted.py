@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agent.correlate.behind import READS, explains
 from agent.correlate.catalogue import Cause
+from agent.correlate.process_causes import READS, explains
 
 CAUSE = Cause(
     "process_restarted",
@@ -11,6 +11,6 @@ CAUSE = Cause(
     "a program ended, or got a termination signal, and was restarted, once or repeatedly",
     READS,
     "see what ends it: tickscope query process_event, its log, and who starts it (systemctl status, kubectl describe)",
-    explains("process_restarted", lambda fate: fate.restart),
-    kin="process end",
+    explains("process_restarted", lambda termination: termination.restart),
+    merge_group="process end",
 )

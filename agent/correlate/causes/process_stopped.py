@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agent.correlate.behind import READS, explains
 from agent.correlate.catalogue import Cause
+from agent.correlate.process_causes import READS, explains
 
 CAUSE = Cause(
     "process_stopped",
@@ -11,5 +11,5 @@ CAUSE = Cause(
     "a process was stopped by a signal, or its cgroup was frozen",
     READS,
     "see who stopped it, and continue it (kill -CONT, cgroup.freeze, docker unpause): tickscope query process_event",
-    explains("process_stopped", lambda fate: float(fate.stop)),
+    explains("process_stopped", lambda termination: float(termination.stop)),
 )

@@ -8,7 +8,7 @@ from agent.correlate.catalogue import Cause
 from agent.correlate.consumption import FACTS, READS, consumption
 from agent.correlate.episode import Episode, Verdict
 from agent.correlate.view import View
-from agent.correlate.words import tell, value
+from agent.correlate.words import render, value
 
 
 def changed(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -16,10 +16,10 @@ def changed(episode: Episode, view: View) -> Iterator[Verdict]:
     if c.gone or c.count is None:
         return
     if c.before is not None and c.count != c.before:
-        words = tell("its consumers changed from {before} to {now}", before=value(c.before), now=value(c.count))
+        words = render("its consumers changed from {before} to {now}", before=value(c.before), now=value(c.count))
         yield Verdict(CAUSE.name, 0.65, episode.scope, words, (c.members, *c.rates))
     else:
-        yield Verdict(CAUSE.name, 0.0, "", tell("it kept its {now}", now=value(c.count, "consumer")), (c.members,))
+        yield Verdict(CAUSE.name, 0.0, "", render("it kept its {now}", now=value(c.count, "consumer")), (c.members,))
 
 
 CAUSE = Cause(

@@ -9,16 +9,16 @@ from typing import cast
 import numpy as np
 
 from agent.correlate.answered import READS as ANSWERS
-from agent.correlate.answered import chain, seats
+from agent.correlate.answered import chain, instances
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Culprit, Episode, Verdict, item
 from agent.correlate.full_brokers import NAME, of_brokers
 from agent.correlate.local import in_netns
 from agent.correlate.refusing import READS as BROKERS
+from agent.correlate.resource_rules import DISK, FD, PIDS, READS, full, of_process, was_free
 from agent.correlate.rows import groups
-from agent.correlate.shortage import DISK, FD, PIDS, READS, full, of_process, was_free
 from agent.correlate.view import View, to_peer
-from agent.correlate.words import peer, process, tell, text, value
+from agent.correlate.words import peer, process, render, text, value
 from agent.tables import TABLES
 
 _SURE = 0.97
@@ -28,7 +28,7 @@ _CLIENTS, _ROOM, _MEMORY = (
     ("memory", "has no memory left"),
 )
 #: What servers say when a limit of theirs is reached: PostgreSQL and pools before it, MySQL, Redis.
-SAID = {
+WORDS_OF = {
     "53300": _CLIENTS,
     "1040": _CLIENTS,
     "1203": _CLIENTS,
@@ -52,12 +52,12 @@ def _verdict(episode: Episode, row: object, kind: int) -> Verdict:
     where = text(row["object"])  # type: ignore[index]
     who = process(episode.comm, episode.pid)
     if kind == FD:
-        words = tell("{who} has {used} of {limit} files open", who=who, limit=value(limit), used=value(used))
+        words = render("{who} has {used} of {limit} files open", who=who, limit=value(limit), used=value(used))
         entry = item("resource", "open files", used, "", column="used", baseline=limit, keys={"pid": episode.pid})
         return Verdict(NAME, _SURE, episode.scope, words, (entry,), "fd", Culprit(episode.pid, episode.comm))
     if kind == PIDS:
         failed = float(row["events"])  # type: ignore[index]
-        may = tell(
+        may = render(
             "its cgroup {where} reached its limit of {limit} processes and threads", where=where, limit=value(limit)
         )
         # Where it has fewer by now, they may have ended since; or, before Linux 6.11, the limit was that of another
@@ -65,7 +65,7 @@ def _verdict(episode: Episode, row: object, kind: int) -> Verdict:
         words = (
             may
             if 0 < limit <= used
-            else tell(
+            else render(
                 "its cgroup {where}, or one above it, reached its limit of processes and threads",
                 where=where,
             )
@@ -81,7 +81,7 @@ def _verdict(episode: Episode, row: object, kind: int) -> Verdict:
             keys={"pid": episode.pid},
         )
         return Verdict(NAME, _SURE, f"pids {where}", words, (entry,), "pids", Culprit(episode.pid, episode.comm, where))
-    words = tell("the file system {where}, which {who} writes to, has no room left", where=where, who=who)
+    words = render("the file system {where}, which {who} writes to, has no room left", where=where, who=who)
     entry = item(
         "resource",
         "bytes in use",
@@ -120,21 +120,21 @@ def behind(episode: Episode, view: View) -> Iterator[Verdict]:
 def failing(episode: Episode, view: View) -> Iterator[Verdict]:
     """Of decisions that fail, or a broker that refuses, or answers that are errors."""
     for end in chain(episode, view)[-1:]:
-        if end.how == "answered" and end.code in SAID:
-            detail, what = SAID[end.code]
-            words = tell(
-                "{who} {what} ({said} in answer to {n}{asked})",
+        if end.how == "answered" and end.code in WORDS_OF:
+            detail, what = WORDS_OF[end.code]
+            words = render(
+                "{who} {what} ({error} in answer to {n}{requested_by})",
                 who=end.who,
                 what=what,
-                said=end.says,
+                error=end.error_text,
                 n=value(end.n, "request"),
-                asked=end.asked,
+                asked=end.requested_by,
             )
-            yield Verdict(NAME, end.worth(_SURE), end.where, words, end.evidence(), detail, end.culprit)
+            yield Verdict(NAME, end.capped(_SURE), end.where, words, end.evidence(), detail, end.culprit)
         elif end.how == "refused" and end.errno == errno.EADDRNOTAVAIL:
             yield from _no_port(end.netns, end.raw, episode, view, end.name)
-    for seat in seats(episode, view):
-        yield from behind(seat, view)
+    for instance in instances(episode, view):
+        yield from behind(instance, view)
     yield from of_brokers(episode, view)
     if episode.pid is not None:
         yield from behind(episode, view)
@@ -157,7 +157,7 @@ def _no_port(netns: int | None, raw: bytes, episode: Episode, view: View, to: st
     first, group = groups([none["pid"]])
     row = none[first[int(np.argmax(np.bincount(group)))]]
     who, pid, name = text(row["comm"]), int(row["pid"]), peer(raw)
-    words = tell(
+    words = render(
         "no local port was left for {n} to {to}, most of them of {who} (EADDRNOTAVAIL)",
         n=value(len(none), "connection"),
         to=to,
@@ -191,5 +191,5 @@ CAUSE = Cause(
         "broker_down": of_brokers,
         "connect_failures": no_port,
     },
-    kin="broker",
+    merge_group="broker",
 )

@@ -9,14 +9,14 @@ from agent.correlate.episode import Culprit, Episode, Verdict, item
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View
 from agent.correlate.waits import PEERS, SHARE, on_peers
-from agent.correlate.words import Words, peer, process, tell, value
+from agent.correlate.words import Words, peer, process, render, value
 
 _LEAD_NS = 5 * SECOND
 
 
 def itself(episode: Episode, _view: View) -> Iterator[Verdict]:
     """The storm's own finding, where it is not known why the tries fail."""
-    yield _verdict(episode, 0.92, tell("it retried failed connects without waiting"))
+    yield _verdict(episode, 0.92, render("it retried failed connects without waiting"))
 
 
 def of_port(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -28,7 +28,7 @@ def of_port(episode: Episode, view: View) -> Iterator[Verdict]:
             continue
         server = view.server(raw, netns, episode)
         if netns == episode.key[0] or (server is not None and server[1] == episode.pid):
-            yield _verdict(storm, 0.92, _told(storm))
+            yield _verdict(storm, 0.92, _words(storm))
             return
 
 
@@ -36,17 +36,17 @@ def of_peer(episode: Episode, view: View) -> Iterator[Verdict]:
     """Of a peer itself. The episode's key: network namespace, peer."""
     for storm in _near(episode, view):
         if _at(storm) == episode.key[:2]:
-            yield _verdict(storm, 0.9, _told(storm))
+            yield _verdict(storm, 0.9, _words(storm))
             return
 
 
-def asked(episode: Episode, view: View) -> Iterator[Verdict]:
+def requested(episode: Episode, view: View) -> Iterator[Verdict]:
     """Of who waits for the same server."""
     storms = _near(episode, view)
     for p in on_peers(episode, view) if storms else ():
         storm = next((s for s in storms if _at(s)[1] == p.raw and s.pid != episode.pid), None)
         if storm is not None and p.share >= SHARE and not p.slower:
-            yield _verdict(storm, 0.98 * p.share * p.sure, _told(storm))
+            yield _verdict(storm, 0.98 * p.share * p.sure, _words(storm))
 
 
 def _near(episode: Episode, view: View) -> list[Episode]:
@@ -60,8 +60,8 @@ def _at(storm: Episode) -> tuple[int, bytes]:
     return netns, raw
 
 
-def _told(storm: Episode) -> Words:
-    return tell(
+def _words(storm: Episode) -> Words:
+    return render(
         "{who} retried failed connects without waiting, {n} in all, up to {rate} (usually {base})",
         who=process(storm.comm, storm.pid),
         n=value(storm.facts["n"], "time"),
@@ -101,7 +101,7 @@ CAUSE = Cause(
         "service_latency": of_port,
         "accept_overflow": of_port,
         "connect_latency": of_peer,
-        "decision_latency": asked,
-        "service_errors": asked,
+        "decision_latency": requested,
+        "service_errors": requested,
     },
 )

@@ -8,9 +8,9 @@ from agent.correlate.answered import READS, FailedHop, chain
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Episode, Verdict
 from agent.correlate.view import View
-from agent.correlate.words import tell, value
+from agent.correlate.words import render, value
 
-_PASSED_ON, _SPOKEN, _ALONE = (
+_PASSED_ON, _EXPLICIT, _ALONE = (
     0.85,
     0.75,
     0.5,
@@ -22,31 +22,31 @@ def itself(episode: Episode, view: View) -> Iterator[Verdict]:
     answers = [one for one in hops if one.how == "answered" and one.n]
     if not answers:
         return
-    *way, end = answers
-    score = _PASSED_ON if way else _ALONE if end.protocol == "http" or end.code == "ERR" else _SPOKEN
+    *hops_before, end = answers
+    score = _PASSED_ON if hops_before else _ALONE if end.protocol == "http" or end.code == "ERR" else _EXPLICIT
     words = (
-        tell(
-            "{who} answered with {said} to {n}{asked}",
+        render(
+            "{who} answered with {error} to {n}{requested_by}",
             who=end.who,
-            said=end.says,
+            error=end.error_text,
             n=value(end.n, "request"),
-            asked=end.asked,
+            asked=end.requested_by,
         )
         if len(hops) > 1
-        else tell(
-            "{who} reports the error itself ({said}){asked}{beside}",
+        else render(
+            "{who} reports the error itself ({error}){requested_by}{beside}",
             who=end.who,
-            said=end.says,
-            asked=end.asked,
+            error=end.error_text,
+            asked=end.requested_by,
             beside=_beside(end),
         )
     )
-    yield Verdict(CAUSE.name, end.worth(score), end.where, words, end.evidence(), end.code, end.culprit, end.pids)
+    yield Verdict(CAUSE.name, end.capped(score), end.where, words, end.evidence(), end.code, end.culprit, end.pids)
 
 
 def _beside(end: FailedHop) -> str:
     """What is known of those that it asks itself."""
-    if end.speaks:
+    if end.self_explanatory:
         return ""
     return (
         "; the servers that it asks fail no more than usual"

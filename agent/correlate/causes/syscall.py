@@ -7,23 +7,23 @@ from collections.abc import Iterator
 import numpy as np
 
 from agent.correlate.catalogue import Cause
-from agent.correlate.closer import READS as CLOSER
-from agent.correlate.closer import locked_ns, slept
 from agent.correlate.computing import READS as COMPUTING
 from agent.correlate.computing import own
-from agent.correlate.episode import NOBODY, Culprit, Episode, Verdict, item
+from agent.correlate.cpu_starvation import READS, cpu_saturated, cpu_share
+from agent.correlate.episode import UNKNOWN_CULPRIT, Culprit, Episode, Verdict, item
+from agent.correlate.profiles import READS as PROFILES
+from agent.correlate.profiles import locked_ns, slept
+from agent.correlate.resource_rules import DISK, full
+from agent.correlate.resource_rules import READS as ROOM
 from agent.correlate.rows import groups, known
-from agent.correlate.shortage import DISK, full
-from agent.correlate.shortage import READS as ROOM
-from agent.correlate.starved import READS, cpu_share, crowded
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, View
 from agent.correlate.waits import PEERS, SHARE, SYSCALLS, WAITING, spent
-from agent.correlate.words import Words, process, span, tell, text, value
+from agent.correlate.words import Words, process, render, span, text, value
 
 #: How sure a call that was blocked is the reason, where processors were short, or a disk was full, which holds calls
 #: up, too.
-_CROWDED, _FULL = 0.6, 0.6
+_SATURATED, _FULL = 0.6, 0.6
 #: ... and how sure a wait for a lock of the program's own is, whose holder ran.
 _LOCKS, _COMPUTED = ("futex",), 0.5
 #: ... and one of which no more is known than that it waited for a lock of the kernel's for half of its time.
@@ -45,7 +45,7 @@ def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
     call, fd = text(rows["syscall"][first[at]]), text(rows["fd_type"][first[at]])
     longest = float(mine["duration_ns"].max())
     culprit, ended = _holder(mine)
-    words = tell(
+    words = render(
         (
             "the system call {call}{on} of {who} was blocked for {longest}{by}{beside}"
             if len(mine) == 1
@@ -57,7 +57,7 @@ def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
         times=value(len(mine), "time"),
         longest=span(longest),
         by=_blamed(culprit, ended, episode),
-        beside=tell(", and {n} on that disk, too", n=value(len(beside), "other call")) if len(beside) else "",
+        beside=render(", and {n} on that disk, too", n=value(len(beside), "other call")) if len(beside) else "",
     )
     entry = item(
         "slow_syscall",
@@ -78,10 +78,10 @@ def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
         CAUSE.name,
         (
             (0.96 if threaded else 0.8)
-            * (_CROWDED if crowded(episode, view) else 1.0)
+            * (_SATURATED if cpu_saturated(episode, view) else 1.0)
             * (_COMPUTED if call in _LOCKS and (its := own(episode, view)) and its.busy else 1.0)
             * (_FULL if _disk_full(episode, view) else 1.0)
-            * (_LOCKED if culprit == NOBODY and locked_ns(episode, view) >= _HALF * longest else 1.0)
+            * (_LOCKED if culprit == UNKNOWN_CULPRIT and locked_ns(episode, view) >= _HALF * longest else 1.0)
             * share
             * (0.5 if queued > 0.5 * totals[at] else 1 - cpu_share(episode, view))
             if share >= SHARE
@@ -117,7 +117,7 @@ def _holder(calls: np.ndarray) -> tuple[Culprit, bool]:
     held = calls[calls["holder_pid"] > 0]
     if not len(held):
         disk = text(calls["device"][0])
-        return (Culprit(object=f"/dev/{disk}") if disk else NOBODY), False
+        return (Culprit(object=f"/dev/{disk}") if disk else UNKNOWN_CULPRIT), False
     first, group = groups([held["holder_pid"], held["holder_start_ns"]])
     most = held[first[int(np.argmax(np.bincount(group, held["duration_ns"])))]]
     culprit = Culprit(int(most["holder_pid"]), text(most["holder_comm"]), text(most["file"]))
@@ -136,11 +136,11 @@ def _blamed(culprit: Culprit, ended: bool, episode: Episode) -> Words:
     if culprit.pid == episode.pid:
         return "; another thread of it held the lock"
     if ended:
-        return tell(
+        return render(
             "; {who} took the lock and ended, and a process with its descriptor holds it",
             who=process("", culprit.pid),
         )
-    return tell("; {who} held the lock", who=process(culprit.comm, culprit.pid))
+    return render("; {who} held the lock", who=process(culprit.comm, culprit.pid))
 
 
 CAUSE = Cause(
@@ -153,8 +153,8 @@ CAUSE = Cause(
         **SYSCALLS,
         **ROOM,
         **COMPUTING,
-        "off_cpu": CLOSER["off_cpu"],
-        "lock_contention": CLOSER["lock_contention"],
+        "off_cpu": PROFILES["off_cpu"],
+        "lock_contention": PROFILES["lock_contention"],
     },
     "see what it works on: tickscope query slow_syscall --columns"
     " comm,syscall,fd_type,file,device,holder_comm,holder_pid,duration_ns; a disk, a lock, or a pipe that nobody reads",

@@ -8,15 +8,15 @@ from typing import cast
 import numpy as np
 
 from agent.correlate.catalogue import Cause
+from agent.correlate.cpu_starvation import READS, cpu_share
 from agent.correlate.episode import Culprit, Episode, Verdict, item
+from agent.correlate.handshakes import FAILED, SERVER, served_at
+from agent.correlate.handshakes import READS as HANDSHAKE_READS
 from agent.correlate.local import in_netns
-from agent.correlate.onway import on_way
-from agent.correlate.shakes import FAILED, SERVER, served_at
-from agent.correlate.shakes import READS as SHAKES
-from agent.correlate.starved import READS, cpu_share
+from agent.correlate.peer_path import peer_path
 from agent.correlate.view import View, place
 from agent.correlate.waits import HANDSHAKES, PEERS, SHARE, on_peers, spent
-from agent.correlate.words import peer, span, tell, text, value
+from agent.correlate.words import peer, render, span, text, value
 
 _CERTIFICATE = "certificate: "
 _MOST = 8  # processes that are looked at
@@ -26,7 +26,7 @@ def handshakes(episode: Episode, view: View) -> Iterator[Verdict]:
     rows, lost, threaded = spent(episode, view, "tls_handshake")
     share = min(1.0, float(rows["duration_ns"].sum()) / lost) if lost else 0.0
     if share < SHARE:
-        took = tell("TLS handshakes took {took} of it", took=span(float(rows["duration_ns"].sum())))
+        took = render("TLS handshakes took {took} of it", took=span(float(rows["duration_ns"].sum())))
         entry = item(
             "tls_handshake",
             "time in TLS handshakes",
@@ -41,7 +41,7 @@ def handshakes(episode: Episode, view: View) -> Iterator[Verdict]:
     raw = rows["peer"][int(np.argmax(rows["duration_ns"]))].tobytes()
     name = peer(raw)
     on_the_way = any(p.name == name and (p.slower or p.again) for p in on_peers(episode, view))
-    words = tell("a TLS handshake{by} took {longest}", by=f" with {name}" if name else "", longest=span(longest))
+    words = render("a TLS handshake{by} took {longest}", by=f" with {name}" if name else "", longest=span(longest))
     yield Verdict(
         CAUSE.name,
         # Where its round trips were slow, it is the network's.
@@ -64,13 +64,13 @@ def handshakes(episode: Episode, view: View) -> Iterator[Verdict]:
 def slow(episode: Episode, view: View) -> Iterator[Verdict]:
     """With nothing else to suffer from it, where the way is as quick as ever."""
     netns, raw = cast("tuple[int, bytes]", episode.key)
-    p = on_way(episode, view)
-    if p.crowded:
+    p = peer_path(episode, view)
+    if p.cpu_saturated:
         yield Verdict(CAUSE.name, 0.0, "", "the CPUs of this host were busy, so that all of it is slow")
         return
-    if p.way.slower or p.again:
+    if p.path.slower or p.again:
         return
-    quick = p.way.quickest if p.way.quickest is not None else p.way.worst
+    quick = p.path.quickest if p.path.quickest is not None else p.path.worst
     if quick is None or quick * 1e3 >= SHARE * episode.value:
         return
     rows = in_netns(view.during("tls_handshake", episode), netns)
@@ -78,7 +78,7 @@ def slow(episode: Episode, view: View) -> Iterator[Verdict]:
     if any(view.starved_ns(pid, episode) >= SHARE * (episode.end_ns - episode.start_ns) for pid in who):
         yield Verdict(CAUSE.name, 0.0, "", "their clients waited for a CPU")
         return
-    words = tell(
+    words = render(
         "its TLS handshakes took up to {longest} while a round trip to it took {quick}",
         longest=span(episode.value),
         quick=span(quick * 1e3),
@@ -105,7 +105,7 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
     why, many = np.unique(rows["error"][rows["error"] != b""], return_counts=True)
     reason = text(why[np.argmax(many)]) if len(why) else ""
     name = peer(raw)
-    words = tell(
+    words = render(
         "{n} with it failed{why}", n=value(len(rows), "TLS handshake"), why=f", mostly with: {reason}" if reason else ""
     )
     entry = item(
@@ -126,7 +126,12 @@ CAUSE = Cause(
     "tls",
     60,
     "a TLS handshake took long, or failed",
-    {**HANDSHAKES, **PEERS, **READS, "tls_handshake": (*HANDSHAKES["tls_handshake"], *SHAKES["tls_handshake"])},
+    {
+        **HANDSHAKES,
+        **PEERS,
+        **READS,
+        "tls_handshake": (*HANDSHAKES["tls_handshake"], *HANDSHAKE_READS["tls_handshake"]),
+    },
     "where they fail, see the certificate and what both ends speak (openssl s_client -connect ADDRESS); where they are"
     " slow, keep connections open, or resume sessions: tickscope query tls_handshake --group-by peer,error",
     {

@@ -9,7 +9,7 @@ from agent.correlate.episode import Episode
 from agent.correlate.listeners import READS, AcceptWatch
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, tell, value, when
+from agent.correlate.words import Words, render, value, when
 
 _NEARLY = 0.75
 
@@ -45,7 +45,7 @@ def _since(fill: np.ndarray) -> int:
 
 
 def clause(e: Episode) -> Words:
-    return tell(
+    return render(
         "The {queue} had {held} waiting, with room for {limit}, {when}",
         queue=e.subject,
         held=value(e.value, "connection"),

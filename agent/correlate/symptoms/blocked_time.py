@@ -15,7 +15,7 @@ from agent.correlate.episode import Episode
 from agent.correlate.outliers import bars
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Rise, Second
-from agent.correlate.words import Words, measured, tell, when
+from agent.correlate.words import Words, measured, render, when
 
 _LEAST_NS, _RATIO, _LAST_S = 300_000_000.0, 5.0, 3  # a second, of a lasting rise
 _AT_ONCE_NS = 1_000_000_000.0  # told in one second
@@ -52,7 +52,7 @@ def _at_once(watch: BlockedWatch, second: Second, now: np.ndarray, longer: np.nd
         if episode is not None:
             continue
         episode = watch.describe(SYMPTOM.name, slot)
-        episode.metric, episode.unit, episode.habit = "blocked_ns", SYMPTOM.unit, "blocked_ns"
+        episode.metric, episode.unit, episode.recurs_by = "blocked_ns", SYMPTOM.unit, "blocked_ns"
         lasted = min(value, float(series.recent("each_ns", slots[i : i + 1], second.at, 1)[0, 0]))
         episode.start_ns = second.at * SECOND - int(lasted)  # a call is told at its end
         episode.base, episode.bar = float(usual.median[i]), float(bar[i])
@@ -62,13 +62,13 @@ def _at_once(watch: BlockedWatch, second: Second, now: np.ndarray, longer: np.nd
 
 
 def clause(e: Episode) -> Words:
-    return tell(
+    return render(
         "{who} was blocked in system calls{how}{took}{threads} ({base}) {when}",
         who=e.subject,
         how=" for up to " if e.value <= SECOND else " for ",
         threads="" if e.value <= SECOND else ", the sum of its threads",
         took=measured(e.value, e.unit),
-        base=tell("usually {base}", base=measured(e.base, e.unit)) if e.base else "usually hardly ever",
+        base=render("usually {base}", base=measured(e.base, e.unit)) if e.base else "usually hardly ever",
         when=when(e),
     )
 

@@ -6,7 +6,7 @@ from agent.correlate.brokers import READS, BrokerWatch
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, opening, tell, when
+from agent.correlate.words import Words, opening, render, when
 
 
 def judge(watch: BrokerWatch, second: Second) -> list[Episode]:
@@ -23,7 +23,7 @@ def judge(watch: BrokerWatch, second: Second) -> list[Episode]:
 
 
 def clause(e: Episode) -> Words:
-    return tell("{broker} was down {when}", broker=opening(e.subject), when=when(e))
+    return render("{broker} was down {when}", broker=opening(e.subject), when=when(e))
 
 
 SYMPTOM = Symptom(
@@ -38,6 +38,6 @@ SYMPTOM = Symptom(
     "see whether it runs, and what it says: tickscope queues",
     BrokerWatch,
     judge,
-    asked_by_agent=True,
+    polled_by_agent=True,
     measured={"poll_ns": "poll_ns"},
 )

@@ -10,7 +10,7 @@ from agent.correlate.brokers import READS, BrokerWatch
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, measured, opening, tell, when
+from agent.correlate.words import Words, measured, opening, render, when
 
 
 def judge(watch: BrokerWatch, second: Second) -> list[Episode]:
@@ -30,8 +30,8 @@ def judge(watch: BrokerWatch, second: Second) -> list[Episode]:
 
 
 def clause(e: Episode) -> Words:
-    usually = "" if math.isnan(e.base) else tell(" (usually {base})", base=measured(e.base, e.unit))
-    return tell(
+    usually = "" if math.isnan(e.base) else render(" (usually {base})", base=measured(e.base, e.unit))
+    return render(
         "{broker} did not answer for {took}{usually} {when}",
         broker=opening(e.subject),
         took=measured(e.value, e.unit),
@@ -52,6 +52,6 @@ SYMPTOM = Symptom(
     "check what blocked the broker or the network to it: tickscope explain last",
     BrokerWatch,
     judge,
-    asked_by_agent=True,
+    polled_by_agent=True,
     measured={"poll_ns": "poll_ns"},
 )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from agent.correlate.beliefs import READS, BeliefWatch
 from agent.correlate.catalogue import Symptom
+from agent.correlate.daemons import READS, DaemonWatch
 from agent.correlate.episode import Episode
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, measured, span, tell, text, when
+from agent.correlate.words import Words, measured, render, span, text, when
 
 
-def judge(watch: BeliefWatch, second: Second) -> list[Episode]:
+def judge(watch: DaemonWatch, second: Second) -> list[Episode]:
     """Bad: further apart than both bounds together. The source of the rows knows the bounds, so that once is enough."""
     opened = []
     for slot in second.slots.tolist():
@@ -19,18 +19,18 @@ def judge(watch: BeliefWatch, second: Second) -> list[Episode]:
         episode = watch.active.get((SYMPTOM.name, slot))
         if episode is not None:
             watch.extend(episode, second.at, abs(apart))
-        elif key not in watch.told:
+        elif key not in watch.reported:
             episode = watch.describe(SYMPTOM.name, slot)
             episode.start_ns, episode.words = int(row["t_ns"]), text(row["reason"])
             episode.facts = {"apart_ns": apart, "bound_ns": float(row["distance_ns"])}
             watch.open(episode, second.at, abs(apart), 1)
             opened.append(episode)
-            watch.told.add(key)
+            watch.reported.add(key)
     return opened
 
 
 def clause(e: Episode) -> Words:
-    return tell(
+    return render(
         "{compared} was off by {apart}, more than both error bounds together ({bound}), {when}",
         compared=e.subject,
         apart=measured(e.value, e.unit),
@@ -49,7 +49,7 @@ SYMPTOM = Symptom(
     READS,
     clause,
     "see which of them is right: tickscope clock",
-    BeliefWatch,
+    DaemonWatch,
     judge,
     measured={"apart": "offset_ns"},
 )

@@ -7,11 +7,13 @@ from __future__ import annotations
 from agent.correlate.catalogue import Symptom
 from agent.correlate.clock import READS
 from agent.correlate.episode import Episode
-from agent.correlate.words import Words, measured, tell, when
+from agent.correlate.words import Words, measured, render, when
 
 
 def clause(e: Episode) -> Words:
-    return tell("The {clock} was moved by {size} {when}", clock=e.subject, size=measured(e.value, e.unit), when=when(e))
+    return render(
+        "The {clock} was moved by {size} {when}", clock=e.subject, size=measured(e.value, e.unit), when=when(e)
+    )
 
 
 SYMPTOM = Symptom(

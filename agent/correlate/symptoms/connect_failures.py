@@ -9,7 +9,7 @@ from agent.correlate.connects import READS, ConnectWatch
 from agent.correlate.episode import Episode
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, tell, value, when
+from agent.correlate.words import Words, render, value, when
 
 _WITHIN_S = 3
 _LEAST, _SHARE = 3, 0.3  # so many, and of all connects, within that time or less
@@ -60,7 +60,7 @@ def _many(bad: np.ndarray, failed: np.ndarray, ok: np.ndarray) -> tuple[np.ndarr
 
 def clause(e: Episode) -> Words:
     did = "failed" if e.facts.get("failed", 0) >= e.facts.get("broken", 0) else "were reset"
-    return tell(
+    return render(
         "Up to {share} of the connections to {peer} {did} {when}",
         share=value(e.value, "ratio"),
         peer=e.subject,

@@ -13,7 +13,7 @@ from agent.correlate.connects import READS, SLOW_NS, ConnectWatch
 from agent.correlate.episode import Episode
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, measured, tell, value, when
+from agent.correlate.words import Words, measured, render, value, when
 
 _WITHIN_S = 3
 _LEAST, _SHARE = 3, 0.2  # so many, and of all connects, within that time or less
@@ -52,7 +52,7 @@ def judge(watch: ConnectWatch, second: Second) -> list[Episode]:
 
 
 def clause(e: Episode) -> Words:
-    return tell(
+    return render(
         "{n} to {peer} took up to {took} (usually {base}) {when}",
         n=value(e.facts["slow"], "connect"),
         peer=e.subject,

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from agent.correlate.abandoned import LAST_S, READS, AbandonedWatch, typical_request
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
-from agent.correlate.givenup import LAST_S, READS, GivenUpWatch, whose
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, measured, opening, tell, value, when
+from agent.correlate.words import Words, measured, opening, render, value, when
 
 _LEAST, _MOST_OF = 3, 0.6
 _ALIKE, _TICKS_NS = 0.03, 10_000_000
 
 
-def judge(watch: GivenUpWatch, second: Second) -> list[Episode]:
+def judge(watch: AbandonedWatch, second: Second) -> list[Episode]:
     opened = []
     for slot in second.slots.tolist():
         given = watch.lately(slot, second.at)
@@ -35,7 +35,7 @@ def judge(watch: GivenUpWatch, second: Second) -> list[Episode]:
             new = np.count_nonzero(alike["t_ns"] >= second.at * SECOND)
             episode.facts["n"] += float(new)
             continue
-        row = whose(alike)
+        row = typical_request(alike)
         each = len(np.unique(alike["pid"])) >= _LEAST  # a process for each request: none of them can be known for long
         usual = watch.usually("given", slot, second.at, LAST_S, 0 if each else int(row["tick"]) // 100)
         if usual is None or usual > 0:
@@ -43,7 +43,7 @@ def judge(watch: GivenUpWatch, second: Second) -> list[Episode]:
         watch.who[slot] = row
         episode = watch.describe(SYMPTOM.name, slot)
         episode.metric, episode.unit, episode.start_ns, episode.end_ns = "age_ns", SYMPTOM.unit, begun, over
-        episode.facts["n"], episode.habit = float(len(alike)), "age_ns"
+        episode.facts["n"], episode.recurs_by = float(len(alike)), "age_ns"
         watch.open(episode, second.at, age, LAST_S)
         opened.append(episode)
     return opened
@@ -63,7 +63,7 @@ def _most(ages: np.ndarray) -> np.ndarray:
 
 
 def clause(e: Episode) -> Words:
-    return tell(
+    return render(
         "{what} were given up without an answer, {n}, each after {age}, {when}",
         what=opening(e.subject),
         n=value(e.facts["n"], "time"),
@@ -83,7 +83,7 @@ SYMPTOM = Symptom(
     clause,
     'see what was waited for: tickscope query tcp_close --where "waited_ns > 0" --group-by peer; what that server does'
     " instead: tickscope query slow_syscall",
-    GivenUpWatch,
+    AbandonedWatch,
     judge,
     measured={"age_ns": "waited_ns"},
 )

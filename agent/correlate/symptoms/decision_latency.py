@@ -11,7 +11,7 @@ from agent.correlate.episode import Episode
 from agent.correlate.limiters import READS, Hung, LimiterWatch, at_work, seen, took
 from agent.correlate.outliers import bars
 from agent.correlate.watch import Rise, Second
-from agent.correlate.words import Words, measured, tell, when
+from agent.correlate.words import Words, measured, render, when
 
 
 def judge(watch: LimiterWatch, second: Second) -> list[Episode]:
@@ -59,7 +59,7 @@ def _hung(watch: LimiterWatch, second: Second) -> list[Episode]:
             continue
         episode = watch.describe(SYMPTOM.name, slot)
         episode.metric, episode.unit, episode.count = "max_ns", SYMPTOM.unit, sum(s.count for s in since)
-        episode.habit = "max_ns"
+        episode.recurs_by = "max_ns"
         episode.start_ns, episode.end_ns = min(s.start_ns for s in since), lately[-1].end_ns
         episode.base, episode.bar = float(medians.median[i]), level
         watch.open(episode, second.at, max(s.worst_ns for s in since), second.at - since[0].second + 1)
@@ -106,7 +106,7 @@ def clause(e: Episode) -> Words:
             if e.count > 1
             else "Decisions of {limiter} took {took} (usually {base}) {when}"
         )
-    return tell(
+    return render(
         template,
         seen=seen(e),
         limiter=e.subject,

@@ -10,10 +10,10 @@ import numpy as np
 
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
-from agent.correlate.shakes import READS, HandshakeWatch
+from agent.correlate.handshakes import READS, HandshakeWatch
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, tell, value, when
+from agent.correlate.words import Words, render, value, when
 
 _WITHIN_S = 3
 _LEAST, _SHARE = 3, 0.3  # so many, and of all handshakes, within that time or less
@@ -50,7 +50,7 @@ def judge(watch: HandshakeWatch, second: Second) -> list[Episode]:
 
 
 def clause(e: Episode) -> Words:
-    return tell(
+    return render(
         "Up to {share} of the TLS handshakes with {peer} failed {when}",
         share=value(e.value, "ratio"),
         peer=e.subject,

@@ -6,10 +6,10 @@ import numpy as np
 
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
-from agent.correlate.shakes import READS, HandshakeWatch
+from agent.correlate.handshakes import READS, HandshakeWatch
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, measured, tell, value, when
+from agent.correlate.words import Words, measured, render, value, when
 
 _WITHIN_S = 5
 _LEAST, _SHARE, _RATIO, _SLOW_NS = 3, 0.5, 5.0, 100_000_000
@@ -46,7 +46,7 @@ def judge(watch: HandshakeWatch, second: Second) -> list[Episode]:
 
 
 def clause(e: Episode) -> Words:
-    return tell(
+    return render(
         "{n} with {peer} took up to {took} (usually {base}) {when}",
         n=value(e.facts["slow"], "TLS handshake"),
         peer=e.subject,

@@ -9,7 +9,7 @@ from agent.correlate.episode import Episode
 from agent.correlate.lookups import READS, LookupWatch
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, tell, value, when
+from agent.correlate.words import Words, render, value, when
 
 _WITHIN_S = 3
 _LEAST, _SHARE = 3, 0.5  # so many, and of all lookups, within that time or less
@@ -42,7 +42,7 @@ def judge(watch: LookupWatch, second: Second) -> list[Episode]:
 
 
 def clause(e: Episode) -> Words:
-    return tell(
+    return render(
         "Up to {share} of the lookups of {who} for names that it had resolved before failed {when}",
         share=value(e.value, "ratio"),
         who=e.subject,

@@ -9,7 +9,7 @@ from agent.correlate.episode import Episode
 from agent.correlate.lookups import READS, SLOW_NS, LookupWatch
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, measured, tell, when
+from agent.correlate.words import Words, measured, render, when
 
 _WITHIN_S = 10
 _LEAST, _SHARE = 2, 0.3  # so many, and of all that were answered, within that time or less
@@ -40,7 +40,7 @@ def judge(watch: LookupWatch, second: Second) -> list[Episode]:
         first = at - _WITHIN_S + 1 + int(np.argmax(lately["slow"][i] > 0))
         episode = watch.describe(SYMPTOM.name, slot)
         episode.metric, episode.unit, episode.base = "longest_ns", SYMPTOM.unit, float(before.median[i])
-        episode.habit = "longest_ns"
+        episode.recurs_by = "longest_ns"
         episode.start_ns = int((first + 1) * SECOND - worst)
         watch.open(episode, at, worst, at - first + 1)
         opened.append(episode)
@@ -48,7 +48,7 @@ def judge(watch: LookupWatch, second: Second) -> list[Episode]:
 
 
 def clause(e: Episode) -> Words:
-    return tell(
+    return render(
         "Lookups of {who} took up to {took} (usually {base}) {when}",
         who=e.subject,
         took=measured(e.value, e.unit),

@@ -9,7 +9,7 @@ from agent.correlate.episode import Episode
 from agent.correlate.peers import READS, PeerWatch
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, measured, tell, when
+from agent.correlate.words import Words, measured, render, when
 
 _WITHIN_S, _TIMES = 5, 2
 _RTO_NS = 180_000_000  # the shortest time after which a lone segment is sent again is 200 ms
@@ -57,7 +57,7 @@ def judge(watch: PeerWatch, second: Second) -> list[Episode]:
 
 
 def clause(e: Episode) -> Words:
-    return tell(
+    return render(
         "Clients of {peer} waited up to {took} (usually {base}) for retransmitted segments {when}",
         peer=e.subject,
         took=measured(e.value, e.unit),

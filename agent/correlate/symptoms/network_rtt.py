@@ -10,7 +10,7 @@ from agent.correlate.peers import READS, PeerWatch
 from agent.correlate.series import Baseline
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, span, tell, when
+from agent.correlate.words import Words, render, span, when
 
 _LAST_S = 3
 _RATIO, _SPREADS = 5.0, 6.0
@@ -64,7 +64,7 @@ def _bar(usual: Baseline, least: np.ndarray) -> np.ndarray:
 
 
 def clause(e: Episode) -> Words:
-    return tell(
+    return render(
         "Round trips to {peer} took {took} (usually {base}) {when}",
         peer=e.subject,
         took=span(e.value),

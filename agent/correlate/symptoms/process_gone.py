@@ -7,34 +7,34 @@ from agent.correlate.episode import Episode
 from agent.correlate.processes import READS, ProcessWatch
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, tell, value
+from agent.correlate.words import Words, render, value
 
 
 def judge(watch: ProcessWatch, second: Second) -> list[Episode]:
     """Bad: it was killed, crashed or failed, after it had lived for some time, or as the one before it had."""
     opened = []
     for slot in second.slots.tolist():
-        fate = watch.now[slot]
-        lived_ns = fate.from_ns - fate.tick * 10_000_000
-        if fate.stop or fate.orderly or (lived_ns < watch.config.lived_ns and fate.lives == 1):
+        termination = watch.now[slot]
+        lived_ns = termination.from_ns - termination.tick * 10_000_000
+        if termination.stop or termination.orderly or (lived_ns < watch.config.lived_ns and termination.lives == 1):
             continue
         episode = watch.describe(SYMPTOM.name, slot)
-        episode.end_ns = min(fate.from_ns + 1, (second.at + 1) * SECOND)
-        watch.open(episode, second.at, float(fate.lives), 1)
+        episode.end_ns = min(termination.from_ns + 1, (second.at + 1) * SECOND)
+        watch.open(episode, second.at, float(termination.lives), 1)
         opened.append(episode)
     return opened
 
 
 def clause(e: Episode) -> Words:
     if e.value > 1:
-        return tell(
+        return render(
             "{comm} ended {n}, a new process each time, the last one {who}, at {at}",
             comm=e.comm,
             n=value(e.value, "time"),
             who=e.subject,
             at=e.start_ns,
         )
-    return tell("{who} ended at {at}", who=e.subject, at=e.start_ns)
+    return render("{who} ended at {at}", who=e.subject, at=e.start_ns)
 
 
 SYMPTOM = Symptom(

@@ -7,7 +7,7 @@ from agent.correlate.episode import Episode
 from agent.correlate.processes import READS, ProcessWatch
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, measured, tell, when
+from agent.correlate.words import Words, measured, render, when
 
 
 def judge(watch: ProcessWatch, second: Second) -> list[Episode]:
@@ -15,13 +15,13 @@ def judge(watch: ProcessWatch, second: Second) -> list[Episode]:
     opened = []
     until_ns = (second.at + 1) * SECOND
     for slot in second.slots.tolist():
-        fate = watch.now[slot]
-        took = fate.lasted(until_ns)
-        least_ns = watch.config.stopped_ns if fate.needed else watch.config.worker_stopped_ns
-        if not fate.stop or took < least_ns:
+        termination = watch.now[slot]
+        took = termination.lasted(until_ns)
+        least_ns = watch.config.stopped_ns if termination.needed else watch.config.worker_stopped_ns
+        if not termination.stop or took < least_ns:
             continue
-        episode, end_ns = watch.active.get((SYMPTOM.name, slot)), min(fate.to_ns, until_ns)
-        if episode is not None and episode.start_ns == fate.from_ns:
+        episode, end_ns = watch.active.get((SYMPTOM.name, slot)), min(termination.to_ns, until_ns)
+        if episode is not None and episode.start_ns == termination.from_ns:
             watch.extend(episode, second.at, float(took), end_ns)
         else:
             episode = watch.describe(SYMPTOM.name, slot)
@@ -32,7 +32,7 @@ def judge(watch: ProcessWatch, second: Second) -> list[Episode]:
 
 
 def clause(e: Episode) -> Words:
-    return tell("{who} was stopped for {took} {when}", who=e.subject, took=measured(e.value, e.unit), when=when(e))
+    return render("{who} was stopped for {took} {when}", who=e.subject, took=measured(e.value, e.unit), when=when(e))
 
 
 SYMPTOM = Symptom(

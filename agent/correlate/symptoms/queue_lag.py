@@ -6,12 +6,12 @@ import numpy as np
 
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
-from agent.correlate.late import bars
+from agent.correlate.outlier_bars import bars
 from agent.correlate.queues import DELIVERED, READS, QueueWatch
 from agent.correlate.series import quantile
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Rise, Second
-from agent.correlate.words import Words, measured, tell, value, when
+from agent.correlate.words import Words, measured, render, value, when
 
 _LATE = {
     "age_s": "its oldest undelivered message was {value} old",
@@ -109,7 +109,7 @@ def _open(watch: QueueWatch, slot: int, metric: str, second: int, age_s: float, 
     if episode is not None or (other is not None and (metric in DELIVERED or other.metric == metric)):
         return []
     episode = watch.describe(SYMPTOM.name, slot)
-    episode.metric, episode.unit, episode.bar, episode.habit = metric, SYMPTOM.unit, bar, metric
+    episode.metric, episode.unit, episode.bar, episode.recurs_by = metric, SYMPTOM.unit, bar, metric
     episode.words = (watch.idle if metric == "idle_s" else watch.holders).get(slot, "")
     usual = float(watch.series.baseline(metric, at, second, 2).median[0])
     episode.base = 0.0 if np.isnan(usual) else usual
@@ -139,26 +139,26 @@ def _lasting(watch: QueueWatch, second: Second) -> list[Episode]:
 
 def clause(e: Episode) -> Words:
     if e.metric == "stuck":
-        return tell("{queue} made no progress while messages arrived {when}", queue=e.subject, when=when(e))
+        return render("{queue} made no progress while messages arrived {when}", queue=e.subject, when=when(e))
     worst, base = (
         (value(e.value, "message"), value(e.base))
         if e.metric == "lag"
         else (measured(e.value, e.unit), measured(e.base, e.unit))
     )
     if e.metric == "idle_s":
-        before = tell(" (usually {base})", base=base) if e.base else ""
-        return tell(
+        before = render(" (usually {base})", base=base) if e.base else ""
+        return render(
             "One consumer of {queue} was idle for {worst}{before} {when}",
             queue=e.subject,
             worst=worst,
             before=before,
             when=when(e),
         )
-    usually = tell("(usually {base})", base=base) if e.base else "(usually none waits)"
-    return tell(
+    usually = render("(usually {base})", base=base) if e.base else "(usually none waits)"
+    return render(
         "{queue} fell behind: {late} {usually} {when}",
         queue=e.subject,
-        late=tell(_LATE[e.metric], value=worst),
+        late=render(_LATE[e.metric], value=worst),
         usually=usually,
         when=when(e),
     )

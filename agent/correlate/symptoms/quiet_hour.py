@@ -7,7 +7,7 @@ from agent.correlate.episode import Episode
 from agent.correlate.hours import READS, HourWatch
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, measured, opening, tell, value, when
+from agent.correlate.words import Words, measured, opening, render, value, when
 
 
 def judge(watch: HourWatch, second: Second) -> list[Episode]:
@@ -16,7 +16,7 @@ def judge(watch: HourWatch, second: Second) -> list[Episode]:
         if (last := int(watch.last[episode.slot])) * SECOND > episode.start_ns:
             if episode.last_bad == second.at - 1 and last == second.at:
                 episode.end_ns = last * SECOND
-        elif second.at - watch.told[episode.slot] < watch.config.adopt_s:
+        elif second.at - watch.reported[episode.slot] < watch.config.adopt_s:
             watch.extend(episode, second.at, float(now * SECOND - episode.start_ns))
     opened = []
     for slot, begun, pause, n in watch.overdue(second.slots, second.at):
@@ -25,14 +25,14 @@ def judge(watch: HourWatch, second: Second) -> list[Episode]:
         episode = watch.describe(SYMPTOM.name, slot)
         episode.start_ns, episode.base, episode.bar = begun * SECOND, float(pause * SECOND), float(3 * pause * SECOND)
         episode.facts["n_base"] = n
-        watch.told[slot] = second.at
+        watch.reported[slot] = second.at
         watch.open(episode, second.at, float((now - begun) * SECOND), 1)
         opened.append(episode)
     return opened
 
 
 def clause(e: Episode) -> Words:
-    return tell(
+    return render(
         "{who} {did} for {took} (usually {n} in this hour of the day, with pauses of at most {base}) {when}",
         who=opening(e.subject),
         did="made no decision" if e.metric == "silent" else "got no request",

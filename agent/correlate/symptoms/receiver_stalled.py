@@ -6,16 +6,16 @@ from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.streams import READS, StreamWatch
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, measured, tell, when
+from agent.correlate.words import Words, measured, render, when
 
 
 def judge(watch: StreamWatch, second: Second) -> list[Episode]:
     """Bad: who writes waited far longer than ever, while who reads, and usually waits for it, did not."""
-    return watch.told(SYMPTOM.name, second.at)
+    return watch.newly_opened(SYMPTOM.name, second.at)
 
 
 def clause(e: Episode) -> Words:
-    return tell(
+    return render(
         "The reader of the {subject} read nothing for {took} {when}",
         subject=e.subject,
         took=measured(e.value, e.unit),

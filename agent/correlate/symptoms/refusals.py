@@ -10,7 +10,7 @@ from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.limiters import READS, LimiterWatch, seen
 from agent.correlate.watch import Rise, Second
-from agent.correlate.words import Words, opening, tell, value, when
+from agent.correlate.words import Words, opening, render, value, when
 
 
 def judge(watch: LimiterWatch, second: Second) -> list[Episode]:
@@ -49,15 +49,15 @@ def _explained(watch: LimiterWatch, second: Second) -> np.ndarray:
     lower than it was.
     """
     n = watch.config.explained_s
-    asked, limit = (watch.series.recent(metric, second.slots, second.at, n) for metric in ("cost", "limit"))
+    demand, limit = (watch.series.recent(metric, second.slots, second.at, n) for metric in ("cost", "limit"))
     usual, was = (watch.series.baseline(metric, second.slots, second.at, n) for metric in ("cost", "limit"))
-    more = (asked > 1.2 * usual.top[:, None]).all(axis=1)
+    more = (demand > 1.2 * usual.top[:, None]).all(axis=1)
     return np.asarray(more | (limit < 0.9 * was.median[:, None]).all(axis=1))
 
 
 def clause(e: Episode) -> Words:
     did = "failed in" if e.facts.get("errors", 0) > e.facts.get("refused", 0) else "refused"
-    return tell(
+    return render(
         "{limiter} {did} up to {share} of decisions{seen} (usually {base}) {when}",
         limiter=opening(e.subject),
         did=did,

@@ -6,10 +6,10 @@ import numpy as np
 
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
-from agent.correlate.scarcity import READS, ScarcityWatch
+from agent.correlate.resources import READS, ResourceWatch
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, opening, span, tell, value, when
+from agent.correlate.words import Words, opening, render, span, value, when
 
 #: Of a second, withheld by a quota in most of its periods, two seconds on end; and this many times what was usual.
 _THROTTLED_NS, _PERIODS, _RATIO = 350e6, 0.6, 4.0
@@ -25,7 +25,7 @@ _LAST = 2
 _WARM = 5
 
 
-def judge(watch: ScarcityWatch, second: Second) -> list[Episode]:
+def judge(watch: ResourceWatch, second: Second) -> list[Episode]:
     """Bad: it had some left before, and has none now; or the processor was kept from it as it usually is not."""
     opened = _used_up(watch, second)
     processors = np.array([s for s in second.slots.tolist() if watch.names[s][0][2] == "cpu"], np.int64)
@@ -34,7 +34,7 @@ def judge(watch: ScarcityWatch, second: Second) -> list[Episode]:
     return opened
 
 
-def _used_up(watch: ScarcityWatch, second: Second) -> list[Episode]:
+def _used_up(watch: ResourceWatch, second: Second) -> list[Episode]:
     opened = []
     limited = np.array([s for s in second.slots.tolist() if watch.names[s][0][2] != "cpu"], np.int64)
     if not len(limited):
@@ -42,7 +42,7 @@ def _used_up(watch: ScarcityWatch, second: Second) -> list[Episode]:
     none = watch.series.recent("none", limited, second.at, 1)[:, 0]
     for slot, gone in zip(limited.tolist(), none == 1, strict=True):
         what = watch.names[slot][0][2]
-        if gone and (slot in watch.roomy or what in ("oom", "pids")):
+        if gone and (slot in watch.has_room or what in ("oom", "pids")):
             used, limit = (
                 float(watch.series.recent(m, np.array([slot]), second.at, 1)[0, 0]) for m in ("used", "limit")
             )
@@ -56,11 +56,11 @@ def _used_up(watch: ScarcityWatch, second: Second) -> list[Episode]:
                 watch.open(episode, second.at, used, 1)
                 opened.append(episode)
         elif not gone:
-            watch.roomy.add(slot)
+            watch.has_room.add(slot)
     return opened
 
 
-def _withheld(watch: ScarcityWatch, at: int, slots: np.ndarray) -> list[Episode]:
+def _withheld(watch: ResourceWatch, at: int, slots: np.ndarray) -> list[Episode]:
     series = watch.series
     opened = []
     names = ("throttled_ns", "periods", "delay_ns", "longest_ns", "sum_ns", "high_ns")
@@ -68,11 +68,11 @@ def _withheld(watch: ScarcityWatch, at: int, slots: np.ndarray) -> list[Episode]
     its = {slot for symptom, slot in watch.active if symptom == SYMPTOM.name}
     active = np.array([slot in its for slot in slots.tolist()])
     sums = {m: recent[m].sum(axis=1) for m in names}
-    looked = active | (np.fmax(sums["throttled_ns"], sums["delay_ns"]) >= _LAST * _DELAY_NS)  # no bar is below that
-    if not looked.any():
+    considered = active | (np.fmax(sums["throttled_ns"], sums["delay_ns"]) >= _LAST * _DELAY_NS)  # no bar is below that
+    if not considered.any():
         return []
-    slots, active = slots[looked], active[looked]
-    recent, sums = ({m: of[looked] for m, of in part.items()} for part in (recent, sums))
+    slots, active = slots[considered], active[considered]
+    recent, sums = ({m: of[considered] for m, of in part.items()} for part in (recent, sums))
     usual = {m: series.baseline(m, slots, at, _LAST) for m in names}
     high = {m: np.nan_to_num(usual[m].high) for m in names}
     slower = np.nanmax(np.nan_to_num(recent["high_ns"]), axis=1) > np.maximum(
@@ -108,23 +108,23 @@ def _withheld(watch: ScarcityWatch, at: int, slots: np.ndarray) -> list[Episode]
 
 def clause(e: Episode) -> Words:
     if e.unit == "ns":
-        return tell(
+        return render(
             "{who} waited for a CPU for up to {waited} a second, the sum of its threads, {when}",
             who=opening(e.subject),
             waited=span(e.value),
             when=when(e),
         )
     if e.metric == "oom":
-        return tell("{who} was killed at {at}", who=opening(e.subject), at=e.start_ns)
+        return render("{who} was killed at {at}", who=opening(e.subject), at=e.start_ns)
     if e.metric == "pids":
-        return tell(
+        return render(
             "The cgroup of {who} could not start {n} processes or threads in a second {when}",
             who=e.subject,
             n=value(e.value),
             when=when(e),
         )
     what = {"fd": "open files", "disk": "bytes"}[e.metric]
-    return tell(
+    return render(
         "{who} had {used} of {limit} {what} in use {when}",
         who=opening(e.subject),
         used=value(e.value),
@@ -144,7 +144,7 @@ SYMPTOM = Symptom(
     READS,
     clause,
     "see what uses it up: tickscope query resource; of the processor: tickscope query cpu_wait",
-    ScarcityWatch,
+    ResourceWatch,
     judge,
     measured={
         "fd": "used",

@@ -11,15 +11,15 @@ import numpy as np
 
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
+from agent.correlate.retries import READS, RetryWatch
 from agent.correlate.thresholds import SECOND
-from agent.correlate.tries import READS, TryWatch
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, peer, tell, value, when
+from agent.correlate.words import Words, peer, render, value, when
 
 _LEAST, _RATIO, _PARTS, _FAILED, _SECONDS = 20, 3.0, 10, 0.5, 2
 
 
-def judge(watch: TryWatch, second: Second) -> list[Episode]:
+def judge(watch: RetryWatch, second: Second) -> list[Episode]:
     if not (watch.series.last("quick", second.slots, second.at) >= _PARTS).any():
         return []
     tries, failed, quick = (
@@ -43,7 +43,7 @@ def judge(watch: TryWatch, second: Second) -> list[Episode]:
         if usual is None or tries[i].min() <= _RATIO * usual:
             continue
         episode = watch.describe(SYMPTOM.name, slot)
-        episode.metric, episode.unit, episode.base, episode.habit = "tries", SYMPTOM.unit, usual, "tries"
+        episode.metric, episode.unit, episode.base, episode.recurs_by = "tries", SYMPTOM.unit, usual, "tries"
         episode.start_ns = (second.at - _SECONDS + 1) * SECOND
         episode.facts["n"], episode.facts["failed"] = float(tries[i].sum()), float(failed[i].sum())
         watch.open(episode, second.at, n, _SECONDS)
@@ -54,7 +54,7 @@ def judge(watch: TryWatch, second: Second) -> list[Episode]:
 def clause(e: Episode) -> Words:
     raw = e.key[1]
     assert isinstance(raw, bytes)
-    return tell(
+    return render(
         "{who} connected to {peer} up to {rate} (usually {base}), and {failed} of {n} failed, {when}",
         who=e.subject.partition(", which")[0],
         peer=peer(raw),
@@ -76,6 +76,6 @@ SYMPTOM = Symptom(
     READS,
     clause,
     "see what it tries, and why that fails: tickscope query tcp_connect --group-by peer; its log",
-    TryWatch,
+    RetryWatch,
     judge,
 )

@@ -6,16 +6,16 @@ from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.streams import READS, StreamWatch
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, measured, tell, when
+from agent.correlate.words import Words, measured, render, when
 
 
 def judge(watch: StreamWatch, second: Second) -> list[Episode]:
     """Bad: who reads waited far longer than ever, while who writes did not have to wait."""
-    return watch.told(SYMPTOM.name, second.at)
+    return watch.newly_opened(SYMPTOM.name, second.at)
 
 
 def clause(e: Episode) -> Words:
-    return tell(
+    return render(
         "The writer of the {subject} wrote nothing for {took} (usually at most {base}) {when}",
         subject=e.subject,
         took=measured(e.value, e.unit),

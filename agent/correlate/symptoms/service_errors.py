@@ -4,7 +4,7 @@ One second, or five, are bad where so many decisions failed as would by chance o
 that failed before (Chernoff's bound of the binomial, with one failure more than was seen): at least three, and a fifth
 of them. Of answers each error counts by itself; a twentieth of five seconds' is enough, if it is three times as many as
 usual. One broker's poll is, where it told of more refusals than any before. Errors in bursts are no chance: what comes
-again and again is a habit.
+again and again is a recurrence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agent.correlate.series import quantile
 from agent.correlate.services import READS, ServiceWatch
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, opening, tell, value, when
+from agent.correlate.words import Words, opening, render, value, when
 
 _LEAST, _SHARE, _CHANCE = 3, 0.2, math.log(1e-8)
 _WINDOWS = (1, 5)
@@ -33,8 +33,8 @@ _REPLIES, _TIMES = 2, 3.0
 
 
 def judge(watch: ServiceWatch, second: Second) -> list[Episode]:
-    told = [*_decisions(watch, second), *_brokers(watch, second)] if watch.first_ns else []
-    return told + _answers(watch, second)
+    reported = [*_decisions(watch, second), *_brokers(watch, second)] if watch.first_ns else []
+    return reported + _answers(watch, second)
 
 
 def _decisions(watch: ServiceWatch, second: Second) -> list[Episode]:
@@ -118,7 +118,7 @@ def _open(watch: ServiceWatch, slot: int, metric: str, second: int, worst: float
         watch.extend(episode, second, worst)
         return []
     episode = watch.describe(SYMPTOM.name, slot)
-    episode.metric, episode.base, episode.habit = metric, usual, metric
+    episode.metric, episode.base, episode.recurs_by = metric, usual, metric
     at = watch.first_ns[slot]
     episode.start_ns = at - SECOND if metric == "replies" else at  # a poll tells of the time since the one before
     watch.open(episode, second, worst, 1)
@@ -127,14 +127,14 @@ def _open(watch: ServiceWatch, slot: int, metric: str, second: int, worst: float
 
 def clause(e: Episode) -> Words:
     if e.metric == "replies":
-        return tell(
+        return render(
             "{broker} refused {n} within a second {when}",
             broker=opening(e.subject),
             n=value(e.value, "command"),
             when=when(e),
         )
     if e.metric == "answers":
-        return tell(
+        return render(
             "Up to {share} of the answers of {server} were errors ({code}) (usually {base}) {when}",
             share=value(e.value, "ratio"),
             server=e.subject,
@@ -142,7 +142,7 @@ def clause(e: Episode) -> Words:
             base=value(e.base, "ratio") if e.base else "none",
             when=when(e),
         )
-    return tell(
+    return render(
         "{limiter} failed in up to {share} of decisions (usually {base}) {when}",
         limiter=opening(e.subject),
         share=value(e.value, "ratio"),

@@ -20,7 +20,7 @@ from agent.correlate.outliers import bars
 from agent.correlate.served import READS
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Rise, Second
-from agent.correlate.words import Words, measured, tell, when
+from agent.correlate.words import Words, measured, render, when
 
 _NOTED_S = 10  # an answer that is noted later (the client kept quiet) is no news
 _SEEN = 100  # requests in the last two minutes, from which it is known what is usual
@@ -107,7 +107,7 @@ def _one(watch: AnswerWatch, second: Second, slot: int, value: float) -> list[Ep
             episode.metric = max(episode.metric, metric, key=("max_ns", "half_ns").index)
         return []
     episode = watch.describe(SYMPTOM.name, slot)
-    episode.metric, episode.unit, episode.habit = metric, SYMPTOM.unit, "max_ns"
+    episode.metric, episode.unit, episode.recurs_by = metric, SYMPTOM.unit, "max_ns"
     episode.start_ns, episode.end_ns = begun, over
     episode.base, episode.bar = float(np.nan_to_num(usual.median[0])), least
     watch.open(episode, second.at, value, 1)
@@ -115,12 +115,12 @@ def _one(watch: AnswerWatch, second: Second, slot: int, value: float) -> list[Ep
 
 
 def clause(e: Episode) -> Words:
-    return tell(
+    return render(
         "{who} took {share}{took} to answer{base} {when}",
         who=e.subject,
         share={"med_ns": "for half of the requests ", "high_ns": "for one request in ten "}.get(e.metric, "up to "),
         took=measured(e.value, e.unit),
-        base=tell(" (usually {base})", base=measured(e.base, e.unit)) if e.base else " (usually next to nothing)",
+        base=render(" (usually {base})", base=measured(e.base, e.unit)) if e.base else " (usually next to nothing)",
         when=when(e),
     )
 

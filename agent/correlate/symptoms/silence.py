@@ -6,13 +6,13 @@ import numpy as np
 
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
-from agent.correlate.pace import READS, PaceWatch
+from agent.correlate.pauses import READS, PauseWatch
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, measured, opening, tell, when
+from agent.correlate.words import Words, measured, opening, render, when
 
 
-def judge(watch: PaceWatch, second: Second) -> list[Episode]:
+def judge(watch: PauseWatch, second: Second) -> list[Episode]:
     """Bad: it pauses for longer than it ever may, and did not slow down before."""
     until_ns = (second.at + 1) * SECOND
     opened = []
@@ -47,7 +47,7 @@ def judge(watch: PaceWatch, second: Second) -> list[Episode]:
     return opened
 
 
-def _open(watch: PaceWatch, second: Second, slot: int, from_ns: int, to_ns: int) -> Episode:
+def _open(watch: PauseWatch, second: Second, slot: int, from_ns: int, to_ns: int) -> Episode:
     episode = watch.describe(SYMPTOM.name, slot)
     episode.start_ns, episode.end_ns, episode.base = from_ns, to_ns, float(np.nanmedian(watch.pauses(slot)))
     episode.bar, episode.facts["over"] = (
@@ -60,7 +60,7 @@ def _open(watch: PaceWatch, second: Second, slot: int, from_ns: int, to_ns: int)
 
 
 def clause(e: Episode) -> Words:
-    return tell(
+    return render(
         "{limiter} made no decision for {took} (usually pauses of at most {base}) {when}",
         limiter=opening(e.subject),
         took=measured(e.value, e.unit),
@@ -79,7 +79,7 @@ SYMPTOM = Symptom(
     READS,
     clause,
     "see whether its process runs, and who asks it: tickscope query process_event",
-    PaceWatch,
+    PauseWatch,
     judge,
     bare=False,
 )

@@ -12,7 +12,7 @@ from agent.correlate.episode import Episode
 from agent.correlate.stuck import READS, StuckWatch
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, measured, tell, value, when
+from agent.correlate.words import Words, measured, render, value, when
 
 _LEAST_NS = 1.5 * SECOND
 
@@ -30,7 +30,7 @@ def judge(watch: StuckWatch, second: Second) -> list[Episode]:
             watch.extend(episode, second.at, float(jam.stuck_ns), jam.last_ns)
             continue
         episode = watch.describe(SYMPTOM.name, slot)
-        episode.metric, episode.unit, episode.habit = "stuck_ns", SYMPTOM.unit, "stuck_ns"
+        episode.metric, episode.unit, episode.recurs_by = "stuck_ns", SYMPTOM.unit, "stuck_ns"
         episode.start_ns, episode.end_ns = jam.since_ns, jam.last_ns
         episode.facts.update(unsent=float(jam.unsent), unread=float(jam.unread))
         watch.open(episode, second.at, float(jam.stuck_ns), 1)
@@ -39,7 +39,7 @@ def judge(watch: StuckWatch, second: Second) -> list[Episode]:
 
 
 def clause(e: Episode) -> Words:
-    return tell(
+    return render(
         "The other end of the {subject} took nothing for {took}, with {unsent} unsent, {when}",
         subject=e.subject,
         took=measured(e.value, e.unit),

@@ -22,7 +22,7 @@ class Binary(Probed):
 
     key: of ``limiter_binaries``; number: of its records; file: our descriptor of it while it is attached; measured: its
     hits can be counted. attaching: its probes are being turned on, asked for at asked_ns; since_ns: attached from then
-    on; hits: of its probes, when they were counted last, at looked_ns. uid: of the process it was found in.
+    on; hits: of its probes, when they were counted last, at sampled_ns. uid: of the process it was found in.
     sampled: probes are attached in windows only (``schedule``, ``rates``); phase: of a window, ``open``, ``settling``
     (its records may still come) or empty; window: its records; from_ns, until_ns: its bounds; due_ns: when the next
     thing is to be done; hits_before, hits_asked: hits before its probes came, and before it began.
@@ -43,7 +43,7 @@ class Binary(Probed):
     asked_ns: int = 0
     since_ns: int = 0
     uid: int = 0
-    looked_ns: int = 0
+    sampled_ns: int = 0
     from_ns: int = 0
     until_ns: int = 0
     due_ns: int = 0

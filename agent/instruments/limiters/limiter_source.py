@@ -23,7 +23,7 @@ from agent.common.clocks import boot_ns
 from agent.common.copies import only
 from agent.contracts import Due
 from agent.errors import printable
-from agent.instruments.kind import Attached, tell
+from agent.instruments.kind import Attached, render
 from agent.instruments.limiters.binary import Binary, any_file, key_of, name_of, path_of, status_of
 from agent.instruments.limiters.decisions import Called, unnamed
 from agent.instruments.limiters.limiter_sampling import Schedule
@@ -39,7 +39,7 @@ from agent.limiters.settings import HITS_PER_S
 from agent.tables import TABLES
 from agent.targets.asked import FileId, Target
 from agent.targets.attacher import Attacher
-from agent.targets.unseen import Unseen, UnseenPrograms
+from agent.targets.unprobed import UnprobedProgram, UnprobedPrograms
 
 _CHECK_NS = 1_000_000_000
 #: Errors of attaching that are over some time: a helper that is held up, no descriptors or memory at the moment.
@@ -52,18 +52,18 @@ class GoLimiters(Due):
     """Implements ``agent.contracts.Source``: rows of probe_status for each binary, of limiter_rate for those that are
     sampled, and losses of the family's own.
 
-    most: hits a second of a binary and library, above which it is sampled. ``found`` opens instances (``Ask.found``),
-    ``feed`` takes records of decisions.
+    most: hits a second of a binary and library, above which it is sampled. ``found`` opens instances
+    (``ProbeRequest.found``), ``feed`` takes records of decisions.
     ``binaries`` holds what is known, by (device, inode) and library.
     """
 
     name = "limiter"
 
     def __init__(
-        self, family: Family, wire: Wire, helper: Attacher, unseen: UnseenPrograms, most: int = HITS_PER_S
+        self, family: Family, wire: Wire, helper: Attacher, unprobed_programs: UnprobedPrograms, most: int = HITS_PER_S
     ) -> None:
         self.binaries: dict[tuple[FileId, str], Binary] = {}
-        self._family, self._unseen, self._most = family, unseen, most
+        self._family, self._unprobed, self._most = family, unprobed_programs, most
         self._probes = GoProbes(family, wire, helper, self.binaries)
         self._none = np.empty(0, wire.dtype("limiter_decision"))
         self._counts = SharedArray(family.maps["limiter_counts"], wire.dtype("limiter_counts")).values
@@ -73,7 +73,7 @@ class GoLimiters(Due):
         self.called: Called = unnamed  # as ``Sites`` knows it
         self.known: Called = lambda records: np.ones(len(records), np.bool_)
         self._unmatched = self._hits = 0
-        self._checked_ns = self._looked_ns = 0
+        self._checked_ns = self._checked_at_ns = 0
 
     @property
     def orphans(self) -> int:
@@ -85,7 +85,7 @@ class GoLimiters(Due):
         where it cannot, with nothing left behind.
         """
         if "library" not in analysis.facts:
-            return Attached((), tell(self._unseen, target, analysis, "limiter"))
+            return Attached((), render(self._unprobed, target, analysis, "limiter"))
         known = {name: value for name, value in analysis.facts.items() if name != "trouble"}
         known |= {"state": analysis.state, "reason": analysis.reason, "remedy": analysis.remedy}
         number = list(seen()).index(known["library"]) if known["library"] else 0
@@ -112,8 +112,10 @@ class GoLimiters(Due):
             raise
         forget: Callable[[], object] = bool
         if one.file < 0:  # its row of probe_status comes with the others
-            self._unseen.tell(Unseen(name_of(one), one.path, one.state, one.reason, one.remedy, target.owner.uid))
-            forget = partial(self._unseen.forget, name_of(one), one.path)
+            self._unprobed.report(
+                UnprobedProgram(name_of(one), one.path, one.state, one.reason, one.remedy, target.owner.uid)
+            )
+            forget = partial(self._unprobed.forget, name_of(one), one.path)
         self._news.append(one)
         return Attached((), partial(self._release, one, place), forget)
 
@@ -170,8 +172,8 @@ class GoLimiters(Due):
         for one in self._moving():
             yield from self._move(one)
         hits = int(self._counts["hits"][0])
-        if now_ns - self._looked_ns >= _CHECK_NS or hits - self._hits >= self._most:
-            self._hits, self._looked_ns = hits, now_ns
+        if now_ns - self._checked_at_ns >= _CHECK_NS or hits - self._hits >= self._most:
+            self._hits, self._checked_at_ns = hits, now_ns
             for one in self.binaries.values():
                 if one.links and not one.attaching and one.measured and not one.sampled:
                     self._regulate(one)
@@ -184,12 +186,12 @@ class GoLimiters(Due):
         window.
         """
         now_ns, hits = boot_ns(), self._probes.hits(one)
-        passed_ns = max(now_ns - one.looked_ns, _CHECK_NS)
+        passed_ns = max(now_ns - one.sampled_ns, _CHECK_NS)
         if hits - one.hits <= one.schedule.budget * passed_ns / 1e9:
-            if now_ns - one.looked_ns >= _CHECK_NS:
-                one.hits, one.looked_ns = hits, now_ns
+            if now_ns - one.sampled_ns >= _CHECK_NS:
+                one.hits, one.sampled_ns = hits, now_ns
             return
-        rate = (hits - one.hits) / 2 / max(now_ns - one.looked_ns, 1) * 1e9
+        rate = (hits - one.hits) / 2 / max(now_ns - one.sampled_ns, 1) * 1e9
         one.sampled, one.state = True, "degraded"
         one.reason = (
             f"about {rate:.0f} decisions a second: sampled; `tickscope limiters` shows how exact its totals are"
@@ -219,7 +221,7 @@ class GoLimiters(Due):
             run(self._probes.attach(one), lambda _, error: self._attached(one, error))
 
     def _attached(self, one: Binary, error: Exception | None) -> None:
-        self._tell_failure(one, error)
+        self._report_failure(one, error)
         if error is None and one.sampled and one.links:
             self._open(one, one.since_ns)
 
@@ -244,13 +246,13 @@ class GoLimiters(Due):
         yield from one.rates.window(records, one.from_ns, one.until_ns, self.called)
         if one.links:
             one.sampled, one.state, one.reason, one.remedy = False, "attached", "", ""
-            one.looked_ns = now_ns
+            one.sampled_ns = now_ns
             self._news.append(one)
             return
         one.schedule.closed(one.asked_ns, now_ns, self._probes.hits(one) - one.hits_before)
         one.due_ns = one.schedule.next_ns(now_ns)
 
-    def _tell_failure(self, one: Binary, error: Exception | None) -> None:
+    def _report_failure(self, one: Binary, error: Exception | None) -> None:
         """What holds the helper up for a while is not this binary's: it is tried again."""
         if one.file < 0 or error is None:
             return

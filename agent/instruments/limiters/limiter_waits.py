@@ -31,7 +31,7 @@ LONGEST_NS = 600_000_000_000
 _SLACK_NS = 1_000_000_000
 #: For how long a reservation is held; within which it is given back at once; what ``asleep`` and ``woke`` are of those.
 _GIVEN_BACK_NS, _AT_ONCE_NS, _RESERVED = 100_000_000, 10_000_000, 2
-_TELL_NS = 60_000_000_000
+_REPORT_NS = 60_000_000_000
 
 
 class Waits(Finishing):
@@ -44,8 +44,8 @@ class Waits(Finishing):
         self._records: np.ndarray | None = None  # in the order in which they came
         self._new: list[np.ndarray] = []
         self._due_ns = np.empty(0, np.int64)
-        self.early = self._early_told = 0
-        self._told_ns = -_TELL_NS
+        self.early = self._early_reported = 0
+        self._reported_ns = -_REPORT_NS
 
     def feed(self, records: np.ndarray) -> None:
         """Takes records of ``struct limiter_decision``."""
@@ -66,7 +66,7 @@ class Waits(Finishing):
         if over.any():
             self.early += int(np.count_nonzero(self._due_ns[over] >= now_ns))
             yield from _batch(decided(self._keep(~over), self._called))
-        if self.early > self._early_told and now_ns - self._told_ns >= _TELL_NS:
+        if self.early > self._early_reported and now_ns - self._reported_ns >= _REPORT_NS:
             yield self._status(now_ns)
 
     def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterator[Batch]:
@@ -104,7 +104,7 @@ class Waits(Finishing):
         return gone
 
     def _status(self, now_ns: int) -> Batch:
-        more, self._early_told, self._told_ns = self.early - self._early_told, self.early, now_ns
+        more, self._early_reported, self._reported_ns = self.early - self._early_reported, self.early, now_ns
         reason = (
             f"{more} waits are told as delayed though they have not ended: more than {MOST} sleep at once, so it is not"
             " seen who gives up"

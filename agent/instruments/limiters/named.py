@@ -60,9 +60,9 @@ class Named(Finishing):
             held[held] = _last(records["proc"]["pid"][held])
             held[np.flatnonzero(held)[:-HELD]] = False
             self._records, records = [only(records, held)], only(records, ~held)
-        yield from self._told(records)
+        yield from self._ready_batches(records)
 
-    def _told(self, records: np.ndarray) -> Iterator[Batch]:
+    def _ready_batches(self, records: np.ndarray) -> Iterator[Batch]:
         self._waits.feed(records)
         yield from at_once(records, self._sites.called)
 

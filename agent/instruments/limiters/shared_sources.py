@@ -22,8 +22,8 @@ def limiters(context: KindContext) -> tuple[GoLimiters, list[Source]]:
         family, kernel, targets, wire = context.family, context.kernel, context.targets, context.kernel.loaded.wire
         settings: LimiterSettings = context.settings
         names = Names(settings.limiter_names)
-        source = GoLimiters(family, wire, context.helper, targets.unseen, settings.hits_per_s)
-        sites = Sites(family, wire, targets.analyst, source.binaries, names)
+        source = GoLimiters(family, wire, context.helper, targets.unprobed_programs, settings.hits_per_s)
+        sites = Sites(family, wire, targets.analyzers, source.binaries, names)
         source.called, source.known = sites.called, sites.known
         waits = Waits(sites.called)
         named = Named(sites, waits)

@@ -1,5 +1,5 @@
-"""What limiters of Go programs are called: the functions that ask them, found once for each call stack by the examiner,
-and put into ids (agent/limiters/naming.py).
+"""What limiters of Go programs are called: the functions that ask them, found once for each call stack by the ELF
+analyzer, and put into ids (agent/limiters/naming.py).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from agent.kernel.ring import SharedArray
 from agent.kernel.steps import Steps, run
 from agent.kernel.wire import Wire
 from agent.limiters.catalogue import declared, seen
-from agent.limiters.naming import WIDTH, AskingSite, Names, site
-from agent.targets.analyst import Analyst, Unexamined
+from agent.limiters.naming import WIDTH, CallSite, Names, site
+from agent.targets.analyzer_pool import AnalysisFailed, AnalyzerPool
 from agent.targets.asked import FileId
 
 #: Call stacks that are known at a time, and so many of them are forgotten at once; places whose functions are known, of
 #: all programs; places a question.
-STACKS, _FORGOTTEN, PLACES, _ASKED = 4096, 512, 1024, 24
+STACKS, _FORGOTTEN, PLACES, _RESOLVED = 4096, 512, 1024, 24
 #: Ids of one program: limiters beyond them have the id that says that nobody knows who asks.
 SITES = 256
 #: For docs/limits.md.
@@ -37,20 +37,20 @@ BOUNDS = (
     UpperBound("limiters", "callers of limiters of one program", SITES, "the id of the others ends in `@?`", "the id"),
 )
 _AGAIN_NS = 3_600_000_000_000
-#: Part of the time that the examiner may take for programs of all users but root; of it at once, s.
+#: Part of the time that the ELF analyzer may take for programs of all users but root; of it at once, s.
 _PART, _MOST_S = 0.4, 0.4
 
 
 @dataclass
 class _Program:
-    """What is known of one library in one binary. callers: by place, who called there; told_ns: of each id, when it was
-    told last.
+    """What is known of one library in one binary. callers: by place, who called there; reported_ns: of each id, when
+    it was told last.
     """
 
     binary: Binary
     callers: dict[int, list[list[Any]]] = field(default_factory=dict)
-    sites: dict[bytes, AskingSite] = field(default_factory=dict)
-    told_ns: dict[bytes, int] = field(default_factory=dict)
+    sites: dict[bytes, CallSite] = field(default_factory=dict)
+    reported_ns: dict[bytes, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -69,15 +69,20 @@ class Sites:
     name = "limiter_sites"
 
     def __init__(
-        self, family: Family, wire: Wire, analyst: Analyst, binaries: Mapping[tuple[FileId, str], Binary], names: Names
+        self,
+        family: Family,
+        wire: Wire,
+        analyzers: AnalyzerPool,
+        binaries: Mapping[tuple[FileId, str], Binary],
+        names: Names,
     ) -> None:
         secret = SharedArray(family.maps["limiter_secret"], wire.dtype("limiter_secret")).values
         secret["seed"] = int.from_bytes(os.urandom(8), "little")
-        self._secret, self._analyst, self._binaries, self._names = secret, analyst, binaries, names
+        self._secret, self._analyzers, self._binaries, self._names = secret, analyzers, binaries, names
         self._stacks: OrderedDict[int, _Stack] = OrderedDict()
         self._programs: dict[bytes, _Program] = {}
         self._due: list[_Program] = []
-        self._asking = False
+        self._resolving = False
         self._budget = Budget(_PART, _MOST_S, root=False)
         self._ids, self._texts = np.zeros(0, np.uint64), np.zeros(0, f"S{WIDTH}")
         self._new: dict[int, bytes] = {}
@@ -98,7 +103,7 @@ class Sites:
                 self._resolve(one)
         if len(self._stacks) > STACKS:
             self._forget()
-        self._ask()
+        self._ask_next()
 
     def _forget(self) -> None:
         """Those that were not told for longest."""
@@ -142,7 +147,7 @@ class Sites:
             self._due.append(one.program)
         return None
 
-    def _call(self, one: _Stack, where: AskingSite | None) -> None:
+    def _call(self, one: _Stack, where: CallSite | None) -> None:
         binary = one.program.binary
         program = binary.program or binary.path.removesuffix(" (deleted)").rpartition("/")[2]
         limiter = seen()[binary.library].limiter
@@ -156,48 +161,48 @@ class Sites:
         one.places = []
         self._new[one.number] = one.name
 
-    def _ask(self) -> None:
+    def _ask_next(self) -> None:
         """One question at a time."""
-        if self._asking:
+        if self._resolving:
             return
         now_ns = time.monotonic_ns()
         ready = next((one for one in self._due if self._budget.left(one.binary.uid, now_ns) > 0), None)
         if ready is None:
             return
         self._due.remove(ready)
-        self._asking = True
-        run(self._asked(ready), lambda _, error: self._answered(ready, error))
+        self._resolving = True
+        run(self._resolve_callers(ready), lambda _, error: self._answered(ready, error))
 
-    def _asked(self, program: _Program) -> Steps[None]:
+    def _resolve_callers(self, program: _Program) -> Steps[None]:
         wanted: list[int] = []
         for one in self._stacks.values():
             if one.program is program and not one.name:
                 wanted += [place for place in one.places if place not in program.callers and place not in wanted]
-            if len(wanted) >= _ASKED:
+            if len(wanted) >= _RESOLVED:
                 break
-        wanted = wanted[:_ASKED]
+        wanted = wanted[:_RESOLVED]
         if not wanted or program.binary.file < 0:
             return
         try:
-            told = yield self._analyst.examining("callers", [program.binary.file], offsets=wanted)
-        except Unexamined:
-            told = []
+            callers = yield self._analyzers.analyze("callers", [program.binary.file], offsets=wanted)
+        except AnalysisFailed:
+            callers = []
         if sum(len(known.callers) for known in self._programs.values()) + len(wanted) > PLACES:
             for known in self._programs.values():
                 known.callers.clear()
         for at, place in enumerate(wanted):
-            program.callers[place] = told[at] if at < len(told) else []
-        self._budget.spend(program.binary.uid, self._analyst.took_s, time.monotonic_ns())
+            program.callers[place] = callers[at] if at < len(callers) else []
+        self._budget.spend(program.binary.uid, self._analyzers.took_s, time.monotonic_ns())
 
     def _answered(self, program: _Program, error: Exception | None) -> None:
-        self._asking = False
+        self._resolving = False
         for one in self._stacks.values():
             if one.program is program:
                 if error is None:
                     self._resolve(one)
                 elif not one.name:
                     self._call(one, None)
-        self._ask()
+        self._ask_next()
 
     def known(self, records: np.ndarray) -> np.ndarray:
         """Of which decisions it is known what they are called, bool (n,)."""
@@ -232,21 +237,21 @@ class Sites:
         return []
 
     def drain(self, now_ns: int) -> Iterator[Batch]:
-        if self._asking:
-            self._analyst.pump()
+        if self._resolving:
+            self._analyzers.pump()
         if self._due:
-            self._ask()
+            self._ask_next()
         for program in self._programs.values():
             for name, where in program.sites.items():
-                if now_ns - program.told_ns.get(name, -_AGAIN_NS) >= _AGAIN_NS:
-                    program.told_ns[name] = now_ns
+                if now_ns - program.reported_ns.get(name, -_AGAIN_NS) >= _AGAIN_NS:
+                    program.reported_ns[name] = now_ns
                     yield _row(name, where, program.binary, now_ns)
 
     def close(self) -> None:
         """Nothing of its own to close."""
 
 
-def _row(name: bytes, where: AskingSite, binary: Binary, now_ns: int) -> Batch:
+def _row(name: bytes, where: CallSite, binary: Binary, now_ns: int) -> Batch:
     return make(
         "limiter",
         1,

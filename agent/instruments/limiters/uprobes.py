@@ -49,7 +49,7 @@ class GoProbes:
             one.attaching = False
         one.since_ns = boot_ns()
         self.publish(one, one.schedule.every if one.sampled else 1)
-        one.since_ns = one.looked_ns = boot_ns()
+        one.since_ns = one.sampled_ns = boot_ns()
 
     def publish(self, one: Binary, every: int) -> None:
         """Tells the kernel's side what it needs to know of the binary, and takes its count of hits."""

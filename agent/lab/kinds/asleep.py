@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from agent.lab.kind import Fault, Kind, Offender, Right, Size
-from agent.lab.kinds.workers import told
+from agent.lab.kinds.workers import setting_fault
 from agent.lab.stage.stage import Stage
 
 
 @contextmanager
 def held(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """Once, for the fault's size: it holds it until it lets go."""
-    stage.crew.tell(fault.target, hold_s=fault.size, now=True)
+    stage.processes.set_settings(fault.target, hold_s=fault.size, now=True)
     try:
         yield Offender(fault.target)
     finally:
-        stage.crew.tell(fault.target, hold_s=stage.programs[fault.target].settings["hold_s"], now=False)
+        stage.processes.set_settings(fault.target, hold_s=stage.programs[fault.target].settings["hold_s"], now=False)
 
 
 KINDS = (
@@ -35,7 +35,7 @@ KINDS = (
         Size("sleep_s", 0.6, 4.0),
         ("desk",),
         (Right("asleep", "clock_nanosleep", culprit=True),),
-        told("sleep_s", lambda f, _: f.size),
+        setting_fault("sleep_s", lambda f, _: f.size),
         (4.0, 8.0),
         settle_s=3.0,
     ),

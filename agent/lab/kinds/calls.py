@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from agent.lab.kind import Fault, Kind, Offender, Right, Size
 from agent.lab.kinds.stopped import stopped
-from agent.lab.kinds.workers import told
+from agent.lab.kinds.workers import setting_fault
 from agent.lab.stage.stage import Stage
 
 
@@ -15,13 +15,13 @@ from agent.lab.stage.stage import Stage
 def storming(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """The server bars one of its clients, which tries again after so short a pause."""
     usual = stage.programs["eager"].settings["pause_s"]
-    stage.crew.tell("eager", pause_s=fault.size)
-    stage.crew.tell("shop", barred="eager")
+    stage.processes.set_settings("eager", pause_s=fault.size)
+    stage.processes.set_settings("shop", barred="eager")
     try:
         yield Offender("eager")
     finally:
-        stage.crew.tell("shop", barred="")
-        stage.crew.tell("eager", pause_s=usual)
+        stage.processes.set_settings("shop", barred="")
+        stage.processes.set_settings("eager", pause_s=usual)
 
 
 KINDS = (
@@ -41,7 +41,7 @@ KINDS = (
         Size("duration_s", 2.5, 7.0),
         ("back",),
         (Right("broker_slow", culprit=True), Right("peer_stopped", culprit=True)),
-        told("answering", lambda _f, _u: False),
+        setting_fault("answering", lambda _f, _u: False),
     ),
     Kind(
         "chain_stopped",

@@ -19,12 +19,12 @@ from agent.lab.stage.stage import GUESTS, Stage
 ACTOR, CLOCK = "lab-clock", "wall clock"  # as findings call it
 _STEP, _SLEW = (Right("clock_step", culprit=True),), (Right("clock_slew", culprit=True),)
 #: Who goes by it says so: ``uses=("clock",)``. It makes nobody slow.
-_CLOCK, _WAYS = ("clock",), ("failed", "refused")
+_CLOCK, _IMPACT_KINDS = ("clock",), ("failed", "refused")
 
 
 def _by_another(stage: Stage, move: Callable[[], None]) -> int:
     """A process of its own does it: its pid. Raises OSError where it could not."""
-    pid = stage.crew.fork(move, GUESTS, "node", ACTOR, root=True)
+    pid = stage.processes.fork(move, GUESTS, "node", ACTOR, root=True)
     _, status = os.waitpid(pid, 0)
     if status:
         raise OSError("the clock could not be moved (logs/errors.txt tells why)")
@@ -60,10 +60,10 @@ def stepped_for_good(sign: int) -> Callable[[Stage, Fault], AbstractContextManag
 
 
 def _forget(stage: Stage, redis: str) -> None:
-    def say() -> None:
+    def report() -> None:
         RespClient(RedisUrl.parse(f"redis://{PLACES[redis]}:{PORT}/0"), timeout_s=10).pipeline([("DEL", KEY)])
 
-    os.waitpid(stage.crew.fork(say, GUESTS, stage.programs[redis].space, "lab-operator", root=False), 0)
+    os.waitpid(stage.processes.fork(report, GUESTS, stage.programs[redis].space, "lab-operator", root=False), 0)
 
 
 def slewed(sign: int) -> Callable[[Stage, Fault], AbstractContextManager[Offender]]:
@@ -90,7 +90,7 @@ KINDS = (
         (1.0, 3.0),
         ("step_clock",),
         touches={"forward": _CLOCK, "back": _CLOCK},
-        ways=_WAYS,
+        ways=_IMPACT_KINDS,
     ),
     Kind(
         "clock_step_forward",
@@ -101,7 +101,7 @@ KINDS = (
         stepped_for_good(1),
         (2.0, 3.0),
         ("throwaway_vm",),
-        ways=_WAYS,
+        ways=_IMPACT_KINDS,
     ),
     Kind(
         "clock_step_back",
@@ -112,7 +112,7 @@ KINDS = (
         stepped_for_good(-1),
         (2.0, 3.0),
         ("throwaway_vm",),
-        ways=_WAYS,
+        ways=_IMPACT_KINDS,
     ),
     Kind(
         "clock_slew_fast",
@@ -123,7 +123,7 @@ KINDS = (
         slewed(1),
         (6.0, 10.0),
         ("throwaway_vm",),
-        ways=_WAYS,
+        ways=_IMPACT_KINDS,
     ),
     Kind(
         "clock_slew_slow",
@@ -134,6 +134,6 @@ KINDS = (
         slewed(-1),
         (6.0, 10.0),
         ("throwaway_vm",),
-        ways=_WAYS,
+        ways=_IMPACT_KINDS,
     ),
 )

@@ -16,12 +16,12 @@ from agent.lab.stage.stage import DISK_BYTES_PER_S, GUESTS, Stage
 @contextmanager
 def frozen(stage: Stage, _fault: Fault) -> Iterator[Offender]:
     """As for a snapshot: whatever writes waits."""
-    pid = stage.crew.fork(lambda: disk.freeze(stage.disk), GUESTS, "node", "lab-freezer", root=True)
+    pid = stage.processes.fork(lambda: disk.freeze(stage.disk), GUESTS, "node", "lab-freezer", root=True)
     os.waitpid(pid, 0)
     try:
         yield Offender("lab-freezer", str(stage.disk), (pid,))
     finally:
-        os.waitpid(stage.crew.fork(lambda: disk.unfreeze(stage.disk), GUESTS, "node", "lab-freezer", root=True), 0)
+        os.waitpid(stage.processes.fork(lambda: disk.unfreeze(stage.disk), GUESTS, "node", "lab-freezer", root=True), 0)
 
 
 @contextmanager
@@ -57,23 +57,23 @@ def filled(stage: Stage, fault: Fault) -> Iterator[Offender]:
                     size = max(4096, size >> 1)
                     time.sleep(0.002)
 
-    pid = stage.crew.fork(fill, GUESTS, "node", "lab-filler", root=False)
+    pid = stage.processes.fork(fill, GUESTS, "node", "lab-filler", root=False)
     try:
         yield Offender("lab-filler", str(stage.disk), (pid,))
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        os.waitpid(stage.crew.fork(place.unlink, GUESTS, "node", "lab-filler", root=True), 0)
+        os.waitpid(stage.processes.fork(place.unlink, GUESTS, "node", "lab-filler", root=True), 0)
 
 
 @contextmanager
 def contended(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """Another program writes much, and syncs it."""
-    stage.crew.tell(fault.target, bytes=int(fault.size), sync=True)
+    stage.processes.set_settings(fault.target, bytes=int(fault.size), sync=True)
     try:
         yield Offender(fault.target, stage.device)
     finally:
-        stage.crew.tell(fault.target, bytes=1 << 16, sync=False)
+        stage.processes.set_settings(fault.target, bytes=1 << 16, sync=False)
 
 
 FROZEN = Kind(

@@ -20,11 +20,11 @@ def refused(how: str) -> Callable[[Stage, Fault], AbstractContextManager[Offende
     @contextmanager
     def inject(stage: Stage, fault: Fault) -> Iterator[Offender]:
         port, protocol = TRAFFIC[fault.target]
-        stage.crew.tell("link", refuse=how, port=port, protocol=protocol)
+        stage.processes.set_settings("link", refuse=how, port=port, protocol=protocol)
         try:
             yield Offender(object=f"{FAR}:{port}")
         finally:
-            stage.crew.tell("link", **USUAL)
+            stage.processes.set_settings("link", **USUAL)
 
     return inject
 

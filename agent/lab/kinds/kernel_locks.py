@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent.lab.kind import Kind, Right, Size
-from agent.lab.kinds.workers import told
+from agent.lab.kinds.workers import setting_fault
 
 ADDRESS_SPACE = Kind(
     "address_space_locked",
@@ -12,6 +12,6 @@ ADDRESS_SPACE = Kind(
     Size("mb", 128, 512),
     ("api-maps",),
     (Right("kernel_lock"),),
-    told("mb", lambda f, _: int(f.size)),
+    setting_fault("mb", lambda f, _: int(f.size)),
     (3.0, 6.0),
 )

@@ -12,20 +12,20 @@ from agent.lab.stage.stage import Stage
 
 @contextmanager
 def killed(stage: Stage, fault: Fault) -> Iterator[Offender]:
-    stage.crew.kill(fault.target)
+    stage.processes.kill(fault.target)
     try:
         yield Offender(fault.target)
     finally:
-        stage.crew.start(stage.programs[fault.target])
+        stage.processes.start(stage.programs[fault.target])
 
 
 @contextmanager
 def restarted(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """The fault's size of times, a fifth of a second each: what a crash loop does."""
     for _ in range(round(fault.size)):
-        stage.crew.kill(fault.target)
+        stage.processes.kill(fault.target)
         time.sleep(0.2)
-        stage.crew.start(stage.programs[fault.target])
+        stage.processes.start(stage.programs[fault.target])
         time.sleep(0.05)
     yield Offender(fault.target)
 

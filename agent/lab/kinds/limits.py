@@ -34,13 +34,13 @@ def pressed(stage: Stage, fault: Fault) -> Iterator[Offender]:
     group = file.parent
     usage = int((group / ("memory.current" if file.name == "memory.max" else "memory.usage_in_bytes")).read_text())
     own = _own_bytes(group)
-    stage.crew.expect_end(fault.target)  # the kernel may give up, and kill it
+    stage.processes.expect_end(fault.target)  # the kernel may give up, and kill it
     file.write_text(str((own + int(fault.size * max(0, usage - own)) + (2 << 20)) // PAGE * PAGE))
     try:
         yield Offender(fault.target, str(group.name))
     finally:
         file.write_text("max" if file.name == "memory.max" else "-1")
-        stage.crew.revive(fault.target)
+        stage.processes.revive(fault.target)
 
 
 @contextmanager
@@ -49,24 +49,24 @@ def out_of_memory(stage: Stage, fault: Fault) -> Iterator[Offender]:
     file = _memory(stage, fault.target)
     own = _own_bytes(file.parent)
     file.write_text(str((own + (24 << 20)) // PAGE * PAGE))
-    stage.crew.expect_end(fault.target)
-    stage.crew.tell(fault.target, grow=4)
+    stage.processes.expect_end(fault.target)
+    stage.processes.set_settings(fault.target, grow=4)
     try:
         yield Offender(fault.target)
     finally:
         file.write_text("max" if file.name == "memory.max" else "-1")
-        stage.crew.tell(fault.target, grow=0)
-        stage.crew.revive(fault.target)
+        stage.processes.set_settings(fault.target, grow=0)
+        stage.processes.revive(fault.target)
 
 
 @contextmanager
 def without_descriptors(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """It may open no more files than it has."""
-    stage.crew.tell(fault.target, files=LEAST_FILES)
+    stage.processes.set_settings(fault.target, files=LEAST_FILES)
     try:
         yield Offender(fault.target)
     finally:
-        stage.crew.tell(fault.target, files=0)
+        stage.processes.set_settings(fault.target, files=0)
 
 
 KINDS = (

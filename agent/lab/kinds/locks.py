@@ -12,21 +12,21 @@ from agent.lab.stage.stage import Stage
 @contextmanager
 def held(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """Once, for the fault's size: it holds it until it lets go."""
-    stage.crew.tell(fault.target, hold_s=fault.size, now=True)
+    stage.processes.set_settings(fault.target, hold_s=fault.size, now=True)
     try:
         yield Offender(fault.target, str(stage.shared / f"state.{fault.target.removeprefix('hold-')}"))
     finally:
-        stage.crew.tell(fault.target, hold_s=0.0005, now=False)
+        stage.processes.set_settings(fault.target, hold_s=0.0005, now=False)
 
 
 @contextmanager
 def convoy(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """Again and again, for the fault's size, with next to no time between: whoever wants it stands in line."""
-    stage.crew.tell(fault.target, hold_s=fault.size, every_s=0.001)
+    stage.processes.set_settings(fault.target, hold_s=fault.size, every_s=0.001)
     try:
         yield Offender(fault.target, str(stage.shared / f"state.{fault.target.removeprefix('hold-')}"))
     finally:
-        stage.crew.tell(fault.target, **stage.programs[fault.target].settings)
+        stage.processes.set_settings(fault.target, **stage.programs[fault.target].settings)
 
 
 _TOUCHES = {"hold-flock": ("state.flock",), "hold-posix": ("state.posix",)}

@@ -22,11 +22,13 @@ def treated(setting: str, value: bool | None = None) -> Callable[[Stage, Fault],
     @contextmanager
     def inject(stage: Stage, fault: Fault) -> Iterator[Offender]:
         port, protocol = TRAFFIC[fault.target]
-        stage.crew.tell("link", **{setting: fault.size if value is None else value}, port=port, protocol=protocol)
+        stage.processes.set_settings(
+            "link", **{setting: fault.size if value is None else value}, port=port, protocol=protocol
+        )
         try:
             yield Offender(object=FAR)
         finally:
-            stage.crew.tell("link", **USUAL)
+            stage.processes.set_settings("link", **USUAL)
 
     return inject
 

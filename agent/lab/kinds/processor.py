@@ -22,10 +22,10 @@ def _burn(nice: int) -> None:
 
 
 @contextmanager
-def _hogs(stage: Stage, per_processor: float, nice: int, group: str = GUESTS) -> Iterator[Offender]:
+def _cpu_hogs(stage: Stage, per_processor: float, nice: int, group: str = GUESTS) -> Iterator[Offender]:
     """Processes that never wait."""
     count = max(1, round(per_processor * (os.cpu_count() or 1)))
-    pids = [stage.crew.fork(lambda: _burn(nice), group, "node", "lab-hog", root=True) for _ in range(count)]
+    pids = [stage.processes.fork(lambda: _burn(nice), group, "node", "lab-hog", root=True) for _ in range(count)]
     try:
         yield Offender("lab-hog", pids=tuple(pids))
     finally:
@@ -35,13 +35,13 @@ def _hogs(stage: Stage, per_processor: float, nice: int, group: str = GUESTS) ->
 
 
 @contextmanager
-def hogged(stage: Stage, fault: Fault) -> Iterator[Offender]:
+def cpu_hogged(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """In the target's own cgroup: priority counts among those of one cgroup only. As few of them as have the fault's
     size together.
     """
     count = math.ceil(fault.size / STEP**-HIGHEST)
     nice = round(-math.log(fault.size / count, STEP))
-    with _hogs(stage, count, nice, stage.programs[fault.target].group or fault.target) as culprit:
+    with _cpu_hogs(stage, count, nice, stage.programs[fault.target].group or fault.target) as culprit:
         yield culprit
 
 
@@ -54,7 +54,7 @@ def outweighed(stage: Stage, fault: Fault) -> Iterator[Offender]:
     weight, usual = (place / "cpu.weight", 100) if modern else (place / "cpu.shares", 1024)
     weight.write_text(str(int(usual * fault.size)))
     try:
-        with _hogs(stage, 2.0, 0) as culprit:
+        with _cpu_hogs(stage, 2.0, 0) as culprit:
             yield culprit
     finally:
         weight.write_text(str(usual))
@@ -84,7 +84,7 @@ HOG = Kind(
     Size("times", 90.0, 340.0),
     ("api-tls", "api-tls12", "api-redis", "api-http", "goapi"),
     (Right("cpu", "preempted", culprit=True), Right("cpu")),
-    hogged,
+    cpu_hogged,
     (2.0, 5.0),
 )
 OUTWEIGHED = Kind(

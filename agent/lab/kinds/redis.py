@@ -24,7 +24,7 @@ return 1
 Command = Callable[[float], tuple[object, ...]]
 
 
-def _say(client: RespClient, *commands: tuple[object, ...]) -> None:
+def _send(client: RespClient, *commands: tuple[object, ...]) -> None:
     """Raises hiredis.ReplyError where the server refuses: the run's log of errors then says why nobody felt it."""
     for reply in client.pipeline(list(commands)):  # type: ignore[arg-type]
         if isinstance(reply, hiredis.ReplyError):
@@ -42,7 +42,9 @@ def busy(command: Command) -> Callable[[Stage, Fault], AbstractContextManager[Of
     def inject(stage: Stage, fault: Fault) -> Iterator[Offender]:
         address = PLACES[fault.target]
         space = "far" if fault.target.endswith("far") else "node"
-        stage.crew.fork(lambda: _say(_client(address), command(fault.size)), GUESTS, space, "lab-asker", root=False)
+        stage.processes.fork(
+            lambda: _send(_client(address), command(fault.size)), GUESTS, space, "lab-asker", root=False
+        )
         yield Offender(fault.target)
 
     return inject
@@ -51,7 +53,7 @@ def busy(command: Command) -> Callable[[Stage, Fault], AbstractContextManager[Of
 @contextmanager
 def full_of_clients(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """It lets nobody in: all clients are thrown out, and come back to a server that is full with whoever did that."""
-    with told(
+    with send_setting(
         stage,
         fault,
         (("CONFIG", "SET", "maxclients", 1), ("CLIENT", "KILL", "TYPE", "normal")),
@@ -63,7 +65,7 @@ def full_of_clients(stage: Stage, fault: Fault) -> Iterator[Offender]:
 @contextmanager
 def refusing(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """It listens elsewhere: all clients are thrown out, and find nobody where it was."""
-    with told(
+    with send_setting(
         stage,
         fault,
         (("CONFIG", "SET", "port", PORT + 1), ("CLIENT", "KILL", "TYPE", "normal")),
@@ -75,7 +77,7 @@ def refusing(stage: Stage, fault: Fault) -> Iterator[Offender]:
 @contextmanager
 def full_of_data(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """It refuses whatever writes: its memory is used up."""
-    with told(stage, fault, (("CONFIG", "SET", "maxmemory", 1),), ("CONFIG", "SET", "maxmemory", 0)):
+    with send_setting(stage, fault, (("CONFIG", "SET", "maxmemory", 1),), ("CONFIG", "SET", "maxmemory", 0)):
         yield Offender(fault.target)
 
 
@@ -84,12 +86,12 @@ def read_only(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """It refuses whatever writes: it takes itself for the replica of a server that does not answer, as after a failover
     gone wrong.
     """
-    with told(stage, fault, (("REPLICAOF", "127.0.0.1", "1"),), ("REPLICAOF", "NO", "ONE")):
+    with send_setting(stage, fault, (("REPLICAOF", "127.0.0.1", "1"),), ("REPLICAOF", "NO", "ONE")):
         yield Offender(fault.target)
 
 
 @contextmanager
-def told(
+def send_setting(
     stage: Stage, fault: Fault, commands: tuple[tuple[object, ...], ...], after: tuple[object, ...]
 ) -> Iterator[None]:
     """By one connection, which stays: a server that is full lets no other in to undo it."""
@@ -99,11 +101,11 @@ def told(
     def both() -> None:
         client = _client(address)
         for command in commands:
-            _say(client, command)
+            _send(client, command)
         sys.stdin.read()
-        _say(client, after)
+        _send(client, after)
 
-    pid = stage.crew.fork(both, GUESTS, space, "lab-operator", root=False, stdin=done_r)
+    pid = stage.processes.fork(both, GUESTS, space, "lab-operator", root=False, stdin=done_r)
     os.close(done_r)
     try:
         yield

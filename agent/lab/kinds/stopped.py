@@ -13,11 +13,11 @@ from agent.lab.stage.stage import Stage
 
 @contextmanager
 def stopped(stage: Stage, fault: Fault) -> Iterator[Offender]:
-    stage.crew.signal(fault.target, signal.SIGSTOP)
+    stage.processes.signal(fault.target, signal.SIGSTOP)
     try:
         yield Offender(fault.target)
     finally:
-        stage.crew.signal(fault.target, signal.SIGCONT)
+        stage.processes.signal(fault.target, signal.SIGCONT)
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def all_stopped(stage: Stage, fault: Fault) -> Iterator[Offender]:
     with ExitStack() as undo:
         for name in names:
             undo.enter_context(stopped(stage, replace(fault, target=name)))
-        yield Offender(pids=tuple(stage.crew.members[name].pid for name in names))
+        yield Offender(pids=tuple(stage.processes.members[name].pid for name in names))
 
 
 _SERVER = (Right("process_stopped", culprit=True), Right("peer_stopped", culprit=True), Right("broker_slow"))

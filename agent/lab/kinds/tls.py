@@ -22,18 +22,20 @@ BEFORE = ("client_hello", "key_exchange", "finished", "request")
 
 @contextmanager
 def slow(stage: Stage, fault: Fault) -> Iterator[Offender]:
-    stage.crew.tell("tls-server", **{fault.target: fault.size})
+    stage.processes.set_settings("tls-server", **{fault.target: fault.size})
     try:
         yield Offender("tls-server")
     finally:
-        stage.crew.tell("tls-server", **{fault.target: 0.0})
+        stage.processes.set_settings("tls-server", **{fault.target: 0.0})
 
 
 @contextmanager
 def slow_clients(stage: Stage, fault: Fault) -> Iterator[Offender]:
     """More of them than the server has workers."""
     pids = tuple(
-        stage.crew.fork(lambda: _ask_slowly(fault.target, fault.size), GUESTS, "node", "lab-slowpoke", root=False)
+        stage.processes.fork(
+            lambda: _request_slowly(fault.target, fault.size), GUESTS, "node", "lab-slowpoke", root=False
+        )
         for _ in range(WORKERS + 1)
     )
     try:
@@ -44,16 +46,16 @@ def slow_clients(stage: Stage, fault: Fault) -> Iterator[Offender]:
             os.waitpid(pid, 0)
 
 
-def _ask_slowly(before: str, delay_s: float) -> None:
+def _request_slowly(before: str, delay_s: float) -> None:
     """Again and again."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it is asked for its time only
     while True:
         with contextlib.suppress(OSError), socket.create_connection((FAR, PORT), timeout=20) as connection:
-            _ask(context, connection, before, delay_s)
+            _request(context, connection, before, delay_s)
 
 
-def _ask(context: ssl.SSLContext, connection: socket.socket, before: str, delay_s: float) -> None:
+def _request(context: ssl.SSLContext, connection: socket.socket, before: str, delay_s: float) -> None:
     arriving, leaving = ssl.MemoryBIO(), ssl.MemoryBIO()
     secure = context.wrap_bio(arriving, leaving)
     parts = iter(BEFORE)

@@ -10,7 +10,7 @@ from agent.lab.kind import Fault, Kind, Offender, Right, Size
 from agent.lab.stage.stage import Stage
 
 
-def told(
+def setting_fault(
     setting: str, value: Callable[[Fault, Any], Any], programs: tuple[str, ...] = ()
 ) -> Callable[[Stage, Fault], AbstractContextManager[Offender]]:
     """The target (or ``programs``) gets another value of a setting; ``value`` makes it of the fault and the usual
@@ -22,12 +22,12 @@ def told(
         names = programs or (fault.target,)
         usual = {name: stage.programs[name].settings[setting] for name in names}
         for name in names:
-            stage.crew.tell(name, **{setting: value(fault, usual[name])})
+            stage.processes.set_settings(name, **{setting: value(fault, usual[name])})
         try:
             yield Offender(fault.target)
         finally:
             for name in names:
-                stage.crew.tell(name, **{setting: usual[name]})
+                stage.processes.set_settings(name, **{setting: usual[name]})
 
     return inject
 
@@ -43,7 +43,7 @@ KINDS = (
         Size("work_s", 0.4, 3.0),
         ("consumers",),
         (Right("consumer_slow"),),
-        told("work_s", lambda f, _: f.size, _CONSUMERS),
+        setting_fault("work_s", lambda f, _: f.size, _CONSUMERS),
         (6.0, 12.0),
         settle_s=3.0,
         touches={"consumers": ("group",)},
@@ -54,7 +54,7 @@ KINDS = (
         Size("duration_s", 3.0, 14.0),
         _CONSUMERS,
         (Right("consumer_slow", culprit=True), Right("consumer_stopped", culprit=True)),
-        told("work_s", lambda f, _: f.size),
+        setting_fault("work_s", lambda f, _: f.size),
     ),
     Kind(
         "producer_burst",
@@ -62,7 +62,7 @@ KINDS = (
         Size("times", 18.0, 36.0),
         ("producer",),
         (Right("load", culprit=True), Right("load")),
-        told("per_s", lambda f, usual: usual * f.size),
+        setting_fault("per_s", lambda f, usual: usual * f.size),
         (2.5, 4.5),
         settle_s=8.0,
     ),
@@ -72,7 +72,7 @@ KINDS = (
         Size("of_limit", 1.4, 4.5),
         tuple(ALLOWED),
         (Right("load"),),
-        told("per_s", lambda f, _: ALLOWED[f.target] * f.size),
+        setting_fault("per_s", lambda f, _: ALLOWED[f.target] * f.size),
         (4.0, 8.0),
     ),
     Kind(
@@ -81,7 +81,7 @@ KINDS = (
         Size("share", 0.1, 0.45),
         ("api-redis", "api-redis-other"),
         (Right("config"),),
-        told("limit", lambda f, usual: max(1, int(usual * f.size))),
+        setting_fault("limit", lambda f, usual: max(1, int(usual * f.size))),
         (4.0, 8.0),
     ),
     Kind(
@@ -90,7 +90,7 @@ KINDS = (
         _SLOW,
         ("upstream",),
         (Right("broker_slow", culprit=True), Right("broker_slow")),
-        told("delay_s", lambda f, _: f.size),
+        setting_fault("delay_s", lambda f, _: f.size),
         (3.0, 8.0),
     ),
     Kind(
@@ -99,7 +99,7 @@ KINDS = (
         _SLOW,
         ("dns",),
         (Right("dns", culprit=True), Right("dns")),
-        told("delay_s", lambda f, _: f.size),
+        setting_fault("delay_s", lambda f, _: f.size),
         (3.0, 8.0),
     ),
     Kind(
@@ -108,7 +108,7 @@ KINDS = (
         Size("work_s", 0.07, 0.6),
         ("web",),
         (Right("accept_overflow", culprit=True), Right("accept_overflow")),
-        told("work_s", lambda f, _: f.size),
+        setting_fault("work_s", lambda f, _: f.size),
         (4.0, 8.0),
         settle_s=2.0,
     ),
@@ -118,7 +118,7 @@ KINDS = (
         Size("duration_s", 0.5, 6.0),
         ("receiver",),
         (Right("process_stopped", culprit=True), Right("peer_stopped", culprit=True)),
-        told("reading", lambda _f, _u: False),
+        setting_fault("reading", lambda _f, _u: False),
     ),
     Kind(
         "sender_not_sending",
@@ -126,6 +126,6 @@ KINDS = (
         Size("duration_s", 0.5, 6.0),
         ("sender",),
         (Right("process_stopped", culprit=True), Right("peer_stopped", culprit=True)),
-        told("sending", lambda _f, _u: False),
+        setting_fault("sending", lambda _f, _u: False),
     ),
 )

@@ -15,7 +15,7 @@ MIDDLE_PORT, BACK_PORT, PATIENCE_S = 8082, 8083, 1.0
 ANSWER, LATE = b"HTTP/1.0 200 OK\r\n\r\nok\n", b"HTTP/1.0 504 Gateway Timeout\r\n\r\n"
 
 
-def _ask(address: tuple[str, int]) -> str:
+def _fetch(address: tuple[str, int]) -> str:
     try:
         with socket.create_connection(address, timeout=PATIENCE_S) as connection:
             connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
@@ -53,7 +53,7 @@ def _pass_on(connection: socket.socket) -> None:
     with connection:
         try:
             connection.recv(4096)
-            connection.sendall(ANSWER if _ask((FAR, BACK_PORT)) == "ok" else LATE)
+            connection.sendall(ANSWER if _fetch((FAR, BACK_PORT)) == "ok" else LATE)
         except OSError:
             return
 
@@ -68,7 +68,7 @@ def front(run: Run) -> None:
 
 def _one(run: Run) -> None:
     start_ns = boot_ns()
-    run.log("ask", start_ns, _ask((OTHER, MIDDLE_PORT)))
+    run.log("ask", start_ns, _fetch((OTHER, MIDDLE_PORT)))
 
 
 PROGRAMS = (

@@ -8,7 +8,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from agent.demo.go_part import ways
+from agent.demo.go_part import paths
 from agent.lab.program import FAR, LOOPBACK, LabProgram, Run
 from agent.lab.programs import dns_server, upstream
 
@@ -20,7 +20,7 @@ def build(shared: Path) -> None:
     work = shared / "go"
     work.mkdir()
     failed = ""
-    for environment in ways(work):
+    for environment in paths(work):
         done = subprocess.run(
             ["go", "build", "-o", str(shared / "goapi"), "."],
             cwd=_SOURCE,

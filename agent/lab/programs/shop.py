@@ -23,15 +23,15 @@ def serve(run: Run) -> None:
         connection, _ = listener.accept()
         with connection:
             try:
-                asked = connection.recv(4096)
+                request = connection.recv(4096)
                 time.sleep(WORK_S)
-                if not run.settings["barred"] or run.settings["barred"].encode() not in asked:
+                if not run.settings["barred"] or run.settings["barred"].encode() not in request:
                     connection.sendall(ANSWER)
             except OSError:
                 continue
 
 
-def _ask(who: str) -> str:
+def _fetch(who: str) -> str:
     try:
         with socket.create_connection((OTHER, PORT), timeout=8) as connection:
             connection.sendall(f"GET /{who} HTTP/1.0\r\n\r\n".encode())
@@ -40,21 +40,21 @@ def _ask(who: str) -> str:
         return type(error).__name__
 
 
-def insist(run: Run) -> None:
+def retry_until_done(run: Run) -> None:
     """Each thread asks every second, and where that fails again after ``pause_s``, until it is answered."""
     run.listen()
 
-    def insisting() -> None:
+    def retrying() -> None:
         tick = run.every(1)
         while True:
             tick()
             start_ns = boot_ns()
-            while (outcome := _ask("eager")) != "ok":
+            while (outcome := _fetch("eager")) != "ok":
                 time.sleep(run.settings["pause_s"])
             run.log("ask", start_ns, outcome)
 
     for n in range(THREADS):
-        threading.Timer(n / THREADS, insisting).start()
+        threading.Timer(n / THREADS, retrying).start()
     threading.Event().wait()
 
 
@@ -64,11 +64,11 @@ def wait(run: Run) -> None:
     while True:
         tick()
         start_ns = boot_ns()
-        run.log("ask", start_ns, _ask("patient"))
+        run.log("ask", start_ns, _fetch("patient"))
 
 
 PROGRAMS = (
     LabProgram("shop", serve, settings={"barred": ""}, names=(f"{OTHER}:{PORT}",), server=True),
-    LabProgram("eager", insist, settings={"pause_s": 0.5}, uses=("shop",)),
+    LabProgram("eager", retry_until_done, settings={"pause_s": 0.5}, uses=("shop",)),
     LabProgram("patient", wait, names=("lab-shop",), uses=("shop",)),
 )

@@ -20,18 +20,18 @@ URL = f"redis://{LOOPBACK}:{PORT}/0"
 def produce(run: Run) -> None:
     run.listen()
     client = RespClient(RedisUrl.parse(URL), timeout_s=10)
-    owed, last = 0.0, time.monotonic()
+    due, last = 0.0, time.monotonic()
     while True:
         now = time.monotonic()
-        owed, last = min(2000.0, owed + (now - last) * run.settings["per_s"]), now
-        if owed >= 1:
-            start_ns, n = boot_ns(), int(owed)
+        due, last = min(2000.0, due + (now - last) * run.settings["per_s"]), now
+        if due >= 1:
+            start_ns, n = boot_ns(), int(due)
             try:
                 replies = client.pipeline([("XADD", STREAM, "MAXLEN", "~", 20000, "*", "order", k) for k in range(n)])
             except RedisDown:
                 run.log("add", start_ns, "down")
             else:
-                owed -= n
+                due -= n
                 run.log(
                     "add",
                     start_ns,

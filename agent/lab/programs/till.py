@@ -13,10 +13,10 @@ from agent.common.clocks import boot_ns
 from agent.lab.program import OTHER, LabProgram, Run
 
 PORTS, CLIENTS = {"till": 8085, "desk": 8086}, 6
-ASKED, ANSWER = b"GET / HTTP/1.1\r\nHost: till\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok\n"
+CONNECTED, ANSWER = b"GET / HTTP/1.1\r\nHost: till\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok\n"
 
 
-# They are root's: a user's share of closer looks is for two faults in a sitting.
+# They are root's: a user's share of on-demand profiles is for two faults in a sitting.
 def serve(port: int, run: Run) -> None:
     """Each answer waits for ``sleep_s``, and then for the lock, which another thread takes for ``hold_s`` each
     second.
@@ -47,7 +47,7 @@ def serve(port: int, run: Run) -> None:
         threading.Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()
 
 
-def ask(port: int, run: Run) -> None:
+def fetch(port: int, run: Run) -> None:
     run.listen()
 
     def customer() -> None:
@@ -56,7 +56,7 @@ def ask(port: int, run: Run) -> None:
             while True:
                 tick()
                 start_ns = boot_ns()
-                connection.sendall(ASKED)
+                connection.sendall(CONNECTED)
                 run.log("ask", start_ns, "ok" if connection.recv(4096) else "no_answer")
 
     for n in range(CLIENTS):
@@ -76,6 +76,6 @@ PROGRAMS = tuple(
             server=True,
             root=True,
         ),
-        LabProgram(f"at-{name}", partial(ask, port), uses=(name,)),
+        LabProgram(f"at-{name}", partial(fetch, port), uses=(name,)),
     )
 )

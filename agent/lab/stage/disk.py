@@ -44,13 +44,13 @@ def mount(device: str, place: Path) -> None:
 
 def devices(image: Path) -> list[str]:
     """Loop devices that hold the file."""
-    told = subprocess.run(
+    done = subprocess.run(
         ["losetup", "--noheadings", "--output", "NAME", "--associated", str(image)],
         check=False,
         capture_output=True,
         text=True,
     )
-    return told.stdout.split()
+    return done.stdout.split()
 
 
 def freeze(place: Path) -> None:

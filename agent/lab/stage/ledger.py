@@ -72,7 +72,7 @@ def undo(directory: Path) -> list[str]:
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         entries = [json.loads(line) for line in file if line.endswith("\n")]
-    trouble = []
+    problem = []
     # What is frozen is thawed first: nothing that waits for a frozen file system can be killed.
     for entry in [e for e in entries if e["what"] == "disk"]:
         with contextlib.suppress(OSError):
@@ -80,8 +80,8 @@ def undo(directory: Path) -> list[str]:
     for entry in reversed(entries):
         failed = _undone(entry)
         if failed:
-            trouble.append(f"{entry['what']} {entry['path']}: {failed}")
-    return trouble
+            problem.append(f"{entry['what']} {entry['path']}: {failed}")
+    return problem
 
 
 def _undone(entry: dict[str, str]) -> str:
@@ -119,4 +119,4 @@ def left_behind() -> Iterator[Path]:
 
 def sweep() -> list[str]:
     """Removes what dead runs left. Returns what could not be undone."""
-    return [trouble for path in left_behind() for trouble in undo(path)]
+    return [problem for path in left_behind() for problem in undo(path)]

@@ -19,10 +19,10 @@ from agent.errors import PRIVILEGE, AgentError
 from agent.lab.program import FAR, LOG_FD, NEAR, OTHER, LabProgram
 from agent.lab.stage import disk, wallclock
 from agent.lab.stage.cgroups import CONTROLLERS, Cgroups
-from agent.lab.stage.crew import Crew
 from agent.lab.stage.ledger import BASE, PREFIX, Ledger, sweep
+from agent.lab.stage.namespaces import ENDED_S, Namespaces, reap
 from agent.lab.stage.netns import Namespace
-from agent.lab.stage.realm import ENDED_S, Realm, reap
+from agent.lab.stage.processes import StageProcesses
 from agent.lab.stage.wire import tun
 
 #: Children of the run's cgroups beside one a program: for what faults start.
@@ -54,7 +54,7 @@ class Stage:
         root = str(Path(__file__).resolve().parents[3])
         path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)
         self._janitor = subprocess.Popen(
-            [sys.executable, "-P", "-m", "agent.lab.stage.janitor", str(self.directory)],
+            [sys.executable, "-P", "-m", "agent.lab.stage.cleanup", str(self.directory)],
             stdin=subprocess.PIPE,
             start_new_session=True,
             env={**os.environ, "PYTHONPATH": path},
@@ -102,9 +102,9 @@ class Stage:
             disk.make(self.image)
             self.device = disk.attach(self.image)
         (self.shared / "resolv.conf").write_text(f"nameserver {FAR}\noptions timeout:2 attempts:3\n")
-        self._realm = Realm(self._mounts)
-        self.children.append(lambda: {self._realm.first})
-        self._held.callback(self._realm.close)
+        self._namespaces = Namespaces(self._mounts)
+        self.children.append(lambda: {self._namespaces.first})
+        self._held.callback(self._namespaces.close)
         self.node, far = Namespace(), Namespace()
         self._held.callback(self.node.close)
         self._held.callback(far.close)
@@ -118,13 +118,20 @@ class Stage:
         self.disk_speed(DISK_BYTES_PER_S)
         logs = self._out / "logs"
         logs.mkdir(parents=True, exist_ok=True)
-        self.crew = Crew(
-            self._realm, {"node": self.node, "far": far}, self.groups, self.shared, logs, self.intake, ends, self._seed
+        self.processes = StageProcesses(
+            self._namespaces,
+            {"node": self.node, "far": far},
+            self.groups,
+            self.shared,
+            logs,
+            self.intake,
+            ends,
+            self._seed,
         )
-        self.children.append(lambda: self.crew.pids)
-        self._held.callback(self.crew.close)
+        self.children.append(lambda: self.processes.pids)
+        self._held.callback(self.processes.close)
         for program in sorted(self.programs.values(), key=lambda p: not p.server):
-            self.crew.start(program)
+            self.processes.start(program)
 
     def _prepare(self) -> None:
         """Programs that cannot be had are left out."""

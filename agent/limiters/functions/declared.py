@@ -248,12 +248,12 @@ def _words(
 
 
 def _answers(given: Mapping[str, object], results: Mapping[str, Word]) -> Meanings | None:
-    said = {key: given[key] for key in meanings.CODES if key in given}
+    given_codes = {key: given[key] for key in meanings.CODES if key in given}
     word = results.get("result")
     if word is None:
-        if said:
+        if given_codes:
             raise MisdeclaredError(
-                (next(iter(said)),),
+                (next(iter(given_codes)),),
                 "there is no result that could have that value",
                 "say where it is: results: {result: bool ax}",
             )
@@ -264,7 +264,7 @@ def _answers(given: Mapping[str, object], results: Mapping[str, Word]) -> Meanin
                 "results: {result: bool ax}; or wait, for a limiter that never refuses",
             )
         return None
-    if not said:
+    if not given_codes:
         if word.type == "bool":
             return meanings.BOOLEAN
         raise MisdeclaredError(
@@ -273,23 +273,27 @@ def _answers(given: Mapping[str, object], results: Mapping[str, Word]) -> Meanin
             "allowed: 1 and refused: 0, or its type: bool ax",
         )
     try:
-        return meanings.parse(said)
+        return meanings.parse(given_codes)
     except ValueError as error:
-        raise MisdeclaredError((next(iter(said)),), str(error), "allowed: 1, refused: [0, 2], error: ..-1") from None
+        raise MisdeclaredError(
+            (next(iter(given_codes)),), str(error), "allowed: 1, refused: [0, 2], error: ..-1"
+        ) from None
 
 
 def _replay(given: Mapping[str, object]) -> dict[str, object]:
     """Checked, and in the words of ``limiter_models``."""
     from agent.limiters.replay.ruled import BY_ALGORITHM
 
-    said = {key: given[key] for key in REPLAY if key in given}
-    if "algorithm" in said:
-        algorithm = said.pop("algorithm")
-        said["model"] = BY_ALGORITHM.get(algorithm.lower(), algorithm) if isinstance(algorithm, str) else algorithm
-    for key, value in said.items():
+    given_codes = {key: given[key] for key in REPLAY if key in given}
+    if "algorithm" in given_codes:
+        algorithm = given_codes.pop("algorithm")
+        given_codes["model"] = (
+            BY_ALGORITHM.get(algorithm.lower(), algorithm) if isinstance(algorithm, str) else algorithm
+        )
+    for key, value in given_codes.items():
         try:
             read(Declared, {key: value})
         except AgentError as error:
             shown = "algorithm" if key == "model" else key
             raise MisdeclaredError((shown,), f"it cannot be {value!r}", error.why) from None
-    return said
+    return given_codes

@@ -33,14 +33,14 @@ class Meanings:
         return np.select(held, [code for _, _, code in self.ranges], self.other).astype(np.int8)
 
     def __str__(self) -> str:
-        said = dict[str, list[str]]()
+        described = dict[str, list[str]]()
         for first, last, code in self.ranges:
-            said.setdefault(_name(code), []).append(
+            described.setdefault(_name(code), []).append(
                 str(first) if first == last else f"{first if first > _LEAST else ''}..{last if last < _MOST else ''}"
             )
         if self.other != NONE:
-            said.setdefault(_name(self.other), []).append(OTHER)
-        return ", ".join(f"{name}: {' '.join(values)}" for name, values in said.items())
+            described.setdefault(_name(self.other), []).append(OTHER)
+        return ", ".join(f"{name}: {' '.join(values)}" for name, values in described.items())
 
 
 def _name(code: int) -> str:

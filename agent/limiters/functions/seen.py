@@ -49,8 +49,8 @@ def seen(one: OwnFunction, number: int) -> Seen:
     return Seen(one.name, (), (function,), one.name, partial(read, one))
 
 
-def asked(one: OwnFunction, function: Function, mapped: bool) -> dict[str, object]:
-    """What the examiner is asked of a file (agent/binaries/ownfunction.py). mapped: it is a shared library."""
+def arguments_of(one: OwnFunction, function: Function, mapped: bool) -> dict[str, object]:
+    """What the ELF analyzer is asked of a file (agent/binaries/ownfunction.py). mapped: it is a shared library."""
     return {
         "library": own_name(one.name),
         "entry": function.entry,
@@ -82,7 +82,7 @@ def read(one: OwnFunction, r: np.ndarray) -> dict[str, np.ndarray]:
     if "window" not in numbers and "window" in one.replay:
         window = np.full(len(r), parse_ns(str(one.replay["window"]), bare="s"))
     now = _ns(one.arguments.get("now"), numbers.get("now"), len(r), r["now_ext"])
-    limit, rate = (_said(one, numbers, key, len(r)) for key in ("limit", "per_s"))
+    limit, rate = (_reported(one, numbers, key, len(r)) for key in ("limit", "per_s"))
     through = (result == ALLOWED) | (result == DELAYED)
     columns = {
         "library": np.full(len(r), LIBRARY.encode(), "S48"),
@@ -92,7 +92,7 @@ def read(one: OwnFunction, r: np.ndarray) -> dict[str, np.ndarray]:
         "limit_per_s": np.where(
             np.isnan(rate), np.divide(limit, window / 1e9, out=np.full(len(r), np.nan), where=window > 0), rate
         ),
-        "burst": _said(one, numbers, "burst", len(r)),
+        "burst": _reported(one, numbers, "burst", len(r)),
         "window_ns": window,
         "program_wall_ns": now,
         "remaining": numbers.get("remaining", np.full(len(r), np.nan)),
@@ -106,7 +106,7 @@ def read(one: OwnFunction, r: np.ndarray) -> dict[str, np.ndarray]:
     return columns
 
 
-def _said(one: OwnFunction, numbers: Mapping[str, np.ndarray], key: str, n: int) -> np.ndarray:
+def _reported(one: OwnFunction, numbers: Mapping[str, np.ndarray], key: str, n: int) -> np.ndarray:
     """What was read, else what is declared."""
     declared = one.replay.get(key)
     return numbers[key] if key in numbers else np.full(n, np.nan if declared is None else float(str(declared)))

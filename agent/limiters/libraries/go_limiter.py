@@ -18,11 +18,11 @@ _MONOTONIC = b"v0.7.0"
 
 def read(r: np.ndarray) -> dict[str, np.ndarray]:
     """A key whose own limit was set (Set, Burst) may have another interval, too, which is not known."""
-    told = results(r["ok"] != 0, error=r["error"])
+    results_of = results(r["ok"] != 0, error=r["error"])
     usual, whole_ns = r["granted"] == r["limit"], whole(r["period"])
     return {
-        "result": told,
-        "wait_ns": np.where(told == ALLOWED, 0, NULL_I64),
+        "result": results_of,
+        "wait_ns": np.where(results_of == ALLOWED, 0, NULL_I64),
         "limit_per_s": np.where(usual, per_second(number(r["limit"]), r["period"]), np.nan),
         "burst": number(r["granted"]),
         "window_ns": np.where(usual, whole_ns, NULL_I64),

@@ -18,10 +18,10 @@ def read(r: np.ndarray) -> dict[str, np.ndarray]:
     """AllowAtMost may grant less than was asked for, which is no refusal. Where Redis is not reached, that is an
     error.
     """
-    told = results((r["granted"] != 0) & (r["granted"] != UNKNOWN), error=r["error"])
+    results_of = results((r["granted"] != 0) & (r["granted"] != UNKNOWN), error=r["error"])
     return {
-        "result": told,
-        "wait_ns": np.where(told == ALLOWED, 0, NULL_I64),
+        "result": results_of,
+        "wait_ns": np.where(results_of == ALLOWED, 0, NULL_I64),
         "limit_per_s": per_second(number(r["limit"]), r["period"]),
         "burst": number(r["burst"]),
         "window_ns": whole(r["period"]),

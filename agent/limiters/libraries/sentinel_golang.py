@@ -18,10 +18,10 @@ from agent.limiters.reading import REFUSED, UNKNOWN, results, whole
 def read(r: np.ndarray) -> dict[str, np.ndarray]:
     """error is a BlockError: which rule refused is in it. n has the flag in its upper half."""
     wait = np.where(r["wait"] == UNKNOWN, 0, whole(r["wait"]))  # its clock was not seen to sleep
-    told = results(r["error"] == 0, wait)
+    results_of = results(r["error"] == 0, wait)
     return {
-        "result": told,
-        "wait_ns": np.where(told == REFUSED, NULL_I64, wait),
+        "result": results_of,
+        "wait_ns": np.where(results_of == REFUSED, NULL_I64, wait),
         "cost": np.where(r["n"] == UNKNOWN, 1.0, (r["n"] & np.uint64(0xFFFFFFFF)).astype(np.float64)),
         "step_immune": np.zeros(len(r), np.int8),
     }

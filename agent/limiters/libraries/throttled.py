@@ -20,10 +20,10 @@ from agent.limiters.reading import ALLOWED, number, per_second, results
 def read(r: np.ndarray) -> dict[str, np.ndarray]:
     """ok says that it is refused."""
     allowed = r["ok"] == 0
-    told = results(allowed, error=r["error"])
+    results_of = results(allowed, error=r["error"])
     return {
-        "result": told,
-        "wait_ns": np.where(told == ALLOWED, 0, NULL_I64),
+        "result": results_of,
+        "wait_ns": np.where(results_of == ALLOWED, 0, NULL_I64),
         "limit_per_s": per_second(1.0, r["period"]),
         "burst": number(r["burst"]),
         "remaining": np.where(r["error"] == 0, number(r["tokens"]), np.nan),

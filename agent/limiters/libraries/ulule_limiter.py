@@ -17,11 +17,11 @@ from agent.limiters.reading import ALLOWED, number, per_second, results, whole
 
 def read(r: np.ndarray) -> dict[str, np.ndarray]:
     """ok says that the limit is reached."""
-    told = results(r["ok"] == 0, error=r["error"])
+    results_of = results(r["ok"] == 0, error=r["error"])
     limit = number(r["burst"])
     return {
-        "result": told,
-        "wait_ns": np.where(told == ALLOWED, 0, NULL_I64),
+        "result": results_of,
+        "wait_ns": np.where(results_of == ALLOWED, 0, NULL_I64),
         "limit_per_s": per_second(limit, r["period"]),
         "burst": limit,
         "window_ns": whole(r["period"]),
@@ -31,7 +31,7 @@ def read(r: np.ndarray) -> dict[str, np.ndarray]:
 
 
 _KEY = {"limiter": "ax", "key": "di", "key_size": "si"}
-_TOLD = {"ok": "di", "tokens": "bx", "error": "si"}
+_REGISTERS = {"ok": "di", "tokens": "bx", "error": "si"}
 
 LIBRARY = LimiterLibrary(
     "github.com/ulule/limiter",
@@ -52,7 +52,7 @@ LIBRARY = LimiterLibrary(
                 "limiter_ulule_get",
                 "limiter_ulule_told",
                 _KEY | {"period": "r10", "burst": "r11"},
-                _TOLD,
+                _REGISTERS,
                 "decisions",
             ),
             Function(
@@ -61,7 +61,7 @@ LIBRARY = LimiterLibrary(
                 "limiter_ulule_increment",
                 "limiter_ulule_told",
                 _KEY | {"n": "r8", "period": "sp+24", "burst": "sp+32"},
-                _TOLD,
+                _REGISTERS,
                 "decisions",
             ),
         ),

@@ -66,7 +66,7 @@ MODELS = (
         _integers,
         ("per_s", "burst"),
         of_bucket,
-        told=True,
+        has_level=True,
     ),
     Model(
         "GCRA, redis_rate",
@@ -75,7 +75,7 @@ MODELS = (
         _doubles,
         ("per_s", "burst"),
         of_bucket,
-        told=True,
+        has_level=True,
         unlike="AllowAtMost admits a part of what is asked",
     ),
 )

@@ -66,7 +66,7 @@ MODELS = (
         _meter,
         ("per_s",),
         lambda limit: of_bucket(Limit(limit.per_s, limit.burst + 1)),
-        told=True,
+        has_level=True,
         unlike="those within the burst that it holds back are admitted here; a request costs 1",
     ),
     Model(

@@ -98,7 +98,7 @@ class Model:
     needs: tuple[str, ...]
     memory: Callable[[Limit], int]
     window: Callable[[Limit], int] = lambda _: 0
-    told: bool = False
+    has_level: bool = False
     counts_refused: bool = False
     delays: bool = False
     unlike: str = ""

@@ -54,7 +54,7 @@ MODELS = (
         partial(_decide, keeps_last=True),
         ("per_s", "burst"),
         of_bucket,
-        told=True,
+        has_level=True,
     ),
     Model(
         "token bucket, first generation",
@@ -63,6 +63,6 @@ MODELS = (
         partial(_decide, keeps_last=False),
         ("per_s", "burst"),
         of_bucket,
-        told=True,
+        has_level=True,
     ),
 )

@@ -81,17 +81,17 @@ class Decisions:
         rows: np.ndarray,
         complete_ns: int,
         gaps: Sequence[tuple[int, int]] = (),
-        said: Sequence[Declared] = (),
+        declarations: Sequence[Declared] = (),
     ) -> None:
         if (rows["t_ns"][1:] < rows["t_ns"][:-1]).any():
             rows = rows[np.argsort(rows["t_ns"], kind="stable")]
-        self.rows, self.complete_ns, self.said, self._gaps = rows, complete_ns, said, gaps
+        self.rows, self.complete_ns, self.declarations, self._gaps = rows, complete_ns, declarations, gaps
         self.left_out = 0
         self._t = np.ascontiguousarray(rows["t_ns"])
         self._limiter = self._key = np.zeros(len(rows), np.int64)
         if len(rows):
             first, name = codes([rows["limiter_id"], rows["library"]])
-            own = np.array([not ruled(rows[at], said).shared for at in first.tolist()])[name]
+            own = np.array([not ruled(rows[at], declarations).shared for at in first.tolist()])[name]
             # Each member has a state of its own, whoever asks it; who shares a state shares it by what it is called.
             member = np.where(own, rows["member"], NULL_I64)
             _, of_library = codes([rows["library"]])
@@ -123,7 +123,7 @@ class Decisions:
         t = self._t[mine]
         at = max(int(np.searchsorted(t, jump.t_ns)) - 1, 0)
         row = self.rows[mine[at]]
-        rule = ruled(row, self.said)
+        rule = ruled(row, self.declarations)
         memory = rule.model.memory(rule.limit) if rule.model and not rule.lacking else 0
         reach = max(_LEAST_NS, _MEMORIES * memory) if reach_ns is None else reach_ns
         until = min(jump.until_ns, jump.t_ns + abs(jump.size_ns) + reach)
@@ -235,26 +235,26 @@ class _About:
         program, true, after, unsure = clocks(rows, self.jump)
         if unsure:
             doubts.append("what its clock said is not recorded, so that where its windows begin is not known")
-        told = rows["result"] == ALLOWED
+        recorded = rows["result"] == ALLOWED
         patient = bool((rows["result"] == _DELAYED).any())
         if patient or model.delays:
             doubts.append("its callers wait, and would have come at other times")
         limit = replace(self.rule.limit, patient=patient)
         arrivals = Arrivals(program, np.where(rows["cost"] > 0, rows["cost"], 1.0), starts_of(keys))
-        keep = needed(model, told, ~after, arrivals.starts)
+        keep = needed(model, recorded, ~after, arrivals.starts)
         if not keep.all():
             rows = picked(rows, np.flatnonzero(keep))
-            keys, told, after = keys[keep], told[keep], after[keep]
+            keys, recorded, after = keys[keep], recorded[keep], after[keep]
             arrivals, true = Arrivals(arrivals.t_ns[keep], arrivals.cost[keep], starts_of(keys)), true[keep]
-        low, high = self._held(model, arrivals.at(true) if self.jump.hypothetical else arrivals, limit, rows, told)
+        low, high = self._held(model, arrivals.at(true) if self.jump.hypothetical else arrivals, limit, rows, recorded)
         held = None if low is None or high is None else low if low == high else (low + high) / 2
         in_time = np.flatnonzero(after)[np.argsort(rows["t_ns"][after], kind="stable")]
         by_program, by_true = (
             model.decide(arrivals.at(clock), replace(limit, start=held)) for clock in (arrivals.t_ns, true)
         )
         # What was forgotten when the jump came need not fit; it is only replayed for what follows.
-        checked = rows["t_ns"] >= (self.jump.t_ns if not model.told else 0)
-        unlike = int((told != (by_true if self.jump.hypothetical else by_program))[checked].sum())
+        checked = rows["t_ns"] >= (self.jump.t_ns if not model.has_level else 0)
+        unlike = int((recorded != (by_true if self.jump.hypothetical else by_program))[checked].sum())
         if unlike:
             doubts.append(f"the model decides {unlike} of {int(checked.sum())} otherwise than the program did")
         counts = compared(by_program[in_time], by_true[in_time], rows["t_ns"][in_time])
@@ -280,17 +280,17 @@ class _About:
         return self._outcome(quality, reason, len(in_time), counts, overlapped, skipped)
 
     def _held(
-        self, model: Model, arrivals: Arrivals, limit: Limit, rows: np.ndarray, told: np.ndarray
+        self, model: Model, arrivals: Arrivals, limit: Limit, rows: np.ndarray, recorded: np.ndarray
     ) -> tuple[float | None, float | None]:
         """The least and the most that a bucket can have held at the first row; None where it is no bucket, or there are
         several, which are taken to be full.
         """
-        if not model.told or len(arrivals.starts) != 1:
+        if not model.has_level or len(arrivals.starts) != 1:
             return None, None
         if not np.isnan(rows["remaining"][0]) and model.name.startswith("token bucket"):
-            held = float(rows["remaining"][0]) + (float(arrivals.cost[0]) if told[0] or limit.patient else 0.0)
+            held = float(rows["remaining"][0]) + (float(arrivals.cost[0]) if recorded[0] or limit.patient else 0.0)
             return held, held
-        return levels(model, arrivals, limit, told)
+        return levels(model, arrivals, limit, recorded)
 
 
 def _less(one: dict[str, int | None], other: dict[str, int | None]) -> dict[str, int | None]:
@@ -310,11 +310,11 @@ def clocks(rows: np.ndarray, jump: Jump) -> tuple[np.ndarray, np.ndarray, np.nda
     By the time that the program used, where it told that: it was read within the decision, so a row that ended after
     the jump may have read it before.
     """
-    t, told = rows["t_ns"], rows["program_wall_ns"]
+    t, recorded = rows["t_ns"], rows["program_wall_ns"]
     took = np.where(rows["duration_ns"] > 0, rows["duration_ns"], 0)
-    known = told != NULL_I64
+    known = recorded != NULL_I64
     after = t - took >= jump.t_ns
-    offset = told - t
+    offset = recorded - t
     base = jump.wall_ns - jump.t_ns if jump.wall_ns else 0
     if known.any():
         if not jump.wall_ns:
@@ -329,7 +329,7 @@ def clocks(rows: np.ndarray, jump: Jump) -> tuple[np.ndarray, np.ndarray, np.nda
             moved = np.abs(offset + took // 2 - base - jump.size_ns) < np.abs(offset + took // 2 - base)
             after = np.where(near, moved, after)
     shift = jump.size_ns * after
-    read = np.where(known, told, t - took + base + (0 if jump.hypothetical else shift))
+    read = np.where(known, recorded, t - took + base + (0 if jump.hypothetical else shift))
     if jump.hypothetical:
         return read + shift, read, after, not known.any() and not jump.wall_ns
     return read, read - shift, after, not known.any() and not jump.wall_ns

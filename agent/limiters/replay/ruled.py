@@ -51,21 +51,21 @@ class Ruled:
     doubts: tuple[str, ...] = ()
 
 
-def ruled(row: np.void, said: Sequence[Declared] = ()) -> Ruled:
+def ruled(row: np.void, declarations: Sequence[Declared] = ()) -> Ruled:
     """row: one of a limiter's decisions. said: of these, each that matches is heard, the first that says something
     wins.
     """
     name, library = (row[column].decode("utf-8", "replace") for column in ("limiter_id", "library"))
-    heard = [one for one in said if fnmatchcase(name, one.pattern)]
+    matching = [one for one in declarations if fnmatchcase(name, one.pattern)]
     own, clock, model_name = _of_library(library, row["library_version"].decode("utf-8", "replace"))
     doubts = () if own or not model_name else (f"{library}'s own {model_name} may differ from the model's",)
-    declared = next((one.model for one in heard if one.model), "")
+    declared = next((one.model for one in matching if one.model), "")
     if declared:
         model_name, doubts = declared, ()
     model = MODELS.get(model_name)
-    limit = _limit(row, heard, model)
-    clock = next((one.clock for one in heard if one.clock), clock)
-    shared = next((one.shared for one in heard if one.shared is not None), clock == "remote wall")
+    limit = _limit(row, matching, model)
+    clock = next((one.clock for one in matching if one.clock), clock)
+    shared = next((one.shared for one in matching if one.shared is not None), clock == "remote wall")
     if model is None:
         return Ruled(None, limit, clock, shared, "its algorithm is not known: name it in limiter_models, or by --model")
     if not clock:
@@ -94,20 +94,20 @@ def _of_library(library: str, version: str) -> tuple[bool, str, str]:
     )
 
 
-def _limit(row: np.void, heard: Sequence[Declared], model: Model | None) -> Limit:
-    def said(what: str) -> float:
-        return next((value for one in heard if (value := getattr(one, what))), 0)
+def _limit(row: np.void, matching: Sequence[Declared], model: Model | None) -> Limit:
+    def value_of(what: str) -> float:
+        return next((value for one in matching if (value := getattr(one, what))), 0)
 
     rate, burst, window = (_positive(row[name]) for name in ("limit_per_s", "burst", "window_ns"))
-    window = int(said("window_ns") or window)
-    rate = said("per_s") or rate
-    count = said("count") or round(rate * window / SECOND) or (burst if window else 0)
+    window = int(value_of("window_ns") or window)
+    rate = value_of("per_s") or rate
+    count = value_of("count") or round(rate * window / SECOND) or (burst if window else 0)
     if model and "per_s" in model.needs and not rate and window:
-        rate = (said("count") or burst) / window * SECOND
+        rate = (value_of("count") or burst) / window * SECOND
     if not burst and window and model and "burst" in model.needs:
         burst = count
-    limit = Limit(per_s=rate, burst=said("burst") or burst, count=count, window_ns=window)
-    return replace(limit, slots=int(said("slots") or (2 if model and model.name == "leap array" else 10)))
+    limit = Limit(per_s=rate, burst=value_of("burst") or burst, count=count, window_ns=window)
+    return replace(limit, slots=int(value_of("slots") or (2 if model and model.name == "leap array" else 10)))
 
 
 def _positive(value: np.number) -> float:

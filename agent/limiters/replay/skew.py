@@ -59,7 +59,7 @@ def split(decisions: Decisions, window_ns: int, skew_ns: int, wall_ns: int) -> l
 
 
 def _one(rows: np.ndarray, decisions: Decisions, window_ns: int, skew_ns: int, wall_ns: int) -> Split | None:
-    rule = ruled(rows[-1], decisions.said)
+    rule = ruled(rows[-1], decisions.declarations)
     by_window = rule.model is not None and "window_ns" in rule.model.needs
     model = rule.model if by_window and rule.model is not None else MODELS["fixed window"]
     limit = replace(
@@ -78,7 +78,7 @@ def _one(rows: np.ndarray, decisions: Decisions, window_ns: int, skew_ns: int, w
     t, replica, keys, rows = t[order], replica[order], keys[order], rows[order]
     arrivals = Arrivals(t, np.where(rows["cost"] > 0, rows["cost"], 1.0), starts_of(keys))
     same, apart = model.decide(arrivals, limit), model.decide(arrivals.at(t + skew_ns * replica), limit)
-    told = int((same != (rows["result"] == ALLOWED)).sum())
+    differing = int((same != (rows["result"] == ALLOWED)).sum())
     other = ((t + skew_ns * replica) // window_ns) != ((t + skew_ns * (1 - replica)) // window_ns)
     return Split(
         rows["limiter_id"][0].decode("utf-8", "backslashreplace"),
@@ -97,9 +97,9 @@ def _one(rows: np.ndarray, decisions: Decisions, window_ns: int, skew_ns: int, w
         _most(t, apart, keys, window_ns),
         (
             ""
-            if not told
+            if not differing
             else (
-                f"{told} of {len(rows)} were decided otherwise when they were recorded: another window, limit or"
+                f"{differing} of {len(rows)} were decided otherwise when they were recorded: another window, limit or"
                 " algorithm"
             )
         ),
@@ -108,10 +108,10 @@ def _one(rows: np.ndarray, decisions: Decisions, window_ns: int, skew_ns: int, w
 
 def _count(rows: np.ndarray, decisions: Decisions, window_ns: int) -> float:
     """Units in a window of that length."""
-    said = next((one.count for one in decisions.said if one.count), 0.0)
-    if said:
-        return said
-    limit = ruled(rows[-1], decisions.said).limit
+    declarations = next((one.count for one in decisions.declarations if one.count), 0.0)
+    if declarations:
+        return declarations
+    limit = ruled(rows[-1], decisions.declarations).limit
     return (
         float(max(round(limit.per_s * window_ns / SECOND), 1))
         if limit.per_s

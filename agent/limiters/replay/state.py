@@ -14,7 +14,7 @@ _HALVINGS = 24
 _MOST, _BEFORE = 2048, 1024
 
 
-def levels(model: Model, arrivals: Arrivals, limit: Limit, told: np.ndarray) -> tuple[float, float]:
+def levels(model: Model, arrivals: Arrivals, limit: Limit, recorded: np.ndarray) -> tuple[float, float]:
     """The least and the largest level at the first request with which a bucket decides as was told, one limiter only;
     the same twice where none does.
 
@@ -22,11 +22,11 @@ def levels(model: Model, arrivals: Arrivals, limit: Limit, told: np.ndarray) -> 
     what was admitted.
     """
     short = Arrivals(arrivals.t_ns[:_MOST], arrivals.cost[:_MOST], arrivals.starts[:1])
-    told = told[:_MOST]
+    recorded = recorded[:_MOST]
 
     def side(level: float) -> int:
-        wrong = np.flatnonzero(model.decide(short, replace(limit, start=level)) != told)
-        return 0 if not len(wrong) else -1 if told[wrong[0]] else 1
+        wrong = np.flatnonzero(model.decide(short, replace(limit, start=level)) != recorded)
+        return 0 if not len(wrong) else -1 if recorded[wrong[0]] else 1
 
     low, high = 0.0, float(limit.burst)
     fits = next((level for level in (high, low) if side(level) == 0), None)
@@ -53,20 +53,20 @@ def _edge(side: Callable[[float], int], inside: float, outside: float) -> float:
     return inside
 
 
-def needed(model: Model, told: np.ndarray, before: np.ndarray, starts: np.ndarray) -> np.ndarray:
+def needed(model: Model, recorded: np.ndarray, before: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """Which requests to replay, bool (n,). before: the jump. Of those, who was refused left no trace, and what the
     model would make of it hangs on what it held; a window that begins with a request is known from where somebody is
     admitted after a refusal.
     """
-    keep = np.ones(len(told), np.bool_)
+    keep = np.ones(len(recorded), np.bool_)
     if model.counts_refused:
         if model.window_by_clock or len(starts) > 1:
             return keep
-        opens = np.flatnonzero(told[1:] & ~told[:-1] & before[1:])
+        opens = np.flatnonzero(recorded[1:] & ~recorded[:-1] & before[1:])
         keep[: int(opens[0]) + 1 if len(opens) else 0] = False
         return keep
-    if model.told:
+    if model.has_level:
         keep[: max(int(before.sum()) - _BEFORE, 0) if len(starts) == 1 else 0] = False
         return keep
-    kept: np.ndarray = ~before | told
+    kept: np.ndarray = ~before | recorded
     return kept

@@ -73,7 +73,7 @@ class RedisStreams:
         self._scan = Scan(patterns) if patterns or not url.streams else None
         self._groups: dict[tuple[bytes, bytes], _Group] = {}
         self._not_before_ns, self._refusal = 0, ""
-        self._server, self._told, self._own = Counters(), dict[str, object](), Counter[str]()
+        self._server, self._values, self._own = Counters(), dict[str, object](), Counter[str]()
 
     def poll(self) -> list[Row]:
         """Two round trips to the server. Never raises for what the server does."""
@@ -81,7 +81,7 @@ class RedisStreams:
         try:
             if started_ns < self._not_before_ns:
                 raise RedisDown(self._refusal, failure="login")
-            rows = self._ask(started_ns)
+            rows = self._poll(started_ns)
         except RedisDown as error:
             if error.refused_login:
                 self._not_before_ns, self._refusal = started_ns + LOGIN_RETRY_NS, str(error)
@@ -95,12 +95,12 @@ class RedisStreams:
     def close(self) -> None:
         self._client.close()
 
-    def _ask(self, now_ns: int) -> list[Row]:
+    def _poll(self, now_ns: int) -> list[Row]:
         streams = self._named + [
             s for s in (self._scan.step(self._client, now_ns) if self._scan else ()) if s not in self._named
         ]
         states: list[tuple[bytes, dict[str, Any]]] = []
-        trouble: list[tuple[bytes, str]] = []
+        problem: list[tuple[bytes, str]] = []
         groups_left_out = 0
         seen: dict[tuple[bytes, bytes], _Group] = {}
         replies = self._client.pipeline(
@@ -110,12 +110,12 @@ class RedisStreams:
         for stream, about, groups in zip(streams, replies[::2], replies[1::2], strict=True):
             failed = next((r for r in (about, groups) if isinstance(r, hiredis.ReplyError)), None)
             if failed is not None:
-                trouble.append((stream, str(failed)))
+                problem.append((stream, str(failed)))
                 continue
             state = fields(about)
             states.append((stream, state))
             if not groups:
-                trouble.append((stream, "no consumer group"))
+                problem.append((stream, "no consumer group"))
             for info in map(fields, groups):
                 key = (stream, named(info))
                 if len(seen) < MAX_GROUPS and len(key[1]) <= MAX_NAME_BYTES:
@@ -126,13 +126,13 @@ class RedisStreams:
                     groups_left_out += 1
         self._groups = seen
         if self._scan is not None and not self._scan.whole:
-            trouble.append((b"", "the keyspace is still being looked through: streams may be missing"))
+            problem.append((b"", "the keyspace is still being looked through: streams may be missing"))
         for what, limit, beyond in (
             ("streams", MAX_STREAMS, self._scan is not None and self._scan.more),
             ("groups", MAX_GROUPS, groups_left_out),
         ):
             if beyond:
-                trouble.append(
+                problem.append(
                     (
                         b"",
                         (
@@ -143,9 +143,9 @@ class RedisStreams:
                 )
         server_ms, state_of = self._details(), dict(states)
         return [
-            *({**self._told, **_row(g, state_of[g.stream], server_ms)} for g in seen.values()),
-            *({"destination": shown(stream), "reason": why} for stream, why in trouble),
-            *(() if seen else ({**self._told, "status": "ok"},)),
+            *({**self._values, **_row(g, state_of[g.stream], server_ms)} for g in seen.values()),
+            *({"destination": shown(stream), "reason": why} for stream, why in problem),
+            *(() if seen else ({**self._values, "status": "ok"},)),
         ]
 
     def _details(self) -> int:
@@ -167,7 +167,7 @@ class RedisStreams:
                 takers.append((g, "consumers"))
         replies = self._client.pipeline([*commands, *COMMANDS, ("TIME",)])
         now_ns = boot_ns()
-        self._told = self._server.told(replies[len(commands) : -1], self._own + errors(replies), now_ns)
+        self._values = self._server.parse_info(replies[len(commands) : -1], self._own + errors(replies), now_ns)
         for (g, what), reply in zip(takers, replies, strict=False):
             if isinstance(reply, hiredis.ReplyError) or not reply:
                 continue

@@ -21,12 +21,12 @@ while True:
     start_ns = time.perf_counter_ns()
     redis.sendall(b"PING\r\n")
     redis.recv(100)
-    told = {
+    reported = {
         "limiter": limiter,
         "result": "allowed",
         "duration_ns": time.perf_counter_ns() - start_ns,
         "tid": threading.get_native_id(),
     }
     with contextlib.suppress(OSError):
-        reports.sendto(json.dumps(told).encode(), socket.MSG_DONTWAIT, intake)
+        reports.sendto(json.dumps(reported).encode(), socket.MSG_DONTWAIT, intake)
     time.sleep(0.02)

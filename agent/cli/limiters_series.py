@@ -1,0 +1,162 @@
+"""What a limiter did over time: asked, admitted and its limit by interval, and the jumps of the clock between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agent.cli.clock_series import WallStep
+
+if TYPE_CHECKING:
+    from agent.ask.question import Where
+    from agent.ask.row_source import RowSource
+
+#: Intervals of a drawing, at most; the shortest.
+PIECES = 360
+_LEAST_NS = 1_000_000_000
+_LISTED = 5
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """One interval, CLOCK_BOOTTIME ns. asked, admitted: units a second. limit: of all members that decided in it, units
+    a second; None where it is not known, or there is none.
+    """
+
+    from_ns: int
+    to_ns: int
+    demand: float
+    admitted: float
+    limit: float | None
+
+
+@dataclass(frozen=True)
+class LimiterSeries:
+    """One limiter in one boot. Times CLOCK_BOOTTIME ns. wall_ns: what to add to a time to get the wall time. steps:
+    jumps of the wall clock.
+    members: those of them that asked most, as rows.
+    """
+
+    limiter_id: str
+    boot_id: str
+    from_ns: int
+    to_ns: int
+    wall_ns: int
+    pieces: Sequence[Stretch]
+    steps: Sequence[WallStep]
+    members: Sequence[dict[str, Any]]
+
+    def most(self) -> float:
+        """The largest rate of all."""
+        return max((max(p.demand, p.admitted, p.limit or 0.0) for p in self.pieces), default=0.0)
+
+
+def series(source: RowSource, limiter_id: str, *where: Where) -> LimiterSeries | None:
+    """Of the newest boot in the source's window in which it decided; None where it did not."""
+    import numpy as np
+
+    from agent.ask.question import GroupValue, Question
+    from agent.ask.question import Where as Condition
+    from agent.columns import NULL_I64
+
+    mine = (Condition("limiter_id", "=", limiter_id), *where)
+    spans = source.rows(
+        Question(
+            "limiter_decision",
+            where=mine,
+            group=("boot_id",),
+            order=("boot_id",),
+            values=(GroupValue("first", "min", "t_ns"), GroupValue("last", "max", "t_ns")),
+        )
+    )
+    if not spans:
+        return None
+    boot, first, last = (spans[-1][name] for name in ("boot_id", "first", "last"))
+    mine = (*mine, Condition("boot_id", "=", boot))
+    every = max(_LEAST_NS, -(-(last - first + 1) // PIECES))
+    pieces = _pieces(source, mine, first, every)
+    wall = int(source.wall(boot, np.array([last], np.int64))[0])
+    wall_ns = 0 if wall == NULL_I64 else wall - last
+    return LimiterSeries(
+        limiter_id,
+        boot,
+        first,
+        max(last, first + every),
+        wall_ns,
+        pieces,
+        _jumps(source, boot, first, last),
+        _members(source, mine),
+    )
+
+
+def _pieces(source: RowSource, where: Sequence[Where], first: int, every: int) -> list[Stretch]:
+    from agent.ask.question import Question
+    from agent.ask.sql import conditions
+
+    demand, rate = "coalesce(cost, 1)", "coalesce(limit_per_s, burst * 1e9 / nullif(window_ns, 0))"
+    each = (
+        f"SELECT (t_ns - {first}) // {every} AS piece, sum({demand}) AS asked, coalesce(sum({demand}) FILTER (result IN"
+        f" ('allowed', 'delayed')), 0) AS admitted, last({rate} ORDER BY t_ns) FILTER ({rate} IS NOT NULL) AS most,"
+        " bool_or(unlimited) AS free FROM limiter_decision WHERE"
+        f" {conditions(Question('limiter_decision', where=tuple(where)), source.window)} GROUP BY piece, pid,"
+        " proc_start_ns, member, key"
+    )
+    found = source.run(
+        "SELECT piece, sum(asked), sum(admitted), CASE WHEN count(most) = count(*) AND NOT coalesce(bool_or(free),"
+        f" false) THEN sum(most) END FROM ({each}) GROUP BY piece ORDER BY piece"
+    )
+    lines = {int(row[0]): row for row in found.rows}
+    seconds, out = every / 1e9, list[Stretch]()
+    for at in range(max(lines, default=-1) + 1):
+        begin = first + at * every
+        if at not in lines:
+            out.append(Stretch(begin, begin + every, 0.0, 0.0, out[-1].limit if out else None))
+            continue
+        _, demand_units, admitted, most = lines[at]
+        limit = None if most is None else float(most)
+        out.append(Stretch(begin, begin + every, float(demand_units) / seconds, float(admitted) / seconds, limit))
+    return out
+
+
+def _jumps(source: RowSource, boot: str, first: int, last: int) -> list[WallStep]:
+    import numpy as np
+
+    from agent.ask.question import Question, Where
+    from agent.cli.clock_history import who
+
+    jumped = (
+        Where("boot_id", "=", boot),
+        Where("kind", "in", ("step", "leap")),
+        Where("size_ns", "<>", 0),
+        Where("ret", ">=", 0, or_unknown=True),
+        Where("t_ns", ">=", first),
+        Where("t_ns", "<=", last),
+    )
+    rows = source.rows(
+        Question("clock_change", ("t_ns", "size_ns", "pid", "comm", "via"), jumped, within=False, order=("t_ns",))
+    )
+    walls = source.wall(boot, np.array([row["t_ns"] for row in rows], np.int64)).tolist() if rows else []
+    return [WallStep(row["t_ns"], row["size_ns"], who(row), wall) for row, wall in zip(rows, walls, strict=True)]
+
+
+def _members(source: RowSource, where: Sequence[Where]) -> list[dict[str, Any]]:
+    """Of several: those that were asked most."""
+    from agent.ask.question import GroupValue, Question, Where
+
+    refused = Where("result", "in", ("refused", "error"))
+    rows = source.rows(
+        Question(
+            "limiter_decision",
+            where=tuple(where),
+            group=("pid", "proc_start_ns", "member"),
+            order=("-decisions", "member"),
+            limit=_LISTED,
+            values=(
+                GroupValue("decisions", "count"),
+                GroupValue("refused", "count", where=refused),
+                GroupValue("limit_per_s", "last", "limit_per_s"),
+            ),
+        )
+    )
+    return rows if len(rows) > 1 else []

@@ -1,0 +1,129 @@
+"""Whom a process waited for, where no wait of its own was seen: one that waits for all its connections at once (epoll)
+names none of them.
+
+Who serves them says for how long it kept its clients waiting, and the network to them what became of segments. Who
+answered late may have waited as
+well: the last one that did is meant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from agent.common.address import UNIX
+from agent.correlate.episode import Episode
+from agent.correlate.local import in_netns, is_loopback
+from agent.correlate.path import Spans, path
+from agent.correlate.rows import groups, known
+from agent.correlate.thresholds import SECOND
+from agent.correlate.view import NO_PEER, View, own_ends, to_peer
+from agent.correlate.words import text
+from agent.tables import TABLES
+
+SURE = 0.8  #: how certain it is that what is found here is it
+_SERVER = TABLES["tcp_rtt"].code("role", "server")
+_NAMES = (b"\x35\0", b"\x55\3")  # name servers have a cause of their own
+_PEERS, _STEPS = 32, 4  # looked at, of one process; from one to the next
+_COVERS = 0.7  # of a wait, from which another one is all of it
+_UNACCEPTED = 0.4  # of that, what a request may have waited in a Unix socket's backlog, where nobody sees it
+_RATIO, _SUM_RATIO = 2.0, 3.0  # slower than it ever was; all its answers together
+_STEADY = 5  # requests a second, from which none at all is a standstill
+_AGAIN = 3
+_BEFORE_NS, _NOTED_NS = 60 * SECOND, 30 * SECOND
+
+
+@dataclass(frozen=True)
+class InferredWait:
+    """A peer that kept a process waiting. pid, comm: of who answers there, and of several that do, who was late; 0 and
+    nothing where that is not known.
+    """
+
+    raw: bytes
+    pid: int
+    comm: str
+    waited_ns: float
+
+    @property
+    def server(self) -> tuple[str, int] | None:
+        return (self.comm, self.pid) if self.pid else None
+
+
+def inferred_waits(episode: Episode, view: View, spans: Spans) -> list[InferredWait]:
+    """Peers that were waited for, each with for how long at once."""
+    assert episode.pid is not None
+    took = spans[1] - spans[0]
+    need = float(took.max(initial=0)) * _COVERS
+    pid, found = episode.pid, None
+    visited = {pid}
+    for _ in range(_STEPS):
+        late = _latest(episode, view, pid)
+        unobserved_ns = _UNACCEPTED * need if late is not None and late.raw.startswith(UNIX) else 0.0
+        if late is None or late.waited_ns < need - unobserved_ns or late.pid in visited:
+            break
+        found, pid = late, late.pid
+        visited.add(pid)
+    slow = _badly_reached(episode, view, pid, float(took.min(initial=took.max(initial=0))), spans)
+    return slow or ([found] if found else [])
+
+
+def _connections(episode: Episode, view: View, pid: int) -> list[tuple[bytes, int | None]]:
+    """(peer, network namespace) of a process's own connections; those that it talked with last come first."""
+    rows = view.rings["tcp_rtt"].between(episode.start_ns - _BEFORE_NS, episode.end_ns + SECOND)
+    rows = rows[(rows["pid"] == pid) & (rows["role"] != _SERVER) & (rows["peer"] != NO_PEER)][::-1]
+    found = [rows[i] for i in sorted(groups([rows["peer"], rows["netns"]])[0])[:_PEERS]] if len(rows) else []
+    return [
+        (row["peer"].tobytes(), int(row["netns"]) if known(row["netns"]) else None)
+        for row in found
+        if row["peer"].tobytes()[16:] not in _NAMES
+    ]
+
+
+def _latest(episode: Episode, view: View, pid: int) -> InferredWait | None:
+    """The peer of a process that answered latest, of those that never take so long."""
+    late = [one for raw, netns in _connections(episode, view, pid) if (one := _late(episode, view, raw, netns))]
+    return max(late, key=lambda one: one.waited_ns, default=None)
+
+
+def _late(episode: Episode, view: View, raw: bytes, netns: int | None) -> InferredWait | None:
+    port, at = int.from_bytes(raw[16:18], "little"), view.servers.netns_of(raw, netns)
+    rows = view.rings["service_latency"].between(episode.start_ns - _BEFORE_NS, episode.end_ns + _NOTED_NS)
+    rows = rows[(rows["sport"] == port) & np.isin(rows["netns"], at)]
+    begun, over = rows["max_from_ns"], rows["max_from_ns"] + rows["max_ns"]
+    waited = np.minimum(over, episode.end_ns) - np.maximum(begun, episode.start_ns)
+    before, now = rows[rows["t_ns"] < episode.start_ns], waited > 0
+    if not now.any() or not len(before):
+        return None
+    usual, in_all, rate = before["max_ns"].max(), before["sum_ns"].max(), np.median(before["requests"])
+    longer = rows["max_ns"] > _RATIO * usual
+    together = rows["sum_ns"] > _SUM_RATIO * max(in_all, usual)
+    still = (rows["requests"] == 0) & (rows["waiting"] > 0) & (rate >= _STEADY)
+    chosen = np.flatnonzero(now & (longer | together | still))
+    if not len(chosen):
+        return None
+    i = chosen[np.argmax(waited[chosen])]
+    return InferredWait(raw, int(rows["pid"][i]), text(rows["comm"][i]), float(waited[i]))
+
+
+def _badly_reached(episode: Episode, view: View, pid: int, shortest_ns: float, spans: Spans) -> list[InferredWait]:
+    """Peers of a process to which the network was lossy or slow; loopback only seems so where processors are short."""
+    found = []
+    for raw, netns in _connections(episode, view, pid):
+        if is_loopback(raw):
+            continue
+        here = view.servers.find(raw, netns) is not None
+        if _sent_again(episode, view, raw, netns) or path(episode, view, raw, netns, shortest_ns, spans, here).slower:
+            found.append(InferredWait(raw, 0, "", shortest_ns))
+    return found
+
+
+def _sent_again(episode: Episode, view: View, raw: bytes, netns: int | None) -> bool:
+    """Whether far more segments than before were sent again, to a peer or by it."""
+    rows = view.rings["tcp_retransmit"].between(episode.start_ns - _BEFORE_NS, episode.end_ns)
+    back = rows[own_ends(rows) == np.frombuffer(raw, "V18")[0]]
+    rows = np.concatenate([in_netns(to_peer(rows, raw), netns), back])
+    during = rows["t_ns"] >= episode.start_ns
+    now, before = (int(np.maximum(rows["count"], 1)[which].sum()) for which in (during, ~during))
+    lasted = max(1.0, (episode.end_ns - episode.start_ns) / SECOND)
+    return now >= max(_AGAIN, 3 * lasted * before / (_BEFORE_NS / SECOND))

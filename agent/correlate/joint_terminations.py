@@ -1,0 +1,106 @@
+"""What one act did to a program of several processes: one signal that stopped them all, an end that took the others
+along. Pure; from rows of ``process_event``.
+
+PostgreSQL, nginx or gunicorn are a dozen processes each. Whoever stops or kills them does it once, and it is one fault.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from agent.correlate.rows import known
+from agent.correlate.terminations import ENDS, STOPS, Termination, chained, of_row
+from agent.correlate.thresholds import SECOND
+from agent.correlate.words import text
+from agent.tables import TABLES
+
+_KINDS = TABLES["process_event"].by_name["kind"]
+_STOPS, _ENDS = ([_KINDS.code(kind) for kind in kinds] for kinds in (STOPS, ENDS))
+_EXITED = _KINDS.code("exited")
+_AT_ONCE_NS = 100_000_000  # between two signals of one command
+_ALONG_NS = 300_000_000  # after an end, those that end by themselves since that one did
+_REPORTED_NS = SECOND  # ... and those that are ended by others of the program
+_MOST = 4096  # as many events as are kept
+
+
+def joint_termination(termination: Termination, events: np.ndarray) -> Termination:
+    """With the others of its program (and user, and cgroup) that the same act hit. An end that only follows from
+    another one is told as that one. A frozen cgroup is one act already.
+    """
+    if termination.kind == "frozen" or not len(events):
+        return termination
+    near = events["comm"] == termination.comm.encode()
+    near &= np.abs(events["t_ns"] - termination.from_ns) <= _REPORTED_NS
+    near &= np.isin(events["kind"], _STOPS if termination.stop else _ENDS) & known(events["pid"])
+    if np.count_nonzero(near) < 2:
+        return termination
+    rows = events[near]
+    if termination.uid is not None:
+        rows = rows[(rows["uid"] == termination.uid) | ~known(rows["uid"])]
+    if termination.cgroup > 0:
+        rows = rows[(rows["cgroup_id"] == termination.cgroup) | (rows["cgroup_id"] <= 0)]
+    rows = rows[np.lexsort((rows["pid"], rows["t_ns"]))][-_MOST:]
+    own = np.flatnonzero((rows["pid"] == termination.pid) & (rows["t_ns"] == termination.from_ns))
+    if not len(own):
+        return termination
+    return (_stopped if termination.stop else _ended)(termination, rows, int(own[0]), events)
+
+
+def _stopped(termination: Termination, rows: np.ndarray, own: int, _events: np.ndarray) -> Termination:
+    hit = rows[_at_once(rows, own, _alike(rows, own))]
+    first = hit[0]
+    return replace(termination, joint_scope=f"{int(first['pid'])}/{_tick(first)}", joint_pids=_pids(hit))
+
+
+def _ended(termination: Termination, rows: np.ndarray, own: int, events: np.ndarray) -> Termination:
+    well = (rows["kind"] == _EXITED) & (rows["exit_code"] == 0)
+    well[own] = False
+    rows, own = rows[~well], own - int(np.count_nonzero(well[:own]))  # who ends in order takes nobody along
+    root = int(np.argmax(_from_outside(rows))) if _from_outside(rows).any() else 0
+    after_ns = rows["t_ns"] - rows["t_ns"][root]
+    hit = (rows["kind"] == _EXITED) & (after_ns >= -_AT_ONCE_NS) & (after_ns <= _ALONG_NS)
+    hit |= _by_its_own(rows) & (after_ns >= 0)
+    hit |= _at_once(rows, root, _alike(rows, root))
+    hit[root] = True
+    if not hit[own] or len(_pids(rows[hit])) < 2:
+        return termination
+    row = rows[root]
+    if own != root:
+        begun = of_row(row, int(row["pid"]), _tick(row), text(row["comm"]), termination.cgroup)
+        termination = replace(chained(begun, events), replaced=termination.replaced)
+    return replace(termination, joint_pids=_pids(rows[hit]))
+
+
+def _alike(rows: np.ndarray, one: int) -> np.ndarray:
+    """By the same signal of the same program's."""
+    same = [rows[c] == rows[c][one] for c in ("kind", "signal", "exit_code", "sender_comm")]
+    return np.asarray(np.logical_and.reduce(same))
+
+
+def _at_once(rows: np.ndarray, one: int, among: np.ndarray | None = None) -> np.ndarray:
+    """Those in one go with that row: each soon after the one before."""
+    some = np.arange(len(rows)) if among is None else np.flatnonzero(among)
+    run = np.append(0, np.cumsum(np.diff(rows["t_ns"][some]) > _AT_ONCE_NS))
+    hit = np.zeros(len(rows), np.bool_)
+    hit[some[run == run[np.flatnonzero(some == one)[0]]]] = True
+    return hit
+
+
+def _by_its_own(rows: np.ndarray) -> np.ndarray:
+    """Who was ended by another process of its program."""
+    return np.asarray((rows["sender_comm"] == rows["comm"]) & (rows["sender_pid"] != rows["pid"]))
+
+
+def _from_outside(rows: np.ndarray) -> np.ndarray:
+    """Who was ended by somebody else, by the kernel, or crashed."""
+    return np.asarray((rows["kind"] != _EXITED) & ~_by_its_own(rows))
+
+
+def _tick(row: np.void) -> int:
+    return int(row["proc_start_ns"]) // 10_000_000
+
+
+def _pids(rows: np.ndarray) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(rows["pid"].tolist()))

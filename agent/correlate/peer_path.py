@@ -1,0 +1,47 @@
+"""What the network to a peer was like, as the causes of a peer's own symptoms go by it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from agent.correlate.episode import Episode
+from agent.correlate.local import in_netns
+from agent.correlate.path import Path, cpu_saturated, path
+from agent.correlate.resent import had_already
+from agent.correlate.view import View, to_peer
+from agent.correlate.words import peer
+
+
+@dataclass(frozen=True)
+class PeerPath:
+    """again: segments sent again; spurious: the peer had them already. crowded: this host's processors were so busy
+    that all of it is slow.
+    """
+
+    name: str
+    path: Path
+    again: int
+    spurious: bool
+    cpu_saturated: bool
+
+    @property
+    def host(self) -> str:
+        return self.name.rpartition(":")[0]
+
+
+def peer_path(episode: Episode, view: View) -> PeerPath:
+    return view.once(_peer_path, episode)
+
+
+def _peer_path(episode: Episode, view: View) -> PeerPath:
+    netns, raw = cast("tuple[int, bytes]", episode.key)
+    spans = np.array([episode.start_ns]), np.array([episode.end_ns])
+    here = view.server(raw, netns, episode) is not None
+    took = path(episode, view, raw, netns, episode.value, spans, here)
+    rows = in_netns(to_peer(view.during("tcp_retransmit", episode), raw), netns)
+    again = int(np.maximum(rows["count"], 1).sum())
+    had = had_already(episode, view, raw, netns, again)
+    return PeerPath(peer(raw), took, again, had, cpu_saturated(view, episode))

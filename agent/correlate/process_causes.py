@@ -1,0 +1,319 @@
+"""Which processes an episode depended on, and what became of them meanwhile: its own, who it waited for, a broker and
+its consumers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from agent.correlate import terminations
+from agent.correlate.answered import READS as ANSWERS
+from agent.correlate.answered import chain as answers
+from agent.correlate.chain import hops
+from agent.correlate.consumption import consumption
+from agent.correlate.episode import Episode, Verdict
+from agent.correlate.joint_terminations import joint_termination
+from agent.correlate.pairs import reads
+from agent.correlate.polled import polled
+from agent.correlate.rows import groups, known
+from agent.correlate.terminations import Termination
+from agent.correlate.terminations_over import LESS, after, back, over
+from agent.correlate.thresholds import SECOND
+from agent.correlate.view import View
+from agent.correlate.waits import NETWORK, PEERS, SHARE, on_peers
+from agent.tables import TABLES
+
+READS = {**ANSWERS, **PEERS, **terminations.READS, "tcp_rtt": (*NETWORK["tcp_rtt"], "cgroup_id")}
+_KINDS = TABLES["process_event"].by_name["kind"].names
+_WHOLE = [_KINDS.index("frozen"), _KINDS.index("thawed")]
+_SERVER = TABLES["tcp_rtt"].code("role", "server")
+_BEFORE_NS = 120 * SECOND  # how far back a stop may begin that still lasts
+_AFTER_NS = 30 * SECOND
+_LEAD_NS = 2 * SECOND  # how long an end is felt only after it
+_LATE_NS = 20 * SECOND  # a message must be old before it is late
+_AGED_NS = 5 * SECOND  # who goes on takes what waits within this
+_UNREAD = ("age_s", "lag")  # of a queue, what no consumer was handed yet
+_SURE = 0.99
+
+
+@dataclass(frozen=True)
+class ScoredEvent:
+    """What became of a process, and how well it explains an episode."""
+
+    termination: Termination
+    score: float
+
+
+def own(episode: Episode, view: View) -> list[ScoredEvent]:
+    """Of the episode's own process."""
+    if episode.pid is None:
+        return []
+    needed_ns = episode.value if episode.unit == "ns" else SECOND
+    return _named(_during(episode, view, {episode.pid}, needed_ns, _SURE), {episode.pid: episode.comm})
+
+
+def stopped(episode: Episode, view: View) -> list[ScoredEvent]:
+    """Of the episode's own process, which its end cannot have held up before."""
+    return [scored for scored in own(episode, view) if scored.termination.stop]
+
+
+def silent(episode: Episode, view: View) -> list[ScoredEvent]:
+    """Of the process that decides nothing. One that was told to end is expected to be silent, unless it was to start
+    again.
+    """
+    another = bool(episode.facts.get("another"))
+    scored_events = [
+        ScoredEvent(replace(scored.termination, replaced=another or scored.termination.replaced), scored.score)
+        for scored in own(episode, view)
+    ]
+    return [scored for scored in scored_events if not scored.termination.orderly or scored.termination.replaced]
+
+
+def itself(episode: Episode, view: View) -> list[ScoredEvent]:
+    """What the episode is about. Its key: process, start, cgroup."""
+    pid, tick, cgroup = (int(str(part)) for part in episode.key)
+    events = _events(episode, view, _LEAD_NS)
+    found = terminations.terminations(events, {pid}, {cgroup})
+    found = [replace(f, tick=tick, comm=episode.comm) if f.kind == "frozen" else f for f in found]
+    found = [f for f in found if f.stop == (episode.symptom == "process_stopped")]
+    found = [f for f in found if f.from_ns <= episode.end_ns and f.to_ns >= episode.start_ns][-1:]
+    return [ScoredEvent(joint_termination(f, events), _SURE) for f in found]
+
+
+def peers(episode: Episode, view: View) -> list[ScoredEvent]:
+    """Of those that it waited for."""
+    found = []
+    for wait in on_peers(episode, view):
+        if wait.share < SHARE and not len(wait.failed):
+            continue
+        share = max(wait.share, 1.0 if len(wait.failed) else 0.0)
+        served = _servers(wait.raw, episode, view)
+        names = {pid: comm for comm, pid in served}
+        scored_events = _named(_during(episode, view, [*names], wait.longest, _SURE * share * wait.sure), names)
+        found += [
+            replace(b, score=b.score * LESS) if over(b.termination, wait.raw, served, episode, view) else b
+            for b in scored_events
+        ]
+    return found
+
+
+def _named(scored_events: list[ScoredEvent], names: dict[int, str]) -> list[ScoredEvent]:
+    """What is told of a cgroup as a whole has no process's name."""
+    return [
+        replace(b, termination=replace(b.termination, comm=b.termination.comm or names.get(b.termination.pid, "")))
+        for b in scored_events
+    ]
+
+
+def answering(episode: Episode, view: View) -> list[ScoredEvent]:
+    """Of a service; one that ends in order had answered."""
+    return [
+        *(scored for scored in own(episode, view) if scored.termination.stop or not scored.termination.orderly),
+        *peers(episode, view),
+    ]
+
+
+def either(episode: Episode, view: View) -> list[ScoredEvent]:
+    return [*own(episode, view), *peers(episode, view)]
+
+
+def chained(episode: Episode, view: View) -> list[ScoredEvent]:
+    """Of those whom it asked, and whom these asked: the last of them first."""
+    found: list[ScoredEvent] = []
+    for n, hop in enumerate(reversed(hops(episode, view))):
+        served = [pid for _, pid in _servers(hop.raw, episode, view)]
+        found += [
+            replace(scored, score=scored.score * 0.9**n)
+            for scored in _during(episode, view, served, episode.value, _SURE)
+        ]
+    return found
+
+
+def answered(episode: Episode, view: View) -> list[ScoredEvent]:
+    """Of those who answered with errors, or are not there any more for who did: the last of them first."""
+    found: list[ScoredEvent] = []
+    for n, one in enumerate(reversed(answers(episode, view))):
+        found += [
+            replace(scored, score=scored.score * 0.9**n)
+            for scored in _during(episode, view, [*one.pids], SECOND, _SURE)
+            if scored.termination.stop
+            or not scored.termination.orderly
+            or not _go_on(scored.termination, one.pids, episode, view)
+        ]
+    return found
+
+
+def _go_on(termination: Termination, pids: Collection[int], episode: Episode, view: View) -> bool:
+    """Whether others served there before it ended, and after it: where each client has a process of its own, or workers
+    take turns, one ends now and then.
+    """
+    talks = view.rings["tcp_rtt"].between(termination.from_ns, episode.end_ns + SECOND)
+    others = np.isin(talks["pid"], [pid for pid in pids if pid != termination.pid]) & (talks["role"] == _SERVER)
+    return bool((talks["proc_start_ns"][others] < termination.from_ns).any())
+
+
+def reader(episode: Episode, view: View) -> list[ScoredEvent]:
+    """Of who does not take what was written."""
+    who = reads(episode, view)
+    return _during(episode, view, {who[0]}, episode.value, _SURE) if who else []
+
+
+def tried(episode: Episode, view: View) -> list[ScoredEvent]:
+    """Of whom it connects to again and again."""
+    raw = episode.key[1]
+    assert isinstance(raw, bytes)
+    return _during(episode, view, [pid for _, pid in _servers(raw, episode, view)], SECOND, _SURE)
+
+
+def connected(episode: Episode, view: View) -> list[ScoredEvent]:
+    """Of whom it connects to; one that ended refuses at once, which is not slow."""
+    return [scored for scored in tried(episode, view) if scored.termination.stop]
+
+
+def broker(episode: Episode, view: View) -> list[ScoredEvent]:
+    """Of the server that was polled."""
+    raw = episode.key[1]
+    assert isinstance(raw, bytes)
+    if polled(episode, view).blind:
+        return []
+    return _during(episode, view, [pid for _, pid in _servers(raw, episode, view)], episode.value, _SURE)
+
+
+def consumers(episode: Episode, view: View) -> list[ScoredEvent]:
+    """Of a queue's broker, and of those that talk to it."""
+    at = episode.key[-1]
+    assert isinstance(at, bytes)
+    talks = view.rings["tcp_rtt"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND)
+    talks = talks[talks["role"] != _SERVER]
+    if not at or not len(talks):
+        return []
+    ours = [raw for i in groups([talks["peer"]])[0] if (raw := talks["peer"][i]).tobytes() == at]
+    pids = {int(pid) for raw in ours for pid in np.unique(talks["pid"][talks["peer"] == raw])}
+    pids |= {pid for raw in ours for _, pid in _servers(raw.tobytes(), episode, view)}
+    scored_events = _during(episode, view, pids, SECOND, 0.985 * _SURE, _LATE_NS)
+    # Clients come and go, and not all of them consume: one that ended in order is no reason.
+    scored_events = [scored for scored in scored_events if not scored.termination.orderly]
+    if episode.metric in _UNREAD:
+        grown, talks = consumption(episode, view).grown, talks[talks["t_ns"] <= episode.start_ns + SECOND]
+        scored_events = [
+            scored
+            for scored in scored_events
+            if scored.termination.stop or not (grown or back(scored.termination, talks))
+        ]
+    since_ns = episode.start_ns - _AGED_NS
+    return [
+        b
+        for b in scored_events
+        if b.termination.from_ns <= episode.start_ns + 2 * SECOND
+        and (not b.termination.stop or b.termination.to_ns >= since_ns)
+    ]
+
+
+def _servers(raw: bytes, episode: Episode, view: View) -> list[tuple[str, int]]:
+    """Who serves a peer for the episode's process, or did so before; the last one first."""
+    netns = view.netns(episode, raw)
+    return view.servers.of_late(raw, netns, view.has_address(raw, netns, episode))
+
+
+def _events(episode: Episode, view: View, lead_ns: int) -> np.ndarray:
+    """Also those after it: of how many that ended one after the other."""
+    return view.rings["process_event"].between(episode.start_ns - max(_BEFORE_NS, lead_ns), episode.end_ns + _AFTER_NS)
+
+
+def _during(
+    episode: Episode, view: View, pids: Collection[int], needed_ns: float, sure: float, lead_ns: int = _LEAD_NS
+) -> list[ScoredEvent]:
+    """What happened to processes while it lasted. pids: a list begins with who serves now. needed_ns: how long a stop
+    explains it in full.
+    """
+    events = _events(episode, view, lead_ns)
+    if not pids or not len(events):
+        return []
+    scored_events = []
+    for termination in terminations.terminations(events, pids, _cgroups(events, view, episode, pids)):
+        from_ns, to_ns = (
+            max(termination.from_ns, episode.start_ns - lead_ns),
+            min(termination.to_ns, episode.end_ns + SECOND),
+        )
+        if to_ns < from_ns:
+            continue
+        dose = (
+            min(1.0, (to_ns - from_ns) / max(needed_ns * 0.8, 1.0)) if termination.stop else after(termination, episode)
+        )
+        replaced = not termination.stop and isinstance(pids, list) and pids[0] != termination.pid
+        scored_events.append(
+            ScoredEvent(
+                joint_termination(replace(termination, replaced=True) if replaced else termination, events), sure * dose
+            )
+        )
+    return scored_events
+
+
+def _cgroups(events: np.ndarray, view: View, episode: Episode, pids: Collection[int]) -> set[int]:
+    """Those that processes are in, where it matters."""
+    if not np.isin(events["kind"], _WHOLE).any():
+        return set()
+    talks = view.rings["tcp_rtt"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND)
+    found = talks["cgroup_id"][np.isin(talks["pid"], list(pids))]
+    return {int(one) for one in np.unique(found[known(found)])}
+
+
+Rule = Callable[[Episode, View], list[ScoredEvent]]
+#: By symptom, whose fate may explain it.
+IMPACTED: dict[str, Rule] = {
+    "decision_latency": either,
+    "refusals": peers,
+    "service_errors": answered,
+    "queue_lag": consumers,
+    "accept_overflow": own,
+    "service_latency": answering,
+    "blocked_time": stopped,
+    "broker_down": broker,
+    "broker_stall": broker,
+    "process_stopped": itself,
+    "process_gone": itself,
+    "silence": silent,
+    "deadline_exceeded": chained,
+    "retry_storm": tried,
+    "connect_latency": connected,
+    "window_shut": reader,
+    "lookup_latency": stopped,
+}
+
+
+def explains(
+    cause: str, holds: Callable[[Termination], float]
+) -> dict[str, Callable[[Episode, View], Iterator[Verdict]]]:
+    """A cause's rules. holds: how well it is the name for what became of a process; 0: not at all."""
+
+    def of(rule: Rule) -> Callable[[Episode, View], Iterator[Verdict]]:
+        def verdicts(episode: Episode, view: View) -> Iterator[Verdict]:
+            scored_events = [
+                (scored.score * holds(scored.termination), scored.termination) for scored in view.once(rule, episode)
+            ]
+            score, termination = min(
+                scored_events, key=lambda scored: (-scored[0], -scored[1].from_ns), default=(0.0, None)
+            )
+            if termination is None or score <= 0:
+                return
+            until_ns = max(episode.end_ns, termination.from_ns)
+            own = rule is itself and termination.pid == episode.pid
+            words = termination.restarted() if cause == "process_restarted" else termination.words(until_ns)
+            yield Verdict(
+                cause,
+                score,
+                termination.scope,
+                words,
+                termination.evidence(until_ns),
+                termination.detail,
+                termination.culprit,
+                termination.blamed,
+                short=termination.how if own and cause != "process_restarted" else "",
+            )
+
+        return verdicts
+
+    return {symptom: of(rule) for symptom, rule in IMPACTED.items()}

@@ -1,0 +1,158 @@
+"""Whether an episode is the same story as a finding, though its own verdict has another name or another scope: one
+fault is felt at many places. Pure.
+
+- A server that was stopped or ended refuses connects, does not answer, and so on: what blames a server for that, and
+  what became of the server, are one.
+- Who waits for a process that itself waits for somebody else waits for that one: a verdict that blames it passes the
+  blame on (``indirect``).
+- What comes at once after nobody came had piled up (agent/correlate/backlog.py): that is the story of what held it up.
+- Who talks with somebody that stands still, and is late with nothing else to explain it, is late for that; until more
+  is known (``Finding.provisional``). So is who waits for one that talks with it.
+
+Two causes that share no process stay two findings, however near they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from agent.common.address import peer_of
+from agent.correlate.backlog import RATES, made_up
+from agent.correlate.episode import Episode, Verdict
+from agent.correlate.rows import groups, known
+from agent.correlate.thresholds import SECOND
+from agent.tables import TABLES
+
+if TYPE_CHECKING:
+    from agent.correlate.finding import Finding
+    from agent.correlate.view import View
+
+#: What became of a process, and what others felt of it.
+_TERMINATION_CAUSES = frozenset(("process_stopped", "process_killed", "process_restarted"))
+_IMPACT_CAUSES = frozenset(("broker_slow", "broker_down", "peer_stopped"))
+_SLACK_NS = SECOND
+_AFTER_NS = 2 * SECOND  # a fault is felt that much later where clients try again
+_BEGUN_NS = 50_000_000  # times of answers are in ticks
+_BEFORE_NS = 60 * SECOND
+_SERVER = TABLES["tcp_rtt"].code("role", "server")
+_PEERS = 256  # of those that processes talked with: the last ones
+_BETTER = 0.5  # a cause from which the blame is passed on
+
+
+def blamed(verdict: Verdict, view: View, episode: Episode) -> frozenset[int]:
+    """The processes of this host that it says it was: those named, and who serves, or served, the address."""
+    pids = {*verdict.blamed, *([verdict.culprit.pid] if verdict.culprit.pid is not None else ())}
+    if verdict.cause in _IMPACT_CAUSES:
+        where, _, netns = verdict.scope.partition(" in ")
+        pids |= _serving(where, int(netns) if netns.isdigit() else None, view, episode)
+    return frozenset(pids)
+
+
+def _serving(where: str, netns: int | None, view: View, episode: Episode) -> set[int]:
+    try:
+        raw = peer_of(where)
+    except ValueError:
+        return set()
+    return {pid for _, pid in view.servers.of_late(raw, netns, view.has_address(raw, netns, episode))}
+
+
+def same(found: Finding, verdict: Verdict, episode: Episode, view: View) -> bool:
+    """Whether an episode with this best verdict belongs to the finding. verdict: score 0 where nothing explains it."""
+    if found.steps is not None or found.cause.score <= 0 or found.closed:
+        return False
+    if not _meets(found, episode, _AFTER_NS):
+        return False
+    if verdict.score <= 0:
+        return _is_waiting(found, episode, view) or _piled_up(found, episode, view)
+    mine, its = blamed(found.cause, view, found.main), blamed(verdict, view, episode)
+    names = {found.cause.cause, verdict.cause}
+    if names & _IMPACT_CAUSES and names <= _TERMINATION_CAUSES | _IMPACT_CAUSES and mine & its:
+        return True
+    if verdict.cause in _IMPACT_CAUSES and any(_overlaps_late(e, episode) and e.pid in its for e in found.explained()):
+        return True
+    if found.cause.cause in _IMPACT_CAUSES and _is_late(episode) and episode.pid in mine and _meets(found, episode, 0):
+        return True
+    if names & _IMPACT_CAUSES and names & _TERMINATION_CAUSES and abs(found.start_ns - episode.start_ns) <= _SLACK_NS:
+        ended, impacted = (mine, its) if verdict.cause in _IMPACT_CAUSES else (its, mine)
+        return bool(set(_asked(impacted, episode, view)) & ended)
+    return False
+
+
+def indirect(found: Finding, view: View) -> set[int]:
+    """Of its episodes, by id, those whose verdicts blame a process that is late itself, for another reason."""
+    late = {e.pid: found.verdicts[id(e)][0] for e in found.explained() if _is_late(e)}
+    if len(found.episodes) < 2 or not late:
+        return set()
+    return {
+        id(e)
+        for e in found.explained()
+        for v in found.verdicts[id(e)][:1]
+        if v.cause in _IMPACT_CAUSES and _is_indirect(e, v, late, view)
+    }
+
+
+def _is_indirect(episode: Episode, verdict: Verdict, late: dict[int | None, Verdict], view: View) -> bool:
+    its = blamed(verdict, view, episode)
+    reasons = [late[pid] for pid in its if pid in late and pid != episode.pid]
+    return any(
+        r.score >= _BETTER and (r.cause not in _IMPACT_CAUSES or not blamed(r, view, episode) & {*its, episode.pid})
+        for r in reasons
+    )
+
+
+def _is_waiting(found: Finding, episode: Episode, view: View) -> bool:
+    """Whether it is about a client of who stands still, or of one that is late for that; it must have begun
+    meanwhile.
+    """
+    if found.cause.cause not in _TERMINATION_CAUSES | _IMPACT_CAUSES or not _is_late(episode):
+        return False
+    if not found.start_ns - _BEGUN_NS <= episode.start_ns <= found.end_ns + _SLACK_NS:
+        return False
+    pids = {*blamed(found.cause, view, found.main), *(e.pid for e in found.explained() if _is_late(e))}
+    return any(pid in pids for pid in _asked({episode.pid}, episode, view))
+
+
+def _piled_up(found: Finding, episode: Episode, view: View) -> bool:
+    """Whether it is about what had piled up since that process stood still, or a client of it, or a server that it
+    asks.
+    """
+    if episode.pid is None or not any(made_up(episode, metric) for metric in RATES):
+        return False
+    pids = {*blamed(found.cause, view, found.main), *(e.pid for e in found.explained() if e.unit == "ns")}
+    return (
+        episode.pid in pids
+        or episode.pid in _asked(pids, episode, view)
+        or bool({*_asked({episode.pid}, episode, view)} & pids)
+    )
+
+
+def _asked(by: Collection[int | None], episode: Episode, view: View) -> Iterator[int]:
+    """Who serves, or served, those that processes had connections to in the minute before."""
+    talks = view.rings["tcp_rtt"].between(episode.start_ns - _BEFORE_NS, episode.end_ns + SECOND)
+    talks = talks[(talks["role"] != _SERVER) & np.isin(talks["pid"], [pid for pid in by if pid is not None])]
+    talks = talks[::-1]  # the last ones first
+    for i in sorted(groups([talks["peer"], talks["netns"]])[0])[:_PEERS] if len(talks) else ():
+        row = talks[i]
+        netns = int(row["netns"]) if known(row["netns"]) else None
+        raw = row["peer"].tobytes()
+        own = raw[:16] == row["saddr"].tobytes()
+        yield from (pid for _, pid in view.servers.of_late(raw, netns, own))
+
+
+def _is_late(episode: Episode) -> bool:
+    return episode.unit == "ns" and episode.pid is not None
+
+
+def _overlaps_late(one: Episode, other: Episode) -> bool:
+    """Whether that one was late when the other was."""
+    return _is_late(one) and one.start_ns <= other.end_ns + _SLACK_NS and one.end_ns >= other.start_ns - _SLACK_NS
+
+
+def _meets(found: Finding, episode: Episode, after_ns: int) -> bool:
+    return (
+        episode.start_ns <= found.end_ns + _SLACK_NS + after_ns
+        and episode.end_ns >= found.start_ns - _SLACK_NS - after_ns
+    )

@@ -1,0 +1,47 @@
+"""Whether the end of a process still was one when others suffered: what came after it, and who had taken its place.
+Pure.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agent.correlate.episode import Episode
+from agent.correlate.terminations import Termination
+from agent.correlate.thresholds import SECOND
+from agent.correlate.view import View, to_peer
+from agent.tables import TABLES
+
+LESS = 0.6  #: how much less an end explains that was over
+_CONNECTED = TABLES["tcp_connect"].code("result", "ok")
+_CONNECTS = 2
+_TICK_NS = 10_000_000
+
+
+def over(termination: Termination, raw: bytes, served: list[tuple[str, int]], episode: Episode, view: View) -> bool:
+    """Whether another process had taken the place of one that ended: before that one ended in order, as at a reload; or
+    was connected to before anything was slow.
+    """
+    if termination.stop or not termination.replaced:
+        return False
+    talks = view.rings["tcp_rtt"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND)
+    begun = talks["proc_start_ns"][talks["pid"] == served[0][1]]
+    if termination.orderly and len(begun) and begun.max() < termination.from_ns - _TICK_NS:
+        return True
+    connects = view.own(view.rings["tcp_connect"].between(termination.from_ns, episode.start_ns), episode)
+    return bool(np.count_nonzero(to_peer(connects, raw)["result"] == _CONNECTED) >= _CONNECTS)
+
+
+def back(termination: Termination, talks: np.ndarray) -> bool:
+    """Whether another process of that program, and no older than its end, talks."""
+    return bool(
+        np.any(
+            (talks["comm"] == termination.comm.encode()) & (talks["proc_start_ns"] >= termination.from_ns - _TICK_NS)
+        )
+    )
+
+
+def after(termination: Termination, episode: Episode) -> float:
+    """How well an end explains what lasted, by the share that came after it."""
+    lasted, before = episode.end_ns - episode.start_ns, (termination.first_ns or termination.from_ns) - episode.start_ns
+    return float(np.clip(2 * (1 - before / max(lasted, 1)), 0.0, 1.0))

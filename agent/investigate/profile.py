@@ -1,0 +1,189 @@
+"""One look: programs attached for a few processes, detached again, and what they counted.
+
+What is attached counts until ``look_until_ns`` of the control map and nothing after, so that an agent that is stopped
+leaves nothing that goes on counting; with its end the kernel detaches everything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from agent.investigate.decide import CALLS_NS
+from agent.kernel import bpf
+from agent.kernel.helper_client import Helper
+from agent.kernel.kernel_source import KernelSource
+from agent.kernel.load import Family
+from agent.kernel.sampling import attach
+
+#: As many processes as ``control.look_pids`` has room for.
+MOST_PIDS = 8
+#: Bytes of one element of the stack maps; by map, the number from which on stacks are its, and how many it has room for
+#: (bpf/look.h, bpf/oncpu.bpf.c).
+STACK_BYTES = 32 * 8
+STACKS = {"look_stacks": (0, 1024), "oncpu_stacks": (65536, 2048)}
+_GRACE_NS = 50_000_000
+#: When something is tried again that the helper was too busy for.
+_RETRY_NS, _BUSY = 20_000_000, "the helper is busy"
+
+
+@dataclass
+class Counted:
+    """What a look counted: keys and values by map. stacks: addresses by number, innermost first. interval_ns: how long
+    each family was attached.
+    """
+
+    maps: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    stacks: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    interval_ns: dict[str, int] = field(default_factory=dict)
+
+
+class Profile:
+    """Attaches when made, and at each ``step`` what the helper was too busy for. reasons: what could not be attached,
+    in words.
+    """
+
+    def __init__(
+        self,
+        kernel: KernelSource,
+        helper: Helper,
+        families: Mapping[str, Family],
+        wanted: Iterable[str],
+        pids: Iterable[int],
+        now_ns: int,
+        length_ns: int,
+    ) -> None:
+        self._kernel, self._helper, self._families = kernel, helper, families
+        self.begun_ns, self.until_ns = now_ns, now_ns + length_ns
+        self._missing = {name: "" for name in wanted if name in families}
+        self._links: dict[str, list[int]] = {}
+        self._since_ns: dict[str, int] = {}
+        self._took_ns: dict[str, int] = {}
+        kernel.control["look_pids"] = 0
+        kernel.control["look_pids"][0, :MOST_PIDS] = [*pids, *[0] * MOST_PIDS][:MOST_PIDS]
+        kernel.control["look_until_ns"] = self.until_ns + _GRACE_NS
+        self._attach_missing(now_ns)
+
+    def join(self, pid: int, slot: int) -> None:
+        """One process more, at a place that is free."""
+        self._kernel.control["look_pids"][0, slot] = pid
+
+    def _attach_missing(self, now_ns: int) -> None:
+        self._retry_ns = now_ns + _RETRY_NS
+        for name in [name for name, why in self._missing.items() if why in ("", _BUSY)]:
+            self._missing[name] = why = self._attach(self._families[name])
+            if not why:
+                del self._missing[name]
+                self._since_ns[name] = now_ns
+
+    def _attach(self, family: Family) -> str:
+        """Why it could not be; empty where it is attached."""
+        programs = [(family, p.function) for p in family.probe.programs if p.function in family.programs]
+        if not programs:
+            return "this kernel has none of its tracepoints"
+        try:
+            self._links[family.probe.name] = attach(self._helper, *programs)
+        except OSError as error:
+            return _BUSY if error.errno in (errno.EAGAIN, errno.ETIMEDOUT) else error.strerror or str(error)
+        return ""
+
+    @property
+    def reasons(self) -> list[str]:
+        return [f"{name}: {why}" for name, why in self._missing.items()]
+
+    @property
+    def attached_families(self) -> list[str]:
+        """Families that are, or were, attached."""
+        return [*self._since_ns]
+
+    @property
+    def failed(self) -> bool:
+        """Nothing is attached, nor will be."""
+        return not self._since_ns and _BUSY not in self._missing.values()
+
+    @property
+    def due_ns(self) -> int:
+        """When something must be detached next, or attached."""
+        again = [self._retry_ns] if _BUSY in self._missing.values() else []
+        return min(
+            [self.until_ns, *again, *[self._since_ns[name] + CALLS_NS for name in ("calls",) if name in self._links]]
+        )
+
+    def step(self, now_ns: int) -> bool:
+        """Detaches what has been attached for long enough; True where that is all."""
+        if now_ns >= self.until_ns:
+            self.end(now_ns)
+            return True
+        self._attach_missing(now_ns)
+        if "calls" in self._links and now_ns >= self._since_ns["calls"] + CALLS_NS:
+            self._detach("calls", now_ns)
+        return False
+
+    def end(self, now_ns: int) -> None:
+        """Detaches everything."""
+        for name in [*self._links]:
+            self._detach(name, now_ns)
+        self._kernel.control["look_until_ns"] = 0
+
+    def _detach(self, name: str, now_ns: int) -> None:
+        for fd in self._links.pop(name):
+            os.close(fd)
+        self._took_ns[name] = max(1, now_ns - self._since_ns[name])
+
+    def counted(self) -> Counted:
+        """What was counted, taken out of the kernel; some time after everything was detached, since a program may be
+        running still. Raises OSError.
+        """
+        out = Counted(interval_ns=dict(self._took_ns))
+        dtype, stacked = self._kernel.loaded.wire.dtype, dict[str, int]()
+        for name in self.attached_families:
+            family = self._families[name]
+            for one in (m for m in family.probe.maps if m in family.maps):
+                if one in STACKS:
+                    stacked[one] = family.maps[one]
+                    continue
+                held = bpf.HashMap(family.maps[one], *(dtype(part) for part in WIRES[one]))
+                keys, values = held.read()
+                held.drop(keys)
+                out.maps[one] = keys, values
+        wanted = {int(n) for keys, values in out.maps.values() for n in _numbers(keys, values)}
+        for one, fd in stacked.items():
+            first, most = STACKS[one]
+            for number in sorted(n for n in wanted if first <= n < first + most):
+                raw = bpf.lookup(fd, (number - first).to_bytes(4, "little"), STACK_BYTES)
+                out.stacks[number] = tuple(int(at) for at in np.frombuffer(raw or b"", "<u8") if at)
+            for number in range(most):
+                with contextlib.suppress(OSError):
+                    bpf.delete(fd, number.to_bytes(4, "little"))
+        return out
+
+
+#: Of each map the structs of its key and value.
+WIRES = {
+    "oncpu_sums": ("oncpu_key", "oncpu_value"),
+    "offcpu_sums": ("offcpu_key", "offcpu_value"),
+    "offcpu_gone": ("look_tid", "offcpu_gone"),
+    "offcpu_woken": ("look_tid", "offcpu_woken"),
+    "block_sums": ("block_key", "block_value"),
+    "block_requests": ("look_address", "block_request"),
+    "contention_sums": ("contention_key", "contention_value"),
+    "contention_begun": ("contention_wait", "contention_begun"),
+    "reclaim_sums": ("reclaim_key", "reclaim_value"),
+    "reclaim_begun": ("reclaim_who", "look_time"),
+    "synack_sums": ("synack_key", "synack_value"),
+    "synack_syns": ("synack_pair", "look_time"),
+    "calls_sums": ("calls_key", "calls_value"),
+    "calls_open": ("look_tid", "calls_open"),
+}
+
+
+def _numbers(keys: np.ndarray, values: np.ndarray) -> Iterable[int]:
+    """Numbers of stacks in these."""
+    for rows in (keys, values["key"] if "key" in (values.dtype.names or ()) else values):
+        for name in {"kernel_stack", "user_stack"} & {*(rows.dtype.names or ())}:
+            yield from np.unique(rows[name]).tolist()

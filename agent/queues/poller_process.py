@@ -1,0 +1,136 @@
+"""The brokers' process (agent/queues/worker.py) as the agent keeps it: started where the settings name a broker, looked
+after, started again where it ended.
+
+It is started when the agent is its own user already, so that it never has a privilege.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from agent.batch import Batch, Loss, losses, make
+from agent.common.clocks import boot_ns
+from agent.contracts import Failing, Owning, Pending
+from agent.errors import printable
+from agent.log import log_message
+from agent.posix.supervisor import SILENT_S, Restarts, Supervised, spawn_with_settings
+from agent.queues.packing import TABLE
+from agent.queues.received import MOST_BYTES, NoMessage, checked
+
+#: Messages; what is beyond is for the next turn.
+_AT_ONCE = 64
+_MODULE = "agent.queues.worker"
+
+
+class Brokers(Failing, Owning, Pending):
+    """A ``Source`` (agent/contracts.py): rows of ``queue_lag``; where nobody asks, a row each kind of broker that says
+    so, with ``failure`` unasked.
+    """
+
+    name = "brokers"
+
+    def __init__(self, servers: Mapping[str, Sequence[str]], interval_s: float) -> None:
+        self.process = Supervised(
+            self.name, "asks brokers", self._start, self._over, silent_s=SILENT_S, restarts=Restarts()
+        )
+        self._failures: dict[str, str] = {}
+        self._reported_ns = self._since_ns = 0
+        self._interval_s = 0.0
+        self._servers: dict[str, tuple[str, ...]] = {}
+        self.use(servers, interval_s)
+
+    def use(self, servers: Mapping[str, Sequence[str]], interval_s: float) -> None:
+        """From now on these are asked, so often: another process does, or none where there is nothing to ask."""
+        wanted = {name: tuple(some) for name, some in servers.items() if some}
+        if (wanted, interval_s) == (self._servers, self._interval_s):
+            return
+        self._servers, self._interval_s = wanted, interval_s
+        self.process.renew()
+        self.process.start()
+
+    def fds(self) -> list[int]:
+        """None: signs of life come more often than rows, and neither is in a hurry."""
+        return []
+
+    def pending(self, now_ns: int) -> bool:
+        return self.process.readable()
+
+    def drain(self, now_ns: int) -> Iterator[Batch]:
+        if self.process.socket is not None:
+            yield from self._received(self.process.socket, now_ns)
+        if self.process.due():
+            if self._servers:
+                self.process.check()
+            well = ("they are asked again", "attached") if self._servers else ("none is to be asked", "off")
+            yield from self.process.report(now_ns, *well)
+            yield from self._unasked(now_ns)
+
+    def failures(self) -> dict[str, str]:
+        """The process's own, and servers whose last poll failed for a reason that is not theirs."""
+        return {**self.process.failures(), **self._failures}
+
+    def processes(self) -> list[dict[str, Any]]:
+        return self.process.processes()
+
+    def close(self) -> None:
+        self.process.close()
+
+    def _received(self, source: socket.socket, now_ns: int) -> Iterator[Batch]:
+        pieces = []
+        dropped = 0
+        try:
+            for _ in range(_AT_ONCE):
+                data = source.recv(MOST_BYTES)
+                if not data:  # it has ended
+                    self.process.drained = True
+                    break
+                message = checked(data, self._servers, self._since_ns, boot_ns())
+                self.process.beat()
+                dropped += message.dropped
+                if message.failures is None:
+                    pieces.append(message.rows)
+                else:
+                    self._failed(message.failures)
+        except NoMessage as error:
+            self.process.fail(f"sent what is no message: {error}")
+        except (BlockingIOError, ConnectionResetError):  # a reset comes before what was still said
+            pass
+        if dropped:
+            yield losses("intake", Loss(self.name, dropped, t_ns=now_ns))
+        if pieces:
+            yield Batch(TABLE.name, np.concatenate(pieces))
+
+    def _failed(self, failures: dict[str, str]) -> None:
+        failures = {printable(name): printable(why) for name, why in failures.items()}
+        for name, why in failures.items():
+            if self._failures.get(name) != why:
+                log_message(f"tickscope: {name}: {why}")
+        self._failures = failures
+
+    def _over(self) -> None:
+        self._failures = {}
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], socket.socket] | None:
+        self._since_ns = boot_ns()
+        if not self._servers:
+            return None
+        return spawn_with_settings(_MODULE, "tickscope-brokers", {"brokers": self._servers, "poll_s": self._interval_s})
+
+    def _unasked(self, now_ns: int) -> Iterator[Batch]:
+        """While nobody asks, a row each kind of broker at the usual pace."""
+        if self.process.problem and now_ns - self._reported_ns >= self._interval_s * 1e9:
+            self._reported_ns = now_ns
+            yield make(
+                TABLE.name,
+                len(self._servers),
+                t_ns=now_ns,
+                system=[name.encode() for name in self._servers],
+                status=b"down",
+                failure=TABLE.code("failure", "unasked"),
+                reason=self.process.problem.encode(),
+            )

@@ -1,0 +1,104 @@
+"""The ELF analyzer: the process in which files that somebody else made are read and understood, whatever they are made
+to do.
+
+It has no capability and no file of its own, may not open any (seccomp), and is given descriptors by SCM_RIGHTS. A
+question takes ANALYZER_CPU_S of processor time at most and ANALYZER_EXTRA_BYTES of memory, or the kernel ends it
+(RLIMIT_CPU, RLIMIT_AS) and the next question starts another. Agent's side: agent/targets/analyzer_pool.py.
+
+Protocol on a SOCK_SEQPACKET pair, JSON: question [id, analysis, arguments] with descriptors, answer [id, facts or null,
+why not, seconds]; first of all [0, null, "", 0], when it is ready.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+
+from agent.arch import host
+from agent.binaries import analyses
+from agent.binaries.contract import Analysis
+from agent.binaries.elf import ElfError
+from agent.kernel.limits import ANALYZER_CPU_S, ANALYZER_EXTRA_BYTES, ANALYZER_MAX_FDS, ANALYZER_MAX_MESSAGE
+from agent.posix import privilege
+
+_CALLS = host.allowed(
+    """read close fstat lseek mmap mprotect munmap brk rt_sigaction rt_sigprocmask rt_sigreturn pread64 mremap
+    madvise sendto sendmsg recvmsg exit getrusage futex clock_gettime exit_group newfstatat prlimit64 getrandom"""
+)
+
+
+def _used_cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def _confine() -> None:
+    """Everything that is needed has been imported by now."""
+    privilege.set_name("tickscope-exam")
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as first_to_go:
+        first_to_go.write("1000")
+    with open("/proc/self/statm") as statm:
+        size = int(statm.read().split()[0]) * resource.getpagesize()
+    for what, limit in (
+        (resource.RLIMIT_AS, size + ANALYZER_EXTRA_BYTES),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NPROC, 0),
+        (resource.RLIMIT_RTPRIO, 0),
+    ):
+        resource.setrlimit(what, (limit, limit))
+    privilege.give_up_all(os.getppid())
+    privilege.allow_only(_CALLS)
+
+
+def _answer(sock: socket.socket, data: bytes, fds: list[int]) -> None:
+    number, analysis, arguments = json.loads(data)
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (int(_used_cpu_s()) + ANALYZER_CPU_S + 1, resource.getrlimit(resource.RLIMIT_CPU)[1])
+    )
+    begun = time.monotonic()
+    facts, why = None, ""
+    try:
+        found = analyses.KINDS[analysis](fds, **arguments)
+        facts = (
+            [one.plain() if isinstance(one, Analysis) else one for one in found] if isinstance(found, list) else found
+        )
+    except (ElfError, OSError) as error:
+        why = str(error)
+    except MemoryError:
+        why = f"it takes more than {ANALYZER_EXTRA_BYTES >> 20} MB of memory to examine"
+    except Exception as error:  # noqa: BLE001 - a fault of ours that this file brings out must be told, not end the process
+        why = f"{type(error).__name__}: {error}"[:200]
+    raw = json.dumps([number, facts, why, time.monotonic() - begun]).encode()
+    if len(raw) > ANALYZER_MAX_MESSAGE:
+        raw = json.dumps([number, None, "it has more in it than can be told", time.monotonic() - begun]).encode()
+    sock.send(raw)
+
+
+def main() -> None:
+    """``python -m agent.targets.analyzer FD``: answers until the other end closes or nothing is asked any more (the
+    analyst then ends it).
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    sock.setblocking(True)
+    analyses.discover()
+    _confine()
+    sock.send(b'[0, null, "", 0]')
+    while True:
+        data, fds, _, _ = socket.recv_fds(sock, ANALYZER_MAX_MESSAGE, ANALYZER_MAX_FDS)
+        if not data:
+            os._exit(0)
+        _answer(sock, data, fds)
+        for fd in fds:
+            os.close(fd)
+
+
+if __name__ == "__main__":
+    main()
