@@ -26,8 +26,8 @@ _STORE_STATES = ("ok", "degraded")
 class StatusMetrics:
     """Called once a second by the agent's loop.
 
-    look: gives the parts of the status that are used here: ``processes probes store export``. page: the metrics page,
-    where there is one.
+    read_status: gives the parts of the status that are used here: ``processes probes store export``. page: the metrics
+    page, where there is one.
     """
 
     def __init__(

@@ -20,8 +20,8 @@ _LISTED = 5
 
 @dataclass(frozen=True)
 class Stretch:
-    """One interval, CLOCK_BOOTTIME ns. asked, admitted: units a second. limit: of all members that decided in it, units
-    a second; None where it is not known, or there is none.
+    """One interval, CLOCK_BOOTTIME ns. demand, admitted: units a second. limit: of all members that decided in it,
+    units a second; None where it is not known, or there is none.
     """
 
     from_ns: int

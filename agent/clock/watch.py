@@ -234,8 +234,8 @@ def run_watch(
 ) -> None:
     """Watches until the agent's end closes. SIGINT is left to the agent.
 
-    agent, report: SOCK_SEQPACKET. notices: listening. pulse: the page of its sign of life. steps: the map clock_last,
-    or -1 where there is none. counts: of the watch before this one (``Subscribers``). Raises OSError.
+    agent, report: SOCK_SEQPACKET. notices: listening. heartbeat: the page of its sign of life. steps: the map
+    clock_last, or -1 where there is none. counts: of the watch before this one (``Subscribers``). Raises OSError.
     """
     sys.setswitchinterval(_SWITCH_S)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

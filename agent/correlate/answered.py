@@ -94,8 +94,8 @@ class FailedHop:
     errno), given_up, or waited (for, by one that was given up). raw: ip:port as in rows; pids: who serves it, or did so
     before, the last one first.
     by: who asked it, in words; empty for the first one, whose clients are the episode's. n: how often it was seen.
-    users: of the programs that say so; alone: the one user, not root and not who serves it, of all that the chain goes
-    by.
+    users: of the programs that say so; only_user: the one user, not root and not who serves it, of all that the chain
+    goes by.
     """
 
     raw: bytes

@@ -97,10 +97,10 @@ class Cause:
     episode whether this cause holds; a rule is pure, and yields verdicts of this cause only. reads: columns by table of
     the rows that rules look up; facts: what they take from the episode, by name (``NAME_base``: what was usual). todo:
     what to do about it. jumps: set where it moves the wall clock.
-    vague: it tells where somebody was, and not why: other causes go before it, and its episodes belong to findings as
-    those without a cause do.
-    kin: causes of one kin are one finding where they are near. lasts: (view, from_ns, to_ns, now_ns) -> whether it is
-    still at work, so that a pause of its symptoms does not end the finding.
+    locates_only: it tells where somebody was, and not why: other causes go before it, and its episodes belong to
+    findings as those without a cause do.
+    merge_group: causes of one kin are one finding where they are near. still_active: (view, from_ns, to_ns, now_ns) ->
+    whether it is still at work, so that a pause of its symptoms does not end the finding.
     """
 
     name: str

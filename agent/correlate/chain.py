@@ -33,7 +33,7 @@ _MOST = 0.5  # of the time that was waited for a server, from which its own wait
 
 @dataclass(frozen=True)
 class Hop:
-    """Somebody who was asked. raw: ip:port as in rows. given: requests to it that were given up; unheard: of these,
+    """Somebody who was asked. raw: ip:port as in rows. given: requests to it that were given up; unanswered: of these,
     those whose SYN nobody answered; again: segments to it that were sent again meanwhile; lost: how much of what was
     given up that explains, from 0 to 1. starved_ns: how long it waited for a processor.
     """

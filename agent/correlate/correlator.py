@@ -34,8 +34,8 @@ class Correlator:
 
     ``feed`` takes batches of any table in any order; ``advance`` processes what happened up to a watermark. Symptoms
     are judged once a whole second, clock changes at once. Memory is bounded; what did not fit is counted in ``losses``.
-    asked: the causes that are asked, all by default; fewer of them only to see what each is worth. clock: by which
-    ``guard`` counts what each rule costs.
+    causes_to_judge: the causes that are asked, all by default; fewer of them only to see what each is worth. clock: by
+    which ``guard`` counts what each rule costs.
     """
 
     def __init__(

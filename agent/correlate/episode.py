@@ -22,7 +22,7 @@ class Episode:
     slot: the subject's row in its series. base: what was usual; value: the worst seen; bar: what a bad second exceeds.
     scope: what episodes of one local cause share (the process, or the queue). facts: what causes are judged by. ranked:
     what they said last.
-    habit: by which of its values it may be one (agent/correlate/recurrence.py); empty: it is told however often it
+    recurs_by: by which of its values it may be one (agent/correlate/recurrence.py); empty: it is told however often it
     comes. blame: the cause of its finding, where that is known. keys: what selects its rows in its symptom's table,
     beside the pid (see ``Evidence.keys``). taker: of a limiter that is asked at several places, the other place that
     took most.

@@ -17,8 +17,8 @@ from agent.correlate.words import peer
 
 @dataclass(frozen=True)
 class PeerPath:
-    """again: segments sent again; spurious: the peer had them already. crowded: this host's processors were so busy
-    that all of it is slow.
+    """again: segments sent again; spurious: the peer had them already. cpu_saturated: this host's processors were so
+    busy that all of it is slow.
     """
 
     name: str

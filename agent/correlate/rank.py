@@ -16,7 +16,7 @@ _LEAST = 0.3  # a verdict below this is no explanation
 
 @dataclass(frozen=True)
 class Ranked:
-    """verdicts: best first. of: what the episode was like then. looked: what of the view was looked at (see
+    """verdicts: best first. of: what the episode was like then. tracked: what of the view was looked at (see
     ``View.unchanged``).
     """
 

@@ -46,7 +46,7 @@ class Termination:
     sender_pid: None where not known.
     uid: whose it was. lives: of an end, how many processes of that program, and user, ended alike, one after the other,
     from ``first_ns``, when ``first_pid`` did, to ``last_ns``;
-    again: whether another one took its place. act, fellows: of one of several that the same act hit
+    replaced: whether another one took its place. joint_scope, joint_pids: of one of several that the same act hit
     (agent/correlate/joint_terminations.py), the scope of the first of them, and all their pids.
     needed: whether others depend on it; else it is only at work. abrupt: of an end, by a signal from outside
     (agent/correlate/external_ends.py).

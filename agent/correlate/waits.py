@@ -134,10 +134,10 @@ class PeerWait:
 
     share, own: of the time lost, the waits, and those of them outside TLS handshakes, which explain themselves.
     longest, starved_ns: ns; starved_ns: of it, how long the peer's process waited for a CPU. sure: how certain it is
-    that these waits are it. way: what the network was like.
-    told: by who serves, or the network, and not by the process's own waits. where, host: what episodes share that are
-    about it, or about the way to its host. again: segments to it that were sent again. raw, name: ip:port, as in rows
-    and in words.
+    that these waits are it. path: what the network was like.
+    reported_by_peer: by who serves, or the network, and not by the process's own waits. where, host: what episodes
+    share that are about it, or about the way to its host. again: segments to it that were sent again. raw, name:
+    ip:port, as in rows and in words.
     """
 
     raw: bytes

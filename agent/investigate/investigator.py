@@ -95,7 +95,7 @@ class _Case:
 
 
 class Investigator(Due, Finishing, Stating):
-    """troubles: what is wrong now, and with whom. families: those of the probes that are ``closer``."""
+    """active_episodes: what is wrong now, and with whom. families: those of the probes that are ``profiling``."""
 
     name = "investigation"
 

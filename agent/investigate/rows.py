@@ -245,7 +245,7 @@ def all_of(
     asleep: Sequence[Asleep | PendingThread],
     named: FrameNames,
 ) -> Iterator[Batch]:
-    """A batch a table, of those in which there is something. looks: as for ``marked``."""
+    """A batch a table, of those in which there is something. profiles: as for ``marked``."""
     maps, took = counted.maps, counted.interval_ns
     if "offcpu_sums" in maps:
         each = {pid: max(1, took["offcpu"] - later_ns) for pid, (_, later_ns) in profiles.items()}

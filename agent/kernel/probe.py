@@ -92,7 +92,7 @@ class Parts:
 class Probe:
     """A family. ``options`` are compile-time numbers, each a ``-DNAME=value`` that configuration may override.
 
-    closer: nothing of it is attached but for seconds, by an investigation (agent/investigate/); left out with
+    profiling: nothing of it is attached but for seconds, by an investigation (agent/investigate/); left out with
     ``--investigate off``.
     text: C text behind the sources, which declarations made.
     parts: C files of the family that come before its main one (BCC rewrites map methods only in the text it is given,

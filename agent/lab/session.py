@@ -31,9 +31,9 @@ START_S = 180.0
 
 
 class LabSession:
-    """Plays a plan and writes recording, truth and logs into ``out``. sham: kinds that are written into the truth, but
-    not injected. observed: whether an agent watches and records; without it only the effects are known. tell: progress.
-    workload: programs, all by default. patience: of a slow machine.
+    """Plays a plan and writes recording, truth and logs into ``out``. simulated: kinds that are written into the
+    truth, but not injected. observed: whether an agent watches and records; without it only the effects are known.
+    tell: progress. workload: programs, all by default. patience: of a slow machine.
     """
 
     def __init__(

@@ -31,8 +31,8 @@ class Pollable(Protocol[T_co]):
 
 class Rounds(Generic[T]):
     """Every ``interval_s`` seconds, which may change. take: gets an answer, and when it was asked for (time.monotonic).
-    told: gets the failures that are not a server's, name -> what happened, whenever they have changed. Both are called
-    on the threads.
+    report: gets the failures that are not a server's, name -> what happened, whenever they have changed. Both are
+    called on the threads.
     """
 
     def __init__(

@@ -48,8 +48,8 @@ _SERVER, _ACCEPT = TABLES["tcp_rtt"].code("role", "server"), TABLES["socket_queu
 
 @dataclass
 class Watched:
-    """One process. cgroup: the text of its file when it was read last. told: by kind, (when a row was made last, its
-    numbers). ran: (for itself, in the kernel) since it started, ns.
+    """One process. cgroup: the text of its file when it was read last. reported: by kind, (when a row was made last,
+    its numbers). ran: (for itself, in the kernel) since it started, ns.
     """
 
     pid: int

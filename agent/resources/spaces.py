@@ -52,7 +52,7 @@ class Space(NamedTuple):
 
 @dataclass
 class _Known:
-    """A file system. asked: the process that tells of it."""
+    """A file system. requested: the process that tells of it."""
 
     requested: tuple[int, int]
     reported: dict[str, tuple[int, tuple[int, int]]] = field(default_factory=dict)

@@ -35,7 +35,7 @@ class Process(NamedTuple):
 
 @dataclass(eq=False)
 class ProcessScan:
-    """A look under way. spent_s: charged to its owner. told: (probe, path) of what it left out."""
+    """A look under way. spent_s: charged to its owner. reported: (probe, path) of what it left out."""
 
     owner: Owner
     spent_s: float = 0.0

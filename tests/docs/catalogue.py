@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Entry(NamedTuple):
-    """said: the diagnosis of today can say it; else the word is kept for a rule to come, and for counters and queries
+    """output: the diagnosis of today can say it; else the word is kept for a rule to come, and for counters and queries
     that name it. todo: the next step.
     """
 

@@ -36,7 +36,7 @@ _SILENT = {
 
 @dataclass
 class TimeServer:
-    """Somebody who is asked. where: (family, (address, port)), None while a name is being looked up. said: its last
+    """Somebody who is asked. where: (family, (address, port)), None while a name is being looked up. report: its last
     system or server row.
     """
 

@@ -208,7 +208,7 @@ def _by_itself(
 
 def _writer(episode: Episode, view: View, mine: np.ndarray, other: bool) -> tuple[Culprit, float] | None:
     """Who wrote most to the disk of these calls while they waited, and how many bytes, where that is far more than they
-    themselves. fellow: one of the same cgroup, whose limit is also his.
+    themselves. other: one of the same cgroup, whose limit is also his.
     """
     rows = view.rings["slow_syscall"].between(episode.start_ns, episode.end_ns + _REACH_NS)
     begun = rows["t_ns"] - rows["duration_ns"]

@@ -33,7 +33,7 @@ DISK_BYTES_PER_S = 16 << 20
 
 
 class Stage:
-    """directory: of the run, gone at its end; out: where logs stay. crew: the programs. Raises AgentError where it
+    """directory: of the run, gone at its end; out: where logs stay. processes: the programs. Raises AgentError where it
     cannot be set up.
     """
 

@@ -84,8 +84,8 @@ class Model:
     """One algorithm, as one implementation has it.
 
     decide: who was admitted at once, bool (n,). needs: which of ``NEEDS`` must be known. memory: after how many ns a
-    past request has no effect any more (a bucket: until it is full). told: a bucket, which goes by ``Limit.start``.
-    counts_refused: refused requests change what it holds, too.
+    past request has no effect any more (a bucket: until it is full). has_level: a bucket, which goes by
+    ``Limit.start``. counts_refused: refused requests change what it holds, too.
     window: the length of windows that lie at multiples of it on the clock, 0 where there are none. delays: nobody is
     refused.
     unlike: what the implementation does that the model does not. source: where the algorithm was read.

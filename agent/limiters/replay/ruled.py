@@ -52,8 +52,8 @@ class Ruled:
 
 
 def ruled(row: np.void, declarations: Sequence[Declared] = ()) -> Ruled:
-    """row: one of a limiter's decisions. said: of these, each that matches is heard, the first that says something
-    wins.
+    """row: one of a limiter's decisions. declarations: of these, each that matches is heard, the first that says
+    something wins.
     """
     name, library = (row[column].decode("utf-8", "replace") for column in ("limiter_id", "library"))
     matching = [one for one in declarations if fnmatchcase(name, one.pattern)]
