@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from pathlib import Path
 
 #: As ``uname -m`` prints it.
 MACHINE = os.uname().machine
@@ -21,8 +20,9 @@ COMPAT = "i386"
 @cache
 def syscalls(machine: str = MACHINE) -> dict[int, str]:
     """System call names by number; machine: as in the file names of this folder."""
-    lines = Path(__file__).with_name(f"syscalls_{machine}.txt").read_text(encoding="ascii").splitlines()
-    return {int(number): name for number, _, name in (line.partition(" ") for line in lines) if number.isdigit()}
+    with open(f"{os.path.dirname(__file__)}/syscalls_{machine}.txt", encoding="ascii") as lines:
+        entries = [line.split() for line in lines]
+    return {int(entry[0]): entry[1] for entry in entries if len(entry) == 2 and entry[0].isdigit()}
 
 
 def allowed(names: str) -> tuple[int, ...]:

@@ -79,7 +79,7 @@ def list_(fmt: str) -> None:
     metavar="S",
     help="Duration of each fault [default: depends on kind and seed].",
 )
-@click.option("--sham", is_flag=True, help="Record the faults as truth, but do not inject them.")
+@click.option("--sham", "simulated", is_flag=True, help="Record the faults as truth, but do not inject them.")
 @_step
 @_throwaway
 @_out

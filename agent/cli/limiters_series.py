@@ -20,13 +20,13 @@ _LISTED = 5
 
 @dataclass(frozen=True)
 class Stretch:
-    """One interval, CLOCK_BOOTTIME ns. demand, admitted: units a second. limit: of all members that decided in it,
+    """One interval, CLOCK_BOOTTIME ns. asked, admitted: units a second. limit: of all members that decided in it,
     units a second; None where it is not known, or there is none.
     """
 
     from_ns: int
     to_ns: int
-    demand: float
+    asked: float
     admitted: float
     limit: float | None
 
@@ -49,7 +49,7 @@ class LimiterSeries:
 
     def most(self) -> float:
         """The largest rate of all."""
-        return max((max(p.demand, p.admitted, p.limit or 0.0) for p in self.pieces), default=0.0)
+        return max((max(p.asked, p.admitted, p.limit or 0.0) for p in self.pieces), default=0.0)
 
 
 def series(source: RowSource, limiter_id: str, *where: Where) -> LimiterSeries | None:

@@ -62,7 +62,7 @@ def figures(series: LimiterSeries, row: dict[str, Any]) -> list[str]:
     )
     each = f", {'among' if row['differing'] else 'for each of'} {of}" if of else ""
     lines = [
-        ("asked", f"{demand:,.0f} units, {max((p.demand for p in series.pieces), default=0.0):g}/s at most"),
+        ("asked", f"{demand:,.0f} units, {max((p.asked for p in series.pieces), default=0.0):g}/s at most"),
         ("admitted", f"{admitted:,.0f} ({_share(admitted, demand)})"),
         ("refused", f"{demand - admitted:,.0f} ({_share(demand - admitted, demand)})"),
         (

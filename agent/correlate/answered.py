@@ -142,9 +142,7 @@ class FailedHop:
         requested_by = render(" from {by}", by=self.by) if self.by else ""
         if self.only_user is None:
             return requested_by
-        return render(
-            "{requested_by}, reported only by programs of user {uid}", asked=requested_by, uid=str(self.only_user)
-        )
+        return render("{asked}, reported only by programs of user {uid}", asked=requested_by, uid=str(self.only_user))
 
     def capped(self, score: float) -> float:
         """Of a verdict that goes by what it answered."""

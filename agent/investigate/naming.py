@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from agent.investigate.asleep import Asleep, parse
 from agent.investigate.stacks import CodePlace, places
 from agent.kernel.helper_client import Helper
-from agent.kernel.limits import MAPS_BYTES
+from agent.kernel.opening import MAPS_BYTES
 from agent.kernel.steps import Steps
 from agent.targets.analyzer_pool import AnalysisFailed, AnalyzerPool
 

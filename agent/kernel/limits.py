@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agent.common.fairness import UpperBound
+from agent.kernel.opening import MAPS_BYTES
 
 #: The process that examines files: processor time and wall time a question, of its start, memory beyond its own, ends
 #: when idle, how many at a time.
@@ -20,9 +21,7 @@ SCANS_AT_A_TIME = 8
 SCANS_WAITING = 4096
 #: Beside those: looks at new roots, whose programs soon shake hands.
 ROOT_SCANS_AT_A_TIME = 4
-#: Of /proc/PID/maps, some 40,000 mappings; files of one process that are examined; times that one process may map a
-#: file that gets probes.
-MAPS_BYTES = 4 << 20
+#: Files of one process that are examined; times that one process may map a file that gets probes.
 FILES_A_PROCESS = 32
 #: And of one in which Go runs: any library may be it.
 ALL_FILES_A_PROCESS = 256
@@ -51,8 +50,6 @@ PROGRAMS_REPORTED = 64
 MOST_DESCRIPTORS = 16384
 #: Results of examinations that are kept; times that attaching to a file is tried.
 FACTS_KEPT = 4096
-#: Of a library that is told apart by its content.
-DIGEST_BYTES = 16 << 20
 TRIES = 3
 #: Kinds of OpenSSL (version and place of the fields) in use at a time, and functions that tell them apart. As in
 #: bpf/tls_ssl.h.

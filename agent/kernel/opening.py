@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 from agent.arch import host
 from agent.kernel.asleep import asleep
-from agent.kernel.limits import DIGEST_BYTES, MAPS_BYTES
 from agent.kernel.spaces import spaces
 from agent.kernel.syscall import call
 
@@ -24,6 +23,9 @@ _RESOLVE_IN_ROOT, _RESOLVE_NO_XDEV = 0x10, 0x01
 _FILEID_KERNFS, _O_PATH = 0xFE, 0o10000000
 _LINKER_CACHES = (b"glibc-ld.so.cache", b"ld.so-1.7.0")
 _PART = 1 << 16
+#: Of /proc/PID/maps, some 40,000 mappings; of a library that is compared by its content. Here, since the helper is
+#: forked before agent/kernel/limits.py is imported.
+MAPS_BYTES, DIGEST_BYTES = 4 << 20, 16 << 20
 
 
 def open_proc(pid: int, what: str) -> int:

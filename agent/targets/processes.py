@@ -10,7 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from agent.errors import printable
-from agent.kernel.limits import ALL_FILES_A_PROCESS, FILES_A_PROCESS, MAPPINGS_A_FILE, MAPS_BYTES
+from agent.kernel.limits import ALL_FILES_A_PROCESS, FILES_A_PROCESS, MAPPINGS_A_FILE
+from agent.kernel.opening import MAPS_BYTES
 from agent.kernel.steps import Steps, Wait
 from agent.targets.asked import FileId, Owner, ProbeRequest
 from agent.targets.files import Files

@@ -13,7 +13,7 @@ class Decisions:
     def __init__(self, path: str = "/run/tickscope/intake.seq.sock") -> None:
         self.path, self.dropped, self.sock = path, 0, None
 
-    def render(self, limiter: str, result: str, **more: object) -> None:
+    def tell(self, limiter: str, result: str, **more: object) -> None:
         try:
             if self.sock is None:
                 self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -33,5 +33,5 @@ class Decisions:
 if __name__ == "__main__":
     decisions = Decisions(*sys.argv[1:2])
     for line in sys.stdin:  # a line is a request's key
-        decisions.render("example", "allowed", key=line.strip(), duration_ns=812_000)
+        decisions.tell("example", "allowed", key=line.strip(), duration_ns=812_000)
         print(f"{decisions.dropped} to be told", flush=True)

@@ -275,7 +275,7 @@ def test_a_full_backlog_does_not_hold_it_up_either(adapter: Any, place: Path) ->
         listener.listen(1)
         for sock in waiting:
             sock.connect(str(place / "intake.seq.sock"))
-        unhurt(lambda: [adapter.teller.render("x", "allowed") for _ in range(101)])
+        unhurt(lambda: [adapter.teller.tell("x", "allowed") for _ in range(101)])
     assert adapter.teller.dropped == 101
 
 
@@ -291,7 +291,7 @@ def test_threads_and_children_report_each_decision_once(adapter: Any, reported: 
     with adapter.teller._lock:  # as if another thread was just telling
         child = os.fork()
         if child == 0:
-            adapter.teller.render("child", "allowed", dropped=0)
+            adapter.teller.tell("child", "allowed", dropped=0)
             os._exit(0)
     end = time.monotonic() + 60 * PATIENCE
     while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
@@ -309,8 +309,8 @@ def test_what_cannot_be_reported_is_no_exception(adapter: Any, reported: Reporte
     for key in ("\udcff", "x" * 100_000, "\0", "\U0001f600" * 9000):
         assert limiter.hit(FIVE, key)
     reported.until(4)
-    adapter.teller.render("x", "allowed", cost=float("nan"))
-    adapter.teller.render("x", "allowed", key=object())
+    adapter.teller.tell("x", "allowed", cost=float("nan"))
+    adapter.teller.tell("x", "allowed", key=object())
     assert adapter.teller.dropped == 2
     with pytest.raises(TypeError):
         limiter.hit()

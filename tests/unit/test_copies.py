@@ -14,8 +14,7 @@ import pytest
 
 from agent.binaries.contract import Analysis
 from agent.common.fairness import Places
-from agent.kernel.limits import DIGEST_BYTES
-from agent.kernel.opening import digest
+from agent.kernel.opening import DIGEST_BYTES, digest
 from agent.kernel.steps import Steps, at_once, pump_until, run
 from agent.targets.analyzer_pool import AnalyzerPool
 from agent.targets.asked import HOST, ProbeRequest, Target

@@ -80,7 +80,7 @@ def test_a_finding_whose_words_fail_is_reported_plainly(monkeypatch: pytest.Monk
     same = ("finding_id", "state", "symptom", "subject", "cause", "confidence", "start_ns", "end_ns")
     assert [found[name] for name in same] == [sound[name] for name in same]
     assert str(found["sentence"]).startswith(
-        f"Decisions of a limiter take far longer than it usually does: {found['subject']}, from boot+5030.0"
+        f"Decisions of a limiter take far longer than usual: {found['subject']}, from boot+5030.0"
     )
     assert "cause: broker slow" in str(found["sentence"])
     assert any(batch.table == "evidence" for batch in made)

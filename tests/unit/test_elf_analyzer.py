@@ -139,7 +139,7 @@ CONFINED = """
 import json, os, socket, sys
 sys.argv[1:] = [sys.argv[1]]
 from agent.binaries import analyses
-from agent.targets import analyzer
+from agent.targets import elf_analyzer
 def attempt(fds, what):
     if what == "cpu":
         while True: pass
@@ -153,7 +153,7 @@ def attempt(fds, what):
         socket.socket()
     return [l.split()[1] for l in open("/proc/self/status") if l.startswith(("CapEff", "NoNewPrivs"))]
 analyses.KINDS["attempt"] = attempt
-analyzer.main()
+elf_analyzer.main()
 """
 
 

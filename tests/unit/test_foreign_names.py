@@ -30,7 +30,7 @@ assert libc.mount(b"tmpfs", place, b"tmpfs", 0, None) == 0
         "from agent.doctor import cgroup\ncgroup()",
         "from agent.lab.stage.cgroups import roots\nroots()",
         "from agent.store.segments import started_ns\nassert started_ns(os.getpid())",
-        "from agent.cli.status import look_at\nassert look_at({'pid': os.getpid()})['uid'] == 0",
+        "from agent.cli.status import memory_of\nassert memory_of({'pid': os.getpid()})['uid'] == 0",
     ],
 )
 def test_a_name_that_is_no_text_is_read_past(code: str, tmp_path: Path) -> None:

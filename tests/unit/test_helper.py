@@ -244,6 +244,6 @@ def test_a_process_may_not_be_described_without_end(helper: Helper) -> None:
         assert child.stdout is not None and child.stdout.readline() == b"ready\n"
         text = opened(helper, "maps", child.pid)
         child.communicate(b"")
-    from agent.kernel.limits import MAPS_BYTES
+    from agent.kernel.opening import MAPS_BYTES
 
     assert len(text) == MAPS_BYTES

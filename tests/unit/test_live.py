@@ -169,7 +169,7 @@ def test_eighty_by_twenty_four_holds_eight_limiters_and_four_queues(live: Live) 
 
 
 def test_messages_are_on_the_screen_where_it_would_be_spoilt(live: Live) -> None:
-    live._said.append((time.monotonic(), "tickscope: queues: gone\n  try: something"))
+    live._messages.append((time.monotonic(), "tickscope: queues: gone\n  try: something"))
     assert {"  tickscope: queues: gone", "    try: something"} <= set(shown(live))
 
 

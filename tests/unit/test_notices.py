@@ -330,7 +330,8 @@ def test_a_report_becomes_a_row_and_status(server: Server) -> None:
     from agent.clock.notices import NoticeSource
 
     server.reports.setblocking(False)
-    source = NoticeSource(SimpleNamespace(reports=server.reports, alive=True, failure=str))  # type: ignore[arg-type]
+    watch = SimpleNamespace(reports=server.reports, alive=True, child=SimpleNamespace(state=lambda: "running"))
+    source = NoticeSource(watch)  # type: ignore[arg-type]
     (first,) = source.drain(10**9)
     assert (first.rows["sent"][0], first.rows["pending"][0], first.rows["failed"][0]) == (0, 0, NULL_I64)
     one = server.client()

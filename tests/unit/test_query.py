@@ -343,7 +343,7 @@ def test_formats_agree(tmp_path: Path) -> None:
             2,
             finding_id=[b"a", b"b"],
             t_ns=[1, 2],
-            output=[b'[{"cause":"tls"}]', b'[{"cut off'],
+            said=[b'[{"cause":"tls"}]', b'[{"cut off'],
             sentence=b'a "quoted", one',
             confidence=0.5,
         ),

@@ -85,9 +85,8 @@ def test_runs_that_the_kernel_left_out_are_losses(monkeypatch: pytest.MonkeyPatc
     anything: Any = SimpleNamespace(
         child=Supervised("test", "is tested"),
         take=reported.append,
-        syscalls="sampled",
-        redis_limiters="auto",
-        unix_sockets=False,
+        probes=SimpleNamespace(syscalls="sampled", unix_sockets=False),
+        redis=SimpleNamespace(mode="auto"),
         families={"tcp": family},
         problem=str,
     )

@@ -225,7 +225,7 @@ def test_an_agent_that_lives_and_writes_nothing_is_a_gap_until_it_writes(
     store.append([rows(before)], tick_ns=before)
     assert reported(tmp_path) == ([], [])
     disk.room = 0
-    monkeypatch.setattr(store._told, "_fd", -1)
+    monkeypatch.setattr(store._outage_file, "_fd", -1)
     store.append([rows(before + 1)])
     time.sleep(0.3)
     ((source, count, start, end),), notes = reported(tmp_path)

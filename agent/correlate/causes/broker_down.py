@@ -151,7 +151,7 @@ def _not_there(episode: Episode, view: View) -> Iterator[Verdict]:
             yield Verdict(CAUSE.name, 0.92, end.where, words, end.evidence(), "", Culprit(object=end.name))
         elif end.code in UNREADY:
             words = render(
-                "{who} is not ready ({error} in answer to {n}{requested_by})",
+                "{who} is not ready ({error} in answer to {n}{asked})",
                 who=end.who,
                 error=end.error_text,
                 n=value(end.n, "request"),

@@ -19,7 +19,7 @@ def refused(episode: Episode, view: View) -> Iterator[Verdict]:
     for end in chain(episode, view)[-1:]:
         if end.how == "answered" and end.code in ONLY_READS:
             words = render(
-                "{who} takes no writes ({error} in answer to {n}{requested_by})",
+                "{who} takes no writes ({error} in answer to {n}{asked})",
                 who=end.who,
                 error=end.error_text,
                 n=value(end.n, "request"),

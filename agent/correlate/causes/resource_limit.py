@@ -123,7 +123,7 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
         if end.how == "answered" and end.code in WORDS_OF:
             detail, what = WORDS_OF[end.code]
             words = render(
-                "{who} {what} ({error} in answer to {n}{requested_by})",
+                "{who} {what} ({error} in answer to {n}{asked})",
                 who=end.who,
                 what=what,
                 error=end.error_text,

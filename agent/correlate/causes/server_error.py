@@ -26,7 +26,7 @@ def itself(episode: Episode, view: View) -> Iterator[Verdict]:
     score = _PASSED_ON if hops_before else _ALONE if end.protocol == "http" or end.code == "ERR" else _EXPLICIT
     words = (
         render(
-            "{who} answered with {error} to {n}{requested_by}",
+            "{who} answered with {error} to {n}{asked}",
             who=end.who,
             error=end.error_text,
             n=value(end.n, "request"),
@@ -34,7 +34,7 @@ def itself(episode: Episode, view: View) -> Iterator[Verdict]:
         )
         if len(hops) > 1
         else render(
-            "{who} reports the error itself ({error}){requested_by}{beside}",
+            "{who} reports the error itself ({error}){asked}{beside}",
             who=end.who,
             error=end.error_text,
             asked=end.requested_by,
