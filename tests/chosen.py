@@ -35,6 +35,7 @@ ONLY_ALL: dict[str, str | None] = {
 }
 #: They judge the whole host, or who gets a processor: nothing runs beside them.
 ALONE = (
+    "tests/system/test_crowding_out.py",
     "tests/kernel/test_profiles.py",
     "tests/kernel/test_cpu_wait.py",
     "tests/kernel/test_pending_thread.py",
@@ -66,7 +67,6 @@ WORKERS = {
     "tls": (  # libraries that nobody has seen yet
         "tests/kernel/test_new_roots.py",
         "tests/kernel/test_tls*.py",
-        "tests/system/test_crowding_out.py",
         "tests/system/test_hostile_files.py",
     ),
 }

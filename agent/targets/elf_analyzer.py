@@ -82,7 +82,7 @@ def _answer(sock: socket.socket, data: bytes, fds: list[int]) -> None:
 
 
 def main() -> None:
-    """``python -m agent.targets.analyzer FD``: answers until the other end closes or nothing is asked any more (the
+    """``python -m agent.targets.elf_analyzer FD``: answers until the other end closes or nothing is asked any more (the
     analyst then ends it).
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)

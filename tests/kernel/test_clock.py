@@ -522,9 +522,9 @@ def test_a_watch_that_may_not_go_first_reports_it_and_works(tmp_path: Path) -> N
 import socket, sys, time
 from pathlib import Path
 from agent.posix.child import fork
-from agent.clock import first, process
+from agent.clock import first, watch_process
 from tests.lab import sockets
-watch = process.start(fork("watch", first.serve), sockets.notices(Path(sys.argv[1])), 65534, 65534)
+watch = watch_process.start(fork("watch", first.serve), sockets.notices(Path(sys.argv[1])), 65534, 65534)
 watch.begin(-1)
 socket.socket(socket.AF_UNIX).connect(sys.argv[1])
 watch.reports.setblocking(True)

@@ -426,7 +426,7 @@ def _finding(state: str, now: int) -> object:
         end_ns=now,
         cause=b"clock_step",
         sentence=b"stepped",
-        output=b'["stepped at ", %d]' % now,
+        said=b'["stepped at ", %d]' % now,
     )
 
 
