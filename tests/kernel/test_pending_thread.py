@@ -94,7 +94,7 @@ def profiled(
     finally:
         profile.end(boot_ns())
     time.sleep(0.02)
-    return [one for one in pending.reported(profile.counted(), boot_ns()) if isinstance(one, PendingThread)], woken
+    return [one for one in pending.rows_of(profile.counted(), boot_ns()) if isinstance(one, PendingThread)], woken
 
 
 @pytest.mark.parametrize("call", ["futex", "wait4", "clock_nanosleep"])

@@ -4,6 +4,7 @@ system that its file lies on is frozen again and again.
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import tempfile
@@ -123,7 +124,10 @@ def until(found: Callable[[], Any], limit_s: float) -> Any:
 
 def tracepoints(pid: int) -> list[str]:
     """Those that this process has programs attached to."""
-    reported = [path.read_text() for path in Path(f"/proc/{pid}/fdinfo").iterdir()]
+    reported = []
+    for path in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            reported.append(path.read_text())
     return [line.split()[1] for text in reported for line in text.splitlines() if line.startswith("tp_name:")]
 
 
