@@ -26,6 +26,7 @@ from agent.kernel.kernel_source import KernelSource
 from agent.kernel.load import Family, Loaded, load
 from agent.kernel.loader import attach_raw
 from agent.kernel.ring import SharedArray
+from agent.limiters.redis_settings import RedisLimiterSettings
 from agent.probes import discover
 from agent.probes.syscalls import classes
 from agent.redis_wire.redis_source import RedisWire
@@ -66,7 +67,14 @@ def on_wire(loaded: Loaded, port: int) -> Attachable:
     """What reads limiters from Redis's connections, while it is attached, for a server there. No request of
     redis-benchmark is a limiter's but INCR.
     """
-    RedisWire(loaded.families["redis"], KernelSource(loaded), None, find_ports=lambda _: frozenset({port}))._find()  # type: ignore[arg-type]
+    wire = RedisWire(
+        loaded.families["redis"],
+        KernelSource(loaded),
+        None,  # type: ignore[arg-type]
+        RedisLimiterSettings(),
+        find_ports=lambda _: frozenset({port}),
+    )
+    wire._find()
     family = loaded.families["redis"]
     return [(family.programs["redis_in"], "")]  # redis_out is there while somebody elsewhere is asked, or asks
 

@@ -76,7 +76,7 @@ def recorded(model: Model, n: int, keys: int = 1, seed: int = 7) -> tuple[Decisi
         Jump(one, size, one + BASE + sum(sizes[:k]), end - 1)
         for k, (one, size, end) in enumerate(zip(at, sizes, ends, strict=True))
     ]
-    return Decisions(rows, int(t[0]), output=(declared,)), jumps
+    return Decisions(rows, int(t[0]), declarations=(declared,)), jumps
 
 
 def replayed_s(decisions: Decisions, jumps: list[Jump]) -> tuple[float, list[TwoClocks]]:
