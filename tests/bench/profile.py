@@ -73,7 +73,7 @@ def main() -> None:
     order = list(attachable)
     with (
         redis_server() as server,
-        endless(server, given.command),
+        endless(server, given.command, "tcp"),
         socket.create_connection(("127.0.0.1", server.port)) as connection,
     ):
         control["look_until_ns"] = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + int((given.seconds + 60) * 1e9)
