@@ -33,7 +33,9 @@ class Source(Closing, Protocol):
         ...
 
     def drain(self, now_ns: int) -> Iterable[Batch]:
-        """What has arrived since the last call; ``now_ns`` is CLOCK_BOOTTIME."""
+        """What has arrived since the last call; ``now_ns`` is CLOCK_BOOTTIME. Called once a second; more often when a
+        descriptor is readable, and for sources that are ``Pending`` or ``Due``.
+        """
         ...
 
 
@@ -64,7 +66,7 @@ class Finishing(ABC):
 
 
 class Due(ABC):
-    """A source that wants to be drained at a time of its own."""
+    """A source that wants to be drained at a time of its own; its rows go on at once."""
 
     @property
     @abstractmethod
@@ -73,13 +75,15 @@ class Due(ABC):
 
 
 class Pending(ABC):
-    """A source that can say, at little cost, that it has something. Others are drained with it, and once a second."""
+    """A source that may have something more often than once a second: drained at each beat at which it says so, and
+    once a second as all others.
+    """
 
     name: str
 
     @abstractmethod
     def pending(self, now_ns: int) -> bool:
-        """Asked at each beat, with CLOCK_BOOTTIME."""
+        """Asked at each beat, after the sources before it were drained; cheap. now_ns: CLOCK_BOOTTIME."""
 
 
 class Waking(ABC):

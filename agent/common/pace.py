@@ -1,4 +1,4 @@
-"""Breaks long work into short runs, so that the agent never holds a processor for long."""
+"""When the agent works: its seconds, and breaks in long work, so that it never holds a processor for long."""
 
 from __future__ import annotations
 
@@ -7,6 +7,15 @@ import time
 #: How long a thread works before it rests, and how long it rests. Somebody else's thread that became ready meanwhile
 #: gets the processor then, whatever the scheduler's preemption mode is.
 RUN_NS, REST_S = 2_000_000, 0.0005
+#: Rings and processors deliver out of order by less than this; the correlator works behind it.
+WATERMARK_NS = 300_000_000
+
+
+def second_of(now_ns: int, length_ns: int = 1_000_000_000) -> int:
+    """Number of the last whole second, or interval of another length, behind the watermark. What is done once a second
+    is done when it changes: all at the same beat. now_ns: CLOCK_BOOTTIME.
+    """
+    return (now_ns - WATERMARK_NS) // length_ns
 
 
 class Pace:

@@ -13,6 +13,7 @@ import numpy as np
 from agent.batch import Batch
 from agent.binaries import openssl
 from agent.binaries.contract import Analysis, Attachment
+from agent.contracts import Pending
 from agent.instruments.kind import BinaryKind, KindContext, Uprobes
 from agent.instruments.openssl_layouts import Layouts
 from agent.kernel import bpf
@@ -27,7 +28,7 @@ _ABANDONED = 2
 _PROGRAMS = {"client": "tls_client", "server": "tls_server", "unknown": "tls_either"}
 
 
-class Handshakes(Uprobes):
+class Handshakes(Uprobes, Pending):
     """Implements ``agent.contracts.Source``. Raises OSError where a map of the family cannot be used."""
 
     name = "tls"
@@ -48,6 +49,10 @@ class Handshakes(Uprobes):
 
     def fds(self) -> list[int]:
         return []
+
+    def pending(self, now_ns: int) -> bool:
+        """Whether a process ended."""
+        return bool(self._ended)
 
     def drain(self, now_ns: int) -> Iterable[Batch]:
         """Handshakes that were open when their process ended."""

@@ -17,7 +17,7 @@ import numpy as np
 
 from agent.batch import Batch, make
 from agent.columns import NULL_I64
-from agent.contracts import Due, Finishing, Stating
+from agent.contracts import Due, Finishing, Pending, Stating
 from agent.investigate import rows
 from agent.investigate.decide import LEAST_NS, ProfileBudget, ProfiledProcess, families_of
 from agent.investigate.naming import Naming, StackNames
@@ -94,7 +94,7 @@ class _Case:
         )
 
 
-class Investigator(Due, Finishing, Stating):
+class Investigator(Due, Finishing, Pending, Stating):
     """active_episodes: what is wrong now, and with whom. families: those of the probes that are ``profiling``."""
 
     name = "investigation"
@@ -128,6 +128,10 @@ class Investigator(Due, Finishing, Stating):
 
     def fds(self) -> list[int]:
         return []
+
+    def pending(self, now_ns: int) -> bool:
+        """While a profile goes on, or something is wrong that may be worth one."""
+        return self._case is not None or bool(self._done) or (self.on and bool(self._active_episodes()))
 
     def drain(self, now_ns: int) -> Iterable[Batch]:
         try:

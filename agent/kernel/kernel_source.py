@@ -14,14 +14,15 @@ import numpy as np
 from agent.batch import Batch, Loss, losses
 from agent.common.clocks import boot_ns
 from agent.common.faults import Faults
-from agent.contracts import Finishing, Parted, Pending, Source, Waking
+from agent.common.pace import second_of
+from agent.contracts import Due, Finishing, Parted, Pending, Source, Waking
 from agent.kernel.bpf import HashMap
 from agent.kernel.load import Family, Loaded
 from agent.kernel.probe import Aggregate, Ring
 from agent.kernel.ring import RingReader, SharedArray, Sums
 
-#: EARLY_NS: a beat that comes so much early ends the interval, else the next one would be late.
-GRACE_NS, EARLY_NS = 5_000_000, 100_000_000
+#: After the flip a program may still write into the resting map.
+GRACE_NS = 5_000_000
 #: How often the records of a part that is left out are told.
 _REPORT_NS = 1_000_000_000
 
@@ -30,12 +31,13 @@ def _named(take: Callable[[np.ndarray], None]) -> str:
     return getattr(take, "__qualname__", type(take).__name__)
 
 
-class KernelSource(Finishing, Parted, Waking, Pending):
+class KernelSource(Finishing, Parted, Waking, Pending, Due):
     """Reads what the loaded families produce. Implements ``agent.contracts.Source``.
 
     interval_ns: length of the aggregation intervals. ``subscribe(map, take)`` hands each batch of a ring that is of no
-    table to ``take``. ``adjust[table]`` changes aggregated rows in place before they go on. No interval ends while
-    ``hold()``. Raises OSError where a map cannot be used.
+    table to ``take``. ``adjust[table]`` changes aggregated rows in place before they go on. ``interval_ends``: called
+    before each interval ends, for what adds to it. No interval ends while ``hold()``. Raises OSError where a map cannot
+    be used.
 
     Each ring, aggregate and subscriber stands alone (``faults``, agent/common/faults.py): what one's fault may have
     cost is a ``loss`` row. One that is left out is emptied all the same, so that its producers go on, and each of its
@@ -55,6 +57,7 @@ class KernelSource(Finishing, Parted, Waking, Pending):
         self._subscribers: dict[str, list[Callable[[np.ndarray], None]]] = {}
         self.adjust: dict[str, Callable[[np.ndarray], None]] = {}
         self.hold: Callable[[], bool] = lambda: False
+        self.interval_ends: list[Callable[[], None]] = []
         self._flipped_ns = self._started_ns = 0
         self._checked_ns = boot_ns()
         self._read_due = False
@@ -99,6 +102,11 @@ class KernelSource(Finishing, Parted, Waking, Pending):
     def fds(self) -> list[int]:
         """Readable when a record came with a wake-up."""
         return [self._wakes.fileno()]
+
+    @property
+    def due_ns(self) -> int:
+        """When nobody writes the maps of the last interval any more; not while ``hold()``, so that one wake-up does."""
+        return self._flipped_ns + GRACE_NS if self._read_due and not self.hold() else 0
 
     def pending(self, now_ns: int) -> bool:
         """Whether a ring has records, or an interval ends."""
@@ -168,7 +176,7 @@ class KernelSource(Finishing, Parted, Waking, Pending):
 
     def _over(self, now_ns: int) -> bool:
         """Whether the interval is."""
-        return now_ns - self._flipped_ns >= self.interval_ns - min(EARLY_NS, self.interval_ns // 10)
+        return second_of(now_ns, self.interval_ns) > second_of(self._flipped_ns, self.interval_ns)
 
     def _turn(self, now_ns: int) -> Iterator[Batch]:
         """Flips the slot once an interval, and reads the resting maps once nobody writes them any more."""
@@ -178,6 +186,8 @@ class KernelSource(Finishing, Parted, Waking, Pending):
             self._read_due = False
             yield from self._read_resting(now_ns)
         elif not self._read_due and self._over(now_ns) and not self.hold():
+            for call in self.interval_ends:
+                self.faults.attempt(_named(call), call, otherwise=None)
             self._started_ns, self._flipped_ns = self._flipped_ns, now_ns
             self.control["slot"] ^= 1
             self._read_due = True

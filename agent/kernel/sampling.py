@@ -9,15 +9,14 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from agent.common.clocks import boot_ns
-from agent.contracts import Due, Finishing, Pending
-from agent.kernel.kernel_source import EARLY_NS
+from agent.common.pace import second_of
+from agent.contracts import Due, Finishing
 
 if TYPE_CHECKING:
     from agent.batch import Batch
     from agent.kernel.helper_client import Helper
     from agent.kernel.load import Family
 
-PERIOD_NS = 1_000_000_000
 _BUSY_TIMES = 3
 _REMEDIES = {
     errno.EPIPE: "restart tickscope",
@@ -48,7 +47,7 @@ def degrade(family: Family, function: str, error: OSError) -> None:
     )
 
 
-class SamplingWindow(Due, Finishing, Pending):
+class SamplingWindow(Due, Finishing):
     """The window, a source of the agent's loop: opens once a second, for ``length_ns``. Nothing waits for its end: the
     loop comes back at ``due_ns``.
 
@@ -67,7 +66,7 @@ class SamplingWindow(Due, Finishing, Pending):
         self._links: list[int] = []
         self._failed: set[str] = set()
         self._in_a_row: Counter[str] = Counter()
-        self._opened_ns = self._next_ns = 0
+        self._opened_ns = self._last_ns = 0
 
     def add(
         self,
@@ -97,16 +96,12 @@ class SamplingWindow(Due, Finishing, Pending):
     def fds(self) -> list[int]:
         return []
 
-    def pending(self, now_ns: int) -> bool:
-        """Whether it is to be opened."""
-        return not self._opened_ns and bool(self._programs) and now_ns >= self._next_ns
-
     def drain(self, now_ns: int) -> Iterable[Batch]:
         if self._opened_ns:
             if boot_ns() >= self.due_ns:
                 self._close()
-        elif self._programs and now_ns >= self._next_ns:
-            self._next_ns = now_ns + PERIOD_NS - EARLY_NS
+        elif self._programs and second_of(now_ns) > second_of(self._last_ns):
+            self._last_ns = now_ns
             self._open()
         return ()
 

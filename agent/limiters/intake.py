@@ -33,7 +33,7 @@ from agent.batch import Batch, Loss, losses, make
 from agent.clock import timens
 from agent.columns import NULL_I64
 from agent.common.fairness import UpperBound
-from agent.contracts import Due, Finishing, Stating
+from agent.contracts import Due, Finishing, Pending, Stating
 from agent.limiters.arrival import stamp
 from agent.limiters.decision import FLOATS, IDS, INTEGERS, NAMES, TABLE, Decoder, Malformed, use_salt
 from agent.limiters.naming import Names
@@ -153,7 +153,7 @@ def bind(directory: RunDirectory, key_salt: str = "", queue_length: int = QUEUE_
     return directory.bind("intake.sock", _MODE, make.datagrams), listener, lines
 
 
-class Intake(Stating, Finishing, Due):
+class Intake(Stating, Finishing, Due, Pending):
     """Reads decisions from sockets of ``IntakeSockets``; a ``Source``, see agent.contracts.
 
     keys: ``hashed`` stores 8 bytes of BLAKE2b as hex, ``clear`` the key itself, as its column holds it.
@@ -197,6 +197,10 @@ class Intake(Stating, Finishing, Due):
         SO_SNDBUF).
         """
         return self._due_ns
+
+    def pending(self, now_ns: int) -> bool:
+        """While messages come."""
+        return not self._waiting
 
     def drain(self, now_ns: int) -> Iterator[Batch]:
         if not self._waiting or self._first.poll(0):

@@ -142,10 +142,6 @@ def decode_latency(keys: np.ndarray, values: np.ndarray, interval_ns: int, t_ns:
     yield batch
 
 
-#: How often calls that nobody handed over are looked for.
-_PENDING_NS = 500_000_000
-
-
 class PendingCalls(Finishing):
     """Takes slow calls out of the kernel whose thread has not left the CPU since, and so has not handed them over."""
 
@@ -155,15 +151,11 @@ class PendingCalls(Finishing):
     def __init__(self, kernel: KernelSource, family: Family) -> None:
         dtype = kernel.loaded.wire.dtype("syscalls_event")
         self._map = bpf.HashMap(family.maps["syscalls_pending"], kernel.loaded.wire.dtype("syscalls_call"), dtype)
-        self._next_ns = 0
 
     def fds(self) -> list[int]:
         return []
 
     def drain(self, now_ns: int) -> Iterable[Batch]:
-        if now_ns < self._next_ns:
-            return
-        self._next_ns = now_ns + _PENDING_NS
         yield from self._take(now_ns - self.AGE_NS)
 
     def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterable[Batch]:

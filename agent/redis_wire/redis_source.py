@@ -17,7 +17,7 @@ import numpy as np
 from agent.batch import Batch
 from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
-from agent.contracts import Due, Finishing, Stating
+from agent.contracts import Due, Finishing, Pending, Stating
 from agent.kernel import bpf
 from agent.kernel.helper_client import Helper
 from agent.kernel.kernel_source import KernelSource
@@ -65,7 +65,7 @@ _ENCRYPTED = (
 )
 
 
-class RedisWire(Stating, Finishing, Due):
+class RedisWire(Stating, Finishing, Due, Pending):
     """A source."""
 
     name = "redis_limiters"
@@ -155,6 +155,11 @@ class RedisWire(Stating, Finishing, Due):
 
     def fds(self) -> list[int]:
         return []
+
+    def pending(self, now_ns: int) -> bool:
+        """Whether requests came, or one for which a program that is attached at times is wanted."""
+        wanted = self._links and any(int(self._switch[_AT_TIMES[f]][0]) != self._seen[f] for f in self._times)
+        return bool(self._records or wanted)
 
     def drain(self, now_ns: int) -> Iterable[Batch]:
         if now_ns - self._ports_ns >= PORTS_NS:

@@ -1,10 +1,10 @@
 """The agent's one thread: drains sources, advances the correlator, feeds the sinks. It never blocks on any of them.
 
-It works on a steady beat: each BEAT_NS all sources are drained if any of them has something, and once a second
-whether or not. What they gave goes on as one batch a table. The correlator judges whole seconds, so it is moved on once
+It works on a steady beat: each BEAT_NS the sources that say that they have something are drained, and once a second
+all of them. What they gave goes on as one batch a table. The correlator judges whole seconds, so it is moved on once
 a second; at each beat while the clock has just been changed.
 Rings and sockets hold seconds, and what must be fast (clock notices) is a process of its own. Between beats only a
-source whose descriptor is readable, or whose time has come, is drained; its rows wait for the beat.
+source whose descriptor is readable is drained, whose rows wait for the beat, or whose time has come.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from agent.columns import NULL_I64
 from agent.common.clocks import boot_ns
 from agent.common.copies import together
 from agent.common.faults import AGAIN_NS, Faults
-from agent.common.pace import Pace
+from agent.common.pace import WATERMARK_NS, Pace, second_of
 from agent.contracts import Closing, Due, Filter, Finishing, Pending, Sink, Source, Waking
 from agent.correlate.correlator import Correlator
 from agent.log import log_message
@@ -37,8 +37,6 @@ BEAT_NS = 200_000_000
 #: Wake-ups in a row, less than _PAUSE_S apart, that are served at once. From then on each waits for _PAUSE_S: a
 #: descriptor that is readable and never read, by whichever fault, must not cost a processor.
 _AT_ONCE, _PAUSE_S = 16, 0.010
-#: Rings and processors deliver out of order by less than this; the correlator works behind it.
-WATERMARK_NS = 300_000_000
 _SECOND_NS = 1_000_000_000
 
 
@@ -46,6 +44,11 @@ class _Call(NamedTuple):
     """What is to be called when a socket is readable; of a source's descriptors there is only the source."""
 
     back: Callable[[], None]
+
+
+def _next_beat(now_ns: int) -> int:
+    """The beat after the nearest one. One of them comes as soon as a whole second lies behind the watermark."""
+    return (second_of(now_ns + BEAT_NS // 2, BEAT_NS) + 1) * BEAT_NS + WATERMARK_NS
 
 
 class Loop:
@@ -82,7 +85,6 @@ class Loop:
         self._not_judged = 0
         self.selector = selectors.DefaultSelector()
         self._due: list[tuple[Source, Due]] = []
-        self._asked: list[Pending] = []
         for source in sources:
             self.add(source)
 
@@ -91,7 +93,6 @@ class Loop:
         self.sources.append(source)
         self.faults.whole(source.name, boot_ns())
         self._due += [(source, source)] if isinstance(source, Due) else []
-        self._asked += [source] if isinstance(source, Pending) else []
         for fd in source.fds():
             self.selector.register(fd, selectors.EVENT_READ, source)
 
@@ -103,7 +104,6 @@ class Loop:
         for callback in self.removed:
             self.faults.attempt(_name(callback), callback, source, otherwise=None)
         self._due = [(left, due) for left, due in self._due if left is not source]
-        self._asked = [left for left in self._asked if left.name != source.name]
         for key in [k for k in self.selector.get_map().values() if k.data is source]:
             self.selector.unregister(key.fileobj)
         self.faults.attempt(f"end of {source.name}", source.close, otherwise=None)
@@ -125,19 +125,22 @@ class Loop:
 
     def run(self, until_ns: int = 0) -> None:
         """Until ``stopping``, or CLOCK_BOOTTIME reaches until_ns."""
-        beat_ns, in_a_row = boot_ns(), 0
+        beat_ns, in_a_row = _next_beat(boot_ns() - BEAT_NS), 0
         while not self.stopping and (not until_ns or boot_ns() < until_ns):
             readable = self.selector.select(self._rest_s(beat_ns))
             self._pace.waited()
             now_ns = boot_ns()
             for key, _ in readable:
                 self._serve(key)
-            for source in [source for source, due in self._due if 0 < due.due_ns <= now_ns]:
+            due = [source for source, due in self._due if 0 < due.due_ns <= now_ns]
+            for source in due:
                 self._collect(source, source.drain, now_ns)
             if now_ns >= beat_ns:
-                beat_ns = max(beat_ns + BEAT_NS, now_ns + BEAT_NS // 2)
-                if self._pending(now_ns):
-                    self.step(now_ns)
+                beat_ns = _next_beat(now_ns)
+                self.step(now_ns)
+            elif due and self._held:
+                self._hand_on(now_ns)
+                self._store()
             in_a_row = in_a_row + 1 if readable else 0
             if in_a_row > _AT_ONCE:
                 time.sleep(min(_PAUSE_S, self._rest_s(beat_ns)))
@@ -156,29 +159,30 @@ class Loop:
         due = [due_ns for _, one in self._due if (due_ns := one.due_ns)]
         return max(0, min([beat_ns, *due]) - boot_ns()) / 1e9
 
-    def _pending(self, now_ns: int) -> bool:
-        """Whether this beat has work. Every source that can say is asked: some note when they were."""
-        asked = [self.faults.attempt(source.name, source.pending, now_ns, otherwise=True) for source in self._asked]
-        second = now_ns - self._second_ns >= _SECOND_NS - BEAT_NS // 2
-        return second or bool(self._held) or self._changed_ns > self._advanced_ns or any(asked)
-
     def step(self, now_ns: int) -> None:
-        """One beat with work."""
+        """One beat."""
+        second = second_of(now_ns) > second_of(self._second_ns)
         for source in list(self.sources):
-            self._collect(source, source.drain, now_ns)
-            self._pace.rest()
-        self._hand_on(now_ns)
-        watermark_ns = now_ns - WATERMARK_NS
-        if watermark_ns // _SECOND_NS > self._advanced_ns // _SECOND_NS or self._changed_ns > self._advanced_ns:
-            self.advance(watermark_ns)
-        else:
+            if second or self._has_something(source, now_ns):
+                self._collect(source, source.drain, now_ns)
+                self._pace.rest()
+        if self._held:
+            self._hand_on(now_ns)
+        if second or self._changed_ns > self._advanced_ns:
+            self.advance(now_ns - WATERMARK_NS)
+        elif self._waiting:
             self._store()
-        if now_ns - self._second_ns >= _SECOND_NS - BEAT_NS // 2:
+        if second:
             self._second_ns = now_ns
             self._count_losses(now_ns)
             for callback in self.each_second:
                 self._pace.rest()
                 self.faults.attempt(_name(callback), callback, now_ns, otherwise=None)
+
+    def _has_something(self, source: Source, now_ns: int) -> bool:
+        return isinstance(source, Pending) and self.faults.attempt(
+            f"pending of {source.name}", source.pending, now_ns, otherwise=True
+        )
 
     def _collect(self, source: Source, read: Callable[[int], Iterable[Batch]], now_ns: int) -> None:
         self._held += self._drain(source, read, now_ns)

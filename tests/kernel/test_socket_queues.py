@@ -19,6 +19,7 @@ import pytest
 
 from agent.batch import make
 from agent.columns import NULL_I64
+from agent.lab.stage.netns import Namespace
 from agent.probes.tcp import Connections, Listeners
 from agent.queues.netlink import INET_DIAG_MSG, LISTEN, STATES, qdiscs, tcp_sockets
 from agent.queues.older import OlderSockets
@@ -291,16 +292,20 @@ def use(port: int) -> None:
 def test_an_accept_queue_belongs_to_the_process_that_listens(attach: Callable[..., Attached]) -> None:
     with listening() as before:
         attached = attach("tcp")
-        queues = SocketQueues(max_listeners=4096, name_owners=Listeners(attached.loaded).name)
+        owners = Listeners(attached.loaded).name
+
+        def accept_rows() -> np.ndarray:
+            return rows_of("accept", SocketQueues(max_listeners=4096, name_owners=owners))
+
         with listening() as after, listening() as shared, listening(shared[1]):
 
             def owner(port: int) -> tuple[int, bytes]:
-                row = (found := rows_of("accept", queues))[found["sport"] == port][0]
+                row = (found := accept_rows())[found["sport"] == port][0]
                 return int(row["pid"]), row["comm"]
 
             comm = Path(f"/proc/{after[0]}/comm").read_bytes().strip()
             assert owner(after[1]) == (after[0], comm)
-            rows = rows_of("accept", queues)
+            rows = accept_rows()
             start = rows["proc_start_ns"][rows["sport"] == after[1]][0] // 10**7
             assert start == int(Path(f"/proc/{after[0]}/stat").read_text().rpartition(")")[2].split()[19])
             assert owner(shared[1]) == (NULL_I64, b""), "two processes listen there"
@@ -311,6 +316,29 @@ def test_an_accept_queue_belongs_to_the_process_that_listens(attach: Callable[..
             mine.bind(("127.0.0.1", after[1]))
             mine.listen()
             assert owner(after[1])[0] == os.getpid(), "the one before has closed it"
+
+
+def test_rows_are_repeated_only_while_nothing_is_queued_and_no_segment_moves() -> None:
+    """In a network namespace of its own, where nobody else's segments move."""
+    namespace = Namespace()
+    with namespace.entered():
+        queues, server = SocketQueues(), socket.create_server(("127.0.0.1", 0))
+
+        def waiting() -> list[int]:
+            return rows_of("accept", queues)["queue"].tolist()  # type: ignore[no-any-return]
+
+        assert waiting() == [0]
+        times = rows_of("accept", queues)["t_ns"], rows_of("accept", queues)["t_ns"]
+        assert times[0] < times[1]
+        late = socket.create_server(("127.0.0.1", 0))  # which moves no segment
+        assert waiting() == [0]
+        with socket.create_connection(server.getsockname()):
+            assert sorted(waiting()) == [0, 1]
+            server.accept()[0].close()  # what is not empty is listed again
+            assert sorted(waiting()) == [0, 0]
+        server.close()
+        late.close()
+    namespace.close()
 
 
 #: Connects, or accepts, as often as told; sends until no more is taken, and reads a little first where told. Waits for

@@ -16,7 +16,7 @@ from agent.ask.window import this_boot
 from agent.batch import Batch, make
 from agent.columns import NULL_I64
 from agent.common.clocks import boot_ns
-from agent.contracts import Finishing
+from agent.contracts import Finishing, Pending
 from agent.correlate.correlator import Correlator
 from agent.service.loop import Loop
 from agent.store.hot import HotStore
@@ -27,7 +27,7 @@ from agent.tables import TABLES
 S = 10**9
 
 
-class Failing:
+class Failing(Pending):
     """A source that yields one row a drain and then fails as long as it is ``broken``; it can also fail in its end."""
 
     def __init__(self, name: str = "failing", ends: str = "") -> None:
@@ -36,6 +36,9 @@ class Failing:
 
     def fds(self) -> list[int]:
         return [self.ours.fileno()] if self.ours.fileno() >= 0 else []
+
+    def pending(self, now_ns: int) -> bool:
+        return True
 
     def drain(self, now_ns: int) -> Iterator[Batch]:
         yield make("tcp_reset", 1, t_ns=now_ns, comm=self.name.encode())

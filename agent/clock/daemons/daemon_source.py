@@ -23,7 +23,7 @@ from agent.clock.daemons.check import Consistency
 from agent.clock.daemons.exchange import Exchange
 from agent.clock.daemons.report import DaemonReport, Failed, Talk, to_rows
 from agent.clock.daemons.settings import MOST_S, NtpSettings, split
-from agent.contracts import Failing, Stating
+from agent.contracts import Failing, Pending, Stating
 
 TIMEOUT_NS = 1_000_000_000
 _SECOND_NS = 1_000_000_000
@@ -56,7 +56,7 @@ class TimeServer:
     ignored: Counter[str] = field(default_factory=Counter)
 
 
-class TimeDaemons(Stating, Failing):
+class TimeDaemons(Stating, Failing, Pending):
     """Implements ``agent.contracts.Source``: rows of ``clock_daemon``.
 
     to_boot: Unix ns to CLOCK_BOOTTIME ns, for what daemons date by the wall clock. running: daemons that run here, name
@@ -102,6 +102,10 @@ class TimeDaemons(Stating, Failing):
 
     def fds(self) -> list[int]:
         return [self._epoll.fileno()]
+
+    def pending(self, now_ns: int) -> bool:
+        """Whether an answer from beside the loop is there, or a daemon is to be asked."""
+        return bool(self._results) or now_ns >= self._next_ns
 
     def drain(self, now_ns: int) -> Iterable[Batch]:
         if not self._by_fd and not self._results and now_ns < self._next_ns:

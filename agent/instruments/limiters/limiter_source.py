@@ -21,7 +21,7 @@ from agent.batch import Batch, make
 from agent.binaries.contract import Analysis, Instance
 from agent.common.clocks import boot_ns
 from agent.common.copies import only
-from agent.contracts import Due
+from agent.contracts import Due, Pending
 from agent.errors import printable
 from agent.instruments.kind import Attached, render
 from agent.instruments.limiters.binary import Binary, any_file, key_of, name_of, path_of, status_of
@@ -48,7 +48,7 @@ _PASSING = (errno.ETIMEDOUT, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENO
 _SETTLE_NS, _NAMED_NS = 60_000_000, 2_000_000_000
 
 
-class GoLimiters(Due):
+class GoLimiters(Due, Pending):
     """Implements ``agent.contracts.Source``: rows of probe_status for each binary, of limiter_rate for those that are
     sampled, and losses of the family's own.
 
@@ -162,6 +162,10 @@ class GoLimiters(Due):
         for one in self.binaries.values():
             if one.sampled and len(mine := only(records, (records["binary"] == one.number) & (records["every"] != 1))):
                 one.window.append(mine)
+
+    def pending(self, now_ns: int) -> bool:
+        """Whether a binary's state changed, or limiters are asked too often."""
+        return bool(self._news or self._last) or int(self._counts["hits"][0]) - self._hits >= self._most
 
     def drain(self, now_ns: int) -> Iterator[Batch]:
         news, self._news = self._news, []

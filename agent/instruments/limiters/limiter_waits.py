@@ -18,7 +18,7 @@ import numpy as np
 from agent.batch import Batch, make
 from agent.columns import NULL_I64
 from agent.common.copies import only
-from agent.contracts import Finishing
+from agent.contracts import Finishing, Pending
 from agent.instruments.limiters.decisions import CANCELLED, Called, decided
 from agent.limiters.reading import DELAYED, REFUSED
 from agent.tables import TABLES
@@ -34,7 +34,7 @@ _GIVEN_BACK_NS, _AT_ONCE_NS, _RESERVED = 100_000_000, 10_000_000, 2
 _REPORT_NS = 60_000_000_000
 
 
-class Waits(Finishing):
+class Waits(Finishing, Pending):
     """Implements ``agent.contracts.Source``. early: rows that were told before their wait had ended."""
 
     name = "limiter_waits"
@@ -55,6 +55,10 @@ class Waits(Finishing):
 
     def fds(self) -> list[int]:
         return []
+
+    def pending(self, now_ns: int) -> bool:
+        """Whether a wait began, or one should have ended."""
+        return bool(self._new) or bool(len(self._due_ns) and self._due_ns.min() < now_ns)
 
     def drain(self, now_ns: int) -> Iterator[Batch]:
         if self._new:

@@ -11,7 +11,7 @@ import numpy as np
 from agent.batch import Batch
 from agent.common.copies import only, together
 from agent.common.fairness import UpperBound
-from agent.contracts import Finishing
+from agent.contracts import Finishing, Pending
 from agent.instruments.limiters.decisions import at_once
 from agent.instruments.limiters.limiter_waits import Waits
 from agent.instruments.limiters.sites import Sites
@@ -31,7 +31,7 @@ BOUNDS = (
 )
 
 
-class Named(Finishing):
+class Named(Finishing, Pending):
     """Implements ``agent.contracts.Source``. Hands those that sleep to ``waits``."""
 
     name = "limiter_named"
@@ -46,6 +46,10 @@ class Named(Finishing):
 
     def fds(self) -> list[int]:
         return []
+
+    def pending(self, now_ns: int) -> bool:
+        """Whether decisions came, or wait for their name."""
+        return bool(self._records)
 
     def drain(self, now_ns: int) -> Iterator[Batch]:
         if not self._records:

@@ -16,6 +16,7 @@ import numpy as np
 from agent.batch import Batch, make
 from agent.columns import NULL_I64
 from agent.common.fairness import Budget, UpperBound
+from agent.contracts import Pending
 from agent.instruments.limiters.binary import Binary, key_of_file
 from agent.instruments.limiters.decisions import unnamed
 from agent.kernel.load import Family
@@ -61,7 +62,7 @@ class _Stack:
     name: bytes = b""
 
 
-class Sites:
+class Sites(Pending):
     """Implements ``agent.contracts.Source``: rows of ``limiter``. ``feed`` takes what the kernel tells of call stacks,
     ``known`` and ``called`` say of decisions what they are called.
     """
@@ -235,6 +236,10 @@ class Sites:
 
     def fds(self) -> list[int]:
         return []
+
+    def pending(self, now_ns: int) -> bool:
+        """Whether stacks are to be resolved."""
+        return bool(self._resolving or self._due)
 
     def drain(self, now_ns: int) -> Iterator[Batch]:
         if self._resolving:
