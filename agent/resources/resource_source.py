@@ -81,7 +81,8 @@ class Resources(Pending):
         self._limits: dict[tuple[str, str], CgroupLimits] = {}
         self._met: dict[str, list[Used]] = {}  # by directory, in this poll
         self._next_ns = 0
-        self._whole = False  #: every other poll; between them only descriptors, which run out at once
+        self._whole = False  #: every other poll; between them only descriptors of who nears the limit
+        self._near: set[tuple[int, int]] = set()
         self._polled_ns = 0
         self._own = os.getpid()
         self._steal = self._pressed = -1
@@ -90,8 +91,8 @@ class Resources(Pending):
         return []
 
     def pending(self, now_ns: int) -> bool:
-        """Descriptors are counted twice a second, the rest once."""
-        return bool(self.watched) and now_ns >= self._next_ns
+        """Descriptors that may run out are counted twice a second, the rest once."""
+        return bool(self._near) and now_ns >= self._next_ns
 
     def close(self) -> None: ...
 
@@ -145,9 +146,10 @@ class Resources(Pending):
     def drain(self, now_ns: int) -> Iterable[Batch]:
         if now_ns < self._next_ns:
             return
-        self._next_ns, self._whole = now_ns + POLL_NS, not self._whole or not self.watched
+        self._next_ns, self._whole = now_ns + POLL_NS, not self._whole or not self._near
         if not self._whole:
-            rows = [row for one in self.watched.values() if one.faults >= 0 for row in self._files(one, now_ns)]
+            near = [self.watched[key] for key in self._near & self.watched.keys()]
+            rows = [row for one in near for row in self._files(one, now_ns)]
             if rows:
                 yield batch_of(rows, now_ns, POLL_NS)
             return
@@ -155,6 +157,7 @@ class Resources(Pending):
         rows, used = [*self._stolen(), *self._pressure()], list[dict[str, Any]]()
         self._read_groups()
         self._read_limits(now_ns)
+        self._near &= self.watched.keys()
         for key, one in list(self.watched.items()):
             cgroup = cgroups.read(f"/proc/{one.pid}/cgroup")  # first: of who has ended, version 1 does not tell
             now = process_stat.stat(one.pid)
@@ -253,7 +256,10 @@ class Resources(Pending):
     def _files(self, one: Watched, now_ns: int) -> Iterable[dict[str, Any]]:
         used = process_stat.descriptors(one.pid)
         limit = process_stat.most_descriptors(cgroups.read(f"/proc/{one.pid}/limits"))
-        if used is not None and limit is not None and due(one.reported, "fd", used, limit, now_ns):
+        if used is None or limit is None:
+            return
+        (self._near.add if used > limit / 4 else self._near.discard)((one.pid, one.start_ns // 10_000_000))
+        if due(one.reported, "fd", used, limit, now_ns):
             yield {**who(one), "kind": "fd", "used": used, "limit": limit}
 
     def _stolen(self) -> list[dict[str, Any]]:

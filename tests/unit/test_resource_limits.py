@@ -309,8 +309,7 @@ def test_limits_of_whoever_is_watched_are_checked(monkeypatch: pytest.MonkeyPatc
     one(tmp_path, True, 7 * MB, 20)
     rows = [
         row
-        for at in (21, 22)
-        for batch in source.drain(at * S)
+        for batch in source.drain(22 * S)
         if batch.table == "resource"
         for row in batch.rows
         if row["kind"] == code("resource", "kind", "io")
