@@ -13,7 +13,7 @@ import selectors
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import FunctionType, MethodType
 from typing import NamedTuple
@@ -85,6 +85,7 @@ class Loop:
         self._not_judged = 0
         self.selector = selectors.DefaultSelector()
         self._due: list[tuple[Source, Due]] = []
+        self._asked: list[tuple[Source, Pending]] = []
         for source in sources:
             self.add(source)
 
@@ -93,6 +94,7 @@ class Loop:
         self.sources.append(source)
         self.faults.whole(source.name, boot_ns())
         self._due += [(source, source)] if isinstance(source, Due) else []
+        self._asked += [(source, source)] if isinstance(source, Pending) else []
         for fd in source.fds():
             self.selector.register(fd, selectors.EVENT_READ, source)
 
@@ -104,6 +106,7 @@ class Loop:
         for callback in self.removed:
             self.faults.attempt(_name(callback), callback, source, otherwise=None)
         self._due = [(left, due) for left, due in self._due if left is not source]
+        self._asked = [(left, asked) for left, asked in self._asked if left is not source]
         for key in [k for k in self.selector.get_map().values() if k.data is source]:
             self.selector.unregister(key.fileobj)
         self.faults.attempt(f"end of {source.name}", source.close, otherwise=None)
@@ -162,10 +165,9 @@ class Loop:
     def step(self, now_ns: int) -> None:
         """One beat."""
         second = second_of(now_ns) > second_of(self._second_ns)
-        for source in list(self.sources):
-            if second or self._has_something(source, now_ns):
-                self._collect(source, source.drain, now_ns)
-                self._pace.rest()
+        for source in list(self.sources) if second else self._wanted(now_ns):
+            self._collect(source, source.drain, now_ns)
+            self._pace.rest()
         if self._held:
             self._hand_on(now_ns)
         if second or self._changed_ns > self._advanced_ns:
@@ -179,10 +181,15 @@ class Loop:
                 self._pace.rest()
                 self.faults.attempt(_name(callback), callback, now_ns, otherwise=None)
 
-    def _has_something(self, source: Source, now_ns: int) -> bool:
-        return isinstance(source, Pending) and self.faults.attempt(
-            f"pending of {source.name}", source.pending, now_ns, otherwise=True
-        )
+    def _wanted(self, now_ns: int) -> Iterator[Source]:
+        """Sources that say that they have something."""
+        for source, asked in list(self._asked):
+            try:
+                wanted = asked.pending(now_ns)
+            except Exception:  # noqa: BLE001 - its drain says what is wrong with it
+                wanted = True
+            if wanted:
+                yield source
 
     def _collect(self, source: Source, read: Callable[[int], Iterable[Batch]], now_ns: int) -> None:
         self._held += self._drain(source, read, now_ns)
