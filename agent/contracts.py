@@ -87,11 +87,11 @@ class Pending(ABC):
 
 
 class Waking(ABC):
-    """A source of which a readable descriptor asks for less than a whole drain."""
+    """A source that does less between two beats than a whole drain."""
 
     @abstractmethod
     def woken(self, now_ns: int) -> Iterable[Batch]:
-        """In the place of ``drain`` between two beats."""
+        """In the place of ``drain`` between two beats, for a readable descriptor or at ``due_ns``."""
 
 
 class Stating(ABC):

@@ -123,11 +123,13 @@ class KernelSource(Finishing, Parted, Waking, Pending, Due):
             yield from self._skips(now_ns)
 
     def woken(self, now_ns: int) -> Iterator[Batch]:
-        """Reads the rings that asked for it."""
+        """Reads the rings that asked for it, and the maps of the last interval."""
         woken = {fd for fd, _ in self._wakes.poll(0)}
         for ring, reader in self._rings:
             if reader.fd in woken and reader.producing():
                 yield from self._part(ring.map, partial(self._read_ring, ring, reader), now_ns)
+        if self._read_due:
+            yield from self._turn(now_ns)
 
     def _part(self, name: str, read: Callable[[], Iterator[Batch]], now_ns: int) -> Iterator[Batch]:
         """What a part yields; where it fails what it yielded before, and a ``loss`` row."""

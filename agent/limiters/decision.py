@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from _blake2 import blake2b  # hashlib would bring OpenSSL with it
 from collections.abc import Callable
+from functools import lru_cache
 from math import isfinite
 from typing import Any
 
@@ -25,6 +27,8 @@ IDS = {"trace_id": re.compile(r"[0-9a-f]{32}"), "span_id": re.compile(r"[0-9a-f]
 NAMES = {"library": 48, "library_version": 24}
 #: More a message than a program can have dropped since its last one.
 _MOST_DROPPED = 1 << 31
+#: Keys whose hash is kept, and their length.
+_KEPT, _KEPT_LENGTH = 4096, 64
 _salt = b""
 _RESULTS = {name: code for code, name in enumerate(TABLE.by_name["result"].names)}
 
@@ -41,11 +45,21 @@ class Decoder:
     def __init__(self, keys: str, called: Callable[[str], bytes] | None = None) -> None:
         self.store_keys(keys)
         self._called = called or _named
-        self._decode = json.JSONDecoder(parse_constant=_no_constant).decode
+        decoder = json.JSONDecoder(parse_constant=_no_constant)
+        self._decode, self._scan = decoder.decode, decoder.scan_once
 
     def store_keys(self, keys: str) -> None:
         """How keys are stored from now on."""
         self._key = KEYS[keys]
+
+    def _object(self, text: str) -> Any:
+        """As ``decode``, without its searches for white space around a message, which mostly has none."""
+        if text[:1] == "{":
+            with contextlib.suppress(StopIteration):
+                message, end = self._scan(text, 0)
+                if end == len(text):
+                    return message
+        return self._decode(text)
 
     def parse(self, data: bytes | bytearray) -> tuple[dict[str, Any], int]:
         """Columns, and how many decisions the sender says it dropped before this one. Raises ValueError (Malformed,
@@ -53,7 +67,7 @@ class Decoder:
         """
         if data[:1] == b"<":  # nginx has no other way to a socket than syslog: RFC 3164's header, then the text
             data = data[data.find(b"{") :]
-        message = self._decode(data.decode())
+        message = self._object(data.decode())
         if not isinstance(message, dict):
             raise Malformed("not an object")
         limiter, result = message.get("limiter"), message.get("result")
@@ -106,6 +120,12 @@ def _named(limiter: str) -> bytes:
 
 
 def _hashed(key: str) -> bytes:
+    """Keys come again and again; long ones are not kept."""
+    return _hashed_before(key) if len(key) <= _KEPT_LENGTH else hashed(key.encode("utf-8", "surrogatepass"))
+
+
+@lru_cache(_KEPT)
+def _hashed_before(key: str) -> bytes:
     return hashed(key.encode("utf-8", "surrogatepass"))
 
 
@@ -113,8 +133,7 @@ def use_salt(salt: bytes) -> None:
     """Keys that this process hashes from now on are salted by it: equal where it is, and not to be guessed without it.
     None where it is empty.
     """
-    global _salt
-    _salt = blake2b(salt, digest_size=32).digest() if salt else b""
+    use_salt_digest(blake2b(salt, digest_size=32).digest() if salt else b"")
 
 
 def salt_digest() -> bytes:
@@ -126,6 +145,7 @@ def use_salt_digest(digest: bytes) -> None:
     """As ``use_salt``, with what ``salt_digest`` gave."""
     global _salt
     _salt = digest
+    _hashed_before.cache_clear()
 
 
 def hashed(key: bytes) -> bytes:

@@ -26,6 +26,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ from agent.batch import Batch, Loss, losses, make
 from agent.clock import timens
 from agent.columns import NULL_I64
 from agent.common.fairness import UpperBound
-from agent.contracts import Due, Finishing, Pending, Stating
+from agent.contracts import Due, Finishing, Pending, Stating, Waking
 from agent.limiters.arrival import stamp
 from agent.limiters.decision import FLOATS, IDS, INTEGERS, NAMES, TABLE, Decoder, Malformed, use_salt
 from agent.limiters.naming import Names
@@ -61,7 +62,9 @@ REASONS = {
     "no_descriptor": "times no connection could be taken for want of descriptors",
 }
 #: Until the next drain while messages come: after a drain that found some, and one that found many.
-_NEXT_NS, _SOON_NS, _MANY = 50_000_000, 10_000_000, 80
+_NEXT_NS, _SOON_NS, _MANY = 70_000_000, 10_000_000, 80
+#: Received messages beyond this are not kept until the beat.
+_MOST_BYTES = 1 << 20
 _MODE = 0o666
 _QLEN_SYSCTL = Path("/proc/sys/net/unix/max_dgram_qlen")
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -153,8 +156,9 @@ def bind(directory: RunDirectory, key_salt: str = "", queue_length: int = QUEUE_
     return directory.bind("intake.sock", _MODE, make.datagrams), listener, lines
 
 
-class Intake(Stating, Finishing, Due, Pending):
-    """Reads decisions from sockets of ``IntakeSockets``; a ``Source``, see agent.contracts.
+class Intake(Stating, Finishing, Waking, Due, Pending):
+    """Reads decisions from sockets of ``IntakeSockets``; a ``Source``, see agent.contracts. Between two beats messages
+    are only received, so that no queue fills; at the beat all of them are parsed at once.
 
     keys: ``hashed`` stores 8 bytes of BLAKE2b as hex, ``clear`` the key itself, as its column holds it.
     max_messages: read by one drain at most; the rest stays where it is, until ``due_ns``. names: what limiters are
@@ -178,7 +182,9 @@ class Intake(Stating, Finishing, Due, Pending):
         self._lost: Counter[str] = Counter()
         self._reported: Counter[str] = Counter()
         self._reported_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        self._due_ns = self._messages = 0
+        self._due_ns = 0
+        self._received: list[Message] = []
+        self._received_bytes = 0
         self._waiting = True  # nothing is there until ``_first`` says so
         self._first = select.epoll()
         self._first.register(self.senders.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
@@ -202,15 +208,14 @@ class Intake(Stating, Finishing, Due, Pending):
         """While messages come."""
         return not self._waiting
 
+    def woken(self, now_ns: int) -> Iterator[Batch]:
+        self._receive(now_ns)
+        if self._received_bytes > _MOST_BYTES:
+            yield from self._parse()
+
     def drain(self, now_ns: int) -> Iterator[Batch]:
-        if not self._waiting or self._first.poll(0):
-            before, self._waiting = self._messages, False
-            yield from self._read()
-            if count := self._messages - before:
-                self._due_ns = now_ns + (_SOON_NS if count >= _MANY else _NEXT_NS)
-            else:
-                self._due_ns, self._waiting = 0, True
-                self._first.modify(self.senders.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
+        self._receive(now_ns)
+        yield from self._parse()
         yield from self._loss(now_ns, _LOSS_INTERVAL_NS)
 
     def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterator[Batch]:
@@ -220,14 +225,35 @@ class Intake(Stating, Finishing, Due, Pending):
         self.senders.end()
         self.senders.exhausted = False
         while not self.senders.exhausted:
-            yield from self._read()
+            self._read()
+            yield from self._parse()
+        yield from self._parse()
         yield from self._loss(time.clock_gettime_ns(time.CLOCK_BOOTTIME), 0)
 
-    def _read(self) -> Iterator[Batch]:
-        """At most ``max_messages``."""
+    def _receive(self, now_ns: int) -> None:
+        if self._waiting and not self._first.poll(0):
+            return
+        self._waiting = False
+        if count := self._read():
+            self._due_ns = now_ns + (_SOON_NS if count >= _MANY else _NEXT_NS)
+        else:
+            self._due_ns, self._waiting = 0, True
+            self._first.modify(self.senders.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
+
+    def _read(self) -> int:
+        """Takes at most ``max_messages``; how many it were. Who sent them is looked up now: they may end."""
+        messages = self.senders.receive(self._max_messages)
+        for pid, sent_ns in {message.pid: message.sent_ns for message in messages}.items():
+            self._identity(pid, sent_ns)
+        self._received += messages
+        self._received_bytes += sum(len(message.data) for message in messages)
+        return len(messages)
+
+    def _parse(self) -> Iterator[Batch]:
+        """What was received."""
+        received, self._received, self._received_bytes = self._received, [], 0
         rows: list[dict[str, Any]] = []
-        for message in self.senders.receive(self._max_messages):
-            self._messages += 1
+        for message in received:
             identity = self._identity(message.pid, message.sent_ns)
             try:
                 if not message.whole:
@@ -245,8 +271,7 @@ class Intake(Stating, Finishing, Due, Pending):
             values["pid"], values["proc_start_ns"], values["comm"] = message.pid, identity.start_ns, identity.comm
             rows.append(values)
         if rows:
-            columns = {name: [row.get(name, _UNKNOWN[name]) for row in rows] for name in set().union(*rows)}
-            yield make(TABLE.name, len(rows), source=TABLE.code("source", "socket"), **columns)
+            yield make(TABLE.name, len(rows), source=TABLE.code("source", "socket"), **_columns(rows))
 
     def losses(self) -> dict[str, int]:
         """Messages that were no decisions, and decisions that senders say they dropped, so far."""
@@ -286,6 +311,14 @@ class Intake(Stating, Finishing, Due, Pending):
         elif now_ns - self._reported_ns >= interval_ns:
             yield losses("intake", *(Loss(source, count, self._reported_ns, now_ns) for source, count in news.items()))
             self._reported, self._reported_ns = Counter(self._lost), now_ns
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, tuple[Any, ...]]:
+    """Rows of some columns each as columns of all; what a row has not is unknown."""
+    names = sorted(set().union(*rows))
+    if any(len(row) < len(names) for row in rows):
+        rows = [{name: row.get(name, _UNKNOWN[name]) for name in names} for row in rows]
+    return dict(zip(names, zip(*map(itemgetter(*names), rows), strict=True), strict=True))
 
 
 def _when(reported_ns: int | None, message: Message, identity: Identity) -> int:

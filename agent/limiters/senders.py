@@ -15,7 +15,6 @@ import socket
 import struct
 import time
 from collections import Counter
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -219,7 +218,7 @@ class Senders:
         self.counts: Counter[str] = Counter()
         if datagrams is not None:
             self._add(Datagrams(datagrams, read_clocks()))
-        self._listeners = [Listener(self._epoll, listener) for listener in listeners]
+        self._listeners = {listener.fileno(): Listener(self._epoll, listener) for listener in listeners}
 
     def fileno(self) -> int:
         """Readable when something waits."""
@@ -229,37 +228,40 @@ class Senders:
         """Who sends from now on gets EPIPE or is refused; what waits is still there, to the last of who had
         connected.
         """
-        for listener in self._listeners:
+        for listener in self._listeners.values():
             listener.shut()
-        while self._accept():
-            pass
+            while self._accept(listener):
+                pass
         for queue in self._queues.values():
             with contextlib.suppress(OSError):  # it is closed from the other side
                 queue.sock.shutdown(socket.SHUT_RD)
 
-    def receive(self, most: int) -> Iterator[Message]:
+    def receive(self, most: int) -> list[Message]:
         """What waits, round by round: some of each user's, then a look at who has something by now. At most so many;
         ``exhausted`` tells whether there may be more.
         """
+        messages, clocks = list[Message](), read_clocks()
+        for listener in self._listeners.values():
+            if listener.deaf:
+                self._accept(listener)
         self.exhausted = False
-        self._accept()
-        clocks, left = read_clocks(), most
-        while left > 0 and not self.exhausted:
+        while len(messages) < most and not self.exhausted:
             self.exhausted = True  # unless somebody had something: a socket that was shut down is readable for good
             for queues in self._ready():
-                queue, allowed = queues[self._round % len(queues)], min(_QUANTUM, left)
+                queue, allowed = queues[self._round % len(queues)], min(_QUANTUM, most - len(messages))
                 if isinstance(queue, Datagrams):
                     some = queue.receive_some(clocks, allowed)
-                    left, self.exhausted = left - len(some), self.exhausted and not some
-                    yield from some
+                    messages += some
+                    self.exhausted &= len(some) < allowed
                     continue
                 try:
                     while allowed and (message := queue.receive(clocks)) is not None:
-                        allowed, left, self.exhausted = allowed - 1, left - 1, False
-                        yield message
+                        allowed, self.exhausted = allowed - 1, False
+                        messages.append(message)
                 except Ended:
                     self._leave(queue)
                     self.exhausted = False
+        return messages
 
     def _ready(self) -> list[list[Inlet]]:
         """Queues with something in them, by user; another user, and another of its queues, comes first in each
@@ -270,19 +272,18 @@ class Senders:
             queue = self._queues.get(fd)
             if queue is not None:
                 users.setdefault(queue.uid, []).append(queue)
+            elif fd in self._listeners and self._accept(self._listeners[fd]):
+                self.exhausted = False
         self._round += 1
         first = self._round % len(users) if users else 0
         return [*users.values()][first:] + [*users.values()][:first]
 
-    def _accept(self) -> bool:
-        """Takes who wants to connect, not all at once; False where nobody does any more."""
-        return sum(self._accept_by(listener) for listener in self._listeners) > 0
-
-    def _accept_by(self, listener: Listener) -> bool:
-        for _ in range(_ACCEPTED):
+    def _accept(self, listener: Listener) -> bool:
+        """Takes who wants to connect, not all at once; whether anybody did."""
+        for n in range(_ACCEPTED):
             sock = listener.accept()
             if sock is None:
-                return False
+                return n > 0
             uid = peer(sock)[1]
             queue: Inlet
             if sock.type == socket.SOCK_STREAM:
@@ -311,7 +312,7 @@ class Senders:
 
     def state(self) -> dict[str, int]:
         """For ``status``."""
-        deafened = sum(listener.deafened for listener in self._listeners)
+        deafened = sum(listener.deafened for listener in self._listeners.values())
         return {
             "connections": self._places.used,
             **{name: self.counts[name] for name in ("refused", "unread")},
@@ -321,7 +322,7 @@ class Senders:
     def close(self) -> None:
         for queue in self._queues.values():
             queue.sock.close()
-        for listener in self._listeners:
+        for listener in self._listeners.values():
             listener.close()
         self._epoll.close()
 

@@ -17,7 +17,7 @@ class Listener:
     """
 
     def __init__(self, epoll: select.epoll, sock: socket.socket) -> None:
-        self._epoll, self._sock, self._paused, self.deafened = epoll, sock, False, 0
+        self._epoll, self._sock, self.deaf, self.deafened = epoll, sock, False, 0
         epoll.register(sock, select.EPOLLIN)
 
     def fileno(self) -> int:
@@ -25,15 +25,15 @@ class Listener:
 
     def accept(self) -> socket.socket | None:
         """Who connected, non-blocking; None where nobody did, or there is no room."""
-        if self._paused:
+        if self.deaf:
             self._epoll.modify(self._sock, select.EPOLLIN)
-            self._paused = False
+            self.deaf = False
         try:
             sock, _ = self._sock.accept()
         except OSError as error:
             if error.errno in NO_ROOM:
                 self._epoll.modify(self._sock, 0)
-                self._paused = True
+                self.deaf = True
                 self.deafened += 1
             return None
         sock.setblocking(False)

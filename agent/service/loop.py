@@ -137,7 +137,7 @@ class Loop:
                 self._serve(key)
             due = [source for source, due in self._due if 0 < due.due_ns <= now_ns]
             for source in due:
-                self._collect(source, source.drain, now_ns)
+                self._collect_between(source, now_ns)
             if now_ns >= beat_ns:
                 beat_ns = _next_beat(now_ns)
                 self.step(now_ns)
@@ -155,7 +155,7 @@ class Loop:
             if self.faults.out(_name(key.data.back)):
                 self.selector.unregister(key.fileobj)
         elif key.data in self.sources:
-            self._collect(key.data, key.data.woken if isinstance(key.data, Waking) else key.data.drain, boot_ns())
+            self._collect_between(key.data, boot_ns())
 
     def _rest_s(self, beat_ns: int) -> float:
         """How long to wait for something to happen: until the next beat, or until the first source is due."""
@@ -190,6 +190,10 @@ class Loop:
                 wanted = True
             if wanted:
                 yield source
+
+    def _collect_between(self, source: Source, now_ns: int) -> None:
+        """Between two beats."""
+        self._collect(source, source.woken if isinstance(source, Waking) else source.drain, now_ns)
 
     def _collect(self, source: Source, read: Callable[[int], Iterable[Batch]], now_ns: int) -> None:
         self._held += self._drain(source, read, now_ns)
