@@ -23,6 +23,12 @@ _FRACTIONS = {name: -(2.0**63) if name == "remaining" else 0 for name in FLOATS}
 IDS = {"trace_id": re.compile(r"[0-9a-f]{32}"), "span_id": re.compile(r"[0-9a-f]{16}")}
 #: Of the library that decided, and how many bytes their columns hold.
 NAMES = {"library": 48, "library_version": 24}
+_READ = frozenset(("key", "dropped", *_WHOLE, *_FRACTIONS, *IDS, *NAMES))
+#: Commas and opening brackets in a message, and digits of an integer. 8 KB of these take 0.2 to 0.5 ms to parse.
+MAX_VALUES, MAX_DIGITS = 128, 64
+_COMMAS = bytes(byte in b",[{" for byte in range(256))
+#: Shorter messages take less time to parse than to check.
+_SHORT_BYTES = 256
 #: More a message than a program can have dropped since its last one.
 _MOST_DROPPED = 1 << 31
 _salt = b""
@@ -41,7 +47,7 @@ class Decoder:
     def __init__(self, keys: str, called: Callable[[str], bytes] | None = None) -> None:
         self.store_keys(keys)
         self._called = called or _named
-        self._decode = json.JSONDecoder(parse_constant=_no_constant).decode
+        self._decode = json.JSONDecoder(parse_constant=_no_constant, parse_int=_whole).decode
 
     def store_keys(self, keys: str) -> None:
         """How keys are stored from now on."""
@@ -53,6 +59,8 @@ class Decoder:
         """
         if data[:1] == b"<":  # nginx has no other way to a socket than syslog: RFC 3164's header, then the text
             data = data[data.find(b"{") :]
+        if len(data) > _SHORT_BYTES and data.translate(_COMMAS).count(1) > MAX_VALUES:
+            raise Malformed("too many values")
         message = self._decode(data.decode())
         if not isinstance(message, dict):
             raise Malformed("not an object")
@@ -64,7 +72,8 @@ class Decoder:
         unlimited = message.get("unlimited") is True or message.get("limit_per_s") == _UNLIMITED_PER_S
         if unlimited:
             values["unlimited"] = True
-        for name, value in message.items():
+        for name in _READ.intersection(message):
+            value = message[name]
             if value is None:
                 continue
             if name in _WHOLE:
@@ -87,6 +96,12 @@ class Decoder:
             elif name == "dropped":
                 dropped = int(_number(value, most=_MOST_DROPPED))
         return values, dropped
+
+
+def _whole(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise Malformed("number")
+    return int(text)
 
 
 def _number(value: Any, least: float = 0, most: float = 2**63) -> float | int:

@@ -59,8 +59,9 @@ REASONS = {
     "refused": "connections refused, since their user had its share of the places",
     "unlooked": "decisions whose thread is not known, since there was no time to look for it",
     "no_descriptor": "times no connection could be taken for want of descriptors",
+    "unparsed": "messages not parsed, since their user was over the budget for malformed ones",
 }
-#: Until the next drain while messages come: after a drain that found some, and one that found many.
+#: Until the next drain while messages come: after a drain that parsed few, and one that parsed many.
 _NEXT_NS, _SOON_NS, _MANY = 50_000_000, 10_000_000, 80
 _MODE = 0o666
 _QLEN_SYSCTL = Path("/proc/sys/net/unix/max_dgram_qlen")
@@ -68,7 +69,7 @@ _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _IDENTITY_NS = 1_000_000_000
 _LOSS_INTERVAL_NS = 1_000_000_000
 #: ``source`` of the ``loss`` rows: what was no decision, what senders say they dropped, what went with connections that
-#: were closed.
+#: were closed. Messages that were not parsed have their user: ``intake uid N``.
 _MALFORMED, _DROPPED, _UNREAD = "intake", "intake senders", "intake connections"
 _COLUMNS = (
     "t_ns",
@@ -178,7 +179,7 @@ class Intake(Stating, Finishing, Due):
         self._lost: Counter[str] = Counter()
         self._reported: Counter[str] = Counter()
         self._reported_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        self._due_ns = self._messages = 0
+        self._due_ns = 0
         self._waiting = True  # nothing is there until ``_first`` says so
         self._first = select.epoll()
         self._first.register(self.senders.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
@@ -200,10 +201,12 @@ class Intake(Stating, Finishing, Due):
 
     def drain(self, now_ns: int) -> Iterator[Batch]:
         if not self._waiting or self._first.poll(0):
-            before, self._waiting = self._messages, False
+            before, self._waiting = self.senders.received, False
+            unparsed = self.senders.counts["unparsed"]
             yield from self._read()
-            if count := self._messages - before:
-                self._due_ns = now_ns + (_SOON_NS if count >= _MANY else _NEXT_NS)
+            if count := self.senders.received - before:
+                parsed = count - (self.senders.counts["unparsed"] - unparsed)
+                self._due_ns = now_ns + (_SOON_NS if parsed >= _MANY else _NEXT_NS)
             else:
                 self._due_ns, self._waiting = 0, True
                 self._first.modify(self.senders.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
@@ -223,15 +226,16 @@ class Intake(Stating, Finishing, Due):
         """At most ``max_messages``."""
         rows: list[dict[str, Any]] = []
         for message in self.senders.receive(self._max_messages):
-            self._messages += 1
-            identity = self._identity(message.pid, message.sent_ns)
+            began_ns = time.thread_time_ns()
             try:
                 if not message.whole:
                     raise Malformed("too long")
                 values, dropped = self._decoder.parse(message.data)
+                identity = self._identity(message.pid, message.sent_ns)
                 values["t_ns"] = _when(values.get("t_ns"), message, identity)
             except (ValueError, RecursionError):
                 self._lost[_MALFORMED] += 1
+                self.senders.charge(message.uid, time.thread_time_ns() - began_ns)
                 continue
             self._lost[_DROPPED] += dropped
             if "tid" in values:
@@ -272,6 +276,8 @@ class Intake(Stating, Finishing, Due):
 
     def _loss(self, now_ns: int, interval_ns: int) -> Iterator[Batch]:
         self._lost[_UNREAD] = self.senders.counts["unread"]
+        for uid, count in self.senders.unparsed.items():
+            self._lost[f"{_MALFORMED} uid {uid}"] = count
         news = {
             source: count - self._reported[source]
             for source, count in self._lost.items()

@@ -4,6 +4,9 @@ so do all who send datagrams together.
 A datagram socket is one queue: who fills it keeps others from sending. A connection (SOCK_SEQPACKET, or SOCK_STREAM for
 what can do no other: Java, Node, Lua) is a queue of its sender's, so nobody's is filled by another, and no user can
 have all connections (agent/common/fairness.py).
+
+Each user but root has a budget of processor time for malformed messages. While a user is over it, their messages are
+read and counted, but not parsed.
 """
 
 from __future__ import annotations
@@ -15,18 +18,21 @@ import socket
 import struct
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from agent.columns import NULL_I64
-from agent.common.fairness import Places, UpperBound
+from agent.common.fairness import Budget, Places, UpperBound
 from agent.limiters.arrival import STAMP_BYTES, STAMP_TYPE, Arrival, Clocks, read_clocks, stamp
+from agent.limiters.decision import MAX_VALUES
 from agent.posix.listener import Listener, peer
 
 MAX_MESSAGE_BYTES = 8192
 CONNECTIONS = 256
+#: Processor time per second for malformed messages, ns: 1 % of a core per user.
+MALFORMED_NS_PER_S = 40_000_000
 #: Messages of one user before it is the next one's turn.
 _QUANTUM = 64
 #: Connections accepted in a turn.
@@ -55,11 +61,19 @@ BOUNDS = (
     ),
     UpperBound(
         "report",
-        "message to the intake, or line of `intake.stream.sock`",
-        MAX_MESSAGE_BYTES,
+        "message to the intake, or line of `intake.stream.sock`; commas and opening brackets in it",
+        f"{MAX_MESSAGE_BYTES:,} bytes; {MAX_VALUES}",
         "rejected as malformed",
         "`loss` (`intake`)",
-        "bytes",
+    ),
+    UpperBound(
+        "report",
+        "processor time for malformed messages to the intake per second",
+        MALFORMED_NS_PER_S / 1e6,
+        "the user's next messages are not parsed; root has no such limit",
+        "`status` (`bounds`), `probe_status` row `intake`, `loss` (`intake uid N`)",
+        "ms",
+        shared=True,
     ),
 )
 
@@ -127,6 +141,20 @@ class Inlet:
             read_ns,
         )
 
+    def discard(self, clocks: Clocks, most: int) -> int:
+        """Reads at most so many messages and returns their number. Raises Ended."""
+        for count in range(most):
+            try:
+                data, _, flags, _ = self.sock.recvmsg(1)
+            except BlockingIOError:
+                self._arrival.emptied(clocks)
+                return count
+            except ConnectionError as error:
+                raise Ended from error
+            if not data and not flags:  # an empty message has credentials, for which there is no room: MSG_CTRUNC
+                raise Ended
+        return most
+
 
 class Datagrams(Inlet):
     """The socket of all datagrams, read by up to _QUANTUM at a time with one system call (recvmmsg(2))."""
@@ -146,8 +174,10 @@ class Datagrams(Inlet):
         self._headers["count"] = 1
         self._headers["control"] = self._control.ctypes.data + every * np.uint64(2 * _CONTROL.itemsize)
 
-    def receive_some(self, clocks: Clocks, most: int) -> list[Message]:
-        """At most so many, and _QUANTUM; none where none wait. clocks: read before, in this turn."""
+    def receive_some(self, clocks: Clocks, most: int, unparsed: Collection[int]) -> tuple[list[Message], Counter[int]]:
+        """At most so many, and _QUANTUM; none where none wait. Messages of the uids ``unparsed`` are only counted, by
+        uid. clocks: read before, in this turn.
+        """
         self._headers["control_bytes"] = 2 * _CONTROL.itemsize
         self._control[:] = 0
         n = self._libc.recvmmsg(
@@ -155,26 +185,32 @@ class Datagrams(Inlet):
         )
         if n <= 0:  # nobody sent anything, or the socket is shut down
             self._arrival.emptied(clocks)
-            return []
+            return [], Counter()
         read_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         headers, control = self._headers[:n], self._control[:n]
         socket_level = control["level"] == _SOCKET_LEVEL
         sent_by, stamped = socket_level & (control["type"] == _SENT_BY), socket_level & (control["type"] == STAMP_TYPE)
-        pid = np.where(sent_by, control["pid"], 0).sum(axis=1)
         uid = np.where(sent_by.any(axis=1), np.where(sent_by, control["uid"], 0).sum(axis=1), NULL_I64)
+        uids: list[int] = uid.tolist()
+        counts = Counter({its_uid: uids.count(its_uid) for its_uid in unparsed})
+        if counts.total() == n:
+            return [], counts
+        pid = np.where(sent_by, control["pid"], 0).sum(axis=1)
         stamp_ns = np.where(stamped, control["seconds"] * 1_000_000_000 + control["ns"], 0).sum(axis=1)
-        return [
+        messages = [
             Message(self._data[at : at + size], not flags & _TRUNCATED, its_pid or NULL_I64, its_uid, its_ns, read_ns)
             for at, size, flags, its_pid, its_uid, its_ns in zip(
                 range(0, n * MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES),
                 headers["bytes"].tolist(),
                 headers["flags"].tolist(),
                 pid.tolist(),
-                uid.tolist(),
+                uids,
                 self._arrival.all_sent_ns(stamp_ns, read_ns, clocks).tolist(),
                 strict=True,
             )
+            if its_uid not in unparsed
         ]
+        return messages, counts
 
 
 class Lines(Inlet):
@@ -204,11 +240,25 @@ class Lines(Inlet):
                 whole, read_ns = end > 0 and len(line) <= MAX_MESSAGE_BYTES, time.clock_gettime_ns(time.CLOCK_BOOTTIME)
                 return Message(line, whole, *_sender(ancillary), read_ns, read_ns)
 
+    def discard(self, clocks: Clocks, most: int) -> int:
+        """The ends of lines in the next ``most`` * MAX_MESSAGE_BYTES bytes."""
+        try:
+            data = self.sock.recv(most * MAX_MESSAGE_BYTES)
+        except BlockingIOError:
+            return 0
+        except ConnectionError as error:
+            raise Ended from error
+        if not data:
+            raise Ended
+        self._begun = data[data.rfind(b"\n") + 1 :][: MAX_MESSAGE_BYTES + 1]
+        return max(1, data.count(b"\n"))
+
 
 class Senders:
     """datagrams: a socket, or None; listeners: listening for SOCK_SEQPACKET and for SOCK_STREAM. All with SO_PASSCRED.
 
-    counts: connections refused, and messages that went with these.
+    counts: connections refused, and messages that went with these. unparsed: messages that were not parsed, by uid.
+    received: messages read, with these.
     """
 
     def __init__(self, datagrams: socket.socket | None, *listeners: socket.socket) -> None:
@@ -216,7 +266,12 @@ class Senders:
         self._queues: dict[int, Inlet] = {}
         self._places = Places(CONNECTIONS)
         self._round, self.exhausted = 0, True
+        self.received = 0
         self.counts: Counter[str] = Counter()
+        self.unparsed: Counter[int] = Counter()
+        self._budget = Budget(MALFORMED_NS_PER_S, MALFORMED_NS_PER_S, root=False)
+        self._owed_ns: Counter[int] = Counter()
+        self._over_budget: set[int] = set()
         if datagrams is not None:
             self._add(Datagrams(datagrams, read_clocks()))
         self._listeners = [Listener(self._epoll, listener) for listener in listeners]
@@ -246,20 +301,47 @@ class Senders:
         clocks, left = read_clocks(), most
         while left > 0 and not self.exhausted:
             self.exhausted = True  # unless somebody had something: a socket that was shut down is readable for good
+            self._settle()
             for queues in self._ready():
                 queue, allowed = queues[self._round % len(queues)], min(_QUANTUM, left)
                 if isinstance(queue, Datagrams):
-                    some = queue.receive_some(clocks, allowed)
-                    left, self.exhausted = left - len(some), self.exhausted and not some
+                    some, unparsed = queue.receive_some(clocks, allowed, self._over_budget)
+                    self._count(unparsed)
+                    read = len(some) + unparsed.total()
+                    left, self.exhausted = left - read, self.exhausted and not read
                     yield from some
                     continue
                 try:
+                    if queue.uid in self._over_budget:
+                        read = queue.discard(clocks, allowed)
+                        self._count({queue.uid: read})
+                        left, self.exhausted = left - read, self.exhausted and not read
+                        continue
                     while allowed and (message := queue.receive(clocks)) is not None:
                         allowed, left, self.exhausted = allowed - 1, left - 1, False
                         yield message
                 except Ended:
                     self._leave(queue)
                     self.exhausted = False
+        self.received += most - left
+
+    def charge(self, uid: int, spent_ns: int) -> None:
+        """Takes processor time for a malformed message from its user's budget."""
+        self._owed_ns[uid] += spent_ns
+
+    def _settle(self) -> None:
+        if not self._owed_ns and not self._over_budget:
+            return
+        now_ns = time.monotonic_ns()
+        for uid, spent_ns in self._owed_ns.items():
+            self._budget.spend(uid, spent_ns, now_ns)
+        users = {*self._over_budget, *self._owed_ns}
+        self._over_budget = {uid for uid in users if self._budget.left(uid, now_ns) <= 0}
+        self._owed_ns.clear()
+
+    def _count(self, unparsed: Mapping[int, int]) -> None:
+        self.unparsed.update({uid: count for uid, count in unparsed.items() if count})
+        self.counts["unparsed"] += sum(unparsed.values())
 
     def _ready(self) -> list[list[Inlet]]:
         """Queues with something in them, by user; another user, and another of its queues, comes first in each
@@ -314,7 +396,7 @@ class Senders:
         deafened = sum(listener.deafened for listener in self._listeners)
         return {
             "connections": self._places.used,
-            **{name: self.counts[name] for name in ("refused", "unread")},
+            **{name: self.counts[name] for name in ("refused", "unread", "unparsed")},
             "no_descriptor": deafened,
         }
 

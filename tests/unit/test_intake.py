@@ -204,6 +204,8 @@ MALFORMED: list[object] = [
     b"[" * 5000,
     b'{"limiter":"a","result":"allowed","cost":' + b"1" * 5000 + b"}",
     b'{"limiter":"a","result":"allowed","x":"' + b"y" * 9000 + b'"}',
+    b'{"limiter":"a","result":"allowed","x":' + b"1" * 65 + b"}",
+    {"limiter": "a", "result": "allowed", "x": list(range(128))},
 ]
 
 
