@@ -27,7 +27,7 @@ GRACE_NS = 5_000_000
 _REPORT_NS = 1_000_000_000
 
 
-def _named(take: Callable[[np.ndarray], None]) -> str:
+def _named(take: Callable[..., None]) -> str:
     return getattr(take, "__qualname__", type(take).__name__)
 
 

@@ -26,7 +26,6 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +35,7 @@ from agent.columns import NULL_I64
 from agent.common.fairness import UpperBound
 from agent.contracts import Due, Finishing, Pending, Stating, Waking
 from agent.limiters.arrival import stamp
-from agent.limiters.decision import FLOATS, IDS, INTEGERS, NAMES, TABLE, Decoder, Malformed, use_salt
+from agent.limiters.decision import FLOATS, IDS, INTEGERS, NAMES, TABLE, Columns, Decoder, Malformed, use_salt
 from agent.limiters.naming import Names
 from agent.limiters.senders import CONNECTIONS, Message, Senders
 from agent.limiters.settings import read_salt
@@ -60,9 +59,11 @@ REASONS = {
     "refused": "connections refused, since their user had its share of the places",
     "unlooked": "decisions whose thread is not known, since there was no time to look for it",
     "no_descriptor": "times no connection could be taken for want of descriptors",
+    "unparsed": "messages not parsed, since their user was over the budget for malformed ones",
 }
-#: Until the next drain while messages come: after a drain that found some, and one that found many.
-_NEXT_NS, _SOON_NS, _MANY = 70_000_000, 10_000_000, 80
+#: What one sender may have on its way when the sockets are read again, and the least and longest time until then. Its
+#: SO_SNDBUF holds 166 datagrams of 1 KB.
+_ON_ITS_WAY, _SOON_NS, _LATE_NS = 80, 10_000_000, 70_000_000
 #: Received messages beyond this are not kept until the beat.
 _MOST_BYTES = 1 << 20
 _MODE = 0o666
@@ -71,7 +72,7 @@ _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _IDENTITY_NS = 1_000_000_000
 _LOSS_INTERVAL_NS = 1_000_000_000
 #: ``source`` of the ``loss`` rows: what was no decision, what senders say they dropped, what went with connections that
-#: were closed.
+#: were closed. Messages that were not parsed have their user: ``intake uid N``.
 _MALFORMED, _DROPPED, _UNREAD = "intake", "intake senders", "intake connections"
 _COLUMNS = (
     "t_ns",
@@ -182,7 +183,7 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
         self._lost: Counter[str] = Counter()
         self._reported: Counter[str] = Counter()
         self._reported_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        self._due_ns = 0
+        self._due_ns = self._read_ns = 0
         self._received: list[Message] = []
         self._received_bytes = 0
         self._waiting = True  # nothing is there until ``_first`` says so
@@ -199,9 +200,7 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
 
     @property
     def due_ns(self) -> int:
-        """While messages come, before what one sender may have on its way fills up: 166 datagrams of 1 KB (its
-        SO_SNDBUF).
-        """
+        """While messages come: before too many of one sender are on their way."""
         return self._due_ns
 
     def pending(self, now_ns: int) -> bool:
@@ -234,44 +233,112 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
         if self._waiting and not self._first.poll(0):
             return
         self._waiting = False
-        if count := self._read():
-            self._due_ns = now_ns + (_SOON_NS if count >= _MANY else _NEXT_NS)
+        before, passed_ns = self.senders.received, min(now_ns - self._read_ns, _LATE_NS)
+        most, self._read_ns = self._read(), now_ns
+        if self.senders.received > before:
+            rest_ns = passed_ns * _ON_ITS_WAY // most if most else _LATE_NS
+            self._due_ns = now_ns + min(max(rest_ns, _SOON_NS), _LATE_NS)
         else:
             self._due_ns, self._waiting = 0, True
             self._first.modify(self.senders.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
 
     def _read(self) -> int:
-        """Takes at most ``max_messages``; how many it were. Who sent them is looked up now: they may end."""
+        """Takes at most ``max_messages``; returns how many the busiest sender sent. Senders are looked up now: they may
+        end.
+        """
         messages = self.senders.receive(self._max_messages)
-        for pid, sent_ns in {message.pid: message.sent_ns for message in messages}.items():
-            self._identity(pid, sent_ns)
+        counts = Counter(message.pid for message in messages)
+        for pid in counts:
+            self._identity(pid, time.clock_gettime_ns(time.CLOCK_BOOTTIME))
         self._received += messages
         self._received_bytes += sum(len(message.data) for message in messages)
-        return len(messages)
+        return max(counts.values(), default=0)
 
     def _parse(self) -> Iterator[Batch]:
-        """What was received."""
+        """What was received. Messages with the same members are checked and turned into rows together; where one of
+        these is wrong, one by one.
+        """
         received, self._received, self._received_bytes = self._received, [], 0
-        rows: list[dict[str, Any]] = []
+        alike: dict[tuple[str, ...], list[tuple[Message, dict[str, Any]]]] = {}
         for message in received:
-            identity = self._identity(message.pid, message.sent_ns)
+            if self.senders.refuses(message.uid):
+                continue
+            began_ns = time.monotonic_ns()
             try:
                 if not message.whole:
                     raise Malformed("too long")
-                values, dropped = self._decoder.parse(message.data)
-                values["t_ns"] = _when(values.get("t_ns"), message, identity)
+                members = self._decoder.read(message.data)
+                alike.setdefault(tuple(members), []).append((message, members))
             except (ValueError, RecursionError):
-                self._lost[_MALFORMED] += 1
+                self._malformed(message, began_ns)
+        for some in alike.values():
+            yield from self._rows(*self._columns(some))
+
+    def _columns(self, some: list[tuple[Message, dict[str, Any]]]) -> tuple[list[Message], Columns]:
+        """Decisions with the same members, without those that are malformed."""
+        messages = [message for message, _ in some]
+        checked = self._decoder.columns([members for _, members in some])
+        if checked is not None:
+            columns, dropped = checked
+            try:
+                if "t_ns" in columns:
+                    columns["t_ns"] = list(map(self._when, columns["t_ns"], messages))
+            except Malformed:
+                pass
+            else:
+                self._lost[_DROPPED] += dropped
+                return messages, columns
+        return self._one_by_one(some)
+
+    def _one_by_one(self, some: list[tuple[Message, dict[str, Any]]]) -> tuple[list[Message], Columns]:
+        messages, rows = list[Message](), list[dict[str, Any]]()
+        for message, members in some:
+            began_ns = time.monotonic_ns()
+            try:
+                values, dropped = self._decoder.check(members)
+                if "t_ns" in values:
+                    values["t_ns"] = self._when(values["t_ns"], message)
+            except ValueError:
+                self._malformed(message, began_ns)
                 continue
             self._lost[_DROPPED] += dropped
-            if "tid" in values:
-                values["tid"] = self._threads.host(
-                    message.pid, identity.start_ns, message.uid, values["tid"], message.sent_ns
-                )
-            values["pid"], values["proc_start_ns"], values["comm"] = message.pid, identity.start_ns, identity.comm
+            messages.append(message)
             rows.append(values)
-        if rows:
-            yield make(TABLE.name, len(rows), source=TABLE.code("source", "socket"), **_columns(rows))
+        names = set().union(*rows)
+        return messages, {name: [row.get(name, _UNKNOWN[name]) for row in rows] for name in names}
+
+    def _malformed(self, message: Message, began_ns: int) -> None:
+        self._lost[_MALFORMED] += 1
+        self.senders.charge(message.uid, time.monotonic_ns() - began_ns)
+
+    def _rows(self, messages: list[Message], columns: Columns) -> Iterator[Batch]:
+        if not messages:
+            return
+        identities = [self._identity(message.pid, message.sent_ns) for message in messages]
+        columns.setdefault("t_ns", [message.sent_ns for message in messages])
+        columns["pid"] = [message.pid for message in messages]
+        columns["proc_start_ns"] = [identity.start_ns for identity in identities]
+        columns["comm"] = [identity.comm for identity in identities]
+        if "tid" in columns:
+            columns["tid"] = [
+                self._threads.host(message.pid, identity.start_ns, message.uid, tid, message.sent_ns)
+                if tid != NULL_I64
+                else tid
+                for message, identity, tid in zip(messages, identities, columns["tid"], strict=True)
+            ]
+        yield make(TABLE.name, len(messages), source=TABLE.code("source", "socket"), **columns)
+
+    def _when(self, reported_ns: int, message: Message) -> int:
+        """When the decision was made, host's CLOCK_BOOTTIME: what the sender says, if its clock is known, else when it
+        was sent. Raises Malformed for a time at which it cannot have been: not in its life, or still to come.
+        """
+        identity = self._identity(message.pid, message.sent_ns)
+        if identity.ahead_ns == NULL_I64:
+            return message.sent_ns
+        made_ns = reported_ns - identity.ahead_ns
+        if not identity.start_ns <= made_ns <= message.read_ns:
+            raise Malformed("t_ns")
+        return made_ns
 
     def losses(self) -> dict[str, int]:
         """Messages that were no decisions, and decisions that senders say they dropped, so far."""
@@ -301,6 +368,8 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
 
     def _loss(self, now_ns: int, interval_ns: int) -> Iterator[Batch]:
         self._lost[_UNREAD] = self.senders.counts["unread"]
+        for uid, count in self.senders.unparsed.items():
+            self._lost[f"{_MALFORMED} uid {uid}"] = count
         news = {
             source: count - self._reported[source]
             for source, count in self._lost.items()
@@ -311,26 +380,6 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
         elif now_ns - self._reported_ns >= interval_ns:
             yield losses("intake", *(Loss(source, count, self._reported_ns, now_ns) for source, count in news.items()))
             self._reported, self._reported_ns = Counter(self._lost), now_ns
-
-
-def _columns(rows: list[dict[str, Any]]) -> dict[str, tuple[Any, ...]]:
-    """Rows of some columns each as columns of all; what a row has not is unknown."""
-    names = sorted(set().union(*rows))
-    if any(len(row) < len(names) for row in rows):
-        rows = [{name: row.get(name, _UNKNOWN[name]) for name in names} for row in rows]
-    return dict(zip(names, zip(*map(itemgetter(*names), rows), strict=True), strict=True))
-
-
-def _when(reported_ns: int | None, message: Message, identity: Identity) -> int:
-    """When the decision was made, host's CLOCK_BOOTTIME: what the sender says, if its clock is known, else when it was
-    sent. Raises Malformed for a time at which it cannot have been: not in its life, or still to come.
-    """
-    if reported_ns is None or identity.ahead_ns == NULL_I64:
-        return message.sent_ns
-    made_ns = reported_ns - identity.ahead_ns
-    if not identity.start_ns <= made_ns <= message.read_ns:
-        raise Malformed("t_ns")
-    return made_ns
 
 
 def _open_to_all(sock: socket.socket) -> socket.socket:

@@ -4,6 +4,9 @@ so do all who send datagrams together.
 A datagram socket is one queue: who fills it keeps others from sending. A connection (SOCK_SEQPACKET, or SOCK_STREAM for
 what can do no other: Java, Node, Lua) is a queue of its sender's, so nobody's is filled by another, and no user can
 have all connections (agent/common/fairness.py).
+
+Each user but root has a budget of processor time for malformed messages. While a user is over it, their messages are
+read and counted, but not parsed.
 """
 
 from __future__ import annotations
@@ -15,17 +18,21 @@ import socket
 import struct
 import time
 from collections import Counter
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from agent.columns import NULL_I64
-from agent.common.fairness import Places, UpperBound
+from agent.common.fairness import Budget, Places, UpperBound
 from agent.limiters.arrival import STAMP_BYTES, STAMP_TYPE, Arrival, Clocks, read_clocks, stamp
+from agent.limiters.decision import MAX_VALUES
 from agent.posix.listener import Listener, peer
 
 MAX_MESSAGE_BYTES = 8192
 CONNECTIONS = 256
+#: Processor time per second for malformed messages, ns: 1 % of a core per user.
+MALFORMED_NS_PER_S = 40_000_000
 #: Messages of one user before it is the next one's turn.
 _QUANTUM = 64
 #: Connections accepted in a turn.
@@ -54,11 +61,19 @@ BOUNDS = (
     ),
     UpperBound(
         "report",
-        "message to the intake, or line of `intake.stream.sock`",
-        MAX_MESSAGE_BYTES,
+        "message to the intake, or line of `intake.stream.sock`; commas and opening brackets in it",
+        f"{MAX_MESSAGE_BYTES:,} bytes; {MAX_VALUES}",
         "rejected as malformed",
         "`loss` (`intake`)",
-        "bytes",
+    ),
+    UpperBound(
+        "report",
+        "processor time for malformed messages to the intake per second",
+        MALFORMED_NS_PER_S / 1e6,
+        "the user's next messages are not parsed; root has no such limit",
+        "`status` (`bounds`), `probe_status` row `intake`, `loss` (`intake uid N`)",
+        "ms",
+        shared=True,
     ),
 )
 
@@ -66,6 +81,8 @@ BOUNDS = (
 _NO_WAIT = int(socket.MSG_DONTWAIT)
 #: struct iovec, struct mmsghdr, and a control message of credentials or of a stamp (include/linux/socket.h), on LP64.
 _IOVEC = np.dtype([("base", "<u8"), ("bytes", "<u8")])
+#: Level and type of a control message, as one number.
+_SENT_BY_KIND, _STAMP_KIND = (_SOCKET_LEVEL | kind << 32 for kind in (_SENT_BY, STAMP_TYPE))
 _MMSGHDR = np.dtype(
     {
         "names": ["parts", "count", "control", "control_bytes", "flags", "bytes"],
@@ -76,9 +93,9 @@ _MMSGHDR = np.dtype(
 )
 _CONTROL = np.dtype(
     {
-        "names": ["level", "type", "pid", "uid", "seconds", "ns"],
-        "formats": ["<i4", "<i4", "<i4", "<u4", "<i8", "<i8"],
-        "offsets": [8, 12, 16, 20, 16, 24],
+        "names": ["kind", "pid", "uid", "seconds", "ns"],
+        "formats": ["<i8", "<i4", "<u4", "<i8", "<i8"],
+        "offsets": [8, 16, 20, 16, 24],
         "itemsize": 32,
     }
 )
@@ -126,6 +143,20 @@ class Inlet:
             read_ns,
         )
 
+    def discard(self, clocks: Clocks, most: int) -> int:
+        """Reads at most so many messages and returns their number. Raises Ended."""
+        for count in range(most):
+            try:
+                data, _, flags, _ = self.sock.recvmsg(1)
+            except BlockingIOError:
+                self._arrival.emptied(clocks)
+                return count
+            except ConnectionError as error:
+                raise Ended from error
+            if not data and not flags:  # an empty message has credentials, for which there is no room: MSG_CTRUNC
+                raise Ended
+        return most
+
 
 class Datagrams(Inlet):
     """The socket of all datagrams, read by up to _QUANTUM at a time with one system call (recvmmsg(2))."""
@@ -145,8 +176,10 @@ class Datagrams(Inlet):
         self._headers["count"] = 1
         self._headers["control"] = self._control.ctypes.data + every * np.uint64(2 * _CONTROL.itemsize)
 
-    def receive_some(self, clocks: Clocks, most: int) -> list[Message]:
-        """At most so many, and _QUANTUM; none where none wait. clocks: read before, in this turn."""
+    def receive_some(self, clocks: Clocks, most: int, unparsed: Collection[int]) -> tuple[list[Message], Counter[int]]:
+        """At most so many, and _QUANTUM; none where none wait. Messages of the uids ``unparsed`` are only counted, by
+        uid. clocks: read before, in this turn.
+        """
         self._headers["control_bytes"] = 2 * _CONTROL.itemsize
         self._control[:] = 0
         n = self._libc.recvmmsg(
@@ -154,26 +187,34 @@ class Datagrams(Inlet):
         )
         if n <= 0:  # nobody sent anything, or the socket is shut down
             self._arrival.emptied(clocks)
-            return []
+            return [], Counter()
         read_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         headers, control = self._headers[:n], self._control[:n]
-        socket_level = control["level"] == _SOCKET_LEVEL
-        sent_by, stamped = socket_level & (control["type"] == _SENT_BY), socket_level & (control["type"] == STAMP_TYPE)
-        pid = np.where(sent_by, control["pid"], 0).sum(axis=1)
-        uid = np.where(sent_by.any(axis=1), np.where(sent_by, control["uid"], 0).sum(axis=1), NULL_I64)
-        stamp_ns = np.where(stamped, control["seconds"] * 1_000_000_000 + control["ns"], 0).sum(axis=1)
-        return [
+        stamps, credentials = control[:, 0], control[:, 1]  # in the order of unix_dgram_recvmsg (net/unix/af_unix.c)
+        sent_by = credentials["kind"] == _SENT_BY_KIND
+        uids: list[int] = np.where(sent_by, credentials["uid"], NULL_I64).tolist()
+        counts = Counter({its_uid: uids.count(its_uid) for its_uid in unparsed})
+        if counts.total() == n:
+            return [], counts
+        pids = np.where(sent_by, credentials["pid"], 0).tolist()
+        stamp_ns = np.where(stamps["kind"] == _STAMP_KIND, stamps["seconds"] * 1_000_000_000 + stamps["ns"], 0)
+        sent_ns = self._arrival.all_sent_ns(stamp_ns, read_ns, clocks).tolist()
+        if n < most:
+            self._arrival.emptied(clocks)
+        messages = [
             Message(self._data[at : at + size], not flags & _TRUNCATED, its_pid or NULL_I64, its_uid, its_ns, read_ns)
             for at, size, flags, its_pid, its_uid, its_ns in zip(
                 range(0, n * MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES),
                 headers["bytes"].tolist(),
                 headers["flags"].tolist(),
-                pid.tolist(),
-                uid.tolist(),
-                self._arrival.all_sent_ns(stamp_ns, read_ns, clocks).tolist(),
+                pids,
+                uids,
+                sent_ns,
                 strict=True,
             )
+            if its_uid not in unparsed
         ]
+        return messages, counts
 
 
 class Lines(Inlet):
@@ -203,11 +244,25 @@ class Lines(Inlet):
                 whole, read_ns = end > 0 and len(line) <= MAX_MESSAGE_BYTES, time.clock_gettime_ns(time.CLOCK_BOOTTIME)
                 return Message(line, whole, *_sender(ancillary), read_ns, read_ns)
 
+    def discard(self, clocks: Clocks, most: int) -> int:
+        """The ends of lines in the next ``most`` * MAX_MESSAGE_BYTES bytes."""
+        try:
+            data = self.sock.recv(most * MAX_MESSAGE_BYTES)
+        except BlockingIOError:
+            return 0
+        except ConnectionError as error:
+            raise Ended from error
+        if not data:
+            raise Ended
+        self._begun = data[data.rfind(b"\n") + 1 :][: MAX_MESSAGE_BYTES + 1]
+        return max(1, data.count(b"\n"))
+
 
 class Senders:
     """datagrams: a socket, or None; listeners: listening for SOCK_SEQPACKET and for SOCK_STREAM. All with SO_PASSCRED.
 
-    counts: connections refused, and messages that went with these.
+    counts: connections refused, and messages that went with these. unparsed: messages that were not parsed, by uid.
+    received: messages read, with these.
     """
 
     def __init__(self, datagrams: socket.socket | None, *listeners: socket.socket) -> None:
@@ -215,7 +270,11 @@ class Senders:
         self._queues: dict[int, Inlet] = {}
         self._places = Places(CONNECTIONS)
         self._round, self.exhausted = 0, True
+        self.received = 0
         self.counts: Counter[str] = Counter()
+        self.unparsed: Counter[int] = Counter()
+        self._budget = Budget(MALFORMED_NS_PER_S, MALFORMED_NS_PER_S, root=False)
+        self._over_budget: set[int] = set()
         if datagrams is not None:
             self._add(Datagrams(datagrams, read_clocks()))
         self._listeners = {listener.fileno(): Listener(self._epoll, listener) for listener in listeners}
@@ -240,28 +299,60 @@ class Senders:
         """What waits, round by round: some of each user's, then a look at who has something by now. At most so many;
         ``exhausted`` tells whether there may be more.
         """
-        messages, clocks = list[Message](), read_clocks()
+        messages, clocks, left = list[Message](), read_clocks(), most
         for listener in self._listeners.values():
             if listener.deaf:
                 self._accept(listener)
         self.exhausted = False
-        while len(messages) < most and not self.exhausted:
+        while left > 0 and not self.exhausted:
             self.exhausted = True  # unless somebody had something: a socket that was shut down is readable for good
+            self._settle()
             for queues in self._ready():
-                queue, allowed = queues[self._round % len(queues)], min(_QUANTUM, most - len(messages))
+                queue, allowed = queues[self._round % len(queues)], min(_QUANTUM, left)
                 if isinstance(queue, Datagrams):
-                    some = queue.receive_some(clocks, allowed)
+                    some, unparsed = queue.receive_some(clocks, allowed, self._over_budget)
+                    self._count(unparsed)
                     messages += some
-                    self.exhausted &= len(some) < allowed
+                    read, left = len(some) + unparsed.total(), left - len(some) - unparsed.total()
+                    self.exhausted &= read < allowed
                     continue
                 try:
+                    if queue.uid in self._over_budget:
+                        read = queue.discard(clocks, allowed)
+                        self._count({queue.uid: read})
+                        left, self.exhausted = left - read, self.exhausted and not read
+                        continue
                     while allowed and (message := queue.receive(clocks)) is not None:
-                        allowed, self.exhausted = allowed - 1, False
+                        allowed, left, self.exhausted = allowed - 1, left - 1, False
                         messages.append(message)
                 except Ended:
                     self._leave(queue)
                     self.exhausted = False
+        self.received += most - left
         return messages
+
+    def charge(self, uid: int, spent_ns: int) -> None:
+        """Takes processor time for a malformed message from its user's budget."""
+        now_ns = time.monotonic_ns()
+        self._budget.spend(uid, spent_ns, now_ns)
+        if self._budget.left(uid, now_ns) <= 0:
+            self._over_budget.add(uid)
+
+    def refuses(self, uid: int) -> bool:
+        """Whether a message that was received is not to be parsed; it is counted then."""
+        if uid in self._over_budget:
+            self._count({uid: 1})
+            return True
+        return False
+
+    def _settle(self) -> None:
+        if self._over_budget:
+            now_ns = time.monotonic_ns()
+            self._over_budget = {uid for uid in self._over_budget if self._budget.left(uid, now_ns) <= 0}
+
+    def _count(self, unparsed: Mapping[int, int]) -> None:
+        self.unparsed.update({uid: count for uid, count in unparsed.items() if count})
+        self.counts["unparsed"] += sum(unparsed.values())
 
     def _ready(self) -> list[list[Inlet]]:
         """Queues with something in them, by user; another user, and another of its queues, comes first in each
@@ -315,7 +406,7 @@ class Senders:
         deafened = sum(listener.deafened for listener in self._listeners.values())
         return {
             "connections": self._places.used,
-            **{name: self.counts[name] for name in ("refused", "unread")},
+            **{name: self.counts[name] for name in ("refused", "unread", "unparsed")},
             "no_descriptor": deafened,
         }
 

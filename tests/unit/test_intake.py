@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import select
 import socket
 import struct
@@ -25,6 +26,7 @@ from agent.clock import timens
 from agent.columns import NULL_I64
 from agent.errors import AgentError
 from agent.limiters.arrival import Arrival, read_clocks
+from agent.limiters.decision import Decoder
 from agent.limiters.intake import QUEUE_LENGTH, TABLE, Intake, process_identity
 from tests.lab import sockets
 
@@ -49,8 +51,10 @@ def send(path: Path, *messages: object) -> None:
 
 
 def decisions(source: Intake) -> np.ndarray:
+    """In the order of sending."""
     found = [b.rows for b in source.drain(time.clock_gettime_ns(time.CLOCK_BOOTTIME)) if b.table == "limiter_decision"]
-    return np.concatenate(found) if found else TABLE.empty(0)
+    rows = np.concatenate(found) if found else TABLE.empty(0)
+    return rows[np.argsort(rows["t_ns"], kind="stable")]
 
 
 FULL = {
@@ -159,6 +163,44 @@ def test_no_limit(path: Path, intake: Intake) -> None:
     assert set(found["result"]) == {TABLE.code("result", "cancelled")}
 
 
+MEMBERS = {
+    "limiter": ["api", "", 1, None],
+    "result": ["allowed", "refused", "no", []],
+    "key": ["10.0.0.1", 7, True, None, "x" * 100],
+    "cost": [1, 0.5, -1, float("nan"), None],
+    "limit_per_s": [5, 1.7976931348623157e308, 2**63, "5"],
+    "remaining": [-3, 0.0],
+    "duration_ns": [812, 1.5, 2**63, -1],
+    "tid": [12],
+    "unlimited": [True, False],
+    "dropped": [0, 3, 1 << 31],
+    "library": ["l", 5],
+    "trace_id": ["0" * 32, "0"],
+    "note": ["anything", {}],
+}
+
+
+def test_messages_that_are_checked_together_give_what_each_gives_alone() -> None:
+    decoder, choose, together = Decoder("hashed"), random.Random(29), 0
+    for _ in range(2000):
+        # Mostly what is right, which comes first in each list.
+        names = ["limiter", "result", *choose.sample([*MEMBERS][2:], choose.randrange(5))]
+        some = [
+            {name: choose.choice(MEMBERS[name]) if choose.random() < 0.05 else MEMBERS[name][0] for name in names}
+            for _ in range(choose.randrange(1, 4))
+        ]
+        if (found := decoder.columns(some)) is None:
+            continue
+        together += 1
+        columns, dropped = found
+        alone = [decoder.check(message) for message in some]  # none of them is malformed
+        assert dropped == sum(its for _, its in alone)
+        assert [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)] == [
+            values for values, _ in alone
+        ]
+    assert together > 500
+
+
 def test_the_sender_is_reported_by_the_kernel(path: Path, intake: Intake) -> None:
     code = (
         "import socket, sys, os; s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); s.connect(sys.argv[1]);"
@@ -204,6 +246,8 @@ MALFORMED: list[object] = [
     b"[" * 5000,
     b'{"limiter":"a","result":"allowed","cost":' + b"1" * 5000 + b"}",
     b'{"limiter":"a","result":"allowed","x":"' + b"y" * 9000 + b'"}',
+    b'{"limiter":"a","result":"allowed","x":' + b"1" * 65 + b"}",
+    {"limiter": "a", "result": "allowed", "x": list(range(128))},
 ]
 
 

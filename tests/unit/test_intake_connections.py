@@ -12,12 +12,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from agent.common.fairness import Budget
 from agent.limiters import intake as room
 from agent.limiters.intake import TABLE, Intake
 from agent.limiters.senders import CONNECTIONS
@@ -173,6 +174,79 @@ def test_malformed_messages_cost_nothing_but_their_count(place: Path, intake: In
         for output in (b"", b"{", b"x" * 9000, decision("ours")):
             sock.send(output)
         assert drained(intake, 2) == {"ours": 1, "lost: intake": 3}
+
+
+MALFORMED = r"""
+import os, socket, sys
+os.setgroups([]); os.setgid(int(sys.argv[3])); os.setuid(int(sys.argv[3]))
+sock = socket.socket(socket.AF_UNIX, getattr(socket, sys.argv[2]))
+sock.connect(sys.argv[1])
+while line := sys.stdin.readline():
+    for _ in range(100):
+        sock.send(line.encode())
+    print("sent", flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("intake.sock", "SOCK_DGRAM"),
+        ("intake.seq.sock", "SOCK_SEQPACKET"),
+        ("intake.stream.sock", "SOCK_STREAM"),
+    ],
+)
+def test_messages_of_a_user_over_the_budget_for_malformed_ones_are_counted_unparsed(
+    place: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+) -> None:
+    """The budget does not fill here, so that the test does not depend on time. Another user and root are not
+    affected.
+    """
+    budget = Budget(0, 4, root=False)  # less than one malformed message takes, in ns
+    monkeypatch.setattr("agent.limiters.senders.Budget", lambda *args, **options: budget)
+    with (
+        contextlib.closing(Intake(*room.bind(sockets.directory(place / "intake.sock")))) as source,
+        sender(place / name, kind, 65534) as hostile,
+        sender(place / name, kind, 65533) as other,
+        connect(place) as root,
+    ):
+        hostile(b"{")
+        lost = drained(source, 9)
+        parsed = source.losses()["malformed"]
+        assert 1 <= parsed < 100
+        hostile(decision("hostile"))
+        other(decision("other"))
+        root.send(b"{")
+        root.send(decision("root"))
+        found = drained(source, 30)
+        unparsed = 200 - parsed
+        assert (found["other"], found["root"]) == (100, 1)
+        assert "hostile" not in found
+        assert source.losses()["malformed"] == parsed + 1
+        assert source.senders.unparsed == {65534: unparsed}
+        assert lost.get("lost: intake uid 65534", 0) + found["lost: intake uid 65534"] == unparsed
+        assert Bounds("intake", source.state, room.REASONS).hit() == {room.REASONS["unparsed"]: unparsed}
+
+
+@contextlib.contextmanager
+def sender(path: Path, kind: str, uid: int) -> Iterator[Callable[[bytes], None]]:
+    """A process of this user; the function has it send a message 100 times."""
+    with subprocess.Popen(
+        [sys.executable, "-c", MALFORMED, str(path), kind, str(uid)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def send(message: bytes) -> None:
+            process.stdin.write(message.decode() + "\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "sent\n"
+
+        yield send
+        process.communicate()
 
 
 def test_the_end_takes_all_that_waits_of_those_who_are_not_accepted_yet_too(place: Path, intake: Intake) -> None:
