@@ -157,9 +157,9 @@ class RedisWire(Stating, Finishing, Due, Pending):
         return []
 
     def pending(self, now_ns: int) -> bool:
-        """Whether requests came, or one for which a program that is attached at times is wanted."""
+        """Whether requests came, all samples are taken, or a program that is attached at times is wanted."""
         wanted = self._links and any(int(self._switch[_AT_TIMES[f]][0]) != self._seen[f] for f in self._times)
-        return bool(self._records or wanted)
+        return bool(self._records or wanted) or not self._switch["samples"][0]
 
     def drain(self, now_ns: int) -> Iterable[Batch]:
         if now_ns - self._ports_ns >= PORTS_NS:
