@@ -1,6 +1,7 @@
-"""The kernel's queues at this moment, asked by pyroute2: for the command line, where its import costs nobody memory.
+"""The current state of the kernel's queues, read with pyroute2. For the command line, where the memory of that import
+does not matter.
 
-The agent's own reading (netlink.py, sockets.py) is many times cheaper and is compared with pyroute2's by tests.
+The agent's own readers (netlink.py, sockets.py) are many times cheaper; tests compare them with pyroute2.
 """
 
 from __future__ import annotations
