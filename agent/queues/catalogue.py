@@ -88,9 +88,9 @@ class Broker:
 
 def names() -> list[str]:
     """Names of all kinds. Loads none of them."""
-    from agent.queues import brokers as room
+    from agent.queues import brokers as package
 
-    return sorted(info.name for info in iter_modules(room.__path__))
+    return sorted(info.name for info in iter_modules(package.__path__))
 
 
 @cache
