@@ -80,14 +80,14 @@ def places(maps: bytes, addresses: Iterable[int]) -> dict[int, CodePlace]:
     return found
 
 
-def user_text(addresses: Iterable[int], places_: Mapping[int, CodePlace], names: Mapping[int, str]) -> str:
+def user_text(addresses: Iterable[int], by_address: Mapping[int, CodePlace], names: Mapping[int, str]) -> str:
     """``inner;outer``; FILE+0xOFFSET, or an address, for an unknown function. The stack ends at the first address
     outside of code: the frame chain was lost there.
     """
     frames = []
     for at in addresses:
-        place = places_.get(at)
-        if place is None and places_:
+        place = by_address.get(at)
+        if place is None and by_address:
             break
         if names.get(at):
             frames.append(names[at])

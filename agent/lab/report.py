@@ -110,7 +110,7 @@ def notes(score: dict[str, Any]) -> Iterator[str]:
         yield "could not be injected: " + ", ".join(f"{kind} ({n})" for kind, n in score["left_out"].items())
     for entry in score["calibration"]:
         yield (
-            f"findings that say {entry['from']:.1f} to {entry['to']:.1f}: {entry['findings']}, right"
+            f"findings with a confidence of {entry['from']:.1f} to {entry['to']:.1f}: {entry['findings']}, right"
             f" {entry['right']:.0%}"
         )
 

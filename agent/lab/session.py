@@ -66,7 +66,7 @@ class LabSession:
         """Raises AgentError. Removes everything at the end, except what is in ``out``."""
         self._out.mkdir(parents=True, exist_ok=True)
         if (self._out / truth.FILE).exists():
-            raise AgentError(f"{self._out} holds a sitting already", remedy="name another directory", exit_code=USAGE)
+            raise AgentError(f"{self._out} holds a session already", remedy="name another directory", exit_code=USAGE)
         shutil.rmtree(self._out / truth.LOGS, ignore_errors=True)  # of an aborted session, like its recording
         (self._out / truth.RECORDING).unlink(missing_ok=True)
         with (
@@ -160,7 +160,7 @@ class LabSession:
         kind = self._kinds[fault.kind]
         lacking = self._stage.lacks(kind.needs)
         if not kind.reach(fault, self._stage.programs):
-            lacking = "no program that could feel it"
+            lacking = "no program that it can impact"
         if lacking:
             self._report(f"{fault.kind} is left out: there is {lacking}")
             self._left_out.append({"kind": fault.kind, "why": f"there is {lacking}"})

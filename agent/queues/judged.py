@@ -11,9 +11,6 @@ from agent.queues.status import Progress, Sample
 if TYPE_CHECKING:
     from agent.queues.catalogue import Queue, Row
 
-#: Members of a row that are no columns: see ``Judged``.
-TOTALS = ("added", "acked", "position")
-
 
 class Judged:
     """A Queue that completes the rows of another one.

@@ -37,7 +37,7 @@ BOUNDS = (
 )
 #: From this share of a limit on, each change makes a row.
 NEAR = 0.8
-#: Processes whose uid is cached.
+#: Number of processes with a cached uid.
 _USERS = 4096
 #: Major page faults within one poll that make a row.
 FAULTS = 16

@@ -39,7 +39,7 @@ LIBRARY = rb"[^/\n]*\.so(?:\.[^/\n ]*)?"
 
 
 def line_pattern(names: Iterable[bytes]) -> re.Pattern[bytes]:
-    """A pattern of lines: code mappings of files whose whole name matches one of these patterns."""
+    """A pattern of lines: code mappings of files with a whole name that matches one of these patterns."""
     return re.compile(
         rb"^(\w+-\w+) r.x\S* \w+ (\S+) (\d+) +(/(?:[^\n]*/)?(?:" + b"|".join(names) + rb")(?: \(deleted\))?)$", re.M
     )

@@ -75,7 +75,7 @@ class Processes:
         self._reported: dict[int, set[tuple[str, str]]] = {}
 
     def library(self, pattern: bytes, request: ProbeRequest) -> None:
-        """Requests shared libraries whose whole file name matches ``pattern``."""
+        """Requests shared libraries with a file name that matches ``pattern`` as a whole."""
         self._files.libraries.append((pattern, request))
         self._pattern = line_pattern(p for p, _ in self._files.libraries)
 

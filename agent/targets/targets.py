@@ -100,7 +100,7 @@ class Targets:
         kernel.subscribe("exec_events", self.on_exec)
 
     def library(self, pattern: bytes, request: ProbeRequest) -> None:
-        """Requests shared libraries whose whole file name matches ``pattern``."""
+        """Requests shared libraries with a file name that matches ``pattern`` as a whole."""
         self._processes.library(pattern, request)
 
     def exe(self, request: ProbeRequest) -> None:

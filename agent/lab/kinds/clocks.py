@@ -27,7 +27,7 @@ def _by_another(stage: Stage, move: Callable[[], None]) -> int:
     pid = stage.processes.fork(move, GUESTS, "node", ACTOR, root=True)
     _, status = os.waitpid(pid, 0)
     if status:
-        raise OSError("the clock could not be moved (logs/errors.txt tells why)")
+        raise OSError("the clock could not be moved (see logs/errors.txt)")
     return pid
 
 

@@ -1,7 +1,7 @@
 """Leases in Redis, as a scheduler or a leader election keeps them: Redis expires them by its wall clock, and their
 holders renew them just in time.
 
-The holders simulate other machines, whose clocks do not move with this one's, so they use CLOCK_MONOTONIC_RAW.
+The holders simulate other machines, with clocks that do not move with this one, so they use CLOCK_MONOTONIC_RAW.
 """
 
 from __future__ import annotations

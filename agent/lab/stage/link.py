@@ -23,18 +23,26 @@ class Treatment:
         self._settings, self._random = settings, random.Random(seed)
 
     def __call__(self, packet: Packet) -> Sequence[Sent]:
-        s = self._settings
-        usual = (s["usual_s"], packet.data, packet.to_right)
-        if (s["port"] and s["port"] not in packet.ports) or (s["protocol"] and s["protocol"] != packet.protocol):
+        settings = self._settings
+        usual = (settings["usual_s"], packet.data, packet.to_right)
+        if (settings["port"] and settings["port"] not in packet.ports) or (
+            settings["protocol"] and settings["protocol"] != packet.protocol
+        ):
             return (usual,)
-        if s["reset"] and (reset := reset_of(packet.data)):
+        if settings["reset"] and (reset := reset_of(packet.data)):
             return (usual, (0.0, reset, not packet.to_right))
-        if s["refuse"] and packet.kind == "syn" and packet.data[0] >> 4 == 4:
-            answer = {"icmp": prohibited, "reset": refusal_of}.get(s["refuse"])
+        if settings["refuse"] and packet.kind == "syn" and packet.data[0] >> 4 == 4:
+            answer = {"icmp": prohibited, "reset": refusal_of}.get(settings["refuse"])
             return ((0.0, answer(packet.data), not packet.to_right),) if answer else ()
-        if s["cut"] or (s["loss"] and self._random.random() < s["loss"]):
+        if settings["cut"] or (settings["loss"] and self._random.random() < settings["loss"]):
             return ()
-        return ((s["usual_s"] + s["delay_s"] + self._random.random() * s["jitter_s"], packet.data, packet.to_right),)
+        return (
+            (
+                settings["usual_s"] + settings["delay_s"] + self._random.random() * settings["jitter_s"],
+                packet.data,
+                packet.to_right,
+            ),
+        )
 
 
 def reset_of(data: bytes) -> bytes | None:
