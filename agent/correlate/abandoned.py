@@ -1,6 +1,4 @@
-"""Requests that programs gave up waiting for: connections that they closed before anything came in answer, and connects
-that they broke off.
-"""
+"""Requests that programs gave up on: connections closed before anything came in answer, and aborted connects."""
 
 from __future__ import annotations
 
@@ -22,9 +20,9 @@ from agent.tables import TABLES
 
 _CLIENT = TABLES["tcp_close"].code("role", "client")
 _ABORTED = TABLES["tcp_connect"].code("result", "aborted")
-#: What is read of these tables.
+#: Columns read, by table.
 READS = {"tcp_close": ("netns", "peer", "role", "waited_ns"), "tcp_connect": ("netns", "peer", "result", "duration_ns")}
-LEAST_NS = 100_000_000  # shorter waits are told too roughly, in ticks, to be called equal
+LEAST_NS = 100_000_000  # shorter waits are measured too coarsely, in ticks, to be called equal
 LAST_S = 10
 _ROWS = 2048
 GIVEN = np.dtype(
@@ -41,9 +39,7 @@ GIVEN = np.dtype(
 
 
 def given_up(closes: np.ndarray | None, connects: np.ndarray | None) -> np.ndarray:
-    """The rows of these tables that tell of such a request, in the order of time, with how long it was waited for;
-    dtype ``GIVEN``.
-    """
+    """The abandoned requests in these tables, in order of time, with how long they waited; dtype ``GIVEN``."""
     parts = []
     for rows, code, column, age in (
         (closes, _CLIENT, "role", "waited_ns"),
@@ -73,8 +69,8 @@ def given_up(closes: np.ndarray | None, connects: np.ndarray | None) -> np.ndarr
 
 
 class AbandonedWatch(EndWatch):
-    """One subject is one ip:port that programs of this host ask from one network namespace. given: requests that were
-    given up in the second.
+    """One subject is one ip:port that programs of this host call from one network namespace. given: requests given up
+    in the second.
     """
 
     metrics = ("given",)
@@ -98,7 +94,7 @@ class AbandonedWatch(EndWatch):
         return slots[fits]
 
     def lately(self, slot: int, second: int) -> np.ndarray:
-        """What was given up of this subject's in the last seconds."""
+        """This subject's abandoned requests of the last seconds."""
         netns, raw = self.names[slot]
         rows = to_peer(self._last.between((second - LAST_S + 1) * SECOND, (second + 1) * SECOND), raw)
         return np.asarray(rows[rows["netns"] == netns])
@@ -128,7 +124,7 @@ class AbandonedWatch(EndWatch):
 
 
 def typical_request(given: np.ndarray) -> np.void:
-    """A row of the process with most of them; of equals the first in time."""
+    """A row of the process with most of them; the first in time among equals."""
     keys = packed([given["pid"], given["tick"]]).tolist()
     counts = {key: keys.count(key) for key in dict.fromkeys(keys)}
     most: np.void = given[keys.index(max(counts, key=lambda key: counts[key]))]

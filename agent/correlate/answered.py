@@ -1,8 +1,8 @@
-"""Servers that answer with errors: which ones, what they say, and along a chain of calls where the errors begin, as far
-as it runs on this host. Pure.
+"""Servers that answer with errors: which servers, with which errors, and where along a chain of calls the errors begin,
+as far as it runs on this host. Pure.
 
-A server whose own requests fail meanwhile, by an error, a refused connect or a wait that it gives up, passes the
-failure on: the next one is looked at.
+A server passes the failure on if its own requests fail meanwhile, by an error, a refused connect or a wait that it
+gives up. Then the next server is examined.
 """
 
 from __future__ import annotations
@@ -32,23 +32,25 @@ READS = {
     "slow_syscall": ("kind", "peer", "duration_ns"),
 }
 _FAILED = TABLES["tcp_connect"].code("result", "failed")
-#: Words of Redis with which clients are told where to go, or what to load: no errors.
+#: Redis error words that redirect clients or are part of normal use: no errors.
 _ORDERLY = (b"", b"MOVED", b"ASK", b"TRYAGAIN", b"NOSCRIPT", b"BUSYGROUP", b"EXECABORT")
-#: What programs provoke on purpose, and handle: wrong values, rows that there are already, transactions to be tried
-#: again. PostgreSQL's by how they begin, and MySQL's.
+#: Errors that programs provoke on purpose and handle: wrong values, duplicate rows, transactions to be retried.
+#: PostgreSQL's by prefix, and MySQL's.
 _PROVOKED = (b"22", b"23", b"40001", b"P0001")
 _PROVOKED_MYSQL = (b"1048", b"1062", b"1264", b"1292", b"1366", b"1406", b"1451", b"1452", b"1644", b"3819")
 _SERVER, _WAITING = TABLES["tcp_rtt"].code("role", "server"), TABLES["slow_syscall"].code("kind", "waiting")
 _HOPS, _PIDS = 4, 64
 _CALL = np.dtype([("netns", np.int64), ("peer", "V18"), ("duration_ns", np.int64)])
-_SHARE, _LEAST = 0.2, 2  # of what it asked, more than usually, that must have failed for a server to pass it on
-_TIMES = 3  # as often as usual, where no share is known
+# a server passes failures on if this share of its own requests failed beyond the usual, and at least so many
+_SHARE, _LEAST = 0.2, 2
+_TIMES = 3  # times the usual number, where no share is known
 _SLACK_NS, _BEFORE_NS = SECOND, 60 * SECOND
 _LONG_NS = 300_000_000
 _ONE_USER_SCORE = (
-    0.8  # what one user's programs alone say of somebody else's server: they can have anything in their memory
+    # limit for reports that one user's programs alone make about another user's server: they control their own memory
+    0.8
 )
-#: Errors that say what is the matter: nobody else is to blame. Of PostgreSQL, MySQL and Redis.
+#: Errors that name their own cause, so that no other server is to blame. Of PostgreSQL, MySQL and Redis.
 LIMITS = (
     "53300",
     "53100",
@@ -76,7 +78,7 @@ def errors(rows: np.ndarray) -> np.ndarray:
 
 
 def faults(rows: np.ndarray) -> np.ndarray:
-    """Which of them are such as no program asks for."""
+    """Which rows are errors that programs do not provoke on purpose."""
     provoked = (rows["protocol"] == b"mysql") & np.isin(rows["code"], _PROVOKED_MYSQL)
     for begin in _PROVOKED:
         provoked |= (rows["protocol"] == b"postgresql") & np.char.startswith(rows["code"], begin)
@@ -84,18 +86,19 @@ def faults(rows: np.ndarray) -> np.ndarray:
 
 
 def error_name(protocol: str, code: str) -> str:
-    """An error's code as people know it."""
+    """An error's code for display."""
     return f"{_CALLED[protocol]} {code}" if protocol in _CALLED and code != "error" else code
 
 
 @dataclass(frozen=True)
 class FailedHop:
-    """A server that was asked, and how that failed. how: answered (with errors: code, protocol), refused (connects:
-    errno), given_up, or waited (for, by one that was given up). raw: ip:port as in rows; pids: who serves it, or did so
-    before, the last one first.
-    by: who asked it, in words; empty for the first one, whose clients are the episode's. n: how often it was seen.
-    users: of the programs that say so; only_user: the one user, not root and not who serves it, of all that the chain
-    goes by.
+    """A server that was called, and how the calls failed. how: answered (with errors: code, protocol), refused
+    (connects: errno), given_up, or waited (calls of a process that was itself given up on). raw: ip:port as in rows;
+    pids: of its processes, the latest first.
+
+    by: its caller, for display; empty for the first server, whose clients are the episode's. n: number of failures.
+    users: uids of the programs that report them; only_user: the only uid of the whole chain, if it is neither root nor
+    the server's.
     """
 
     raw: bytes
@@ -133,19 +136,19 @@ class FailedHop:
 
     @property
     def self_explanatory(self) -> bool:
-        """Whether its error says what is the matter."""
+        """Whether its error names the cause."""
         return self.code in (*LIMITS, *ONLY_READS, *UNREADY)
 
     @property
     def requested_by(self) -> Words:
-        """Who asked it, and who alone says so, to end words with."""
+        """The end of a sentence: the caller, and the only user that reports it."""
         requested_by = render(" from {by}", by=self.by) if self.by else ""
         if self.only_user is None:
             return requested_by
         return render("{asked}, reported only by programs of user {uid}", asked=requested_by, uid=str(self.only_user))
 
     def capped(self, score: float) -> float:
-        """Of a verdict that goes by what it answered."""
+        """Limits the score of a verdict that is based on its answers."""
         return score if self.only_user is None else min(score, _ONE_USER_SCORE)
 
     def evidence(self) -> tuple[Evidence, ...]:
@@ -176,20 +179,18 @@ class FailedHop:
 
 
 def is_about_answers(episode: Episode) -> bool:
-    """Whether it is one of a server's answers: its key is (network namespace, ip:port)."""
+    """Whether it is about a server's answers: its key is (network namespace, ip:port)."""
     return len(episode.key) == 2 and isinstance(episode.key[0], int)
 
 
 def chain(episode: Episode, view: View) -> list[FailedHop]:
-    """From the server that the episode is about to the one at which the errors begin. Empty where it is about no
-    answers.
-    """
+    """From the server of the episode to the one where the errors begin. Empty if the episode is not about answers."""
     return view.once(_chain, episode) if is_about_answers(episode) else []
 
 
 def instances(episode: Episode, view: View) -> list[Episode]:
-    """The episode as each process of this host has it that serves where the errors begin: what is known of a process is
-    found so.
+    """The episode as seen by each process of this host that serves where the errors begin. It is used to look up what
+    is known of such a process.
     """
     return view.once(_instances, episode) if is_about_answers(episode) else []
 
@@ -223,7 +224,7 @@ def _alone(found: list[FailedHop], view: View, episode: Episode) -> int | None:
 def _both(
     view: View, episode: Episode, table: str, pids: tuple[int, ...] = (), after_ns: int = _SLACK_NS
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of that table, of these processes if any: meanwhile, and before."""
+    """Rows of that table, of these processes if any: during the episode, and before it."""
     ring, begun_ns = view.rings[table], episode.start_ns - _SLACK_NS
     parts = ring.between(begun_ns, episode.end_ns + after_ns), ring.between(episode.start_ns - _BEFORE_NS, begun_ns - 1)
     return (_of(parts[0], pids), _of(parts[1], pids)) if pids else parts
@@ -239,24 +240,24 @@ def _counts(rows: np.ndarray) -> Counter[tuple[bytes, bytes]]:
 def _most_frequent_error(
     rows: np.ndarray, before: np.ndarray, raw: bytes, netns: int | None, reported: str = ""
 ) -> FailedHop | None:
-    """The error that is told, or else the one of which there were most beyond what is usual."""
+    """The reported error, or else the one with most occurrences beyond the usual number."""
     counts, usually = _counts(rows), _counts(before)
-    some = max(int(rows["count"].sum()), 1) / max(int(before["count"].sum()), 1)
+    ratio = max(int(rows["count"].sum()), 1) / max(int(before["count"].sum()), 1)
     if not counts:
         return None
-    its = [entry for entry in counts.items() if error_name(*map(text, entry[0])) == reported] or counts.items()
-    (protocol, code), n = max(its, key=lambda entry: (entry[1] - some * usually[entry[0]], entry[0]))
+    candidates = [entry for entry in counts.items() if error_name(*map(text, entry[0])) == reported] or counts.items()
+    (protocol, code), n = max(candidates, key=lambda entry: (entry[1] - ratio * usually[entry[0]], entry[0]))
     users = frozenset(rows["uid"][(rows["protocol"] == protocol) & (rows["code"] == code)].tolist())
     return FailedHop(raw, netns, "answered", n, protocol=text(protocol), code=text(code), users=users)
 
 
-def _served(one: FailedHop, view: View, episode: Episode) -> FailedHop:
-    served = view.servers.of_late(one.raw, one.netns, view.has_address(one.raw, one.netns, episode))
-    return replace(one, pids=tuple(pid for _, pid in served), comm=served[0][0]) if served else one
+def _served(hop: FailedHop, view: View, episode: Episode) -> FailedHop:
+    served = view.servers.of_late(hop.raw, hop.netns, view.has_address(hop.raw, hop.netns, episode))
+    return replace(hop, pids=tuple(pid for _, pid in served), comm=served[0][0]) if served else hop
 
 
 def _asks(server: FailedHop, episode: Episode, view: View) -> FailedHop | None:
-    """What failed of what a server's processes asked others meanwhile, and usually does not."""
+    """The failed requests of a server's processes to others, if they are unusual."""
     connects, closes = (_both(view, episode, table, server.pids) for table in ("tcp_connect", "tcp_close"))
     found = [_answers(*_both(view, episode, "service_answer", server.pids))]
     failed, before = (rows[rows["result"] == _FAILED] for rows in connects)
@@ -272,46 +273,47 @@ def _asks(server: FailedHop, episode: Episode, view: View) -> FailedHop | None:
 
 
 def _answers(rows: np.ndarray, before: np.ndarray) -> FailedHop | None:
-    """Of whom a process asked, the one with most errors beyond a usual share."""
+    """Among the servers that a process called, the one with most errors beyond the usual share."""
     both = np.concatenate([rows, before])
     if not len(rows):
         return None
     first, group = groups([both["netns"], both["peer"]])
     n, bad = both["count"].clip(0), both["count"].clip(0) * errors(both)
-    of, was = group[: len(rows)], group[len(rows) :]
-    all_, failed = (np.bincount(of, part[: len(rows)], len(first)) for part in (n, bad))
-    usually, usual = (np.bincount(was, part[len(rows) :], len(first)) for part in (n, bad))
-    share = usual / np.maximum(usually, 1)
-    more = np.where((failed >= _LEAST) & (failed / np.maximum(all_, 1) >= share + _SHARE), failed - share * all_, 0.0)
+    now_group, before_group = group[: len(rows)], group[len(rows) :]
+    total, failed = (np.bincount(now_group, part[: len(rows)], len(first)) for part in (n, bad))
+    total_before, failed_before = (np.bincount(before_group, part[len(rows) :], len(first)) for part in (n, bad))
+    share = failed_before / np.maximum(total_before, 1)
+    more = np.where((failed >= _LEAST) & (failed / np.maximum(total, 1) >= share + _SHARE), failed - share * total, 0.0)
     top = int(np.argmax(more))
     if more[top] <= 0:
         return None
     raw, netns = _end(both[first[top]])
-    return _most_frequent_error(rows[of == top], before[was == top], raw, netns)
+    return _most_frequent_error(rows[now_group == top], before[before_group == top], raw, netns)
 
 
 def _unusual(
     rows: np.ndarray, before: np.ndarray, episode: Episode, weigh: str = ""
 ) -> tuple[bytes, int | None, int] | None:
-    """(peer, network namespace, how many) of the peer of which there are most rows, or most of that column, of those
-    with several times as many as usual.
+    """(peer, network namespace, number of rows) of the peer with most rows, or the largest sum of that column, among
+    those with several times the usual amount.
     """
     if not len(rows):
         return None
     first, group = groups([np.concatenate([rows[name], before[name]]) for name in ("netns", "peer")])
-    of, was = group[: len(rows)], group[len(rows) :]
-    much, usual = (
-        np.bincount(g, part[weigh] if weigh else None, len(first)) for g, part in ((of, rows), (was, before))
+    now_group, before_group = group[: len(rows)], group[len(rows) :]
+    amount, usual = (
+        np.bincount(g, part[weigh] if weigh else None, len(first))
+        for g, part in ((now_group, rows), (before_group, before))
     )
     lasted = (episode.end_ns - episode.start_ns + 2 * _SLACK_NS) / (_BEFORE_NS - _SLACK_NS)
-    much = np.where(much > _TIMES * lasted * usual, much, 0)
-    top = int(np.argmax(much))
-    return (*_end(rows[first[top]]), int(np.bincount(of)[top])) if much[top] > 0 else None
+    amount = np.where(amount > _TIMES * lasted * usual, amount, 0)
+    top = int(np.argmax(amount))
+    return (*_end(rows[first[top]]), int(np.bincount(now_group)[top])) if amount[top] > 0 else None
 
 
 def _waits(server: FailedHop, episode: Episode, view: View) -> FailedHop | None:
-    """Whom a server waited for that was given up itself: the calls of its processes that waited longest, and longer
-    than usually, for one that they had connected to.
+    """The server that this one waited for while it was given up on: the connected peer of the calls that waited
+    longest, and longer than usual.
     """
     calls = _both(view, episode, "slow_syscall", server.pids, 2 * SECOND)
     talks = _of(view.rings["tcp_rtt"].between(episode.start_ns - _BEFORE_NS, episode.end_ns + SECOND), server.pids)

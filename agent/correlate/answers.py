@@ -1,4 +1,4 @@
-"""Ports of this host on which processes answer, and for how long their clients wait for it, second by second."""
+"""Ports of this host where processes answer, and how long their clients wait for answers, second by second."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
 from agent.correlate.words import address, process, text
 
-_MUCH = 0.1  # of a port's requests, from which what a process says of its own counts for the port
+_MUCH = 0.1  # a process counts for its port from this share of the port's requests on
 _MOST_S = 60
 _LEAST_S = 10
-_SAMPLES = 2  # at who waits, a second (agent/probes/tcp.py)
+_SAMPLES = 2  # samples of waiting requests a second (agent/probes/tcp.py)
 _PATIENT, _ALIKE = (
     0.3,
     0.5,
-)  # of requests that wait at once, on average: from which they do so by design; of those that wait now
-_MOST = 1 << 32  # requests a second that are believed
+)  # waiting is by design from so many waiting requests on, on average; and from this share of those that wait now
+_MOST = 1 << 32  # larger numbers of requests a second are not believed
 
 
 class AnswerWatch(Watch):
     """One subject is one port of a network namespace: several processes may answer there.
 
-    n: requests; held: how many waited for long at once, on average, by those that were answered; waiting: those that
-    wait for an answer for long already; med_ns, high_ns: what half of them, and nine in ten, took at most (where none
-    was answered, for how long one waits); max_ns: the slowest. worst: by slot, the row of the second that has it.
+    n: requests; held: how many answered requests waited for long at the same time, on average; waiting: requests that
+    have waited for an answer for long; med_ns, high_ns: median and 90th percentile of the wait (without answers, the
+    wait so far); max_ns: the slowest. worst: by slot, the row of the slowest request of the second.
     """
 
     metrics = ("n", "held", "waiting", "med_ns", "high_ns", "max_ns")
@@ -43,46 +43,54 @@ class AnswerWatch(Watch):
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         self.worst = {}
-        s = rows.get("service_latency")
-        if s is not None:
-            s = s[((s["requests"] > 0) | (s["waiting"] > 0)) & (s["sport"] > 0) & (s["pid"] > 0)]
-        if s is None or not len(s):
+        latencies = rows.get("service_latency")
+        if latencies is not None:
+            latencies = latencies[
+                ((latencies["requests"] > 0) | (latencies["waiting"] > 0))
+                & (latencies["sport"] > 0)
+                & (latencies["pid"] > 0)
+            ]
+        if latencies is None or not len(latencies):
             return np.empty(0, np.int64)
-        first, group = groups([s["netns"], s["sport"]])
-        requests, waiting = (s[name].clip(0, _MOST) for name in ("requests", "waiting"))  # unknown is below 0
-        slots = np.array([self.series.slot((int(s["netns"][i]), int(s["sport"][i])), second) for i in first], np.int64)
+        first, group = groups([latencies["netns"], latencies["sport"]])
+        requests, waiting = (latencies[name].clip(0, _MOST) for name in ("requests", "waiting"))  # unknown is below 0
+        slots = np.array(
+            [self.series.slot((int(latencies["netns"][i]), int(latencies["sport"][i])), second) for i in first],
+            np.int64,
+        )
         n = np.bincount(group, requests)
-        order = np.lexsort((-s["max_ns"], group))
+        order = np.lexsort((-latencies["max_ns"], group))
         top = order[np.flatnonzero(np.diff(group[order], prepend=-1))]
         much = requests >= _MUCH * n[group]
         high = np.zeros(len(first))
-        np.maximum.at(high, group[much], s["p90_ns"][much])
+        np.maximum.at(high, group[much], latencies["p90_ns"][much])
         values = {
             "n": n,
-            "held": np.bincount(group, s["held_ns"].clip(0, _MOST * SECOND)) / SECOND,
+            "held": np.bincount(group, latencies["held_ns"].clip(0, _MOST * SECOND)) / SECOND,
             "waiting": np.bincount(group, waiting),
-            "med_ns": np.where(n > 0, _median(s["p50_ns"], requests, group), s["max_ns"][top]),
-            "high_ns": np.where(n > 0, high, s["max_ns"][top]),
-            "max_ns": s["max_ns"][top].astype(np.float64),
+            "med_ns": np.where(n > 0, _median(latencies["p50_ns"], requests, group), latencies["max_ns"][top]),
+            "high_ns": np.where(n > 0, high, latencies["max_ns"][top]),
+            "max_ns": latencies["max_ns"][top].astype(np.float64),
         }
         fits = slots >= 0
-        self.worst = {int(slots[i]): s[top[i]] for i in np.flatnonzero(fits)}
-        self._before(second, slots, fits & (s["t_ns"] - s["interval_ns"] < (second - 1) * SECOND)[top], values)
+        self.worst = {int(slots[i]): latencies[top[i]] for i in np.flatnonzero(fits)}
+        self._before(
+            second, slots, fits & (latencies["t_ns"] - latencies["interval_ns"] < (second - 1) * SECOND)[top], values
+        )
         self.series.put(second, slots[fits], **{name: of[fits] for name, of in values.items()})
         return slots[fits]
 
     def _before(self, second: int, slots: np.ndarray, spans: np.ndarray, values: Mapping[str, np.ndarray]) -> None:
-        """Where the agent is short of a processor, an interval is longer than a second, and the one before has no row:
-        what it was then is told now.
+        """If the agent gets too little CPU, an interval is longer than a second, and the previous second has no row. It
+        gets the values of this one.
         """
         none = spans.copy()
         none[spans] = np.isnan(self.series.recent("n", slots[spans], second - 1, 1)[:, 0])
         self.series.put(second - 1, slots[none], **{name: values[name][none] for name in ("med_ns", "high_ns")})
 
     def by_design(self, slots: np.ndarray, second: int, since: np.ndarray) -> np.ndarray:
-        """Whether about as many requests as now waited for long all the time before, of each port: they wait for
-        something to happen (a message, an event), as those who ask know, and that nothing happens is no fault. since:
-        the second from which on it is now.
+        """For each port, whether about as many requests waited for long before as do now. Such requests wait for an
+        event (long polling), and the lack of events is no fault. since: the first second of "now".
         """
         return np.array(
             [self._patient(int(slot), second, int(of)) for slot, of in zip(slots, since, strict=True)], np.bool_
@@ -97,7 +105,7 @@ class AnswerWatch(Watch):
         return before >= _PATIENT and before >= _ALIKE * now
 
     def settle(self, second: int) -> None:
-        """n: requests a second while it lasts, those included that came together at its end; and before."""
+        """n: requests a second during the episode, including those that arrived together at its end; and before."""
         for episode in self.active.values():
             if episode.last_bad != second:
                 continue
@@ -113,8 +121,8 @@ class AnswerWatch(Watch):
         row = self.worst[slot]
         netns, port = int(row["netns"]), int(row["sport"])
         pid, tick, comm = int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000, text(row["comm"])
-        address_ = row["saddr"].tobytes()
-        where = address(address_) if address_.startswith(UNIX) else f"port {port}"
+        raw = row["saddr"].tobytes()
+        where = address(raw) if raw.startswith(UNIX) else f"port {port}"
         episode = Episode(
             symptom,
             (netns, port),
@@ -147,12 +155,12 @@ class AnswerWatch(Watch):
 
 
 def _mean(values: np.ndarray) -> float:
-    """Of the seconds in which there was something, of one as long as it takes to know what is usual."""
+    """The mean of the seconds with data, at least as many as a baseline needs."""
     return float(np.nansum(values)) / max(min(_LEAST_S, len(values)), int(np.count_nonzero(~np.isnan(values))), 1)
 
 
 def _median(values: np.ndarray, weights: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """By weight, of each group; of one without weight it is any value."""
+    """The weighted median of each group; any value for a group without weight."""
     order = np.lexsort((values, group))
     upto = np.cumsum(weights[order])
     ends = upto[np.flatnonzero(np.diff(group[order], append=-1))]

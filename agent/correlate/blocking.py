@@ -1,5 +1,5 @@
-"""Processes, and for how long their threads were held up in system calls that wait for no input: files, locks, pipes
-that are full.
+"""Processes, and how long their threads were blocked in system calls that wait for no input: files, locks, full
+pipes.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from agent.correlate.watch import Watch
 from agent.correlate.words import process, text
 from agent.tables import TABLES
 
-#: What a symptom of these reads.
+#: Columns that a symptom of these reads.
 READS = {"syscall_latency": ("basis", "kind", "interval_ns", "count", "sum_ns")}
 _BLOCKED = TABLES["syscall_latency"].code("basis", "blocked")
 _SLOW = TABLES["syscall_latency"].code("kind", "slow")
-_YOUNG_NS = 5 * SECOND  # builds and scripts start more processes than there is room for, and none of them for long
-_ITSELF = b"tickscope"  # what an agent takes off it closes, and the kernel lets it wait: nobody feels that
+_YOUNG_NS = 5 * SECOND  # builds and scripts start more processes than there are CPUs, each for a short time
+_ITSELF = b"tickscope"  # the agent waits for the kernel when it detaches programs, which impacts nobody
 
 
 class BlockedWatch(Watch):
-    """One subject is a process that blocks in calls of any kind. blocked_ns: held up, a second, all threads together;
-    each_ns: a time, NaN where it never was.
+    """One subject is a process that blocks in any kind of call. blocked_ns: blocked time a second, all threads
+    together; each_ns: per call, NaN without any.
     """
 
     metrics = ("blocked_ns", "each_ns")
@@ -41,18 +41,18 @@ class BlockedWatch(Watch):
         self._names: dict[int, tuple[int, int, str]] = {}
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        s = rows.get("syscall_latency")
-        if s is not None:
-            young = (second + 1) * SECOND - s["proc_start_ns"] < _YOUNG_NS
-            s = only(s, (s["basis"] == _BLOCKED) & (s["pid"] > 0) & (s["comm"] != _ITSELF) & ~young)
-        if s is None or not len(s):
+        sums = rows.get("syscall_latency")
+        if sums is not None:
+            young = (second + 1) * SECOND - sums["proc_start_ns"] < _YOUNG_NS
+            sums = only(sums, (sums["basis"] == _BLOCKED) & (sums["pid"] > 0) & (sums["comm"] != _ITSELF) & ~young)
+        if sums is None or not len(sums):
             return np.empty(0, np.int64)
-        first, group = groups([s["pid"], start_ticks(s)])
-        who = columns_of(s, first, "pid", "proc_start_ns", "comm")
+        first, group = groups([sums["pid"], start_ticks(sums)])
+        who = columns_of(sums, first, "pid", "proc_start_ns", "comm")
         slots = np.array([self._slot(second, *its) for its in who], np.int64)
-        held = s["kind"] == _SLOW
-        lasted = most(np.zeros(len(first)), group, s["interval_ns"])
-        total, n = (np.bincount(group, np.where(held, s[name], 0)) for name in ("sum_ns", "count"))
+        held = sums["kind"] == _SLOW
+        lasted = most(np.zeros(len(first)), group, sums["interval_ns"])
+        total, n = (np.bincount(group, np.where(held, sums[name], 0)) for name in ("sum_ns", "count"))
         blocked = total / np.maximum(lasted / SECOND, 1.0)
         each = np.where(n > 0, total / np.maximum(n, 1), np.nan)
         fits = slots >= 0

@@ -17,7 +17,7 @@ from agent.correlate.watch import Watch
 from agent.correlate.words import peer, text
 from agent.tables import TABLES
 
-#: What a symptom of brokers reads.
+#: Columns that a symptom of brokers reads.
 READS = {"queue_lag": ("system", "status", "reason", "failure", "poll_ns", "peer")}
 _NO_ANSWER, _UNASKED = (TABLES["queue_lag"].code("failure", name) for name in ("no_answer", "unasked"))
 
@@ -25,7 +25,7 @@ _NO_ANSWER, _UNASKED = (TABLES["queue_lag"].code("failure", name) for name in ("
 @dataclass(frozen=True)
 class Poll:
     """The worst poll of a broker in a second. down: it failed, since ``start_ns``; unanswered: without any answer;
-    before: polls that had failed before it.
+    before: the number of failed polls just before it.
     """
 
     start_ns: int
@@ -49,25 +49,27 @@ class BrokerWatch(Watch):
         self._begun: dict[int, tuple[int, int]] = {}
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        q = rows.get("queue_lag")
+        polled = rows.get("queue_lag")
         self.polls = {}
-        if q is not None:
-            q = only(q, q["failure"] != _UNASKED)
-        if q is None or not len(q):
+        if polled is not None:
+            polled = only(polled, polled["failure"] != _UNASKED)
+        if polled is None or not len(polled):
             return np.empty(0, np.int64)
-        q = pick(q, np.lexsort((q["poll_ns"], q["status"] == b"down")))  # the worst of each broker comes last
-        _, group = groups([q["system"], q["peer"]])
+        polled = pick(
+            polled, np.lexsort((polled["poll_ns"], polled["status"] == b"down"))
+        )  # the worst of each broker comes last
+        _, group = groups([polled["system"], polled["peer"]])
         last = np.zeros(int(group.max()) + 1, np.int64)
-        last[group] = np.arange(len(q))
-        q = pick(q, last)
-        slots = np.array([self._slot(row, second) for row in q], np.int64)
-        q, slots = only(q, slots >= 0), slots[slots >= 0]
-        self.polls = {slot: self._poll(slot, row) for slot, row in zip(slots.tolist(), q, strict=True)}
-        down = q["status"] == b"down"
+        last[group] = np.arange(len(polled))
+        polled = pick(polled, last)
+        slots = np.array([self._slot(row, second) for row in polled], np.int64)
+        polled, slots = only(polled, slots >= 0), slots[slots >= 0]
+        self.polls = {slot: self._poll(slot, row) for slot, row in zip(slots.tolist(), polled, strict=True)}
+        down = polled["status"] == b"down"
         self.series.put(
             second,
             slots,
-            poll_ns=np.where(down | ~known(q["poll_ns"]), np.nan, q["poll_ns"]),
+            poll_ns=np.where(down | ~known(polled["poll_ns"]), np.nan, polled["poll_ns"]),
             down=down.astype(np.float64),
         )
         return slots

@@ -1,8 +1,8 @@
-"""What a finding can say: each symptom and each cause is one file, registered by being there.
+"""The catalogue of findings: each symptom and each cause is one file; no other registration is needed.
 
-A file of ``symptoms/`` defines ``SYMPTOM``, one of ``causes/`` defines ``CAUSE``, both named as the file is. The order
-in which they are looked at is theirs to say, so that findings do not depend on how files are called or found. Which
-cause may explain which symptom, either file may say; ``causes`` puts both together, and everybody goes by that.
+A file of ``symptoms/`` defines ``SYMPTOM``, one of ``causes/`` defines ``CAUSE``, both with the name of the file. Each
+declares its place in the order of evaluation, so that findings do not depend on file names. Either side may declare
+which cause can explain which symptom; ``causes`` merges both declarations.
 """
 
 from __future__ import annotations
@@ -34,20 +34,24 @@ Reads = Mapping[str, tuple[str, ...]]
 class Symptom:
     """Something that is wrong with a subject for a while.
 
-    order: the first of several names a finding, and is judged first. meaning: one line. unit: of an episode's value
-    (empty: a share or a count).
-    table: where it is seen, and what its own evidence is a row of; measured: its column, by the metric that rose;
-    tables: where it is seen, by metric, if elsewhere. reads: columns by table. watch: who keeps its subjects' series;
-    None where it is not judged by seconds. judge: (watch, second) -> the episodes that it opens; it also extends those
-    that go on.
-    clause: what was wrong with what, how much, and when. todo: what to look at first.
-    polled_by_agent: who suffered is tickscope's own poller. inside: what explains it lies inside the decisions that
-    were slow.
-    bare: whether it is told, too, where no cause is known; not of an episode whose metric is one of ``alone``. shared:
-    one whose cause is not known belongs to any finding about its process, or about its port, at that time.
-    explained_by: causes that may explain it and do not list it themselves, by name: the rule that says so, or the name
-    of a symptom of whose episodes this cause judges alike. The rule yields verdicts of that cause only; columns that it
-    looks up, and nobody else, belong to ``reads``.
+    order: the lowest of several symptoms names a finding, and is evaluated first. meaning: one line. unit: of an
+    episode's value (empty: a share or a count).
+
+    table: the table that shows it, also of the finding's own evidence; measured: its column, by the metric that rose;
+    tables: other tables, by metric. reads: columns by table. watch: the class that keeps its subjects' series; None if
+    it is not judged by seconds. judge: (watch, second) -> the episodes that it opens; it also extends active ones.
+
+    clause: what was wrong with what, how much, and when. todo: what to check first.
+
+    polled_by_agent: the impacted process is tickscope's own poller. inside: its explanation lies inside the slow
+    decisions.
+
+    bare: whether it is reported without a known cause; not if the episode's metric is one of ``alone``. shared: without
+    a known cause it joins any finding about its process, or about its port, at that time.
+
+    explained_by: causes that may explain it and do not list it themselves, by name: the rule, or the name of a symptom
+    with the same rule. The rule yields verdicts of that cause only; columns that only this rule reads belong to
+    ``reads``.
     """
 
     name: str
@@ -73,12 +77,10 @@ class Symptom:
 
 @dataclass(frozen=True)
 class Jumping:
-    """Of a cause that moves the wall clock: what is found of its jumps (agent/correlate/clock.py), and how they are
-    told.
+    """For a cause that moves the wall clock: how its jumps are found (agent/correlate/clock.py) and described.
 
-    change: the kind of a ``clock_change`` row. one, several: what the clock did. takes_actor: whether it takes an
-    actor.
-    least_ns: the smallest that is looked at. moves: it skips time or has it twice.
+    change: the kind of a ``clock_change`` row. one, several: the verb for the clock. takes_actor: whether the sentence
+    names an actor. least_ns: the smallest change that counts. moves: it skips time or repeats it.
     """
 
     change: str
@@ -93,14 +95,16 @@ class Jumping:
 class Cause:
     """Why something was wrong.
 
-    order: breaks ties between verdicts of one score, the first wins. explains: by symptom, the rule that says of one
-    episode whether this cause holds; a rule is pure, and yields verdicts of this cause only. reads: columns by table of
-    the rows that rules look up; facts: what they take from the episode, by name (``NAME_base``: what was usual). todo:
-    what to do about it. jumps: set where it moves the wall clock.
-    locates_only: it tells where somebody was, and not why: other causes go before it, and its episodes belong to
-    findings as those without a cause do.
-    merge_group: causes of one kin are one finding where they are near. still_active: (view, from_ns, to_ns, now_ns) ->
-    whether it is still at work, so that a pause of its symptoms does not end the finding.
+    order: decides between verdicts of equal score, the lowest wins. explains: by symptom, the rule that decides whether
+    this cause holds for an episode; a rule is pure, and yields verdicts of this cause only. reads: columns by table of
+    the rows that rules read; facts: names of the episode's facts that rules use (``NAME_base``: the usual value). todo:
+    what to do about it. jumps: set if it moves the wall clock.
+
+    locates_only: it shows where a thread was, not why: other causes take precedence, and its episodes join findings
+    like those without a cause.
+
+    merge_group: causes of one group become one finding if they are near in time. still_active: (view, from_ns, to_ns,
+    now_ns) -> whether it still lasts, so that a pause of its symptoms does not end the finding.
     """
 
     name: str
@@ -118,7 +122,7 @@ class Cause:
 
 @cache
 def symptoms() -> dict[str, Symptom]:
-    """All of them by name, in order. Raises AgentError for a file that does not declare one."""
+    """All of them by name, in order. Raises AgentError for a file without a valid declaration."""
     from agent.correlate import symptoms as room
 
     return _found(room.__name__, room.__path__, "SYMPTOM")
@@ -126,8 +130,8 @@ def symptoms() -> dict[str, Symptom]:
 
 @cache
 def causes() -> dict[str, Cause]:
-    """All of them by name, in order, with what symptoms say that they explain. Raises AgentError for a name that there
-    is not.
+    """All of them by name, in order, merged with the declarations of symptoms. Raises AgentError for an unknown
+    name.
     """
     from agent.correlate import causes as room
 
@@ -146,8 +150,8 @@ def _found(room: str, path: Any, what: str) -> dict[str, Any]:
 
 
 def joined(symptoms: Mapping[str, Symptom], causes: Mapping[str, Cause]) -> dict[str, Cause]:
-    """The causes, each with all that it explains, whichever side says so. Raises AgentError for a name that there is
-    not, and for what both say.
+    """The causes, each with all that it explains, whichever side declares it. Raises AgentError for an unknown name,
+    and for a pair that both sides declare.
     """
     for cause in causes.values():
         for name in cause.explains.keys() - symptoms.keys():
@@ -159,7 +163,7 @@ def joined(symptoms: Mapping[str, Symptom], causes: Mapping[str, Cause]) -> dict
             if name not in causes:
                 raise _unknown(where, name, causes)
             if symptom.name in causes[name].explains:
-                raise AgentError(f"{where}: cause {name} lists it too", remedy="one of the two is to say it")
+                raise AgentError(f"{where}: cause {name} lists it too", remedy="declare it in one of the two files")
             if isinstance(rule, str):
                 if rule not in causes[name].explains:
                     raise _unknown(f"{where}: {name} as for", rule, causes[name].explains)
@@ -172,13 +176,13 @@ def _unknown(where: str, name: str, known: Iterable[str]) -> AgentError:
     return AgentError(f"{where}: there is no {name!r}", remedy=f"one of: {', '.join(sorted(known))}")
 
 
-#: What whoever looks for a row goes by.
+#: Columns that every reader of rows may use.
 _ALWAYS = ("t_ns", "pid", "proc_start_ns", "comm")
 
 
 @cache
 def kept() -> dict[str, tuple[str, ...]]:
-    """By table, the columns that some symptom or cause reads, both in the order in which they are declared."""
+    """By table, the columns that some symptom or cause reads, both in the order of declaration."""
     read: dict[str, set[str]] = {}
     for reads in (*(s.reads for s in symptoms().values()), *(c.reads for c in causes().values())):
         for table, columns in reads.items():

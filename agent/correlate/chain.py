@@ -1,8 +1,8 @@
-"""Along a chain of calls, who kept whom waiting: from a request that was given up to the server at which the chain
-ends, as far as it runs on this host. Pure.
+"""Along a chain of calls, which process kept which waiting: from an abandoned request to the server at the end of the
+chain, as far as it runs on this host. Pure.
 
-A server that is asked, and itself gives up waiting for another or waits for it for most of that time, passes the wait
-on: the next one is looked at.
+A server passes the wait on if it gives up waiting for another one, or waits for it for most of that time. Then the next
+server is examined.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ READS = {**PEERS, **CPUS, **GIVEN, "tcp_connect": tuple({*PEERS["tcp_connect"], 
 _HOPS = 5
 _SERVER = TABLES["tcp_rtt"].code("role", "server")
 _END = np.dtype([("netns", np.int64), ("peer", "V18")])
-_MOST = 0.5  # of the time that was waited for a server, from which its own wait for another is the reason
+_MOST = 0.5  # a server's own wait explains the wait for it from this share on
 
 
 @dataclass(frozen=True)
 class Hop:
-    """Somebody who was asked. raw: ip:port as in rows. given: requests to it that were given up; unanswered: of these,
-    those whose SYN nobody answered; again: segments to it that were sent again meanwhile; lost: how much of what was
-    given up that explains, from 0 to 1. starved_ns: how long it waited for a processor.
+    """A server that was called. raw: ip:port as in rows. given: abandoned requests to it; unanswered: those of them
+    without an answer to the SYN; again: segments to it that were retransmitted meanwhile; lost: how much of the
+    abandoned requests that explains, from 0 to 1. starved_ns: how long it waited for a CPU.
     """
 
     raw: bytes
@@ -74,12 +74,12 @@ class Hop:
 
 
 def is_starved(waited_ns: float, episode: Episode) -> bool:
-    """Whether who waited for a processor for so long in all, while it lasted, did so for most of it."""
+    """Whether a process with this total wait for a CPU waited for most of the episode."""
     return waited_ns > _MOST * max(episode.value, episode.end_ns - episode.start_ns)
 
 
 def hops(episode: Episode, view: View) -> list[Hop]:
-    """From whom the episode's process asked to where the chain ends. Its key: network namespace, peer."""
+    """From the server that the episode's process called to the end of the chain. Its key: network namespace, peer."""
     return view.once(_hops, episode)
 
 
@@ -105,7 +105,7 @@ def _hop(raw: bytes, netns: int | None, episode: Episode, view: View) -> Hop:
     )
     given = len(closes) + len(connects)
     back = resent(episode, view, raw, netns, rows, 0, None)
-    hit = len(groups([rows["saddr"], rows["sport"]])[0]) if len(rows) else 0  # connections; each is of one request
+    hit = len(groups([rows["saddr"], rows["sport"]])[0]) if len(rows) else 0  # connections, one per request
     starved = view.starved_ns(server[1], episode) if server else 0.0
     return Hop(
         raw,
@@ -124,15 +124,13 @@ def _rows(view: View, table: str, episode: Episode) -> np.ndarray:
 
 
 def _serving(hop: Hop, episode: Episode, view: View) -> list[int]:
-    """All the processes that serve there: of several workers each has waited, or none."""
+    """All processes that serve there: any of several workers may be the one that waited."""
     served = view.servers.of_late(hop.raw, hop.netns, view.has_address(hop.raw, hop.netns, episode))
     return [pid for _, pid in served] or [hop.server[1] if hop.server else -1]
 
 
 def _next_hop(pids: list[int], episode: Episode, view: View) -> tuple[int | None, bytes] | None:
-    """Whom the processes of a server kept waiting for, (network namespace, peer), most of the time; None where they did
-    not.
-    """
+    """(network namespace, peer) for which a server's processes waited most of the time; None if they did not wait."""
     until_ns = episode.end_ns + 2 * SECOND
     given = given_up(_rows(view, "tcp_close", episode), _rows(view, "tcp_connect", episode))
     given = given[np.isin(given["pid"], pids) & (given["age_ns"] >= _MOST * episode.value)]
@@ -153,7 +151,7 @@ def _next_hop(pids: list[int], episode: Episode, view: View) -> tuple[int | None
 
 
 def _connected(pids: list[int], episode: Episode, view: View) -> np.ndarray:
-    """(netns, peer) of those to whom processes had connected, of late or long ago."""
+    """(netns, peer) of servers that processes had connected to, in the last minute."""
     parts = []
     for table in ("tcp_rtt", "tcp_connect"):
         rows = view.rings[table].between(episode.start_ns - 60 * SECOND, episode.end_ns + 2 * SECOND)

@@ -1,5 +1,5 @@
-"""Which processes of this host stopped talking to a server that they usually talk to all the time: by their
-acknowledged segments, second by second.
+"""Processes of this host that stopped talking to a server that they usually talk to all the time: by their acknowledged
+segments, second by second.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agent.correlate.view import View
 from agent.correlate.words import process, text
 from agent.tables import TABLES
 
-#: What ``talking`` reads.
+#: Columns that ``talking`` reads.
 READS = {"tcp_rtt": ("netns", "role", "peer", "samples")}
 _CLIENT = TABLES["tcp_rtt"].code("role", "client")
 _BEFORE_NS = 20 * SECOND
@@ -24,7 +24,7 @@ _STEADY, _LEAST, _SILENT = 0.6, 3.0, 0.2
 
 @dataclass(frozen=True)
 class Client:
-    """usual: segments a second before; share: how much of that it still sent."""
+    """usual: segments a second before; share: the part of that rate that it still sent."""
 
     pid: int
     comm: str
@@ -41,13 +41,13 @@ class Client:
 
 
 def talking(view: View, server: bytes, from_ns: int, to_ns: int) -> list[Client]:
-    """Those that talked to the server in most of the seconds before, the most silent first; none where too little time
-    has passed to tell.
+    """The processes that talked to the server in most of the seconds before, the most silent first. Empty if too little
+    time has passed.
     """
     everybody = view.rings["tcp_rtt"].between(from_ns - _BEFORE_NS, to_ns)
     ticks = np.unique(everybody["t_ns"] // (SECOND // 10))
     since = ticks * (SECOND // 10) - from_ns
-    part = (since / SECOND).clip(0, 1)  # of each tick's second, how much lies after
+    part = (since / SECOND).clip(0, 1)  # of each tick's second, the part after the start
     rows = everybody[(everybody["role"] == _CLIENT) & (everybody["peer"] == np.frombuffer(server, "V18")[0])]
     rows = in_netns(rows, view.home)
     before_s = int(np.count_nonzero(since <= 0))

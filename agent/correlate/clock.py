@@ -1,4 +1,4 @@
-"""Clock jumps: who moved the wall clock, how far, and which decisions fell into the time that happened twice or never.
+"""Clock jumps: what moved the wall clock, how far, and which decisions fell into the time that happened twice or never.
 
 Decisions and steps are both on CLOCK_BOOTTIME. A step of D at t0 makes the wall interval of length D at the step occur
 twice (backward) or never (forward). Under one of the two offsets, the wall time of exactly the decisions whose interval
@@ -27,7 +27,7 @@ from agent.limiters.replay.jump import Decisions
 from agent.tables import TABLES
 
 _CHANGE, _OUTCOME = TABLES["clock_change"], TABLES["limiter_jump"]
-#: What jumps and their effects are made of.
+#: Columns read for jumps and their effects.
 READS = {
     "clock_change": (
         "kind",
@@ -60,7 +60,7 @@ READS = {
         "member",
     ),
 }
-_RECENT = 16  # series whose last jump another process may undo
+_RECENT = 16  # series with a last jump that another process may undo
 _REPLAYED, _MEMBERS = 3, 64  # limiters, as many as a sentence names; members of all of them
 _REFUSED = (TABLES["limiter_decision"].code("result", "refused"), TABLES["limiter_decision"].code("result", "error"))
 
@@ -79,19 +79,20 @@ class ClockWatch:
         self._outcomes: list[dict[str, Any]] = []
 
     def outcomes(self) -> list[Batch]:
-        """What was replayed since it was asked last, as rows of ``limiter_jump``."""
+        """The replays since the last call, as rows of ``limiter_jump``."""
         found, self._outcomes = self._outcomes, []
         return [_rows(found)] if found else []
 
     def judge(self, config: CorrelatorConfig) -> None:
-        """Jumps from now on by this configuration's thresholds."""
+        """Sets the thresholds for later jumps."""
         self._config = config
 
     def feed(self, changes: np.ndarray | None, decisions: np.ndarray | None, until_ns: int) -> list[JumpSeries]:
-        """Takes what lies before ``until_ns``; returns the series that are new or grew. Jumps past their time leave
+        """Takes rows before ``until_ns``; returns the series that are new or grew. Jumps whose time is over leave
         ``counting``.
 
-        Beyond ``max_findings`` jumps at once, those of a series only count, and others are left out (``skipped``).
+        Beyond ``max_findings`` simultaneous jumps, more jumps of a series are only counted, and others are left out
+        (``skipped``).
         """
         if decisions is not None:
             for jump in self.counting:
@@ -105,7 +106,7 @@ class ClockWatch:
             grown[id(made.series)] = made.series
             if (
                 len(self.counting) < self._config.max_findings
-            ):  # something steps the clock in a loop: the first ones tell
+            ):  # a program may step the clock in a loop: the first steps are enough
                 self._count_earlier(made, until_ns)
                 self.counting.append(made)
             else:
@@ -117,38 +118,41 @@ class ClockWatch:
         return list(grown.values())
 
     def _replay(self, jump: ClockJump) -> None:
-        """What those limiters that the sentence names would have decided on true time. Of a jump that is not alone
-        nothing is said: the next came too soon.
+        """Replays the limiters that the sentence names on true time. A jump that is not alone is not replayed, since
+        the next one came too soon.
         """
-        hit = sorted((a for a in jump.series.affected.values() if a.inside and not a.immune), key=lambda a: -a.inside)[
-            :_REPLAYED
-        ]
+        hit = sorted(
+            (affected for affected in jump.series.affected.values() if affected.inside and not affected.immune),
+            key=lambda affected: -affected.inside,
+        )[:_REPLAYED]
         if not hit or jump.series.count > 1 or not jump.declared.moves:
             return
         rows = self.decisions.between(jump.t_ns - self._config.keep_ns, jump.until_ns)
-        rows = rows[np.isin(rows["limiter_id"], [a.limiter.encode() for a in hit])]
+        rows = rows[np.isin(rows["limiter_id"], [affected.limiter.encode() for affected in hit])]
         if not len(rows):
             return
         complete = int(rows["t_ns"][0]) if self.decisions.dropped else jump.t_ns - self._config.keep_ns
         decisions = Decisions(rows, complete)
         found = decisions.around(replay.Jump(jump.t_ns, jump.size_ns, 0, jump.until_ns), most=_MEMBERS)
-        named = {(a.limiter, pid) for a in hit for pid in (a.pid, None)}
+        named = {(affected.limiter, pid) for affected in hit for pid in (affected.pid, None)}
         self._outcomes += [one.as_row() for one in found if (one.limiter_id, one.pid) in named]
-        for a in hit:
-            mine = [one for one in found if (one.limiter_id, one.pid) == (a.limiter, a.pid)]
+        for affected in hit:
+            mine = [one for one in found if (one.limiter_id, one.pid) == (affected.limiter, affected.pid)]
             if any(one.quality not in ("exact", "bounded") for one in mine) or (len(mine) > 1 and decisions.left_out):
                 continue
             moved = [(one.excess, one) for one in mine if one.excess]
-            a.excess = sum(excess for excess, _ in moved)
-            a.excess_exact = all(one.quality == "exact" for _, one in moved) and len({e > 0 for e, _ in moved}) <= 1
+            affected.excess = sum(excess for excess, _ in moved)
+            affected.excess_exact = (
+                all(one.quality == "exact" for _, one in moved) and len({e > 0 for e, _ in moved}) <= 1
+            )
             if moved:
-                a.excess_ns = (
+                affected.excess_ns = (
                     min(one.excess_from_ns or jump.t_ns for _, one in moved),
                     max(one.excess_to_ns or jump.t_ns for _, one in moved),
                 )
 
     def _place(self, jump: ClockJump) -> bool:
-        """Puts a jump into its actor's series, or into the one that it undoes, else begins one; False where there is no
+        """Adds a jump to its actor's series, or to the one that it undoes, or starts a new one. False if there is no
         room for another.
         """
         series = self._series.get(jump.actor)
@@ -193,17 +197,17 @@ class ClockWatch:
         )
         if not size or abs(size) < least or (ret is not None and ret < 0):
             return None
-        t = int(row["t_ns"])
+        t_ns = int(row["t_ns"])
         via = text(row["via"])
         return ClockJump(
             cause.name,
-            t,
+            t_ns,
             size,
             _int(row["err_ns"]),
             _int(row["pid"]) or None,
             text(row["comm"]),
             "" if via == "none" else via,
-            t + min(abs(size), self._config.clock_cap_ns) + self._config.clock_settle_ns,
+            t_ns + min(abs(size), self._config.clock_cap_ns) + self._config.clock_settle_ns,
             before,
             after,
             abs(size) >= self._config.clock_alarm_ns,
@@ -212,8 +216,8 @@ class ClockWatch:
         )
 
     def _near(self, jump: ClockJump, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Masks: decisions in the interval that happened twice or never, and decisions whose window straddles the
-        jump.
+        """Masks: decisions in the interval that happened twice or never, and decisions whose window straddles
+        the jump.
         """
         size = abs(jump.size_ns)
         begun, end = at_work(rows)
@@ -259,7 +263,7 @@ class ClockWatch:
 
 
 def _window_ns(rows: np.ndarray) -> np.ndarray:
-    """A limiter's window: as told, else the time that a full burst takes to come back, else 0."""
+    """A limiter's window: as reported, else the time in which a full burst refills, else 0."""
     refill = np.divide(rows["burst"], rows["limit_per_s"], out=np.zeros(len(rows)), where=rows["limit_per_s"] > 0)
     refill = np.nan_to_num(np.minimum(refill, 3600.0) * SECOND).astype(np.int64)
     return np.where(rows["window_ns"] > 0, rows["window_ns"], refill)

@@ -1,7 +1,7 @@
-"""Which errors servers answer with, second by second: what is usual of one says nothing of another. Pure.
+"""The errors that servers answer with, second by second. Each code has a baseline of its own. Pure.
 
-A client that asks for something that an older server does not know gets an error each time that it connects, and all is
-well.
+Example: a client that asks for a feature that an older server lacks gets an error at each connection, although nothing
+is wrong.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ _MOST = 16  # codes of one server in a second, the most frequent ones
 
 @dataclass(frozen=True)
 class RecentErrors:
-    """One error of one server. n: in the last seconds; before: in the time before; first_ns: of the last seconds."""
+    """One error of one server. n: in the last seconds; before: in the time before; first_ns: the first of the last
+    seconds.
+    """
 
     code: str
     n: int
@@ -25,25 +27,25 @@ class RecentErrors:
 
 
 class Codes:
-    """By server (any key). Seconds without errors take no room."""
+    """By server (any key). Seconds without errors take no memory."""
 
     def __init__(self) -> None:
         self._seen: dict[int, deque[tuple[int, int, dict[str, int]]]] = {}
 
-    def note(self, of: int, second: int, first_ns: int, counts: Mapping[str, int]) -> None:
+    def note(self, server: int, second: int, first_ns: int, counts: Mapping[str, int]) -> None:
         most = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[:_MOST]
-        self._seen.setdefault(of, deque()).append((second, first_ns, dict(most)))
-        seen = self._seen[of]
+        self._seen.setdefault(server, deque()).append((second, first_ns, dict(most)))
+        seen = self._seen[server]
         while seen and seen[0][0] <= second - _SECONDS:
             seen.popleft()
 
-    def forget(self, of: int) -> None:
-        """Somebody else has its key from now on."""
-        self._seen.pop(of, None)
+    def forget(self, server: int) -> None:
+        """Forgets a key that another server gets."""
+        self._seen.pop(server, None)
 
-    def lately(self, of: int, second: int, seconds: int) -> list[RecentErrors]:
-        """What came in the last ``seconds``, the most frequent first."""
-        seen = self._seen.get(of, ())
+    def lately(self, server: int, second: int, seconds: int) -> list[RecentErrors]:
+        """The errors of the last ``seconds``, the most frequent first."""
+        seen = self._seen.get(server, ())
         now = [one for one in seen if one[0] > second - seconds]
         codes = sorted({code for _, _, counts in now for code in counts})
         found = [

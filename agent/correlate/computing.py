@@ -1,6 +1,4 @@
-"""How much of the time that something took a process itself ran: of the processor, by its own account, as far as
-several causes go by it.
-"""
+"""How much CPU time a process itself used while requests waited, from its own counters. Shared by several causes."""
 
 from __future__ import annotations
 
@@ -18,16 +16,16 @@ from agent.correlate.waits import slow_spans
 
 READS = {**STARVED, "cpu_use": ("interval_ns", "user_ns", "system_ns")}
 _AFTER_NS = 3 * SECOND  # an interval's row comes at its end
-_BEFORE_S, _LEAST_S = 60, 20  # by which it is known what is usual
-#: Of the time, from which it ran instead of waiting; and more than usual by so much.
+_BEFORE_S, _LEAST_S = 60, 20  # the baseline
+#: Share of the time from which a process ran instead of waiting; and how much that must exceed the usual share.
 MUCH, MORE = 0.7, 0.3
-_KERNEL = 0.6  # of what it ran, from which the kernel worked for it: calls, faults, reclaim
+_KERNEL = 0.6  # share of kernel time from which the kernel did the work: calls, faults, reclaim
 
 
 @dataclass(frozen=True)
 class Ran:
-    """ran_ns: within needed_ns, all threads together; waited_ns: for a processor meanwhile; usual: processors that it
-    keeps busy usually; start_tick: when the process started.
+    """ran_ns: CPU time within needed_ns, all threads together; waited_ns: time waiting for a CPU meanwhile; usual: CPUs
+    that it usually keeps busy; start_tick: when the process started.
     """
 
     ran_ns: float
@@ -39,19 +37,19 @@ class Ran:
 
     @property
     def share(self) -> float:
-        """Of the time, in which it wanted to run: who computes does so, though others run as well."""
+        """The share of the time in which it wanted to run, including waits for a CPU."""
         return min(1.0, (self.ran_ns + self.waited_ns) / self.needed_ns)
 
     @property
     def busy(self) -> bool:
-        """Who is only kept from what it always does runs no more than usually."""
+        """Whether it ran more than usual. A process that is only delayed in its usual work does not."""
         return self.share >= MUCH and self.ran_ns / self.needed_ns - self.usual >= MORE
 
 
 def ran(pid: int, episode: Episode, view: View) -> Ran | None:
-    """Of one process, while the episode's slow requests waited. None where nothing is known, or it hardly ran.
+    """For one process, while the episode's slow requests waited. None if nothing is known, or it hardly ran.
 
-    An interval is longer than what lies in it: what the process runs usually is taken off for the rest of it.
+    Intervals are longer than the waits: for the remaining time the usual use of the process is subtracted.
     """
     rows = view.rings["cpu_use"].between(episode.start_ns - _BEFORE_S * SECOND, episode.end_ns + _AFTER_NS)
     rows = rows[rows["pid"] == pid]
@@ -69,14 +67,14 @@ def ran(pid: int, episode: Episode, view: View) -> Ran | None:
     usual = float(_both(before).sum()) / min(max(known_ns, _LEAST_S * SECOND), _BEFORE_S * SECOND)
     total = float(_both(now).sum()) - usual * max(0.0, float(now["interval_ns"].sum()) - needed_ns)
     if _both(now).sum() <= now["interval_ns"].sum():
-        total = min(total, needed_ns)  # one thread may have done all of it, before and after, too
+        total = min(total, needed_ns)  # one thread may have used all of it, partly before and after
     in_kernel = float(now["system_ns"].sum()) >= _KERNEL * float(_both(now).sum())
     waited_ns = min(starved(pid, episode, view).waited_ns, needed_ns)
     return Ran(max(0.0, total), waited_ns, needed_ns, usual, in_kernel, int(start_ticks(now[-1:])[0]))
 
 
 def own(episode: Episode, view: View) -> Ran | None:
-    """Of the episode's own process."""
+    """For the episode's own process."""
     return view.once(_own, episode)
 
 
@@ -85,7 +83,7 @@ def _own(episode: Episode, view: View) -> Ran | None:
 
 
 def _together(begins: np.ndarray, ends: np.ndarray) -> list[tuple[int, int]]:
-    """Spans that overlap as one."""
+    """Overlapping spans merged."""
     out: list[tuple[int, int]] = []
     for from_ns, to_ns in sorted(zip(begins.tolist(), ends.tolist(), strict=True)):
         if out and from_ns <= out[-1][1]:

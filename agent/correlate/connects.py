@@ -1,6 +1,4 @@
-"""Peers that processes of this host connect to: how many connects were through, how many failed, and how many
-connections were reset.
-"""
+"""Peers that processes of this host connect to: successful and failed connects, and connections that were reset."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from agent.tables import TABLES
 _OK, _FAILED = (TABLES["tcp_connect"].code("result", name) for name in ("ok", "failed"))
 _RECEIVED, _SERVER = TABLES["tcp_reset"].code("direction", "received"), TABLES["tcp_reset"].code("role", "server")
 _CLIENT = TABLES["tcp_rtt"].code("role", "client")
-#: What a symptom of connects reads.
+#: Columns that a symptom of connects reads.
 READS = {
     "tcp_connect": ("netns", "peer", "result", "errno", "duration_ns"),
     "tcp_reset": ("netns", "peer", "role", "direction"),
@@ -31,10 +29,10 @@ _END = np.dtype([("netns", np.int64), ("peer", "V18")])
 class ConnectWatch(EndWatch):
     """One subject is one ip:port that clients connect to, or have old connections to, from one network namespace.
 
-    ok, failed: connects; broken: connections that were reset after they had been through: who refuses a connect does so
-    by a reset as well. slow: of those that were through, how many took ``SLOW_NS``; longest_ns: what the slowest took.
-    Of who is only talked with nothing is usual but that no connect fails: a server resets old connections for reasons
-    of its own (a limit, a restart of one of its processes).
+    ok, failed: connects; broken: established connections that were reset (a refused connect is a reset, too). slow:
+    successful connects that took ``SLOW_NS``; longest_ns: the slowest. For a peer with only old connections, the
+    baseline is that no connect fails; resets have none, since a server resets old connections for reasons of its own (a
+    limit, a restart of a worker).
     """
 
     metrics = ("ok", "failed", "broken", "slow", "longest_ns")
@@ -50,10 +48,13 @@ class ConnectWatch(EndWatch):
             return np.empty(0, np.int64)
         first, group = groups([ends["netns"], ends["peer"]])
         done, result = parts[0], rows["tcp_connect"]["result"] if len(parts[0]) else np.empty(0)
-        of = group[: len(done)]
-        ok, failed = (np.bincount(of, result == code, len(first)) for code in (_OK, _FAILED))
+        group_of_connect = group[: len(done)]
+        ok, failed = (np.bincount(group_of_connect, result == code, len(first)) for code in (_OK, _FAILED))
         took = np.where(result == _OK, rows["tcp_connect"]["duration_ns"], 0) if len(parts[0]) else np.empty(0)
-        slow, longest = np.bincount(of, took >= SLOW_NS, len(first)), most(np.zeros(len(first)), of, took)
+        slow, longest = (
+            np.bincount(group_of_connect, took >= SLOW_NS, len(first)),
+            most(np.zeros(len(first)), group_of_connect, took),
+        )
         resets = np.bincount(group[len(done) : len(done) + len(parts[1])], minlength=len(first))
         chosen = np.sort(np.argsort(-(ok + failed + resets), kind="stable")[:MOST])
         chosen = chosen[ends["peer"][first[chosen]] != NO_PEER]
@@ -79,10 +80,10 @@ def _ends(rows: np.ndarray | None) -> np.ndarray:
 
 
 def _resets(rows: np.ndarray | None) -> np.ndarray | None:
-    """Those that reached a client."""
+    """Resets that reached a client."""
     return None if rows is None else pick(rows, (rows["direction"] == _RECEIVED) & (rows["role"] != _SERVER))
 
 
 def _talks(rows: np.ndarray | None) -> np.ndarray | None:
-    """Of clients whose connections are old: that they connect to nobody is usual, and seen."""
+    """Clients with old connections: it is seen, and usual, that they make no new ones."""
     return None if rows is None else pick(rows, (rows["role"] == _CLIENT) & (rows["samples"] > 0))

@@ -1,4 +1,4 @@
-"""How a consumer group took what its queue holds, as far as several causes go by it."""
+"""How a consumer group consumed its queue. Shared by several causes."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from agent.correlate.words import Words, render, value
 
 FACTS = ("consumers", "in", "out", "taken", "since_s", "crept")
 READS = {**CLIENTS, **CPUS, "queue_lag": ("destination", "consumer_group", "peer", "idle_consumer", "idle_s")}
-_STARVING = 0.3  #: of the time, from which waiting for a CPU is worth naming
-_NOTHING = 0.03  #: of the usual rate: what was under way when all stopped
-_STOPPED = 0.6  # of the time, that one asks for nothing which has stopped
+_STARVING = 0.3  # share of the time from which a wait for a CPU counts
+_NOTHING = 0.03  # of the usual rate: messages in progress when all consumers stopped
+_STOPPED = 0.6  # a consumer without requests for this share of the time has stopped
 
 
 @dataclass(frozen=True)
 class Consumption:
-    """Rates in messages a second, before and while it lasted; None where not known. silent: clients of the server that
-    stopped talking to it then, the most silent first; name: of the consumer that it is about, where the server says
-    it.
+    """Rates in messages a second, before and during the episode; None if unknown. silent: clients of the server that
+    stopped talking to it then, the most silent first; name: of the consumer concerned, if the server gives it.
     """
 
     count: float | None
@@ -41,13 +40,12 @@ class Consumption:
     silent: tuple[Client, ...]
     name: str
     idle_share: (
-        float  #: of the time, for how long at most one of them asked for nothing; 1 where the server does not say it
+        # the longest time without a request of one consumer, as a share of the time; 1 if the server does not report it
+        float
     )
-    crept: bool  #: messages are acknowledged now and then: by who is slow, and not by who stopped
-    starved: (
-        tuple[Client, float] | None
-    )  #: the client that waited for a CPU for longest, for how many ns; None where none did for long
-    keys: Mapping[str, Any]  #: of the queue, in ``queue_lag``
+    crept: bool  # some messages are still acknowledged: the consumer is slow, not stopped
+    starved: tuple[Client, float] | None  # the client with the longest wait for a CPU, ns; None if no wait was long
+    keys: Mapping[str, Any]  # of the queue, in ``queue_lag``
 
     @property
     def gone(self) -> bool:
@@ -55,12 +53,12 @@ class Consumption:
 
     @property
     def held(self) -> bool:
-        """It is about one consumer; the others go on."""
+        """It is about one consumer; the others continue."""
         return self.delivered and self.out is not None and self.out > 0 and self.out >= 0.5 * (self.out_was or 0)
 
     @property
     def idle(self) -> bool:
-        """Nothing is acknowledged, beside what was under way."""
+        """Nothing is acknowledged, except messages in progress."""
         return (
             not self.crept
             and self.out is not None
@@ -70,7 +68,7 @@ class Consumption:
 
     @property
     def grown(self) -> bool:
-        """Far more arrives than usually, and is taken no more slowly."""
+        """Far more arrives than usual, and the consumers are no slower."""
         out, was = self.arriving, self.arriving_was
         return (
             out is not None
@@ -83,7 +81,7 @@ class Consumption:
 
     @property
     def lone(self) -> Client | None:
-        """The one client that stopped while others of the group go on; None where there is none, or it may be
+        """The one client that stopped while others of the group continue; None if there is none, or there may be
         several.
         """
         named = [client for client in self.silent if self.name and _same(self.name, client)]
@@ -92,7 +90,7 @@ class Consumption:
 
     @property
     def one_less(self) -> bool:
-        """What is acknowledged fell, and by no more than the share of one consumer explains."""
+        """The rate of acknowledgements fell by no more than the share of one consumer."""
         share = 0.0 if self.count is None else 1 - 1 / max(self.count, 1)
         return (
             self.idle_share >= _STOPPED
@@ -102,7 +100,7 @@ class Consumption:
 
     @property
     def culprit(self) -> Culprit:
-        """As far as it is known: a consumer by its name, a process by what it did not do."""
+        """The consumer by its name and the process by its silence, as far as known."""
         lone = self.lone
         if lone is None:
             return Culprit(object=self.name) if self.name else UNKNOWN_CULPRIT
@@ -110,7 +108,7 @@ class Consumption:
 
     @property
     def who(self) -> Words:
-        """The consumer, for the middle of a sentence; empty where nobody is known."""
+        """The consumer, for the middle of a sentence; empty if unknown."""
         lone = self.lone
         if self.name and lone is not None:
             return render("consumer {name} ({who})", name=self.name, who=lone.who)
@@ -118,7 +116,7 @@ class Consumption:
 
     @property
     def sure(self) -> float:
-        """By how much less that is the consumers' own doing where they starve."""
+        """Factor for scores: lower if the consumers wait for a CPU."""
         return 1.0 if self.starved is None else 0.6
 
     @property
@@ -131,7 +129,7 @@ class Consumption:
 
     @property
     def rates(self) -> tuple[Evidence, ...]:
-        """What was acknowledged and what arrived; and who did not talk to the server."""
+        """The rates of acknowledgements and arrivals, and the silent clients."""
         return (
             item(
                 "queue_lag", "acknowledged", self.out, "1/s", column="out_per_s", baseline=self.out_was, keys=self.keys
@@ -191,7 +189,9 @@ def _consumption(episode: Episode, view: View) -> Consumption:
 
 
 def _idle_share(episode: Episode, view: View) -> float:
-    """Slow ones, too, ask for nothing while they work; who has stopped asks for nothing all the time."""
+    """The longest time without a request, as a share of the episode. Slow consumers have such times, too, but a stopped
+    one has nothing else.
+    """
     _, destination, _, group, server = episode.key
     polls = view.rings["queue_lag"].between(episode.start_ns, episode.end_ns)
     polls = polls[
@@ -203,7 +203,7 @@ def _idle_share(episode: Episode, view: View) -> float:
 
 
 def _same(name: str, client: Client) -> bool:
-    """Whether a consumer's name is that of a process: many are named after their program, or their pid."""
+    """Whether a consumer's name matches a process: many are named after their program, or their pid."""
     plain = "".join(c for c in name.lower() if c.isalnum())
     comm = "".join(c for c in client.comm.lower() if c.isalnum())
     return bool(plain) and ((comm != "" and (plain in comm or comm in plain)) or str(client.pid) in name)

@@ -25,17 +25,17 @@ from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.view import View
 from agent.correlate.watch import Watch
 
-_OTHERS_S = 3  # what is shared waits so long for a finding that it may belong to
+_OTHERS_S = 3  # how long a shared symptom waits for a finding that it may belong to
 _UNKNOWN = Verdict(UNKNOWN, 0.0, "", "")
 
 
 class Correlator:
-    """Makes findings of batches.
+    """Makes findings from batches.
 
-    ``feed`` takes batches of any table in any order; ``advance`` processes what happened up to a watermark. Symptoms
-    are judged once a whole second, clock changes at once. Memory is bounded; what did not fit is counted in ``losses``.
-    causes_to_judge: the causes that are asked, all by default; fewer of them only to see what each is worth. clock: by
-    which ``guard`` counts what each rule costs.
+    ``feed`` takes batches of any table in any order; ``advance`` processes all rows up to a watermark. Symptoms are
+    evaluated once for each whole second, clock changes at once. Memory is bounded; dropped rows are counted in
+    ``losses``. causes_to_judge: the causes that are evaluated, all by default; fewer only to measure what each
+    contributes. clock: for the cost of each rule, counted in ``guard``.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Correlator:
         self._judged = {table for symptom in symptoms().values() for table in symptom.reads}
         self._second: int | None = None
         self._gathered: dict[str, list[np.ndarray]] = {}
-        self._habits = Recurrences()
+        self._recurrences = Recurrences()
         self._pending: list[Episode] = []
         self._findings: list[Finding] = []
         self._pending_jumps: list[JumpSeries] = []
@@ -64,7 +64,7 @@ class Correlator:
         self._dropped_evidence = 0
 
     def _of_symptoms(self) -> list[Watch]:
-        """Who watches, each with its symptoms."""
+        """The watches, each with its symptoms."""
         by_watch: dict[type[Watch], list[Symptom]] = {}
         for symptom in symptoms().values():
             if symptom.watch is not None:
@@ -72,26 +72,25 @@ class Correlator:
         return [watch(self._config, its, self.guard) for watch, its in by_watch.items()]
 
     def feed(self, batch: Batch) -> None:
-        """Takes a batch of any table; rows of tables that play no part are ignored. ``batch.rows`` is not kept."""
+        """Takes a batch of any table; rows of other tables are ignored. ``batch.rows`` is not kept."""
         if batch.table in kept() and len(batch.rows):
             self._inbox.add(batch.table, compact(batch.table, batch.rows))
 
     def judge_jumps(self, config: CorrelatorConfig) -> None:
-        """Jumps of the clock from now on by this configuration's thresholds."""
+        """Sets the thresholds for later clock jumps."""
         self._clock.judge(config)
 
     def active_episodes(self) -> list[ActiveEpisode]:
-        """What is wrong just now, and with which processes."""
+        """What is wrong now, with the processes."""
         return list(active_episodes(self._pending, self._findings, self._second or 0, self._view.serving))
 
     def losses(self) -> dict[str, int]:
         """Rows that could not be taken into account, by reason.
 
-        pending: dropped before the watermark came; late: came after their second was judged, of tables that symptoms go
-        by (still used as evidence);
-        evidence: no longer kept, or beyond what is told of a finding; subjects: not watched, too many; findings: closed
-        early or not made, too many; servers: forgotten, too many;
-        rules: judgements of symptoms and causes that failed, or that were not made because their rule is left out.
+        pending: dropped before the watermark came; late: came after their second was evaluated, of tables that symptoms
+        read (still used as evidence); evidence: no longer kept, or beyond the limit of a finding; subjects: too many to
+        watch; findings: closed early or not made, too many; servers: forgotten, too many; rules: evaluations of
+        symptoms and causes that failed, or that were skipped because the rule is disabled.
         """
         rings = sum(ring.dropped for ring in self._view.rings.values()) + self._view.decisions.dropped
         return {
@@ -105,21 +104,21 @@ class Correlator:
         }
 
     def advance(self, watermark_ns: int) -> list[Batch]:
-        """Processes rows with ``t_ns <= watermark_ns`` in time order; returns findings that are new, changed or closed,
-        each after its ``verdict`` and ``evidence`` rows, as far as one of these has changed; and ``limiter_jump``.
+        """Processes rows with ``t_ns <= watermark_ns`` in time order. Returns findings that are new, changed or closed,
+        each after those of its ``verdict`` and ``evidence`` rows that have changed; and ``limiter_jump``.
 
-        A watermark that does not grow does nothing. Rows of one call come out in order of their start and id.
+        A watermark that does not grow does nothing. Rows of one call come in the order of their start and id.
         """
         return [batch for batches in self.advancing(watermark_ns) for batch in batches]
 
     def advancing(self, watermark_ns: int) -> Iterator[list[Batch]]:
-        """The same in steps of at most some milliseconds each, for a caller that rests between them. It must go through
-        all of them before anything else is asked of the correlator.
+        """Like ``advance``, in steps of at most some milliseconds, for a caller that pauses between them. The caller
+        must finish all steps before any other call.
         """
         if watermark_ns <= self._mark_ns:
             return
         taken = self._inbox.take(watermark_ns)
-        # All that is known already: after a pause of the agent itself, what came later explains what came first.
+        # All rows at once: after a pause of the agent, later rows explain earlier ones.
         self._view.add(taken)
         yield []
         if self._second is None:
@@ -144,7 +143,7 @@ class Correlator:
         yield self._emit(watermark_ns)
 
     def _take(self, taken: dict[str, np.ndarray], until_ns: int) -> None:
-        """Moves rows up to ``until_ns`` into the rings and the second that is being gathered."""
+        """Moves rows up to ``until_ns`` into the rings and the current second."""
         part: dict[str, np.ndarray] = {}
         assert self._second is not None
         for table, rows in taken.items():
@@ -165,7 +164,7 @@ class Correlator:
         self._pending_jumps = [s for s in self._pending_jumps if not s.matters and s.until_ns > until_ns]
 
     def _stepped(self, series: JumpSeries) -> None:
-        """A new finding of the clock, or one more step in one that is there."""
+        """Makes a finding of the clock, or adds a step to an existing one."""
         found = next((f for f in self._findings if f.steps is series), None)
         if found is None:
             found = Finding(series.first.t_ns, series.end_ns, series.first.t_ns // SECOND, steps=series)
@@ -176,7 +175,7 @@ class Correlator:
         found.closed, found.end_ns = False, max(found.end_ns, series.end_ns)
 
     def _judge(self, second: int) -> Iterator[None]:
-        """Judges a second, step by step."""
+        """Evaluates a second, step by step."""
         rows = OfSecond({table: together(parts) for table, parts in self._gathered.items()})
         self._gathered = {}
         for watch in self._watches:
@@ -192,15 +191,15 @@ class Correlator:
         self._pending = [e for e in self._pending if e not in due]
         for episode in sorted(
             due, key=lambda e: (e.declared.watch is not ProcessWatch, e.order)
-        ):  # what became of processes is the least in doubt
+        ):  # the ends of processes are the most certain
             verdicts = self._judge_of.rank(episode, self._view)
             bare = episode.declared.bare and episode.metric not in episode.declared.alone
             bare &= not episode.declared.shared or second - episode.start_ns // SECOND >= _OTHERS_S
-            usual = self._habits.has(episode, reason(verdicts), second)
+            usual = self._recurrences.has(episode, reason(verdicts), second)
             if not usual and (bare or (verdicts and verdicts[0].score > 0)):
                 self._place(episode, verdicts)
             elif second - episode.last_bad < self._config.quiet_s and second - episode.start_ns // SECOND <= 60:
-                self._pending.append(episode)  # its cause may yet be seen
+                self._pending.append(episode)  # its cause may show later
             yield
         for found in self._findings:
             if not found.finding_id:
@@ -213,23 +212,23 @@ class Correlator:
 
     def _place(self, episode: Episode, verdicts: list[Verdict]) -> None:
         best = _best(verdicts)
-        home = next((f for f in self._findings if f.accepts(best, episode, self._config.merge_ns)), None)
-        if home is None:
-            its = [f for f in self._findings if self._same_fault(f, best, episode)]
-            home = max(its, key=lambda f: f.start_ns, default=None)  # what began last before it
-            if home is not None:
-                home.provisional.add(id(episode))
-        if home is None:
-            home = Finding(episode.start_ns, episode.end_ns, episode.last_bad)
-            self._findings.append(home)
-        elif not home.finding_id:
-            home.start_ns = min(home.start_ns, episode.start_ns)
-        home.closed = False
-        home.add_verdicts(episode, verdicts)
-        home.end_ns, home.last_bad = max(home.end_ns, episode.end_ns), max(home.last_bad, episode.last_bad)
+        target = next((f for f in self._findings if f.accepts(best, episode, self._config.merge_ns)), None)
+        if target is None:
+            candidates = [f for f in self._findings if self._same_fault(f, best, episode)]
+            target = max(candidates, key=lambda f: f.start_ns, default=None)  # the latest one that began before it
+            if target is not None:
+                target.provisional.add(id(episode))
+        if target is None:
+            target = Finding(episode.start_ns, episode.end_ns, episode.last_bad)
+            self._findings.append(target)
+        elif not target.finding_id:
+            target.start_ns = min(target.start_ns, episode.start_ns)
+        target.closed = False
+        target.add_verdicts(episode, verdicts)
+        target.end_ns, target.last_bad = max(target.end_ns, episode.end_ns), max(target.last_bad, episode.last_bad)
 
     def _follow(self, found: Finding, second: int) -> None:
-        """Symptoms that go on, and what is known of their causes by now."""
+        """Updates active symptoms, and their verdicts with what is known now."""
         for episode in found.episodes:
             found.end_ns = max(found.end_ns, episode.end_ns)
             found.last_bad = max(found.last_bad, episode.last_bad)
@@ -267,13 +266,13 @@ class Correlator:
             (second + 1) * SECOND,
             otherwise=False,
         ):
-            found.last_bad = second  # its pauses between symptoms do not end it
+            found.last_bad = second  # pauses between its symptoms do not end it
         quiet = not found.episodes or second - found.last_bad >= self._config.quiet_s
         found.closed = found.closed or (not counting and not lasting and quiet)
 
     def _emit(self, t_ns: int) -> list[Batch]:
-        """Findings that changed since they were last emitted; closed ones are forgotten when nothing can join them any
-        more. What jumps made of limiters, first.
+        """Findings that changed since they were last emitted, after the effects of clock jumps on limiters. Closed
+        findings are dropped when nothing can join them any more.
         """
         out = self._clock.outcomes()
         for found in sorted(self._findings, key=lambda f: (f.start_ns, f.finding_id)):
@@ -304,14 +303,14 @@ class Correlator:
 
 
 def _best(verdicts: list[Verdict]) -> Verdict:
-    """By which an episode finds its finding."""
+    """The verdict that decides which finding an episode joins."""
     return (
         verdicts[0] if verdicts and verdicts[0].score > 0 and not causes()[verdicts[0].cause].locates_only else _UNKNOWN
     )
 
 
 def _until(rows: np.ndarray, end_ns: int) -> int:
-    """How many of them were before, of rows in time order: most often all, or none."""
+    """How many rows were before ``end_ns``, in time order: usually all, or none."""
     t = rows["t_ns"]
     if not len(t) or t[0] >= end_ns:
         return 0

@@ -1,5 +1,5 @@
-"""Waits for a processor, as several causes go by them: of the episode's own threads, and of those who serve it; who ran
-instead; whether a quota withheld it.
+"""Waits for a CPU: of the episode's own threads and of its servers, what ran instead, and whether a quota throttled
+them. Shared by several causes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agent.correlate.words import process, text
 from agent.tables import TABLES
 
 CPU = TABLES["resource"].code("kind", "cpu")
-HOSTS = b"steal", b"pressure"  # what the whole host waited, and nobody by itself
+HOSTS = b"steal", b"pressure"  # waits of the whole host, not of a process
 _BY = ("by_pid", "by_comm")
 READS = {
     **SYSCALLS,
@@ -32,10 +32,10 @@ _SATURATED = 0.8
 
 @dataclass(frozen=True)
 class CpuStarvation:
-    """waited_ns: how long a process's threads were ready to run, but did not. by: (comm, pid) of who ran for most of
-    it, where a program did for SHARE of it (several processes may have its name: the one that ran longest); by_ns: how
-    long that program. group: the cgroup whose quota withheld the processor, for throttled_ns. stolen_ns: by the
-    hypervisor, of all processors; pressed_ns: while any task of the host waited (PSI).
+    """waited_ns: how long a process's threads were ready to run, but did not. by: (comm, pid) of the process that ran
+    meanwhile, if its program ran for SHARE of it (of several processes of that name, the one that ran longest); by_ns:
+    how long that program ran. group: the cgroup with the quota that throttled it, for throttled_ns. stolen_ns: by the
+    hypervisor, of all CPUs; pressed_ns: while any task of the host waited (PSI).
     """
 
     waited_ns: float
@@ -60,7 +60,7 @@ class CpuStarvation:
 
     @property
     def why(self) -> str:
-        """In words, behind "for a CPU"."""
+        """In words, to follow "for a CPU"."""
         if self.detail == "throttled":
             return f", withheld by the quota of its cgroup {self.group}"
         if self.by and self.detail == "preempted":
@@ -69,7 +69,7 @@ class CpuStarvation:
 
 
 def inside_ns(episode: Episode, view: View) -> float:
-    """How long the threads that made the episode's slow decisions waited for a processor within them."""
+    """How long the threads with the episode's slow decisions waited for a CPU within them."""
     return view.once(_inside_ns, episode)
 
 
@@ -80,7 +80,7 @@ def _inside_ns(episode: Episode, view: View) -> float:
 
 
 def starved(pid: int, episode: Episode, view: View) -> CpuStarvation:
-    """Of one process, while the episode lasted."""
+    """For one process, during the episode."""
     rows = preempted(view.rings["cpu_wait"], pid, episode)
     single = view.during("cpu_delay", episode, 0)
     single = single[single["pid"] == pid]
@@ -105,11 +105,11 @@ def starved(pid: int, episode: Episode, view: View) -> CpuStarvation:
 
 
 def _by(rows: np.ndarray, column: str) -> tuple[tuple[str, int] | None, float]:
-    """Who ran for most of these waits; the process's own threads and an idle processor are nobody."""
+    """The process that ran for most of these waits. The process's own threads and an idle CPU do not count."""
     rows = rows[(rows["by_pid"] > 0) & (rows["by_pid"] != rows["pid"])]
     if not len(rows):
         return None, 0.0
-    of_name = groups([rows["by_comm"]])[1]  # several of one program share what they take
+    of_name = groups([rows["by_comm"]])[1]  # processes of one program are added up
     sums = np.bincount(of_name, rows[column])
     rows = rows[of_name == int(np.argmax(sums))]
     first, group = groups([rows["by_pid"]])
@@ -118,8 +118,8 @@ def _by(rows: np.ndarray, column: str) -> tuple[tuple[str, int] | None, float]:
 
 
 def cpu_share(episode: Episode, view: View) -> float:
-    """Of the time lost, how much was waited for a processor: within the decisions' own threads, and by local servers
-    while they were waited for.
+    """Share of the lost time that was a wait for a CPU: in the decisions' own threads, and in local servers that they
+    waited for.
     """
     return view.once(_cpu_share, episode)
 
@@ -134,8 +134,8 @@ def _cpu_share(episode: Episode, view: View) -> float:
 
 
 def elsewhere(episode: Episode, view: View) -> float:
-    """Of the slowest request, how much went by at a server, or in a network, that says so itself: meanwhile no
-    processor would have helped.
+    """Share of the slowest request that was spent at a server, or in a network, as reported there. A CPU would not have
+    helped meanwhile.
     """
     return max(
         (min(1.0, p.longest / max(episode.value, 1.0)) for p in on_peers(episode, view) if p.reported_by_peer),
@@ -144,8 +144,8 @@ def elsewhere(episode: Episode, view: View) -> float:
 
 
 def cpu_saturated(episode: Episode, view: View) -> bool:
-    """Whether the host's processes waited for processors for most of a second each second, and longer than in the
-    minute before: then whoever writes to a disk waits for the kernel's threads, too, of which nothing is seen.
+    """Whether the host's processes waited for CPUs for most of each second, and longer than in the minute before. Then
+    a writer to a disk also waits for kernel threads, which are not visible.
     """
     ring = view.rings["cpu_wait"]
     now = ring.between(episode.start_ns, episode.end_ns + SECOND)

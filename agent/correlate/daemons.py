@@ -1,4 +1,4 @@
-"""What time daemons believe of the clock, compared with the oscillator or a server (agent/clock/daemons/check.py)."""
+"""Time daemons' view of the clock, compared with the oscillator or a server (agent/clock/daemons/check.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agent.correlate.watch import Watch
 from agent.correlate.words import text
 from agent.tables import TABLES
 
-#: What a symptom of time daemons reads.
+#: Columns that a symptom of time daemons reads.
 READS = {"clock_daemon": ("daemon", "kind", "state", "source", "offset_ns", "distance_ns", "reason")}
 _TABLE = TABLES["clock_daemon"]
 _CHECK, _DISAGREE = _TABLE.code("kind", "check"), _TABLE.code("state", "disagree")
@@ -22,7 +22,7 @@ _FORGET_NS = 600 * SECOND  # a comparison that is not repeated for this long has
 
 
 class DaemonWatch(Watch):
-    """One subject is one comparison: a daemon, and what it is compared with. A row holds until the next of its
+    """One subject is one comparison: a daemon, and what it is compared with. A row is valid until the next one of its
     subject.
     """
 
@@ -33,7 +33,7 @@ class DaemonWatch(Watch):
         self.names: dict[int, tuple[str, str]] = {}
         self.held: dict[tuple[str, str], np.void] = {}
         self.reported: set[tuple[str, str]] = set()
-        self._over: set[tuple[str, str]] = set()  # agrees again, but was apart within the last second
+        self._over: set[tuple[str, str]] = set()  # agrees again, but disagreed within the last second
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         for key in self._over:

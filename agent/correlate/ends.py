@@ -1,4 +1,4 @@
-"""Watches whose subject is an ip:port that processes of this host talk to, from one network namespace."""
+"""Watches with an ip:port as subject that processes of this host talk to, from one network namespace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agent.correlate.thresholds import CorrelatorConfig
 from agent.correlate.watch import Watch
 from agent.correlate.words import peer
 
-MOST = 64  #: of them are looked at in a second: those with most to tell
+MOST = 64  # subjects evaluated in a second: those with most events
 
 
 class EndWatch(Watch):
@@ -26,8 +26,8 @@ class EndWatch(Watch):
         self._since: int | None = None
 
     def usually(self, metric: str, slot: int, second: int, skip: int, since_s: int) -> float | None:
-        """What nine in ten of the seconds before the last ``skip`` stayed below, where one without a value counts as 0.
-        None while the subject is hardly known: since_s, when it began, or this watch did.
+        """The 90th percentile of the seconds before the last ``skip``, where a second without a value counts as 0. None
+        while the subject is hardly known. since_s: when it began, or this watch did.
         """
         known_s = min(SECONDS - 1 - skip, second - skip - max(self._since or 0, since_s))
         if known_s < self.config.warm_s:
@@ -40,7 +40,7 @@ class EndWatch(Watch):
         return super().step(second, rows)
 
     def slots(self, netns: np.ndarray, ends: np.ndarray, second: int) -> np.ndarray:
-        """The slot of each, -1 where there is no room."""
+        """The slot of each, -1 if there is no room."""
         keys = list(zip(netns.tolist(), ends.tolist(), strict=True))
         found = [self.series.slot(key, second) for key in keys]
         self.names.update((slot, key) for slot, key in zip(found, keys, strict=True) if slot >= 0)

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Episode:
-    """One symptom of one subject, from its first to its last bad second. Values are in ``unit``, times CLOCK_BOOTTIME
-    ns.
+    """One symptom of one subject, from its first to its last bad second. Values are in ``unit``, times are
+    CLOCK_BOOTTIME ns.
 
-    slot: the subject's row in its series. base: what was usual; value: the worst seen; bar: what a bad second exceeds.
-    scope: what episodes of one local cause share (the process, or the queue). facts: what causes are judged by. ranked:
-    what they said last.
-    recurs_by: by which of its values it may be one (agent/correlate/recurrence.py); empty: it is told however often it
-    comes. blame: the cause of its finding, where that is known. keys: what selects its rows in its symptom's table,
-    beside the pid (see ``Evidence.keys``). taker: of a limiter that is asked at several places, the other place that
-    took most.
+    slot: the subject's row in its series. base: the usual value; value: the worst one; bar: the threshold of a bad
+    second. scope: common to episodes with one local cause (the process, or the queue). facts: values for the rules of
+    causes. ranked: their last verdicts.
+
+    recurs_by: the value by which a recurrence is recognised (agent/correlate/recurrence.py); empty: it is always
+    reported. blame: the cause of its finding, if known. keys: what selects its rows in its symptom's table, beside the
+    pid (see ``Evidence.keys``). taker: for a limiter that is used at several places, the other place that took most.
     """
 
     symptom: str
@@ -59,14 +59,14 @@ class Episode:
 
     @property
     def order(self) -> tuple[int, str, int, str]:
-        """The first of several names a finding."""
+        """Sort key: the lowest of several symptoms names a finding."""
         return self.declared.order, self.symptom, self.start_ns, self.subject
 
 
 @dataclass(frozen=True)
 class Culprit:
-    """Who did it, as far as that is known. pid: in the agent's namespace. object: a server's ip:port, a consumer, a
-    device, a cgroup.
+    """The culprit, as far as known. pid: in the agent's namespace. object: a server's ip:port, a consumer, a device, a
+    cgroup.
     """
 
     pid: int | None = None
@@ -75,23 +75,23 @@ class Culprit:
 
 
 UNKNOWN_CULPRIT = Culprit()
-#: The cause of what nothing explains.
+#: The cause if nothing explains the symptom.
 UNKNOWN = "unknown"
 
 
-#: Of evidence whose time is that of its episode: how much earlier and later its rows may lie. Rows of an interval, and
-#: of calls, come at its end; an effect shows after its cause.
+#: How much earlier and later than its episode the rows of evidence without a time may lie. Rows of an interval, and of
+#: calls, come at its end; an effect shows after its cause.
 _BEFORE_NS, _AFTER_NS = 2_000_000_000, 3_000_000_000
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One piece of evidence: what a column said over a time, of the rows of a table that ``keys`` select.
+    """One piece of evidence: the value of a column over a time, in the rows of a table that ``keys`` select.
 
-    column: empty where rows were counted. what: a label. value, baseline (what was usual): in ``unit``; None: unknown.
+    column: empty if rows were counted. what: a label. value, baseline (the usual value): in ``unit``; None: unknown.
     keys: values by column of the table, as queries show them (a peer: ``ip:port``, an enum: its name). t_ns, end_ns:
     the rows' times, CLOCK_BOOTTIME ns, both inclusive; None: not known yet (see ``within``). object: what it is about,
-    for people. details: more of it, by name.
+    for display. details: more values, by name.
     """
 
     table: str
@@ -107,7 +107,7 @@ class Evidence:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def within(self, episode: Episode) -> Evidence:
-        """The same with a time: that of the episode, where it has none of its own."""
+        """The same with the time of the episode, if it has none of its own."""
         if self.t_ns is not None:
             return self if self.end_ns is not None else replace(self, end_ns=self.t_ns)
         return replace(self, t_ns=episode.start_ns - _BEFORE_NS, end_ns=episode.end_ns + _AFTER_NS)
@@ -115,12 +115,12 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one rule says of one episode.
+    """The result of one rule for one episode.
 
-    score: 0 (looked at, does not explain it) to 1. scope: what it is about, for example the peer; empty matches any.
-    words: complete "... because" (or say what was looked at, where the score is 0). detail: the finer word of the cause
-    (``finding.cause_detail``). blamed: the processes that it is about beside the culprit. short: what stands in
-    parentheses behind the symptom in place of ``words``, where both are about the same subject.
+    score: 0 (evaluated, does not explain it) to 1. scope: what it is about, for example the peer; empty matches any.
+    words: completes "... because" (for a score of 0, what was evaluated). detail: of the cause
+    (``finding.cause_detail``). blamed: processes that it is about, beside the culprit. short: replaces ``words``, in
+    parentheses after the symptom, if both are about the same subject.
     """
 
     cause: str
@@ -148,7 +148,9 @@ def item(
     object: str = "",  # noqa: A002 - the column is called so
     **details: Any,
 ) -> Evidence:
-    """Evidence. Floats are rounded to what was measured; unknown keys and details are left out."""
+    """Makes a piece of evidence. Floats are rounded to the precision of a measurement; unknown keys and details are
+    left out.
+    """
     keys = {name: value for name, value in (keys or {}).items() if value not in (None, "", b"")}
     kept = {k: _rounded(v) if isinstance(v, float) else v for k, v in details.items()}
     kept = {k: v for k, v in kept.items() if v not in (None, "")}

@@ -1,5 +1,5 @@
-"""What a finding rests on, as rows of ``verdict`` and ``evidence``: the causes that were considered, and what speaks
-for or against them.
+"""The basis of a finding as rows of ``verdict`` and ``evidence``: the causes that were considered, and the evidence for
+or against them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ FOR, AGAINST, TIMELINE = (_EVIDENCE.code("role", name) for name in ("for", "agai
 #: A role, the cause that it is about (empty: the symptom), and the evidence.
 Piece = tuple[int, str, Evidence]
 _MOST = 64  # of a finding
-_LAST_NS = 2**62  # what is around a jump by a century may lie beyond all times
+_LAST_NS = 2**62  # times around a jump by a century may be out of range
 
 
 def changed(finding: Finding, t_ns: int) -> list[Batch]:
-    """The finding's verdicts and evidence, each whole, where something in it has changed since the last time."""
+    """The finding's verdicts and evidence, each as a whole, if anything in it has changed since the last call."""
     found = []
     shown, finding.dropped_evidence = evidence(finding, t_ns)
     for batch in (verdicts(finding, t_ns), shown):
@@ -43,7 +43,7 @@ def changed(finding: Finding, t_ns: int) -> list[Batch]:
 
 
 def verdicts(finding: Finding, t_ns: int) -> Batch:
-    """The causes that were considered, the finding's own first, then best first, as known at t_ns."""
+    """The causes that were considered, the finding's own first, then by score, as known at t_ns."""
     considered = finding.considered()
     rows = _VERDICT.empty(len(considered))
     rows["t_ns"], rows["finding_id"] = t_ns, finding.finding_id.encode()
@@ -57,11 +57,9 @@ def verdicts(finding: Finding, t_ns: int) -> Batch:
 
 
 def evidence(finding: Finding, t_ns: int) -> tuple[Batch, int]:
-    """All that speaks for and against, and what happened when, as known at t_ns; and how many pieces there was no room
-    for.
-    """
-    pieces_ = list(_distinct(_pieces(finding)))
-    shown = pieces_[:_MOST]
+    """All evidence for and against, and the timeline, as known at t_ns; and the number of pieces left out."""
+    found = list(_distinct(_pieces(finding)))
+    shown = found[:_MOST]
     rows = _EVIDENCE.empty(len(shown))
     rows["as_of_ns"], rows["finding_id"] = t_ns, finding.finding_id.encode()
     for row, (role, cause, one) in zip(rows, shown, strict=True):
@@ -73,24 +71,24 @@ def evidence(finding: Finding, t_ns: int) -> tuple[Batch, int]:
         row["value"] = np.nan if one.value is None else one.value
         row["baseline"] = np.nan if one.baseline is None else one.baseline
         row["object"] = fit(_object(one), 128)
-    return Batch("evidence", rows), len(pieces_) - len(shown)
+    return Batch("evidence", rows), len(found) - len(shown)
 
 
-def of_symptom(e: Episode) -> Evidence:
+def of_symptom(episode: Episode) -> Evidence:
     """What was wrong, as its own table shows it."""
-    table = e.declared.tables.get(e.metric, e.declared.table)
-    pid = {} if e.pid is None or "pid" not in TABLES[table].by_name else {"pid": e.pid}
+    table = episode.declared.tables.get(episode.metric, episode.declared.table)
+    pid = {} if episode.pid is None or "pid" not in TABLES[table].by_name else {"pid": episode.pid}
     return item(
         table,
-        e.symptom,
-        e.value,
-        e.unit,
-        column=e.declared.measured.get(e.metric),
-        baseline=e.base,
-        t_ns=e.start_ns,
-        end_ns=max(e.start_ns, e.end_ns),
-        keys={**pid, **e.keys},
-        object=e.subject,
+        episode.symptom,
+        episode.value,
+        episode.unit,
+        column=episode.declared.measured.get(episode.metric),
+        baseline=episode.base,
+        t_ns=episode.start_ns,
+        end_ns=max(episode.start_ns, episode.end_ns),
+        keys={**pid, **episode.keys},
+        object=episode.subject,
     )
 
 
@@ -107,7 +105,7 @@ def _pieces(finding: Finding) -> Iterator[Piece]:
 
 
 def _distinct(found: Iterator[Piece]) -> Iterator[Piece]:
-    """Each piece once, though several episodes have it."""
+    """Each piece once, even if several episodes have it."""
     seen = set()
     for role, cause, one in found:
         key = cause, one.table, one.column, one.what, str(one.keys), one.object, one.t_ns
@@ -135,7 +133,7 @@ def _shown(keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _json(values: Mapping[str, Any], width: int) -> bytes:
-    """As many of them as fit; integers of numpy as others."""
+    """As many members as fit; numpy integers become plain ones."""
     kept = dict(values)
     while len(raw := json.dumps(kept, ensure_ascii=False, separators=(",", ":"), default=int).encode()) > width:
         kept.popitem()

@@ -1,11 +1,10 @@
-"""Whether something was done to a worker from outside, or by those whose it is. Pure; from rows of ``process_event``.
+"""Whether a worker was ended or stopped from outside. Pure; from rows of ``process_event``.
 
-A worker is a process that is at work and that nobody reaches by a connection: what takes jobs from a pipe, or from a
-server that is not watched. Its end is worth a finding where memory ran out, where it crashed, or where somebody killed
-it who is not what its parent started, not the host's first process, and not at its terminal; and its parent lives on.
-Where the parent ends too, a whole tree was ended, as a runner of jobs does it. A parent that kills it counts, too: who
-ends a worker in order sends TERM first, and that is no finding. It may be stopped by SIGSTOP only: the others are a
-terminal's. Shells are nobody's workers.
+A worker is a process that works and that nobody reaches by a connection: it takes jobs from a pipe, or from a server
+that is not watched. Its end is a finding if memory ran out, if it crashed, or if it was killed by a process that is not
+a child of its parent, not the host's first process, and not at its terminal, while its parent lives on. If the parent
+ends too, a whole tree was ended, as job runners do. A SIGKILL by its parent counts: an orderly end begins with SIGTERM,
+which is no finding. Only SIGSTOP counts as a stop: the other stop signals come from a terminal. Shells are not workers.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def shell(row: np.void) -> bool:
 
 
 def stops(row: np.void) -> bool:
-    """Whether somebody from outside stopped it."""
+    """Whether it was stopped from outside."""
     return bool(row["kind"] == _STOPPED and row["signal"] == signal.SIGSTOP and _others(row))
 
 
@@ -51,22 +50,22 @@ def ends(row: np.void) -> bool:
 
 
 def abrupt(row: np.void) -> bool:
-    """Whether that is told though another took its place at once: not where its parent did it, which may have wanted
-    that.
+    """Whether that is reported although a new process took its place at once. Not if its parent killed it, which may be
+    intended.
     """
     return ends(row) and row["sender_is"] != _BY["parent"]
 
 
 def brief(row: np.void) -> bool:
-    """Whether its own parent, or who started that, killed it soon after its start: a test that ends what it had
-    started. Nobody has come to depend on it, and who did talk with it says so.
+    """Whether its own parent, or an ancestor, killed it soon after its start, like a test that ends what it started.
+    Nothing depends on it yet; its peers would show another symptom.
     """
     mine = row["sender_is"] in (_BY["parent"], _BY["ancestor"])
     return bool(row["kind"] == _KILLED and mine and 0 <= int(row["t_ns"]) - int(row["proc_start_ns"]) < _BRIEF_NS)
 
 
 def _others(row: np.void) -> bool:
-    """Whether the sender is another process, none of its parent's other children, and not the first."""
+    """Whether the sender is another process, neither a child of its parent nor the first process."""
     by = int(row["sender_is"])
     parent = by == _BY["parent"] and known(row["sender_pid"]) and row["sender_pid"] == row["parent_pid"] != 1
     return bool(by in (_BY["ancestor"], _BY["other"]) or parent)

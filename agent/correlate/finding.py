@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from _blake2 import blake2b  # hashlib would bring OpenSSL with it
+from _blake2 import blake2b  # hashlib would load OpenSSL
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -22,14 +22,14 @@ from agent.tables import TABLES
 
 _FINDING = TABLES["finding"]
 _LISTED, _ALIKE = 5, 2
-_PASSED = 0.5  # how much less a verdict counts that blames who waited for somebody else
+_PASSED = 0.5  # factor for verdicts that blame a process that itself waited for another one
 _NO_CAUSE = Verdict(UNKNOWN, 0.0, "", "no recorded row explains it")
 
 
 @dataclass
 class Finding:
-    """verdicts: of each episode, best first, as last ranked. last_bad: the last second with a symptom, or its cause at
-    work.
+    """verdicts: of each episode, best first, as last ranked. last_bad: the last second with a symptom, or with its
+    cause active.
     """
 
     start_ns: int
@@ -42,16 +42,16 @@ class Finding:
     closed: bool = False
     emitted_state: tuple[object, ...] = ()
     emitted_second: int = 0
-    shown: dict[str, bytes] = field(default_factory=dict)  #: by table, its verdicts and evidence as last emitted
-    dropped_evidence: int = 0  #: pieces of evidence that there was no room for
+    shown: dict[str, bytes] = field(default_factory=dict)  # by table, its verdicts and evidence as last emitted
+    dropped_evidence: int = 0  # pieces of evidence that were left out
     provisional: set[int] = field(
         default_factory=set
-    )  #: ids of episodes that are here as long as no verdict of theirs says otherwise (agent/correlate/same_fault.py)
-    indirect: set[int] = field(default_factory=set)  #: ... of those whom others' lateness explains
+    )  # ids of episodes that are here unless a later verdict of theirs disagrees (agent/correlate/same_fault.py)
+    indirect: set[int] = field(default_factory=set)  # ... of those that are late because others are
     _ranked: list[Verdict] | None = None
 
     def name(self, cause: str, subject: str, taken: Iterable[str] = ()) -> None:
-        """The id: the same whenever the same rows are read, and none of those taken."""
+        """Sets the id: the same whenever the same rows are read, and none of those taken."""
         seed = f"{cause}|{subject}|{self.start_ns}"
         while True:
             self.finding_id = blake2b(seed.encode(), digest_size=8).hexdigest()
@@ -68,7 +68,7 @@ class Finding:
         return self._ranked
 
     def add_verdicts(self, episode: Episode, verdicts: list[Verdict]) -> None:
-        """Takes what the causes say of an episode by now."""
+        """Takes the current verdicts of an episode."""
         if id(episode) not in self.verdicts:
             self.episodes.append(episode)
         elif self.verdicts[id(episode)] is verdicts:
@@ -76,14 +76,14 @@ class Finding:
         self.verdicts[id(episode)], self._ranked = verdicts, None
 
     def release(self, episode: Episode) -> None:
-        """It turned out to be another story."""
+        """Removes an episode that belongs to another fault."""
         self.episodes.remove(episode)
         del self.verdicts[id(episode)]
         self.provisional.discard(id(episode))
         self._ranked = None
 
     def set_indirect(self, on: set[int]) -> None:
-        """Whose verdicts pass the blame on."""
+        """Sets the episodes with verdicts that pass the blame on."""
         if on != self.indirect:
             self.indirect, self._ranked = on, None
 
@@ -96,22 +96,26 @@ class Finding:
         for episode in sorted(
             self.episodes, key=lambda e: (id(e) in self.indirect, id(e) in self.provisional, e.order)
         ):
-            for v in self.verdicts[id(episode)]:
-                if v.short and episode is not main:
-                    v = replace(v, short="")
+            for verdict in self.verdicts[id(episode)]:
+                if verdict.short and episode is not main:
+                    verdict = replace(verdict, short="")
                 if id(episode) in self.indirect:
-                    v = replace(v, score=_PASSED * v.score)
-                held = best.get(v.cause)
-                if held is None or v.score > held.score == 0:
-                    best[v.cause] = replace(v, scope=v.scope or (held.scope if held else ""))
-                elif v.score > 0:
+                    verdict = replace(verdict, score=_PASSED * verdict.score)
+                held = best.get(verdict.cause)
+                if held is None or verdict.score > held.score == 0:
+                    best[verdict.cause] = replace(verdict, scope=verdict.scope or (held.scope if held else ""))
+                elif verdict.score > 0:
                     more = replace(
-                        held, score=max(v.score, held.score), scope=(v.score > held.score and v.scope) or held.scope
+                        held,
+                        score=max(verdict.score, held.score),
+                        scope=(verdict.score > held.score and verdict.scope) or held.scope,
                     )
                     unnamed = (
-                        held.culprit == UNKNOWN_CULPRIT and v.culprit != UNKNOWN_CULPRIT
+                        held.culprit == UNKNOWN_CULPRIT and verdict.culprit != UNKNOWN_CULPRIT
                     )  # one episode may know more than the first
-                    best[v.cause] = replace(more, culprit=v.culprit, detail=v.detail) if unnamed else more
+                    best[verdict.cause] = (
+                        replace(more, culprit=verdict.culprit, detail=verdict.detail) if unnamed else more
+                    )
         return sorted(best.values(), key=best_first)
 
     @property
@@ -153,7 +157,7 @@ class Finding:
         return near and same and (cause.scope == mine.scope or "" in (cause.scope, mine.scope))
 
     def _about(self, episode: Episode) -> bool:
-        """Whether it is about the episode's process, or what that serves."""
+        """Whether the episode is about the culprit process, or what it serves."""
         by = self.cause.culprit
         port = f":{episode.facts.get('port', 0):.0f}"
         where = self.cause.scope.split(" in ")[0]
@@ -162,7 +166,7 @@ class Finding:
         return known or any(e.scope == episode.scope for e in self.episodes)
 
     def state(self) -> tuple[object, ...]:
-        """What makes a new row worth emitting at once."""
+        """A change of this makes a new row worth emitting at once."""
         steps = self.steps
         counts = (
             (
@@ -176,20 +180,20 @@ class Finding:
 
     @property
     def severity(self) -> str:
-        """``alarm`` unless it is nothing but a clock jump below the threshold."""
+        """``alarm``, except for a clock jump below the threshold without symptoms."""
         return "notice" if self.steps is not None and not self.steps.alarm and not self.episodes else "alarm"
 
     @property
     def about(self) -> tuple[str, str]:
-        """The symptom that names it, and its subject; empty where there is none yet."""
+        """The symptom that names it, and its subject; empty if there is none yet."""
         if self.steps is not None:
             jump = symptoms()["clock_jump"]
             return jump.name, jump.subject
         return (self.main.symptom, self.main.subject) if self.episodes else ("", "")
 
     def row(self, t_ns: int, *, whole: bool = True) -> Batch:
-        """The finding as one row of its table; t_ns is the watermark at which this was known. Not whole: in plain
-        words, without what rules say; it does not fail where they do.
+        """The finding as one row of its table; t_ns is the watermark at which this was known. With ``whole`` false, the
+        sentence is plain, without the text of rules, so that it cannot fail with them.
         """
         cause = self.cause
         symptom, subject = self.about
@@ -246,8 +250,8 @@ class Finding:
         return render("{clause}{why}.{also}", clause=_clause(self.main), why=why, also=also)
 
     def _others(self) -> list[Words]:
-        """Whom it hit beside the one that names it and the culprit; processes of one program that stopped or ended
-        together are told as such.
+        """Impacted subjects, beside the main one and the culprit. Processes of one program that stopped or ended
+        together are counted.
         """
         rest = others(self.main, self.episodes, self.cause.culprit)
         reported = {e.subject for e in rest}
@@ -268,7 +272,7 @@ class Finding:
 
 
 def _in_json(parts: list[Piece]) -> bytes:
-    """Empty where what it says needs so much escaping that there is no room for it."""
+    """Empty if the escaped text is too long for the column."""
     raw = json.dumps(parts, ensure_ascii=False, separators=(",", ":")).encode()
     return raw if len(raw) <= _FINDING.by_name["said"].width else b""
 

@@ -1,11 +1,11 @@
-"""Whether who refuses connects to a server is the server's own kernel, or somebody on the way: a firewall. Pure.
+"""Whether connects to a server are refused by the server's own kernel, or by a firewall on the path. Pure.
 
-A kernel that refuses a connect sends a reset, and we see it where the server is on this host: one that came from
-nowhere was made by a firewall. So was an error that came by ICMP: it ends a connect at once or with the second SYN, and
-there is no reset at all. A router says the same of a host that there is not: that one cannot be reached proves a
-firewall only where the server is on this host. Where a port is redirected (Docker, a mesh), the kernel refuses at
-another one: its reset is known by whom it goes to. Who asks for a neighbour by ARP in vain is told after three seconds,
-whatever connects began meanwhile: these take any time up to that.
+A kernel that refuses a connect sends a reset, which is visible if the server is on this host: a received reset without
+a sent one was made by a firewall. So was an ICMP error, which ends a connect at once or with the second SYN, without a
+reset. A router sends ICMP errors for a missing host, too, so "host unreachable" proves a firewall only if the server is
+on this host. If a port is redirected (Docker, a service mesh), the kernel refuses at another port: its reset is
+recognised by its receiver. A failed ARP lookup is reported after three seconds to all connects that began meanwhile, so
+these take any time up to that.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ READS = {
 }
 _OK, _FAILED = (TABLES["tcp_connect"].code("result", name) for name in ("ok", "failed"))
 _SENT, _RECEIVED = (TABLES["tcp_reset"].code("direction", name) for name in ("sent", "received"))
-#: What ICMP makes of a connect (net/ipv4/icmp.c, net/ipv6/icmp.c): host, network or protocol unreachable, or
-#: prohibited.
+#: The errors of a connect for an ICMP message (net/ipv4/icmp.c, net/ipv6/icmp.c): host, network or protocol
+#: unreachable, or prohibited.
 _BY_ICMP = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES, errno.ENOPROTOOPT, errno.EPROTO)
 _UNREACHED = (errno.EHOSTUNREACH, errno.ENETUNREACH)
-#: Near by, what comes back while the SYN is still being sent ends only the next try, a second later.
+#: If the reply comes while the SYN is still being sent, it ends only the next try, a second later.
 _AT_ONCE_NS = SECOND // 2
 _ARP_NS, _FEW = 2_500_000_000, 0.1
 _LEAST, _MOST = 3, 0.5
@@ -42,8 +42,8 @@ _SLACK_NS, _BEFORE_NS = SECOND // 2, 120 * SECOND
 
 @dataclass(frozen=True)
 class Refusal:
-    """n: connects that a firewall refused; how: icmp or reset; failed: that failed in all. sure: whether it can have
-    been nothing else.
+    """n: connects that a firewall refused; how: icmp or reset; failed: all failed connects. sure: whether nothing else
+    is possible.
     """
 
     n: int
@@ -53,8 +53,8 @@ class Refusal:
 
 
 def refusal(raw: bytes, netns: int | None, episode: Episode, view: View) -> Refusal | None:
-    """What a firewall did to connects to a peer while the episode lasted. None where too few failed, or the peer's own
-    kernel refused them, or that is not known.
+    """What a firewall did to connects to a peer during the episode. None if too few failed, if the peer's own kernel
+    refused them, or if that is unknown.
     """
     rows = in_netns(to_peer(view.during("tcp_connect", episode), raw), netns)
     failed = pick(rows, rows["result"] == _FAILED)
@@ -75,9 +75,10 @@ def refusal(raw: bytes, netns: int | None, episode: Episode, view: View) -> Refu
     received = received[received["direction"] == _RECEIVED]
     if len(received) <= _FEW * len(refused):
         reported = view.rings["tcp_reset"].between(begun - _BEFORE_NS, begun - 1)["direction"] == _RECEIVED
-        return Refusal(len(refused), "icmp", len(failed)) if reported.any() else None  # else none may be told, or kept
+        # else resets may not be recorded, or no longer kept
+        return Refusal(len(refused), "icmp", len(failed)) if reported.any() else None
     if not view.servers.netns_of(raw, netns) or not (received["complete"] == 1).all():
-        return None  # what its kernel does is not seen
+        return None  # its kernel is not visible
     sent = resets[resets["direction"] == _SENT]
     back = np.isin(as_bytes(sent["peer"]), as_bytes(own_ends(received)))
     sent = sent[back | (own_ends(sent) == np.frombuffer(raw, "V18")[0])]

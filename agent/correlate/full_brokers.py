@@ -13,43 +13,43 @@ NAME = "resource_limit"
 
 
 def of_brokers(episode: Episode, view: View) -> Iterator[Verdict]:
-    for b in refusing(episode, view):
-        if b.errors["OOM"]:
+    for broker in refusing(episode, view):
+        if broker.errors["OOM"]:
             words = render(
                 "{who} refused {n} commands (memory full: {used} of {limit} bytes)",
-                who=b.who,
-                n=value(b.errors["OOM"]),
-                used=value(b.memory),
-                limit=value(b.memory_limit),
+                who=broker.who,
+                n=value(broker.errors["OOM"]),
+                used=value(broker.memory),
+                limit=value(broker.memory_limit),
             )
             used = item(
                 "queue_lag",
                 "memory used",
-                b.memory,
+                broker.memory,
                 "bytes",
                 column="memory_bytes",
-                limit=b.memory_limit,
-                keys={"peer": b.where},
+                limit=broker.memory_limit,
+                keys={"peer": broker.where},
             )
-            yield Verdict(NAME, 0.96, b.scope, words, (b.replies("OOM"), used), "memory", b.culprit)
-        elif b.errors["MISCONF"]:
+            yield Verdict(NAME, 0.96, broker.scope, words, (broker.replies("OOM"), used), "memory", broker.culprit)
+        elif broker.errors["MISCONF"]:
             words = render(
                 "{who} refused {n} commands (it cannot write its data to disk)",
-                who=b.who,
-                n=value(b.errors["MISCONF"]),
+                who=broker.who,
+                n=value(broker.errors["MISCONF"]),
             )
-            yield Verdict(NAME, 0.85, b.scope, words, (b.replies("MISCONF"),), "disk_full", b.culprit)
-        elif b.full:
-            words = render("{who} takes no more clients", who=b.who)
+            yield Verdict(NAME, 0.85, broker.scope, words, (broker.replies("MISCONF"),), "disk_full", broker.culprit)
+        elif broker.full:
+            words = render("{who} takes no more clients", who=broker.who)
             seen = item(
                 "queue_lag",
                 "connections refused",
-                b.turned_away or None,
+                broker.turned_away or None,
                 "",
                 column="clients_refused",
-                clients=b.clients,
-                limit=b.clients_limit,
-                reason=", ".join(b.down),
-                keys={"peer": b.where},
+                clients=broker.clients,
+                limit=broker.clients_limit,
+                reason=", ".join(broker.down),
+                keys={"peer": broker.where},
             )
-            yield Verdict(NAME, 0.97, b.scope, words, (seen,), "clients", b.culprit)
+            yield Verdict(NAME, 0.97, broker.scope, words, (seen,), "clients", broker.culprit)

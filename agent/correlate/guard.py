@@ -1,5 +1,5 @@
-"""Rules that fail cost what they would have said, never what the others say. Pure: whoever wants to know what they cost
-passes a clock.
+"""Contains the errors of rules: a rule that fails loses its own verdicts, and no others. Pure: the caller passes a
+clock if it needs the costs.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from typing import TypeVar
 
 T = TypeVar("T")
 U = TypeVar("U")
-#: A rule that fails this often in a row is left out until the next start.
+#: A rule that fails this often in a row is disabled until the next start.
 IN_A_ROW = 5
 
 
 class Guard:
-    """failures: rule -> its last fault, in words; counts: how many each had; skipped: attempts of rules that are left
-    out; run_ns, runs: by rule, by ``clock`` (ns, any that does not go back).
+    """failures: rule -> its last error, in words; counts: errors of each; skipped: attempts of disabled rules; run_ns,
+    runs: by rule, by ``clock`` (ns, any monotonic one).
     """
 
     def __init__(self, clock: Callable[[], int] | None = None) -> None:
@@ -30,7 +30,7 @@ class Guard:
         self._new_failures: list[str] = []
 
     def attempt(self, name: str, work: Callable[..., T], *args: object, otherwise: U) -> T | U:
-        """What ``work(*args)`` returns; ``otherwise`` where it fails, or is left out."""
+        """What ``work(*args)`` returns; ``otherwise`` if it fails, or is disabled."""
         if self._in_a_row and self.out(name):
             self.skipped += 1
             return otherwise
@@ -49,11 +49,11 @@ class Guard:
         return done
 
     def missed(self) -> int:
-        """Judgements that nobody made: rules failed, or are left out."""
+        """Evaluations that were not made: the rule failed, or is disabled."""
         return self.counts.total() + self.skipped
 
     def out(self, name: str) -> bool:
-        """Whether a rule is left out."""
+        """Whether a rule is disabled."""
         return self._in_a_row[name] >= IN_A_ROW
 
     def _failed(self, name: str, error: Exception) -> None:
@@ -66,7 +66,7 @@ class Guard:
             )
 
     def state(self) -> list[dict[str, object]]:
-        """A row a rule that was asked so far."""
+        """One row per rule that has run."""
         return [
             {
                 "rule": name,
@@ -80,6 +80,6 @@ class Guard:
         ]
 
     def new_failures(self) -> list[str]:
-        """What is worth telling and was not asked for yet: a rule's first fault, and that it is left out."""
+        """New errors to report: a rule's first error, and that it is disabled."""
         new, self._new_failures = self._new_failures, []
         return new

@@ -1,6 +1,4 @@
-"""Addresses with which TLS handshakes are made: how many were through, and how many failed, as their clients and their
-servers on this host saw it.
-"""
+"""Addresses with TLS handshakes: how many succeeded and failed, as seen by their clients and servers on this host."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from agent.tables import TABLES
 
 _OK, FAILED = (TABLES["tls_handshake"].code("result", name) for name in ("ok", "failed"))
 SERVER = TABLES["tls_handshake"].code("role", "server")
-#: What a symptom of handshakes reads.
+#: Columns that a symptom of handshakes reads.
 READS = {"tls_handshake": ("netns", "saddr", "sport", "peer", "role", "result", "error", "duration_ns")}
 
 
@@ -26,9 +24,9 @@ def served_at(rows: np.ndarray) -> np.ndarray:
 
 
 class HandshakeWatch(EndWatch):
-    """One subject is one ip:port, in one network namespace. ok: handshakes that were through; failed, served: that
-    failed, as clients and as its server saw it. med_ns, longest_ns: what half of those that were through took at most,
-    and the slowest, as clients of this host saw it, else as the server did.
+    """One subject is one ip:port, in one network namespace. ok: successful handshakes; failed, served: failed ones, as
+    seen by clients and by the server. med_ns, longest_ns: the median and the slowest successful one, as seen by clients
+    of this host, else by the server.
     """
 
     metrics = ("ok", "failed", "served", "med_ns", "longest_ns")
@@ -45,18 +43,18 @@ class HandshakeWatch(EndWatch):
             return np.empty(0, np.int64)
         first, group = groups([done["netns"], ends])
         n, there, good = len(first), done["role"] == SERVER, done["result"] == _OK
-        well, well_there, failed, served = (
+        ok, ok_there, failed, served = (
             np.bincount(group[of], minlength=n).astype(np.float64)
             for of in (good & ~there, good & there, ~good & ~there, ~good & there)
         )
-        chosen = np.sort(np.argsort(-(failed + served + well + well_there), kind="stable")[:MOST])
+        chosen = np.sort(np.argsort(-(failed + served + ok + ok_there), kind="stable")[:MOST])
         slots = self.slots(done["netns"][first[chosen]], ends[first[chosen]], second)
         fits = slots >= 0
-        values = {"ok": np.maximum(well, well_there), "failed": failed, "served": served}
+        values = {"ok": np.maximum(ok, ok_there), "failed": failed, "served": served}
         self.series.put(second, slots[fits], **{name: of[chosen][fits] for name, of in values.items()})
         for slot, one in zip(slots[fits].tolist(), chosen[fits].tolist(), strict=True):
             through = (group == one) & good
-            took = done["duration_ns"][through & (there if not well[one] else ~there)]
+            took = done["duration_ns"][through & (there if not ok[one] else ~there)]
             if len(took):
                 middle, longest = (np.array([float(of(took))]) for of in (np.median, np.max))
                 self.series.put(second, np.array([slot]), med_ns=middle, longest_ns=longest)

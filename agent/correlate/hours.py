@@ -1,14 +1,14 @@
-"""What limiters and services usually have to do at this hour of the day.
+"""The usual activity of limiters and services at this hour of the day.
 
-An hour is a 24th of a day of CLOCK_BOOTTIME: no step of the wall clock moves it, and a replay has the same ones. Of
-each hour of the last week it is kept how often there was something to do, and the longest pause. An hour was busy if it
-held ``_LEAST`` requests, without a pause of a third of it, and so did the one before and the one after: so nobody is
-late who only begins or ends earlier than yesterday, or by another time of the year.
+An hour is a 24th of a day of CLOCK_BOOTTIME: no step of the wall clock moves it, and a replay has the same hours. For
+each hour of the last week the number of requests and the longest pause are kept. An hour was busy if it, the one before
+and the one after each had ``_LEAST`` requests, without a pause of a third of an hour. So a service that begins or ends
+somewhat earlier than yesterday, or with daylight saving time, is not late.
 
-One is silent that has nothing to do for three times the longest pause of the busy days at this hour, and for
-``_LEAST_S``. If requests come at random that befalls one that has ``_LEAST`` an hour once in some ten years, and others
-more seldom. Three days must have been busy; so must have been this day a week before, or, where that is not known, all
-days, and it had to do within the last hour.
+A subject is silent if it has no request for three times the longest pause of the busy days at this hour, and for
+``_LEAST_S``. With random arrivals that happens to a subject with ``_LEAST`` requests an hour about once in ten years,
+and to others less often. Three days must have been busy, and the same day a week before. If that is unknown, all days
+must have been busy, and it must have had a request within the last hour.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from agent.correlate.watch import Watch
 from agent.correlate.words import process, text
 from agent.tables import TABLES
 
-#: What a symptom of these reads.
+#: Columns that a symptom of these reads.
 READS = {
     "limiter_decision": ("limiter_id",),
     "limiter_rate": ("limiter_id", "seen_allowed", "seen_refused", "allowed", "refused"),
@@ -39,14 +39,14 @@ HOUR, _KEPT = 3600, 192
 _DAYS, _WEEK = np.arange(1, 8) * 24, 6
 _AROUND = np.array([-1, 0, 1])
 _LEAST, _LEAST_S, _RATIO, _ALIKE = 60, 60, 3, 3
-_GAP_S = 10  # in which nothing at all came: the host slept, or nobody looked
-_MOST = 1 << 32  # requests a second that are believed
+_GAP_S = 10  # a gap without any rows: the host slept, or the agent did not run
+_MOST = 1 << 32  # larger numbers of requests a second are not believed
 _ENDS = of_codes(TABLES["process_event"].code("kind", name) for name in ("killed", "exited", "oom_killed"))
 
 
 class HourWatch(Watch):
     """One subject is one limiter of all processes of one name, or one port of a network namespace. last: the last
-    second in which it had something to do.
+    second with a request.
     """
 
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
@@ -65,7 +65,7 @@ class HourWatch(Watch):
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         if rows:
             self._pass(second)
-        elif second - self._at > _GAP_S:  # that others still look at such seconds tells nothing
+        elif second - self._at > _GAP_S:  # after a gap, evaluating such seconds for other watches tells nothing
             return np.empty(0, np.int64)
         for key, n, row in (*_limiters(rows), *_ports(rows)):
             slot = self.series.slot(key, second)
@@ -81,18 +81,18 @@ class HourWatch(Watch):
             self.last[slot] = second
             self._who[slot] = key, int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000, text(row["comm"])
             self._ended.discard(slot)
-        self.series.dropped = 0  # those who watch the same for other symptoms count them
+        self.series.dropped = 0  # the other watches of the same subjects count them
         self._end_of(rows.get("process_event"))
         return np.array(sorted(self._who), np.int64)
 
     def _past(self, key: Key) -> Hours:
-        """What an agent before this one knew of it."""
+        """What an earlier agent knew of it."""
         until, known = self._before
         return without_gap(known[key], until, self._hour) if key in known else _NOTHING
 
     def remember(self) -> bytes:
-        """What is known of hours that are over, for another agent of this boot; with what it was told itself, of whom
-        it has not seen yet, last.
+        """What is known of past hours, for a later agent of this boot; followed by what an earlier agent knew of
+        subjects that have not been seen since.
         """
         mine = [
             (self._who[slot][0], Hours(self._n[slot], self._pause[slot]))
@@ -105,16 +105,16 @@ class HourWatch(Watch):
         )
 
     def recall(self, kept: bytes) -> None:
-        """Before the first second: what another one remembered. One counts once it has something to do again: its
-        process may have ended.
+        """Takes what an earlier agent remembered; call before the first second. A subject counts once it has a request
+        again, since its process may have ended.
         """
         self._before = unpack(kept, _KEPT)
 
     def _pass(self, second: int) -> None:
         hour = second // HOUR
         if self._at < 0 or second - self._at > _GAP_S:
-            for without_gap in range(max(self._hour, hour - _KEPT), hour):
-                self._pause[:, without_gap % _KEPT] = 0
+            for missing in range(max(self._hour, hour - _KEPT), hour):
+                self._pause[:, missing % _KEPT] = 0
             self._since, self._hour = second, hour
             self._now[:] = self._longest[:] = 0
         while self._hour < hour:
@@ -128,21 +128,21 @@ class HourWatch(Watch):
         self._at = second
 
     def _has_hours(self, slot: int) -> bool:
-        """Whether it was busy for an hour on so many days of the last week as anything is told of, or within the last
-        day: who comes and goes, however many, does not take its place.
+        """Whether it was busy for an hour on so many days of the last week that it can be reported, or within the last
+        day. Short-lived subjects do not take its slot.
         """
         days = (self._n[slot] >= _LEAST).reshape(-1, 24).any(axis=1).sum()
         return bool(days >= _ALIKE or (days and self._at - self.last[slot] < 24 * HOUR))
 
     def _end_of(self, events: np.ndarray | None) -> None:
-        """What becomes of one whose process ended is others' to tell."""
+        """Forgets subjects of ended processes, which other symptoms report."""
         if events is not None and self._who:
             gone = set(events["pid"][_ENDS[events["kind"]]].tolist())
             self._ended |= {slot for slot, (_, pid, _, _) in self._who.items() if pid in gone}
 
     def overdue(self, slots: np.ndarray, second: int) -> list[tuple[int, int, int, float]]:
-        """Of those that have nothing to do for too long: (slot, since when, longest pause of such hours, how often they
-        usually have).
+        """Subjects without a request for too long: (slot, since when, longest pause of such hours, usual number of
+        requests).
         """
         begun = np.maximum(self.last[slots], max(self._hour * HOUR, self._since))
         late = second + 1 - begun > _LEAST_S
@@ -164,8 +164,8 @@ class HourWatch(Watch):
         ]
 
     def _replaced(self, slot: int) -> bool:
-        """A limiter that is named by its address is another one after each start of its program; one that the same
-        process only begins with later is beside it.
+        """Whether a later limiter replaced it: one named by its address has another name after each start of its
+        program. A limiter that the same process adds later does not replace it.
         """
         (what, name), *mine, _ = self._who[slot]
         return isinstance(what, str) and any(
@@ -186,7 +186,7 @@ class HourWatch(Watch):
         return episode
 
     def _end(self, second: int) -> None:
-        """How long one goes on its symptom says."""
+        """Its symptom decides how long an episode lasts."""
         for key, episode in list(self.active.items()):
             if second - episode.last_bad >= self.config.quiet_s:
                 del self.active[key]
@@ -197,12 +197,15 @@ _Seen = tuple[tuple[object, ...], float, np.void]
 
 
 def _limiters(rows: Mapping[str, np.ndarray]) -> list[_Seen]:
-    d, rate = rows.get("limiter_decision"), rows.get("limiter_rate")
+    decisions, rate = rows.get("limiter_decision"), rows.get("limiter_rate")
     seen: list[_Seen] = []
-    if d is not None and len(d):
+    if decisions is not None and len(decisions):
         first, group = shared(rows, "limiter_decision", "limiter_id", "comm")
         n = np.bincount(group)
-        seen += [((text(d[i]["limiter_id"]), text(d[i]["comm"])), float(n[g]), d[i]) for g, i in enumerate(first)]
+        seen += [
+            ((text(decisions[i]["limiter_id"]), text(decisions[i]["comm"])), float(n[g]), decisions[i])
+            for g, i in enumerate(first)
+        ]
     for row in rate if rate is not None else ():
         reported, more = (
             sum(max(0, int(row[c])) for c in names) for names in (READS["limiter_rate"][1:3], READS["limiter_rate"][3:])
@@ -213,12 +216,17 @@ def _limiters(rows: Mapping[str, np.ndarray]) -> list[_Seen]:
 
 
 def _ports(rows: Mapping[str, np.ndarray]) -> list[_Seen]:
-    s = rows.get("service_latency")
-    if s is None:
+    latencies = rows.get("service_latency")
+    if latencies is None:
         return []
-    s = s[((s["requests"] > 0) | (s["waiting"] > 0)) & (s["sport"] > 0) & (s["pid"] > 0)]
-    if not len(s):
+    latencies = latencies[
+        ((latencies["requests"] > 0) | (latencies["waiting"] > 0)) & (latencies["sport"] > 0) & (latencies["pid"] > 0)
+    ]
+    if not len(latencies):
         return []
-    first, group = groups([s["netns"], s["sport"]])
-    n = np.bincount(group, s["requests"].clip(0, _MOST))
-    return [((int(s[i]["netns"]), int(s[i]["sport"])), float(n[g]), s[i]) for g, i in enumerate(first)]
+    first, group = groups([latencies["netns"], latencies["sport"]])
+    n = np.bincount(group, latencies["requests"].clip(0, _MOST))
+    return [
+        ((int(latencies[i]["netns"]), int(latencies[i]["sport"])), float(n[g]), latencies[i])
+        for g, i in enumerate(first)
+    ]

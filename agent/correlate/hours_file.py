@@ -1,6 +1,4 @@
-"""What is known of hours that were before this agent started, as bytes that another one kept. Pure; what cannot be read
-is nothing.
-"""
+"""Bytes with what is known of past hours, from one agent to a later one. Pure; unreadable bytes count as nothing."""
 
 from __future__ import annotations
 
@@ -18,9 +16,7 @@ _N, _PAUSE = np.dtype("<f4"), np.dtype("<u2")
 
 
 class Hours(NamedTuple):
-    """Of one limiter or port, in rings of hours: how often it had something to do, and the longest pause; 0: not
-    known.
-    """
+    """For one limiter or port, in rings of hours: the number of requests, and the longest pause; 0: not known."""
 
     n: np.ndarray
     pause: np.ndarray
@@ -28,9 +24,9 @@ class Hours(NamedTuple):
 
 def pack(hour: int, most: int, of: Iterable[tuple[Key, Hours]]) -> bytes:
     """The first ``most`` of them; hour: the first that is not over."""
-    some = [one for one, _ in zip(of, range(most), strict=False)]
-    keys = json.dumps([key for key, _ in some]).encode()
-    rings = b"".join(its.n.astype(_N).tobytes() + its.pause.astype(_PAUSE).tobytes() for _, its in some)
+    chosen = [one for one, _ in zip(of, range(most), strict=False)]
+    keys = json.dumps([key for key, _ in chosen]).encode()
+    rings = b"".join(its.n.astype(_N).tobytes() + its.pause.astype(_PAUSE).tobytes() for _, its in chosen)
     body = _SIZE.pack(hour, len(keys)) + keys + rings
     return body + _SUM.pack(zlib.crc32(body))
 
@@ -53,7 +49,7 @@ def unpack(raw: bytes, kept: int) -> tuple[int, dict[Key, Hours]]:
 
 
 def without_gap(hours: Hours, since: int, now: int) -> Hours:
-    """With nothing known of the hours in between, whose places in the rings they still have."""
+    """The same with the hours in between unknown: their places in the rings still have old values."""
     kept = len(hours.n)
     pause = hours.pause.copy()
     pause[np.arange(max(since, now - kept), now) % kept] = 0
@@ -61,6 +57,6 @@ def without_gap(hours: Hours, since: int, now: int) -> Hours:
 
 
 def others(earlier: Mapping[Key, Hours], known: Iterable[Key], since: int, now: int) -> Iterable[tuple[Key, Hours]]:
-    """Those of whom nothing has been seen since."""
+    """The subjects that have not been seen since."""
     there = set(known)
-    return ((key, without_gap(its, since, now)) for key, its in earlier.items() if key not in there)
+    return ((key, without_gap(hours, since, now)) for key, hours in earlier.items() if key not in there)

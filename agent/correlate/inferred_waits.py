@@ -1,9 +1,8 @@
-"""Whom a process waited for, where no wait of its own was seen: one that waits for all its connections at once (epoll)
-names none of them.
+"""The peer that a process waited for, if no wait of its own was seen: a process that waits for all its connections at
+once (epoll) names none of them.
 
-Who serves them says for how long it kept its clients waiting, and the network to them what became of segments. Who
-answered late may have waited as
-well: the last one that did is meant.
+The peer's server reports how long its clients waited, and the network data shows lost segments. A late server may have
+waited itself; the last late one of the chain is returned.
 """
 
 from __future__ import annotations
@@ -22,23 +21,21 @@ from agent.correlate.view import NO_PEER, View, own_ends, to_peer
 from agent.correlate.words import text
 from agent.tables import TABLES
 
-SURE = 0.8  #: how certain it is that what is found here is it
+SURE = 0.8  # score of such a wait
 _SERVER = TABLES["tcp_rtt"].code("role", "server")
 _NAMES = (b"\x35\0", b"\x55\3")  # name servers have a cause of their own
-_PEERS, _STEPS = 32, 4  # looked at, of one process; from one to the next
-_COVERS = 0.7  # of a wait, from which another one is all of it
-_UNACCEPTED = 0.4  # of that, what a request may have waited in a Unix socket's backlog, where nobody sees it
-_RATIO, _SUM_RATIO = 2.0, 3.0  # slower than it ever was; all its answers together
-_STEADY = 5  # requests a second, from which none at all is a standstill
+_PEERS, _STEPS = 32, 4  # peers per process; steps from one process to the next
+_COVERS = 0.7  # of a wait, from which another wait explains it
+_UNACCEPTED = 0.4  # of that, the part that a request may wait, unseen, in the backlog of a Unix socket
+_RATIO, _SUM_RATIO = 2.0, 3.0  # slower than ever before; the sum of all its answers
+_STEADY = 5  # requests a second from which none at all is a stall
 _AGAIN = 3
 _BEFORE_NS, _NOTED_NS = 60 * SECOND, 30 * SECOND
 
 
 @dataclass(frozen=True)
 class InferredWait:
-    """A peer that kept a process waiting. pid, comm: of who answers there, and of several that do, who was late; 0 and
-    nothing where that is not known.
-    """
+    """A peer that kept a process waiting. pid, comm: of its server, the late one of several; 0 and empty if unknown."""
 
     raw: bytes
     pid: int
@@ -51,7 +48,7 @@ class InferredWait:
 
 
 def inferred_waits(episode: Episode, view: View, spans: Spans) -> list[InferredWait]:
-    """Peers that were waited for, each with for how long at once."""
+    """Peers that were waited for, each with the longest wait."""
     assert episode.pid is not None
     took = spans[1] - spans[0]
     need = float(took.max(initial=0)) * _COVERS
@@ -69,7 +66,7 @@ def inferred_waits(episode: Episode, view: View, spans: Spans) -> list[InferredW
 
 
 def _connections(episode: Episode, view: View, pid: int) -> list[tuple[bytes, int | None]]:
-    """(peer, network namespace) of a process's own connections; those that it talked with last come first."""
+    """(peer, network namespace) of a process's own connections, the most recently used first."""
     rows = view.rings["tcp_rtt"].between(episode.start_ns - _BEFORE_NS, episode.end_ns + SECOND)
     rows = rows[(rows["pid"] == pid) & (rows["role"] != _SERVER) & (rows["peer"] != NO_PEER)][::-1]
     found = [rows[i] for i in sorted(groups([rows["peer"], rows["netns"]])[0])[:_PEERS]] if len(rows) else []
@@ -81,7 +78,7 @@ def _connections(episode: Episode, view: View, pid: int) -> list[tuple[bytes, in
 
 
 def _latest(episode: Episode, view: View, pid: int) -> InferredWait | None:
-    """The peer of a process that answered latest, of those that never take so long."""
+    """The peer of a process with the latest answer, among those that never take so long."""
     late = [one for raw, netns in _connections(episode, view, pid) if (one := _late(episode, view, raw, netns))]
     return max(late, key=lambda one: one.waited_ns, default=None)
 
@@ -107,7 +104,7 @@ def _late(episode: Episode, view: View, raw: bytes, netns: int | None) -> Inferr
 
 
 def _badly_reached(episode: Episode, view: View, pid: int, shortest_ns: float, spans: Spans) -> list[InferredWait]:
-    """Peers of a process to which the network was lossy or slow; loopback only seems so where processors are short."""
+    """Peers of a process with a lossy or slow network. Loopback is left out: it only seems slow, if CPUs are busy."""
     found = []
     for raw, netns in _connections(episode, view, pid):
         if is_loopback(raw):
@@ -119,7 +116,7 @@ def _badly_reached(episode: Episode, view: View, pid: int, shortest_ns: float, s
 
 
 def _sent_again(episode: Episode, view: View, raw: bytes, netns: int | None) -> bool:
-    """Whether far more segments than before were sent again, to a peer or by it."""
+    """Whether far more segments than before were retransmitted, to a peer or by it."""
     rows = view.rings["tcp_retransmit"].between(episode.start_ns - _BEFORE_NS, episode.end_ns)
     back = rows[own_ends(rows) == np.frombuffer(raw, "V18")[0]]
     rows = np.concatenate([in_netns(to_peer(rows, raw), netns), back])

@@ -45,11 +45,11 @@ def _pairs(
 
 
 def inside(decisions: np.ndarray, events: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Index pairs (decision, event) of events that ended within ``at_work`` of a decision of their own.
+    """Index pairs (decision, event) of events that ended within ``at_work`` of their own decision.
 
-    Its own is: the same process, and the same goroutine where both know one, else the same thread; a decision whose
-    thread is unknown (the intake socket tells only the process) takes the events of its process. An event whose thread
-    is unknown (a lookup of Go's, by a goroutine of its own) is that of any decision of its process.
+    An event belongs to a decision of the same process and goroutine if both are known, else of the same thread. A
+    decision with an unknown thread takes the events of its process (the intake socket gives only the process). An event
+    with an unknown thread belongs to any decision of its process (a Go lookup runs on a goroutine of its own).
     """
     proc_d = [decisions["pid"], start_ticks(decisions)]
     proc_e = [events["pid"], start_ticks(events)]
@@ -65,9 +65,9 @@ def inside(decisions: np.ndarray, events: np.ndarray) -> tuple[np.ndarray, np.nd
         _pairs(decisions, by_thread, events, threads, some(timed & thread_d & go_d), some(~go_e)),
         _pairs(decisions, proc_d, events, proc_e, some(timed & ~thread_d & ~go_d), all_e),
     ]
-    nobodys = some(~known(events["tid"]) & ~go_e)
-    if len(nobodys):
-        parts.append(_pairs(decisions, proc_d, events, proc_e, some(timed & (thread_d | go_d)), nobodys))
+    without_thread = some(~known(events["tid"]) & ~go_e)
+    if len(without_thread):
+        parts.append(_pairs(decisions, proc_d, events, proc_e, some(timed & (thread_d | go_d)), without_thread))
     if go_e.any():
         parts.append(
             _pairs(decisions, by_goroutine, events, [*proc_e, events["goroutine"]], some(timed & go_d), some(go_e))
@@ -107,9 +107,9 @@ def children(decisions_rows: np.ndarray, tables: Mapping[str, np.ndarray]) -> li
     """Children of decisions: ``(decision index, table, row index)``, ordered by decision, then table.
 
     tables: rows of ``slow_syscall``, ``tls_handshake`` and ``tcp_rtt`` (any may be missing). Slow calls, waits and
-    handshakes are those that ended inside the decision (see ``inside``); an RTT row is the one of a socket that those
-    used (by sock_id, else by process and peer) which covers the decision's end or is nearest to it, at most a minute
-    away.
+    handshakes are those that ended inside the decision (see ``inside``). An RTT row belongs to a socket that they used
+    (by sock_id, else by process and peer); it is the one that covers the decision's end or is nearest to it, at most a
+    minute away.
     """
     found: list[tuple[int, str, int]] = []
     rtt = tables.get("tcp_rtt")
@@ -128,7 +128,7 @@ def children(decisions_rows: np.ndarray, tables: Mapping[str, np.ndarray]) -> li
 
 
 def _rtt_of(t_ns: np.ndarray, used: np.ndarray, rtt: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Index pairs (used, rtt): by socket where that is known on both sides and found, else by process and peer."""
+    """Index pairs (used, rtt): by socket if it is known on both sides and found, else by process and peer."""
     has = known(used["sock_id"])
     rows = np.flatnonzero(known(rtt["sock_id"]))
     want = np.flatnonzero(has)

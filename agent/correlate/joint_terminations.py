@@ -1,7 +1,7 @@
-"""What one act did to a program of several processes: one signal that stopped them all, an end that took the others
-along. Pure; from rows of ``process_event``.
+"""Terminations of one program's processes by one act: one signal that stopped them all, or an end that caused the
+others. Pure; from rows of ``process_event``.
 
-PostgreSQL, nginx or gunicorn are a dozen processes each. Whoever stops or kills them does it once, and it is one fault.
+PostgreSQL, nginx or gunicorn have a dozen processes each. Stopping or killing them is one fault.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _KINDS = TABLES["process_event"].by_name["kind"]
 _STOPS, _ENDS = ([_KINDS.code(kind) for kind in kinds] for kinds in (STOPS, ENDS))
 _EXITED = _KINDS.code("exited")
 _AT_ONCE_NS = 100_000_000  # between two signals of one command
-_ALONG_NS = 300_000_000  # after an end, those that end by themselves since that one did
-_REPORTED_NS = SECOND  # ... and those that are ended by others of the program
-_MOST = 4096  # as many events as are kept
+_ALONG_NS = 300_000_000  # after an end, the limit for processes that end by themselves because of it
+_REPORTED_NS = SECOND  # ... and for those that other processes of the program end
+_MOST = 4096  # the number of events that are kept
 
 
 def joint_termination(termination: Termination, events: np.ndarray) -> Termination:
-    """With the others of its program (and user, and cgroup) that the same act hit. An end that only follows from
-    another one is told as that one. A frozen cgroup is one act already.
+    """Adds the other processes of its program (and user, and cgroup) with the same cause. A termination that follows
+    from another one is reported as that one. A frozen cgroup is one act already.
     """
     if termination.kind == "frozen" or not len(events):
         return termination
@@ -57,7 +57,7 @@ def _stopped(termination: Termination, rows: np.ndarray, own: int, _events: np.n
 def _ended(termination: Termination, rows: np.ndarray, own: int, events: np.ndarray) -> Termination:
     well = (rows["kind"] == _EXITED) & (rows["exit_code"] == 0)
     well[own] = False
-    rows, own = rows[~well], own - int(np.count_nonzero(well[:own]))  # who ends in order takes nobody along
+    rows, own = rows[~well], own - int(np.count_nonzero(well[:own]))  # orderly exits cause no other
     root = int(np.argmax(_from_outside(rows))) if _from_outside(rows).any() else 0
     after_ns = rows["t_ns"] - rows["t_ns"][root]
     hit = (rows["kind"] == _EXITED) & (after_ns >= -_AT_ONCE_NS) & (after_ns <= _ALONG_NS)
@@ -74,13 +74,13 @@ def _ended(termination: Termination, rows: np.ndarray, own: int, events: np.ndar
 
 
 def _alike(rows: np.ndarray, one: int) -> np.ndarray:
-    """By the same signal of the same program's."""
+    """Terminated by the same signal of the same program."""
     same = [rows[c] == rows[c][one] for c in ("kind", "signal", "exit_code", "sender_comm")]
     return np.asarray(np.logical_and.reduce(same))
 
 
 def _at_once(rows: np.ndarray, one: int, among: np.ndarray | None = None) -> np.ndarray:
-    """Those in one go with that row: each soon after the one before."""
+    """The rows in one run with that row: each soon after the one before."""
     some = np.arange(len(rows)) if among is None else np.flatnonzero(among)
     run = np.append(0, np.cumsum(np.diff(rows["t_ns"][some]) > _AT_ONCE_NS))
     hit = np.zeros(len(rows), np.bool_)
@@ -89,12 +89,12 @@ def _at_once(rows: np.ndarray, one: int, among: np.ndarray | None = None) -> np.
 
 
 def _by_its_own(rows: np.ndarray) -> np.ndarray:
-    """Who was ended by another process of its program."""
+    """Terminated by another process of its program."""
     return np.asarray((rows["sender_comm"] == rows["comm"]) & (rows["sender_pid"] != rows["pid"]))
 
 
 def _from_outside(rows: np.ndarray) -> np.ndarray:
-    """Who was ended by somebody else, by the kernel, or crashed."""
+    """Terminated by another program or by the kernel, or crashed."""
     return np.asarray((rows["kind"] != _EXITED) & ~_by_its_own(rows))
 
 

@@ -1,4 +1,4 @@
-"""What moves of the wall clock explain, as far as several causes go by it."""
+"""What moves of the wall clock explain. Shared by several causes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View
 from agent.correlate.words import process, render, span
 
-#: What a rule about jumps goes by.
+#: Columns that rules about jumps read.
 READS = {
     "clock_change": (
         "kind",
@@ -41,8 +41,8 @@ def near(episode: Episode, view: View) -> list[ClockJump]:
 
 
 def after(cause: str, enough: Callable[[Episode], float]) -> Rule:
-    """A rule: a jump of that cause shortly before, of at least ``enough`` ns, which is infinite where no jump could do
-    that.
+    """A rule: a jump of that cause shortly before, of at least ``enough`` ns (infinite if no jump can cause the
+    symptom).
     """
 
     def rule(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -102,7 +102,7 @@ def after(cause: str, enough: Callable[[Episode], float]) -> Rule:
 
 
 def unknown_to(cause: str) -> Rule:
-    """A rule: somebody moved the clock by just as much as a time daemon is wrong, and it does not know."""
+    """A rule: the clock was moved by as much as a time daemon is wrong, and the daemon does not know."""
 
     def rule(episode: Episode, view: View) -> Iterator[Verdict]:
         jump = moved(episode, view)
@@ -138,7 +138,7 @@ def unknown_to(cause: str) -> Rule:
 
 
 def moved(episode: Episode, view: View) -> ClockJump | None:
-    """The last jump by just as much as a time daemon is wrong."""
+    """The last jump by as much as a time daemon is wrong."""
     apart, bound = episode.facts["apart_ns"], episode.facts["bound_ns"]
     right = (
         j

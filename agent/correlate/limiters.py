@@ -22,7 +22,7 @@ _REFUSED, _DELAYED, ERROR, _CANCELLED = (
     TABLES["limiter_decision"].code("result", name) for name in ("refused", "delayed", "error", "cancelled")
 )
 
-#: What a symptom of limiters reads.
+#: Columns that a symptom of limiters reads.
 READS = {
     "limiter_decision": (
         "tid",
@@ -45,11 +45,10 @@ READS = {
 
 
 def took(rows: np.ndarray) -> np.ndarray:
-    """Nanoseconds that each decision itself took, NaN where unknown.
+    """Nanoseconds that each decision itself took, NaN if unknown.
 
-    A delay that the limiter imposed is its answer, not a symptom: it is subtracted, and a delayed decision whose delay
-    is unknown counts as unknown; so does one that the caller cancelled, since nobody told how much of its delay had
-    passed.
+    A delay that the limiter imposed is its answer, not a symptom, so it is subtracted. A delayed decision with an
+    unknown delay is unknown. So is a cancelled one, since the part of the delay that had passed is unknown.
     """
     duration = np.where(known(rows["duration_ns"]), rows["duration_ns"], np.nan)
     wait = np.where(known(rows["wait_ns"]), rows["wait_ns"], np.nan)
@@ -62,8 +61,8 @@ def took(rows: np.ndarray) -> np.ndarray:
 
 
 def at_work(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(from, to) of each decision, CLOCK_BOOTTIME ns, without the sleep that follows it where that is known to follow
-    (a Go program's Wait).
+    """(from, to) of each decision, CLOCK_BOOTTIME ns, without the sleep that follows it if one is known to follow (a Go
+    program's Wait).
     """
     begun = rows["t_ns"] - np.where(known(rows["duration_ns"]), rows["duration_ns"], 0)
     slept = np.isin(rows["result"], (_DELAYED, _CANCELLED)) & known(rows["goroutine"])
@@ -85,7 +84,7 @@ class Hung:
 
 
 class LimiterWatch(Watch):
-    """One subject is one limiter of one process, or all that one place asks: those have no limit together."""
+    """One subject is one limiter of one process, or all limiters that one place uses: those have no common limit."""
 
     metrics: tuple[str, ...] = (
         "n",
@@ -109,23 +108,23 @@ class LimiterWatch(Watch):
         self.of = np.empty(0, np.int64)  # the slot of each decision of the second
         self.hung: dict[int, list[Hung]] = {}
         self._need: dict[int, int] = {}
-        self._several: set[int] = set()  # slots of which several members decided in one second
-        self._takers: dict[int, str] = {}  # by slot: which other place took most of the same limiter
+        self._several: set[int] = set()  # slots with decisions of several members in one second
+        self._takers: dict[int, str] = {}  # by slot: the other place that took most of the same limiter
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        d = rows.get("limiter_decision")
+        decisions = rows.get("limiter_decision")
         self.of = np.empty(0, np.int64)
-        if d is None:
+        if decisions is None:
             return np.empty(0, np.int64)
         first, group = shared(rows, "limiter_decision", "limiter_id", "pid", "proc_start_ns")
-        who = columns_of(d, first, "limiter_id", "pid", "proc_start_ns", "comm", "library", "window_ns")
+        who = columns_of(decisions, first, "limiter_id", "pid", "proc_start_ns", "comm", "library", "window_ns")
         slots = np.array([self._slot(second, *its) for its in who], np.int64)
         self.of = slots[group]
         n = np.bincount(group).astype(np.float64)
-        errors = np.bincount(group, d["result"] == ERROR)
-        refused = np.bincount(group, d["result"] == _REFUSED)
-        cost = np.bincount(group, np.where(np.isnan(d["cost"]), 1.0, d["cost"]))
-        ns = took(d)
+        errors = np.bincount(group, decisions["result"] == ERROR)
+        refused = np.bincount(group, decisions["result"] == _REFUSED)
+        cost = np.bincount(group, np.where(np.isnan(decisions["cost"]), 1.0, decisions["cost"]))
+        ns = took(decisions)
         order = np.lexsort((ns, group))
         timed = np.bincount(group, ~np.isnan(ns)).astype(np.int64)
         begin = np.cumsum(n).astype(np.int64) - n.astype(np.int64)
@@ -142,44 +141,44 @@ class LimiterWatch(Watch):
             "errors": errors,
             "share": (refused + errors) / n,
             "cost": cost,
-            "others": self._others(d, group, slots),
+            "others": self._others(decisions, group, slots),
             "med_ns": med,
             "high_ns": high,
             "max_ns": top,
-            "limit": _last(np.where(d["unlimited"] == 1, np.inf, d["limit_per_s"]), group, len(n)),
-            "burst": _last(d["burst"], group, len(n)),
+            "limit": _last(np.where(decisions["unlimited"] == 1, np.inf, decisions["limit_per_s"]), group, len(n)),
+            "burst": _last(decisions["burst"], group, len(n)),
         }
-        if (d["member"] != d["member"][0]).any():
-            of_member, _ = groups([group, d["member"]])
+        if (decisions["member"] != decisions["member"][0]).any():
+            of_member, _ = groups([group, decisions["member"]])
             several = np.bincount(group[of_member], minlength=len(n)) > 1
             self._several.update(slots[several & fits].tolist())
         if self._several:
             apart = np.isin(slots, list(self._several))
             values["limit"] = np.where(apart, np.nan, values["limit"])
             values["burst"] = np.where(apart, np.nan, values["burst"])
-        share = np.where((d["sample_rate"] > 0) & (d["sample_rate"] < 1), d["sample_rate"], 1.0)
+        share = np.where((decisions["sample_rate"] > 0) & (decisions["sample_rate"] < 1), decisions["sample_rate"], 1.0)
         values["watched"] = least(np.ones(len(n)), group, share)
         self.series.put(second, slots[fits], **{k: v[fits] for k, v in values.items()})
         return slots[fits]
 
-    def _others(self, d: np.ndarray, group: np.ndarray, slots: np.ndarray) -> np.ndarray:
-        """Units that other places asked of the same limiters, by place: a limiter that is asked at several is one
+    def _others(self, decisions: np.ndarray, group: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """Units that other places took of the same limiters, by place. A limiter that is used at several places is one
         member of one process.
         """
         out = np.zeros(len(slots))
-        mine = np.flatnonzero(known(d["member"]))
+        mine = np.flatnonzero(known(decisions["member"]))
         if not len(mine):
             return out
-        _, member = groups([d[name][mine] for name in ("pid", "proc_start_ns", "member")])
-        cost = np.where(np.isnan(d["cost"][mine]), 1.0, d["cost"][mine])
+        _, member = groups([decisions[name][mine] for name in ("pid", "proc_start_ns", "member")])
+        cost = np.where(np.isnan(decisions["cost"][mine]), 1.0, decisions["cost"][mine])
         first, pair = groups([group[mine], member])
-        at, of, units = group[mine][first], member[first], np.bincount(pair, cost)
-        for shared_member in np.flatnonzero(np.bincount(of) > 1).tolist():
-            askers = np.flatnonzero(of == shared_member)
-            for one in askers.tolist():
-                rest = askers[askers != one]
-                out[at[one]] += units[rest].sum()
-                most, slot = rest[np.argmax(units[rest])], int(slots[at[one]])
+        at, member_of, units = group[mine][first], member[first], np.bincount(pair, cost)
+        for shared_member in np.flatnonzero(np.bincount(member_of) > 1).tolist():
+            askers = np.flatnonzero(member_of == shared_member)
+            for place in askers.tolist():
+                rest = askers[askers != place]
+                out[at[place]] += units[rest].sum()
+                most, slot = rest[np.argmax(units[rest])], int(slots[at[place]])
                 if slot >= 0 and slots[at[most]] >= 0:
                     self._takers[slot] = self.names[int(slots[at[most]])][0]
         return out
@@ -223,19 +222,19 @@ class LimiterWatch(Watch):
         )
 
     def warm(self, second: Second, some: np.ndarray) -> np.ndarray:
-        """Which of some of its subjects have been seen for long enough to judge a lasting rise."""
+        """Which of its subjects have been seen for long enough to evaluate a lasting rise."""
         slots = second.slots[some]
         seen = self.series.seen("n", slots, second.at, self.config.persist_s)
         return np.asarray(seen >= np.array([self._need[int(s)] for s in slots]))
 
     def settle(self, second: int) -> None:
         for episode in self.active.values():
-            if episode.last_bad == second:  # What holds once it is over explains nothing.
+            if episode.last_bad == second:  # values after the end explain nothing
                 self._facts(episode, second)
 
     def _facts(self, episode: Episode, second: int) -> None:
-        """What causes are judged by: rate, limit, burst and failures, before and during; watched: the share of its
-        decisions that were seen.
+        """The values for the rules of causes: rate, limit, burst and failures, before and during; watched: the share of
+        its decisions that were seen.
         """
         slot = np.array([episode.slot])
         bad = max(1, min(60, second - episode.start_ns // SECOND + 1))
@@ -263,12 +262,12 @@ class LimiterWatch(Watch):
 
 
 def seen(episode: Episode) -> str:
-    """Of which decisions, where a share of them was watched."""
+    """ " that were seen" if only a share of its decisions was watched."""
     return " that were seen" if episode.facts.get("watched", 1.0) < 1 else ""
 
 
 def _last(values: np.ndarray, group: np.ndarray, n: int) -> np.ndarray:
-    """The last known value of each group, NaN where there is none."""
+    """The last known value of each group, NaN if there is none."""
     out = np.full(n, np.nan)
     has = ~np.isnan(values)
     out[group[has]] = values[has]

@@ -18,7 +18,7 @@ from agent.correlate.words import address, process, text
 from agent.tables import TABLES
 
 _ACCEPT = TABLES["socket_queue"].code("kind", "accept")
-#: What a symptom of listeners reads.
+#: Columns that a symptom of listeners reads.
 READS = {"socket_queue": ("netns", "kind", "saddr", "sport", "queue", "limit", "drops")}
 
 
@@ -32,17 +32,17 @@ class AcceptWatch(Watch):
         self.names: dict[int, tuple[int, str, int, int, int, str]] = {}
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        s = rows.get("socket_queue")
-        if s is not None:
-            s = only(s, (s["kind"] == _ACCEPT) & (s["limit"] > 0))
-        if s is None or not len(s):
+        queues = rows.get("socket_queue")
+        if queues is not None:
+            queues = only(queues, (queues["kind"] == _ACCEPT) & (queues["limit"] > 0))
+        if queues is None or not len(queues):
             return np.empty(0, np.int64)
-        first, group = groups([s["pid"], start_ticks(s), s["netns"], s["saddr"], s["sport"]])
-        who = columns_of(s, first, "pid", "proc_start_ns", "netns", "saddr", "sport", "comm")
+        first, group = groups([queues["pid"], start_ticks(queues), queues["netns"], queues["saddr"], queues["sport"]])
+        who = columns_of(queues, first, "pid", "proc_start_ns", "netns", "saddr", "sport", "comm")
         slots = np.array([self._slot(second, *its) for its in who], np.int64)
-        queue = most(np.zeros(len(first)), group, s["queue"])
-        drops = most(np.zeros(len(first)), group, np.where(known(s["drops"]), s["drops"], 0))
-        limit = s["limit"][first].astype(np.float64)
+        queue = most(np.zeros(len(first)), group, queues["queue"])
+        drops = most(np.zeros(len(first)), group, np.where(known(queues["drops"]), queues["drops"], 0))
+        limit = queues["limit"][first].astype(np.float64)
         fits = slots >= 0
         self.series.put(
             second, slots[fits], queue=queue[fits], limit=limit[fits], fill=(queue / limit)[fits], drops=drops[fits]

@@ -1,8 +1,8 @@
-"""Which process of this host serves an address, and for whom.
+"""The process of this host that serves an address, as seen from a network namespace.
 
-A server is (network namespace, address, port): two containers may both have 127.0.0.1:6379. Loopback is served from
-within its own namespace only; any other address is served by whoever has it, wherever, unless two namespaces have it
-and the asker is in neither.
+A server is (network namespace, address, port): two containers may both have 127.0.0.1:6379. Loopback is served within
+its own namespace only. Any other address is served by the namespace that has it, unless two have it and the asker is in
+neither.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from agent.correlate.rows import columns_of, groups
 from agent.correlate.thresholds import SECOND
 from agent.correlate.words import text
 
-_ANY = (bytes(16), bytes(10) + b"\xff\xff" + bytes(4))  # also what stands for an address that is not known
+_ANY = (bytes(16), bytes(10) + b"\xff\xff" + bytes(4))  # also stands for an unknown address
 Server = tuple[str, int]
-_FORMER = 4  # of an address: who served it before, or serves it, too
-_FORMER_NS = 180 * SECOND  # what becomes of him is not kept for longer, and his number may be another's by then
+_FORMER = 4  # of an address: earlier, or additional, servers
+# their terminations are not kept for longer, and the pid may belong to another process by then
+_FORMER_NS = 180 * SECOND
 
 
 @lru_cache(4096)
 def is_loopback(raw: bytes) -> bool:
-    """Of a stored address (16 bytes): whether no network is on the way, as with a Unix socket."""
+    """Whether no network is on the path of a stored address (16 bytes), as with a Unix socket."""
     if raw.startswith(UNIX):
         return True
     ip = ipaddress.IPv6Address(raw[:16])
@@ -36,12 +37,12 @@ def is_loopback(raw: bytes) -> bool:
 
 
 def is_unix(raw: bytes) -> bool:
-    """Whether it is a Unix socket: there is nothing to say of round trips."""
+    """Whether it is a Unix socket, which has no round trips."""
     return raw.startswith(UNIX)
 
 
 def in_netns(rows: np.ndarray, netns: int | None) -> np.ndarray:
-    """The rows of that network namespace; all where it is not known, and those that do not know theirs."""
+    """The rows of that network namespace, or with an unknown one; all rows if ``netns`` is None."""
     if netns is None:
         return rows
     return np.asarray(rows[(rows["netns"] == netns) | (rows["netns"] == NULL_I64)])
@@ -50,24 +51,24 @@ def in_netns(rows: np.ndarray, netns: int | None) -> np.ndarray:
 class Servers:
     """Learns from rows of ``tcp_rtt`` (server side) and ``socket_queue``.
 
-    At most ``limit``, none that was not seen for ``age_ns``; who was not seen for longest gives way, and is counted in
-    ``dropped``.
+    Keeps at most ``limit`` servers, none that was not seen for ``age_ns``. The one not seen for longest is dropped
+    first, and counted in ``dropped``.
     """
 
     def __init__(self, limit: int, age_ns: int) -> None:
         self._limit, self._age_ns = limit, age_ns
-        self._known: dict[tuple[bytes, int, int], tuple[int, Server]] = {}  # who was not seen for longest is first
-        self._former: dict[tuple[bytes, int, int], deque[tuple[int, Server]]] = {}  # with when each was seen last
+        self._known: dict[tuple[bytes, int, int], tuple[int, Server]] = {}  # the one not seen for longest is first
+        self._former: dict[tuple[bytes, int, int], deque[tuple[int, Server]]] = {}  # each with when it was last seen
         self._netns: dict[tuple[bytes, int], set[int]] = {}
         self._newest_ns = NULL_I64
         self.dropped = 0
-        self.version = 0  #: another one each time that ``find`` may answer otherwise
+        self.version = 0  # changes whenever ``find`` may return another result
 
     def __len__(self) -> int:
         return len(self._known)
 
     def learn(self, rows: np.ndarray) -> None:
-        """Rows in time order."""
+        """Takes rows in time order."""
         rows = pick(rows, (rows["pid"] > 0) & (rows["sport"] > 0))[::-1]  # the last one of each comes first
         if not len(rows):
             return
@@ -105,10 +106,9 @@ class Servers:
                 del self._netns[address, port]
 
     def find(self, peer: bytes, netns: int | None, own_address: bool = False) -> Server | None:
-        """(comm, pid) of who serves a peer (18 bytes) for somebody in that namespace; None where nobody was seen, or
-        several may.
+        """(comm, pid) of the server of a peer (18 bytes), as seen from that namespace; None if unknown or ambiguous.
 
-        own_address: the peer's address is the asker's own, so that who listens on all addresses there serves it, too.
+        own_address: the peer's address is the asker's own, so that a listener on all addresses there serves it, too.
         """
         address, port = peer[:16], int.from_bytes(peer[16:18], "little")
         found = self._places(address, port, netns, own_address)
@@ -116,13 +116,11 @@ class Servers:
         return same.pop() if len(same) == 1 else None
 
     def netns_of(self, peer: bytes, netns: int | None) -> list[int]:
-        """The network namespaces in which a peer is served, for somebody in that one."""
+        """The network namespaces in which a peer is served, as seen from that one."""
         return [key[2] for key in self._places(peer[:16], int.from_bytes(peer[16:18], "little"), netns, False)]
 
     def of_late(self, peer: bytes, netns: int | None, own_address: bool = False) -> list[Server]:
-        """Everybody who serves a peer or did so before, the last one first; nobody where several places may be
-        meant.
-        """
+        """All current and earlier servers of a peer, the latest first; empty if it is ambiguous."""
         found = self._places(peer[:16], int.from_bytes(peer[16:18], "little"), netns, own_address)
         if len({self._known[key][1] for key in found}) != 1:
             return []

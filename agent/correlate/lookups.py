@@ -1,6 +1,4 @@
-"""Processes that look names up which resolved before, second by second: how many still do, how many of these take long,
-and how many do not.
-"""
+"""Processes that look up names that resolved before, second by second: successful, slow and failed lookups."""
 
 from __future__ import annotations
 
@@ -23,25 +21,26 @@ from agent.correlate.words import process, text
 from agent.tables import TABLES
 
 _OK, _NODATA = (TABLES["dns_lookup"].code("result", name) for name in ("ok", "nodata"))
-#: What a symptom of lookups reads.
+#: Columns that a symptom of lookups reads.
 READS = {"dns_lookup": ("peer", "name", "result", "duration_ns")}
 SLOW_NS = 500_000_000
-_NAMES, _A_SECOND = 4096, 256  # remembered; looked at in a second
+_NAMES, _A_SECOND = 4096, 256  # remembered; evaluated in a second
 _NO_CLIENT = NO_PEER[0].tobytes()
 _Name = tuple[int, int, bytes]
 
 
 class LookupWatch(Watch):
-    """One subject is a process. ok: lookups that were answered; lost: that failed, of names that it knew before: who
-    asks for what never was learns so, and that is no failure.
-    slow: of those that were answered, how many took ``SLOW_NS``; longest_ns: what the slowest took.
+    """One subject is a process. ok: successful lookups; lost: failed ones, of names that it knew before. A failed
+    lookup of a name that never existed is no failure. slow: successful lookups that took ``SLOW_NS``; longest_ns: the
+    slowest.
     """
 
     metrics = ("ok", "lost", "slow", "longest_ns")
 
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
-        self._known: OrderedDict[_Name, bytes] = OrderedDict()  # who answered; what was not asked for longest is first
+        # the server that answered; the name not asked for longest is first
+        self._known: OrderedDict[_Name, bytes] = OrderedDict()
         self._who: dict[int, tuple[int, int, str]] = {}
         self._clients: dict[int, bytes] = {}
 

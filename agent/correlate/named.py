@@ -1,5 +1,5 @@
-"""Who is named beside the one that a finding is about: each process once, though it was late on a port, did nothing and
-is somebody's server as well. Pure.
+"""The subjects that a finding names beside its main one: each process once, even if it was late on a port, idle and a
+server as well. Pure.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from agent.correlate.words import process
 
 
 def others(main: Episode, episodes: Iterable[Episode], culprit: Culprit) -> list[Episode]:
-    """Of each that is neither the main one's nor the bare culprit, the episode with the shortest name; by name."""
+    """For each process but the main one and the bare culprit, the episode with the shortest name; sorted by name."""
     every = [main, *episodes]
     serving = {e.key[1]: e.pid for e in every if _is_process(e) and "port" in e.facts}
     shortest: dict[Hashable, Episode] = {}
@@ -22,27 +22,29 @@ def others(main: Episode, episodes: Iterable[Episode], culprit: Culprit) -> list
     return sorted((e for e in shortest.values() if not _is(culprit, e)), key=lambda e: e.subject)
 
 
-def _is(culprit: Culprit, e: Episode) -> bool:
-    """Whether the cause's words have said as much of it already: where it serves would be news."""
-    return e.pid is not None and e.pid == culprit.pid and e.subject == process(e.comm, e.pid)
+def _is(culprit: Culprit, episode: Episode) -> bool:
+    """Whether the cause's words already name it so. Its port would be new information."""
+    return (
+        episode.pid is not None and episode.pid == culprit.pid and episode.subject == process(episode.comm, episode.pid)
+    )
 
 
-def _is_process(e: Episode) -> bool:
-    """Whether it is called by its process, or by that and where it serves; a limiter of a process is something of its
-    own.
-    """
-    return e.pid is not None and e.subject.partition(" on ")[0].removeprefix("process ") == process(e.comm, e.pid)
+def _is_process(episode: Episode) -> bool:
+    """Whether its subject is a process, with or without its port. A limiter of a process is a subject of its own."""
+    return episode.pid is not None and episode.subject.partition(" on ")[0].removeprefix("process ") == process(
+        episode.comm, episode.pid
+    )
 
 
-def _who(e: Episode, serving: dict[object, int | None]) -> Hashable:
-    if _is_process(e):
-        return e.pid
-    raw = e.key[-1] if e.pid is None and len(e.key) == 2 else b""  # of a broker (system, peer)
-    if isinstance(e.key[0], str) and isinstance(raw, bytes) and len(raw) == 18:
+def _who(episode: Episode, serving: dict[object, int | None]) -> Hashable:
+    if _is_process(episode):
+        return episode.pid
+    raw = episode.key[-1] if episode.pid is None and len(episode.key) == 2 else b""  # of a broker (system, peer)
+    if isinstance(episode.key[0], str) and isinstance(raw, bytes) and len(raw) == 18:
         port = int.from_bytes(raw[16:], "little")
         if port in serving and _is_loopback(raw[:16]):
             return serving[port]
-    return e.subject
+    return episode.subject
 
 
 def _is_loopback(raw: bytes) -> bool:

@@ -1,10 +1,10 @@
-"""From when a value is no longer what a subject has always had, by a stated rate of false alarms. Pure.
+"""The threshold above which a value is unusual for its subject, with a stated rate of false alarms. Pure.
 
-Goes by the worst value of each second of the last two minutes. Between the upper quartile and the 95th percentile the
-chance of a value falls by five; that it goes on to fall as a power of the value (which has heavier tails than most
-programs) says from where on it is as rare as one second in ``SURE_S``, or in ``SLOW_S``. And it must be twice the third
-largest of these seconds, or, while few are known, the largest. None of these is moved by one or two values: a stall
-raises no bar for the next.
+It is based on the worst value of each second of the last two minutes. From the upper quartile to the 95th percentile
+the probability falls by a factor of five. It is extrapolated as a power law, which has heavier tails than most
+programs, to the value that one second in ``SURE_S``, or in ``SLOW_S``, exceeds. The threshold is also at least twice
+the third largest of these seconds or, while few are known, the largest. One or two values move none of these, so a
+stall does not raise the threshold for the next.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 SURE_S, SLOW_S = 86400, 600
 _BETWEEN = np.log(5.0)
 _QUARTER = 0.25
-_MOST = 12.0  #: times the 95th percentile: what spreads widely where it is short need not do so where it is long
-_EACH, _OUTLIERS = 20, 2  #: of so many seconds one may be an outlier; of all, so many
+_MOST = 12.0  # times the 95th percentile: short times that vary widely do not imply that long ones do
+_EACH, _OUTLIERS = 20, 2  # one in so many seconds may be an outlier; of all, so many
 
 
 class Bars(NamedTuple):
-    """One value a subject, NaN where nothing was seen. sure: what is beyond it is a symptom by itself; slow: several
-    that are beyond it may be; often: twice the third largest.
+    """One value per subject, NaN without data. sure: one value beyond it is a symptom; slow: several values beyond it
+    may be one; often: twice the third largest.
     """
 
     sure: np.ndarray
@@ -31,7 +31,7 @@ class Bars(NamedTuple):
 
 
 def bars(worst: np.ndarray) -> Bars:
-    """worst: of each second that was usual, shape (subjects, seconds), NaN where there is none."""
+    """worst: of each usual second, shape (subjects, seconds), NaN without one."""
     ordered = np.sort(worst, axis=1)  # NaN sorts last
     last = np.count_nonzero(~np.isnan(worst), axis=1) - 1
 

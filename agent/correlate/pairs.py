@@ -1,6 +1,4 @@
-"""What the network between the two ends of a stalled connection (agent/correlate/streams.py) was like, as several
-causes go by it.
-"""
+"""The network between the two ends of a stalled connection (agent/correlate/streams.py). Shared by several causes."""
 
 from __future__ import annotations
 
@@ -21,8 +19,8 @@ READS = {**PEERS, **CPUS}
 
 @dataclass(frozen=True)
 class Pair:
-    """idle: the end that neither did its part nor waited for the other. again: segments between the two that were sent
-    again.
+    """idle: the end that neither did its part nor waited for the other. again: segments between the two that were
+    retransmitted.
     """
 
     name: str
@@ -32,8 +30,8 @@ class Pair:
 
 
 def reads(episode: Episode, view: View) -> tuple[int, str] | None:
-    """(pid, comm) of who should read what is not taken (agent/correlate/stuck.py); None where it is not known to be on
-    this host.
+    """(pid, comm) of the process that does not read (agent/correlate/stuck.py); None if it is not known to be on this
+    host.
     """
     netns, raw, reader = cast("tuple[int, bytes, Process | tuple[()]]", episode.key)
     if reader:

@@ -1,11 +1,10 @@
-"""What the network to a peer was like while somebody waited for it: slower, or not, by what only the network can have
-made long. Pure.
+"""The network to a peer during a wait for it: slower or not, from values that only the network can raise. Pure.
 
-The kernel alone answers a SYN, so a connect takes a round trip, however long the server thinks. A connection's RTT
-counts the time until the peer acknowledges, and a peer that thinks for less than the delayed acknowledgement (Linux: 40
-ms) does so with its answer: a rise above that is the network's. A segment that was lost makes connects and RTT long,
-too: connects during which a SYN was sent again tell nothing of the way, and of the RTT the seconds in which even the
-shortest was long do.
+The kernel alone answers a SYN, so a connect takes one round trip, however slow the server is. A connection's RTT
+includes the time until the peer acknowledges, and a peer that answers within the delayed acknowledgement (Linux: 40 ms)
+acknowledges with its answer: a rise above that is the network's. Lost segments make connects and RTT longer, too. So
+connects with a retransmitted SYN are ignored, and of the RTT only seconds count in which even the shortest one was
+long.
 """
 
 from __future__ import annotations
@@ -31,18 +30,18 @@ _DELAYED_ACK_US = 50_000  # TCP_DELACK_MIN, and a tick: a peer that answers soon
 _DELAYED_ELSEWHERE_US = 210_000  # other systems than Linux wait for up to 200 ms
 _REACH_NS = 60 * SECOND
 _SLACK_NS = 20_000_000  # a decision may be reported a little after its end
-_SPREAD = 0.5  # of the median, from which round trips are told to vary
-_FEW = 4  # fewer tell no spread
-_SETTLED = 8  # samples after which a smoothed RTT has made two thirds of its way
-_SATURATED_NS = 500_000_000  # a second, that threads of this host waited for processors, beyond what is usual
+_SPREAD = 0.5  # of the median, from which round trips count as varying
+_FEW = 4  # too few samples for a spread
+_SETTLED = 8  # samples after which a smoothed RTT has made two thirds of a change
+_SATURATED_NS = 500_000_000  # time a second that threads of this host waited for CPUs, beyond the usual
 Spans = tuple[np.ndarray, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Path:
-    """usual, worst: smoothed RTT, us; now: what round trips took, where they were slower. held: unless the peer held
-    its acknowledgements back. quickest: a round trip that was quick all the while, us, where only that speaks for the
-    network. low, high: between which they varied, us, where they did. entries: of its evidence.
+    """usual, worst: smoothed RTT, us; now: round trips while they were slower. held: unless the peer delayed its
+    acknowledgements. quickest: a round trip that was quick throughout, us, if only that shows that the network was
+    fine. low, high: the range of jitter, us, if there was any. entries: evidence.
     """
 
     usual: float | None
@@ -65,8 +64,8 @@ def path(
     spans: Spans,
     here: bool = False,
 ) -> Path:
-    """To the peer ``raw``, for somebody who waited for it for ``longest_ns`` at once, within these times (begins,
-    ends). here: it is a process of this host.
+    """The path to the peer ``raw`` for a process that waited for it for ``longest_ns`` at once, within these times
+    (begins, ends). here: the peer is a process of this host.
     """
     name = peer(raw)
     usual, floor, worst = rtt_us(view, raw, netns, episode)
@@ -100,7 +99,7 @@ def path(
         return Path(usual, worst, floor, True, False, None, low, high, (rtt,))
     if usual is None or worst is None or worst <= 2 * usual or (worst - usual) < enough:
         return Path(usual, worst, None, False, False, None, None, None, (rtt,))
-    # From here on, what the RTT says is not sure.
+    # From here on the RTT is not conclusive.
     if len(clean):
         return Path(usual, worst, None, False, False, float(np.median(clean)), None, None, (rtt,))
     quickest = quickest_us(view, raw, netns, episode, spans)
@@ -112,7 +111,7 @@ def path(
 
 
 def _answered_at_once(view: View, raw: bytes, netns: int | None, episode: Episode, longest_ns: float) -> bool:
-    """Whether a server of this host sent its answers long before they came."""
+    """Whether a server of this host sent its answers long before they arrived."""
     rows = view.rings["service_latency"].between(episode.start_ns, episode.end_ns + SECOND)
     there = np.isin(rows["netns"], view.servers.netns_of(raw, netns))
     rows = rows[there & (rows["sport"] == int.from_bytes(raw[16:18], "little")) & (rows["requests"] > 0)]
@@ -122,9 +121,7 @@ def _answered_at_once(view: View, raw: bytes, netns: int | None, episode: Episod
 def _connects(
     view: View, raw: bytes, netns: int | None, episode: Episode, spans: Spans
 ) -> tuple[np.ndarray, int, np.ndarray]:
-    """(us of those within the spans, how many of those there had a SYN sent again, us of those in the minute
-    before).
-    """
+    """(us of connects within the spans, how many there had a retransmitted SYN, us of those in the minute before)."""
     begin, end = merged(*spans)
     if not len(begin):
         return np.empty(0), 0, np.empty(0)
@@ -143,7 +140,7 @@ def _connects(
 
 
 def _within(connects: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Which began and ended within one of the times."""
+    """Which connects began and ended within one of the times."""
     if not len(begin):
         return np.zeros(len(connects), np.bool_)
     at = np.searchsorted(begin, connects["t_ns"] - connects["duration_ns"] + _SLACK_NS, "right") - 1
@@ -151,7 +148,7 @@ def _within(connects: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndar
 
 
 def merged(begin: np.ndarray, end: np.ndarray) -> Spans:
-    """Times that overlap or touch, as one; in order."""
+    """Overlapping or adjacent times merged; in order."""
     if not len(begin):
         return begin, end
     order = np.argsort(begin, kind="stable")
@@ -163,10 +160,10 @@ def merged(begin: np.ndarray, end: np.ndarray) -> Spans:
 def rtt_us(
     view: View, raw: bytes, netns: int | None, episode: Episode
 ) -> tuple[float | None, float | None, float | None]:
-    """(usual, the least of its worst second, worst while it lasted) smoothed RTT towards a peer, us; the last one known
-    before stands in for none during.
+    """(usual, minimum of its worst second, worst during the episode) smoothed RTT towards a peer, us; without a value
+    during the episode, the last one before it.
 
-    From that network namespace; where it is not known, nothing is told of loopback in several of them.
+    As seen from that network namespace. If it is unknown and loopback has rows in several, all are None.
     """
     rows = to_peer(view.rings["tcp_rtt"].between(episode.start_ns - _REACH_NS, episode.end_ns + SECOND), raw)
     rows = in_netns(rows, netns)
@@ -184,12 +181,11 @@ def rtt_us(
 def quickest_us(
     view: View, raw: bytes, netns: int | None, episode: Episode, spans: Spans | None = None
 ) -> float | None:
-    """The shortest round trip to that address while it lasted (its connects: within these times) that its program
-    cannot have held back, us.
+    """The shortest round trip to that address during the episode that its program cannot have delayed, us. spans: the
+    times for connects.
 
-    The network is often the same for all connections to one address: the one with the lowest RTT tells. It must have
-    had time to rise, since what is seen is smoothed over eight samples, and seconds are only known to be bad as a
-    whole.
+    The network is usually the same for all connections to one address, so the one with the lowest RTT is used. It must
+    have had time to rise, since the RTT is smoothed over eight samples, and whole seconds are bad.
     """
     address = np.frombuffer(raw, np.uint8)[:16]
     done = in_netns(view.rings["tcp_connect"].between(episode.start_ns, episode.end_ns), netns)
@@ -203,7 +199,7 @@ def quickest_us(
     )
     rows = in_netns(view.rings["tcp_rtt"].between(episode.start_ns + 2 * SECOND, episode.end_ns - SECOND), netns)
     rows = rows[(rows["role"] != _SERVER) & (addresses(rows) == address).all(axis=1)]
-    single = within_(rows[known(rows["raw_min_us"])], episode)["raw_min_us"]
+    single = _whole_within(rows[known(rows["raw_min_us"])], episode)["raw_min_us"]
     took += [float(single.max())] if len(single) else []
     if len(rows):
         first, group = groups([rows["pid"], rows["proc_start_ns"], rows["peer"]])
@@ -213,16 +209,14 @@ def quickest_us(
     return min(took, default=None)
 
 
-def within_(rows: np.ndarray, episode: Episode) -> np.ndarray:
-    """Those whose whole interval lies in it."""
+def _whole_within(rows: np.ndarray, episode: Episode) -> np.ndarray:
+    """The rows with an interval that lies in the episode as a whole."""
     lasted = np.where(known(rows["interval_ns"]), rows["interval_ns"], SECOND)
     return np.asarray(rows[(rows["t_ns"] - lasted >= episode.start_ns) & (rows["t_ns"] <= episode.end_ns)])
 
 
 def cpu_saturated(view: View, episode: Episode) -> bool:
-    """Whether this host's processors were so busy meanwhile that all of it is slow, what answers for the network
-    too.
-    """
+    """Whether this host's CPUs were so busy meanwhile that everything on it was slow, including its network stack."""
     sums = view.rings["syscall_latency"]
     before, now = (
         per_time(sums.between(a, b))

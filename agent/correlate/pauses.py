@@ -1,16 +1,14 @@
-"""How often limiters decide, and how long they usually pause: by which one that fell silent is known.
+"""How often limiters decide, and how long they usually pause: the basis for finding limiters that fell silent.
 
-One may pause for at most the largest of
-
+A pause is allowed up to the largest of
 - ``silence_ns``;
-- three times the longest pause of those remembered: the longest of each of the last ``_PAUSES`` seconds in which it
-  decided, however far apart;
-- the pause that comes once in ``_SECONDS`` such seconds, if the longest pauses of seconds are spread as those of random
-  arrivals are (Gumbel's distribution, from their median and upper quartile): 2,700 years of a limiter that decides each
+- three times the longest remembered pause. Remembered is the longest of each of the last ``_PAUSES`` seconds with
+  decisions, however far apart;
+- the pause that comes once in ``_SECONDS`` such seconds, if the longest pauses of seconds follow Gumbel's distribution,
+  as for random arrivals (from their median and upper quartile): once in 2,700 years for a limiter that decides each
   second.
-
-So one that works by the hour may rest for hours. Whether it decided as much as usual up to its silence is looked at,
-too: what fades out has ended.
+So a limiter that works by the hour may pause for hours. A limiter that decided less and less before it fell silent has
+ended normally, which is checked, too.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
 from agent.correlate.words import process, text
 
-#: What a symptom of silence reads.
+#: Columns that a symptom of silence reads.
 READS = {"limiter_decision": ("limiter_id", "library")}
 _PAUSES, _LEAST_PAUSES = 512, 12
 _RATIO = 3.0
@@ -38,13 +36,13 @@ _TAIL = math.log(_SECONDS)
 _QUARTILE = 1 / (
     math.log(math.log(2)) - math.log(math.log(4 / 3))
 )  # Gumbel's scale in units of upper quartile - median
-_BEFORE_S = 3  # in which it must have decided as often as usual, or half as often
+_BEFORE_S = 3  # seconds in which it must have decided as often as usual, or half as often
 _FADED = 0.5
 _LATE = 6
 
 
 class PauseWatch(Watch):
-    """One subject is one limiter of all processes of one name: one that starts again goes on."""
+    """One subject is one limiter of all processes of one name: a restart continues it."""
 
     metrics = ("n",)
 
@@ -59,50 +57,50 @@ class PauseWatch(Watch):
         self._at = np.zeros(most, np.int64)
         self.over: dict[
             int, tuple[int, int, tuple[int, int]]
-        ] = {}  #: by slot: a pause that was too long and is over, and of whom
+        ] = {}  # by slot: a pause that was too long and is over, and its process
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        d, self.over = rows.get("limiter_decision"), {}
-        if d is not None and len(d):
+        decisions, self.over = rows.get("limiter_decision"), {}
+        if decisions is not None and len(decisions):
             self._decided(second, rows)
         return np.array(sorted(self.names), np.int64)
 
     def _decided(self, second: int, rows: Mapping[str, np.ndarray]) -> None:
-        d = rows["limiter_decision"]
+        decisions = rows["limiter_decision"]
         first, group = shared(rows, "limiter_decision", "limiter_id", "comm")
-        order = np.lexsort((d["t_ns"], group))
-        t, of = d["t_ns"][order], group[order]
-        begins = np.flatnonzero(np.append(True, of[1:] != of[:-1]))
-        ends = np.append(begins[1:], len(of)) - 1
-        names = columns_of(d, first, "limiter_id", "comm", "library")
+        order = np.lexsort((decisions["t_ns"], group))
+        t_ns, limiter_of = decisions["t_ns"][order], group[order]
+        begins = np.flatnonzero(np.append(True, limiter_of[1:] != limiter_of[:-1]))
+        ends = np.append(begins[1:], len(limiter_of)) - 1
+        names = columns_of(decisions, first, "limiter_id", "comm", "library")
         slots = np.array(
-            [self._slot(name, second, at) for name, at in zip(names, t[begins].tolist(), strict=True)], np.int64
+            [self._slot(name, second, at) for name, at in zip(names, t_ns[begins].tolist(), strict=True)], np.int64
         )
         fits = slots >= 0
-        pause = np.zeros(len(t), np.int64)
-        np.subtract(t[1:], t[:-1], out=pause[1:])
-        pause[begins[fits]] = t[begins[fits]] - self.last_ns[slots[fits]]
+        pause = np.zeros(len(t_ns), np.int64)
+        np.subtract(t_ns[1:], t_ns[:-1], out=pause[1:])
+        pause[begins[fits]] = t_ns[begins[fits]] - self.last_ns[slots[fits]]
         longest = np.maximum.reduceat(pause, begins)[fits]
         slots, begins, ends = slots[fits], begins[fits], ends[fits]
-        who, too = columns_of(d, order[ends], "pid", "proc_start_ns"), longest > self.config.silence_ns
+        who, too = columns_of(decisions, order[ends], "pid", "proc_start_ns"), longest > self.config.silence_ns
         too[too] = longest[too] > self.allowed_ns(slots[too])
         for slot, too_long, (pid, start_ns), begun in zip(
-            slots.tolist(), too.tolist(), who, t[begins].tolist(), strict=True
+            slots.tolist(), too.tolist(), who, t_ns[begins].tolist(), strict=True
         ):
             if too_long:
                 self.over[slot] = (int(self.last_ns[slot]), begun, self.who[slot])
             self.who[slot] = pid, start_ns // 10_000_000
         known, usual = slots, longest
-        if len(self._active_slots):  # what was unusual is no measure
+        if len(self._active_slots):  # unusual pauses are not remembered
             known = slots[~np.isin(slots, self._active_slots)]
             usual = longest[np.isin(slots, known)]
         self._pauses[known, self._at[known] % _PAUSES] = usual
         self._at[known] += 1
-        self.resumed_ns[slots], self.last_ns[slots] = t[begins], t[ends]
+        self.resumed_ns[slots], self.last_ns[slots] = t_ns[begins], t_ns[ends]
         self.series.put(second, slots, n=(ends - begins + 1).astype(np.float64))
 
-    def _slot(self, of: tuple[bytes, bytes, bytes], second: int, t_ns: int) -> int:
-        name = text(of[0]), text(of[1]), text(of[2])
+    def _slot(self, name_bytes: tuple[bytes, bytes, bytes], second: int, t_ns: int) -> int:
+        name = text(name_bytes[0]), text(name_bytes[1]), text(name_bytes[2])
         slot = self.series.slot(name[:2], second)
         if slot >= 0 and self.names.get(slot, ("", ""))[:2] != name[:2]:
             self.names[slot] = name
@@ -111,7 +109,7 @@ class PauseWatch(Watch):
         return slot
 
     def allowed_ns(self, slots: np.ndarray) -> np.ndarray:
-        """For how long each may pause; endless where too little is known."""
+        """The longest allowed pause of each; infinite if too little is known."""
         if not len(slots):
             return np.empty(0)
         pauses = np.sort(self._pauses[slots], axis=1)  # NaN sorts last
@@ -128,23 +126,23 @@ class PauseWatch(Watch):
         return np.asarray(self._pauses[slot])
 
     def faded(self, slot: int, from_ns: int) -> bool:
-        """Whether it decided less and less before it fell silent: the pauses grew, or the last seconds held less than
-        usual.
+        """Whether it decided less and less before it fell silent: the pauses grew, or the last seconds had fewer
+        decisions than usual.
         """
         n = int(self._at[slot])
         late = self._pauses[slot, np.arange(n - _LATE, n) % _PAUSES]
         if np.median(late) > 2 * np.nanmedian(self._pauses[slot]):
             return True
-        at, of = from_ns // SECOND, np.array([slot])
-        before = self.series.recent("n", of, at, _BEFORE_S + 1)[0][:_BEFORE_S]  # its last second is cut short
-        usual = self.series.baseline("n", of, at, _BEFORE_S + 1)
+        at, slots = from_ns // SECOND, np.array([slot])
+        before = self.series.recent("n", slots, at, _BEFORE_S + 1)[0][:_BEFORE_S]  # its last second is incomplete
+        usual = self.series.baseline("n", slots, at, _BEFORE_S + 1)
         if usual.seen[0] < 0.5 * min(SECONDS, at - int(self.first_ns[slot]) // SECOND):
-            return False  # it decides now and then only
+            return False  # it decides only now and then
         return bool(np.nansum(before) / _BEFORE_S < _FADED * usual.median[0])
 
     def replaced(self, slot: int) -> bool:
-        """Whether another process of that program began with another limiter of that library since: one that is named
-        by its address is another one after each start. One that the same process begins with is beside it.
+        """Whether another process of that program has used another limiter of that library since: a limiter named by
+        its address gets another name at each start. A new limiter of the same process does not replace it.
         """
         return any(
             name[1:] == self.names[slot][1:]

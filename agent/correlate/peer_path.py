@@ -1,4 +1,4 @@
-"""What the network to a peer was like, as the causes of a peer's own symptoms go by it."""
+"""The network to a peer, for the causes of a peer's own symptoms."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from agent.correlate.words import peer
 
 @dataclass(frozen=True)
 class PeerPath:
-    """again: segments sent again; spurious: the peer had them already. cpu_saturated: this host's processors were so
-    busy that all of it is slow.
+    """again: retransmitted segments; spurious: the peer had them already. cpu_saturated: this host's CPUs were so busy
+    that everything on it was slow.
     """
 
     name: str

@@ -1,4 +1,6 @@
-"""Peers that processes of this host ask: round trips to them, segments sent again, waits for them, second by second."""
+"""Peers that processes of this host call: round trips to them, retransmitted segments, waits for them, second by
+second.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,12 @@ _WAITING = TABLES["syscall_latency"].code("kind", "waiting")
 _SERVER, _CLIENT = (TABLES["tcp_rtt"].code("role", name) for name in ("server", "client"))
 _OK = TABLES["tcp_connect"].code("result", "ok")
 _SYN = TABLES["tcp_retransmit"].code("kind", "syn")
-_CONTACTING = [b"established", b"syn_sent"]  # else nobody waits for it any more
-#: After so long a lone segment is sent again for the first time.
+_CONTACTING = [b"established", b"syn_sent"]  # in other states no process waits for the peer any more
+#: The initial retransmission timeout of a lone segment.
 RTO_NS = 200_000_000
-#: Of so many seconds, in which a peer is heard that is heard each second; and after how many tries it does not matter.
+#: A regular peer is seen in this share of so many seconds; after so many tries regularity does not matter.
 _RECENT_S, _REGULAR, _TRIES = 10, 0.7, 3
-#: What symptoms of peers read.
+#: Columns that symptoms of peers read.
 READS = {
     "tcp_rtt": ("netns", "role", "saddr", "sport", "peer", "samples", "rtt_min_us", "doubled"),
     "tcp_connect": ("netns", "peer", "result", "duration_ns"),
@@ -39,13 +41,13 @@ READS = {
 
 class PeerWatch(EndWatch):
     """One subject is one ip:port that clients of this host talk to from one network namespace, unless it is served in
-    the same: then no link is between.
+    the same one, since there is no link between them then.
 
     floor_us: the shortest smoothed RTT of the second, of the connections with most samples; connect_us: the median of
-    its connects, without those whose SYN was sent again; again: segments sent again, the peer's own among them where it
-    is on this host, less those that it had already; wait_ns: the longest wait of a process for it. here: it is a
-    process of this host. A peer of which nothing is heard any more has no round trips: how long it is waited for is
-    then known from what is sent to it again. dark: 1 in such a second.
+    its connects, without those with a retransmitted SYN; again: retransmitted segments, including the peer's own if it
+    is on this host, without those that it had already; wait_ns: the longest wait of a process for it. here: it is a
+    process of this host. A peer that does not respond has no round trips: the wait for it then follows from
+    retransmissions to it. dark: 1 in such a second.
     """
 
     metrics = ("floor_us", "connect_us", "again", "wait_ns", "here", "dark")
@@ -54,7 +56,7 @@ class PeerWatch(EndWatch):
         super().__init__(config, symptoms, guard)
         self._unanswered: dict[
             tuple[int, bytes], tuple[int, int, int]
-        ] = {}  # since when, and until when, a segment was sent, and how often again
+        ] = {}  # (time of the first unanswered segment, time of the last try, number of tries)
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         talks = rows.get("tcp_rtt")
@@ -96,10 +98,9 @@ class PeerWatch(EndWatch):
         return slots[fits]
 
     def _silent(self, second: int, rows: Mapping[str, np.ndarray], talks: np.ndarray | None) -> np.ndarray:
-        """Peers that were talked with before and now are only sent to again: none of their connections had an
-        acknowledgement. A second without a try is one of them while the next is not
-        overdue: each takes twice as long. Who only sends is not looked at each second: there it takes more tries to say
-        so.
+        """Peers that were active before and now only get retransmissions: none of their connections had an
+        acknowledgement. A second without a try belongs to such a time while the next try is not overdue, since each
+        takes twice as long. A peer that is not seen every second needs more tries.
         """
         again = rows.get("tcp_retransmit")
         if again is not None:
@@ -147,12 +148,12 @@ class PeerWatch(EndWatch):
 
 
 class ContactedEnds:
-    """Which subjects rows are about. Where they do not say from which network namespace, it is that of their process;
-    where that is not known, either, all that have that end.
+    """The subjects that rows are about. Rows without a network namespace get that of their process; if that is unknown,
+    too, all subjects with that end.
     """
 
     def __init__(self, mine: np.ndarray, chosen: np.ndarray, first: np.ndarray, group: np.ndarray) -> None:
-        """mine: what clients' connections told in the second; chosen: the groups of it that are subjects."""
+        """mine: the clients' connections of the second; chosen: the groups of it that are subjects."""
         self.n = len(chosen)
         number = np.full(len(first), -1)
         number[chosen] = np.arange(self.n)
@@ -161,10 +162,10 @@ class ContactedEnds:
         self.of_end: dict[bytes, list[int]] = {}
         for i, end in enumerate(one["peer"].tolist()):
             self.of_end.setdefault(end, []).append(i)
-        of = number[group]
-        there = np.flatnonzero(of >= 0)  # the last of each stays
+        subject_of = number[group]
+        there = np.flatnonzero(subject_of >= 0)  # the last of each stays
         pids, ends = mine["pid"][there], mine["peer"][there]
-        self._of_process = dict(zip(packed([pids, ends]).tolist(), of[there].tolist(), strict=True))
+        self._of_process = dict(zip(packed([pids, ends]).tolist(), subject_of[there].tolist(), strict=True))
 
     def of(self, rows: np.ndarray) -> np.ndarray:
         """By namespace and peer, -1 for none."""
@@ -174,7 +175,7 @@ class ContactedEnds:
         return _index(self._of_process, [rows["pid"], rows["peer"]])
 
     def that_have(self, ends: np.ndarray, values: np.ndarray) -> Iterator[tuple[list[int], int]]:
-        """(subjects that have that end, its value) of those that some subject has."""
+        """(subjects with that end, its value) for ends that some subject has."""
         some = among(ends, self.of_end)
         for end, value in zip(ends[some].tolist(), values[some].tolist(), strict=True):
             yield self.of_end[end], value
@@ -186,12 +187,12 @@ def _connects(rows: Mapping[str, np.ndarray], at: ContactedEnds) -> np.ndarray:
     if done is None:
         return out
     done = pick(done, done["result"] == _OK)
-    of = at.of(done)
-    order = np.lexsort((done["duration_ns"], of))
-    order = order[of[order] >= 0]
-    first = np.flatnonzero(begins(of[order]))
+    subject_of = at.of(done)
+    order = np.lexsort((done["duration_ns"], subject_of))
+    order = order[subject_of[order] >= 0]
+    first = np.flatnonzero(begins(subject_of[order]))
     middle = (first + np.append(first[1:], len(order)) - 1) // 2
-    out[of[order][first]] = done["duration_ns"][order][middle] / 1e3
+    out[subject_of[order][first]] = done["duration_ns"][order][middle] / 1e3
     if again is not None:
         dirty = at.of(pick(again, again["kind"] == _SYN))
         out[dirty[dirty >= 0]] = np.nan
@@ -203,8 +204,8 @@ def _again(again: np.ndarray | None, at: ContactedEnds) -> np.ndarray:
     if again is None:
         return out
     count = np.maximum(again["count"], 1)
-    of = at.of(again)
-    np.add.at(out, of[of >= 0], count[of >= 0])
+    subject_of = at.of(again)
+    np.add.at(out, subject_of[subject_of >= 0], count[subject_of >= 0])
     for its, n in at.that_have(own_ends(again), count):
         out[its] += n
     return out
@@ -215,9 +216,9 @@ def _waits(waits: np.ndarray | None, at: ContactedEnds) -> np.ndarray:
         return np.full(at.n, np.nan)
     some = pick(waits, (waits["basis"] == _BLOCKED) & (waits["kind"] == _WAITING) & (waits["peer"] != NO_PEER))
     out = np.zeros(at.n)
-    of = at.of_processes(some)
-    most(out, of[of >= 0], some["max_ns"][of >= 0])
-    some = pick(some, of < 0)
+    subject_of = at.of_processes(some)
+    most(out, subject_of[subject_of >= 0], some["max_ns"][subject_of >= 0])
+    some = pick(some, subject_of < 0)
     longest: dict[bytes, int] = {}
     for end, ns in zip(some["peer"].tolist(), some["max_ns"].tolist(), strict=True):
         longest[end] = max(ns, longest.get(end, 0))
@@ -227,6 +228,6 @@ def _waits(waits: np.ndarray | None, at: ContactedEnds) -> np.ndarray:
 
 
 def _index(at: Mapping[bytes, int], keys: Sequence[np.ndarray]) -> np.ndarray:
-    """Which subject each end is, -1 for none."""
+    """The subject of each end, -1 for none."""
     its = packed(keys).tolist()
     return np.fromiter(map(at.get, its, repeat(-1)), np.int64, len(its))

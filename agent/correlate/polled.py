@@ -1,4 +1,4 @@
-"""What the agent's poller saw of a broker that took long to answer, as far as several causes go by it."""
+"""What the agent's poller saw of a broker that answered late. Shared by several causes."""
 
 from __future__ import annotations
 
@@ -46,9 +46,7 @@ class Polled:
     took_ns: float
     seen: Evidence
     rtt: Evidence
-    again: int = (
-        0  #: segments between tickscope's host and the server that were sent again, unless it had most of them already
-    )
+    again: int = 0  # retransmitted segments between tickscope's host and the server, unless it had most of them already
 
     @property
     def who(self) -> str:
@@ -116,7 +114,7 @@ def _polled(episode: Episode, view: View) -> Polled:
 
 
 def _preempted_ns(episode: Episode, view: View) -> float:
-    """For how long tickscope's poller, a process of its own, waited for a processor."""
+    """How long tickscope's poller process waited for a CPU."""
     waits = view.rings["cpu_wait"]
     rows = waits.between(episode.start_ns, episode.end_ns + 2 * SECOND)
     pids = np.unique(rows["pid"][rows["comm"] == _POLLER])
@@ -125,7 +123,9 @@ def _preempted_ns(episode: Episode, view: View) -> float:
 
 @dataclass(frozen=True)
 class BrokerOutage:
-    """The server of a queue that stood still, or was not there (down): for how long in all, and what its polls said."""
+    """An outage of a queue's server: it did not answer, or was unreachable (down); the total time, and the error of its
+    polls.
+    """
 
     down: bool
     gone_ns: float
@@ -136,8 +136,8 @@ class BrokerOutage:
 
 
 def away(episode: Episode, view: View) -> BrokerOutage | None:
-    """Whether the queue's server was away for a part of the time that its messages wait, or shortly before; None where
-    it was there.
+    """The outage of the queue's server during a part of the time that its messages wait, or shortly before; None if
+    there was none.
     """
     return view.once(_away, episode)
 

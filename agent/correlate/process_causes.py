@@ -1,5 +1,5 @@
-"""Which processes an episode depended on, and what became of them meanwhile: its own, who it waited for, a broker and
-its consumers.
+"""The processes that an episode depended on, and their stops and terminations meanwhile: its own, its peers, a broker
+and its consumers.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ _WHOLE = [_KINDS.index("frozen"), _KINDS.index("thawed")]
 _SERVER = TABLES["tcp_rtt"].code("role", "server")
 _BEFORE_NS = 120 * SECOND  # how far back a stop may begin that still lasts
 _AFTER_NS = 30 * SECOND
-_LEAD_NS = 2 * SECOND  # how long an end is felt only after it
+_LEAD_NS = 2 * SECOND  # how long after a termination its impact may last
 _LATE_NS = 20 * SECOND  # a message must be old before it is late
-_AGED_NS = 5 * SECOND  # who goes on takes what waits within this
-_UNREAD = ("age_s", "lag")  # of a queue, what no consumer was handed yet
+_AGED_NS = 5 * SECOND  # active consumers take waiting messages within this time
+_UNREAD = ("age_s", "lag")  # of a queue: messages not yet delivered
 _SURE = 0.99
 
 
 @dataclass(frozen=True)
 class ScoredEvent:
-    """What became of a process, and how well it explains an episode."""
+    """A stop or termination of a process, and how well it explains an episode."""
 
     termination: Termination
     score: float
 
 
 def own(episode: Episode, view: View) -> list[ScoredEvent]:
-    """Of the episode's own process."""
+    """For the episode's own process."""
     if episode.pid is None:
         return []
     needed_ns = episode.value if episode.unit == "ns" else SECOND
@@ -56,13 +56,13 @@ def own(episode: Episode, view: View) -> list[ScoredEvent]:
 
 
 def stopped(episode: Episode, view: View) -> list[ScoredEvent]:
-    """Of the episode's own process, which its end cannot have held up before."""
+    """Stops of the episode's own process, which its termination cannot have delayed before."""
     return [scored for scored in own(episode, view) if scored.termination.stop]
 
 
 def silent(episode: Episode, view: View) -> list[ScoredEvent]:
-    """Of the process that decides nothing. One that was told to end is expected to be silent, unless it was to start
-    again.
+    """For the process that decides nothing. After an orderly end it is expected to be silent, unless it was to be
+    restarted.
     """
     another = bool(episode.facts.get("another"))
     scored_events = [
@@ -73,7 +73,7 @@ def silent(episode: Episode, view: View) -> list[ScoredEvent]:
 
 
 def itself(episode: Episode, view: View) -> list[ScoredEvent]:
-    """What the episode is about. Its key: process, start, cgroup."""
+    """For the subject of the episode. Its key: process, start, cgroup."""
     pid, tick, cgroup = (int(str(part)) for part in episode.key)
     events = _events(episode, view, _LEAD_NS)
     found = terminations.terminations(events, {pid}, {cgroup})
@@ -84,7 +84,7 @@ def itself(episode: Episode, view: View) -> list[ScoredEvent]:
 
 
 def peers(episode: Episode, view: View) -> list[ScoredEvent]:
-    """Of those that it waited for."""
+    """For the peers that it waited for."""
     found = []
     for wait in on_peers(episode, view):
         if wait.share < SHARE and not len(wait.failed):
@@ -101,7 +101,7 @@ def peers(episode: Episode, view: View) -> list[ScoredEvent]:
 
 
 def _named(scored_events: list[ScoredEvent], names: dict[int, str]) -> list[ScoredEvent]:
-    """What is told of a cgroup as a whole has no process's name."""
+    """Events of a whole cgroup have no process name."""
     return [
         replace(b, termination=replace(b.termination, comm=b.termination.comm or names.get(b.termination.pid, "")))
         for b in scored_events
@@ -109,7 +109,7 @@ def _named(scored_events: list[ScoredEvent], names: dict[int, str]) -> list[Scor
 
 
 def answering(episode: Episode, view: View) -> list[ScoredEvent]:
-    """Of a service; one that ends in order had answered."""
+    """For a service; after an orderly end it had answered its requests."""
     return [
         *(scored for scored in own(episode, view) if scored.termination.stop or not scored.termination.orderly),
         *peers(episode, view),
@@ -121,7 +121,7 @@ def either(episode: Episode, view: View) -> list[ScoredEvent]:
 
 
 def chained(episode: Episode, view: View) -> list[ScoredEvent]:
-    """Of those whom it asked, and whom these asked: the last of them first."""
+    """For the servers that it called, and those that these called: the last ones first."""
     found: list[ScoredEvent] = []
     for n, hop in enumerate(reversed(hops(episode, view))):
         served = [pid for _, pid in _servers(hop.raw, episode, view)]
@@ -133,7 +133,7 @@ def chained(episode: Episode, view: View) -> list[ScoredEvent]:
 
 
 def answered(episode: Episode, view: View) -> list[ScoredEvent]:
-    """Of those who answered with errors, or are not there any more for who did: the last of them first."""
+    """For the servers that answered with errors, or that these can no longer reach: the last ones first."""
     found: list[ScoredEvent] = []
     for n, one in enumerate(reversed(answers(episode, view))):
         found += [
@@ -147,8 +147,8 @@ def answered(episode: Episode, view: View) -> list[ScoredEvent]:
 
 
 def _go_on(termination: Termination, pids: Collection[int], episode: Episode, view: View) -> bool:
-    """Whether others served there before it ended, and after it: where each client has a process of its own, or workers
-    take turns, one ends now and then.
+    """Whether others served there before it ended, and after it. If each client has a process of its own, or workers
+    are recycled, a termination is normal.
     """
     talks = view.rings["tcp_rtt"].between(termination.from_ns, episode.end_ns + SECOND)
     others = np.isin(talks["pid"], [pid for pid in pids if pid != termination.pid]) & (talks["role"] == _SERVER)
@@ -156,25 +156,27 @@ def _go_on(termination: Termination, pids: Collection[int], episode: Episode, vi
 
 
 def reader(episode: Episode, view: View) -> list[ScoredEvent]:
-    """Of who does not take what was written."""
+    """For the process that does not read what was written."""
     who = reads(episode, view)
     return _during(episode, view, {who[0]}, episode.value, _SURE) if who else []
 
 
 def tried(episode: Episode, view: View) -> list[ScoredEvent]:
-    """Of whom it connects to again and again."""
+    """For the server that it connects to again and again."""
     raw = episode.key[1]
     assert isinstance(raw, bytes)
     return _during(episode, view, [pid for _, pid in _servers(raw, episode, view)], SECOND, _SURE)
 
 
 def connected(episode: Episode, view: View) -> list[ScoredEvent]:
-    """Of whom it connects to; one that ended refuses at once, which is not slow."""
+    """For the server that it connects to: only stops, since connects to a terminated one are refused at once,
+    not slow.
+    """
     return [scored for scored in tried(episode, view) if scored.termination.stop]
 
 
 def broker(episode: Episode, view: View) -> list[ScoredEvent]:
-    """Of the server that was polled."""
+    """For the server that was polled."""
     raw = episode.key[1]
     assert isinstance(raw, bytes)
     if polled(episode, view).blind:
@@ -183,7 +185,7 @@ def broker(episode: Episode, view: View) -> list[ScoredEvent]:
 
 
 def consumers(episode: Episode, view: View) -> list[ScoredEvent]:
-    """Of a queue's broker, and of those that talk to it."""
+    """For a queue's broker, and for its clients."""
     at = episode.key[-1]
     assert isinstance(at, bytes)
     talks = view.rings["tcp_rtt"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND)
@@ -194,7 +196,7 @@ def consumers(episode: Episode, view: View) -> list[ScoredEvent]:
     pids = {int(pid) for raw in ours for pid in np.unique(talks["pid"][talks["peer"] == raw])}
     pids |= {pid for raw in ours for _, pid in _servers(raw.tobytes(), episode, view)}
     scored_events = _during(episode, view, pids, SECOND, 0.985 * _SURE, _LATE_NS)
-    # Clients come and go, and not all of them consume: one that ended in order is no reason.
+    # Clients come and go, and not all of them consume: an orderly end explains nothing.
     scored_events = [scored for scored in scored_events if not scored.termination.orderly]
     if episode.metric in _UNREAD:
         grown, talks = consumption(episode, view).grown, talks[talks["t_ns"] <= episode.start_ns + SECOND]
@@ -213,21 +215,21 @@ def consumers(episode: Episode, view: View) -> list[ScoredEvent]:
 
 
 def _servers(raw: bytes, episode: Episode, view: View) -> list[tuple[str, int]]:
-    """Who serves a peer for the episode's process, or did so before; the last one first."""
+    """The current and earlier servers of a peer for the episode's process; the latest first."""
     netns = view.netns(episode, raw)
     return view.servers.of_late(raw, netns, view.has_address(raw, netns, episode))
 
 
 def _events(episode: Episode, view: View, lead_ns: int) -> np.ndarray:
-    """Also those after it: of how many that ended one after the other."""
+    """Includes events after the episode, to see terminations in a row."""
     return view.rings["process_event"].between(episode.start_ns - max(_BEFORE_NS, lead_ns), episode.end_ns + _AFTER_NS)
 
 
 def _during(
     episode: Episode, view: View, pids: Collection[int], needed_ns: float, sure: float, lead_ns: int = _LEAD_NS
 ) -> list[ScoredEvent]:
-    """What happened to processes while it lasted. pids: a list begins with who serves now. needed_ns: how long a stop
-    explains it in full.
+    """Stops and terminations of processes during the episode. pids: a list begins with the current server. needed_ns:
+    the length of a stop that explains it in full.
     """
     events = _events(episode, view, lead_ns)
     if not pids or not len(events):
@@ -253,7 +255,7 @@ def _during(
 
 
 def _cgroups(events: np.ndarray, view: View, episode: Episode, pids: Collection[int]) -> set[int]:
-    """Those that processes are in, where it matters."""
+    """The cgroups of processes, if a cgroup was frozen."""
     if not np.isin(events["kind"], _WHOLE).any():
         return set()
     talks = view.rings["tcp_rtt"].between(episode.start_ns - 60 * SECOND, episode.end_ns + SECOND)
@@ -262,7 +264,7 @@ def _cgroups(events: np.ndarray, view: View, episode: Episode, pids: Collection[
 
 
 Rule = Callable[[Episode, View], list[ScoredEvent]]
-#: By symptom, whose fate may explain it.
+#: By symptom, the rule that gives the processes with a stop or termination that may explain it.
 IMPACTED: dict[str, Rule] = {
     "decision_latency": either,
     "refusals": peers,
@@ -287,7 +289,7 @@ IMPACTED: dict[str, Rule] = {
 def explains(
     cause: str, holds: Callable[[Termination], float]
 ) -> dict[str, Callable[[Episode, View], Iterator[Verdict]]]:
-    """A cause's rules. holds: how well it is the name for what became of a process; 0: not at all."""
+    """A cause's rules. holds: how well the cause describes a termination; 0: not at all."""
 
     def of(rule: Rule) -> Callable[[Episode, View], Iterator[Verdict]]:
         def verdicts(episode: Episode, view: View) -> Iterator[Verdict]:

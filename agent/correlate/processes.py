@@ -1,6 +1,6 @@
-"""Processes that others depend on: limiters, who listens or serves connections, clients of brokers that are watched;
-and what happens to them. Of others that talk all the time, whether they stand still; of all that are at work, what is
-done to them from outside (agent/correlate/external_ends.py).
+"""Processes that others depend on (limiters, servers, clients of watched brokers), and their stops and terminations.
+For other processes that talk all the time, their stops; for all workers, terminations from outside
+(agent/correlate/external_ends.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from agent.tables import TABLES
 _SERVER = TABLES["tcp_rtt"].code("role", "server")
 _BLOCKED = TABLES["syscall_latency"].code("basis", "blocked")
 _ACCEPT = TABLES["socket_queue"].code("kind", "accept")
-#: What a symptom of processes reads.
+#: Columns that a symptom of processes reads.
 READS = {
     **terminations.READS,
     "limiter_decision": ("cgroup_id",),
@@ -37,23 +37,23 @@ READS = {
     "queue_lag": ("peer",),
     "syscall_latency": ("basis", "cgroup_id"),
 }
-_RECENT_S = 60  # for so long it matters after it was last seen at work
+_RECENT_S = 60  # how long a process matters after it was last seen at work
 _WHO = ("pid", "proc_start_ns", "cgroup_id")
 _BUSY_S = 20
-_GONE_S = 6  # in which a worker and its parent end together
-_RETURN_NS = 2 * SECOND  # after which one that came back at once has been seen at work
+_GONE_S = 6  # a worker and its parent that end within this time end together
+_RETURN_NS = 2 * SECOND  # a process that came back at once is seen at work within this time
 _KEPT_NS = 30 * SECOND
 _MOST_EVENTS, _MOST_ENDS, _MOST_BROKERS = 1024, 64, 64
 _KINDS = TABLES["process_event"].by_name["kind"].names
 _END_KINDS = of_codes(_KINDS.index(kind) for kind in ENDS)
-#: Of a user but root: events of a second, and subjects at a time.
+#: For each user but root: events of a second, and simultaneous subjects.
 _A_USERS_EVENTS, _A_USERS_SUBJECTS = 64, 16
 
 
 @dataclass
 class Relevant:
-    """A process that matters. seen_s: when it was last seen at work; seconds: in how many; needed: whether others
-    depend on it; talks: in how many of them by a connection.
+    """A process that matters. seen_s: when it was last seen at work; seconds: number of seconds at work; needed:
+    whether others depend on it; talks: seconds with a connection.
     """
 
     tick: int
@@ -67,11 +67,13 @@ class Relevant:
 
     @property
     def matters(self) -> bool:
-        """Whether it matters that it stands still: also of who only asks others, and does so all the time."""
+        """Whether a stop of it matters. It does, too, for a process that only calls others, and does so all the
+        time.
+        """
         return self.needed or self.talks >= _BUSY_S
 
     def hit(self, row: np.void) -> bool:
-        """Whether it is a worker, and that was done to it from outside."""
+        """Whether it is a worker, and the event came from outside."""
         return (
             self.seconds >= _BUSY_S
             and not external_ends.shell(row)
@@ -80,21 +82,21 @@ class Relevant:
 
 
 class ProcessWatch(Watch):
-    """One subject is one process, while something happens to it."""
+    """One subject is one process, during an event."""
 
     metrics = ("happens",)
 
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
         self.members: dict[int, Relevant] = {}
-        self.now: dict[int, Termination] = {}  #: by slot: a stop that lasts or has just ended, or an end
+        self.now: dict[int, Termination] = {}  # by slot: a stop that lasts or has just ended, or a termination
         self._stops: dict[int, Termination] = {}  # by process
-        self._ended: list[Termination] = []  # that may yet be seen to have started again
-        self._gone: list[np.ndarray] = []  # who ended in each of the last seconds
+        self._ended: list[Termination] = []  # terminations that may turn out to be restarts
+        self._gone: list[np.ndarray] = []  # terminated processes of each of the last seconds
         self._brokers: dict[bytes, int] = {}
         self._until_ns = 0
-        self._subjects: dict[tuple[object, ...], tuple[int | None, int]] = {}  # whose, and when last
-        self._ends: dict[tuple[int, int], np.void] = {}  # the last ones, by time and process
+        self._subjects: dict[tuple[object, ...], tuple[int | None, int]] = {}  # (owner, last second)
+        self._ends: dict[tuple[int, int], np.void] = {}  # the last terminations, by time and process
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         self._until_ns = (second + 1) * SECOND
@@ -125,20 +127,18 @@ class ProcessWatch(Watch):
         return slots
 
     def _slot(self, termination: Termination, second: int) -> int:
-        """Nobody's toys may take the place of what happens to others."""
+        """Limits the subjects of a user, so that one user's processes do not crowd out those of others."""
         key = (termination.pid, termination.tick, termination.stop)
         self._subjects = {k: (uid, last) for k, (uid, last) in self._subjects.items() if last > second - SECONDS}
-        its_count = sum(uid == termination.uid for uid, _ in self._subjects.values())
-        if termination.uid and key not in self._subjects and its_count >= _A_USERS_SUBJECTS:
+        of_user = sum(uid == termination.uid for uid, _ in self._subjects.values())
+        if termination.uid and key not in self._subjects and of_user >= _A_USERS_SUBJECTS:
             self.series.dropped += 1
             return -1
         self._subjects[key] = termination.uid, second
         return self.series.slot(key, second)
 
     def _chosen(self, events: np.ndarray) -> np.ndarray:
-        """Those about processes that matter, or ends of programs of one of these; of each user but root the last
-        ones.
-        """
+        """Events of processes that matter, or terminations of their programs; of each user but root the last ones."""
         mine, whole = among(events["pid"], self.members), ~known(events["pid"])
         if whole.any():
             mine |= whole & among(events["cgroup_id"], (m.cgroup for m in self.members.values()))
@@ -151,12 +151,12 @@ class ProcessWatch(Watch):
         return np.asarray(events[(later < _A_USERS_EVENTS) | (events["uid"] <= 0)][-_MOST_EVENTS:])
 
     def _back(self, end: Termination) -> bool:
-        """Whether its program was there again so soon that nobody need have felt it, as after a restart on purpose."""
+        """Whether its program was back so soon that no client need have been impacted, as after an intended restart."""
         begun = [m.tick * 10_000_000 for m in self.members.values() if (m.comm, m.cgroup) == (end.comm, end.cgroup)]
         return any(-10_000_000 <= start - end.from_ns < self.config.stopped_ns for start in begun)
 
     def _happen(self, second: int, events: np.ndarray) -> list[Termination]:
-        """Takes a second's events; the stops and ends that they complete."""
+        """Takes a second's events; returns the stops and terminations that they complete."""
         self._ends = {at: row for at, row in self._ends.items() if at[0] >= second * SECOND - _KEPT_NS}
         found: list[Termination] = []
         for row in self._of_members(events):
@@ -181,12 +181,12 @@ class ProcessWatch(Watch):
                     end = terminations.of_row(row, pid, tick, text(row["comm"]), int(row["cgroup_id"]))
                     found.append(replace(terminations.chained(end, before), abrupt=external_ends.abrupt(row)))
                     self._ends[t_ns, pid] = row
-                    its_count = [at for at, one in self._ends.items() if one["uid"] == row["uid"]]
-                    for at in its_count[:-_MOST_ENDS]:
+                    of_user = [at for at, one in self._ends.items() if one["uid"] == row["uid"]]
+                    for at in of_user[:-_MOST_ENDS]:
                         del self._ends[at]
                 elif (
                     kind in ENDS and member is not None and member.hit(row)
-                ):  # what else ends of its program is no successor
+                ):  # other terminations of its program are no successors
                     end = terminations.of_row(row, pid, member.tick, member.comm, member.cgroup)
                     found.append(replace(end, parent=int(row["parent_pid"]), needed=False, abrupt=True))
                 if kind in ENDS:
@@ -194,13 +194,13 @@ class ProcessWatch(Watch):
         return found
 
     def _of_members(self, events: np.ndarray) -> np.ndarray:
-        """Those that may be about somebody who matters; most events of a host are not."""
+        """Events that may concern a process that matters; most events of a host do not."""
         theirs = among(events["pid"], self.members) | ~known(events["pid"])
         ended = {*events["comm"][theirs].tolist(), *(end["comm"] for end in self._ends.values())}
         return pick(events, theirs | among(events["comm"], ended))
 
     def _of(self, row: np.void) -> list[int]:
-        """The processes that a row is about, of those that matter; of ends also what took the place of one that did."""
+        """The processes that matter and that a row is about; for terminations also the successor of such a process."""
         pid, tick = int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000
         if not known(row["pid"]):
             return [one for one, m in self.members.items() if m.cgroup == int(row["cgroup_id"])]
@@ -213,7 +213,7 @@ class ProcessWatch(Watch):
         return [pid] if replaced else []
 
     def _learn(self, second: int, rows: Mapping[str, np.ndarray]) -> None:
-        """Who is at work."""
+        """Learns which processes are at work."""
         polled = rows.get("queue_lag")
         if polled is not None:
             for raw in sorted(set(polled["peer"].tolist())):
@@ -239,7 +239,8 @@ class ProcessWatch(Watch):
         if not len(pids):
             return
         some = pick(rows, which[first[pids > 0]])
-        most = self.config.servers if talks else self.config.servers // 2  # who only works takes no server's place
+        # workers without connections do not take the places of servers
+        most = self.config.servers if talks else self.config.servers // 2
         members = self.members
         for n, (pid, start_ns, cgroup) in enumerate(zip(*(some[c].tolist() for c in _WHO), strict=True)):
             tick, member = start_ns // 10_000_000, members.get(pid)
@@ -278,6 +279,6 @@ class ProcessWatch(Watch):
 
 
 def _gone(events: np.ndarray) -> np.ndarray:
-    """(process, who sent the signal) of those that ended, shape (n, 2); of those in our PID namespace."""
+    """(process, sender of the signal) of terminated processes in our PID namespace, shape (n, 2)."""
     ended = pick(events, _END_KINDS[events["kind"]] & known(events["pid"]))
     return np.stack([ended["pid"], ended["sender_pid"]], axis=1)

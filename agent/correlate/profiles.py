@@ -1,5 +1,5 @@
-"""What an on-demand profile at an episode's process saw (agent/investigate/): the disk, where it slept, locks of the
-kernel's. Rows come at the look's end.
+"""On-demand profiles of an episode's process (agent/investigate/): its disk, where it slept, kernel locks. Rows come at
+the end of the profile.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ _ALL, _WRITE = (TABLES["block_io"].code("op", name) for name in ("all", "write")
 _READY = TABLES["off_cpu"].code("state", "ready")
 _SLOW = TABLES["off_cpu"].code("kind", "slow")
 HANDSHAKE = TABLES["lock_contention"].code("path", "handshake")
-#: A look begins within that of what it is about, and lasts for a few seconds.
+#: A profile begins within this time of its episode, and lasts for a few seconds.
 _REACH_NS = 10 * SECOND
 _MUCH_BYTES, _TIMES = 1 << 20, 4
 _HALF = 0.5
 
 
 def profiled(episode: Episode, view: View, table: str) -> np.ndarray:
-    """Rows of looks that lay in the episode's time, in part at least."""
+    """Rows of profiles that overlap the episode."""
     rows = view.rings[table].between(episode.start_ns, episode.end_ns + _REACH_NS)
     return np.asarray(rows[rows["t_ns"] - rows["interval_ns"] <= episode.end_ns + SECOND])
 
 
 @dataclass(frozen=True)
 class Disk:
-    """A disk during looks: requests, how long it had each, and the slowest, ns. writer: who wrote most, where that is
-    far more than the episode's process did; bytes.
+    """A disk during profiles: requests, the mean time of a request in it, and the slowest, ns. writer: the process that
+    wrote most, if that is far more than the episode's process; bytes.
     """
 
     requests: int
@@ -65,7 +65,7 @@ class Disk:
 
 
 def disk(episode: Episode, view: View, name: str) -> Disk | None:
-    """None where no look saw it."""
+    """None if no profile covered it."""
     rows = profiled(episode, view, "block_io")
     rows = rows[rows["device"] == name.encode()] if name else rows[:0]
     whole = rows[rows["op"] == _ALL]
@@ -88,13 +88,13 @@ def disk(episode: Episode, view: View, name: str) -> Disk | None:
 
 
 def locked_ns(episode: Episode, view: View) -> float:
-    """The longest wait of the episode's process for a lock of the kernel's own."""
+    """The longest wait of the episode's process for a kernel lock."""
     rows = view.own(profiled(episode, view, "lock_contention"), episode)
     return float(rows["max_ns"][rows["path"] != HANDSHAKE].max(initial=0))
 
 
 def slept(episode: Episode, view: View, call: str) -> tuple[Evidence, ...]:
-    """Where in the kernel the episode's process slept in that call for longest, as evidence; nothing where no look saw
+    """Where in the kernel the episode's process slept for longest in that call, as evidence; empty without a profile of
     it.
     """
     rows = view.own(profiled(episode, view, "off_cpu"), episode)
@@ -119,7 +119,7 @@ def slept(episode: Episode, view: View, call: str) -> tuple[Evidence, ...]:
 
 @dataclass(frozen=True)
 class RanIn:
-    """Where a thread ran for most of a look. where: its functions, innermost first; empty where they have no names."""
+    """Where a thread ran for most of a profile. where: its functions, innermost first; empty if they have no names."""
 
     tid: int
     ran_ns: float
@@ -128,7 +128,7 @@ class RanIn:
 
 
 def ran_in(pid: int, episode: Episode, view: View) -> RanIn | None:
-    """Of the thread of a process that ran for longest; None where no look saw one that ran for half of the time."""
+    """For the thread of a process that ran for longest; None if no profile has one that ran for half of the time."""
     rows = profiled(episode, view, "on_cpu")
     rows = rows[rows["pid"] == pid]
     if not len(rows):

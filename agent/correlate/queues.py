@@ -1,4 +1,4 @@
-"""Symptoms of queues: consumer groups that fall behind or stand still."""
+"""Symptoms of queues: consumer groups that fall behind or stop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
 from agent.correlate.words import text
 
-#: What a symptom of queues reads.
+#: Columns that a symptom of queues reads.
 READS = {
     "queue_lag": (
         "system",
@@ -41,13 +41,13 @@ READS = {
         "idle_s",
     )
 }
-_WELL_NS = 200_000_000  # a poll that took longer says more of the server than of its queues
-_AFTER_S = 2  # and so long after it, since what piled up is being taken
-#: Metrics of what was delivered already: others may go on.
+_WELL_NS = 200_000_000  # a poll that took longer depends more on the server than on its queues
+_AFTER_S = 2  # and for this long after it, while the backlog is processed
+#: Metrics of delivered messages: other consumers may continue.
 DELIVERED = ("pending_s", "idle_s")
-_CAUGHT_UP = 1.5  # times the usual rate, beyond which a group makes up for what it did not do
+_CAUGHT_UP = 1.5  # times the usual rate, above which a group processes a backlog
 _EVER_S = 3e9  # 95 years
-_CARRY_S = 10  # a poll's answer stands for this long, so that slow polling does not look like recovery
+_CARRY_S = 10  # a poll's answer is valid for this long, so that slow polling does not look like recovery
 
 
 def _nan(values: np.ndarray) -> np.ndarray:
@@ -56,12 +56,12 @@ def _nan(values: np.ndarray) -> np.ndarray:
 
 
 def _age(seconds: np.ndarray) -> np.ndarray:
-    """What no message is old, a broker's mistake, is not known."""
+    """Impossible ages, a broker's mistake, are unknown."""
     return np.where(np.abs(seconds) < _EVER_S, seconds, np.nan)
 
 
-def _servers(q: np.ndarray) -> list[tuple[bytes, bytes]]:
-    return list(zip(q["system"].tolist(), q["peer"].tolist(), strict=True))
+def _servers(polls: np.ndarray) -> list[tuple[bytes, bytes]]:
+    return list(zip(polls["system"].tolist(), polls["peer"].tolist(), strict=True))
 
 
 class QueueWatch(Watch):
@@ -71,62 +71,64 @@ class QueueWatch(Watch):
 
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
-        self.names: dict[int, tuple[str, str, str, str, bytes]] = {}  # its last part: the server that answered last
+        self.names: dict[int, tuple[str, str, str, str, bytes]] = {}  # the last part: the server that answered last
         self._cluster: dict[int, str] = {}
-        self.holders: dict[int, str] = {}  # who holds the oldest message that was delivered, by the last poll
-        self.idle: dict[int, str] = {}  # and who has asked for nothing for longest
-        self.fresh = np.empty(0, np.int64)  # the slots that were polled in the second, by a server that was well
+        self.holders: dict[int, str] = {}  # the consumer with the oldest delivered message, as of the last poll
+        self.idle: dict[int, str] = {}  # and the consumer idle for longest
+        self.fresh = np.empty(0, np.int64)  # the slots that were polled in the second, by a healthy server
         self._ill: dict[tuple[bytes, bytes], int] = {}
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         slots = np.empty(0, np.int64)
         self.fresh = slots
-        q = rows.get("queue_lag")
-        if q is not None:
-            self._note_slow_servers(q, second)
-            q = only(q, (q["status"] != b"down") & (q["destination"] != b""))
-        if q is not None and len(q):
-            # In files of earlier versions no cluster is named: there it is the server.
-            server = np.where(q["cluster"] == b"", q["peer"], np.zeros(1, q["peer"].dtype))
-            names = [q[c] for c in ("system", "cluster", "destination", "partition", "consumer_group")]
+        polls = rows.get("queue_lag")
+        if polls is not None:
+            self._note_slow_servers(polls, second)
+            polls = only(polls, (polls["status"] != b"down") & (polls["destination"] != b""))
+        if polls is not None and len(polls):
+            # Recordings of earlier versions have no cluster: the server stands for it.
+            server = np.where(polls["cluster"] == b"", polls["peer"], np.zeros(1, polls["peer"].dtype))
+            names = [polls[c] for c in ("system", "cluster", "destination", "partition", "consumer_group")]
             _, group = groups([server, *names])
             last = np.zeros(int(group.max()) + 1, np.int64)
-            last[group] = np.arange(len(q))
-            its = columns_of(q, last, "system", "destination", "partition", "consumer_group", "peer", "cluster")
+            last[group] = np.arange(len(polls))
+            its = columns_of(polls, last, "system", "destination", "partition", "consumer_group", "peer", "cluster")
             slots = np.array([self._slot(second, *one) for one in its], np.int64)
-            q, slots = pick(q, last[slots >= 0]), slots[slots >= 0]
-            self.fresh = slots[[server not in self._ill for server in _servers(q)]] if self._ill else slots
+            polls, slots = pick(polls, last[slots >= 0]), slots[slots >= 0]
+            self.fresh = slots[[server not in self._ill for server in _servers(polls)]] if self._ill else slots
             for slot, holder, idle_one in zip(
-                slots.tolist(), q["holder"].tolist(), q["idle_consumer"].tolist(), strict=True
+                slots.tolist(), polls["holder"].tolist(), polls["idle_consumer"].tolist(), strict=True
             ):
                 self.holders[slot], self.idle[slot] = text(holder), text(idle_one)
-            lag = _nan(q["lag_messages"])
-            undelivered, pending, idle = (_age(q[c]) for c in ("oldest_undelivered_s", "oldest_pending_s", "idle_s"))
-            age = np.where(np.isnan(undelivered), _age(q["lag_s"]), undelivered)
-            stuck = ((q["status"] == b"stuck") & (lag > 0) & (q["in_per_s"] > 0)).astype(np.float64)
+            lag = _nan(polls["lag_messages"])
+            undelivered, pending, idle = (
+                _age(polls[c]) for c in ("oldest_undelivered_s", "oldest_pending_s", "idle_s")
+            )
+            age = np.where(np.isnan(undelivered), _age(polls["lag_s"]), undelivered)
+            stuck = ((polls["status"] == b"stuck") & (lag > 0) & (polls["in_per_s"] > 0)).astype(np.float64)
             self.series.put(
                 second,
                 slots,
                 age_s=np.where(lag == 0, 0.0, age),
-                pending_s=np.where(_nan(q["pending"]) == 0, 0.0, pending),
+                pending_s=np.where(_nan(polls["pending"]) == 0, 0.0, pending),
                 lag=lag,
-                pending=_nan(q["pending"]),
+                pending=_nan(polls["pending"]),
                 idle_s=idle,
-                at_s=q["t_ns"] % SECOND / SECOND,
-                out=q["out_per_s"],
+                at_s=polls["t_ns"] % SECOND / SECOND,
+                out=polls["out_per_s"],
                 stuck=stuck,
-                consumers=_nan(q["consumers"]),
-                **{"in": q["in_per_s"]},
+                consumers=_nan(polls["consumers"]),
+                **{"in": polls["in_per_s"]},
             )
         return self.series.carry(second, slots, _CARRY_S)
 
-    def _note_slow_servers(self, q: np.ndarray, second: int) -> None:
-        """Remembers servers that failed a poll, or took long for one: what messages wait for just after that tells
-        nothing of those that take them.
+    def _note_slow_servers(self, polls: np.ndarray, second: int) -> None:
+        """Remembers servers with a failed or slow poll: waits of messages just after that say nothing about their
+        consumers.
         """
-        ill = (q["status"] == b"down") | (q["poll_ns"] > _WELL_NS)
+        ill = (polls["status"] == b"down") | (polls["poll_ns"] > _WELL_NS)
         self._ill = {server: at for server, at in self._ill.items() if at >= second - _AFTER_S}
-        self._ill |= dict.fromkeys(_servers(pick(q, ill)), second)
+        self._ill |= dict.fromkeys(_servers(pick(polls, ill)), second)
 
     def _slot(self, second: int, *its: bytes) -> int:
         """its: system, destination, partition, consumer group, the server's address, cluster."""
@@ -138,8 +140,8 @@ class QueueWatch(Watch):
         return slot
 
     def place(self, symptom: str, slot: int, metric: str) -> tuple[str, int]:
-        """A message that one consumer holds is a matter of its own: nobody may come for it for hours, and the queue may
-        have other troubles meanwhile.
+        """A message that one consumer holds is an episode of its own: it may last for hours, and the queue may have
+        other problems meanwhile.
         """
         return (f"{symptom} of one" if metric in DELIVERED else symptom), slot
 
@@ -162,7 +164,7 @@ class QueueWatch(Watch):
 
     def settle(self, second: int) -> None:
         for episode in self.active.values():
-            if episode.last_bad == second:  # What holds once it is over explains nothing.
+            if episode.last_bad == second:  # values after the end explain nothing
                 self._facts(episode, second)
 
     def _facts(self, episode: Episode, second: int) -> None:
@@ -174,7 +176,7 @@ class QueueWatch(Watch):
             if not len(now):
                 continue
             episode.facts[metric] = float(np.median(now) if metric in ("in", "out") else now[-1])
-            # A message must be old before it is late: the trouble began a little before the symptom.
+            # A message must be old before it is late: the fault began a little before the symptom.
             before = float(self.series.baseline(metric, slot, second, bad + int(self.config.age_rise_s) + 1).median[0])
             if not math.isnan(before):
                 episode.facts[f"{metric}_base"] = before
@@ -184,9 +186,9 @@ class QueueWatch(Watch):
         self._taken(episode, slot, second)
 
     def _taken(self, episode: Episode, slot: np.ndarray, second: int) -> None:
-        """``taken``: messages acknowledged a second since it began, as far as is known; ``since_s``: how long that was
-        at the last poll; ``crept``: whether some were, of which the first polls cannot tell since they were under way,
-        and then none again.
+        """``taken``: messages acknowledged a second since it began, as far as known; ``since_s``: how long that was at
+        the last poll; ``crept``: whether some were acknowledged and then none again. The first polls do not count,
+        since messages were in progress.
         """
         begun = episode.start_ns / SECOND
         seconds = second - episode.start_ns // SECOND + 1
@@ -197,13 +199,13 @@ class QueueWatch(Watch):
         after = polled > begun
         usual, arriving = episode.facts.get("out_base", 0.0), episode.facts.get("in_base", math.inf)
         if not episode.facts.get("in", 0.0) > _CAUGHT_UP * arriving:
-            # Its last polls may tell already of what is made up for.
+            # Its last polls may already include the backlog.
             caught_up = np.cumsum((rates <= _CAUGHT_UP * usual)[::-1])[::-1] == 0
             after &= ~caught_up
         if not after.any() or np.isnan(rates[after]).any():
             return
         since_s = float(polled[after][-1] - begun)
-        # The first of these rates is of a time that had begun before.
+        # The first of these rates is of an interval that had begun before.
         early = usual * max(0.0, 1.0 - float(polled[after][0] - begun))
         episode.facts["since_s"] = since_s
         took = rates[after][2:] > 0

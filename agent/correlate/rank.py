@@ -1,4 +1,4 @@
-"""Which causes explain an episode, and how well."""
+"""The causes that explain an episode, and how well."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LEAST = 0.3  # a verdict below this is no explanation
 
 @dataclass(frozen=True)
 class Ranked:
-    """verdicts: best first. of: what the episode was like then. tracked: what of the view was looked at (see
+    """verdicts: best first. of: the episode's values then. tracked: the parts of the view that were read (see
     ``View.unchanged``).
     """
 
@@ -26,7 +26,7 @@ class Ranked:
 
 
 class Judge:
-    """Asks the causes, in their order. A rule that fails is counted, and left out when it goes on
+    """Evaluates the causes in their order. A rule that fails is counted, and disabled if it keeps failing
     (agent/correlate/guard.py).
     """
 
@@ -34,13 +34,13 @@ class Judge:
         self._causes, self._guard = tuple(causes), guard
 
     def rank(self, episode: Episode, view: View) -> list[Verdict]:
-        """All verdicts, best first; those with a score below what explains anything are ruled out (score 0).
+        """All verdicts, best first; those with a score too low to explain anything are ruled out (score 0).
 
-        Rules are pure: where neither the episode nor anything that they looked at has changed since the last time, it
-        is as it was.
+        Rules are pure: if neither the episode nor anything that they read has changed since the last time, the result
+        is kept.
         """
-        of = episode.end_ns, episode.value, episode.count, tuple(episode.facts.items())
-        if episode.ranked is None or episode.ranked.of != of or not view.unchanged(episode.ranked.tracked):
+        state = episode.end_ns, episode.value, episode.count, tuple(episode.facts.items())
+        if episode.ranked is None or episode.ranked.of != state or not view.unchanged(episode.ranked.tracked):
             tracked = view.track()
             verdicts = [
                 v if v.score >= _LEAST else replace(v, score=0.0)
@@ -50,12 +50,12 @@ class Judge:
                     f"cause {cause.name} of {episode.symptom}", _all, rule, episode, view, otherwise=()
                 )
             ]
-            episode.ranked = Ranked(sorted(verdicts, key=best_first), of, view.tracked(tracked))
+            episode.ranked = Ranked(sorted(verdicts, key=best_first), state, view.tracked(tracked))
         return episode.ranked.verdicts
 
 
 def best_first(verdict: Verdict) -> tuple[bool, bool, float]:
-    """By which verdicts are sorted: a vague one comes after all that explain anything, however sure they are."""
+    """Sort key of verdicts: a cause that only locates comes after all that explain anything, whatever its score."""
     return verdict.score <= 0, causes()[verdict.cause].locates_only, -verdict.score
 
 
@@ -64,5 +64,5 @@ def _all(rule: Rule, episode: Episode, view: View) -> list[Verdict]:
 
 
 def _kept(verdict: Verdict, episode: Episode) -> Iterator[Evidence]:
-    """Its evidence, with times; that nothing was seen is no row of any table, and the verdict says so."""
+    """Its evidence, with times. A value of 0 is no row of any table, so it is left out of weak verdicts."""
     return (e.within(episode) for e in verdict.evidence if e.value or verdict.score >= _LEAST)

@@ -1,12 +1,11 @@
-"""What a subject does again and again at a healthy service is usual, however seldom it is. What a fault did teaches
-nothing of other faults. Pure.
+"""What a healthy subject does again and again is usual, however rarely. A fault, however, says nothing about other
+faults. Pure.
 
-A symptom that its declaration marks (``Episode.recurs_by``) is not told where it is a recurrence: if within a day the
-same subject had it ``_TIMES`` times, each at least half as bad, apart from the next, and of the same cause. Where no
-cause is known that is all; where one is, they must be spread over ``_SPREAD_S`` as well. What no healthy service does
-(``_FAULTS``) is never a recurrence. So a few faults raise no bar, and one of another cause is told however often
-something else happened; of one that does the same all the time, however often, hardly more than ``_TIMES`` are told in
-a day (a test counts them).
+A symptom that its declaration marks (``Episode.recurs_by``) is not reported if it is a recurrence: within a day the
+same subject had it ``_TIMES`` times, each at least half as bad, apart from the next, and of the same cause. If the
+cause is known, they must also be spread over ``_SPREAD_S``. Causes that a healthy service does not have (``_FAULTS``)
+are never a recurrence. So a few faults do not suppress reports, and a fault with another cause is always reported. Of a
+fault that repeats all the time, hardly more than ``_TIMES`` are reported in a day (a test counts them).
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from agent.correlate.episode import Episode, Verdict
 
 _TIMES, _REMEMBER_S, _SPREAD_S, _LIKE, _APART_S = 12, 86_400, 1800, 0.5, 5
 _KEPT, _KEYS, _RUNS = 2 * _TIMES, 1024, 8192
-_SURE = 0.5  # below which a cause is no known one
-_SETTLED_S = 70  # after which no more is learnt of a cause
-#: Causes that a healthy service does not have again and again, and those that say no more than that none is known.
+_SURE = 0.5  # score below which a cause counts as unknown
+_SETTLED_S = 70  # after this time the cause of an episode is final
+#: Causes that a healthy service does not have again and again, and those that mean that none is known.
 _FAULTS = frozenset(
     ("process_stopped", "process_killed", "process_restarted", "broker_down", "failover", "resource_limit")
 )
@@ -30,7 +29,7 @@ _NONE = frozenset(("unknown", "load"))
 
 @dataclass
 class _Run:
-    """at, until: its first and last bad second. episode: as long as more may be learnt of it."""
+    """at, until: its first and last bad second. episode: kept while its cause may change."""
 
     at: int
     until: int
@@ -46,13 +45,13 @@ class _Run:
 
 
 def reason(verdicts: Iterable[Verdict]) -> str:
-    """The best one's cause; empty where none is known."""
+    """The best verdict's cause; empty if none is known."""
     best = next(iter(verdicts), None)
     return best.cause if best is not None and best.score >= _SURE and best.cause not in _NONE else ""
 
 
 def _worst(runs: list[_Run]) -> list[_Run]:
-    """Of each cause the ``_KEPT`` worst, in order."""
+    """The ``_KEPT`` worst of each cause, in order."""
     if len(runs) <= _KEPT:
         return runs
     ranks: Counter[str] = Counter()
@@ -65,8 +64,8 @@ def _worst(runs: list[_Run]) -> list[_Run]:
 
 
 class Recurrences:
-    """Of all subjects; who had none for longest is forgotten beyond ``_KEYS``, and beyond ``_RUNS`` of all together. An
-    episode is held while more may be learnt of it, and no longer.
+    """Of all subjects. Beyond ``_KEYS`` subjects, or ``_RUNS`` in all, the one without a run for longest is forgotten.
+    An episode is held only while its cause may change.
     """
 
     def __init__(self) -> None:
@@ -79,7 +78,7 @@ class Recurrences:
         return len(self._runs)
 
     def has(self, episode: Episode, cause: str, second: int) -> bool:
-        """Takes note of an episode; whether such a one is usual there. cause: see ``reason``."""
+        """Records an episode; returns whether it is usual there. cause: see ``reason``."""
         if not episode.recurs_by:
             return False
         episode.blame = cause or episode.blame

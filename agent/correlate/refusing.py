@@ -1,5 +1,5 @@
-"""What brokers said of themselves while somebody's decisions failed, or they refused service: errors, limits, their
-role, polls that failed.
+"""What brokers reported about themselves while decisions failed, or they refused service: errors, limits, their role,
+failed polls.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agent.correlate.thresholds import SECOND
 from agent.correlate.view import SERVERS, View, place
 from agent.correlate.words import peer, process, text
 
-#: What ``refusing`` reads.
+#: Columns that ``refusing`` reads.
 READS = {
     **SERVERS,
     "queue_lag": (
@@ -30,9 +30,8 @@ _BEFORE_NS = 60 * SECOND
 
 @dataclass(frozen=True)
 class Refusing:
-    """One broker. errors: kinds of its error replies to others, and how many; down: why polls failed meanwhile;
-    turned_away: connections beyond its limit; roles: what it was before, and meanwhile. own: whether it is what the
-    episode is about.
+    """One broker. errors: its error replies to others, by kind; down: errors of failed polls meanwhile; turned_away:
+    connections beyond its limit; roles: before, and meanwhile. own: whether it is the episode's subject.
     """
 
     where: str
@@ -54,7 +53,7 @@ class Refusing:
         return self.turned_away > 0 or any("max number of clients" in why for why in self.down)
 
     def replies(self, *kinds: str) -> Evidence:
-        """Evidence: so many error replies of these kinds."""
+        """Evidence: the number of error replies of these kinds."""
         n = sum(self.errors[kind] for kind in kinds)
         return item(
             "queue_lag",
@@ -77,7 +76,7 @@ def _refusing(episode: Episode, view: View) -> list[Refusing]:
     own = isinstance(mine, bytes)
     here = not isinstance(episode.key[0], int) or view.home in (None, episode.key[0])
     if isinstance(mine, bytes) and is_loopback(mine) and not here:
-        return []  # another's loopback: it is not the one that is polled
+        return []  # the loopback of another namespace: not the broker that is polled
     polls = view.rings["queue_lag"].between(episode.start_ns - _BEFORE_NS, episode.end_ns + _NEAR_NS)
     found = []
     for raw in [mine] if isinstance(mine, bytes) else view.peers(episode):
@@ -92,7 +91,7 @@ def _one(episode: Episode, view: View, raw: bytes, own: bool, rows: np.ndarray) 
     server = view.server(raw, netns, episode)
     now = rows[rows["t_ns"] >= episode.start_ns - (0 if own else _NEAR_NS)]
     before = rows[rows["t_ns"] < episode.start_ns]
-    _, first = np.unique(now["t_ns"], return_index=True)  # each of a poll's rows says the same of the server
+    _, first = np.unique(now["t_ns"], return_index=True)  # all rows of a poll have the same values of the server
     errors: Counter[str] = Counter()
     for error in now["errors"][first]:
         for part in text(error).split(", "):

@@ -1,4 +1,4 @@
-"""Feeds a correlator with what another one got: the same batches and watermarks in the same order give the same
+"""Feeds a correlator with the input of another one: the same batches and watermarks in the same order give the same
 findings. Pure.
 """
 

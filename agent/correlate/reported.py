@@ -1,13 +1,11 @@
-"""Which waits belong to a decision that a program reported itself.
+"""Waits that belong to a decision that a program reported itself.
 
 The kernel cannot know when such a decision began. So once a process has reported one, all its waits of a millisecond or
-more come up, and only those that lie inside a decision's interval go on: there they are the answer, elsewhere they are
-idleness.
+more are recorded, and only those inside a decision's interval are passed on: outside, they are idle time.
 
-What comes up is kept for two seconds, and for as long again as it took ten times over: a call that is tried again after
-a time-out (a name that is asked for, a connection that is made) is part of a decision that may end long after its first
-wait. Where a decision is reported later than that after a wait of its ended, the wait is gone: nobody could tell it
-from idleness, so it is not counted as a loss either.
+Recorded waits are kept for two seconds plus ten times their length. A call that is retried after a time-out (a lookup,
+a connect) is part of a decision that may end long after its first wait. A wait is lost if its decision is reported
+later than that.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from agent.correlate.join import children
 from agent.tables import TABLES
 
 _KEEP_NS = 2_000_000_000
-_KEEP_TIMES = 10  #: so that of each thread no more than ten long waits are kept at a time
+_KEEP_TIMES = 10  # so that at most ten long waits of each thread are kept at a time
 _KEEP_MOST_NS = 60_000_000_000
 _WATCH_NS = 600_000_000_000
 _WAITING = TABLES["slow_syscall"].code("kind", "waiting")
@@ -33,26 +31,26 @@ _UPROBE = TABLES["limiter_decision"].code("source", "uprobe")
 
 
 class WaitTargets(Protocol):
-    """Those of which waits come up (agent/probes/syscalls.py)."""
+    """Processes with recorded waits (agent/probes/syscalls.py)."""
 
     def add(self, pid: int, now_ns: int) -> bool:
-        """False where there is no room. Raises OSError."""
+        """False if there is no room. Raises OSError."""
         ...
 
     def drop(self, pid: int) -> None: ...
 
 
 class ReportedWaits:
-    """A filter of batches. Has the waits of reporting processes told; where there is no room for all, of those that
-    reported last. Raises OSError where they cannot be.
+    """A filter of batches. Has the waits of reporting processes recorded; if there is no room for all, of those that
+    reported last. Raises OSError if that is not possible.
     """
 
     name = "filter"
 
     def __init__(self, processes: WaitTargets) -> None:
         self._processes = processes
-        self._known: dict[int, int] = {}  # pid -> when it reported last, that one first which has not for longest
-        self._waits: list[np.ndarray] = []  # in the pieces they came in: mostly nobody asks for them
+        self._known: dict[int, int] = {}  # pid -> time of its last report; the least recent first
+        self._waits: list[np.ndarray] = []  # in pieces as they came, since they are rarely needed
         self._decisions = TABLES["limiter_decision"].empty(0)
 
     def __call__(self, batch: Batch, now_ns: int) -> Iterable[Batch]:
@@ -76,7 +74,7 @@ class ReportedWaits:
         return (batch,)
 
     def _released(self, now_ns: int) -> Iterable[Batch]:
-        """The held waits that lie in a decision; what is too old to be matched is dropped."""
+        """The held waits that lie in a decision; those too old to be matched are dropped."""
         waits = together(self._waits or [TABLES["slow_syscall"].empty(0)])
         inside = sorted({row for _, _, row in children(self._decisions, {"slow_syscall": waits})})
         out, rest = waits[inside], np.delete(waits, inside)
@@ -96,7 +94,7 @@ class ReportedWaits:
     def _register(self, pid: int, now_ns: int) -> None:
         while not self._processes.add(pid, now_ns):
             if not self._known:
-                raise OSError(errno.ENOSPC, "no room for a process whose waits are to be told")
+                raise OSError(errno.ENOSPC, "no room to record the waits of another process")
             self._forget(next(iter(self._known)))
 
     def _forget(self, pid: int) -> None:
@@ -105,6 +103,6 @@ class ReportedWaits:
 
 
 def _kept(waits: np.ndarray, now_ns: int) -> np.ndarray:
-    """Which of them a decision that is reported now may hold, bool (n,)."""
+    """Which of them may lie in a decision that is reported now, bool (n,)."""
     kept_ns = np.minimum(_KEEP_NS + _KEEP_TIMES * waits["duration_ns"].clip(0), _KEEP_MOST_NS)
     return np.asarray(waits["t_ns"] > now_ns - kept_ns)

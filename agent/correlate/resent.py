@@ -1,9 +1,9 @@
-"""Segments to a peer that were sent again: of how many, whether they had been lost at all, and for how long that can
-have held anybody up. Pure.
+"""Retransmissions to a peer: how many of how many segments, whether the segments had been lost, and how long a wait
+they can explain. Pure.
 
-A peer that gets a segment twice says so (DSACK): it was late, or what acknowledged it was, and nothing was lost. Linux
-waits for 200 ms, and as long as a round trip takes, before it sends a segment again, for a second before it sends a SYN
-again, and each time twice as long: after so many tries a wait that is far longer has another reason.
+A peer that gets a segment twice reports it (DSACK): the segment or its acknowledgement was late, and nothing was lost.
+Linux waits for 200 ms plus a round trip before it retransmits a segment, for a second before it retransmits a SYN, and
+twice as long each time. So a wait that is far longer than the number of tries explains has another reason.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ from agent.tables import TABLES
 _SYN = TABLES["tcp_retransmit"].code("kind", "syn")
 _CLIENT = TABLES["tcp_rtt"].code("role", "client")
 _RTO_NS, _SYN_NS, _MOST = 200_000_000, SECOND, 12
-_SPURIOUS = 0.5  # of what was sent again, that the peer had
+_SPURIOUS = 0.5  # share of the retransmissions that the peer had already
 
 
 @dataclass(frozen=True)
 class Resent:
-    """again: segments, those of the peer's own among them where it is on this host; sent: to it meanwhile, None where
-    that is not known; doubled: of these, those that it had already.
-    syns: of those sent again, the first of their connections, to which a kernel answers, whatever its server does.
-    answered: of those sent again, the peer's own.
+    """again: retransmitted segments, including the peer's own if it is on this host; sent: to it meanwhile, None if
+    unknown; doubled: of these, those that it had already. syns: retransmitted SYNs, which a kernel answers, whatever
+    its server does. answered: of the retransmissions, the peer's own.
     """
 
     again: int
@@ -65,8 +64,8 @@ class Resent:
 def resent(
     episode: Episode, view: View, raw: bytes, netns: int | None, rows: np.ndarray, answered: int, usual_us: float | None
 ) -> Resent:
-    """rows: of ``tcp_retransmit``, to the peer; answered: segments that the peer itself sent again. usual_us: what a
-    round trip takes.
+    """rows: of ``tcp_retransmit``, to the peer; answered: segments that the peer itself retransmitted. usual_us: a
+    usual round trip.
     """
     counts = np.maximum(rows["count"], 1)
     sums = in_netns(to_peer(view.rings["tcp_rtt"].between(episode.start_ns, episode.end_ns + SECOND), raw), netns)
@@ -88,7 +87,7 @@ def resent(
 
 
 def had_already(episode: Episode, view: View, raw: bytes, netns: int | None, again: int) -> bool:
-    """Whether the peer said of most of what was sent again that it had it: round trips vary, and nothing was lost."""
+    """Whether the peer reported most of the retransmissions as duplicates: round trips vary, and nothing was lost."""
     return (
         again > 0
         and resent(episode, view, raw, netns, view.during("tcp_retransmit", episode)[:0], again, None).spurious
@@ -96,5 +95,5 @@ def had_already(episode: Episode, view: View, raw: bytes, netns: int | None, aga
 
 
 def _after(tries: int, first_ns: float, usual_us: float | None) -> float:
-    """For how long who sent again so often has waited at most: until the next try, too."""
+    """The longest wait that so many tries explain, until the next try."""
     return (first_ns + 2e3 * (usual_us or 0.0)) * (2.0 ** (min(tries, _MOST) + 1) - 1) if tries else 0.0

@@ -1,4 +1,4 @@
-"""What an episode's process lost on names: waits on name servers (port 53, or 853), and lookups that took long or
+"""Time that an episode's process lost on names: waits for name servers (port 53 or 853), and lookups that took long or
 failed.
 """
 
@@ -23,16 +23,16 @@ _TABLE = TABLES["dns_lookup"]
 RESULT = _TABLE.by_name["result"]
 _OK, _NODATA = (_TABLE.code("result", name) for name in ("ok", "nodata"))
 _BEFORE_NS = 30 * SECOND
-_ABOUT_AS_LONG = 0.5  # of the longest wait: a question that was asked again, not the quick answer after it
+_ABOUT_AS_LONG = 0.5  # of the longest wait: excludes the quick answer after a repeated question
 
 
 @dataclass(frozen=True)
 class ProcessLookups:
-    """server: where somebody was asked; who: that in words. netns: from which network. share: of the time lost.
-    longest, total: ns; times: waits, or lookups, about as long as the longest, together total. tries: questions of the
-    lookup that took most. quickest: a round trip to that address meanwhile, us; again: TCP segments to it that were
-    sent again, whatever they were for, most of them to again_to; refused: connections. failed: lookups that failed,
-    beyond those that did before, too; mostly with result. name: the one that took longest, or failed.
+    """server: the address; who: for display. netns: of the asker. share: of the lost time. longest, total: ns; times:
+    waits, or lookups, about as long as the longest, together total. tries: questions of the longest lookup. quickest: a
+    round trip to that address meanwhile, us; again: retransmitted TCP segments to it, for whatever purpose, most of
+    them to again_to; refused: connections. failed: failed lookups beyond the usual number, mostly with result. name: of
+    the longest, or failed, lookup.
     """
 
     server: str
@@ -71,13 +71,13 @@ class ProcessLookups:
 
     @property
     def host(self) -> str:
-        """What is shared by all that is about the way to it."""
+        """Common to all findings about the path to it."""
         address, _, behind = self.where.rpartition(":")
         return address + behind.lstrip("0123456789")
 
 
 def lookups_of(episode: Episode, view: View) -> ProcessLookups | None:
-    """None where nobody was asked, as far as was seen."""
+    """None if no lookup or wait was seen."""
     return view.once(_lookups_of, episode)
 
 
@@ -140,7 +140,7 @@ def _waits(episode: Episode, view: View, found: list[PeerWait]) -> np.ndarray:
 
 
 def _of_most(lookups: np.ndarray) -> bytes:
-    """The name server that most of the time went to."""
+    """The name server with most of the time."""
     first, group = groups([lookups["peer"]])
     return bytes(lookups["peer"][first[int(np.argmax(np.bincount(group, lookups["duration_ns"])))]].tobytes())
 
@@ -150,7 +150,7 @@ def _top(lookups: np.ndarray) -> np.void | None:
 
 
 def _resent(episode: Episode, view: View, raw: bytes, netns: int | None) -> tuple[int, str]:
-    """Segments to the name server's address that were sent again, and to which ``ip:port`` most of them."""
+    """Retransmitted segments to the name server's address, and the ``ip:port`` of most of them."""
     rows = in_netns(view.during("tcp_retransmit", episode), netns)
     rows = rows[(addresses(rows) == np.frombuffer(raw, np.uint8)[:16]).all(axis=1)]
     if not len(rows):

@@ -1,4 +1,4 @@
-"""What was said of a process's memory, descriptors and file systems around an episode."""
+"""Rows about a process's memory, descriptors and file systems around an episode."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ READS = {
         "direction",
     )
 }
-#: Less of a file system's room, or of its files, is none; and never more than so many bytes.
+#: A file system is full below this share of its space, or of its files, but never above so many bytes.
 _DISK_SHARE, _DISK_BYTES = 0.005, 64 << 20
-#: What is killed is told when it has ended, and may have been slow for some seconds before.
+#: A killed process is reported after its end, and may have been slow for some seconds before.
 _AFTER_NS, _BEFORE_NS = 3 * SECOND, 11 * SECOND
 
 
 def full(rows: np.ndarray) -> np.ndarray:
-    """Which of them say that there is none left."""
+    """Which of them report that nothing is left."""
     left = rows["limit"] - rows["used"]
     none = np.where(rows["kind"] == DISK, left <= np.minimum(_DISK_SHARE * rows["limit"], _DISK_BYTES), left <= 0)
     failed = (rows["kind"] == PIDS) & (rows["events"] > 0)
@@ -51,11 +51,9 @@ def of_process(episode: Episode, view: View, kind: int) -> np.ndarray:
 
 
 def was_free(row: np.void, episode: Episode, view: View) -> bool:
-    """Whether there was some left of it in the two minutes before: what has always been used up has not done anything
-    now.
-    """
+    """Whether some was left in the two minutes before. A resource that has always been used up explains nothing new."""
     if row["kind"] == PIDS:
-        return True  # that one could not be started is told just then
+        return True  # such a row is made just when a process could not be started
     rows = view.rings["resource"].between(episode.start_ns - 120 * SECOND, int(row["t_ns"]))
     same = (rows["kind"] == row["kind"]) & (rows["object"] == row["object"])
     mine = (rows["pid"] == row["pid"]) | (row["kind"] == DISK)
@@ -63,6 +61,6 @@ def was_free(row: np.void, episode: Episode, view: View) -> bool:
 
 
 def usual(episode: Episode, view: View) -> np.ndarray:
-    """What the half minute before said of that process."""
+    """Rows of that process in the half minute before."""
     rows = view.rings["resource"].between(episode.start_ns - 3 * _BEFORE_NS, episode.start_ns - SECOND)
     return np.asarray(rows[rows["pid"] == (episode.pid or -1)])

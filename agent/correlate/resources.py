@@ -1,4 +1,4 @@
-"""What processes have of something, by second: descriptors, room on disks, memory, processor time."""
+"""Use of resources by processes, second by second: descriptors, disk space, memory, CPU time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
 from agent.correlate.words import process, text
 
-#: What a symptom of resources reads.
+#: Columns that a symptom of resources reads.
 READS = {
     "resource": ("kind", "object", "interval_ns", "used", "limit", "events", "waited_ns", "uid"),
     "cpu_delay": ("duration_ns",),
@@ -28,23 +28,23 @@ READS = {
     "limiter_decision": ("result", "wait_ns", "duration_ns"),
 }
 _NAMES = {FD: "fd", DISK: "disk", OOM: "oom", PIDS: "pids"}
-#: What is not told was not; but how long decisions took is not known then.
+#: Without rows the sums are 0, but the length of decisions is unknown.
 _UNKNOWN_SUMS = dict.fromkeys(("throttled_ns", "periods", "delay_ns", "longest_ns", "sum_ns"), 0.0) | {
     "high_ns": np.nan
 }
-#: Decisions of a second that tell what one in ten of them exceeds.
+#: Decisions of a second that are enough for a 90th percentile.
 _ENOUGH = 2048
 Key = tuple[int, int, str, bytes]
 _Process = tuple[int, int, bytes]
 
 
 class ResourceWatch(Watch):
-    """One subject is one thing of one process: its descriptors, a file system that it writes to, its memory; ``cpu``:
-    its processor time.
+    """One subject is one resource of one process: its descriptors, a file system that it writes to, its memory;
+    ``cpu``: its CPU time.
 
-    none: 1 where nothing is left. throttled_ns, periods: withheld by a quota, and the share of the quota's periods in
-    which it was. delay_ns: waits for a processor of some milliseconds, longest_ns: the longest; high_ns: what one in
-    ten of its decisions exceeds, sum_ns: all.
+    none: 1 if nothing is left. throttled_ns, periods: time throttled by a quota, and the share of the quota's periods
+    with throttling. delay_ns: waits for a CPU of some milliseconds, longest_ns: the longest; high_ns: 90th percentile
+    of its decisions, sum_ns: their sum.
     """
 
     metrics = ("none", "used", "limit", "throttled_ns", "periods", "delay_ns", "longest_ns", "sum_ns", "high_ns")
@@ -52,35 +52,35 @@ class ResourceWatch(Watch):
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
         self.names: dict[int, tuple[Key, str]] = {}
-        self._mine: set[tuple[int, int]] = (
-            set()
-        )  # who is watched: others' waits for a processor are not theirs to suffer
-        self.has_room: set[int] = set()  #: slots of what had some left when it was last seen
+        self._mine: set[tuple[int, int]] = set()  # the watched processes; waits for a CPU of others do not count
+        self.has_room: set[int] = set()  # slots of resources that had some left when last seen
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         return union(self._limits(second, rows.get("resource")), self._processors(second, rows))
 
     def _slot(self, second: int, pid: int, start_ns: int, comm: bytes, what: str, where: bytes, uid: int = 0) -> int:
-        of = pid, start_ns // 10_000_000, what, where
-        # Of a disk, whichever process of that user tells of it: another may have mounted his own there.
-        slot = self.series.slot((0, uid, what, where) if what == "disk" else of, second)
+        key = pid, start_ns // 10_000_000, what, where
+        # A disk is one subject for all processes of a user; another user may have a mount of the same name.
+        slot = self.series.slot((0, uid, what, where) if what == "disk" else key, second)
         if slot >= 0:
             if what == "cpu":
-                self._mine.add(of[:2])
+                self._mine.add(key[:2])
             if slot in self.names and self.names[slot][0][2:] != (what, where):
-                self.has_room.discard(slot)  # another had it
-            self.names[slot] = of, text(comm)
+                self.has_room.discard(slot)  # another subject had it
+            self.names[slot] = key, text(comm)
         return slot
 
-    def _limits(self, second: int, r: np.ndarray | None) -> np.ndarray:
-        r = r[np.isin(r["kind"], tuple(_NAMES))] if r is not None else None
-        if r is None or not len(r):
+    def _limits(self, second: int, rows: np.ndarray | None) -> np.ndarray:
+        rows = rows[np.isin(rows["kind"], tuple(_NAMES))] if rows is not None else None
+        if rows is None or not len(rows):
             return np.empty(0, np.int64)
-        r = r[np.argsort(r["t_ns"], kind="stable")][::-1]  # groups give the first of each: the last
-        gone = full(r) | (r["kind"] == OOM)
-        first, group = groups([r["pid"], start_ticks(r), r["kind"], r["object"]])
+        rows = rows[np.argsort(rows["t_ns"], kind="stable")][
+            ::-1
+        ]  # groups give the first of each: the last one in time
+        gone = full(rows) | (rows["kind"] == OOM)
+        first, group = groups([rows["pid"], start_ticks(rows), rows["kind"], rows["object"]])
         none = most(np.zeros(len(first)), group, gone)
-        who = columns_of(r, first, "pid", "proc_start_ns", "comm", "kind", "object", "uid")
+        who = columns_of(rows, first, "pid", "proc_start_ns", "comm", "kind", "object", "uid")
         slots = np.array(
             [self._slot(second, pid, start_ns, comm, _NAMES[kind], *of) for pid, start_ns, comm, kind, *of in who],
             np.int64,
@@ -90,8 +90,8 @@ class ResourceWatch(Watch):
             second,
             slots[fits],
             none=none[fits],
-            used=np.where(r["kind"] == PIDS, r["events"], r["used"])[first][fits].astype(float),
-            limit=r["limit"][first][fits].astype(float),
+            used=np.where(rows["kind"] == PIDS, rows["events"], rows["used"])[first][fits].astype(float),
+            limit=rows["limit"][first][fits].astype(float),
         )
         return slots[fits]
 
@@ -104,7 +104,7 @@ class ResourceWatch(Watch):
 
         if resource is not None:
             known = pick(resource, resource["pid"] > 0)
-            for who, _ in _each(known, []):  # of whom nothing is said here, nothing was withheld
+            for who, _ in _each(known, []):  # a process without such a row here was not throttled
                 sums[self._slot(second, *who, "cpu", b"")] = {}
             withheld = pick(resource, (resource["kind"] == CPU) & ~np.isin(resource["object"], HOSTS))
             for who, group in _each(withheld, [withheld["object"]]):
@@ -117,7 +117,7 @@ class ResourceWatch(Watch):
                 continue
             preempted = only(preempted, among(preempted["pid"], (pid for pid, _ in self._mine)))
             lengths, worst = preempted[column].astype(np.float64), preempted[longest].copy()
-            if column == "wait_ns":  # where the agent itself starves, an interval is long
+            if column == "wait_ns":  # the interval is long if the agent itself gets too little CPU
                 lengths *= SECOND / np.maximum(preempted["interval_ns"], SECOND)
             order, parts = _parts(preempted)
             lengths, worst = lengths[order], worst[order]
@@ -177,7 +177,7 @@ class ResourceWatch(Watch):
 
 
 def _each(rows: np.ndarray, more: list[np.ndarray]) -> list[tuple[_Process, np.ndarray]]:
-    """(who it is by its first row, all its rows) of each process."""
+    """(process by its first row, all its rows) of each process."""
     order, parts = _parts(rows, None, more)
     return [(who, order[part]) for who, part in parts]
 
@@ -185,8 +185,8 @@ def _each(rows: np.ndarray, more: list[np.ndarray]) -> list[tuple[_Process, np.n
 def _parts(
     rows: np.ndarray, by: np.ndarray | None = None, more: Sequence[np.ndarray] = ()
 ) -> tuple[np.ndarray, list[tuple[_Process, slice]]]:
-    """What sorts rows by their process, and its own by ``by``; (who it is by its first row, its part of them) of each
-    process.
+    """The order that sorts rows by their process, and within it by ``by``; (process by its first row, its part of the
+    rows) of each process.
     """
     if not len(rows):
         return np.empty(0, np.int64), []

@@ -1,8 +1,8 @@
-"""Who connects where how often, and whether it waits after a try that failed: second by second.
+"""Which program connects where how often, and whether it waits after a failed try: second by second.
 
-A try has failed where the connect did, where the server closed the connection without having sent anything, or where
-the program gave up waiting. How soon the next one begins is told by twentieths of a second, so that many tries at one
-instant (a pool that is opened again, one thread each) are not taken for many after each other.
+A try has failed if the connect did, if the server closed the connection without sending anything, or if the program
+gave up waiting. Quick retries are counted by twentieths of a second, so that many simultaneous connects (a pool that is
+reopened, one thread each) do not count as many retries.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from agent.tables import TABLES
 
 _OK = TABLES["tcp_connect"].code("result", "ok")
 _CLIENT = TABLES["tcp_close"].code("role", "client")
-#: What a symptom of tries reads.
+#: Columns that a symptom of retries reads.
 READS = {
     "tcp_connect": ("netns", "peer", "result", "duration_ns"),
     "tcp_close": ("netns", "peer", "role", "bytes_in", "srtt_us", "waited_ns"),
 }
 QUICK_NS = 20_000_000
-GAVE_UP_NS = 50_000_000  # a program that closes a connection sooner may have sent what needs no answer
+GAVE_UP_NS = 50_000_000  # a program that closes a connection sooner may have sent something without an answer
 _PART_NS = SECOND // 20
-_ROWS = 4096  # of a second that are looked at
+_ROWS = 4096  # of a second that are evaluated
 _KEYS = np.dtype([("comm", "S16"), ("netns", np.int64), ("peer", "V18"), ("pid", np.int64), ("start", np.int64)])
 
 
@@ -48,8 +48,8 @@ class RetryingProcess(NamedTuple):
 
 class RetryWatch(EndWatch):
     """One subject is a program, by its command name, and an ip:port that it connects to from one network namespace.
-    tries: begun in the second; failed: of the second; quick: of 20 parts of the second, in how many a process tried
-    again within ``QUICK_NS`` of a failure. who: by slot.
+    tries: begun in the second; failed: of the second; quick: the number of the 20 parts of the second in which a
+    process retried within ``QUICK_NS`` of a failure. who: by slot.
     """
 
     metrics = ("tries", "failed", "quick")
@@ -99,9 +99,7 @@ class RetryWatch(EndWatch):
         return slot
 
     def who(self, slot: int) -> RetryingProcess | None:
-        """The process with most of the last second's tries; None where all that is known of them is that they
-        failed.
-        """
+        """The process with most of the last second's tries; None if only failures are known."""
         if self._tries is None:
             return None
         tries, program, programs = self._tries
@@ -132,9 +130,7 @@ class RetryWatch(EndWatch):
 
 
 def _fruitless(closes: np.ndarray) -> np.ndarray:
-    """Connections of clients to which the server sent nothing before it ended them, or whose program gave up
-    waiting.
-    """
+    """Connections of clients that the server ended without sending anything, or that their program gave up on."""
     waited = known(closes["waited_ns"])
     nothing = ~waited & (closes["bytes_in"] == 0)
     which = nothing | (waited & (closes["waited_ns"] >= GAVE_UP_NS))
@@ -142,7 +138,7 @@ def _fruitless(closes: np.ndarray) -> np.ndarray:
 
 
 def _round_trip_ns(closes: np.ndarray) -> np.ndarray:
-    """A connection that the server ends is over a round trip after its program knows of it."""
+    """The end of a connection that the server closes is recorded a round trip after its program knows of it."""
     return np.where(known(closes["waited_ns"]), 0, closes["srtt_us"].clip(0, 1_000_000) * 1000)
 
 

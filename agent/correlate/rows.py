@@ -1,4 +1,4 @@
-"""Buffers of rows: what waits for the watermark, and what is kept as evidence. Only the columns that are used are
+"""Buffers of rows: those that wait for the watermark, and those kept as evidence. Only the columns that are read are
 kept.
 """
 
@@ -17,8 +17,8 @@ from agent.common.fairness import earlier
 from agent.correlate.catalogue import dtypes, kept
 
 _NOT_NULL = -(2**62)
-_MANY = 1024  # values, most of which there are several times
-_FEW = 2000  # rows, up to which it is quicker to sort them as Python's own bytes
+_MANY = 1024  # values, most of which occur several times
+_FEW = 2000  # rows, up to which it is quicker to sort them as Python bytes
 
 
 def known(values: np.ndarray) -> np.ndarray:
@@ -29,36 +29,36 @@ def known(values: np.ndarray) -> np.ndarray:
 def start_ticks(rows: np.ndarray) -> np.ndarray:
     """Process starts in units of 10 ms.
 
-    The kernel's probes give nanoseconds, /proc/PID/stat gives whole ticks of them, rounded down: equal only in ticks.
+    The kernel's probes give nanoseconds, /proc/PID/stat gives whole ticks, rounded down: they are equal only in ticks.
     """
     return np.asarray(rows["proc_start_ns"] // 10_000_000)
 
 
 @cache
 def _pieces(table: str, given: np.dtype[np.void]) -> tuple[np.dtype[np.void], np.dtype[np.void]]:
-    """The columns that are kept, as they lie in rows of ``given`` and in those of ``dtypes()[table]``: neighbours in
-    both are one piece.
+    """The kept columns as dtypes of pieces, in rows of ``given`` and in rows of ``dtypes()[table]``. Columns that are
+    neighbours in both form one piece.
     """
-    kept_, pieces = dtypes()[table], list[tuple[int, int, int]]()
-    for name in kept_.names or ():
+    kept_dtype, pieces = dtypes()[table], list[tuple[int, int, int]]()
+    for name in kept_dtype.names or ():
         of, at = given.fields[name][:2]  # type: ignore[index]
-        assert of == kept_[name], f"{table}.{name} is {of}"
+        assert of == kept_dtype[name], f"{table}.{name} is {of}"
         if pieces and sum(pieces[-1][::2]) == at:
             pieces[-1] = *pieces[-1][:2], pieces[-1][2] + of.itemsize
         else:
-            pieces.append((at, kept_.fields[name][1], of.itemsize))  # type: ignore[index]
+            pieces.append((at, kept_dtype.fields[name][1], of.itemsize))  # type: ignore[index]
     names, formats = [str(i) for i in range(len(pieces))], [f"V{size}" for _, _, size in pieces]
     of_given, of_kept = (
         np.dtype({"names": names, "formats": formats, "offsets": list(offsets), "itemsize": whole.itemsize})
-        for offsets, whole in zip(list(zip(*pieces, strict=True))[:2], (given, kept_), strict=True)
+        for offsets, whole in zip(list(zip(*pieces, strict=True))[:2], (given, kept_dtype), strict=True)
     )
     return of_given, of_kept
 
 
 def compact(table: str, rows: np.ndarray) -> np.ndarray:
     """The columns of ``rows`` that are kept, dtype ``dtypes()[table]``."""
-    given, kept_ = _pieces(table, rows.dtype)
-    return np.asarray(rows.view(given).astype(kept_).view(dtypes()[table]))
+    given, kept_dtype = _pieces(table, rows.dtype)
+    return np.asarray(rows.view(given).astype(kept_dtype).view(dtypes()[table]))
 
 
 def as_bytes(rows: np.ndarray) -> np.ndarray:
@@ -68,7 +68,7 @@ def as_bytes(rows: np.ndarray) -> np.ndarray:
 
 
 def among(values: np.ndarray, some: Iterable[object]) -> np.ndarray:
-    """Which of them are among some (an address, a pid: values as ``tolist`` gives them)."""
+    """Which values are among ``some`` (an address, a pid: values as ``tolist`` gives them)."""
     there = set(some)
     if len(values) > _MANY and there:
         first, group = alike([values])
@@ -81,24 +81,24 @@ def _each(values: np.ndarray, there: set[object]) -> np.ndarray:
 
 
 def in_order(rows: np.ndarray) -> np.ndarray:
-    """Sorted by ``t_ns``; equal times by content, so that the order of arrival leaves no trace."""
-    t = rows["t_ns"]
-    if (t[1:] > t[:-1]).all():
+    """Sorted by ``t_ns``, and equal times by content, so that the order of arrival does not matter."""
+    t_ns = rows["t_ns"]
+    if (t_ns[1:] > t_ns[:-1]).all():
         return rows
-    if len(rows) <= _FEW and (t == t[0]).all():
+    if len(rows) <= _FEW and (t_ns == t_ns[0]).all():
         return in_bytes(rows)
-    order = np.argsort(t, kind="stable")
-    t = t[order]
-    same = t[1:] == t[:-1]
+    order = np.argsort(t_ns, kind="stable")
+    t_ns = t_ns[order]
+    same = t_ns[1:] == t_ns[:-1]
     if same.any():
         tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
         sub = order[tied]
-        order[tied] = sub[by_bytes(pick(rows, sub), begins(t[tied]))]
+        order[tied] = sub[by_bytes(pick(rows, sub), begins(t_ns[tied]))]
     return pick(rows, order)
 
 
 class Inbox:
-    """Rows that wait for the watermark; the oldest arrivals beyond ``limit`` rows of a table are dropped and
+    """Rows that wait for the watermark. Beyond ``limit`` rows of a table, the oldest arrivals are dropped and
     counted.
     """
 
@@ -143,13 +143,13 @@ class Inbox:
 
 
 _CHANGES = 512
-_AGAIN = 8  # times, whose rows are kept while somebody looks
+_AGAIN = 8  # results that are cached while tracking
 
 
 class LastRows:
     """The last rows of a table: about ``capacity`` of them at most, none older than ``keep_ns``; dropped ones are
-    counted. Where rows say whose they are (``uid``), who has most makes room: no user's rows push out what is known of
-    others.
+    counted. If rows have an owner (``uid``), the user with most rows makes room, so that no user's rows displace those
+    of others.
 
     Rows are kept in the pieces they came in, so that adding copies nothing.
     """
@@ -167,7 +167,7 @@ class LastRows:
         self.dropped = 0
 
     def add(self, rows: np.ndarray) -> None:
-        """Rows in time order."""
+        """Takes rows in time order."""
         if not len(rows):
             return
         over = 0 if self._shared else max(0, len(rows) - self._capacity)
@@ -196,7 +196,7 @@ class LastRows:
         self._keep(rows)
 
     def _make_room(self, oldest: int) -> None:
-        """Drops the oldest rows of the users who have most."""
+        """Drops the oldest rows of the users with most rows."""
         rows = together([piece for piece, _, _ in self._pieces])
         aged = rows["t_ns"] < oldest
         if aged.any():
@@ -217,7 +217,7 @@ class LastRows:
         self._changes.append((int(t[0]), int(t[-1])))
 
     def unchanged(self, version: int, spans: Iterable[tuple[int, int]]) -> bool:
-        """Whether rows of no such time came or went since that version."""
+        """Whether no rows of these times came or went since that version."""
         since = self.version - version
         if since > len(self._changes):
             return False
@@ -225,8 +225,8 @@ class LastRows:
         return not any(first <= to_ns and last >= from_ns for from_ns, to_ns in spans for first, last in late)
 
     def track(self, tracked: set[tuple[int, int]] | None) -> None:
-        """From here on, the times that are looked at are noted there. Nothing is added meanwhile: what was found for
-        the first of them is found again.
+        """From here on, the times that are read are recorded in ``tracked``, and the first results are cached. Add no
+        rows meanwhile.
         """
         self._tracked, self._found = tracked, {}
 
@@ -253,18 +253,18 @@ class LastRows:
 
     @property
     def from_ns(self) -> int | None:
-        """Time of the oldest row that is kept, None where it is empty."""
+        """Time of the oldest row that is kept, None if there is none."""
         return self._pieces[0][1] if self._pieces else None
 
 
 def _between(rows: np.ndarray, from_ns: int, to_ns: int) -> np.ndarray:
-    """Each piece is in order, though they overlap where rows came late."""
+    """Each piece is in order, though pieces overlap if rows came late."""
     t = rows["t_ns"]
     return rows[np.searchsorted(t, from_ns) : np.searchsorted(t, to_ns, "right")]
 
 
 class OfSecond(dict[str, np.ndarray]):
-    """One second's rows by table, with their groups that somebody asked for."""
+    """One second's rows by table, with a cache of their groups."""
 
     def __init__(self, rows: Mapping[str, np.ndarray]) -> None:
         super().__init__(rows)
@@ -272,7 +272,7 @@ class OfSecond(dict[str, np.ndarray]):
 
 
 def shared(rows: Mapping[str, np.ndarray], table: str, *columns: str) -> tuple[np.ndarray, np.ndarray]:
-    """``groups`` of a table's rows, found once a second for all who ask; processes' starts in ticks."""
+    """``groups`` of a table's rows, computed once a second; process starts in ticks."""
     found = rows.groups if isinstance(rows, OfSecond) else {}
     key = table, *columns
     if key not in found:
@@ -282,19 +282,19 @@ def shared(rows: Mapping[str, np.ndarray], table: str, *columns: str) -> tuple[n
 
 
 def of_codes(codes: Iterable[int]) -> np.ndarray:
-    """By code, whether it is among these."""
+    """A lookup table: by code, whether it is among these."""
     out = np.zeros(256, np.bool_)
     out[[*codes]] = True
     return out
 
 
 def union(*parts: np.ndarray) -> np.ndarray:
-    """All slots of some, in order."""
+    """All slots of these arrays, in order."""
     return np.array(sorted({slot for part in parts for slot in part.tolist()}), np.int64)
 
 
 def columns_of(rows: np.ndarray, which: np.ndarray, *names: str) -> Iterator[tuple[Any, ...]]:
-    """What some rows hold in these columns, row by row, as Python's own values."""
+    """The values of some rows in these columns, row by row, as Python values."""
     some = pick(rows, which)
     return zip(*(some[name].tolist() for name in names), strict=True)
 

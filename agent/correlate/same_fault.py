@@ -1,15 +1,14 @@
-"""Whether an episode is the same story as a finding, though its own verdict has another name or another scope: one
-fault is felt at many places. Pure.
-
-- A server that was stopped or ended refuses connects, does not answer, and so on: what blames a server for that, and
-  what became of the server, are one.
-- Who waits for a process that itself waits for somebody else waits for that one: a verdict that blames it passes the
-  blame on (``indirect``).
-- What comes at once after nobody came had piled up (agent/correlate/backlog.py): that is the story of what held it up.
-- Who talks with somebody that stands still, and is late with nothing else to explain it, is late for that; until more
-  is known (``Finding.provisional``). So is who waits for one that talks with it.
-
-Two causes that share no process stay two findings, however near they are.
+"""Whether an episode belongs to a finding although its own verdict has another cause or scope: one fault has symptoms
+at many places. Pure.
+- A server that was stopped or terminated refuses connects, does not answer, and so on: a verdict that blames the server
+  for that, and the termination itself, are one fault.
+- A process that waits for one that itself waits for a third one waits for the third: a verdict that blames the second
+  passes the blame on (``indirect``).
+- Work that arrives at once after a gap is a backlog (agent/correlate/backlog.py): it belongs to the fault that caused
+  the gap.
+- A client of a stopped process that is late without another explanation is late because of that, until more is known
+  (``Finding.provisional``). So is a client of such a client.
+Two causes that share no process stay two findings, however near they are in time.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ if TYPE_CHECKING:
     from agent.correlate.finding import Finding
     from agent.correlate.view import View
 
-#: What became of a process, and what others felt of it.
+#: Terminations of a process, and their effects on others.
 _TERMINATION_CAUSES = frozenset(("process_stopped", "process_killed", "process_restarted"))
 _IMPACT_CAUSES = frozenset(("broker_slow", "broker_down", "peer_stopped"))
 _SLACK_NS = SECOND
-_AFTER_NS = 2 * SECOND  # a fault is felt that much later where clients try again
+_AFTER_NS = 2 * SECOND  # the impact lasts that much longer if clients retry
 _BEGUN_NS = 50_000_000  # times of answers are in ticks
 _BEFORE_NS = 60 * SECOND
 _SERVER = TABLES["tcp_rtt"].code("role", "server")
-_PEERS = 256  # of those that processes talked with: the last ones
-_BETTER = 0.5  # a cause from which the blame is passed on
+_PEERS = 256  # the last peers that processes talked to
+_BETTER = 0.5  # score from which a cause passes the blame on
 
 
 def blamed(verdict: Verdict, view: View, episode: Episode) -> frozenset[int]:
-    """The processes of this host that it says it was: those named, and who serves, or served, the address."""
+    """The processes of this host that it blames: those named, and the current and earlier servers of the address."""
     pids = {*verdict.blamed, *([verdict.culprit.pid] if verdict.culprit.pid is not None else ())}
     if verdict.cause in _IMPACT_CAUSES:
         where, _, netns = verdict.scope.partition(" in ")
@@ -60,7 +59,7 @@ def _serving(where: str, netns: int | None, view: View, episode: Episode) -> set
 
 
 def same(found: Finding, verdict: Verdict, episode: Episode, view: View) -> bool:
-    """Whether an episode with this best verdict belongs to the finding. verdict: score 0 where nothing explains it."""
+    """Whether an episode with this best verdict belongs to the finding. verdict: score 0 if nothing explains it."""
     if found.steps is not None or found.cause.score <= 0 or found.closed:
         return False
     if not _meets(found, episode, _AFTER_NS):
@@ -82,7 +81,7 @@ def same(found: Finding, verdict: Verdict, episode: Episode, view: View) -> bool
 
 
 def indirect(found: Finding, view: View) -> set[int]:
-    """Of its episodes, by id, those whose verdicts blame a process that is late itself, for another reason."""
+    """Ids of its episodes with verdicts that blame a process that is itself late for another reason."""
     late = {e.pid: found.verdicts[id(e)][0] for e in found.explained() if _is_late(e)}
     if len(found.episodes) < 2 or not late:
         return set()
@@ -104,7 +103,7 @@ def _is_indirect(episode: Episode, verdict: Verdict, late: dict[int | None, Verd
 
 
 def _is_waiting(found: Finding, episode: Episode, view: View) -> bool:
-    """Whether it is about a client of who stands still, or of one that is late for that; it must have begun
+    """Whether it is about a client of a stopped process, or of one that is late because of that; it must have begun
     meanwhile.
     """
     if found.cause.cause not in _TERMINATION_CAUSES | _IMPACT_CAUSES or not _is_late(episode):
@@ -116,8 +115,8 @@ def _is_waiting(found: Finding, episode: Episode, view: View) -> bool:
 
 
 def _piled_up(found: Finding, episode: Episode, view: View) -> bool:
-    """Whether it is about what had piled up since that process stood still, or a client of it, or a server that it
-    asks.
+    """Whether it is about a backlog after the stop of that process, at the process itself, a client of it, or a server
+    that it calls.
     """
     if episode.pid is None or not any(made_up(episode, metric) for metric in RATES):
         return False
@@ -130,7 +129,7 @@ def _piled_up(found: Finding, episode: Episode, view: View) -> bool:
 
 
 def _asked(by: Collection[int | None], episode: Episode, view: View) -> Iterator[int]:
-    """Who serves, or served, those that processes had connections to in the minute before."""
+    """The current and earlier servers of the connections that processes had in the minute before."""
     talks = view.rings["tcp_rtt"].between(episode.start_ns - _BEFORE_NS, episode.end_ns + SECOND)
     talks = talks[(talks["role"] != _SERVER) & np.isin(talks["pid"], [pid for pid in by if pid is not None])]
     talks = talks[::-1]  # the last ones first

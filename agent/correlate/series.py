@@ -1,4 +1,4 @@
-"""Values of each subject per second, and the robust baseline that a second is judged against."""
+"""Values of each subject per second, and the robust baseline for comparison."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SIGMA = 1.4826  # a normal distribution's standard deviation in units of its me
 
 
 class Baseline(NamedTuple):
-    """What was usual; one value a subject, NaN where nothing was seen.
+    """The usual values, one per subject, NaN without data.
 
     median; spread: 1.4826 times the median absolute deviation; high: the 90th percentile; top: the largest; seen:
     seconds.
@@ -27,7 +27,7 @@ class Baseline(NamedTuple):
 
 
 def quantile(values: np.ndarray, q: float) -> np.ndarray:
-    """The q-quantile (nearest rank, rounded down) of each row of an (n, m) array, over what is not NaN."""
+    """The q-quantile (nearest rank, rounded down) of each row of an (n, m) array, without NaN."""
     return _ranked(np.sort(values, axis=1), _seen(values), q)
 
 
@@ -45,8 +45,8 @@ class Series:
     """Metrics of subjects by second, the last ``SECONDS`` of them; a subject is any hashable key.
 
     Seconds that were part of a symptom are not part of the baseline. At most ``limit`` subjects: one unseen for
-    ``SECONDS`` gives way to a new one, unless ``stays`` says so of its row; a new one that finds no room is not
-    watched, and counted in ``dropped``.
+    ``SECONDS`` is replaced by a new one, unless ``stays`` is true for its row. A new one without room is not watched,
+    and counted in ``dropped``.
     """
 
     def __init__(self, metrics: tuple[str, ...], limit: int, stays: Callable[[int], bool] = lambda _: False) -> None:
@@ -57,11 +57,11 @@ class Series:
         self._values = np.empty((len(metrics), 0, SECONDS), np.float32)
         self._usual = np.empty((0, SECONDS), np.bool_)
         self._second: int | None = None
-        self._full = -1  # the last second in which there was no room
+        self._full = -1  # the last second without room
         self.dropped = 0
 
     def begin(self, second: int) -> None:
-        """Open a second: what it held one turn of the ring ago is forgotten."""
+        """Opens a second: the values one turn of the ring ago are deleted."""
         first = second if self._second is None else max(self._second + 1, second - SECONDS + 1)
         self._second = second
         if len(self._usual):
@@ -70,7 +70,7 @@ class Series:
                 self._usual[:, stale % SECONDS] = True
 
     def slot(self, key: tuple[object, ...], second: int) -> int:
-        """The subject's row, or -1 where there is no room for it."""
+        """The subject's row, or -1 if there is no room for it."""
         slot = self._slot.get(key, -1)
         if slot < 0:
             slot = self._place(second)
@@ -108,13 +108,13 @@ class Series:
 
     def put(self, second: int, slots: np.ndarray, **values: np.ndarray) -> None:
         """Values of one second; ``slots`` and every value have shape (n,)."""
-        with np.errstate(over="ignore"):  # a limiter may tell any number
+        with np.errstate(over="ignore"):  # a limiter may report any number
             for metric, value in values.items():
                 self._values[self._of[metric], slots, second % SECONDS] = value
 
     def carry(self, second: int, slots: np.ndarray, reach: int) -> np.ndarray:
-        """Subjects other than ``slots`` seen within ``reach`` seconds keep their last values for this second; returns
-        all of them.
+        """Subjects other than ``slots`` that were seen within ``reach`` seconds keep their last values for this second;
+        returns all of them.
         """
         there = set(slots.tolist())
         held = [s for s in self._slot.values() if self._seen[s] >= second - reach and s not in there]
@@ -123,7 +123,7 @@ class Series:
         return np.array(sorted([*there, *held]), np.int64)
 
     def unusual(self, slot: int, seconds: range) -> None:
-        """Keep these seconds out of the subject's baseline."""
+        """Keeps these seconds out of the subject's baseline."""
         self._usual[slot, np.array(seconds, np.int64) % SECONDS] = False
 
     def recent(self, metric: str, slots: np.ndarray, second: int, n: int) -> np.ndarray:
@@ -139,8 +139,9 @@ class Series:
         return np.asarray(self._values[self._of[metric], slots, second % SECONDS], np.float64)
 
     def deficit(self, metric: str, slot: int, second: int, lasted: int, usual: float) -> tuple[float, float]:
-        """Of a rate: how much was missing, in seconds that had less than half of what is usual, in the ``_OWED_S``
-        before ``lasted`` seconds began and since; and how much more than usual came in these.
+        """For a rate: (missing, excess). missing: the deficit in seconds with less than half of the usual rate, in the
+        last ``lasted`` seconds and the ``_OWED_S`` before; excess: how much more than usual came in the last ``lasted``
+        seconds.
         """
         n = min(SECONDS - 1, lasted + _OWED_S)
         values = self.recent(metric, np.array([slot]), second, n)[0]
@@ -150,7 +151,7 @@ class Series:
         return float(missing), float((values[-lasted:] - usual).clip(0).sum())
 
     def baseline(self, metric: str, slots: np.ndarray, second: int, skip: int) -> Baseline:
-        """What was usual before the last ``skip`` seconds."""
+        """The usual values before the last ``skip`` seconds."""
         values = self.history(metric, slots, second, skip)
         ordered, seen = np.sort(values, axis=1), _seen(values)
         median, high, top = (_ranked(ordered, seen, q) for q in (0.5, 0.9, 1.0))
@@ -163,8 +164,8 @@ class Series:
         return _seen(self.history(metric, slots, second, skip))
 
     def history(self, metric: str, slots: np.ndarray, second: int, skip: int) -> np.ndarray:
-        """What ``baseline`` goes by: the values before the last ``skip`` seconds, NaN in those that were part of a
-        symptom; shape (len(slots), n).
+        """The values that ``baseline`` uses: those before the last ``skip`` seconds, NaN in seconds of a symptom; shape
+        (len(slots), n).
         """
         columns = np.arange(second - SECONDS + 1, second - skip + 1) % SECONDS
         values = self._values[self._of[metric]][slots[:, None], columns].astype(np.float64)

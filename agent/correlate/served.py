@@ -1,5 +1,5 @@
-"""Requests that a process answered, as causes go by them: the slowest of each second, in the shape of decisions, since
-where their time went is looked for alike.
+"""Requests that a process answered: the slowest of each second, in the form of decisions, so that causes can treat both
+alike.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from agent.correlate.rows import as_bytes, start_ticks
 from agent.correlate.view import NO_PEER, View
 from agent.tables import TABLES
 
-#: What is read of the table of that name.
+#: Columns read, by table.
 READS = {
     "service_latency": (
         "tid",
@@ -33,13 +33,14 @@ READS = {
 }
 _WAITING = TABLES["slow_syscall"].code("kind", "waiting")
 _ALLOWED = TABLES["limiter_decision"].code("result", "allowed")
-_SAME_NS, _OFF_NS = 50_000_000, 20_000_000  # times are in ticks, and may be a gate too short
-NOTED_NS = 30_000_000_000  #: An answer is noted when the next request comes, or the connection ends.
+_SAME_NS, _OFF_NS = 50_000_000, 20_000_000  # times are in ticks, and may be short by this much
+NOTED_NS = 30_000_000_000  # An answer is recorded when the next request comes, or the connection ends.
 
 
 def slow(episode: Episode, view: View) -> np.ndarray:
-    """The slowest requests of the episode's process, dtype of ``limiter_decision``. The thread that read one is known,
-    but not who worked on it: it has that thread's number only where some call of it was held up meanwhile.
+    """The slowest requests of the episode's process, dtype of ``limiter_decision``. The thread that read a request is
+    known, but not the one that worked on it. A row has the reader's thread id only if a call of that thread was blocked
+    meanwhile.
     """
     rows = view.rings["service_latency"].between(episode.start_ns, episode.end_ns + NOTED_NS)
     rows = rows[(rows["sport"] == episode.key[1]) & (rows["netns"] == episode.key[0])]
@@ -47,7 +48,8 @@ def slow(episode: Episode, view: View) -> np.ndarray:
     begun = rows["max_from_ns"]
     rows = rows[(begun <= episode.end_ns) & (begun + rows["max_ns"] >= episode.start_ns)]
     rows = rows[rows["max_ns"] > min(episode.bar, episode.value * 0.5)]
-    rows = rows[np.argsort(-rows["max_ns"], kind="stable")]  # one that waits is told each second, by ticks
+    # a waiting request has a row each second, with times in ticks
+    rows = rows[np.argsort(-rows["max_ns"], kind="stable")]
     rows = rows[np.sort(np.unique(rows["max_from_ns"] // _SAME_NS, return_index=True)[1])]
     out = np.zeros(len(rows), dtypes()["limiter_decision"])
     for name in ("pid", "proc_start_ns", "comm"):
@@ -62,8 +64,8 @@ def slow(episode: Episode, view: View) -> np.ndarray:
 
 
 def on_others(calls: np.ndarray, episode: Episode, view: View) -> np.ndarray:
-    """Without waits for its own clients' next request, or for anything: only those on peers that it had connected to
-    itself count.
+    """Without waits for the next request of its own clients, or for any event: only waits for peers that it had
+    connected to itself count.
     """
     contacted = np.array([np.frombuffer(raw, "V18")[0] for raw in view.peers(episode)], "V18")
     named = (

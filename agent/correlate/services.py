@@ -1,5 +1,5 @@
-"""Who fails at what it is asked for: limiters by their decisions, brokers by the error replies that they say they gave,
-any server by how its answers begin.
+"""Failing services: limiters by their decisions, brokers by the error replies that they report, any server by the
+status of its answers.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from agent.correlate.watch import Watch
 from agent.correlate.words import peer, process, text
 from agent.tables import TABLES
 
-#: What a symptom of these reads.
+#: Columns that a symptom of these reads.
 READS = {
     "limiter_decision": ("limiter_id", "result"),
     "queue_lag": ("system", "status", "peer", "errors", "clients_refused"),
     "service_answer": ("netns", "peer", "protocol", "code", "count"),
 }
-_MOST = 1 << 32  # answers of an interval that are believed
+_MOST = 1 << 32  # larger numbers of answers in an interval are not believed
 _ERROR = TABLES["limiter_decision"].code("result", "error")
-#: Of a broker that refuses service: its own doing, not that of a client which has no password.
+#: Errors that are the broker's own, not those of a client without a password.
 _STATES = frozenset(("OOM", "READONLY", "MISCONF", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS", "BUSY"))
 
 
 class ServiceWatch(Watch):
-    """One subject is a limiter of a process, a broker, or an ip:port whose answers were looked at. first_ns: of the
-    second's failures, by slot.
+    """One subject is a limiter of a process, a broker, or an ip:port with inspected answers. first_ns: of the second's
+    failures, by slot.
     """
 
     metrics = ("n", "errors", "replies")
 
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
-        self.series = Series(self.metrics, 3 * config.subjects)  # limiters, brokers, and who answers
+        self.series = Series(self.metrics, 3 * config.subjects)  # limiters, brokers, and servers
         self.first_ns: dict[int, int] = {}
         self._names: dict[int, tuple[tuple[object, ...], str]] = {}
         self._refused: dict[tuple[str, bytes], int] = {}
         self.codes = Codes()
-        self._answering: dict[tuple[int, bytes], int] = {}  # when each was seen last; who was not for longest is first
+        self._answering: dict[tuple[int, bytes], int] = {}  # when each was seen last; the least recent first
         self._unwatched = 0
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -59,20 +59,20 @@ class ServiceWatch(Watch):
             self._brokers(second, rows.get("queue_lag")),
             self._answers(second, rows.get("service_answer")),
         )
-        self.series.dropped = self._unwatched  # of the others those count them who watch the same for other symptoms
+        self.series.dropped = self._unwatched  # the other subjects are counted by watches of other symptoms
         return slots
 
     def _decisions(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        d = rows.get("limiter_decision")
-        if d is None or not len(d):
+        decisions = rows.get("limiter_decision")
+        if decisions is None or not len(decisions):
             return np.empty(0, np.int64)
         first, group = shared(rows, "limiter_decision", "limiter_id", "pid", "proc_start_ns")
-        who = columns_of(d, first, "limiter_id", "pid", "proc_start_ns", "comm")
+        who = columns_of(decisions, first, "limiter_id", "pid", "proc_start_ns", "comm")
         slots = np.array([self._limiter(second, *its) for its in who], np.int64)
-        failed = d["result"] == _ERROR
+        failed = decisions["result"] == _ERROR
         n, errors = np.bincount(group), np.bincount(group, failed)
         for g in np.flatnonzero(errors):
-            self.first_ns[int(slots[g])] = int(d["t_ns"][failed & (group == g)].min())
+            self.first_ns[int(slots[g])] = int(decisions["t_ns"][failed & (group == g)].min())
         there = slots >= 0
         self.series.put(second, slots[there], n=n[there], errors=errors[there])
         return np.asarray(slots[there])
@@ -84,16 +84,16 @@ class ServiceWatch(Watch):
             self._names[slot] = key, text(comm)
         return slot
 
-    def _brokers(self, second: int, q: np.ndarray | None) -> np.ndarray:
-        if q is None:
+    def _brokers(self, second: int, polls: np.ndarray | None) -> np.ndarray:
+        if polls is None:
             return np.empty(0, np.int64)
         reported: dict[int, float] = {}
-        q = only(q, q["status"] != b"down")
-        if not len(q):
+        polls = only(polls, polls["status"] != b"down")
+        if not len(polls):
             return np.empty(0, np.int64)
-        first = groups([q["t_ns"], q["system"], q["peer"]])[0]  # each of a poll's rows says the same
+        first = groups([polls["t_ns"], polls["system"], polls["peer"]])[0]  # all rows of a poll have the same values
         for t_ns, system, raw, errors, refused in columns_of(
-            q, first, "t_ns", "system", "peer", "errors", "clients_refused"
+            polls, first, "t_ns", "system", "peer", "errors", "clients_refused"
         ):
             key = text(system), raw
             slot = self.series.slot(key, second)
@@ -108,31 +108,33 @@ class ServiceWatch(Watch):
         self.series.put(second, slots, replies=np.array([reported[slot] for slot in slots]))
         return slots
 
-    def _answers(self, second: int, a: np.ndarray | None) -> np.ndarray:
-        if a is None:
+    def _answers(self, second: int, answers: np.ndarray | None) -> np.ndarray:
+        if answers is None:
             return np.empty(0, np.int64)
-        a = a[(a["count"] > 0) & (a["count"] < _MOST)]
-        if not len(a):
+        answers = answers[(answers["count"] > 0) & (answers["count"] < _MOST)]
+        if not len(answers):
             return np.empty(0, np.int64)
-        first, group = groups([a["netns"], a["peer"]])
-        failed = faults(a)
-        n, bad = np.bincount(group, a["count"]), np.bincount(group, a["count"] * failed)
-        slots = np.array([self._server((int(a["netns"][i]), a["peer"][i].tobytes()), second) for i in first])
+        first, group = groups([answers["netns"], answers["peer"]])
+        failed = faults(answers)
+        n, bad = np.bincount(group, answers["count"]), np.bincount(group, answers["count"] * failed)
+        slots = np.array(
+            [self._server((int(answers["netns"][i]), answers["peer"][i].tobytes()), second) for i in first]
+        )
         counts: dict[int, Counter[str]] = {}
         begun: dict[int, int] = {}
-        its = (a[name][failed].tolist() for name in ("protocol", "code", "count", "t_ns"))
+        its = (answers[name][failed].tolist() for name in ("protocol", "code", "count", "t_ns"))
         for slot, protocol, code, times, t_ns in zip(slots[group[failed]].tolist(), *its, strict=True):
             if slot >= 0:
                 counts.setdefault(slot, Counter())[error_name(text(protocol), text(code))] += times
                 begun[slot] = min(begun.get(slot, t_ns), t_ns)
         for slot in sorted(counts):
-            self.codes.note(slot, second, begun[slot] - SECOND, counts[slot])  # it is told at the end of an interval
+            self.codes.note(slot, second, begun[slot] - SECOND, counts[slot])  # rows come at the end of an interval
         there = slots >= 0
         self.series.put(second, slots[there], n=n[there], errors=bad[there])
         return np.asarray(slots[there])
 
     def _server(self, key: tuple[int, bytes], second: int) -> int:
-        """Whoever talks with many servers of his own leaves limiters and brokers their room."""
+        """Limits the servers, so that a program with many servers leaves room for limiters and brokers."""
         if key not in self._answering and len(self._answering) >= self.config.subjects:
             oldest = next(iter(self._answering))
             if self._answering[oldest] > second - SECONDS:
@@ -157,7 +159,7 @@ class ServiceWatch(Watch):
         return max(0, total - before)
 
     def settle(self, second: int) -> None:
-        """n, errors, replies: in all, while it lasts."""
+        """n, errors, replies: totals during the episode."""
         for episode in self.active.values():
             if episode.last_bad == second:
                 lasted = max(1, min(60, second - episode.start_ns // SECOND + 1))
@@ -188,6 +190,6 @@ class ServiceWatch(Watch):
 
 
 def _replies(text: str) -> int:
-    """How many error replies that are a broker's own doing."""
+    """The number of error replies that are the broker's own errors."""
     parts = (part.partition(" ") for part in text.split(", "))
     return sum(int(n) for kind, _, n in parts if kind in _STATES and n.isdigit())

@@ -1,4 +1,4 @@
-"""Jumps of the wall clock that belong together, and how they are told."""
+"""Clock jumps that belong together, and their description."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent.correlate.words import Words, aside, joined, listing, process, render
 
 _AFFECTED = ("decisions in the interval", "not affected: ignores the wall clock")
 _FIRST = 16  # jumps of a series that are listed as evidence
-_NEAR = 64  # jumps of a series that a decision is looked up in, so that it counts once
+_NEAR = 64  # jumps of a series that are checked for a decision, so that it counts once
 
 
 @dataclass
@@ -26,8 +26,8 @@ class Affected:
     inside_allowed: int = 0
     inside_refused: int = 0
     straddling: int = 0
-    #: How many more it let through (below 0: fewer) than true time would have, between two instants, CLOCK_BOOTTIME; 0
-    #: where that is not known.
+    #: How many more it let through (below 0: fewer) than on true time, between two instants, CLOCK_BOOTTIME; 0 if
+    #: unknown.
     excess: int = 0
     excess_ns: tuple[int, int] = (0, 0)
     excess_exact: bool = True
@@ -39,10 +39,9 @@ class Affected:
 
 @dataclass(eq=False)
 class ClockJump:
-    """One clock change that matters. size_ns < 0: backward. until_ns: from then on no decision is affected.
-
-    alarm: large enough for one. minor: below the threshold, a finding only once a decision fell into it. unwatched_ns:
-    for how long no agent had looked when it was found.
+    """One clock change that matters. size_ns < 0: backward. until_ns: from then on no decision is affected. alarm:
+    whether it is large enough for one. minor: below the threshold, a finding only if a decision fell into it.
+    unwatched_ns: how long no agent had run when it was found.
     """
 
     cause: str
@@ -72,19 +71,19 @@ class ClockJump:
 
     @property
     def actor(self) -> tuple[str, str | None]:
-        """What jumps of one series share. A command that is run again and again is one actor under many pids."""
+        """Common to the jumps of one series. A command that is run again and again is one actor with many pids."""
         unwatched = None if self.unwatched_ns is None else f"unwatched for {self.unwatched_ns} ns"
         return self.cause, unwatched or self.comm or (str(self.pid) if self.pid else None)
 
 
 class JumpSeries:
-    """Jumps of one kind by one actor, each soon after the one before; or jumps by which several actors undo each
-    other's, as two time daemons do: one finding.
+    """Jumps of one kind by one actor, each soon after the one before; or jumps by several actors that undo each
+    other's, such as two time daemons: one finding.
 
-    rivals: by command name, the last pid of each of these actors; empty where there is one. open_until_ns: the next
-    such jump is waited for until then. run_ns: the sum of the last jumps of one actor. count, sum_ns, back, least_ns,
-    most_ns are of all jumps; ``first_jumps`` holds the first, ``last_jumps`` the last of them in detail.
-    complete: False where decisions near them may not all have been counted.
+    rivals: by command name, the last pid of each of these actors; empty for a single actor. open_until_ns: the end of
+    the wait for the next such jump. run_ns: the sum of the last jumps of one actor. count, sum_ns, back, least_ns,
+    most_ns are of all jumps; ``first_jumps`` holds the first, ``last_jumps`` the last of them in detail. complete:
+    False if some decisions near them may not have been counted.
     """
 
     def __init__(self, first: ClockJump) -> None:
@@ -122,7 +121,7 @@ class JumpSeries:
             self.pids[jump.pid] = None
 
     def undone_by(self, jump: ClockJump) -> bool:
-        """Whether another process takes back what the last one did, at least by half."""
+        """Whether another process undoes the last jumps, at least by half."""
         last, left = self.last_jumps[-1], self.run_ns + jump.size_ns
         return (
             bool(last.comm and jump.comm)
@@ -148,8 +147,8 @@ class JumpSeries:
         return Verdict(self.first.cause, sure, str(self.first.t_ns), "", culprit=culprit)
 
     def evidence(self) -> list[Evidence]:
-        """The first jump, the decisions, then the other jumps, in the order in which they may be cut off."""
-        reach = max(self.most_ns, self.until_ns - self.end_ns)  # so far away decisions are affected
+        """The first jump, the decisions, then the other jumps; the end of the list may be left out."""
+        reach = max(self.most_ns, self.until_ns - self.end_ns)  # decisions up to this distance are affected
         many = (
             []
             if self.count == 1
@@ -296,7 +295,7 @@ class JumpSeries:
                 return render(" ({who} undo each other's corrections)", who=who)
             return render(" ({who} in turn, the second undoing the first)", who=who)
         via = f"{first.via} from" if first.via else "by"
-        if not self.pids and first.comm:  # its number is that of another PID namespace
+        if not self.pids and first.comm:  # its pid belongs to another PID namespace
             return f" ({via} {first.comm}, which is not visible from the agent's container)"
         if not self.pids:
             unknown = first.declared.takes_actor and first.unwatched_ns is None
@@ -313,14 +312,14 @@ class JumpSeries:
         )
 
 
-def _excess(a: Affected) -> Words:
-    start, end = a.excess_ns
-    did = "admitted {about}{n} too many" if a.excess > 0 else "wrongly refused {about}{n}"
+def _excess(affected: Affected) -> Words:
+    start, end = affected.excess_ns
+    did = "admitted {about}{n} too many" if affected.excess > 0 else "wrongly refused {about}{n}"
     return render(
         f" Limiter {{limiter}} {did} between {{start}} and {{end}}.",
-        limiter=a.limiter,
-        about="" if a.excess_exact else "about ",
-        n=value(abs(a.excess), "request"),
+        limiter=affected.limiter,
+        about="" if affected.excess_exact else "about ",
+        n=value(abs(affected.excess), "request"),
         start=start,
         end=end,
     )

@@ -1,14 +1,12 @@
-"""Connections that carry something all the time, both ends of which are on this host: which end stopped.
+"""Connections with steady traffic and both ends on this host: which end stopped.
 
-An end that reads waits for the other, again and again, and never for long: its waits on the peer are seen, by process
-and peer. Of a pair whose reader has waited regularly, and whose writer hardly ever had to,
-
-- the reader waits far longer than ever, and the writer does not: the writer does not send;
-- the writer waits far longer than ever, and the reader, which usually waits all the time, does not: the reader does not
-  read;
-- both wait: what was sent is on its way.
-
-Judged when the wait is over, since a connection that goes on afterwards was no stream that ended.
+An end that reads waits for the other, again and again, and never for long. These waits are seen by process and peer.
+For a pair with a reader that has waited regularly and a writer that hardly ever had to:
+- if the reader waits far longer than ever, and the writer does not, the writer does not send;
+- if the writer waits far longer than ever, and the reader, which usually waits all the time, does not, the reader does
+  not read;
+- if both wait, the data is on the way.
+This is evaluated after the wait, since a stream that simply ended does not continue.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from agent.tables import TABLES
 _BLOCKED = TABLES["syscall_latency"].code("basis", "blocked")
 _WAITING = TABLES["syscall_latency"].code("kind", "waiting")
 _SERVER, _CLIENT = (TABLES["tcp_rtt"].code("role", name) for name in ("server", "client"))
-#: What symptoms of streams read.
+#: Columns that symptoms of streams read.
 READS = {
     "syscall_latency": ("basis", "kind", "peer", "interval_ns", "count", "max_ns"),
     "tcp_rtt": ("netns", "role", "saddr", "sport", "peer"),
@@ -42,31 +40,31 @@ _OF_S, _STEADY_S, _STEADY = (
     40,
     12,
     0.75,
-)  # of the time before it, that is looked at, a reader has waited in so many seconds, and so large a share
-_USUALLY = 0.7  # the quantile of the longest waits of its seconds that is called usual
-# of their median, within which four in ten of them are: a stream by the clock; of messages by chance they differ by
-# more (0.17 at 1,000 a second)
+)  # of the time before it that is examined: seconds with a wait of a reader, at least, and their share
+_USUALLY = 0.7  # the quantile of the longest waits of seconds that counts as usual
+# Share of their median, within which four in ten of them are: a periodic stream. Those of random messages differ by
+# more (0.17 at 1,000 a second).
 _EVEN = 0.15
-_RATIO = 8.0  # times that is far longer
-_READER = 4.0  # ... where two ends say so
+_RATIO = 8.0  # times the usual wait that is far longer
+_READER = 4.0  # ... if both ends agree
 _BEYOND, _BEYOND_ALL, _RECURRING = (
     1.5,
     3.0,
     3,
-)  # and so many times a reader's, a writer's third longest: what happened three times is a recurrence
+)  # times the third longest wait of a reader and of a writer: what happened three times is a recurrence
 _AS_USUAL = 1.5
 _SELDOM = 8  # seconds of that time in which a writer waited for long
 _CHANGES = 3  # connections that followed one another
 _LEAST_NS = {"sender_stalled": 400_000_000, "receiver_stalled": 250_000_000}
-_MOST = 16  # waits looked at in a second
+_MOST = 16  # waits examined in a second
 _PAIRS = 1024
 Process = tuple[int, int, str]
 
 
 @dataclass(frozen=True)
 class Stall:
-    """reader, writer: (pid, start in ticks, comm). server: whose ip:port it is (18 bytes); usual_ns: the longest wait
-    of the minute before.
+    """reader, writer: (pid, start in ticks, comm). server: the ip:port of the server's end (18 bytes); usual_ns: the
+    longest wait of the minute before.
     """
 
     symptom: str
@@ -79,7 +77,7 @@ class Stall:
 
 
 class StreamWatch(Watch):
-    """One subject is a pair of processes, of which one has a connection to the other."""
+    """One subject is a pair of processes with a connection between them."""
 
     metrics = ("stalled_ns",)
 
@@ -89,7 +87,7 @@ class StreamWatch(Watch):
         self.names: dict[int, Stall] = {}
         self._waits: LastRows | None = None
         self._since_ns = 0
-        self._clients: dict[tuple[bytes, bytes, int, int], str] = {}  # who was not seen for longest is first
+        self._clients: dict[tuple[bytes, bytes, int, int], str] = {}  # the one not seen for longest is first
         self._servers: dict[tuple[int, int, bytes], bytes] = {}
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -116,8 +114,8 @@ class StreamWatch(Watch):
         return slots
 
     def _learn(self, rows: np.ndarray, waits: np.ndarray) -> None:
-        """Who waits for which end of a server's connection, and who talks to such a server: of each pair once a
-        second.
+        """Learns which process waits for which end of a server's connection, and which processes talk to such a server:
+        each pair once a second.
         """
         served = pick(rows, (rows["role"] == _SERVER) & (rows["pid"] > 0))
         served = pick(served, among(served["peer"], waits["peer"].tolist()))
@@ -162,7 +160,9 @@ class StreamWatch(Watch):
         return Stall("sender_stalled", reader, writers[0], server, from_ns, int(row["t_ns"]), usual)
 
     def _writers(self, server: bytes, raw: bytes) -> list[Process]:
-        """Who has that end of a connection to it; where its port was not seen, who of that address has one."""
+        """The processes with that end of a connection to it; if its port was not seen, those with one from that
+        address.
+        """
         theirs = {(pid, tick, comm): end for (at, end, pid, tick), comm in self._clients.items() if at == server}
         exact = [who for who, end in theirs.items() if end == raw]
         return exact or [who for who, end in theirs.items() if end[:16] == raw[:16]]
@@ -178,7 +178,7 @@ class StreamWatch(Watch):
         before = np.sort(self._of(writer, server, from_ns - _OF_S * SECOND, from_ns)["max_ns"])
         recurring_ns = float(before[-_RECURRING]) if len(before) >= _RECURRING else 0.0
         if np.count_nonzero(before > waited / _RATIO) > _SELDOM or _BEYOND_ALL * recurring_ns > waited:
-            return None  # one that asks, and waits for each answer; or that has to wait every now and then
+            return None  # it waits for answers, or has to wait every now and then
         for pid, tick, address in sorted(ends):
             usual = self._steady((pid, tick, ""), address, from_ns, waited)
             if usual is None or usual > waited / _READER:
@@ -194,7 +194,7 @@ class StreamWatch(Watch):
         return pick(rows, (rows["pid"] == who[0]) & (start_ticks(rows) == who[1]))
 
     def _from(self, pid: int, tick: int, address: bytes, from_ns: int, to_ns: int) -> np.ndarray:
-        """Its waits for whoever has that address."""
+        """Its waits for any process with that address."""
         assert self._waits is not None
         rows = self._waits.between(from_ns, to_ns)
         rows = pick(rows, (rows["pid"] == pid) & (start_ticks(rows) == tick))
@@ -204,8 +204,8 @@ class StreamWatch(Watch):
         return float(self._of(who, raw, from_ns, to_ns)["max_ns"].max(initial=0))
 
     def _steady(self, who: Process, raw: bytes, until_ns: int, waited_ns: float) -> float | None:
-        """What its longest wait of a second was usually, where it waited in almost each second for that address, by one
-        connection at a time, for much the same time, and hardly ever nearly as long as now.
+        """Its usual longest wait of a second, if it waited for that address in almost each second, by one connection at
+        a time, for about the same time, and hardly ever nearly as long as now.
         """
         rows = self._from(who[0], who[1], raw[:16], until_ns - _OF_S * SECOND, until_ns)
         seconds = len(np.unique(rows["t_ns"] // SECOND))
@@ -259,9 +259,5 @@ class StreamWatch(Watch):
         return opened
 
 
-def _tick(row: np.void) -> int:
-    return int(row["proc_start_ns"]) // 10_000_000
-
-
 def _who(row: np.void) -> Process:
-    return int(row["pid"]), _tick(row), text(row["comm"])
+    return int(row["pid"]), int(row["proc_start_ns"]) // 10_000_000, text(row["comm"])

@@ -1,9 +1,9 @@
-"""Connections on which nothing moves, since the other end's window stays shut: it takes nothing of what was written.
+"""Connections without progress, because the other end's window stays closed: it reads nothing of what was written.
 
-The polls of the kernel's queues tell connections with much unread or unsent (agent/queues/sockets.py), and of each what
-the other end has acknowledged, and for how long the kernel had something to send and no window for it. One program
-writes faster than the other reads all the time, on a healthy host too, but then something is acknowledged between two
-polls; and what is lost on the way waits for an acknowledgement, not for a window.
+The polls of the kernel's queues list connections with much unread or unsent data (agent/queues/sockets.py). For each
+they give the bytes that the other end has acknowledged, and how long the kernel had data to send and no window for it.
+A writer that is faster than its reader is normal on a healthy host, but then something is acknowledged between two
+polls. Lost data waits for an acknowledgement, not for a window.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from agent.tables import TABLES
 
 _CONNECTION = TABLES["socket_queue"].code("kind", "connection")
 _SERVER = TABLES["socket_queue"].code("role", "server")
-#: What a symptom of these reads.
+#: Columns that a symptom of these reads.
 READS = {
     "socket_queue": (
         "sock_id",
@@ -43,15 +43,15 @@ READS = {
     )
 }
 _KEEP_S = 5
-_LITTLE = 16  # polls, in which what was taken since the last one would not be all that waits
-_MOST = 0.8  # of the time between two polls, that the window must have been shut
+_LITTLE = 16  # polls in which, at the rate since the last one, not all waiting data would be read
+_MOST = 0.8  # of the time between two polls, that the window must have been closed
 
 
 @dataclass(frozen=True)
 class Jam:
-    """A connection of which something is unsent, as last polled. stuck_ns: for how long nothing has moved for want of a
-    window; since_ns: when that began. new: whether it began since this watches. reader: who does not read, where it is
-    on this host, with what lies unread there.
+    """A connection with unsent data, as of the last poll. stuck_ns: how long it has made no progress for want of a
+    window; since_ns: when that began. new: whether it began while this watch was running. reader: the process that does
+    not read, if it is on this host; unread: the data that it has not read.
     """
 
     writer: tuple[int, int, str]
@@ -70,8 +70,8 @@ class Jam:
 
 
 class StuckWatch(Watch):
-    """One subject is a process and a server between which something does not move. stuck_ns: for how long. jams: by
-    slot, the worst of it.
+    """One subject is a process and a server with a connection without progress. stuck_ns: for how long. jams: by slot,
+    the worst connection.
     """
 
     metrics = ("stuck_ns",)

@@ -1,4 +1,4 @@
-"""What became of processes: stopped for a while, frozen, killed, ended by themselves, started again. Pure; from rows of
+"""Stops and terminations of processes: stopped, frozen, killed, exited, restarted. Pure; from rows of
 ``process_event``.
 """
 
@@ -33,23 +33,23 @@ READS = {
 _KIND = TABLES["process_event"].by_name["kind"]
 STOPS, RESUMES, ENDS = ("stopped", "frozen"), ("continued", "thawed"), ("killed", "exited", "oom_killed")
 _WHOLE = of_codes(_KIND.names.index(kind) for kind in ("frozen", "thawed"))
-ENDLESS_NS = 1 << 62  # until when, of a stop that lasts
+ENDLESS_NS = 1 << 62  # end of a stop that lasts
 _CHAIN_NS = 30 * SECOND
-_MOST = 256  # events that are looked at for one process
+_MOST = 256  # events examined for one process
 _ORDERLY = {int(number) for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
-_ASKED = (0, *(128 + number for number in _ORDERLY))  # exit codes of one that did as it was told
+_ASKED = (0, *(128 + number for number in _ORDERLY))  # exit codes after an orderly request to end
 
 
 @dataclass(frozen=True)
 class Termination:
-    """kind: one of ``STOPS`` or ``ENDS``. from_ns, to_ns: of a stop; an end has one time. signal, exit_code,
-    sender_pid: None where not known.
-    uid: whose it was. lives: of an end, how many processes of that program, and user, ended alike, one after the other,
-    from ``first_ns``, when ``first_pid`` did, to ``last_ns``;
-    replaced: whether another one took its place. joint_scope, joint_pids: of one of several that the same act hit
-    (agent/correlate/joint_terminations.py), the scope of the first of them, and all their pids.
-    needed: whether others depend on it; else it is only at work. abrupt: of an end, by a signal from outside
-    (agent/correlate/external_ends.py).
+    """kind: one of ``STOPS`` or ``ENDS``. from_ns, to_ns: of a stop; a termination has one time. signal, exit_code,
+    sender_pid: None if unknown.
+
+    uid: of its user. lives: for a termination, how many processes of that program and user terminated alike, one after
+    the other, from ``first_ns`` (``first_pid``) to ``last_ns``; replaced: whether another process took its place.
+    joint_scope, joint_pids: if the same act hit several processes (agent/correlate/joint_terminations.py), the scope of
+    the first of them, and all their pids. needed: whether others depend on it, or it is only a worker. abrupt:
+    terminated by a signal from outside (agent/correlate/external_ends.py).
     """
 
     kind: str
@@ -81,7 +81,7 @@ class Termination:
 
     @property
     def orderly(self) -> bool:
-        """It ended as somebody asked it to, or with status 0."""
+        """It ended on request, or with status 0."""
         if self.kind == "killed":
             return self.signal in _ORDERLY
         return self.kind == "exited" and (self.exit_code in _ASKED or self.signal in _ORDERLY)
@@ -92,12 +92,12 @@ class Termination:
 
     @property
     def sender(self) -> str:
-        """Who sent it; empty where that is not known, or it was itself."""
+        """The sender of the signal; empty if unknown, or the process itself."""
         return aside(self.sender_comm, self.sender_pid) if self.sender_pid not in (None, self.pid) else ""
 
     @property
     def scope(self) -> str:
-        """What episodes share that this is behind; of lives one after the other, the first."""
+        """Common to all episodes that it explains; for lives one after the other, that of the first."""
         if self.kind == "frozen":
             return f"frozen {self.cgroup}"
         if self.stop:
@@ -122,7 +122,7 @@ class Termination:
         return min(self.to_ns, until_ns) - self.from_ns
 
     def words(self, until_ns: int) -> Words:
-        """What happened to whom, and how."""
+        """What happened to which process, and how."""
         others = len(self.joint_pids) - 1
         did = (
             render("was stopped for {took}", took=span(self.lasted(until_ns)))
@@ -136,7 +136,7 @@ class Termination:
 
     @property
     def how(self) -> Words:
-        """The signal and who sent it, the exit status, or what else it was."""
+        """The signal and its sender, the exit status, or another reason."""
         if self.kind == "frozen":
             return f"cgroup frozen by {self.sender}" if self.sender else "cgroup frozen"
         if self.kind == "oom_killed":
@@ -148,7 +148,7 @@ class Termination:
 
     @property
     def restart(self) -> float:
-        """How well it is named a restart."""
+        """How well "restart" describes it."""
         if self.stop or (self.lives < 2 and not self.replaced):
             return 0.0
         return 1.0 if self.lives > 2 or (self.orderly and self.replaced) else 0.7
@@ -198,12 +198,12 @@ def _int(number: object) -> int | None:
 
 
 def kind_of(row: np.void) -> str:
-    """Empty where it is not known."""
+    """Empty if unknown."""
     return _KIND.word(int(row["kind"]))
 
 
 def of_row(row: np.void, pid: int, tick: int, comm: str, cgroup: int) -> Termination:
-    """What a row says of that process; a stop lasts."""
+    """The event of a row for that process; a stop lasts."""
     kind, t_ns = kind_of(row), int(row["t_ns"])
     return Termination(
         kind,
@@ -222,14 +222,14 @@ def of_row(row: np.void, pid: int, tick: int, comm: str, cgroup: int) -> Termina
 
 
 def of_namespace(events: np.ndarray) -> np.ndarray:
-    """Without those of processes outside of the agent's PID namespace, which have no number here. What is told of a
-    cgroup as a whole has none either.
+    """Without events of processes outside of the agent's PID namespace, which have no pid here. Events of a whole
+    cgroup have none either, but are kept.
     """
     return only(events, known(events["pid"]) | _WHOLE[events["kind"]])
 
 
 def terminations(events: np.ndarray, pids: Collection[int], cgroups: Collection[int] = ()) -> list[Termination]:
-    """Of processes, by events in order. cgroups: those that they are in, for what is told of a cgroup as a whole."""
+    """Of processes, from events in order. cgroups: the cgroups of the processes, for events of whole cgroups."""
     events = of_namespace(events)
     whole = ~known(events["pid"])
     mine = np.isin(events["pid"], list(pids)) | (whole & np.isin(events["cgroup_id"], list(cgroups)))
@@ -265,7 +265,9 @@ def terminations(events: np.ndarray, pids: Collection[int], cgroups: Collection[
 
 
 def chained(end: Termination, events: np.ndarray) -> Termination:
-    """With how many of that program ended alike before it and after it, each before the next one had begun."""
+    """Counts the processes of that program that terminated alike before it and after it, each before the next one had
+    started.
+    """
     alike = (events["comm"] == end.comm.encode()) & (events["kind"] == _KIND.code(end.kind))
     for name, of in (("signal", end.signal), ("exit_code", end.exit_code), ("uid", end.uid)):
         alike &= ~known(events[name]) if of is None else events[name] == of

@@ -1,5 +1,5 @@
-"""Whether the end of a process still was one when others suffered: what came after it, and who had taken its place.
-Pure.
+"""Whether the termination of a process still mattered when others were impacted: what came after it, and whether
+another process had replaced it. Pure.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View, to_peer
 from agent.tables import TABLES
 
-LESS = 0.6  #: how much less an end explains that was over
+LESS = 0.6  # factor for a termination that was over
 _CONNECTED = TABLES["tcp_connect"].code("result", "ok")
 _CONNECTS = 2
 _TICK_NS = 10_000_000
 
 
 def over(termination: Termination, raw: bytes, served: list[tuple[str, int]], episode: Episode, view: View) -> bool:
-    """Whether another process had taken the place of one that ended: before that one ended in order, as at a reload; or
+    """Whether another process had replaced a terminated one: it started before an orderly end, as in a reload; or it
     was connected to before anything was slow.
     """
     if termination.stop or not termination.replaced:
@@ -33,7 +33,7 @@ def over(termination: Termination, raw: bytes, served: list[tuple[str, int]], ep
 
 
 def back(termination: Termination, talks: np.ndarray) -> bool:
-    """Whether another process of that program, and no older than its end, talks."""
+    """Whether another process of that program, started after the termination, talks."""
     return bool(
         np.any(
             (talks["comm"] == termination.comm.encode()) & (talks["proc_start_ns"] >= termination.from_ns - _TICK_NS)
@@ -42,6 +42,6 @@ def back(termination: Termination, talks: np.ndarray) -> bool:
 
 
 def after(termination: Termination, episode: Episode) -> float:
-    """How well an end explains what lasted, by the share that came after it."""
+    """How well a termination explains an episode, by the share of the episode after it."""
     lasted, before = episode.end_ns - episode.start_ns, (termination.first_ns or termination.from_ns) - episode.start_ns
     return float(np.clip(2 * (1 - before / max(lasted, 1)), 0.0, 1.0))

@@ -1,4 +1,4 @@
-"""What the correlator is told: thresholds, persistence and bounds. Times in the units their names carry."""
+"""Settings of the correlator: thresholds, persistence and bounds. Names carry the units of times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SECOND = 1_000_000_000
 class CorrelatorConfig:
     """Thresholds of the correlator.
 
-    Every symptom needs an absolute effect *and* one relative to the subject's own baseline, so that neither noise nor a
+    Every symptom needs an absolute effect and one relative to the subject's own baseline, so that neither noise nor a
     slow but steady service is reported.
     """
 

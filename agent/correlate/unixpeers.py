@@ -1,5 +1,5 @@
-"""Connections by Unix sockets, in the shape of those by TCP, since whom a process asked and who serves it is looked for
-alike. Pure.
+"""Connections by Unix sockets in the form of TCP connections, so that both are treated alike in the search for peers
+and servers. Pure.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _CLIENT, _SERVER = (TABLES["tcp_rtt"].code("role", name) for name in ("client", 
 
 
 def with_unix(rtt: np.ndarray | None, contacted: np.ndarray) -> np.ndarray:
-    """Rows of ``tcp_rtt`` and, of each of ``unix_peer``, one of who asks and one of who serves. They took no time on
-    the way; that the network was slow nobody says of them.
+    """Rows of ``tcp_rtt`` and, for each row of ``unix_peer``, one of the client and one of the server. They have no
+    network time, so they never count as a slow network.
     """
     form = dtypes()["tcp_rtt"]
     for i in groups([contacted["peer"]])[0] if len(contacted) else ():
@@ -35,5 +35,5 @@ def with_unix(rtt: np.ndarray | None, contacted: np.ndarray) -> np.ndarray:
     raw = np.ascontiguousarray(contacted["peer"]).view(np.uint8).reshape(len(contacted), 18)
     server["role"], server["saddr"] = _SERVER, np.ascontiguousarray(raw[:, :16]).view("V16").reshape(-1)
     server["sport"] = np.ascontiguousarray(raw[:, 16:]).view("<u2").reshape(-1)
-    all_ = out if rtt is None else together((rtt, out))
-    return np.asarray(all_[np.argsort(all_["t_ns"], kind="stable")])
+    merged = out if rtt is None else together((rtt, out))
+    return np.asarray(merged[np.argsort(merged["t_ns"], kind="stable")])

@@ -1,4 +1,4 @@
-"""What the rules about causes look at: recent rows, by process, peer and time."""
+"""The input of the rules about causes: recent rows, by process, peer and time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _STORMS = 16
 _REACH_NS = 30 * SECOND  # sums of an interval come at its end
 T = TypeVar("T")
 
-#: What who serves an address is known by, and from which network namespace somebody talks.
+#: Columns that identify servers of addresses, and the network namespaces of processes.
 SERVERS = {
     "tcp_rtt": ("netns", "role", "saddr", "sport", "peer"),
     "socket_queue": ("netns", "kind", "saddr", "sport"),
@@ -47,11 +47,11 @@ _ELSEWHERE = {
     "clock_change",
     "socket_queue",
     "unix_peer",
-}  # kept by what is made of them: slow decisions, jumps, servers, connections
+}  # kept in another form: slow decisions, jumps, servers, connections
 
 
 class View:
-    """Evidence of the last ``keep_ns``, thinned to what can be evidence."""
+    """Evidence of the last ``keep_ns``, reduced to rows that can be evidence."""
 
     def __init__(self, config: CorrelatorConfig) -> None:
         self.config = config
@@ -66,14 +66,14 @@ class View:
         self._shared: dict[tuple[object, int], object] = {}
 
     def once(self, work: Callable[[Episode, View], T], episode: Episode) -> T:
-        """What several causes go by, worked out once each time that an episode is ranked."""
+        """A result that several causes share, computed once each time that an episode is ranked."""
         key = work, id(episode)
         if key not in self._shared:
             self._shared[key] = work(episode, self)
         return cast(T, self._shared[key])
 
     def track(self) -> dict[LastRows, set[tuple[int, int]]]:
-        """From here on, what is looked at is noted."""
+        """From here on, the times that are read are recorded."""
         self._shared = {}
         spans: dict[LastRows, set[tuple[int, int]]] = {ring: set() for ring in (self.decisions, *self.rings.values())}
         for ring, its in spans.items():
@@ -81,24 +81,24 @@ class View:
         return spans
 
     def tracked(self, spans: dict[LastRows, set[tuple[int, int]]]) -> tuple[Any, ...]:
-        """What was looked at since ``track``, for ``unchanged``."""
+        """What was read since ``track``, for ``unchanged``."""
         for ring in spans:
             ring.track(None)
         return self._beside(), [(ring, ring.version, its) for ring, its in spans.items() if its]
 
     def unchanged(self, tracked: tuple[Any, ...]) -> bool:
-        """Whether all that was looked at is still the same."""
+        """Whether everything that was read is still the same."""
         return bool(tracked[0] == self._beside()) and all(
             ring.unchanged(version, spans) for ring, version, spans in tracked[1]
         )
 
     def _beside(self) -> tuple[object, ...]:
-        """What is no ring: jumps and whom they affected, servers."""
+        """State outside of the rings: jumps and their affected limiters, servers."""
         storms = [(id(storm), storm.end_ns) for storm in self.storms]
         return self.home, self.servers.version, [(id(jump), len(jump.series.affected)) for jump in self.jumps], storms
 
     def note(self, active: Iterable[Episode]) -> None:
-        """Symptoms that may be the reason for others."""
+        """Records symptoms that may be the cause of others."""
         fresh = [e for e in active if e.symptom == "retry_storm" and e not in self.storms]
         self.storms = [*self.storms, *fresh][-_STORMS:]
 
@@ -136,8 +136,8 @@ class View:
                 self.decisions.add(pick(decisions, took(decisions) >= _SLOW_DECISION_NS))
 
     def netns(self, episode: Episode, peer: bytes) -> int | None:
-        """The network namespace from which the episode's process talks to a peer; the agent's own, where it is the
-        agent who asks.
+        """The network namespace from which the episode's process talks to a peer; for the agent's own polls, the
+        agent's.
         """
         if episode.declared.polled_by_agent:
             return self.home
@@ -152,13 +152,11 @@ class View:
         return None
 
     def server(self, peer: bytes, netns: int | None, episode: Episode) -> tuple[str, int] | None:
-        """(comm, pid) of the process of this host that serves a peer, for somebody in that network namespace, where one
-        was seen.
-        """
+        """(comm, pid) of the process of this host that serves a peer, as seen from that network namespace, if known."""
         return self.servers.find(peer, netns, self.has_address(peer, netns, episode))
 
     def serving(self, episode: Episode) -> tuple[str, int] | None:
-        """The same of the peer that an episode is about (agent/correlate/ends.py), where it is about one."""
+        """The same for the peer that an episode is about (agent/correlate/ends.py), if it is about one."""
         netns, raw = episode.key if len(episode.key) == 2 else (None, None)
         return self.servers.find(raw, netns) if isinstance(raw, bytes) and isinstance(netns, int) else None
 
@@ -168,18 +166,18 @@ class View:
         return bool((in_netns(to_peer(rows, peer), netns)["saddr"] == np.frombuffer(peer[:16], "V16")[0]).any())
 
     def during(self, table: str, episode: Episode, lead_ns: int = _LEAD_NS) -> np.ndarray:
-        """Rows of the episode's time; a little earlier and later, since an effect shows after its cause."""
+        """Rows of the episode's time, and a little earlier and later, since an effect shows after its cause."""
         return self.rings[table].between(episode.start_ns - lead_ns, episode.end_ns + lead_ns)
 
     def own(self, rows: np.ndarray, episode: Episode) -> np.ndarray:
-        """Those of the episode's process; none where that is unknown."""
+        """The rows of the episode's process; none if that is unknown."""
         if episode.pid is None:
             return rows[:0]
         return pick(rows, (rows["pid"] == episode.pid) & (start_ticks(rows) == episode.start_tick))
 
     def sums(self, episode: Episode, lead_ns: int = SECOND) -> np.ndarray:
-        """The ``syscall_latency`` rows whose interval, which is long where the agent itself could not run, meets the
-        episode.
+        """The ``syscall_latency`` rows with an interval that meets the episode. Intervals are long if the agent itself
+        could not run.
         """
         rows = self.rings["syscall_latency"].between(episode.start_ns - lead_ns, episode.end_ns + _REACH_NS)
         return np.asarray(
@@ -187,13 +185,11 @@ class View:
         )
 
     def informed(self, episode: Episode) -> bool:
-        """Whether the sums of the episode's first second are here, or do not come at all. They are late where CPUs are
-        short.
-        """
+        """Whether the sums of the episode's first second are here, or will not come. They are late if CPUs are busy."""
         return not episode.start_ns - _REACH_NS < self._sums_ns < min(episode.end_ns, episode.start_ns + SECOND)
 
     def starved_ns(self, pid: int, episode: Episode) -> float:
-        """How much longer than usual a process was ready to run but waited for a CPU while it lasted; summed over its
+        """How much longer than usual a process was ready to run but waited for a CPU during the episode; the sum of its
         threads.
         """
         rows, before = (
@@ -205,14 +201,14 @@ class View:
         return max(woken, preempted_ns(self.rings["cpu_wait"], pid, episode))
 
     def blind_ns(self, episode: Episode) -> float:
-        """How long the agent itself did not run around then: its sums of a second each grew that long. 0 up to a
-        second.
+        """How long the agent itself did not run around the episode: its sums of a second then cover a longer time. 0 up
+        to a second.
         """
         longest = float(self.sums(episode)["interval_ns"].max(initial=0)) - SECOND
         return longest if longest > SECOND else 0.0
 
     def cpu_saturated(self, from_ns: int, to_ns: int, now_ns: int) -> bool:
-        """Whether the host's threads still wait for CPUs about as long as they did between two times, compared with
+        """Whether the host's threads still wait for CPUs about as long as between these two times, compared with
         before.
         """
         ring = self.rings["syscall_latency"]
@@ -226,11 +222,11 @@ class View:
         return bool(np.mean(during) > 1.5 * usual and np.mean(now) - usual > 0.5 * (np.mean(during) - usual))
 
     def unusual_waits(self, episode: Episode) -> dict[bytes, float]:
-        """Longest wait of the episode's process on each peer while it lasted, ns, where that is twice any wait before
-        it.
+        """The longest wait of the episode's process for each peer during the episode, ns, if that is twice any wait
+        before it.
 
-        From the sums per process and peer: they tell not which thread waited, so a connection that idles for as long as
-        always must not count.
+        This uses the sums per process and peer, which do not identify threads, so a connection that is idle for as long
+        as always must not count.
         """
         rows = self.own(
             self.rings["syscall_latency"].between(episode.start_ns - 60 * SECOND, episode.end_ns + 2 * SECOND), episode
@@ -253,7 +249,7 @@ class View:
 
 
 def place(what: str, peer: bytes, netns: int | None) -> str:
-    """What episodes share that are about this peer (or its host): on loopback, each network namespace has its own."""
+    """Common to episodes about this peer (or its host): on loopback, each network namespace has its own."""
     return what if netns in (None, NULL_I64) or not is_loopback(peer) else f"{what} in {netns}"
 
 
@@ -273,12 +269,12 @@ def addresses(rows: np.ndarray) -> np.ndarray:
 
 
 def own_ends(rows: np.ndarray) -> np.ndarray:
-    """Each row's own end, as a peer is stored; its port 0 where it is not known."""
+    """Each row's own end, in the form of a peer; port 0 if unknown."""
     return packed([rows["saddr"], rows["sport"].clip(0, 65535).astype("<u2")]).view("V18")
 
 
 def merge_rtt(rows: np.ndarray) -> np.ndarray:
-    """One row a process, peer and time, connections summed; clients of a server are told apart by address only."""
+    """One row per process, peer and time, connections summed; clients of a server are distinguished by address only."""
     rows = together((rows, rows[:0]))  # a copy
     samples = np.where(known(rows["samples"]) & known(rows["rtt_sum_us"]), rows["samples"], 0)
     single = (samples == 0) & known(rows["srtt_us"])
@@ -308,7 +304,7 @@ def merge_rtt(rows: np.ndarray) -> np.ndarray:
 
 
 def _least(values: np.ndarray, group: np.ndarray, n: int) -> np.ndarray:
-    """Of each group's known values, NULL_I64 where there is none."""
+    """The smallest of each group's known values, NULL_I64 if there is none."""
     is_known = known(values)
     out = least(np.full(n, np.iinfo(np.int64).max), group[is_known], values[is_known])
     return np.where(out < np.iinfo(np.int64).max, out, NULL_I64)

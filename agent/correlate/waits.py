@@ -1,4 +1,4 @@
-"""Where the time of slow decisions went, as far as several causes go by it: waits on peers, calls that were held up."""
+"""Where slow decisions spent their time: waits on peers, blocked calls. Shared by several causes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from agent.correlate.words import peer, process
 from agent.tables import TABLES
 
 WAITING = TABLES["slow_syscall"].code("kind", "waiting")
-SHARE = ENOUGH  # of the time lost, from which a cause is worth naming
+SHARE = ENOUGH  # a cause is worth naming from this share of the lost time on
 
 #: Ports of name servers: DNS, DNS over TLS.
 _NAMES = (b"\x35\0", b"\x55\3")
 
-#: What ``spent`` reads of a table of calls, and what ``on_peers`` reads.
+#: Columns that ``spent`` reads of a table of calls, and that ``on_peers`` reads.
 CALLS = ("tid", "peer", "duration_ns", "goroutine", "sock_id")
-#: ... what is told of calls that work on files: who held the lock, which disk, how much was written.
+#: ... of calls on files: the holder of the lock, the disk, the bytes written.
 ON_FILES = ("holder_pid", "holder_comm", "holder_start_ns", "file", "device", "written_bytes", "frozen")
 DECISIONS = ("tid", "limiter_id", "result", "wait_ns", "duration_ns", "goroutine")
 SYSCALLS = {
@@ -71,7 +71,7 @@ PEERS = {
 
 
 def _slow(episode: Episode, view: View) -> np.ndarray:
-    """The episode's decisions that were slow, or requests."""
+    """The episode's slow decisions, or slow requests."""
     if episode.declared.table in REQUESTS:
         return slow(episode, view)
     d = view.decisions.between(episode.start_ns, episode.end_ns)
@@ -83,10 +83,9 @@ def _slow(episode: Episode, view: View) -> np.ndarray:
 
 
 def spent(episode: Episode, view: View, table: str) -> tuple[np.ndarray, float, bool]:
-    """(rows of a table behind the episode, time lost in ns, whether they lie inside decisions of their own thread).
+    """(rows of a table behind the episode, lost time in ns, whether the rows lie inside decisions of their own thread).
 
-    Rows that lie inside decisions count for the time that they lie inside: what began long before was idleness until
-    then.
+    Rows inside decisions count only with their time inside: a call that began long before was idle until then.
     """
     rows = view.own(view.during(table, episode), episode)
     if episode.declared.inside:
@@ -98,7 +97,7 @@ def spent(episode: Episode, view: View, table: str) -> tuple[np.ndarray, float, 
 
 
 def _clipped(decisions: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """The rows that ended inside a decision, their duration cut to the longest time inside one."""
+    """The rows that ended inside a decision, with their duration limited to the longest time inside one."""
     i, j = inside(decisions, rows)
     begun = decisions["t_ns"][i] - decisions["duration_ns"][i]
     most = np.zeros(len(rows), np.int64)
@@ -132,12 +131,11 @@ def _ended_in(view: View, episode: Episode, calls: np.ndarray, table: str) -> np
 class PeerWait:
     """Waits of an episode's process on one peer, and the network towards it meanwhile.
 
-    share, own: of the time lost, the waits, and those of them outside TLS handshakes, which explain themselves.
-    longest, starved_ns: ns; starved_ns: of it, how long the peer's process waited for a CPU. sure: how certain it is
-    that these waits are it. path: what the network was like.
-    reported_by_peer: by who serves, or the network, and not by the process's own waits. where, host: what episodes
-    share that are about it, or about the way to its host. again: segments to it that were sent again. raw, name:
-    ip:port, as in rows and in words.
+    share, own: the waits as a fraction of the lost time; in ``own`` TLS handshakes are excluded. longest, starved_ns:
+    the longest wait and, of it, the time that the peer's process waited for a CPU, ns. sure: the certainty that the
+    time was lost in these waits. path: the network. reported_by_peer: the waits are inferred from the server's data, or
+    the network's, not from the process's own waits. where, host: common to episodes about the peer, or about the path
+    to its host. again: retransmitted segments to it. raw, name: ip:port, as in rows and for display.
     """
 
     raw: bytes
@@ -219,7 +217,7 @@ def _on_peers(episode: Episode, view: View) -> list[PeerWait]:
     nameless &= ~_ended_in(view, episode, calls, "dns_lookup")
     unnamed = calls[nameless]
     if len(unnamed) and len(known := view.peers(episode)) == 1:
-        # Waiting in poll or epoll tells no peer; with one peer only it can be no other.
+        # Waits in poll or epoll have no peer; if the process has only one peer, it is that one.
         waited[known[0]] = waited.get(known[0], 0.0) + float(unnamed["duration_ns"].sum())
         in_tls[known[0]] = in_tls.get(known[0], 0.0) + float(unnamed["duration_ns"][handshaking[nameless]].sum())
         sure *= 0.85
@@ -259,16 +257,16 @@ def _peer(
     most: tuple[float, float],
     late: InferredWait | None,
 ) -> PeerWait:
-    (longest, sure), name = most, peer(raw)  # the longest wait, and how certain it is that it is one
+    (longest, sure), name = most, peer(raw)  # the longest wait, and its certainty
     netns = view.netns(episode, raw)
-    host = place(name.rpartition(":")[0], raw, netns)  # one network leads to all ports of a host
+    host = place(name.rpartition(":")[0], raw, netns)  # all ports of a host share one network path
     where, server = place(name, raw, netns), (late and late.server) or view.server(raw, netns, episode)
     sent_again, resets, connects = (
         in_netns(_towards(view.during(table, episode), raw), netns)
         for table in ("tcp_retransmit", "tcp_reset", "tcp_connect")
     )
     answered = _answered_again(episode, view, raw, netns)
-    if late and is_loopback(raw):  # nothing gets lost there: who is busy acknowledges late
+    if late and is_loopback(raw):  # loopback loses nothing: a busy process acknowledges late
         sent_again, answered = sent_again[:0], 0
     failed = _failed(connects)
     wait = item(
@@ -304,7 +302,7 @@ def _peer(
 
 
 def slow_spans(episode: Episode, view: View) -> Spans:
-    """When it was waited: (begins, ends); of decisions, those half as slow as the slowest."""
+    """The times of the waits: (begins, ends); of decisions, those at least half as slow as the slowest."""
     if episode.declared.inside and len(slow := _slow(episode, view)):
         slow = slow[took(slow) >= 0.5 * np.nanmax(took(slow))]
         return slow["t_ns"] - slow["duration_ns"], slow["t_ns"]
@@ -312,7 +310,7 @@ def slow_spans(episode: Episode, view: View) -> Spans:
 
 
 def _answered_again(episode: Episode, view: View, raw: bytes, netns: int | None) -> int:
-    """Segments that the peer, where it is on this host, sent again to an address that the episode's process has."""
+    """Segments that the peer, if it is on this host, retransmitted to an address of the episode's process."""
     rows = view.during("tcp_retransmit", episode)
     rows = rows[
         (rows["saddr"] == np.frombuffer(raw[:16], "V16")[0]) & (rows["sport"] == int.from_bytes(raw[16:], "little"))

@@ -1,4 +1,4 @@
-"""What every symptom's watcher does alike: judge seconds against baselines, open episodes, follow and end them."""
+"""The base of all symptoms' watches: evaluates seconds against baselines, and opens, extends and ends episodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from agent.correlate.thresholds import SECOND, CorrelatorConfig
 
 @dataclass(frozen=True)
 class Second:
-    """at: its number, CLOCK_BOOTTIME s; slots: the subjects that have values in it; rows: its rows by table."""
+    """at: its number, CLOCK_BOOTTIME s; slots: the subjects with values in it; rows: its rows by table."""
 
     at: int
     slots: np.ndarray
@@ -27,8 +27,8 @@ class Second:
 @dataclass(frozen=True)
 class Rise:
     """A lasting rise of a metric: bad seconds exceed the baseline by ``least``, by 6 spreads and by ``ratio``, and its
-    90th percentile. seconds: that it must last, ``CorrelatorConfig.persist_s`` where that is 0. instead: an episode of
-    this metric that goes on becomes one of the rise.
+    90th percentile. seconds: its minimum length (0: ``CorrelatorConfig.persist_s``). instead: an active episode of this
+    metric becomes one of the rise.
     """
 
     symptom: str
@@ -41,8 +41,8 @@ class Rise:
 
 
 class Watch(ABC):
-    """Watches one kind of subject. Subclasses fill ``series`` and say how an episode is described; its symptoms
-    judge.
+    """Watches one kind of subject. Subclasses fill ``series`` and describe episodes; their symptoms judge the
+    seconds.
     """
 
     metrics: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class Watch(ABC):
         self._opened: list[Episode] = []
 
     def step(self, second: int, rows: Mapping[str, np.ndarray]) -> list[Episode]:
-        """Takes one whole second's rows; returns the episodes that it opened. ``active`` holds those that go on."""
+        """Takes one whole second's rows; returns the episodes that it opened. ``active`` holds all active ones."""
         self.series.begin(second)
         slots = self._guard.attempt(type(self).__name__, self.fill, second, rows, otherwise=np.empty(0, np.int64))
         self._opened = []
@@ -73,26 +73,26 @@ class Watch(ABC):
 
     @abstractmethod
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Puts the second's values into ``series``; returns the slots that have any."""
+        """Puts the second's values into ``series``; returns the slots with values."""
 
     def settle(self, second: int) -> None:  # noqa: B027 - most need it not
-        """Once all symptoms have judged: what causes are judged by goes into the episodes' ``facts``."""
+        """Called after all symptoms: sets the values for the rules of causes in the episodes' ``facts``."""
 
     @abstractmethod
     def describe(self, symptom: str, slot: int) -> Episode:
-        """An episode of this subject with its names filled in; the numbers follow."""
+        """An episode of this subject with its names; the numbers are set later."""
 
     def place(self, symptom: str, slot: int, metric: str) -> tuple[str, int]:
-        """Under what an episode of that metric is in ``active``: one of a symptom and subject at a time."""
+        """The key in ``active`` of an episode of that metric: one per symptom and subject."""
         return symptom, slot
 
     def rises(self, rise: Rise, of: Second, allowed: Callable[[np.ndarray], np.ndarray]) -> list[Episode]:
-        """Opens an episode where the rise has lasted, extends the one that is active; ``allowed`` says of some indices
-        of ``of.slots`` where one may open.
+        """Opens an episode if the rise has lasted, and extends an active one. ``allowed``: for some indices of
+        ``of.slots``, whether an episode may open.
         """
         second, n = of.at, rise.seconds or self.config.persist_s
         recent = self.series.recent(rise.metric, of.slots, second, n)
-        # No bar is below ``least``, and what was usual takes far longer to find out.
+        # Cheap test first: no threshold is below ``least``, and a baseline takes far longer.
         considered = np.asarray((recent > rise.least).all(axis=1))
         if len(self._active_slots):
             considered |= np.isin(of.slots, self._active_slots)
@@ -110,7 +110,7 @@ class Watch(ABC):
             slot = int(slots[i])
             episode = self.active.get(self.place(rise.symptom, slot, rise.metric))
             if lasting[i] and episode is not None:
-                episode.recurs_by = ""  # a recurrence is of what passes
+                episode.recurs_by = ""  # lasting rises are no recurrences
             if episode is not None and episode.metric == rise.metric:
                 if recent[i, -1] > episode.bar:
                     self.extend(episode, second, float(recent[i, -1]))
@@ -128,7 +128,9 @@ class Watch(ABC):
         return opened
 
     def open(self, episode: Episode, second: int, value: float, bad_seconds: int) -> None:
-        """Begins an episode. ``step`` hands it out even if its symptom fails afterwards: nobody would open it again."""
+        """Begins an episode. ``step`` returns it even if its symptom fails afterwards, since it would not be opened
+        again.
+        """
         episode.value = value
         episode.end_ns = max(episode.end_ns, (second + 1) * SECOND) if not episode.end_ns else episode.end_ns
         episode.last_bad = second

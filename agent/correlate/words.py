@@ -1,5 +1,5 @@
-"""What is said of an episode or a verdict: a template, and the facts that go where it names them. Numbers and instants
-stay what they are: whoever shows a finding puts them into words (agent/common/sentence.py).
+"""The words of an episode or a verdict: a template, and the facts for its names. Numbers and instants are formatted
+only when a finding is shown (agent/common/sentence.py).
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from agent.common.address import UNIX, addr_text, peer_text
 from agent.common.printable import printable
 from agent.common.sentence import Piece, Value, plain
 
-#: A text as it is, or pieces of one.
+#: A text, or pieces of one.
 Words = str | tuple[Piece, ...]
 #: A text, a value, an instant (an integer, CLOCK_BOOTTIME ns), or words made of these.
 Fact = Piece | tuple[Piece, ...]
 _INSTANT_BYTES = len("2026-01-02T03:04:05.678Z")
-_PATHS: dict[bytes, str] = {}  # of Unix sockets, by address; who was not named for longest is first
+_PATHS: dict[bytes, str] = {}  # of Unix sockets, by address; the least recently named is first
 _MOST_PATHS = 1024
 
 
 def address(raw: bytes) -> str:
-    """A stored address; of a Unix socket its path, where one was told."""
+    """A stored address; for a Unix socket its path, if known."""
     return _PATHS.get(raw[:16], "") or addr_text(raw)
 
 
@@ -34,14 +34,14 @@ def peer(raw: bytes) -> str:
 
 
 def stored_peer(name: object) -> object:
-    """A peer's name as tables show it: of a Unix socket its number, where it is called by its path here."""
+    """A peer's name as tables show it: a Unix socket has its number there, not its path."""
     if isinstance(name, str) and name.startswith("unix:/"):
         return next((addr_text(raw) for raw, path in _PATHS.items() if path == name), name)
     return name
 
 
 def name_unix(raw: bytes, path: bytes) -> None:
-    """From here on, this Unix socket is called by its path."""
+    """From here on, this Unix socket is shown by its path."""
     _PATHS.pop(raw[:16], None)
     _PATHS[raw[:16]] = f"unix:{printable(path)}"
     if len(_PATHS) > _MOST_PATHS:
@@ -49,11 +49,11 @@ def name_unix(raw: bytes, path: bytes) -> None:
 
 
 def render(template: str, **facts: Fact) -> Words:
-    """The template with facts where it has ``{name}``; numbers as ``value`` or ``span``, since an integer is an
-    instant. Raises KeyError for one that is not given.
+    """The template with facts in place of ``{name}``. Pass numbers as ``value`` or ``span``, since an integer is an
+    instant. Raises KeyError for a missing fact.
     """
     return joined(
-        part for text_, name, _, _ in Formatter().parse(template) for part in (text_, facts[name] if name else "")
+        part for literal, name, _, _ in Formatter().parse(template) for part in (literal, facts[name] if name else "")
     )
 
 
@@ -62,7 +62,7 @@ def pieces(of: Fact) -> tuple[Piece, ...]:
 
 
 def joined(parts: Iterable[Fact]) -> tuple[Piece, ...]:
-    """One after the other; texts that meet are one."""
+    """Joins parts; adjacent texts become one."""
     out: list[Piece] = []
     for part in (piece for of in parts for piece in pieces(of)):
         if isinstance(part, str) and out and isinstance(last := out[-1], str):
@@ -73,7 +73,9 @@ def joined(parts: Iterable[Fact]) -> tuple[Piece, ...]:
 
 
 def value(of: float | None, unit: str = "") -> Value:
-    """unit: see ``Value``. Floats as far as they were measured; one that is not known, or endless, has none."""
+    """unit: see ``Value``. Floats are rounded to the precision of a measurement; unknown or infinite values are
+    None.
+    """
     if of is None or not math.isfinite(of):
         return Value(None, unit)
     kept = float(of) if float(of).is_integer() else float(f"{of:.6g}")
@@ -85,7 +87,7 @@ def span(ns: float | None) -> Value:
 
 
 def measured(of: float, unit: str) -> Value:
-    """A value of an episode; its unit where that is a time, else the template tells it."""
+    """A value of an episode, with its unit if that is a time; otherwise the template has the unit."""
     return value(of, unit if unit in ("ns", "s") else "")
 
 
@@ -98,17 +100,18 @@ def when(timed: _Timed) -> Words:
     return render("from {start} to {end}", start=timed.start_ns, end=timed.end_ns)
 
 
-#: What a subject begins with that is no name: names stay as the system shows them, at the beginning of a sentence, too.
+#: Subjects that begin with these are not names: they get a capital letter at the beginning of a sentence. Names stay as
+#: the system shows them.
 _NOUNS = ("the ", "limiter ", "accept queue ", "connection ", "requests ", "wall clock", "file system ")
 
 
 def opening(subject: str) -> str:
-    """A subject as a sentence begins with it."""
+    """A subject at the beginning of a sentence."""
     return subject[:1].upper() + subject[1:] if subject.startswith(_NOUNS) else subject
 
 
 def amid(words: Words, subject: str) -> Words:
-    """A sentence as it stands amid another one; a name that it begins with stays as it is."""
+    """A sentence inside another one; a name at its beginning is kept."""
     first, *rest = pieces(words)
     if isinstance(first, str) and not (first.startswith(subject) and opening(subject) == subject):
         first = first[:1].lower() + first[1:]
@@ -117,7 +120,7 @@ def amid(words: Words, subject: str) -> Words:
 
 @lru_cache(4096)
 def text(stored: bytes) -> str:
-    """A stored text; bytes that are no UTF-8 are shown escaped."""
+    """A stored text; bytes that are not UTF-8 are shown escaped."""
     return stored.decode("utf-8", "backslashreplace")
 
 
@@ -144,7 +147,7 @@ def listing(items: Sequence[Words], limit: int = 3) -> Words:
 
 
 def fit_pieces(parts: Sequence[Piece], width: int) -> list[Piece]:
-    """As many as fit into ``width`` bytes of text, its instants in UTC, with an ellipsis where something was cut."""
+    """As many as fit into ``width`` bytes of text, with instants in UTC, and an ellipsis if something was cut."""
     sizes = [_INSTANT_BYTES if isinstance(part, int) else len(plain([part]).encode()) for part in parts]
     if sum(sizes) <= width:
         return list(parts)
@@ -158,7 +161,7 @@ def fit_pieces(parts: Sequence[Piece], width: int) -> list[Piece]:
     return kept
 
 
-def fit(text_: str, width: int) -> bytes:
-    """UTF-8, cut to ``width`` bytes between characters, with an ellipsis where something was cut."""
-    raw = text_.encode()
+def fit(whole: str, width: int) -> bytes:
+    """UTF-8, cut to ``width`` bytes between characters, with an ellipsis if something was cut."""
+    raw = whole.encode()
     return raw if len(raw) <= width else raw[: width - 3].decode("utf-8", "ignore").encode() + b"..."

@@ -1,1 +1,1 @@
-"""On-demand profiles: what is attached for seconds while something is wrong, to the processes concerned."""
+"""On-demand profiles: programs attached for seconds to processes for which something is wrong."""

@@ -1,6 +1,4 @@
-"""Threads that do not run, as /proc tells: what a look sees of those that slept from before it until after it. The
-helper writes the text (agent/kernel/asleep.py).
-"""
+"""Threads that slept during a whole profile, from /proc. The helper writes the text (agent/kernel/asleep.py)."""
 
 from __future__ import annotations
 
@@ -9,14 +7,14 @@ from typing import NamedTuple
 
 from agent.tables import TABLES
 
-#: Kinds of sleep that are told of one process.
+#: Kinds of sleep that are reported for one process.
 MOST = 8
 _STATES = {b"S": TABLES["off_cpu"].code("state", "sleeping"), b"D": TABLES["off_cpu"].code("state", "uninterruptible")}
 
 
 class Asleep(NamedTuple):
-    """Threads of one process at one place. nr: the system call, 0xffff for none; function: of the kernel, in which they
-    sleep.
+    """Threads of one process that sleep in the same place. nr: the system call, 0xffff for none; function: of the
+    kernel.
     """
 
     pid: int
@@ -27,8 +25,8 @@ class Asleep(NamedTuple):
 
 
 def parse(pid: int, text: bytes, switched: set[int]) -> list[Asleep]:
-    """Of the helper's lines ``tid state call function``, without threads that were switched during the look; those of
-    most threads first.
+    """Parses the helper's lines ``tid state call function``, without threads that were switched during the profile. The
+    places with most threads come first.
     """
     found: Counter[tuple[int, int, str]] = Counter()
     for line in text.split(b"\n"):

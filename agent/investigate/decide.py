@@ -1,8 +1,8 @@
-"""What to look at for which symptom, and how long it may take. Pure: time comes from the caller.
+"""What to profile for which symptom, and for how long. Pure: time comes from the caller.
 
-A look costs whoever is looked at, and a little everybody (docs/costs.md); anybody can make findings come. So looks take
-a tenth of the time at most, those of one user a quarter of that (agent/common/fairness.py); a process that stays ill is
-looked at ever more rarely.
+A profile slows the profiled process, and the whole host a little (docs/costs.md), and any user can cause findings. So
+profiles take at most a tenth of the time, those of one user a quarter of that (agent/common/fairness.py). A process
+with a lasting problem is profiled ever more rarely.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from agent.common import fairness
 from agent.common.fairness import UpperBound
 
 SECOND = 1_000_000_000
-#: Of one look; of ``calls``, whose tracepoints put every call of every process on the slow path.
+#: Length of a profile, and of its ``calls`` family, whose tracepoints put every call of every process on the slow path.
 PROFILE_NS, CALLS_NS = 3 * SECOND, SECOND
-#: Less is no look.
+#: A shorter profile is not started.
 LEAST_NS = SECOND
-#: Of one episode of a symptom: a look, and a shorter one later.
+#: Profiling time for one episode of a symptom: one profile, and a shorter one later.
 EPISODE_NS = 5 * SECOND
-#: Until a process is looked at again; twice as long each time, until it was well for ``FORGET_NS``.
+#: Pause until a process is profiled again. It doubles each time, until there was no profile for ``FORGET_NS``.
 PAUSE_NS, LONGEST_PAUSE_NS, FORGET_NS = 20 * SECOND, 640 * SECOND, 3600 * SECOND
-#: Of the time, all looks together; what they may take at once after a pause.
+#: Share of the time for all profiles together, and how much may accumulate.
 SHARE, MOST_NS = 0.10, 20 * SECOND
 #: Processes and episodes that are remembered.
 REMEMBERED = 1024
@@ -75,9 +75,7 @@ _FAMILIES = {
 
 
 def families_of(symptom: str) -> tuple[str, ...]:
-    """The families that may show why, in the order in which they are attached; none where a look shows nothing that is
-    not known.
-    """
+    """The families that may show the cause, in the order of attachment; none if a profile would show nothing new."""
     return _FAMILIES.get(symptom, ())
 
 
@@ -89,22 +87,22 @@ class ProfiledProcess(NamedTuple):
 
 
 class ProfileBudget:
-    """``spent_ns``: in all. ``refused`` counts looks that were wanted and not granted, by reason."""
+    """``spent_ns``: in all. ``refused`` counts profiles that were not granted, by reason."""
 
     def __init__(self) -> None:
         self.spent_ns = 0
         self.refused: dict[str, int] = {}
         self._time = fairness.Budget(SHARE * SECOND, MOST_NS)
-        self._pauses: dict[ProfiledProcess, tuple[int, int]] = {}  # until when; how long the next one is
+        self._pauses: dict[ProfiledProcess, tuple[int, int]] = {}  # (end, length of the next one)
         self._episodes: dict[Hashable, int] = {}
         self._refused: dict[Hashable, None] = {}
 
     def pausing(self, process: ProfiledProcess, now_ns: int) -> bool:
-        """Whether it was looked at not long ago."""
+        """Whether it was profiled not long ago."""
         return now_ns < self._pauses.get(process, (0, 0))[0]
 
     def grant(self, episode: Hashable, process: ProfiledProcess, uid: int, now_ns: int) -> int:
-        """For how long this process may be looked at now, ns; 0 for not at all."""
+        """For how long this process may be profiled now, ns; 0 for not at all."""
         left = min(EPISODE_NS - self._episodes.get(episode, 0), PROFILE_NS)
         if self.pausing(process, now_ns) or left < LEAST_NS:
             return 0
@@ -123,8 +121,8 @@ class ProfileBudget:
             self._refused.pop(next(iter(self._refused)))
 
     def spend(self, episode: Hashable, process: ProfiledProcess, uid: int, ns: int, now_ns: int, begins: bool) -> None:
-        """Takes what a look at this process takes. begins: it is not one more of a look that goes on, whose time is
-        spent already.
+        """Charges the time of a profile of this process. begins: False if the process joins a running profile, which
+        was charged already.
         """
         self._time.spend(uid, ns, now_ns, of_all=begins)
         self.spent_ns += ns if begins else 0

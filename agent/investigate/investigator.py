@@ -1,9 +1,9 @@
-"""The investigator, a source of the agent's loop: looks closer at processes while something is wrong with them, for
-seconds, within a budget.
+"""The investigator, a source of the agent's loop: profiles processes for seconds while something is wrong with them,
+within a budget.
 
-It asks the correlator what is wrong now (``Correlator.active_episodes``), has ``decide`` say what to look at and for
-how long, attaches (``profile``), and when that is over makes rows of what was counted, once the functions on the
-stacks have names (``naming``). One look at a time.
+It gets what is wrong now from the correlator (``Correlator.active_episodes``). ``decide`` chooses the families and the
+length, and ``profile`` attaches them. After that ``naming`` names the functions on the stacks, and the counts become
+rows. There is one profile at a time.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     from agent.kernel.kernel_source import KernelSource
     from agent.kernel.load import Family
 
-#: Between two looks at what is wrong; from the detaching to the reading, since a program may still run; what is said of
-#: a look's finding may come so late.
+#: Between two checks of the active episodes; between detaching and reading, since a program may still run; after the
+#: end of a profile, how long its finding is waited for.
 EACH_NS, SETTLE_NS, LATE_NS = 200_000_000, 20_000_000, 30_000_000_000
 _TABLE = TABLES["investigation"]
 _TICK_NS = 10_000_000
-#: What a look's case is at.
+#: Phases of a case.
 _PROFILING, _SETTLING, _NAMING = range(3)
 
 
 @dataclass
 class _Subject:
-    """A process that is looked at. name: of its row; since_ns: when it was begun with."""
+    """A process that is profiled. name: of its row; since_ns: when its profile began."""
 
     active_episode: ActiveEpisode
     process: ProfiledProcess
@@ -57,17 +57,15 @@ class _Subject:
 
 
 class _Case:
-    """One look, and the processes that it is about: the first is one with which something is wrong. wanted: the
-    families.
-    """
+    """One profile and its processes. The first one is the subject of an active episode. wanted: the families."""
 
     def __init__(self, profile: Profile, wanted: list[str]) -> None:
         self.profile, self.wanted, self.subjects = profile, wanted, list[_Subject]()
         self.reasons, self.state, self.ended_ns, self.pending = list[str](), "running", 0, PendingThreads()
 
-    def add(self, active_episode: ActiveEpisode, process_: ProfiledProcess, uid: int, now_ns: int) -> _Subject:
-        comm = active_episode.comm if active_episode.pids[0][0] == process_.pid else ""
-        one = _Subject(active_episode, process_, uid, f"{self.profile.begun_ns:x}.{len(self.subjects)}", now_ns, comm)
+    def add(self, active_episode: ActiveEpisode, process: ProfiledProcess, uid: int, now_ns: int) -> _Subject:
+        comm = active_episode.comm if active_episode.pids[0][0] == process.pid else ""
+        one = _Subject(active_episode, process, uid, f"{self.profile.begun_ns:x}.{len(self.subjects)}", now_ns, comm)
         self.subjects.append(one)
         return one
 
@@ -95,7 +93,7 @@ class _Case:
 
 
 class Investigator(Due, Finishing, Pending, Stating):
-    """active_episodes: what is wrong now, and with whom. families: those of the probes that are ``profiling``."""
+    """active_episodes: what is wrong now, with the processes. families: those of the probes that are ``profiling``."""
 
     name = "investigation"
 
@@ -121,7 +119,7 @@ class Investigator(Due, Finishing, Pending, Stating):
 
     @property
     def due_ns(self) -> int:
-        """When something is to be detached, or read."""
+        """When something must be detached or read; 0 if there is nothing."""
         if self._case is None or self._phase == _NAMING:
             return 0
         return self._case.profile.due_ns if self._phase == _PROFILING else self._case.ended_ns + SETTLE_NS
@@ -140,7 +138,7 @@ class Investigator(Due, Finishing, Pending, Stating):
             if self.on and now_ns >= self._next_ns and (self._case is None or self._phase == _PROFILING):
                 self._next_ns = now_ns + EACH_NS
                 self._consider(now_ns)
-        except BaseException:  # whatever it was: nothing stays attached
+        except BaseException:  # after any error nothing must stay attached
             self.close()
             self._case = None
             raise
@@ -148,7 +146,7 @@ class Investigator(Due, Finishing, Pending, Stating):
         return done
 
     def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterable[Batch]:
-        """What a look has counted so far, by addresses."""
+        """The counts of a running profile, with addresses in place of names."""
         if (case := self._case) is not None:
             case.reasons.append("the agent ended")
             if self._phase == _PROFILING:
@@ -182,7 +180,7 @@ class Investigator(Due, Finishing, Pending, Stating):
         }
 
     def _consider(self, now_ns: int) -> None:
-        """Begins a look where one is worth it and may be had, or has more processes join the one that goes on."""
+        """Begins a profile where one is worthwhile and granted, or adds processes to the running one."""
         active_episodes = self._active_episodes()
         self._assign_findings(active_episodes, now_ns)
         for active_episode in active_episodes:
@@ -191,22 +189,22 @@ class Investigator(Due, Finishing, Pending, Stating):
                 self._profile(active_episode, wanted, now_ns)
 
     def _profile(self, active_episode: ActiveEpisode, wanted: list[str], now_ns: int) -> None:
-        """At who suffers, and who holds it up where that is known, as far as each may be looked at."""
+        """Profiles the processes of an episode, the affected one first, as far as each may be profiled."""
         for i, (pid, start_tick) in enumerate(active_episode.pids):
             case = self._case
             if case is not None and any(one.process.pid == pid for one in case.subjects):
                 continue
             if start_tick is not None and self._budget.pausing(
                 ProfiledProcess(pid, start_tick), now_ns
-            ):  # before anything is read
+            ):  # checked before /proc is read
                 if not i:
                     return
                 continue
             now, uid = process_stat.stat(pid), process_stat.uid(pid)
             if now is None or uid is None or now.state in "ZXT" or start_tick not in (None, now.start_tick):
                 return
-            one = ProfiledProcess(pid, now.start_tick)
-            ns = self._budget.grant(active_episode.episode, one, uid, now_ns)
+            process = ProfiledProcess(pid, now.start_tick)
+            ns = self._budget.grant(active_episode.episode, process, uid, now_ns)
             if case is not None:
                 ns = (
                     min(ns, case.profile.until_ns - now_ns)
@@ -221,8 +219,8 @@ class Investigator(Due, Finishing, Pending, Stating):
                 case = self._begin(pid, wanted, ns, now_ns)
             else:
                 case.profile.join(pid, len(case.subjects))
-            self._budget.spend(active_episode.episode, one, uid, ns, now_ns, begins=not case.subjects)
-            self._done.append(case.row(case.add(active_episode, one, uid, now_ns), now_ns))
+            self._budget.spend(active_episode.episode, process, uid, ns, now_ns, begins=not case.subjects)
+            self._done.append(case.row(case.add(active_episode, process, uid, now_ns), now_ns))
             if not i:
                 case.pending.begin(self._naming, pid, active_episode.tid, now_ns)
 
@@ -262,12 +260,12 @@ class Investigator(Due, Finishing, Pending, Stating):
         case.ended_ns, self._phase = now_ns, _SETTLING
 
     def _answered(self, named: StackNames | None, error: Exception | None) -> None:
-        """Called by whoever had the last answer: what is made of it is made in ``drain``."""
+        """Called when the last answer has come; ``drain`` makes the rows."""
         self._answer = named, error
 
     @staticmethod
     def _unknown(case: _Case, counted: Counted) -> tuple[list[int], dict[int, list[int]], dict[int, set[int]]]:
-        """Addresses of the kernel and of each process that need names, and the threads that were seen to switch."""
+        """Addresses of the kernel and of each process that need names, and the threads that were switched."""
         kernel: set[int] = set()
         user: dict[int, set[int]] = {}
         switched: dict[int, set[int]] = {}
@@ -329,7 +327,7 @@ class Investigator(Due, Finishing, Pending, Stating):
                 self._unnamed += [] if one.active_episode.finding_id else [(case, one)]
 
     def _identity(self, one: _Subject) -> np.void:
-        """Of a process of which nothing was counted."""
+        """For a process of which nothing was counted."""
         proc = np.zeros(1, self._kernel.loaded.wire.dtype("proc"))
         proc["pid"], proc["proc_start_ns"], proc["cgroup_id"] = (
             one.process.pid,
@@ -341,7 +339,7 @@ class Investigator(Due, Finishing, Pending, Stating):
         return out
 
     def _assign_findings(self, active_episodes: list[ActiveEpisode], now_ns: int) -> None:
-        """Findings of which a look's symptom became one after it."""
+        """Writes the rows of finished profiles again when their symptoms have become findings."""
         found = {t.episode: t for t in active_episodes if t.finding_id}
         for case, one in [
             (c, one) for c, one in self._unnamed if one.active_episode.episode in found or now_ns > c.ended_ns + LATE_NS

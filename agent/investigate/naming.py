@@ -1,5 +1,5 @@
-"""Finds the names of the functions on stacks: in steps, since files that others made are read by the ELF analyzer
-alone, opened by the helper.
+"""Finds the names of the functions on stacks. It works in steps, since the helper opens other users' files and only the
+ELF analyzer reads them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from agent.kernel.opening import MAPS_BYTES
 from agent.kernel.steps import Steps
 from agent.targets.analyzer_pool import AnalysisFailed, AnalyzerPool
 
-#: Files of one process whose symbols are read; addresses of one question.
+#: Files of one process whose symbols are read; addresses in one question.
 FILES, MOST = 8, 512
 
 
@@ -33,7 +33,7 @@ class StackNames:
 
 
 class Naming:
-    """kallsyms: a descriptor of /proc/kallsyms, opened by root; -1 where there is none."""
+    """kallsyms: a descriptor of /proc/kallsyms, opened by root; -1 if there is none."""
 
     def __init__(self, helper: Helper, analyzers: AnalyzerPool, kallsyms: int) -> None:
         self._helper, self._analyzers, self._kallsyms = helper, analyzers, kallsyms
@@ -41,8 +41,8 @@ class Naming:
     def names_of(
         self, kernel: Iterable[int], user: Mapping[int, Iterable[int]], switched: Mapping[int, set[int]]
     ) -> Steps[StackNames]:
-        """kernel: addresses; user: by process; switched: threads by process that were switched meanwhile, of those
-        whose sleepers are wanted.
+        """kernel: addresses; user: by process; switched: for the processes whose sleeping threads are wanted, the
+        threads that were switched meanwhile.
         """
         out = StackNames()
         for pid, tids in switched.items():
@@ -62,7 +62,7 @@ class Naming:
         return out
 
     def threads(self, pid: int, tid: int = 0) -> Steps[bytes]:
-        """The helper's lines of its threads that sleep now, or of one of them; none where it has ended."""
+        """The helper's lines about the sleeping threads of a process, or about one thread; empty if it has ended."""
         try:
             return (yield from self._text(pid, f"asleep:{tid}" if tid else "asleep"))
         except OSError:

@@ -1,4 +1,4 @@
-"""Threads that owe an answer: they read a request, and slept when a look began. Until when, and who woke them."""
+"""Threads with an unanswered request, which slept when a profile began: when they were woken, and by which thread."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from agent.tables import TABLES
 
 _REQUESTED = frozenset(int(nr) for nr in np.flatnonzero(np.isin(names(), [b"nanosleep", b"clock_nanosleep"])))
 _READY = TABLES["off_cpu"].code("state", "ready")
-_AT_ONCE_NS = 20_000_000  # who runs for longer does something between two sleeps
-_LATE_NS = 200_000_000  # an answer later than that may be of another sleep than that at the look's begin
-#: Threads that ``offcpu_woken`` has room for (bpf/offcpu.bpf.c).
+_AT_ONCE_NS = 20_000_000  # a thread that runs for longer works between two sleeps
+_LATE_NS = 200_000_000  # a later answer may be about another sleep than that at the profile's start
+#: Size of ``offcpu_woken`` in threads (bpf/offcpu.bpf.c).
 ROOM = 1024
 
 
 class PendingThread(NamedTuple):
-    """One thread; state, nr and function as of ``Asleep``. ns: for how long it slept on, until it was woken. by_pid,
-    by_tid, by_comm: who ran where it was woken; 0 where it slept on. of_ns: from when it was first seen asleep to the
-    look's end.
+    """One thread; state, nr and function as in ``Asleep``. ns: how long it slept until it was woken. by_pid, by_tid,
+    by_comm: what ran where it was woken; 0 if it was not. of_ns: from when it was first seen asleep to the end of the
+    profile.
     """
 
     pid: int
@@ -42,13 +42,13 @@ class PendingThread(NamedTuple):
 
 
 class PendingThreads:
-    """Of one look."""
+    """Of one profile."""
 
     def __init__(self) -> None:
         self._began: list[tuple[PendingThread, int, int]] = []
 
     def begin(self, naming: Naming, pid: int, tid: int, since_ns: int) -> None:
-        """What that thread does now."""
+        """Records what this thread does now."""
 
         def answered(text: bytes | None, _error: Exception | None) -> None:
             if (one := sleeper(pid, tid, text or b"")) is not None:
@@ -58,9 +58,9 @@ class PendingThreads:
             run(naming.threads(pid, tid), answered)
 
     def rows_of(self, counted: Counted, until_ns: int, others: Sequence[Asleep] = ()) -> list[Asleep | PendingThread]:
-        """What became of them, after what is told of other sleepers: each time when one was woken and slept on at once,
-        it is told up to then. All sleeps of one that does so as its program tells it to: a handler may do it for each
-        of its requests.
+        """The sleeps of these threads, after the rows of other sleepers. If a thread was woken and slept on at once,
+        there is a row for each wake-up, with the sum up to then. All sleeps count for a thread in nanosleep: its
+        program asks for them, maybe for each request.
         """
         out: list[Asleep | PendingThread] = [*others]
         if "offcpu_woken" not in counted.maps:
@@ -93,7 +93,7 @@ class PendingThreads:
 
 
 class _Piece(NamedTuple):
-    """One sleep, and who ended it."""
+    """One sleep, and the thread that ended it."""
 
     nr: int
     from_ns: int
@@ -125,7 +125,7 @@ def _pieces(
 
 
 def sleeper(pid: int, tid: int, text: bytes) -> PendingThread | None:
-    """A thread of the helper's lines; None where it does not sleep."""
+    """The thread from the helper's lines; None if it does not sleep."""
     mine = [line for line in text.split(b"\n") if line.partition(b" ")[0] == b"%d" % tid]
     return next(
         (PendingThread(pid, tid, one.state, one.nr, one.function) for one in parse(pid, b"\n".join(mine), set())), None

@@ -1,7 +1,7 @@
-"""One look: programs attached for a few processes, detached again, and what they counted.
+"""One profile: programs attached for a few processes, detached again, and what they counted.
 
-What is attached counts until ``look_until_ns`` of the control map and nothing after, so that an agent that is stopped
-leaves nothing that goes on counting; with its end the kernel detaches everything.
+The programs count until ``look_until_ns`` of the control map, so that nothing counts on while the agent is stopped.
+When the agent ends, the kernel detaches everything.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ from agent.kernel.kernel_source import KernelSource
 from agent.kernel.load import Family
 from agent.kernel.sampling import attach
 
-#: As many processes as ``control.look_pids`` has room for.
+#: The size of ``control.look_pids``.
 MOST_PIDS = 8
-#: Bytes of one element of the stack maps; by map, the number from which on stacks are its, and how many it has room for
-#: (bpf/look.h, bpf/oncpu.bpf.c).
+#: Bytes of one element of the stack maps; by map, its first stack number and its size (bpf/look.h, bpf/oncpu.bpf.c).
 STACK_BYTES = 32 * 8
 STACKS = {"look_stacks": (0, 1024), "oncpu_stacks": (65536, 2048)}
 _GRACE_NS = 50_000_000
-#: When something is tried again that the helper was too busy for.
+#: Pause before another attempt when the helper was too busy.
 _RETRY_NS, _BUSY = 20_000_000, "the helper is busy"
 
 
 @dataclass
 class Counted:
-    """What a look counted: keys and values by map. stacks: addresses by number, innermost first. interval_ns: how long
-    each family was attached.
+    """What a profile counted: keys and values by map. stacks: addresses by number, innermost first. interval_ns: how
+    long each family was attached.
     """
 
     maps: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
@@ -44,8 +43,8 @@ class Counted:
 
 
 class Profile:
-    """Attaches when made, and at each ``step`` what the helper was too busy for. reasons: what could not be attached,
-    in words.
+    """Attaches the families when it is made, and at each ``step`` those for which the helper was too busy. reasons: why
+    families are missing.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Profile:
         self._attach_missing(now_ns)
 
     def join(self, pid: int, slot: int) -> None:
-        """One process more, at a place that is free."""
+        """Adds a process, in a free slot."""
         self._kernel.control["look_pids"][0, slot] = pid
 
     def _attach_missing(self, now_ns: int) -> None:
@@ -82,7 +81,7 @@ class Profile:
                 self._since_ns[name] = now_ns
 
     def _attach(self, family: Family) -> str:
-        """Why it could not be; empty where it is attached."""
+        """Why it could not be attached; empty if it is."""
         programs = [(family, p.function) for p in family.probe.programs if p.function in family.programs]
         if not programs:
             return "this kernel has none of its tracepoints"
@@ -108,14 +107,14 @@ class Profile:
 
     @property
     def due_ns(self) -> int:
-        """When something must be detached next, or attached."""
+        """When something must be detached or attached next."""
         again = [self._retry_ns] if _BUSY in self._missing.values() else []
         return min(
             [self.until_ns, *again, *[self._since_ns[name] + CALLS_NS for name in ("calls",) if name in self._links]]
         )
 
     def step(self, now_ns: int) -> bool:
-        """Detaches what has been attached for long enough; True where that is all."""
+        """Detaches what has been attached for long enough; True when the profile is over."""
         if now_ns >= self.until_ns:
             self.end(now_ns)
             return True
@@ -136,8 +135,8 @@ class Profile:
         self._took_ns[name] = max(1, now_ns - self._since_ns[name])
 
     def counted(self) -> Counted:
-        """What was counted, taken out of the kernel; some time after everything was detached, since a program may be
-        running still. Raises OSError.
+        """The counts, removed from the kernel. Call some time after the end, since a program may still run. Raises
+        OSError.
         """
         out = Counted(interval_ns=dict(self._took_ns))
         dtype, stacked = self._kernel.loaded.wire.dtype, dict[str, int]()
@@ -183,7 +182,7 @@ WIRES = {
 
 
 def _numbers(keys: np.ndarray, values: np.ndarray) -> Iterable[int]:
-    """Numbers of stacks in these."""
+    """Numbers of the stacks in these rows."""
     for rows in (keys, values["key"] if "key" in (values.dtype.names or ()) else values):
         for name in {"kernel_stack", "user_stack"} & {*(rows.dtype.names or ())}:
             yield from np.unique(rows[name]).tolist()

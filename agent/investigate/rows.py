@@ -1,4 +1,4 @@
-"""What a look counted, as rows. Pure: arrays in, batches out."""
+"""The counts of a profile as rows. Pure: arrays in, batches out."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from agent.kernel.wire import decode
 from agent.probes.syscalls import classes, names
 from agent.tables import TABLES
 
-#: Rows of one look: off_cpu of threads that were held up, that waited, that were ready; on_cpu; lock_contention;
+#: Rows of one profile: off_cpu of threads that were delayed, that waited, that were ready; on_cpu; lock_contention;
 #: block_io of processes; system calls.
 MOST = {"slow": 24, "waiting": 8, "ready": 4, "ran": 12, "locks": 24, "blocks": 32, "calls": 64}
-#: Stacks of code that ran that get names, those of most time.
+#: On-CPU stacks that get names, those with most time.
 NAMED = 256
-#: Off the processor for less in all is not told.
+#: Less time off the CPU in all makes no row.
 LEAST_NS = 1_000_000
 _NO_CALL = 0xFFFF
 _READY = TABLES["off_cpu"].code("state", "ready")
 _SLOW, _WAITING = (TABLES["off_cpu"].code("kind", name) for name in ("slow", "waiting"))
-_WAITS, _BY_FD, _POLLS = 2, 3, 5  # of agent/probes/syscalls.py's classes
+_WAITS, _BY_FD, _POLLS = 2, 3, 5  # classes of agent/probes/syscalls.py
 _SLEEPING = TABLES["off_cpu"].code("state", "sleeping")
 _KINDS = ((1, "spin"), (8, "rtmutex"), (16, "percpu"), (32, "mutex"), (2, "read"), (4, "write"))
 
 
 class FrameNames(NamedTuple):
-    """kernel, user: the text of a stack by its number (user's also by process). lock: (name, what takes it) of a lock
-    at an address with that stack.
+    """kernel, user: the text of a stack by its number (user's also by process). lock: (address, stack) -> the lock's
+    name, or what takes it.
     """
 
     kernel: Callable[[int], str]
@@ -41,37 +41,37 @@ class FrameNames(NamedTuple):
     lock: Callable[[int, int], str]
 
 
-def gone(counted: Counted, until_ns: int, who: dict[int, np.void]) -> tuple[np.ndarray, np.ndarray]:
-    """off-CPU keys and values, with threads that are off the processor still counted until the look's end. who: an
-    identity by pid.
+def gone(counted: Counted, until_ns: int, identities: dict[int, np.void]) -> tuple[np.ndarray, np.ndarray]:
+    """off-CPU keys and values, including threads that are still off the CPU, counted until the end of the profile.
+    identities: by pid.
     """
     keys, values = counted.maps["offcpu_sums"]
     _, still = counted.maps["offcpu_gone"]
-    still = still[[int(pid) in who for pid in still["key"]["pid"]]] if len(still) else still
+    still = still[[int(pid) in identities for pid in still["key"]["pid"]]] if len(still) else still
     more = np.zeros(len(still), values.dtype)
     more["count"] = 1
     more["sum_ns"] = more["max_ns"] = (until_ns - still["off_ns"].astype(np.int64)).clip(0)
     for i, pid in enumerate(still["key"]["pid"].tolist()):
-        more["proc"][i] = who[pid]
+        more["proc"][i] = identities[pid]
     return _merged(np.concatenate([keys, still["key"]]), np.concatenate([values, more]), "count", "sum_ns")
 
 
 def _merged(keys: np.ndarray, values: np.ndarray, *sums: str) -> tuple[np.ndarray, np.ndarray]:
-    """Elements of equal keys as one each: of these fields the sums, of ``max_ns`` the largest."""
-    _, first, of = np.unique(
+    """One element for equal keys: the sums of these fields, and the largest ``max_ns``."""
+    _, first, group = np.unique(
         np.ascontiguousarray(keys).view(f"V{keys.itemsize}"), return_index=True, return_inverse=True
     )
-    out, of = values[first], of.reshape(-1)
+    out, group = values[first], group.reshape(-1)
     for name in sums:
         out[name] = 0
-        np.add.at(out[name], of, values[name])
-    np.maximum.at(out["max_ns"], of, values["max_ns"])
+        np.add.at(out[name], group, values[name])
+    np.maximum.at(out["max_ns"], group, values["max_ns"])
     return keys[first], out
 
 
 def _kinds(nr: np.ndarray, state: np.ndarray) -> np.ndarray:
-    """slow or waiting, by the call: who reads, and can be woken by a signal meanwhile, waits for input. Outside of a
-    call it is held up.
+    """slow or waiting, by the call. A read that a signal can interrupt waits for input. A thread outside of a call is
+    delayed.
     """
     what = classes()[np.minimum(nr, len(classes()) - 1)]
     waits = (what == _WAITS) | (what == _POLLS) | ((what == _BY_FD) & (state == _SLEEPING))
@@ -84,7 +84,7 @@ def _call(nr: np.ndarray) -> np.ndarray:
 
 
 def _longest(chosen: np.ndarray, ns: np.ndarray, most: int) -> np.ndarray:
-    """Indices of the longest of those that are chosen."""
+    """Indices of the longest of the chosen elements."""
     at = np.flatnonzero(chosen & (ns >= LEAST_NS))
     return at[np.argsort(-ns[at].astype(np.int64), kind="stable")[:most]]
 
@@ -94,10 +94,10 @@ def off_cpu(
     values: np.ndarray,
     asleep: Sequence[Asleep | PendingThread],
     interval_ns: dict[int, int],
-    who: dict[int, np.void],
+    identities: dict[int, np.void],
     named: FrameNames,
 ) -> Batch:
-    """Where threads were, longest first; those that slept all the time by what /proc tells of them."""
+    """Where threads were off the CPU, longest first; threads that slept all the time are added from /proc."""
     kind, ns = _kinds(keys["nr"], keys["state"]), values["sum_ns"]
     ready = keys["state"] == _READY
     at = np.concatenate(
@@ -115,7 +115,7 @@ def off_cpu(
         row["user_stack"] = named.user(int(key["user_stack"]), int(key["pid"])).encode()
     still = TABLES["off_cpu"].empty(len(asleep))
     for row, one in zip(still, asleep, strict=True):
-        _identify(row, who[one.pid])
+        _identify(row, identities[one.pid])
         row["state"], row["count"] = one.state, 1
         row["syscall"], row["kind"] = _call(np.array([one.nr]))[0], _kinds(np.array([one.nr]), np.array([one.state]))[0]
         row["sum_ns"] = row["max_ns"] = interval_ns[one.pid]
@@ -134,8 +134,8 @@ def off_cpu(
 
 
 def on_cpu(keys: np.ndarray, values: np.ndarray, named: FrameNames) -> Batch:
-    """Where threads ran, those of most time first: code that runs is elsewhere at each look, so one row a thread, call
-    and function, with its most frequent stack.
+    """Where threads ran, those with most time first. Running code is elsewhere at each sample, so there is one row per
+    thread, call and function, with its most frequent stack.
     """
     order = np.argsort(-values["sum_ns"].astype(np.int64), kind="stable")
     best: dict[tuple[int, int, str], int] = {}
@@ -162,41 +162,45 @@ def _identify(row: np.void, proc: np.void) -> None:
         row[name] = proc[name].astype(np.int64) if name != "comm" else proc[name]
 
 
-def block_io(keys: np.ndarray, values: np.ndarray, open_: np.ndarray, until_ns: int, interval_ns: int) -> Batch:
-    """Each process's requests, those of most time first, and one row a disk for all together. open_: requests that the
-    device, or its queue, still has.
+def block_io(keys: np.ndarray, values: np.ndarray, unfinished: np.ndarray, until_ns: int, interval_ns: int) -> Batch:
+    """Each process's requests, those with most time first, and one row per disk for all together. unfinished: requests
+    that are still in the device or its queue.
     """
     out = []
-    keys, values = _with_open(keys, values, open_, until_ns)
+    keys, values = _with_open(keys, values, unfinished, until_ns)
     for disk in np.unique(keys["disk"]):
-        mine, its = keys[keys["disk"] == disk], values[keys["disk"] == disk]
-        whole = decode(its[:1], "block_io").rows
+        disk_keys, disk_values = keys[keys["disk"] == disk], values[keys["disk"] == disk]
+        whole = decode(disk_values[:1], "block_io").rows
         for name in ("pid", "tid", "proc_start_ns", "cgroup_id"):
             whole[name] = TABLES["block_io"].by_name[name].null
         whole["comm"], whole["op"] = b"", TABLES["block_io"].code("op", "all")
         for name in ("count", "unfinished", "bytes", "errors", "sum_ns", "queued_ns"):
-            whole[name] = its[name].sum()
-        whole["max_ns"], whole["hist"] = its["max_ns"].max(), its["hist"].sum(axis=0)
-        order = np.argsort(-its["sum_ns"].astype(np.int64), kind="stable")[: MOST["blocks"]]
-        rows = decode(its[order], "block_io").rows
-        rows["op"], rows["tid"] = mine["op"][order], TABLES["block_io"].by_name["tid"].null
+            whole[name] = disk_values[name].sum()
+        whole["max_ns"], whole["hist"] = disk_values["max_ns"].max(), disk_values["hist"].sum(axis=0)
+        order = np.argsort(-disk_values["sum_ns"].astype(np.int64), kind="stable")[: MOST["blocks"]]
+        rows = decode(disk_values[order], "block_io").rows
+        rows["op"], rows["tid"] = disk_keys["op"][order], TABLES["block_io"].by_name["tid"].null
         out += [whole, rows]
     rows = np.concatenate([TABLES["block_io"].empty(0), *out])
     rows["in_flight"] = rows["sum_ns"] / interval_ns
     return Batch("block_io", rows)
 
 
-def _with_open(keys: np.ndarray, values: np.ndarray, open_: np.ndarray, until_ns: int) -> tuple[np.ndarray, np.ndarray]:
-    """An element more for each request that is not finished, with the time that it has taken so far."""
-    more_keys, more = np.zeros(len(open_), keys.dtype), np.zeros(len(open_), values.dtype)
-    more_keys["disk"], more_keys["op"] = open_["disk"], open_["op"]
-    more_keys["pid"] = open_["proc"]["pid"]
-    issued = open_["issued_ns"] > 0
-    taken = (until_ns - open_["issued_ns"].astype(np.int64)).clip(0)
-    more["unfinished"], more["proc"], more["device"] = 1, open_["proc"], open_["device"]
+def _with_open(
+    keys: np.ndarray, values: np.ndarray, unfinished: np.ndarray, until_ns: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Adds an element for each request that is not finished, with its time so far."""
+    more_keys, more = np.zeros(len(unfinished), keys.dtype), np.zeros(len(unfinished), values.dtype)
+    more_keys["disk"], more_keys["op"] = unfinished["disk"], unfinished["op"]
+    more_keys["pid"] = unfinished["proc"]["pid"]
+    issued = unfinished["issued_ns"] > 0
+    taken = (until_ns - unfinished["issued_ns"].astype(np.int64)).clip(0)
+    more["unfinished"], more["proc"], more["device"] = 1, unfinished["proc"], unfinished["device"]
     more["sum_ns"] = more["max_ns"] = np.where(issued, taken, 0)
     more["queued_ns"] = np.where(
-        issued, open_["issued_ns"] - open_["begun_ns"], (until_ns - open_["begun_ns"].astype(np.int64)).clip(0)
+        issued,
+        unfinished["issued_ns"] - unfinished["begun_ns"],
+        (until_ns - unfinished["begun_ns"].astype(np.int64)).clip(0),
     )
     sums = ("count", "unfinished", "bytes", "errors", "sum_ns", "queued_ns", "hist")
     return _merged(np.concatenate([keys, more_keys]), np.concatenate([values, more]), *sums)
@@ -228,7 +232,7 @@ def syn_ack(keys: np.ndarray, values: np.ndarray) -> Batch:
 
 
 def calls(keys: np.ndarray, values: np.ndarray) -> Batch:
-    """All calls of the processes, those of most time first."""
+    """All calls of the processes, those with most time first."""
     order = np.argsort(-values["sum_ns"].astype(np.int64), kind="stable")[: MOST["calls"]]
     keys, rows = keys[order], decode(values[order], "syscall_latency").rows
     rows["syscall"] = _call(keys["nr"])
@@ -240,16 +244,16 @@ def calls(keys: np.ndarray, values: np.ndarray) -> Batch:
 def all_of(
     counted: Counted,
     until_ns: int,
-    who: dict[int, np.void],
+    identities: dict[int, np.void],
     profiles: dict[int, tuple[str, int]],
     asleep: Sequence[Asleep | PendingThread],
     named: FrameNames,
 ) -> Iterator[Batch]:
-    """A batch a table, of those in which there is something. profiles: as for ``marked``."""
+    """One batch per table that has rows. profiles: as for ``marked``."""
     maps, took = counted.maps, counted.interval_ns
     if "offcpu_sums" in maps:
         each = {pid: max(1, took["offcpu"] - later_ns) for pid, (_, later_ns) in profiles.items()}
-        yield off_cpu(*gone(counted, until_ns, who), asleep, each, who, named)
+        yield off_cpu(*gone(counted, until_ns, identities), asleep, each, identities, named)
     made: dict[str, Callable[[np.ndarray, np.ndarray], Batch]] = {
         "contention": lambda keys, values: lock_contention(keys, values, named),
         "oncpu": lambda keys, values: on_cpu(keys, values, named),
@@ -265,8 +269,8 @@ def all_of(
 
 
 def marked(batch: Batch, counted: Counted, profiles: dict[int, tuple[str, int]], t_ns: int) -> Batch:
-    """With the looks that the rows are of: by process, (name, how much later than the first it began, ns). What is of
-    no process that was looked at is the first one's.
+    """Marks the rows with their profile: by process, (name, how much later than the first it began, ns). Rows without a
+    profiled process get the first one.
     """
     family = {
         "on_cpu": "oncpu",

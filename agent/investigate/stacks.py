@@ -1,4 +1,4 @@
-"""Stacks as text: functions, innermost first, without those that only show that somebody looked. Pure."""
+"""Stacks as text: functions, innermost first, without the frames of tracing itself. Pure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 #: Of a stack's text (agent/tables/profiles.py).
 KERNEL_BYTES, USER_BYTES = 512, 768
-#: What tracing itself, and every switch, has on top.
+#: Frames of tracing itself and of each context switch, at the top.
 _OURS = re.compile(
     r"(bpf_|__bpf_|___?bpf_|__traceiter_|trace_call_bpf|perf_call_bpf|__schedule$|schedule$|preempt_schedule)"
 )
-#: What takes a lock is who called these.
+#: Functions that take a lock. Their caller is reported as the taker.
 _TAKES = re.compile(
     r"\w*(spin_lock|spin_trylock|read_lock|write_lock|mutex_lock|rwsem_|lock_slowpath|osq_lock|lock_sock)[\w.]*|(percpu_)?(down|up)(_[\w.]+)?"
 )
@@ -20,7 +20,7 @@ _MAPS_LINE = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ..x\S* ([0-9a-f]+) \S+ \d+ *
 
 
 def fitted(frames: Iterable[str], width: int) -> str:
-    """As many as fit, from the innermost on; ``...`` for the rest."""
+    """As many frames as fit, innermost first; ``...`` for the rest."""
     out, room = list[str](), width
     for frame in frames:
         if len(frame.encode()) + 1 > room - 4:
@@ -31,7 +31,7 @@ def fitted(frames: Iterable[str], width: int) -> str:
 
 
 def kernel_text(addresses: Iterable[int], names: Mapping[int, str]) -> str:
-    """``inner;outer``; a number where the name is not known."""
+    """``inner;outer``; an address for an unknown name."""
     frames = [names.get(at) or f"{at:#x}" for at in addresses]
     while frames and _OURS.match(frames[0]):
         frames.pop(0)
@@ -50,7 +50,7 @@ def lock_text(address: int, addresses: Iterable[int], names: Mapping[int, str]) 
 @dataclass(frozen=True)
 class CodePlace:
     """Where an address of a process lies. span: of its mapping, as in /proc/PID/map_files; offset: in the file; path:
-    empty where it is no file's.
+    empty if it is in no file.
     """
 
     span: str
@@ -63,7 +63,7 @@ class CodePlace:
 
 
 def places(maps: bytes, addresses: Iterable[int]) -> dict[int, CodePlace]:
-    """By the text of /proc/PID/maps; addresses that lie in no code are left out."""
+    """From the text of /proc/PID/maps; addresses outside of code are left out."""
     wanted, found = sorted(set(addresses)), dict[int, CodePlace]()
     i = 0
     for match in _MAPS_LINE.finditer(maps):
@@ -80,14 +80,14 @@ def places(maps: bytes, addresses: Iterable[int]) -> dict[int, CodePlace]:
     return found
 
 
-def user_text(addresses: Iterable[int], places_: Mapping[int, CodePlace], names: Mapping[int, str]) -> str:
-    """``inner;outer``; of functions that nobody names FILE+0xOFFSET, or a number. What is no code was no frame: where
-    the chain was lost it ends.
+def user_text(addresses: Iterable[int], by_address: Mapping[int, CodePlace], names: Mapping[int, str]) -> str:
+    """``inner;outer``; FILE+0xOFFSET, or an address, for an unknown function. The stack ends at the first address
+    outside of code: the frame chain was lost there.
     """
     frames = []
     for at in addresses:
-        place = places_.get(at)
-        if place is None and places_:
+        place = by_address.get(at)
+        if place is None and by_address:
             break
         if names.get(at):
             frames.append(names[at])

@@ -1,4 +1,4 @@
-"""Brings the investigator up; what needs root is done before root is given up."""
+"""Starts the investigator; opens what needs root before root is given up."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def kernel_symbols(wanted: bool) -> int:
-    """/proc/kallsyms: who may see its addresses is decided when it is opened. -1 where it is not wanted, or there is
-    none.
+    """A descriptor of /proc/kallsyms, whose addresses are visible if it is opened by root. -1 if not wanted, or if
+    there is none.
     """
     try:
         return os.open("/proc/kallsyms", os.O_RDONLY | os.O_CLOEXEC) if wanted else -1
@@ -33,7 +33,7 @@ def investigator(
     kallsyms: int,
     active_episodes: Callable[[], list[ActiveEpisode]],
 ) -> Investigator | None:
-    """None where no family of it is there."""
+    """None if no profiling family is available."""
     families = {n: f for n, f in kernel.loaded.families.items() if f.probe.profiling and f.programs}
     return (
         Investigator(kernel, helper, families, Naming(helper, targets.analyzers, kallsyms), active_episodes)

@@ -27,7 +27,7 @@ GRACE_NS = 5_000_000
 _REPORT_NS = 1_000_000_000
 
 
-def _named(take: Callable[..., None]) -> str:
+def _named(take: Callable[[np.ndarray], None]) -> str:
     return getattr(take, "__qualname__", type(take).__name__)
 
 
@@ -35,9 +35,8 @@ class KernelSource(Finishing, Parted, Waking, Pending, Due):
     """Reads what the loaded families produce. Implements ``agent.contracts.Source``.
 
     interval_ns: length of the aggregation intervals. ``subscribe(map, take)`` hands each batch of a ring that is of no
-    table to ``take``. ``adjust[table]`` changes aggregated rows in place before they go on. ``interval_ends``: called
-    before each interval ends, for what adds to it. No interval ends while ``hold()``. Raises OSError where a map cannot
-    be used.
+    table to ``take``. ``adjust[table]`` changes aggregated rows in place before they go on. No interval ends while
+    ``hold()``. Raises OSError where a map cannot be used.
 
     Each ring, aggregate and subscriber stands alone (``faults``, agent/common/faults.py): what one's fault may have
     cost is a ``loss`` row. One that is left out is emptied all the same, so that its producers go on, and each of its
@@ -57,7 +56,6 @@ class KernelSource(Finishing, Parted, Waking, Pending, Due):
         self._subscribers: dict[str, list[Callable[[np.ndarray], None]]] = {}
         self.adjust: dict[str, Callable[[np.ndarray], None]] = {}
         self.hold: Callable[[], bool] = lambda: False
-        self.interval_ends: list[Callable[[], None]] = []
         self._flipped_ns = self._started_ns = 0
         self._checked_ns = boot_ns()
         self._read_due = False
@@ -188,8 +186,6 @@ class KernelSource(Finishing, Parted, Waking, Pending, Due):
             self._read_due = False
             yield from self._read_resting(now_ns)
         elif not self._read_due and self._over(now_ns) and not self.hold():
-            for call in self.interval_ends:
-                self.faults.attempt(_named(call), call, otherwise=None)
             self._started_ns, self._flipped_ns = self._flipped_ns, now_ns
             self.control["slot"] ^= 1
             self._read_due = True

@@ -1,8 +1,8 @@
-"""The laboratory: faults injected for real into a workload of its own, with the truth beside each recording, and the
-score of the findings.
+"""The laboratory: injects real faults into a workload of its own, records the truth beside each recording, and scores
+the findings.
 
-``stage`` is what a run stands on (namespaces, links, cgroups, disks, clean-up), ``programs`` the workload, one file a
-program, ``kinds`` the faults, each registered by being there. ``plan`` (pure) says what happens when, ``session`` does
-it, ``effect`` (pure) says from the workload's own log whether anybody could feel it, ``score`` (pure) compares the
-findings of a replay with the truth.
+``stage`` is the environment of a run (namespaces, links, cgroups, disks, clean-up). ``programs`` is the workload and
+``kinds`` are the faults, one file each, found by their presence. ``plan`` (pure) decides what happens when, and
+``session`` executes it. ``effect`` (pure) decides from the workload's own log whether a fault had an impact. ``score``
+(pure) compares the findings of a replay with the truth.
 """

@@ -1,4 +1,4 @@
-"""A sitting that hangs must not take the bench with it."""
+"""A time limit for a session, so that one that hangs does not stop the benchmark."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ AGAIN_S = 120.0
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """In the main thread only. Raises AgentError when the block takes longer, and again each two minutes: its cleaning
-    up may hang, too.
+    """For the main thread only. Raises AgentError when the block takes longer, and again every two minutes, since its
+    clean-up may hang, too.
     """
 
     def over(_number: int, _frame: object) -> None:
@@ -27,6 +27,6 @@ def at_most(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # one that comes just now is nobody's
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)  # a signal that comes now is ignored
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

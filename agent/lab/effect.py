@@ -1,18 +1,14 @@
-"""Whether a fault had an effect: by the workload's own log, by this rule. Pure.
+"""Whether a fault had an impact, decided from the workload's own log. Pure.
 
-Usual is what a program's operations did in the quiet times of the same sitting. Of the operations that overlap the
-fault, or begin within
-``AFTER_NS`` of its end (what piled up), a program felt it
-
-- ``slow``: those beyond three times the usual 95th percentile, and 20 ms more than the usual median, lost 100 ms in all
-  (two of them, or one 200 ms), and five times what such operations usually lose in as long a time;
-- ``failed``: two or more failed, and ten points more of them than usual;
-- ``refused``: five or more were refused, and twenty points more of them than usual;
-- ``missing``: fewer than 30 % of eight or more operations that the time should have held were done in it.
-
-Only operations that somebody asked for count: what a server did (``serve``) is told by those who asked it.
-
-A fault that nobody felt does not count, and naming it is neither right nor wrong.
+The baseline is what a program's operations did in the quiet times of the same session. The operations counted are those
+that overlap the fault or begin within ``AFTER_NS`` of its end (the backlog). A program is impacted if they were
+- ``slow``: those beyond three times the baseline's 95th percentile, and 20 ms above its median, lost 100 ms in all
+  (two of them, or one 200 ms), and five times what such operations lose in a baseline of equal length;
+- ``failed``: two or more failed, and ten points more than in the baseline;
+- ``refused``: five or more were refused, and twenty points more than in the baseline;
+- ``missing``: fewer than 30 % of eight or more operations that were due in that time were done.
+Only operations of clients count: what a server did (``serve``) shows in those. A fault without impact does not count,
+and naming it is neither right nor wrong.
 """
 
 from __future__ import annotations
@@ -32,7 +28,7 @@ SLOW_RATIO, SLOW_NS, LOST_NS, ONE_NS, LOST_RATIO = 3.0, 20_000_000, 100_000_000,
 FAILED, FAILED_POINTS = 2, 0.10
 REFUSED, REFUSED_POINTS = 5, 0.20
 EXPECTED, DONE = 8.0, 0.30
-#: What a server did for others: whether that was late, those who asked can tell.
+#: A server's own operations; their clients show whether these were late.
 SERVED = "serve"
 
 IMPACT_KINDS = ("slow", "failed", "refused", "missing")
@@ -42,7 +38,7 @@ Interval = tuple[int, int]
 
 @dataclass(frozen=True)
 class Impact:
-    """One program's operation that felt it. usual, worst: durations in ns; of ``failed`` and ``refused`` shares; of
+    """One impacted operation of a program. usual, worst: durations in ns; for ``failed`` and ``refused`` shares; for
     ``missing`` operations expected and done. since, until: CLOCK_BOOTTIME.
     """
 
@@ -67,7 +63,7 @@ class Impact:
 
 
 def measured(truth: Truth, ops: Mapping[tuple[str, str], Ops]) -> Truth:
-    """The truth with the effect of each fault on those within its reach, in the ways in which it can be felt."""
+    """The truth with the impact of each fault on the programs in its reach, limited to its ``ways``."""
     times = [(fault.start_ns, fault.end_ns) for fault in truth.faults]
     free = quiet(truth.from_ns, truth.until_ns, times)
     effects = [
@@ -84,7 +80,7 @@ def measured(truth: Truth, ops: Mapping[tuple[str, str], Ops]) -> Truth:
 
 
 def impacts(ops: Mapping[tuple[str, str], Ops], fault: Interval, free: Sequence[Interval]) -> list[Impact]:
-    """Who felt it, and how. free: the quiet times of the sitting."""
+    """All impacts of a fault. free: the quiet times of the session."""
     return [
         f for (program, op), of in sorted(ops.items()) if op != SERVED for f in _impacts(program, op, of, fault, free)
     ]

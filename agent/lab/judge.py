@@ -1,12 +1,13 @@
-"""Which findings speak of which fault, and whether they are right. Pure.
+"""Assigns findings to faults, and decides whether they are right. Pure.
 
-A finding speaks of a fault where their times overlap (a finding's start may be rounded down to a second), of several of
-the one whose victims or culprit it names, else whose cause it tells, else that was felt. One that began while there was
-no fault speaks of none, however long it lasts. It is right by cause where its cause is one of the fault's right
-answers; right in full where also
-``cause_detail`` and the culprit are, as far as that answer has them, and it names as its subject a victim, the culprit,
-or a server that a victim asked and that the fault reached: what callers feel, it is that server's answers. Where
-several speak of one fault, the surest is the one that counts.
+A finding belongs to a fault if their times overlap (a finding's start may be rounded down to a second). Among several
+faults it belongs to the one with a victim or culprit that it names, else with its cause, else with an impact. A finding
+that began while there was no fault belongs to none, however long it lasts.
+
+It is right by cause if its cause is one of the fault's right answers. It is right in full if ``cause_detail`` and the
+culprit match, too, as far as that answer has them, and its subject is a victim, the culprit, or a server between the
+two that the fault reached: callers see that server's answers. If several findings belong to one fault, the one with the
+highest confidence counts.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Row = Mapping[str, Any]
 
 @dataclass
 class Reported:
-    """One finding. states: (when it was told, its row), in that order."""
+    """One finding. states: (time of the report, its row), in that order."""
 
     states: list[tuple[int, Row]] = field(default_factory=list)
 
@@ -37,7 +38,7 @@ class Reported:
 
     @property
     def text(self) -> str:
-        """Whatever names something in it."""
+        """All fields that may name something."""
         return " ".join(
             str(self.last.get(c) or "") for c in ("subject", "sentence", "evidence", "culprit_comm", "culprit_object")
         )
@@ -50,14 +51,14 @@ class Reported:
 
 @dataclass
 class Judgement:
-    """One fault and the findings that speak of it, the surest first."""
+    """One fault and its findings, those with the highest confidence first."""
 
     fault: Done
     reported: list[Reported] = field(default_factory=list)
 
     @property
     def counts(self) -> bool:
-        """Whether somebody felt it. What should be a quiet time is no fault."""
+        """Whether it had an impact. A quiet time (kind ``nothing``) is no fault."""
         return bool(self.fault.effect) and bool(self.fault.right)
 
 
@@ -69,9 +70,7 @@ def by_finding(states: Iterable[tuple[int, Row]]) -> list[Reported]:
 
 
 def names(truth: Truth, programs: Iterable[str]) -> list[str]:
-    """By which findings may speak of programs: their names, their command name where no other has it, and their
-    pids.
-    """
+    """Names of programs in findings: their names, their command name where no other program has it, and their pids."""
     comms = Counter(program["comm"] for program in truth.programs.values())
     found = []
     for program in (truth.programs[p] for p in programs if p in truth.programs):
@@ -87,13 +86,13 @@ def concerns(reported: Reported, fault: Done, truth: Truth) -> bool:
 
 
 def _named(text: str, fault: Done, truth: Truth) -> bool:
-    pids = (f"pid {pid}" for pid in fault.culprit["pids"])  # also of what the fault itself started
+    pids = (f"pid {pid}" for pid in fault.culprit["pids"])  # includes processes that the fault itself started
     known = [*names(truth, [*fault.victims, *_asked(fault), fault.culprit["process"]]), fault.culprit["object"], *pids]
     return any(name and re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) for name in known)
 
 
 def _asked(fault: Done) -> list[str]:
-    """Servers on the way from who felt it to what it was done to."""
+    """Servers between the victims and the target."""
     there = programs()
     used = {name for victim in fault.victims if victim in there for name in there[victim].uses}
     return [name for name in fault.reach if name in used and there[name].server]
@@ -120,21 +119,23 @@ def _agrees(row: Row, right: Row, culprit: Row) -> bool:
 
 
 def judge(truth: Truth, reported: Sequence[Reported]) -> tuple[list[Judgement], list[Reported]]:
-    """(each fault's verdict, findings that speak of no fault). Findings that began before the warm-up was over are left
-    out.
+    """(each fault's judgement, findings that belong to no fault). Findings that began during the warm-up are
+    left out.
     """
     verdicts = [Judgement(fault) for fault in truth.faults]
     stray: list[Reported] = []
-    for one in reported:
-        if one.last["start_ns"] < truth.from_ns - EARLY_NS:
+    for finding in reported:
+        if finding.last["start_ns"] < truth.from_ns - EARLY_NS:
             continue
         near = (
-            [v for v in verdicts if _overlap(one.last, v.fault)]
-            if any(_begins(one.last, v.fault) for v in verdicts)
+            [v for v in verdicts if _overlap(finding.last, v.fault)]
+            if any(_begins(finding.last, v.fault) for v in verdicts)
             else []
         )
-        near.sort(key=lambda v: (not concerns(one, v.fault, truth), not cause_right(one.last, v.fault), not v.counts))
-        (near[0].reported if near else stray).append(one)
+        near.sort(
+            key=lambda v: (not concerns(finding, v.fault, truth), not cause_right(finding.last, v.fault), not v.counts)
+        )
+        (near[0].reported if near else stray).append(finding)
     for verdict in verdicts:
         verdict.reported.sort(key=lambda t: (-float(t.last["confidence"] or 0), t.states[0][0]))
     return verdicts, stray

@@ -1,4 +1,4 @@
-"""What a kind of fault is: one declaration, registered by being in a file of ``agent/lab/kinds``."""
+"""A kind of fault: one declaration in a file of ``agent/lab/kinds``, found by its presence."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Right:
-    """A right answer, in the words of the tables. detail: ``cause_detail``, where there is a finer word. culprit:
-    whether ``culprit_*`` must name the fault's culprit.
+    """A right answer, in the words of the tables. detail: ``cause_detail``, if there is one. culprit: whether
+    ``culprit_*`` must name the fault's culprit.
     """
 
     cause: str
@@ -34,8 +34,8 @@ class Right:
 
 @dataclass(frozen=True)
 class Size:
-    """How hard: a number between mild and hard, evenly on a logarithmic scale. what ``duration_s``: the fault's own
-    length is its size.
+    """Severity: a number between mild and hard, evenly distributed on a logarithmic scale. what ``duration_s``: the
+    fault's length is its size.
     """
 
     what: str
@@ -63,8 +63,8 @@ class Fault:
 
 @dataclass(frozen=True)
 class Offender:
-    """Who or what does it. process: a program's name, or the command name of what the fault itself started, then with
-    its ``pids``; empty where there is none. object: a lock, a device, a link, an address.
+    """The culprit of a fault. process: a program's name, or the command name of what the fault itself started, then
+    with its ``pids``; empty if there is none. object: a lock, a device, a link, an address.
     """
 
     process: str = ""
@@ -86,17 +86,17 @@ class Kind:
     inject: Callable[[Stage, Fault], AbstractContextManager[Offender]]
     duration_s: tuple[float, float] = (2.0, 6.0)
     needs: tuple[str, ...] = ()
-    settle_s: float = 0.0  #: more time to recover than others need
+    settle_s: float = 0.0  # recovery time beyond that of other kinds
     touches: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict
-    )  #: what it does something to, by target, where that is not the target itself
+    )  # what it acts on, by target, if that is not the target itself
     ways: tuple[
         str, ...
-        # how it can be felt (the words of ``effect``), where that is not any way: what else happens meanwhile is chance
+        # possible impacts (the words of ``effect``); empty for all. Others are chance.
     ] = ()
 
     def reach(self, fault: Fault, there: Mapping[str, LabProgram]) -> frozenset[str]:
-        """Who may feel it."""
+        """Programs that it may impact."""
         return reach(there, self.touches.get(fault.target, (fault.target,)))
 
     def draw(self, chance: random.Random) -> Fault:
@@ -115,11 +115,11 @@ class Kind:
 
 def kinds() -> dict[str, Kind]:
     """All of them, by name."""
-    from agent.lab import kinds as room
+    from agent.lab import kinds as package
 
     found: dict[str, Kind] = {}
-    for info in sorted(iter_modules(room.__path__), key=lambda i: i.name):
-        for value in vars(import_module(f"{room.__name__}.{info.name}")).values():
+    for info in sorted(iter_modules(package.__path__), key=lambda i: i.name):
+        for value in vars(import_module(f"{package.__name__}.{info.name}")).values():
             for kind in value if isinstance(value, tuple) else (value,):
                 if isinstance(kind, Kind):
                     found[kind.name] = kind

@@ -1,6 +1,4 @@
-"""Background life: what a healthy node does beside its work, so that nothing is learned from silence. None of it is a
-fault.
-"""
+"""Background activity of a healthy node, so that the workload is never perfectly steady. None of it is a fault."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ Event = Callable[[Stage, random.Random], str]
 
 
 def _load(stage: Stage, chance: random.Random) -> str:
-    """A burst or a lull of visitors and orders, between half and one and a half times as many."""
+    """A burst or a lull of visitors and orders, between half and one and a half times the usual rate."""
     factor = chance.uniform(0.5, 1.5)
     for name in {"visitors", "producer"} & set(stage.programs):
         stage.processes.set_settings(name, per_s=stage.programs[name].settings["per_s"] * factor)
@@ -38,14 +36,14 @@ def _reload(stage: Stage, _chance: random.Random) -> str:
 
 
 def _rolling(stage: Stage, chance: random.Random) -> str:
-    """A restart, as a deploy does it."""
+    """A restart, as a deployment does it."""
     name = chance.choice([name for name in RESTARTED if name in stage.programs])
     stage.processes.restart(name)
     return f"restart of {name}"
 
 
 def _scale(stage: Stage, chance: random.Random) -> str:
-    """A second process of a limiter comes, decides beside the first, and goes again."""
+    """A second process of a limiter runs beside the first for a while."""
     program, seconds = stage.programs["api-redis"], chance.uniform(4.0, 12.0)
     run = Run(program, stage.processes.members[program.name].directory, stage.shared, stage.intake)
     run.settings["per_s"] = 6.0
@@ -60,7 +58,7 @@ def _scale(stage: Stage, chance: random.Random) -> str:
 
 
 def _cron(stage: Stage, chance: random.Random) -> str:
-    """A short-lived process that uses the processor and writes files, at low priority."""
+    """A short-lived process that uses the CPU and writes files, at low priority."""
     seconds, place = chance.uniform(0.1, 0.6), stage.shared / "cron"
 
     def job() -> None:
@@ -75,9 +73,7 @@ def _cron(stage: Stage, chance: random.Random) -> str:
 
 
 def _build(stage: Stage, chance: random.Random) -> str:
-    """A package is built and installed, at low priority: files are compiled, synced and renamed, one after the
-    other.
-    """
+    """Builds and installs a package at low priority: files are compiled, synced and renamed, one after the other."""
     modules = sorted(Path(contextlib.__file__).parent.joinpath("asyncio").glob("*.py"))
     some, place = chance.sample(modules, min(len(modules), chance.randrange(6, 20))), stage.shared / f"build{boot_ns()}"
 
@@ -95,9 +91,9 @@ def _build(stage: Stage, chance: random.Random) -> str:
     return f"a build of {len(some)} files"
 
 
-#: What may go on while a fault is on, too: it signals nobody, and changes nothing that a fault changes.
+#: Activities that may run during a fault, too: they signal no process, and change nothing that a fault changes.
 ALWAYS: tuple[Event, ...] = (_cron, _build)
-#: With the programs of which one must be there.
+#: (activity, programs of which one must be present).
 EVENTS: tuple[tuple[Event, tuple[str, ...]], ...] = (
     *[(_load, ("visitors", "producer"))] * 2,
     (_reload, ("nginx",)),
@@ -108,7 +104,7 @@ EVENTS: tuple[tuple[Event, tuple[str, ...]], ...] = (
 
 
 class Life:
-    """``step`` is called often; ``events`` is what happened."""
+    """``step`` is called often; ``events`` lists what happened."""
 
     def __init__(self, stage: Stage, seed: int) -> None:
         self._stage, self._chance = stage, random.Random(f"life/{seed}")
@@ -120,7 +116,9 @@ class Life:
         return time.monotonic() + self._chance.uniform(*EVERY_S)
 
     def step(self, busy: bool) -> None:
-        """busy: a fault is on; restarts and the like wait, so that nobody signals what is not there."""
+        """busy: during a fault only ``ALWAYS`` runs, since a fault may have ended the process that a restart would
+        signal.
+        """
         if time.monotonic() < self._next:
             return
         t_ns = boot_ns()

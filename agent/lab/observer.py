@@ -1,5 +1,5 @@
-"""The agent that watches a sitting, and what it records. It stands in the node's namespace, with a store and sockets of
-its own.
+"""The agent that observes a session, and its recorder. It runs in the node's namespace, with a store and sockets of its
+own.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ READY_S, STOP_S = 60.0, 20.0
 
 
 class Observer:
-    """recording: the file that ``stop`` completes. patience: by how much starting and ending may take longer than
-    usual. Raises AgentError when the agent or the recorder does not become ready.
+    """recording: the file that ``stop`` completes. patience: factor for the time limits of start and end. Raises
+    AgentError if the agent or the recorder does not become ready.
     """
 
     def __init__(self, stage: Stage, redis: Sequence[str], recording: Path, patience: float = 1.0) -> None:
@@ -57,8 +57,8 @@ class Observer:
             raise AgentError("the laboratory's recorder did not start", why=self._stderr_text())
 
     def _start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """A verb, in the node's network namespace and the run's cgroups, so that the janitor ends it as it ends the
-        programs.
+        """Starts a command in the node's network namespace and the run's cgroups, so that the clean-up process ends it
+        like the programs.
         """
         with self._log.open("ab") as log, self._stage.node.entered():
             process = subprocess.Popen(
@@ -74,14 +74,14 @@ class Observer:
         return process
 
     def check(self) -> None:
-        """Raises AgentError where either has ended."""
+        """Raises AgentError if either has ended."""
         for process, what in ((self._agent, "agent"), (self._recorder, "recorder")):
             if process.poll() is not None:
                 raise AgentError(f"the laboratory's {what} ended early", why=self._stderr_text())
 
     def stop(self) -> str:
-        """Completes the recording. In words where the agent did not end in time: it is killed with the rest. Raises
-        AgentError where the recorder did not end, since the recording is not whole then.
+        """Completes the recording. Returns a message if the agent did not end in time; it is killed then. Raises
+        AgentError if the recorder did not end, since the recording is incomplete then.
         """
         self._recorder.send_signal(signal.SIGINT)
         try:
@@ -92,7 +92,7 @@ class Observer:
         try:
             self._agent.wait(self._stop_s)
         except subprocess.TimeoutExpired:
-            self._agent.send_signal(signal.SIGABRT)  # its log then tells where it stood (faulthandler)
+            self._agent.send_signal(signal.SIGABRT)  # faulthandler logs its stacks
             self._agent.wait()
             return f"the agent did not end within {self._stop_s:.0f} s of SIGINT: {self._stderr_text()}"
         return ""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-#: One operation. duration_ns < 0 never; outcome: an index into ``Ops.outcomes``.
+#: One operation. duration_ns is never negative; outcome: an index into ``Ops.outcomes``.
 DTYPE = np.dtype([("start_ns", np.int64), ("duration_ns", np.int64), ("outcome", np.int16)])
 
 
@@ -27,8 +27,8 @@ class Ops:
 
 
 def read(directory: Path) -> Mapping[tuple[str, str], Ops]:
-    """(program, operation) -> operations, of all logs in a directory. A last line that is cut off (its writer was
-    killed) is left out.
+    """(program, operation) -> operations, of all logs in a directory. A truncated last line is left out: its writer was
+    killed.
     """
     found: dict[tuple[str, str], list[tuple[int, int, str]]] = {}
     for path in sorted([*directory.glob("*.ndjson"), *directory.glob("*.ndjson.gz")]):
@@ -42,7 +42,7 @@ def read(directory: Path) -> Mapping[tuple[str, str], Ops]:
 
 
 def pack(directory: Path) -> None:
-    """Compresses the logs; empty ones go."""
+    """Compresses the logs and removes empty ones."""
     for path in directory.glob("*.ndjson"):
         data = path.read_bytes()
         if data:

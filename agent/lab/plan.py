@@ -11,9 +11,9 @@ from agent.lab.program import LabProgram
 
 #: Seeds from here on are never used for tuning.
 HELD_BACK = 1_000_000
-#: The share of faults that come together with the one before, of those that can.
+#: Share of the faults that overlap the previous one, of those that can.
 PAIRS = 0.25
-#: Faults at once: the second's ``gap_s`` is how long after the first it begins.
+#: Faults at once: the second's ``gap_s`` is the delay after the first.
 Group = tuple[Fault, ...]
 
 
@@ -23,8 +23,8 @@ def one(kind: Kind, seed: int) -> Fault:
 
 
 def session(kinds: Sequence[Kind], seed: int, faults: int, there: Mapping[str, LabProgram]) -> list[Group]:
-    """Faults for one sitting: kinds in a random order, each as often as the others, give or take one; some two at once,
-    where nobody of the workload (``there``) can feel both.
+    """Faults for one session: kinds in a random order, each as often as the others, give or take one. Some come in
+    pairs, if no program of the workload (``there``) can be impacted by both.
     """
     chance = random.Random(f"sitting/{seed}")
     names: list[Kind] = []
@@ -44,5 +44,5 @@ def session(kinds: Sequence[Kind], seed: int, faults: int, there: Mapping[str, L
 
 
 def seeds(first: int, runs: int, each: int) -> list[tuple[int, int]]:
-    """(seed, faults) of the sittings that make ``runs`` faults."""
+    """(seed, faults) of the sessions that make ``runs`` faults."""
     return [(first + n, min(each, runs - n * each)) for n in range((runs + each - 1) // each)]

@@ -1,4 +1,4 @@
-"""What a program of the workload is, and what it finds when it runs."""
+"""A program of the workload, and its view of a run."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ LOG_FD = 3
 
 @dataclass(frozen=True)
 class LabProgram:
-    """body: runs in the program's own process, which may become another program (exec). space: ``node`` or ``far``.
-    settings: what ``render`` may change while it runs. names: by which a finding may speak of it, beside its process.
-    root: keeps root.
+    """body: runs in the program's own process, which may exec another program. space: ``node`` or ``far``. settings:
+    what kinds may change while it runs. names: its names in findings, beside its process. root: keeps root.
     """
 
     name: str
@@ -35,13 +34,14 @@ class LabProgram:
     space: str = "node"
     settings: Mapping[str, Any] = field(default_factory=dict)
     names: tuple[str, ...] = ()
-    uses: tuple[str, ...] = ()  #: programs and objects whose faults it may feel
-    server: bool = False  #: others need it: it is started before them
+    uses: tuple[str, ...] = ()  # programs and objects whose faults may impact it
+    server: bool = False  # others need it: it starts before them
     root: bool = False
     comm: str = ""
-    group: str = ""  #: its cgroup, where it shares one with others
+    group: str = ""  # its cgroup, if it shares one with others
     prepare: Callable[[Path], None] | None = (
-        None  #: called once before, by the laboratory, with ``Run.shared``; raises OSError where it cannot be had
+        # called once before, by the laboratory, with ``Run.shared``; raises OSError if the program is not available
+        None
     )
 
     @property
@@ -51,9 +51,8 @@ class LabProgram:
 
 
 class Run:
-    """A program's view of its run. directory: its own, which it may write to; shared: everybody's; settings: changes
-    while it runs.
-    ends: descriptors of the link's two devices, for programs of root's; seed: the sitting's.
+    """A program's view of its run. directory: its own, writable; shared: for all programs; settings: change while it
+    runs. ends: descriptors of the link's two devices, for programs with root; seed: the session's.
     """
 
     def __init__(
@@ -76,20 +75,20 @@ class Run:
         self.settings: dict[str, Any] = dict(program.settings)
 
     def listen(self) -> None:
-        """Follows standard input, one JSON object of settings a line. Not for programs that exec."""
+        """Reads settings from standard input, one JSON object a line. Not for programs that exec."""
         threading.Thread(target=self._follow, daemon=True).start()
 
     def _follow(self) -> None:
         for line in sys.stdin:
             settings = json.loads(line)
-            if "files" in settings:  # how many it may have open; 0: as many as it may at all
+            if "files" in settings:  # limit of open files; 0: the hard limit
                 most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
                 resource.setrlimit(resource.RLIMIT_NOFILE, (settings.pop("files") or most, most))
             self.settings.update(settings)
 
     def log(self, op: str, start_ns: int, outcome: str = "ok", end_ns: int | None = None) -> None:
-        """One operation that ended: what, when (CLOCK_BOOTTIME), how long it took, how it ended (``ok``, ``refused``,
-        or what went wrong).
+        """Logs a finished operation: name, start and end (CLOCK_BOOTTIME), outcome (``ok``, ``refused``, or the
+        error).
         """
         os.write(
             LOG_FD, b'[%d,%d,"%s","%s"]\n' % (start_ns, (end_ns or boot_ns()) - start_ns, op.encode(), outcome.encode())
@@ -100,7 +99,7 @@ class Run:
 
 
 class Ticks:
-    """An even rate: each call waits for the next tick; those that were missed are left out."""
+    """An even rate: each call waits for the next tick; missed ticks are left out."""
 
     def __init__(self, per_s: float) -> None:
         self.per_s = per_s
@@ -113,8 +112,8 @@ class Ticks:
 
 
 def reach(there: Mapping[str, LabProgram], touched: Iterable[str]) -> frozenset[str]:
-    """Who may feel what happens to programs or objects: they themselves, who uses them, who uses those. Of nothing at
-    all: everybody.
+    """Programs that a fault of these programs or objects may impact: they themselves, their users, and the users of
+    those. All programs if ``touched`` is empty.
     """
     found = set(touched)
     if not found:
@@ -125,12 +124,12 @@ def reach(there: Mapping[str, LabProgram], touched: Iterable[str]) -> frozenset[
 
 
 def programs() -> dict[str, LabProgram]:
-    """All of them, by name: each file of ``agent/lab/programs`` has a tuple ``PROGRAMS``."""
-    from agent.lab import programs as room
+    """All programs by name: each file of ``agent/lab/programs`` has a tuple ``PROGRAMS``."""
+    from agent.lab import programs as package
 
     found = [
         p
-        for info in iter_modules(room.__path__)
-        for p in getattr(import_module(f"{room.__name__}.{info.name}"), "PROGRAMS", ())
+        for info in iter_modules(package.__path__)
+        for p in getattr(import_module(f"{package.__name__}.{info.name}"), "PROGRAMS", ())
     ]
     return {program.name: program for program in found}

@@ -1,4 +1,6 @@
-"""The findings that the correlator makes of a sitting's recording, as the judge takes them. No root, no clock."""
+"""The findings that the correlator makes of a session's recording, in the form for the judge. Needs no root and no
+clock.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,17 @@ from agent.lab.truth import FILE, RECORDING, Truth
 from agent.store.recording import Recording
 from agent.tables import TABLES
 
-#: A sitting that is still being copied is named so.
+#: Suffix of a session that is still being copied.
 PART = ".part"
-#: Gets the file, and why it ends there.
+#: Gets the file, and the reason why it ends there.
 OnTruncated = Callable[[Path, str], None]
 
 
 def reported(
     recording: Path, without: Collection[str] = (), on_truncated: OnTruncated = lambda _file, _why: None
 ) -> list[Reported]:
-    """without: names of rules that are left out. on_truncated: called where the recording ends too early. Raises
-    AgentError for a foreign or damaged file, and for a rule that there is not.
+    """without: names of rules to leave out. on_truncated: called if the recording is truncated. Raises AgentError for a
+    foreign or damaged file, and for an unknown rule.
     """
     correlator = Correlator(causes_to_judge=_others(without))
     read = Recording(recording)
@@ -36,7 +38,7 @@ def reported(
 
 
 def rules() -> dict[str, Cause]:
-    """The causes that the correlator asks, by name."""
+    """The causes that have a rule, by name."""
     return {name: cause for name, cause in causes().items() if cause.explains}
 
 
@@ -48,7 +50,7 @@ def _others(without: Collection[str]) -> tuple[Cause, ...]:
 
 
 def _row(state: State) -> dict[str, object]:
-    """A finding's row, with the names of its causes, best first, and all that its evidence names."""
+    """A finding's row, with the names of its causes, best first, and all names in its evidence."""
     row = {c.name: _plain(state.finding[c.name][0]) for c in TABLES["finding"].columns}
     held = state.verdicts[state.verdicts["ruled_out"] != 1]
     named = [_plain(text) for one in state.evidence for text in (one["object"], one["keys"], one["details"])]
@@ -61,7 +63,7 @@ def _plain(value: object) -> object:
 
 
 def sessions(directory: Path) -> Iterator[Path]:
-    """The directory itself, or those below it that hold a truth, in order."""
+    """The directory itself, or those below it with a truth file, in order."""
     yield from sorted(path.parent for path in directory.rglob(FILE) if path.parent.suffix != PART)
 
 

@@ -1,4 +1,4 @@
-"""What a sitting or a score looks like: rows, and words for people."""
+"""Rows and text about a session or a score."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def catalogue(kinds: Sequence[Kind]) -> list[dict[str, Any]]:
 
 
 def injected(truth: Truth, reported: Sequence[Reported]) -> list[dict[str, Any]]:
-    """Rows of ``lab run``: what was injected, who felt it, what was found and when."""
+    """Rows of ``lab run``: what was injected, which programs were impacted, what was found and when."""
     verdicts, stray = judge(truth, reported)
     rows = []
     for verdict in verdicts:
@@ -93,12 +93,12 @@ def figures(score: dict[str, Any]) -> list[dict[str, Any]]:
         }
         for kind in sorted({*score["kinds"], *score["unfelt"]})
     ]
-    rows += [{"what": size, **figures_} for size, figures_ in score["sizes"].items()]
+    rows += [{"what": size, **of_size} for size, of_size in score["sizes"].items()]
     return rows
 
 
 def notes(score: dict[str, Any]) -> Iterator[str]:
-    """What a table of figures does not hold."""
+    """Facts that a table of figures does not hold."""
     guess = score["always_guessing"]
     if guess:
         yield f"always guessing {guess['cause']} would name the cause of {guess['top1_cause']:.0%}"
@@ -110,7 +110,7 @@ def notes(score: dict[str, Any]) -> Iterator[str]:
         yield "could not be injected: " + ", ".join(f"{kind} ({n})" for kind, n in score["left_out"].items())
     for entry in score["calibration"]:
         yield (
-            f"findings that say {entry['from']:.1f} to {entry['to']:.1f}: {entry['findings']}, right"
+            f"findings with a confidence of {entry['from']:.1f} to {entry['to']:.1f}: {entry['findings']}, right"
             f" {entry['right']:.0%}"
         )
 

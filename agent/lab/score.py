@@ -1,4 +1,4 @@
-"""The figure that says how good the diagnosis is: from truths and the findings of their replayed recordings. Pure."""
+"""The score of the diagnosis, from truths and the findings of replayed recordings. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from agent.lab.judge import UNKNOWN, Judgement, Reported, cause_right, fully_rig
 from agent.lab.truth import Truth
 
 BINS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9, 1.01)
-#: How much worse than usual it was, where it was felt most.
+#: By the largest impact: how much worse than usual it was.
 SIZES = (("below 10 times", 10.0), ("10 to 30 times", 30.0), ("30 to 100 times", 100.0), ("more", float("inf")))
 HOUR_NS = 3_600_000_000_000
 
 
 @dataclass
 class Tally:
-    """Faults that were felt: how many, for how many a finding spoke, named a cause right first, right in full, right
-    among the first three.
+    """Faults with an impact: how many, how many were detected, with the right cause first, right in full, with the
+    right cause among the first three.
     """
 
     faults: int = 0
@@ -61,7 +61,7 @@ class Tally:
 
 
 class Score:
-    """Takes sittings, one after the other."""
+    """Adds up sessions."""
 
     def __init__(self) -> None:
         self.whole = Tally()

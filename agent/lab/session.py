@@ -1,5 +1,5 @@
-"""One sitting: an agent and a workload, a warm-up, then one fault after the other with quiet time between, each of
-which is scored alone.
+"""One session: an agent and a workload, a warm-up, then one fault after the other, with quiet time between. Each fault
+is scored on its own.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from agent.lab.programs.redis_server import PLACES, PORT
 from agent.lab.stage.stage import Stage
 
 WARM_S, LAST_S = 14.0, 8.0
-#: More than agent and workload need to start and to end.
+#: Longer than the start and end of agent and workload take.
 START_S = 180.0
 
 
 class LabSession:
-    """Plays a plan and writes recording, truth and logs into ``out``. simulated: kinds that are written into the
-    truth, but not injected. observed: whether an agent watches and records; without it only the effects are known.
-    tell: progress. workload: programs, all by default. patience: of a slow machine.
+    """Plays a plan and writes recording, truth and logs into ``out``. simulated: kinds that are written into the truth,
+    but not injected. observed: whether an agent observes and records; without it only the effects are known. report:
+    progress. workload: programs, all by default. patience: factor for time limits on a slow machine.
     """
 
     def __init__(
@@ -63,13 +63,11 @@ class LabSession:
         self._left_out: list[dict[str, str]] = []
 
     def play(self) -> truth.Truth:
-        """Raises AgentError; whatever happens, nothing of it stays but what is in ``out``."""
+        """Raises AgentError. Removes everything at the end, except what is in ``out``."""
         self._out.mkdir(parents=True, exist_ok=True)
         if (self._out / truth.FILE).exists():
-            raise AgentError(f"{self._out} holds a sitting already", remedy="name another directory", exit_code=USAGE)
-        shutil.rmtree(
-            self._out / truth.LOGS, ignore_errors=True
-        )  # of a sitting that was broken off, as is its recording
+            raise AgentError(f"{self._out} holds a session already", remedy="name another directory", exit_code=USAGE)
+        shutil.rmtree(self._out / truth.LOGS, ignore_errors=True)  # of an aborted session, like its recording
         (self._out / truth.RECORDING).unlink(missing_ok=True)
         with (
             at_most(START_S * self._patience + 2 * self._planned_s()),
@@ -110,7 +108,7 @@ class LabSession:
         )
 
     def _rest(self, seconds: float, busy: bool = False) -> None:
-        """Sleeps, while life goes on. Raises AgentError when something ended that should not have."""
+        """Sleeps while background activity goes on. Raises AgentError if a program ended unexpectedly."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             time.sleep(min(left, 0.1))
@@ -124,7 +122,7 @@ class LabSession:
                 )
 
     def _at_once(self, number: int, group: Group) -> list[truth.Done]:
-        """Injects one fault, or two that overlap; each ends when its own time is over."""
+        """Injects one fault, or two that overlap; each ends after its own duration."""
         able = [fault for fault in group if not self._lacking(fault)]
         if not able:
             return []
@@ -136,9 +134,9 @@ class LabSession:
         )
         injected = [_Injected(self._stage, self._kinds[f.kind], f, f.kind in self._simulated) for f in able]
         at = 0.0
-        with contextlib.ExitStack() as all_:
+        with contextlib.ExitStack() as injections:
             for one in injected:
-                all_.callback(one.end)
+                injections.callback(one.end)
             for when, ends, n in steps:
                 self._rest(when - at, busy=any(one.on for one in injected))
                 at = when
@@ -162,7 +160,7 @@ class LabSession:
         kind = self._kinds[fault.kind]
         lacking = self._stage.lacks(kind.needs)
         if not kind.reach(fault, self._stage.programs):
-            lacking = "no program that could feel it"
+            lacking = "no program that it can impact"
         if lacking:
             self._report(f"{fault.kind} is left out: there is {lacking}")
             self._left_out.append({"kind": fault.kind, "why": f"there is {lacking}"})
@@ -198,7 +196,7 @@ class LabSession:
     def _write(
         self, from_ns: int, until_ns: int, members: dict[str, dict[str, Any]], done: Sequence[truth.Done]
     ) -> truth.Truth:
-        """The effects follow from the logs."""
+        """Computes the impacts from the logs, and writes the truth."""
         logs = self._out / truth.LOGS
         made_by = {"version": VERSION, "kernel": os.uname().release, "sham": sorted(self._simulated)}
         whole = effect.measured(
@@ -211,7 +209,7 @@ class LabSession:
 
 
 class _Injected:
-    """One fault, from its begin to its end, which may be called twice."""
+    """One fault. ``end`` may be called twice."""
 
     def __init__(self, stage: Stage, kind: Kind, fault: Fault, simulated: bool) -> None:
         self._stage, self.kind, self.fault, self.simulated = stage, kind, fault, simulated
@@ -229,7 +227,7 @@ class _Injected:
             try:
                 self.pids = self._stage.processes.workers(self.fault.target)
                 self.culprit = self._active.enter_context(self.kind.inject(self._stage, self.fault))
-            except OSError as error:  # this host does not have it, or does not let us
+            except OSError as error:  # this host lacks it, or does not permit it
                 self.failed = str(error)
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""What really happened in a sitting, as a file beside its recording."""
+"""What really happened in a session, as a file beside its recording."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from agent.errors import AgentError
 
 FILE, RECORDING, LOGS = "truth.json", "recording.tsr", "logs"
 SCHEMA = 1
-#: Quiet begins this long after a fault's end, and ends this long before the next: what a fault leaves is over by then.
+#: Quiet time begins this long after a fault's end, and ends this long before the next fault: the after-effects of a
+#: fault are over by then.
 SETTLED_NS, BEFORE_NS = 5_000_000_000, 200_000_000
 
 
 @dataclass(frozen=True)
 class Done:
-    """One fault. Times are CLOCK_BOOTTIME. culprit: ``process``, ``pids``, ``comm``, ``object`` (empty where there is
+    """One fault. Times are CLOCK_BOOTTIME. culprit: ``process``, ``pids``, ``comm``, ``object`` (empty if there is
     none). right: right answers.
-    effect: who felt it (see ``effect``), of those in its ``reach``, in one of its ``ways`` (none: in any). injected:
-    false for one that was left out on purpose, though it is written here.
+
+    effect: the impacts (see ``effect``) on programs in its ``reach``, of the kinds in its ``ways`` (empty: of all).
+    injected: false for one that was left out on purpose, though it is written here.
     """
 
     id: str
@@ -43,24 +45,24 @@ class Done:
 
     @property
     def until_ns(self) -> int:
-        """Until when it was felt."""
+        """When the impact ended."""
         return max([self.end_ns, *(int(impact["until_ns"]) for impact in self.effect)])
 
     @property
     def since_ns(self) -> int:
-        """From when on it was felt."""
+        """When the impact began."""
         return min([int(impact["since_ns"]) for impact in self.effect], default=self.start_ns)
 
     @property
     def ratio(self) -> float:
-        """How much worse than usual, where it was felt most."""
+        """The largest impact: how much worse than usual."""
         return max([float(impact["ratio"]) for impact in self.effect], default=1.0)
 
 
 @dataclass(frozen=True)
 class Truth:
-    """programs: name -> ``comm``, ``pids``, ``names``. life: what went on beside, as (t_ns, what). from_ns, until_ns:
-    what was recorded after the warm-up. left_out: kinds that were planned, but could not be injected, and why.
+    """programs: name -> ``comm``, ``pids``, ``names``. life: background activity, as (t_ns, what). from_ns, until_ns:
+    the recorded time after the warm-up. left_out: kinds that were planned, but could not be injected, and why.
     """
 
     seed: int
@@ -78,11 +80,11 @@ class Truth:
             fault["victims"] = done.victims
         new = directory / f"{FILE}.new"
         new.write_text(json.dumps(whole, indent=1) + "\n")
-        new.replace(directory / FILE)  # at once: a bench goes on after the sittings that have one
+        new.replace(directory / FILE)  # atomic: a benchmark continues after the sessions that have a truth file
 
     @classmethod
     def read(cls, directory: Path) -> Truth:
-        """Raises AgentError for what is no truth file."""
+        """Raises AgentError if it is no truth file."""
         path = directory / FILE
         try:
             whole = json.loads(path.read_text())

@@ -18,6 +18,7 @@ import numpy as np
 
 from agent.batch import Batch
 from agent.columns import NULL_I64
+from agent.contracts import Pending
 from agent.kernel import bpf
 from agent.kernel.bpf import OwnRun
 from agent.kernel.probe import Aggregate, Parts, Probe, Program, Ring
@@ -128,9 +129,7 @@ def setup(family: Family, kernel: Any, helper: Any, targets: Any, parts: Parts) 
     the window.
     """
     parts.window.add(family, ("on_tcp_probe", "on_tcp_send"))
-    if "on_tcp_sweep" in family.programs:
-        kernel.interval_ends.append(RequestSweep(family, "tcp").count)
-    return ()
+    return (RequestSweep(family, "tcp"),) if "on_tcp_sweep" in family.programs else ()
 
 
 LISTENERS = "tcp_listeners"
@@ -214,34 +213,43 @@ def _ends_of_rows(rows: np.ndarray) -> list[bytes]:
     return _ends(source, len(rows))
 
 
+#: Twice an interval.
+EVERY_NS = 500_000_000
 #: A look costs two microseconds.
 MOST = 256
 
 
-class RequestSweep:
-    """Counts requests that wait for their answer, at the end of each interval: its program adds to the family's map.
-    Where the kernel does not run programs for us, it gives up, and the family says so.
+class RequestSweep(Pending):
+    """A source without rows: its program counts requests that wait for their answer, in the family's map. Where the
+    kernel does not run programs for us, it gives up, and the family says so.
 
     by_place: whether the program is given a place of NAME_asking; else what stands there.
     """
 
     def __init__(self, family: Family, name: str, by_place: bool = False) -> None:
-        self._program = f"on_{name}_sweep"
+        self.name, self._program = f"{name}.sweep", f"on_{name}_sweep"
         self._family, self._by_place = family, by_place
         self._asking = SharedArray(family.maps[f"{name}_asking"], "<u8").values
         self._run = OwnRun(family.programs[self._program], 1)
-        self._works, self._from = True, 0
+        self._next_ns = self._from = 0
 
-    def count(self) -> None:
-        if not self._works:
-            return
-        try:
-            self._look()
-        except OSError as error:
-            self._works = False
-            self._family.problem(
-                self._program, f"{self._program}: {error} (not seen: requests that wait, until they are answered)"
-            )
+    def fds(self) -> list[int]:
+        return []
+
+    def pending(self, now_ns: int) -> bool:
+        return now_ns >= self._next_ns
+
+    def drain(self, now_ns: int) -> Iterable[Batch]:
+        if now_ns >= self._next_ns:
+            self._next_ns = now_ns + EVERY_NS
+            try:
+                self._look()
+            except OSError as error:
+                self._next_ns = 1 << 62
+                self._family.problem(
+                    self._program, f"{self._program}: {error} (not seen: requests that wait, until they are answered)"
+                )
+        return ()
 
     def _look(self) -> None:
         """At most ``MOST`` of them; those after them the next time."""
@@ -254,6 +262,8 @@ class RequestSweep:
                 self._asking[place] = 0
         if len(turn):
             self._from = int(turn[-1]) + 1
+
+    def close(self) -> None: ...
 
 
 def taken(shared: np.ndarray) -> np.ndarray:

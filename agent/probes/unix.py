@@ -84,9 +84,7 @@ def _by_server(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def setup(family: Family, kernel: Any, helper: Any, targets: Any, parts: Parts) -> Iterable[Source]:
-    if "on_unix_sweep" in family.programs:
-        kernel.interval_ends.append(RequestSweep(family, "unix", by_place=True).count)
-    return ()
+    return (RequestSweep(family, "unix", by_place=True),) if "on_unix_sweep" in family.programs else ()
 
 
 PROBE = Probe(

@@ -1,8 +1,8 @@
-"""Which brokers can be polled: each kind is one file of ``brokers/``, registered by being there.
+"""The brokers that can be polled. Each kind is one file in ``brokers/``; no other registration is needed.
 
-Such a file defines ``BROKER``, named as the file is. Its setting, the flag of ``run``, the variable of the environment,
-``doctor`` and the documents follow from it. Whoever reads settings loads these files, so a client that takes much
-memory is imported when a server is polled.
+The file defines ``BROKER``, with the name of the file. Its setting, the flag of ``run``, the environment variable,
+``doctor`` and the documents follow from it. These files are loaded whenever settings are read, so a client that takes
+much memory is imported when a server is polled.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any, Protocol
 from agent.common.settings import TOP, Place, read, value
 from agent.queues.judged import Judged
 
-#: Values by column of ``queue_lag`` (docs/tables.md): texts and bytes, numbers, an enum's name, ``ip:port``. What is
-#: left out, or None, is unknown. What all brokers' rows have in common is filled in by agent/queues/judged.py.
+#: Values by column of ``queue_lag`` (docs/tables.md): texts and bytes, numbers, an enum's name, ``ip:port``. A missing
+#: value, or None, is unknown. agent/queues/judged.py adds the columns that all brokers share.
 Row = Mapping[str, object]
 
 
 class Queue(Protocol):
-    """A server that can be asked for the state of its queues."""
+    """A server that can be polled for the state of its queues."""
 
     name: str
 
     def poll(self) -> list[Row]:
-        """Asks once; may block up to its own timeout. A server that does not answer is a row (``status`` down,
+        """Polls once; may block up to its own timeout. A server that does not answer is a row (``status`` down,
         ``failure``, ``reason``), not an exception.
         """
         ...
@@ -40,11 +40,12 @@ class Queue(Protocol):
 class Broker:
     """A kind of broker.
 
-    name: of its setting, a list of servers, and of ``queue_lag.system``. title: what people call it. watched: what is
-    told of it. form: how a server is written, an example; note: what else is to be said of that. parse: such a text ->
-    a server; raises AgentError, whose words have no password in them.
+    name: of its setting, a list of servers, and of ``queue_lag.system``. title: for display. watched: what is reported.
+    form: an example of a server; note: a remark on it. parse: such a text -> a server; raises AgentError without any
+    password in its text.
+
     open: a server -> what is polled. section: the dataclass of a server that may also be written as `key: value` lines
-    (agent/common/settings.py); ``open`` is then given one, too.
+    (agent/common/settings.py); ``open`` then accepts it, too.
     """
 
     name: str
@@ -58,7 +59,7 @@ class Broker:
 
     @property
     def variable(self) -> str:
-        """Of the environment: servers, separated by spaces."""
+        """The environment variable: servers, separated by spaces."""
         return f"TICKSCOPE_{self.name.upper()}_URL"
 
     @property
@@ -66,7 +67,7 @@ class Broker:
         return f"--{self.name.replace('_', '-')}"
 
     def server(self, given: Any, place: Place = TOP) -> Any:
-        """What ``open`` is given. Raises AgentError, without the value: a URL in it may hold a password."""
+        """The argument for ``open``. Raises AgentError, without the value: a URL in it may hold a password."""
         if self.section is not None and isinstance(given, Mapping):
             return read(self.section, given, place)
         if not isinstance(given, str):
@@ -74,32 +75,32 @@ class Broker:
         return value(self.parse, self.form).read(given, place)
 
     def checked(self, given: Any, place: Place) -> tuple[Any, ...]:
-        """The servers of the setting, as they were given. Raises AgentError."""
+        """The servers of the setting, unchanged. Raises AgentError."""
         servers = given if isinstance(given, (list, tuple)) else (given,)
         for number, server in enumerate(servers):
             self.server(server, place.below(number))
         return tuple(servers)
 
     def sources(self, servers: Iterable[Any]) -> list[Queue]:
-        """Raises AgentError."""
+        """What is polled, one per server. Raises AgentError."""
         return [Judged(self.name, self.open(self.server(server))) for server in servers]
 
 
 def names() -> list[str]:
-    """Of all kinds. Loads none of them."""
-    from agent.queues import brokers as room
+    """Names of all kinds. Loads none of them."""
+    from agent.queues import brokers as package
 
-    return sorted(info.name for info in iter_modules(room.__path__))
+    return sorted(info.name for info in iter_modules(package.__path__))
 
 
 @cache
 def broker(name: str) -> Broker:
-    """The one of this name, and no other is loaded. Raises ModuleNotFoundError."""
+    """The kind of this name; loads no other. Raises ModuleNotFoundError."""
     found: Broker = import_module(f"agent.queues.brokers.{name}").BROKER
     assert found.name == name, f"agent.queues.brokers.{name} declares {found.name}"
     return found
 
 
 def brokers() -> dict[str, Broker]:
-    """All of them by name."""
+    """All kinds by name."""
     return {name: broker(name) for name in names()}

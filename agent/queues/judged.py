@@ -1,6 +1,4 @@
-"""What the rows of all brokers have in common, filled in once: whose they are and when, whether a group keeps up, and
-its rates.
-"""
+"""Adds the columns that the rows of all brokers share: system, cluster, time, the status of a group, and its rates."""
 
 from __future__ import annotations
 
@@ -13,18 +11,16 @@ from agent.queues.status import Progress, Sample
 if TYPE_CHECKING:
     from agent.queues.catalogue import Queue, Row
 
-#: Members of a row that are no columns: see ``Judged``.
-TOTALS = ("added", "acked", "position")
-
 
 class Judged:
-    """A Queue whose rows are whole.
+    """A Queue that completes the rows of another one.
 
-    A row that leaves ``status`` out gets it, with ``reason`` and the rates, from what it says of ``lag_messages``,
-    ``pending`` and ``consumers`` and, where known, of three members that are no columns: ``added`` and ``acked``,
-    running totals of any origin, and ``position``, any mark of how far was read.
-    ``system``, ``t_ns`` and ``poll_ns`` are filled in where they are left out; so is ``cluster``: the server as the
-    settings name it.
+    A row without ``status`` gets it, with ``reason`` and the rates. They follow from ``lag_messages``, ``pending``,
+    ``consumers`` and, where known, from three members that are no columns: ``added`` and ``acked``, running totals of
+    any origin, and ``position``, any mark of how far was read.
+
+    ``system``, ``t_ns``, ``poll_ns`` and ``cluster`` (the server as in the settings) are filled in where they are
+    missing.
     """
 
     def __init__(self, system: str, queue: Queue, clock: Callable[[], int] = boot_ns) -> None:

@@ -1,6 +1,7 @@
-"""The kernel's queues at this moment, asked by pyroute2: for the command line, where its import costs nobody memory.
+"""The current state of the kernel's queues, read with pyroute2. For the command line, where the memory of that import
+does not matter.
 
-The agent's own reading (netlink.py, sockets.py) is many times cheaper and is compared with pyroute2's by tests.
+The agent's own readers (netlink.py, sockets.py) are many times cheaper; tests compare them with pyroute2.
 """
 
 from __future__ import annotations
@@ -22,26 +23,31 @@ def kernel_queues(threshold_bytes: int = 65536) -> Iterator[dict[str, Any]]:
     with DiagSocket() as diag:
         diag.bind()
         for family in (socket.AF_INET, socket.AF_INET6):
-            for s in diag.get_sock_stats(family=family, states=STATES):
-                local = with_port(s["idiag_src"], s["idiag_sport"])
-                if s["idiag_state"] == LISTEN:
-                    yield {"system": "accept", "queue": local, "length": s["idiag_rqueue"], "limit": s["idiag_wqueue"]}
-                elif max(s["idiag_rqueue"], s["idiag_wqueue"]) >= threshold_bytes:
-                    peer = with_port(s["idiag_dst"], s["idiag_dport"])
+            for sock in diag.get_sock_stats(family=family, states=STATES):
+                local = with_port(sock["idiag_src"], sock["idiag_sport"])
+                if sock["idiag_state"] == LISTEN:
+                    yield {
+                        "system": "accept",
+                        "queue": local,
+                        "length": sock["idiag_rqueue"],
+                        "limit": sock["idiag_wqueue"],
+                    }
+                elif max(sock["idiag_rqueue"], sock["idiag_wqueue"]) >= threshold_bytes:
+                    peer = with_port(sock["idiag_dst"], sock["idiag_dport"])
                     yield {
                         "system": "connection",
                         "queue": f"{local} {peer}",
-                        "length": max(s["idiag_rqueue"], s["idiag_wqueue"]),
+                        "length": max(sock["idiag_rqueue"], sock["idiag_wqueue"]),
                         "peer": peer,
                     }
     with IPRoute() as route:
         names = {link["index"]: link.get_attr("IFLA_IFNAME") for link in route.get_links()}
-        for q in route.get_qdiscs():
-            if q["parent"] == TC_H_ROOT and (stats := q.get_attr("TCA_STATS2")) is not None:
+        for qdisc in route.get_qdiscs():
+            if qdisc["parent"] == TC_H_ROOT and (stats := qdisc.get_attr("TCA_STATS2")) is not None:
                 counters = stats.get_attr("TCA_STATS_QUEUE")
                 yield {
                     "system": "qdisc",
-                    "queue": names.get(q["index"], str(q["index"])),
+                    "queue": names.get(qdisc["index"], str(qdisc["index"])),
                     "length": counters["qlen"],
                     "drops": counters["drops"],
                 }

@@ -1,8 +1,8 @@
 """Netlink dumps as numpy arrays: TCP sockets by sock_diag and queueing disciplines by rtnetlink; no privilege needed.
 
-The socket is the standard library's and not pyroute2's: importing pyroute2 0.9 costs 16 MB of resident memory (asyncio,
-ssl, all of its families), its DiagSocket 33 us a socket; this costs nothing and about 2 us. The layouts are those of
-include/uapi/linux/inet_diag.h and pkt_sched.h; tests compare them with pyroute2's declarations and its answers.
+pyroute2 0.9 is not used: its import costs 16 MB of resident memory (asyncio, ssl, all of its families), and its
+DiagSocket 33 us a socket, against 2 us here. The layouts are those of include/uapi/linux/inet_diag.h and pkt_sched.h;
+tests compare them with pyroute2's declarations and answers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STATES = 1 << ESTABLISHED | 1 << 4 | 1 << 8 | 1 << 9 | 1 << LISTEN | 1 << 11
 _INFO, _SKMEMINFO, _CGROUP_ID = 2, 7, 21  # INET_DIAG_INFO; INET_DIAG_SKMEMINFO; INET_DIAG_CGROUP_ID, since 5.9
 _BYTECODE, _JMP, _S_EQ, _D_EQ = 1, 1, 11, 12  # INET_DIAG_REQ_BYTECODE; INET_DIAG_BC_*
 _TCP_INFO = 120, 176  #: Offsets of tcpi_bytes_acked and tcpi_rwnd_limited in struct tcp_info.
-_SK_MEMINFO_DROPS = 8 * 4  #: Offset of sk_drops in the former's u32 array.
+_SK_MEMINFO_DROPS = 8 * 4  # Offset of sk_drops in the u32 array of INET_DIAG_SKMEMINFO.
 _TCA_KIND, _TCA_STATS2, _TCA_STATS_QUEUE = 1, 7, 3
 TC_H_ROOT = 0xFFFFFFFF
 
@@ -63,15 +63,15 @@ class Qdisc(NamedTuple):
 
 
 def tcp_sockets(timeout_s: float = 1.0) -> tuple[np.ndarray, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """All TCP sockets of this network namespace in STATES, their cgroup ids and what they dropped (-1 where the kernel
-    does not say).
+    """All TCP sockets of this network namespace in STATES, their cgroup ids and their drops (-1 if the kernel gives
+    none).
 
-    A listening socket drops connections that find its queue full. Shapes (n,) each; the first of dtype INET_DIAG_MSG.
+    A listening socket drops connections when its queue is full. Shapes (n,) each; the first of dtype INET_DIAG_MSG.
     Raises OSError.
     """
     found, cgroups, drops = [np.empty(0, INET_DIAG_MSG)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    # struct inet_diag_req: both families in one walk of the kernel's tables, most of whose buckets are empty;
-    # SOCK_DIAG_BY_FAMILY takes two.
+    # struct inet_diag_req, not SOCK_DIAG_BY_FAMILY: it covers both families in one walk of the kernel's tables, most of
+    # whose buckets are empty.
     request = struct.pack("=BBBB48xII", socket.AF_UNSPEC, 0, 0, 1 << (_SKMEMINFO - 1), STATES, 0)
     for chunk in _dump(NETLINK_SOCK_DIAG, TCPDIAG_GETSOCK, request, timeout_s):
         starts = _starts(chunk)
@@ -83,9 +83,9 @@ def tcp_sockets(timeout_s: float = 1.0) -> tuple[np.ndarray, npt.NDArray[np.int6
 
 
 def progress(sockets: np.ndarray, timeout_s: float = 1.0) -> npt.NDArray[np.int64]:
-    """Of each of some sockets (dtype INET_DIAG_MSG): how many bytes the other end has acknowledged, and for how many us
-    in all what was written waited for its window (RFC 4898); -1 for one that has gone, and where the kernel does not
-    say. Shape (n, 2). Raises OSError.
+    """For each of these sockets (dtype INET_DIAG_MSG): the bytes that the other end has acknowledged, and the total
+    time in us that written data waited for its window (RFC 4898). -1 for a socket that is gone, and where the kernel
+    gives no value. Shape (n, 2). Raises OSError.
     """
     found = np.full((len(sockets), len(_TCP_INFO)), -1, np.int64)
     if not len(sockets):
@@ -107,13 +107,13 @@ def progress(sockets: np.ndarray, timeout_s: float = 1.0) -> npt.NDArray[np.int6
 
 
 def _ports(sockets: np.ndarray) -> bytes:
-    """The kernel's filter (struct inet_diag_bc_op) for connections with the ports of one of these. Each is: its own
-    port, else on to the next; the other end's, else on to the next; done.
+    """The kernel's filter (struct inet_diag_bc_op) for connections with the ports of one of these sockets. For each
+    socket: compare the own port, else go to the next; compare the peer's port, else go to the next; accept.
     """
     out = b""
     for i, (sport, dport) in enumerate(zip(sockets["sport"].tolist(), sockets["dport"].tolist(), strict=True)):
         left = 20 * (len(sockets) - i)
-        miss = 4 if left == 20 else 0  # beyond the end: none
+        miss = 4 if left == 20 else 0  # a jump beyond the end rejects
         out += struct.pack(
             "=BBHBBHBBHBBHBBH", _S_EQ, 8, 20 + miss, 0, 0, sport, _D_EQ, 8, 12 + miss, 0, 0, dport, _JMP, 4, left - 16
         )
@@ -140,12 +140,12 @@ def qdiscs(timeout_s: float = 1.0) -> list[Qdisc]:
 
 
 def _dump(protocol: int, message: int, request: bytes, timeout_s: float) -> Iterator[bytes]:
-    """Each datagram of a dump's answer, without the messages that end it."""
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol) as netlink:
-        netlink.settimeout(timeout_s)
-        netlink.send(struct.pack("=IHHII", 16 + len(request), message, _REQUEST_DUMP, 1, 0) + request)
+    """The datagrams of a dump's answer, without the messages that end it."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol) as sock:
+        sock.settimeout(timeout_s)
+        sock.send(struct.pack("=IHHII", 16 + len(request), message, _REQUEST_DUMP, 1, 0) + request)
         while True:
-            chunk = netlink.recv(1 << 17)
+            chunk = sock.recv(1 << 17)
             _, kind = struct.unpack_from("=IH", chunk)
             if kind == NLMSG_DONE:
                 return
@@ -156,8 +156,8 @@ def _dump(protocol: int, message: int, request: bytes, timeout_s: float) -> Iter
 
 
 def _starts(chunk: bytes) -> npt.NDArray[np.int64]:
-    """Where the messages of a datagram start; at once where all have one length, as within a family they mostly
-    have.
+    """Where the messages of a datagram start. Computed at once if all have the same length, which is usual within a
+    family.
     """
     words = np.frombuffer(chunk, "<u4", len(chunk) // 4)
     step = (int(words[0]) + 3) & ~3
@@ -180,8 +180,8 @@ def _starts(chunk: bytes) -> npt.NDArray[np.int64]:
 def _values(
     chunk: bytes, data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], wanted: int, at: int, dtype: str
 ) -> npt.NDArray[np.int64]:
-    """The number at byte ``at`` of an attribute, -1 without: its place is looked up for each message length, not for
-    each message.
+    """The number at byte ``at`` of an attribute, -1 without it. Its offset is determined once per message length, not
+    per message.
     """
     found = np.full(len(starts), -1, np.int64)
     size = np.dtype(dtype).itemsize

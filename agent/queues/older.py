@@ -1,6 +1,4 @@
-"""Who holds the sockets that are older than the agent: /proc read once, while the agent may still look into every
-process.
-"""
+"""The processes that hold sockets older than the agent, from one walk of /proc while the agent is still privileged."""
 
 from __future__ import annotations
 
@@ -16,16 +14,16 @@ from agent.limiters.intake import process_identity
 from agent.log import log_message
 from agent.queues.netlink import tcp_sockets
 
-#: Of the one walk at start.
+#: Time limit of the walk at start.
 LIMIT_S = 0.5
 
 
 class OlderSockets:
-    """Names processes by a socket's cookie, which no other socket ever gets.
+    """Names processes by a socket's cookie, which is never reused.
 
-    A socket that several processes hold has no owner here. Call as root, once the kernel programs run: what opens later
-    is theirs. The walk ends after ``limit_s``; then sockets of the rest stay without a process, which is said. Raises
-    OSError where the kernel refuses to list sockets.
+    A socket that several processes hold has no owner here. Call as root when the BPF programs run already: they record
+    later sockets. The walk ends after ``limit_s``; a log message says that the remaining sockets have no process.
+    Raises OSError where the kernel refuses to list sockets.
     """
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
@@ -35,7 +33,7 @@ class OlderSockets:
         holders: dict[int, set[int]] = {}
         if cookies and not _walk(cookies, holders, time.monotonic() + limit_s):
             log_message(
-                f"tickscope: too many processes to look at in {limit_s} s: queues of some older connections will have"
+                f"tickscope: too many processes to scan in {limit_s} s: queues of some older connections will have"
                 " no process"
             )
         self._owners = {
@@ -45,8 +43,8 @@ class OlderSockets:
         }
 
     def name(self, rows: np.ndarray) -> None:
-        """Fills pid, proc_start_ns and comm of rows of ``socket_queue`` that have no pid yet, while that process
-        lives.
+        """Fills pid, proc_start_ns and comm of rows of ``socket_queue`` that have no pid yet, if that process still
+        runs.
         """
         for i in np.flatnonzero(rows["pid"] == NULL_I64).tolist():
             owner = self._owners.get(int(rows["sock_id"][i]))
@@ -58,7 +56,7 @@ class OlderSockets:
 
 
 def _walk(cookies: dict[int, int], holders: dict[int, set[int]], end: float) -> bool:
-    """Notes under each cookie the pids that hold its inode; False where time was up."""
+    """Records under each cookie the pids that hold its inode; False if the time was up."""
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -74,14 +72,14 @@ def _walk(cookies: dict[int, int], holders: dict[int, set[int]], end: float) -> 
 
 
 def names_of_older() -> Callable[[np.ndarray], None] | None:
-    """What names the holders of sockets that are older than the kernel programs; None where they cannot be listed.
-    Needs root.
+    """A function that names the owners of sockets older than the BPF programs; None if sockets cannot be listed. Needs
+    root.
     """
     try:
         return OlderSockets().name
     except OSError as error:
         log_message(
-            f"tickscope: cannot list the sockets that are there ({error.strerror}): queues of older connections will"
+            f"tickscope: cannot list existing sockets ({error.strerror}): queues of older connections will"
             " have no process"
         )
         return None

@@ -1,4 +1,4 @@
-"""Rows of ``queue_lag`` as they are packed by who polls brokers, who has no numpy."""
+"""Packs rows of ``queue_lag`` in the brokers' process, which has no numpy."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Polls the kernel's queues beside the agent's one thread, and hands over what they answered. Brokers are polled in a
-process of their own (process.py).
+"""Polls the kernel's queues on threads of its own and hands the answers to the loop. Brokers are polled in a separate
+process (poller_process.py).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from agent.queues.rounds import Pollable, Rounds
 
 
 class QueuePoller(Failing, Pending):
-    """Asks each queue every ``interval_s`` seconds; a ``Source``, see agent.contracts.
+    """Polls each queue every ``interval_s`` seconds; a ``Source``, see agent.contracts.
 
-    capacity: batches kept until the next drain; then the oldest go, are counted in ``losses()``, and
-    become a loss row (stage intake, source queues) of the next drain.
+    capacity: batches kept until the next drain. Beyond that the oldest are dropped, counted in ``losses()``, and become
+    a loss row (stage intake, source queues) of the next drain.
     """
 
     name = "queues"
@@ -54,13 +54,11 @@ class QueuePoller(Failing, Pending):
         return {"overflow": self._dropped}
 
     def failures(self) -> dict[str, str]:
-        """Queues whose last poll failed for a reason that is not the server's: name -> what happened. Each is said on
-        stderr once, too.
-        """
+        """Queues whose last poll failed because of an error of our own: name -> error. Each is also logged once."""
         return self._failures
 
     def close(self) -> None:
-        """Waits for at most one timeout of a queue that hangs."""
+        """Waits at most one timeout of a queue that hangs."""
         self.rounds.close()
 
     def _fail(self, failures: dict[str, str]) -> None:

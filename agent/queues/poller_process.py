@@ -1,7 +1,7 @@
-"""The brokers' process (agent/queues/worker.py) as the agent keeps it: started where the settings name a broker, looked
-after, started again where it ended.
+"""The agent's side of the brokers' process (agent/queues/worker.py): started if the settings name a broker, supervised,
+and restarted if it ends.
 
-It is started when the agent is its own user already, so that it never has a privilege.
+It is started after the agent has given up root, so that it never has a privilege.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from agent.errors import printable
 from agent.log import log_message
 from agent.posix.supervisor import SILENT_S, Restarts, Supervised, spawn_with_settings
 from agent.queues.packing import TABLE
-from agent.queues.received import MOST_BYTES, NoMessage, checked
+from agent.queues.received import MOST_BYTES, MalformedMessage, checked
 
-#: Messages; what is beyond is for the next turn.
+#: Messages per drain; the rest waits for the next one.
 _AT_ONCE = 64
 _MODULE = "agent.queues.worker"
 
 
 class Brokers(Failing, Owning, Pending):
-    """A ``Source`` (agent/contracts.py): rows of ``queue_lag``; where nobody asks, a row each kind of broker that says
-    so, with ``failure`` unasked.
+    """A ``Source`` (agent/contracts.py): rows of ``queue_lag``. While the process is not running, one row per kind of
+    broker, with ``failure`` unasked.
     """
 
     name = "brokers"
@@ -45,7 +45,9 @@ class Brokers(Failing, Owning, Pending):
         self.use(servers, interval_s)
 
     def use(self, servers: Mapping[str, Sequence[str]], interval_s: float) -> None:
-        """From now on these are asked, so often: another process does, or none where there is nothing to ask."""
+        """Polls these servers from now on, at this interval. Replaces the process if they have changed; without servers
+        there is none.
+        """
         wanted = {name: tuple(some) for name, some in servers.items() if some}
         if (wanted, interval_s) == (self._servers, self._interval_s):
             return
@@ -54,7 +56,7 @@ class Brokers(Failing, Owning, Pending):
         self.process.start()
 
     def fds(self) -> list[int]:
-        """None: signs of life come more often than rows, and neither is in a hurry."""
+        """Empty: heartbeats come more often than rows, and neither is urgent."""
         return []
 
     def pending(self, now_ns: int) -> bool:
@@ -66,12 +68,12 @@ class Brokers(Failing, Owning, Pending):
         if self.process.due():
             if self._servers:
                 self.process.check()
-            well = ("they are asked again", "attached") if self._servers else ("none is to be asked", "off")
+            well = ("brokers are polled again", "attached") if self._servers else ("no broker is set", "off")
             yield from self.process.report(now_ns, *well)
             yield from self._unasked(now_ns)
 
     def failures(self) -> dict[str, str]:
-        """The process's own, and servers whose last poll failed for a reason that is not theirs."""
+        """Failures of the process itself, and servers whose last poll failed because of an error of our own."""
         return {**self.process.failures(), **self._failures}
 
     def processes(self) -> list[dict[str, Any]]:
@@ -96,9 +98,9 @@ class Brokers(Failing, Owning, Pending):
                     pieces.append(message.rows)
                 else:
                     self._failed(message.failures)
-        except NoMessage as error:
-            self.process.fail(f"sent what is no message: {error}")
-        except (BlockingIOError, ConnectionResetError):  # a reset comes before what was still said
+        except MalformedMessage as error:
+            self.process.fail(f"sent a malformed message: {error}")
+        except (BlockingIOError, ConnectionResetError):  # data sent before a reset is still read first
             pass
         if dropped:
             yield losses("intake", Loss(self.name, dropped, t_ns=now_ns))
@@ -122,7 +124,7 @@ class Brokers(Failing, Owning, Pending):
         return spawn_with_settings(_MODULE, "tickscope-brokers", {"brokers": self._servers, "poll_s": self._interval_s})
 
     def _unasked(self, now_ns: int) -> Iterator[Batch]:
-        """While nobody asks, a row each kind of broker at the usual pace."""
+        """While no process polls, one row per kind of broker at the usual interval."""
         if self.process.problem and now_ns - self._reported_ns >= self._interval_s * 1e9:
             self._reported_ns = now_ns
             yield make(

@@ -1,6 +1,4 @@
-"""What the brokers' process (agent/queues/worker.py) sends, as the agent takes it: checked before anything of it is
-used. Pure.
-"""
+"""Parses and checks the messages of the brokers' process (agent/queues/worker.py). Pure."""
 
 from __future__ import annotations
 
@@ -19,13 +17,13 @@ MOST_BYTES = 1 << 18
 _MOST_DROPPED = 1 << 32
 
 
-class NoMessage(ValueError):
-    """What came is none."""
+class MalformedMessage(ValueError):
+    """The message is malformed."""
 
 
 class Report(NamedTuple):
-    """rows: of ``queue_lag``; failures: name -> why, None where the message has rows; dropped: rows, since the message
-    before.
+    """rows: of ``queue_lag``; failures: name -> reason, None if the message has rows; dropped: rows since the previous
+    message.
     """
 
     rows: npt.NDArray[np.void]
@@ -34,33 +32,33 @@ class Report(NamedTuple):
 
 
 def checked(data: bytes, systems: Collection[str], from_ns: int, now_ns: int) -> Report:
-    """systems: the kinds that are asked. Rows are of those, from after ``from_ns`` until ``now_ns`` (CLOCK_BOOTTIME).
-    Raises NoMessage.
+    """systems: the kinds that are polled. Rows must be of these, with ``t_ns`` after ``from_ns`` and until ``now_ns``
+    (CLOCK_BOOTTIME). Raises MalformedMessage.
     """
     if not HEADER.size <= len(data) < MOST_BYTES:
-        raise NoMessage(f"{len(data)} bytes")
+        raise MalformedMessage(f"{len(data)} bytes")
     kind, dropped = HEADER.unpack_from(data)
     if dropped > _MOST_DROPPED:
-        raise NoMessage(f"{dropped} rows dropped")
+        raise MalformedMessage(f"{dropped} rows dropped")
     body = data[HEADER.size :]
     if kind == ROWS:
         return Report(_rows(body, systems, from_ns, now_ns), None, dropped)
     if kind == ALIVE:
         return Report(TABLE.empty(0), _failures(body), dropped)
-    raise NoMessage(f"kind {kind}")
+    raise MalformedMessage(f"kind {kind}")
 
 
 def _rows(body: bytes, systems: Collection[str], from_ns: int, now_ns: int) -> npt.NDArray[np.void]:
     if not body or len(body) > PIECE_BYTES or len(body) % TABLE.dtype.itemsize:
-        raise NoMessage(f"{len(body)} bytes of rows")
+        raise MalformedMessage(f"{len(body)} bytes of rows")
     rows: npt.NDArray[np.void] = np.frombuffer(body, TABLE.dtype)
     if not ((rows["t_ns"] > from_ns) & (rows["t_ns"] <= now_ns)).all():
-        raise NoMessage("rows of another time")
+        raise MalformedMessage("rows of another time")
     if not np.isin(rows["system"], [name.encode()[: TABLE.dtype["system"].itemsize] for name in systems]).all():
-        raise NoMessage("rows of a broker that is not asked")
+        raise MalformedMessage("rows of a broker that is not asked")
     for column in TABLE.columns:
         if column.kind == "enum" and not ((rows[column.name] >= -1) & (rows[column.name] < len(column.names))).all():
-            raise NoMessage(f"rows with no such {column.name}")
+            raise MalformedMessage(f"rows with no such {column.name}")
     return rows
 
 
@@ -68,9 +66,9 @@ def _failures(body: bytes) -> dict[str, str]:
     try:
         found = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise NoMessage("no JSON") from error
+        raise MalformedMessage("no JSON") from error
     if not isinstance(found, dict) or len(found) > MOST_FAILURES:
-        raise NoMessage("no failures, or too many")
+        raise MalformedMessage("no failures, or too many")
     if not all(isinstance(text, str) and len(text) <= REASON_CHARACTERS for one in found.items() for text in one):
-        raise NoMessage("failures that are no texts, or too long ones")
+        raise MalformedMessage("failures that are no texts, or too long ones")
     return found

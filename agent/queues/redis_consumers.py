@@ -1,27 +1,27 @@
-"""Which consumer of a group has asked for nothing for longest, of those that are known to work: who has left is no
-longer looked for.
+"""The consumer of a group that has been idle for longest, among those that recently worked. A consumer that has left
+does not count.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-MAX_CONSUMERS = 64  #: of a group; larger ones are not asked for
+MAX_CONSUMERS = 64  # of a group; larger groups are not queried
 MAX_NAME_BYTES = 256
-_WORKS_NS = 60_000_000_000  # since it was last seen to ask for something
+_WORKS_NS = 60_000_000_000  # a consumer counts as working for this long after its last request
 
 
 class Consumers:
-    """Of one group, from poll to poll. A server before 7.2 counts a consumer's idleness from what it last got, later
-    ones from when it last asked.
+    """The consumers of one group, from poll to poll. A server before 7.2 counts a consumer's idle time since its last
+    delivery, later ones since its last request.
     """
 
     def __init__(self) -> None:
-        self._active_ns: dict[bytes, int] = {}  # when it was last seen to have asked since the poll before
+        self._active_ns: dict[bytes, int] = {}  # when it was last seen with a request since the previous poll
         self._t_ns = 0
 
     def longest(self, entries: list[dict[str, Any]], t_ns: int) -> tuple[bytes, float] | None:
-        """(name, seconds). entries: of ``XINFO CONSUMERS``. Raises KeyError or TypeError for what is none."""
+        """(name, seconds). entries: of ``XINFO CONSUMERS``. Raises KeyError or TypeError if an entry is malformed."""
         since_ms = (t_ns - self._t_ns) / 1e6
         idle = {e["name"]: int(e["idle"]) for e in entries[:MAX_CONSUMERS] if len(e["name"]) <= MAX_NAME_BYTES}
         if self._t_ns:

@@ -1,7 +1,7 @@
-"""What a Redis server says of itself at each poll: its role, its limits, and the errors by which it refuses service to
+"""What a Redis server reports about itself at each poll: role, limits, and the errors with which it refuses service to
 others.
 
-``INFO`` takes some 20 us a section there. What a version does not tell, or does not let us ask, is unknown.
+``INFO`` takes some 20 us per section. Values that a version does not report, or that we may not read, are unknown.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import hiredis
 
 Values = dict[str, object]
 
-#: Error replies that are no client's mistake: the server does not do what it is there for.
+#: Error replies that mean that the server does not serve, as opposed to a client's mistake.
 REFUSING = frozenset(
     [
         "OOM",
@@ -35,19 +35,19 @@ _MOST = (1 << 63) - 1
 
 
 class Counters:
-    """Remembers one server's counters from poll to poll."""
+    """Keeps one server's counters from poll to poll."""
 
     def __init__(self) -> None:
         self._errors: dict[str, int] | None = None
         self._t_ns = 0
 
     def forget(self) -> None:
-        """It was not there, and may be another one when it comes back."""
+        """Forgets the counters, since another server may answer after an outage."""
         self._errors = None
 
     def parse_info(self, replies: Iterable[object], own: Counter[str], t_ns: int) -> Values:
-        """Columns of ``queue_lag``, of the replies to ``COMMANDS``. own: kinds of the errors that we got ourselves in
-        this poll.
+        """Columns of ``queue_lag``, from the replies to ``COMMANDS``. own: kinds of the errors that this poll itself
+        caused.
         """
         info: dict[str, str] = {}
         for reply in replies:
@@ -66,7 +66,7 @@ class Counters:
         }
 
     def _refused(self, info: dict[str, str], own: Counter[str], t_ns: int) -> Values:
-        if "total_error_replies" not in info:  # before 6.2
+        if "total_error_replies" not in info:  # before Redis 6.2
             return {}
         now = {
             kind: count

@@ -1,4 +1,4 @@
-"""Parts of a Redis server's answers about streams, as they are read."""
+"""Reads parts of a Redis server's answers about streams."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _EARLIEST_MS, _AHEAD_MS = 1_000_000_000_000, 60_000  # ids before 2001 or a minu
 
 
 def shown(name: bytes) -> bytes:
-    """Names of streams and groups have any length and content."""
+    """A name of any length and content, shortened to its column."""
     return fitted(name, TABLES["queue_lag"].by_name["destination"].width)
 
 
 def age_s(entry: Id | None, server_ms: int) -> float:
-    """Age of an entry by its id, never negative; NaN where there is none or its id is no time."""
+    """Age of an entry by its id, never negative; NaN if there is no entry or its id is no time."""
     if entry is None or not _EARLIEST_MS <= entry[0] <= server_ms + _AHEAD_MS:
         return nan
     return max(0, server_ms - entry[0]) / 1000
@@ -32,7 +32,7 @@ def entry_id(text: bytes) -> Id:
 
 
 def named(info: dict[str, Any]) -> bytes:
-    """A group's name. Raises ValueError where what is kept of the group between polls is not what it is with Redis."""
+    """A group's name. Raises ValueError if the values that are kept between polls are malformed."""
     name, position = info["name"], info["last-delivered-id"]
     if not isinstance(name, bytes) or not isinstance(position, bytes) or len(position) > _MAX_ID_BYTES:
         raise ValueError("no group")

@@ -10,9 +10,9 @@ import hiredis
 from agent.common.fairness import UpperBound
 from agent.common.resp import RedisDown, RespClient
 
-MAX_STREAMS = 256  #: found by SCAN; those that the URL names are all asked
-MAX_NAME_BYTES = 1024  #: of a stream's or a group's name; longer ones are not watched, which a row tells, too
-SCAN_STEPS, SCAN_COUNT = 4, 500  #: of the keyspace at most 2,000 keys a poll are looked through for streams
+MAX_STREAMS = 256  # found by SCAN; streams named in the URL are not limited
+MAX_NAME_BYTES = 1024  # of a stream or group; longer ones are not watched, which is reported in a row
+SCAN_STEPS, SCAN_COUNT = 4, 500  # at most 2,000 keys are scanned for streams in one poll
 #: For docs/limits.md.
 BOUNDS = (
     UpperBound(
@@ -38,10 +38,10 @@ _MAX_CURSOR_BYTES = 32
 
 
 class Scan:
-    """Finds streams by SCAN, a bounded step a poll; what was found counts until the next full pass.
+    """The streams found so far; a full pass over the keyspace replaces them.
 
-    A keyspace that one SCAN covers is looked through at every poll, so that a new stream shows at once; a larger one
-    after REDISCOVER_NS.
+    A keyspace that one SCAN covers is scanned at every poll, so that a new stream shows at once; a larger one is
+    scanned again after REDISCOVER_NS.
     """
 
     def __init__(self, wanted: Sequence[str]) -> None:
@@ -51,18 +51,16 @@ class Scan:
         self._beyond = False
         self._streams: list[bytes] = []
         self._rescan_ns = 0
-        self.more = False  #: there are streams beyond MAX_STREAMS
-        self.whole = False  #: all keys have been looked at once
+        self.more = False  # there are streams beyond MAX_STREAMS
+        self.whole = False  # all keys have been scanned once
 
     def step(self, client: RespClient, now_ns: int) -> list[bytes]:
-        """The streams known now, at most MAX_STREAMS. Raises RedisDown, and whatever an answer that is none leads
-        to.
-        """
+        """The streams known now, at most MAX_STREAMS. Raises RedisDown, and any error of reading a malformed answer."""
         if now_ns < self._rescan_ns:
             return self._streams
         try:
             return self._pass(client, now_ns)
-        except Exception:  # the next poll begins anew, maybe with another server
+        except Exception:  # the next poll starts again, maybe with another server
             self._cursor, self._found, self._beyond = b"0", set(), False
             raise
 
@@ -83,7 +81,7 @@ class Scan:
                 for k in short
                 if not self._wanted or any(fnmatchcase(k.decode("utf-8", "replace"), w) for w in self._wanted)
             )
-            found, beyond = _first(self._found)  # no more are kept, however long a server goes on
+            found, beyond = _first(self._found)  # bounds the memory, however many keys a server sends
             self._found, self._beyond = set(found), self._beyond or beyond
             self._streams, beyond = _first({*self._streams, *self._found})
             self.more |= beyond or self._beyond

@@ -1,5 +1,5 @@
-"""Asks queues again and again. Asking a broker blocks (a stalled one for its whole timeout), so each queue is asked on
-a thread of its own: one that hangs delays no other. The threads sleep nearly all the time.
+"""Polls queues periodically, each on a thread of its own. A poll of a stalled broker blocks for its whole timeout and
+must not delay the others. The threads sleep nearly all the time.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from typing import Generic, Protocol, TypeVar
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
-#: How soon another ``interval_s`` counts.
+#: A changed ``interval_s`` takes effect within this time.
 _CHECK_S = 1.0
 
 
 class Pollable(Protocol[T_co]):
-    """Something that can be asked for the state of its queues."""
+    """Something that can be polled for the state of its queues."""
 
     name: str
 
     def poll(self) -> T_co:
-        """Asks once; may block up to the queue's own timeout. A server that does not answer is rows, not an
-        exception.
+        """Polls once; may block up to the queue's own timeout. A server that does not answer is reported in rows, not
+        by an exception.
         """
         ...
 
@@ -30,9 +30,9 @@ class Pollable(Protocol[T_co]):
 
 
 class Rounds(Generic[T]):
-    """Every ``interval_s`` seconds, which may change. take: gets an answer, and when it was asked for (time.monotonic).
-    report: gets the failures that are not a server's, name -> what happened, whenever they have changed. Both are
-    called on the threads.
+    """Polls every ``interval_s`` seconds, which may change. take: gets an answer and the time of its request
+    (time.monotonic). report: gets the current failures that are errors of our own, name -> error, whenever they change.
+    Both are called on the threads.
     """
 
     def __init__(
@@ -44,49 +44,50 @@ class Rounds(Generic[T]):
     ) -> None:
         self.interval_s = interval_s
         self._take, self._report = take, report
-        self._failures: dict[int, tuple[str, str]] = {}  # by place: two URLs of one server have one name
+        self._failures: dict[int, tuple[str, str]] = {}  # by index: two URLs of one server have one name
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
-        for place, queue in enumerate(queues):
-            thread = threading.Thread(target=self._run, args=(place, queue), name=queue.name, daemon=True)
+        for index, queue in enumerate(queues):
+            thread = threading.Thread(target=self._run, args=(index, queue), name=queue.name, daemon=True)
             try:
                 thread.start()
-            except RuntimeError as error:  # the others are asked all the same
-                self._note(place, queue.name, f"not asked: {error}")
+            except RuntimeError as error:  # the others are polled all the same
+                self._note(index, queue.name, f"not asked: {error}")
             else:
                 self._threads.append(thread)
 
     def close(self) -> None:
-        """Stops the threads; waits for at most one timeout of a queue that hangs."""
+        """Stops the threads; waits at most one timeout of a queue that hangs."""
         self._stop.set()
         for thread in self._threads:
             thread.join()
 
-    def _run(self, place: int, queue: Pollable[T]) -> None:
+    def _run(self, index: int, queue: Pollable[T]) -> None:
         asked_s = time.monotonic()
         try:
             while not self._stop.is_set():
                 try:
                     self._take(queue.poll(), asked_s)
-                    self._note(place, queue.name, "")
+                    self._note(index, queue.name, "")
                 except Exception as error:  # noqa: BLE001 - one queue's defect must not end the polling
-                    self._note(place, queue.name, f"{type(error).__name__}: {error}")
+                    self._note(index, queue.name, f"{type(error).__name__}: {error}")
                 answered_s = time.monotonic()
                 while (
                     left_s := max(asked_s + self.interval_s, answered_s) - time.monotonic()
                 ) > 0 and not self._stop.is_set():
                     self._stop.wait(min(left_s, _CHECK_S))
-                asked_s = max(asked_s + self.interval_s, answered_s)  # an even pace also when an answer takes long
+                # keeps the interval even, also after a slow answer
+                asked_s = max(asked_s + self.interval_s, answered_s)
         finally:
             queue.close()
 
-    def _note(self, place: int, name: str, why: str) -> None:
+    def _note(self, index: int, name: str, why: str) -> None:
         with self._lock:
-            if self._failures.get(place, (name, ""))[1] == why:
+            if self._failures.get(index, (name, ""))[1] == why:
                 return
             if why:
-                self._failures[place] = name, why
+                self._failures[index] = name, why
             else:
-                del self._failures[place]
+                del self._failures[index]
             self._report(dict(self._failures.values()))

@@ -1,7 +1,7 @@
 """The kernel's own queues: accept queues, connections with much unread or unsent data, devices' queueing disciplines.
 
-Seen without privilege, and for the agent's own network namespace only: entering another one (setns) needs
-CAP_SYS_ADMIN, which the agent does not have. Driven by ``QueuePoller``.
+Read without privilege, and only for the agent's own network namespace: entering another one (setns) needs
+CAP_SYS_ADMIN, which the agent does not have. Polled by ``QueuePoller``.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ Name = Callable[[np.ndarray], None]
 
 
 class SocketQueues:
-    """``poll`` gives one socket_queue row for each listening socket, backed-up connection and device.
+    """``poll`` returns one socket_queue row for each listening socket, backed-up connection and device.
 
-    accept      queue, limit: connections that wait for accept(), and the backlog (the kernel lets one more in). drops:
-    connections that this socket dropped. overflows: TcpExt ListenOverflows, which the kernel counts for the whole
-    namespace. connection  only those with at least ``threshold_bytes`` unread or unsent, the ``top`` largest: queue is
-    the larger of recv_q_bytes (unread by the program) and send_q_bytes (not acknowledged by the peer). acked_bytes,
-    shut_ns: each is asked for. qdisc       a device's root discipline: queue in packets, send_q_bytes its backlog,
-    drops.
+    - accept: queue and limit are the connections that wait for accept() and the backlog (the kernel accepts one more).
+      drops: connections that this socket dropped. overflows: TcpExt ListenOverflows, which the kernel counts for the
+      whole namespace.
+    - connection: only connections with at least ``threshold_bytes`` unread or unsent, the ``top`` largest. queue is the
+      larger of recv_q_bytes (unread by the program) and send_q_bytes (not acknowledged by the peer). acked_bytes and
+      shut_ns are read for each of them.
+    - qdisc: a device's root discipline. queue in packets, send_q_bytes is its backlog, drops.
 
-    max_listeners bounds the accept rows; those with connections waiting come first. name_owners and name_users fill in
-    which process listens (agent.probes.tcp) or uses a connection (agent.probes.tcp),
-    name_older whose either is that they do not know (agent.queues.older); None where nobody knows.
+    max_listeners bounds the accept rows; sockets with waiting connections come first. name_owners and name_users fill
+    in the process that listens or that uses a connection (both agent.probes.tcp); name_older does both for older
+    sockets (agent.queues.older). None if there is no such function.
 
-    Listing the sockets has the kernel walk a table of hundreds of thousands of buckets, 5 ms of processor time: while
-    all queues are empty and no segment comes or goes, none can fill, and the rows of the last time are repeated.
+    To list the sockets, the kernel walks a table of hundreds of thousands of buckets, 5 ms of processor time. While all
+    queues are empty and no segment is sent or received, no queue can fill, and the last rows are repeated.
     """
 
     name = "socket queues"
@@ -68,7 +69,7 @@ class SocketQueues:
         self._empty: np.ndarray | None = None  # the rows of the last list, if all queues were empty
 
     def poll(self) -> list[Batch]:
-        """Raises OSError where the kernel refuses the question."""
+        """Raises OSError if the kernel refuses the dump."""
         t_ns, segments = time.clock_gettime_ns(time.CLOCK_BOOTTIME), _segments()
         moved, self._segments = segments != self._segments, segments
         rows = self._empty

@@ -1,7 +1,8 @@
-"""Is a consumer group keeping up? Rules after Burrow's (github.com/linkedin/Burrow/wiki/Consumer-Lag-Evaluation-Rules).
+"""Whether a consumer group keeps up, by rules after Burrow's
+(github.com/linkedin/Burrow/wiki/Consumer-Lag-Evaluation-Rules). Pure: time comes from the samples.
 
-Pure: time comes from the samples. Absolute thresholds are avoided: a lag of 10,000 may be nothing and a lag of 3 a
-standstill; what counts is whether the group moves.
+There are no absolute thresholds, since a lag of 10,000 may be harmless and a lag of 3 a standstill. What counts is
+whether the group makes progress.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ WINDOW_NS = 10_000_000_000
 
 class Sample(NamedTuple):
     """One poll: ``added`` and ``acked`` are running totals (any origin), ``position`` is any mark of how far the group
-    read; None where it cannot be told.
+    read; None if unknown.
     """
 
     t_ns: int
@@ -37,7 +38,7 @@ class Progress:
     samples: deque[Sample] = field(default_factory=deque)
 
     def add(self, sample: Sample) -> None:
-        """Samples must come in time order; one as old as the window is kept, so that the window can be full."""
+        """Samples must come in time order. One sample as old as the window is kept, so that the window can be full."""
         self.samples.append(sample)
         while len(self.samples) > 2 and self.samples[1].t_ns <= sample.t_ns - self.window_ns:
             self.samples.popleft()

@@ -1,9 +1,9 @@
-"""The brokers' process: asks each configured server on a thread of its own, and hands their rows over packed. It has no
-privilege and no numpy.
+"""The brokers' process: polls each configured server on a thread of its own, and sends packed rows to the agent. It has
+no privilege and no numpy.
 
-``python -m agent.queues.worker SOCKET SETTINGS PARENT``: descriptors, and the agent's pid. SETTINGS is JSON: servers by
-kind of broker, and how often they are asked. SOCKET is of SOCK_SEQPACKET and is only written to: ``HEADER`` and what it
-says. The agent's side is agent/queues/poller_process.py.
+``python -m agent.queues.worker SOCKET SETTINGS PARENT``: two descriptors, and the agent's pid. SETTINGS is JSON:
+servers by kind of broker, and the poll interval. SOCKET is a SOCK_SEQPACKET socket that is only written to: ``HEADER``
+and its payload. The agent's side is agent/queues/poller_process.py.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ from agent.queues.catalogue import Queue, Row, broker
 from agent.queues.packing import ROW_BYTES, pack
 from agent.queues.rounds import Rounds
 
-#: What follows, rows or, as a sign of life, the failures that are not a server's as JSON; and how many rows were
-#: dropped since the message before.
+#: Kind of the payload (rows, or as a heartbeat the failures that are errors of our own, as JSON), and the number of
+#: rows dropped since the previous message.
 HEADER = struct.Struct("<BQ")
 ROWS, ALIVE = range(2)
-#: A message fits well into what a socket holds by default.
+#: A message fits well into a socket's default buffer.
 PIECE_BYTES = 64 * ROW_BYTES
-#: Of memory that the process may write to, its threads' stacks included. What is beyond is refused, and that poll
-#: fails.
+#: Of writable memory of the process, including its threads' stacks. Allocations beyond fail, and with them that poll.
 BUDGET_BYTES = 256 << 20
 #: For docs/limits.md.
 BOUNDS = (
@@ -46,14 +45,14 @@ BOUNDS = (
         setting="`TasksMax`",
     ),
 )
-#: Of a thread: each server has one, and they count.
+#: Of a thread; there is one per server.
 _STACK_BYTES = 512 << 10
-#: For an agent that does not read. Then rows are dropped.
+#: Time to wait for an agent that does not read; then rows are dropped.
 _PATIENCE_S = 1
 _BEAT_S, _LATE_S = 1.0, 0.5
-#: Times of standing still that are remembered.
+#: Pauses of this process that are remembered.
 _PAUSES = 16
-#: Of failures that are told at a time, and of each one's name and reason: they are one message.
+#: Failures in one message, and characters of each name and reason.
 MOST_FAILURES, REASON_CHARACTERS = 16, 200
 
 
@@ -68,7 +67,7 @@ class Worker:
         self._failures: dict[str, str] = {}
         queues = [queue for name, some in servers.items() for queue in self._sources(name, some)]
         self._beat_s = time.monotonic()
-        self._late: deque[tuple[float, float]] = deque(maxlen=_PAUSES)  # until when, and for how long
+        self._late: deque[tuple[float, float]] = deque(maxlen=_PAUSES)  # (end, duration) of pauses
         self._rounds = Rounds(queues, interval_s, self._take, self._note)
 
     def run(self) -> None:
@@ -89,7 +88,7 @@ class Worker:
             return []
 
     def _take(self, rows: list[Row], asked_s: float) -> None:
-        if self._stood_still(asked_s):  # it says how long this process waited, not how long a server took
+        if self._stood_still(asked_s):  # the rows would show this process's pause, not the server's latency
             with self._lock:
                 self._dropped += len(rows)
             return
@@ -98,7 +97,7 @@ class Worker:
             self._send(ROWS, data[at : at + PIECE_BYTES])
 
     def _stood_still(self, since_s: float) -> bool:
-        """Whether for most of the time since then this process could not run."""
+        """Whether this process could not run for most of the time since then."""
         now_s = time.monotonic()
         pauses = [*self._pause(now_s), *self._late]
         return (
@@ -119,7 +118,7 @@ class Worker:
                 self._dropped = 0
             except (BrokenPipeError, ConnectionResetError):
                 os._exit(0)  # the agent has ended
-            except OSError:  # it does not read, or the kernel has no room for this
+            except OSError:  # it does not read, or the kernel has no memory for this
                 self._dropped += len(data) // ROW_BYTES if kind == ROWS else 0
 
 
@@ -133,8 +132,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (BUDGET_BYTES, BUDGET_BYTES))
     threading.stack_size(_STACK_BYTES)
     with os.fdopen(settings) as file:
-        failures_by_name = json.load(file)
-    Worker(socket.socket(fileno=agent), failures_by_name["brokers"], failures_by_name["poll_s"]).run()
+        config = json.load(file)
+    Worker(socket.socket(fileno=agent), config["brokers"], config["poll_s"]).run()
 
 
 if __name__ == "__main__":

@@ -1,3 +1,3 @@
-"""What watched processes may have, and how much of it they use: processor, memory, descriptors, file systems. Polled,
-mostly without privilege.
+"""Limits and use of the resources of watched processes: CPU, memory, descriptors, file systems. Polled, mostly without
+privilege.
 """

@@ -1,6 +1,4 @@
-"""What cgroups withhold from their processes, by their own counters, which everybody may read. Both versions, side by
-side too.
-"""
+"""What cgroups withhold from their processes, from counters that every user may read. Versions 1 and 2, also mixed."""
 
 from __future__ import annotations
 
@@ -8,13 +6,13 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-#: Of a path, the innermost levels that are asked: any of them may have a limit.
+#: How many levels of a path are read, from the innermost: any of them may have a limit.
 LEVELS = 6
 
 
 @dataclass(frozen=True)
 class Mounts:
-    """Where the trees are, empty for none: version 1's of these controllers, and the one of version 2."""
+    """Mount points: of version 1's controllers, and of version 2 (``two``). Empty if not mounted."""
 
     cpu: str = ""
     memory: str = ""
@@ -24,9 +22,9 @@ class Mounts:
 
     @classmethod
     def parse(cls, mounts: str) -> Mounts:
-        """Of /proc/mounts."""
+        """From the text of /proc/mounts."""
         found: dict[str, str] = {}
-        for line in mounts.split("\n"):  # any other character may be part of a name
+        for line in mounts.split("\n"):  # not splitlines(): other separators may be part of a name
             _, where, kind, options, *_ = [*line.split(" "), *[""] * 4]
             names = ("two",) if kind == "cgroup2" else set(options.split(",")) & {"cpu", "memory", "blkio", "pids"}
             for name in names if kind.startswith("cgroup") else ():
@@ -34,14 +32,14 @@ class Mounts:
         return cls(**found)
 
     def groups(self, text: str) -> tuple[tuple[str, ...], ...]:
-        """(cpu's, memory's, blkio's, pids') directories of a process, the innermost first; of the text of its
-        /proc/PID/cgroup. Without the root, which has no limit.
+        """(cpu's, memory's, blkio's, pids') directories of a process, the innermost first, from the text of its
+        /proc/PID/cgroup. The root is left out, since it has no limit.
         """
         paths: dict[str, str] = {}
         for line in text.split("\n"):
             _, controllers, path = [*line.split(":", 2), *[""] * 3][:3]
             if not path:
-                continue  # cut off
+                continue  # a truncated line
             paths.update(dict.fromkeys(controllers.split(","), path) if controllers else {"": path})
         out = []
         for name, tree in (("cpu", self.cpu), ("memory", self.memory), ("blkio", self.blkio), ("pids", self.pids)):
@@ -56,13 +54,13 @@ def _levels(tree: str, path: str) -> list[str]:
 
 
 def numbers(text: str) -> dict[str, int]:
-    """Of lines of a name and a number."""
+    """From lines of a name and a number."""
     pairs = (line.split() for line in text.splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
 def read(path: str, most: int = 4096) -> str:
-    """A small file of the kernel's, so many bytes of it; empty where there is none."""
+    """The first ``most`` bytes of a kernel file; empty if it cannot be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -77,8 +75,9 @@ def read(path: str, most: int = 4096) -> str:
 
 @dataclass
 class Group:
-    """One directory, and by how much its counters grew between the last two readings. periods: of its quota; throttled:
-    of them; met: charges beyond the limit, or beyond memory.high (v1: failed ones).
+    """One directory, and the growth of its counters between the last two readings. periods: of its CPU quota;
+    throttled: periods in which it was throttled; met: charges that failed at the limit or exceeded memory.high (v1:
+    failed ones).
     """
 
     place: str
@@ -87,8 +86,8 @@ class Group:
     throttled: int = 0
     throttled_ns: int = 0
     met: int = 0
-    #: In this interval or the last, since who is killed takes a while to end: of its own processes, and with those of
-    #: all cgroups below.
+    #: OOM kills in this interval and the last, since a killed process takes a while to end: of its own processes, and
+    #: with those of all cgroups below.
     killed: int = 0
     killed_below: int = 0
     there: bool = True
@@ -107,7 +106,7 @@ class Group:
         self.throttled_ns = self._grown("ns", ns)
 
     def read_memory(self) -> None:
-        # The other one tells of all cgroups below, too: what these met would be said of whoever is beside them.
+        # memory.events counts all cgroups below, too: their events would be attributed to their neighbours.
         below = numbers(read(f"{self.place}/memory.events"))
         now = numbers(read(f"{self.place}/memory.events.local")) or below
         self.modern = bool(now)
@@ -128,13 +127,13 @@ class Group:
 
 
 def one(path: str) -> int:
-    """The number that a file holds, -1 where there is none."""
+    """The number in a file, -1 where there is none."""
     text = read(path).strip()
     return int(text) if text.isdigit() else -1
 
 
 def pressure_ns(text: str) -> int:
-    """Of a pressure file (PSI), for how long in all something waited; -1 where the kernel keeps no count."""
+    """Total time that some task waited, from the text of a pressure file (PSI); -1 where the kernel keeps no count."""
     found = next((line.rpartition("total=")[2] for line in text.splitlines() if line.startswith("some ")), "")
     return int(found) * 1000 if found.isdigit() else -1
 

@@ -1,4 +1,4 @@
-"""What a disk is called, and what lies on it: limits are set on one, and calls wait for the other."""
+"""Names of a disk and of the devices on it: a limit may be set on one, and system calls wait for the other."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _DEEP = 3
 
 
 def names(device: str, tree: Path = _SYS) -> str:
-    """Of major:minor: its name, and those of the devices that are made of it or of a part of it (LVM, encryption,
-    RAID). Empty where that is not known.
+    """The name of the device major:minor, and those of the devices built on it or on a part of it (LVM, encryption,
+    RAID). Empty if unknown.
     """
     try:
         disk = Path(os.path.realpath(tree / device, strict=True))

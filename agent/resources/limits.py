@@ -1,7 +1,8 @@
-"""Limits of cgroups on block I/O and on processes, and how near to them their processes are. By files that everybody
-may read, both versions.
+"""Limits of cgroups on block I/O and on processes, and how near to them the cgroups are. Read from files that every
+user may read, both versions.
 
-The kernel does not count how long a limit made anybody wait. But who is made to wait does just as much as he may.
+The kernel does not count how long a limit made a process wait. But a cgroup that is made to wait uses about as much as
+its limit allows.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from agent.resources.cgroups import numbers, one, read
 from agent.resources.disks import names
 
-#: From which share of what it may do in an interval on a cgroup is at its limit.
+#: A cgroup is at its limit from this share of the limit on.
 AT_LIMIT = 0.7
 _MOST = 1 << 16
 
@@ -31,7 +32,7 @@ Of = tuple[str, str, str]
 
 class Used(NamedTuple):
     """kind: of the table ``resource``. used, limit: bytes or requests a second, or processes; events: processes that
-    could not be started; device: the disk, with what lies on it; direction: read or write.
+    could not be started; device: the names of the disk and of the devices on it; direction: read or write.
     """
 
     kind: str
@@ -44,7 +45,7 @@ class Used(NamedTuple):
 
 @dataclass
 class CgroupLimits:
-    """One directory of the tree of a controller: "blkio" or "pids"; of version 2 it is both."""
+    """One directory in the tree of a controller, "blkio" or "pids"; in version 2 it is both."""
 
     place: str
     _limits: dict[Of, int] = field(default_factory=dict)
@@ -53,7 +54,7 @@ class CgroupLimits:
     _failed: int = -1
 
     def io(self, now_ns: int) -> Iterator[Used]:
-        """What it does as much of as it may, since the last time it was asked."""
+        """The I/O limits that it has met since the last call."""
         self._limits = self._read_limits()
         if not self._limits:
             self._done, self._read_ns = {}, 0
@@ -82,11 +83,11 @@ class CgroupLimits:
         return done
 
     def pids(self) -> Iterator[Used]:
-        """Processes that could not be started since the last time, by its limit; before Linux 6.11 by that of one above
-        it, too.
+        """Processes that could not be started since the last call because of its limit. Before Linux 6.11 those that
+        met a limit above it count, too.
         """
-        # Since then the other file tells of all cgroups below as well: what these met would be said of whoever is
-        # beside them.
+        # In newer kernels pids.events counts all cgroups below, too: their events would be attributed to their
+        # neighbours.
         now = numbers(read(f"{self.place}/pids.events.local") or read(f"{self.place}/pids.events")).get("max", -1)
         before, self._failed = self._failed, now
         if 0 <= before < now:
@@ -94,14 +95,14 @@ class CgroupLimits:
 
 
 def _lines(path: str) -> list[list[str]]:
-    """The words of each line that was read whole."""
+    """The words of each line that was read completely."""
     text = read(path, _MOST)
     return [line.split() for line in (text if len(text) < _MOST else text.rpartition("\n")[0]).splitlines()]
 
 
 def _named(path: str) -> Iterator[tuple[str, str, int]]:
-    """(device, name, number) of lines of a device and what it has. Some kernels end no line of a device that has
-    nothing.
+    """(device, name, number) of lines that name a device and its values. Some kernels do not end the line of a device
+    without values.
     """
     for words in _lines(path):
         device = ""

@@ -1,4 +1,4 @@
-"""What one process uses, as /proc tells everybody."""
+"""What one process uses, from files of /proc that every user may read."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _TICK_NS = 10_000_000  # of /proc/PID/stat
 
 class Stat(NamedTuple):
     state: str
-    faults: int  #: pages that had to be read, since it started
-    user_ns: int  #: what its threads ran, those that have ended too, since it started
+    faults: int  # major page faults since it started
+    user_ns: int  # CPU time of its threads, ended ones included, since it started
     system_ns: int
     start_tick: int
 
     @classmethod
     def parse(cls, text: str) -> Stat | None:
-        """Of /proc/PID/stat; None of an empty text: it has ended."""
+        """From the text of /proc/PID/stat; None if the text is empty because the process has ended."""
         fields = text.rpartition(")")[2].split()
         return (
             cls(fields[0], int(fields[9]), int(fields[11]) * _TICK_NS, int(fields[12]) * _TICK_NS, int(fields[19]))
@@ -33,12 +33,12 @@ def stat(pid: int) -> Stat | None:
 
 
 def is_it(now: Stat | None, start_ns: int) -> bool:
-    """Whether this is the process that started then, still alive, and not one that got its number later."""
+    """Whether this is the process that started then and still runs, not a later one with the same pid."""
     return now is not None and now.state not in "ZX" and now.start_tick == start_ns // _TICK_NS
 
 
 def uid(pid: int) -> int | None:
-    """Its real user. Not the owner of /proc/PID, which is root where the process may not be dumped."""
+    """Its real user. /proc/PID belongs to root if the process is not dumpable."""
     for line in read(f"/proc/{pid}/status").split("\n"):
         if line.startswith("Uid:"):
             return int(line.split()[1])
@@ -46,7 +46,7 @@ def uid(pid: int) -> int | None:
 
 
 def descriptors(pid: int) -> int | None:
-    """How many files it has open. None before Linux 6.2, which would have us search its directory."""
+    """The number of its open files. None before Linux 6.2, where counting them means listing the directory."""
     try:
         return os.stat(f"/proc/{pid}/fd").st_size or None
     except OSError:
@@ -54,7 +54,7 @@ def descriptors(pid: int) -> int | None:
 
 
 def most_descriptors(limits: str) -> int | None:
-    """The soft limit, of the text of /proc/PID/limits."""
+    """The soft limit, from the text of /proc/PID/limits."""
     for line in limits.splitlines():
         if line.startswith("Max open files"):
             words = line.split()

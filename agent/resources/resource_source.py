@@ -1,8 +1,8 @@
-"""Polls what watched processes use: a row where something nears its end, or is withheld; each object again from time to
-time, so that what was usual is known.
+"""Polls what watched processes use. A row is made where something is near its limit or is withheld, and for each object
+from time to time, as a baseline.
 
-Watched is who reports decisions, or serves others. All by files that everybody may read, 10 us each; ``MOST`` processes
-at most.
+Watched are processes that report decisions or serve others, at most ``MOST``. All files can be read by every user and
+take 10 us each.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ BOUNDS = (
         "-",
     ),
 )
-#: From which share of a limit on a row is made whenever the number changes.
+#: From this share of a limit on, each change makes a row.
 NEAR = 0.8
-#: Processes whose user is remembered.
+#: Number of processes with a cached uid.
 _USERS = 4096
-#: Pages read within one poll that are worth a row.
+#: Major page faults within one poll that make a row.
 FAULTS = 16
-#: So much run within one poll is worth a row.
+#: CPU time within one poll that makes a row.
 RAN_NS = 20_000_000
 _SERVER, _ACCEPT = TABLES["tcp_rtt"].code("role", "server"), TABLES["socket_queue"].code("kind", "accept")
 
 
 @dataclass
 class Watched:
-    """One process. cgroup: the text of its file when it was read last. reported: by kind, (when a row was made last,
-    its numbers). ran: (for itself, in the kernel) since it started, ns.
+    """One process. cgroup: the last text of its cgroup file. reported: by kind, (time of the last row, its numbers).
+    ran: (user, kernel) CPU time since it started, ns.
     """
 
     pid: int
@@ -81,7 +81,7 @@ class Resources(Pending):
         self._limits: dict[tuple[str, str], CgroupLimits] = {}
         self._met: dict[str, list[Used]] = {}  # by directory, in this poll
         self._next_ns = 0
-        self._whole = False  #: every other poll; between them only descriptors of who nears the limit
+        self._whole = False  # every other poll; the others read only descriptors, of processes near their limit
         self._near: set[tuple[int, int]] = set()
         self._polled_ns = 0
         self._own = os.getpid()
@@ -91,7 +91,7 @@ class Resources(Pending):
         return []
 
     def pending(self, now_ns: int) -> bool:
-        """Descriptors that may run out are counted twice a second, the rest once."""
+        """Descriptors near their limit are polled twice a second, the rest once."""
         return bool(self._near) and now_ns >= self._next_ns
 
     def close(self) -> None: ...
@@ -101,7 +101,7 @@ class Resources(Pending):
         return (batch,)
 
     def watch(self, batch: Batch, now_ns: int) -> None:
-        """Notes whose rows these are."""
+        """Watches the processes of these rows."""
         if batch.table not in ("tcp_rtt", "socket_queue", "limiter_decision"):
             return
         rows = batch.rows
@@ -129,7 +129,7 @@ class Resources(Pending):
         return self._users[key]
 
     def _enter(self, key: tuple[int, int], now_ns: int) -> bool:
-        """Whether this process may be watched; one without rows for a while leaves for it."""
+        """Whether this process may be watched. It may replace one that had no rows for a while."""
         uid = self._user(key)
         if self._places.refusal(uid) and self.watched:
             oldest = min(self.watched, key=lambda key: self.watched[key].seen_ns)
@@ -159,7 +159,8 @@ class Resources(Pending):
         self._read_limits(now_ns)
         self._near &= self.watched.keys()
         for key, one in list(self.watched.items()):
-            cgroup = cgroups.read(f"/proc/{one.pid}/cgroup")  # first: of who has ended, version 1 does not tell
+            # before the stat file: version 1 gives no cgroup of an ended process
+            cgroup = cgroups.read(f"/proc/{one.pid}/cgroup")
             now = process_stat.stat(one.pid)
             gone = not process_stat.is_it(now, one.start_ns)
             rows += self._withheld(one, now, gone)
@@ -209,7 +210,9 @@ class Resources(Pending):
                 self._met.setdefault(place, []).extend(met)
 
     def _withheld(self, one: Watched, now: process_stat.Stat | None, gone: bool) -> Iterable[dict[str, Any]]:
-        """Processor and memory, by its cgroups; and its end, if that was the kernel's for want of memory."""
+        """CPU, memory, block I/O and processes, limited by its cgroups; and its end, if the kernel killed it for lack
+        of memory.
+        """
         mine = who(one)
         for place in one.cpu:
             group = self._groups[place]
@@ -243,8 +246,8 @@ class Resources(Pending):
             yield {**mine, "kind": "oom", "object": killed[0], "events": killed[1]}
 
     def _killed(self, one: Watched) -> tuple[str, int] | None:
-        """(cgroup, how many) of processes that the kernel killed where it was. Whose cgroup ended with it is counted in
-        the one above alone, with all that are below that.
+        """(cgroup, number of processes) that the kernel killed where the process was. If its cgroup was removed with
+        it, only the counter of a cgroup above has them, together with those of all its other descendants.
         """
         groups = [self._groups[place] for place in one.memory]
         own = next((group for group in groups if group.killed), None)
@@ -263,14 +266,14 @@ class Resources(Pending):
             yield {**who(one), "kind": "fd", "used": used, "limit": limit}
 
     def _stolen(self) -> list[dict[str, Any]]:
-        """What a hypervisor kept from this host's processors."""
+        """CPU time that a hypervisor took from this host."""
         ticks = int(cgroups.read("/proc/stat").partition("\n")[0].split()[8])
         stolen, self._steal = (ticks - self._steal if self._steal >= 0 else 0), ticks
         waited_ns = stolen * 10_000_000
         return [{"kind": "cpu", "object": "steal", "waited_ns": waited_ns}] if waited_ns >= POLL_NS // 10 else []
 
     def _pressure(self) -> list[dict[str, Any]]:
-        """For how long some task of this host waited for a processor (PSI)."""
+        """How long some task of this host waited for a CPU (PSI)."""
         ns, before = cgroups.pressure_ns(cgroups.read("/proc/pressure/cpu")), self._pressed
         self._pressed = ns
         waited_ns = ns - before if min(ns, before) >= 0 else 0
@@ -278,8 +281,8 @@ class Resources(Pending):
 
 
 def due(reported: dict[str, tuple[int, tuple[int, int]]], kind: str, used: int, limit: int, now_ns: int) -> bool:
-    """Whether a row is to be made: it is near its end and has changed or is there, was so at the last one, or that is
-    long ago.
+    """Whether to make a row: the use is near the limit and has changed or is at it, has crossed the mark since the last
+    row, or the last row is AGAIN_NS old.
     """
     at_ns, (before, most) = reported.get(kind, (0, (0, 0)))
     near, was_near = used >= NEAR * limit, before >= NEAR * most
@@ -291,7 +294,7 @@ def due(reported: dict[str, tuple[int, tuple[int, int]]], kind: str, used: int, 
 
 
 def ran(one: Watched, now: process_stat.Stat) -> Iterable[dict[str, Any]]:
-    """What it ran since the last poll, where that is much."""
+    """Its CPU time since the last poll, if that is at least RAN_NS."""
     before, one.ran = one.ran, (now.user_ns, now.system_ns)
     if before is not None:
         user_ns, system_ns = (max(0, after - was) for after, was in zip(one.ran, before, strict=True))

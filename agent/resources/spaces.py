@@ -1,8 +1,8 @@
-"""The room that is left in file systems that watched processes write to. Another's files only the helper may look at
+"""Free space of the file systems that watched processes write to. Only the helper can see those of other processes
 (agent/kernel/spaces.py).
 
-Each process is asked every ten seconds which file systems it writes to; of those that write to one, the first is asked
-again each half second.
+Each process is asked every ten seconds which file systems it writes to. For each file system the first such process is
+asked again each half second.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from agent.kernel.helper_client import Helper
 
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
-#: Requests on their way at once: the helper has more to do.
+#: Concurrent requests, so that the helper stays free for other work.
 _AT_ONCE = 4
-#: Of a file system's bytes or files, and at most so many bytes: less is no room.
+#: A file system is full when less is free than this share of its bytes or files, or than this many bytes.
 SHARE, BYTES = 0.005, 64 << 20
 
 
 class Space(NamedTuple):
-    """used, limit: bytes; or files, where it is those that are short. full: there is next to no room."""
+    """used, limit: bytes, or files if those are scarcer. full: next to nothing is free."""
 
     point: bytes
     used: int
@@ -37,7 +37,7 @@ class Space(NamedTuple):
 
     @classmethod
     def parse(cls, text: bytes) -> list[Space]:
-        """Of what the helper tells; what is no such line is left out."""
+        """From the helper's lines; malformed lines are left out."""
         out = []
         for line in text.split(b"\n"):
             words = line.split(b" ", 5)
@@ -52,7 +52,7 @@ class Space(NamedTuple):
 
 @dataclass
 class _Known:
-    """A file system. requested: the process that tells of it."""
+    """A file system. requested: the process that reports it."""
 
     requested: tuple[int, int]
     reported: dict[str, tuple[int, tuple[int, int]]] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Spaces:
         self._helper, self._resources = helper, resources
         self._known: dict[
             tuple[bytes, int, int], _Known
-        ] = {}  # by mount point, size, and whose process told: namespaces may have a mount each of one name
+        ] = {}  # by mount point, size and reporting process: namespaces may have different mounts of one name
         self._asked_ns: dict[tuple[int, int], int] = {}
         self._rows: list[dict[str, Any]] = []
         self._waiting: set[tuple[int, int]] = set()
@@ -111,14 +111,14 @@ class Spaces:
                 text = os.read(fd, 1 << 14)
             finally:
                 os.close(fd)
-        except OSError:  # it has ended, or has nothing to tell
+        except OSError:  # it has ended, or has nothing to report
             return
         finally:
             self._waiting.discard(key)
         self._take(one, key, Space.parse(text), now_ns)
 
     def _take(self, one: Watched, key: tuple[int, int], reported: list[Space], now_ns: int) -> None:
-        """What it tells; another process may tell of the file systems that it tells of no more."""
+        """Takes a report of one process. File systems that it no longer reports may be reported by another process."""
         places = {(space.point, space.limit, one.uid) for space in reported}
         for place in [place for place, known in self._known.items() if known.requested == key and place not in places]:
             del self._known[place]

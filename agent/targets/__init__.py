@@ -1,1 +1,3 @@
-"""Which files and processes are to be probed: found, examined in a process of their own, held to shares."""
+"""Finds the files and processes that get uprobes, has the files analyzed in a separate process, and limits each user's
+share.
+"""

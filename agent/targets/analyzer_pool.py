@@ -1,9 +1,9 @@
-"""Has files examined by a process of its own (agent/targets/elf_analyzer.py), which is started when there is something
-to examine and ended when there is not.
+"""Has files analyzed in separate processes (agent/targets/elf_analyzer.py), which run only while there are files to
+analyze.
 
-The agent reads nothing of a file that others made: it hands the descriptor over and gets plain facts, or why there are
-none. an ELF analyzer that takes too long or dies is ended, its question answered with the reason, and the next question
-starts another.
+The agent does not read files that others made. It passes the descriptor to an analyzer and gets the facts, or the
+reason why there are none. An analyzer that exceeds its time or dies is ended. Its question is answered with the reason,
+and the next question starts a new process.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from agent.kernel.limits import (
 from agent.kernel.steps import Done, Wait
 from agent.posix.supervisor import Supervised, how, spawn
 
-#: Number of the first answer of a process, to no question: it is ready to be asked.
+#: Number of the first message of an analyzer: it is ready for questions.
 READY = 0
-#: A question waits for an ELF analyzer that has worked on another one, or has been starting, for less; then a second
-#: one is started.
+#: A second analyzer is started when the first has worked longer than this on its question, or has been starting for
+#: longer.
 _SOON_S, _STARTS_S = 0.1, 1.0
 
 
 class AnalysisFailed(Exception):
-    """Why there are no facts. ``overrun``: examining it took more than it may; ``passing``: which may be the machine's
-    fault rather than the file's.
+    """Why there are no facts. ``overrun``: the analysis exceeded a limit or ended its process; ``passing``: a
+    repetition may succeed, since the cause may be the machine, not the file.
     """
 
     def __init__(self, why: str, overrun: bool = False, passing: bool = False) -> None:
@@ -63,8 +63,8 @@ class _Question:
 
 
 class _Analyzer:
-    """One process at a time, and both ends of its socket: so it can be replaced, and nobody who polls our end
-    notices.
+    """One process at a time, and both ends of its socket. A new process takes over the socket, so pollers of our end
+    need not change.
     """
 
     def __init__(self) -> None:
@@ -86,13 +86,13 @@ class _Analyzer:
         question.close()
 
     def start(self, user: tuple[int, int] | None = None) -> None:
-        """user: uid and gid that its process runs as, for an agent that is still root."""
+        """user: uid and gid of the new process; None keeps those of the agent."""
         environment = {"OPENBLAS_NUM_THREADS": "1", "PATH": os.environ.get("PATH", ""), "LC_ALL": "C.UTF-8"}
-        while True:  # what the one before left unread
+        while True:  # what the previous process left unread
             try:
                 _, fds = helper.receive(
                     self.theirs, ANALYZER_MAX_MESSAGE, socket.MSG_DONTWAIT
-                )  # an ELF analyzer makes the socket a blocking one
+                )  # an analyzer sets the socket to blocking
             except OSError:
                 break
             for fd in fds:
@@ -101,8 +101,8 @@ class _Analyzer:
         self.child.adopt(spawn("agent.targets.elf_analyzer", fd, fds=[fd], environment=environment, user=user))
 
     def answer(self) -> list[Any] | None:
-        """The answer to the question; None where there is none yet. Answers to those before it are dropped; its time
-        begins when the process is ready.
+        """The answer to the current question; None where there is none yet. Answers to earlier questions are dropped.
+        The time limit of the question starts when the process is ready.
         """
         while True:
             try:
@@ -117,7 +117,7 @@ class _Analyzer:
                 return answer
 
     def failed(self) -> AnalysisFailed | None:
-        """Why there will be no answer; None while there may be one. Who takes too long is ended."""
+        """Why there will be no answer; None while there may be one. Ends a process that exceeds its time."""
         code = self.child.process.poll() if self.child.process is not None else 0
         if code is not None:
             self.child.end()
@@ -135,20 +135,24 @@ class _Analyzer:
         return AnalysisFailed(error_text, overrun=True, passing=True)
 
     def end(self) -> None:
-        """One that has nothing to do is asked to end; else it is killed."""
+        """An idle process is asked to end; a busy one is killed."""
         self.child.end(kill=self.question is not None)
         self.child.reap()
 
 
-def _soon_free(one: _Analyzer) -> bool:
-    """Whether to wait for it takes less than to start another process: most answers take a millisecond."""
-    within_s = _SOON_S if one.ready else _STARTS_S
-    return one.child.process is not None and (one.question is None or time.monotonic() - one.since_s < within_s)
+def _soon_free(analyzer: _Analyzer) -> bool:
+    """Whether waiting for this analyzer is expected to be quicker than starting another: most answers take a
+    millisecond.
+    """
+    within_s = _SOON_S if analyzer.ready else _STARTS_S
+    return analyzer.child.process is not None and (
+        analyzer.question is None or time.monotonic() - analyzer.since_s < within_s
+    )
 
 
 class AnalyzerPool:
-    """``overruns`` counts questions that took too long or ended their process; ``took_s``: how long the last one took,
-    without the start of the process.
+    """``overruns`` counts questions that exceeded a limit or ended their process; ``took_s`` is the duration of the
+    last one, without the start of the process.
     """
 
     def __init__(self, processes: int = ANALYZERS) -> None:
@@ -158,12 +162,12 @@ class AnalyzerPool:
         self.took_s = 0.0
 
     def begin(self, user: tuple[int, int]) -> None:
-        """Starts one as this user (uid, gid), since there will be something to examine. Raises OSError."""
+        """Starts one analyzer as this user (uid, gid) in advance. Raises OSError."""
         self._processes[0].start(user)
 
     def analyze(self, analysis: str, fds: list[int], **arguments: Any) -> Wait:
-        """A wait for the facts that ``agent.binaries.analyses.KINDS[analysis]`` finds in these files; resumed with them
-        or Unexamined. The descriptors stay the caller's.
+        """A wait for the facts that ``agent.binaries.analyses.KINDS[analysis]`` finds in these files. It is resumed
+        with the facts or with AnalysisFailed. The caller keeps its descriptors.
         """
 
         def wait(done: Done) -> None:
@@ -177,20 +181,20 @@ class AnalyzerPool:
 
     @property
     def pids(self) -> list[int]:
-        """Of the processes that run now."""
+        """Pids of the running analyzers."""
         return [one["pid"] for e in self._processes for one in e.child.processes()]
 
     def fds(self) -> list[int]:
         return [e.ours.fileno() for e in self._processes]
 
     def pump(self) -> None:
-        """Takes answers, ends who takes too long, and starts what waits."""
+        """Takes answers, ends analyzers that exceed their time, and starts queued questions."""
         for analyzer in self._processes:
             self._check(analyzer)
         self._next()
 
     def rest(self) -> None:
-        """Ends those that have nothing to do now."""
+        """Ends the idle analyzers."""
         for analyzer in self._processes:
             if analyzer.question is None:
                 analyzer.end()
@@ -219,18 +223,18 @@ class AnalyzerPool:
                         OSError(error.errno, f"cannot start the process that examines it: {error.strerror}"),
                     )
 
-    def _check(self, one: _Analyzer) -> None:
-        answer = one.answer()
-        if one.question is None:
-            if one.child.process is None or time.monotonic() - one.since_s > ANALYZER_IDLE_S:
-                one.end()
+    def _check(self, analyzer: _Analyzer) -> None:
+        answer = analyzer.answer()
+        if analyzer.question is None:
+            if analyzer.child.process is None or time.monotonic() - analyzer.since_s > ANALYZER_IDLE_S:
+                analyzer.end()
         elif answer is not None:
             _, facts, why, self.took_s = answer
-            self._report(one, facts, AnalysisFailed(why) if why else None)
-        elif (failure := one.failed()) is not None:
-            self.overruns[one.question.analysis] += 1
-            self.took_s = time.monotonic() - one.since_s if one.ready else 0.0
-            self._report(one, None, failure)
+            self._report(analyzer, facts, AnalysisFailed(why) if why else None)
+        elif (failure := analyzer.failed()) is not None:
+            self.overruns[analyzer.question.analysis] += 1
+            self.took_s = time.monotonic() - analyzer.since_s if analyzer.ready else 0.0
+            self._report(analyzer, None, failure)
 
     @staticmethod
     def _report(analyzer: _Analyzer, facts: Any, error: Exception | None) -> None:

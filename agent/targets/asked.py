@@ -1,4 +1,4 @@
-"""What is asked of files, and what is offered to who asks."""
+"""What probes request of files, and the files that are offered to them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent.kernel.steps import Steps
 
 
 class Owner(NamedTuple):
-    """Who brought a file: a process (0: the host itself), its real user, and its name for people."""
+    """The process that uses a file (pid 0: the host itself), its real uid, and its name for display."""
 
     pid: int
     uid: int
@@ -25,17 +25,19 @@ HOST = Owner(0, 0)
 
 
 def owner_of(pid: int) -> Owner:
-    """By the real user: a process may make /proc/PID belong to root. Raises OSError, ValueError, IndexError."""
+    """The owner is the real user, since a process can make /proc/PID belong to root. Raises OSError, ValueError,
+    IndexError.
+    """
     with open(f"/proc/{pid}/status", "rb", buffering=0) as status:
         head = status.read(1024).decode(errors="replace")
     return Owner(pid, int(head.split("\nUid:", 1)[1].split(None, 1)[0]), head[6 : head.index("\n")])
 
 
 class FileId(NamedTuple):
-    """Identity of a file while it is in use: an inode has its uprobes, whatever is written to it.
+    """Identity of a file while it is in use. Uprobes belong to the inode, also after the content has changed.
 
-    A file of an overlay's layer is one inode in all containers, each of which tells another device: its ctime tells it
-    apart instead, and the device is 0.
+    A file in a layer of an overlay is one inode in all containers, but each container reports another device. Such a
+    file is identified by its ctime, and its device is 0.
     """
 
     device: int
@@ -44,7 +46,7 @@ class FileId(NamedTuple):
 
 
 class Stamp(NamedTuple):
-    """Changes when the content does. Nobody can set ctime."""
+    """Changes when the content does. A program cannot set ctime."""
 
     mtime_ns: int
     ctime_ns: int
@@ -53,8 +55,8 @@ class Stamp(NamedTuple):
 
 @dataclass
 class Target:
-    """A file that is offered. pid: 0 for one that no process maps yet; path: as the process sees it; fd: closed
-    afterwards.
+    """A file that is offered. pid: 0 if no process maps it yet; path: as the process sees it; fd: closed after the
+    offer.
     """
 
     owner: Owner
@@ -68,24 +70,25 @@ class Target:
         return self.owner.pid
 
     def reserve(self, links: int, places: int) -> None:
-        """Counts what its probes take of the owner's share: so many links, or as many perf events as places where there
-        are no links. Raises NoPlaceError.
+        """Charges the descriptors of its probes to the owner's share: ``links``, or ``places`` perf events where the
+        kernel has no multi-uprobe links. Raises NoPlaceError.
         """
         self._take(links, places)
 
 
-#: Opens an instance of an analysis of the file; None where there is nothing to keep.
+#: Opens an instance for an analysis of the file; None where nothing needs to be kept.
 Found = Callable[[Target, Analysis], Steps[Instance | None]]
 
 
 @dataclass(frozen=True)
 class ProbeRequest:
-    """What is asked of files. analysis: the analyzer (agent.binaries.analyses.KINDS); found: opens an instance of each
-    analysis that it makes; probe: the family, for what is told.
+    """What a probe requests of files. analysis: the analyzer (agent.binaries.analyses.KINDS); found: opens an instance
+    of each analysis that it returns; probe: the family, for reports.
 
-    wanted: whether a file of this path is to be examined at all.
-    companion: (stem, name): a library that belongs to it lies beside it, with ``name`` where its name has ``stem``; its
-    descriptor is examined too.
+    wanted: whether a file of this path is to be analyzed at all.
+
+    companion: (stem, name) of a library beside this one, with ``name`` where this one's file name has ``stem``. Its
+    descriptor is passed to the analyzer, too.
     """
 
     analysis: str
@@ -93,13 +96,13 @@ class ProbeRequest:
     probe: str
     arguments: dict[str, Any] = field(default_factory=dict)
     companion: tuple[bytes, bytes] | None = None
-    #: File names to ask for in a root that does not list its libraries.
+    #: File names to try in a root that does not list its libraries.
     names: tuple[bytes, ...] = ()
-    #: Whether it goes first in a new root: what it is about, a short-lived program does once.
+    #: Whether it goes first in a new root, because a short-lived program makes the probed call only once.
     first: bool = False
     wanted: Callable[[str], bool] = lambda path: True
 
     @property
     def question(self) -> tuple[str, str]:
-        """What its facts depend on, beside the files."""
+        """What the facts depend on, apart from the files."""
         return self.analysis, repr(sorted(self.arguments.items()))

@@ -1,4 +1,4 @@
-"""What opens, compares and attaches for those who look for something to probe."""
+"""The interface through which targets are opened, compared and attached."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from agent.kernel.steps import Pumped, Steps, Wait
 
 
 class Attacher(Pumped, Protocol):
-    """The privileged helper, or a test's stand-in within its own process. Waits are resumed with OSError where it
-    fails.
+    """The privileged helper, or a test's replacement in its own process. Waits are resumed with OSError on failure.
 
-    took_s: how long it worked for the last answer; busy: an answer is due; silent: it does not answer; alive: it is not
-    gone.
+    took_s: work time of the last answer; busy: an answer is due; silent: it does not answer; alive: its process exists.
     """
 
     took_s: float

@@ -1,12 +1,12 @@
-"""The ELF analyzer: the process in which files that somebody else made are read and understood, whatever they are made
-to do.
+"""The ELF analyzer: the process that reads files that other users made, and that may be hostile.
 
-It has no capability and no file of its own, may not open any (seccomp), and is given descriptors by SCM_RIGHTS. A
-question takes ANALYZER_CPU_S of processor time at most and ANALYZER_EXTRA_BYTES of memory, or the kernel ends it
-(RLIMIT_CPU, RLIMIT_AS) and the next question starts another. Agent's side: agent/targets/analyzer_pool.py.
+It has no capability and no file of its own, cannot open any (seccomp), and receives descriptors by SCM_RIGHTS. A
+question takes at most ANALYZER_CPU_S of CPU time and ANALYZER_EXTRA_BYTES of memory. Beyond that the kernel ends the
+process (RLIMIT_CPU, RLIMIT_AS), and the next question starts a new one. The agent's side is
+agent/targets/analyzer_pool.py.
 
 Protocol on a SOCK_SEQPACKET pair, JSON: question [id, analysis, arguments] with descriptors, answer [id, facts or null,
-why not, seconds]; first of all [0, null, "", 0], when it is ready.
+reason, seconds]. The first message is [0, null, "", 0] when the process is ready.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _used_cpu_s() -> float:
 
 
 def _confine() -> None:
-    """Everything that is needed has been imported by now."""
+    """Call after all imports: no file can be opened afterwards."""
     privilege.set_name("tickscope-exam")
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as first_to_go:
         first_to_go.write("1000")
@@ -73,17 +73,19 @@ def _answer(sock: socket.socket, data: bytes, fds: list[int]) -> None:
         why = str(error)
     except MemoryError:
         why = f"it takes more than {ANALYZER_EXTRA_BYTES >> 20} MB of memory to examine"
-    except Exception as error:  # noqa: BLE001 - a fault of ours that this file brings out must be told, not end the process
+    except Exception as error:  # noqa: BLE001 - reports a bug of the analyzer instead of ending the process
         why = f"{type(error).__name__}: {error}"[:200]
     raw = json.dumps([number, facts, why, time.monotonic() - begun]).encode()
     if len(raw) > ANALYZER_MAX_MESSAGE:
-        raw = json.dumps([number, None, "it has more in it than can be told", time.monotonic() - begun]).encode()
+        raw = json.dumps(
+            [number, None, "its facts are larger than an answer may be", time.monotonic() - begun]
+        ).encode()
     sock.send(raw)
 
 
 def main() -> None:
-    """``python -m agent.targets.elf_analyzer FD``: answers until the other end closes or nothing is asked any more (the
-    analyst then ends it).
+    """``python -m agent.targets.elf_analyzer FD``: answers until the other end of the socket closes. The pool ends idle
+    analyzers.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=int(sys.argv[1]))

@@ -1,5 +1,5 @@
-"""Files that processes run and map: each is examined once for everybody who asked, within its owner's share, and let go
-of when nobody uses it.
+"""Files that processes run and map. Each is analyzed once for all requests, within its owner's share, and released when
+nobody uses it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DescriptorsUsedError(NoPlaceError):
 
 
 def raise_soft_limit() -> int:
-    """Gives this process the descriptors that its hard limit allows, within reason; how many that are."""
+    """Raises the soft limit of descriptors to the hard limit, at most MOST_DESCRIPTORS; returns the new limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
@@ -41,7 +41,7 @@ def raise_soft_limit() -> int:
 
 
 def probe_descriptors() -> Places:
-    """Those that probes may take: half of this process's soft limit."""
+    """The descriptors that probes may take: half of this process's soft limit."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     most = soft if soft != resource.RLIM_INFINITY else MOST_DESCRIPTORS
     return Places(int(most * PROBE_SHARE), what="probe descriptors")
@@ -53,8 +53,8 @@ class _File:
         self.instances: list[Instance] = []
         self.written: list[int] = []
         self.taken: list[tuple[Owner, int]] = []
-        #: All by ask: who was asked, and need not be again; whose share did not allow what its probes would have taken
-        #: (0: of something else than descriptors); attempts that failed; what forgets what was told of it.
+        #: By request: which were made and need no repetition; which were refused, with the owner and the descriptors
+        #: that were missing (0: another resource was missing); failed attempts; what removes the report about it.
         self.requested: set[int] = set()
         self.refused: dict[int, tuple[Owner, int]] = {}
         self.tries: Counter[int] = Counter()
@@ -62,7 +62,7 @@ class _File:
 
 
 class Files:
-    """digesting: of ``helper.digest``. multi: uprobes take a descriptor a program, not one a place."""
+    """digesting: of ``helper.digest``. multi: uprobes take one descriptor per program, not one per place."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Files:
     ) -> None:
         self.libraries: list[tuple[bytes, ProbeRequest]] = []
         self.executables: list[ProbeRequest] = []
-        #: Of all libraries of the processes for which a function of the pid holds.
+        #: (condition on the pid, request): requests for all libraries of the processes that meet the condition.
         self.mapped: list[tuple[Callable[[int], bool], ProbeRequest]] = []
         self._analyzers, self._digesting, self._shares, self._unprobed, self._failures, self._multi = (
             analyzers,
@@ -88,8 +88,8 @@ class Files:
         self.writes = Writes()
         self._files: dict[FileId, _File] = {}
         self._facts: OrderedDict[tuple[object, ...], Any] = OrderedDict()
-        #: Whether a device is that of an overlay which root has mounted: others could tell the inode and ctime of
-        #: somebody else's file.
+        #: Whether a device is that of an overlay that root has mounted. On other devices a user could imitate the inode
+        #: and ctime of somebody else's file.
         self.overlaid: Callable[[int], bool] = lambda device: False
 
     def matching(self, path: bytes) -> list[ProbeRequest]:
@@ -100,14 +100,14 @@ class Files:
         return file in self._files
 
     def wanting(self, file: FileId, owner: Owner | None = None) -> bool:
-        """Whether it is to be offered again: it was written to, attaching failed, or was refused for want of
-        descriptors, and this owner's share (None: the refused one's) has them now.
+        """Whether to offer it again: it was written to, attaching failed, or it was refused for want of descriptors
+        that this owner's share has now (None: the share of the refused owner).
         """
         known = self._files.get(file)
         return known is None or bool(known.tries.keys() - known.requested or self._allowed(known, owner))
 
     def _allowed(self, file: _File, owner: Owner | None) -> list[int]:
-        """Asks that were refused, and would not be now."""
+        """Refused requests that would now be accepted."""
         return [
             request
             for request, (owner_key, n) in file.refused.items()
@@ -115,7 +115,7 @@ class Files:
         ]
 
     def count(self, error: Exception) -> None:
-        """Processes end, and containers hold what may not be opened: neither stops the scan."""
+        """Counts an error that must not stop the scan: processes end, and files in containers may be unreadable."""
         number = error.errno if isinstance(error, OSError) else None
         self._failures[errno.errorcode.get(number or 0, type(error).__name__)] += 1
 
@@ -129,8 +129,8 @@ class Files:
         keep: bool = False,
         layer: bool = False,
     ) -> Steps[FileId]:
-        """Has a file examined for all who ask and did not know it yet. others: descriptors of its companions, in order;
-        layer: it lies in an overlay's.
+        """Has a file analyzed for all requests that have not had it yet. others: descriptors of its companions, in
+        order; layer: it lies in a layer of an overlay.
         """
         st = os.fstat(fd)
         key = (
@@ -167,7 +167,7 @@ class Files:
         return take
 
     def _request(self, request: ProbeRequest, file: _File, target: Target, others: list[int]) -> Steps[None]:
-        """What somebody makes of a file. Anybody can put files here, so no fault in one may stop the scan."""
+        """Anybody can put files here, so an error in one must not stop the scan."""
         number, taken = id(request), len(file.taken)
         instances, failed = list[Instance](), True
         watched = self.writes.watch(target.fd)  # before it is read
@@ -201,7 +201,7 @@ class Files:
                 f"cannot attach: {error.strerror}",
                 "it is tried again" if again else "see `tickscope doctor`",
             )
-        except Exception as error:  # noqa: BLE001 - said, and the file is left alone
+        except Exception as error:  # noqa: BLE001 - an error in one file must not stop the scan
             log_message(f"tickscope: cannot examine {printable(target.path)}: {type(error).__name__}: {error}")
         if failed:
             self._close(instances)
@@ -209,19 +209,19 @@ class Files:
             self._give_back(file, taken)
             self._unwatch(file, watched)
         file.instances += instances
-        if file.gone:  # let go of meanwhile
+        if file.gone:  # released meanwhile
             self._end(file)
 
     @staticmethod
     def _again(file: _File, request: int, error: Exception) -> bool:
-        """After a failure, whether it is tried again. What somebody else held up does not count."""
+        """After a failure: whether it is tried again. Attempts that another user blocked do not count."""
         file.tries[request] += not isinstance(error, BlockedError)
         if file.tries[request] < TRIES:
             file.requested.discard(request)
         return request not in file.requested
 
     def _analyze(self, request: ProbeRequest, stamp: Stamp, target: Target, others: list[int]) -> Steps[Any]:
-        """The facts, from memory where the same content was examined before."""
+        """The facts, from the cache where the same content was analyzed before."""
         beside = [(st.st_dev, st.st_ino, st.st_mtime_ns, st.st_size) for st in map(os.fstat, others)]
         key = (*request.question, target.file, stamp, *beside)
         if key not in self._facts:
@@ -239,8 +239,8 @@ class Files:
         return facts
 
     def _fresh(self, request: ProbeRequest, target: Target, others: list[int]) -> Steps[Any]:
-        """What the ELF analyzer finds, or has found in a copy: every container has copies of few libraries, and its
-        first program does not wait for an ELF analyzer.
+        """The facts from the analyzer, or from the cache if a copy was analyzed before. Containers hold copies of few
+        libraries, and the first program of a container should not wait for the analyzer.
         """
         fds = [target.fd, *others]
         try:
@@ -251,7 +251,7 @@ class Files:
             )
         except TimeoutError:
             raise
-        except OSError:  # too large: each is examined
+        except OSError:  # too large for a digest: each copy is analyzed
             copies = None
         if copies is not None and copies in self._facts:
             self._facts.move_to_end(copies)
@@ -268,13 +268,13 @@ class Files:
         )
 
     def _forget(self, file: _File, request: int) -> None:
-        """Takes back what was told of it, be it for what is told now."""
+        """Removes the report about it, if there is one."""
         forget = file.reported.pop(request, None)
         if forget is not None:
             forget()
 
     def offer_known(self, linker_cache: str) -> Steps[None]:
-        """Every path in the dynamic linker's cache that somebody asked for."""
+        """Offers every requested path in the dynamic linker's cache."""
         try:
             cache = Path(linker_cache).read_bytes()[: 4 << 20]
         except OSError as error:
@@ -301,14 +301,14 @@ class Files:
                 os.close(fd)
 
     def release_unused(self, used: set[FileId]) -> None:
-        """Once a scan: lets go of those that were in no ``used`` twice in a row."""
+        """Call once per scan. Releases files that were missing from ``used`` twice in a row."""
         for key, file in list(self._files.items()):
             file.unused = 0 if key in used or file.keep else file.unused + 1
             if file.unused > 1:
                 self._let_go(key)
 
     def let_go_of_written(self) -> None:
-        """Takes the probes from files that are written to; who runs one then is looked at anew."""
+        """Removes the probes from files that are written to. Their processes are scanned again."""
         if written := self.writes.read_events():
             for key in [key for key, file in self._files.items() if not written.isdisjoint(file.written)]:
                 self._let_go(key)
@@ -339,7 +339,7 @@ class Files:
             instances.pop(0).close()
 
     def _unwatch(self, file: _File, number: int) -> None:
-        if number in file.written:  # else it was let go of meanwhile
+        if number in file.written:  # else it was released meanwhile
             file.written.remove(number)
             self.writes.forget(number)
 

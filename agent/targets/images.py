@@ -1,9 +1,9 @@
-"""The libraries of images (overlays, bind mounts), offered when these are mounted: before the first program in them
+"""Offers the libraries of images (overlays, bind mounts) when these are mounted, before the first program in them
 starts.
 
-Uprobes are an inode's, so they go to the layers' own files, which all containers of an image share, and not by the
-image's mount: that can be unmounted at any time. What lies in a layer is looked at once while it is mounted somewhere.
-Only root mounts what is looked at here.
+Uprobes belong to an inode, so they go to the layers' own files, which all containers of an image share. They do not go
+through the image's mount, which can be unmounted at any time. A layer is scanned once while it is mounted. Only mounts
+that root alone can make are scanned.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Images:
-    """opening: of the helper; pause: a wait for the next turn of the loop."""
+    """opening: of the helper; pause: a wait for the next round of the loop."""
 
     def __init__(self, watch: MountWatch, opening: Callable[[int, str], Wait], files: Files, pause: Wait) -> None:
         self._watch, self._opening, self._files, self._pause = watch, opening, files, pause
@@ -41,19 +41,17 @@ class Images:
         files.overlaid = watch.overlaid
 
     def due_s(self) -> float:
-        """When there is something to do, time.monotonic(); infinity where nothing is known of."""
+        """When there is work, time.monotonic(); infinity if none is known."""
         reading = self._read_s if self._watch.changed() else float("inf")
-        looking = self._second_s + (self._begun >= LAYERS_A_SECOND) if self._queue else float("inf")
-        return min(reading, looking)
+        scanning = self._second_s + (self._begun >= LAYERS_A_SECOND) if self._queue else float("inf")
+        return min(reading, scanning)
 
-    def see(self) -> None:
-        """Reads what is mounted, however long it takes: before the first file is offered, so that those of overlays are
-        known as such.
-        """
+    def read_mounts(self) -> None:
+        """Reads the mounts to the end, before the first file is offered, so that files of overlays are recognised."""
         run(self._read(lambda done: done(None, None)), lambda *_: None)
 
     def work(self) -> Steps[None]:
-        """One piece of what is due: what is mounted is read, or a layer looked at."""
+        """One piece of due work: reads the mounts or scans one layer."""
         now_s = time.monotonic()
         if self._watch.changed() and self._read_s <= now_s:
             yield from self._read(self._pause)
@@ -65,7 +63,7 @@ class Images:
             yield from self._begin_scan(self._queue.popleft())
 
     def used(self) -> set[FileId]:
-        """Files of layers that are mounted; the others are forgotten."""
+        """Files of mounted layers; the other layers are forgotten."""
         mounted = self._watch.mounted()
         self._known = {layer: files for layer, files in self._known.items() if layer in mounted}
         self._tries = Counter({layer: n for layer, n in self._tries.items() if layer in self._known})
@@ -89,7 +87,7 @@ class Images:
             paths = yield from libraries(opening, self._files.matching, names)
             elsewhere = [
                 b"/usr" + path for path in paths if path.startswith(b"/lib")
-            ]  # where /lib is a link, that lies in another layer
+            ]  # where /lib is a link, its target lies in another layer
             for path in dict.fromkeys([*paths, *elsewhere]):
                 yield from self._offer(layer, path, opening)
             if any(map(self._files.wanting, self._known.get(layer, ()))):
@@ -112,7 +110,7 @@ class Images:
                     fds.append((yield opening(f"root:{os.fsdecode(one)}")))
                 except TimeoutError:
                     raise
-                except OSError:  # most of what usually lies somewhere does not
+                except OSError:  # most of the usual paths do not exist
                     if not fds:
                         return
             file = yield from self._files.offer(

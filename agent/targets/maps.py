@@ -12,7 +12,7 @@ _DELETED = b" (deleted)"
 
 @dataclass
 class Mapping:
-    """A mapped file. span: one of its mappings, as in /proc/PID/map_files; times: how many mappings there are of it."""
+    """A mapped file. span: one of its mappings, as in /proc/PID/map_files; times: the number of its mappings."""
 
     span: bytes
     device: bytes
@@ -27,8 +27,8 @@ class Mapping:
 
     @property
     def paths(self) -> list[str]:
-        """What to ask the helper for, in order: by its mapping alone where the path is not the process's own, since the
-        file was deleted.
+        """What to ask the helper for, in order. A deleted file is asked for by its mapping alone, since its path no
+        longer leads to it.
         """
         by_path = [f"root:{self.plain.decode(errors='surrogateescape')}"] if self.plain == self.path else []
         return [*by_path, f"map:{self.span.decode()}"]
@@ -39,7 +39,7 @@ LIBRARY = rb"[^/\n]*\.so(?:\.[^/\n ]*)?"
 
 
 def line_pattern(names: Iterable[bytes]) -> re.Pattern[bytes]:
-    """Lines of code mappings of files whose names match one of these patterns as a whole."""
+    """A pattern of lines: code mappings of files with a whole name that matches one of these patterns."""
     return re.compile(
         rb"^(\w+-\w+) r.x\S* \w+ (\S+) (\d+) +(/(?:[^\n]*/)?(?:" + b"|".join(names) + rb")(?: \(deleted\))?)$", re.M
     )
@@ -55,7 +55,7 @@ def pieces(text: bytes) -> Iterator[bytes]:
 
 
 def collect(found: dict[tuple[bytes, bytes, bytes], Mapping], pattern: re.Pattern[bytes], piece: bytes) -> None:
-    """Adds what a piece maps to ``found``, by (device, inode, path)."""
+    """Adds the mappings of a piece to ``found``, by (device, inode, path)."""
     for match in pattern.finditer(piece):
         span, *file = match.groups()
         device, inode, path = file
@@ -67,8 +67,8 @@ def collect(found: dict[tuple[bytes, bytes, bytes], Mapping], pattern: re.Patter
 
 
 def companion(text: bytes, path: bytes, stem: bytes, other: bytes) -> bytes:
-    """The library that belongs to ``path``: of the same folder and mapped too, named ``other`` where its own name has
-    ``stem``; else as its name suggests.
+    """The library that belongs to ``path``: mapped from the same folder, with ``other`` where the name has ``stem``. If
+    none is mapped, the path that the name suggests.
     """
     folder, _, name = path.rpartition(b"/")
     found = re.search(re.escape(folder + b"/" + other) + rb"[^/\n]*\.so[^/\n ]*", text)

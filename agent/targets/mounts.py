@@ -1,7 +1,7 @@
-"""What is mounted for the host's first process, and in which directories the files of overlays and bind mounts lie.
+"""The mounts of the host's first process, and the directories that hold the files of overlays and bind mounts.
 
-A file is the same inode by whatever mount it is reached. Mounts that last are taken: one by which somebody attaches to
-a file is busy for umount.
+A file is the same inode through every mount. An attached file keeps its mount busy for umount, so only lasting mounts
+are used.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import NamedTuple
 from agent.kernel.limits import MOUNTS
 from agent.kernel.steps import Steps, Wait
 
-#: A mount lasts that was there when the agent started, or for so long.
+#: A mount is lasting if it was there when the agent started, or has been there for this long.
 LASTING_S = 600.0
 _LINE = re.compile(r"\d+ \d+ (\d+:\d+) (\S+) (\S+) .* - (\S+) \S+ (\S*)")
-#: What programs are bound from: nothing that any user may mount.
+#: File systems that programs are bind-mounted from. Users cannot mount these.
 _BOUND = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs"}
-#: Of one turn of the loop.
+#: In one round of the loop.
 _TURN_S = 0.002
 
 
 class Mount(NamedTuple):
-    """device: of its file system; root: the directory in there that is seen at ``point``; options: escaped as they are
-    told.
+    """device: of its file system; root: the directory in it that is visible at ``point``; options: escaped as in
+    mountinfo.
     """
 
     device: str
@@ -41,14 +41,14 @@ class Mount(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """A directory that programs see as their root, or as a part of it; shared: by overlays."""
+    """A directory that programs see as their root or as a part of it; shared: by overlays."""
 
     folder: str
     shared: bool
 
 
 def parse(line: bytes) -> Mount | None:
-    """A line of /proc/PID/mountinfo."""
+    """Parses a line of /proc/PID/mountinfo; None if it has another form."""
     found = _LINE.fullmatch(os.fsdecode(line))
     if not found:
         return None
@@ -61,7 +61,7 @@ def _plain(word: str) -> str:
 
 
 class Present:
-    """All mounts, in order; ``lasts`` says of which of them."""
+    """All mounts, in order. ``lasts`` returns whether a mount is lasting."""
 
     def __init__(self, mounts: Iterable[Mount], lasts: Callable[[Mount], bool]) -> None:
         self._points: dict[str, Mount] = {}
@@ -73,7 +73,7 @@ class Present:
                 self._bases[mount.device].append(mount)
 
     def layers(self, mount: Mount) -> Iterator[Layer]:
-        """Where the files of one lie, as far as they are reached by one that lasts."""
+        """The directories that hold the files of a mount, as far as a lasting mount reaches them."""
         if mount.kind == "overlay":
             yield from (
                 Layer(folder, True)
@@ -87,7 +87,7 @@ class Present:
                 yield Layer(folder, False)
 
     def _covering(self, path: str) -> Mount | None:
-        """The mount that a path lies in."""
+        """The mount that holds a path."""
         folders = accumulate(path.split("/")[1:], "{}/{}".format, initial="")
         return next(
             (self._points[folder] for folder in reversed([*folders]) if folder in self._points), self._points.get("/")
@@ -95,8 +95,8 @@ class Present:
 
 
 def _stacked(mount: Mount) -> Iterator[str]:
-    """Upper and lower directories. Docker's relative ones are to what is two above its mount point, containerd's to
-    what is two above its upper directory.
+    """Upper and lower directories. Docker's relative paths start two levels above the mount point, containerd's two
+    levels above the upper directory.
     """
     values = [option.partition("=")[::2] for option in mount.options.split(",")]
     lower = [
@@ -118,8 +118,8 @@ def _inside(path: str, folder: str) -> bool:
 
 
 def _first() -> int:
-    """The host's first process, where this one is in another mount namespace (mounts have ids of their own in each),
-    else this one.
+    """The pid for mountinfo: 1 if this process is in another mount namespace (mount ids differ between namespaces),
+    else its own.
     """
     with (
         contextlib.suppress(OSError),
@@ -132,7 +132,7 @@ def _first() -> int:
 
 
 def _head(line: bytes) -> bytes:
-    """What stays of a line when a mount's options change: its ids, device, root and point."""
+    """The part of a line that stays when a mount's options change: ids, device, root and point."""
     return b" ".join(line.split(b" ", 5)[:5])
 
 
@@ -147,14 +147,14 @@ class _Known(NamedTuple):
 
 
 class MountWatch:
-    """Wakes the loop when mounts come or go (``fds``), and reads them in pieces. Raises OSError."""
+    """Wakes the loop when mounts change (``fds``), and reads them in pieces. Raises OSError."""
 
     def __init__(self) -> None:
-        #: In whose root the paths are.
+        #: The process that the paths belong to.
         self.pid = _first()
         self._fds = [
             os.open(f"/proc/{self.pid}/mountinfo", os.O_RDONLY | os.O_CLOEXEC) for _ in range(2)
-        ]  # each is told of a change once, by whatever polls it
+        ]  # the kernel reports a change once per descriptor, to the first poll
         self._changes, self._wakes = select.poll(), select.epoll()
         self._changes.register(self._fds[0], select.POLLPRI)
         self._wakes.register(self._fds[1], select.EPOLLPRI)
@@ -171,7 +171,7 @@ class MountWatch:
         return self._unread
 
     def read(self, pause: Wait) -> Steps[list[Layer]]:
-        """The layers of what has been mounted since the last time."""
+        """The layers of the mounts that are new since the last call."""
         self._unread = False
         known, fresh, found = dict[bytes, _Known](), dict[bytes, _Known](), list[Layer]()
         now_s = time.monotonic()
@@ -200,7 +200,7 @@ class MountWatch:
         return found
 
     def _pieces(self) -> Iterator[list[bytes]]:
-        """Lines, without those of file systems that any user may mount, some hundred at a time."""
+        """Lines in groups of some hundred, without those of file systems that any user may mount."""
         os.lseek(self._fds[0], 0, os.SEEK_SET)
         rest, n = b"", 0
         while n < MOUNTS and (part := os.read(self._fds[0], 1 << 16)):
@@ -210,15 +210,15 @@ class MountWatch:
             yield lines
 
     def mounted(self) -> set[Layer]:
-        """Of all that is mounted, as of the last reading."""
+        """Layers of all mounts, as of the last reading."""
         return {layer for one in self._known.values() for layer in one.layers}
 
     def overlaid(self, device: int) -> bool:
-        """Whether this device, as stat tells it, is an overlay's."""
+        """Whether this device, as stat reports it, is an overlay's."""
         return _named(device) in self._overlays
 
     def passing(self, device: int) -> bool:
-        """Whether it has been mounted lately, and is not likely to last: nobody should keep it busy."""
+        """Whether it was mounted lately and may be unmounted soon: the agent must not keep it busy."""
         since_s = [one.since_s for one in self._known.values() if one.mount.device == _named(device)]
         return bool(since_s) and time.monotonic() - min(since_s) <= LASTING_S
 

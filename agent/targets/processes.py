@@ -1,5 +1,5 @@
-"""What processes use: their executables and libraries, opened by the privileged helper and offered to whoever asked.
-When, ``targets.py`` says.
+"""What processes use: their executables and libraries, opened by the privileged helper and offered to the requests.
+``targets.py`` decides when a process is scanned.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Process(NamedTuple):
-    """size: as in /proc/PID/statm, which tells whether it has mapped anything since; exe and used: files."""
+    """size: as in /proc/PID/statm; it changes when the process maps something. exe and used: files."""
 
     size: bytes
     exe: list[FileId]
@@ -36,7 +36,7 @@ class Process(NamedTuple):
 
 @dataclass(eq=False)
 class ProcessScan:
-    """A look under way. spent_s: charged to its owner. reported: (probe, path) of what it left out."""
+    """A scan in progress. spent_s: time to charge to the owner. reported: (probe, path) of what the scan left out."""
 
     owner: Owner
     spent_s: float = 0.0
@@ -47,8 +47,8 @@ _NEW = Process(b"0", [], set())
 
 
 class Processes:
-    """What is known of each process, and what a look at one does. pause: a wait for the next turn, between pieces of
-    long work.
+    """What is known of each process, and the scan of one. pause: a wait for the next round of the loop, between pieces
+    of long work.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Processes:
         self._reported: dict[int, set[tuple[str, str]]] = {}
 
     def library(self, pattern: bytes, request: ProbeRequest) -> None:
-        """Asks for shared libraries whose file name matches ``pattern`` as a whole."""
+        """Requests shared libraries with a file name that matches ``pattern`` as a whole."""
         self._files.libraries.append((pattern, request))
         self._pattern = line_pattern(p for p, _ in self._files.libraries)
 
@@ -86,55 +86,55 @@ class Processes:
         self._known.pop(pid, None)
 
     def keep(self, pids: set[int]) -> None:
-        """Forgets the others."""
+        """Forgets all other processes."""
         for gone in self._known.keys() - pids:
             del self._known[gone]
 
-    def one_scan(self, one_scan: ProcessScan, known: Process, size: bytes, scan: bool) -> Steps[None]:
-        """Offers what the process runs and maps."""
-        pid, exe = one_scan.owner.pid, known.exe
-        if self._files.executables and (scan or not exe):
-            exe = yield from self._open(one_scan, ["exe"], b"", self._files.executables, b"")
+    def scan_process(self, scan: ProcessScan, known: Process, size: bytes, full: bool) -> Steps[None]:
+        """Offers the executable and the libraries of the process."""
+        pid, exe = scan.owner.pid, known.exe
+        if self._files.executables and (full or not exe):
+            exe = yield from self._open(scan, ["exe"], b"", self._files.executables, b"")
         used = set(exe)
         self._known[pid] = Process(size, exe, used)
         if self._pattern is not None or self._files.mapped:
-            yield from self._libraries(one_scan, used)
+            yield from self._libraries(scan, used)
 
-    def scanned(self, one_scan: ProcessScan, known: Process, error: Exception | None) -> None:
-        """What failed is looked at again by the next scan; until then the process uses what it used before."""
-        pid, reported = one_scan.owner.pid, self._reported.pop(one_scan.owner.pid, set())
+    def scanned(self, scan: ProcessScan, known: Process, error: Exception | None) -> None:
+        """After an error the next scan repeats the process; until then its earlier files count as used."""
+        pid, reported = scan.owner.pid, self._reported.pop(scan.owner.pid, set())
         if error is not None and (now := self._known.get(pid)):
             self._known[pid] = now._replace(size=b"0", used=now.used | known.used)
-        for one in reported - one_scan.reported:
+        for one in reported - scan.reported:
             self._unprobed.forget(*one)
-        if one_scan.reported:
-            self._reported[pid] = one_scan.reported
+        if scan.reported:
+            self._reported[pid] = scan.reported
 
-    def offer_root(self, one_scan: ProcessScan, root: Root) -> Steps[None]:
-        """The libraries of a root that this process is the first program in. Most of what usually lies somewhere does
-        not: that is no failure.
+    def offer_root(self, scan: ProcessScan, root: Root) -> Steps[None]:
+        """Offers the libraries of a root that this process is the first program in. Missing files are no failure: most
+        of the usual paths do not exist.
         """
         names = tuple(name for _, request in self._files.libraries for name in request.names)
         try:
-            paths = yield from libraries(partial(self._helper.opening, one_scan.owner.pid), self._files.matching, names)
+            paths = yield from libraries(partial(self._helper.opening, scan.owner.pid), self._files.matching, names)
             for path in paths:
                 requests = self._files.matching(path)
                 for file in (
-                    yield from self._open(one_scan, [f"root:{os.fsdecode(path)}"], path, requests, b"", counted=False)
+                    yield from self._open(scan, [f"root:{os.fsdecode(path)}"], path, requests, b"", counted=False)
                 ):
                     if file.device and not self._images.passing(
                         file.device
-                    ):  # a layer's counts as used as long as that is mounted
+                    ):  # a layer's file counts as used while the layer is mounted
                         self._roots.keep(root, file)
         except OSError:
             self._roots.forget(root)
             raise
-        if not os.path.exists(f"/proc/{one_scan.owner.pid}"):  # it ended meanwhile: the next one is the first
+        if not os.path.exists(f"/proc/{scan.owner.pid}"):  # it ended meanwhile: the next program is the first
             self._roots.forget(root)
 
     def release_unused(self) -> None:
-        """Lets go of files that no process used in two full scans in a row, and has those looked at again whose files
-        could not have their probes.
+        """Releases files that no process used in two full scans in a row. Processes whose files did not get all their
+        probes are scanned again.
         """
         self._files.release_unused(
             self._roots.used().union(self._images.used(), *(process.used for process in self._known.values()))
@@ -147,12 +147,12 @@ class Processes:
             for probe, shown in self._reported.pop(pid):
                 self._unprobed.forget(probe, shown)
 
-    def _libraries(self, one_scan: ProcessScan, used: set[FileId]) -> Steps[None]:
-        more = [request for where, request in self._files.mapped if where(one_scan.owner.pid)]
+    def _libraries(self, scan: ProcessScan, used: set[FileId]) -> Steps[None]:
+        more = [request for where, request in self._files.mapped if where(scan.owner.pid)]
         pattern = self._any if more else self._pattern
         if pattern is None:
             return
-        fd = yield self._helper.opening(one_scan.owner.pid, "maps")
+        fd = yield self._helper.opening(scan.owner.pid, "maps")
         with open(fd, "rb") as maps:
             text = maps.read(MAPS_BYTES)
         found: dict[tuple[bytes, bytes, bytes], Mapping] = {}
@@ -162,17 +162,17 @@ class Processes:
             collect(found, pattern, piece)
         if len(text) == MAPS_BYTES:
             self._report(
-                one_scan,
+                scan,
                 "its mappings",
-                f"has more than {MAPS_BYTES >> 20} MB of mappings: those beyond are not looked at",
+                f"has more than {MAPS_BYTES >> 20} MB of mappings: the rest is not scanned",
             )
         most = ALL_FILES_A_PROCESS if more else FILES_A_PROCESS
         asked_first = sorted(found.items(), key=lambda its: not self._files.matching(its[1].plain))
         for key, mapping in asked_first[:most]:
-            if key not in self._mappings or self._files.wanting(self._mappings[key], one_scan.owner):
+            if key not in self._mappings or self._files.wanting(self._mappings[key], scan.owner):
                 if mapping.times > MAPPINGS_A_FILE:
                     self._report(
-                        one_scan,
+                        scan,
                         mapping.plain,
                         f"one process maps it {mapping.times} times: a file with more than {MAPPINGS_A_FILE} mappings"
                         " gets no probes",
@@ -180,7 +180,7 @@ class Processes:
                     continue
                 for file in (
                     yield from self._open(
-                        one_scan, mapping.paths, mapping.plain, [*self._files.matching(mapping.plain), *more], text
+                        scan, mapping.paths, mapping.plain, [*self._files.matching(mapping.plain), *more], text
                     )
                 ):
                     self._mappings[key] = file
@@ -188,14 +188,14 @@ class Processes:
                 used.add(self._mappings[key])
         if len(found) > most:
             self._report(
-                one_scan,
+                scan,
                 f"{len(found)} libraries",
-                f"maps more libraries than are looked at in one process ({most})",
+                f"maps more libraries than are scanned in one process ({most})",
             )
 
     def _open(
         self,
-        one_scan: ProcessScan,
+        scan: ProcessScan,
         paths: list[str],
         path: bytes,
         requests: list[ProbeRequest],
@@ -205,7 +205,7 @@ class Processes:
         """The opened file's identity, in a list; empty where it could not be opened."""
         for what in paths:
             try:
-                fd = yield self._helper.opening(one_scan.owner.pid, what)
+                fd = yield self._helper.opening(scan.owner.pid, what)
             except (TimeoutError, BrokenPipeError):
                 raise
             except OSError as error:
@@ -217,24 +217,22 @@ class Processes:
                 for stem, other in filter(None, (request.companion for request in requests)):
                     beside = companion(text, path, stem, other)
                     try:
-                        others.append((yield self._helper.opening(one_scan.owner.pid, f"root:{os.fsdecode(beside)}")))
+                        others.append((yield self._helper.opening(scan.owner.pid, f"root:{os.fsdecode(beside)}")))
                     except (TimeoutError, BrokenPipeError):
                         raise
-                    except OSError:  # then its version is what its name says
+                    except OSError:  # then the version comes from the file name
                         continue
                 shown = os.fsdecode(path) or link_of(fd)
-                return [(yield from self._files.offer(one_scan.owner, shown, fd, others, requests))]
+                return [(yield from self._files.offer(scan.owner, shown, fd, others, requests))]
             finally:
                 for one in (fd, *others):
                     os.close(one)
         return []
 
-    def _report(self, one_scan: ProcessScan, what: bytes | str, reason: str) -> None:
-        probe, shown = f"process:{printable(one_scan.owner.comm)}", printable(f"{os.fsdecode(what)} ({one_scan.owner})")
-        self._unprobed.report(
-            UnprobedProgram(probe, shown, "degraded", reason, "see docs/limits.md", one_scan.owner.uid)
-        )
-        one_scan.reported.add((probe, shown))
+    def _report(self, scan: ProcessScan, what: bytes | str, reason: str) -> None:
+        probe, shown = f"process:{printable(scan.owner.comm)}", printable(f"{os.fsdecode(what)} ({scan.owner})")
+        self._unprobed.report(UnprobedProgram(probe, shown, "degraded", reason, "see docs/limits.md", scan.owner.uid))
+        scan.reported.add((probe, shown))
 
 
 def link_of(fd: int) -> str:

@@ -1,8 +1,7 @@
-"""The libraries of a root that was not seen before (a container's image, a chroot), offered at the first program's
-start in it.
+"""Offers the libraries of a new root (a container's image, a chroot) when the first program in it starts.
 
-Probes belong to a file, whoever maps it later: so the libraries get theirs before anybody's dynamic linker has mapped
-them, if this is quick enough.
+Uprobes belong to a file, so the libraries get theirs before a dynamic linker has mapped them, if the agent is quick
+enough.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 
 #: (mount namespace, device and inode of the root directory).
 Root = tuple[int, int, int]
-#: Where libraries lie by the file system hierarchy and Debian's multiarch, asked for where a root has no linker's
-#: cache: Alpine's has none.
+#: The usual library folders (file system hierarchy and Debian's multiarch), for roots without a linker cache, such as
+#: Alpine's.
 FOLDERS = (
     *(b"/usr/lib/" + folder for folder in LIBRARY_FOLDERS),
     b"/usr/lib64",
@@ -37,22 +36,22 @@ FOLDERS = (
     *(b"/lib/" + folder for folder in LIBRARY_FOLDERS),
     b"/lib64",
 )
-#: Files of a root are kept for so long after the last new program in it.
+#: Files of a root are kept for this long after the last new program in it.
 KEPT_S = 600.0
 
 
 class Roots:
-    """Which roots are known, by what ``exec_events`` tells. The ``ROOTS`` that were seen last; one beyond is looked at
-    again when it comes back.
+    """The known roots, from ``exec_events``: the last ``ROOTS`` of them. An older root is scanned again when it comes
+    back.
     """
 
     def __init__(self) -> None:
         self._known: OrderedDict[Root, tuple[float, set[FileId]]] = OrderedDict()
         self._new: dict[int, Root] = {}
-        self.see_own()
+        self.note_own()
 
-    def see_own(self) -> None:
-        """This process's: its libraries are offered at the start."""
+    def note_own(self) -> None:
+        """Notes the root of this process, which needs no scan: its libraries are offered at the start."""
         root = os.stat("/")
         self._own = os.stat("/proc/self/ns/mnt").st_ino, _kernel_device(root.st_dev), root.st_ino
 
@@ -76,15 +75,15 @@ class Roots:
             self.forget(self.take(next(iter(self._new))))
 
     def waiting(self) -> list[int]:
-        """Processes that were the first in a new root, which nobody has taken yet."""
+        """First processes of new roots that have not been taken yet."""
         return list(self._new)
 
     def take(self, pid: int) -> Root | None:
-        """The new root that this process was the first in; once."""
+        """Returns the new root that this process was the first in, once."""
         return self._new.pop(pid, None)
 
     def forget(self, root: Root | None) -> None:
-        """It could not be looked at: the next program in it is its first."""
+        """The root could not be scanned: the next program in it counts as its first."""
         if root is not None:
             self._known.pop(root, None)
 
@@ -105,8 +104,8 @@ class Roots:
 def libraries(
     opening: Callable[[str], Wait], matching: Callable[[bytes], list[ProbeRequest]], names: tuple[bytes, ...]
 ) -> Steps[list[bytes]]:
-    """Paths in a root that may be asked for, the most urgent first (``ProbeRequest.first``): what its linker's cache
-    lists, else what usually lies where. opening: of ``helper.open_proc``, of a process in it.
+    """Paths to request in a root, the most urgent first (``ProbeRequest.first``): those in its linker cache, else the
+    usual ones. opening: of ``helper.open_proc``, for a process in the root.
     """
 
     def later(path: bytes) -> bool:
@@ -132,5 +131,5 @@ def _listed(cache: bytes, matching: Callable[[bytes], list[ProbeRequest]]) -> It
 
 
 def _kernel_device(device: int) -> int:
-    """As the kernel keeps it (MKDEV), of what stat tells."""
+    """Converts a device number from stat's form to the kernel's (MKDEV)."""
     return os.major(device) << 20 | os.minor(device)

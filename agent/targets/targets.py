@@ -1,9 +1,10 @@
-"""Which executable files the processes of this host run and map: what uprobes are attached to.
+"""The executable files that the processes of this host run and map: what uprobes are attached to.
 
-A process is looked at when it starts, some times shortly after (the dynamic linker and dlopen come later), and every 10
-s, but then only if its size has changed. Its executable is opened at the first look, and again only by the scans, in
-case an exec went unseen. The privileged helper opens, the ELF analyzer reads the files, and this only says who and
-when: at most one look of a user's processes at a time, within that user's part of the time (agent/common/fairness.py).
+A process is scanned when it starts and several times shortly after, since the dynamic linker and dlopen map files
+later. Afterwards it is scanned every 10 s, if its size has changed. Its executable is opened by the first scan, and
+again only by the periodic scans, in case an exec was missed. The privileged helper opens the files and the ELF analyzer
+reads them. This module decides which process is scanned when: one scan per user at a time, within the user's time
+budget (agent/common/fairness.py).
 """
 
 from __future__ import annotations
@@ -44,20 +45,20 @@ if TYPE_CHECKING:
     from agent.batch import Batch
     from agent.kernel.kernel_source import KernelSource
 
-#: After the start of a program, ns.
+#: Scans after the start of a program, ns.
 SCAN_DELAYS_NS = (0, 20_000_000, 200_000_000, 1_000_000_000, 5_000_000_000)
 FULL_SCAN_NS = 10_000_000_000
 _BUDGET_S = 0.010
-#: Of the start, after which what is left goes on beside everything else.
+#: Duration of the start; what remains continues in the background.
 _START_S = 20.0
 _SOON_NS, _SILENT_NS = 10_000_000, 250_000_000
 
 
 class Targets:
-    """Offers each file once to everybody who asked. Implements ``agent.contracts.Source``; produces no rows.
+    """Offers each file once to all requests. Implements ``agent.contracts.Source``; produces no rows.
 
-    kernel: whose exec_events tell of new programs. Ask with ``library`` and ``exe``, then ``start``. ``failures``
-    counts what could not be opened, by errno name. Raises OSError where there is no timer to be had.
+    kernel: its exec_events report new programs. Make the requests with ``library`` and ``exe``, then call ``start``.
+    ``failures`` counts files that could not be opened, by errno name. Raises OSError if no timer can be created.
     """
 
     name = "targets"
@@ -82,12 +83,13 @@ class Targets:
         self._scan: deque[int] = deque()
         self._waiting: UserQueues[tuple[int, bool]] = UserQueues(SCANS_WAITING)
         self._scans: list[ProcessScan] = []  # of all kinds
-        self._looking_at: set[int] = set()  # processes
+        self._scanned_pids: set[int] = set()
         self._running = Places(SCANS_AT_A_TIME, a_user=1)
         self._budget = Budget(LOOKS_PART, LOOKS_MOST_S, root=False)
-        #: Of new roots, of containers: apart, since their first programs soon shake hands.
+        #: Of new roots of containers. They have places of their own, since the first programs there soon make TLS
+        #: handshakes.
         self._root_scans = Places(ROOT_SCANS_AT_A_TIME, a_user=1)
-        self._hurried = self._seeing_images = False
+        self._hurried = self._scanning_images = False
         self._dropped = 0
         self._later: list[Done] = []
         self._full_ns = 0
@@ -98,33 +100,33 @@ class Targets:
         kernel.subscribe("exec_events", self.on_exec)
 
     def library(self, pattern: bytes, request: ProbeRequest) -> None:
-        """Asks for shared libraries whose file name matches ``pattern`` as a whole."""
+        """Requests shared libraries with a file name that matches ``pattern`` as a whole."""
         self._processes.library(pattern, request)
 
     def exe(self, request: ProbeRequest) -> None:
-        """Asks for every executable file that runs."""
+        """Requests every executable file that runs."""
         self.files.executables.append(request)
 
     def mapped(self, where: Callable[[int], bool], request: ProbeRequest) -> None:
-        """Asks for every shared library of the processes for which a function of the pid holds."""
+        """Requests every shared library of the processes for which ``where(pid)`` is true."""
         self.files.mapped.append((where, request))
 
     def using(self, pid: int) -> set[FileId]:
-        """The files that a process uses, as far as it has been looked at."""
+        """The files that a process uses, as far as it has been scanned."""
         return self._processes.of(pid).used
 
     def again(self, pid: int) -> None:
-        """Looks at a process soon, if it has mapped anything since the last time."""
+        """Scans a process soon, if it has mapped anything since the last scan."""
         if len(self._due) < SCANS_WAITING:
             heapq.heappush(self._due, (time.clock_gettime_ns(time.CLOCK_BOOTTIME), pid))
             self._arm()
 
     def start(self) -> None:
-        """Offers the libraries that the dynamic linker would find, so that new processes are seen at once, then what
-        runs now.
+        """Offers the libraries that the dynamic linker would find, so that new processes are probed from their start,
+        then the files of the running processes.
         """
         done: list[object] = []
-        self.images.see()
+        self.images.read_mounts()
         run(self.files.offer_known(self._linker_cache), lambda *end: done.append(end))
         self._full_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + FULL_SCAN_NS
         self._scan.extend(self._pids())
@@ -159,13 +161,13 @@ class Targets:
         self._arm()
 
     def drain(self, now_ns: int) -> Iterable[Batch]:
-        """Looks at what is due, for at most about 10 ms at a time."""
+        """Works on what is due, for at most about 10 ms."""
         if not self._full_ns:
             self.start()
         elif self._full_ns <= now_ns:
             self._full_ns = now_ns + FULL_SCAN_NS
             pids = self._pids()
-            # Else nobody would find out that a file is used, or give it its probes again.
+            # Without the helper nobody could find out that a file is used, or attach its probes again.
             if self._helper.alive and not self._helper.silent:
                 self._processes.release_unused()
             if not self._scan:
@@ -178,13 +180,13 @@ class Targets:
         self._pump()
         self._begin(now_ns, end)
         while self._helper.busy and self._scans and time.monotonic() < end and not self._helper.silent:
-            pump_until(lambda: not self._helper.busy, [self._helper], end - time.monotonic())  # mostly at once
+            pump_until(lambda: not self._helper.busy, [self._helper], end - time.monotonic())  # usually returns at once
             self._begin(now_ns, end)
         self._arm()
         return ()
 
     def pump(self) -> None:
-        """For ``start``: as ``drain``, whatever time it takes."""
+        """For ``start``: like ``drain``, without a limit on time."""
         self._pump()
         self._begin(time.clock_gettime_ns(time.CLOCK_BOOTTIME), float("inf"))
 
@@ -195,8 +197,8 @@ class Targets:
         self.analyzers.close()
 
     def examining(self) -> dict[str, int]:
-        """For ``status``: ELF analyzers that run now, questions that took too much, looks for which there was no place
-        to wait, and the descriptors that probes take and may take.
+        """For ``status``: running ELF analyzers, questions that exceeded a limit, scans that were dropped because the
+        queue was full, and the descriptors that probes take and may take.
         """
         return {
             "processes": len(self.analyzers.pids),
@@ -220,11 +222,11 @@ class Targets:
             done(None, None)
 
     def _pause(self, done: Done) -> None:
-        """A wait for the next turn."""
+        """A wait for the next round of the loop."""
         self._later.append(done)
 
     def _arm(self) -> None:
-        """For what is due next, but not for at once: what could not be begun waits for an answer, which wakes the loop
+        """Sets the timer for the next due work. Work that could not begin now waits for an answer, which wakes the loop
         itself.
         """
         now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
@@ -238,7 +240,7 @@ class Targets:
             ]
         )
         rest_s = self.images.due_s() - time.monotonic()
-        if not self._seeing_images and rest_s < _START_S:
+        if not self._scanning_images and rest_s < _START_S:
             due = min(due, now_ns + int(rest_s * 1e9))
         self._timer.set(max(due, now_ns + (_SILENT_NS if self._helper.silent else _SOON_NS if self._scans else 0)))
 
@@ -248,11 +250,11 @@ class Targets:
         return pids
 
     def _begin(self, now_ns: int, end: float) -> None:
-        """Starts looks: at images and new roots first, then those of users who waited for their turn."""
-        if not self._seeing_images and self.images.due_s() <= time.monotonic() and not self._helper.silent:
-            one_scan, self._seeing_images = ProcessScan(HOST), True
-            self._scans.append(one_scan)
-            run(self._metered(one_scan, self.images.work()), lambda _, error: self._images_done(one_scan, error))
+        """Starts scans: images and new roots first, then those of users in the queue."""
+        if not self._scanning_images and self.images.due_s() <= time.monotonic() and not self._helper.silent:
+            scan, self._scanning_images = ProcessScan(HOST), True
+            self._scans.append(scan)
+            run(self._metered(scan, self.images.work()), lambda _, error: self._images_done(scan, error))
         if not self._helper.alive:
             self._scan.clear()
             self._due.clear()
@@ -273,11 +275,11 @@ class Targets:
                 return
 
     def _free(self, uid: int, now_ns: int) -> bool:
-        """Whether a look of this user's may begin."""
+        """Whether a scan of this user's may begin."""
         return not self._running.refusal(uid) and self._budget.left(uid, now_ns) > 0
 
-    def _begin_scan(self, pid: int, scan: bool, now_ns: int) -> None:
-        """Looks at a process unless its size is as it was: kernel threads and zombies have none."""
+    def _begin_scan(self, pid: int, full: bool, now_ns: int) -> None:
+        """Scans a process unless its size is unchanged. Kernel threads and zombies have no size."""
         try:
             with open(f"/proc/{pid}/statm", "rb", buffering=0) as statm:
                 size = statm.read(64).split()[0]
@@ -288,25 +290,25 @@ class Targets:
         except (OSError, IndexError, ValueError):
             self._processes.forget(pid)
             return
-        if not self._free(owner.uid, now_ns) or pid in self._looking_at:
-            self._dropped += not self._waiting.put(owner.uid, (pid, scan))
+        if not self._free(owner.uid, now_ns) or pid in self._scanned_pids:
+            self._dropped += not self._waiting.put(owner.uid, (pid, full))
             return
         self._running.take(owner.uid)
-        self._looking_at.add(pid)
-        one_scan = ProcessScan(owner)
-        self._scans.append(one_scan)
-        work = self._metered(one_scan, self._processes.one_scan(one_scan, known, size, scan))
-        run(work, lambda _, error: self._scanned(one_scan, known, error))
+        self._scanned_pids.add(pid)
+        scan = ProcessScan(owner)
+        self._scans.append(scan)
+        work = self._metered(scan, self._processes.scan_process(scan, known, size, full))
+        run(work, lambda _, error: self._scanned(scan, known, error))
 
-    def _scanned(self, one_scan: ProcessScan, known: Process, error: Exception | None) -> None:
-        self._running.give_back(one_scan.owner.uid)
-        self._looking_at.discard(one_scan.owner.pid)
-        self._processes.scanned(one_scan, known, error)
-        self._done(one_scan, error)
+    def _scanned(self, scan: ProcessScan, known: Process, error: Exception | None) -> None:
+        self._running.give_back(scan.owner.uid)
+        self._scanned_pids.discard(scan.owner.pid)
+        self._processes.scanned(scan, known, error)
+        self._done(scan, error)
 
     def _scan_root(self, pid: int, now_ns: int) -> None:
-        """A look of its own: one at what the process was before its exec may still wait for an ELF analyzer. While its
-        user has no time left, the root stays unknown.
+        """A separate scan, since an earlier scan of the same pid, from before its exec, may still wait for an ELF
+        analyzer. While its user has no time left, the root stays unknown.
         """
         try:
             owner = owner_of(pid)
@@ -316,39 +318,40 @@ class Targets:
         if self._budget.left(owner.uid, now_ns) <= 0:
             self.roots.forget(self.roots.take(pid))
         elif not self._root_scans.refusal(owner.uid) and (root := self.roots.take(pid)) is not None:
-            one_scan = ProcessScan(owner)
-            self._scans.append(one_scan)
+            scan = ProcessScan(owner)
+            self._scans.append(scan)
             self._root_scans.take(owner.uid)
-            self._hurried = background.hurry() or self._hurried  # against the first program there, which has begun
-            work = self._metered(one_scan, self._processes.offer_root(one_scan, root))
-            run(work, lambda _, error: self._root_done(one_scan, error))
+            # a race against the first program there, which has started
+            self._hurried = background.hurry() or self._hurried
+            work = self._metered(scan, self._processes.offer_root(scan, root))
+            run(work, lambda _, error: self._root_done(scan, error))
 
-    def _root_done(self, one_scan: ProcessScan, error: Exception | None) -> None:
-        self._root_scans.give_back(one_scan.owner.uid)
+    def _root_done(self, scan: ProcessScan, error: Exception | None) -> None:
+        self._root_scans.give_back(scan.owner.uid)
         if self._hurried and not self._root_scans.used:
             self._hurried = False
             background.give_way()
-        self._done(one_scan, error)
+        self._done(scan, error)
 
-    def _images_done(self, one_scan: ProcessScan, error: Exception | None) -> None:
-        self._seeing_images = False
-        self._done(one_scan, error)
+    def _images_done(self, scan: ProcessScan, error: Exception | None) -> None:
+        self._scanning_images = False
+        self._done(scan, error)
 
-    def _done(self, one_scan: ProcessScan, error: Exception | None) -> None:
-        """A look of any kind is over."""
-        self._scans.remove(one_scan)
+    def _done(self, scan: ProcessScan, error: Exception | None) -> None:
+        """Ends a scan of any kind."""
+        self._scans.remove(scan)
         if error is not None:
             self.files.count(error)
             if not isinstance(error, OSError):
-                log_message(f"tickscope: looking at process {one_scan.owner.pid}: {type(error).__name__}: {error}")
-        self._charge(one_scan, one_scan.spent_s)
+                log_message(f"tickscope: cannot scan process {scan.owner.pid}: {type(error).__name__}: {error}")
+        self._charge(scan, scan.spent_s)
 
-    def _charge(self, one_scan: ProcessScan, spent_s: float) -> None:
-        self._budget.spend(one_scan.owner.uid, min(spent_s, LONGEST_S), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
+    def _charge(self, scan: ProcessScan, spent_s: float) -> None:
+        self._budget.spend(scan.owner.uid, min(spent_s, LONGEST_S), time.clock_gettime_ns(time.CLOCK_BOOTTIME))
 
-    def _metered(self, one_scan: ProcessScan, steps: Steps[None]) -> Steps[None]:
-        """Runs a look and adds up the time that it takes of this process, the helper and the ELF analyzer; the time
-        that it waits for its turn does not count.
+    def _metered(self, scan: ProcessScan, steps: Steps[None]) -> Steps[None]:
+        """Runs a scan and adds up the time that it takes of this process, the helper and the ELF analyzer, without the
+        time in queues.
         """
         value, error = None, None
         while True:
@@ -358,21 +361,21 @@ class Targets:
             except StopIteration:
                 return
             finally:
-                one_scan.spent_s += time.monotonic() - begun
+                scan.spent_s += time.monotonic() - begun
             value, error = None, None
             try:
                 value = yield wait
-            except Exception as failure:  # noqa: BLE001 - the look's to handle
+            except Exception as failure:  # noqa: BLE001 - thrown into the scan
                 error = failure
-                if isinstance(failure, BlockedError):  # who held it up pays
+                if isinstance(failure, BlockedError):  # the user that blocked it is charged
                     self._helper.took_s = 0.0
                 elif isinstance(failure, TimeoutError):
-                    self._stalled = one_scan, time.monotonic() - self._helper.took_s
-            one_scan.spent_s += self._helper.took_s + self.analyzers.took_s
+                    self._stalled = scan, time.monotonic() - self._helper.took_s
+            scan.spent_s += self._helper.took_s + self.analyzers.took_s
             self._helper.took_s = self.analyzers.took_s = 0.0
 
     def _settle(self) -> None:
-        """Who stalled the helper pays for all of that time, once it answers again."""
+        """The user that stalled the helper is charged for the whole time, once the helper answers again."""
         if self._stalled is not None and not self._helper.silent:
-            (one_scan, since_s), self._stalled = self._stalled, None
-            self._charge(one_scan, time.monotonic() - since_s)
+            (scan, since_s), self._stalled = self._stalled, None
+            self._charge(scan, time.monotonic() - since_s)

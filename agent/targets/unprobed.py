@@ -1,4 +1,4 @@
-"""Programs and libraries that are not probed, or not wholly, each with its path, the reason and what to do: rows of
+"""Programs and libraries without probes, or with some missing, each with its path, the reason and a remedy: rows of
 ``probe_status``, and in ``status``.
 """
 
@@ -16,13 +16,13 @@ from agent.tables import TABLES
 from agent.targets.asked import Owner
 
 _WINDOW_NS = 60_000_000_000
-#: Characters of a path in a row, whose reason must have room.
+#: Characters of a path in a row; the rest is for the reason.
 _SHOWN = 120
 
 
 @dataclass
 class UnprobedProgram:
-    """One of them. probe: as in probe_status; path: for people."""
+    """probe: as in probe_status; path: for display."""
 
     probe: str
     path: str
@@ -33,8 +33,8 @@ class UnprobedProgram:
 
 
 class UnprobedPrograms:
-    """Implements ``agent.contracts.Source``. At most PROGRAMS_REPORTED are kept, and as many rows a minute made of
-    them; ``more`` counts how often one beyond was left out.
+    """Implements ``agent.contracts.Source``. Keeps at most PROGRAMS_REPORTED programs and makes as many rows a minute;
+    ``more`` counts those that were left out.
     """
 
     name = "unseen programs"
@@ -49,13 +49,13 @@ class UnprobedPrograms:
         self._window_ns = self._rows = 0
 
     def of(self, probe: str, path: str, owner: Owner, state: str, reason: str, remedy: str) -> Callable[[], None]:
-        """Tells of a file by who brought it; returns what forgets it."""
+        """Reports a file with its owner; returns a function that removes the report."""
         name, shown = f"{probe}:{printable(path.rpartition('/')[2])}", printable(f"{path} ({owner})")
         self.report(UnprobedProgram(name, shown, state, reason, remedy, owner.uid))
         return partial(self.forget, name, shown)
 
     def report(self, one: UnprobedProgram) -> None:
-        """Keeps it, and makes a row of it where it is new or has changed."""
+        """Keeps it, and makes a row if it is new or has changed."""
         key = one.probe, one.path
         if self._kept.get(key) == one:
             return
@@ -65,14 +65,14 @@ class UnprobedPrograms:
                 return
             self._places.take(one.uid)
         self._kept[key] = one
-        if self._rows_of.get(key) == one:  # forgotten and told again: its row holds
+        if self._rows_of.get(key) == one:  # forgotten and reported again: its row is still right
             self._news.pop(key, None)
         else:
             self._news[key] = one
 
     def forget(self, probe: str, path: str) -> None:
-        """No process uses it any more. Of one that had no row yet there is nothing to take back: who comes and goes
-        faster than rows are made takes no room.
+        """Removes a report, since no process uses the file any more. If no row was made yet, none is made now: programs
+        that come and go quickly take no room.
         """
         gone = self._kept.pop((probe, path), None)
         if gone is not None:
@@ -94,8 +94,8 @@ class UnprobedPrograms:
 
     def _beyond(self) -> str:
         return (
-            f"{self.more} times a program or library that is not seen was left out here: {PROGRAMS_REPORTED} are told,"
-            f" {self._places.a_user} of each user but root"
+            f"{self.more} reports of programs or libraries without probes were left out: at most"
+            f" {PROGRAMS_REPORTED} are kept, {self._places.a_user} of each user but root"
         )
 
     def fds(self) -> list[int]:

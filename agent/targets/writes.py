@@ -1,5 +1,5 @@
-"""Files with probes that somebody writes to. The kernel would go on to put breakpoints where the former content had
-instructions, into what is started of the file from then on.
+"""Files with probes that somebody writes to. Programs started from such a file afterwards would get breakpoints at the
+instructions of the former content.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ import os
 import struct
 
 _FLAGS = 0o2004000  # IN_NONBLOCK | IN_CLOEXEC
-# IN_MODIFY, which a truncation is, too; IN_ONESHOT: else who writes on and on leaves the queue no room for others
+# IN_MODIFY, which also reports truncation, and IN_ONESHOT: a file that is written again and again cannot fill the queue
 _MODIFY = 0x80000002
 _OVERFLOW = -1
 _EVENT = struct.Struct("iIII")
 
 
 class Writes:
-    """``fds`` is readable when there is one. Who may not read a file is not told of it; where there is no inotify,
-    nobody is told of any.
+    """``fds`` is readable when a file was written to. Files that the agent may not read are not watched; without
+    inotify none are.
     """
 
     def __init__(self) -> None:
         self._libc = ct.CDLL(None, use_errno=True)
         self._fd = self._libc.inotify_init1(_FLAGS)
-        self._watched: dict[int, int] = {}  # of one inode there is one, whoever asks
+        self._watched: dict[int, int] = {}  # by watch number: one inode has one number, however often it is watched
 
     def fds(self) -> list[int]:
         return [self._fd] if self._fd >= 0 else []
 
     def watch(self, file: int) -> int:
-        """From now on; a number for it, or -1."""
+        """Watches a file from now on; returns its number, or -1."""
         path = f"/proc/self/fd/{file}".encode()
         number = int(self._libc.inotify_add_watch(self._fd, path, ct.c_uint32(_MODIFY)))
         if number >= 0:
@@ -45,7 +45,7 @@ class Writes:
             self._libc.inotify_rm_watch(self._fd, number)
 
     def read_events(self) -> set[int]:
-        """Numbers of those that were written to, each once; all where the queue had no room."""
+        """Numbers of the files that were written to, each once; all numbers if the queue overflowed."""
         found = set[int]()
         with contextlib.suppress(BlockingIOError):
             while self._fd >= 0 and (data := os.read(self._fd, 4096)):

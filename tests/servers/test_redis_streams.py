@@ -226,7 +226,7 @@ def test_a_keyspace_not_yet_looked_through_is_reported(redis: Redis) -> None:
     client.close()
     redis.do("XGROUP", "CREATE", "late", "g", "$", "MKSTREAM")
     (queue,) = BROKER.sources([redis.url])
-    output = [b"still being looked through" in poll(queue)["reason"].tobytes() for _ in range(6)]
+    output = [b"still being scanned" in poll(queue)["reason"].tobytes() for _ in range(6)]
     assert output[0]
     assert not output[-1]
     assert poll(queue)["destination"].tolist() == [b"late"]

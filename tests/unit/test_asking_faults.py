@@ -23,7 +23,7 @@ from agent.common.clocks import boot_ns
 from agent.posix.supervisor import Restarts
 from agent.queues.packing import TABLE, pack
 from agent.queues.poller_process import Brokers
-from agent.queues.received import NoMessage, checked
+from agent.queues.received import MalformedMessage, checked
 from agent.queues.rounds import Rounds
 from agent.queues.worker import ALIVE, HEADER, MOST_FAILURES, PIECE_BYTES, ROWS, Worker
 from tests.patience import PATIENCE
@@ -67,7 +67,7 @@ GOOD = HEADER.pack(ROWS, 3) + rows()
     ],
 )
 def test_what_is_no_message_is_refused(data: bytes) -> None:
-    with pytest.raises(NoMessage):
+    with pytest.raises(MalformedMessage):
         checked(data, ("redis",), 4, 9)
 
 
@@ -97,7 +97,7 @@ def test_one_that_sends_what_is_no_message_is_ended_and_reported(monkeypatch: py
     pid = kept.pid
     try:
         kept.until(kept.brokers.failures)
-        assert "ended (sent what is no message: 1 bytes), and is started again" in kept.brokers.failures()["brokers"]
+        assert "ended (sent a malformed message: 1 bytes), and is started again" in kept.brokers.failures()["brokers"]
         kept.until(lambda: not os.path.exists(f"/proc/{pid}"))
         kept.until(lambda: kept.reported("unasked"))
     finally:

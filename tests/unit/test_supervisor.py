@@ -63,7 +63,7 @@ class Rig:
                 if data == b"beat":
                     self.child.beat()
                 else:
-                    self.child.fail("sent what is no message")
+                    self.child.fail("sent a malformed message")
         except (BlockingIOError, ConnectionResetError):
             return
 
@@ -115,7 +115,7 @@ ENDS = {
     "raises": Case("raise KeyError", "exit status 1"),
     "is killed": Case("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
     "ends by a real-time signal": Case("os.kill(os.getpid(), 40)", "signal 40"),
-    "sends what is no message": Case("s.send(b'x'); time.sleep(60)", "sent what is no message"),
+    "sends a malformed message": Case("s.send(b'x'); time.sleep(60)", "sent a malformed message"),
     "eats memory": Case(
         "resource.setrlimit(resource.RLIMIT_DATA, (1 << 28, 1 << 28)); bytearray(1 << 29)", "exit status 1"
     ),

@@ -314,7 +314,7 @@ def test_of_more_libraries_than_are_checked_those_that_are_asked_for_come_first(
     rig.scan()
     assert str(library) in rig.live
     (reported,) = rig.targets.unprobed_programs.reported()
-    assert str(reported["reason"]).endswith("maps more libraries than are looked at in one process (2)")
+    assert str(reported["reason"]).endswith("maps more libraries than are scanned in one process (2)")
 
 
 def test_a_user_who_stalls_the_helper_pays_for_all_of_that_time(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

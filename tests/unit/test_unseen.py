@@ -43,7 +43,7 @@ def test_beyond_the_bound_the_same_program_is_not_reported_as_many() -> None:
         programs.report(program(number))
     for _ in range(3):
         programs.report(program(9999))
-    assert str(programs.reported()[-1]["reason"]).startswith("3 times a program")
+    assert str(programs.reported()[-1]["reason"]).startswith("3 reports of programs")
 
 
 def test_what_is_reported_again_as_it_was_has_its_row() -> None:

@@ -1,1 +1,1 @@
-"""Why something can be wrong: a file a cause, with ``CAUSE`` (agent/correlate/catalogue.py)."""
+"""Why something can be wrong: one file per cause, with ``CAUSE`` (agent/correlate/catalogue.py)."""

@@ -1,4 +1,4 @@
-"""The listener itself, where nothing that held it up was seen."""
+"""The listener itself is slow, and nothing that delayed it was seen."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The thread that had read a request slept, instead of answering it: for a lock or another thread of its program, for a
-child, by its own wish.
+"""The thread that had read a request slept instead of answering it: for a lock or another thread of its program, for a
+child, or in nanosleep.
 
-It is where the thread was, and not why; so anything else that explains the wait goes before it. Seen by an on-demand
-profile only: which call the thread was in when that began, when it was woken first, and who ran there.
+This shows where the thread was, not why, so any other explanation takes precedence. It is based on an on-demand profile
+only: the call that the thread was in when the profile began, its first wake-up, and what ran there.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _WAITS = {
     "rt_sigsuspend": "waiting for a signal",
     "pause": "waiting for a signal",
 }
-#: What nobody does who waits for more to do.
+#: Calls that no thread uses to wait for more work.
 _REQUESTED = frozenset(("clock_nanosleep", "nanosleep"))
-#: ... and those by which programs of several processes wait for each other, with much else.
+#: ... and those that programs with several processes use to wait for each other, among much else.
 _LATCHES = frozenset(("epoll_wait", "epoll_pwait", "poll", "ppoll", "select", "pselect6"))
-#: Of the time that the look and the wait have in common; and what is too short for a look to tell, where the answer
-#: came when it was woken, or else.
+#: Of the time that the profile and the wait have in common; and the shortest sleep that counts, if the answer came at
+#: the wake-up, or else.
 _MOST, _LEAST_NS, _LONGER_NS = 0.7, 50_000_000, 400_000_000
 _AT_ONCE_NS = 50_000_000
-#: A thread that runs what many requests need may have slept for another reason.
+#: A thread that many requests need may have slept for another reason.
 _SURE = 0.45
 
 
@@ -51,7 +51,7 @@ def pending_thread(episode: Episode, view: View) -> Iterator[Verdict]:
     rows = rows[rows["tid"] == tid] if tid else rows[:0]
     if not len(rows) or episode.metric in episode.declared.alone:
         return
-    rows = rows[rows["t_ns"] == rows["t_ns"][0]]  # of one look
+    rows = rows[rows["t_ns"] == rows["t_ns"][0]]  # of one profile
     began_ns = int((rows["t_ns"] - rows["interval_ns"])[0])
     common_ns = min(episode.end_ns, int(rows["t_ns"][0])) - max(episode.start_ns, began_ns)
     rows = rows[rows["sum_ns"] <= common_ns + _AT_ONCE_NS]  # it has waited for something else since
@@ -99,7 +99,9 @@ def _pending(tid: int, episode: Episode, view: View) -> np.ndarray:
 
 
 def _longest(pending: np.ndarray, from_ns: int, to_ns: int) -> int:
-    """For how long of that time one was without an answer: who has answered sleeps until there is more to do."""
+    """The longest part of this interval in which one request was unanswered. After an answer a thread sleeps until
+    there is more work.
+    """
     begun = pending["max_from_ns"]
     return int((np.minimum(begun + pending["max_ns"], to_ns) - np.maximum(begun, from_ns)).max(initial=0))
 

@@ -1,4 +1,6 @@
-"""A peer refused connections, or was not there. Who serves its port now need not be who was away: no pid is told."""
+"""A peer refused connections, or did not run. The process that serves its port now may be another one, so no pid is
+given.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +30,17 @@ _FAILED = TABLES["tcp_connect"].code("result", "failed")
 
 
 def unreachable(episode: Episode, view: View) -> Iterator[Verdict]:
-    """As the poller saw it."""
-    p = polled(episode, view)
-    error = episode.words.removeprefix(f"{episode.key[0]} {p.where}: ")
+    """As seen by the poller."""
+    poll = polled(episode, view)
+    error = episode.words.removeprefix(f"{episode.key[0]} {poll.where}: ")
     why = f" ({error})" if error else ""
     yield Verdict(
         CAUSE.name,
         0.95,
-        p.scope,
+        poll.scope,
         f"{episode.subject} could not be reached{why}",
-        (p.seen,),
-        culprit=_server(p.server, p.where),
+        (poll.seen,),
+        culprit=_server(poll.server, poll.where),
         short=error,
     )
 
@@ -48,51 +50,51 @@ def _server(server: tuple[str, int] | None, where: str) -> Culprit:
 
 
 def refused(episode: Episode, view: View) -> Iterator[Verdict]:
-    for p in on_peers(episode, view):
-        if len(p.failed) and not p.resolver:
+    for wait in on_peers(episode, view):
+        if len(wait.failed) and not wait.resolver:
             yield Verdict(
                 CAUSE.name,
-                0.95 * p.sure,
-                p.where,
+                0.95 * wait.sure,
+                wait.where,
                 render(
                     "{who} refused or failed {n}",
-                    who=f"{process(*p.server)} at {p.name}" if p.server else p.name,
-                    n=value(len(p.failed), "connection"),
+                    who=f"{process(*wait.server)} at {wait.name}" if wait.server else wait.name,
+                    n=value(len(wait.failed), "connection"),
                 ),
                 (
                     item(
                         "tcp_connect",
                         "failed connects",
-                        len(p.failed),
+                        len(wait.failed),
                         "",
-                        keys={"peer": p.name, "errno": int(p.failed["errno"][0])},
+                        keys={"peer": wait.name, "errno": int(wait.failed["errno"][0])},
                     ),
-                    p.wait,
+                    wait.wait,
                 ),
-                culprit=_server(p.server, p.name),
+                culprit=_server(wait.server, wait.name),
             )
 
 
 def turned_away(episode: Episode, view: View) -> Iterator[Verdict]:
-    """A peer, as its clients saw it."""
+    """A peer, as seen by its clients."""
     netns, raw = cast("tuple[int, bytes]", episode.key[:2])
     rows = in_netns(to_peer(view.during("tcp_connect", episode), raw), netns)
-    refused_ = rows[(rows["result"] == _FAILED) & (rows["errno"] == errno.ECONNREFUSED)]
-    if len(refused_) and len(refused_) >= 0.5 * episode.facts.get("failed", 0.0) >= 0.5 * episode.facts.get(
+    refusals = rows[(rows["result"] == _FAILED) & (rows["errno"] == errno.ECONNREFUSED)]
+    if len(refusals) and len(refusals) >= 0.5 * episode.facts.get("failed", 0.0) >= 0.5 * episode.facts.get(
         "broken", 0.0
     ):
         server, name = view.server(raw, netns, episode), peer(raw)
-        words = render("{who} refused {n}", who=server[0] if server else "it", n=value(len(refused_), "connection"))
+        words = render("{who} refused {n}", who=server[0] if server else "it", n=value(len(refusals), "connection"))
         entry = item(
-            "tcp_connect", "failed connects", len(refused_), "", keys={"peer": name, "errno": errno.ECONNREFUSED}
+            "tcp_connect", "failed connects", len(refusals), "", keys={"peer": name, "errno": errno.ECONNREFUSED}
         )
-        sure = 0.94 if episode.symptom == "retry_storm" else 0.8  # it is why they are tried again
+        sure = 0.94 if episode.symptom == "retry_storm" else 0.8  # the refusals are why it retries
         yield Verdict(CAUSE.name, sure, place(name, raw, netns), words, (entry,), "", Culprit(object=name))
 
 
 def shown_out(episode: Episode, view: View) -> Iterator[Verdict]:
-    """A peer that takes a connection, says a few words, and ends it at once: a limit of connections, or whom it does
-    not want. No network does that.
+    """A peer that accepts a connection, sends a few bytes, and closes it at once: a limit of connections, or an
+    unwanted client. A network does not do that.
     """
     netns, raw = cast("tuple[int, bytes]", episode.key[:2])
     rows = in_netns(to_peer(view.during("tcp_close", episode, SECOND), raw), netns)
@@ -128,15 +130,15 @@ def reached(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def behind(episode: Episode, view: View) -> Iterator[Verdict]:
-    """A queue whose server was away just before, or meanwhile: what piled up then is being taken."""
-    a = away(episode, view)
-    if a is not None and a.down:
-        words = render("its server was unreachable for {gone} ({why})", gone=span(a.gone_ns), why=a.why)
-        yield Verdict(CAUSE.name, 0.93, a.scope, words, (a.seen,), culprit=a.culprit)
+    """A queue with a server that was unreachable just before, or meanwhile: its backlog is being processed."""
+    outage = away(episode, view)
+    if outage is not None and outage.down:
+        words = render("its server was unreachable for {gone} ({why})", gone=span(outage.gone_ns), why=outage.why)
+        yield Verdict(CAUSE.name, 0.93, outage.scope, words, (outage.seen,), culprit=outage.culprit)
 
 
 def _not_there(episode: Episode, view: View) -> Iterator[Verdict]:
-    """A server answers with errors since another one that it asks refuses connects, or says that it is not ready."""
+    """A server answers with errors because another server that it calls refuses connects, or is not ready."""
     for end in chain(episode, view)[-1:]:
         if end.how == "refused" and end.errno != errno.EADDRNOTAVAIL:
             why = refused_by(end)
@@ -161,27 +163,32 @@ def _not_there(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def refused_by(end: FailedHop) -> str:
-    """Where it was not the server's own kernel that refused: how the connects failed."""
+    """The error of the connects, if they were not refused by the server's own kernel."""
     return "" if end.errno in (0, errno.ECONNREFUSED) else errno.errorcode.get(end.errno, "")
 
 
 def failing(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Connections that failed; polls that did; a server that says itself that it is not ready."""
+    """Failed connections; failed polls; a server that reports that it is not ready."""
     yield from _not_there(episode, view)
     if episode.pid is not None:
         yield from refused(episode, view)
-    for b in refusing(episode, view):
-        kinds = [kind for kind in ("LOADING", "CLUSTERDOWN") if b.errors[kind]]
+    for broker in refusing(episode, view):
+        kinds = [kind for kind in ("LOADING", "CLUSTERDOWN") if broker.errors[kind]]
         if kinds:
-            n = value(sum(b.errors[kind] for kind in kinds))
-            words = render("{who} refused {n} commands ({kinds})", who=b.who, n=n, kinds=" and ".join(kinds))
-            yield Verdict(CAUSE.name, 0.9, b.scope, words, (b.replies(*kinds),), culprit=b.culprit)
-        elif b.down and not b.own:
+            n = value(sum(broker.errors[kind] for kind in kinds))
+            words = render("{who} refused {n} commands ({kinds})", who=broker.who, n=n, kinds=" and ".join(kinds))
+            yield Verdict(CAUSE.name, 0.9, broker.scope, words, (broker.replies(*kinds),), culprit=broker.culprit)
+        elif broker.down and not broker.own:
             why = item(
-                "queue_lag", "failed polls", None, column="reason", reason=", ".join(b.down), keys={"peer": b.where}
+                "queue_lag",
+                "failed polls",
+                None,
+                column="reason",
+                reason=", ".join(broker.down),
+                keys={"peer": broker.where},
             )
-            words = f"{b.who} could not be reached from tickscope either ({b.down[0]})"
-            yield Verdict(CAUSE.name, 0.85, b.scope, words, (why,), culprit=b.culprit)
+            words = f"{broker.who} could not be reached from tickscope either ({broker.down[0]})"
+            yield Verdict(CAUSE.name, 0.85, broker.scope, words, (why,), culprit=broker.culprit)
 
 
 CAUSE = Cause(

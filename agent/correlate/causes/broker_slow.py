@@ -1,4 +1,4 @@
-"""A peer did not answer, though the network was well."""
+"""A peer did not answer, though the network was fine."""
 
 from __future__ import annotations
 
@@ -25,44 +25,44 @@ def in_decisions(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def silent(episode: Episode, view: View) -> Iterator[Verdict]:
-    for p in on_peers(episode, view):
-        if p.own >= SHARE and not p.slower and not p.starving and not p.resolver:
+    for wait in on_peers(episode, view):
+        if wait.own >= SHARE and not wait.slower and not wait.starving and not wait.resolver:
             certain = (
-                (0.97 if p.worst is not None else 0.75)
-                * ((0.5 if p.resent.syns > 0.9 * p.again else 0.7) if p.again else 1.0)
-                * (0.8 if p.resets or len(p.failed) else 1.0)
+                (0.97 if wait.worst is not None else 0.75)
+                * ((0.5 if wait.resent.syns > 0.9 * wait.again else 0.7) if wait.again else 1.0)
+                * (0.8 if wait.resets or len(wait.failed) else 1.0)
             )
             words = render(
                 "{who} did not answer for {longest}{meanwhile}",
-                who=p.who,
-                longest=span(p.longest),
-                meanwhile="" if is_unix(p.raw) else _meanwhile(p.usual, p.worst, p.quickest),
+                who=wait.who,
+                longest=span(wait.longest),
+                meanwhile="" if is_unix(wait.raw) else _meanwhile(wait.usual, wait.worst, wait.quickest),
             )
-            entries = (p.wait,) if is_unix(p.raw) else (p.wait, p.rtt)
+            entries = (wait.wait,) if is_unix(wait.raw) else (wait.wait, wait.rtt)
             yield Verdict(
-                CAUSE.name, certain * p.own * p.sure * (1 - cpu_share(episode, view)), p.where, words, entries
+                CAUSE.name, certain * wait.own * wait.sure * (1 - cpu_share(episode, view)), wait.where, words, entries
             )
 
 
 def holding_back(episode: Episode, view: View) -> Iterator[Verdict]:
-    p = polled(episode, view)
-    if p.starving or p.slower:
+    poll = polled(episode, view)
+    if poll.starving or poll.slower:
         return
-    if p.worst is None:
+    if poll.worst is None:
         yield Verdict(
             CAUSE.name,
             0.8,
-            p.scope,
-            f"{p.who} answered late (the network RTT to it is unknown)",
-            (p.seen,),
+            poll.scope,
+            f"{poll.who} answered late (the network RTT to it is unknown)",
+            (poll.seen,),
         )
     else:
-        words = render("{who} answered late{meanwhile}", who=p.who, meanwhile=_meanwhile(p.usual, p.worst))
-        yield Verdict(CAUSE.name, 0.63 if p.again else 0.9, p.scope, words, (p.seen, p.rtt))
+        words = render("{who} answered late{meanwhile}", who=poll.who, meanwhile=_meanwhile(poll.usual, poll.worst))
+        yield Verdict(CAUSE.name, 0.63 if poll.again else 0.9, poll.scope, words, (poll.seen, poll.rtt))
 
 
 def kept_waiting(episode: Episode, view: View) -> Iterator[Verdict]:
-    """The server at which a chain of requests that were given up ends."""
+    """The server at the end of a chain of abandoned requests."""
     *hops_before, end = hops(episode, view)
     if is_starved(end.starved_ns, episode):
         return
@@ -91,7 +91,7 @@ def kept_waiting(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def in_vain(episode: Episode, view: View) -> Iterator[Verdict]:
-    """A server answers with errors since it gives up waiting for another one."""
+    """A server answers with errors because it gives up waiting for another one."""
     yield from silent(episode, view)
     for end in chain(episode, view)[-1:]:
         if end.how == "given_up":
@@ -105,15 +105,15 @@ def in_vain(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def behind(episode: Episode, view: View) -> Iterator[Verdict]:
-    """A queue whose server stood still just before, or meanwhile."""
-    a = away(episode, view)
-    if a is not None and not a.down:
-        words = render("its server did not answer for {gone}", gone=span(a.gone_ns))
-        yield Verdict(CAUSE.name, 0.93, a.scope, words, (a.seen,), culprit=a.culprit)
+    """A queue with a server that did not answer just before, or meanwhile."""
+    outage = away(episode, view)
+    if outage is not None and not outage.down:
+        words = render("its server did not answer for {gone}", gone=span(outage.gone_ns))
+        yield Verdict(CAUSE.name, 0.93, outage.scope, words, (outage.seen,), culprit=outage.culprit)
 
 
 def _meanwhile(usual: float | None, worst: float | None, quickest: float | None = None) -> Words:
-    """What the network did, which is not to blame, to end a sentence with; us."""
+    """The end of a sentence: the network RTT, which is not to blame; us."""
     if quickest is not None:
         return render(" while a round trip to that address took {quickest}", quickest=span(quickest * 1e3))
     if worst is None:

@@ -1,9 +1,7 @@
-"""A process ran all the time: it computed, and answered nobody meanwhile. It waited neither in a call nor for a
-processor.
+"""A process ran on a CPU all the time and answered no request meanwhile. It waited neither in a call nor for a CPU.
 
-Of an event loop that a computation blocks, of an interpreter whose lock somebody keeps, of garbage collection, of a
-lock whose holder computes. Not of more that was asked for: each request took more of the processor than it usually
-does.
+Examples: a computation that blocks an event loop, an interpreter lock, garbage collection, a lock with a computing
+holder. Higher load is no example: each request must take more CPU time than usual.
 """
 
 from __future__ import annotations
@@ -23,11 +21,11 @@ from agent.correlate.view import View
 from agent.correlate.waits import PEERS, SHARE, on_peers
 from agent.correlate.words import process, render, span
 
-#: How sure it is: of who was slow, of a peer that somebody waited for; and where the kernel worked for it, which calls,
-#: page faults or reclaim explain better.
+#: Scores: for the slow process itself, and for a peer that it waited for; and the factor if it ran mostly in the
+#: kernel, which calls, page faults or reclaim explain better.
 _OWN, _PEER, _IN_KERNEL = 0.94, 0.95, 0.8
-_SHORT = 0.8  # ... and where others ran for longer
-_LOADED = 0.6  # of what it ran, that more requests explain: then they do
+_SHORT = 0.8  # ... and the factor if others ran for longer
+_LOADED = 0.6  # from this share of its CPU time on, more requests explain it
 
 
 def _verdict(who: tuple[str, int], its: Ran, score: float, episode: Episode, view: View) -> Verdict:
@@ -95,7 +93,7 @@ def itself(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def _loaded(episode: Episode, its: Ran) -> bool:
-    """Whether it ran for more requests, each of which took what it always takes."""
+    """Whether it ran for more requests, each of which took its usual time."""
     rate, usual = next(
         ((episode.facts.get(m), episode.facts.get(f"{m}_base")) for m in ("n", "cost") if m in episode.facts),
         (None, None),
@@ -105,11 +103,11 @@ def _loaded(episode: Episode, its: Ran) -> bool:
 
 def peers(episode: Episode, view: View) -> Iterator[Verdict]:
     """The peer that it waited for."""
-    for p in on_peers(episode, view):
-        if p.own >= SHARE and not p.slower and p.server:
-            its = ran(p.server[1], episode, view)
+    for wait in on_peers(episode, view):
+        if wait.own >= SHARE and not wait.slower and wait.server:
+            its = ran(wait.server[1], episode, view)
             if its is not None and its.busy:
-                yield _verdict(p.server, its, _PEER * p.own * p.sure, episode, view)
+                yield _verdict(wait.server, its, _PEER * wait.own * wait.sure, episode, view)
 
 
 def either(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -118,12 +116,12 @@ def either(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def asking(episode: Episode, view: View) -> Iterator[Verdict]:
-    """The server that did not answer tickscope's question."""
-    p = polled(episode, view)
-    if p.server and not p.slower and not p.blind:
-        its = ran(p.server[1], episode, view)
+    """The server that did not answer tickscope's poll."""
+    poll = polled(episode, view)
+    if poll.server and not poll.slower and not poll.blind:
+        its = ran(poll.server[1], episode, view)
         if its is not None and its.busy:
-            yield _verdict(p.server, its, 0.93, episode, view)
+            yield _verdict(poll.server, its, 0.93, episode, view)
 
 
 CAUSE = Cause(

@@ -14,7 +14,7 @@ NAME = "clock_step"
 
 
 def _or_not(rule: Rule, seen: Callable[[Episode, View], object], words: str) -> Rule:
-    """It also says where the clock was not moved at all, for all causes of that."""
+    """Adds a verdict that rules the step out if the clock was not moved."""
 
     def both(episode: Episode, view: View) -> Iterator[Verdict]:
         return chain(rule(episode, view), () if seen(episode, view) else (Verdict(NAME, 0.0, "", words),))

@@ -1,4 +1,4 @@
-"""A group's consumers take less than what comes."""
+"""A group's consumers acknowledge less than what arrives."""
 
 from __future__ import annotations
 
@@ -12,32 +12,38 @@ from agent.correlate.words import render, value
 
 
 def slow(episode: Episode, view: View) -> Iterator[Verdict]:
-    c = consumption(episode, view)
-    if c.gone:
+    group = consumption(episode, view)
+    if group.gone:
         return
-    out = value(c.out, "message/s")
-    if c.out is None:
+    out = value(group.out, "message/s")
+    if group.out is None:
         yield Verdict(CAUSE.name, 0.0, "", "the rate of acknowledgements is not known")
-    elif c.held or c.idle or c.grown:
+    elif group.held or group.idle or group.grown:
         return
-    elif c.out_was is not None and c.out < 0.7 * c.out_was:
+    elif group.out_was is not None and group.out < 0.7 * group.out_was:
         yield Verdict(
             CAUSE.name,
-            0.85 * c.sure,
+            0.85 * group.sure,
             episode.scope,
-            render("its consumers acknowledged only {out}{usual}", out=out, usual=c.usual),
-            c.rates,
+            render("its consumers acknowledged only {out}{usual}", out=out, usual=group.usual),
+            group.rates,
         )
     elif (
-        c.arriving is not None
-        and c.out < 0.95 * c.arriving
-        and not c.arriving >= 1.5 * (c.arriving if c.arriving_was is None else c.arriving_was)
+        group.arriving is not None
+        and group.out < 0.95 * group.arriving
+        and not group.arriving >= 1.5 * (group.arriving if group.arriving_was is None else group.arriving_was)
     ):
-        words = render("its consumers acknowledged {out} while {arriving} arrived", out=out, arriving=value(c.arriving))
-        yield Verdict(CAUSE.name, 0.7 * c.sure, episode.scope, words, c.rates)
+        words = render(
+            "its consumers acknowledged {out} while {arriving} arrived", out=out, arriving=value(group.arriving)
+        )
+        yield Verdict(CAUSE.name, 0.7 * group.sure, episode.scope, words, group.rates)
     else:
         yield Verdict(
-            CAUSE.name, 0.0, "", render("its consumers acknowledged {out}{usual}", out=out, usual=c.usual), c.rates
+            CAUSE.name,
+            0.0,
+            "",
+            render("its consumers acknowledged {out}{usual}", out=out, usual=group.usual),
+            group.rates,
         )
 
 

@@ -12,52 +12,57 @@ from agent.correlate.words import render, value
 
 
 def stopped(episode: Episode, view: View) -> Iterator[Verdict]:
-    c = consumption(episode, view)
-    others = value(c.out or 0, "message/s")
-    if c.gone:
-        yield Verdict(CAUSE.name, 0.95, episode.scope, "the group has no consumers", (c.members, *c.rates))
-    elif c.grown:
+    group = consumption(episode, view)
+    others = value(group.out or 0, "message/s")
+    if group.gone:
+        yield Verdict(CAUSE.name, 0.95, episode.scope, "the group has no consumers", (group.members, *group.rates))
+    elif group.grown:
         return
-    elif c.held and c.who:
+    elif group.held and group.who:
         words = render(
             "{who} stopped or holds its messages, while the others acknowledged {others}",
-            who=c.who,
+            who=group.who,
             others=others,
         )
-        sure = c.sure * (0.9 if c.lone is not None else 0.75)
-        yield Verdict(CAUSE.name, sure, episode.scope, words, (*c.rates, c.members), culprit=c.culprit)
-    elif c.held:
+        sure = group.sure * (0.9 if group.lone is not None else 0.75)
+        yield Verdict(CAUSE.name, sure, episode.scope, words, (*group.rates, group.members), culprit=group.culprit)
+    elif group.held:
         words = render(
             "one delivered message stays unacknowledged while {out} per second are acknowledged: its consumer stopped"
             " or holds it",
-            out=value(c.out or 0, "other"),
+            out=value(group.out or 0, "other"),
         )
-        yield Verdict(CAUSE.name, 0.65 * c.sure, episode.scope, words, (*c.rates, c.members))
-    elif c.idle:
+        yield Verdict(CAUSE.name, 0.65 * group.sure, episode.scope, words, (*group.rates, group.members))
+    elif group.idle:
         more = (
-            render(" (usually {usual})", usual=value(c.out_was, "message/s"))
-            if c.out_was
-            else render(" while {arriving} arrived", arriving=value(c.arriving or 0, "message/s"))
+            render(" (usually {usual})", usual=value(group.out_was, "message/s"))
+            if group.out_was
+            else render(" while {arriving} arrived", arriving=value(group.arriving or 0, "message/s"))
         )
         silent_clients = (
-            render("; {n} stopped talking to the server", n=value(len(c.silent), "client")) if c.silent else ""
+            render("; {n} stopped talking to the server", n=value(len(group.silent), "client")) if group.silent else ""
         )
         yield Verdict(
             CAUSE.name,
-            c.sure * (0.9 if episode.facts.get("since_s", _SURE_S) >= _SURE_S else 0.8),
+            group.sure * (0.9 if episode.facts.get("since_s", _SURE_S) >= _SURE_S else 0.8),
             episode.scope,
             render("nothing was acknowledged{more}{silent_clients}", more=more, silent_clients=silent_clients),
-            c.rates,
-            culprit=c.culprit if len(c.silent) <= 1 else UNKNOWN_CULPRIT,
+            group.rates,
+            culprit=group.culprit if len(group.silent) <= 1 else UNKNOWN_CULPRIT,
         )
-    elif c.lone is not None and c.one_less:
+    elif group.lone is not None and group.one_less:
         words = render(
-            "{who} stopped, and the others acknowledged only {others}{usual}", who=c.who, others=others, usual=c.usual
+            "{who} stopped, and the others acknowledged only {others}{usual}",
+            who=group.who,
+            others=others,
+            usual=group.usual,
         )
-        yield Verdict(CAUSE.name, 0.88 * c.sure, episode.scope, words, (*c.rates, c.members), culprit=c.culprit)
+        yield Verdict(
+            CAUSE.name, 0.88 * group.sure, episode.scope, words, (*group.rates, group.members), culprit=group.culprit
+        )
 
 
-#: From then on nothing acknowledged is more than each consumer busy with one message.
+#: After this time without an acknowledgement, it is more than each consumer being busy with one message.
 _SURE_S = 3.0
 CAUSE = Cause(
     "consumer_stopped",

@@ -1,4 +1,4 @@
-"""Ready to run, but not running: others ran, or a quota withheld the processor."""
+"""Ready to run, but not running: other processes ran, or a quota throttled it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agent.correlate.words import process, render, span
 
 
 def _starving(who: str, queued: float, pid: int | None, score: float, of: CpuStarvation) -> Verdict:
-    """All that starve at one time starve of one cause, but for what a quota withholds: that is a cgroup's own."""
+    """Processes that wait for a CPU at one time have one cause, except under a quota, which belongs to a cgroup."""
     entries = [
         item("syscall_latency", "time waiting for a CPU", queued, "ns", column="run_queue_ns", keys={"pid": pid})
     ]
@@ -70,10 +70,10 @@ def _starving(who: str, queued: float, pid: int | None, score: float, of: CpuSta
 
 def peers(episode: Episode, view: View) -> Iterator[Verdict]:
     """The peer that it waited for."""
-    for p in on_peers(episode, view):
-        if p.share >= SHARE and not p.slower and p.starving and p.server:
-            of = starved(p.server[1], episode, view)
-            yield _starving(process(*p.server), p.starved_ns, p.server[1], 0.9 * p.share * p.sure, of)
+    for wait in on_peers(episode, view):
+        if wait.share >= SHARE and not wait.slower and wait.starving and wait.server:
+            of = starved(wait.server[1], episode, view)
+            yield _starving(process(*wait.server), wait.starved_ns, wait.server[1], 0.9 * wait.share * wait.sure, of)
 
 
 def own(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -97,7 +97,7 @@ def own(episode: Episode, view: View) -> Iterator[Verdict]:
         )
         return
     if episode.declared.inside:
-        queued = min(queued, lost)  # the sums per second also hold what was waited before and after
+        queued = min(queued, lost)  # the sums per second include waits before and after
     yield _starving(process(episode.comm, episode.pid), queued, episode.pid, 0.97 * share, of)
 
 
@@ -107,7 +107,7 @@ def either(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def withheld(episode: Episode, view: View) -> Iterator[Verdict]:
-    """What was seen is that it waits for a processor: who ran instead, or which quota it was."""
+    """The wait for a CPU was seen already; this names what ran instead, or the quota."""
     if episode.metric not in ("throttled_ns", "delay_ns") or episode.pid is None:
         return
     of = starved(episode.pid, episode, view)
@@ -116,25 +116,27 @@ def withheld(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def asking(episode: Episode, view: View) -> Iterator[Verdict]:
-    """The server, or tickscope itself, which asked it."""
-    p = polled(episode, view)
-    if p.blind:
+    """The server, or tickscope itself, which polled it."""
+    poll = polled(episode, view)
+    if poll.blind:
         yield Verdict(
             CAUSE.name,
             0.8,
             "",
-            render("tickscope itself, which polls it, got no CPU for {blind}", blind=span(p.blind_ns)),
+            render("tickscope itself, which polls it, got no CPU for {blind}", blind=span(poll.blind_ns)),
             (
-                item("syscall_latency", "time that tickscope did not run", p.blind_ns, "ns", column="interval_ns"),
-                p.seen,
+                item("syscall_latency", "time that tickscope did not run", poll.blind_ns, "ns", column="interval_ns"),
+                poll.seen,
             ),
         )
-    elif p.starving and p.server:
-        yield _starving(process(*p.server), p.starved_ns, p.server[1], 0.88, starved(p.server[1], episode, view))
+    elif poll.starving and poll.server:
+        yield _starving(
+            process(*poll.server), poll.starved_ns, poll.server[1], 0.88, starved(poll.server[1], episode, view)
+        )
 
 
 def kept_waiting(episode: Episode, view: View) -> Iterator[Verdict]:
-    """A server along a chain of requests that were given up, or who asked it."""
+    """A server along a chain of abandoned requests, or its caller."""
     chain = [(hop.server, hop.starved_ns) for hop in reversed(hops(episode, view)) if hop.server]
     if episode.pid is not None:
         chain.append(((episode.comm, episode.pid), view.starved_ns(episode.pid, episode)))
@@ -145,7 +147,7 @@ def kept_waiting(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def consumers(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Of a queue: those that talk to its server."""
+    """Consumers of a queue: clients of its server."""
     starving = consumption(episode, view).starved
     if starving is not None:
         client, waited_ns = starving

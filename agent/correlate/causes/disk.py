@@ -1,5 +1,5 @@
-"""A disk kept calls on files waiting: its file system was frozen, another process wrote much to it meanwhile, a
-cgroup's limit held its requests back, or it took long itself.
+"""Calls on files waited for a disk: its file system was frozen, another process wrote much to it meanwhile, a cgroup's
+limit throttled it, or it was slow.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _WRITES = (
 _READ, _WRITE = (TABLES["resource"].code("direction", name) for name in ("read", "write"))
 _FILES, _LOCKS = (b"file", b"directory", b"block device"), (b"flock", b"fcntl", b"fcntl64")
 _MUCH_BYTES = 1 << 20
-_TIMES = 4  # what another process wrote, against what the one that waited wrote itself
-#: A request that takes so long, and such a part of what the call took, explains it; or that all take so long, of which
-#: a call may need several.
+_TIMES = 4  # the bytes of another process against those of the process that waited
+#: A request explains a call if it took this long, and this part of the call. So do requests that take this long on
+#: average, since a call may need several.
 _SLOW_NS, _PART = 20_000_000, 0.3
-# how sure a slow request is the disk's, where this host's processors were short: the kernel's own threads work on it
+# factor for slow requests while the CPUs were busy, since kernel threads work on requests
 _SATURATED = 0.6
-_REACH_NS = 10 * SECOND  # the other's call may go on for longer
+_REACH_NS = 10 * SECOND  # the other process's call may go on for longer
 
 
 def busy(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -121,8 +121,8 @@ def busy(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def _limited(episode: Episode, view: View, mine: np.ndarray) -> np.void | None:
-    """What its cgroup did as much of as it may, of what it may do on the disk of these calls; the nearest to its limit.
-    Calls that neither read nor write may wait for either.
+    """The I/O limit of its cgroup that it met on the disk of these calls; the nearest to its limit. Calls that neither
+    read nor write may wait for either.
     """
     rows = np.concatenate([of_process(episode, view, kind) for kind in (IO, IOPS)])
     disk, reads, writes = mine["device"][0], np.isin(mine["syscall"], _READS), np.isin(mine["syscall"], _WRITES)
@@ -135,7 +135,7 @@ def _limited(episode: Episode, view: View, mine: np.ndarray) -> np.void | None:
 def _by_limit(
     episode: Episode, row: np.void, facts: dict[str, Fact], score: float, writer: tuple[Culprit, float] | None
 ) -> Verdict:
-    """writer: who may have used it up."""
+    """writer: the process that may have used it up."""
     group, used, limit = text(row["object"]), float(row["used"]), float(row["limit"])
     what, many = ("bytes", 1e6) if row["kind"] == IO else ("requests", 1.0)
     who, wrote = writer or (UNKNOWN_CULPRIT, 0.0)
@@ -172,7 +172,7 @@ def _by_itself(
     longest_ns: float,
     where: Culprit,
 ) -> Verdict:
-    """What an on-demand profile at the disk says, where there was one."""
+    """From an on-demand profile of the disk, if there was one."""
     none = render("no other process was seen to write much to {disk} meanwhile", disk=facts["disk"])
     if seen is None:
         return Verdict(CAUSE.name, 0.0, "", none, culprit=where)
@@ -187,9 +187,9 @@ def _by_itself(
         each_ns=round(seen.each_ns),
         queued_ns=round(seen.queued_ns),
     )
-    parts_ = {**facts, "slowest": span(seen.slowest_ns), "each": span(seen.each_ns)}
+    details = {**facts, "slowest": span(seen.slowest_ns), "each": span(seen.each_ns)}
     if seen.slowest_ns < _SLOW_NS or (seen.slowest_ns < _PART * longest_ns and seen.each_ns < _SLOW_NS):
-        words = render("{none}, and it took {each} for a request, and {slowest} for the slowest", none=none, **parts_)
+        words = render("{none}, and it took {each} for a request, and {slowest} for the slowest", none=none, **details)
         return Verdict(CAUSE.name, 0.0, "", words, (entry,), culprit=where)
     by: Words = ""
     who = where
@@ -201,14 +201,14 @@ def _by_itself(
             mb=value(round(seen.wrote / 1e6, 1)),
         )
     words = render(
-        "{disk} took up to {slowest} for a request, while {call} of {who} waited for {longest}{by}", by=by, **parts_
+        "{disk} took up to {slowest} for a request, while {call} of {who} waited for {longest}{by}", by=by, **details
     )
     return Verdict(CAUSE.name, score, episode.scope, words, (entry,), detail="slow", culprit=who)
 
 
 def _writer(episode: Episode, view: View, mine: np.ndarray, other: bool) -> tuple[Culprit, float] | None:
-    """Who wrote most to the disk of these calls while they waited, and how many bytes, where that is far more than they
-    themselves. other: one of the same cgroup, whose limit is also his.
+    """The process that wrote most to the disk of these calls while they waited, and its bytes, if these are far more
+    than their own. other: only processes of the same cgroup, which share its limit.
     """
     rows = view.rings["slow_syscall"].between(episode.start_ns, episode.end_ns + _REACH_NS)
     begun = rows["t_ns"] - rows["duration_ns"]
@@ -228,7 +228,7 @@ def _writer(episode: Episode, view: View, mine: np.ndarray, other: bool) -> tupl
 
 
 def _beside(mine: np.ndarray, others: np.ndarray) -> float:
-    """The share of the time of these calls in which one of the others went on too."""
+    """The share of the time of these calls in which one of the others ran, too."""
     edges = np.sort(np.concatenate([others["t_ns"] - others["duration_ns"], others["t_ns"]]))
     middles, lengths = (edges[1:] + edges[:-1]) // 2, np.diff(edges)
     inside = ((others["t_ns"] - others["duration_ns"])[None] <= middles[:, None]) & (

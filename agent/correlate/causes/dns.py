@@ -1,4 +1,4 @@
-"""A name took long to resolve, or did not: the name server was slow, silent, refusing, or not there."""
+"""A name resolved slowly, or not at all: the name server was slow, silent, refusing, or not there."""
 
 from __future__ import annotations
 
@@ -21,67 +21,69 @@ from agent.correlate.view import NO_PEER, View, place
 from agent.correlate.waits import SHARE
 from agent.correlate.words import Words, peer, render, span, text, value
 
-#: Of decisions that failed, from which failed lookups are the reason.
+#: Failed lookups explain failed decisions from this share on.
 _MOST = 0.5
-_SATURATED = 0.6  # how sure slow lookups are the name server's, where this host's processors were short
+_SATURATED = 0.6  # factor for slow lookups while this host's CPUs were busy
 _OK = RESULT.names.index("ok")
-_TIMES, _BEFORE_NS = 3, 60 * SECOND  # as often as usual, in the time before
+_TIMES, _BEFORE_NS = 3, 60 * SECOND  # times the usual number, in the time before
 
 
 def unresolved(episode: Episode, view: View) -> Iterator[Verdict]:
     """Decisions waited for names."""
-    a = lookups_of(episode, view)
-    if a is None:
+    lookups = lookups_of(episode, view)
+    if lookups is None:
         yield Verdict(CAUSE.name, 0.0, "", "the process waited for no name server meanwhile")
         return
-    if a.starving or a.slower:
+    if lookups.starving or lookups.slower:
         return
-    if a.quickest is not None and a.quickest * 1e3 >= SHARE * a.longest:
+    if lookups.quickest is not None and lookups.quickest * 1e3 >= SHARE * lookups.longest:
         words = render(
-            "a round trip to the name server's address took {quickest} itself", quickest=span(a.quickest * 1e3)
+            "a round trip to the name server's address took {quickest} itself", quickest=span(lookups.quickest * 1e3)
         )
-        yield Verdict(CAUSE.name, 0.0, a.where, words, a.evidence)
+        yield Verdict(CAUSE.name, 0.0, lookups.where, words, lookups.evidence)
         return
-    if a.refused and a.share < SHARE:
-        words = render("{who} refused or failed {n}", who=a.who, n=value(a.refused, "connection"))
-        yield _verdict(a, 0.9, words, "refused")
+    if lookups.refused and lookups.share < SHARE:
+        words = render("{who} refused or failed {n}", who=lookups.who, n=value(lookups.refused, "connection"))
+        yield _verdict(lookups, 0.9, words, "refused")
         return
-    certain = 0.97 if a.quickest is not None or a.worst is not None or a.result else 0.85
-    certain *= 0.6 if a.again else 1.0  # the way to it was bad for others, too
+    certain = 0.97 if lookups.quickest is not None or lookups.worst is not None or lookups.result else 0.85
+    certain *= 0.6 if lookups.again else 1.0  # the path to it was bad for TCP, too
     words = render(
         "{who} did not answer for {longest}{times}{name}{meanwhile}",
-        who=a.who,
-        longest=span(a.longest),
-        times=render(", {n} times, {total} in all", n=value(a.times), total=span(a.total)) if a.times > 1 else "",
-        name=_name(a),
-        meanwhile=_meanwhile(a),
+        who=lookups.who,
+        longest=span(lookups.longest),
+        times=render(", {n} times, {total} in all", n=value(lookups.times), total=span(lookups.total))
+        if lookups.times > 1
+        else "",
+        name=_name(lookups),
+        meanwhile=_meanwhile(lookups),
     )
-    yield _verdict(a, certain * a.share if a.share >= SHARE else 0.0, words, _detail(a))
+    yield _verdict(lookups, certain * lookups.share if lookups.share >= SHARE else 0.0, words, _detail(lookups))
 
 
 def failing(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Decisions failed, about as many as lookups; or answers did, of a server that looks names up."""
+    """About as many lookups as decisions failed; or answers of a server that looks names up failed."""
     if is_about_answers(episode):
         for instance in instances(episode, view):
             yield from _gone(instance, view, _more(instance, view))
         return
-    a = lookups_of(episode, view)
+    lookups = lookups_of(episode, view)
     errors = episode.facts.get("errors", 0.0)
-    if a is not None and errors and a.failed >= _MOST * errors:
+    if lookups is not None and errors and lookups.failed >= _MOST * errors:
         words = render(
             "{who} {did} {n}{name}",
-            who=a.who,
-            did="did not answer" if a.result == "timeout" else f"answered with {a.result}",
-            n=value(a.failed, "lookup"),
-            name=_name(a),
+            who=lookups.who,
+            did="did not answer" if lookups.result == "timeout" else f"answered with {lookups.result}",
+            n=value(lookups.failed, "lookup"),
+            name=_name(lookups),
         )
-        yield _verdict(a, 0.92 if not a.again else 0.6, words, _detail(a))
+        yield _verdict(lookups, 0.92 if not lookups.again else 0.6, words, _detail(lookups))
     else:
         yield from unresolved(episode, view)
 
 
 def gone(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Lookups failed, with nothing else to suffer from it."""
+    """Lookups failed, without another symptom."""
     yield from _gone(episode, view, _failed(view.during("dns_lookup", episode), episode, view))
 
 
@@ -91,24 +93,22 @@ def _failed(rows: np.ndarray, episode: Episode, view: View) -> np.ndarray:
 
 
 def _more(episode: Episode, view: View) -> np.ndarray:
-    """Those that failed as several times as many do as usually: some programs ask for names that there are not all the
-    time.
-    """
+    """Failed lookups with several times the usual number: some programs ask for non-existent names all the time."""
     rows = _failed(view.during("dns_lookup", episode), episode, view)
     before = _failed(
         view.rings["dns_lookup"].between(episode.start_ns - _BEFORE_NS, episode.start_ns - SECOND), episode, view
     )
-    much, usual = (np.bincount(part["result"], minlength=len(RESULT.names)) for part in (rows, before))
+    now, usual = (np.bincount(part["result"], minlength=len(RESULT.names)) for part in (rows, before))
     lasted = (episode.end_ns - episode.start_ns + 2 * SECOND) / (_BEFORE_NS - SECOND)
-    return np.asarray(rows[(much > _TIMES * lasted * usual)[rows["result"]]])
+    return np.asarray(rows[(now > _TIMES * lasted * usual)[rows["result"]]])
 
 
 def _gone(episode: Episode, view: View, rows: np.ndarray) -> Iterator[Verdict]:
-    """Where nobody could be asked, the name server is the one that answered before."""
+    """If no server could be asked, the name server is the one that answered before."""
     if not len(rows):
         return
-    asked_ = rows["peer"][rows["peer"] != NO_PEER]
-    raw = asked_[-1].tobytes() if len(asked_) else cast(bytes, episode.key[2]) if len(episode.key) > 2 else bytes(18)
+    servers = rows["peer"][rows["peer"] != NO_PEER]
+    raw = servers[-1].tobytes() if len(servers) else cast(bytes, episode.key[2]) if len(episode.key) > 2 else bytes(18)
     result = RESULT.word(int(np.bincount(rows["result"]).argmax()))
     server = f"name server {peer(raw)}" if peer(raw) else "the resolver"
     did = {"timeout": "did not answer", "error": "could not be asked for"}.get(result, f"answered with {result}")
@@ -135,8 +135,8 @@ def _gone(episode: Episode, view: View, rows: np.ndarray) -> Iterator[Verdict]:
 
 
 def slow(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Lookups took long, with nothing else to suffer from it. What else was resolved meanwhile tells whether all names
-    are slow there.
+    """Lookups took long, without another symptom. Other lookups at the same time show whether all names are
+    slow there.
     """
     everybody = view.during("dns_lookup", episode)
     everybody = everybody[everybody["result"] == _OK]
@@ -147,7 +147,7 @@ def slow(episode: Episode, view: View) -> Iterator[Verdict]:
     top = rows[int(np.argmax(rows["duration_ns"]))]
     rows = rows[(rows["peer"] == top["peer"]) | (rows["peer"] == NO_PEER[0])]
     raw = top["peer"].tobytes() if top["peer"] != NO_PEER[0] else cast(bytes, episode.key[2])
-    # An address of loopback is another name server in each network namespace, and rows do not tell whose is whose.
+    # An address of loopback is another name server in each network namespace, and rows do not have the namespace.
     same = own if is_loopback(raw) else everybody
     quick = same[(same["peer"] == np.frombuffer(raw, "V18")[0]) & ~np.isin(same["name"], rows["name"])]
     others = float(quick["duration_ns"].max(initial=0))  # those below ``evidence_floor_ns`` are not kept
@@ -179,34 +179,36 @@ def slow(episode: Episode, view: View) -> Iterator[Verdict]:
     )
 
 
-def _verdict(a: ProcessLookups, score: float, words: Words, detail: str) -> Verdict:
-    return Verdict(CAUSE.name, score * a.sure, a.where, words, a.evidence, detail, a.culprit)
+def _verdict(lookups: ProcessLookups, score: float, words: Words, detail: str) -> Verdict:
+    return Verdict(CAUSE.name, score * lookups.sure, lookups.where, words, lookups.evidence, detail, lookups.culprit)
 
 
-def _detail(a: ProcessLookups) -> str:
-    """The finer word: how it ended, and where it did well how it took so long."""
-    if a.result in ("", "ok", "nodata"):
-        return "unanswered" if not a.result else "lost" if (a.tries or 1) > 1 else "slow"
-    return a.result
+def _detail(lookups: ProcessLookups) -> str:
+    """The detail: how the lookup ended, and for a successful one why it took long."""
+    if lookups.result in ("", "ok", "nodata"):
+        return "unanswered" if not lookups.result else "lost" if (lookups.tries or 1) > 1 else "slow"
+    return lookups.result
 
 
-def _name(a: ProcessLookups) -> Words:
-    if not a.name:
+def _name(lookups: ProcessLookups) -> Words:
+    if not lookups.name:
         return ""
-    again = render(", asked {n} times", n=value(a.tries)) if a.tries and a.tries > 1 else ""
-    return render(" ({name}{again})", name=a.name, again=again)
+    again = render(", asked {n} times", n=value(lookups.tries)) if lookups.tries and lookups.tries > 1 else ""
+    return render(" ({name}{again})", name=lookups.name, again=again)
 
 
-def _meanwhile(a: ProcessLookups) -> Words:
-    if not a.server:
+def _meanwhile(lookups: ProcessLookups) -> Words:
+    if not lookups.server:
         return ""
-    if a.again:
-        return render("; {again} to that address had to be sent again meanwhile", again=value(a.again, "TCP segment"))
-    if a.quickest is not None:
-        return render(" while a round trip to that address took {quickest}", quickest=span(a.quickest * 1e3))
-    if a.worst is None:
+    if lookups.again:
+        return render(
+            "; {again} to that address had to be sent again meanwhile", again=value(lookups.again, "TCP segment")
+        )
+    if lookups.quickest is not None:
+        return render(" while a round trip to that address took {quickest}", quickest=span(lookups.quickest * 1e3))
+    if lookups.worst is None:
         return "; what the network did meanwhile is not known"
-    return render(" while the network RTT to it was {worst}", worst=span(a.worst * 1e3))
+    return render(" while the network RTT to it was {worst}", worst=span(lookups.worst * 1e3))
 
 
 CAUSE = Cause(

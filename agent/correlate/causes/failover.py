@@ -26,18 +26,25 @@ def refused(episode: Episode, view: View) -> Iterator[Verdict]:
                 asked=end.requested_by,
             )
             yield Verdict(CAUSE.name, end.capped(0.9), end.where, words, end.evidence(), "read_only", end.culprit)
-    for b in refusing(episode, view):
-        n = sum(b.errors[kind] for kind in _KINDS)
-        was, now = b.roles
+    for broker in refusing(episode, view):
+        n = sum(broker.errors[kind] for kind in _KINDS)
+        was, now = broker.roles
         changed = was == "primary" and now in ("replica", "cut off")
         if not n:
-            yield Verdict(CAUSE.name, 0.0, "", render("{who} refused no writes", who=b.who), (b.replies("READONLY"),))
-        elif changed or "cut off" in b.roles or b.errors["NOREPLICAS"] or b.errors["MASTERDOWN"]:
+            yield Verdict(
+                CAUSE.name, 0.0, "", render("{who} refused no writes", who=broker.who), (broker.replies("READONLY"),)
+            )
+        elif changed or "cut off" in broker.roles or broker.errors["NOREPLICAS"] or broker.errors["MASTERDOWN"]:
             alone = " that does not reach its primary" if now == "cut off" else ""
             role = render(" since it is a replica{alone}", alone=alone) if now in ("replica", "cut off") else ""
-            words = render("{who} refused {n} commands{role}", who=b.who, n=value(n), role=role)
+            words = render("{who} refused {n} commands{role}", who=broker.who, n=value(n), role=role)
             yield Verdict(
-                CAUSE.name, 0.95 if changed else 0.8, b.scope, words, (b.replies(*_KINDS),), culprit=b.culprit
+                CAUSE.name,
+                0.95 if changed else 0.8,
+                broker.scope,
+                words,
+                (broker.replies(*_KINDS),),
+                culprit=broker.culprit,
             )
 
 

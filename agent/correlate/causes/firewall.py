@@ -1,4 +1,4 @@
-"""Somebody on the way refuses connects to a server, which knows nothing of them."""
+"""A device on the path refuses connects to a server, which does not see them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ def of_peer(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def behind(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Of a server whose own connects are refused."""
+    """A server with refused connects of its own."""
     for end in chain(episode, view)[-1:]:
         if end.how == "refused":
             yield from _verdict(end.raw, end.netns, episode, view)
 
 
 def failing(episode: Episode, view: View) -> Iterator[Verdict]:
-    """A limiter, or another process, whose own connects are refused; or a server that answers with errors for that."""
+    """A limiter, or another process, with refused connects of its own; or a server that answers with errors because of
+    them.
+    """
     yield from behind(episode, view)
     if episode.pid is not None:
         yield from of_process(episode, view)

@@ -1,4 +1,4 @@
-"""Threads waited for a lock of the kernel's own: those of the process, or whoever answers a SYN for its port."""
+"""Threads waited for a lock of the kernel: threads of the process, or those that answer SYNs for its port."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agent.correlate.rows import groups
 from agent.correlate.view import View
 from agent.correlate.words import process, render, span, text, value
 
-#: Of the time of a look, or of the longest delay, from which on waits for one lock are worth naming.
+#: Waits for one lock count from this share of a profile, or of the longest delay, on.
 _SHARE, _LEAST_NS = 0.3, 5_000_000
 
 
@@ -23,7 +23,7 @@ _PORT = re.compile(r"[\]\d*]:(\d{1,5})(?=$|[\s)])")
 
 
 def waited(episode: Episode, view: View) -> Iterator[Verdict]:
-    """For one lock, whichever way its threads came to it."""
+    """Waits of its threads for one lock, on any path."""
     rows = view.own(profiled(episode, view, "lock_contention"), episode)
     rows = rows[rows["path"] != HANDSHAKE]
     if not len(rows):
@@ -62,9 +62,9 @@ def waited(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def answered_late(episode: Episode, view: View) -> Iterator[Verdict]:
-    """SYN-ACKs of this host that were late, with locks waited for between the SYN's arrival and them."""
+    """Late SYN-ACKs of this host, with waits for locks between the SYN and the SYN-ACK."""
     if episode.symptom != "accept_overflow" and view.serving(episode) is None:
-        return  # it is another host that answers
+        return  # another host answers
     answers, locks = profiled(episode, view, "syn_ack"), profiled(episode, view, "lock_contention")
     found = _PORT.search(episode.subject)
     port = int(found[1]) if found else -1

@@ -1,6 +1,6 @@
-"""More was asked for. The weakest explanation: any other one that holds comes first.
+"""More was requested. This is the weakest explanation: any other one that holds takes precedence.
 
-What comes at once after a time in which nothing came had piled up: that is the consequence of whatever held it up, and
+Work that arrives at once after a time with little work is a backlog. It is the consequence of what caused the gap, and
 no load.
 """
 
@@ -15,7 +15,7 @@ from agent.correlate.episode import Episode, Verdict, item
 from agent.correlate.view import View
 from agent.correlate.words import Fact, render, value
 
-#: Of what the load is, by the episode's fact.
+#: The load in words, by the episode's fact.
 _WHAT = {"n": "the requests that it answered", "cost": "what it was asked for", "in": "the messages arriving"}
 _COLUMN = {"n": "requests", "cost": "cost", "in": "in_per_s"}
 
@@ -25,7 +25,7 @@ def more_requests(episode: Episode, _view: View) -> Iterator[Verdict]:
 
 
 def asked_beyond(episode: Episode, _view: View) -> Iterator[Verdict]:
-    """What its limiter is asked for at other places counts, too."""
+    """Requests to its limiter at other places count, too."""
     others, usual = (episode.facts.get(name, 0.0) for name in ("others", "others_base"))
     if episode.taker and others >= 0.1 * episode.facts.get("cost", 0.0) and others > 1.5 * usual:
         yield from _taken(episode, others, usual)
@@ -34,7 +34,7 @@ def asked_beyond(episode: Episode, _view: View) -> Iterator[Verdict]:
 
 
 def _taken(episode: Episode, others: float, usual: float) -> Iterator[Verdict]:
-    """Another place takes more of the same limiter than it usually does."""
+    """Another place takes more of the same limiter than usual."""
     rate, base = episode.facts["cost"] + others, episode.facts.get("cost_base", 0.0) + usual
     words = render(
         "what its limiter was asked for rose from {usual} to {rate}, {others} of it by {taker}",
@@ -57,7 +57,7 @@ def answered(episode: Episode, _view: View) -> Iterator[Verdict]:
 
 
 def arriving(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Surer where the consumers take at least what they usually do, so that nothing is wrong with them."""
+    """The score is higher if the consumers take at least their usual rate, so that nothing is wrong with them."""
     sure = 0.85 if consumption(episode, view).grown else 0.6
     return _grown(episode, "in", "messages arriving", "queue_lag", sure=sure)
 
@@ -65,17 +65,17 @@ def arriving(episode: Episode, view: View) -> Iterator[Verdict]:
 def _grown(
     episode: Episode, metric: str, what: str, table: str, limited: bool = False, sure: float = 0.6
 ) -> Iterator[Verdict]:
-    """sure: of a rise. limited: whether a rate above the limit explains it, too."""
+    """sure: score of a rise. limited: whether a rate above the limit explains it, too."""
     facts = episode.facts
     rate, usual = facts.get(metric), facts.get(f"{metric}_base")
     if rate is None or usual is None:
         yield Verdict(CAUSE.name, 0.0, "", "the rate is not known")
         return
     watched, limit = facts.get("watched", 1.0), facts.get("limit")
-    least = "at least " if watched < 1 else ""  # a second of which a part was watched
-    parts_: dict[str, Fact] = {
+    least = "at least " if watched < 1 else ""  # sampled for a part of the second
+    numbers: dict[str, Fact] = {
         "what": _WHAT[metric],
-        "did": _no_rise(rate, usual),
+        "did": "fell to" if 1.5 * rate < usual else "stayed at",
         "least": least,
         "rate": value(rate, "1/s"),
         "usual": value(usual),
@@ -100,29 +100,25 @@ def _grown(
         words = render(
             "{what} rose from {usual} to {rate}, since {owed} had piled up before",
             owed=value(facts[f"{metric}_owed"]),
-            **parts_,
+            **numbers,
         )
         yield Verdict(CAUSE.name, 0.0, "", words, (entry,))
     elif rate >= 1.5 * usual and rate - usual >= 1:
         if limited and limit and rate > limit:
             sure = max(sure, 0.85)
         yield Verdict(
-            CAUSE.name, sure, episode.scope, render("{what} rose from {usual} to {least}{rate}", **parts_), (entry,)
+            CAUSE.name, sure, episode.scope, render("{what} rose from {usual} to {least}{rate}", **numbers), (entry,)
         )
     elif limited and limit and rate > 1.05 * limit and facts.get("limit_base", limit) <= limit:
         yield Verdict(
             CAUSE.name,
             0.5,
             episode.scope,
-            render("{least}{rate} were asked for and its limit is {limit}", **parts_),
+            render("{least}{rate} were asked for and its limit is {limit}", **numbers),
             (entry,),
         )
     else:
-        yield Verdict(CAUSE.name, 0.0, "", render("{what} {did} {least}{rate} (usually {usual})", **parts_), (entry,))
-
-
-def _no_rise(rate: float, usual: float) -> str:
-    return "fell to" if 1.5 * rate < usual else "stayed at"
+        yield Verdict(CAUSE.name, 0.0, "", render("{what} {did} {least}{rate} (usually {usual})", **numbers), (entry,))
 
 
 CAUSE = Cause(

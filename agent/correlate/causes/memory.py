@@ -1,5 +1,5 @@
-"""Too little memory: what a process reads goes again before it is used, or the kernel has to make room first, at last
-by killing it.
+"""Too little memory: pages are reclaimed before they are used again, or the kernel has to free memory first, in the end
+by killing the process.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from agent.correlate.view import View
 from agent.correlate.waits import PEERS
 from agent.correlate.words import process, render, text, value
 
-#: Pages a second that are read again, and that many times what was usual: fewer are no reason to be slow.
+#: Pages read again a second, and times the usual number: fewer do not make a process slow.
 _FAULTS, _RATIO = 20.0, 3.0
-#: Charges a second that met the limit, each of which had to make room first: so many are one, though less sure.
+#: Charges a second that met the limit, and had to free memory first: so many are a reason on their own, with a lower
+#: score.
 _MET = 50.0
 
 
 def reclaimed(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Its cgroup's limit was met, and pages had to be read meanwhile."""
+    """Its cgroup's limit was met, and pages had to be read again meanwhile."""
     rows = of_process(episode, view, MEMORY)
     seconds = max(1.0, (episode.end_ns - episode.start_ns) / 1e9)
     faults, met = float(rows["faults"].clip(0).sum()), float(rows["events"].clip(0).sum())
@@ -53,7 +54,7 @@ def reclaimed(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def killed(episode: Episode, view: View) -> Iterator[Verdict]:
-    """The kernel had no other way to make room."""
+    """The kernel killed it to free memory."""
     rows = of_process(episode, view, OOM)
     if len(rows):
         where = text(rows[-1]["object"])
@@ -73,7 +74,7 @@ def killed(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def slowed(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Who is killed has mostly been slow before."""
+    """A killed process was usually slow before."""
     its = list(killed(episode, view))
     yield from its or reclaimed(episode, view)
 

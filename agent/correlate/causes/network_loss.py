@@ -1,4 +1,4 @@
-"""Segments were lost on the way to a peer."""
+"""Segments to a peer were lost."""
 
 from __future__ import annotations
 
@@ -35,26 +35,30 @@ _UNANSWERED = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 def lost(episode: Episode, view: View) -> Iterator[Verdict]:
     yield from _of_names(episode, view)
-    for p in on_peers(episode, view):
-        entry = p.resent.evidence(p.raw)
-        lost = render("{lost} between it and {who} had to be retransmitted", lost=p.resent.text_words(), who=p.who)
-        if p.again and p.share >= SHARE and p.resent.spurious:
-            words = render("{lost}, but it already had {doubled} of them", lost=lost, doubled=value(p.resent.doubled))
-            yield Verdict(CAUSE.name, 0.0, p.name, words, (entry,))
-        elif p.again and p.share >= SHARE:
-            # Who waits longer than usual for an acknowledgement sends again what was not lost.
-            words = render("{lost}, which slow round trips alone can cause", lost=lost) if p.slower else lost
-            sure = 0.45 if p.slower else 0.6 if cpu_saturated(view, episode) else 0.9
+    for wait in on_peers(episode, view):
+        entry = wait.resent.evidence(wait.raw)
+        lost = render(
+            "{lost} between it and {who} had to be retransmitted", lost=wait.resent.text_words(), who=wait.who
+        )
+        if wait.again and wait.share >= SHARE and wait.resent.spurious:
+            words = render(
+                "{lost}, but it already had {doubled} of them", lost=lost, doubled=value(wait.resent.doubled)
+            )
+            yield Verdict(CAUSE.name, 0.0, wait.name, words, (entry,))
+        elif wait.again and wait.share >= SHARE:
+            # Slow acknowledgements cause retransmissions of segments that were not lost.
+            words = render("{lost}, which slow round trips alone can cause", lost=lost) if wait.slower else lost
+            sure = 0.45 if wait.slower else 0.6 if cpu_saturated(view, episode) else 0.9
             yield Verdict(
                 CAUSE.name,
-                sure * p.share * p.sure * p.resent.explains(p.longest),
-                p.host,
+                sure * wait.share * wait.sure * wait.resent.explains(wait.longest),
+                wait.host,
                 words,
-                (entry, p.wait, p.rtt),
+                (entry, wait.wait, wait.rtt),
             )
-        elif not p.again and not is_unix(p.raw):
-            words = render("no segment to {name} was retransmitted{of}", name=p.name, of=_of(p.resent.sent))
-            yield Verdict(CAUSE.name, 0.0, p.name, words, (entry,))
+        elif not wait.again and not is_unix(wait.raw):
+            words = render("no segment to {name} was retransmitted{of}", name=wait.name, of=_of(wait.resent.sent))
+            yield Verdict(CAUSE.name, 0.0, wait.name, words, (entry,))
 
 
 def _of(sent: int | None) -> Words:
@@ -62,8 +66,8 @@ def _of(sent: int | None) -> Words:
 
 
 def _of_names(episode: Episode, view: View) -> Iterator[Verdict]:
-    """A name server was asked by UDP, of which nobody tells what is lost, while TCP to the same host had to send
-    again.
+    """A name server was asked by UDP, for which losses are not visible, while TCP to the same host was
+    retransmitted.
     """
     a = lookups_of(episode, view)
     if a is None or not a.again or a.share < SHARE or a.slower or a.result not in ("", "timeout", "ok", "nodata"):
@@ -81,7 +85,7 @@ def failed(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def between(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Both ends of a connection: what was written was on its way."""
+    """Both ends of a connection: written data was on the way."""
     p = pair(episode, view)
     if p.again:
         entry = item("tcp_retransmit", "retransmitted segments", p.again, "", column="count", keys={"peer": p.name})
@@ -90,53 +94,63 @@ def between(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def of_peer(episode: Episode, view: View) -> Iterator[Verdict]:
-    p = peer_path(episode, view)
-    if p.cpu_saturated:
+    link = peer_path(episode, view)
+    if link.cpu_saturated:
         yield Verdict(CAUSE.name, 0.0, "", "the CPUs of this host were busy, so that all of it is slow")
-    elif p.spurious:
-        had = item("tcp_retransmit", "retransmitted segments", p.again, "", column="count", keys={"peer": p.name})
+    elif link.spurious:
+        had = item("tcp_retransmit", "retransmitted segments", link.again, "", column="count", keys={"peer": link.name})
         words = render(
-            "{n} to it had to be retransmitted, but it already had most of them", n=value(p.again, "TCP segment")
+            "{n} to it had to be retransmitted, but it already had most of them", n=value(link.again, "TCP segment")
         )
         yield Verdict(CAUSE.name, 0.0, "", words, (had,))
-    elif episode.symptom == "network_loss" or p.again:
-        entry = item("tcp_retransmit", "retransmitted segments", p.again, "", column="count", keys={"peer": p.name})
+    elif episode.symptom == "network_loss" or link.again:
+        entry = item(
+            "tcp_retransmit", "retransmitted segments", link.again, "", column="count", keys={"peer": link.name}
+        )
         dark = ", and nothing came from it any more" if episode.facts.get("dark", 0) >= _DARK_S else ""
-        lost = value(max(p.again, 1), "TCP segment")
-        words = render("{lost} to {name} had to be retransmitted{dark}", lost=lost, name=p.name, dark=dark)
+        lost = value(max(link.again, 1), "TCP segment")
+        words = render("{lost} to {name} had to be retransmitted{dark}", lost=lost, name=link.name, dark=dark)
         yield Verdict(
-            CAUSE.name, 0.45 if p.path.slower and not dark else 0.8, p.host, words, (entry,), "", Culprit(object=p.name)
+            CAUSE.name,
+            0.45 if link.path.slower and not dark else 0.8,
+            link.host,
+            words,
+            (entry,),
+            "",
+            Culprit(object=link.name),
         )
 
 
 def to_broker(episode: Episode, view: View) -> Iterator[Verdict]:
-    p = polled(episode, view)
-    if p.again and not p.slower and not p.starving:
-        entry = item("tcp_retransmit", "retransmitted segments", p.again, "", column="count", keys={"peer": p.where})
-        words = render("{lost} between here and it had to be retransmitted", lost=value(p.again, "TCP segment"))
-        yield Verdict(CAUSE.name, 0.92, p.scope, words, (entry, p.seen))
+    poll = polled(episode, view)
+    if poll.again and not poll.slower and not poll.starving:
+        entry = item(
+            "tcp_retransmit", "retransmitted segments", poll.again, "", column="count", keys={"peer": poll.where}
+        )
+        words = render("{lost} between here and it had to be retransmitted", lost=value(poll.again, "TCP segment"))
+        yield Verdict(CAUSE.name, 0.92, poll.scope, words, (entry, poll.seen))
 
 
 def unreached(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Connections to a peer that somebody reset, or connects that nobody answered."""
+    """Connections to a peer that were reset, or connects without an answer."""
     netns, raw = cast("tuple[int, bytes]", episode.key)
     name = peer(raw)
     host, culprit = place(name.rpartition(":")[0], raw, netns), Culprit(object=name)
     connects = in_netns(to_peer(view.during("tcp_connect", episode), raw), netns)
     silent = int(np.isin(connects["errno"], _UNANSWERED)[connects["result"] == _FAILED].sum())
-    broken, failed_ = episode.facts.get("broken", 0.0), episode.facts.get("failed", 0.0)
-    if broken >= _RESETS and broken > failed_:
+    broken, failed_connects = episode.facts.get("broken", 0.0), episode.facts.get("failed", 0.0)
+    if broken >= _RESETS and broken > failed_connects:
         words = render("{n} to it were reset", n=value(broken, "connection"))
         entry = item("tcp_reset", "connections reset", broken, "", keys={"peer": name})
         yield Verdict(CAUSE.name, 0.8, f"resets by {host}", words, (entry,), "reset", culprit)
-    elif silent > 0.5 * failed_:
+    elif silent > 0.5 * failed_connects:
         words = render("{n} to it were not answered at all", n=value(silent, "connect"))
         entry = item("tcp_connect", "connects not answered", silent, "", column="errno", keys={"peer": name})
         yield Verdict(CAUSE.name, 0.8, host, words, (entry,), "", culprit)
 
 
 def on_the_chain(episode: Episode, view: View) -> Iterator[Verdict]:
-    """The way to the server at which a chain of requests that were given up ends."""
+    """The path to the server at the end of a chain of abandoned requests."""
     end = hops(episode, view)[-1]
     entry = item("tcp_retransmit", "retransmitted segments", end.again, "", column="count", keys={"peer": end.name})
     if end.dark:
@@ -154,9 +168,7 @@ def on_the_chain(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def unanswered(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Connects to a peer that took long, since their SYN had to be retransmitted: at an address of one's own it is no
-    network that loses it.
-    """
+    """Slow connects to a peer with retransmitted SYNs. At an address of this host no network loses them."""
     netns, raw = cast("tuple[int, bytes]", episode.key)
     name = peer(raw)
     rows = in_netns(to_peer(view.during("tcp_retransmit", episode), raw), netns)
@@ -176,7 +188,7 @@ def unanswered(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def reset(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Connections of its own that somebody reset, far more of them than before."""
+    """Connections of its own that were reset, far more than before."""
     rows = _resets(view.during("tcp_reset", episode), episode, view)
     before = _resets(
         view.rings["tcp_reset"].between(episode.start_ns - 60 * SECOND, episode.start_ns - SECOND), episode, view
@@ -190,7 +202,7 @@ def reset(episode: Episode, view: View) -> Iterator[Verdict]:
     many = np.bincount(group)
     raw = rows["peer"][first[int(np.argmax(many))]].tobytes()
     name, netns = peer(raw), view.netns(episode, raw)
-    # Who refuses a connect does so by a reset as well.
+    # A refused connect is a reset, too.
     refused = int((to_peer(view.own(view.during("tcp_connect", episode), episode), raw)["result"] == _FAILED).sum())
     broken = int(np.max(many)) - refused
     if broken < max(_RESETS, refused):
@@ -208,7 +220,7 @@ def reset(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def _resets(rows: np.ndarray, episode: Episode, view: View) -> np.ndarray:
-    """Those that reached connections which the episode's process had opened."""
+    """Resets that reached connections which the episode's process had opened."""
     rows = view.own(rows, episode)
     return np.asarray(rows[(rows["direction"] == _RECEIVED) & (rows["role"] != _SERVER)])
 

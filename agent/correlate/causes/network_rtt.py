@@ -17,24 +17,26 @@ from agent.correlate.words import Words, render, span, value
 
 
 def slower(episode: Episode, view: View) -> Iterator[Verdict]:
-    for p in on_peers(episode, view):
-        if p.slower and p.share >= SHARE:
-            unless = ", unless it acknowledged only with its answers" if p.path.held else ""
-            words = render("the network RTT to {who} {rose}{unless}", who=p.who, rose=_rose(p.path), unless=unless)
-            score = (0.65 if p.path.held else 0.6 if cpu_saturated(view, episode) else 0.92) * p.share * p.sure
-            yield Verdict(CAUSE.name, score, p.host, words, (*p.path.entries, p.wait))
-        elif p.worst is not None and not is_unix(p.raw):
+    for wait in on_peers(episode, view):
+        if wait.slower and wait.share >= SHARE:
+            unless = ", unless it acknowledged only with its answers" if wait.path.held else ""
+            words = render(
+                "the network RTT to {who} {rose}{unless}", who=wait.who, rose=_rose(wait.path), unless=unless
+            )
+            score = (0.65 if wait.path.held else 0.6 if cpu_saturated(view, episode) else 0.92) * wait.share * wait.sure
+            yield Verdict(CAUSE.name, score, wait.host, words, (*wait.path.entries, wait.wait))
+        elif wait.worst is not None and not is_unix(wait.raw):
             yield Verdict(
                 CAUSE.name,
                 0.0,
-                p.name,
-                render("the network RTT to {peer} {did}", peer=p.name, did=_no_reason(p)),
-                p.path.entries,
+                wait.name,
+                render("the network RTT to {peer} {did}", peer=wait.name, did=_no_reason(wait)),
+                wait.path.entries,
             )
 
 
 def between(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Both ends of a connection: what was written was on its way."""
+    """Both ends of a connection: written data was on the way."""
     p = pair(episode, view)
     if p.path.slower:
         words = render("the network RTT to {name} {rose}", name=p.name, rose=_rose(p.path))
@@ -42,60 +44,60 @@ def between(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def of_peer(episode: Episode, view: View) -> Iterator[Verdict]:
-    p = peer_path(episode, view)
-    if p.cpu_saturated:
+    link = peer_path(episode, view)
+    if link.cpu_saturated:
         yield Verdict(CAUSE.name, 0.0, "", "the CPUs of this host were busy, so that all of it is slow")
-    elif p.path.slower:
-        words = render("the network RTT to {name} {rose}", name=p.name, rose=_rose(p.path))
-        yield Verdict(CAUSE.name, 0.85, p.host, words, p.path.entries, "", Culprit(object=p.name))
+    elif link.path.slower:
+        words = render("the network RTT to {name} {rose}", name=link.name, rose=_rose(link.path))
+        yield Verdict(CAUSE.name, 0.85, link.host, words, link.path.entries, "", Culprit(object=link.name))
 
 
 def to_broker(episode: Episode, view: View) -> Iterator[Verdict]:
-    p = polled(episode, view)
-    if p.slower and not p.starving:
+    poll = polled(episode, view)
+    if poll.slower and not poll.starving:
         yield Verdict(
             CAUSE.name,
             0.85,
-            p.scope,
-            render("the network RTT to it {rose}", rose=_from_to(p.usual, p.worst)),
-            (p.rtt, p.seen),
+            poll.scope,
+            render("the network RTT to it {rose}", rose=_from_to(poll.usual, poll.worst)),
+            (poll.rtt, poll.seen),
         )
 
 
-def _no_reason(p: PeerWait) -> Words:
-    """What it did, and why that explains nothing."""
-    worst, rose = p.worst or 0, _from_to(p.usual, p.worst)
-    if p.usual is None:
+def _no_reason(wait: PeerWait) -> Words:
+    """The network RTT, and why it explains nothing."""
+    worst, rose = wait.worst or 0, _from_to(wait.usual, wait.worst)
+    if wait.usual is None:
         return render("was {worst}, and what it was before is not known", worst=span(worst * 1e3))
-    if worst <= 2 * p.usual:
+    if worst <= 2 * wait.usual:
         return render(
             "{did} {worst} (usually {usual})",
-            did="fell to" if 2 * worst < p.usual else "stayed at",
+            did="fell to" if 2 * worst < wait.usual else "stayed at",
             worst=span(worst * 1e3),
-            usual=span(p.usual * 1e3),
+            usual=span(wait.usual * 1e3),
         )
-    if p.quickest is not None:
+    if wait.quickest is not None:
         return render(
             "{rose}, but a round trip to that address took {quickest}",
             rose=rose,
-            quickest=span(p.quickest * 1e3),
+            quickest=span(wait.quickest * 1e3),
         )
-    if p.slower:
+    if wait.slower:
         return render(
-            "{rose}, but waits on it were only {share} of the time lost", rose=rose, share=value(p.share, "ratio")
+            "{rose}, but waits on it were only {share} of the time lost", rose=rose, share=value(wait.share, "ratio")
         )
-    return render("{rose}, too little to explain waits of {longest}", rose=rose, longest=span(p.longest))
+    return render("{rose}, too little to explain waits of {longest}", rose=rose, longest=span(wait.longest))
 
 
-def _rose(its: Path) -> Words:
-    """Jitter is told as such."""
-    if its.low is None or its.high is None:
-        return _from_to(its.usual, its.now)
+def _rose(path: Path) -> Words:
+    """Jitter is described as a range."""
+    if path.low is None or path.high is None:
+        return _from_to(path.usual, path.now)
     return render(
         "rose from {usual} to between {low} and {high}, another time for each packet",
-        usual=span((its.usual or 0) * 1e3),
-        low=span(its.low * 1e3),
-        high=span(its.high * 1e3),
+        usual=span((path.usual or 0) * 1e3),
+        low=span(path.low * 1e3),
+        high=span(path.high * 1e3),
     )
 
 

@@ -1,4 +1,4 @@
-"""The other end of a connection stopped reading, or writing, though the network was well."""
+"""The other end of a connection stopped reading, or writing, though the network was fine."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from agent.correlate.words import peer, process, render, span, value
 
 
 def not_reading(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Who reads did not wait for it either: nothing was on its way. What does not fit into a full buffer is sent again,
-    the network being well.
+    """The reader did not wait for data, so nothing was on the way. Retransmissions are no loss then: the receiver's
+    buffer is full.
     """
     yield _stopped(episode, view, "{who} read nothing from it for {took}, and was not waiting for anything")
 
 
 def not_writing(episode: Episode, view: View) -> Iterator[Verdict]:
     p = pair(episode, view)
-    if not p.path.slower and not p.again:  # else what was written is on its way
+    if not p.path.slower and not p.again:  # else written data is on the way
         yield _stopped(
             episode, view, "{who} wrote nothing to it for {took} without waiting to, while no segment was retransmitted"
         )
 
 
 def not_taking(episode: Episode, view: View) -> Iterator[Verdict]:
-    """The kernel itself waited for the window, and only who reads can open it again."""
+    """The kernel waited for the window, which only the reader can open again."""
     reader = reads(episode, view)
     name, unread = peer(episode.key[1]), episode.facts["unread"]  # type: ignore[arg-type]
     starving = reader is not None and view.starved_ns(reader[0], episode) > 0.5 * episode.value
@@ -50,8 +50,8 @@ def not_taking(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def _stopped(episode: Episode, view: View, template: str) -> Verdict:
-    p = pair(episode, view)
-    pid, _, comm = p.idle
+    ends = pair(episode, view)
+    pid, _, comm = ends.idle
     starving = view.starved_ns(pid, episode) > 0.5 * episode.value
     words = render(template, who=process(comm, pid), took=span(episode.value))
     entry = item(
@@ -64,7 +64,7 @@ def _stopped(episode: Episode, view: View, template: str) -> Verdict:
         keys={"pid": episode.pid},
     )
     return Verdict(
-        CAUSE.name, 0.4 if starving else 0.85, episode.scope, words, (entry,), "", Culprit(pid, comm, p.name)
+        CAUSE.name, 0.4 if starving else 0.85, episode.scope, words, (entry,), "", Culprit(pid, comm, ends.name)
     )
 
 

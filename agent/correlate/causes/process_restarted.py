@@ -1,4 +1,4 @@
-"""A program is started again, as it was told to, or again and again."""
+"""A program is restarted, once or repeatedly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process stood still: a signal, or its frozen cgroup, held it."""
+"""A process was stopped by a signal, or its cgroup was frozen."""
 
 from __future__ import annotations
 

@@ -12,14 +12,18 @@ from agent.correlate.words import render, value
 
 
 def changed(episode: Episode, view: View) -> Iterator[Verdict]:
-    c = consumption(episode, view)
-    if c.gone or c.count is None:
+    group = consumption(episode, view)
+    if group.gone or group.count is None:
         return
-    if c.before is not None and c.count != c.before:
-        words = render("its consumers changed from {before} to {now}", before=value(c.before), now=value(c.count))
-        yield Verdict(CAUSE.name, 0.65, episode.scope, words, (c.members, *c.rates))
+    if group.before is not None and group.count != group.before:
+        words = render(
+            "its consumers changed from {before} to {now}", before=value(group.before), now=value(group.count)
+        )
+        yield Verdict(CAUSE.name, 0.65, episode.scope, words, (group.members, *group.rates))
     else:
-        yield Verdict(CAUSE.name, 0.0, "", render("it kept its {now}", now=value(c.count, "consumer")), (c.members,))
+        yield Verdict(
+            CAUSE.name, 0.0, "", render("it kept its {now}", now=value(group.count, "consumer")), (group.members,)
+        )
 
 
 CAUSE = Cause(

@@ -1,4 +1,4 @@
-"""A limit is reached: no descriptor, no local port, no room in a file system or in a broker is left."""
+"""A limit is reached: no descriptor, no local port, no space in a file system or memory in a broker is left."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CLIENTS, _ROOM, _MEMORY = (
     ("disk_full", "cannot write: no room is left on its disk"),
     ("memory", "has no memory left"),
 )
-#: What servers say when a limit of theirs is reached: PostgreSQL and pools before it, MySQL, Redis.
+#: Errors of servers that have reached a limit: PostgreSQL and its poolers, MySQL, Redis.
 WORDS_OF = {
     "53300": _CLIENTS,
     "1040": _CLIENTS,
@@ -60,8 +60,8 @@ def _verdict(episode: Episode, row: object, kind: int) -> Verdict:
         may = render(
             "its cgroup {where} reached its limit of {limit} processes and threads", where=where, limit=value(limit)
         )
-        # Where it has fewer by now, they may have ended since; or, before Linux 6.11, the limit was that of another
-        # cgroup above it.
+        # With fewer processes now, some may have ended since; or, before Linux 6.11, the limit was that of a cgroup
+        # above.
         words = (
             may
             if 0 < limit <= used
@@ -96,7 +96,7 @@ def _verdict(episode: Episode, row: object, kind: int) -> Verdict:
 
 
 def seen(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Of ``resource_low``: it is what was seen."""
+    """For ``resource_low``: the limit itself was seen."""
     for metric, kind in (("fd", FD), ("disk", DISK), ("pids", PIDS)):
         rows = of_process(episode, view, kind)
         rows = rows[full(rows) & (rows["object"] == episode.key[3])]
@@ -105,7 +105,7 @@ def seen(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def behind(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Of another symptom of that process: what was reached then, and not long before. A disk that is full makes calls
+    """For another symptom of that process: a limit reached meanwhile, and not long before. A full disk makes calls
     fail, not slow.
     """
     for kind in (FD, PIDS, *((DISK,) if episode.symptom in ("refusals", "service_errors") else ())):
@@ -118,7 +118,7 @@ def behind(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def failing(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Of decisions that fail, or a broker that refuses, or answers that are errors."""
+    """For failing decisions, a broker that refuses, or answers with errors."""
     for end in chain(episode, view)[-1:]:
         if end.how == "answered" and end.code in WORDS_OF:
             detail, what = WORDS_OF[end.code]
@@ -141,9 +141,7 @@ def failing(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def no_port(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Connects that failed before a SYN was sent: each port that one may have is in use to that peer, or waits there
-    (TIME_WAIT).
-    """
+    """Connects that failed before a SYN was sent: each local port is in use to that peer, or in TIME_WAIT."""
     netns, raw = cast("tuple[int, bytes]", episode.key)
     yield from _no_port(netns, raw, episode, view, "it")
 

@@ -1,4 +1,4 @@
-"""A program that tries again at once what has failed keeps the server so busy that others suffer."""
+"""A program that retries failed requests at once keeps the server so busy that others are impacted."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _LEAD_NS = 5 * SECOND
 
 
 def itself(episode: Episode, _view: View) -> Iterator[Verdict]:
-    """The storm's own finding, where it is not known why the tries fail."""
+    """For the storm's own symptom, if the cause of the failures is unknown."""
     yield _verdict(episode, 0.92, render("it retried failed connects without waiting"))
 
 
 def of_port(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Of who serves a port. The episode's key begins with the network namespace and ends, or goes on, with the port."""
+    """For the server of a port. The episode's key begins with the network namespace, followed by the port."""
     port = next(part for part in episode.key[1:] if isinstance(part, int))
     for storm in _near(episode, view):
         netns, raw = _at(storm)
@@ -33,7 +33,7 @@ def of_port(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def of_peer(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Of a peer itself. The episode's key: network namespace, peer."""
+    """For a peer itself. The episode's key: network namespace, peer."""
     for storm in _near(episode, view):
         if _at(storm) == episode.key[:2]:
             yield _verdict(storm, 0.9, _words(storm))
@@ -41,7 +41,7 @@ def of_peer(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def requested(episode: Episode, view: View) -> Iterator[Verdict]:
-    """Of who waits for the same server."""
+    """For a process that waits for the same server."""
     storms = _near(episode, view)
     for p in on_peers(episode, view) if storms else ():
         storm = next((s for s in storms if _at(s)[1] == p.raw and s.pid != episode.pid), None)

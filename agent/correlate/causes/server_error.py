@@ -1,4 +1,4 @@
-"""A server fails at what it is asked, and says so itself: nothing else was seen that keeps it from it."""
+"""A server fails requests and reports the error itself, and nothing else explains it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PASSED_ON, _EXPLICIT, _ALONE = (
     0.85,
     0.75,
     0.5,
-)  # how much it explains: another server's errors; a code that says why; a bare status
+)  # scores: another server's errors; a code with a reason; a bare status
 
 
 def itself(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -45,7 +45,7 @@ def itself(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def _beside(end: FailedHop) -> str:
-    """What is known of those that it asks itself."""
+    """What is known of the servers that it calls itself."""
     if end.self_explanatory:
         return ""
     return (

@@ -1,4 +1,4 @@
-"""A system call was blocked on something other than a peer: files, locks on files, pipes that are full."""
+"""A system call was blocked on something other than a peer: files, file locks, full pipes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ from agent.correlate.view import NO_PEER, View
 from agent.correlate.waits import PEERS, SHARE, SYSCALLS, WAITING, spent
 from agent.correlate.words import Words, process, render, span, text, value
 
-#: How sure a call that was blocked is the reason, where processors were short, or a disk was full, which holds calls
-#: up, too.
+#: Factors for a blocked call while the CPUs were busy, or a disk was full, which block calls, too.
 _SATURATED, _FULL = 0.6, 0.6
-#: ... and how sure a wait for a lock of the program's own is, whose holder ran.
+#: ... for a wait for a lock of the program itself while it was busy on a CPU,
 _LOCKS, _COMPUTED = ("futex",), 0.5
-#: ... and one of which no more is known than that it waited for a lock of the kernel's for half of its time.
+#: ... and for a call of which only half of its time in a kernel lock is known.
 _LOCKED, _HALF = 0.7, 0.5
 
 
@@ -96,23 +95,19 @@ def held_up(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def _beside(others: np.ndarray, mine: np.ndarray) -> np.ndarray:
-    """Other calls on the disk of the longest one: who writes also syncs, and one disk holds both up."""
+    """Other calls on the disk of the longest one: a writer also syncs, and one disk delays both."""
     disk = mine["device"][int(np.argmax(mine["duration_ns"]))]
     return np.asarray(others[(others["device"] == disk) & (disk != b"")])
 
 
 def _disk_full(episode: Episode, view: View) -> bool:
-    """Whether some file system had no room left meanwhile: what works on it is held up by that, and by who cleans it
-    up.
-    """
+    """Whether some file system was full meanwhile: calls wait for it, and for its clean-up."""
     rows = view.rings["resource"].between(episode.start_ns - SECOND, episode.end_ns + SECOND)
     return bool((full(rows) & (rows["kind"] == DISK)).any())
 
 
 def _holder(calls: np.ndarray) -> tuple[Culprit, bool]:
-    """Who held the lock for most of the time that these calls waited for one, and whether that process had ended; else
-    the disk that they worked on.
-    """
+    """The process that held the lock for most of the wait of these calls, and whether it had ended; else the disk."""
     calls = calls[np.argsort(-calls["duration_ns"], kind="stable")]
     held = calls[calls["holder_pid"] > 0]
     if not len(held):

@@ -19,7 +19,7 @@ from agent.correlate.waits import HANDSHAKES, PEERS, SHARE, on_peers, spent
 from agent.correlate.words import peer, render, span, text, value
 
 _CERTIFICATE = "certificate: "
-_MOST = 8  # processes that are looked at
+_MOST = 8  # processes that are examined
 
 
 def handshakes(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -44,7 +44,7 @@ def handshakes(episode: Episode, view: View) -> Iterator[Verdict]:
     words = render("a TLS handshake{by} took {longest}", by=f" with {name}" if name else "", longest=span(longest))
     yield Verdict(
         CAUSE.name,
-        # Where its round trips were slow, it is the network's.
+        # If its round trips were slow, the network is the cause.
         (0.98 if threaded else 0.85) * share * (0.5 if on_the_way else 1.0) * (1 - cpu_share(episode, view)),
         _with(raw, view.netns(episode, raw)) if name else episode.scope,
         words,
@@ -62,15 +62,15 @@ def handshakes(episode: Episode, view: View) -> Iterator[Verdict]:
 
 
 def slow(episode: Episode, view: View) -> Iterator[Verdict]:
-    """With nothing else to suffer from it, where the way is as quick as ever."""
+    """Without another symptom, and while the network path is as quick as usual."""
     netns, raw = cast("tuple[int, bytes]", episode.key)
-    p = peer_path(episode, view)
-    if p.cpu_saturated:
+    link = peer_path(episode, view)
+    if link.cpu_saturated:
         yield Verdict(CAUSE.name, 0.0, "", "the CPUs of this host were busy, so that all of it is slow")
         return
-    if p.path.slower or p.again:
+    if link.path.slower or link.again:
         return
-    quick = p.path.quickest if p.path.quickest is not None else p.path.worst
+    quick = link.path.quickest if link.path.quickest is not None else link.path.worst
     if quick is None or quick * 1e3 >= SHARE * episode.value:
         return
     rows = in_netns(view.during("tls_handshake", episode), netns)
@@ -84,9 +84,9 @@ def slow(episode: Episode, view: View) -> Iterator[Verdict]:
         quick=span(quick * 1e3),
     )
     entry = item(
-        "tls_handshake", "the slowest handshake", episode.value, "ns", column="duration_ns", keys={"peer": p.name}
+        "tls_handshake", "the slowest handshake", episode.value, "ns", column="duration_ns", keys={"peer": link.name}
     )
-    yield Verdict(CAUSE.name, 0.8, _with(raw, netns), words, (entry,), "", Culprit(object=p.name))
+    yield Verdict(CAUSE.name, 0.8, _with(raw, netns), words, (entry,), "", Culprit(object=link.name))
 
 
 def _with(raw: bytes, netns: int | None) -> str:
@@ -94,7 +94,7 @@ def _with(raw: bytes, netns: int | None) -> str:
 
 
 def failing(episode: Episode, view: View) -> Iterator[Verdict]:
-    """By what its clients say, where they are on this host: they know why."""
+    """From the errors of its clients, if they are on this host, since these give the reason."""
     netns, raw = cast("tuple[int, bytes]", episode.key)
     rows = in_netns(view.during("tls_handshake", episode), netns)
     rows = rows[(rows["result"] == FAILED) & (served_at(rows) == np.frombuffer(raw, "V18")[0])]

@@ -1,1 +1,1 @@
-"""What can be wrong: a file a symptom, with ``SYMPTOM`` (agent/correlate/catalogue.py)."""
+"""What can be wrong: one file per symptom, with ``SYMPTOM`` (agent/correlate/catalogue.py)."""

@@ -15,7 +15,7 @@ _NEARLY = 0.75
 
 
 def judge(watch: AcceptWatch, second: Second) -> list[Episode]:
-    """Bad: it was full for three seconds, or was nearly full and dropped some."""
+    """Bad: the queue was full for three seconds, or was nearly full and dropped connections."""
     series, at, slots = watch.series, second.at, second.slots
     fill, count = series.recent("fill", slots, at, 3), series.recent("drops", slots, at, 3)
     more = count[:, -1] - np.fmin.reduce(count, axis=1)
@@ -40,17 +40,17 @@ def judge(watch: AcceptWatch, second: Second) -> list[Episode]:
 
 
 def _since(fill: np.ndarray) -> int:
-    """How many seconds ago it began to be nearly full; fill: of the last seconds."""
+    """How many seconds ago it became nearly full; fill: of the last seconds."""
     return len(fill) - 1 - int(np.flatnonzero(fill >= _NEARLY)[0])
 
 
-def clause(e: Episode) -> Words:
+def clause(episode: Episode) -> Words:
     return render(
         "The {queue} had {held} waiting, with room for {limit}, {when}",
-        queue=e.subject,
-        held=value(e.value, "connection"),
-        limit=value(e.facts.get("limit")),
-        when=when(e),
+        queue=episode.subject,
+        held=value(episode.value, "connection"),
+        limit=value(episode.facts.get("limit")),
+        when=when(episode),
     )
 
 

@@ -1,8 +1,7 @@
-"""A process is held up in system calls for far longer than it usually is, though it may have no limiter, no queue and
-no client.
+"""A process is blocked in system calls for far longer than usual, even if it has no limiter, no queue and no client.
 
-Who does more of the same is held up for longer, too: so each time must be longer as well. It is told where a call, a
-lock, a disk or the like explains it.
+More work of the same kind blocks for longer in total, so each call must take longer, too. The symptom is reported only
+with a known cause: a call, a lock, a disk or the like.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from agent.correlate.watch import Rise, Second
 from agent.correlate.words import Words, measured, render, when
 
 _LEAST_NS, _RATIO, _LAST_S = 300_000_000.0, 5.0, 3  # a second, of a lasting rise
-_AT_ONCE_NS = 1_000_000_000.0  # told in one second
+_AT_ONCE_NS = 1_000_000_000.0  # reported after one second
 _EACH_NS, _LONGER = 20_000_000.0, 3.0
 
 
@@ -34,7 +33,7 @@ def judge(watch: BlockedWatch, second: Second) -> list[Episode]:
 
 
 def _longer(watch: BlockedWatch, second: Second) -> np.ndarray:
-    """Of whom each time that it was held up lasted longer, too."""
+    """Subjects with longer blocked calls."""
     each = watch.series.recent("each_ns", second.slots, second.at, 1)[:, 0]
     usual = watch.series.baseline("each_ns", second.slots, second.at, _LAST_S).median
     with np.errstate(invalid="ignore"):
@@ -54,22 +53,24 @@ def _at_once(watch: BlockedWatch, second: Second, now: np.ndarray, longer: np.nd
         episode = watch.describe(SYMPTOM.name, slot)
         episode.metric, episode.unit, episode.recurs_by = "blocked_ns", SYMPTOM.unit, "blocked_ns"
         lasted = min(value, float(series.recent("each_ns", slots[i : i + 1], second.at, 1)[0, 0]))
-        episode.start_ns = second.at * SECOND - int(lasted)  # a call is told at its end
+        episode.start_ns = second.at * SECOND - int(lasted)  # a call is recorded at its end
         episode.base, episode.bar = float(usual.median[i]), float(bar[i])
         watch.open(episode, second.at, value, 1)
         opened.append(episode)
     return opened
 
 
-def clause(e: Episode) -> Words:
+def clause(episode: Episode) -> Words:
     return render(
         "{who} was blocked in system calls{how}{took}{threads} ({base}) {when}",
-        who=e.subject,
-        how=" for up to " if e.value <= SECOND else " for ",
-        threads="" if e.value <= SECOND else ", the sum of its threads",
-        took=measured(e.value, e.unit),
-        base=render("usually {base}", base=measured(e.base, e.unit)) if e.base else "usually hardly ever",
-        when=when(e),
+        who=episode.subject,
+        how=" for up to " if episode.value <= SECOND else " for ",
+        threads="" if episode.value <= SECOND else ", the sum of its threads",
+        took=measured(episode.value, episode.unit),
+        base=render("usually {base}", base=measured(episode.base, episode.unit))
+        if episode.base
+        else "usually hardly ever",
+        when=when(episode),
     )
 
 

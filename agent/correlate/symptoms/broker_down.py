@@ -1,4 +1,4 @@
-"""Brokers that are not there."""
+"""Brokers that are unreachable."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agent.correlate.words import Words, opening, render, when
 
 
 def judge(watch: BrokerWatch, second: Second) -> list[Episode]:
-    """Bad: it refused or failed a poll (from the start: three polls)."""
+    """Bad: the broker refused or failed a poll (from the start: three polls)."""
     opened: list[Episode] = []
     if not any(poll.down for poll in watch.polls.values()):
         return opened
@@ -22,8 +22,8 @@ def judge(watch: BrokerWatch, second: Second) -> list[Episode]:
     return opened
 
 
-def clause(e: Episode) -> Words:
-    return render("{broker} was down {when}", broker=opening(e.subject), when=when(e))
+def clause(episode: Episode) -> Words:
+    return render("{broker} was down {when}", broker=opening(episode.subject), when=when(episode))
 
 
 SYMPTOM = Symptom(

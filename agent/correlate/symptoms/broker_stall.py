@@ -29,14 +29,14 @@ def judge(watch: BrokerWatch, second: Second) -> list[Episode]:
     return opened
 
 
-def clause(e: Episode) -> Words:
-    usually = "" if math.isnan(e.base) else render(" (usually {base})", base=measured(e.base, e.unit))
+def clause(episode: Episode) -> Words:
+    usually = "" if math.isnan(episode.base) else render(" (usually {base})", base=measured(episode.base, episode.unit))
     return render(
         "{broker} did not answer for {took}{usually} {when}",
-        broker=opening(e.subject),
-        took=measured(e.value, e.unit),
+        broker=opening(episode.subject),
+        took=measured(episode.value, episode.unit),
         usually=usually,
-        when=when(e),
+        when=when(episode),
     )
 
 

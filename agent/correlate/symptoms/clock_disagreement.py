@@ -1,4 +1,4 @@
-"""Time daemons whose idea of the clock contradicts the oscillator or a server (agent/clock/daemons/check.py)."""
+"""Time daemons with a view of the clock that contradicts the oscillator or a server (agent/clock/daemons/check.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agent.correlate.words import Words, measured, render, span, text, when
 
 
 def judge(watch: DaemonWatch, second: Second) -> list[Episode]:
-    """Bad: further apart than both bounds together. The source of the rows knows the bounds, so that once is enough."""
+    """Bad: further apart than both error bounds together. The rows include the bounds, so one row is enough."""
     opened = []
     for slot in second.slots.tolist():
         key = watch.names[slot]
@@ -29,13 +29,13 @@ def judge(watch: DaemonWatch, second: Second) -> list[Episode]:
     return opened
 
 
-def clause(e: Episode) -> Words:
+def clause(episode: Episode) -> Words:
     return render(
         "{compared} was off by {apart}, more than both error bounds together ({bound}), {when}",
-        compared=e.subject,
-        apart=measured(e.value, e.unit),
-        bound=span(e.facts["bound_ns"]),
-        when=when(e),
+        compared=episode.subject,
+        apart=measured(episode.value, episode.unit),
+        bound=span(episode.facts["bound_ns"]),
+        when=when(episode),
     )
 
 

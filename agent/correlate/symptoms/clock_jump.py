@@ -1,4 +1,4 @@
-"""The wall clock that was moved. Jumps are judged at once, not by seconds (agent/correlate/clock.py), and told by
+"""The wall clock was moved. Jumps are evaluated at once, not by seconds (agent/correlate/clock.py), and described by
 agent/correlate/steps.py.
 """
 
@@ -10,9 +10,12 @@ from agent.correlate.episode import Episode
 from agent.correlate.words import Words, measured, render, when
 
 
-def clause(e: Episode) -> Words:
+def clause(episode: Episode) -> Words:
     return render(
-        "The {clock} was moved by {size} {when}", clock=e.subject, size=measured(e.value, e.unit), when=when(e)
+        "The {clock} was moved by {size} {when}",
+        clock=episode.subject,
+        size=measured(episode.value, episode.unit),
+        when=when(episode),
     )
 
 

@@ -1,4 +1,4 @@
-"""Connects to a peer that fail, and connections to it that are reset, where hardly any were."""
+"""Connects to a peer fail, or connections to it are reset, far more often than usual."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from agent.correlate.watch import Second
 from agent.correlate.words import Words, render, value, when
 
 _WITHIN_S = 3
-_LEAST, _SHARE = 3, 0.3  # so many, and of all connects, within that time or less
+_LEAST, _SHARE = 3, 0.3  # so many, and this share of all connects, within that time or less
 
 
 def judge(watch: ConnectWatch, second: Second) -> list[Episode]:
-    """Bad: three or more, and a third, of the connects of the last second, or two, or three, failed or were reset,
-    where in nine of ten seconds none is.
+    """Bad: three or more, and a third, of the connects of the last one, two or three seconds failed or were reset,
+    while in nine of ten seconds none is.
     """
     series, at, slots = watch.series, second.at, second.slots
     slots = slots[np.fmax(*(series.last(m, slots, at) for m in ("failed", "broken"))) > 0]
@@ -29,7 +29,7 @@ def judge(watch: ConnectWatch, second: Second) -> list[Episode]:
 
     failed, broken, ok = lately("failed"), lately("broken"), lately("ok")
     if not _many(failed + broken, failed, ok)[1].any():
-        return []  # what was usual takes far longer to find out
+        return []  # cheap test first: a baseline takes far longer
     usual, before = (series.baseline(metric, slots, at, _WITHIN_S) for metric in ("failed", "broken"))
     broken *= (before.seen >= watch.config.warm_s)[:, None]
     bad = failed + broken
@@ -47,25 +47,25 @@ def judge(watch: ConnectWatch, second: Second) -> list[Episode]:
             episode.metric, episode.unit, episode.start_ns = "failed", SYMPTOM.unit, first * SECOND
             watch.open(episode, at, float(share[i]), at - first + 1)
             opened.append(episode)
-        for fact, of in (("failed", failed), ("broken", broken)):
-            episode.facts[fact] = max(episode.facts.get(fact, 0.0), float(of[i, -1]))
+        for fact, counts in (("failed", failed), ("broken", broken)):
+            episode.facts[fact] = max(episode.facts.get(fact, 0.0), float(counts[i, -1]))
     return opened
 
 
 def _many(bad: np.ndarray, failed: np.ndarray, ok: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The share that it is, and whether that is too large."""
+    """The share of failures, and whether it is too large."""
     share = np.where(bad >= _LEAST, bad / np.maximum(ok + failed, 1), 0.0).clip(max=1).max(axis=1)
     return share, (bad[:, 0] > 0) & (share >= _SHARE)
 
 
-def clause(e: Episode) -> Words:
-    did = "failed" if e.facts.get("failed", 0) >= e.facts.get("broken", 0) else "were reset"
+def clause(episode: Episode) -> Words:
+    did = "failed" if episode.facts.get("failed", 0) >= episode.facts.get("broken", 0) else "were reset"
     return render(
         "Up to {share} of the connections to {peer} {did} {when}",
-        share=value(e.value, "ratio"),
-        peer=e.subject,
+        share=value(episode.value, "ratio"),
+        peer=episode.subject,
         did=did,
-        when=when(e),
+        when=when(episode),
     )
 
 

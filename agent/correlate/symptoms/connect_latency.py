@@ -1,7 +1,7 @@
-"""Connects to a peer that take far longer than they ever do.
+"""Connects to a peer take far longer than ever.
 
-The kernel alone answers a SYN. One that takes 200 ms had a long way, or was sent again: after a second, by a client of
-Linux.
+The kernel alone answers a SYN. A connect that takes 200 ms had a long path or a retransmitted SYN: Linux clients
+retransmit it after a second.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from agent.correlate.watch import Second
 from agent.correlate.words import Words, measured, render, value, when
 
 _WITHIN_S = 3
-_LEAST, _SHARE = 3, 0.2  # so many, and of all connects, within that time or less
+_LEAST, _SHARE = 3, 0.2  # so many, and this share of all connects, within that time or less
 
 
 def judge(watch: ConnectWatch, second: Second) -> list[Episode]:
-    """Bad: three or more, and a fifth, of the connects that were through in the last three seconds took so long, where
-    in nine of ten seconds none does.
+    """Bad: three or more, and a fifth, of the successful connects of the last three seconds took so long, while in nine
+    of ten seconds none does.
     """
     series, at = watch.series, second.at
     slots = second.slots[series.last("slow", second.slots, at) > 0]
@@ -51,14 +51,14 @@ def judge(watch: ConnectWatch, second: Second) -> list[Episode]:
     return opened
 
 
-def clause(e: Episode) -> Words:
+def clause(episode: Episode) -> Words:
     return render(
         "{n} to {peer} took up to {took} (usually {base}) {when}",
-        n=value(e.facts["slow"], "connect"),
-        peer=e.subject,
-        took=measured(e.value, e.unit),
-        base=measured(e.base, e.unit),
-        when=when(e),
+        n=value(episode.facts["slow"], "connect"),
+        peer=episode.subject,
+        took=measured(episode.value, episode.unit),
+        base=measured(episode.base, episode.unit),
+        when=when(episode),
     )
 
 

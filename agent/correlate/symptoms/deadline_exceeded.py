@@ -1,8 +1,8 @@
-"""Requests that are given up after the same time each, where none were: a time-out, or a deadline, runs out.
+"""Requests that are given up after the same time each, where none were before: a time-out, or a deadline, expires.
 
-Ages of one time-out differ by less than what the kernel's ticks and a scheduler add; of three that users gave up by
-chance, spread over a decade or more, three in 10,000 are as much alike. That three in ten seconds are, and more than
-half of all that are given up, is told where in nine of ten seconds none is.
+Waits with one time-out differ only by the kernel's ticks and scheduling. Of three waits that users end at random,
+spread over a decade or more, three in 10,000 are equally alike. Three alike in ten seconds, more than half of all that
+are given up, are reported if in nine of ten seconds none is.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def judge(watch: AbandonedWatch, second: Second) -> list[Episode]:
             episode.facts["n"] += float(new)
             continue
         row = typical_request(alike)
-        each = len(np.unique(alike["pid"])) >= _LEAST  # a process for each request: none of them can be known for long
+        each = len(np.unique(alike["pid"])) >= _LEAST  # one process per request: no process is known for long
         usual = watch.usually("given", slot, second.at, LAST_S, 0 if each else int(row["tick"]) // 100)
         if usual is None or usual > 0:
             continue
@@ -50,7 +50,7 @@ def judge(watch: AbandonedWatch, second: Second) -> list[Episode]:
 
 
 def _alike(given: np.ndarray) -> np.ndarray:
-    """The most of them whose ages differ by hardly anything."""
+    """The largest group of requests with nearly equal ages."""
     if not len(given):
         return given
     ages = np.sort(given["age_ns"])
@@ -62,13 +62,13 @@ def _most(ages: np.ndarray) -> np.ndarray:
     return np.asarray(ages + np.maximum(_ALIKE * ages, _TICKS_NS))
 
 
-def clause(e: Episode) -> Words:
+def clause(episode: Episode) -> Words:
     return render(
         "{what} were given up without an answer, {n}, each after {age}, {when}",
-        what=opening(e.subject),
-        n=value(e.facts["n"], "time"),
-        age=measured(e.value, e.unit),
-        when=when(e),
+        what=opening(episode.subject),
+        n=value(episode.facts["n"], "time"),
+        age=measured(episode.value, episode.unit),
+        when=when(episode),
     )
 
 

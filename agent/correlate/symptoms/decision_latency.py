@@ -16,7 +16,7 @@ from agent.correlate.words import Words, measured, render, when
 
 def judge(watch: LimiterWatch, second: Second) -> list[Episode]:
     """Decisions far outside their limiter's baseline: one for long, or several soon after each other; lasting rises of
-    the median, and of what one in ten exceeds.
+    the median, and of the 90th percentile.
     """
     opened = _hung(watch, second)
     for metric, least, ratio in (
@@ -38,7 +38,7 @@ def _hung(watch: LimiterWatch, second: Second) -> list[Episode]:
     slots, worst = second.slots[some], worst[some]
     usual, medians = (series.baseline(metric, slots, second.at, config.held_s) for metric in ("max_ns", "med_ns"))
     bar = bars(series.history("max_ns", slots, second.at, config.held_s))
-    few = np.where(usual.seen < config.warm_s, config.stall_ratio * medians.median, 0.0)  # a program that starts
+    few = np.where(usual.seen < config.warm_s, config.stall_ratio * medians.median, 0.0)  # a program that just started
     stall = np.fmax(np.fmax(config.stall_ns, bar.sure), few)
     slow = np.minimum(stall, np.fmax(bar.slow, usual.median + config.held_least_ns))
     suspects = np.flatnonzero((worst > slow) & (usual.seen >= 3))
@@ -68,28 +68,28 @@ def _hung(watch: LimiterWatch, second: Second) -> list[Episode]:
 
 
 def _slow(watch: LimiterWatch, second: Second, slot: int, bar: float) -> list[Hung]:
-    """The last seconds in which decisions of a limiter took longer than ``bar``, this one the last of them; empty where
-    none did in it.
+    """The last seconds with decisions of a limiter that took longer than ``bar``, up to this one; empty if this one has
+    none.
     """
-    d = second.rows["limiter_decision"][watch.of == slot]
-    ns = took(d)
-    d, ns = d[ns > bar], ns[ns > bar]
-    if not len(d):
-        return []  # the series has the worst one rounded
-    begun = at_work(d)[0]
+    decisions = second.rows["limiter_decision"][watch.of == slot]
+    ns = took(decisions)
+    decisions, ns = decisions[ns > bar], ns[ns > bar]
+    if not len(decisions):
+        return []  # the series has the worst value rounded
+    begun = at_work(decisions)[0]
     lately = [s for s in watch.hung.get(slot, ()) if s.second > second.at - watch.config.held_s]
     order = np.argsort(begun, kind="stable")
     start, end = begun[order], (begun + ns.astype(np.int64))[order]
     until = np.maximum.accumulate(np.append(max((s.end_ns for s in lately), default=0), end))
-    held = np.maximum(end - np.maximum(start, until[:-1]), 0).sum()  # two at once are one time
-    now = Hung(second.at, int(start[0]), int(until[-1]), float(held), float(ns.max()), len(d))
+    held = np.maximum(end - np.maximum(start, until[:-1]), 0).sum()  # overlapping times count once
+    now = Hung(second.at, int(start[0]), int(until[-1]), float(held), float(ns.max()), len(decisions))
     watch.hung[slot] = [*lately, now]
     return watch.hung[slot]
 
 
 def _enough(watch: LimiterWatch, second: Second, slot: int) -> float:
-    """For how long decisions must hang in a few seconds: far longer than they usually do, whatever happened once or
-    twice.
+    """How long decisions must hang within a few seconds: far longer than usual, where one or two earlier events do not
+    count.
     """
     n = watch.config.held_s
     usual = watch.series.history("held_ns", np.array([slot]), second.at, n)[0]
@@ -97,22 +97,22 @@ def _enough(watch: LimiterWatch, second: Second, slot: int) -> float:
     return max(float(watch.config.held_ns), float(bars(sums[None, :]).often[0]))
 
 
-def clause(e: Episode) -> Words:
-    if e.metric == "high_ns":
+def clause(episode: Episode) -> Words:
+    if episode.metric == "high_ns":
         template = "One in ten decisions{seen} of {limiter} took {took} or more (usually {base}) {when}"
     else:
         template = (
             "Decisions of {limiter} took up to {took} (usually {base}) {when}"
-            if e.count > 1
+            if episode.count > 1
             else "Decisions of {limiter} took {took} (usually {base}) {when}"
         )
     return render(
         template,
-        seen=seen(e),
-        limiter=e.subject,
-        took=measured(e.value, e.unit),
-        base=measured(e.base, e.unit),
-        when=when(e),
+        seen=seen(episode),
+        limiter=episode.subject,
+        took=measured(episode.value, episode.unit),
+        base=measured(episode.base, episode.unit),
+        when=when(episode),
     )
 
 

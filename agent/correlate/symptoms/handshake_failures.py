@@ -1,7 +1,7 @@
 """TLS handshakes with an address fail, where hardly any did.
 
-A server that faces strangers has failures of their making (scans, old clients): what only the server saw counts where
-it usually has good ones all the time.
+A public server has failures that strangers cause (scans, old clients). So failures that only the server saw count if it
+usually has successful handshakes all the time.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from agent.correlate.watch import Second
 from agent.correlate.words import Words, render, value, when
 
 _WITHIN_S = 3
-_LEAST, _SHARE = 3, 0.3  # so many, and of all handshakes, within that time or less
-_STEADY = 1  # good ones a second, as a rule
+_LEAST, _SHARE = 3, 0.3  # so many, and this share of all handshakes, within that time or less
+_STEADY = 1  # usual successful handshakes a second
 
 
 def judge(watch: HandshakeWatch, second: Second) -> list[Episode]:
@@ -49,12 +49,12 @@ def judge(watch: HandshakeWatch, second: Second) -> list[Episode]:
     return opened
 
 
-def clause(e: Episode) -> Words:
+def clause(episode: Episode) -> Words:
     return render(
         "Up to {share} of the TLS handshakes with {peer} failed {when}",
-        share=value(e.value, "ratio"),
-        peer=e.subject,
-        when=when(e),
+        share=value(episode.value, "ratio"),
+        peer=episode.subject,
+        when=when(episode),
     )
 
 

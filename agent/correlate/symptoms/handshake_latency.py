@@ -1,4 +1,4 @@
-"""TLS handshakes with an address take far longer than they ever do."""
+"""TLS handshakes with an address take far longer than ever."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _LEAST, _SHARE, _RATIO, _SLOW_NS = 3, 0.5, 5.0, 100_000_000
 
 
 def judge(watch: HandshakeWatch, second: Second) -> list[Episode]:
-    """Bad: three or more handshakes of the last five seconds, in half or more of the seconds that had any, where half
-    of a second's took 100 ms or longer, and five times as long as in nine of ten seconds.
+    """Bad: three or more handshakes of the last five seconds, in half or more of the seconds with any. In each of these
+    seconds the median took 100 ms or longer, and five times as long as in nine of ten seconds.
     """
     series, at = watch.series, second.at
     slots = second.slots[series.last("med_ns", second.slots, at) > _SLOW_NS]
@@ -45,14 +45,14 @@ def judge(watch: HandshakeWatch, second: Second) -> list[Episode]:
     return opened
 
 
-def clause(e: Episode) -> Words:
+def clause(episode: Episode) -> Words:
     return render(
         "{n} with {peer} took up to {took} (usually {base}) {when}",
-        n=value(e.facts["slow"], "TLS handshake"),
-        peer=e.subject,
-        took=measured(e.value, e.unit),
-        base=measured(e.base, e.unit),
-        when=when(e),
+        n=value(episode.facts["slow"], "TLS handshake"),
+        peer=episode.subject,
+        took=measured(episode.value, episode.unit),
+        base=measured(episode.base, episode.unit),
+        when=when(episode),
     )
 
 

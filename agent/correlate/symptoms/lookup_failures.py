@@ -1,4 +1,4 @@
-"""Names that a process looked up well before do not resolve any more, at once or after a wait."""
+"""Names that a process resolved before no longer resolve, at once or after a wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent.correlate.watch import Second
 from agent.correlate.words import Words, render, value, when
 
 _WITHIN_S = 3
-_LEAST, _SHARE = 3, 0.5  # so many, and of all lookups, within that time or less
+_LEAST, _SHARE = 3, 0.5  # so many, and this share of all lookups, within that time or less
 
 
 def judge(watch: LookupWatch, second: Second) -> list[Episode]:
@@ -41,12 +41,12 @@ def judge(watch: LookupWatch, second: Second) -> list[Episode]:
     return opened
 
 
-def clause(e: Episode) -> Words:
+def clause(episode: Episode) -> Words:
     return render(
         "Up to {share} of the lookups of {who} for names that it had resolved before failed {when}",
-        share=value(e.value, "ratio"),
-        who=e.subject,
-        when=when(e),
+        share=value(episode.value, "ratio"),
+        who=episode.subject,
+        when=when(episode),
     )
 
 

@@ -1,4 +1,4 @@
-"""Names that a process looked up quickly before take long to resolve, though they do."""
+"""Names that a process resolved quickly before take long to resolve."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from agent.correlate.watch import Second
 from agent.correlate.words import Words, measured, render, when
 
 _WITHIN_S = 10
-_LEAST, _SHARE = 2, 0.3  # so many, and of all that were answered, within that time or less
+_LEAST, _SHARE = 2, 0.3  # so many, and this share of all successful lookups, within that time or less
 
 
 def judge(watch: LookupWatch, second: Second) -> list[Episode]:
-    """Bad: two or more, and a third, of the lookups that were answered of late took so long, where in nine of ten
-    seconds none does. A lone one is a lost packet.
+    """Bad: two or more, and a third, of the recent successful lookups took so long, while in nine of ten seconds none
+    does. A single one may be a lost packet.
     """
     series, at = watch.series, second.at
     slots = second.slots[series.last("slow", second.slots, at) > 0]
@@ -47,13 +47,13 @@ def judge(watch: LookupWatch, second: Second) -> list[Episode]:
     return opened
 
 
-def clause(e: Episode) -> Words:
+def clause(episode: Episode) -> Words:
     return render(
         "Lookups of {who} took up to {took} (usually {base}) {when}",
-        who=e.subject,
-        took=measured(e.value, e.unit),
-        base=measured(e.base, e.unit),
-        when=when(e),
+        who=episode.subject,
+        took=measured(episode.value, episode.unit),
+        base=measured(episode.base, episode.unit),
+        when=when(episode),
     )
 
 

@@ -1,4 +1,4 @@
-"""Peers to which segments are lost, so that who asks them has to wait for the next try."""
+"""Peers with lost segments, for whose retransmission their clients wait."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from agent.correlate.watch import Second
 from agent.correlate.words import Words, measured, render, when
 
 _WITHIN_S, _TIMES = 5, 2
-_RTO_NS = 180_000_000  # the shortest time after which a lone segment is sent again is 200 ms
+_RTO_NS = 180_000_000  # a lone segment is retransmitted after 200 ms at least
 _RATIO = 5.0
-_SLOWER_US = 20_000.0  # who waits longer than usual for acknowledgements sends again what was not lost
+_SLOWER_US = 20_000.0  # slow acknowledgements cause retransmissions without losses
 
 
 def judge(watch: PeerWatch, second: Second) -> list[Episode]:
-    """Bad: though round trips were no slower than usual, in two of the last five seconds segments were sent again, and
-    somebody waited for the peer as long as that takes and five times as long as in nine of ten usual seconds, in which
-    nothing is sent again.
+    """Bad: round trips were no slower than usual, but in two of the last five seconds segments were retransmitted, and
+    a process waited for the peer as long as that takes and five times as long as in nine of ten usual seconds. In usual
+    seconds nothing is retransmitted.
     """
     series, at, slots = watch.series, second.at, second.slots
     tried = (series.last("again", slots, at) > 0) | (series.last("dark", slots, at) > 0)
@@ -33,7 +33,7 @@ def judge(watch: PeerWatch, second: Second) -> list[Episode]:
     dark = series.recent("dark", slots, at, _WITHIN_S) > 0
     bad = ((again > 0) | dark) & (waits > bar[:, None])
     floor = series.recent("floor_us", slots, at, _WITHIN_S)
-    floor[np.isnan(floor).all(axis=1)] = 0  # nothing is heard of it: no round trip at all
+    floor[np.isnan(floor).all(axis=1)] = 0  # the peer does not respond: no round trip at all
     slower = (
         np.nanmedian(floor, axis=1) > _RATIO * series.baseline("floor_us", slots, at, _WITHIN_S).median + _SLOWER_US
     )
@@ -56,13 +56,13 @@ def judge(watch: PeerWatch, second: Second) -> list[Episode]:
     return opened
 
 
-def clause(e: Episode) -> Words:
+def clause(episode: Episode) -> Words:
     return render(
         "Clients of {peer} waited up to {took} (usually {base}) for retransmitted segments {when}",
-        peer=e.subject,
-        took=measured(e.value, e.unit),
-        base=measured(e.base, e.unit),
-        when=when(e),
+        peer=episode.subject,
+        took=measured(episode.value, episode.unit),
+        base=measured(episode.base, episode.unit),
+        when=when(episode),
     )
 
 

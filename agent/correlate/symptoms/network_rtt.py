@@ -1,4 +1,4 @@
-"""Peers to which round trips take far longer than usual."""
+"""Peers with round trips that take far longer than usual."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _LEAST_US = 20_000.0
 _HELD_US = (
     210_000.0,
     60_000.0,
-)  # how long a peer elsewhere, on this host (Linux), may hold an acknowledgement back, and more
+)  # upper limits of the delayed acknowledgement of a peer elsewhere, and on this host (Linux)
 
 
 def judge(watch: PeerWatch, second: Second) -> list[Episode]:
-    """Bad: for three seconds even the shortest RTT, or half of the connects, took five times as long as usual and
-    somebody waited that long.
+    """Bad: for three seconds even the shortest RTT, or half of the connects, took five times as long as usual, and a
+    process waited that long.
     """
     series, at, slots = watch.series, second.at, second.slots
     with np.errstate(invalid="ignore"):
@@ -63,13 +63,13 @@ def _bar(usual: Baseline, least: np.ndarray) -> np.ndarray:
     )
 
 
-def clause(e: Episode) -> Words:
+def clause(episode: Episode) -> Words:
     return render(
         "Round trips to {peer} took {took} (usually {base}) {when}",
-        peer=e.subject,
-        took=span(e.value),
-        base=span(e.base),
-        when=when(e),
+        peer=episode.subject,
+        took=span(episode.value),
+        base=span(episode.base),
+        when=when(episode),
     )
 
 

@@ -1,4 +1,4 @@
-"""Processes that end though nobody asked them to."""
+"""Processes that ended unexpectedly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent.correlate.words import Words, render, value
 
 
 def judge(watch: ProcessWatch, second: Second) -> list[Episode]:
-    """Bad: it was killed, crashed or failed, after it had lived for some time, or as the one before it had."""
+    """Bad: it was killed, crashed or failed, after it had run for some time, or like the process before it."""
     opened = []
     for slot in second.slots.tolist():
         termination = watch.now[slot]
@@ -25,16 +25,16 @@ def judge(watch: ProcessWatch, second: Second) -> list[Episode]:
     return opened
 
 
-def clause(e: Episode) -> Words:
-    if e.value > 1:
+def clause(episode: Episode) -> Words:
+    if episode.value > 1:
         return render(
             "{comm} ended {n}, a new process each time, the last one {who}, at {at}",
-            comm=e.comm,
-            n=value(e.value, "time"),
-            who=e.subject,
-            at=e.start_ns,
+            comm=episode.comm,
+            n=value(episode.value, "time"),
+            who=episode.subject,
+            at=episode.start_ns,
         )
-    return render("{who} ended at {at}", who=e.subject, at=e.start_ns)
+    return render("{who} ended at {at}", who=episode.subject, at=episode.start_ns)
 
 
 SYMPTOM = Symptom(

@@ -1,4 +1,4 @@
-"""Processes that stand still."""
+"""Processes that are stopped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent.correlate.words import Words, measured, render, when
 
 
 def judge(watch: ProcessWatch, second: Second) -> list[Episode]:
-    """Bad: it was stopped, or frozen, for long enough that whoever asks it has to wait."""
+    """Bad: it was stopped, or frozen, long enough for its clients to wait."""
     opened = []
     until_ns = (second.at + 1) * SECOND
     for slot in second.slots.tolist():
@@ -31,8 +31,13 @@ def judge(watch: ProcessWatch, second: Second) -> list[Episode]:
     return opened
 
 
-def clause(e: Episode) -> Words:
-    return render("{who} was stopped for {took} {when}", who=e.subject, took=measured(e.value, e.unit), when=when(e))
+def clause(episode: Episode) -> Words:
+    return render(
+        "{who} was stopped for {took} {when}",
+        who=episode.subject,
+        took=measured(episode.value, episode.unit),
+        when=when(episode),
+    )
 
 
 SYMPTOM = Symptom(

@@ -1,4 +1,4 @@
-"""Consumer groups that fall behind, or stand still."""
+"""Consumer groups that fall behind, or stop."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _LATE = {
 }
 
 
-#: Ages, and how many messages they are about; the first one tells more: a group that reads nothing, a message that one
-#: consumer holds.
+#: Ages, and the number of messages concerned; the first one says more: a group that reads nothing, before a message
+#: that one consumer holds.
 _AGES = (("age_s", "lag"), ("pending_s", "pending"))
-#: A consumer that gets its turn by chance misses so many others' in a row once in 10^8 times.
+#: A consumer that is served at random misses so many messages in a row once in 10^8 times.
 _TURNS, _IDLE = 20.0, 10.0
-_ALIKE_NS = 10 * SECOND  # between the begin of the waits of two messages, until which one trouble is behind both
-_FLOOD = 3.0  # times the most that arrived in any second that is remembered
+_ALIKE_NS = 10 * SECOND  # if the waits of two messages began within this time, they have one cause
+_FLOOD = 3.0  # times the maximum that arrived in any remembered second
 
 
 def judge(watch: QueueWatch, second: Second) -> list[Episode]:
-    """Messages that wait far longer than any usually does, at once; lasting rises of the ages of its oldest messages,
-    of the lag where no age is known, and no progress at all.
+    """Messages that wait far longer than usual, at once; lasting rises of the ages of its oldest messages, of the lag
+    if no age is known, and no progress at all.
     """
     return [*_late(watch, second), *_idle(watch, second), *_lasting(watch, second)]
 
@@ -40,7 +40,7 @@ def judge(watch: QueueWatch, second: Second) -> list[Episode]:
 def _late(watch: QueueWatch, second: Second) -> list[Episode]:
     config = watch.config
     least = {"age_s": min(config.flooded_s, config.later_s), "pending_s": config.later_s}
-    old = [_grows(watch, metric, least[metric], second.at) for metric, _ in _AGES]  # no bar is below that
+    old = [_grows(watch, metric, least[metric], second.at) for metric, _ in _AGES]  # no threshold is below that
     slots = watch.fresh[np.logical_or(*old)]
     if not len(slots):
         return []
@@ -67,8 +67,8 @@ def _grows(watch: QueueWatch, metric: str, least: float, at: int) -> np.ndarray:
 
 
 def _idle(watch: QueueWatch, second: Second) -> list[Episode]:
-    """One consumer asks for nothing any more, while others are handed message after message, and nobody came in its
-    place.
+    """One consumer no longer asks for messages, while others get message after message, and no other consumer replaced
+    it.
     """
     at, series = second.at, watch.series
     slots = watch.fresh[series.last("idle_s", watch.fresh, at) > watch.config.idle_s]
@@ -88,7 +88,7 @@ def _idle(watch: QueueWatch, second: Second) -> list[Episode]:
 
 
 def _open(watch: QueueWatch, slot: int, metric: str, second: int, age_s: float, bar: float) -> list[Episode]:
-    """An episode from when the message began to wait; one that is there goes on."""
+    """Opens an episode that starts when the message began to wait, or extends an active one."""
     at = np.array([slot])
     polled = second + float(watch.series.recent("at_s", at, second, 1)[0, 0])
     start_ns = int((polled - age_s) * SECOND)
@@ -137,30 +137,32 @@ def _lasting(watch: QueueWatch, second: Second) -> list[Episode]:
     return opened
 
 
-def clause(e: Episode) -> Words:
-    if e.metric == "stuck":
-        return render("{queue} made no progress while messages arrived {when}", queue=e.subject, when=when(e))
+def clause(episode: Episode) -> Words:
+    if episode.metric == "stuck":
+        return render(
+            "{queue} made no progress while messages arrived {when}", queue=episode.subject, when=when(episode)
+        )
     worst, base = (
-        (value(e.value, "message"), value(e.base))
-        if e.metric == "lag"
-        else (measured(e.value, e.unit), measured(e.base, e.unit))
+        (value(episode.value, "message"), value(episode.base))
+        if episode.metric == "lag"
+        else (measured(episode.value, episode.unit), measured(episode.base, episode.unit))
     )
-    if e.metric == "idle_s":
-        before = render(" (usually {base})", base=base) if e.base else ""
+    if episode.metric == "idle_s":
+        before = render(" (usually {base})", base=base) if episode.base else ""
         return render(
             "One consumer of {queue} was idle for {worst}{before} {when}",
-            queue=e.subject,
+            queue=episode.subject,
             worst=worst,
             before=before,
-            when=when(e),
+            when=when(episode),
         )
-    usually = render("(usually {base})", base=base) if e.base else "(usually none waits)"
+    usually = render("(usually {base})", base=base) if episode.base else "(usually none waits)"
     return render(
         "{queue} fell behind: {late} {usually} {when}",
-        queue=e.subject,
-        late=render(_LATE[e.metric], value=worst),
+        queue=episode.subject,
+        late=render(_LATE[episode.metric], value=worst),
         usually=usually,
-        when=when(e),
+        when=when(episode),
     )
 
 

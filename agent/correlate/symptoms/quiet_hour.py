@@ -1,4 +1,4 @@
-"""Limiters and services that have nothing to do at an hour at which they always had."""
+"""Limiters and services without requests at an hour of the day at which they always had some."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def judge(watch: HourWatch, second: Second) -> list[Episode]:
     return opened
 
 
-def clause(e: Episode) -> Words:
+def clause(episode: Episode) -> Words:
     return render(
         "{who} {did} for {took} (usually {n} in this hour of the day, with pauses of at most {base}) {when}",
-        who=opening(e.subject),
-        did="made no decision" if e.metric == "silent" else "got no request",
-        took=measured(e.value, e.unit),
-        n=value(e.facts.get("n_base"), "decision" if e.metric == "silent" else "request"),
-        base=measured(e.base, e.unit),
-        when=when(e),
+        who=opening(episode.subject),
+        did="made no decision" if episode.metric == "silent" else "got no request",
+        took=measured(episode.value, episode.unit),
+        n=value(episode.facts.get("n_base"), "decision" if episode.metric == "silent" else "request"),
+        base=measured(episode.base, episode.unit),
+        when=when(episode),
     )
 
 

@@ -1,4 +1,4 @@
-"""Connections whose reader does not read."""
+"""Connections with a reader that does not read."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from agent.correlate.words import Words, measured, render, when
 
 
 def judge(watch: StreamWatch, second: Second) -> list[Episode]:
-    """Bad: who writes waited far longer than ever, while who reads, and usually waits for it, did not."""
+    """Bad: the writer waited far longer than ever, while the reader, which usually waits for it, did not."""
     return watch.newly_opened(SYMPTOM.name, second.at)
 
 
-def clause(e: Episode) -> Words:
+def clause(episode: Episode) -> Words:
     return render(
         "The reader of the {subject} read nothing for {took} {when}",
-        subject=e.subject,
-        took=measured(e.value, e.unit),
-        when=when(e),
+        subject=episode.subject,
+        took=measured(episode.value, episode.unit),
+        when=when(episode),
     )
 
 

@@ -14,8 +14,8 @@ from agent.correlate.words import Words, opening, render, value, when
 
 
 def judge(watch: LimiterWatch, second: Second) -> list[Episode]:
-    """A lasting rise of the share, of at least some number; sooner where it is seen why: far more is asked for, or the
-    limit is lower.
+    """A lasting rise of the share, with a minimum number; sooner if the reason is visible: far more is requested, or
+    the limit is lower.
     """
     config = watch.config
     lately = sum(
@@ -45,8 +45,8 @@ def _allowed(watch: LimiterWatch, second: Second, may: np.ndarray, some: np.ndar
 
 
 def _explained(watch: LimiterWatch, second: Second) -> np.ndarray:
-    """Of which subjects in each of these seconds more was asked for than in any that is remembered, or the limit is
-    lower than it was.
+    """Subjects with more requested in each of these seconds than in any remembered one, or with a lower limit than
+    before.
     """
     n = watch.config.explained_s
     demand, limit = (watch.series.recent(metric, second.slots, second.at, n) for metric in ("cost", "limit"))
@@ -55,16 +55,16 @@ def _explained(watch: LimiterWatch, second: Second) -> np.ndarray:
     return np.asarray(more | (limit < 0.9 * was.median[:, None]).all(axis=1))
 
 
-def clause(e: Episode) -> Words:
-    did = "failed in" if e.facts.get("errors", 0) > e.facts.get("refused", 0) else "refused"
+def clause(episode: Episode) -> Words:
+    did = "failed in" if episode.facts.get("errors", 0) > episode.facts.get("refused", 0) else "refused"
     return render(
         "{limiter} {did} up to {share} of decisions{seen} (usually {base}) {when}",
-        limiter=opening(e.subject),
+        limiter=opening(episode.subject),
         did=did,
-        share=value(e.value, "ratio"),
-        seen=seen(e),
-        base=value(e.base, "ratio") if e.base else "none",
-        when=when(e),
+        share=value(episode.value, "ratio"),
+        seen=seen(episode),
+        base=value(episode.base, "ratio") if episode.base else "none",
+        when=when(episode),
     )
 
 

@@ -1,4 +1,4 @@
-"""Something that a process needs is used up, or withheld from it."""
+"""A resource of a process is used up, or withheld from it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second
 from agent.correlate.words import Words, opening, render, span, value, when
 
-#: Of a second, withheld by a quota in most of its periods, two seconds on end; and this many times what was usual.
+#: Throttled time of a second, by a quota in most of its periods, for two seconds; and this many times the usual time.
 _THROTTLED_NS, _PERIODS, _RATIO = 350e6, 0.6, 4.0
-#: Of a second on average, and at least half of it in each, waits for a processor, two seconds on end, while decisions
-#: take far longer than they usually do.
+#: Waits for a CPU of a second on average, and at least half of it in each, for two seconds, while decisions take far
+#: longer than usual.
 _DELAY_NS, _SLOWER, _SLOWER_NS = 100e6, 4.0, 20e6
-#: Waits as long as no busy host has them, and their sum in a second: then nobody has to tell what became slow.
+#: Waits longer than any on a busy host, and their sum in a second: these need no other symptom.
 _LONG_NS, _STARVED_NS = 100e6, 300e6
-#: Of the time that decisions took, waits for a processor from which they are why.
+#: Waits for a CPU explain slow decisions from this share of their time on.
 _SHARE = 0.4
 _LAST = 2
-#: Seconds of the time before that must be known.
+#: Seconds of the baseline that must be known.
 _WARM = 5
 
 
 def judge(watch: ResourceWatch, second: Second) -> list[Episode]:
-    """Bad: it had some left before, and has none now; or the processor was kept from it as it usually is not."""
+    """Bad: it had some left before, and has none now; or it got far less CPU time than usual."""
     opened = _used_up(watch, second)
     processors = np.array([s for s in second.slots.tolist() if watch.names[s][0][2] == "cpu"], np.int64)
     if len(processors):
@@ -68,7 +68,8 @@ def _withheld(watch: ResourceWatch, at: int, slots: np.ndarray) -> list[Episode]
     its = {slot for symptom, slot in watch.active if symptom == SYMPTOM.name}
     active = np.array([slot in its for slot in slots.tolist()])
     sums = {m: recent[m].sum(axis=1) for m in names}
-    considered = active | (np.fmax(sums["throttled_ns"], sums["delay_ns"]) >= _LAST * _DELAY_NS)  # no bar is below that
+    # no threshold is below that
+    considered = active | (np.fmax(sums["throttled_ns"], sums["delay_ns"]) >= _LAST * _DELAY_NS)
     if not considered.any():
         return []
     slots, active = slots[considered], active[considered]
@@ -85,7 +86,7 @@ def _withheld(watch: ResourceWatch, at: int, slots: np.ndarray) -> list[Episode]
     long = np.all(recent["longest_ns"] >= _LONG_NS, axis=1) & np.all(recent["delay_ns"] >= _STARVED_NS, axis=1)
     long &= recent["longest_ns"].min(axis=1) > _RATIO * high["longest_ns"]
     some = np.all(recent["delay_ns"] >= _DELAY_NS / 2, axis=1) & (sums["delay_ns"] >= _LAST * _DELAY_NS)
-    some &= sums["delay_ns"] >= _SHARE * sums["sum_ns"]  # else they are slow for another reason
+    some &= sums["delay_ns"] >= _SHARE * sums["sum_ns"]  # else the decisions are slow for another reason
     kept = (long | (some & slower)) & (usual["delay_ns"].seen >= _WARM)
     kept &= sums["delay_ns"] > _LAST * _RATIO * high["delay_ns"]
     for i in np.flatnonzero(quota | kept | active):
@@ -106,31 +107,31 @@ def _withheld(watch: ResourceWatch, at: int, slots: np.ndarray) -> list[Episode]
     return opened
 
 
-def clause(e: Episode) -> Words:
-    if e.unit == "ns":
+def clause(episode: Episode) -> Words:
+    if episode.unit == "ns":
         return render(
             "{who} waited for a CPU for up to {waited} a second, the sum of its threads, {when}",
-            who=opening(e.subject),
-            waited=span(e.value),
-            when=when(e),
+            who=opening(episode.subject),
+            waited=span(episode.value),
+            when=when(episode),
         )
-    if e.metric == "oom":
-        return render("{who} was killed at {at}", who=opening(e.subject), at=e.start_ns)
-    if e.metric == "pids":
+    if episode.metric == "oom":
+        return render("{who} was killed at {at}", who=opening(episode.subject), at=episode.start_ns)
+    if episode.metric == "pids":
         return render(
             "The cgroup of {who} could not start {n} processes or threads in a second {when}",
-            who=e.subject,
-            n=value(e.value),
-            when=when(e),
+            who=episode.subject,
+            n=value(episode.value),
+            when=when(episode),
         )
-    what = {"fd": "open files", "disk": "bytes"}[e.metric]
+    what = {"fd": "open files", "disk": "bytes"}[episode.metric]
     return render(
         "{who} had {used} of {limit} {what} in use {when}",
-        who=opening(e.subject),
-        used=value(e.value),
-        limit=value(e.facts.get("limit")),
+        who=opening(episode.subject),
+        used=value(episode.value),
+        limit=value(episode.facts.get("limit")),
         what=what,
-        when=when(e),
+        when=when(episode),
     )
 
 

@@ -1,8 +1,8 @@
-"""A program whose tries fail, and which tries again at once, again and again, far more often than it usually connects.
+"""A program with failing requests retries at once, again and again, far more often than it usually connects.
 
-Every back-off in common use waits for tens of milliseconds before the second try, and longer before the third: who
-tries again within 20 ms of a failure in half of all twentieths of a second, for two seconds, has none. Requests that
-come at their own rate and fail are no storm, since there are no more of them than usual.
+Every common back-off waits for tens of milliseconds before the second try, and longer before the third. A program that
+retries within 20 ms of a failure in half of all twentieths of a second, for two seconds, has no back-off. Requests that
+arrive at their usual rate and fail are no storm, since there are no more of them than usual.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ def judge(watch: RetryWatch, second: Second) -> list[Episode]:
     return opened
 
 
-def clause(e: Episode) -> Words:
-    raw = e.key[1]
+def clause(episode: Episode) -> Words:
+    raw = episode.key[1]
     assert isinstance(raw, bytes)
     return render(
         "{who} connected to {peer} up to {rate} (usually {base}), and {failed} of {n} failed, {when}",
-        who=e.subject.partition(", which")[0],
+        who=episode.subject.partition(", which")[0],
         peer=peer(raw),
-        rate=value(e.value, "1/s"),
-        base=value(e.base),
-        failed=value(min(e.facts["failed"], e.facts["n"])),
-        n=value(e.facts["n"], "attempt"),
-        when=when(e),
+        rate=value(episode.value, "1/s"),
+        base=value(episode.base),
+        failed=value(min(episode.facts["failed"], episode.facts["n"])),
+        n=value(episode.facts["n"], "attempt"),
+        when=when(episode),
     )
 
 

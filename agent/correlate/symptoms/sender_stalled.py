@@ -1,4 +1,4 @@
-"""Connections whose writer does not write."""
+"""Connections with a writer that does not write."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from agent.correlate.words import Words, measured, render, when
 
 
 def judge(watch: StreamWatch, second: Second) -> list[Episode]:
-    """Bad: who reads waited far longer than ever, while who writes did not have to wait."""
+    """Bad: the reader waited far longer than ever, while the writer did not have to wait."""
     return watch.newly_opened(SYMPTOM.name, second.at)
 
 
-def clause(e: Episode) -> Words:
+def clause(episode: Episode) -> Words:
     return render(
         "The writer of the {subject} wrote nothing for {took} (usually at most {base}) {when}",
-        subject=e.subject,
-        took=measured(e.value, e.unit),
-        base=measured(e.base, e.unit),
-        when=when(e),
+        subject=episode.subject,
+        took=measured(episode.value, episode.unit),
+        base=measured(episode.base, episode.unit),
+        when=when(episode),
     )
 
 

@@ -1,10 +1,10 @@
 """Decisions that fail, brokers that refuse service, and servers that answer with errors.
 
-One second, or five, are bad where so many decisions failed as would by chance once in 10^8 such times, by the share
-that failed before (Chernoff's bound of the binomial, with one failure more than was seen): at least three, and a fifth
-of them. Of answers each error counts by itself; a twentieth of five seconds' is enough, if it is three times as many as
-usual. One broker's poll is, where it told of more refusals than any before. Errors in bursts are no chance: what comes
-again and again is a recurrence.
+One second, or five, are bad if the number of failed decisions would occur by chance once in 10^8 such times, given the
+share that failed before (Chernoff's bound of the binomial, with one failure more than was seen), and if it is at least
+three, and a fifth of the decisions. Of answers, each error counts separately; a twentieth of five seconds' answers is
+enough if it is three times the usual number. One broker's poll is enough if it reports more refusals than any before.
+Regular bursts of errors are no chance, but a recurrence.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _WINDOWS = (1, 5)
 _ANSWERED = (
     (1, 3, 0.2),
     (5, 5, 0.05),
-    # seconds, errors of one kind, their share beyond what is usual: a server has many clients, and one of them may be
-    # the one that suffers
+    # seconds, errors of one kind, their share beyond the usual one: a server has many clients, and perhaps only one of
+    # them is impacted
 )
 _REPLIES, _TIMES = 2, 3.0
 
@@ -61,7 +61,7 @@ def _decisions(watch: ServiceWatch, second: Second) -> list[Episode]:
 
 
 def _answers(watch: ServiceWatch, second: Second) -> list[Episode]:
-    """Of each server the error that is least usual."""
+    """The most unusual error of each server."""
     lately = watch.series.recent("errors", second.slots, second.at, max(_WINDOWS))
     opened: list[Episode] = []
     for slot in second.slots[np.nansum(lately, axis=1) >= _LEAST].tolist():
@@ -77,7 +77,7 @@ def _answers(watch: ServiceWatch, second: Second) -> list[Episode]:
                 chance = _chance(np.array([share]), np.array([usual]), np.array([n]))[0]
                 more = one.n >= max(
                     least, _TIMES * s * one.before / known_s
-                )  # where all else stops, the usual errors are a larger share
+                )  # if everything else stops, the usual errors are a larger share
                 if more and share >= usual + much and chance < _CHANCE:
                     watch.first_ns[slot] = one.first_ns
                     usually, lasts = one.before / max(before, 1), watch.active.get((SYMPTOM.name, slot))
@@ -91,7 +91,7 @@ def _answers(watch: ServiceWatch, second: Second) -> list[Episode]:
 
 
 def _chance(share: np.ndarray, usual: np.ndarray, n: np.ndarray) -> np.ndarray:
-    """The logarithm of the chance of such a share or a larger one, at most."""
+    """An upper bound of the logarithm of the probability of such a share or a larger one."""
     q = np.clip(share, 1e-9, 1 - 1e-9)
     p = np.clip(usual, 1e-9, 1 - 1e-9)
     apart = q * np.log(q / p) + (1 - q) * np.log((1 - q) / (1 - p))
@@ -120,34 +120,34 @@ def _open(watch: ServiceWatch, slot: int, metric: str, second: int, worst: float
     episode = watch.describe(SYMPTOM.name, slot)
     episode.metric, episode.base, episode.recurs_by = metric, usual, metric
     at = watch.first_ns[slot]
-    episode.start_ns = at - SECOND if metric == "replies" else at  # a poll tells of the time since the one before
+    episode.start_ns = at - SECOND if metric == "replies" else at  # a poll reports the time since the previous one
     watch.open(episode, second, worst, 1)
     return [episode]
 
 
-def clause(e: Episode) -> Words:
-    if e.metric == "replies":
+def clause(episode: Episode) -> Words:
+    if episode.metric == "replies":
         return render(
             "{broker} refused {n} within a second {when}",
-            broker=opening(e.subject),
-            n=value(e.value, "command"),
-            when=when(e),
+            broker=opening(episode.subject),
+            n=value(episode.value, "command"),
+            when=when(episode),
         )
-    if e.metric == "answers":
+    if episode.metric == "answers":
         return render(
             "Up to {share} of the answers of {server} were errors ({code}) (usually {base}) {when}",
-            share=value(e.value, "ratio"),
-            server=e.subject,
-            code=e.words,
-            base=value(e.base, "ratio") if e.base else "none",
-            when=when(e),
+            share=value(episode.value, "ratio"),
+            server=episode.subject,
+            code=episode.words,
+            base=value(episode.base, "ratio") if episode.base else "none",
+            when=when(episode),
         )
     return render(
         "{limiter} failed in up to {share} of decisions (usually {base}) {when}",
-        limiter=opening(e.subject),
-        share=value(e.value, "ratio"),
-        base=value(e.base, "ratio") if e.base else "none",
-        when=when(e),
+        limiter=opening(episode.subject),
+        share=value(episode.value, "ratio"),
+        base=value(episode.base, "ratio") if episode.base else "none",
+        when=when(episode),
     )
 
 

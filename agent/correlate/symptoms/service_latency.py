@@ -1,10 +1,9 @@
-"""A process that answers on a port takes longer than usual, whoever asks it, and whatever it is.
+"""A process takes longer than usual to answer on a port, whatever its clients and its protocol.
 
-From outside nobody knows which requests are alike, so one that is slow may just be another kind: it is told where it is
-known what held it up. Without that it takes
-several: half of a second's requests, or one in ten for seconds, are slow where they never
-were, or several wait at once (and did not so all the time), for which it is enough that it is twice the third longest
-of two minutes where nothing at all is answered.
+It is not visible which requests are alike, so a single slow one may just be of another kind: it is reported only with a
+known cause. Without a cause several are needed: half of a second's requests, or one in ten for seconds, are slow where
+they never were; or several wait at the same time (and did not do so all the time). If nothing at all is answered, a
+wait of twice the third longest of two minutes is enough.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Rise, Second
 from agent.correlate.words import Words, measured, render, when
 
-_NOTED_S = 10  # an answer that is noted later (the client kept quiet) is no news
-_SEEN = 100  # requests in the last two minutes, from which it is known what is usual
+_NOTED_S = 10  # an answer that is recorded later (the client was idle) is ignored
+_SEEN = 100  # requests in the last two minutes that a baseline needs
 _SLOW, _LAST_S = (
     5,
     3,
-)  # so many requests of so many seconds, where half of each second's were slow; or so many that wait at once
+)  # so many requests in so many seconds, if the median of each second was slow; or so many that wait at the same time
 _BEFORE_S = 60
 _RARE_S, _RARELY, _RARE_LEAST = (
     5,
     0.3,
     3,
-    # ... or in so many seconds so few of the usual requests are answered, and the slowest of so many seconds were slow:
-    # who asks waits for each
+    # ... or in so many seconds less than this share of the usual requests is answered, and so many of the seconds have
+    # slow answers: the clients wait for each answer
 )
 
 
@@ -50,10 +49,10 @@ def judge(watch: AnswerWatch, second: Second) -> list[Episode]:
 
 
 def _worse(watch: AnswerWatch, second: Second, known: np.ndarray, some: np.ndarray) -> np.ndarray:
-    """Of which of the second's ports a lasting rise is one."""
+    """The ports of this second with a lasting rise that counts."""
     slots, lasts = second.slots[some], watch.config.persist_s
     longest = np.nanmax(watch.series.recent("max_ns", slots, second.at, lasts), axis=1, initial=0)
-    since = second.at - lasts + 1 - longest // SECOND  # what is answered had waited before
+    since = second.at - lasts + 1 - longest // SECOND  # answered requests had waited before
     return np.asarray(known[some] & ~watch.by_design(slots, second.at, since))
 
 
@@ -76,15 +75,16 @@ def _one(watch: AnswerWatch, second: Second, slot: int, value: float) -> list[Ep
     if over < (second.at - _NOTED_S) * SECOND:
         return []
     at, series = np.array([slot]), watch.series
-    skip = min(max(_LAST_S, second.at - begun // SECOND + 1), _BEFORE_S)  # a wait that grows must not raise its own bar
+    # a growing wait must not raise its own threshold
+    skip = min(max(_LAST_S, second.at - begun // SECOND + 1), _BEFORE_S)
     usual = series.baseline("max_ns", at, second.at, skip)
     if usual.seen[0] < watch.config.warm_s:
         return []
     bar = bars(series.history("max_ns", at, second.at, skip))
     n, halves, waiting = (series.recent(metric, at, second.at, _LAST_S)[0] for metric in ("n", "med_ns", "waiting"))
     rate = series.baseline("n", at, second.at, skip).median[0]
-    # Of those that wait only some are looked at: who usually answers all the time, and for two seconds nobody, keeps
-    # all waiting.
+    # Only some waiting requests are sampled. If a server that answers all the time answers nothing for two seconds, all
+    # its clients wait.
     nobody = bool((n[-2:] == 0).all()) and np.nanmax(waiting[-2:]) >= 2
     still = n[-1] == 0 and rate >= _SLOW and (waiting[-1] >= _SLOW or (waiting[-1] > 0 and nobody))
     least = max(float(watch.config.stall_ns), float((bar.often if still else bar.sure)[0]))
@@ -114,14 +114,18 @@ def _one(watch: AnswerWatch, second: Second, slot: int, value: float) -> list[Ep
     return [episode]
 
 
-def clause(e: Episode) -> Words:
+def clause(episode: Episode) -> Words:
     return render(
         "{who} took {share}{took} to answer{base} {when}",
-        who=e.subject,
-        share={"med_ns": "for half of the requests ", "high_ns": "for one request in ten "}.get(e.metric, "up to "),
-        took=measured(e.value, e.unit),
-        base=render(" (usually {base})", base=measured(e.base, e.unit)) if e.base else " (usually next to nothing)",
-        when=when(e),
+        who=episode.subject,
+        share={"med_ns": "for half of the requests ", "high_ns": "for one request in ten "}.get(
+            episode.metric, "up to "
+        ),
+        took=measured(episode.value, episode.unit),
+        base=render(" (usually {base})", base=measured(episode.base, episode.unit))
+        if episode.base
+        else " (usually next to nothing)",
+        when=when(episode),
     )
 
 

@@ -1,4 +1,4 @@
-"""Limiters that decide nothing any more."""
+"""Limiters that no longer decide."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent.correlate.words import Words, measured, opening, render, when
 
 
 def judge(watch: PauseWatch, second: Second) -> list[Episode]:
-    """Bad: it pauses for longer than it ever may, and did not slow down before."""
+    """Bad: the pause is longer than any allowed one, and it did not decide less and less before."""
     until_ns = (second.at + 1) * SECOND
     opened = []
     paused = until_ns - watch.last_ns[second.slots]
@@ -59,13 +59,13 @@ def _open(watch: PauseWatch, second: Second, slot: int, from_ns: int, to_ns: int
     return episode
 
 
-def clause(e: Episode) -> Words:
+def clause(episode: Episode) -> Words:
     return render(
         "{limiter} made no decision for {took} (usually pauses of at most {base}) {when}",
-        limiter=opening(e.subject),
-        took=measured(e.value, e.unit),
-        base=measured(e.base, e.unit),
-        when=when(e),
+        limiter=opening(episode.subject),
+        took=measured(episode.value, episode.unit),
+        base=measured(episode.base, episode.unit),
+        when=when(episode),
     )
 
 

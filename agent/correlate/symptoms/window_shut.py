@@ -1,8 +1,8 @@
-"""What a program wrote to a connection is not taken: the other end does not read, and its window stays shut.
+"""Data written to a connection is not read: the other end does not read, and its window stays closed.
 
-That the kernel had more than 64 KiB to send, had no window for it and saw next to nothing acknowledged for a second and
-a half is a fact. Who serves the world always has clients that stop reading: of what a server wrote, only readers on
-this host are looked at.
+The kernel had more than 64 KiB to send, no window for it, and next to nothing acknowledged for a second and a half:
+that is a fact, not an estimate. A public server always has clients that stop reading. So for data that a server wrote,
+only readers on this host count.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def judge(watch: StuckWatch, second: Second) -> list[Episode]:
     return opened
 
 
-def clause(e: Episode) -> Words:
+def clause(episode: Episode) -> Words:
     return render(
         "The other end of the {subject} took nothing for {took}, with {unsent} unsent, {when}",
-        subject=e.subject,
-        took=measured(e.value, e.unit),
-        unsent=value(e.facts["unsent"], "byte"),
-        when=when(e),
+        subject=episode.subject,
+        took=measured(episode.value, episode.unit),
+        unsent=value(episode.facts["unsent"], "byte"),
+        when=when(episode),
     )
 
 

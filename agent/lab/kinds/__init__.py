@@ -1,3 +1,1 @@
-"""The faults: each ``Kind`` in a file of this room is a kind that the laboratory can inject. See HACKING.md, "Add a
-fault kind".
-"""
+"""The faults: each ``Kind`` in a file of this package can be injected. See HACKING.md, "Add a fault kind"."""

@@ -1,4 +1,4 @@
-"""A server whose threads have read requests and sleep: for a lock of its own, or as it tells them to."""
+"""A server with threads that have read requests and sleep: for a lock of its own, or in nanosleep."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent.lab.stage.stage import Stage
 
 @contextmanager
 def held(stage: Stage, fault: Fault) -> Iterator[Offender]:
-    """Once, for the fault's size: it holds it until it lets go."""
+    """Holds the lock once, for the fault's size."""
     stage.processes.set_settings(fault.target, hold_s=fault.size, now=True)
     try:
         yield Offender(fault.target)

@@ -1,4 +1,4 @@
-"""Calls between programs: time-outs that run out along a chain, retries without a pause."""
+"""Calls between programs: time-outs along a chain, retries without a pause."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent.lab.stage.stage import Stage
 
 @contextmanager
 def storming(stage: Stage, fault: Fault) -> Iterator[Offender]:
-    """The server bars one of its clients, which tries again after so short a pause."""
+    """The server does not answer one of its clients, which retries after a short pause."""
     usual = stage.programs["eager"].settings["pause_s"]
     stage.processes.set_settings("eager", pause_s=fault.size)
     stage.processes.set_settings("shop", barred="eager")
@@ -45,7 +45,7 @@ KINDS = (
     ),
     Kind(
         "chain_stopped",
-        "the last server of a chain of calls stands still",
+        "the last server of a chain of calls is stopped",
         Size("duration_s", 2.5, 7.0),
         ("back",),
         (Right("process_stopped", culprit=True),),

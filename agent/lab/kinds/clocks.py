@@ -1,5 +1,5 @@
-"""The wall clock: by half a millisecond at most where the user allows it; by hours, and at another rate, on machines
-that are thrown away.
+"""The wall clock: moved by half a millisecond at most where the user allows it; by hours, or to another rate, on
+throwaway machines.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from agent.lab.programs.redis_server import PLACES, PORT
 from agent.lab.stage import wallclock
 from agent.lab.stage.stage import GUESTS, Stage
 
-ACTOR, CLOCK = "lab-clock", "wall clock"  # as findings call it
+ACTOR, CLOCK = "lab-clock", "wall clock"  # as in findings
 _STEP, _SLEW = (Right("clock_step", culprit=True),), (Right("clock_slew", culprit=True),)
-#: Who goes by it says so: ``uses=("clock",)``. It makes nobody slow.
+#: Programs that depend on the clock declare ``uses=("clock",)``. A clock change makes no operation slow.
 _CLOCK, _IMPACT_KINDS = ("clock",), ("failed", "refused")
 
 
 def _by_another(stage: Stage, move: Callable[[], None]) -> int:
-    """A process of its own does it: its pid. Raises OSError where it could not."""
+    """Forks a process for the change, and returns its pid. Raises OSError if it failed."""
     pid = stage.processes.fork(move, GUESTS, "node", ACTOR, root=True)
     _, status = os.waitpid(pid, 0)
     if status:
-        raise OSError("the clock could not be moved (logs/errors.txt tells why)")
+        raise OSError("the clock could not be moved (see logs/errors.txt)")
     return pid
 
 
 @contextmanager
 def stepped(stage: Stage, fault: Fault) -> Iterator[Offender]:
-    """And back at the end."""
+    """Steps the clock, and back at the end."""
     size_us = min(clock_part.LIMIT_US, int(fault.size)) * (1 if fault.target == "forward" else -1)
     pids = [_by_another(stage, lambda: clock_part.step(size_us))]
     try:
@@ -43,8 +43,8 @@ def stepped(stage: Stage, fault: Fault) -> Iterator[Offender]:
 
 
 def stepped_for_good(sign: int) -> Callable[[Stage, Fault], AbstractContextManager[Offender]]:
-    """It stays so: going back would be another fault, the other way. But limiters whose window now lies ahead, and
-    would refuse until then, forget it.
+    """Steps the clock without a way back, which would be another fault in the other direction. Limiters whose window
+    now lies ahead would refuse until then, so their state is deleted.
     """
 
     @contextmanager

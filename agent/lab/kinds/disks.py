@@ -15,7 +15,7 @@ from agent.lab.stage.stage import DISK_BYTES_PER_S, GUESTS, Stage
 
 @contextmanager
 def frozen(stage: Stage, _fault: Fault) -> Iterator[Offender]:
-    """As for a snapshot: whatever writes waits."""
+    """Freezes the file system, as for a snapshot: writers wait."""
     pid = stage.processes.fork(lambda: disk.freeze(stage.disk), GUESTS, "node", "lab-freezer", root=True)
     os.waitpid(pid, 0)
     try:
@@ -44,7 +44,7 @@ def read_slowly(stage: Stage, fault: Fault) -> Iterator[Offender]:
 
 @contextmanager
 def filled(stage: Stage, fault: Fault) -> Iterator[Offender]:
-    """Another program takes all that is free."""
+    """Another program takes all free space."""
     place = stage.disk / "filler"
 
     def fill() -> None:
@@ -53,7 +53,7 @@ def filled(stage: Stage, fault: Fault) -> Iterator[Offender]:
             while True:
                 try:
                     file.write(bytes(size))
-                except OSError:  # what others give back is taken too
+                except OSError:  # it also takes what others free
                     size = max(4096, size >> 1)
                     time.sleep(0.002)
 

@@ -1,4 +1,4 @@
-"""Somebody on the link refuses new connections to a server of the far side, or says nothing: the link itself does, no
+"""A firewall on the link refuses or drops new connections to a server of the far side. The link itself does it; no
 firewall of the host is touched.
 """
 
@@ -15,7 +15,7 @@ from agent.lab.stage.stage import Stage
 
 
 def refused(how: str) -> Callable[[Stage, Fault], AbstractContextManager[Offender]]:
-    """how: as of ``Treatment``."""
+    """how: as ``refuse`` of ``Treatment``."""
 
     @contextmanager
     def inject(stage: Stage, fault: Fault) -> Iterator[Offender]:

@@ -1,4 +1,4 @@
-"""A lock of the kernel's own that one thread of a program holds, and another one needs."""
+"""A lock of the kernel that one thread of a program holds, and another one needs."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def killed(stage: Stage, fault: Fault) -> Iterator[Offender]:
 
 @contextmanager
 def restarted(stage: Stage, fault: Fault) -> Iterator[Offender]:
-    """The fault's size of times, a fifth of a second each: what a crash loop does."""
+    """Restarts it as often as the fault's size, every quarter of a second, like a crash loop."""
     for _ in range(round(fault.size)):
         stage.processes.kill(fault.target)
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""What a process may have: memory and descriptors."""
+"""Limits of processes: memory and descriptors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from agent.lab.kind import Fault, Kind, Offender, Right, Size
 from agent.lab.programs.limiter_memory import PAGE
 from agent.lab.stage.stage import Stage
 
-#: Standard input, output and errors, and the log: fewer than any program has open.
+#: Standard input, output and error, and the log: fewer than any program has open.
 LEAST_FILES = 4
 
 
@@ -22,19 +22,21 @@ def _memory(stage: Stage, name: str) -> Path:
 
 
 def _own_bytes(group: Path) -> int:
-    """A cgroup's memory that cannot be given back without swap (what was there before a fork is its parent's)."""
+    """A cgroup's memory that cannot be reclaimed without swap. Memory from before a fork is charged to the parent."""
     values = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
     return int(values.get("anon") or values["rss"])
 
 
 @contextmanager
 def pressed(stage: Stage, fault: Fault) -> Iterator[Offender]:
-    """The program may keep the fault's share of what it uses: the rest is reclaimed, and read again, all the time."""
+    """Lowers the memory limit: of the reclaimable memory the program keeps the fault's share. The rest is reclaimed and
+    read again, all the time.
+    """
     file = _memory(stage, fault.target)
     group = file.parent
     usage = int((group / ("memory.current" if file.name == "memory.max" else "memory.usage_in_bytes")).read_text())
     own = _own_bytes(group)
-    stage.processes.expect_end(fault.target)  # the kernel may give up, and kill it
+    stage.processes.expect_end(fault.target)  # the kernel may kill it in the end
     file.write_text(str((own + int(fault.size * max(0, usage - own)) + (2 << 20)) // PAGE * PAGE))
     try:
         yield Offender(fault.target, str(group.name))
@@ -45,7 +47,7 @@ def pressed(stage: Stage, fault: Fault) -> Iterator[Offender]:
 
 @contextmanager
 def out_of_memory(stage: Stage, fault: Fault) -> Iterator[Offender]:
-    """It grows beyond its limit, and is killed by the kernel; it starts again at the fault's end."""
+    """The program grows beyond its limit, and the kernel kills it; it starts again at the fault's end."""
     file = _memory(stage, fault.target)
     own = _own_bytes(file.parent)
     file.write_text(str((own + (24 << 20)) // PAGE * PAGE))
@@ -61,7 +63,7 @@ def out_of_memory(stage: Stage, fault: Fault) -> Iterator[Offender]:
 
 @contextmanager
 def without_descriptors(stage: Stage, fault: Fault) -> Iterator[Offender]:
-    """It may open no more files than it has."""
+    """The program can open no more files than it has."""
     stage.processes.set_settings(fault.target, files=LEAST_FILES)
     try:
         yield Offender(fault.target)

@@ -11,7 +11,7 @@ from agent.lab.stage.stage import Stage
 
 @contextmanager
 def held(stage: Stage, fault: Fault) -> Iterator[Offender]:
-    """Once, for the fault's size: it holds it until it lets go."""
+    """Holds the lock once, for the fault's size."""
     stage.processes.set_settings(fault.target, hold_s=fault.size, now=True)
     try:
         yield Offender(fault.target, str(stage.shared / f"state.{fault.target.removeprefix('hold-')}"))
@@ -21,7 +21,7 @@ def held(stage: Stage, fault: Fault) -> Iterator[Offender]:
 
 @contextmanager
 def convoy(stage: Stage, fault: Fault) -> Iterator[Offender]:
-    """Again and again, for the fault's size, with next to no time between: whoever wants it stands in line."""
+    """Takes the lock again and again for the fault's size, with next to no time between: other users queue up."""
     stage.processes.set_settings(fault.target, hold_s=fault.size, every_s=0.001)
     try:
         yield Offender(fault.target, str(stage.shared / f"state.{fault.target.removeprefix('hold-')}"))

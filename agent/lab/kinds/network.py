@@ -12,12 +12,12 @@ from agent.lab.programs.link import USUAL
 from agent.lab.stage.stage import Stage
 from agent.lab.stage.wire import DEVICE
 
-#: What a fault meets, by its target: port and IP protocol.
+#: Affected traffic by target: port and IP protocol.
 TRAFFIC = {"all": (0, 0), "redis": (6379, 6), "tls": (8443, 6), "http": (8000, 6), "dns": (53, 17)}
 
 
 def treated(setting: str, value: bool | None = None) -> Callable[[Stage, Fault], AbstractContextManager[Offender]]:
-    """The link with ``setting`` at the fault's size, or at ``value``."""
+    """Sets the link's ``setting`` to the fault's size, or to ``value``."""
 
     @contextmanager
     def inject(stage: Stage, fault: Fault) -> Iterator[Offender]:
@@ -35,7 +35,7 @@ def treated(setting: str, value: bool | None = None) -> Callable[[Stage, Fault],
 
 @contextmanager
 def by_netem(stage: Stage, fault: Fault) -> Iterator[Offender]:
-    """The kernel's own: what the node sends to the far side is delayed, or lost, before it is on the link."""
+    """With the kernel's netem: packets from the node to the far side are delayed or lost before the link."""
     what = (
         ("delay", f"{fault.size * 1e3:.3f}ms")
         if fault.kind == "netem_delay"

@@ -1,4 +1,4 @@
-"""Nothing at all, for a while: what is found then is wrong."""
+"""No fault, for a while: any finding in that time is wrong."""
 
 from __future__ import annotations
 

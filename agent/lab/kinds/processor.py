@@ -1,4 +1,4 @@
-"""The processor: taken by others, by priority or from within another cgroup, or withheld by a quota."""
+"""The CPU: taken by others, by priority or from another cgroup, or withheld by a quota."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent.lab.kind import Fault, Kind, Offender, Right, Size
 from agent.lab.stage.stage import GUESTS, Stage
 
 PERIOD_US = 200_000
-HIGHEST, STEP = -20, 1.25  # each step of nice is that much of the processor
+HIGHEST, STEP = -20, 1.25  # each step of nice changes the CPU share by this factor
 
 
 def _burn(nice: int) -> None:
@@ -36,8 +36,8 @@ def _cpu_hogs(stage: Stage, per_processor: float, nice: int, group: str = GUESTS
 
 @contextmanager
 def cpu_hogged(stage: Stage, fault: Fault) -> Iterator[Offender]:
-    """In the target's own cgroup: priority counts among those of one cgroup only. As few of them as have the fault's
-    size together.
+    """Starts hogs in the target's own cgroup, since priority counts only within a cgroup. Uses as few hogs as reach the
+    fault's size together.
     """
     count = math.ceil(fault.size / STEP**-HIGHEST)
     nice = round(-math.log(fault.size / count, STEP))
@@ -47,7 +47,7 @@ def cpu_hogged(stage: Stage, fault: Fault) -> Iterator[Offender]:
 
 @contextmanager
 def outweighed(stage: Stage, fault: Fault) -> Iterator[Offender]:
-    """Hogs at usual priority, in a cgroup with the fault's size of the others' share, each."""
+    """Hogs at normal priority, in a cgroup with the fault's size times the weight of the others."""
     found = stage.groups.controller("cpu", GUESTS)
     assert found is not None
     place, modern = found
@@ -62,7 +62,7 @@ def outweighed(stage: Stage, fault: Fault) -> Iterator[Offender]:
 
 @contextmanager
 def throttled(stage: Stage, fault: Fault) -> Iterator[Offender]:
-    """The target's cgroup may run for the fault's size of each period."""
+    """The target's cgroup may run for the fault's share of each period."""
     found = stage.groups.controller("cpu", fault.target)
     assert found is not None
     place, modern = found

@@ -1,4 +1,4 @@
-"""What Redis itself can do to those that ask it."""
+"""Faults of Redis itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agent.lab.kind import Fault, Kind, Offender, Right, Size
 from agent.lab.programs.redis_server import PLACES, PORT
 from agent.lab.stage.stage import GUESTS, Stage
 
-#: Runs for ARGV[1] milliseconds by the server's own clock; no other command is served meanwhile.
+#: Runs for ARGV[1] milliseconds by the server's clock; no other command is served meanwhile.
 BLOCKING = """
 local function now() local t = redis.call('TIME') return t[1] * 1000 + t[2] / 1000 end
 local from = now()
@@ -25,7 +25,7 @@ Command = Callable[[float], tuple[object, ...]]
 
 
 def _send(client: RespClient, *commands: tuple[object, ...]) -> None:
-    """Raises hiredis.ReplyError where the server refuses: the run's log of errors then says why nobody felt it."""
+    """Raises hiredis.ReplyError if the server refuses, so that the run's error log explains a missing impact."""
     for reply in client.pipeline(list(commands)):  # type: ignore[arg-type]
         if isinstance(reply, hiredis.ReplyError):
             raise reply
@@ -36,7 +36,7 @@ def _client(address: str) -> RespClient:
 
 
 def busy(command: Command) -> Callable[[Stage, Fault], AbstractContextManager[Offender]]:
-    """Somebody asks it for something that takes long."""
+    """A client sends a command that takes long."""
 
     @contextmanager
     def inject(stage: Stage, fault: Fault) -> Iterator[Offender]:
@@ -52,7 +52,9 @@ def busy(command: Command) -> Callable[[Stage, Fault], AbstractContextManager[Of
 
 @contextmanager
 def full_of_clients(stage: Stage, fault: Fault) -> Iterator[Offender]:
-    """It lets nobody in: all clients are thrown out, and come back to a server that is full with whoever did that."""
+    """The server refuses clients: all are disconnected, and come back to a server that has no room beside the client
+    that did this.
+    """
     with send_setting(
         stage,
         fault,
@@ -64,7 +66,7 @@ def full_of_clients(stage: Stage, fault: Fault) -> Iterator[Offender]:
 
 @contextmanager
 def refusing(stage: Stage, fault: Fault) -> Iterator[Offender]:
-    """It listens elsewhere: all clients are thrown out, and find nobody where it was."""
+    """The server listens on another port: all clients are disconnected, and their reconnects are refused."""
     with send_setting(
         stage,
         fault,
@@ -76,16 +78,14 @@ def refusing(stage: Stage, fault: Fault) -> Iterator[Offender]:
 
 @contextmanager
 def full_of_data(stage: Stage, fault: Fault) -> Iterator[Offender]:
-    """It refuses whatever writes: its memory is used up."""
+    """The server refuses writes: its memory limit is reached."""
     with send_setting(stage, fault, (("CONFIG", "SET", "maxmemory", 1),), ("CONFIG", "SET", "maxmemory", 0)):
         yield Offender(fault.target)
 
 
 @contextmanager
 def read_only(stage: Stage, fault: Fault) -> Iterator[Offender]:
-    """It refuses whatever writes: it takes itself for the replica of a server that does not answer, as after a failover
-    gone wrong.
-    """
+    """The server refuses writes: it is the replica of a server that does not answer, as after a failed failover."""
     with send_setting(stage, fault, (("REPLICAOF", "127.0.0.1", "1"),), ("REPLICAOF", "NO", "ONE")):
         yield Offender(fault.target)
 
@@ -94,7 +94,7 @@ def read_only(stage: Stage, fault: Fault) -> Iterator[Offender]:
 def send_setting(
     stage: Stage, fault: Fault, commands: tuple[tuple[object, ...], ...], after: tuple[object, ...]
 ) -> Iterator[None]:
-    """By one connection, which stays: a server that is full lets no other in to undo it."""
+    """Uses one connection throughout: a full server accepts no other one to undo it."""
     address, space = PLACES[fault.target], "far" if fault.target.endswith("far") else "node"
     done_r, done_w = os.pipe()
 
@@ -117,7 +117,7 @@ def send_setting(
 _ALL = tuple(PLACES)
 _SLOW = (Right("broker_slow"),)
 _BUSY = (*_SLOW, Right("busy"))
-#: A list is made, and sorted.
+#: Makes a list and sorts it.
 BIG_KEY = (
     "for i = 1, ARGV[1] do redis.call('RPUSH', 'big', i) end redis.call('SORT', 'big', 'ALPHA', 'LIMIT', 0, 1) return"
     " redis.call('DEL', 'big')"

@@ -1,4 +1,4 @@
-"""Processes that stand still (SIGSTOP) for a while."""
+"""Processes that are stopped (SIGSTOP) for a while."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def stopped(stage: Stage, fault: Fault) -> Iterator[Offender]:
 
 @contextmanager
 def all_stopped(stage: Stage, fault: Fault) -> Iterator[Offender]:
-    """Each consumer of the group."""
+    """All consumers of the group."""
     names = [name for name, program in stage.programs.items() if "group" in program.uses]
     with ExitStack() as undo:
         for name in names:
@@ -34,7 +34,7 @@ _SERVER = (Right("process_stopped", culprit=True), Right("peer_stopped", culprit
 KINDS = (
     Kind(
         "broker_stopped",
-        "Redis stands still",
+        "Redis is stopped",
         Size("duration_s", 0.2, 4.0),
         ("redis", "redis-other", "redis-far"),
         _SERVER,
@@ -42,7 +42,7 @@ KINDS = (
     ),
     Kind(
         "tls_peer_stopped",
-        "the TLS server stands still",
+        "the TLS server is stopped",
         Size("duration_s", 0.2, 4.0),
         ("nginx", "tls-server"),
         (
@@ -55,7 +55,7 @@ KINDS = (
     ),
     Kind(
         "upstream_stopped",
-        "the HTTP server that others ask stands still",
+        "the HTTP server that others ask is stopped",
         Size("duration_s", 0.2, 4.0),
         ("upstream",),
         _SERVER,
@@ -63,7 +63,7 @@ KINDS = (
     ),
     Kind(
         "dns_stopped",
-        "the DNS server stands still",
+        "the DNS server is stopped",
         Size("duration_s", 0.3, 5.0),
         ("dns",),
         (Right("dns", culprit=True), Right("process_stopped", culprit=True), Right("peer_stopped", culprit=True)),
@@ -71,7 +71,7 @@ KINDS = (
     ),
     Kind(
         "limiter_stopped",
-        "the limiter's own process stands still",
+        "the limiter's own process is stopped",
         Size("duration_s", 0.5, 5.0),
         ("api-redis", "api-journal", "api-http"),
         (Right("process_stopped", culprit=True),),
@@ -79,7 +79,7 @@ KINDS = (
     ),
     Kind(
         "consumer_stopped",
-        "one of three consumers stands still, with what it holds",
+        "one of three consumers is stopped, with what it holds",
         Size("duration_s", 1.0, 12.0),
         ("consumer1", "consumer2", "consumer3"),
         (Right("consumer_stopped", culprit=True), Right("process_stopped", culprit=True)),
@@ -87,7 +87,7 @@ KINDS = (
     ),
     Kind(
         "consumers_stopped",
-        "all consumers stand still",
+        "all consumers are stopped",
         Size("duration_s", 1.0, 12.0),
         ("consumers",),
         (Right("consumer_stopped"), Right("process_stopped", culprit=True)),
@@ -97,7 +97,7 @@ KINDS = (
     ),
     Kind(
         "acceptor_stopped",
-        "a server stands still, and its accept queue fills",
+        "a server is stopped, and its accept queue fills",
         Size("duration_s", 0.3, 5.0),
         ("web",),
         (Right("process_stopped", culprit=True), Right("accept_overflow", culprit=True)),

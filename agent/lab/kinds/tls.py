@@ -1,4 +1,4 @@
-"""TLS handshakes that take long: the server before one of its flights, or clients that keep it from others."""
+"""Slow TLS handshakes: the server is slow before one of its flights, or slow clients occupy its workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agent.lab.program import FAR
 from agent.lab.programs.tls_server import PORT, WORKERS
 from agent.lab.stage.stage import GUESTS, Stage
 
-#: What a slow client is slow before: its parts of a TLS 1.2 handshake, and its request.
+#: What a slow client delays: its parts of a TLS 1.2 handshake, and its request.
 BEFORE = ("client_hello", "key_exchange", "finished", "request")
 
 
@@ -31,7 +31,7 @@ def slow(stage: Stage, fault: Fault) -> Iterator[Offender]:
 
 @contextmanager
 def slow_clients(stage: Stage, fault: Fault) -> Iterator[Offender]:
-    """More of them than the server has workers."""
+    """One slow client more than the server has workers."""
     pids = tuple(
         stage.processes.fork(
             lambda: _request_slowly(fault.target, fault.size), GUESTS, "node", "lab-slowpoke", root=False
@@ -47,9 +47,9 @@ def slow_clients(stage: Stage, fault: Fault) -> Iterator[Offender]:
 
 
 def _request_slowly(before: str, delay_s: float) -> None:
-    """Again and again."""
+    """Repeats slow requests for ever."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it is asked for its time only
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the certificate does not matter here
     while True:
         with contextlib.suppress(OSError), socket.create_connection((FAR, PORT), timeout=20) as connection:
             _request(context, connection, before, delay_s)
@@ -72,7 +72,7 @@ def _request(context: ssl.SSLContext, connection: socket.socket, before: str, de
         except ssl.SSLWantReadError:
             done = False
         data = leaving.read()
-        # The second flight: a record with the key exchange, then what finishes the handshake.
+        # The second flight: a record with the key exchange, then the rest of the handshake.
         first = 5 + int.from_bytes(data[3:5], "big")
         for part in (data[:first], data[first:]):
             if part:

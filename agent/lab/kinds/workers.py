@@ -1,4 +1,4 @@
-"""Programs that work slowly, hold something back, or send too much: each is told so by the laboratory."""
+"""Programs that work slowly, hold messages back, or send too much, because of a setting."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from agent.lab.stage.stage import Stage
 def setting_fault(
     setting: str, value: Callable[[Fault, Any], Any], programs: tuple[str, ...] = ()
 ) -> Callable[[Stage, Fault], AbstractContextManager[Offender]]:
-    """The target (or ``programs``) gets another value of a setting; ``value`` makes it of the fault and the usual
-    one.
+    """Changes a setting of the target (or of ``programs``); ``value`` computes it from the fault and the usual
+    value.
     """
 
     @contextmanager
@@ -33,7 +33,7 @@ def setting_fault(
 
 
 _CONSUMERS = ("consumer1", "consumer2", "consumer3")
-#: What the limiters that these ask allow them, per second; the Go API's says its source.
+#: What the limiters behind these programs allow per second; the Go API's limit is in its source.
 ALLOWED = {"api-redis": 40.0, "api-redis-far": 40.0, "callers": 30.0}
 _SLOW = Size("delay_s", 0.03, 1.0)
 KINDS = (

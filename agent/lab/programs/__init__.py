@@ -1,3 +1,3 @@
-"""The workload: each file is one program (or one in several places), found by its ``PROGRAMS``. It knows nothing of the
-faults.
+"""The workload: each file is one program (or one in several places), found by its ``PROGRAMS``. It does not depend on
+the faults.
 """

@@ -1,6 +1,4 @@
-"""A chain of calls: the one in front asks the middle one, and that the one behind, on the far side. Each gives up after
-a second.
-"""
+"""A chain of calls: front calls middle, and middle calls back, on the far side. Each gives up after a second."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ def _fetch(address: tuple[str, int]) -> str:
 
 
 def back(run: Run) -> None:
-    """While it is not ``answering`` it takes requests, and answers them only afterwards."""
+    """While it is not ``answering`` it accepts requests, and answers them later."""
     run.listen()
     listener = socket.create_server((FAR, BACK_PORT), backlog=64)
     held: list[socket.socket] = []

@@ -1,5 +1,5 @@
-"""A DNS server, by UDP and TCP: every name is the far side's address, for no time. One name's answer does not fit into
-a datagram.
+"""A DNS server, by UDP and TCP: every name has the far side's address, with a TTL of 0. One name's answer does not fit
+into a datagram.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import time
 from agent.lab.program import FAR, LabProgram, Run
 
 PORT = 53
-#: Asked by UDP, its answer says that it was cut off: whoever wants it asks again by TCP.
+#: By UDP its answer is truncated, so clients ask again by TCP.
 LONG = "long.policy.lab"
 _TRUNCATED = 0x0200
 
 
 def answer(query: bytes, by_tcp: bool) -> bytes:
-    """The answer to a query of one question: an A record where it asks for one, else none. Raises IndexError for what
-    is no query.
+    """The answer to a query of one question: an A record if it asks for one, else none. Raises IndexError for a
+    malformed query.
     """
     at = 12
     while query[at]:
@@ -54,7 +54,7 @@ def _by_tcp(run: Run, stream: socket.socket) -> None:
 
 
 def _answer(run: Run, connection: socket.socket) -> None:
-    """What reaches it is one small segment: the length and the query."""
+    """The query is one small segment: the length, then the message."""
     with connection, contextlib.suppress(OSError, IndexError):
         query = connection.recv(4096)[2:]
         time.sleep(run.settings["delay_s"])

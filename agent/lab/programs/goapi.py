@@ -1,5 +1,5 @@
-"""A Go API with golang.org/x/time/rate, which asks the upstream for each request: it resolves its name and makes a
-connection.
+"""A Go API with golang.org/x/time/rate, which calls the upstream for each request: it resolves its name and
+connects.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Leases in Redis, as a scheduler or a leader keeps them: Redis lets them end by its wall clock, their holders renew
-them just in time.
+"""Leases in Redis, as a scheduler or a leader election keeps them: Redis expires them by its wall clock, and their
+holders renew them just in time.
 
-The holders stand for other machines, whose time nobody moves when this one's clock is: they go by CLOCK_MONOTONIC_RAW.
+The holders simulate other machines, with clocks that do not move with this one, so they use CLOCK_MONOTONIC_RAW.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from agent.lab.program import LabProgram, Run
 from agent.lab.programs.stream_producer import URL
 
 COUNT, LIFE_MS, RENEW_NS = 16, 5000, 4_650_000_000
-#: Whether it was still held; it is held again after that.
+#: Returns whether the lease was still held; it is held again after that.
 RENEW = """
 local held = redis.call('EXISTS', KEYS[1])
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[1])

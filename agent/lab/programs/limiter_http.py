@@ -1,6 +1,4 @@
-"""APIs that resolve a name and ask an HTTP server for each decision; one of them by a name that only DNS by TCP can
-tell.
-"""
+"""APIs that resolve a name and call an HTTP server for each decision; the name of one of them needs DNS by TCP."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from agent.common.clocks import boot_ns
 from agent.lab.program import LabProgram, Run
 from agent.lab.programs.limiters import decide
 
-MOST_BYTES = 1 << 16  # then it begins anew, so that it needs room on the disk again and again
+MOST_BYTES = 1 << 16  # then it starts again, so that it needs space on the disk again and again
 
 
 def serve(run: Run) -> None:
@@ -28,8 +28,8 @@ def serve(run: Run) -> None:
 
 
 def write(run: Run) -> None:
-    """Some kilobytes a second, unsynced, until told to write more, and to sync. Two files in turn: it never holds much
-    of the disk.
+    """Writes some kilobytes a second, unsynced, until its settings ask for more, and for a sync. It alternates between
+    two files, so that it never holds much of the disk.
     """
     run.listen()
     tick = run.every(5)

@@ -1,5 +1,5 @@
-"""APIs whose limiter keeps its state in a file under a lock, by flock and by fcntl; and a program that takes the same
-locks now and then.
+"""APIs with a limiter that keeps its state in a file under a lock, by flock and by fcntl; and a program that takes the
+same locks now and then.
 """
 
 from __future__ import annotations

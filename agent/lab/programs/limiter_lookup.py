@@ -18,7 +18,7 @@ def serve(run: Run) -> None:
         made.write(random.randbytes(RULES * RULE_BYTES))
         os.fsync(made.fileno())
     rules = os.open(place, os.O_RDONLY | os.O_DIRECT)
-    room = mmap.mmap(-1, RULE_BYTES)  # aligned, as O_DIRECT wants it
+    room = mmap.mmap(-1, RULE_BYTES)  # aligned, as O_DIRECT needs it
 
     def check() -> int:
         os.lseek(rules, random.randrange(RULES) * RULE_BYTES, os.SEEK_SET)

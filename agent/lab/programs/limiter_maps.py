@@ -1,5 +1,5 @@
-"""An API whose limiter maps memory for each decision, while another thread of it maps far more: both need the one lock
-of their address space.
+"""An API whose limiter maps memory for each decision, while another of its threads maps far more: both need the lock of
+their address space.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from agent.lab.program import LabProgram, Run
 from agent.lab.programs.limiters import decide
 
 _POPULATE = 0x8000
-_libc = ctypes.CDLL(None)  # which lets other threads run meanwhile, as the module mmap does not
+_libc = ctypes.CDLL(None)  # unlike the module mmap, it lets other threads run meanwhile
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _libc.mmap.restype = ctypes.c_void_p
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
@@ -41,7 +41,7 @@ def serve(run: Run) -> None:
     decide(run, check)
 
 
-# Of root's, as those of till.py.
+# They run as root, like those of till.py.
 PROGRAMS = (
     LabProgram("api-maps", serve, settings={"per_s": 15.0, "limit": 40, "mb": 0}, names=("lab:api-maps",), root=True),
 )

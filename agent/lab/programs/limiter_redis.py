@@ -1,4 +1,4 @@
-"""APIs whose limiter is a sliding window that a Redis script keeps; one for each place that Redis is at."""
+"""APIs with a sliding-window limiter in a Redis script; one for each place of Redis."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""APIs that ask a policy server for each decision, by a TLS connection of its own: nginx by TLS 1.3, our own server by
-1.2.
+"""APIs that call a policy server for each decision, by a new TLS connection: nginx by TLS 1.3, our own server
+by 1.2.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""What every Python limiter of the workload does: decide at an even rate, report it to the agent's intake, and log
-it.
-"""
+"""Common to all Python limiters of the workload: they decide at an even rate, report to the agent's intake, and log."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from agent.lab.program import Run
 
 
 def decide(run: Run, check: Callable[[], int]) -> None:
-    """``settings``: ``per_s``, ``limit``. check: what is left, negative for a refusal; raises OSError where it
+    """``settings``: ``per_s``, ``limit``. check: returns what is left, negative for a refusal; raises OSError if it
     fails.
     """
     run.listen()
@@ -43,6 +41,6 @@ def decide(run: Run, check: Callable[[], int]) -> None:
         }
         if result != "error":
             decision["remaining"] = max(0, left)
-        # A program must never wait for its observer, nor end by it: no agent, or a full queue, is the report's loss.
+        # Without an agent, or with a full queue, the report is lost: a program must not wait for its observer.
         with contextlib.suppress(OSError):
             reports.sendto(json.dumps(decision).encode(), socket.MSG_DONTWAIT, str(run.intake))

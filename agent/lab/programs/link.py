@@ -22,7 +22,7 @@ USUAL = {
 
 
 def forward(run: Run) -> None:
-    os.nice(-10)  # its own hunger would be a fault that nobody injected
+    os.nice(-10)  # its own lack of CPU would be a fault that was not injected
     run.listen()
     never, _keep = os.pipe()
     Forwarder(run.ends, Treatment(run.settings, run.seed)).run(never)

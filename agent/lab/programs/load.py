@@ -1,4 +1,4 @@
-"""The open-loop load: a request each tick, by a connection of its own, however many still wait."""
+"""The open-loop load: a request each tick, by a new connection, however many still wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST, PATIENCE_S = 200, 8.0
 
 
 def visit(address: tuple[str, int], run: Run) -> None:
-    """At most ``MOST`` at once; those beyond are ``turned_away``."""
+    """At most ``MOST`` at once; those beyond are logged as ``turned_away``."""
     run.listen()
     tick = run.every(1)
     room = threading.Semaphore(MOST)

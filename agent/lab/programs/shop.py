@@ -1,5 +1,5 @@
-"""A server that works on one request after the other, and two clients: one tries again until it is answered, the other
-waits for its turn.
+"""A server that works on one request after the other, and two clients: one retries until it is answered, the other
+waits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ANSWER = b"HTTP/1.0 200 OK\r\n\r\nok\n"
 
 
 def serve(run: Run) -> None:
-    """Whoever is ``barred`` costs as much as others, and gets no answer."""
+    """A ``barred`` client costs as much as others, and gets no answer."""
     run.listen()
     listener = socket.create_server((OTHER, PORT), backlog=64)
     while True:
@@ -41,7 +41,7 @@ def _fetch(who: str) -> str:
 
 
 def retry_until_done(run: Run) -> None:
-    """Each thread asks every second, and where that fails again after ``pause_s``, until it is answered."""
+    """Each thread sends a request every second, and on failure retries after ``pause_s`` until it is answered."""
     run.listen()
 
     def retrying() -> None:

@@ -1,4 +1,4 @@
-"""Three consumers of one group. The log tells how old each batch's first message was when it was done."""
+"""Three consumers of one group. The log has the age of each batch's first message when the batch was done."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def consume(run: Run) -> None:
             )
             if isinstance(got, hiredis.ReplyError):
                 (made,) = client.pipeline([("XGROUP", "CREATE", STREAM, GROUP, "$", "MKSTREAM")])
-                if isinstance(made, hiredis.ReplyError):  # it takes no writes
+                if isinstance(made, hiredis.ReplyError):  # the server refuses writes
                     run.log("handle", boot_ns(), "down")
                     time.sleep(0.2)
                 continue

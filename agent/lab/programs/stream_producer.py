@@ -1,5 +1,5 @@
-"""Adds orders to a Redis stream at a steady rate. What a stalled server kept waiting follows in a burst, as in a real
-shop.
+"""Adds orders to a Redis stream at a steady rate. Orders that a stalled server delayed follow in a burst, as in
+production.
 """
 
 from __future__ import annotations

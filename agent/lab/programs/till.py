@@ -1,5 +1,5 @@
-"""Two servers with a thread for each connection and a lock of their own that each answer needs, and the clients of
-each, which stay connected.
+"""Two servers with a thread per connection and an internal lock that each answer needs, and the clients of each, which
+stay connected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PORTS, CLIENTS = {"till": 8085, "desk": 8086}, 6
 CONNECTED, ANSWER = b"GET / HTTP/1.1\r\nHost: till\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok\n"
 
 
-# They are root's: a user's share of on-demand profiles is for two faults in a sitting.
+# Run as root: a user's share of on-demand profiles is enough for two faults in a session.
 def serve(port: int, run: Run) -> None:
     """Each answer waits for ``sleep_s``, and then for the lock, which another thread takes for ``hold_s`` each
     second.

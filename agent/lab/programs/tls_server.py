@@ -1,7 +1,7 @@
-"""A TLS 1.2 server of our own that can be slow before each of its two flights of the handshake. Through memory BIOs, as
-asyncio and Node use them.
+"""A TLS 1.2 server of our own that can be slow before each of its two flights of the handshake. It uses memory BIOs,
+like asyncio and Node.
 
-It serves few at once, as servers with a pool of workers do: whoever takes long makes others wait.
+It serves few clients at once, like servers with a pool of workers: slow clients make others wait.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An HTTP server on the far side that others ask: one short answer a connection."""
+"""An HTTP server on the far side: one short answer per connection."""
 
 from __future__ import annotations
 

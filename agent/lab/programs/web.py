@@ -18,7 +18,7 @@ def serve(run: Run) -> None:
     while True:
         try:
             connection, _ = listener.accept()
-        except OSError:  # no descriptor is left: others wait meanwhile
+        except OSError:  # no descriptor is left: new connections wait
             time.sleep(0.05)
             continue
         with connection:

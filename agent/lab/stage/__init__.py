@@ -1,1 +1,1 @@
-"""What a run of the laboratory stands on, and how all of it is taken away again: one mechanism a file."""
+"""The environment of a laboratory run, and its removal: one mechanism per file."""

@@ -1,6 +1,6 @@
-"""The run's cgroups: one of each hierarchy, in which all its processes are, with children that limits are put on.
+"""The run's cgroups: one per hierarchy, for all its processes, with children that get limits.
 
-Works with the one v2 tree, with v1 alone and with both (where a controller is, /proc/mounts says).
+Works with the one v2 tree, with v1 alone and with both (/proc/mounts shows where a controller is).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from functools import cache
 from pathlib import Path
 
-#: v1 controllers that kinds put limits on.
+#: v1 controllers that kinds set limits with.
 CONTROLLERS = ("cpu", "memory", "blkio")
 
 
@@ -29,13 +29,13 @@ def _mounts() -> tuple[Path | None, dict[str, Path]]:
 
 
 def roots() -> list[Path]:
-    """One place of each hierarchy of this host."""
+    """The root of each hierarchy of this host."""
     two, one = _mounts()
     return list(dict.fromkeys([*([two] if two else []), *one.values()]))
 
 
 class Cgroups:
-    """The run's groups in each hierarchy. ``made`` are to be written into the ledger before ``make``."""
+    """The run's groups in each hierarchy. Write ``made`` into the ledger before calling ``make``."""
 
     def __init__(self, name: str) -> None:
         self.made = [root / name for root in roots()]
@@ -55,12 +55,12 @@ class Cgroups:
                 (group / child).mkdir()
 
     def enter(self, child: str) -> None:
-        """The calling process."""
+        """Moves the calling process into a child."""
         for group in self.made:
             (group / child / "cgroup.procs").write_text("0")
 
     def controller(self, name: str, child: str) -> tuple[Path, bool] | None:
-        """Where a controller's files of a child are, and whether they are v2's; None where this host has no such
+        """The directory of a controller for a child, and whether it is v2; None if this host does not have the
         controller.
         """
         two, one = _mounts()
@@ -83,8 +83,8 @@ def pids(group: Path) -> list[int]:
 
 
 def remove(group: Path) -> None:
-    """Ends whatever is in it, lifts what slows its ending, and removes it. Raises OSError while something in it has not
-    ended yet.
+    """Kills the processes in it, removes limits that slow their end, and removes it. Raises OSError while a process in
+    it still runs.
     """
     if not group.is_dir():
         return

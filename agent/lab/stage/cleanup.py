@@ -1,7 +1,8 @@
-"""Undoes a run once its director has ended, however it ended: a process of its own, that sees its standard input close.
+"""Cleans up a run once its director has ended, however it ended: a separate process, which sees its standard input
+close.
 
-Signals that end a terminal's programs do not reach it (a session of its own); should it be killed too, the next start
-of the laboratory does its work.
+It has a session of its own, so that signals of a terminal do not reach it. If it is killed, too, the next start of the
+laboratory cleans up.
 """
 
 from __future__ import annotations

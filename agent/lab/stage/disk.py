@@ -1,7 +1,7 @@
 """A small ext4 disk of the run's own: a file behind a loop device, mounted in the run's mount namespace only.
 
-The mount ends with the namespace's last process, and the device with its mount (it is detached "lazily": autoclear). A
-frozen file system keeps both, so ``thaw`` finds it by its device.
+The mount ends with the last process of the namespace, and the device with its mount (it is detached lazily, with
+autoclear). A frozen file system keeps both, so ``thaw`` finds it by its device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def make(image: Path) -> None:
-    """A new, empty file system in a file. Raises CalledProcessError."""
+    """Makes a new, empty file system in a file. Raises CalledProcessError."""
     with image.open("wb") as file:
         file.truncate(SIZE_BYTES)
     subprocess.run(
@@ -31,19 +31,19 @@ def make(image: Path) -> None:
 
 
 def attach(image: Path) -> str:
-    """Its loop device. Raises CalledProcessError."""
+    """Returns its loop device. Raises CalledProcessError."""
     return subprocess.run(
         ["losetup", "--find", "--show", str(image)], check=True, capture_output=True, text=True
     ).stdout.strip()
 
 
 def mount(device: str, place: Path) -> None:
-    """In the mount namespace of the caller."""
+    """Mounts it in the mount namespace of the caller."""
     subprocess.run(["mount", "-o", "noatime", device, str(place)], check=True, capture_output=True)
 
 
 def devices(image: Path) -> list[str]:
-    """Loop devices that hold the file."""
+    """Loop devices of the file."""
     done = subprocess.run(
         ["losetup", "--noheadings", "--output", "NAME", "--associated", str(image)],
         check=False,
@@ -54,7 +54,7 @@ def devices(image: Path) -> list[str]:
 
 
 def freeze(place: Path) -> None:
-    """Every write to it waits until it is thawed. Raises OSError."""
+    """Writes wait until the file system is thawed. Raises OSError."""
     _ioctl(place, _FIFREEZE)
 
 
@@ -71,7 +71,7 @@ def _ioctl(place: Path, request: int) -> None:
 
 
 def thaw(image: Path) -> None:
-    """From outside the run's mount namespace, whether frozen or not. Raises OSError."""
+    """Works from outside the run's mount namespace, whether frozen or not. Raises OSError."""
     for device in devices(image) if image.exists() else ():
         place = Path(tempfile.mkdtemp(prefix="thaw-", dir=image.parent))
         if subprocess.run(["mount", device, str(place)], check=False, capture_output=True).returncode == 0:

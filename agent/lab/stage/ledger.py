@@ -1,9 +1,9 @@
-"""What a run has made that the kernel does not take away by itself, written down before it is made.
+"""Records what a run makes that the kernel does not remove by itself, before it is made.
 
-One file in the run's directory, a line an entry. ``undo`` takes everything away again, the latest first; each way of
-undoing may be done twice and of what was never made. So there is one way to clean up: the janitor goes it at the end of
-every run, of those too that were killed, and the next start goes it for runs whose janitor was killed as well. Who
-holds the file's lock is at work on the run, or on its removal.
+One file in the run's directory, one entry a line. ``undo`` removes everything, the latest first. Each step may be
+repeated, and may be done for what was never made. So there is one mechanism of clean-up: the clean-up process uses it
+at the end of every run, killed or not, and the next start uses it for runs whose clean-up process was killed. The
+holder of the file's lock works on the run, or on its removal.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pathlib import Path
 
 from agent.lab.stage import cgroups, disk
 
-BASE, PREFIX = Path("/var/tmp"), "tickscope-lab-"  # not /tmp: where that is memory, syncing a file is nothing
+BASE, PREFIX = Path("/var/tmp"), "tickscope-lab-"  # not /tmp: that may be a tmpfs, where fsync does nothing
 NAME = "ledger"
 ENDED_S = 20.0
 
 
 class Ledger:
-    """The entries of one run, whose directory is ``directory``; holds the lock while it lives."""
+    """The entries of one run, in its ``directory``; holds the lock while it exists."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -33,18 +33,18 @@ class Ledger:
         fcntl.flock(self._file, fcntl.LOCK_EX)
 
     def add(self, what: str, path: Path | str) -> None:
-        """Before it is made. what: one of ``UNDO``."""
+        """Call before it is made. what: one of ``UNDO``."""
         assert what in UNDO
         self._file.write(json.dumps({"what": what, "path": str(path)}) + "\n")
         self._file.flush()
 
     def close(self) -> None:
-        """Lets go of the lock; may be called twice."""
+        """Releases the lock; may be called twice."""
         if self._file.closed:
             return
         fcntl.flock(
             self._file, fcntl.LOCK_UN
-        )  # not by closing alone: a child between fork and exec holds the description too
+        )  # closing is not enough: a child between fork and exec holds the open file, too
         self._file.close()
 
 
@@ -62,8 +62,8 @@ UNDO: dict[str, Callable[[Path], None]] = {
 
 
 def undo(directory: Path) -> list[str]:
-    """Takes away all that a dead run left; waits for whoever does so already. Returns what could not be undone, in
-    words.
+    """Removes all that a dead run left; waits if another process does so already. Returns messages about what could not
+    be removed.
     """
     try:
         file = (directory / NAME).open()
@@ -73,7 +73,7 @@ def undo(directory: Path) -> list[str]:
         fcntl.flock(file, fcntl.LOCK_EX)
         entries = [json.loads(line) for line in file if line.endswith("\n")]
     problem = []
-    # What is frozen is thawed first: nothing that waits for a frozen file system can be killed.
+    # Frozen file systems are thawed first: a process that waits for one cannot be killed.
     for entry in [e for e in entries if e["what"] == "disk"]:
         with contextlib.suppress(OSError):
             disk.thaw(Path(entry["path"]))
@@ -85,7 +85,7 @@ def undo(directory: Path) -> list[str]:
 
 
 def _undone(entry: dict[str, str]) -> str:
-    """Empty where it is gone; else why it is not, after some seconds of trying: what was killed may need a moment to
+    """Empty when it is removed; else the error after ENDED_S of attempts, since a killed process may need a moment to
     end.
     """
     until = time.monotonic() + ENDED_S
@@ -101,7 +101,7 @@ def _undone(entry: dict[str, str]) -> str:
 
 
 def left_behind() -> Iterator[Path]:
-    """Directories of runs that nobody works on; ours only: the base directory is everybody's."""
+    """Directories of runs without an owner; only ours, since any user can write to the base directory."""
     for path in BASE.glob(f"{PREFIX}*"):
         if path.is_symlink() or path.lstat().st_uid != os.geteuid():
             continue
@@ -109,7 +109,7 @@ def left_behind() -> Iterator[Path]:
             with (path / NAME).open() as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except FileNotFoundError:
-            if time.time() - path.lstat().st_mtime > ENDED_S:  # else it may be just being made
+            if time.time() - path.lstat().st_mtime > ENDED_S:  # else it may just be being made
                 shutil.rmtree(path, ignore_errors=True)
             continue
         except BlockingIOError:
@@ -118,5 +118,5 @@ def left_behind() -> Iterator[Path]:
 
 
 def sweep() -> list[str]:
-    """Removes what dead runs left. Returns what could not be undone."""
+    """Removes what dead runs left. Returns messages about what could not be removed."""
     return [problem for path in left_behind() for problem in undo(path)]

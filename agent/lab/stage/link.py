@@ -1,5 +1,5 @@
-"""How the laboratory's link treats packets: delay, jitter, loss, cut, reset and refusals, all of them or those of one
-port. Driven by settings.
+"""How the laboratory's link treats packets: delay, jitter, loss, cut, reset and refusals, for all packets or those of
+one port. Controlled by settings.
 """
 
 from __future__ import annotations
@@ -14,33 +14,40 @@ RST = 0x04
 
 
 class Treatment:
-    """settings: a mapping that changes while it is used: ``delay_s``, ``jitter_s`` (one way), ``loss`` (share),
-    ``cut``, ``reset`` (bool), ``refuse`` (what becomes of a SYN: ``icmp``,
-    ``reset``, ``drop``), ``port`` and ``protocol`` (what they mean: 0 all; the IP number), ``usual_s`` (one way,
-    always).
+    """settings: a mapping that may change during use: ``delay_s``, ``jitter_s`` (one way), ``loss`` (share), ``cut``,
+    ``reset`` (bool), ``refuse`` (treatment of a SYN: ``icmp``, ``reset``, ``drop``), ``port`` and ``protocol`` (the
+    affected traffic: 0 is all; the IP number), ``usual_s`` (one way, always).
     """
 
     def __init__(self, settings: Mapping[str, Any], seed: int) -> None:
         self._settings, self._random = settings, random.Random(seed)
 
     def __call__(self, packet: Packet) -> Sequence[Sent]:
-        s = self._settings
-        usual = (s["usual_s"], packet.data, packet.to_right)
-        if (s["port"] and s["port"] not in packet.ports) or (s["protocol"] and s["protocol"] != packet.protocol):
+        settings = self._settings
+        usual = (settings["usual_s"], packet.data, packet.to_right)
+        if (settings["port"] and settings["port"] not in packet.ports) or (
+            settings["protocol"] and settings["protocol"] != packet.protocol
+        ):
             return (usual,)
-        if s["reset"] and (reset := reset_of(packet.data)):
+        if settings["reset"] and (reset := reset_of(packet.data)):
             return (usual, (0.0, reset, not packet.to_right))
-        if s["refuse"] and packet.kind == "syn" and packet.data[0] >> 4 == 4:
-            answer = {"icmp": prohibited, "reset": refusal_of}.get(s["refuse"])
+        if settings["refuse"] and packet.kind == "syn" and packet.data[0] >> 4 == 4:
+            answer = {"icmp": prohibited, "reset": refusal_of}.get(settings["refuse"])
             return ((0.0, answer(packet.data), not packet.to_right),) if answer else ()
-        if s["cut"] or (s["loss"] and self._random.random() < s["loss"]):
+        if settings["cut"] or (settings["loss"] and self._random.random() < settings["loss"]):
             return ()
-        return ((s["usual_s"] + s["delay_s"] + self._random.random() * s["jitter_s"], packet.data, packet.to_right),)
+        return (
+            (
+                settings["usual_s"] + settings["delay_s"] + self._random.random() * settings["jitter_s"],
+                packet.data,
+                packet.to_right,
+            ),
+        )
 
 
 def reset_of(data: bytes) -> bytes | None:
-    """A segment that resets the connection of this one, as if its receiver had sent it; None for what is no established
-    TCP over IPv4.
+    """A segment that resets the connection of this one, as from its receiver; None unless it belongs to an established
+    TCP connection over IPv4.
     """
     if data[0] >> 4 != 4 or data[9] != 6:
         return None
@@ -52,22 +59,20 @@ def reset_of(data: bytes) -> bytes | None:
 
 
 def refusal_of(data: bytes) -> bytes:
-    """The reset that refuses this SYN, as if its receiver had sent it."""
+    """The reset that refuses this SYN, as from its receiver."""
     at = (data[0] & 15) * 4
     following = (int.from_bytes(data[at + 4 : at + 8], "big") + 1) % 2**32
     return _segment(data, bytes(4), following.to_bytes(4, "big"), RST | ACK)
 
 
 def prohibited(data: bytes) -> bytes:
-    """An ICMP message, by its receiver's host, that this packet is not wanted there (RFC 1812: communication
-    administratively prohibited).
-    """
+    """An ICMP message from its receiver's host: communication administratively prohibited (RFC 1812)."""
     message = bytes((3, 13, 0, 0)) + bytes(4) + data[: (data[0] & 15) * 4 + 8]
     return _packet(data, 1, message[:2] + _checksum(message) + message[4:])
 
 
 def _segment(data: bytes, sequence: bytes, acknowledged: bytes, flags: int) -> bytes:
-    """In answer to a segment."""
+    """A segment in reply to this one."""
     at = (data[0] & 15) * 4
     segment = (
         data[at + 2 : at + 4] + data[at : at + 2] + sequence + acknowledged + bytes((0x50, flags, 0, 0, 0, 0, 0, 0))
@@ -78,7 +83,7 @@ def _segment(data: bytes, sequence: bytes, acknowledged: bytes, flags: int) -> b
 
 
 def _packet(data: bytes, protocol: int, payload: bytes) -> bytes:
-    """Back to where it came from."""
+    """A packet back to the sender."""
     head = bytes((0x45, 0)) + (20 + len(payload)).to_bytes(2, "big") + bytes((0, 0, 0x40, 0, 64, protocol, 0, 0))
     head += data[16:20] + data[12:16]
     return head[:10] + _checksum(head) + head[12:] + payload

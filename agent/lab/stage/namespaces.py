@@ -1,8 +1,7 @@
-"""A pid and a mount namespace of the run's own: when its first process ends, everything in it is killed, and its mounts
-go.
+"""A pid and a mount namespace for the run: when its first process ends, everything in it is killed, and its mounts go.
 
-The first process ends with the director (PR_SET_PDEATHSIG), so that a director that is killed leaves no process. The
-director itself stays outside: it forks into the realm and knows its children by the pids that the host knows.
+The first process ends with the director (PR_SET_PDEATHSIG), so that a killed director leaves no process. The director
+itself stays outside: it forks into the namespaces and knows its children by the host's pids.
 """
 
 from __future__ import annotations
@@ -24,16 +23,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def checked(result: int, what: str) -> None:
-    """Raises OSError where a call of the C library failed."""
+    """Raises OSError if a call of the C library failed."""
     if result < 0:
         error = ctypes.get_errno()
         raise OSError(error, f"{what}: {os.strerror(error)}")
 
 
 def reap(pids: Iterable[int], limit_s: float) -> list[int]:
-    """Waits for children of the calling process that end, whichever first; for no other child of it. Those that still
-    run after ``limit_s``.
-    """
+    """Waits for these children of the calling process, in any order. Returns those that still run after ``limit_s``."""
     until, left = time.monotonic() + limit_s, list(pids)
     while left := [pid for pid in left if not _ended(pid)]:
         if time.monotonic() > until:
@@ -45,12 +42,12 @@ def reap(pids: Iterable[int], limit_s: float) -> list[int]:
 def _ended(pid: int) -> bool:
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
-    except ChildProcessError:  # somebody waited for it
+    except ChildProcessError:  # it was waited for already
         return True
 
 
 class Namespaces:
-    """first: the host's pid of its first process. Raises AgentError where the kernel refuses."""
+    """first: the host's pid of the first process. Raises AgentError if the kernel refuses."""
 
     def __init__(self, set_up: Callable[[], None] = lambda: None) -> None:
         """set_up: called in the first process, in the new namespaces (mounts are private)."""
@@ -79,7 +76,7 @@ class Namespaces:
 
     @contextmanager
     def forking(self) -> Iterator[None]:
-        """What this process forks within the block is in the realm's pid namespace."""
+        """Processes forked within the block are in this pid namespace."""
         checked(_libc.setns(self._pids, _NEWPID), "setns")
         try:
             yield
@@ -87,26 +84,26 @@ class Namespaces:
             checked(_libc.setns(self._home, _NEWPID), "setns")
 
     def enter_mounts(self) -> None:
-        """The calling thread of a child of ``forking``, for good: there the realm's first process is 1, whatever became
-        of our descriptors.
+        """Moves the calling thread of a child of ``forking`` for good. The first process has pid 1 there, even if our
+        descriptors are closed.
         """
-        checked(_libc.unshare(_FS), "unshare")  # threads that libraries start after a fork keep their root
+        checked(_libc.unshare(_FS), "unshare")  # libraries may start threads after a fork, which keep their root
         first = os.pidfd_open(1)
-        # With its pid namespace, which is ours already: of mounts alone the kernel wants a root that nobody shares, and
-        # a moment's thread is enough for EINVAL.
+        # Together with its pid namespace, which is ours already. For mounts alone the kernel demands an unshared root,
+        # and any short-lived thread would cause EINVAL.
         checked(_libc.setns(first, _NEWNS | _NEWPID), "setns")
         os.close(first)
-        os.fchdir(self._root)  # else the root would be the namespace's, also where ours is a directory of it (chroot)
+        os.fchdir(self._root)  # keeps our own root, which may be a directory of the namespace's (chroot)
         os.chroot(".")
 
     def close(self) -> None:
-        """Lets go of it: mounts last as long as somebody holds their namespace, or a directory of it."""
+        """Closes the descriptors: mounts last as long as a process holds their namespace, or a directory of it."""
         for fd in (self._home, self._pids, self._root):
             os.close(fd)
 
 
 def _reap(ready: int, set_up: Callable[[], None]) -> None:
-    """The first process: it has orphans to wait for, and nothing else to do."""
+    """The first process: it waits for orphans and does nothing else."""
     parent_gone = os.getppid() != 0  # 0: our parent is outside the namespace
     end_with_parent()
     if parent_gone:

@@ -1,7 +1,7 @@
 """Anonymous network namespaces: a namespace lives as long as something in it does, so nothing is left behind.
 
-Sockets made inside ``entered()`` stay in the namespace, whatever thread uses them later; so do programs started there.
-Needs CAP_SYS_ADMIN and iproute2.
+Sockets made inside ``entered()`` stay in the namespace, in whatever thread they are used later; so do programs started
+there. Needs CAP_SYS_ADMIN and iproute2.
 """
 
 from __future__ import annotations

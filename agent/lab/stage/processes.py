@@ -1,5 +1,5 @@
-"""The run's processes: each in the realm, in its network namespace, in a cgroup of its own, unprivileged unless it says
-otherwise.
+"""The run's processes: each in the run's namespaces, in its network namespace and in a cgroup of its own, without
+privileges unless declared otherwise.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agent.lab.stage.cgroups import Cgroups
 from agent.lab.stage.namespaces import Namespaces
 from agent.lab.stage.netns import Namespace
 
-#: How long a program that is asked to end may take.
+#: Time for a program to end on SIGTERM.
 _GRACE_S = 2.0
 
 
@@ -55,7 +55,7 @@ class Member:
 
 
 class StageProcesses:
-    """spaces: by the programs' word for them. ends: the link's two devices."""
+    """spaces: by ``LabProgram.space``. ends: the link's two devices."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class StageProcesses:
         self._killable: set[str] = set()
 
     def start(self, program: LabProgram) -> Member:
-        """Starts it for the first time, or again."""
+        """Starts a program for the first time, or again."""
         member = self.members.get(program.name)
         if member is None:
             directory = self._shared / f"{program.name}.d"
@@ -118,7 +118,7 @@ class StageProcesses:
     def fork(
         self, body: Callable[[], None], group: str, space: str, comm: str, root: bool, stdin: int = -1, log: int = -1
     ) -> int:
-        """A process of the realm; its pid, as the host knows it. group: the cgroups' child."""
+        """Forks a process into the run's namespaces and returns its pid on the host. group: the cgroups' child."""
         keep = list(self._ends) if root else []
 
         def inside() -> None:
@@ -127,7 +127,7 @@ class StageProcesses:
                 (stdin if stdin >= 0 else self._null, self._null, self._errors, log if log >= 0 else self._null)
             ):
                 os.dup2(fd, number, inheritable=True)
-            sys.stdin = os.fdopen(0, closefd=False)  # the director's may be another's, or hold what it has read
+            sys.stdin = os.fdopen(0, closefd=False)  # the director's stdin may be another one's, or have buffered data
             self._groups.enter(group)
             self._namespaces.enter_mounts()
             _close_others(keep)
@@ -140,7 +140,7 @@ class StageProcesses:
             set_name(comm)
             body()
 
-        # Descriptors 0 to 3 are written over: what of ours has such a number is the parent's business no more.
+        # Descriptors 0 to 3 are replaced, so the parent must not need its own there (see Stage).
         with self._namespaces.forking(), self._spaces[space].entered():
             pid = child(inside, signal.SIGHUP)
         if log < 0:
@@ -149,11 +149,11 @@ class StageProcesses:
 
     @property
     def pids(self) -> set[int]:
-        """Children of this process that nobody has seen end."""
+        """Children of this process that have not been waited for."""
         return self._joined | {life.pid for member in self.members.values() for life in member.lives if not life.end_ns}
 
     def close(self) -> None:
-        """Lets go of logs and settings; the programs are ended by the janitor."""
+        """Closes logs and settings; the clean-up process ends the programs."""
         for member in self.members.values():
             os.close(member.log)
             if member.settings >= 0:
@@ -162,21 +162,21 @@ class StageProcesses:
         os.close(self._null)
 
     def set_settings(self, name: str, **settings: object) -> None:
-        """To a program that has ended nothing is told: it starts with its usual settings."""
+        """Sends settings to a program. If it has ended they are lost: it starts with its usual settings."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self.members[name].settings, json.dumps(settings).encode() + b"\n")
 
     def signal(self, name: str, number: int) -> None:
-        """To all processes of a program."""
+        """Signals all processes of a program."""
         os.killpg(self.members[name].pid, number)
 
     def workers(self, name: str) -> set[int]:
-        """Processes that a program runs as now, beside its first; empty for what shares its cgroup with others."""
+        """Processes of a program beside its first; empty if it shares its cgroup with others."""
         member = self.members.get(name)
         return set(self._groups.pids(name)) - {member.pid} if member and not member.program.group else set()
 
     def kill(self, name: str) -> None:
-        """And waits for its end; that of one that has ended already is only noted."""
+        """Kills it and waits for its end."""
         life = self.members[name].lives[-1]
         if not life.end_ns:
             with contextlib.suppress(ProcessLookupError):
@@ -186,7 +186,7 @@ class StageProcesses:
         self._killable.discard(name)
 
     def restart(self, name: str) -> None:
-        """As a deploy does it: it is asked to end, and another takes its place."""
+        """Restarts it as a deployment does: SIGTERM, then a new process."""
         still, end = os.WEXITED | os.WNOHANG | os.WNOWAIT, time.monotonic() + _GRACE_S
         if not self.members[name].lives[-1].end_ns:
             self.signal(name, signal.SIGTERM)
@@ -200,39 +200,39 @@ class StageProcesses:
         self._killable.add(name)
 
     def revive(self, name: str) -> None:
-        """Starts it again where it has ended, as was expected."""
+        """Starts it again if it has ended as expected."""
         self.ended()
         if self.members[name].lives[-1].end_ns:
             self.start(self.members[name].program)
         self._killable.discard(name)
 
     def ended(self) -> list[str]:
-        """Programs that ended by themselves, though nobody expected it, and how. Also waits for what else has ended."""
+        """Programs that ended unexpectedly, with the status. Waits for other ended children, too."""
         gone = []
-        of = {member.lives[-1].pid: name for name, member in self.members.items()}
-        for pid in [*of, *self._joined]:
-            if pid in of and self.members[of[pid]].lives[-1].end_ns:
+        name_of = {member.lives[-1].pid: name for name, member in self.members.items()}
+        for pid in [*name_of, *self._joined]:
+            if pid in name_of and self.members[name_of[pid]].lives[-1].end_ns:
                 continue
             try:
                 ended, status = os.waitpid(pid, os.WNOHANG)
-            except ChildProcessError:  # whoever forked it waited for it
+            except ChildProcessError:  # its parent waited for it
                 self._joined.discard(pid)
                 continue
             if not ended:
                 continue
             self._joined.discard(pid)
-            if pid in of:
-                self.members[of[pid]].lives[-1].end_ns = boot_ns()
-                if of[pid] not in self._killable:
+            if pid in name_of:
+                self.members[name_of[pid]].lives[-1].end_ns = boot_ns()
+                if name_of[pid] not in self._killable:
                     how = os.waitstatus_to_exitcode(status)
-                    gone.append(f"{of[pid]} ({signal.Signals(-how).name if how < 0 else f'status {how}'})")
+                    gone.append(f"{name_of[pid]} ({signal.Signals(-how).name if how < 0 else f'status {how}'})")
         return gone
 
 
-def wait_for(path: Callable[[], bool], limit_s: float) -> bool:
+def wait_for(condition: Callable[[], bool], limit_s: float) -> bool:
     """Whether it became true in time."""
     until = time.monotonic() + limit_s
-    while not path():
+    while not condition():
         if time.monotonic() > until:
             return False
         time.sleep(0.05)

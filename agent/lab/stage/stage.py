@@ -1,5 +1,5 @@
-"""A run's stage: ledger and janitor, realm, namespaces, link, disk, cgroups and the programs. A context manager: at its
-end all of it is gone.
+"""The stage of a run: ledger and clean-up process, namespaces, link, disk, cgroups and the programs. A context manager
+that removes all of it at its end.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from agent.lab.stage.netns import Namespace
 from agent.lab.stage.processes import StageProcesses
 from agent.lab.stage.wire import tun
 
-#: Children of the run's cgroups beside one a program: for what faults start.
+#: A child of the run's cgroups for what faults start, beside one per program.
 GUESTS = "guests"
-#: The object that programs use which are on the run's disk; there is none without them.
+#: The object of programs that use the run's disk; without them there is no disk.
 DISK = "disk"
 DISK_BYTES_PER_S = 16 << 20
 
 
 class Stage:
-    """directory: of the run, gone at its end; out: where logs stay. processes: the programs. Raises AgentError where it
+    """directory: of the run, removed at its end; out: where logs stay. processes: the programs. Raises AgentError if it
     cannot be set up.
     """
 
@@ -53,7 +53,7 @@ class Stage:
         self._ledger.add("directory", self.directory)
         root = str(Path(__file__).resolve().parents[3])
         path = os.pathsep.join(p for p in (root, os.environ.get("PYTHONPATH")) if p)
-        self._janitor = subprocess.Popen(
+        self._cleanup = subprocess.Popen(
             [sys.executable, "-P", "-m", "agent.lab.stage.cleanup", str(self.directory)],
             stdin=subprocess.PIPE,
             start_new_session=True,
@@ -66,7 +66,7 @@ class Stage:
         self.groups = Cgroups(self.directory.name)
         self.device = ""
         self._held = contextlib.ExitStack()  # descriptors of this process
-        #: Each tells pids of children of this process that are the run's, and that nobody has waited for.
+        #: Functions that return the pids of the run's children that have not been waited for.
         self.children: list[Callable[[], set[int]]] = []
 
     @property
@@ -85,7 +85,7 @@ class Stage:
         self.shared.mkdir()
         self.shared.chmod(
             0o777
-        )  # locks and journals of user nobody; the way here is open to root only, but for those who know it
+        )  # locks and journals of user nobody; other users cannot reach it without its random name
         make_certificate(self.shared, FAR)
         (self.shared / "tls.key").chmod(0o644)
         self.disk.mkdir()
@@ -134,7 +134,7 @@ class Stage:
             self.processes.start(program)
 
     def _prepare(self) -> None:
-        """Programs that cannot be had are left out."""
+        """Leaves out programs that are not available."""
         for name, program in list(self.programs.items()):
             try:
                 if program.prepare is not None:
@@ -144,21 +144,21 @@ class Stage:
                 del self.programs[name]
 
     def _mounts(self) -> None:
-        """In the realm's first process."""
+        """Runs in the first process of the namespaces."""
         self.groups.enter(GUESTS)
         if self.device:
             disk.mount(self.device, self.disk)
             subprocess.run(
                 ["losetup", "--detach", self.device], check=False, capture_output=True
-            )  # when it is no longer mounted
+            )  # takes effect when it is unmounted
             self.disk.chmod(0o777)
         subprocess.run(
             ["mount", "--bind", str(self.shared / "resolv.conf"), os.path.realpath("/etc/resolv.conf")], check=True
         )
 
     def disk_speed(self, bytes_per_s: int, reads: bool = False) -> None:
-        """How fast the run's disk writes, or reads (0: as fast as it can), for the programs that share it; without the
-        controller as fast as it can.
+        """Limits the run's disk in write speed, or read speed (0: no limit), for the programs that share it. Does
+        nothing without the controller.
         """
         found = self.groups.controller("blkio", "disk")
         if found is None or not self.device:
@@ -172,9 +172,8 @@ class Stage:
             (place / f"blkio.throttle.{what}_bps_device").write_text(f"{device} {bytes_per_s}")
 
     def lacks(self, needs: tuple[str, ...]) -> str:
-        """What of a kind's needs this host does not have, in words; empty where it has all. ``cpu``, ``memory``,
-        ``blkio``: cgroup controllers;
-        ``throwaway_vm``: a machine that is marked as one to be thrown away.
+        """A message about what this host lacks of a kind's needs; empty if it has all. ``cpu``, ``memory``, ``blkio``:
+        cgroup controllers; ``throwaway_vm``: a machine that is marked as throwaway.
         """
         missing = [need for need in needs if need in CONTROLLERS and self.groups.controller(need, GUESTS) is None]
         if "throwaway_vm" in needs and not wallclock.is_throwaway():
@@ -184,14 +183,12 @@ class Stage:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """By the janitor, as after a kill: there is one way to clean up, and each run goes it. Raises AgentError where
-        something is left.
-        """
+        """The clean-up process removes everything, as after a kill. Raises AgentError if something is left."""
         self._ledger.close()
         self._held.close()
-        assert self._janitor.stdin is not None
-        self._janitor.stdin.close()
-        status = self._janitor.wait()
+        assert self._cleanup.stdin is not None
+        self._cleanup.stdin.close()
+        status = self._cleanup.wait()
         left = reap(set().union(*(pids() for pids in self.children)), ENDED_S)
         if status or left:
             raise AgentError(
@@ -202,7 +199,9 @@ class Stage:
 
 
 def _reserve() -> None:
-    """The numbers up to LOG_FD are for the programs' ends of our descriptors: nothing of ours may have one of them."""
+    """Occupies the descriptors up to LOG_FD: children replace these numbers, so no descriptor of ours may have one of
+    them.
+    """
     while True:
         fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         if fd > LOG_FD:

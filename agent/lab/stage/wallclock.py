@@ -1,6 +1,4 @@
-"""Moves the wall clock as far as it takes to do harm: only on a machine that its owner has marked, where it boots, as
-one to be thrown away.
-"""
+"""Moves the wall clock by harmful amounts: only on a machine that its owner has marked as throwaway at boot."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ from pathlib import Path
 from agent.clock.timex import FREQUENCY, NOMINAL_TICK_US, SETOFFSET, TICK
 from agent.errors import USAGE, AgentError
 
-#: On the kernel's command line. No host has it by accident, and nothing can add it to a kernel that runs.
+#: On the kernel's command line: no host has it by accident, and a running kernel cannot get it.
 WORD = "tickscope.throwaway_vm"
 CMDLINE = Path("/proc/cmdline")
 #: The kernel refuses rates further from the nominal one.
@@ -27,7 +25,7 @@ def is_throwaway() -> bool:
 
 
 def require_throwaway() -> None:
-    """Raises AgentError on any machine that is not to be thrown away."""
+    """Raises AgentError on any machine that is not a throwaway one."""
     if not is_throwaway():
         raise AgentError(
             "the clock of this host is not moved",
@@ -38,13 +36,13 @@ def require_throwaway() -> None:
 
 
 def step(seconds: float) -> None:
-    """Adds ``seconds`` to CLOCK_REALTIME, as one call. Raises AgentError where that may not be, and OSError."""
+    """Adds ``seconds`` to CLOCK_REALTIME, as one call. Raises AgentError if that is not allowed, and OSError."""
     whole, micros = divmod(round(seconds * 1e6), 1_000_000)
     _adjust(SETOFFSET, seconds=whole, micros=micros)
 
 
 def slew(ppm: float) -> None:
-    """Has all clocks but CLOCK_MONOTONIC_RAW run that much faster, in steps of 100 ppm; 0 is the nominal rate. Raises
+    """Makes all clocks but CLOCK_MONOTONIC_RAW run that much faster, in steps of 100 ppm; 0 is the nominal rate. Raises
     AgentError, and OSError.
     """
     _adjust(TICK | FREQUENCY, tick=NOMINAL_TICK_US + round(ppm / _PPM_PER_TICK))

@@ -20,17 +20,16 @@ from collections.abc import Callable, Sequence
 from agent.lab.stage.netns import Namespace
 
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x1, 0x1000
-#: What the TUN device is called in each namespace.
+#: Name of the TUN device in each namespace.
 DEVICE = "wire"
 SYN, ACK = 0x02, 0x10
-#: What is sent for a packet: after how many seconds, which bytes, in which direction.
+#: A packet to send: after how many seconds, which bytes, in which direction.
 Sent = tuple[float, bytes, bool]
 
 
 class Packet:
-    """What a rule sees. to_right: its direction; protocol: IP's number; ports: source and destination (TCP, UDP);
-    flags: the TCP header's;
-    payload_bytes: TCP payload.
+    """The input of a rule. to_right: its direction; protocol: IP's number; ports: source and destination (TCP, UDP);
+    flags: the TCP header's; payload_bytes: TCP payload.
     """
 
     def __init__(self, data: bytes, to_right: bool) -> None:
@@ -81,13 +80,15 @@ def every(kind: str, n: int) -> Callable[[Packet], bool]:
 
 
 class Forwarder:
-    """Carries packets between two TUN devices until told to stop. treat: called for each packet; what becomes of it."""
+    """Carries packets between two TUN devices until it is stopped. treat: called for each packet; returns what
+    to send.
+    """
 
     def __init__(self, fds: tuple[int, int], treat: Callable[[Packet], Sequence[Sent]]) -> None:
         self._fds, self._treat = fds, treat
 
     def run(self, stop: int) -> None:
-        """Until ``stop`` is readable."""
+        """Runs until ``stop`` is readable."""
         due: list[tuple[float, int, int, bytes]] = []
         number = 0
         readable = select.epoll()  # not select(): descriptors of a long run have numbers beyond 1,024
@@ -112,7 +113,7 @@ class Forwarder:
 
 
 def tun(space: Namespace, ipv4: str, ipv6: str) -> int:
-    """A TUN device in a namespace, with its addresses; the descriptor that its packets come from and go to."""
+    """Makes a TUN device in a namespace, with its addresses; returns its descriptor."""
     with space.entered():
         fd = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         fcntl.ioctl(fd, _TUNSETIFF, struct.pack("16sH22x", DEVICE.encode(), _IFF_TUN | _IFF_NO_PI))
@@ -127,7 +128,7 @@ class Cable:
 
     LEFT, RIGHT = "10.77.0.1", "10.77.0.2"
     LEFT6, RIGHT6 = "fd77::1", "fd77::2"
-    #: On the wire's subnet, belongs to nobody.
+    #: An address of the wire's subnet without a host.
     NOBODY = "10.77.0.77"
 
     def __init__(self, delay_s: float = 0.0, drop: Callable[[Packet], bool] = lambda packet: False) -> None:

@@ -1,1 +1,1 @@
-"""Brokers that can be polled: a file a kind, with ``BROKER`` (agent/queues/catalogue.py)."""
+"""Brokers that can be polled: one file a kind, which defines ``BROKER`` (agent/queues/catalogue.py)."""

@@ -1,14 +1,14 @@
 """Lag of the consumer groups of a Redis server's streams (Redis 5 and later, Valkey).
 
-What the server counts itself (`XINFO GROUPS` lag, since 7.0) is not taken on trust:
+The server's own counter (`XINFO GROUPS` lag, since 7.0) is not reliable:
   - it is NULL after an XDEL ahead of the group, and for a group that was set to an arbitrary id;
-  - after a trimming of undelivered entries it counts what is gone, and stays wrong when the group has read on
+  - after undelivered entries were trimmed it counts removed entries, and stays wrong when the group has read on
     (redis/redis#13957, valkey-io/valkey#1951).
-The ids tell more: a group at or behind the last entry has no lag, one before the first has XLEN; only between these is
-the counter asked, and then bounded by what the stream holds. Where it may be wrong the row says so, with the reason.
+The ids are more reliable: a group at or behind the last entry has no lag, one before the first has XLEN. Only between
+these the counter is used, bounded by the length of the stream. Where it may be wrong the row says so, with the reason.
 
-Ages are taken from entry ids (their first part is the server's clock in ms) against the server's own TIME: a clock that
-differs between here and there, or here and now, changes nothing.
+Ages are entry ids (their first part is the server's clock in ms) compared with the server's own TIME, so they do not
+depend on this host's clock.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from agent.queues.redis_info import COMMANDS, Counters, errors
 from agent.queues.redis_reading import Id, age_s, entry_id, fields, named, shown
 from agent.queues.redis_scan import MAX_NAME_BYTES, MAX_STREAMS, Scan, is_pattern
 
-MAX_GROUPS = 256  #: what is beyond is told in a row
+MAX_GROUPS = 256  # the number of groups left out is reported in a row
 #: For docs/limits.md.
 BOUNDS = (UpperBound("queues", "consumer groups", MAX_GROUPS, "not watched", "`queue_lag.reason`"),)
-PENDING_SAMPLE = 100  #: pending entries looked at for redeliveries: ``redelivered`` is a lower bound beyond that
-LOGIN_RETRY_NS = 10_000_000_000  #: a refused login is not repeated each poll: servers log and count these
+PENDING_SAMPLE = 100  # pending entries read for redeliveries: ``redelivered`` is a lower bound beyond that
+LOGIN_RETRY_NS = 10_000_000_000  # a refused login is not repeated at each poll: servers log and count refusals
 
-#: What comes of answers whose parts are not what they are with Redis.
+#: Errors raised while reading malformed answers.
 _ODD = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
 
 
 @dataclass
 class _Group:
-    """One group as this poll saw it, and what is remembered of it between polls."""
+    """One group as of this poll, and what is kept of it between polls."""
 
     stream: bytes
     name: bytes
@@ -61,8 +61,8 @@ class _Group:
 
 
 class RedisStreams:
-    """One Redis server; ``poll`` gives one row a consumer group, one of the server alone where it has none, or ``down``
-    rows when it does not answer.
+    """One Redis server. ``poll`` returns one row per consumer group, one row for the server if it has none, or ``down``
+    rows if it does not answer.
     """
 
     def __init__(self, url: RedisUrl, timeout_s: float = 0.5) -> None:
@@ -76,7 +76,7 @@ class RedisStreams:
         self._server, self._values, self._own = Counters(), dict[str, object](), Counter[str]()
 
     def poll(self) -> list[Row]:
-        """Two round trips to the server. Never raises for what the server does."""
+        """Two round trips to the server. Raises nothing, whatever the server answers."""
         started_ns = boot_ns()
         try:
             if started_ns < self._not_before_ns:
@@ -126,7 +126,7 @@ class RedisStreams:
                     groups_left_out += 1
         self._groups = seen
         if self._scan is not None and not self._scan.whole:
-            problem.append((b"", "the keyspace is still being looked through: streams may be missing"))
+            problem.append((b"", "the keyspace is still being scanned: streams may be missing"))
         for what, limit, beyond in (
             ("streams", MAX_STREAMS, self._scan is not None and self._scan.more),
             ("groups", MAX_GROUPS, groups_left_out),
@@ -154,98 +154,100 @@ class RedisStreams:
         """
         commands: list[tuple[bytes | str | int, ...]] = []
         takers: list[tuple[_Group, str]] = []
-        for g in self._groups.values():
-            if g.next_id is None and g.lag != 0:
-                ms, seq = entry_id(g.info["last-delivered-id"])
-                commands.append(("XRANGE", g.stream, f"{ms}-{seq + 1}", "+", "COUNT", 1))
-                takers.append((g, "next"))
-            if g.info["pending"]:
-                commands.append(("XPENDING", g.stream, g.name, "-", "+", PENDING_SAMPLE))
-                takers.append((g, "pending"))
-            if 0 < g.info["consumers"] <= MAX_CONSUMERS:
-                commands.append(("XINFO", "CONSUMERS", g.stream, g.name))
-                takers.append((g, "consumers"))
+        for group in self._groups.values():
+            if group.next_id is None and group.lag != 0:
+                ms, seq = entry_id(group.info["last-delivered-id"])
+                commands.append(("XRANGE", group.stream, f"{ms}-{seq + 1}", "+", "COUNT", 1))
+                takers.append((group, "next"))
+            if group.info["pending"]:
+                commands.append(("XPENDING", group.stream, group.name, "-", "+", PENDING_SAMPLE))
+                takers.append((group, "pending"))
+            if 0 < group.info["consumers"] <= MAX_CONSUMERS:
+                commands.append(("XINFO", "CONSUMERS", group.stream, group.name))
+                takers.append((group, "consumers"))
         replies = self._client.pipeline([*commands, *COMMANDS, ("TIME",)])
         now_ns = boot_ns()
         self._values = self._server.parse_info(replies[len(commands) : -1], self._own + errors(replies), now_ns)
-        for (g, what), reply in zip(takers, replies, strict=False):
+        for (group, what), reply in zip(takers, replies, strict=False):
             if isinstance(reply, hiredis.ReplyError) or not reply:
                 continue
             if what == "next":
-                g.next_id = entry_id(reply[0][0])
+                group.next_id = entry_id(reply[0][0])
             elif what == "consumers":
-                g.idlest = g.consumers.longest([fields(entry) for entry in reply], now_ns)
+                group.idlest = group.consumers.longest([fields(entry) for entry in reply], now_ns)
             else:
-                g.oldest_pending, g.idle_ms = entry_id(reply[0][0]), max(r[2] for r in reply)
-                g.redelivered, g.holder = sum(r[3] > 1 for r in reply), reply[0][1]
+                group.oldest_pending, group.idle_ms = entry_id(reply[0][0]), max(r[2] for r in reply)
+                group.redelivered, group.holder = sum(r[3] > 1 for r in reply), reply[0][1]
         clock = replies[-1]
         return 0 if isinstance(clock, hiredis.ReplyError) else int(clock[0]) * 1000 + int(clock[1]) // 1000
 
     def _down(self, reason: str, failure: str = "other") -> list[Row]:
-        """A row for each group known so far, so that its history goes on; else one for the server."""
+        """One row for each known group, so that its series continues; else one for the server."""
         known = list(self._groups.values())
         self._server.forget()
-        for g in known:
-            g.consumers = Consumers()
+        for group in known:
+            group.consumers = Consumers()
         row = {"status": "down", "reason": f"{self.name}: {reason}", "failure": failure}
-        return [{**row, "destination": shown(g.stream), "consumer_group": shown(g.name)} for g in known] or [row]
+        return [
+            {**row, "destination": shown(group.stream), "consumer_group": shown(group.name)} for group in known
+        ] or [row]
 
 
-def _count(g: _Group, state: dict[str, Any]) -> None:
-    """Sets lag, reason and, where the ids tell it, the next entry: see the module's text. Pure."""
-    length, raw = int(state["length"]), g.info.get("lag")
+def _count(group: _Group, state: dict[str, Any]) -> None:
+    """Sets lag, reason and, where the ids give it, the next entry, as the module's docstring describes. Pure."""
+    length, raw = int(state["length"]), group.info.get("lag")
     if length >> 63:
         raise ValueError("no length")
-    read, added = g.info.get("entries-read"), state.get("entries-added")
-    delivered = entry_id(g.info["last-delivered-id"])
-    g.upper_bound = False
-    g.reason, g.next_id, g.oldest_pending, g.idle_ms, g.redelivered = "", None, None, None, 0
-    g.holder, g.idlest = b"", None
+    read, added = group.info.get("entries-read"), state.get("entries-added")
+    delivered = entry_id(group.info["last-delivered-id"])
+    group.upper_bound = False
+    group.reason, group.next_id, group.oldest_pending, group.idle_ms, group.redelivered = "", None, None, None, 0
+    group.holder, group.idlest = b"", None
     if length == 0 or delivered >= entry_id(state["last-entry"][0]):
-        g.lag, g.counter_wrong = 0, bool(raw)
+        group.lag, group.counter_wrong = 0, bool(raw)
     elif delivered < (first := entry_id(state["first-entry"][0])):
         removed = 0 if raw is None else raw - length
-        g.lag, g.next_id, g.counter_wrong = length, first, removed > 0
+        group.lag, group.next_id, group.counter_wrong = length, first, removed > 0
         if removed > 0:
-            g.reason = f"trimmed: {removed} entries were removed undelivered"
+            group.reason = f"trimmed: {removed} entries were removed undelivered"
     elif raw is None:
         behind = length - 1 if read is None or added is None else min(length - 1, max(1, added - read))
-        g.lag, g.upper_bound = behind, True
+        group.lag, group.upper_bound = behind, True
         if added is None:
-            g.reason = "upper bound: servers before Redis 7 do not count"
+            group.reason = "upper bound: servers before Redis 7 do not count"
         elif read is None:
-            g.reason = "upper bound: the group was set to an id inside the stream"
+            group.reason = "upper bound: the group was set to an id inside the stream"
         else:
-            g.reason = "upper bound: entries were deleted ahead of the group"
+            group.reason = "upper bound: entries were deleted ahead of the group"
     else:
-        g.lag = min(max(1, raw), length - 1)
-        if g.counter_wrong or g.lag != raw:
-            g.reason = "the server's counter is off after a deletion (redis#13957)"
+        group.lag = min(max(1, raw), length - 1)
+        if group.counter_wrong or group.lag != raw:
+            group.reason = "the server's counter is off after a deletion (redis#13957)"
 
 
-def _row(g: _Group, state: dict[str, Any], server_ms: int) -> Row:
-    added, pending = state.get("entries-added"), g.info["pending"]
-    read = None if added is None or g.lag is None or g.upper_bound else added - g.lag
-    undelivered = 0.0 if g.lag == 0 else age_s(g.next_id, server_ms)
-    pending_s = age_s(g.oldest_pending, server_ms)
+def _row(group: _Group, state: dict[str, Any], server_ms: int) -> Row:
+    added, pending = state.get("entries-added"), group.info["pending"]
+    read = None if added is None or group.lag is None or group.upper_bound else added - group.lag
+    undelivered = 0.0 if group.lag == 0 else age_s(group.next_id, server_ms)
+    pending_s = age_s(group.oldest_pending, server_ms)
     return {
-        "destination": shown(g.stream),
-        "consumer_group": shown(g.name),
-        "lag_messages": g.lag,
+        "destination": shown(group.stream),
+        "consumer_group": shown(group.name),
+        "lag_messages": group.lag,
         "lag_s": undelivered,
-        "exact": not g.reason,
-        "inexact_reason": g.reason,
-        "oldest_undelivered_s": nan if g.lag == 0 else undelivered,
-        "oldest_pending_s": g.idle_ms / 1000 if g.idle_ms is not None and isnan(pending_s) else pending_s,
+        "exact": not group.reason,
+        "inexact_reason": group.reason,
+        "oldest_undelivered_s": nan if group.lag == 0 else undelivered,
+        "oldest_pending_s": group.idle_ms / 1000 if group.idle_ms is not None and isnan(pending_s) else pending_s,
         "pending": pending,
-        "redelivered": g.redelivered,
-        "holder": shown(g.holder),
-        "idle_consumer": None if g.idlest is None else shown(g.idlest[0]),
-        "idle_s": None if g.idlest is None else g.idlest[1],
-        "consumers": g.info["consumers"],
+        "redelivered": group.redelivered,
+        "holder": shown(group.holder),
+        "idle_consumer": None if group.idlest is None else shown(group.idlest[0]),
+        "idle_s": None if group.idlest is None else group.idlest[1],
+        "consumers": group.info["consumers"],
         "added": added,
         "acked": None if read is None else read - pending,
-        "position": g.info["last-delivered-id"],
+        "position": group.info["last-delivered-id"],
     }
 
 
