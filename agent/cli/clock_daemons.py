@@ -1,5 +1,5 @@
-"""What the time daemons said last, for ``tickscope clock``: as much as ``chronyc tracking`` or ``ntpq -c rv`` would,
-and who contradicts whom.
+"""The last reports of the time daemons for ``tickscope clock``: what ``chronyc tracking`` or ``ntpq -c rv`` shows, and
+contradictions.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _COLUMNS = (
     "poll_s",
     "reason",
 )
-#: In the order in which they are shown.
+#: In the order of display.
 _KINDS = ("system", "source", "check")
-#: Who has not been heard of for so long before the agent's last reading is gone.
+#: A daemon whose last report is older than this, at the agent's last reading, is left out.
 _RECENT_NS = 600_000_000_000
 
 
 def rows(store: str) -> list[dict[str, Any]]:
-    """The last row of each daemon (whatever source it has now), of each of its sources, and of each comparison, in the
-    newest boot. Raises AgentError.
+    """In the newest boot, the last row of each daemon (whatever its source), of each of its sources, and of each
+    comparison. Raises AgentError.
     """
     from agent.ask.question import GroupValue, Question, Where
     from agent.store.sources import opened
@@ -69,7 +69,7 @@ def rows(store: str) -> list[dict[str, Any]]:
 
 
 def words(found: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """(who, what it believes) of daemons and of servers asked past them; disagreements."""
+    """(name, report) of daemons and of servers, then disagreements."""
     from agent.cli.cells import duration
 
     for row in found:

@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 _WATCHED_NS = (
     30 * 10**9
 )  # a running agent stores a sample each 10 s (agent/clock/clock_source.py, ROW_NS), and at each change
-#: Segments in a table where nobody asked for more.
+#: Default number of segments in a table.
 _TABLE_ROWS = 1_000
-#: Of so many, their actors are asked for one by one.
+#: Up to this number of segments, their actors are queried one by one.
 _LISTED = 100
 _OPEN_NS = 1 << 62
 _SEGMENT = ("boot_id", "t_ns", "wall_ns", "real_boot_ns", "err_ns", "step_ns", "via", "pid", "comm")
 
 
 def histories(source: RowSource) -> dict[str, History]:
-    """The offset history of each boot in the store that has one, oldest boot first."""
+    """The offset history of each boot in the store that has one, the oldest boot first."""
     found = {boot: source.history(boot) for boot in source.boots}
     return {boot: one for boot, one in found.items() if len(one)}
 
@@ -110,8 +110,8 @@ def command(since: str | None, until: str | None, limit: int | None, plot: bool,
 
 
 def _ends(source: RowSource, boot: str, history: History) -> np.ndarray:
-    """To when each segment held, CLOCK_BOOTTIME ns. Nothing of a boot holds beyond its last sample once a later one has
-    begun.
+    """The end of each segment, CLOCK_BOOTTIME ns. The last segment ends with the boot's last sample if a later boot
+    exists.
     """
     import numpy as np
 
@@ -134,7 +134,7 @@ def _within(source: RowSource, boot: str, history: History) -> np.ndarray:
 
 
 def _series(source: RowSource, boot: str, history: History, at: np.ndarray) -> ClockSeries | None:
-    """What is drawn of one boot's segments ``at``; None where there are not two samples in the window."""
+    """The plot data of segments ``at`` of one boot; None with fewer than two samples in the window."""
     import numpy as np
 
     from agent.ask.question import GroupValue, Question, Where
@@ -192,7 +192,7 @@ def who(row: dict[str, Any]) -> str:
 
 
 def _rows(source: RowSource, boot: str, history: History, at: np.ndarray) -> list[dict[str, Any]]:
-    """The segments ``at``, each with who began it."""
+    """The segments ``at``, each with the process that began it."""
     import numpy as np
 
     from agent.ask.question import Question, Where

@@ -1,4 +1,4 @@
-"""What a limiter did over time: asked, admitted and its limit by interval, and the jumps of the clock between."""
+"""A limiter's time series: requested and admitted units and the limit per interval, and the clock jumps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from agent.ask.question import Where
     from agent.ask.row_source import RowSource
 
-#: Intervals of a drawing, at most; the shortest.
+#: The largest number of intervals in a plot, and the shortest interval.
 PIECES = 360
 _LEAST_NS = 1_000_000_000
 _LISTED = 5
@@ -20,8 +20,8 @@ _LISTED = 5
 
 @dataclass(frozen=True)
 class Stretch:
-    """One interval, CLOCK_BOOTTIME ns. asked, admitted: units a second. limit: of all members that decided in it,
-    units a second; None where it is not known, or there is none.
+    """One interval, CLOCK_BOOTTIME ns. asked, admitted: units per second. limit: of all members with a decision in it,
+    units per second; None if unknown or unlimited.
     """
 
     from_ns: int
@@ -33,9 +33,8 @@ class Stretch:
 
 @dataclass(frozen=True)
 class LimiterSeries:
-    """One limiter in one boot. Times CLOCK_BOOTTIME ns. wall_ns: what to add to a time to get the wall time. steps:
-    jumps of the wall clock.
-    members: those of them that asked most, as rows.
+    """One limiter in one boot. Times are CLOCK_BOOTTIME ns. wall_ns: added to a time gives the wall time. steps: jumps
+    of the wall clock. members: the members with the most requests, as rows.
     """
 
     limiter_id: str
@@ -48,12 +47,12 @@ class LimiterSeries:
     members: Sequence[dict[str, Any]]
 
     def most(self) -> float:
-        """The largest rate of all."""
+        """The largest rate."""
         return max((max(p.asked, p.admitted, p.limit or 0.0) for p in self.pieces), default=0.0)
 
 
 def series(source: RowSource, limiter_id: str, *where: Where) -> LimiterSeries | None:
-    """Of the newest boot in the source's window in which it decided; None where it did not."""
+    """The series of the newest boot in the source's window with a decision; None if there is none."""
     import numpy as np
 
     from agent.ask.question import GroupValue, Question
@@ -141,7 +140,7 @@ def _jumps(source: RowSource, boot: str, first: int, last: int) -> list[WallStep
 
 
 def _members(source: RowSource, where: Sequence[Where]) -> list[dict[str, Any]]:
-    """Of several: those that were asked most."""
+    """The members with the most requests, if there are several."""
     from agent.ask.question import GroupValue, Question, Where
 
     refused = Where("result", "in", ("refused", "error"))

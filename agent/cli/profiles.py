@@ -1,6 +1,4 @@
-"""What on-demand profiles saw (agent/investigate/), for ``tickscope explain``: read from the source, and told in
-lines.
-"""
+"""Reads the on-demand profiles (agent/investigate/) of a finding, and formats them for ``tickscope explain``."""
 
 from __future__ import annotations
 
@@ -11,25 +9,25 @@ if TYPE_CHECKING:
     from agent.ask.question import Where
     from agent.ask.row_source import RowSource
 
-#: Tables of what looks make, in the order in which they are told.
+#: Tables of profiles, in the order of display.
 TABLES_OF = ("on_cpu", "off_cpu", "block_io", "lock_contention", "memory_stall", "syn_ack", "syscall_latency")
-#: Looks of one finding that are told; entries of each table; who asked most of a disk; functions of a stack.
+#: The number of shown profiles per finding, entries per table, processes per disk, functions per stack.
 _PROFILES, _ENTRIES, _REQUESTERS, _FRAMES = 3, 4, 3, 12
-#: A look begins so late after what it is about, at most.
+#: A profile begins at most this long after its episode.
 _AFTER_NS = 5_000_000_000
-#: Tables of which a look has rows that are of no process.
+#: Tables with rows that belong to no process.
 _SHARED = ("block_io", "syn_ack")
 Wrap = Callable[[str, str, int], list[str]]
 
 
 def read(source: RowSource, finding: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The finding's looks, the first one first, each with its rows by table."""
+    """The finding's profiles in order of time, each with its rows by table."""
     from agent.ask.question import Question, Where
 
     boot = Where("boot_id", "=", finding["boot_id"])
     profiles = _of(source, finding, Where("finding_id", "=", finding["finding_id"]), boot)
     pids = tuple({e["keys"]["pid"] for e in finding["evidence"] if isinstance(e.get("keys", {}).get("pid"), int)})
-    if not profiles and pids:  # something else was wrong with the same process meanwhile
+    if not profiles and pids:  # the profile was for another problem of the same process
         profiles = _of(source, finding, Where("pid", "in", pids), boot)
     seen: set[str] = set()
     for profile in profiles:
@@ -47,7 +45,7 @@ def read(source: RowSource, finding: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _of(source: RowSource, finding: Mapping[str, Any], which: Where, boot: Where) -> list[dict[str, Any]]:
-    """The first few looks that lay in the finding's time."""
+    """The first profiles within the finding's time."""
     from agent.ask.question import Question
 
     profiles = source.rows(Question("investigation", where=(which, boot), latest=("investigation",)))
@@ -121,7 +119,7 @@ def _stack(text: str) -> str:
 
 
 def _block_io(rows: Sequence[Mapping[str, Any]]) -> Lines:
-    """Disks with the slowest requests first, and who asked most of each."""
+    """The disks with the slowest requests first, with the processes that requested most."""
     from agent.cli.cells import duration
 
     disks = sorted((row for row in rows if row["op"] == "all"), key=lambda row: -row["max_ns"])
