@@ -1,4 +1,6 @@
-"""Total decisions of limiters, including sampled programs: adds up rows of ``limiter_rate`` with their intervals. Pure."""
+"""Total decisions of limiters, including sampled programs: adds up rows of ``limiter_rate`` with their
+intervals. Pure.
+"""
 
 from __future__ import annotations
 

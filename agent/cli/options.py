@@ -77,7 +77,9 @@ class TableName(click.ParamType):  # type: ignore[type-arg]
 
 
 class Columns(click.ParamType):  # type: ignore[type-arg]
-    """Comma-separated columns of the table; the verb itself checks them, with suggestions. more: further valid names."""
+    """Comma-separated columns of the table; the verb itself checks them, with suggestions. more: further
+    valid names.
+    """
 
     name = "columns"
 

@@ -22,7 +22,9 @@ _ANALYZED_S, _POLL_S = 30.0, 0.02
 
 
 class Declarations:
-    """The declarations of a file: tickscope.yaml's, a list, or a single one. Raises AgentError for the first wrong one."""
+    """The declarations of a file: tickscope.yaml's, a list, or a single one. Raises AgentError for the
+    first wrong one.
+    """
 
     def __init__(self, path: Path) -> None:
         from agent.common.settings_file import parse, read_text

@@ -148,7 +148,9 @@ class ToWall:
 
 
 class ToBoot:
-    """Wall time to CLOCK_BOOTTIME. From edges[i] on, the result is time + shift[i]; in a skipped piece it is shift[i]."""
+    """Wall time to CLOCK_BOOTTIME. From edges[i] on, the result is time + shift[i]; in a skipped piece it
+    is shift[i].
+    """
 
     def __init__(self, s: Segments, wall: WallLine) -> None:
         offset = s.real_boot_ns

@@ -214,7 +214,9 @@ class HookProcess:
 
 
 def start(config: HookSettings, run_fd: int, uid: int, gid: int) -> HookProcess | None:
-    """Forks the hook's process, if a command is configured. run_fd: the directory of the notice socket. Raises OSError."""
+    """Forks the hook's process, if a command is configured. run_fd: the directory of the notice socket.
+    Raises OSError.
+    """
     if not config.exec:
         return None
     reports, report = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

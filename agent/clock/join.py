@@ -115,7 +115,9 @@ class Join:
         return not any(c.tid == call.tid and c.t_ns > call.t_ns for c in calls)
 
     def _requested_by(self, call: Call) -> int | None:
-        """The size of the step that a permitted call requests, if nothing else of the call was seen; None for others."""
+        """The size of the step that a permitted call requests, if nothing else of the call was seen; None
+        for others.
+        """
         requested = call.asked_ns
         if not call.steps or not call.requested_times or call.ret or call.woke or call.libc or requested is None:
             return None
@@ -155,7 +157,9 @@ class Join:
         return None if tai_boot is None else (tai_boot[0] - self._tai_real, tai_boot[1])
 
     def _expected(self, call: Call) -> tuple[int, int] | None:
-        """The requested result, if another call follows and the kernel cannot read TAI (before 6.1); None if unknown."""
+        """The requested result, if another call follows and the kernel cannot read TAI (before 6.1); None
+        if unknown.
+        """
         requested = call.asked_ns
         if (call.modes and not call.steps) or (call.ret is not None and call.ret < 0) or self._is_refused(call):
             return self._real_boot, self._err

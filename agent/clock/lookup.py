@@ -10,7 +10,9 @@ _CELLS = 1 << 16
 
 
 class Pieces:
-    """Pieces of a line: piece i goes from edges[i] to edges[i + 1]. Values before all edges belong to the first piece."""
+    """Pieces of a line: piece i goes from edges[i] to edges[i + 1]. Values before all edges belong to the
+    first piece.
+    """
 
     def __init__(self, edges: np.ndarray) -> None:
         self.edges = edges

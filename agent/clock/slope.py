@@ -21,7 +21,9 @@ _LONGEST_NS = 5_000_000_000
 
 
 class Bend(NamedTuple):
-    """A change of rate. t_ns: its approximate start, CLOCK_BOOTTIME. Rates are MONOTONIC against MONOTONIC_RAW, in ppb."""
+    """A change of rate. t_ns: its approximate start, CLOCK_BOOTTIME. Rates are MONOTONIC against
+    MONOTONIC_RAW, in ppb.
+    """
 
     t_ns: int
     before_ppb: int

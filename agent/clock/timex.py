@@ -64,7 +64,9 @@ class Timex(NamedTuple):
         return not self.status & STA_UNSYNC
 
     def leap_indicator(self, synchronised: bool) -> int:
-        """The leap indicator of NTP (RFC 5905, figure 9): 0 none, 1 insert a second, 2 delete one, 3 not synchronised."""
+        """The leap indicator of NTP (RFC 5905, figure 9): 0 none, 1 insert a second, 2 delete one, 3 not
+        synchronised.
+        """
         return 3 if not synchronised else 1 if self.status & STA_INS else 2 if self.status & STA_DEL else 0
 
     @property

@@ -51,7 +51,9 @@ def to_arrow(table: str, rows: np.ndarray, boot_id: str, host: str) -> pa.Table:
 
 
 class Gathered:
-    """Collects rows that arrive in pieces, and converts them to Arrow by the megabyte, so that memory holds them once."""
+    """Collects rows that arrive in pieces, and converts them to Arrow by the megabyte, so that memory holds
+    them once.
+    """
 
     def __init__(self) -> None:
         self._tables: dict[str, list[pa.Table]] = {}

@@ -49,7 +49,9 @@ def plain() -> duckdb.DuckDBPyConnection:
 
 
 def connected(wall: Callable[[Any, Any], Any]) -> duckdb.DuckDBPyConnection:
-    """A database without tables. wall: Arrow arrays (boot_id, t_ns) of one chunk to a struct array of the wall columns."""
+    """A database without tables. wall: Arrow arrays (boot_id, t_ns) of one chunk to a struct array of the
+    wall columns.
+    """
     db = plain()
     register: Any = db.create_function  # its stub lacks type names
     register(WALL, wall, ["VARCHAR", "BIGINT"], _WALL_TYPE, type="arrow", null_handling="special")

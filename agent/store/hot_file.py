@@ -61,7 +61,9 @@ def sizes(dir_fd: int, measured: tuple[list[int], int]) -> tuple[tuple[list[int]
 
 
 def cut_back(fd: int, size: int) -> int:
-    """Removes a half-written frame. If that fails, the segment is left torn and closed. Returns its descriptor, or -1."""
+    """Removes a half-written frame. If that fails, the segment is left torn and closed. Returns its
+    descriptor, or -1.
+    """
     try:
         os.ftruncate(fd, size)
     except OSError:

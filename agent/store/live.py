@@ -49,7 +49,9 @@ class LiveRows:
 
 
 def with_wall(found: pa.Table, t_ns: np.ndarray, history: History) -> pa.Table:
-    """An Arrow table with the wall time columns of its rows' times (CLOCK_BOOTTIME ns); null if the history is empty."""
+    """An Arrow table with the wall time columns of its rows' times (CLOCK_BOOTTIME ns); null if the history
+    is empty.
+    """
     for name, array in zip(WALL_COLUMNS, wall_arrays(to_wall(history, t_ns)), strict=True):
         found = found.append_column(name, array)
     return found

@@ -29,7 +29,9 @@ def make_dir(path: str | Path) -> int:
 
 
 def lock(dir_fd: int) -> int:
-    """Takes the writer's lock; returns its descriptor. Raises AgentError (exit 4) that names the process with the lock."""
+    """Takes the writer's lock; returns its descriptor. Raises AgentError (exit 4) that names the process
+    with the lock.
+    """
     try:
         fd = segments.open_at(dir_fd, LOCK, os.O_RDWR | os.O_CREAT)
     except OSError as error:

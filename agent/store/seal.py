@@ -167,7 +167,9 @@ def wall_bounds(head: Head, clock: History, from_ns: int, to_ns: int) -> tuple[i
 
 
 def _cells(folder: str, table: str) -> list[str]:
-    """The columns of the table's cells; none if they cannot be made, since queries work without them. Raises OSError."""
+    """The columns of the table's cells; none if they cannot be made, since queries work without them.
+    Raises OSError.
+    """
     try:
         return cells.write(folder, table)
     except OSError:

@@ -31,11 +31,15 @@ class Reply(NamedTuple):
 
 
 class Ignored(Exception):
-    """A datagram that is not the answer (malformed, or for another request). It is counted, and the exchange goes on."""
+    """A datagram that is not the answer (malformed, or for another request). It is counted, and the
+    exchange goes on.
+    """
 
 
 class Failed(Exception):
-    """An answer that reports an error. state: of the row. stop: whether to query less often, or (``deny``) never again."""
+    """An answer that reports an error. state: of the row. stop: whether to query less often, or (``deny``)
+    never again.
+    """
 
     def __init__(self, state: str, reason: str, stop: str = "") -> None:
         super().__init__(reason)
