@@ -170,7 +170,9 @@ class UserQueues(Generic[T]):
 
 
 def earlier(users: np.ndarray) -> np.ndarray:
-    """The number of earlier rows of the same user for each row, shape (n,). Rows sorted by it alternate between users."""
+    """The number of earlier rows of the same user for each row, shape (n,). Rows sorted by it alternate
+    between users.
+    """
     import numpy as np
 
     _, of = np.unique(users, return_inverse=True)

@@ -41,7 +41,9 @@ def read_text(path: Path, required: bool) -> str:
 
 
 def parse(path: Path, text: str) -> tuple[Any, Lines]:
-    """The values of a YAML file, and the line of each by its path of keys and indices. Raises AgentError (exit code 2)."""
+    """The values of a YAML file, and the line of each by its path of keys and indices. Raises AgentError
+    (exit code 2).
+    """
     import yaml
 
     try:
