@@ -1,4 +1,4 @@
-"""A sliding window of two counters: what came in this window, and a share of what came in the one before."""
+"""A sliding window of two counters: this window's count, and a share of the previous one's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from agent.limiters.models.model import SECOND, Arrivals, Limit, Model, of_windo
 
 
 def _decide(arrivals: Arrivals, limit: Limit) -> np.ndarray:
-    """In doubles of seconds, in the library's order. A counter is forgotten two windows after it began to count."""
+    """In doubles of seconds, in the library's order of operations. A counter expires two windows after its first
+    request.
+    """
     length = limit.window_ns / SECOND
     count = limit.count
     out = bytearray(len(arrivals.t_ns))
@@ -36,7 +38,7 @@ def _decide(arrivals: Arrivals, limit: Limit) -> np.ndarray:
             if n <= count and floor(held) + n <= count:
                 if not mine:
                     ends[at] = now + 2 * length
-                    if len(used) > 1024:  # long past, or far ahead
+                    if len(used) > 1024:  # long expired, or far ahead
                         used = {w: u for w, u in used.items() if ends[w] > now}
                 mine += n
                 used[at] = mine
