@@ -3,7 +3,8 @@ program headers.
 
 Protocol on a SOCK_SEQPACKET pair: first u32 uid, u32 gid; then one fixed-size request and one reply at a time:
 
-* request: u64 id, u32 operation, u32 pid, u32 count, u32 flags, char name[256], u64 offsets[64]; descriptors by SCM_RIGHTS
+* request: u64 id, u32 operation, u32 pid, u32 count, u32 flags, char name[256], u64 offsets[64]; descriptors by
+  SCM_RIGHTS
 * reply: u64 id of the request, i32 errno (0 ok), char digest[32]; descriptors by SCM_RIGHTS
 
 It exits when the agent's end closes. The agent's side is agent/kernel/helper_client.py.
