@@ -59,9 +59,9 @@ class GrpcLink:
         self._child.close(kill=True)
 
     def _start(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            fd = theirs.fileno()
+        parent_end, child_end = socket.socketpair()
+        with child_end:
+            fd = child_end.fileno()
             process = spawn(
                 "exporters.grpc_sender",
                 fd,
@@ -70,10 +70,10 @@ class GrpcLink:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
-        self._child.adopt(process, ours)
-        ours.settimeout(_GRACE_S)
-        send_frame(ours, json.dumps({s: asdict(t) for s, t in self._targets.items()}).encode())
-        return ours
+        self._child.adopt(process, parent_end)
+        parent_end.settimeout(_GRACE_S)
+        send_frame(parent_end, json.dumps({s: asdict(t) for s, t in self._targets.items()}).encode())
+        return parent_end
 
     def _ended(self, error: OSError) -> str:
         code = self._child.process.poll() if self._child.process else None

@@ -127,13 +127,13 @@ class LimiterUse:
             if one is None:
                 self.left_out += int(sums["decisions"][at])
                 continue
-            mine = group == at
+            of_limiter = group == at
             for name, values in sums.items():
                 setattr(one, name, getattr(one, name) + float(values[at]))
-            one.seen_ns = max(one.seen_ns, int(rows["t_ns"][np.flatnonzero(mine)[-1]]))
-            place = (member[mine] % np.uint64(_BITS)).astype(np.int64)
+            one.seen_ns = max(one.seen_ns, int(rows["t_ns"][np.flatnonzero(of_limiter)[-1]]))
+            place = (member[of_limiter] % np.uint64(_BITS)).astype(np.int64)
             one.bits[place] = True
-            one.limits[place] = np.where(rows["unlimited"][mine] == 1, np.nan, rows["limit_per_s"][mine])
+            one.limits[place] = np.where(rows["unlimited"][of_limiter] == 1, np.nan, rows["limit_per_s"][of_limiter])
 
     def _of(self, number: int, row: np.void) -> _Used | None:
         one = self._used.get(number)

@@ -33,11 +33,11 @@ def user(connection: socket.socket) -> int | None:
         return None
 
 
-def _uid(family: int, theirs: tuple[str, int], ours: tuple[str, int]) -> int | None:
+def _uid(family: int, remote: tuple[str, int], local: tuple[str, int]) -> int | None:
     def packed(address: str) -> bytes:
         return socket.inet_pton(family, address.partition("%")[0]).ljust(16, b"\0")
 
-    where = struct.pack("!HH", theirs[1], ours[1]) + packed(theirs[0]) + packed(ours[0]) + bytes(4) + _NO_COOKIE
+    where = struct.pack("!HH", remote[1], local[1]) + packed(remote[0]) + packed(local[0]) + bytes(4) + _NO_COOKIE
     request = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF) + where
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as netlink:
         netlink.settimeout(0.2)

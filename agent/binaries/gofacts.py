@@ -104,9 +104,9 @@ def analyze(fd: int) -> FoundLimiters | None:
             {one.symbol.encode() for library in seen.values() if library.copies for one in library.functions},
         )
         found = binary.functions(names)
-        matched = {name: mine for name, one in seen.items() if (mine := match(one, names.values(), found))}
-        probed = [_probed(binary, name, seen[name], mine) for name, mine in matched.items()]
-        roots = {root(package, binary.build) for mine in matched.values() for package in mine.packages}
+        matched = {name: library for name, one in seen.items() if (library := match(one, names.values(), found))}
+        probed = [_probed(binary, name, seen[name], library) for name, library in matched.items()]
+        roots = {root(package, binary.build) for library in matched.values() for package in library.packages}
         others = binary.packages(_HINT, lambda package: _is_other(package, roots), MOST_OTHERS)
     except ElfError as error:
         probed = (
@@ -137,19 +137,19 @@ def _is_other(package: bytes, roots: Iterable[str]) -> bool:
     )
 
 
-def _probed(binary: GoBinary, name: str, seen: Seen, mine: Matched) -> Probed:
+def _probed(binary: GoBinary, name: str, seen: Seen, matched: Matched) -> Probed:
     assert binary.build is not None
-    packages = mine.packages[:MOST_OTHERS]
+    packages = matched.packages[:MOST_OTHERS]
     modules = sorted({root(package, binary.build) for package in packages})
     one = Probed(
         name, go_version=binary.build.go_version, packages=packages, modules=modules, program=binary.build.program
     )
     try:
         one.build_id = _build_id(binary)
-        _version(binary, seen, mine, one)
+        _version(binary, seen, matched, one)
         _refuse(binary, seen, one)
         if one.state == "attached":
-            _place(binary, mine, one)
+            _place(binary, matched, one)
     except ElfError as error:
         one.state, one.reason = "unavailable", str(error)
     return one
@@ -163,15 +163,15 @@ def _build_id(binary: GoBinary) -> str:
     return binary.read(int(header["addr"]), int(header["size"]))[16:].decode("ascii", "replace").rpartition("/")[2]
 
 
-def _version(binary: GoBinary, seen: Seen, mine: Matched, one: Probed) -> None:
+def _version(binary: GoBinary, seen: Seen, matched: Matched, one: Probed) -> None:
     """Sets the version, from the build information, else from the path of the source, which has it if modules were
     used.
     """
     assert binary.build is not None
-    if mine.copies:
-        one.unversioned = f"a copy of it: {', '.join(sorted(mine.copies))}"
+    if matched.copies:
+        one.unversioned = f"a copy of it: {', '.join(sorted(matched.copies))}"
         return
-    one.library_version = binary.build.modules.get(root(mine.packages[0], binary.build), "")
+    one.library_version = binary.build.modules.get(root(matched.packages[0], binary.build), "")
     if not one.library_version:
         path = next(filter(None, map(binary.source_path, seen.packages)), "")
         in_path = re.search(re.escape(seen.module) + r"@(v[\w.+-]+)/", path)
@@ -212,23 +212,23 @@ def _refuse(binary: GoBinary, seen: Seen, one: Probed) -> None:
         one.remedy = one.remedy or f"rebuild the program with a current Go and a current {seen.module}"
 
 
-def _place(binary: GoBinary, mine: Matched, one: Probed) -> None:
+def _place(binary: GoBinary, matched: Matched, one: Probed) -> None:
     """Computes the file offsets. Raises ElfError if there is none for decisions; the others are optional."""
     problems, decisions = list[str](), 0
     locks = dict[str, int | None]()
-    for function, candidates in mine.functions:
+    for function, candidates in matched.functions:
         try:
-            declared = chosen(binary, function, candidates, mine.copies, locks, one.library_version)
+            declared = chosen(binary, function, candidates, matched.copies, locks, one.library_version)
             entry, places = _paths(binary, function)
         except ElfError as error:
             problems.append(f"{candidates[0].loses} are not seen: {error}")
             continue
         decisions += declared.role == "decision"
         one.sites += [(declared.entry, [entry]), *([(declared.end, places)] if declared.end else [])]
-    if mine.inlined and not decisions:
-        one.remedy = f"build it with -gcflags={mine.packages[0]}=-l, and without -pgo"
-        raise ElfError(f"{', '.join(mine.inlined)} is inlined wherever it is called, so nothing can be probed")
-    if problems and mine.copies:
+    if matched.inlined and not decisions:
+        one.remedy = f"build it with -gcflags={matched.packages[0]}=-l, and without -pgo"
+        raise ElfError(f"{', '.join(matched.inlined)} is inlined wherever it is called, so nothing can be probed")
+    if problems and matched.copies:
         unsure = any("not certain" in problem for problem in problems)
         one.remedy = (
             f"declare its function in limiter_functions{', or build it optimised (no -N, no -race)' if unsure else ''}"

@@ -170,7 +170,7 @@ def _jump(jump: dict[str, Any] | None) -> str:
         if jump["boot_id"] == boot_id()
         else "before this boot"
     )
-    who = (
+    actor = (
         f"{jump['comm']} pid {jump['pid']} ({jump['via']})"
         if jump["pid"]
         else "the kernel, leap second"
@@ -179,7 +179,7 @@ def _jump(jump: dict[str, Any] | None) -> str:
     )
     return (
         f"{direction} by {duration(abs(jump['size_ns']))}, {ago} ({cell('wall_ns', jump['wall_ns'])},"
-        f" {cell('t_ns', jump['t_ns'])}), by {who}"
+        f" {cell('t_ns', jump['t_ns'])}), by {actor}"
     )
 
 

@@ -49,10 +49,9 @@ def rows(store: str) -> list[dict[str, Any]]:
     with opened(store, ["clock_daemon", "clock_offset"]) as source:
         if not source.boots:
             return []
-        mine = Where("boot_id", "=", source.boots[-1])
-        read_ns = source.rows(Question("clock_offset", where=(mine,), values=(GroupValue("last_ns", "max", "t_ns"),)))[
-            0
-        ]["last_ns"]
+        boot = Where("boot_id", "=", source.boots[-1])
+        newest = Question("clock_offset", where=(boot,), values=(GroupValue("last_ns", "max", "t_ns"),))
+        read_ns = source.rows(newest)[0]["last_ns"]
         if read_ns is None:
             return []
         recent = Where("t_ns", ">=", read_ns - _RECENT_NS)
@@ -60,7 +59,7 @@ def rows(store: str) -> list[dict[str, Any]]:
             Question(
                 "clock_daemon",
                 _COLUMNS,
-                (mine, recent, Where("kind", "in", _KINDS)),
+                (boot, recent, Where("kind", "in", _KINDS)),
                 latest=("daemon", "kind", "source"),
             )
         )

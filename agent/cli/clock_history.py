@@ -140,23 +140,20 @@ def _series(source: RowSource, boot: str, history: History, at: np.ndarray) -> C
     from agent.ask.question import GroupValue, Question, Where
     from agent.cli.clock_series import NAMED, ClockSeries, WallStep, furthest, unwatched
 
-    mine = Where("boot_id", "=", boot)
-    found = source.integers(Question("clock_offset", ("t_ns",), (mine,), order=("t_ns",)))
+    in_boot = Where("boot_id", "=", boot)
+    found = source.integers(Question("clock_offset", ("t_ns",), (in_boot,), order=("t_ns",)))
     t = found["t_ns"]
     if len(t) < 2 or t[0] == t[-1]:
         return None
-    s, host = (
-        history.segments,
-        source.rows(Question("clock_offset", where=(mine,), within=False, values=(GroupValue("host", "max", "host"),)))[
-            0
-        ]["host"],
-    )
+    s = history.segments
+    hosts = Question("clock_offset", where=(in_boot,), within=False, values=(GroupValue("host", "max", "host"),))
+    host = source.rows(hosts)[0]["host"]
     shown = at[s.start_ns[at] <= t[-1]]
     jumped = shown[1:][(s.start_ns[shown[1:]] >= t[0])]
     size = s.real_boot_ns[jumped] - s.real_boot_ns[jumped - 1]
     jumped, size = jumped[size != 0], size[size != 0]
     named = np.argsort(-np.abs(size), kind="stable")[:NAMED]
-    actors = {row["t_ns"]: who(row) for row in _rows(source, boot, history, np.sort(jumped[named]))}
+    actors = {row["t_ns"]: actor_of(row) for row in _rows(source, boot, history, np.sort(jumped[named]))}
     drawn = np.union1d(furthest(s.start_ns[jumped], size), named)
     steps = [
         WallStep(start, by, actors.get(start, ""), start + offset)
@@ -183,7 +180,7 @@ def _series(source: RowSource, boot: str, history: History, at: np.ndarray) -> C
     )
 
 
-def who(row: dict[str, Any]) -> str:
+def actor_of(row: dict[str, Any]) -> str:
     if not row["pid"]:
         return "by whom was not seen"
     return f"{printable(row['comm'] or '')} {row['pid']}" + (

@@ -161,8 +161,8 @@ def _culprit(row: dict[str, Any]) -> str:
     from agent.correlate.words import process
 
     pid, comm, what = (row.get(f"culprit_{name}") for name in ("pid", "comm", "object"))
-    who = process(comm or "", pid) if comm or pid is not None else ""
-    return ", ".join(part for part in (who, what) if part)
+    culprit = process(comm or "", pid) if comm or pid is not None else ""
+    return ", ".join(part for part in (culprit, what) if part)
 
 
 def _todo(row: dict[str, Any]) -> str:

@@ -232,7 +232,7 @@ def times(source: RowSource, row: dict[str, Any], *, people: bool = False) -> di
 def show(
     rows: Sequence[dict[str, Any]], fmt: str, extra: dict[str, Any] | None = None, text_of: Sequence[str] = SHOWN
 ) -> None:
-    """Prints findings in the given format. extra: further members of the JSON document. told: the columns of the table
+    """Prints findings in the given format. extra: further members of the JSON document. text_of: columns of the table
     format.
     """
     from agent.ask.names import columns

@@ -54,9 +54,9 @@ def _least(name: str, of: Sequence[str]) -> int:
     return max(len(name), max((len(word) for cell in of for word in cell.split()), default=1))
 
 
-def lines(cells_: Mapping[str, str], sizes: Mapping[str, int], right: frozenset[str]) -> list[str]:
+def lines(texts: Mapping[str, str], sizes: Mapping[str, int], right: frozenset[str]) -> list[str]:
     """One row, in as many lines as its longest cell needs."""
-    parts = {n: wrapped(cells_[n], size, "", "") for n, size in sizes.items()}
+    parts = {n: wrapped(texts[n], size, "", "") for n, size in sizes.items()}
     out = []
     for i in range(max(map(len, parts.values()))):
         part = {n: parts[n][i] if i < len(parts[n]) else "" for n in sizes}

@@ -162,7 +162,7 @@ def _listed(since: str, known: bool, fmt: str, store: str) -> None:
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:
     """The row as a screen shows it."""
-    who = [
+    owner = [
         row["limiter_id"],
         *([f"pid {row['pid']}"] if row["pid"] is not None else []),
         *([row["told"]] if row["told"] != "exact" else []),
@@ -178,7 +178,7 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
         **{short: row[name] for name, short in _SHOWN.items()},
         "per_s": rate,
         "version": version,
-        "limiter_id": ", ".join(who),
+        "limiter_id": ", ".join(owner),
     }
 
 

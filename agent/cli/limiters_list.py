@@ -102,9 +102,9 @@ def _join(source: RowSource, rows: list[dict[str, Any]], *where: Where) -> None:
             of.setdefault((*member[:-1], name), []).append(places)
     for row in rows:
         name = row["limiter_id"]
-        mine = of.get((*(row[column] for column in _PROCESS), name), [])
-        row["also_asked_by"] = sorted({other for places in mine for other in places} - {name})
-        row["others_units"] = sum(sum(places.values()) - places[name] for places in mine)
+        members = of.get((*(row[column] for column in _PROCESS), name), [])
+        row["also_asked_by"] = sorted({other for places in members for other in places} - {name})
+        row["others_units"] = sum(sum(places.values()) - places[name] for places in members)
 
 
 def _decisions(*where: Where) -> Question:

@@ -308,8 +308,8 @@ def _window(source: RowSource, pattern: str | None) -> tuple[str, int, int]:
             exit_code=NO_ROWS,
         )
     boot = spans[-1]["boot_id"]
-    mine = [one for one in spans if one["boot_id"] == boot]
-    return boot, min(one["first"] for one in mine), max(one["last"] for one in mine)
+    in_boot = [one for one in spans if one["boot_id"] == boot]
+    return boot, min(one["first"] for one in in_boot), max(one["last"] for one in in_boot)
 
 
 def _what_if(

@@ -59,11 +59,11 @@ def series(source: RowSource, limiter_id: str, *where: Where) -> LimiterSeries |
     from agent.ask.question import Where as Condition
     from agent.columns import NULL_I64
 
-    mine = (Condition("limiter_id", "=", limiter_id), *where)
+    conditions = (Condition("limiter_id", "=", limiter_id), *where)
     spans = source.rows(
         Question(
             "limiter_decision",
-            where=mine,
+            where=conditions,
             group=("boot_id",),
             order=("boot_id",),
             values=(GroupValue("first", "min", "t_ns"), GroupValue("last", "max", "t_ns")),
@@ -72,9 +72,9 @@ def series(source: RowSource, limiter_id: str, *where: Where) -> LimiterSeries |
     if not spans:
         return None
     boot, first, last = (spans[-1][name] for name in ("boot_id", "first", "last"))
-    mine = (*mine, Condition("boot_id", "=", boot))
+    conditions = (*conditions, Condition("boot_id", "=", boot))
     every = max(_LEAST_NS, -(-(last - first + 1) // PIECES))
-    pieces = _pieces(source, mine, first, every)
+    pieces = _pieces(source, conditions, first, every)
     wall = int(source.wall(boot, np.array([last], np.int64))[0])
     wall_ns = 0 if wall == NULL_I64 else wall - last
     return LimiterSeries(
@@ -85,7 +85,7 @@ def series(source: RowSource, limiter_id: str, *where: Where) -> LimiterSeries |
         wall_ns,
         pieces,
         _jumps(source, boot, first, last),
-        _members(source, mine),
+        _members(source, conditions),
     )
 
 

@@ -63,13 +63,13 @@ def lines_of(profiles: Sequence[Mapping[str, Any]], start_ns: int, wrap: Wrap) -
 
     lines: list[str] = []
     for profile in profiles:
-        who = f"{profile['comm']} pid {profile['pid']}"
+        subject = f"{profile['comm']} pid {profile['pid']}"
         took = duration(profile["interval_ns"] or 0)
         begun = profile["begun_ns"] - start_ns
         after = f"{'-' if begun < 0 else '+'}{duration(abs(begun))}"
         state = "" if profile["state"] == "done" else f", {profile['state']}"
         why = f"; {profile['reason']}" if profile["reason"] else ""
-        lines += ["", *wrap(f"On-demand profile of {who}, for {took} from {after} on{state}{why}", "", 2)]
+        lines += ["", *wrap(f"On-demand profile of {subject}, for {took} from {after} on{state}{why}", "", 2)]
         for table, lines_of_table in _LINES_OF.items():
             for text, hang in lines_of_table(profile.get(table) or []):
                 lines += wrap(text, " " * hang, hang + 2)
@@ -159,10 +159,10 @@ def _locks(rows: Sequence[Mapping[str, Any]]) -> Lines:
     from agent.cli.cells import duration
 
     for row in [row for row in rows if row["sum_ns"] >= 1_000_000][:_ENTRIES]:
-        who = "answering a SYN" if row["path"] == "handshake" else row["comm"]
+        path = "answering a SYN" if row["path"] == "handshake" else row["comm"]
         yield (
             (
-                f"{who}: {duration(row['sum_ns'])} waiting for a lock of the kernel's, {row['lock']} ({row['kind']}),"
+                f"{path}: {duration(row['sum_ns'])} waiting for a lock of the kernel's, {row['lock']} ({row['kind']}),"
                 f" {_times(row['count'], 'time')}, for up to {duration(row['max_ns'])}"
             ),
             2,

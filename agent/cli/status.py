@@ -126,10 +126,10 @@ def _human(d: dict[str, Any]) -> None:
         output.echo(f"  {p['probe']:<12} {p['state']}" + (f": {p['reason']}" if p["reason"] else ""))
         if p["remedy"]:
             output.echo(f"  {'':<12} try: {p['remedy']}")
-    for row_ in d["programs"]:
-        output.echo(f"  {row_['probe']:<12} {row_['state']}: {row_['reason']}")
-        if row_["remedy"]:
-            output.echo(f"  {'':<12} try: {row_['remedy']}")
+    for entry in d["programs"]:
+        output.echo(f"  {entry['probe']:<12} {entry['state']}: {entry['reason']}")
+        if entry["remedy"]:
+            output.echo(f"  {'':<12} try: {entry['remedy']}")
     if d["helper"] != "running":
         output.echo(f"helper  {d['helper']}")
     for failing in d["sources"]:
@@ -147,15 +147,15 @@ def _human(d: dict[str, Any]) -> None:
     if costs := dearest(d.get("rules", [])):
         output.echo(f"diagnosis  {costs}")
     output.echo(f"on-demand profile  {profiles(d.get('investigation') or {})}")
-    for row_ in d["time_daemons"]:
-        of = f" of {row_['source']}" if row_["source"] else ""
+    for entry in d["time_daemons"]:
+        of = f" of {entry['source']}" if entry["source"] else ""
         offset = (
             ""
-            if row_["offset_ns"] is None
-            else f", offset {cell('offset_ns', row_['offset_ns'])}, bound {cell('distance_ns', row_['distance_ns'])}"
+            if entry["offset_ns"] is None
+            else f", offset {cell('offset_ns', entry['offset_ns'])}, bound {cell('distance_ns', entry['distance_ns'])}"
         )
         output.echo(
-            f"{row_['daemon']}  {row_['state']}{of}{offset}" + (f": {row_['reason']}" if row_["reason"] else "")
+            f"{entry['daemon']}  {entry['state']}{of}{offset}" + (f": {entry['reason']}" if entry["reason"] else "")
         )
     output.echo("rows  " + (", ".join(f"{n} {t}" for t, n in sorted(d["rows"].items())) or "none yet"))
     output.echo(

@@ -209,8 +209,8 @@ class Trial:
                 """Rows are made where they are shown."""
             records, self._records[:] = list(self._records), []
             for some in records:
-                if len(mine := some[some["proc"]["pid"] == self.process.pid]):
-                    yield mine
+                if len(selected := some[some["proc"]["pid"] == self.process.pid]):
+                    yield selected
             if not records:
                 if self.process.gone:
                     return

@@ -26,7 +26,7 @@ _ENOUGH, _REMEMBERED = 5, 64
 
 
 class TrialChecks:
-    """told: the problems reported so far, each once."""
+    """reported: the problems reported so far, each once."""
 
     def __init__(self, declarations: Declarations, functions: Iterable[OwnFunction]) -> None:
         self.reported: list[str] = []
@@ -39,10 +39,10 @@ class TrialChecks:
         """New problems in these records."""
         found = []
         for number, one in self._known:
-            mine = records[records["library"] == number]
-            mine = np.concatenate([self._first[number], mine]) if number in self._first else mine
-            self._first[number] = mine[:_REMEMBERED]
-            found += self._new(one, mine, len(mine) >= _ENOUGH)
+            of_function = records[records["library"] == number]
+            of_function = np.concatenate([self._first[number], of_function]) if number in self._first else of_function
+            self._first[number] = of_function[:_REMEMBERED]
+            found += self._new(one, of_function, len(of_function) >= _ENOUGH)
         return found
 
     def rest(self) -> list[str]:

@@ -70,28 +70,25 @@ class WatchedTimes(NamedTuple):
 
 
 class WallLine:
-    """The wall clock, cut at all ends of segments. may_from: the earliest start of each segment, CLOCK_BOOTTIME.
-
-    The first segment starts at the boot.
-    """
+    """The wall clock, cut at all ends of segments. The first segment starts at the boot."""
 
     def __init__(self, s: Segments) -> None:
         offset = s.real_boot_ns
         begin = np.append(0, s.start_ns[1:]) + offset
-        may = np.append(0, s.known_ns[:-1]) + offset
+        earliest = np.append(0, s.known_ns[:-1]) + offset
         end = s.start_ns[1:] + offset[:-1]
         seen = np.append(s.start_ns[:1] + offset[:1], s.known_ns[:-1] + offset[:-1])  # where error bounds change
-        edges = np.sort(np.concatenate([[_FIRST + offset[0]], begin, may, end, seen]))
+        edges = np.sort(np.concatenate([[_FIRST + offset[0]], begin, earliest, end, seen]))
         self.edges = edges[np.append(True, np.diff(edges) != 0)]  # np.unique takes ten times as long
         self.index, pieces = Pieces(self.edges), len(self.edges)
         self.begin, self.end = np.searchsorted(self.edges, begin), np.append(np.searchsorted(self.edges, end), pieces)
-        may = np.searchsorted(self.edges, may)
+        earliest = np.searchsorted(self.edges, earliest)
         #: The first and last segment that held at each piece, and the first and last that may have held.
         self.held = covering(self.begin, self.end, pieces)
-        self.may_have = self.held if (self.begin == may).all() else covering(may, self.end, pieces)
+        self.may_have = self.held if (self.begin == earliest).all() else covering(earliest, self.end, pieces)
         #: The first segment that ended before each piece, if the next one cannot have begun before that end.
-        self.left_out = covering(self.end[:-1], may[1:], pieces)[0]
-        self.first_may = int(self.edges[may[1:].min()]) if len(end) else _NEVER
+        self.left_out = covering(self.end[:-1], earliest[1:], pieces)[0]
+        self.first_may = int(self.edges[earliest[1:].min()]) if len(end) else _NEVER
 
 
 class ToWall:

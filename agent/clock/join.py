@@ -30,7 +30,7 @@ _SETTOD_MOST_NS = (9_223_372_036 - 30 * 365 * 86_400) * _SECOND_NS
 
 @dataclass
 class Join:
-    """The state of the clocks, and the records that wait. ``start`` sets the state.
+    """The state of the clocks, starting at ``reading`` and ``timex``, and the records that wait.
 
     late: number of records that came after the row of their call.
     """

@@ -83,7 +83,7 @@ def _lowest(begin: np.ndarray, end: np.ndarray, pieces: int, number: np.ndarray)
         halved = out.copy()
         np.minimum(out[half:], out[:-half], out=halved[half:])
         out = halved
-        mine = some[level == k]
-        np.minimum.at(out, begin[mine], number[mine])
-        np.minimum.at(out, end[mine] - half, number[mine])
+        at_level = some[level == k]
+        np.minimum.at(out, begin[at_level], number[at_level])
+        np.minimum.at(out, end[at_level] - half, number[at_level])
     return out

@@ -81,21 +81,21 @@ def work(t_ns: int, stat: bytes) -> Work:
     )
 
 
-def paused(mine: tuple[int, int], late: tuple[int, int], earlier: Work, before: Work, after: Work) -> Gap | None:
+def paused(agent: tuple[int, int], late: tuple[int, int], earlier: Work, before: Work, after: Work) -> Gap | None:
     """The pause of the machine, or None.
 
-    mine: when the agent last ran, and ran again. late: when the watch wanted to run, and could. All CLOCK_BOOTTIME ns.
+    agent: when the agent last ran, and ran again. late: when the watch wanted to run, and could. All CLOCK_BOOTTIME ns.
     earlier, before: two measurements before the pause; after: one after it.
     """
-    length, window = mine[1] - mine[0] - _SLEEP_NS // 2, after.t_ns - before.t_ns
-    if mine[1] - mine[0] < PAUSE_NS or min(mine[1], late[1]) - max(mine[0], late[0]) < PAUSE_NS // 2:
+    length, window = agent[1] - agent[0] - _SLEEP_NS // 2, after.t_ns - before.t_ns
+    if agent[1] - agent[0] < PAUSE_NS or min(agent[1], late[1]) - max(agent[0], late[0]) < PAUSE_NS // 2:
         return None
     if after.busy_ns - before.busy_ns > (window - length) * (os.cpu_count() or 1) + length // 2:
         return None
     pace = (before.switches - earlier.switches) / max(before.t_ns - earlier.t_ns, 1)
     if after.switches - before.switches > pace * (window - length / 2):
         return None
-    return Gap(mine[1], length, _SLEEP_NS // 2, after.stolen_ns - before.stolen_ns)
+    return Gap(agent[1], length, _SLEEP_NS // 2, after.stolen_ns - before.stolen_ns)
 
 
 def vm_life(page: bytes) -> tuple[int, int] | None:
@@ -135,12 +135,12 @@ class Watcher:
         """Stores the CPUs' work until now, for later comparison."""
         self._work_before, self._work = self._work, self._worked(t_ns)
 
-    def paused(self, now_ns: int, mine: tuple[int, int], late: tuple[int, int]) -> Gap | None:
+    def paused(self, now_ns: int, agent: tuple[int, int], late: tuple[int, int]) -> Gap | None:
         """The function ``paused``, with the work until now."""
         after = self._worked(now_ns)
         if self._work is None or self._work_before is None or after is None:
             return None
-        return paused(mine, late, self._work_before, self._work, after)
+        return paused(agent, late, self._work_before, self._work, after)
 
     def switched(self) -> tuple[str, str] | None:
         """The clocksources before and after, if it changed since the last call."""

@@ -39,8 +39,8 @@ class Slope:
         self._restart(0, 0)
 
     def _restart(self, t_ns: int, err_ns: int) -> None:
-        """sums: up and down. since: when each sum was last zero, and the error bound of that reading. settling: number,
-        duration and drift of the intervals after an alarm.
+        """Starts again. _sums: up and down. _since: when each sum was last zero, and the error bound of that reading.
+        _settling: number, duration and drift of the intervals after an alarm.
         """
         self._sums = [0.0, 0.0]
         self._since = [(t_ns, err_ns), (t_ns, err_ns)]

@@ -56,11 +56,11 @@ def _namespace(directory: Path, which: str) -> int | None:
 
 def require_host() -> None:
     """Raises AgentError if this process's clocks are not the host's, which the kernel programs read."""
-    mine = of("self")
-    if any(mine):
+    offsets = of("self")
+    if any(offsets):
         raise AgentError(
             "tickscope runs in a time namespace",
-            why=words(mine),
+            why=words(offsets),
             remedy="run it in the host's: nsenter --time=/proc/1/ns/time tickscope run",
             exit_code=PRIVILEGE,
         )

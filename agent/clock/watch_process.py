@@ -228,13 +228,13 @@ def start(child: Child, notices: socket.socket, uid: int, gid: int) -> WatchProc
     """Makes a child that runs ``first.serve`` the watch, which drops all privileges. notices: the listening socket,
     owned by the WatchProcess from then on. Raises OSError.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    agent_end, watch_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     reports, report = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     reports.setblocking(False)
     heartbeat = Heartbeat.new()
     sock, pid = child
     with sock:
         socket.send_fds(
-            sock, [BEGIN.pack(uid, gid)], [theirs.fileno(), notices.fileno(), report.fileno(), heartbeat.fd]
+            sock, [BEGIN.pack(uid, gid)], [watch_end.fileno(), notices.fileno(), report.fileno(), heartbeat.fd]
         )
-    return WatchProcess(pid, ours, reports, _Ends(theirs, report), notices, heartbeat)
+    return WatchProcess(pid, agent_end, reports, _Ends(watch_end, report), notices, heartbeat)

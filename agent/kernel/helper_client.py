@@ -265,18 +265,18 @@ class Helper:
         if self._sent is not None:
             raise BlockingIOError(errno.EAGAIN, "the helper is busy")
 
-        def mine(fds: list[int], error: Exception | None) -> None:
+        def marker(fds: list[int], error: Exception | None) -> None:
             """Identifies this request."""
 
         try:
-            self._send(request, mine)
+            self._send(request, marker)
         except (BrokenPipeError, ConnectionResetError):
             self._gone()
             raise
         end = time.monotonic() + limit_s
         while self._sent is not None and time.monotonic() < end:
             self._await(end)
-        found = next((one for one in self._answers if one[0] is mine), None)
+        found = next((one for one in self._answers if one[0] is marker), None)
         if found is None:
             if self.alive:
                 self._give_up()

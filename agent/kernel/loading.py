@@ -22,14 +22,14 @@ class LoaderProcess:
     """``socket``: the parent's end of a SOCK_SEQPACKET pair. Raises OSError if it cannot be started."""
 
     def __init__(self) -> None:
-        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(TIMEOUT_S)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         script = Path(__file__).with_name("loader.py")
-        with theirs, sheltered():
+        with child_end, sheltered():
             self._process = subprocess.Popen(
-                [SYSTEM_PYTHON, "-I", str(script), str(theirs.fileno()), str(os.getpid())],
-                pass_fds=[theirs.fileno()],
+                [SYSTEM_PYTHON, "-I", str(script), str(child_end.fileno()), str(os.getpid())],
+                pass_fds=[child_end.fileno()],
                 stdin=subprocess.DEVNULL,
             )
 

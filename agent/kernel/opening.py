@@ -162,7 +162,7 @@ def digest(fds: list[int]) -> bytes:
     for i, fd in enumerate(fds):
         size = os.fstat(fd).st_size
         if size > DIGEST_BYTES and not i:
-            raise OSError(errno.EFBIG, "too large to be told apart by its content")
+            raise OSError(errno.EFBIG, "too large to be compared by its content")
         content.update(struct.pack("<Q", size))
         for at in (0, max(size - _PART, 0)) if i else range(0, size, _PART):
             content.update(os.pread(fd, _PART, at))

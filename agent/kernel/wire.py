@@ -122,28 +122,28 @@ class _Plan(NamedTuple):
 @cache
 def _plan(dtype: np.dtype[np.void], table: str) -> _Plan:
     declared = TABLES[table]
-    leaves_ = {name: (base, offset) for name, base, offset in _leaves(dtype)}
+    leaf_of = {name: (base, offset) for name, base, offset in _leaves(dtype)}
     flat = np.dtype(
         {
-            "names": list(leaves_),
-            "formats": [base for base, _ in leaves_.values()],
-            "offsets": [offset for _, offset in leaves_.values()],
+            "names": list(leaf_of),
+            "formats": [base for base, _ in leaf_of.values()],
+            "offsets": [offset for _, offset in leaf_of.values()],
             "itemsize": dtype.itemsize,
         }
     )
-    columns = [name for name in leaves_ if name in declared.by_name]
+    columns = [name for name in leaf_of if name in declared.by_name]
     whole = dtype.itemsize % 8 == 0
     words = tuple(
         name
         for name in columns
-        if whole and declared.by_name[name].kind == "i64" and leaves_[name][0] == "<u8" and name not in _PIDS
+        if whole and declared.by_name[name].kind == "i64" and leaf_of[name][0] == "<u8" and name not in _PIDS
     )
     return _Plan(
         flat,
         words,
-        [leaves_[name][1] // 8 for name in words],
+        [leaf_of[name][1] // 8 for name in words],
         tuple(name for name in columns if name not in words),
-        "peer" in declared.by_name and "daddr" in leaves_ and "dport" in leaves_,
+        "peer" in declared.by_name and "daddr" in leaf_of and "dport" in leaf_of,
     )
 
 

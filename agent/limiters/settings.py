@@ -101,11 +101,11 @@ def read_salt(path: str) -> bytes:
     except OSError as error:
         raise AgentError(what, why=str(error.strerror), remedy=_REMEDY, exit_code=USAGE) from error
     if found.st_mode & 0o077 or found.st_uid:
-        who = (
+        problem = (
             f"its owner is {found.st_uid} and its mode {stat.S_IMODE(found.st_mode):04o}, and with the salt hashed keys"
             " can be guessed"
         )
-        raise AgentError(what, why=who, remedy=f"chown root {path}; chmod 600 {path}", exit_code=USAGE)
+        raise AgentError(what, why=problem, remedy=f"chown root {path}; chmod 600 {path}", exit_code=USAGE)
     salt = data.strip()
     if not LEAST_SALT <= len(salt) <= MOST_SALT:
         raise AgentError(what, why=f"a salt has {LEAST_SALT} to {MOST_SALT} bytes", remedy=_REMEDY, exit_code=USAGE)

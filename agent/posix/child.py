@@ -20,18 +20,18 @@ def fork(name: str, serve: Callable[[socket.socket, int], object]) -> Child:
     The child closes all other descriptors above stderr. It ignores Ctrl-C and the like, which the parent handles. If
     ``serve`` raises, the child prints that on stderr and exits with 1.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent, pid = os.getpid(), os.fork()
     if pid:
-        theirs.close()
-        return ours, pid
+        child_end.close()
+        return parent_end, pid
     status = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        privilege.keep_only(theirs.fileno())
+        privilege.keep_only(child_end.fileno())
         privilege.set_name(name)
-        serve(theirs, parent)
+        serve(child_end, parent)
         status = 0
     except ConnectionError:
         status = 0  # the parent has ended, and reports it

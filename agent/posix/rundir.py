@@ -89,10 +89,10 @@ class RunDirectory:
             )
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)  # a full backlog means that a process has it
-            who = ""
+            owner = ""
             try:
                 probe.connect(self._at(name))
-                who = (
+                owner = (
                     " (pid"
                     f" {int.from_bytes(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], 'little')})"
                 )
@@ -109,7 +109,7 @@ class RunDirectory:
             except OSError:  # of another type, and in use
                 pass
         raise AgentError(
-            f"another agent is running{who}",
+            f"another agent is running{owner}",
             why=f"it holds {path}",
             exit_code=UNREACHABLE,
             remedy="stop it, or set TICKSCOPE_RUN_DIR and --store for a second one",

@@ -57,7 +57,7 @@ CHECK_S = 0.2
 _HELD_UP_S = 2.0
 #: If this many ended processes are still there, no further one is started.
 _MOST_ENDING = 4
-_REMEDY = "see what it said on stderr; restart tickscope"
+_REMEDY = "see its message on stderr; restart tickscope"
 #: Variables that a child inherits; others may hold secrets.
 _PASSED = ("PATH", "MALLOC_ARENA_MAX", "SSL_CERT_FILE", "SSL_CERT_DIR")
 P = ParamSpec("P")
@@ -158,14 +158,14 @@ def spawn_with_settings(
         file = held.enter_context(open(memory, "w+b", buffering=0))
         file.write(json.dumps(settings).encode())
         file.seek(0)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        held.enter_context(theirs)
-        fds = theirs.fileno(), file.fileno()
+        parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        held.enter_context(child_end)
+        fds = child_end.fileno(), file.fileno()
         try:
-            ours.setblocking(False)
-            return spawn(module, *fds, os.getpid(), *more, fds=(*fds, *more)), ours
+            parent_end.setblocking(False)
+            return spawn(module, *fds, os.getpid(), *more, fds=(*fds, *more)), parent_end
         except OSError:
-            ours.close()
+            parent_end.close()
             raise
 
 
@@ -426,7 +426,7 @@ def begun(name: str, start: Callable[Concatenate[Child, P], T], child: Child, *a
             f"the agent's process {name} (pid {child[1]}) ended before it could begin",
             why="it closed its socket" if code is None else f"killed by {how(code)}" if code < 0 else how(code),
             remedy=(
-                "free memory or raise the service's MemoryMax= where it was killed, then start tickscope again; what it"
-                " said itself stands above"
+                "free memory or raise the service's MemoryMax= if it was killed, then start tickscope again; its own"
+                " message is above"
             ),
         ) from error

@@ -291,7 +291,7 @@ class RedisWire(Stating, Finishing, Due):
             "ports": sorted(self.ports),
             "decisions": self.decisions,
             "requests_seen": int(self._switch["asked"][0]),
-            "requests_read": int(self._switch["told"][0]),
+            "requests_read": int(self._switch["sent"][0]),
             "segments_cut": int(self._switch["cut"][0]),
             "segments_in_tls": int(self._switch["encrypted"][0]),
             "unknown_scripts": self._reader.unknown.rows() if self._reader else [],

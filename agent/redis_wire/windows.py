@@ -67,7 +67,7 @@ def stamped(command: bytes, key: bytes) -> re.Match[bytes] | None:
 
 class Windows:
     """Keeps, by server: which key prefixes are windows, and their length; which keys a SET created with an expiry;
-    which prefixes of these were counted, and by what command. units: of Envoy's keys, without their second, the window
+    which prefixes of these were counted, and by what command. _units: of Envoy's keys, without their second, the window
     in s.
     """
 

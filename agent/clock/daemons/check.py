@@ -83,11 +83,11 @@ class Consistency:
             worst = max(known, key=lambda old: _apart(old, claim)[0] - _apart(old, claim)[1])
             out += self._compare(b, "raw", worst, claim)
         known.append(claim)
-        for server, theirs in list(self._servers.items()):
-            if claim.t_ns - theirs.t_ns > WINDOW_NS:
+        for server, earlier in list(self._servers.items()):
+            if claim.t_ns - earlier.t_ns > WINDOW_NS:
                 del self._servers[server]
                 continue
-            out += self._compare(b, server, self._alongside(theirs, b.daemon, claim), claim)
+            out += self._compare(b, server, self._alongside(earlier, b.daemon, claim), claim)
         return out
 
     def _server(self, b: DaemonReport) -> list[DaemonReport]:
@@ -114,19 +114,19 @@ class Consistency:
         later = t_ns - claim.t_ns
         return claim.phase_ns + freq * later // 10**9, claim.slack_ns + skew * later // 10**9
 
-    def _alongside(self, theirs: Claim, daemon: str, own: Claim) -> Claim:
+    def _alongside(self, earlier: Claim, daemon: str, own: Claim) -> Claim:
         """A server's claim at the daemon's frequency."""
-        return Claim(theirs.t_ns, theirs.utc_raw_ns, theirs.bound_ns, *self._carried(daemon, own, theirs.t_ns))
+        return Claim(earlier.t_ns, earlier.utc_raw_ns, earlier.bound_ns, *self._carried(daemon, own, earlier.t_ns))
 
-    def _compare(self, b: DaemonReport, against: str, theirs: Claim, own: Claim) -> list[DaemonReport]:
-        apart, bound = _apart(theirs, own)
+    def _compare(self, b: DaemonReport, against: str, earlier: Claim, own: Claim) -> list[DaemonReport]:
+        apart, bound = _apart(earlier, own)
         agrees = apart <= bound
         before = self._agreed.get((b.daemon, against))
         self._agreed[b.daemon, against] = agrees
         if agrees and before:
             return []
-        differs = _differ(theirs, own)
-        seconds = abs(own.t_ns - theirs.t_ns) / 1e9
+        differs = _differ(earlier, own)
+        seconds = abs(own.t_ns - earlier.t_ns) / 1e9
         other = f"its own of {seconds:.0f} s ago, carried on by MONOTONIC_RAW" if against == "raw" else f"{against}'s"
         words = (
             f"{b.daemon}'s time {'agrees with' if agrees else 'contradicts'} {other}: {differs / 1e6:+.3f} ms apart,"

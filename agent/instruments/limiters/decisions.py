@@ -37,8 +37,8 @@ def unnamed(records: np.ndarray) -> np.ndarray:
 
 def at_once(records: np.ndarray, called: Called) -> list[Batch]:
     """Rows of decisions that do not sleep, in the same order; limiter_waits.py decodes the others."""
-    mine = only(records, (records["asleep"] | records["woke"]) == 0)
-    return [Batch("limiter_decision", decided(mine, called))] if len(mine) else []
+    awake = only(records, (records["asleep"] | records["woke"]) == 0)
+    return [Batch("limiter_decision", decided(awake, called))] if len(awake) else []
 
 
 def keys(texts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -74,8 +74,8 @@ def decided(records: np.ndarray, called: Called) -> np.ndarray:
     rows["sample_rate"] = 1 / np.maximum(r["every"], 1).astype(np.float64)
     for library in np.unique(r["library"]).tolist():
         name, one = libraries[library]
-        mine = r["library"] == library
-        rows["library"][mine] = name.encode()[:48]
-        for column, values in one.read(only(r, mine)).items():
-            rows[column][mine] = values
+        of_library = r["library"] == library
+        rows["library"][of_library] = name.encode()[:48]
+        for column, values in one.read(only(r, of_library)).items():
+            rows[column][of_library] = values
     return rows

@@ -159,8 +159,11 @@ class GoLimiters(Due):
     def feed(self, records: np.ndarray) -> None:
         """Takes records of ``struct limiter_decision``."""
         for one in self.binaries.values():
-            if one.sampled and len(mine := only(records, (records["binary"] == one.number) & (records["every"] != 1))):
-                one.window.append(mine)
+            if not one.sampled:
+                continue
+            of_window = (records["binary"] == one.number) & (records["every"] != 1)
+            if of_window.any():
+                one.window.append(only(records, of_window))
 
     def drain(self, now_ns: int) -> Iterator[Batch]:
         news, self._news = self._news, []

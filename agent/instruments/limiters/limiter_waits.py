@@ -49,9 +49,9 @@ class Waits(Finishing):
 
     def feed(self, records: np.ndarray) -> None:
         """Takes records of ``struct limiter_decision``."""
-        mine = only(records, (records["asleep"] | records["woke"]) != 0)
-        if len(mine):
-            self._new.append(mine)
+        sleeping = only(records, (records["asleep"] | records["woke"]) != 0)
+        if len(sleeping):
+            self._new.append(sleeping)
 
     def fds(self) -> list[int]:
         return []
@@ -106,8 +106,8 @@ class Waits(Finishing):
     def _status(self, now_ns: int) -> Batch:
         more, self._early_reported, self._reported_ns = self.early - self._early_reported, self.early, now_ns
         reason = (
-            f"{more} waits are told as delayed though they have not ended: more than {MOST} sleep at once, so it is not"
-            " seen who gives up"
+            f"{more} waits are reported as delayed although they have not ended: more than {MOST} sleep at once, so"
+            " callers that give up are not seen"
         )
         return make(
             "probe_status",

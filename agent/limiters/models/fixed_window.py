@@ -52,9 +52,9 @@ def _again(arrivals: Arrivals, limit: Limit) -> np.ndarray:
                 used = {at: u for at, u in used.items() if last[at] + kept > before}
             before = now
             at = now // length
-            mine = used[at] = used.get(at, 0.0) + n
+            used_now = used[at] = used.get(at, 0.0) + n
             last[at] = now
-            out[i] = mine <= count
+            out[i] = used_now <= count
             i += 1
     return np.frombuffer(out, np.bool_)
 

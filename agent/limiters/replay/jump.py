@@ -117,11 +117,11 @@ class Decisions:
         found = [self._replay(self._by_limiter[begin : begin + n], jump, reach_ns) for begin, n in pieces]
         return [one for one in found if one is not None]
 
-    def _replay(self, mine: np.ndarray, jump: Jump, reach_ns: int | None) -> TwoClocks | None:
-        """mine: indices of one limiter's rows, in order of time."""
-        t = self._t[mine]
+    def _replay(self, indices: np.ndarray, jump: Jump, reach_ns: int | None) -> TwoClocks | None:
+        """indices: indices of one limiter's rows, in order of time."""
+        t = self._t[indices]
         at = max(int(np.searchsorted(t, jump.t_ns)) - 1, 0)
-        row = self.rows[mine[at]]
+        row = self.rows[indices[at]]
         rule = ruled(row, self.declarations)
         memory = rule.model.memory(rule.limit) if rule.model and not rule.lacking else 0
         reach = max(_LEAST_NS, _MEMORIES * memory) if reach_ns is None else reach_ns
@@ -129,8 +129,8 @@ class Decisions:
         # State that has expired before the jump need not be replayed.
         begin = jump.t_ns - max(_LEAST_NS // 6, 3 * memory)
         keep = slice(int(np.searchsorted(t, begin)), int(np.searchsorted(t, until, "right")))
-        mine = mine[keep]
-        rows = picked(self.rows, mine)
+        indices = indices[keep]
+        rows = picked(self.rows, indices)
         if not len(rows) or int(rows["t_ns"][-1]) < jump.t_ns:
             return None
         about = _About(row, rule, jump, until, rows)
@@ -140,7 +140,7 @@ class Decisions:
             return about.unknown(rule.lacking)
         return about.replayed(
             rule.model,
-            self._key[mine],
+            self._key[indices],
             memory,
             self._doubts(rows, rule, jump, memory, until),
             max(self.complete_ns, begin),
