@@ -16,16 +16,8 @@ import numpy as np
 
 from agent.kernel.syscall import attributes, bpf
 
-MAP_LOOKUP, MAP_UPDATE, MAP_DELETE, MAP_NEXT_KEY, OBJ_GET_INFO, MAP_LOOKUP_BATCH, MAP_UPDATE_BATCH, MAP_DELETE_BATCH = (
-    1,
-    2,
-    3,
-    4,
-    15,
-    24,
-    26,
-    27,
-)
+MAP_LOOKUP, MAP_UPDATE, MAP_DELETE, MAP_NEXT_KEY = 1, 2, 3, 4
+OBJ_GET_INFO, MAP_LOOKUP_BATCH, MAP_DELETE_BATCH = 15, 24, 27
 
 PROG_TEST_RUN = 10
 

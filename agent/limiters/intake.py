@@ -176,7 +176,7 @@ class Intake(Stating, Finishing, Due):
         self._reported: Counter[str] = Counter()
         self._reported_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         self._due_ns = self._messages = 0
-        self._waiting = True  # until ``_first`` finds the queues empty
+        self._waiting = True  # no message waits until ``_first`` is readable
         self._first = select.epoll()
         self._first.register(self.senders.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
 

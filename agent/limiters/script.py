@@ -1,10 +1,11 @@
-"""What a limiter in Redis is, as one declaration: which requests are its, and what their replies mean. Data.
+"""The declaration of a limiter in Redis: its requests, and the meaning of their replies. Data.
 
 A value is one place, or two with an operator between them: ``reply.1``, ``reply.0 > 0``, ``match.1 - reply``. Places:
-  reply, reply.N    the reply, its Nth element (0 is the first), as a number; nothing (nil, false) is 0, true is 1
-  arg.N, key.N      an argument behind the keys, a key, as a number
-  match.N           what the Nth group of ``key`` matched, as a number or a unit of time (minute)
-  a number
+
+reply, reply.N    the reply, its Nth element (from 0), as a number; nothing (nil, false) is 0, true is 1
+arg.N, key.N      an argument after the keys, a key, as a number
+match.N           the match of the Nth group of ``key``, as a number or a unit of time (minute)
+a number
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def confine(db: duckdb.DuckDBPyConnection, directories: Iterable[str] = ()) -> N
 
 def closed(db: duckdb.DuckDBPyConnection) -> None:
     """Closes the database, also in the middle of a result."""
-    if abort := getattr(db, "abort", None):  # from DuckDB 2 on, close fails during a query without it
+    if abort := getattr(db, "abort", None):  # from DuckDB 2 on; else the calls below fail during a query
         abort()
     db.remove_function(WALL)
     db.close()

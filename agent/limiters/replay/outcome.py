@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-QUALITIES = ("exact", "bounded", "estimated")
-
 
 @dataclass(frozen=True)
 class TwoClocks:
