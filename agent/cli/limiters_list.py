@@ -102,9 +102,9 @@ def _join(source: RowSource, rows: list[dict[str, Any]], *where: Where) -> None:
             of.setdefault((*member[:-1], name), []).append(places)
     for row in rows:
         name = row["limiter_id"]
-        members = of.get((*(row[column] for column in _PROCESS), name), [])
-        row["also_asked_by"] = sorted({other for places in members for other in places} - {name})
-        row["others_units"] = sum(sum(places.values()) - places[name] for places in members)
+        asked_places = of.get((*(row[column] for column in _PROCESS), name), [])
+        row["also_asked_by"] = sorted({other for places in asked_places for other in places} - {name})
+        row["others_units"] = sum(sum(places.values()) - places[name] for places in asked_places)
 
 
 def _decisions(*where: Where) -> Question:

@@ -122,7 +122,7 @@ def _jumps(source: RowSource, boot: str, first: int, last: int) -> list[WallStep
     import numpy as np
 
     from agent.ask.question import Question, Where
-    from agent.cli.clock_history import who
+    from agent.cli.clock_history import actor_of
 
     jumped = (
         Where("boot_id", "=", boot),
@@ -136,7 +136,7 @@ def _jumps(source: RowSource, boot: str, first: int, last: int) -> list[WallStep
         Question("clock_change", ("t_ns", "size_ns", "pid", "comm", "via"), jumped, within=False, order=("t_ns",))
     )
     walls = source.wall(boot, np.array([row["t_ns"] for row in rows], np.int64)).tolist() if rows else []
-    return [WallStep(row["t_ns"], row["size_ns"], who(row), wall) for row, wall in zip(rows, walls, strict=True)]
+    return [WallStep(row["t_ns"], row["size_ns"], actor_of(row), wall) for row, wall in zip(rows, walls, strict=True)]
 
 
 def _members(source: RowSource, where: Sequence[Where]) -> list[dict[str, Any]]:
