@@ -1,5 +1,6 @@
-/* What block devices do: by device, process that asked, and kind of request, how long requests waited and how long the device took. Attached for
- * seconds only; all processes, since whoever else keeps the disk busy is who is looked for. Kernel 5.8. Driven by agent/investigate/. */
+/* Requests of block devices by device, requesting process and kind: how long they waited and how long the device took.
+ * Attached for seconds only, for all processes, since any of them may keep the disk busy. Kernel 5.8. Driven by
+ * agent/investigate/. */
 
 enum { BLOCK_READ, BLOCK_WRITE, BLOCK_FLUSH, BLOCK_DISCARD, BLOCK_OTHER };	/* in the order of the table's enum */
 
@@ -12,7 +13,7 @@ struct block_key {
 
 struct block_value {
 	u64 count;
-	u64 unfinished;		/* for user space to fill */
+	u64 unfinished;		/* filled in by user space */
 	u64 bytes;
 	u64 errors;
 	u64 sum_ns;
@@ -23,11 +24,11 @@ struct block_value {
 	u32 hist[64];
 };
 BPF_TABLE("hash", struct block_key, struct block_value, block_sums, 512);
-BPF_TABLE("array", u32, struct block_value, block_zero, 1);	/* what a new element starts from: too big for the stack */
+BPF_TABLE("array", u32, struct block_value, block_zero, 1);	/* initial value, too large for the stack */
 
 struct block_request {
-	u64 begun_ns;		/* asked for */
-	u64 issued_ns;		/* handed to the device */
+	u64 begun_ns;		/* requested */
+	u64 issued_ns;		/* given to the device */
 	u64 bytes;
 	u64 disk;
 	u32 op;
@@ -75,28 +76,28 @@ static __always_inline struct block_request *block_begin(u64 rq, u64 now)
 	return block_requests.lookup(&rq);
 }
 
-/* In the context of whoever asks (kernel 6.5). */
+/* In the context of the requesting task (kernel 6.5). */
 int block_on_start(struct bpf_raw_tracepoint_args *ctx)
 {
 	u64 now = bpf_ktime_get_boot_ns();
-	if (look_now(now))
+	if (profile_control(now))
 		block_begin(ctx->args[0], now);
 	return 0;
 }
 
-/* Handed to the device: by whoever asked, or by a thread of the kernel's. Before 5.11 the queue is the first argument. */
+/* Given to the device, by the requesting task or a kernel thread. Before 5.11 the queue is the first argument. */
 int block_on_issue(struct bpf_raw_tracepoint_args *ctx)
 {
 	u64 now = bpf_ktime_get_boot_ns(), rq = ctx->args[TP_block_rq_issue > 1];
 	struct block_request *r;
-	if (!look_now(now))
+	if (!profile_control(now))
 		return 0;
 	r = block_requests.lookup(&rq);
 	if (!r)
 		r = block_begin(rq, now);
 	if (r) {
 		u32 bytes = 0;
-		READ(bytes, (void *)rq, request, __data_len);	/* what was merged with it since */
+		READ(bytes, (void *)rq, request, __data_len);	/* includes requests merged since */
 		r->bytes = bytes;
 		r->issued_ns = now;
 	}
@@ -111,7 +112,7 @@ int block_on_complete(struct bpf_raw_tracepoint_args *ctx)
 	u32 zero = 0;
 	if (!r)
 		return 0;
-	if (!r->issued_ns || !look_now(now))
+	if (!r->issued_ns || !profile_control(now))
 		goto out;
 	key.disk = r->disk;
 	key.pid = r->proc.pid;

@@ -1,5 +1,5 @@
-/* All system calls of a few processes, by call: how many, how long, how many failed. Attached for seconds only, since these tracepoints put each call
- * of each process on the slow path. Kernel 5.8. Driven by agent/investigate/. */
+/* All system calls of a few processes, by call: number, duration, failures. Attached for seconds only, since these
+ * tracepoints put every system call of every process on the slow path. Kernel 5.8. Driven by agent/investigate/. */
 
 struct calls_key {
 	u32 pid;
@@ -25,11 +25,11 @@ BPF_TABLE("hash", u32, struct calls_open, calls_open, 2048);	/* tid */
 int calls_on_enter(struct bpf_raw_tracepoint_args *ctx)
 {
 	u64 now = bpf_ktime_get_boot_ns(), who = bpf_get_current_pid_tgid();
-	struct control *c = look_now(now);
+	struct control *c = profile_control(now);
 	u32 tid = who;
-	if (!c || !look_at(c, who >> 32))
+	if (!c || !profile_has(c, who >> 32))
 		return 0;
-	struct calls_open open = {.at_ns = now, .nr = look_call(current_task())};
+	struct calls_open open = {.at_ns = now, .nr = profile_call(current_task())};
 	if (calls_open.update(&tid, &open))
 		lose(LOST_calls_open);
 	return 0;
@@ -38,10 +38,10 @@ int calls_on_enter(struct bpf_raw_tracepoint_args *ctx)
 int calls_on_exit(struct bpf_raw_tracepoint_args *ctx)
 {
 	u64 now = bpf_ktime_get_boot_ns(), who = bpf_get_current_pid_tgid();
-	struct control *c = look_now(now);
+	struct control *c = profile_control(now);
 	u32 tid = who, zero = 0;
 	long ret = ctx->args[1];
-	if (!c || !look_at(c, who >> 32))
+	if (!c || !profile_has(c, who >> 32))
 		return 0;
 	struct calls_open *open = calls_open.lookup(&tid);
 	if (!open)

@@ -1,14 +1,18 @@
-/* Who moves a clock, what was asked, and TAI - BOOTTIME around it. Kernel 5.8 (ring buffer); before 6.1 (no bpf_ktime_get_tai_ns) the
- * clocks stay unknown and agent/clock/join.py takes them from the clock watch. Driven by agent/probes/clock.py.
+/* Who moves a clock, the request, and TAI - BOOTTIME around it. Kernel 5.8 (ring buffer); before 6.1 (no
+ * bpf_ktime_get_tai_ns) the clocks are unknown, and agent/clock/join.py takes them from the clock watch. Driven by
+ * agent/probes/clock.py.
  *
  * Three views of one call, joined in user space:
- *   woke  raw tracepoint sched_waking: clock_was_set() wakes the clock watch's sleepers in the context of whoever stepped the clock
- *   ask   raw tracepoint cap_capable (kernel 6.14), before it the return of that function: every attempt is first checked for
- *         CAP_SYS_TIME, statically linked or not
- *   libc  uprobes on the C library's functions: what they were called with and returned
- * No system call tracepoint: those would tax every call on the host. */
+ *
+ * woke  raw tracepoint sched_waking: clock_was_set() wakes the clock watch's sleepers in the context of the task that
+ *       stepped the clock
+ * ask   raw tracepoint cap_capable (kernel 6.14), before it the return of that function: every attempt is first
+ *       checked for CAP_SYS_TIME, statically linked or not
+ * libc  uprobes on the C library's functions: their arguments and results
+ *
+ * No system call tracepoint: those would slow down every call on the host. */
 
-/* The last steps, for the watch, which maps them: a notice names the actor without asking the agent. */
+/* The last steps, for the watch, which maps them: a notice has the actor without a request to the agent. */
 struct clock_step {
 	u64 seq;		/* written last; from 1 */
 	u64 t_ns;
@@ -26,10 +30,10 @@ struct clock_call {
 };
 
 BPF_RINGBUF_OUTPUT(clock_events, 64);
-BPF_RINGBUF_OUTPUT(clock_refused, 16);	/* of those without the privilege: whoever tries without end crowds out nobody who may */
+BPF_RINGBUF_OUTPUT(clock_refused, 16);	/* of refused attempts: many of these cannot crowd out permitted calls */
 BPF_F_TABLE("array", u32, struct clock_step, clock_last, 64, BPF_F_MMAPABLE);
 BPF_ARRAY(clock_seen, s64, 2);		/* TAI - BOOTTIME at the last wake, number of steps */
-BPF_TABLE("lru_hash", u32, struct clock_call, clock_calls, 1024);	/* who is killed in a call never returns */
+BPF_TABLE("lru_hash", u32, struct clock_call, clock_calls, 1024);	/* a task killed within a call never returns */
 
 static __always_inline void clock_read(s64 *tai_boot, u32 *err)
 {
@@ -47,10 +51,11 @@ static __always_inline void clock_read(s64 *tai_boot, u32 *err)
 #endif
 }
 
-/* Whether a program runs in an interrupt: on that one's stack, not on the task's. ctx lies on the stack of whoever hit the tracepoint. */
+/* Whether a program runs in an interrupt: on its stack, not on the task's. ctx is on the stack of the tracepoint's hit.
+ */
 static __always_inline bool clock_in_interrupt(void *ctx)
 {
-	u64 at = 0;	/* read, since the verifier forbids to calculate with a pointer to the context */
+	u64 at = 0;	/* read, since the verifier forbids arithmetic with a pointer to the context */
 	bpf_probe_read_kernel(&at, sizeof(at), &ctx);
 	return at - (u64)PTR((void *)bpf_get_current_task(), task_struct, stack) >= CLOCK_STACK_BYTES;
 }
@@ -73,7 +78,7 @@ static __always_inline void clock_tell_watch(struct clock_event *e)
 	s64 *steps = clock_seen.lookup(&which);
 	if (!steps)
 		return;
-	u64 seq = *steps + 1;	/* by one stepper at a time; a fetching add needs 5.12 (5ca419f2864a) */
+	u64 seq = *steps + 1;	/* by one stepper at a time; an atomic fetch-and-add needs 5.12 (5ca419f2864a) */
 	*steps = seq;
 	u32 slot = seq & 63;
 	struct clock_step *s = clock_last.lookup(&slot);
@@ -87,7 +92,8 @@ static __always_inline void clock_tell_watch(struct clock_event *e)
 	s->seq = seq;
 }
 
-/* Records are built on the stack: this may run in an interrupt, inside any other program of the family on the same processor. */
+/* Records are built on the stack: this may run in an interrupt, inside any other program of the family on the same CPU.
+ */
 int clock_woke(struct bpf_raw_tracepoint_args *ctx)
 {
 	struct control *control = get_control();
@@ -95,7 +101,7 @@ int clock_woke(struct bpf_raw_tracepoint_args *ctx)
 	GET(tgid, (void *)ctx->args[0], task_struct, tgid);
 	if (!control || !tgid || tgid != control->watch_tid || bpf_get_current_pid_tgid() >> 32 == tgid)
 		return 0;
-	if (clock_in_interrupt(ctx))	/* a timer of the watch, which fired while someone stepped a clock */
+	if (clock_in_interrupt(ctx))	/* a timer of the watch, which fired during a step */
 		return 0;
 	s64 *seen = clock_seen.lookup(&zero);
 	if (!seen)
@@ -103,14 +109,14 @@ int clock_woke(struct bpf_raw_tracepoint_args *ctx)
 	struct clock_event e = {};
 	bool known = clock_describe_current(&e);
 	GET(flags, (void *)bpf_get_current_task(), task_struct, flags);
-	/* A timer of the watch fires in whoever runs then: who steps is still to come. The kernel itself steps in its own threads. */
+	/* A timer of the watch fires in any task: the stepping one comes later. The kernel itself steps in its own threads. */
 	if (!known && !(flags & PF_KTHREAD))
 		return 0;
 	clock_read(&e.tai_boot_after_ns, &e.after_err_ns);
 	s64 moved = e.tai_boot_after_ns - *seen;
 	bool first = !*seen;
 	*seen = e.tai_boot_after_ns;
-	/* As above, or a message on its socket, from someone on the way to a step. */
+	/* As above, or a message on its socket from a task that is about to step. */
 	bool still = first || (moved < CLOCK_NOISE_NS && moved > -CLOCK_NOISE_NS);
 	if (still && (!known || (FUNC_ktime_get_tai_ns && !first)))
 		return 0;
@@ -138,7 +144,8 @@ int clock_ask(struct bpf_raw_tracepoint_args *ctx)
 	return 0;
 }
 
-/* One C library function may call another that is probed too: the outermost return reports, the innermost entry names the call. */
+/* One C library function may call another probed one: the outermost return reports, the innermost entry names the call.
+ */
 static __always_inline int clock_enter(struct pt_regs *regs, u32 nr, u64 timex)
 {
 	on_own_stack(regs);
@@ -167,7 +174,7 @@ int clock_in_adjtime(struct pt_regs *regs) { return clock_enter(regs, CLOCK_LIBC
 int clock_in_adjtimex(struct pt_regs *regs) { return clock_enter(regs, CLOCK_ADJTIMEX, regs->CLOCK_ARG1); }
 int clock_in_clock_adjtime(struct pt_regs *regs) { return clock_enter(regs, CLOCK_ADJTIME, regs->CLOCK_ARG2); }
 
-/* Whether current may move a clock: of all the host, so a user namespace's own root may not. */
+/* Whether the current task may set the host's clock: a user namespace's own root may not. */
 static __always_inline bool clock_may(void)
 {
 	u64 effective = 0;
@@ -192,7 +199,8 @@ int clock_out(struct pt_regs *regs)
 	struct clock_timex tx = {};
 	clock_read(&c->e.tai_boot_after_ns, &c->e.after_err_ns);
 	c->e.t_ns = bpf_ktime_get_boot_ns();
-	/* errno is out of reach here: a bad pointer could not be read, the rest is EINVAL. Who may not has failed, whatever his own copy of the library says. */
+	/* errno cannot be read here: a bad pointer is known, all other errors are EINVAL. Without the privilege the call has
+	 * failed, whatever the program's own copy of the library returns. */
 	c->e.ret = !clock_may() ? CLOCK_EPERM : (s32)regs->CLOCK_RET >= 0 ? 0 : c->e.ret ? c->e.ret : -22;
 	if (c->timex && !c->e.ret && !bpf_probe_read_user(&tx, sizeof(tx), (void *)c->timex)) {
 		c->e.freq_after = tx.freq;

@@ -1,4 +1,4 @@
-/* Who is in which call on a clock, and what was asked: records, and reading a call's registers and structs, those of 32-bit programs too.
+/* Calls on a clock: records of who requests what, and reading a call's registers and structs, also of 32-bit programs.
  * First in the family of bpf/clock.bpf.c. */
 
 #if defined(__x86_64__)
@@ -27,7 +27,7 @@
 #define CLOCK_STACK_BYTES (4 * PAGE_SIZE)
 #define CLOCK_CAP_SYS_TIME 25
 #define CLOCK_EPERM (-1)
-#define CLOCK_EACH_NS 62500000		/* of a user's attempts that are refused; a call may be seen twice */
+#define CLOCK_EACH_NS 62500000	/* of a user's refused attempts; a call may be seen twice */
 #define CLOCK_MOST 64
 /* (cred, ns, capable_ns, cap, ret) of the tracepoint; (cred, ns, cap, opts), ret of the function */
 #if TP_cap_capable
@@ -36,8 +36,8 @@
 #define CLOCK_ASK_CAP 2
 #endif
 #define CLOCK_TS_COMPAT 2		/* in thread_info.status of x86: within a 32-bit system call */
-#define CLOCK_NOISE_NS 300		/* two readings of an offset that did not move differ by less */
-#define CLOCK_CALL_NS 1000000000ull	/* none of these calls sleeps: an older entry is one whose return was missed */
+#define CLOCK_NOISE_NS 300	/* larger than the difference of two readings of an unmoved offset */
+#define CLOCK_CALL_NS 1000000000ull	/* none of these calls sleeps: an older entry has missed its return */
 
 enum { CLOCK_WOKE, CLOCK_ASK, CLOCK_LIBC };
 
@@ -49,7 +49,7 @@ struct clock_event {
 	u32 before_err_ns;
 	u32 after_err_ns;
 	struct proc proc;
-	s64 asked_s;		/* the time to set, or ADJ_SETOFFSET's step */
+	s64 asked_s;		/* the requested time, or ADJ_SETOFFSET's step */
 	s64 asked_part;		/* its ns, or us (settimeofday, ADJ_SETOFFSET without ADJ_NANO, adjtime) */
 	s64 offset;		/* struct timex, as the caller passed it */
 	s64 freq;
@@ -66,7 +66,7 @@ struct clock_event {
 	u8 pad[3];
 };
 
-/* struct timex up to what is needed, include/uapi/linux/timex.h (64-bit). */
+/* The used part of struct timex, include/uapi/linux/timex.h (64-bit). */
 struct clock_timex {
 	u32 modes, pad0;
 	s64 offset, freq, maxerror, esterror;
@@ -74,7 +74,7 @@ struct clock_timex {
 	s64 constant, precision, tolerance, sec, part, tick;
 };
 
-/* The same of 32-bit programs that have no 64-bit time: struct old_timex32, include/linux/timex.h. */
+/* The same for 32-bit programs without 64-bit time: struct old_timex32, include/linux/timex.h. */
 struct clock_timex32 {
 	u32 modes;
 	s32 offset, freq, maxerror, esterror, status, constant, precision, tolerance, sec, part, tick;
@@ -84,7 +84,7 @@ struct clock_timex32 {
 #define ADJ_ADJTIME_BIT 0x8000
 #define ADJ_READONLY_BIT 0x2000
 
-/* The registers with which current entered the kernel. */
+/* The registers with which the current task entered the kernel. */
 static __always_inline void *clock_regs(void)
 {
 #if FUNC_task_pt_regs
@@ -107,7 +107,7 @@ static __always_inline bool clock_in_compat(void)
 	return status & CLOCK_TS_COMPAT;
 }
 
-/* The number of a 32-bit program's call as a 64-bit one's; 0 where it is none of these. */
+/* The 64-bit number of a 32-bit program's call; 0 for other calls. */
 static __always_inline u32 clock_compat(u32 nr)
 {
 	switch (nr) {
@@ -192,7 +192,7 @@ static __always_inline bool clock_changes(struct clock_event *e)
 	return e->modes && !((e->modes & ADJ_ADJTIME_BIT) && (e->modes & ADJ_READONLY_BIT));
 }
 
-/* Fills in who and what; false for a call that changes no clock of ours. */
+/* Fills in the process and the request; false for a call that changes no clock of the host. */
 static __always_inline bool clock_describe(struct clock_event *e, u32 nr, u64 arg1, u64 arg2)
 {
 	clock_describe_who(e, nr);
@@ -209,11 +209,11 @@ static __always_inline bool clock_describe(struct clock_event *e, u32 nr, u64 ar
 	return clock_changes(e);
 }
 
-/* As clock_describe, of a 32-bit program's call. number: as that knows it. */
+/* As clock_describe, for a 32-bit program's call. number: the 32-bit one. */
 static __always_inline bool clock_describe_compat(struct clock_event *e, u32 number, u32 arg1, u32 arg2)
 {
 	u32 nr = clock_compat(number);
-	if (number == 404 || number == 405)	/* its structs are a 64-bit program's too */
+	if (number == 404 || number == 405)	/* its structs are those of 64-bit programs */
 		return clock_describe(e, nr, arg1, arg2);
 	clock_describe_who(e, nr);
 	if (nr == CLOCK_SETTIME && !arg1) {
@@ -231,7 +231,7 @@ static __always_inline bool clock_describe_compat(struct clock_event *e, u32 num
 	return clock_changes(e);
 }
 
-/* As clock_describe, of the call that current is in. */
+/* As clock_describe, for the current task's call. */
 static __always_inline bool clock_describe_current(struct clock_event *e)
 {
 	void *regs = clock_regs();

@@ -1,6 +1,6 @@
-/* The kernel's own locks: who waited for which, how long, and on which way through the kernel. Kernel 5.19 (contention_begin). Attached for seconds
- * only. Counted are waits of the processes that are looked at, and whoever's processor it is, those between the arrival of a SYN and the
- * SYN-ACK that answers it (bpf/synack.h). Driven by agent/investigate/. */
+/* The kernel's own locks: who waited for which lock, how long, and on which kernel path. Kernel 5.19
+ * (contention_begin). Attached for seconds only. Counted are the waits of the profiled processes, and on any CPU those
+ * between the arrival of a SYN and its SYN-ACK (bpf/synack.h). Driven by agent/investigate/. */
 
 enum { CONTENTION_PROCESS, CONTENTION_HANDSHAKE };	/* in the order of the table's enum */
 
@@ -23,7 +23,7 @@ BPF_TABLE("hash", struct contention_key, struct contention_value, contention_sum
 
 struct contention_wait {
 	u64 lock;
-	u32 tid;		/* of the idle task, which has none: of its processor */
+	u32 tid;		/* the idle task has none: its CPU */
 	u32 pad;
 };
 struct contention_begun {
@@ -44,20 +44,20 @@ static __always_inline void contention_who(struct contention_wait *w, u64 lock)
 int contention_on_begin(struct bpf_raw_tracepoint_args *ctx)
 {
 	u64 now = bpf_ktime_get_boot_ns();
-	struct control *c = look_now(now);
+	struct control *c = profile_control(now);
 	struct contention_begun begun = {.at_ns = now};
 	struct contention_wait w;
 	if (!c)
 		return 0;
 	begun.key.pid = bpf_get_current_pid_tgid() >> 32;
 	begun.key.path = synack_answering(now) ? CONTENTION_HANDSHAKE : CONTENTION_PROCESS;
-	if (begun.key.path == CONTENTION_PROCESS && !look_at(c, begun.key.pid))
+	if (begun.key.path == CONTENTION_PROCESS && !profile_has(c, begun.key.pid))
 		return 0;
 	if (begun.key.path == CONTENTION_HANDSHAKE)
-		begun.key.pid = 0;	/* whoever was interrupted */
+		begun.key.pid = 0;	/* the interrupted task is not the cause */
 	begun.key.lock = ctx->args[0];
 	begun.key.flags = ctx->args[1];
-	begun.key.kernel_stack = look_stacks.get_stackid(ctx, 0);
+	begun.key.kernel_stack = profile_stacks.get_stackid(ctx, 0);
 	contention_who(&w, ctx->args[0]);
 	if (contention_begun.update(&w, &begun))
 		lose(LOST_contention_begun);
@@ -69,7 +69,7 @@ int contention_on_end(struct bpf_raw_tracepoint_args *ctx)
 	u64 now = bpf_ktime_get_boot_ns();
 	struct contention_value none = {};
 	struct contention_wait w;
-	if (!look_now(now))
+	if (!profile_control(now))
 		return 0;
 	contention_who(&w, ctx->args[0]);
 	struct contention_begun *begun = contention_begun.lookup(&w);

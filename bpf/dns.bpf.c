@@ -1,9 +1,10 @@
-/* Names that are looked up: who asked whom for which, how long it took, and what came of it. Kernel 5.8 (ring buffer). Driven by agent/probes/dns.py.
+/* Name look-ups: process, server, name, duration and result. Kernel 5.8 (ring buffer). Driven by agent/probes/dns.py.
  *
- * Uprobes at getaddrinfo of each C library, and at Go's own resolver, tell the name, the time and the error; they cost nothing to who looks up nothing.
- * Which server was asked, how often it did not answer, and with which code it did, is seen where the thread waits (dns_waited, called by
- * bpf/syscalls.bpf.c): a socket's answer lies in its queue when the thread that waits for it gets its CPU. So blocking resolvers without that
- * function (a program's own, a static one) are seen too; others that wait for several descriptors at once (c-ares, systemd-resolved) are not. */
+ * Uprobes at getaddrinfo of each C library, and at Go's own resolver, report name, time and error; programs without
+ * look-ups have no cost. The server, its missing answers and its result code are seen where the thread waits
+ * (dns_waited, called by bpf/syscalls.bpf.c): a socket's answer is in its queue when the waiting thread gets its CPU.
+ * So blocking resolvers without that function (a program's own, a static one) are seen too. Resolvers that wait for
+ * several descriptors at once (c-ares, systemd-resolved) are not. */
 
 #define DNS_OPEN 1
 #define DNS_PORT 53
@@ -17,7 +18,7 @@
 
 #define DNS_EACH_NS 2000000		/* of a user's lookups */
 #define DNS_MOST 256
-#define DNS_CALLS_EACH_NS 20000000	/* lookups of his that go on */
+#define DNS_CALLS_EACH_NS 20000000	/* open lookups of that user */
 #define DNS_CALLS_MOST 512
 #define DNS_GO_CALLS_EACH_NS 40000000
 
@@ -31,14 +32,14 @@ struct dns_event {
 	u32 uid;
 	u16 unanswered;		/* waits that ended without an answer */
 	u16 answered;
-	u16 refused;		/* by the server's kernel: nobody listens there */
+	u16 refused;		/* by the server's kernel: no process listens */
 	u16 peer_port;
 	u8 peer_addr[16];
-	u8 family;		/* that was asked for, AF_* */
+	u8 family;		/* the requested one, AF_* */
 	u8 rcode;		/* of the last answer */
 	u8 source;
 	u8 pad[5];
-	char name[128];		/* a string; of DNS_SOCKET the answer's question, as in the packet */
+	char name[128];		/* a string; for DNS_SOCKET the answer's question, as in the packet */
 	char problem[64];	/* of DNS_GO: net.DNSError's Err and Server */
 	char server[64];
 };
@@ -70,7 +71,7 @@ int dns_in(struct pt_regs *ctx)
 	if (PT_REGS_PARM3(ctx))
 		bpf_probe_read_user(hints, sizeof(hints), (void *)PT_REGS_PARM3(ctx));
 	if (hints[0] & DNS_NUMERICHOST)
-		return 0;	/* an address is read, nobody is asked */
+		return 0;	/* an address: parsed, no server is asked */
 	call.family = hints[1];
 	if (!dns_calls.lookup(&tid) && over_share(uid_of(current_task()), SHARE_DNS_CALLS, DNS_CALLS_EACH_NS, DNS_CALLS_MOST))
 		lose(LOST_dns_shares);
@@ -91,7 +92,7 @@ int dns_out(struct pt_regs *ctx)
 	u64 took = now - call->start_ns;
 	u32 uid = uid_of(current_task());
 	if (!code && took < DNS_LEAST_NS)
-		goto out;	/* an address, or known without asking */
+		goto out;	/* an address, or known without a query */
 	if (over_share(uid, SHARE_DNS, DNS_EACH_NS, DNS_MOST)) {
 		lose(LOST_dns_shares);
 		goto out;
@@ -131,13 +132,13 @@ struct dns_go_key {
 
 struct dns_go_call {
 	u64 start_ns;
-	u64 at;			/* the name's bytes, and how many */
+	u64 at;			/* the name's bytes, and their number */
 	u64 len;
 	char name[128];
 };
 BPF_TABLE("lru_hash", struct dns_go_key, struct dns_go_call, dns_go_calls, 2048);
 
-/* A string of Go's into room for `most` bytes, a power of two, the last one left zero. */
+/* Copies a Go string into a buffer of `most` bytes, a power of two, the last one left zero. */
 #define DNS_GO_STRING(to, at, len, most) ({						\
 	u32 _n = (len) < (most) ? (u32)(len) : (most) - 1;				\
 	asm volatile("" : "+r"(_n));							\
@@ -152,7 +153,7 @@ int dns_go_in(struct pt_regs *ctx)
 	struct dns_go_call call = {.start_ns = bpf_ktime_get_boot_ns(), .at = ctx->r8, .len = ctx->r9};
 	struct dns_go_call *old = dns_go_calls.lookup(&key);
 	if (old && old->at == call.at && old->len == call.len)
-		call.start_ns = old->start_ns;	/* begun anew: its stack had to grow */
+		call.start_ns = old->start_ns;	/* begun again: its stack had to grow */
 	DNS_GO_STRING(call.name, call.at, call.len, 128);
 	if (!old && over_share(uid_of(current_task()), SHARE_DNS_GO_CALLS, DNS_GO_CALLS_EACH_NS, DNS_CALLS_MOST))
 		lose(LOST_dns_shares);
@@ -161,7 +162,7 @@ int dns_go_in(struct pt_regs *ctx)
 	return 0;
 }
 
-/* A RET of it: cname is on the stack, and so err in the registers behind addrs. */
+/* A RET of it: cname is on the stack, so err is in the registers after addrs. */
 int dns_go_out(struct pt_regs *ctx)
 {
 	on_own_stack(ctx);
@@ -186,7 +187,7 @@ int dns_go_out(struct pt_regs *ctx)
 	}
 	__builtin_memset(e, 0, sizeof(*e));
 	fill_proc(&e->proc, (void *)bpf_get_current_task());
-	e->proc.tid = UNKNOWN32;	/* a goroutine has no thread of its own, nor is this one its caller's */
+	e->proc.tid = UNKNOWN32;	/* a goroutine has no thread of its own */
 	e->t_ns = now;
 	e->duration_ns = took;
 	e->code = failed ? -1 : 0;
@@ -221,7 +222,7 @@ static __always_inline void dns_waited(void *task, u32 tid, void *sk, const u8 *
 	GET(protocol, sk, sock, sk_protocol);
 	GET(port, sk, sock_common, skc_dport);
 	if (port != __builtin_bswap16(DNS_PORT))
-		return;		/* closed, and another's by now */
+		return;	/* closed, and another one's by now */
 	struct dns_call *call = dns_calls.lookup(&tid);
 	bool by_udp = protocol == 17;
 	if (by_udp) {

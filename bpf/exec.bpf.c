@@ -1,5 +1,5 @@
-/* Programs that start, so that the agent can look for libraries and Go limiters in them. Raw tracepoint; kernel 5.8 (ring buffer).
- * Driven by agent/probes/exec.py. Each record wakes the agent: a new program's first decisions should be seen. */
+/* Programs that start, so that the agent can look for libraries and Go limiters in them. Raw tracepoint; kernel 5.8
+ * (ring buffer). Driven by agent/probes/exec.py. Each record wakes the agent, for the new program's first decisions. */
 
 struct exec_event {
 	u64 t_ns;

@@ -1,10 +1,10 @@
-/* What programs of agent/limiters/library.py do: where a decision begins and ends, where a call waits that may decide before it decides and
- * sleeps after it, and where a decision sleeps within. */
+/* The programs of agent/limiters/library.py: where a decision begins and ends, where a call waits (it may decide before
+ * it makes the decision, and sleeps after it), and where a decision sleeps. */
 
 BPF_F_TABLE("lru_hash", struct limiter_key, struct limiter_start, limiter_deciding, 16384, 0);
 BPF_F_TABLE("lru_hash", struct limiter_key, struct limiter_start, limiter_waiting, 16384, 0);
 
-/* Keys are read now: by the end the garbage collector may have given their memory away. */
+/* Keys are read now: by the end the garbage collector may have freed their memory. */
 static __always_inline void limiter_entered(struct pt_regs *ctx, struct limiter_start *s, struct limiter_places at)
 {
 	s->limiter = limiter_word(ctx, 0, at.limiter);
@@ -22,7 +22,7 @@ static __always_inline void limiter_entered(struct pt_regs *ctx, struct limiter_
 		u64 text = limiter_word(ctx, s->limiter, at.key), size = s->key_size;
 		if (size > LIMITER_KEY - 1)
 			size = LIMITER_KEY - 1;
-		asm volatile("" : "+r"(size));	/* the verifier wants the next line, the compiler knows better */
+		asm volatile("" : "+r"(size));	/* bounds the next line for the verifier */
 		size &= LIMITER_KEY - 1;
 		if (bpf_probe_read_user(s->key_text, size, (void *)text))
 			s->key_size = UNKNOWN64;
@@ -65,7 +65,7 @@ static __always_inline int limiter_waits(struct pt_regs *ctx, u32 library, struc
 	return 0;
 }
 
-/* The thread does something else meanwhile. */
+/* The thread runs something else meanwhile. */
 static __always_inline int limiter_sleeps(struct pt_regs *ctx, u32 library, struct limiter_places at)
 {
 	struct limiter_key key;
@@ -83,7 +83,8 @@ static __always_inline int limiter_sleeps(struct pt_regs *ctx, u32 library, stru
 	return 0;
 }
 
-/* The record of a decision that has just been made. Within a call that waits, it began when that did; where it is to wait, that one's entry stays until it wakes up. */
+/* The record of a decision that was just made. Within a waiting call, it began with that call; if it must wait, that
+ * call's entry stays until it wakes up. */
 static __always_inline int limiter_concludes(struct pt_regs *ctx, struct limiter_key *key, struct limiter_start *s, struct limiter_binary *binary, struct limiter_places at)
 {
 	struct limiter_start *waiting;
@@ -135,7 +136,7 @@ static __always_inline int limiter_concludes(struct pt_regs *ctx, struct limiter
 	return 0;
 }
 
-/* What a caller gives back. A call that waits does so itself, and tells otherwise. */
+/* A reservation that the caller returns. A waiting call returns it itself, and is reported elsewhere. */
 static __always_inline int limiter_cancels(struct pt_regs *ctx, u32 library, struct limiter_places at)
 {
 	struct limiter_key key;
@@ -168,7 +169,8 @@ static __always_inline int limiter_ends(struct pt_regs *ctx, u32 library, struct
 	limiter_key_of(ctx, &key, library, at.frame);
 	started = limiter_deciding.lookup(&key);
 	if (!started) {
-		if (at.ok != LIMITER_NOWHERE || at.granted != LIMITER_NOWHERE)	/* one that cannot refuse may sleep since before the probes came */
+		/* one that cannot refuse may have slept since before the probes */
+		if (at.ok != LIMITER_NOWHERE || at.granted != LIMITER_NOWHERE)
 			limiter_unmatched(binary);
 		return 0;
 	}
@@ -177,7 +179,7 @@ static __always_inline int limiter_ends(struct pt_regs *ctx, u32 library, struct
 	return limiter_concludes(ctx, &key, &s, binary, at);
 }
 
-/* A RET of a call that waits: the end of its sleep, or a decision where none was made within. */
+/* A RET of a waiting call: the end of its sleep, or a decision if none was made within. */
 static __always_inline int limiter_woke(struct pt_regs *ctx, u32 library, struct limiter_places at)
 {
 	struct limiter_key key;
@@ -192,7 +194,7 @@ static __always_inline int limiter_woke(struct pt_regs *ctx, u32 library, struct
 	s = *started;
 	limiter_waiting.delete(&key);
 	tid = s.tid;
-	if (!s.asleep)	/* else the thread does something else by now */
+	if (!s.asleep)	/* else the thread runs something else by now */
 		limiter_open.delete(&tid);
 	e = limiter_end(&key, &s, s.asleep != 0, binary);
 	if (!e)

@@ -1,9 +1,9 @@
-/* Decisions of limiter libraries in unmodified Go programs: what their programs share. These themselves are made from the declarations
- * (agent/limiters/libraries/): uprobes where decisions begin, and on each RET of these functions (a uretprobe would break Go's moving stacks).
- * Registers: Go's internal ABI on x86-64, in use since Go 1.17 (cmd/compile/abi-internal.md). Minimum kernel 5.8.
- * Driven by agent/probes/limiter.py.
+/* Decisions of limiter libraries in unmodified Go programs: the common part of their programs. The programs are
+ * generated from the declarations (agent/limiters/libraries/): uprobes at the start of deciding functions, and at each
+ * of their RETs (a uretprobe would break Go's moving stacks). Registers: Go's internal ABI on x86-64, in use since Go
+ * 1.17 (cmd/compile/abi-internal.md). Minimum kernel 5.8. Driven by agent/probes/limiter.py.
  *
- * All numbers leave as the program holds them; user space makes sense of floats and times. All ones: not known. */
+ * All numbers are sent as in the program; user space converts floats and times. All ones: unknown. */
 #pragma once
 
 #define LIMITER_OPEN 1
@@ -15,31 +15,32 @@ struct limiter_decision {
 	struct proc proc;
 	u64 goroutine;
 	u64 limiter;		/* its address */
-	u64 limit;		/* what it is configured to */
+	u64 limit;		/* as configured */
 	u64 burst;
 	u64 period;
 	u64 tokens;		/* what is left, at exit */
-	u64 last_wall;		/* as of when, as time.Time's two words */
+	u64 last_wall;		/* the time of tokens, as time.Time's two words */
 	u64 last_ext;
-	u64 n;			/* asked for */
+	u64 n;			/* requested units */
 	u64 granted;
 	u64 now_wall;		/* the program's time */
 	u64 now_ext;
-	u64 act_wall;		/* when it is let go */
+	u64 act_wall;		/* when the caller is admitted */
 	u64 act_ext;
-	u64 wait;		/* in how long, or for how long it slept within */
+	u64 wait;		/* the delay, or the sleep within the decision */
 	u64 error;		/* the first word of an error */
 	u64 key_size;		/* bytes, of which key_text holds the first */
 	u64 duration_ns;
-	u64 stack;		/* who called (limiter_stack.h), or 0 */
-	u32 every;		/* 1, or k of a sampled program: decisions of a k-th of the time are seen */
-	u32 binary;		/* the number that user space gave it, or 0 */
+	u64 stack;		/* the callers (limiter_stack.h), or 0 */
+	u32 every;		/* 1, or k for a sampled program: a k-th of the time is observed */
+	u32 binary;		/* its number from user space, or 0 */
 	char library_version[24];
 	char key_text[64];
 	u8 ok;
-	u8 reserved;		/* 0: wait ended before a reservation was tried; act and tokens say nothing */
-	u8 asleep;		/* 1: wait now sleeps until act; a record with ``woke`` says how that ends. 2: its caller is to wait, and may give it back instead */
-	u8 woke;		/* 1: no decision, but the end of such a sleep: ok, or 0 where the caller's context ended it. 2: such a one is given back */
+	u8 reserved;		/* 0: wait ended before a reservation; act and tokens are not valid */
+	/* 1: wait sleeps until act; a record with ``woke`` follows. 2: the caller must wait, or returns it */
+	u8 asleep;
+	u8 woke;	/* 1: the end of such a sleep: ok, or 0 if the caller's context ended it. 2: it is returned */
 	u8 library;		/* its number */
 	u8 pad[3];
 };
@@ -51,27 +52,28 @@ static __always_inline u64 limiter_decisions_flags(void)
 	return wake_each(LOST_limiter_decisions, RING_QUARTER(LIMITER_PAGES, struct limiter_decision));
 }
 
-/* A binary's file, and one of the libraries in it. device: as the kernel keeps it (MKDEV), or 0 where what stat tells of it may be another (btrfs, some overlays). */
+/* A binary's file, and one of its libraries. device: as in the kernel (MKDEV), or 0 if stat may show another one
+ * (btrfs, some overlays). */
 struct limiter_file {
 	u64 inode;
 	u32 device;
 	u32 library;
 };
 
-/* User space writes all but decisions and hits. */
+/* Written by user space, except decisions and hits. */
 struct limiter_binary {
 	u64 decisions;
-	u64 hits;		/* of all its probes, also while it is not watched */
-	u32 every;		/* 0: its probes come or go, decisions do not count; 1: all are seen; k: of a sampled program */
+	u64 hits;		/* of all its probes, also while it is not observed */
+	u32 every;		/* 0: probes are being attached or removed; 1: all decisions; k: sampled */
 	u32 number;
-	u64 since_ns;		/* when all its probes were attached: decisions that began before are left out */
+	u64 since_ns;		/* when all its probes were attached; decisions that began earlier are left out */
 	char library_version[24];
 };
 BPF_F_TABLE("hash", struct limiter_file, struct limiter_binary, limiter_binaries, 1024, 0);
 
 struct limiter_counts {
-	u64 orphans;		/* decisions that began and never ended: a panic, or the probes came or went meanwhile */
-	u64 unmatched;		/* that ended and were not seen to begin */
+	u64 orphans;		/* decisions that never ended: a panic, or probes attached or removed meanwhile */
+	u64 unmatched;		/* decisions that ended without a beginning */
 	u64 hits;		/* of all binaries */
 };
 BPF_F_TABLE("array", u32, struct limiter_counts, limiter_counts, 1, BPF_F_MMAPABLE);
@@ -93,17 +95,18 @@ struct limiter_start {
 	u64 now_wall;
 	u64 now_ext;
 	u64 key_size;
-	u64 slept;		/* ns that a decision sleeps within, or 0 */
+	u64 slept;		/* ns that a decision sleeps, or 0 */
 	u32 tid;
 	u32 asleep;		/* of wait: it has decided and sleeps */
 	char key_text[LIMITER_KEY];
 };
 
-/* Thread that began a decision -> its goroutine, while the decision is open, for what else that thread does then. */
+/* Thread that began a decision -> its goroutine, while the decision is open: other families use it. */
 BPF_F_TABLE("lru_hash", u32, u64, limiter_open, 16384, 0);
 
-/* What tells a function's calls apart: Go's goroutine; elsewhere the thread and its stack pointer, which at a return is as it was at the first instruction,
- * or 8 more where the program runs behind the return; or the thread alone, where the first program is further inside. */
+/* What identifies a call of a function: Go's goroutine; elsewhere the thread and its stack pointer, which at a return
+ * is as at the first instruction, or 8 more if the program runs after the return; or the thread alone, if the first
+ * program is further inside. */
 #define LIMITER_GOROUTINE 0
 #define LIMITER_STACK 1
 #define LIMITER_STACK_POPPED 2
@@ -135,7 +138,8 @@ static __always_inline void limiter_orphan(void)
 		__sync_fetch_and_add(&counts->orphans, 1);
 }
 
-/* Null where the executable's inode is not the one that user space opened (some stacked file systems): watched all the same. */
+/* Null if the executable's inode differs from the one that user space opened (some stacked file systems): observed all
+ * the same. */
 static __always_inline struct limiter_binary *limiter_binary_of(void *task, u32 library)
 {
 	void *exe = PTR(PTR(task, task_struct, mm), mm_struct, exe_file);
@@ -151,11 +155,11 @@ static __always_inline struct limiter_binary *limiter_binary_of(void *task, u32 
 	found = limiter_binaries.lookup(&file);
 	if (found)
 		return found;
-	file.inode = 0;	/* of a function in shared libraries */
+	file.inode = 0;	/* for a function in shared libraries */
 	return limiter_binaries.lookup(&file);
 }
 
-/* Counts a hit, which is what the budget is about. Null: not known. */
+/* Counts a hit, for the budget. Null: unknown binary. */
 static __always_inline struct limiter_binary *limiter_hit(u32 library)
 {
 	struct limiter_binary *binary = limiter_binary_of((void *)bpf_get_current_task(), library);
@@ -167,7 +171,7 @@ static __always_inline struct limiter_binary *limiter_hit(u32 library)
 	return binary;
 }
 
-/* A lost decision, unless it may have been under way when the probes came. */
+/* Counts a lost decision, unless it may have begun before the probes were attached. */
 static __always_inline void limiter_unmatched(struct limiter_binary *binary)
 {
 	struct limiter_counts *counts = limiter_counter();
@@ -175,8 +179,9 @@ static __always_inline void limiter_unmatched(struct limiter_binary *binary)
 		__sync_fetch_and_add(&counts->unmatched, 1);
 }
 
-/* Where the words of a decision are, as agent/limiters/library.py writes it: a register's number, or with LIMITER_MEMORY the word at what
- * that holds (10: at the limiter), plus an offset above bit 8; with LIMITER_AGAIN the word at what that word holds, plus an offset above bit 20. */
+/* The places of a decision's words, as agent/limiters/library.py writes them: a register's number, or with
+ * LIMITER_MEMORY the word that it points to (10: at the limiter), plus an offset above bit 8; with LIMITER_AGAIN the
+ * word that this one points to, plus an offset above bit 20. */
 #define LIMITER_NOWHERE 15
 #define LIMITER_MEMORY 16
 #define LIMITER_AGAIN 32
@@ -186,7 +191,7 @@ struct limiter_places {
 	u32 ok, error, wait, act_wall, act_ext, granted, tokens, last_wall, last_ext;
 };
 
-/* place: a constant, so that this is one load. */
+/* place: a constant, so that this is a single load. */
 static __always_inline u64 limiter_base(struct pt_regs *ctx, u64 limiter, u32 place)
 {
 	switch (place & 15) {
@@ -219,7 +224,8 @@ static __always_inline u64 limiter_word(struct pt_regs *ctx, u64 limiter, u32 pl
 	return bpf_probe_read_user(&word, sizeof(word), (void *)(base + (place >> 20))) ? UNKNOWN64 : word;
 }
 
-/* The limiter's rest, and as of when: in one piece where they lie in one, since other goroutines may write them by now. */
+/* The limiter's remaining tokens, and their time. Adjacent words are read at once, since other goroutines may write
+ * them. */
 static __always_inline void limiter_rest(struct pt_regs *ctx, struct limiter_decision *e, u64 limiter, struct limiter_places at)
 {
 	if (at.tokens & LIMITER_MEMORY && !(at.tokens & LIMITER_AGAIN) && at.last_wall == at.tokens + (8 << 8) && at.last_ext == at.tokens + (16 << 8)) {
@@ -233,13 +239,13 @@ static __always_inline void limiter_rest(struct pt_regs *ctx, struct limiter_dec
 	e->last_ext = limiter_word(ctx, limiter, at.last_ext);
 }
 
-/* Says when a decision began whose arguments are filled in. An old start of this goroutine is one whose end was never seen, or this same
- * call again: a prologue that has to grow the stack begins anew. */
+/* Sets the start of a decision with its arguments filled in. An old start of this goroutine has missed its end, or is
+ * the same call: a prologue that grows the stack begins again. */
 static __always_inline void limiter_begin(struct limiter_start *s, struct limiter_start *old, u32 frame)
 {
 	s->t_ns = bpf_ktime_get_boot_ns();
 	s->tid = bpf_get_current_pid_tgid();
-	if (!old || old->asleep)	/* asleep: its probes were away when it woke up */
+	if (!old || old->asleep)	/* asleep: it woke up without probes */
 		return;
 	if (frame == LIMITER_GOROUTINE && old->limiter == s->limiter && old->n == s->n && old->now_wall == s->now_wall && old->now_ext == s->now_ext)
 		s->t_ns = old->t_ns;
@@ -247,7 +253,7 @@ static __always_inline void limiter_begin(struct limiter_start *s, struct limite
 		limiter_orphan();
 }
 
-/* The record of a decision that ends now, or null; what it results in is the caller's to fill in, and so is submitting it. */
+/* The record of a decision that ends now, or null. The caller fills in the result and submits it. */
 static __always_inline struct limiter_decision *limiter_end(struct limiter_key *key, struct limiter_start *s, bool woke, struct limiter_binary *binary)
 {
 	void *task = (void *)bpf_get_current_task();

@@ -1,26 +1,27 @@
-/* Who called a limiter: the return addresses of Go's frames, which keep RBP (cmd/internal/obj/x86), at a function's first instruction or at its RET.
- * A decision's record has a number of them only; what that stands for is told once, in a ring of its own, and again after a while. */
+/* The callers of a limiter: the return addresses of Go's frames, which keep RBP (cmd/internal/obj/x86), at a function's
+ * first instruction or its RET. A decision's record has only their number. The stack itself is sent once, in its own
+ * ring, and again after a while. */
 #pragma once
 
 #define LIMITER_FRAMES 12
-#define LIMITER_TELL_NS 60000000000ull
-#define LIMITER_STACKS_MOST 256		/* told at once of a user's programs, and one more each */
+#define LIMITER_RESEND_NS 60000000000ull
+#define LIMITER_STACKS_MOST 256	/* stacks of a user's programs sent at once */
 #define LIMITER_STACKS_EACH_NS 40000000ull
 
 struct limiter_stack {
 	u64 id;			/* a hash of what follows and of the process, never 0 */
-	u64 inode;		/* of the executable, as struct limiter_file has it */
+	u64 inode;		/* of the executable, as in struct limiter_file */
 	u32 device;
 	u32 library;
-	u64 start_code;		/* where its code was loaded to */
-	u64 frames[12];		/* return addresses, innermost first; 0 behind the last */
+	u64 start_code;		/* load address of its code */
+	u64 frames[12];		/* return addresses, innermost first; 0 after the last */
 };
 BPF_RINGBUF_OUTPUT(limiter_stacks, 32);
 
-/* Number of a stack -> when it was told. */
-BPF_F_TABLE("lru_hash", u64, u64, limiter_told, 4096, 0);
+/* Number of a stack -> when it was sent. */
+BPF_F_TABLE("lru_hash", u64, u64, limiter_sent, 4096, 0);
 
-/* Written by the agent, so that nobody can make two stacks of one number. */
+/* Written by the agent, so that no user can make two stacks with one number. */
 struct limiter_secret {
 	u64 seed;
 };
@@ -34,7 +35,7 @@ static __always_inline u64 limiter_mixed(u64 hash, u64 word)
 
 static __always_inline u64 limiter_walk(struct pt_regs *ctx, u64 start_code, u64 hash, u64 *frames)
 {
-	u64 frame[2] = {ctx->bp, 0};	/* what RBP points to: the caller's, and where that returns to */
+	u64 frame[2] = {ctx->bp, 0};	/* RBP points to the caller's, and its return address */
 	u64 base = ctx->bp;
 	if (bpf_probe_read_user(&frame[1], sizeof(u64), (void *)ctx->sp))
 		frame[1] = 0;
@@ -50,13 +51,13 @@ static __always_inline u64 limiter_walk(struct pt_regs *ctx, u64 start_code, u64
 	return hash;
 }
 
-/* The number of the stack that called; 0 where it is not known. */
+/* The number of the calling stack; 0 if unknown. */
 static __always_inline u64 limiter_stack_of(struct pt_regs *ctx, u32 library)
 {
 	void *task = (void *)bpf_get_current_task(), *mm = PTR(task, task_struct, mm), *inode;
 	struct limiter_secret *secret;
 	struct limiter_stack *e;
-	u64 id, now, start_code = 0, *told;
+	u64 id, now, start_code = 0, *sent;
 	u32 zero = 0;
 	secret = limiter_secret.lookup(&zero);
 	if (!secret)
@@ -67,10 +68,11 @@ static __always_inline u64 limiter_stack_of(struct pt_regs *ctx, u32 library)
 	if (!id)
 		return 0;
 	now = bpf_ktime_get_boot_ns();
-	told = limiter_told.lookup(&id);
-	if (told && now - *told < LIMITER_TELL_NS)
+	sent = limiter_sent.lookup(&id);
+	if (sent && now - *sent < LIMITER_RESEND_NS)
 		return id;
-	if (over_share(uid_of(task), SHARE_STACKS, LIMITER_STACKS_EACH_NS, LIMITER_STACKS_MOST))	/* with a later decision */
+	/* it is sent with a later decision */
+	if (over_share(uid_of(task), SHARE_STACKS, LIMITER_STACKS_EACH_NS, LIMITER_STACKS_MOST))
 		return id;
 	e = limiter_stacks.ringbuf_reserve(sizeof(*e));
 	if (!e)
@@ -84,6 +86,6 @@ static __always_inline u64 limiter_stack_of(struct pt_regs *ctx, u32 library)
 	GET(e->device, PTR(inode, inode, i_sb), super_block, s_dev);
 	limiter_walk(ctx, start_code, 0, e->frames);
 	limiter_stacks.ringbuf_submit(e, QUIET);
-	limiter_told.update(&id, &now);
+	limiter_sent.update(&id, &now);
 	return id;
 }

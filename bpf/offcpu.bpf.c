@@ -1,6 +1,6 @@
-/* Where threads of a few processes are while they do not run: time off the processor by kernel and user stack. Attached for seconds only,
- * kernel 5.8. Driven by agent/investigate/. A thread that sleeps from before the look until after it is not switched: agent/investigate/asleep.py. When one
- * that slept before it is woken first, and by whom, is kept. */
+/* Where threads of a few processes wait: time off the CPU by kernel and user stack. Attached for seconds only, kernel
+ * 5.8. Driven by agent/investigate/. A thread that sleeps during the whole profile is not switched:
+ * agent/investigate/asleep.py. For a thread that slept before it, its first wake-up and the waker are kept. */
 
 #define OFFCPU_DEAD 0x80	/* TASK_DEAD, include/linux/sched.h: it will not be back */
 enum { OFFCPU_SLEEPING, OFFCPU_UNINTERRUPTIBLE, OFFCPU_READY };	/* in the order of the table's enum */
@@ -26,13 +26,13 @@ struct offcpu_gone {
 	u64 off_ns;
 	struct offcpu_key key;
 };
-BPF_TABLE("hash", u32, struct offcpu_gone, offcpu_gone, 2048);	/* threads that are off the processor: tid */
+BPF_TABLE("hash", u32, struct offcpu_gone, offcpu_gone, 2048);	/* threads that are off the CPU: tid */
 
 #define OFFCPU_WAKES 8
 struct offcpu_wake {
-	u64 from_ns;		/* 0: it slept before the look */
+	u64 from_ns;		/* 0: it slept before the profile */
 	u64 t_ns;
-	u32 by_pid;		/* whose system call did it; 0: an interrupt, or the kernel itself */
+	u32 by_pid;		/* of the system call that woke it; 0: an interrupt, or the kernel itself */
 	u32 by_tid;
 	char by_comm[16];
 	u64 nr;
@@ -50,7 +50,7 @@ static __always_inline void offcpu_leaves(struct bpf_raw_tracepoint_args *ctx, s
 	struct offcpu_gone gone = {.off_ns = now};
 	u32 tid = 0, state = 0;
 	GET(gone.key.pid, task, task_struct, tgid);
-	if (!look_at(c, gone.key.pid))
+	if (!profile_has(c, gone.key.pid))
 		return;
 	GET(tid, task, task_struct, pid);
 #if HAS_task_struct____state
@@ -60,14 +60,14 @@ static __always_inline void offcpu_leaves(struct bpf_raw_tracepoint_args *ctx, s
 #endif
 	if (state & OFFCPU_DEAD)
 		return;
-	gone.key.nr = look_call(task);
+	gone.key.nr = profile_call(task);
 	gone.key.kernel_stack = gone.key.user_stack = -1;
 	if (ctx->args[0] || !state) {
-		gone.key.state = OFFCPU_READY;	/* another one has its processor: where it was says nothing */
+		gone.key.state = OFFCPU_READY;	/* another one has its CPU: its place is irrelevant */
 	} else {
 		gone.key.state = state & 2 ? OFFCPU_UNINTERRUPTIBLE : OFFCPU_SLEEPING;
-		gone.key.kernel_stack = look_stacks.get_stackid(ctx, 0);
-		gone.key.user_stack = look_stacks.get_stackid(ctx, BPF_F_USER_STACK);
+		gone.key.kernel_stack = profile_stacks.get_stackid(ctx, 0);
+		gone.key.user_stack = profile_stacks.get_stackid(ctx, BPF_F_USER_STACK);
 	}
 	if (offcpu_gone.update(&tid, &gone))
 		lose(LOST_offcpu_gone);
@@ -104,7 +104,7 @@ static __always_inline void offcpu_returns(void *task, u64 now)
 int offcpu_on_switch(struct bpf_raw_tracepoint_args *ctx)
 {
 	u64 now = bpf_ktime_get_boot_ns();
-	struct control *c = look_now(now);
+	struct control *c = profile_control(now);
 	if (!c)
 		return 0;
 	offcpu_returns((void *)ctx->args[2], now);
@@ -116,12 +116,12 @@ int offcpu_on_waking(struct bpf_raw_tracepoint_args *ctx)
 {
 	void *task = (void *)ctx->args[0];
 	u64 now = bpf_ktime_get_boot_ns(), by = bpf_get_current_pid_tgid();
-	struct control *c = look_now(now);
+	struct control *c = profile_control(now);
 	u32 tid = 0, pid = 0, zero = 0;
 	if (!c)
 		return 0;
 	GET(pid, task, task_struct, tgid);
-	if (!look_at(c, pid))
+	if (!profile_has(c, pid))
 		return 0;
 	GET(tid, task, task_struct, pid);
 	struct offcpu_gone *gone = offcpu_gone.lookup(&tid);
@@ -129,7 +129,7 @@ int offcpu_on_waking(struct bpf_raw_tracepoint_args *ctx)
 	if (!woken) {
 		struct offcpu_woken *none = offcpu_none.lookup(&zero);
 		if (gone || !none)
-			return 0;	/* it has run since the look began */
+			return 0;	/* it has run since the profile began */
 		offcpu_woken.insert(&tid, none);
 		woken = offcpu_woken.lookup(&tid);
 	}
@@ -143,7 +143,7 @@ int offcpu_on_waking(struct bpf_raw_tracepoint_args *ctx)
 	wake->from_ns = gone ? gone->off_ns : 0;
 	wake->nr = gone ? gone->key.nr : 0;
 	wake->t_ns = now;
-	if (look_call(current_task()) == 0xffff) {	/* who ran there has nothing to do with it */
+	if (profile_call(current_task()) == 0xffff) {	/* the interrupted task is not the waker */
 		__builtin_memcpy(wake->by_comm, "interrupt", sizeof("interrupt"));
 	} else {
 		wake->by_pid = by >> 32;

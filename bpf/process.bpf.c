@@ -1,5 +1,6 @@
-/* Processes that are stopped, go on, and end, and who made them. Raw tracepoints on rare events; kernel 5.8 (ring buffer).
- * Driven by agent/probes/process.py. A debugger that attaches has the kernel send SIGSTOP; a cgroup is frozen without any signal. */
+/* Processes that are stopped, continued, and ended, and by whom. Raw tracepoints on rare events; kernel 5.8 (ring
+ * buffer). Driven by agent/probes/process.py. A debugger that attaches makes the kernel send SIGSTOP; a cgroup is
+ * frozen without any signal. */
 
 #define PROCESS_STOPPED 0	/* in the order of the table's enum */
 #define PROCESS_CONTINUED 1
@@ -10,29 +11,29 @@
 #define PROCESS_THAWED 6
 #define PROCESS_TRACED 7
 
-/* What who sent a signal is to whom it hit, in the order of the table's enum. */
+/* The relation of a signal's sender to its receiver, in the order of the table's enum. */
 #define PROCESS_BY_KERNEL 0
 #define PROCESS_BY_ITSELF 1
-#define PROCESS_BY_PARENT 2	/* or by what its parent started, or by the first process */
+#define PROCESS_BY_PARENT 2	/* or a process that its parent started, or the first process */
 #define PROCESS_BY_ANCESTOR 3
-#define PROCESS_BY_TERMINAL 4	/* somebody at the same terminal */
+#define PROCESS_BY_TERMINAL 4	/* a process at the same terminal */
 #define PROCESS_BY_OTHER 5
-#define PROCESS_BY_ASKED 6	/* who had asked it to end before */
+#define PROCESS_BY_ASKED 6	/* a process that had asked it to end before */
 #define PROCESS_ANCESTORS 8
 
 #define PROCESS_SIGPIPE 13
 #define PROCESS_SIGCONT 18
 #define PROCESS_SIGSTOP 19
-/* HUP INT QUIT ILL ABRT BUS FPE KILL SEGV TERM XCPU SYS: whoever sent one is remembered until the process ends. */
+/* HUP INT QUIT ILL ABRT BUS FPE KILL SEGV TERM XCPU SYS: the sender is kept until the process ends. */
 #define PROCESS_ENDING (1u << 1 | 1u << 2 | 1u << 3 | 1u << 4 | 1u << 6 | 1u << 7 | 1u << 8 | 1u << 9 | 1u << 11 | 1u << 15 | 1u << 24 | 1u << 31)
 #define PROCESS_ASKING (1u << 1 | 1u << 2 | 1u << 3 | 1u << 15)	/* HUP INT QUIT TERM */
-#define PROCESS_STOPPING (7u << 20)	/* TSTP TTIN TTOU, which a program may take itself */
-#define PROCESS_CLD 0x30		/* SIGNAL_CLD_STOPPED, SIGNAL_CLD_CONTINUED: this signal made it go on */
+#define PROCESS_STOPPING (7u << 20)	/* TSTP TTIN TTOU, which a program may handle itself */
+#define PROCESS_CLD 0x30	/* SIGNAL_CLD_STOPPED, SIGNAL_CLD_CONTINUED: this signal continued it */
 #define PROCESS_EACH_NS 8000000		/* of a user's processes */
 #define PROCESS_MOST 256
-#define PROCESS_SENDERS_EACH_NS 50000000	/* senders that are remembered of them */
+#define PROCESS_SENDERS_EACH_NS 50000000	/* senders that are kept of them */
 #define PROCESS_SENDERS_MOST 512
-#define PROCESS_SHORT_NS 1000000000	/* who lived for less and ended by itself is not told: most of what a shell starts */
+#define PROCESS_SHORT_NS 1000000000	/* shorter lives that ended by themselves are not reported: most of a shell's */
 
 struct process_event {
 	u64 t_ns;
@@ -52,7 +53,7 @@ struct process_sender {
 	u32 signal;
 	u32 pid;
 	u32 is;
-	u32 parent;	/* when it was sent */
+	u32 parent;	/* at the time of sending */
 	char comm[16];
 };
 
@@ -66,7 +67,7 @@ static __always_inline u32 process_parent(void *task)
 	return tgid;
 }
 
-/* What the current process is to a task. */
+/* The current process's relation to a task. */
 static __always_inline u32 process_is(void *task)
 {
 	void *mine = current_task(), *up = task, *tty = 0, *my_tty = 0;
@@ -92,7 +93,7 @@ static __always_inline u32 process_is(void *task)
 	return PROCESS_BY_OTHER;
 }
 
-/* Who sends a signal to that task; 0: to a whole cgroup. */
+/* The sender of a signal to that task; 0: to a whole cgroup. */
 static __always_inline void process_current(struct process_sender *s, void *to)
 {
 	void *task = current_task();
@@ -119,7 +120,7 @@ static __always_inline int process_ours(void *task)
 	return c && c->agent_pid && (pid == c->agent_pid || parent == c->agent_pid);
 }
 
-static __always_inline void process_tell(void *task, u8 kind, struct process_sender *s, u32 exit_code)
+static __always_inline void process_report(void *task, u8 kind, struct process_sender *s, u32 exit_code)
 {
 	u32 uid = uid_of(task);
 	if (process_ours(task))
@@ -161,13 +162,13 @@ int process_on_signal(struct bpf_raw_tracepoint_args *ctx)
 		if (!(flags & PROCESS_CLD))
 			return 0;
 		process_current(&s, task);
-		process_tell(task, PROCESS_CONTINUED, &s, UNKNOWN32);
+		process_report(task, PROCESS_CONTINUED, &s, UNKNOWN32);
 		return 0;
 	}
 	if (ctx->args[4])	/* ignored, or pending already */
 		return 0;
 	if (PROCESS_STOPPING >> number & 1) {
-		/* struct k_sigaction is 32 bytes and begins with its handler; 0 is what the kernel does by default. */
+		/* struct k_sigaction is 32 bytes and begins with its handler; 0 is the kernel's default. */
 		const char *actions = ADDR(PTR(task, task_struct, sighand), sighand_struct, action);
 		bpf_probe_read_kernel(&handler, sizeof(handler), actions + (number - 1) * 32);
 		if (handler)
@@ -177,8 +178,8 @@ int process_on_signal(struct bpf_raw_tracepoint_args *ctx)
 	if (ctx->args[1] == 1)	/* SEND_SIG_PRIV */
 		s.is = PROCESS_BY_KERNEL;
 	if (!(PROCESS_ENDING >> number & 1)) {
-		/* Sent by the kernel itself (SEND_SIG_PRIV), for a debugger: nothing tells when that lets it go on. */
-		process_tell(task, ctx->args[1] == 1 && number == PROCESS_SIGSTOP ? PROCESS_TRACED : PROCESS_STOPPED, &s, UNKNOWN32);
+		/* Sent by the kernel itself (SEND_SIG_PRIV), for a debugger: its continuation is not seen. */
+		process_report(task, ctx->args[1] == 1 && number == PROCESS_SIGSTOP ? PROCESS_TRACED : PROCESS_STOPPED, &s, UNKNOWN32);
 		return 0;
 	}
 	GET(tgid, task, task_struct, tgid);
@@ -222,7 +223,7 @@ int process_on_exit(struct bpf_raw_tracepoint_args *ctx)
 	if (!s.signal)
 		s.signal = UNKNOWN32;
 	GET(oom, signal, signal_struct, oom_mm);
-	process_tell(task, oom ? PROCESS_OOM_KILLED : code & 0x7f ? PROCESS_KILLED : PROCESS_EXITED, &s, code & 0x7f ? UNKNOWN32 : code >> 8 & 0xff);
+	process_report(task, oom ? PROCESS_OOM_KILLED : code & 0x7f ? PROCESS_KILLED : PROCESS_EXITED, &s, code & 0x7f ? UNKNOWN32 : code >> 8 & 0xff);
 out:
 	if (remembered) {
 		process_senders.delete(&tgid);
@@ -259,7 +260,7 @@ static __always_inline void process_cgroup(void *cgroup, u8 kind)
 	process_events.ringbuf_submit(e, QUIET);
 }
 
-/* Of each cgroup at and below the one that is written to, in the writer's context. */
+/* For each cgroup at and below the written one, in the writer's context. */
 int process_on_freeze(struct bpf_raw_tracepoint_args *ctx)
 {
 	process_cgroup((void *)ctx->args[0], PROCESS_FROZEN);

@@ -1,5 +1,5 @@
-/* Threads of a few processes that have to make room in memory themselves: direct reclaim, and compaction for large pages. Attached for seconds
- * only; kernel 5.8. Driven by agent/investigate/. */
+/* Threads of a few processes that reclaim memory themselves: direct reclaim, and compaction for large pages. Attached
+ * for seconds only; kernel 5.8. Driven by agent/investigate/. */
 
 enum { RECLAIM_PAGES, RECLAIM_COMPACTION };	/* in the order of the table's enum */
 
@@ -20,14 +20,14 @@ struct reclaim_who {
 	u32 tid;
 	u32 kind;
 };
-BPF_TABLE("lru_hash", struct reclaim_who, u64, reclaim_begun, 1024);	/* where a kernel tells no end, what began goes by itself */
+BPF_TABLE("lru_hash", struct reclaim_who, u64, reclaim_begun, 1024);	/* LRU, for kernels without an end event */
 
 static __always_inline int reclaim_begins(u32 kind)
 {
 	u64 now = bpf_ktime_get_boot_ns(), who = bpf_get_current_pid_tgid();
-	struct control *c = look_now(now);
+	struct control *c = profile_control(now);
 	struct reclaim_who w = {.tid = who, .kind = kind};
-	if (c && look_at(c, who >> 32) && reclaim_begun.update(&w, &now))
+	if (c && profile_has(c, who >> 32) && reclaim_begun.update(&w, &now))
 		lose(LOST_reclaim_begun);
 	return 0;
 }
@@ -56,7 +56,7 @@ static __always_inline int reclaim_ends(u32 kind, u64 pages)
 	}
 	__sync_fetch_and_add(&v->count, 1);
 	__sync_fetch_and_add(&v->sum_ns, ns);
-	if (pages)	/* of a constant 0 the compiler makes an atomic or, which is of 5.12 */
+	if (pages)	/* with a constant 0 the compiler emits an atomic or, which needs 5.12 */
 		__sync_fetch_and_add(&v->pages, pages);
 	if (ns > v->max_ns)
 		v->max_ns = ns;

@@ -1,11 +1,14 @@
-/* Segments of Redis connections that begin with a limiter's command, and the answers to them.
+/* Segments of Redis connections that begin with a limiter's command, and the replies to them.
  *
- * tcp_probe sees each segment that a TCP socket receives here, net_dev_queue each that one sends out of this host or network namespace: together
- * both ways of a connection with an end here. Minimum kernel: 5.8, and a way to read what lies in pages (redis_bytes); agent/probes/redis.py
- * says when they are attached. A connection is followed in one of two ways:
- *   FIRST  of each request only such segments whose first command is a limiter's, with what continues them and what answers them
- *   WHOLE  all of it: since somebody sends before the answer to the last request came, or a limiter's command was behind another one
- * What is over the budget is counted (redis_switch.asked), and a gap in the connection. */
+ * tcp_probe sees each segment that a local TCP socket receives, net_dev_queue each that one sends out of this host or
+ * network namespace: together both directions of a connection with an end here. Minimum kernel: 5.8, and a way to read
+ * data in pages (redis_bytes); agent/probes/redis.py decides when they are attached. A connection is followed in one of
+ * two modes:
+ *
+ * FIRST  only segments whose first command is a limiter's, with their continuations and replies
+ * WHOLE  everything, since the client sends before the last reply came, or a limiter's command was behind another one
+ *
+ * What exceeds the budget is counted (redis_switch.asked), and marked as a gap in the connection. */
 
 static __always_inline void redis_who(struct redis_piece *e, struct redis_segment *s)
 {
@@ -18,7 +21,7 @@ static __always_inline void redis_who(struct redis_piece *e, struct redis_segmen
 #endif
 }
 
-/* Whether a segment is to be handed over, which its flow then knows. */
+/* Whether a segment is to be sent; updates its flow. */
 static __always_inline bool redis_wanted(struct redis_flow *f, struct redis_switch *w, struct redis_segment *s, u64 now, bool begins,
 					 u32 what, bool sampled, bool *gap)
 {
@@ -40,7 +43,7 @@ static __always_inline bool redis_wanted(struct redis_flow *f, struct redis_swit
 		WALK(uid, s->sk, sock, sk_uid);
 		keep = !over_share(uid, SHARE_REDIS, w->each_ns, w->most);
 		if (keep)
-			__sync_fetch_and_add(&w->told, 1);
+			__sync_fetch_and_add(&w->sent, 1);
 		else
 			f->skipped++;
 	}
@@ -64,9 +67,9 @@ static __always_inline int redis_segment(struct redis_segment *s)
 		if (REDIS_BYTES(s->skb, s->at, head, n))
 			return 0;
 		begins = head[0] == '*';
-		what = redis_what(head, w);
+		what = redis_command_kind(head, w);
 		if (what == REDIS_WINDOW && head[5] == '3' && head[6] == '\r' && s->size > REDIS_PIECE)
-			what = REDIS_NOTHING;	/* a SET as long makes no counter */
+			what = REDIS_NOTHING;	/* so long a SET creates no counter */
 		if (!what && head[0] == 0x17 && head[1] == 3) {	/* a record of data */
 			__sync_fetch_and_add(&w->encrypted, 1);
 			return 0;
@@ -106,7 +109,7 @@ static __always_inline int redis_segment(struct redis_segment *s)
 	if (!redis_wanted(f, w, s, now, begins, what, sampled, &gap)) {
 		if (!f->limits && f->state != REDIS_WHOLE) {
 			redis_unknow(s->client_port);
-			f->pending = 0;		/* its answer is not looked at */
+			f->pending = 0;	/* its reply is not read */
 		}
 		return 0;
 	}
@@ -132,7 +135,8 @@ static __always_inline int redis_segment(struct redis_segment *s)
 			break;
 		}
 		e->size = redis_most(s->size - done, REDIS_PIECE);
-		u64 n = redis_most(*(volatile u16 *)&e->size, REDIS_PIECE);	/* as if it were another: one path for the verifier */
+		/* volatile: one path for the verifier */
+		u64 n = redis_most(*(volatile u16 *)&e->size, REDIS_PIECE);
 		if (REDIS_BYTES(s->skb, s->at + done, e->data, n)) {
 			redis_pieces.ringbuf_discard(e, QUIET);
 			f->left_out = 1;
@@ -154,12 +158,12 @@ static __always_inline int redis_segment(struct redis_segment *s)
 		e->at_server = s->at_server;
 		e->pad = 0;
 		e->skipped = skipped;
-		if (first) {	/* the others have what the first has */
+		if (first) {	/* the others have the first one's */
 			redis_address(e->server, s, s->at_server);
 			redis_address(e->client, s, !s->at_server);
 			redis_who(e, s);
 		}
-		first = false;	/* not found by done, of which the verifier then would have to know each value */
+		first = false;	/* not derived from done, whose every value the verifier would track */
 		done += *(volatile u16 *)&e->size;
 		redis_pieces.ringbuf_submit(e, redis_pieces_flags());
 	}
@@ -185,7 +189,7 @@ int redis_out(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	WALK(state, s.sk, sock_common, skc_state);
 	WALK(protocol, s.sk, sock, sk_protocol);
-	if (state == 6 || state >= 12 || protocol != 6)	/* TIME_WAIT and NEW_SYN_RECV are no whole sockets */
+	if (state == 6 || state >= 12 || protocol != 6)	/* TIME_WAIT and NEW_SYN_RECV are no complete sockets */
 		return 0;
 	return redis_ends(&s, false) ? redis_segment(&s) : 0;
 }

@@ -1,4 +1,4 @@
-/* Which command a request of Redis begins with, as far as the agent has named it (redis_commands of bpf/redis_piece.h). */
+/* The command of a Redis request, if the agent has named it (redis_commands of bpf/redis_piece.h). */
 static __always_inline u64 redis_capitals(u64 text)
 {
 	u64 low = text & 0x7f7f7f7f7f7f7f7full;
@@ -11,16 +11,16 @@ static __always_inline u64 redis_mask(u64 bytes)
 	return bytes >= 8 ? ~0ull : (1ull << bytes * 8) - 1;
 }
 
-/* What a command is that redis_commands has; nothing where the request has fewer words than it says. */
-static __always_inline u32 redis_meant(const u8 *head, const u32 *what)
+/* The kind of a command in redis_commands; nothing if the request has fewer words than required. */
+static __always_inline u32 redis_kind_of(const u8 *head, const u32 *what)
 {
 	u32 w = what ? *what : REDIS_NOTHING;
 	return head[2] == '\r' && (u32)(head[1] & 15) < w >> 8 ? REDIS_NOTHING : w & 255;
 }
 
-/* What a request begins with: *NUMBER $LENGTH NAME. Without loops and with few branches, each of which the verifier would follow to the end:
- * of a digit bit 5 is set, of a carriage return it is not. */
-static __always_inline u32 redis_what(const u8 *head, struct redis_switch *w)
+/* The beginning of a request: *NUMBER $LENGTH NAME. Without loops and with few branches, each of which the verifier
+ * would follow to the end. Bit 5 is set in a digit, and clear in a carriage return. */
+static __always_inline u32 redis_command_kind(const u8 *head, struct redis_switch *w)
 {
 	struct redis_name n;
 	u64 *words = (u64 *)&n;
@@ -35,11 +35,12 @@ static __always_inline u32 redis_what(const u8 *head, struct redis_switch *w)
 			return REDIS_NOTHING;
 		words[0] = redis_capitals(((u64 *)head)[1]) & redis_mask(bytes);
 		words[1] = redis_capitals(((u64 *)head)[2]) & redis_mask(bytes < 8 ? 0 : bytes - 8);
-		return redis_meant(head, redis_commands.lookup(&n));
+		return redis_kind_of(head, redis_commands.lookup(&n));
 	}
 	u64 two = head[2] >> 5 & 1, three = head[3] >> 5 & two, four = head[4] >> 5 & three;
 	u64 at = redis_most(two + three + four, 3);
-	bpf_probe_read_kernel(length, 4, head + 4 + at);	/* behind the first digit, a line's end and the dollar: $ is there, if any */
+	/* after the first digit: a line's end and the dollar, if any */
+	bpf_probe_read_kernel(length, 4, head + 4 + at);
 	bpf_probe_read_kernel(&n, 16, head + 8 + at);
 	u64 digits = length[2] >> 5 & 1;
 	if (length[0] != '$')
@@ -51,5 +52,5 @@ static __always_inline u32 redis_what(const u8 *head, struct redis_switch *w)
 		return REDIS_NOTHING;
 	words[0] = redis_capitals(words[0]) & redis_mask(bytes);
 	words[1] = redis_capitals(words[1]) & redis_mask(bytes < 8 ? 0 : bytes - 8);
-	return redis_meant(head, redis_commands.lookup(&n));
+	return redis_kind_of(head, redis_commands.lookup(&n));
 }

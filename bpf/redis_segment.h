@@ -1,9 +1,9 @@
-/* A segment of a Redis connection, either way: whose it is, which way it goes, where its data are, and how they are read. */
+/* A segment of a Redis connection in either direction: its connection, direction, data, and how to read it. */
 struct redis_segment {
 	void *skb;
 	void *sk;
 	u64 flow;
-	u32 at;			/* where its data begin in the buffer */
+	u32 at;			/* start of its data in the buffer */
 	u32 size;
 	u32 seq;
 	u32 ack;
@@ -17,7 +17,8 @@ struct redis_segment {
 };
 
 #if KFUNC_bpf_dynptr_from_skb && KFUNC_bpf_path_d_path && FUNC_dynptr_read
-/* What lies in pages, which nearly all of it does on loopback, these programs may read since 6.11; bpf_path_d_path of 6.12 tells such a kernel. */
+/* Data in pages, as nearly all on loopback, can be read by these programs since 6.11; bpf_path_d_path of 6.12 indicates
+ * such a kernel. */
 struct redis_dynptr {
 	u64 opaque[2];
 };
@@ -26,7 +27,8 @@ static long (*redis_dynptr_read)(void *to, u64 size, const struct redis_dynptr *
 #define REDIS_BYTES_BEGIN(skb) struct redis_dynptr redis_d; redis_dynptr_from_skb(skb, 0, &redis_d)
 #define REDIS_BYTES(skb, at, to, size) redis_dynptr_read(to, size, &redis_d, at, 0)
 
-/* The pieces of a segment are counted by the kernel's iterator (6.4): the verifier then looks at the loop's body a few times, not 48 times. */
+/* The kernel's iterator (6.4) counts the pieces of a segment: the verifier then checks the loop's body a few times, not
+ * 48 times. */
 struct redis_count {
 	u64 opaque;
 };
@@ -44,10 +46,11 @@ static void (*redis_count_destroy)(struct redis_count *c) = (void *)(KFUNC_BASE 
 #define REDIS_PIECES_END
 #endif
 
-/* What a tracepoint with types gives is followed by loads, as the verifier allows there: a helper's call each would cost more than all the rest. */
+/* A typed tracepoint's arguments are read by loads, as the verifier allows there: calling a helper for each would cost
+ * more than all the rest. */
 #define WALK(dst, ptr, s, f) ({ (dst) = *(typeof(dst) *)ADDR(ptr, s, f); })
 
-/* The least of both, in a way that the verifier sees. */
+/* The minimum of both, in a form that the verifier understands. */
 static __always_inline u64 redis_most(u64 n, u64 most)
 {
 	asm volatile("" : "+r"(n));
@@ -64,7 +67,8 @@ static __always_inline bool redis_port(u32 port)
 	return bits && *bits >> (port & 63) & 1;
 }
 
-/* Connections of which nothing was wanted yet are told by a bit of their client's port, before anything else is done. The agent clears them at times. */
+/* Bits of client ports: connections of which nothing was wanted yet are skipped first of all. The agent clears them at
+ * intervals. */
 static __always_inline u64 *redis_client(u32 port)
 {
 	u32 word = port >> 6;
@@ -105,7 +109,7 @@ static __always_inline u64 redis_mix(u64 h, u64 with)
 	return h ^ h >> 29;
 }
 
-/* Which connection, which way; false for what is no Redis's. */
+/* Finds the connection and the direction; false if it is no Redis connection. */
 static __always_inline bool redis_ends(struct redis_segment *s, bool received)
 {
 	u16 dport, lport;
@@ -138,7 +142,7 @@ static __always_inline void redis_hash(struct redis_segment *s)
 	s->flow = h;
 }
 
-/* Where its data are; false for a segment without any. */
+/* Finds the data; false for a segment without any. */
 static __always_inline bool redis_data(struct redis_segment *s)
 {
 	u16 transport = 0;
@@ -167,7 +171,7 @@ static __always_inline bool redis_loops(void *skb)
 	return flags & 8;	/* IFF_LOOPBACK */
 }
 
-/* Whether what was received came through the loopback device: the socket keeps its number. */
+/* Whether it was received through the loopback device, whose number the socket keeps. */
 static __always_inline bool redis_from_here(struct redis_segment *s)
 {
 	u32 ifindex = 0;

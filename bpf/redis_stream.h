@@ -1,19 +1,20 @@
-/* Redis connections whose bytes are seen in order, as a program reads or writes them: Unix sockets. There are no sequence numbers, so the bytes are
- * counted (redis_flow.asked and answered); else what is handed over, and when, is as of segments (bpf/redis.bpf.c). */
+/* Redis connections whose bytes are seen in order, as a program reads or writes them: Unix sockets. There are no
+ * sequence numbers, so bytes are counted (redis_flow.asked and answered). Otherwise the rules for segments apply
+ * (bpf/redis.bpf.c). */
 
 struct redis_stream {
 	u64 flow;
 	u64 now;
-	const char *from;	/* what was read or written now ... */
-	void *packet;		/* ... or the struct redis_dynptr of it */
+	const char *from;	/* the data ... */
+	void *packet;		/* ... or its struct redis_dynptr */
 	u32 size;
-	u32 readable;		/* of which so much can be had */
-	u32 uid;		/* whose share it takes */
+	u32 readable;		/* readable bytes of it */
+	u32 uid;		/* the user whose share it uses */
 	u8 reply;
 	u8 at_server;
 };
 
-enum { REDIS_KERNEL, REDIS_PACKET };	/* where: an argument of its own, since it must be a constant */
+enum { REDIS_KERNEL, REDIS_PACKET };	/* where: a separate argument, since it must be a constant */
 
 static __always_inline long redis_copy(u32 where, struct redis_stream *s, u32 at, void *to, u64 size)
 {
@@ -43,7 +44,7 @@ static __always_inline bool redis_stream_wanted(struct redis_flow *f, struct red
 		__sync_fetch_and_add(&w->asked, 1);
 		keep = !over_share(s->uid, SHARE_REDIS, w->each_ns, w->most);
 		if (keep)
-			__sync_fetch_and_add(&w->told, 1);
+			__sync_fetch_and_add(&w->sent, 1);
 		else
 			f->skipped++;
 	}
@@ -52,7 +53,7 @@ static __always_inline bool redis_stream_wanted(struct redis_flow *f, struct red
 	return keep;
 }
 
-/* What redis_streamed knows of a part that is to be handed over. */
+/* The data of redis_streamed about a part to send. */
 struct redis_part {
 	u64 idle;
 	u32 seq;
@@ -62,7 +63,7 @@ struct redis_part {
 	bool gap;
 };
 
-/* Whether this part is to be handed over; then `part` says the rest. */
+/* Whether to send this part; fills in `part`. */
 static __always_inline struct redis_flow *redis_stream_part(u32 where, struct redis_switch *w, struct redis_stream *s, struct redis_part *part)
 {
 	u8 head[REDIS_HEAD] __attribute__((aligned(8))) = {};
@@ -74,9 +75,9 @@ static __always_inline struct redis_flow *redis_stream_part(u32 where, struct re
 		if (redis_copy(where, s, 0, head, n))
 			return 0;
 		begins = head[0] == '*';
-		what = redis_what(head, w);
+		what = redis_command_kind(head, w);
 		if (what == REDIS_WINDOW && head[5] == '3' && head[6] == '\r' && s->size > REDIS_PIECE)
-			what = REDIS_NOTHING;	/* a SET as long makes no counter */
+			what = REDIS_NOTHING;	/* so long a SET creates no counter */
 		if (begins && !what && w->samples && (!f || s->now - f->sampled_ns > REDIS_SAMPLE_NS)) {
 			w->samples--;
 			sampled = true;
@@ -87,7 +88,8 @@ static __always_inline struct redis_flow *redis_stream_part(u32 where, struct re
 		if (!(what || sampled))
 			return 0;
 		made.left_out = 1;
-		made.asked = bpf_get_prandom_u32();	/* no two connections count alike: the same exchange, seen at both ends, is known by its place */
+		/* random: an exchange seen at both ends has the same position */
+		made.asked = bpf_get_prandom_u32();
 		made.answered = bpf_get_prandom_u32();
 		redis_flows.update(&s->flow, &made);
 		f = redis_flows.lookup(&s->flow);
@@ -116,7 +118,7 @@ static __always_inline struct redis_flow *redis_stream_part(u32 where, struct re
 	return f;
 }
 
-/* The next piece of a part from `done` on, with all but whose it is; 0 where there is no more, or no room. */
+/* The next piece of a part from `done` on, without its owner; 0 at the end, or without room. */
 static __always_inline struct redis_piece *redis_stream_piece(u32 where, struct redis_switch *w, struct redis_stream *s, struct redis_part *part, struct redis_flow *f,
 							      u32 done, bool first)
 {
@@ -134,7 +136,7 @@ static __always_inline struct redis_piece *redis_stream_piece(u32 where, struct 
 		return 0;
 	}
 	e->size = redis_most(s->readable - done, REDIS_PIECE);
-	u64 n = redis_most(*(volatile u16 *)&e->size, REDIS_PIECE);	/* as if it were another: one path for the verifier */
+	u64 n = redis_most(*(volatile u16 *)&e->size, REDIS_PIECE);	/* volatile: one path for the verifier */
 	if (redis_copy(where, s, done, e->data, n)) {
 		redis_pieces.ringbuf_discard(e, QUIET);
 		f->left_out = 1;

@@ -1,6 +1,7 @@
-/* What Redis is asked, and answers, by Unix sockets: the kernel hands a buffer back (consume_skb) where a process, then current, has read it to its end, and the
- * bytes are still in it. Who reads a request is the server, who reads an answer its client; an answer's buffer was written by the end that has a name.
- * What is longer than 3.7 KB lies in pages, which can be read since 6.12 (redis_segment.h); on kernels from 5.8 on redis_unix_short sees the others. */
+/* Redis requests and replies on Unix sockets. The kernel frees a buffer (consume_skb) when a process, the current task,
+ * has read it to its end, and the bytes are still in it. The reader of a request is the server, the reader of a reply
+ * its client; a reply's buffer was written by the end with a name. Data above 3.7 KB is in pages, which can be read
+ * since 6.12 (redis_segment.h); on kernels from 5.8 on redis_unix_short sees the rest. */
 #define REDIS_AF_UNIX 1
 #define REDIS_SOCK_STREAM 1
 #define REDIS_PATH 108
@@ -11,12 +12,13 @@ struct redis_path {
 	char text[108];
 };
 
-BPF_TABLE("lru_hash", u64, struct redis_path, redis_paths, 64);	/* of servers' sockets, by what stands for the address in a piece */
-BPF_TABLE("array", u32, u8, redis_unix_known, REDIS_UNIX_PLACES);	/* connections of which something was wanted; bits would need atomics of 5.12 */
+BPF_TABLE("lru_hash", u64, struct redis_path, redis_paths, 64);	/* of servers' sockets, by their number in a piece */
+/* connections of which something was wanted; bits would need atomics of 5.12 */
+BPF_TABLE("array", u32, u8, redis_unix_known, REDIS_UNIX_PLACES);
 
 #if HAS_unix_sock__addr && HAS_unix_sock__peer && HAS_socket_alloc__vfs_inode
-/* A number for the address that the listener and all whom it accepted have; its name is kept, and is part of the number: another server's address may come to lie where
- * that of one lay which has ended. */
+/* A number for the address that a listener and its accepted sockets share. Its name is kept, and is part of the number,
+ * since another server's address may be at the same place later. */
 static __always_inline u64 redis_unix_server(void *address)
 {
 	struct redis_path path = {};
@@ -44,7 +46,7 @@ static __always_inline u64 redis_unix_inode(void *sk)
 	return inode;
 }
 
-/* Who wrote a buffer of a Unix stream socket; 0 for any other buffer. */
+/* The writer of a Unix stream socket's buffer; 0 for any other buffer. */
 static __always_inline void *redis_unix_writer(void *skb)
 {
 	u16 family = 0, type = 0;
@@ -93,7 +95,7 @@ static __always_inline int redis_unix_read(u32 where, void *skb, void *writer, v
 	s.flow = redis_mix(redis_mix((u64)server, (u64)address), redis_unix_inode(server));
 	s.at_server = !s.reply;
 	if (s.reply)
-		s.uid = uid_of((void *)bpf_get_current_task());	/* who asks, either way */
+		s.uid = uid_of((void *)bpf_get_current_task());	/* the client, in either direction */
 	else
 		READ(s.uid, writer, sock, sk_uid);
 	struct redis_part part;
@@ -104,7 +106,7 @@ static __always_inline int redis_unix_read(u32 where, void *skb, void *writer, v
 			return 0;
 		*wanted = 0;
 		if (known)
-			known->pending = 0;	/* its answer is not looked at */
+			known->pending = 0;	/* its reply is not read */
 		return 0;
 	}
 	*wanted = 1;
@@ -115,7 +117,7 @@ static __always_inline int redis_unix_read(u32 where, void *skb, void *writer, v
 		struct redis_piece *e = redis_stream_piece(where, w, &s, &part, f, done, first);
 		if (!e)
 			break;
-		if (first) {	/* the others have what the first has */
+		if (first) {	/* the others have the first one's */
 			__builtin_memset(e->client, 0, 16);
 			*(u64 *)e->server = 0x58494e5501ull;	/* \1 U N I X: an address of no network (bpf/unix_name.h) */
 			*(u64 *)(e->server + 8) = redis_unix_server(address);

@@ -1,5 +1,6 @@
-/* How long this host takes from the arrival of a SYN to the SYN-ACK: by local port. Attached for seconds only, to what each packet passes. Kernel 5.8.
- * Driven by agent/investigate/. A SYN that arrives again before it was answered counts from the first one. */
+/* How long this host takes from the arrival of a SYN to the SYN-ACK: by local port. Attached for seconds only, since
+ * every packet passes here. Kernel 5.8. Driven by agent/investigate/. A SYN that arrives again before its answer counts
+ * from the first one. */
 
 #define SYNACK_TCP 6
 #define SYNACK_SYN 0x02
@@ -11,7 +12,7 @@ struct synack_pair {
 	u16 port;
 	u32 pad;
 };
-BPF_TABLE("lru_hash", struct synack_pair, u64, synack_syns, 4096);	/* when it came */
+BPF_TABLE("lru_hash", struct synack_pair, u64, synack_syns, 4096);	/* its arrival */
 
 struct synack_key {
 	u32 port;
@@ -26,7 +27,7 @@ struct synack_value {
 BPF_TABLE("hash", struct synack_key, struct synack_value, synack_sums, 256);
 BPF_TABLE("array", u32, struct synack_value, synack_zero, 1);
 
-/* Flags of a TCP segment, 0 for anything else; its far end, with `ours` as the side that is this host's. */
+/* Flags of a TCP segment, 0 for anything else; and its remote end, with `ours` as the local side. */
 static __always_inline u8 synack_read(void *skb, bool incoming, struct synack_pair *p)
 {
 	u16 at = 0, ports[2] = {};
@@ -64,7 +65,7 @@ int synack_on_receive(struct bpf_raw_tracepoint_args *ctx)
 	u64 now = bpf_ktime_get_boot_ns();
 	struct synack_pair p;
 	u32 zero = 0;
-	if (!look_now(now))
+	if (!profile_control(now))
 		return 0;
 	struct synack_at *at = synack_at.lookup(&zero);
 	u8 flags = synack_read((void *)ctx->args[0], true, &p);
@@ -84,7 +85,7 @@ int synack_on_send(struct bpf_raw_tracepoint_args *ctx)
 	void *skb = (void *)ctx->args[0];
 	struct synack_pair p;
 	u32 zero = 0;
-	if (!look_now(now) || (synack_read(skb, false, &p) & (SYNACK_SYN | SYNACK_ACK)) != (SYNACK_SYN | SYNACK_ACK))
+	if (!profile_control(now) || (synack_read(skb, false, &p) & (SYNACK_SYN | SYNACK_ACK)) != (SYNACK_SYN | SYNACK_ACK))
 		return 0;
 	struct synack_at *at = synack_at.lookup(&zero);
 	if (at)

@@ -1,7 +1,7 @@
-/* Which processor answers a SYN just now: between the arrival of the segment and the SYN-ACK's way out, all in one softirq. For bpf/synack.bpf.c,
- * which keeps it, and bpf/contention.bpf.c, which asks. */
+/* The CPU that answers a SYN at the moment: from the segment's arrival to the SYN-ACK's departure, all in one softirq.
+ * bpf/synack.bpf.c writes it, bpf/contention.bpf.c reads it. */
 #ifndef SYNACK_OPEN_NS
-#define SYNACK_OPEN_NS 1000000000	/* one that was never answered is forgotten after that */
+#define SYNACK_OPEN_NS 1000000000	/* an unanswered one is dropped after this */
 
 struct synack_at {
 	u64 since_ns;

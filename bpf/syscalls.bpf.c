@@ -1,20 +1,22 @@
 /* Time in system calls. Kernel 5.8 (ring buffer, boot clock). Driven by agent/probes/syscalls.py.
  *
- * Always, here: the time a thread is switched out inside a call (sched_switch), with run-queue wait (from sched_wakeup) apart. A system
- * call tracepoint would put every call of every process on the slow path; sched_switch costs nothing to calls that do not block.
- * On demand: sys_enter and sys_exit (bpf/syscalls_timed.bpf.c).
+ * Permanent, here: the time that a thread is switched out inside a call (sched_switch), with run-queue wait (from
+ * sched_wakeup) apart. A system call tracepoint would put every call of every process on the slow path; sched_switch
+ * costs nothing to calls that do not block. On demand: sys_enter and sys_exit (bpf/syscalls_timed.bpf.c).
  *
- * Which blocks belong to one call? A thread's TIF_NEED_FPU_LOAD is set when it is switched in again and cleared on its return to user
- * mode, so a switch-out that finds it clear is the first since the thread was in user mode: the call before it has ended.
- * The bit's number differs between kernels and is measured at start (control of syscalls_tune, see agent/probes/syscalls.py).
- * The kernel's own use of the FPU within a call sets it too early; other user registers than before tell most of those calls apart. */
+ * To assign blocks to calls: a thread's TIF_NEED_FPU_LOAD is set when it is switched in again and cleared on its return
+ * to user mode, so a switch-out with a clear bit is the first since the thread was in user mode: the call before it has
+ * ended. The bit's number differs between kernels and is measured at start (control of syscalls_tune, see
+ * agent/probes/syscalls.py). The kernel's own use of the FPU within a call sets it too early; changed user registers
+ * distinguish most of those calls. */
 
 struct syscalls_call {
 	u32 tid;
-	u32 start;		/* lower half of the call's start: what the agent takes is never the thread's next call */
+	u32 start;		/* lower half of the call's start: the agent never takes the thread's next call */
 };
-BPF_TABLE("hash", struct syscalls_call, struct syscalls_event, syscalls_pending, 2048);	/* slow calls that may go on */
-BPF_TABLE("array", u32, struct syscalls_event, syscalls_blank, 1);	/* what a new element starts from */
+/* slow calls that may continue */
+BPF_TABLE("hash", struct syscalls_call, struct syscalls_event, syscalls_pending, 2048);
+BPF_TABLE("array", u32, struct syscalls_event, syscalls_blank, 1);	/* initial value */
 
 static __always_inline void syscalls_count(void *task, struct syscalls_thread *t, u64 ns, u64 run_queue_ns)
 {
@@ -57,7 +59,7 @@ static __always_inline void syscalls_end(struct syscalls_thread *t, u32 tid)
 	}
 }
 
-/* The pending call goes on: the agent is to leave it alone. */
+/* The pending call continues: the agent must leave it. */
 static __always_inline void syscalls_hold(struct syscalls_thread *t, u32 tid)
 {
 	struct syscalls_call call = {.tid = tid, .start = t->call_ns};
@@ -66,7 +68,8 @@ static __always_inline void syscalls_hold(struct syscalls_thread *t, u32 tid)
 		e->goes_on = 1;
 }
 
-/* The element of a call that goes on or begins; the agent leaves it alone until it is done. Not by way of the stack: it is too big for two of them. */
+/* The element of a call that continues or begins; the agent leaves it until it is done. Not on the stack: it is too
+ * large for two of them. */
 static __always_inline struct syscalls_event *syscalls_pending_of(struct syscalls_call *call)
 {
 	u32 zero = 0;
@@ -117,7 +120,7 @@ static __always_inline void syscalls_back(struct syscalls_thread *t, struct sysc
 		return;
 	}
 	struct syscalls_call call = {.tid = tid, .start = t->call_ns};
-	if (t->pending && !syscalls_pending.lookup(&call)) {	/* the agent took what there was: the rest counts as a call of its own */
+	if (t->pending && !syscalls_pending.lookup(&call)) {	/* the agent took it: the rest counts as a new call */
 		call.start = t->call_ns = in_ns - total;
 		t->blocked_ns = total - run_queue;
 		t->run_queue_ns = run_queue;
@@ -145,7 +148,7 @@ static __always_inline void syscalls_out(bool preempt, u64 now)
 	LOAD(flags, task, task_struct, flags);
 	syscalls_put_away(task, flags);
 	if (!tune || flags & (PF_KTHREAD | PF_IO_WORKER | PF_EXITING))
-		return;		/* an exiting thread's element is gone, and nobody would delete another */
+		return;	/* an exiting thread's element is gone, and a new one would never be deleted */
 	LOAD(tid, task, task_struct, pid);
 	LOAD(ti, task, thread_info, flags);
 	struct syscalls_thread *t = syscalls_threads.lookup(&tid);
@@ -175,7 +178,7 @@ static __always_inline void syscalls_out(bool preempt, u64 now)
 	struct pt_regs copy = {}, *regs = &copy;
 	bpf_probe_read_kernel(regs, sizeof(copy), syscalls_regs(task));
 #endif
-	if ((long)REG(regs, ax) != -38)	/* -ENOSYS stands there from entry to return: else a page fault or a new thread */
+	if ((long)REG(regs, ax) != -38)	/* ax is -ENOSYS from entry to return: else a page fault or a new thread */
 		return;
 	bool compat = syscalls_compat(task);
 	u32 nr = REG(regs, orig_ax) + compat * SYSCALLS_COMPAT;

@@ -1,5 +1,5 @@
-/* What is known of a system call and of a thread in one: tables, records, sums by process and call. First in the family of
- * bpf/syscalls.bpf.c. A 32-bit program's calls have numbers of their own: 512 is added to them here. */
+/* State of a system call and of its thread: tables, records, sums by process and call. First in the family of
+ * bpf/syscalls.bpf.c. 512 is added to the numbers of 32-bit programs' calls. */
 
 #ifndef SYSCALLS_SLOW_NS
 #define SYSCALLS_SLOW_NS 10000000
@@ -20,7 +20,7 @@ enum { SYSCALLS_ALL, SYSCALLS_SAMPLED, SYSCALLS_BLOCKED };	/* order of the table
 enum { SYSCALLS_SLOW, SYSCALLS_WAITING };			/* order of `kind` */
 
 struct syscalls_tune {
-	u64 flag_mask;		/* thread_info.flags bit that says: not back in user mode since the last switch-in */
+	u64 flag_mask;		/* bit of thread_info.flags: not in user mode since the last switch-in */
 	u64 full;		/* sys_exit reports slow calls, sched_switch does not */
 	u64 calibrate_tid;
 	u64 calibrate_nr;	/* write */
@@ -51,7 +51,7 @@ struct syscalls_value {
 };
 BPF_TABLE("hash", struct syscalls_key, struct syscalls_value, syscalls_a, 8192);
 BPF_TABLE("hash", struct syscalls_key, struct syscalls_value, syscalls_b, 8192);
-BPF_TABLE("array", u32, struct syscalls_value, syscalls_zero, 1);	/* what a new element starts from */
+BPF_TABLE("array", u32, struct syscalls_value, syscalls_zero, 1);	/* initial value */
 
 struct syscalls_event {
 	u64 t_ns;		/* end of the call: its last switch-in, or sys_exit */
@@ -76,7 +76,7 @@ struct syscalls_event {
 	u8 kind;
 	u8 basis;
 	u8 goes_on;		/* of a pending one: the thread is off the CPU again, in the same call */
-	u8 frozen;		/* the file's file system was, when the call began to wait */
+	u8 frozen;		/* the file's file system was frozen when the call began to wait */
 	u8 pad[6];
 };
 #define SYSCALLS_PAGES 64
@@ -88,19 +88,19 @@ static __always_inline u64 syscalls_events_flags(void)
 }
 
 struct syscalls_thread {
-	u64 off_ns;		/* switched out at, 0 while running or not in a call */
+	u64 off_ns;		/* switched out at; 0 while running or outside of a call */
 	u64 wake_ns;
-	u64 ready_ns;		/* not within a blocking call: preempted or woken at, 0 while running */
+	u64 ready_ns;		/* outside of a blocking call: preempted or woken at; 0 while running */
 	u64 call_ns;		/* first block of the current call began */
-	u64 call_regs;		/* its user registers, hashed: they stay as they are within a call */
+	u64 call_regs;		/* hash of its user registers, which do not change within a call */
 	u64 blocked_ns;		/* in the current call */
 	u64 run_queue_ns;
-	u64 enter_ns;		/* of the timed call that the thread was in when it left its processor */
+	u64 enter_ns;		/* of the timed call in which the thread left its CPU */
 	u64 sock_id;
-	u64 r14;		/* Go: the goroutine that blocks */
-	u64 wrote;		/* bytes, when it left its processor in a call for the last time */
+	u64 r14;		/* Go: the blocking goroutine */
+	u64 wrote;		/* bytes, at the last switch-out within a call */
 	u64 wrote_before;	/* ... in the call before this one */
-	u64 dns_sk;		/* the socket, where its peer is a name server */
+	u64 dns_sk;		/* the socket, if its peer is a name server */
 	u32 tgid;
 	u32 nr;
 	u32 fd;
@@ -114,16 +114,16 @@ struct syscalls_thread {
 	u8 peer_addr[16];
 };
 BPF_TABLE("hash", u32, struct syscalls_thread, syscalls_threads, SYSCALLS_THREADS);
-BPF_TABLE("array", u32, struct syscalls_thread, syscalls_fresh, 1);	/* what a new element starts from */
+BPF_TABLE("array", u32, struct syscalls_thread, syscalls_fresh, 1);	/* initial value */
 
-BPF_TABLE("hash", u32, u64, syscalls_watched, 1024);	/* processes whose every wait is wanted: tgid */
+BPF_TABLE("hash", u32, u64, syscalls_watched, 1024);	/* processes for which every wait is reported: tgid */
 
 static __always_inline struct syscalls_thread *syscalls_thread_of(u32 tid)
 {
 	struct syscalls_thread *t = syscalls_threads.lookup(&tid);
 	if (!t) {
 		u32 zero = 0;
-		struct syscalls_thread *fresh = syscalls_fresh.lookup(&zero);	/* too big for the stack */
+		struct syscalls_thread *fresh = syscalls_fresh.lookup(&zero);	/* too large for the stack */
 		if (fresh)
 			syscalls_threads.insert(&tid, fresh);
 		t = syscalls_threads.lookup(&tid);
@@ -135,9 +135,10 @@ static __always_inline struct syscalls_thread *syscalls_thread_of(u32 tid)
 	return t;
 }
 
-/* When `task`, the current one, got its processor back, where no program saw it: a kernel may run none while a task that it protects
- * is the current one, and so not show the switch from that task to this one, nor wake-ups meanwhile. The scheduler's own stamp tells,
- * by the clock of its run queue, which every switch sets; between switches that clock lags by a tick at most, and this is late by as much. */
+/* When `task`, the current one, got its CPU back, if no program saw it: a kernel may run no program while a protected
+ * task is current, and so hide the switch from it, and wake-ups meanwhile. The scheduler's own stamp is by the clock of
+ * the run queue, which every switch sets. Between switches that clock lags by a tick at most, so this may be late by as
+ * much. */
 static __always_inline u64 syscalls_arrived(struct syscalls_thread *t, void *task, u64 now)
 {
 	u64 ran_ns = 0, least = t->wake_ns > t->off_ns ? t->wake_ns : t->off_ns;
@@ -166,7 +167,8 @@ static __always_inline struct pt_regs *syscalls_regs(void *task)
 #endif
 }
 
-/* Whether the current task is within a 32-bit program's call: not at the end of an execve, which answers for the new program. */
+/* Whether the current task is in a 32-bit program's call. Not valid at the end of an execve, which returns to the new
+ * program. */
 static __always_inline bool syscalls_compat(void *task)
 {
 	u32 status = 0;
@@ -176,7 +178,7 @@ static __always_inline bool syscalls_compat(void *task)
 	return status & SYSCALLS_TS_COMPAT;
 }
 
-/* Bytes that the task has dirtied, in files or directly on a device; by LOAD where it is the current one. */
+/* Bytes that the task has dirtied, in files or directly on a device; LOAD reads the current task. */
 #if HAS_task_struct__write_bytes
 #define SYSCALLS_WROTE(by, task) ({ u64 _bytes = 0; by(_bytes, task, task_struct, write_bytes); _bytes; })
 #else
@@ -198,7 +200,7 @@ static __always_inline u64 syscalls_hash(const void *regs)
 	return hash;
 }
 
-/* The element of this key in the map that is written now, made where it is missing. */
+/* The element of this key in the map that is written now, created if missing. */
 static __always_inline struct syscalls_value *syscalls_element(void *task, struct syscalls_key *k, u32 slot)
 {
 	struct syscalls_value *v = slot ? syscalls_b.lookup(k) : syscalls_a.lookup(k);

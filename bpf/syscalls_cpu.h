@@ -1,17 +1,18 @@
-/* How long threads are ready to run while another runs, and who that is. sched_switch and sched_wakeup of bpf/syscalls.bpf.c call these.
+/* How long threads are ready to run while another runs, and which one. Called by sched_switch and sched_wakeup of
+ * bpf/syscalls.bpf.c.
  *
- * A thread that is preempted is ready from then on, without any wake-up. Who ran instead: whoever last ran for a millisecond or more on
- * the processor that the thread gets, if that was while it waited; else whoever runs there until then. Of several that wait behind one
- * that runs long, each would else have the one before it to blame. */
+ * A preempted thread is ready from then on, without a wake-up. The thread that ran instead is the last one that ran for
+ * a millisecond or more on the waiting thread's CPU, if that was during the wait; else the one that runs there until
+ * its end. Otherwise, of several threads that wait for a long runner, each would be attributed to the one before it. */
 
 #ifndef SYSCALLS_CPU_WAIT_NS
 #define SYSCALLS_CPU_WAIT_NS 1000000	/* waits from here on are summed up */
 #endif
 #ifndef SYSCALLS_CPU_DELAY_NS
-#define SYSCALLS_CPU_DELAY_NS 4000000	/* and told one by one, of watched processes */
+#define SYSCALLS_CPU_DELAY_NS 4000000	/* and reported one by one, for watched processes */
 #endif
 #define SYSCALLS_LONG_RUN_NS 1000000
-#define SYSCALLS_CPU_EACH_NS 4000000	/* of pairs in which a user's processes wait */
+#define SYSCALLS_CPU_EACH_NS 4000000	/* of pairs with a user's waiting processes */
 #define SYSCALLS_CPU_MOST 256
 
 struct syscalls_cpu_key {
@@ -40,7 +41,8 @@ struct syscalls_cpu_event {
 };
 BPF_RINGBUF_OUTPUT(syscalls_cpu_events, 16);
 
-/* Of a processor: since when its current thread runs, and the last that ran long. Two cache lines: each writes its own at every switch. */
+/* Of a CPU: since when its current thread runs, and the last long runner. Two cache lines, since each CPU writes its
+ * own at every switch. */
 struct syscalls_ran {
 	u64 since_ns;
 	u64 from_ns;
@@ -50,7 +52,7 @@ struct syscalls_ran {
 };
 BPF_TABLE("array", u32, struct syscalls_ran, syscalls_ran, SYSCALLS_CPUS);
 
-/* `task`, the current one, leaves this processor. */
+/* `task`, the current one, leaves this CPU. */
 static __always_inline struct syscalls_ran *syscalls_leaves(void *task, u64 now)
 {
 	u32 cpu = bpf_get_smp_processor_id(), tid = 0;
@@ -70,7 +72,7 @@ static __always_inline struct syscalls_ran *syscalls_leaves(void *task, u64 now)
 	return r;
 }
 
-/* `task` was ready from `since` on, and gets this processor now. */
+/* `task` was ready since `since`, and gets this CPU now. */
 static __always_inline void syscalls_waited(void *task, u64 since, u64 now, struct syscalls_ran *r)
 {
 	u32 zero = 0;

@@ -1,13 +1,13 @@
-/* What a call is: slow or waiting, by its number and what its descriptor is; and, of a socket, whom it talks to. */
+/* The kind of a call: slow or waiting, by its number and the type of its descriptor; and a socket's peer. */
 
-/* What a blocking call is, by number; agent/probes/syscalls.py fills the table. Until then nothing is reported. */
+/* The kind of a blocking call, by number; agent/probes/syscalls.py fills the table. Nothing is reported before. */
 enum { SYSCALLS_UNSET, SYSCALLS_IS_SLOW, SYSCALLS_IS_WAITING, SYSCALLS_BY_FD, SYSCALLS_WRITES_FD, SYSCALLS_POLLS };
 enum { SYSCALLS_FD_NONE, SYSCALLS_FD_FILE, SYSCALLS_FD_DIR, SYSCALLS_FD_BLOCK, SYSCALLS_FD_CHAR, SYSCALLS_FD_PIPE, SYSCALLS_FD_SOCKET,
        SYSCALLS_FD_ANON };
 BPF_F_TABLE("array", u32, u64, syscalls_class, 1024, BPF_F_MMAPABLE);
 
-/* What fd is, and of a socket whom it talks to. */
-static __always_inline void syscalls_look_at(struct syscalls_thread *t, void *task, u32 fd)
+/* The type of fd, and a socket's peer. */
+static __always_inline void syscalls_inspect(struct syscalls_thread *t, void *task, u32 fd)
 {
 	void *file = file_of(task, fd);
 	t->inode_type = SYSCALLS_FD_NONE;
@@ -55,7 +55,7 @@ static __always_inline void syscalls_look_at(struct syscalls_thread *t, void *ta
 	GET(t->sock_id, sk, sock_common, skc_cookie);
 }
 
-/* Whether nobody may write to the file's file system for now, as while a snapshot is made of it. */
+/* Whether the file's file system is frozen, as during a snapshot. */
 static __always_inline u8 syscalls_frozen(void *file)
 {
 	u16 level = 0;	/* an int before 5.18, with the same low half */
@@ -63,7 +63,7 @@ static __always_inline u8 syscalls_frozen(void *file)
 	return level != 0;
 }
 
-/* Of the current thread's call, with its first two arguments. */
+/* The current thread's call, with its first two arguments. */
 static __always_inline void syscalls_classify(struct syscalls_thread *t, void *task, u32 nr, u64 arg1, u64 arg2)
 {
 	u32 fd = arg1;
@@ -79,16 +79,16 @@ static __always_inline void syscalls_classify(struct syscalls_thread *t, void *t
 	if (is < SYSCALLS_BY_FD)
 		return;
 	if (is == SYSCALLS_POLLS && (arg2 != 1 || bpf_probe_read_user(&fd, sizeof(fd), (void *)arg1)))
-		return;		/* of one descriptor, as a read with a time-out does: as good as a read */
+		return;	/* one descriptor, as for a read with a timeout */
 	t->fd = fd;
-	syscalls_look_at(t, task, fd);
+	syscalls_inspect(t, task, fd);
 	if (t->inode_type == SYSCALLS_FD_FILE || t->inode_type == SYSCALLS_FD_DIR)
 		t->frozen = syscalls_frozen(file_of(task, fd));
 	if (is == SYSCALLS_BY_FD && t->inode_type != SYSCALLS_FD_FILE && t->inode_type != SYSCALLS_FD_DIR && t->inode_type != SYSCALLS_FD_BLOCK)
 		t->kind = SYSCALLS_WAITING;
 }
 
-/* What a file is called, and the disk that it is on. */
+/* A file's name and disk. */
 static __always_inline void syscalls_name_file(struct syscalls_event *e, void *file)
 {
 	void *name = PTR(PTR(file, file, dentry), dentry, name);

@@ -1,19 +1,19 @@
-/* Who held the file lock that a call waits for. The lock that stands in the way names its owner by number; the kernel's own table of
- * numbers leads to the process. flock and fcntl say so at each request; only those that must wait do more than ask. */
+/* The holder of a file lock that a call waits for. The blocking lock has its owner's number; the kernel's table of
+ * numbers leads to the process. flock and fcntl pass here at each request; only those that must wait do more work. */
 
 #define SYSCALLS_MUST_WAIT 1	/* FILE_LOCK_DEFERRED */
 #define SYSCALLS_HOLDERS_EACH_NS 30000000	/* of a user's waits */
 #define SYSCALLS_HOLDERS_MOST 256
-#define SYSCALLS_CHAIN 16	/* requests that wait for each other, up to the one that has the lock */
+#define SYSCALLS_CHAIN 16	/* requests that wait for each other, up to the holder */
 
 struct syscalls_holder {
-	u64 regs;		/* of the call that waits, as syscalls_hash() has them */
+	u64 regs;		/* of the waiting call, as in syscalls_hash() */
 	u64 start_ns;
 	u32 pid;
 	u32 pad;
 	char comm[16];
 };
-BPF_TABLE("lru_hash", u32, struct syscalls_holder, syscalls_holders, 2048);	/* by the thread that waits */
+BPF_TABLE("lru_hash", u32, struct syscalls_holder, syscalls_holders, 2048);	/* by waiting thread */
 
 /* The process of this number in the host's namespace, or 0. */
 static __always_inline void *syscalls_task_of(void *task, u32 number)
@@ -24,7 +24,7 @@ static __always_inline void *syscalls_task_of(void *task, u32 number)
 	READ(ns, ADDR(pid, pid, numbers), upid, ns);
 	READ(at, ADDR(ns, pid_namespace, idr), idr, xa_head);
 #pragma clang loop unroll(disable)
-	for (int i = 0; i < 6; i++) {	/* an xarray: 6 bits of the number a level */
+	for (int i = 0; i < 6; i++) {	/* an xarray: 6 bits of the number per level */
 		void *node = (char *)at - 2;
 		u8 shift = 0;
 		if (((u64)at & 3) != 2)
@@ -41,7 +41,7 @@ static __always_inline void *syscalls_task_of(void *task, u32 number)
 		return 0;
 	at = (char *)at - (u64)ADDR(0, task_struct, pid_links) - 16;
 	READ(is, at, task_struct, tgid);
-	return is == number ? at : 0;	/* a number that is no longer in use may lead anywhere */
+	return is == number ? at : 0;	/* a freed number may lead anywhere */
 #else
 	return 0;
 #endif
@@ -77,7 +77,7 @@ static __always_inline int syscalls_on_lock(struct bpf_raw_tracepoint_args *ctx)
 	READ(number, lock, file_lock, fl_pid);
 #endif
 	if (lock == (void *)ctx->args[1] || (int)number <= 0)
-		return 0;	/* a lock that another host has (NFS) */
+		return 0;	/* another host's lock (NFS) */
 	h.pid = UNKNOWN32;
 	void *holder = syscalls_task_of(task, number);
 	if (holder) {
@@ -90,7 +90,7 @@ static __always_inline int syscalls_on_lock(struct bpf_raw_tracepoint_args *ctx)
 		bpf_probe_read_kernel_str(h.comm, sizeof(h.comm), ADDR(holder, task_struct, comm));
 	} else {
 #ifndef PIDNS_INUM
-		h.pid = number;		/* it has ended; a child of it may have the lock */
+		h.pid = number;	/* it has ended; a child of it may hold the lock */
 #endif
 		h.start_ns = UNKNOWN64;
 	}
@@ -118,7 +118,7 @@ int syscalls_on_posix(struct bpf_raw_tracepoint_args *ctx)
 	return syscalls_on_lock(ctx);
 }
 
-/* What the call that the thread is in waited for, if that was a lock. */
+/* The holder of the lock that the thread's call waited for, if any. */
 static __always_inline void syscalls_name_holder(struct syscalls_event *e, struct syscalls_thread *t, u32 tid)
 {
 	struct syscalls_holder *h = syscalls_holders.lookup(&tid);

@@ -1,14 +1,15 @@
-/* Timed calls, on demand: sys_enter and sys_exit, for sampling windows or full timing. sched_switch (bpf/syscalls.bpf.c) has a
- * thread's open call follow it from processor to processor. */
+/* Timed calls, on demand: sys_enter and sys_exit, for sampling windows or full timing. sched_switch
+ * (bpf/syscalls.bpf.c) moves a thread's open call from CPU to CPU. */
 
 #define SYSCALLS_SETS_LOG2 6
-#define SYSCALLS_PLACES (2 << SYSCALLS_SETS_LOG2)	/* two a set */
+#define SYSCALLS_PLACES (2 << SYSCALLS_SETS_LOG2)	/* two per set */
 #ifndef SYSCALLS_CPUS
 #define SYSCALLS_CPUS 1
 #endif
 
-/* The timed call that this processor's current thread is in; enter_ns 0: none. sched_switch keeps it true, so that sys_enter and
- * sys_exit need no look-up by thread. Two cache lines a processor: they are fetched in pairs, and its neighbour writes at each call too. */
+/* The timed call of this CPU's current thread; enter_ns 0: none. sched_switch keeps it up to date, so that sys_enter
+ * and sys_exit need no look-up by thread. Two cache lines per CPU: they are fetched in pairs, and the neighbour writes
+ * at each call too. */
 struct syscalls_open {
 	u64 enter_ns;
 	u32 nr;
@@ -16,9 +17,9 @@ struct syscalls_open {
 };
 BPF_TABLE("array", u32, struct syscalls_open, syscalls_open, SYSCALLS_CPUS);
 
-/* What timed calls add up to, by processor, slot and place: written by that processor alone, hence no atomics. A key has a choice of two
- * places; where others hold both, what the lesser one has goes to syscalls_a or _b. The agent reads them with these. Key and counters
- * share a cache line. */
+/* Sums of timed calls by CPU, slot and place: only that CPU writes them, hence no atomics. A key has two possible
+ * places. If other keys hold both, the smaller one's sums move to syscalls_a or _b, which the agent reads together with
+ * these. Key and counters share a cache line. */
 struct syscalls_sum {
 	struct syscalls_key key;
 	struct syscalls_value value;
@@ -26,7 +27,7 @@ struct syscalls_sum {
 };
 BPF_F_TABLE("array", u32, struct syscalls_sum, syscalls_sums, SYSCALLS_CPUS * 2 * SYSCALLS_PLACES, BPF_F_MMAPABLE);
 
-/* The timed call of the thread that leaves this processor goes with it. */
+/* Saves the timed call of the thread that leaves this CPU. */
 static __always_inline void syscalls_put_away(void *task, u32 flags)
 {
 	u32 cpu = bpf_get_smp_processor_id(), tid = 0;
@@ -46,7 +47,7 @@ static __always_inline void syscalls_put_away(void *task, u32 flags)
 	t->enter_nr = o->nr;
 }
 
-/* ... and comes back with it. */
+/* Restores it. */
 static __always_inline void syscalls_take_up(struct syscalls_thread *t)
 {
 	u32 cpu = bpf_get_smp_processor_id();
@@ -67,7 +68,8 @@ int syscalls_on_sys_enter(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	}
 	u32 nr = ctx->args[1] + syscalls_compat(current_task()) * SYSCALLS_COMPAT;
-	/* In this order: a thread that is preempted between the two (Linux 7.2) takes its start along, and writes its number when it is back. */
+	/* In this order: a thread that is preempted between the two (Linux 7.2) takes its start along, and writes its number
+	 * when it is back. */
 	*(volatile u64 *)&o->enter_ns = bpf_ktime_get_boot_ns();
 	*(volatile u32 *)&o->nr = nr;
 	return 0;
@@ -153,7 +155,8 @@ int syscalls_on_sys_exit(struct bpf_raw_tracepoint_args *ctx)
 	struct control *c = get_control();
 	if (!o || !c)
 		return 0;
-	if (__builtin_expect(!o->enter_ns, 0)) {	/* the thread's switch-in was not seen, or nothing of the call */
+	/* the thread's switch-in was not seen, or nothing of the call */
+	if (__builtin_expect(!o->enter_ns, 0)) {
 		u32 tid = bpf_get_current_pid_tgid();
 		struct syscalls_thread *t = syscalls_threads.lookup(&tid);
 		if (!t || !t->enter_ns)

@@ -1,5 +1,5 @@
-/* TCP: smoothed RTT per socket, retransmits, resets, and who uses a socket (tcp_socket.h); connects and ends are in tcp_state.bpf.c.
- * Raw tracepoints only; kernel 5.8 (ring buffer). Driven by agent/probes/tcp.py. */
+/* TCP: smoothed RTT per socket, retransmits, resets, and the users of sockets (tcp_socket.h); connects and ends are in
+ * tcp_state.bpf.c. Raw tracepoints only; kernel 5.8 (ring buffer). Driven by agent/probes/tcp.py. */
 
 enum { TCP_SENT_DATA, TCP_SENT_SYNACK, TCP_SENT_SYN };
 enum { TCP_RESET_SENT, TCP_RESET_RECEIVED };
@@ -26,7 +26,7 @@ struct tcp_reset_event {
 BPF_RINGBUF_OUTPUT(tcp_retransmits, 32);
 BPF_RINGBUF_OUTPUT(tcp_resets, 32);
 
-/* Each segment that comes in, in windows: so that a socket has samples too which only sends, or is blocked in one long send. */
+/* Each incoming segment, in windows: gives samples of sockets that only send, or block in one long send. */
 int on_tcp_probe(struct bpf_raw_tracepoint_args *ctx)
 {
 	void *sk = (void *)ctx->args[0];
@@ -59,7 +59,7 @@ static __always_inline struct tcp_socket *tcp_new_user(void *sk, struct tcp_sock
 	return s;
 }
 
-/* Current uses this socket (kernel TLS and the like in softirqs too). */
+/* The current task uses this socket (kernel TLS and the like in softirqs too). */
 static __always_inline void tcp_moves(u64 sk, bool receives)
 {
 	u64 user = bpf_get_current_pid_tgid();
@@ -69,11 +69,11 @@ static __always_inline void tcp_moves(u64 sk, bool receives)
 	if (!h || !c)
 		return;
 	bool known = h->user == tag && (!receives || h->received == now);
-	bool spare = receives && known && h->client && tcp_spare();
-	if (known && !spare && !c->tcp_threads)
+	bool sample = receives && known && h->client && tcp_may_sample();
+	if (known && !sample && !c->tcp_threads)
 		return;
 	struct tcp_thread *t = c->tcp_threads ? tcp_threads.lookup(&tid) : 0;
-	if (known && !spare && !t)
+	if (known && !sample && !t)
 		return;
 	struct tcp_socket *s = tcp_sockets.lookup(&sk);
 	if (!s || s->user != user)
@@ -83,9 +83,9 @@ static __always_inline void tcp_moves(u64 sk, bool receives)
 	if (receives && h->received != now && tcp_sample((void *)sk, s)) {
 		h->received = now;
 		tcp_serve((void *)sk, s, true, false);
-		spare = true;
+		sample = true;
 	}
-	if (spare)
+	if (sample)
 		tcp_answer((void *)sk, s);
 	if (s->user != user)
 		return;
@@ -101,13 +101,14 @@ int on_tcp_receive(struct bpf_raw_tracepoint_args *ctx)
 	return 0;
 }
 
-/* sock_send_length, since 6.3 (6e6eda44b939), in windows; before, the return of tcp_sendmsg, always, whose first argument is the socket too. */
+/* sock_send_length, since 6.3 (6e6eda44b939), in windows; before, the return of tcp_sendmsg, always. Both have the
+ * socket as first argument. */
 int on_tcp_send(struct bpf_raw_tracepoint_args *ctx)
 {
 #if TP_sock_send_length
 	u64 sk = ctx->args[0];
 #else
-	u64 sk = 0;	/* read, since the verifier takes a function's argument for a pointer, with which it forbids to calculate */
+	u64 sk = 0;	/* read, since the verifier takes an argument for a pointer, and forbids arithmetic with it */
 	bpf_probe_read_kernel(&sk, sizeof(sk), &ctx->args[0]);
 #endif
 	tcp_moves(sk, 0);
@@ -180,7 +181,7 @@ static __always_inline void tcp_reset(void *sk, void *skb, u8 direction)
 	}
 	e->t_ns = bpf_ktime_get_boot_ns();
 	e->direction = direction;
-	e->complete = TP_tcp_send_reset >= 3;	/* before 6.10 a reset that belongs to no socket is not traced */
+	e->complete = TP_tcp_send_reset >= 3;	/* before 6.10, a reset without a socket is not traced */
 	tcp_resets.ringbuf_submit(e, QUIET);
 }
 

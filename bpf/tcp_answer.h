@@ -1,15 +1,18 @@
-/* What servers answer: whether an answer begins as an error of a protocol that is widely spoken. Part of the tcp family, after tcp_service.h.
+/* Servers' answers: whether an answer begins with an error of a common protocol. Part of the tcp family, after
+ * tcp_service.h.
  *
- * No hook of its own: a client is looked at while it reads, in its own memory, where the call in which it is had the bytes put. Looked at are the first
- * read of a socket in each gate (see tcp_rtt.h) and, of all others, the first few of a tick on each CPU: so a busy client is sampled, and of one that
- * asks several things after another each has its turn. What is read first may be the middle of an answer: it then looks like no protocol, and is not counted.
+ * No hook of its own: a client is sampled while it reads, from the buffer that it passed to its call. Sampled are the
+ * first read of a socket in each gate (see tcp_rtt.h) and, of the others, the first few of a tick on each CPU. So a
+ * busy client is sampled, and a client with several servers has samples of each. The first read may be the middle of an
+ * answer: it then matches no protocol, and is not counted.
  *
- * A program can have anything there, so it is kept who says so (uid): agent/correlate/answered.py believes nobody alone. */
+ * A program can place anything there, so its user is kept (uid): agent/correlate/answered.py never trusts a single
+ * user. */
 
 #define TCP_HEAD 48
 #define TCP_CODE 12
-#define TCP_SPARE 4		/* looks of a tick, on each CPU */
-#define TCP_ANSWERS 2048	/* both kinds of users have room for what an interval of a second may bring of them */
+#define TCP_SAMPLES 4	/* samples of a tick, on each CPU */
+#define TCP_ANSWERS 2048	/* room for a second's data of both kinds of users */
 #define TCP_ANSWERS_EACH_NS 4000000
 #define TCP_ANSWERS_MOST 256
 
@@ -34,7 +37,7 @@ struct tcp_answer_value {
 	u32 pad;
 };
 
-struct tcp_looks {
+struct tcp_tick_samples {
 	u32 tick;
 	u32 n;
 };
@@ -42,20 +45,20 @@ struct tcp_looks {
 BPF_TABLE("hash", struct tcp_answer_key, struct tcp_answer_value, tcp_answers_a, TCP_ANSWERS);
 BPF_TABLE("hash", struct tcp_answer_key, struct tcp_answer_value, tcp_answers_b, TCP_ANSWERS);
 BPF_TABLE("percpu_array", u32, struct tcp_answer_value, tcp_answer_new, 1);
-BPF_ARRAY(tcp_spares, struct tcp_looks, 64);
+BPF_ARRAY(tcp_sampled, struct tcp_tick_samples, 64);
 
-/* Whether this tick has room for another look. Two that share a place only cost each other a look. */
-static __always_inline bool tcp_spare(void)
+/* Whether this tick has room for another sample. Sockets that share a slot only cost each other a sample. */
+static __always_inline bool tcp_may_sample(void)
 {
 	u32 place = bpf_get_smp_processor_id() & 63, tick = bpf_jiffies64();
-	struct tcp_looks *l = tcp_spares.lookup(&place);
+	struct tcp_tick_samples *l = tcp_sampled.lookup(&place);
 	if (!l)
 		return false;
 	if (l->tick != tick) {
 		l->tick = tick;
 		l->n = 0;
 	}
-	return l->n++ < TCP_SPARE;
+	return l->n++ < TCP_SAMPLES;
 }
 
 static __always_inline bool tcp_capital(u8 c)
@@ -96,8 +99,8 @@ static __always_inline u8 tcp_redis(const u8 *h, char *code)
 	return TCP_SAID_REDIS;
 }
 
-/* A message's letter and length; of an error the fields S and V, how bad it is in words, and C, the SQLSTATE. Its words may be translated: then it has no code. What may stand
- * before it, that a statement was parsed and bound, is passed over. */
+/* A message's letter and length; of an error the fields S and V, its severity, and C, the SQLSTATE. If the severity is
+ * translated, there is no code. Messages that may precede it (a statement was parsed and bound) are skipped. */
 static __always_inline u8 tcp_postgresql(const u8 *head, char *code)
 {
 	u8 h[28];
@@ -121,7 +124,8 @@ static __always_inline u8 tcp_postgresql(const u8 *head, char *code)
 	return other ? TCP_SAID_POSTGRESQL : TCP_SAID_NOTHING;
 }
 
-/* Three bytes of length, the packet's number in the exchange, and 0xff with an error's number and # before its SQLSTATE, which the first packet of a connection has not. */
+/* Three bytes of length, the packet's number in the exchange, and 0xff with an error's number and # before its
+ * SQLSTATE. The first packet of a connection has no SQLSTATE. */
 static __always_inline u8 tcp_mysql(const u8 *h, char *code)
 {
 	u32 errno = h[5] | h[6] << 8;
@@ -144,7 +148,8 @@ static __always_inline u8 tcp_memcached(const u8 *h, char *code)
 															    : TCP_SAID_NOTHING;
 }
 
-/* A frame with a method: connection.close and channel.close have a number that says why, connection.blocked has words. Heartbeats are not counted. */
+/* A frame with a method: connection.close and channel.close have a number as the reason, connection.blocked has text.
+ * Heartbeats are not counted. */
 static __always_inline u8 tcp_amqp(const u8 *h, char *code)
 {
 	bool connection = h[8] == 10, channel = h[8] == 20;
@@ -157,8 +162,8 @@ static __always_inline u8 tcp_amqp(const u8 *h, char *code)
 	return TCP_SAID_AMQP;
 }
 
-/* Which protocol an answer is of; code: where it is an error, which. */
-static __always_inline u8 tcp_said(const u8 *h, char *code)
+/* The protocol of an answer; code: of an error. */
+static __always_inline u8 tcp_protocol_of(const u8 *h, char *code)
 {
 	u8 said;
 	if (tcp_begins(h, 'H', 'T', 'T', 'P')) {
@@ -176,7 +181,7 @@ static __always_inline u8 tcp_said(const u8 *h, char *code)
 	return said ? said : tcp_amqp(h, code);
 }
 
-/* Current has just read from this socket. */
+/* The current task has just read from this socket. */
 static __always_inline void tcp_answer(void *sk, struct tcp_socket *s)
 {
 	u8 head[TCP_HEAD] __attribute__((aligned(8))) = {};
@@ -185,7 +190,7 @@ static __always_inline void tcp_answer(void *sk, struct tcp_socket *s)
 	struct control *c = get_control();
 	if (s->sock.role != TCP_ROLE_CLIENT || !c || s->proc.pid == c->agent_pid || !tcp_owned(sk) || !tcp_read_head(head, TCP_HEAD))
 		return;
-	key.protocol = tcp_said(head, key.code);
+	key.protocol = tcp_protocol_of(head, key.code);
 	if (!key.protocol)
 		return;
 	key.pid = s->proc.pid;

@@ -1,4 +1,4 @@
-/* A socket's smoothed RTT, as the kernel keeps it, sampled: once with the handshake's, then whenever the socket receives, behind a gate.
+/* A socket's smoothed RTT, as the kernel keeps it, sampled: once at the handshake, then at receives, limited by a gate.
  * Part of the tcp family, after tcp_socket.h. */
 
 static __always_inline struct tcp_rtt_value *tcp_rtt_new(bool slot, struct tcp_rtt_key *key)
@@ -14,14 +14,14 @@ static __always_inline struct tcp_rtt_value *tcp_rtt_new(bool slot, struct tcp_r
 	return tcp_rtt_of(slot, key);
 }
 
-/* What the gate of a socket holds while no other sample is due. */
+/* The content of a socket's gate while no other sample is due. */
 static __always_inline u32 tcp_gate(u64 sk)
 {
 	return tcp_mixed(sk, bpf_jiffies64() >> TCP_RTT_GATE_SHIFT);
 }
 
-/* What was sent since the last sample, how much of it again, and how much of that the peer said it had already (DSACK); and the last round trip of a
- * single segment, which is not smoothed (RACK's): only where it was measured since, or it may be that of long ago. */
+/* Segments sent since the last sample, retransmitted ones, and those that the peer reported as duplicates (DSACK); and
+ * the last unsmoothed round trip of a single segment (RACK's), only if it was measured since. */
 static __always_inline void tcp_progress(struct tcp_rtt_value *v, struct tcp_socket *s, void *sk)
 {
 	u32 raw = 0, sent = s->sent, again = s->again, doubled = s->doubled;
@@ -40,7 +40,7 @@ static __always_inline void tcp_progress(struct tcp_rtt_value *v, struct tcp_soc
 		v->raw_max_us = raw;
 }
 
-/* One sample of a socket's RTT; false where the kernel has none yet. */
+/* Takes one sample of a socket's RTT; false if the kernel has none yet. */
 static __always_inline bool tcp_sample(void *sk, struct tcp_socket *s)
 {
 	struct tcp_rtt_value *v;

@@ -1,12 +1,13 @@
-/* How long a process takes to answer on connections that it accepted: from the arrival of what it reads to what it writes next. Part of the tcp
- * family, after tcp_rtt.h.
+/* How long a process takes to answer on connections that it accepted: from the arrival of what it reads to what it
+ * writes next. Part of the tcp family, after tcp_rtt.h.
  *
- * No hook of its own: the kernel notes in each socket when data last arrived (lrcvtime), when data was last sent (lsndtime), and for how long
- * something written was under way (chrono_*: RFC 4898's busy time, from the write into an empty queue to the last acknowledgement). A socket is
- * looked at when its process reads, at most once a gate (see tcp_rtt.h), when its state changes, and while no answer was seen twice a second by
- * the agent, which has on_tcp_sweep run for it (agent/probes/tcp.py). So an answer is seen a little later than it is given; in ticks; and
- * requests that were read within one gate are one: all but the last of them were quick, and of the last one the wait is told from the gate's
- * end, which is at most a gate too little. */
+ * No hook of its own: the kernel notes in each socket when data last arrived (lrcvtime), when data was last sent
+ * (lsndtime), and for how long written data was under way (chrono_*: RFC 4898's busy time, from the write into an empty
+ * queue to the last acknowledgement). A socket is sampled when its process reads, at most once per gate (see
+ * tcp_rtt.h), when its state changes, and, while an answer is outstanding, twice a second by the agent, which runs
+ * on_tcp_sweep for it (agent/probes/tcp.py). So an answer is seen a little later than it is given, and in ticks.
+ * Requests that were read within one gate count as one: all but the last were quick, and the last one's wait is counted
+ * from the gate's end, which is at most a gate too little. */
 
 #define TCP_SERVED_BUCKETS 48
 #if defined(__x86_64__)
@@ -27,7 +28,7 @@ struct tcp_served_value {
 	u64 waiting;
 	u64 sum_ns;
 	u64 max_ns;
-	u64 max_from_ns;	/* when the slowest one's request had come */
+	u64 max_from_ns;	/* arrival of the slowest one's request */
 	struct proc proc;	/* of the slowest: tid read it */
 	struct sock_ref sock;
 	u32 uid;
@@ -39,15 +40,15 @@ BPF_TABLE("hash", struct tcp_served_key, struct tcp_served_value, tcp_served_a, 
 BPF_TABLE("hash", struct tcp_served_key, struct tcp_served_value, tcp_served_b, 1024);
 BPF_TABLE("array", u32, struct tcp_served_value, tcp_served_zero, 1);	/* never written: too large for the stack */
 
-/* By a hash of the socket: some that had a request of late, for the agent to have them looked at. */
+/* By a hash of the socket: sockets with a recent request, for the agent's sweep. */
 BPF_F_TABLE("array", u32, u64, tcp_asking, 1 << TCP_PLACES_LOG2, BPF_F_MMAPABLE);
 
-/* What the kernel's own notes say now; times in ticks. */
+/* The kernel's notes of a socket now; times in ticks. */
 struct tcp_notes {
 	u32 in;			/* segments with data */
 	u32 out;
 	u32 wrote;		/* the next byte that the process writes */
-	u32 busy;		/* for how long something was under way, until `end` */
+	u32 busy;		/* ticks in which data was under way, until `end` */
 	u32 end;
 };
 
@@ -109,7 +110,7 @@ static __always_inline void tcp_slowest(struct tcp_served_value *v, struct tcp_s
 	v->sock = s->sock;
 }
 
-/* requests: that were answered since the last look; the last of them after `ticks`. */
+/* requests: answered since the last sample; the last of them after `ticks`. */
 static __always_inline void tcp_served(struct tcp_socket *s, u32 requests, u32 ticks, u32 now)
 {
 	struct tcp_served_value *v = tcp_served_of(s);
@@ -126,8 +127,8 @@ static __always_inline void tcp_served(struct tcp_socket *s, u32 requests, u32 t
 	tcp_slowest(v, s, ns, now);
 }
 
-/* The beginning of what the current process has just read, by where the call in which it is had the bytes put, or asks to; 0 where that is not known. A shorter
- * room than `size` is filled up with what was there. */
+/* The beginning of what the current process has just read, from the buffer of its call; 0 if unknown. If less was read,
+ * the rest of the `size` bytes is older content of the buffer. */
 static __always_inline u64 tcp_read_head(u8 *head, u32 size)
 {
 	u64 at = 0, nr = 0, room = 0;
@@ -152,7 +153,8 @@ static __always_inline u64 tcp_read_head(u8 *head, u32 size)
 	return bpf_probe_read_user(head, size, (const void *)vector[0]) ? 0 : vector[1];
 }
 
-/* Whether that is a beginning of HTTP/2: a client's first words, or, where the connection is older than we, a frame with a request's head. Looked at once a connection. */
+/* Whether that is a beginning of HTTP/2: a client's preface, or, for a connection that is older than the probe, a frame
+ * with a request's headers. Checked once per connection. */
 static __always_inline bool tcp_frames(void)
 {
 	u8 head[9] = {};
@@ -163,13 +165,14 @@ static __always_inline bool tcp_frames(void)
 	return !head[0] && head[3] == 1 && head[4] & 4 && !(head[5] & 0x80) && head[8] & 1;
 }
 
-/* So many bytes of HTTP/2 are no request and no answer, but one or two of PING and WINDOW_UPDATE each, which peers exchange by themselves. */
+/* Whether so many bytes of HTTP/2 are one or two PING or WINDOW_UPDATE frames, which peers exchange without requests.
+ */
 static __always_inline bool tcp_control(u32 bytes)
 {
 	return bytes == 13 || bytes == 17 || bytes == 26 || bytes == 30 || bytes == 34 || bytes == 43 || bytes == 47;
 }
 
-/* Of HTTP/2: passes over what was only control since the last look. Returns whether what was read is that, too. */
+/* For HTTP/2: skips control frames since the last sample. Returns whether the read data is such, too. */
 static __always_inline bool tcp_passes(void *sk, struct tcp_socket *s, struct tcp_notes *n, bool reads)
 {
 	u32 at = 0;
@@ -187,7 +190,7 @@ static __always_inline bool tcp_passes(void *sk, struct tcp_socket *s, struct tc
 	return !first && tcp_control(took);
 }
 
-/* A look at a socket. reads: its process, current, has just read from it; ends: no answer comes any more. */
+/* A sample of a socket. reads: its process, the current one, has just read from it. ends: no further answer comes. */
 static __always_inline void tcp_serve(void *sk, struct tcp_socket *s, bool reads, bool ends)
 {
 	u32 now = bpf_jiffies64(), came = 0, sent = 0;
@@ -209,7 +212,7 @@ static __always_inline void tcp_serve(void *sk, struct tcp_socket *s, bool reads
 		if ((s32)(sent - s->asked) >= 0 && (s32)(sent - answered) < 0)
 			answered = sent;
 		u32 ticks = (s32)(answered - asked) > 0 ? answered - asked : 0;
-		u32 requests = s->frames ? 1 : in < out ? in : out;	/* of HTTP/2 control is among the segments */
+		u32 requests = s->frames ? 1 : in < out ? in : out;	/* HTTP/2's segments include control frames */
 		s->asked = asked;
 		tcp_served(s, requests ? requests : 1, ticks, now);
 		s->asks = 0;
@@ -238,7 +241,8 @@ static __always_inline void tcp_serve(void *sk, struct tcp_socket *s, bool reads
 	s->busy = n.busy;
 }
 
-/* Never attached: run for a socket of tcp_asking, whose address is args[0]. Returns whether it goes on to wait for an answer. */
+/* Never attached: run for a socket of tcp_asking, whose address is args[0]. Returns whether it still waits for an
+ * answer. */
 int on_tcp_sweep(struct bpf_raw_tracepoint_args *ctx)
 {
 	u64 key = ctx->args[0];

@@ -1,8 +1,9 @@
-/* What is known of a TCP socket: both ends, role, who uses it. Before bpf/tcp.bpf.c in its family.
+/* State of a TCP socket: both ends, role, user. Before bpf/tcp.bpf.c in its family.
  *
- * A socket is known from SYN_SENT (client), ESTABLISHED (server) or the first time it is seen (it is older than the probe) until
- * tcp_destroy_sock: a reset is sent after CLOSE. Those events come before any other of a reused address, so the address is
- * key enough. sock_lock.owned tells the context: set while a process, then current, holds the socket; clear in softirqs. */
+ * A socket is known from SYN_SENT (client), ESTABLISHED (server) or its first event (older than the probe) until
+ * tcp_destroy_sock, since a reset is sent after CLOSE. Those events precede any other event of a reused address, so the
+ * address is a sufficient key. sock_lock.owned shows the context: set while a process, the current task, holds the
+ * socket; clear in softirqs. */
 
 #define TCP_RTT_BUCKETS 32
 
@@ -24,24 +25,24 @@ struct tcp_socket {
 	u64 born_ns;
 	u64 established_ns;	/* 0: not yet; UNKNOWN64: before it was first seen */
 	u64 sampled;		/* an RTT sample was taken */
-	u64 user;		/* tgid and tid that last used it; 0: proc is the listener's, or not known */
-	u64 ssl;		/* kept by the tls family: whose handshake goes over it, UNKNOWN64 once that is over */
-	u32 asked;		/* these are kept by tcp_service.h, times in ticks: when what was last read had come */
-	u32 asked_until;	/* what is read before is not looked at */
+	u64 user;		/* tgid and tid of the last user; 0: proc is the listener's, or unknown */
+	u64 ssl;		/* of the tls family: its handshake, UNKNOWN64 once that has ended */
+	u32 asked;		/* from here on of tcp_service.h, times in ticks: arrival of what was last read */
+	u32 asked_until;	/* earlier reads are not sampled */
 	u32 asked_tid;
-	u32 in;			/* notes of then */
+	u32 in;			/* notes of that time */
 	u32 out;
 	u32 wrote;
 	u32 busy;
-	u32 left;		/* ticks that its program had waited for an answer when it closed the connection, and one; 0: it did not */
-	u32 sent;		/* what the last RTT sample saw (tcp_rtt.h): segments with data, segments sent again, and those of them that the */
-	u32 again;		/* peer had already */
+	u32 left;		/* ticks that its program had waited for an answer at close, plus one; 0: it did not */
+	u32 sent;		/* at the last RTT sample (tcp_rtt.h): segments with data, retransmitted ones, */
+	u32 again;		/* and those of them that the peer already had */
 	u32 doubled;
-	u32 uid;		/* of who is `user` */
-	u32 took;		/* the next byte that its process reads, when it was looked at last; of HTTP/2 only */
-	u8 asks;		/* no answer was seen yet */
+	u32 uid;		/* of `user` */
+	u32 took;		/* the next byte to read at the last sample; HTTP/2 only */
+	u8 asks;		/* an answer is outstanding */
 	u8 seen;
-	u8 frames;		/* it speaks HTTP/2, without TLS */
+	u8 frames;		/* it uses HTTP/2, without TLS */
 	u8 pad;
 	struct proc proc;
 	struct sock_ref sock;
@@ -59,13 +60,13 @@ BPF_TABLE("array", u32, struct tcp_rtt_value, tcp_rtt_zero, 1);	/* never written
 BPF_TABLE("hash", u64, struct tcp_socket, tcp_sockets, TCP_SOCKETS);
 BPF_TABLE("lru_hash", struct tcp_port, struct proc, tcp_listeners, 1024);	/* pid UNKNOWN32: several processes listen */
 
-/* Most hits find what the last one on the same socket found. One word each says so without a look-up or a clock read; sockets that
- * share a place only cost each other the look-up. Half words, since what a hit costs is a cache line. */
+/* Caches: most hits repeat the last one on the same socket. One word each decides so without a look-up or a clock read;
+ * sockets that share a slot only cost each other the look-up. Half words, since a hit costs a cache line. */
 struct tcp_hot {
 	u32 user;		/* the socket, mixed with the thread that last used it */
 	u32 received;		/* the socket, mixed with the time of its last RTT sample at a receive */
 	u32 seen;		/* ... at a segment that came in */
-	u32 client;		/* the socket that `user` is of had connected */
+	u32 client;		/* the socket of `user`, if it is a client */
 };
 #define TCP_PLACES_LOG2 12
 BPF_ARRAY(tcp_hot, struct tcp_hot, 1 << TCP_PLACES_LOG2);
@@ -88,7 +89,7 @@ static __always_inline struct tcp_hot *tcp_hot_of(u64 sk)
 	return tcp_hot.lookup(&place);
 }
 
-/* A socket begins or ends: what its place says was another's. */
+/* A socket begins or ends: clears another socket's cache entries in its slot. */
 static __always_inline void tcp_forget(u64 sk)
 {
 	struct tcp_hot *h = tcp_hot_of(sk);
@@ -101,7 +102,7 @@ static __always_inline bool tcp_same(const struct proc *a, const struct proc *b)
 	return a->pid == b->pid && a->proc_start_ns == b->proc_start_ns;
 }
 
-/* Who listens on a port. Several processes: nobody, rather than the wrong one. */
+/* The listener of a port; unknown if several processes listen. */
 static __always_inline void tcp_learn(const struct sock_ref *r, const struct proc *p)
 {
 	struct tcp_port key = {.netns = r->netns, .port = r->sport};
@@ -166,7 +167,8 @@ static __always_inline struct tcp_socket *tcp_adopt(void *sk, u64 now)
 	GET(protocol, sk, sock, sk_protocol);
 	GET(type, sk, sock, sk_type);
 	if (protocol != 6 || type != 1 || (state != TCP_ESTABLISHED && state != TCP_CLOSE_WAIT))
-		return 0;	/* raw and netlink sockets may have protocol 6 and state 1 too, but are no SOCK_STREAM */
+		/* raw and netlink sockets may have protocol 6 and state 1 too, but are no SOCK_STREAM */
+		return 0;
 	tcp_account(&a, sk, state);
 	tcp_born(&s, sk, now, a.role);
 	s.established_ns = UNKNOWN64;
@@ -174,7 +176,7 @@ static __always_inline struct tcp_socket *tcp_adopt(void *sk, u64 now)
 	return tcp_keep(sk, &s);
 }
 
-/* Read once a program: the agent may flip it in between. */
+/* Read once per program, since the agent may flip it in between. */
 static __always_inline bool tcp_slot(void)
 {
 	struct control *c = get_control();
@@ -186,7 +188,7 @@ static __always_inline struct tcp_rtt_value *tcp_rtt_of(bool slot, struct tcp_rt
 	return slot ? tcp_rtt_b.lookup(key) : tcp_rtt_a.lookup(key);
 }
 
-/* Current uses this socket. */
+/* The current task uses this socket. */
 static __always_inline void tcp_used(struct tcp_socket *s, u64 user)
 {
 	void *task = (void *)bpf_get_current_task();
@@ -206,7 +208,7 @@ static __always_inline void tcp_used(struct tcp_socket *s, u64 user)
 		v->proc = s->proc;
 }
 
-/* What is known of a socket, for a record. */
+/* Fills a record with a socket's data. */
 static __always_inline void tcp_describe(struct proc *p, struct sock_ref *r, void *sk, struct tcp_socket *s)
 {
 	if (s) {

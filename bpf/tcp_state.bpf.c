@@ -1,4 +1,5 @@
-/* Connects, accepted sockets and connection ends: each change of a socket's state. Before bpf/tcp.bpf.c in its family. */
+/* Connects, accepted sockets and connection ends: each change of a socket's state. Before bpf/tcp.bpf.c in its family.
+ */
 
 #define TCP_EADDRNOTAVAIL 99
 
@@ -27,7 +28,7 @@ struct tcp_close_event {
 };
 
 #define TCP_CONNECT_PAGES 64	/* of 4 KB */
-#define TCP_CLOSE_PAGES 128	/* the connects and closes of 1,800 connections, both ends here */
+#define TCP_CLOSE_PAGES 128	/* the connects and closes of 1,800 connections with both ends here */
 BPF_RINGBUF_OUTPUT(tcp_connects, TCP_CONNECT_PAGES);
 BPF_RINGBUF_OUTPUT(tcp_closes, TCP_CLOSE_PAGES);
 
@@ -59,7 +60,7 @@ static __always_inline void tcp_connect_failed(void *sk, struct tcp_socket *s, u
 		tcp_connect_done(sk, s, now, TCP_CONNECT_FAILED, err);
 	else if (sent)
 		tcp_connect_done(sk, s, now, TCP_CONNECT_ABORTED, UNKNOWN32);
-	else	/* no SYN left the host; without a port there was none to be had */
+	else	/* no SYN left the host; without a port there was none available */
 		tcp_connect_done(sk, s, now, TCP_CONNECT_FAILED, port ? UNKNOWN32 : TCP_EADDRNOTAVAIL);
 }
 
@@ -93,8 +94,8 @@ static __always_inline void tcp_closed(void *sk, struct tcp_socket *s, u64 now, 
 	tcp_closes.ringbuf_submit(e, wake_each(LOST_tcp_closes, RING_QUARTER(TCP_CLOSE_PAGES, *e)));
 }
 
-/* Its program, current, closes a connection. Where nothing has come since it last sent something, it does not wait for the answer any longer. Within one tick it
- * is not known what came first: a connection of which nothing ever came is told all the same. */
+/* Its program, the current task, closes a connection. If nothing has arrived since it last sent, it gives up the
+ * answer. Within one tick the order is unknown: a connection on which nothing ever arrived is reported in any case. */
 static __always_inline void tcp_leave(void *sk, struct tcp_socket *s)
 {
 	u32 now = bpf_jiffies64(), out = 0, in = 0, sent = 0, came = 0;
@@ -167,8 +168,8 @@ static __always_inline void tcp_change(void *sk, u8 old, u8 new)
 	}
 }
 
-/* Two programs on one tracepoint: since 6.2 (05b24ff9b2cf) the kernel does not run a program on a CPU where it is running, and a
- * softirq may interrupt the one that serves a process. */
+/* Two programs on one tracepoint: since 6.2 (05b24ff9b2cf) the kernel does not run a program on a CPU where it is
+ * running, and a softirq may interrupt the program that runs for a process. */
 int on_tcp_state(struct bpf_raw_tracepoint_args *ctx)
 {
 	void *sk = (void *)ctx->args[0];

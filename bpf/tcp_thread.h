@@ -1,24 +1,24 @@
-/* A thread (tid) that makes calls of TLS handshakes, and what it did with sockets. Kept by the tls family; control.tcp_threads counts them, so
- * that nobody else looks while there is none. */
+/* A thread (tid) with calls of TLS handshakes, and its use of sockets. Written by the tls family; control.tcp_threads
+ * counts such threads, so that the check is free while there is none. */
 #define TCP_THREADS 1		/* for families after this one: tcp_threads exists */
 #define TCP_RECEIVED 16
 #define TCP_DOUBT 4096
-#define TCP_RECEIVED_WITHIN 65536	/* handshakes are over before so many bytes */
-struct tcp_received {		/* what was read of a socket and is in no call's BIO yet, as far as is known */
+#define TCP_RECEIVED_WITHIN 65536	/* handshakes end before so many bytes */
+struct tcp_received {	/* data read from a socket and not yet in a call's BIO */
 	u64 sk;			/* 0: free */
-	u32 from;		/* bytes of its stream before the reads since the last call, and after them */
+	u32 from;		/* position in its stream before the reads since the last call, and after them */
 	u32 to;
-	u32 call;		/* how many calls the thread had made */
+	u32 call;		/* the thread's number of calls then */
 	u32 pad;
 };
 
 struct tcp_thread {
-	u64 used;		/* the socket that it last sent or received on within a call, 0 for none */
+	u64 used;		/* the socket last used within a call, 0 for none */
 	u32 inside;
-	u32 open;		/* handshakes that go on with a later call */
+	u32 open;		/* handshakes that continue with a later call */
 	u32 calls;
-	u32 next;		/* element of received that is used next */
-	u32 doubt;		/* so many calls may be those of reads that there was no room to keep */
+	u32 next;		/* next element of received to use */
+	u32 doubt;		/* so many calls may belong to reads without room */
 	u32 pad;
 	struct tcp_received received[TCP_RECEIVED];
 };
@@ -32,7 +32,7 @@ static __always_inline void tcp_thread_end(u32 tid)
 		__sync_fetch_and_add(&c->tcp_threads, -1);
 }
 
-/* The element of a thread, made where it is missing; 0 where there is no room: its handshakes then have no socket. */
+/* The element of a thread, created if missing; 0 without room: its handshakes then have no socket. */
 static __always_inline struct tcp_thread *tcp_thread_of(u32 tid)
 {
 	u32 zero = 0;
@@ -44,7 +44,7 @@ static __always_inline struct tcp_thread *tcp_thread_of(u32 tid)
 	return tcp_threads.lookup(&tid);
 }
 
-/* Such a thread, current, sends or receives. */
+/* Such a thread, the current one, sends or receives. */
 static __always_inline void tcp_note(struct tcp_thread *t, void *sk, struct tcp_socket *s, bool receives)
 {
 	if (t->inside) {
@@ -55,7 +55,7 @@ static __always_inline void tcp_note(struct tcp_thread *t, void *sk, struct tcp_
 		return;
 	u64 bytes = 0;
 	u32 next = 0, copied = 0, start = 0;
-	void *skb = PTR(ADDR(sk, sock, sk_receive_queue), sk_buff_head, next);	/* what was just read is still there */
+	void *skb = PTR(ADDR(sk, sock, sk_receive_queue), sk_buff_head, next);	/* the data just read is still there */
 	GET(bytes, sk, tcp_sock, bytes_received);
 	GET(next, sk, tcp_sock, rcv_nxt);
 	GET(copied, sk, tcp_sock, copied_seq);

@@ -1,4 +1,4 @@
-/* What a socket, or a segment, tells of itself: state, both ends, what was sent. First in the family of bpf/tcp.bpf.c. */
+/* Data of a socket or a segment: state, both ends, what was sent. First in the family of bpf/tcp.bpf.c. */
 #define TCP_SOCK_DONE 2		/* 1 << SOCK_DONE of enum sock_flags: the peer's FIN was received */
 
 enum { TCP_ROLE_CLIENT, TCP_ROLE_SERVER };
@@ -43,7 +43,7 @@ static __always_inline void tcp_tuple(struct sock_ref *r, void *sk)
 	GET(dport, sk, sock_common, skc_dport);
 	GET(sport, sk, sock_common, skc_num);
 	if (!sport && state != TCP_TIME_WAIT && state != TCP_NEW_SYN_RECV) {
-		GET(sport, sk, inet_sock, inet_sport);	/* CLOSE gives the port back before it is traced */
+		GET(sport, sk, inet_sock, inet_sport);	/* CLOSE releases the port before it is traced */
 		sport = __builtin_bswap16(sport);
 	}
 	r->netns = tcp_netns(PTR(sk, sock_common, skc_net));
@@ -66,7 +66,7 @@ static __always_inline void tcp_tuple(struct sock_ref *r, void *sk)
 	tcp_mapped(r->daddr, ADDR(sk, sock_common, skc_daddr));
 }
 
-/* Both ends as the receiver of a segment sees them. */
+/* Both ends, from the view of a segment's receiver. */
 static __always_inline void tcp_tuple_of_segment(struct sock_ref *r, void *skb)
 {
 	u16 network = 0, transport = 0, ports[2] = {};
@@ -103,7 +103,7 @@ struct tcp_sent {
 	u8 role;
 };
 
-/* The kernel counts the SYN of a client and the FIN as acknowledged bytes, but not as sent ones: which tells the role. */
+/* The kernel counts a client's SYN and the FIN as acknowledged bytes, but not as sent ones, which shows the role. */
 static __always_inline void tcp_account(struct tcp_sent *a, void *sk, u8 state)
 {
 	u64 sent = 0, again = 0;

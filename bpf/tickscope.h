@@ -1,13 +1,16 @@
-/* What every probe family uses: reads by BTF offset, the drain slot, rings with loss counters, process identity.
+/* Common to all probe families: reads by BTF offset, the drain slot, rings with loss counters, process identity.
  *
  * OFF_struct__field  byte offset of a field, found by name at any depth of the struct in the running kernel's BTF
- * HAS_struct__field  1 where the running kernel has that field, else 0
- * TP_name            number of arguments of raw tracepoint `name`, 0 where there is none
- * FUNC_name          1 where the kernel has helper bpf_name, else 0
- * KFUNC_name         type id of kernel function `name` in its BTF, 0 where there is none; KFUNC_BASE + this is called as a kernel function is
+ * HAS_struct__field  1 if the running kernel has that field, else 0
+ * TP_name            number of arguments of raw tracepoint `name`, 0 if there is none
+ * FUNC_name          1 if the kernel has helper bpf_name, else 0
+ * KFUNC_name         type id of kernel function `name` in its BTF, 0 if there is none; KFUNC_BASE + this is its
+ *                    number in a call
  * LOST_map           number of a ring or aggregation map in `lost`, which has LOST_COUNTERS
- * PIDNS_INUM         inode of the agent's PID namespace, where that is not the host's
- * The loader greps these words out of the sources and defines each; OFF_ words also come from GET(.., struct, field) and alike. */
+ * PIDNS_INUM         inode of the agent's PID namespace, if that is not the host's
+ *
+ * The loader finds these words in the sources and defines each; OFF_ words also come from GET(.., struct, field) and
+ * the like. */
 #pragma once
 #include <linux/types.h>
 #include <uapi/linux/ptrace.h>
@@ -22,9 +25,9 @@
 #ifndef PIDNS_INUM
 #define GET READ
 #else
-/* In a PID namespace (a container without the host's) the agent and everybody around it know processes by that namespace's
- * numbers: these are what the programs see too. A process outside of it keeps its number of the host, marked, and is unknown to
- * the agent. */
+/* In a PID namespace (a container without the host's) the agent and the processes around it use that namespace's
+ * numbers, so the programs do, too. A process outside of it keeps its host number, marked, and is unknown to the agent.
+ */
 #define PIDNS_OUTSIDE 0x40000000
 #define PIDNS_DEPTH 4
 
@@ -33,7 +36,7 @@ static __always_inline u32 pidns_number(void *task, u32 global)
 	void *pid = PTR(task, task_struct, thread_pid), *ns;
 	u32 level = 0, inum, number;
 	READ(level, pid, pid, level);
-#pragma clang loop unroll(disable)	/* four copies of it in each GET are too much for 512 bytes of stack (LLVM 14) */
+#pragma clang loop unroll(disable)	/* four copies of it in each GET exceed 512 bytes of stack (LLVM 14) */
 	for (int i = 1; i <= PIDNS_DEPTH; i++) {
 		const char *upid = ADDR(pid, pid, numbers) + i * 16;	/* struct upid: an int and a pointer */
 		if (i > level)
@@ -80,8 +83,8 @@ static __always_inline u64 pidns_current(void)
 })
 #endif
 
-/* Of the current task, as current_task() gives it: a load that the verifier checks, instead of a helper's copy, where the kernel knows the
- * task's type (5.11). */
+/* Of the current task, as returned by current_task(): a load that the verifier checks, instead of a helper's copy, if
+ * the kernel knows the task's type (5.11). */
 #if FUNC_get_current_task_btf
 #define current_task() ((void *)bpf_get_current_task_btf())
 #else
@@ -95,15 +98,15 @@ static __always_inline u64 pidns_current(void)
 
 /* Written by the agent through mmap. */
 struct control {
-	u32 slot;		/* which of two aggregation maps to write: flipped, then the other is read out and emptied */
-	u32 watch_tid;		/* thread that sleeps on the cancel-on-set timer */
+	u32 slot;	/* which of two aggregation maps to write; after a flip, the other is read and emptied */
+	u32 watch_tid;		/* a thread that sleeps on the cancel-on-set timer */
 	u32 agent_pid;		/* tickscope's own process: not reported */
-	u32 tls_depth;		/* kept by the tls family: threads inside a handshake */
+	u32 tls_depth;		/* of the tls family: threads inside a handshake */
 	u64 sample_from_ns;	/* CLOCK_BOOTTIME start of the current window of full timing */
-	u32 tcp_threads;	/* threads whose use of sockets the tls family wants to know */
+	u32 tcp_threads;	/* threads whose sockets the tls family records */
 	u32 pad;
-	u64 look_until_ns;	/* what is attached for an on-demand profile (bpf/look.h) counts until then, and nothing after, whatever became of the agent */
-	u32 look_pids[8];	/* the processes that it is about */
+	u64 profile_until_ns;	/* end of the on-demand profile (bpf/profile.h), which also holds if the agent hangs */
+	u32 profile_pids[8];	/* the processes of the profile */
 };
 BPF_F_TABLE("array", u32, struct control, control, 1, BPF_F_MMAPABLE);
 
@@ -113,9 +116,10 @@ static __always_inline struct control *get_control(void)
 	return control.lookup(&zero);
 }
 
-/* First in every program of a uprobe (the loader insists). Those can be preempted, and run again by another thread on the same processor;
- * from Linux 6.13 on they would share one stack there (a76ab5731e32), and each overwrite the other's variables. A program that may make a tail
- * call has its thread's stack. This one is never made: nothing runs at address 0. */
+/* First in every program of a uprobe (the loader checks this). Such programs can be preempted while another thread runs
+ * them on the same CPU. From Linux 6.13 on they would share one stack there (a76ab5731e32) and overwrite each other's
+ * variables. A program that may make a tail call has its thread's stack. This tail call is never made: nothing runs at
+ * address 0. */
 BPF_TABLE("prog", u32, u32, no_programs, 1);
 
 static __always_inline void on_own_stack(struct pt_regs *ctx)
@@ -124,7 +128,7 @@ static __always_inline void on_own_stack(struct pt_regs *ctx)
 		no_programs.call(ctx, 0);
 }
 
-/* Records that could not be handed over, by map: lose(LOST_mapname). The loader numbers the maps. */
+/* Records that could not be sent, by map: lose(LOST_mapname). The loader numbers the maps. */
 BPF_F_TABLE("array", u32, u64, lost, LOST_COUNTERS, BPF_F_MMAPABLE);
 
 static __always_inline void lose(u32 map)
@@ -134,9 +138,10 @@ static __always_inline void lose(u32 map)
 		__sync_fetch_and_add(n, 1);
 }
 
-/* Any user may make things happen without end. What one makes happen is held to a share: `most` at once, and one more each `each_ns`; all users
- * but root together have two shares, and so has root. What is beyond is not told, and counted by whoever asks: lose(LOST_family_shares).
- * Kept is until when a share is used up. Two processors that take at one instant may count as one. */
+/* Any user can cause an unlimited number of events. A user's events are limited to a share: `most` at once, and one
+ * more each `each_ns`. All users but root together have two shares, and so has root. Events beyond are not reported;
+ * the caller counts them: lose(LOST_family_shares). Stored is the time until which a share is used up. Two CPUs that
+ * take at the same instant may count as one. */
 enum { SHARE_PROCESS, SHARE_SENDERS, SHARE_DNS, SHARE_DNS_CALLS, SHARE_DNS_GO_CALLS, SHARE_CLOCK, SHARE_HOLDERS, SHARE_SLOW, SHARE_CPU, SHARE_REDIS, SHARE_REDIS_PIECES, SHARE_STACKS, SHARE_ANSWERS, SHARE_KINDS };
 struct share_key {
 	u32 uid;
@@ -145,7 +150,8 @@ struct share_key {
 BPF_TABLE("lru_hash", struct share_key, u64, shares, 1024);
 BPF_TABLE("array", u32, u64, shares_together, 2 * SHARE_KINDS);	/* of all users but root, of root */
 
-/* Of the process itself, whoever's rights it borrows: who may send it a signal, or started it, is that user or root. */
+/* The uid of the process itself, whatever rights it has borrowed: a user who may signal it, or started it, is that user
+ * or root. */
 static __always_inline u32 uid_of(void *task)
 {
 	u32 uid = 0;
@@ -181,7 +187,7 @@ static __always_inline bool over_share(u32 uid, u32 of, u64 each_ns, u64 most)
 	return !share_taken(together, now, each_ns / 2, room_ns);
 }
 
-/* What was taken is free again: of shares in what is there at one time. */
+/* Returns what was taken, for shares of things that exist at one time. */
 static __always_inline void give_share_back(u32 uid, u32 of, u64 each_ns)
 {
 	struct share_key k = {.uid = uid, .of = of};
@@ -193,13 +199,14 @@ static __always_inline void give_share_back(u32 uid, u32 of, u64 each_ns)
 		*together -= each_ns / 2;
 }
 
-/* Flags for ringbuf_submit. Quiet by default: the agent drains on a timer, and a wake-up costs 50 times the record.
- * (No macros around map methods: BCC does not rewrite those inside macros.) */
+/* Flags for ringbuf_submit. Quiet by default: the agent drains on a timer, and a wake-up costs 50 times the record. (No
+ * macros around map methods: BCC does not rewrite those inside macros.) */
 #define QUIET BPF_RB_NO_WAKEUP
 #define WAKE BPF_RB_FORCE_WAKEUP
 
-/* The same for a ring that may fill up before the agent's next beat: the agent wakes up with each quarter of the ring that was written.
- * (BCC 0.26 has no bpf_ringbuf_query. Two processors that count at once may lose one: a little later then.) */
+/* The same for a ring that may fill up before the agent's next beat: the agent wakes up with each quarter of the ring
+ * that was written. (BCC 0.26 has no bpf_ringbuf_query. If two CPUs count at the same instant, one may be lost, which
+ * only delays the wake-up.) */
 #define RING_QUARTER(pages, record) ((pages) * 1024 / (sizeof(record) + 8))
 BPF_ARRAY(ring_records, u64, LOST_COUNTERS);
 static __always_inline u64 wake_each(u32 map, u64 records)
@@ -232,7 +239,7 @@ static __always_inline void fill_proc(struct proc *p, void *task)
 #else
 	GET(p->proc_start_ns, leader, task_struct, real_start_time);
 #endif
-	__builtin_memset(p->comm, 0, sizeof(p->comm));	/* what follows the name is not always zero (5.10) */
+	__builtin_memset(p->comm, 0, sizeof(p->comm));	/* the bytes after the name are not always zero (5.10) */
 	bpf_probe_read_kernel_str(p->comm, sizeof(p->comm), ADDR(leader, task_struct, comm));
 	p->cgroup_id = cgroup_of(task);
 }
@@ -280,7 +287,7 @@ static __always_inline u32 log2_bucket(u64 v)
 	if (v >> 8) { i += 8; v >>= 8; }
 	if (v >> 4) { i += 4; v >>= 4; }
 	if (v >> 2) { i += 2; v >>= 2; }
-	/* Through the stack: the verifier (seen on 5.10) follows branches that cannot be, and a sum whose bounds contradict each other
+	/* Through the stack: the verifier (seen on 5.10) follows impossible branches, and a sum with contradictory bounds
 	 * spoils the pointer it is added to. */
 	volatile u32 bucket = i + (v >> 1);
 	return bucket & 63;

@@ -1,5 +1,6 @@
-/* TLS handshakes of OpenSSL: one record each, however many calls it took. Uprobes on functions that run in every handshake and never
- * on established data (agent/binaries/openssl.py finds them); kernel 5.8 (ring buffer). Driven by agent/probes/tls.py. */
+/* TLS handshakes of OpenSSL: one record each, for any number of calls. Uprobes on functions that run in every handshake
+ * and never on established data (agent/binaries/openssl.py finds them); kernel 5.8 (ring buffer). Driven by
+ * agent/probes/tls.py. */
 
 struct tls_event {
 	u64 t_ns;		/* the end */
@@ -22,7 +23,7 @@ struct tls_exit_event {
 	struct proc proc;
 };
 
-struct tls_inside {		/* a thread that is inside a call */
+struct tls_inside {	/* a thread inside a call */
 	u64 ssl;
 	u64 enter_ns;
 	u64 read;		/* bytes read from the BIO before */
@@ -33,9 +34,9 @@ struct tls_inside {		/* a thread that is inside a call */
 #define TLS_PAGES 64
 BPF_RINGBUF_OUTPUT(tls_events, TLS_PAGES);
 BPF_RINGBUF_OUTPUT(tls_exits, 4);
-BPF_TABLE("lru_hash", struct tls_key, u8, tls_done, 16384);	/* only where the message flow state cannot be read */
+BPF_TABLE("lru_hash", struct tls_key, u8, tls_done, 16384);	/* only if the message flow state cannot be read */
 BPF_TABLE("hash", u32, struct tls_inside, tls_insides, 4096);
-BPF_TABLE("hash", u32, u64, tls_busy, 4096);	/* handshakes going on, by process */
+BPF_TABLE("hash", u32, u64, tls_busy, 4096);	/* handshakes under way, by process */
 
 static __always_inline void tls_count(u32 pid, u64 by)
 {
@@ -109,7 +110,7 @@ static __always_inline int tls_begin(struct pt_regs *ctx, u8 role)
 		tls_forget(&key, o);
 		o = 0;
 	}
-	if (!o) {	/* neither messages after the handshake, nor one whose start was not seen */
+	if (!o) {	/* messages after the handshake, or one whose start was not seen */
 		if (flow == UNKNOWN32 ? !!tls_done.lookup(&key) : flow != TLS_FLOW_UNINITED)
 			return 0;
 		struct tls_open fresh = { .start_ns = now, .layout = layout };
@@ -178,7 +179,7 @@ int tls_return(struct pt_regs *ctx)
 	struct tls_layout *l = tls_layouts.lookup(&o->layout);
 	u8 result = tls_verdict(key.ssl, l, PT_REGS_RC(ctx), &cause);
 	o->verdict = result | cause << 8;
-	u32 verdict = *(volatile u32 *)&o->verdict;	/* as if it were another: what follows is one path for the verifier, not one a verdict */
+	u32 verdict = *(volatile u32 *)&o->verdict;	/* volatile: one path for the verifier, not one per verdict */
 	result = verdict;
 	cause = verdict >> 8;
 	tls_leaves(&key, o, l, tid, read, result == TLS_GOING_ON);
@@ -200,7 +201,8 @@ int tls_free(struct pt_regs *ctx)
 	struct tls_open *o = tls_opened.lookup(&key);
 	if (o) {
 		struct tls_layout *l = tls_layouts.lookup(&o->layout);
-		bool failed = l && tls_read(key.ssl, l->flow) == TLS_FLOW_ERROR;	/* outside of the handshake's own calls: in early data */
+		/* outside of the handshake's own calls: in early data */
+		bool failed = l && tls_read(key.ssl, l->flow) == TLS_FLOW_ERROR;
 		bool closed = !failed && tls_peer_closed(o);
 		tls_report(&key, o, bpf_ktime_get_boot_ns(), failed || closed ? TLS_FAILED : TLS_ABANDONED,
 			   failed ? TLS_FATAL : closed ? TLS_CLOSED : TLS_NO_CAUSE);

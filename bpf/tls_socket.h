@@ -1,21 +1,22 @@
-/* Which socket a TLS handshake goes over. Part of the tls family, after tls_ssl.h; says nothing where the tcp family is missing.
+/* The socket of a TLS handshake. Part of the tls family, after tls_ssl.h; unknown without the tcp family.
  *
- * Within a call of the handshake: the one that the thread used last, else that of OpenSSL's own socket BIO. Through memory, the program
- * reads a socket and then hands over what it read. So a thread with such handshakes has its reads kept (tcp_thread) until a call is known to have
- * got them: how far each socket's stream was read, against how far the SSL has read its BIO. The one socket that fits is the handshake's, while
- * every call that read agrees; where two do, or calls disagree, nobody knows. */
+ * Within a call of the handshake: the socket that the thread used last, else that of OpenSSL's own socket BIO. With a
+ * memory BIO, the program reads a socket and then passes the data on. So for a thread with such handshakes, its reads
+ * are kept (tcp_thread) until a call is known to have got them: each socket's read position in its stream is compared
+ * with the SSL's read position in its BIO. The one socket that fits is the handshake's, as long as every reading call
+ * agrees. If two fit, or calls disagree, the socket is unknown. */
 
-struct tls_open {		/* a handshake that is going on */
+struct tls_open {	/* a handshake under way */
 	u64 start_ns;
 	u64 in_call_ns;
 	struct sock_ref sock;
 	u32 calls;
 	u32 layout;		/* element of tls_layouts, UNKNOWN32 for none */
 	u32 tid;		/* of the last call */
-	u32 watched;		/* thread whose reads are kept between calls, 0 for none */
+	u32 watched;		/* thread with kept reads between calls, 0 for none */
 	u64 sk;			/* the socket that fits, 0 for none yet; UNKNOWN64: calls disagree */
-	u64 used;		/* the one that a call used itself, 0 for none */
-	u32 base;		/* where in its stream the handshake begins */
+	u64 used;		/* the socket that a call used itself, 0 for none */
+	u32 base;		/* the handshake's beginning in its stream */
 	u32 verdict;		/* of the last call */
 };
 
@@ -44,7 +45,7 @@ static __always_inline void tls_uses(struct tls_open *o, struct tcp_socket *s)
 	o->sock.role = role;
 }
 
-/* One that waits for this thread's reads less. */
+/* One handshake less waits for this thread's reads. */
 static __always_inline void tls_unwatch(struct tls_open *o)
 {
 	u32 tid = o->watched;
@@ -66,7 +67,7 @@ static __always_inline void tls_watch(struct tls_open *o, struct tcp_thread *t, 
 	t->open++;
 }
 
-/* The sock behind the read BIO where that is one of OpenSSL's own for sockets. */
+/* The sock of the read BIO, if that is one of OpenSSL's own for sockets. */
 static __always_inline u64 tls_bio_sock(u64 bio, struct tls_layout *l)
 {
 	void *file = file_of((void *)bpf_get_current_task(), tls_read(bio, l->bio_flags + TLS_BIO_NUM));
@@ -84,8 +85,8 @@ static __always_inline void tls_use(struct tls_open *o, u64 sk)
 	}
 }
 
-/* Whether the peer has closed or reset the connection while the program still holds the socket. haproxy then asks OpenSSL no more.
- * The memory may be another connection's by now: its port tells. */
+/* Whether the peer has closed or reset the connection while the program still holds the socket: haproxy then does not
+ * call OpenSSL again. The memory may be another connection's by now, so the port is compared. */
 static __always_inline bool tls_peer_closed(struct tls_open *o)
 {
 	u64 sk = o->used ? o->used : o->sk;
@@ -98,7 +99,8 @@ static __always_inline bool tls_peer_closed(struct tls_open *o)
 	return (state == TCP_CLOSE || state == TCP_CLOSE_WAIT) && __builtin_bswap16(port) == o->sock.dport;
 }
 
-/* Comparisons without a branch: with one, the verifier would follow every sequence of outcomes over all that a thread read. */
+/* Comparison without a branch: with one, the verifier would follow every sequence of outcomes over all reads of a
+ * thread. */
 static __always_inline u32 tls_negative(u32 v)
 {
 	asm volatile("" : "+r"(v));
@@ -111,7 +113,7 @@ static __always_inline u32 tls_zero(u32 v)
 }
 
 struct tls_fit {
-	u64 sk;		/* of one; of several their sum */
+	u64 sk;			/* of one; of several their sum */
 	u32 count;
 	u32 base;
 };
@@ -144,7 +146,7 @@ static __always_inline void tls_claim(struct tls_key *key, struct tls_open *o, u
 	tls_uses(o, s);
 }
 
-/* What is read of this handshake's socket is in its BIO now. */
+/* The data read from this handshake's socket is in its BIO now. */
 static __always_inline void tls_explained(struct tls_open *o, struct tcp_thread *t)
 {
 	u64 sk = o->sk;
@@ -155,10 +157,11 @@ static __always_inline void tls_explained(struct tls_open *o, struct tcp_thread 
 	}
 }
 
-/* What the thread read before this call, which read [from, to) of its BIO. drained: it wanted more. */
+/* Compares the thread's reads before this call, which read [from, to) of its BIO. drained: it wanted more. */
 static __always_inline void tls_bracket(struct tls_key *key, struct tls_open *o, struct tcp_thread *t, u32 from, u32 to, bool drained)
 {
-	/* Read as far as the BIO was; further, since the program's own data follow; as much, behind something else, as with STARTTLS. */
+	/* Read up to the BIO's position; further, followed by the program's own data; or as much, after something else, as
+	 * with STARTTLS. */
 	struct tls_fit whole = {}, within = {}, later = {}, *best;
 	u32 same = 0, first = !o->sk, base = o->base, doubt = t->doubt;
 	u64 sk = o->sk;
@@ -191,7 +194,7 @@ static __always_inline void tls_bracket(struct tls_key *key, struct tls_open *o,
 		tls_explained(o, t);
 }
 
-/* A call begins: what this thread uses is the handshake's. */
+/* A call begins: sockets that this thread uses belong to the handshake. */
 static __always_inline void tls_enters(u32 tid)
 {
 	struct tcp_thread *t = tcp_thread_of(tid);
@@ -201,7 +204,7 @@ static __always_inline void tls_enters(u32 tid)
 	t->used = 0;
 }
 
-/* A call ends that read the BIO from `from` on. going: the handshake goes on. */
+/* A call ends that read the BIO from `from` on. going: the handshake continues. */
 static __always_inline void tls_leaves(struct tls_key *key, struct tls_open *o, struct tls_layout *l, u32 tid, u64 from, bool going)
 {
 	struct tcp_thread *t = tcp_threads.lookup(&tid);
@@ -226,7 +229,7 @@ static __always_inline void tls_leaves(struct tls_key *key, struct tls_open *o, 
 		tcp_thread_end(tid);
 }
 
-/* The handshake itself is gone: cleared by another thread meanwhile. */
+/* The handshake is gone: cleared by another thread meanwhile. */
 static __always_inline void tls_leaves_none(u32 tid)
 {
 	struct tcp_thread *t = tcp_threads.lookup(&tid);
@@ -249,7 +252,7 @@ static __always_inline void tls_over(struct tls_open *o)
 	u64 sk = o->sk;
 	struct tcp_socket *s = sk && sk != UNKNOWN64 ? tcp_sockets.lookup(&sk) : 0;
 	if (s)
-		s->ssl = UNKNOWN64;	/* no other's: what it carries now is data */
+		s->ssl = UNKNOWN64;	/* it carries data from now on */
 	tls_unwatch(o);
 }
 #else

@@ -1,8 +1,8 @@
-/* What the programs of bpf/tls.bpf.c read of OpenSSL's own structs, and what that means. First in its family.
+/* Fields of OpenSSL's own structs that the programs of bpf/tls.bpf.c read. First in its family.
  *
- * Offsets differ between OpenSSL versions, and several may run on one host. Which one a call belongs to is told by the code itself:
- * where the function lies in its page, and 60 bytes of that page (tls_code). The agent fills tls_sites and tls_layouts before it
- * attaches, so a process that starts now is understood at once. */
+ * Offsets differ between OpenSSL versions, and several may run on one host. A call's version is identified by the code
+ * itself: the function's position in its page, and 60 bytes of that page (tls_code). The agent fills tls_sites and
+ * tls_layouts before it attaches, so new processes are identified at once. */
 
 struct tls_code {
 	u32 page_offset;
@@ -66,20 +66,21 @@ static __always_inline u64 tls_pointer(u64 base, s32 offset)
 	return v;
 }
 
-/* What checking the peer's certificate gave, X509_V_ERR_*. The field is 0 also where there was no certificate: that is unknown. */
+/* Result of the check of the peer's certificate, X509_V_ERR_*. Unknown without a certificate, when the field is 0, too.
+ */
 static __always_inline u32 tls_verified(u64 ssl, struct tls_layout *l)
 {
 	u32 v = tls_read(ssl, l->verify_result);
 	return v || tls_pointer(tls_pointer(ssl, l->session), l->peer) ? v : UNKNOWN32;
 }
 
-/* The read BIO (next 0) or the write BIO (next 8), 0 where nothing can be read of it. */
+/* The read BIO (next 0) or the write BIO (next 8), 0 if unreadable. */
 static __always_inline u64 tls_bio(u64 ssl, struct tls_layout *l, u32 next)
 {
 	return l->rbio >= 0 && l->bio_flags >= 40 ? tls_pointer(ssl, l->rbio + next) : 0;
 }
 
-/* As if to be retried where they cannot be read. */
+/* Retry is assumed if they cannot be read. */
 static __always_inline u32 tls_bio_flags(u64 ssl, struct tls_layout *l, u32 next)
 {
 	u64 bio = tls_bio(ssl, l, next);
@@ -94,13 +95,13 @@ static __always_inline bool tls_bio_is_socket(u64 bio, struct tls_layout *l)
 	return type == TLS_BIO_SOCKET || type == TLS_BIO_CONNECT;
 }
 
-/* Bytes that were read from a BIO so far. */
+/* Bytes read from a BIO so far. */
 static __always_inline u64 tls_bio_count(u64 bio, struct tls_layout *l)
 {
 	return bio ? tls_pointer(bio, l->bio_flags + TLS_BIO_NUM_READ) : 0;
 }
 
-/* 1 is also the answer before early data, with the peer's half of the handshake still to come. */
+/* 1 is also returned before early data, with the peer's half of the handshake outstanding. */
 static __always_inline u8 tls_verdict(u64 ssl, struct tls_layout *l, s32 ret, u8 *cause)
 {
 	bool known = l && l->flow >= 0;

@@ -1,14 +1,16 @@
-/* Unix stream sockets: who asks whom, and how long the answer takes. Kernel 5.8 (ring buffer, boot clock). Driven by agent/probes/unix.py.
+/* Unix stream sockets: clients, servers, and the time to an answer. Kernel 5.8 (ring buffer, boot clock). Driven by
+ * agent/probes/unix.py.
  *
- * One hook: the kernel hands a buffer back (consume_skb) where a process, then current, has read it to its end. TCP frees its buffers another
- * way, and those that a device has sent have a device. The buffer knows the socket that wrote it, that socket its other end. The end that was
- * accepted has its listener's name. What the server reads is a request; what its client reads next is the answer: a little later than it was
- * given, where the client does not run.
+ * One hook: the kernel frees a buffer (consume_skb) when a process, the current task, has read it to its end. TCP frees
+ * its buffers elsewhere, and buffers that a device has sent have a device. The buffer has the socket that wrote it,
+ * which has its peer. The accepted end has its listener's name. What the server reads is a request; what its client
+ * reads next is the answer, a little later than it was given if the client does not run.
  *
- * A server that reads a part, answers and then reads the rest (php-fpm) hands the buffer back last: connections are known from their accept on.
+ * A server that reads a part, answers and then reads the rest (php-fpm) frees the buffer last: connections are known
+ * from their accept on.
  *
- * State is kept by a hash of the server's end; connections that share a place forget each other's. What nobody has read yet, or answered, no
- * event tells: on_unix_sweep looks twice a second (agent/probes/tcp.py). */
+ * State is kept by a hash of the server's end; connections that share a slot replace each other. Unread requests and
+ * outstanding answers cause no event: on_unix_sweep checks twice a second (agent/probes/tcp.py). */
 
 #define UNIX_PLACES_LOG2 12
 #define UNIX_BUCKETS 48
@@ -17,7 +19,7 @@
 #define UNIX_FLUSH_NS 100000000
 
 struct unix_key {
-	u32 pid;		/* who asks */
+	u32 pid;		/* the client */
 	u32 server_pid;
 	u64 id;
 };
@@ -28,7 +30,7 @@ struct unix_value {
 	u64 sum_ns;
 	u64 max_ns;
 	u64 max_from_ns;
-	struct proc proc;	/* who asks */
+	struct proc proc;	/* the client */
 	struct proc server;	/* of the slowest: tid read it */
 	u8 addr[16];
 	u16 port;
@@ -41,23 +43,24 @@ struct unix_value {
 
 struct unix_place {
 	u64 sk;			/* the server's end */
-	u64 address;		/* its struct unix_address, and its inode: neither is used again so soon as its own */
-	u64 inode;		/* 0: accepted, and not looked at since */
+	u64 address;	/* its struct unix_address, and its inode: neither is reused as soon as its own address */
+	u64 inode;		/* 0: accepted, and not read since */
 	u64 id;
 	u64 asked_ns;		/* 0: no request waits */
 	u64 flushed_ns;
-	u64 unread;		/* the first buffer that nobody had read when it was looked at, since when */
+	u64 unread;		/* the first unread buffer at the last check, and since when */
 	u64 unread_ns;		/* UNIX_ANSWERED: its answer was read before it was read to its end */
 	u32 tid;
-	u32 requests;		/* quick ones that were not told yet */
-	struct proc proc;	/* who serves */
+	u32 requests;		/* quick ones that are not reported yet */
+	struct proc proc;	/* the server */
 };
 
 BPF_TABLE("hash", struct unix_key, struct unix_value, unix_a, 1024);
 BPF_TABLE("hash", struct unix_key, struct unix_value, unix_b, 1024);
 BPF_TABLE("array", u32, struct unix_value, unix_zero, 1);	/* never written: too large for the stack */
 BPF_TABLE("array", u32, struct unix_place, unix_places, 1 << UNIX_PLACES_LOG2);
-BPF_F_TABLE("array", u32, u64, unix_asking, 1 << UNIX_PLACES_LOG2, BPF_F_MMAPABLE);	/* the places' sockets, for the agent to have them looked at */
+/* the slots' sockets, for the agent's sweep */
+BPF_F_TABLE("array", u32, u64, unix_asking, 1 << UNIX_PLACES_LOG2, BPF_F_MMAPABLE);
 
 #if HAS_unix_sock__addr && HAS_unix_sock__peer && HAS_socket_alloc__vfs_inode
 static __always_inline u32 unix_place(u64 sk)
@@ -74,7 +77,7 @@ static __always_inline u64 unix_inode(void *sk)
 	return inode;
 }
 
-/* client: the task that asks, 0 where it is not known. */
+/* client: the requesting task, 0 if unknown. */
 static __always_inline struct unix_value *unix_value_of(struct unix_place *p, void *client)
 {
 	u32 zero = 0;
@@ -148,7 +151,7 @@ static __always_inline void unix_serves(struct unix_place *p)
 	p->tid = user;
 }
 
-/* The server, current, accepts a connection; its end has no inode yet. */
+/* The server, the current task, accepts a connection; its end has no inode yet. */
 static __always_inline void unix_accepted(void *sk, void *address)
 {
 	u32 place = unix_place((u64)sk);
@@ -159,7 +162,7 @@ static __always_inline void unix_accepted(void *sk, void *address)
 	}
 }
 
-/* The server, current, has read a request to the end of this buffer. */
+/* The server, the current task, has read a request to the end of this buffer. */
 static __always_inline void unix_asked(void *sk, void *address, u64 skb, u64 now)
 {
 	u32 place = unix_place((u64)sk);
@@ -177,7 +180,7 @@ static __always_inline void unix_asked(void *sk, void *address, u64 skb, u64 now
 		p->asked_ns = from_ns;
 }
 
-/* Its client, current, has read an answer. */
+/* Its client, the current task, has read an answer. */
 static __always_inline void unix_answered(void *sk, u64 address, u64 now)
 {
 	u32 place = unix_place((u64)sk);
@@ -199,7 +202,7 @@ static __always_inline void unix_answered(void *sk, u64 address, u64 now)
 	if (ns >= UNIX_QUICK_NS) {
 		u64 inode = unix_inode(sk);	/* 0: the server has closed it */
 		if (inode ? p->inode != inode : p->address != address)
-			return;		/* the request was another connection's, of a socket at the same address */
+			return;	/* the request was another connection's, of a socket at the same address */
 	}
 	struct unix_value *v = unix_value_of(p, (void *)bpf_get_current_task());
 	u32 requests = p->requests;
@@ -246,7 +249,7 @@ int unix_on_read(struct bpf_raw_tracepoint_args *ctx)
 	return 0;
 }
 
-/* Never attached: run for the place args[0]. */
+/* Never attached: run for the slot args[0]. */
 int on_unix_sweep(struct bpf_raw_tracepoint_args *ctx)
 {
 	u32 place = ctx->args[0];

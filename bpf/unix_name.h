@@ -1,4 +1,5 @@
-/* What a Unix socket is called, as a number that stands for its name and place wherever an address of 16 bytes and a port do. First in the family of bpf/unix.bpf.c, before those that name peers. */
+/* The number of a Unix socket, which stands for its name and place in a 16-byte address and a port. First in the family
+ * of bpf/unix.bpf.c, before families that report peers. */
 
 #define UNIX_PEERS 1		/* for families after this one */
 #define UNIX_FAMILY 1
@@ -7,7 +8,8 @@
 #define UNIX_PRIME 0x100000001b3ull
 
 #if HAS_unix_sock__addr && HAS_unix_sock__peer
-/* Of a struct unix_address: its name's words, hashed, and the folder and device that its file is in, so that two containers' sockets of one name are two. */
+/* From a struct unix_address: a hash of its name and of the folder and device of its file, so that sockets of one name
+ * in two containers differ. */
 static __always_inline u64 unix_id(void *sk, void *address)
 {
 	u64 hash = 0xcbf29ce484222325ull, word;
@@ -18,7 +20,7 @@ static __always_inline u64 unix_id(void *sk, void *address)
 	if (dentry) {
 		READ(dev, PTR(dentry, dentry, d_sb), super_block, s_dev);
 		READ(folder, PTR(PTR(dentry, dentry, d_parent), dentry, d_inode), inode, i_ino);
-	} else {	/* abstract names are those of a network namespace */
+	} else {	/* abstract names belong to a network namespace */
 		READ(inum, ADDR(PTR(sk, sock_common, skc_net), net, ns), ns_common, inum);
 	}
 	const char *name = ADDR(address, unix_address, name) + 2;
@@ -40,7 +42,7 @@ static __always_inline u64 unix_id(void *sk, void *address)
 	return hash ^ hash >> 32;
 }
 
-/* An address of no network (0155:4e49:5800::/40 is in what the IETF keeps back), and a port that is not 0. */
+/* An address that no network uses (0155:4e49:5800::/40 is reserved by the IETF), and a port other than 0. */
 static __always_inline u16 unix_peer_of(u8 *addr, u64 id)
 {
 	*(u64 *)addr = 0x58494e5501ull;	/* \1 U N I X */

@@ -1,7 +1,7 @@
 """Folds batches into metric series; one store serves OTLP and the Prometheus endpoint.
 
-``offer`` only keeps the batch: folding happens when somebody reads, or when enough has gathered, as one vectorised pass
-over all rows of a table. Python code runs once per series and fold, never per row.
+``offer`` only keeps the batch. It is folded when a reader comes, or when enough rows have gathered, in one vectorised
+pass over all rows of a table. Python code runs once per series and fold, never per row.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from exporters.values import Value
 
 #: Bytes of unfolded rows after which ``offer`` folds at once.
 FOLD_BYTES = 1 << 20
-#: A gauge is no longer shown when its last row is this much older than the newest row of its table.
+#: A gauge is not shown when its last row is this much older than the newest row of its table.
 GAUGE_TTL_NS = 300 * 10**9
-#: A counter or histogram whose last row is this much older than the newest of its table makes room for others, where
-#: room is needed.
+#: A counter or histogram whose last row is this much older than the newest of its table is removed if room is needed.
 SERIES_TTL_NS = 3600 * 10**9
 _DISTINCT_KEPT = 4096
-#: Tables of servers that are asked again and again: a row without a value says that there is none now.
+#: Tables of servers that are polled: a row without a value means that there is none now.
 _POLLED = {"clock_daemon", "queue_lag"}
 OVERFLOW: tuple[tuple[str, Value], ...] = (("otel.metric.overflow", True),)
 
@@ -39,8 +38,8 @@ OVERFLOW: tuple[tuple[str, Value], ...] = (("otel.metric.overflow", True),)
 class MetricStore:
     """Implements agent.contracts.Sink. ``offer`` and ``observe`` belong to the agent's thread, ``collect`` to any.
 
-    max_series: of one metric. max_samples: of all together as they are on the page, None for no bound. full: all labels
-    and buckets.
+    max_series: of one metric. max_samples: of all together on the page, None for no bound. full: all labels and
+    buckets.
     """
 
     name = "metrics"
@@ -79,8 +78,8 @@ class MetricStore:
                 self._fold()
 
     def observe(self, name: str, values: Iterable[tuple[Attributes, float]], now_ns: int) -> None:
-        """What the agent sees of itself: the values of one metric without a table, all of them; those not named are
-        gone.
+        """Sets all values of a metric without a table, for the agent's own metrics. Values that are not given are
+        removed.
         """
         metric = next(m for m in self._by_table[""] if m.name == name)
         with self._lock:
@@ -88,15 +87,13 @@ class MetricStore:
             for attributes, value in values:
                 series = before.get(attributes) or MetricSeries(attributes, self._began_ns, now_ns)
                 if metric.instrument == "counter" and value < series.value:
-                    series = MetricSeries(
-                        attributes, now_ns, now_ns
-                    )  # another process has the role: it counts from nothing
+                    series = MetricSeries(attributes, now_ns, now_ns)  # another process has the role: it counts from 0
                 series.value, series.seen_ns = value, now_ns
                 now[attributes] = series
             self._observed[metric] = now
 
     def collect(self) -> list[tuple[Metric, list[MetricSeries]]]:
-        """A copy of every metric that has series, with all that was offered before."""
+        """A copy of every metric that has series, including all earlier batches."""
         with self._lock:
             self._fold()
             shown: dict[str, tuple[Metric, list[MetricSeries]]] = {}
@@ -107,21 +104,21 @@ class MetricStore:
             return [(m, s) for m, s in shown.values() if s]
 
     def losses(self) -> dict[str, int]:
-        """``series_limit``: running totals forgotten to make room, each with its next increment. Not gauges left out:
-        no record is lost, and there is one a poll.
+        """``series_limit``: running totals removed for lack of room, each counted with its next increment. Gauges that
+        are left out do not count: no record is lost, and there is one per poll.
         """
         return {"series_limit": self._left_out}
 
     @property
     def samples(self) -> int:
-        """What the metrics of events are on the page."""
+        """Samples of the events' metrics on the page."""
         return self._room.samples
 
     def close(self) -> None:
         """Nothing to release."""
 
     def _start(self) -> None:
-        """The series that are there, with 0, before anything happens."""
+        """Creates the series that start with 0."""
         for metric in (m for m in self.metrics if m.bounded):
             keys = fold.starting_keys(metric)
             for at in range(len(keys)):
@@ -155,9 +152,7 @@ class MetricStore:
             self._forget(metric, offered)
 
     def _forget(self, metric: Metric, offered: np.ndarray) -> None:
-        """A gauge that is not known any more, since its newest row says so (its daemon or broker is gone), is not
-        shown.
-        """
+        """Hides a gauge whose newest row says that its value is unknown (its daemon or broker is gone)."""
         rows = fold.of(metric, offered)
         rows = rows[fold.is_null(metric, rows)]
         if not len(rows):
@@ -188,7 +183,7 @@ class MetricStore:
                 s.value += total
 
     def _weights(self, metric: Metric, rows: np.ndarray) -> np.ndarray:
-        """What each row adds to its counter."""
+        """The increment of each row."""
         if metric.absolute:
             increments, forgotten = self._totals[metric].increments(metric, rows)
             self._left_out += forgotten
@@ -230,15 +225,16 @@ class MetricStore:
                 if metric.instrument != "gauge":
                     series = known.setdefault(b"", fold.begin(metric, OVERFLOW, t_ns))
                 else:
-                    series = fold.begin(metric, OVERFLOW, t_ns)  # takes the rows, and is nobody's
+                    series = fold.begin(metric, OVERFLOW, t_ns)  # takes the rows of series without room
             out.append(series)
         return out
 
     def _make_room(self, wanting: Metric) -> None:
-        """Forgets series not seen for long. Not before: the count of what is rare must not begin anew each time that it
-        happens.
+        """Removes series not seen for long. Recent ones stay, so that the count of a rare event does not start again at
+        each event.
 
-        Of the metric that needs room; where all metrics together have none, of the others too, now and then.
+        Removes those of the metric that needs room; if all metrics together have none, those of the others too, at
+        intervals.
         """
         now_ns = max(self._newest.values())
         others = self._room.full(wanting) and now_ns - self._swept_ns >= GAUGE_TTL_NS

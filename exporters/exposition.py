@@ -1,9 +1,9 @@
-"""Metric series as the text of a page: Prometheus 0.0.4, or OpenMetrics 1.0 where that is asked for. Pure.
+"""Metric series as the text of a page: Prometheus 0.0.4, or OpenMetrics 1.0 on request. Pure.
 
 https://prometheus.io/docs/instrumenting/exposition_formats/ and https://prometheus.io/docs/specs/om/open_metrics_spec/.
 Names and units follow the OpenTelemetry compatibility rules (Metric.prometheus). ``_created`` is optional and left out:
 Prometheus would store it as one more series each. A histogram's ``le`` is the upper end of our bucket, which is
-exclusive there.
+exclusive in ours.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def render(
     openmetrics: bool = False,
     aliases: bool = False,
 ) -> str:
-    """The whole page. aliases: what has got another unit is also there under the name and in the unit that it had."""
+    """The whole page. aliases: metrics with a new unit are repeated under their old name and unit."""
     kind, family = ("info", "target") if openmetrics else ("gauge", "target_info")
     out = [
         f"# HELP {family} Target metadata",
@@ -70,7 +70,7 @@ def _histogram(name: str, metric: Metric, s: MetricSeries, labels: str, raw: boo
 
 
 def _label_pairs(attributes: tuple[tuple[str, Value], ...]) -> str:
-    """``a="1",b="2"``; of two attributes that become one label the first stays."""
+    """``a="1",b="2"``; if two attributes become the same label, the first stays."""
     named: dict[str, Value] = {}
     for key, value in attributes:
         named.setdefault(_label_name(key), value)

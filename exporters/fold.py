@@ -1,4 +1,4 @@
-"""Rows into series, vectorised: grouping by labels, and what each instrument makes of the rows of one series."""
+"""Folds rows into series, vectorised: groups them by labels, and applies each metric's instrument."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from agent.tables import TABLES
 from exporters.metric import OTHER, Metric
 from exporters.values import Value, column_values
 
-#: A drift is the slope over at least this time: the offsets' noise is some ns, so that 10 s resolve 1 ppb.
+#: A drift is the slope over at least this time: offsets have some ns of noise, so 10 s resolve 1 ppb.
 DRIFT_SPAN_NS = 10 * 10**9
 
 Attributes = tuple[tuple[str, Value], ...]
@@ -23,11 +23,10 @@ Attributes = tuple[tuple[str, Value], ...]
 class MetricSeries:
     """One series since it was first seen. Times are CLOCK_BOOTTIME ns; value, min and max are in the metric's raw unit.
 
-    since_ns: when it began. One that had to make room and comes back is another series, which begins then, from
-    nothing.
-    value: sum of a counter or histogram, or last value of a gauge.  buckets: 64 counts of a histogram, shape (64,) i64.
-    slope_from: (t_ns, value) where a drift's slope begins.  fixed: there from the start, never makes room.
-    ready: a drift has no value before its first slope, a gauge none while its newest row says that it is not known.
+    since_ns: its start. A series that was removed and comes back starts again from 0. value: sum of a counter or
+    histogram, or last value of a gauge. buckets: 64 counts of a histogram, shape (64,) i64. slope_from: (t_ns, value)
+    at the start of a drift's slope. fixed: exists from the start, never removed. ready: False for a drift before its
+    first slope, and for a gauge whose newest row is unknown.
     """
 
     attributes: Attributes
@@ -63,7 +62,7 @@ def begin(metric: Metric, attributes: Attributes, t_ns: int) -> MetricSeries:
 
 
 def attributes(metric: Metric, key: np.ndarray) -> Attributes:
-    """The labels of one key (shape (1,)). Where all label sets are known, what is none of the names is OTHER."""
+    """The labels of one key (shape (1,)). If all label sets are known, a value that is none of the names is OTHER."""
     pairs = ((metric.attribute(c), column_values(metric.column(c), key[c])[0]) for c in metric.columns)
     known = ((name, OTHER if value is None and metric.bounded else value) for name, value in pairs)
     return (*metric.labels, *((name, value) for name, value in known if value is not None))
@@ -104,7 +103,7 @@ def starting_keys(metric: Metric) -> np.ndarray:
 
 
 def with_beside(metric: Metric, keys: np.ndarray, known: Container[bytes]) -> np.ndarray:
-    """The keys, and behind them those of series that begin with new ones (``Metric.beside``)."""
+    """The keys, followed by those of series that begin with new ones (``Metric.beside``)."""
     assert metric.beside is not None
     column, names = metric.beside
     new = [at for at in range(len(keys)) if keys[at : at + 1].tobytes() not in known]
@@ -135,7 +134,7 @@ def add_histograms(metric: Metric, rows: np.ndarray, inverse: np.ndarray, series
     else:
         values = metric.values(rows) if metric.values else numbers(rows, metric.value)
         total = low = high = np.abs(values) if metric.magnitude else np.maximum(values, 0)
-        # frexp gives the exponent e of [2^(e-1), 2^e) exactly, where log2 may round up to the next power.
+        # frexp gives the exponent e of [2^(e-1), 2^e) exactly, whereas log2 may round up to the next power.
         exponent = np.frexp(np.maximum(total, 1))[1] - 1
         np.add.at(buckets, (inverse, np.minimum(exponent, HIST_BUCKETS - 1)), 1)
     sums = np.bincount(inverse, np.nan_to_num(total), n)
@@ -153,7 +152,7 @@ def add_histograms(metric: Metric, rows: np.ndarray, inverse: np.ndarray, series
 
 
 def of(metric: Metric, rows: np.ndarray) -> np.ndarray:
-    """Its rows, whether its value is known or not."""
+    """The metric's rows, with known values or not."""
     if not metric.where:
         return rows
     column, names = metric.where
@@ -187,17 +186,15 @@ def set_gauges(metric: Metric, rows: np.ndarray, inverse: np.ndarray, series: li
 
 
 class Totals:
-    """Increments out of running totals. Who is told apart is remembered, up to ``most``; then who was not seen for
-    longest is forgotten.
-    """
+    """Computes increments from running totals. Remembers up to ``most`` totals, and removes the least recently seen."""
 
     def __init__(self, most: int = 4096) -> None:
         self._most = most
         self._last: OrderedDict[bytes, int] = OrderedDict()
 
     def increments(self, metric: Metric, rows: np.ndarray) -> tuple[np.ndarray, int]:
-        """(each row's part, shape (n,); how many had to be forgotten). A first total is only the base; one that went
-        back was reset: all of it is new.
+        """(each row's increment, shape (n,); how many totals were removed). A first total is only the base. A total
+        that decreased was reset, and counts entirely.
         """
         keys, inverse = group(metric, rows, metric.identity)
         out = np.zeros(len(rows))

@@ -1,9 +1,9 @@
-"""The agent's end of the gRPC exporter: requests go to a process of its own, since importing grpc costs some 20 MB.
+"""The agent's end of the gRPC exporter. Requests go to a child process, since importing grpc costs about 20 MB.
 
-The child (exporters/grpc_sender.py) is started at the first request and again, with the lane's growing pauses, if it
-dies. It ends when this end of the socket closes, hence also with the agent. Frames, both ways: a length (u32) and that
-many bytes. The first is the configuration as JSON; a request is a signal (1 byte) and the serialised message; an answer
-is an Outcome as JSON.
+The child (exporters/grpc_sender.py) is started with the first request, and restarted after its end with the lane's
+growing pauses. It ends when this end of the socket closes, so also with the agent. Frames, both ways: a length (u32)
+and that many bytes. The first is the configuration as JSON. A request is a signal (1 byte) and the serialised message;
+an answer is an Outcome as JSON.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from exporters.send import STATUSES, Outcome
 
 SIGNALS = ("traces", "metrics", "logs")
 _LENGTH = struct.Struct("!I")
-#: How much longer than the request itself may take its answer may be on the way; importing grpc takes about 1 s.
+#: Time for an answer beyond the request's own timeout; importing grpc takes about 1 s.
 _GRACE_S = 5.0
 _MAX_ANSWER_BYTES = 1 << 16
 
 
 class GrpcLink:
-    """One child for all signals; used by the exporter's worker thread only, but for ``abort``."""
+    """One child for all signals. Only the exporter's worker thread uses it, except ``abort``."""
 
     def __init__(self, targets: Mapping[str, Endpoint]) -> None:
         self._targets = dict(targets)
@@ -40,7 +40,7 @@ class GrpcLink:
         return self._child.process.pid if self._child.process else None
 
     def send(self, signal: str, data: bytes) -> Outcome:
-        """Blocks for at most the target's timeout and some seconds."""
+        """Sends a request. Blocks for at most the target's timeout and some seconds."""
         timeout_s = self._targets[signal].timeout_s + _GRACE_S
         try:
             link = self._child.socket or self._start()
@@ -51,7 +51,7 @@ class GrpcLink:
             return Outcome("retry", message=f"the gRPC process: {self._ended(error)}")
 
     def abort(self) -> None:
-        """Ends a request that is under way, and the child; callable from any thread."""
+        """Ends the request under way, and the child; may be called from any thread."""
         if process := self._child.process:
             process.kill()
 
@@ -59,9 +59,9 @@ class GrpcLink:
         self._child.close(kill=True)
 
     def _start(self) -> socket.socket:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            fd = theirs.fileno()
+        parent_end, child_end = socket.socketpair()
+        with child_end:
+            fd = child_end.fileno()
             process = spawn(
                 "exporters.grpc_sender",
                 fd,
@@ -70,10 +70,10 @@ class GrpcLink:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
-        self._child.adopt(process, ours)
-        ours.settimeout(_GRACE_S)
-        send_frame(ours, json.dumps({s: asdict(t) for s, t in self._targets.items()}).encode())
-        return ours
+        self._child.adopt(process, parent_end)
+        parent_end.settimeout(_GRACE_S)
+        send_frame(parent_end, json.dumps({s: asdict(t) for s, t in self._targets.items()}).encode())
+        return parent_end
 
     def _ended(self, error: OSError) -> str:
         code = self._child.process.poll() if self._child.process else None
@@ -98,7 +98,7 @@ class GrpcSender:
 
 
 def _outcome(answer: bytes) -> Outcome:
-    """Raises ConnectionError for what is none."""
+    """Parses an answer. Raises ConnectionError for an invalid one."""
     try:
         outcome = Outcome(**json.loads(answer))
     except (TypeError, ValueError):

@@ -1,7 +1,7 @@
 """``python -m exporters.grpc_sender FD``: sends OTLP requests over gRPC for exporters.grpc_link, whose frames come by
 FD.
 
-Of the OTLP/gRPC exporter the stubs are used, not its class: that imports the SDK (6 MB) and drops partial_success.
+Uses the stubs of the OTLP/gRPC exporter, not its class: that imports the SDK (6 MB) and drops partial_success.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from exporters.grpc_link import SIGNALS, receive_frame, send_frame
 from exporters.otlp_settings import Endpoint
 from exporters.send import Outcome, accepted, failed
 
-#: https://opentelemetry.io/docs/specs/otlp/#failures; RESOURCE_EXHAUSTED only where the answer says when to try again.
+#: https://opentelemetry.io/docs/specs/otlp/#failures; RESOURCE_EXHAUSTED only if the answer says when to retry.
 _RETRYABLE = frozenset({"CANCELLED", "DEADLINE_EXCEEDED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"})
-#: Of a message beyond the receiver's limit (4 MiB by default): gRPC in Go and in C, and in Java.
+#: Texts for a message beyond the receiver's limit (4 MiB by default): gRPC in Go and in C, and in Java.
 _TOO_LARGE = ("larger than max", "exceeds maximum size")
 _STUBS: dict[str, Any] = {"traces": TraceServiceStub, "metrics": MetricsServiceStub, "logs": LogsServiceStub}
 _OPTIONS = [("grpc.primary_user_agent", "tickscope"), ("grpc.max_reconnect_backoff_ms", 2000)]
@@ -37,9 +37,7 @@ _POLL_S = 0.1
 
 
 class _Serialised:
-    """A channel on which a stub's requests and answers are the bytes themselves: decoding a request here would only be
-    undone by the stub.
-    """
+    """A channel on which a stub's requests and answers are raw bytes: requests are serialised already."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._channel = channel
@@ -49,7 +47,7 @@ class _Serialised:
 
 
 class _Signal:
-    """One signal's channel; serialised requests pass through it as they are."""
+    """One signal's channel; serialised requests pass through unchanged."""
 
     def __init__(self, signal: str, target: Endpoint) -> None:
         url = urlsplit(target.endpoint)
@@ -69,7 +67,7 @@ class _Signal:
         self._signal, self._target = signal, target
 
     def export(self, data: bytes, link: socket.socket) -> Outcome:
-        """One try. Ends early, with the process, when the agent's end of the link closes."""
+        """One attempt. Ends early, with the process, when the agent's end of the link closes."""
         future = self._export.future(data, timeout=self._target.timeout_s, metadata=self._target.headers)
         while not _finished(future):
             if select.select([link], [], [], 0)[0]:
@@ -95,9 +93,7 @@ def _finished(future: grpc.Future) -> bool:
 
 
 def _retry_delay(error: grpc.RpcError) -> float:
-    """The pause of a google.rpc.RetryInfo in the answer's details, seconds; 0 without one, and for what cannot be
-    read.
-    """
+    """The pause of a google.rpc.RetryInfo in the answer's details, seconds; 0 if there is none or it is invalid."""
     from google.protobuf.message import DecodeError
     from google.rpc.error_details_pb2 import RetryInfo
     from google.rpc.status_pb2 import Status
@@ -112,8 +108,8 @@ def _retry_delay(error: grpc.RpcError) -> float:
 
 
 def main(fd: int) -> None:
-    """Serves requests until the agent's end of the link closes: not until the terminal, or systemd, has sent everybody
-    a signal, since the last are to come.
+    """Serves requests until the agent's end of the link closes. Ignores signals to the whole terminal or service, since
+    the agent still sends its last requests then.
     """
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
@@ -132,7 +128,7 @@ def main(fd: int) -> None:
                 except (OSError, ValueError) as error:
                     if isinstance(error, ConnectionError):
                         raise
-                    outcome = failed(error)  # such as a certificate that is not there: its file is looked for again
+                    outcome = failed(error)  # such as a missing certificate: its file is read again
                 send_frame(link, json.dumps(outcome._asdict()).encode())
         except ConnectionError:
             return

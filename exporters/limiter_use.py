@@ -1,8 +1,8 @@
-"""How often limiters decide, what share they refuse, how much of their limits is used, and what watching them costs:
-over the last seconds, as gauges.
+"""Gauges of limiters over the last seconds: decision rate, share of refusals, use of the limit, and the cost of
+observation.
 
-The most active limiters only. Members and keys are counted by the bits that their hashes set (linear counting), so that
-a limiter takes 20 kB, however many it has.
+Only for the most active limiters. Members and keys are counted by the bits of their hashes (linear counting), so that a
+limiter takes 20 kB for any number of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agent.tables.limiters import WATCHED_NS
 from exporters.aggregate import MetricStore
 from exporters.fold import Attributes
 
-#: Limiters at a time; those without a decision for so long make room.
+#: Limiters at a time; one without a decision for this long is replaced.
 MOST, _FORGOTTEN_NS = 256, 300 * 10**9
 #: For docs/limits.md.
 BOUNDS = (
@@ -44,8 +44,8 @@ _FAILED = tuple(_TABLE.code("result", name) for name in ("refused", "error"))
 
 @dataclass
 class _Used:
-    """Of one limiter since the gauges were set last. bits: of members and keys, by their hash; limits: of each as it
-    was last, units a second, NaN where it is not known or there is none.
+    """One limiter's data since the gauges were last set. bits: of members and keys, by hash. limits: the last one of
+    each, units per second, NaN if unknown or unlimited.
     """
 
     attributes: Attributes
@@ -59,17 +59,17 @@ class _Used:
     limits: np.ndarray = field(default_factory=lambda: np.full(_BITS, np.nan, np.float32))
 
     def apart(self) -> float:
-        """How many members and keys decided; NaN where too many did."""
+        """The number of members and keys with decisions; NaN if there were too many."""
         free = _BITS - int(self.bits.sum())
         return max(round(-_BITS * math.log(free / _BITS)), 1) if free > _BITS // 16 else math.nan
 
     def limit(self) -> float:
-        """Of all of them; NaN where one's is not known."""
+        """The sum of all limits; NaN if one is unknown."""
         return self.apart() * float(self.limits[self.bits].mean(dtype=np.float64)) if self.bits.any() else math.nan
 
 
 class LimiterUse:
-    """Implements ``agent.contracts.Sink``; gives ``metrics`` what it makes of decisions."""
+    """Implements ``agent.contracts.Sink``; sets its gauges in ``metrics``."""
 
     name = "limiter_use"
 
@@ -83,7 +83,7 @@ class LimiterUse:
         self.left_out = 0
 
     def offer(self, batch: Batch) -> None:
-        """Sets the gauges when it is time, whatever comes."""
+        """Takes decisions; with any batch, sets the gauges when they are due."""
         if not len(batch.rows):
             return
         now_ns = int(batch.rows["t_ns"][-1])
@@ -99,7 +99,7 @@ class LimiterUse:
             self._set_ns = now_ns
 
     def losses(self) -> dict[str, int]:
-        """``limiter_limit``: decisions of limiters beyond ``MOST``, which no gauge tells of."""
+        """``limiter_limit``: decisions of limiters beyond ``MOST``, which have no gauge."""
         return {"limiter_limit": self.left_out}
 
     def close(self) -> None:
@@ -127,13 +127,13 @@ class LimiterUse:
             if one is None:
                 self.left_out += int(sums["decisions"][at])
                 continue
-            mine = group == at
+            of_limiter = group == at
             for name, values in sums.items():
                 setattr(one, name, getattr(one, name) + float(values[at]))
-            one.seen_ns = max(one.seen_ns, int(rows["t_ns"][np.flatnonzero(mine)[-1]]))
-            place = (member[mine] % np.uint64(_BITS)).astype(np.int64)
+            one.seen_ns = max(one.seen_ns, int(rows["t_ns"][np.flatnonzero(of_limiter)[-1]]))
+            place = (member[of_limiter] % np.uint64(_BITS)).astype(np.int64)
             one.bits[place] = True
-            one.limits[place] = np.where(rows["unlimited"][mine] == 1, np.nan, rows["limit_per_s"][mine])
+            one.limits[place] = np.where(rows["unlimited"][of_limiter] == 1, np.nan, rows["limit_per_s"][of_limiter])
 
     def _of(self, number: int, row: np.void) -> _Used | None:
         one = self._used.get(number)

@@ -1,4 +1,4 @@
-"""Spans that were sent lately, so that a finding can point at those that it explains. Bounded; used by one thread."""
+"""Recently sent spans, so that a finding can link to those that it explains. Bounded; used by one thread."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ SpanId = tuple[bytes, bytes]
 #: Links of one finding: the SDKs' own default limit is 128 a span.
 MAX_LINKS = 32
 _EVENTS = 1024
-#: Limiters of processes, decisions of each, and how far apart these are at least: two minutes and more of each.
+#: Limiters by process, decisions of each, and their least distance: at least two minutes of each.
 _LIMITERS, _DECISIONS, _APART_NS = 64, 256, 500_000_000
-#: Decisions may be told a little before or after the finding's own times.
+#: Decisions may be reported a little before or after the finding's own times.
 _SLACK_NS = 1_000_000_000
 
 
@@ -40,8 +40,8 @@ class Links:
             self._decisions.popitem(last=False)
 
     def of(self, evidence: Sequence[Mapping[str, Any]]) -> tuple[list[SpanId], int]:
-        """At most MAX_LINKS, and how many there would be more: the events that the evidence names, then decisions of
-        the limiters in it, spread over the time. evidence: rows of that table, with their ``keys`` decoded.
+        """At most MAX_LINKS links, and how many more there would be: the events that the evidence names, then decisions
+        of its limiters, spread over the time. evidence: rows of that table, with their ``keys`` decoded.
         """
         found: dict[SpanId, None] = {}
         decisions: list[SpanId] = []

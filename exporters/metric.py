@@ -1,4 +1,4 @@
-"""One metric's declaration: its names and units both ways, its labels, its buckets."""
+"""The declaration of a metric: its names and units in OTLP and Prometheus, its labels, its buckets."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import numpy as np
 from agent.columns import Column
 from agent.tables import TABLES
 
-#: The value of a label whose row says something else than the names that the counter started with (OpenTelemetry's own
-#: word).
+#: The label value for rows with another value than the names that the counter started with (OpenTelemetry's own word).
 OTHER = "_OTHER"
 _PER_UNIT = {"ns": 10**9, "us": 10**6, "ppb": 10**9}
 _SUFFIX = {"s": "seconds", "By": "bytes", "1": "ratio"}
@@ -22,27 +21,22 @@ _SUFFIX = {"s": "seconds", "By": "bytes", "1": "ratio"}
 class Metric:
     """One metric.
 
-    instrument: ``counter`` (monotonic sum), ``gauge`` (last value) or ``histogram``.
-    unit: UCUM, as OTLP wants it; a base unit (s, By, 1 for a ratio), or what is counted in braces.
-    table: the table whose rows it is made of; "" for what the agent observes of itself (MetricStore.observe).
-    columns: the columns that become attributes (the series' identity). detail: more of them, with the detail ``full``.
-    value: the column that is added, shown or (for single events) counted in a bucket; "" counts rows.
-    values: where a value is more than the column: each row's, f64, NaN where not known.
-    raw: the unit of that column, where it is not ``unit``: ns, us or ppb. Series keep raw values; they are divided when
-    shown.
-    bounds: powers of two of the raw unit, first and last upper bound of a histogram. coarse: every second of them but
-    with ``full``.
-    hist: for rows that are histograms themselves, their sum, min and max columns; "" where the row has none.
-    where: (column, names): only rows whose enum has one of these names.
-    absolute: a counter whose rows hold a running total, not increments. identity: columns that tell these totals apart,
-    where that is more than ``columns``.
-    distinct: a column: rows whose value has been counted before under the same labels are not counted again.
-    client_only: a column that is left out unless this host opened the connection: a server's peers are unbounded.
-    drift: a gauge that is the slope of ``value`` over ``t_ns``, in parts per 10^9, not its value.
-    beside: a column, and values of it whose series begin together, at 0 but for the one that came, where not all label
-    sets are known from the start.
-    magnitude: a histogram of absolute values. labels: attributes that every series of this table has.
-    was: its name on the Prometheus page before base units, in the raw unit.
+    instrument: ``counter`` (monotonic sum), ``gauge`` (last value) or ``histogram``. unit: UCUM, as in OTLP; a base
+    unit (s, By, 1 for a ratio), or what is counted in braces. table: the table of its rows; "" for the agent's own
+    state (MetricStore.observe). columns: the columns that become attributes (the series' identity). detail: more of
+    them, with the detail ``full``. value: the column that is added, shown or (for single events) counted in a bucket;
+    "" counts rows. values: a function of the rows in place of a column: f64 per row, NaN if unknown. raw: the unit of
+    that column if it is not ``unit``: ns, us or ppb; series keep raw values, which are divided when shown. bounds:
+    powers of two of the raw unit, first and last upper bound of a histogram. coarse: every second of them except with
+    ``full``. hist: for rows that are histograms themselves, their sum, min and max columns; "" if the row has none.
+    where: (column, names): only rows whose enum has one of these names. absolute: a counter whose rows have a running
+    total, not increments. identity: columns that identify a running total, if that is more than ``columns``. distinct:
+    a column; each of its values counts once under the same labels. client_only: a column that is left out unless this
+    host opened the connection: a server's peers are unbounded. drift: a gauge that is the slope of ``value`` over
+    ``t_ns``, in parts per 10^9, not its value. beside: a column and its values whose series begin together, at 0 except
+    for the first observed one, if not all label sets are known from the start. magnitude: a histogram of absolute
+    values. labels: attributes that every series of this table has. was: its name on the Prometheus page before base
+    units, in the raw unit.
     """
 
     name: str
@@ -75,7 +69,7 @@ class Metric:
 
     @property
     def prometheus(self) -> str:
-        """The name in Prometheus, by the OpenTelemetry compatibility rules, so that both ways end in the same
+        """The name in Prometheus, by the OpenTelemetry compatibility rules, so that OTLP and the page give the same
         series.
         """
         base, suffix = self.name.replace(".", "_"), _SUFFIX.get(self.unit, "")
@@ -89,7 +83,7 @@ class Metric:
 
     @property
     def integral(self) -> bool:
-        """Whether its values are whole numbers, always."""
+        """Whether all its values are whole numbers."""
         return (
             not self.drift
             and not self.raw
@@ -99,7 +93,7 @@ class Metric:
 
     @property
     def powers(self) -> range:
-        """Upper bounds of the buckets that are shown: 2^p of the raw unit."""
+        """Upper bounds of the displayed buckets: 2^p of the raw unit."""
         return range(self.bounds[0], self.bounds[1] + 1, 2 if self.coarse else 1)
 
     @property
@@ -109,13 +103,13 @@ class Metric:
 
     @property
     def samples(self) -> int:
-        """What one series is on the Prometheus page."""
+        """Samples of one series on the Prometheus page."""
         return len(self.powers) + 3 if self.instrument == "histogram" else 1
 
     @property
     def bounded(self) -> bool:
-        """Whether all its label sets are known from the start, so that it can start at 0: else nobody sees the first
-        event of a series.
+        """Whether all its label sets are known from the start, so that it can start at 0. Otherwise ``increase()``
+        misses the first event of a series.
         """
         return (
             bool(self.table)
@@ -125,8 +119,8 @@ class Metric:
         )
 
     def starts(self) -> Iterator[dict[str, object]]:
-        """The stored values of each label set that it starts with; of each column all names, and one that stands for
-        any other.
+        """The stored values of each label set that it starts with: all names of each column, and one for any other
+        value.
         """
         named = [
             [(c.code(n) if c.kind == "enum" else n.encode()) for n in self.names(c)]

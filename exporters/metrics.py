@@ -1,20 +1,19 @@
-"""Every metric, declared once: OTLP, the Prometheus endpoint, the dashboards' and the alert rules' checks all follow
-from this page.
+"""Every metric, declared once. OTLP, the Prometheus endpoint, and the checks of the dashboards and alert rules use this
+list.
 
 Names are ``tickscope.*``: the OpenTelemetry semantic conventions have none for round-trip times, handshakes, system
-calls, clocks, rate limiters or queue lag (``messaging.consumer.lag`` is only proposed, semantic-conventions#792). What
-every NTP client knows is ``ntp.*``. Attributes take the convention's name from ``Column.attribute`` where there is one.
-One name may be made of several
-tables: then there is an entry for each, told apart by attributes.
+calls, clocks, rate limiters or queue lag (``messaging.consumer.lag`` is only proposed, semantic-conventions#792).
+Values that every NTP client has are ``ntp.*``. Attributes take the convention's name from ``Column.attribute`` if there
+is one. A metric from several tables has one entry per table, distinguished by attributes.
 
 Units are base units: seconds, bytes, ratios. Histograms are the kernel's log2 buckets of ns or us with their bounds in
-seconds: ours are [2^i, 2^(i+1)) while ``le`` and OTLP's explicit bounds include the upper end, so a value that is
+seconds. Ours are [2^i, 2^(i+1)) while ``le`` and OTLP's explicit bounds include the upper end, so a value that is
 exactly a bound is counted one bucket higher. An OTLP exponential histogram would be smaller, but its bounds are powers
 of two of a second, up to 7 % away from ours.
 
-Counters that an alert may look at start at 0 with all their labels, since ``increase()`` is blind to a series' first
-sample. Where a label has no end of values (a process, a source), it is in a second metric, ``NAME.by_WHAT``, and the
-first counts the same without it.
+Counters for alerts start at 0 with all their labels, since ``increase()`` ignores a series' first sample. A label with
+unbounded values (a process, a source) is in a second metric, ``NAME.by_WHAT``; the first one counts the same without
+it.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from agent.common.fairness import UpperBound
 from agent.correlate.limiters import took
 from exporters.metric import Metric
 
-#: Series a metric may have before new ones are folded into one marked ``otel.metric.overflow`` (the SDK's own default),
-#: or left out and counted where their sum would mean nothing (gauges).
+#: Series per metric before new ones are folded into one marked ``otel.metric.overflow`` (the SDK's own default), or
+#: left out and counted if their sum would be meaningless (gauges).
 MAX_SERIES = 2000
 #: For docs/limits.md.
 BOUNDS = (
@@ -55,7 +54,7 @@ _NTP_OFFSET = (
 def _counted(
     name: str, unit: str, text: str, table: str, by: str, bounded: tuple[str, ...], more: tuple[str, ...], **rest: Any
 ) -> tuple[Metric, Metric]:
-    """A counter that starts at 0 with its bounded labels, and ``NAME.by_BY``, which has more."""
+    """A counter that starts at 0 with its bounded labels, and ``NAME.by_BY``, which has more labels."""
     alone = {k: v for k, v in rest.items() if k not in ("detail", "was", "beside")}
     return (
         Metric(name, unit, "counter", text, table, bounded, **alone),
@@ -640,7 +639,7 @@ METRICS: tuple[Metric, ...] = (
         absolute=True,
         was="tickscope_probe_run_time_nanoseconds",
     ),
-    # What exporters/limiter_use.py makes of decisions.
+    # Gauges of exporters/limiter_use.py.
     Metric(
         "tickscope.limiter.rate",
         "{decision}/s",
@@ -676,7 +675,7 @@ METRICS: tuple[Metric, ...] = (
         "What probes at a limiter take of one CPU; not there for those that tell themselves, or are seen on the wire.",
         "",
     ),
-    # What the agent observes of itself (exporters/observed.py).
+    # The agent's own state (exporters/observed.py).
     *(
         Metric(f"tickscope.{name}", unit, instrument, text, "")
         for name, unit, instrument, text in (
@@ -717,11 +716,11 @@ METRICS: tuple[Metric, ...] = (
     ),
 )
 
-#: Metrics that no alert looks at, whose labels are few but not known from the start: they need no companion that starts
+#: Metrics that no alert uses, with few labels that are not known from the start: they need no second metric that starts
 #: at 0.
 NOT_INCIDENTS = frozenset({"tickscope.probe.hits", "tickscope.probe.run_time"})
 
 
 def registry(*, full: bool) -> tuple[Metric, ...]:
-    """The metrics with the detail that is wanted."""
+    """The metrics, with all detail if ``full``."""
     return tuple(m.full() for m in METRICS) if full else METRICS

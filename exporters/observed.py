@@ -1,8 +1,7 @@
-"""What the agent sees of itself, as metrics: build, probes, processes, store, exports. On the agent's thread, now and
-then.
+"""Metrics of the agent's own state: build, probes, processes, store, exports. Runs on the agent's thread at intervals.
 
-Processor time and memory come from /proc/PID/stat and statm, which everybody may read; resident pages, since PSS
-(smaps_rollup) costs a millisecond a process.
+CPU time and memory come from /proc/PID/stat and statm, which every user may read. Memory is resident pages, since PSS
+(smaps_rollup) costs a millisecond per process.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from agent.tables import TABLES
 from exporters.aggregate import MetricStore
 from exporters.fold import Attributes
 
-#: Between two looks.
+#: Interval of the readings.
 EVERY_NS = 5 * 10**9
 _TICKS_PER_S, _PAGE_BYTES = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 _STORE_STATES = ("ok", "degraded")
@@ -26,8 +25,8 @@ _STORE_STATES = ("ok", "degraded")
 class StatusMetrics:
     """Called once a second by the agent's loop.
 
-    read_status: gives the parts of the status that are used here: ``processes probes store export``. page: the metrics
-    page, where there is one.
+    read_status: returns the parts of the status that are used here: ``processes probes store export``. page: the
+    metrics page, if there is one.
     """
 
     def __init__(
@@ -89,9 +88,9 @@ class StatusMetrics:
 
 
 def _usage(pid: int) -> tuple[float, int] | None:
-    """(processor seconds, resident bytes) of a process; None where it is gone."""
+    """(CPU seconds, resident bytes) of a process; None if it is gone."""
     try:
-        # Behind the name, which may hold spaces and brackets: state is field 3, utime and stime 14 and 15 (proc(5)).
+        # After the name, which may contain spaces and brackets: state is field 3, utime and stime 14 and 15 (proc(5)).
         numbers = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         pages = int(Path(f"/proc/{pid}/statm").read_bytes().split()[1])
     except (OSError, IndexError, ValueError):

@@ -1,11 +1,10 @@
-"""The OTLP exporter: a sink whose worker thread encodes and sends; the agent's loop is never blocked by it.
+"""The OTLP exporter: a sink with a worker thread that encodes and sends, so that the agent's loop never blocks on it.
 
-A collector that is gone costs nothing but the oldest spans: rows wait in a bounded queue, one request at a time is
-tried again with growing pauses, and metrics are only collected once the last ones are through, so that they lose
-nothing at all.
+While the collector is unavailable, rows wait in a bounded queue, one request at a time is retried with growing pauses,
+and only the oldest spans are lost. Metrics are only collected after the last ones were sent, so they lose nothing.
 
-A collector that takes no logs is asked once: findings that have just opened are log records, and their spans follow
-anyway.
+Findings that have just opened are log records. A collector that does not accept logs is tried once; the findings' spans
+follow in any case.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ if TYPE_CHECKING:
 
 ToWall = Callable[[np.ndarray], np.ndarray]
 _TICK_S = 0.2
-#: A collector may ask for a pause, not for an end.
+#: Bound of the pause that a collector requests.
 MAX_RETRY_AFTER_S = 3600.0
 _BACKOFF_S = (1.0, 30.0)
 _DOWN_AFTER = 3
-#: How a collector says that it does not take a signal.
+#: Statuses by which a collector refuses a signal.
 _TOO_LARGE = "one item alone is larger than the collector takes"
 _NOT_TAKEN = ("HTTP 404", "HTTP 405", "HTTP 415", "HTTP 501", "UNIMPLEMENTED")
 
 
 class _Request(NamedTuple):
-    """parts: serialised spans, metrics or log records; items: how many spans, points or log records they are."""
+    """parts: serialised spans, metrics or log records. items: number of spans, points or log records."""
 
     data: bytes
     items: int
@@ -49,8 +48,8 @@ class _Request(NamedTuple):
 
 
 class _Lane:
-    """One signal: its sender, the requests under way, and its account. Belongs to the worker; the numbers are read by
-    all.
+    """One signal: its sender, the requests under way, and its counters. Belongs to the worker; all threads read the
+    numbers.
 
     max_bytes: of a request; halved when one is refused as too large, None before that.
     """
@@ -65,25 +64,25 @@ class _Lane:
 
     @property
     def request(self) -> _Request | None:
-        """The one under way."""
+        """The request under way."""
         requests = self.requests[:1]
         return requests[0] if requests else None
 
     @property
     def under_way(self) -> int:
-        """Items that were not delivered yet."""
+        """Items that are not delivered yet."""
         return sum(request.items for request in list(self.requests))
 
     def begin(self, parts: list[bytes], items: int) -> None:
         self.requests = self._fitting(parts, items) if parts else []
 
     def stuck_s(self) -> float:
-        """How long the request under way has been sent for."""
+        """How long the request under way has taken."""
         begun = self.begun
         return time.monotonic() - begun if begun else 0.0
 
     def step(self, now: float) -> bool:
-        """Tries the requests under way, if it is time; True when it is done with them."""
+        """Tries the requests under way, if it is time; True when all are done."""
         if not self.requests or now < self.not_before:
             return False
         while self.requests:
@@ -91,7 +90,7 @@ class _Lane:
             self.begun = time.monotonic()
             try:
                 outcome = self.sender.send(request.data)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the next request may succeed
+            except Exception as error:  # noqa: BLE001 - after any error, the next request may succeed
                 outcome = failed(error)
             self.begun = 0.0
             if outcome.status == "retry":
@@ -109,7 +108,7 @@ class _Lane:
         return True
 
     def _fitting(self, parts: list[bytes], items: int) -> list[_Request]:
-        """The same in requests of at most ``max_bytes``, but for a part that alone has more."""
+        """Splits parts into requests of at most ``max_bytes``; a larger part gets its own."""
         data = self._envelope(parts)
         if self.max_bytes is None or len(data) <= self.max_bytes or len(halves := self._halves(parts)) == 1:
             return [_Request(data, items, parts)]
@@ -155,9 +154,9 @@ class _Lane:
 class OtlpExporter(Stating, Owning):
     """Implements agent.contracts.Sink for spans, and reads ``metrics`` (a sink of its own) at each interval.
 
-    config: see exporters.otlp_settings.read_otlp; at least one target.
-    resource: see exporters.resource.describe; ``host.boot.id`` must be in it.
-    to_wall: CLOCK_BOOTTIME ns -> Unix ns, arrays of shape (n,); called on the worker thread, late, at encoding.
+    config: see exporters.otlp_settings.read_otlp; at least one target. resource: see exporters.resource.describe;
+    ``host.boot.id`` must be in it. to_wall: CLOCK_BOOTTIME ns -> Unix ns, arrays of shape (n,); called on the worker
+    thread, late, at encoding.
     """
 
     name = "otlp"
@@ -181,7 +180,7 @@ class OtlpExporter(Stating, Owning):
             self._backlog.put(batch, time.monotonic())
 
     def flush(self, timeout_s: float) -> None:
-        """Sends what waits, children or not, for at most ``timeout_s``; what is left is counted as dropped, once. Ends
+        """Sends what waits, with or without children, for at most ``timeout_s``. The rest is counted as dropped. Ends
         the worker.
         """
         again = self._stop.is_set()
@@ -207,20 +206,18 @@ class OtlpExporter(Stating, Owning):
         """endpoint protocol state(ok|retrying|down) sent_spans sent_logs sent_points rejected dropped unsampled
         last_error remedy queued_bytes errors max_request_bytes.
 
-        errors: the last one of each signal that had any, with its remedy; last_error: the one of the signal whose
-        requests fail now, else the latest. max_request_bytes: by signal, where larger requests were refused.
-
-        down: three requests of a signal in a row failed or were refused, one has been under way for twice its time-out,
-        or the exporter stopped.
-        unsampled: plain decisions that are not in the sample, and rows beyond
-        max_spans_per_s, which are no losses.  logs: where the collector takes none, what it said.
+        errors: the last one of each signal, with its remedy. last_error: that of the signal whose requests fail now,
+        else the latest. max_request_bytes: by signal, if larger requests were refused. down: three requests of a signal
+        in a row failed or were refused, one takes more than twice its timeout, or the exporter stopped. unsampled:
+        plain decisions outside the sample, and rows beyond max_spans_per_s, which are no losses. logs: the collector's
+        refusal of logs.
         """
         lanes = self._lanes
         worst = max((lane for lane in lanes.values()), key=lambda lane: lane.failures, default=None)
         failures = worst.failures if worst else 0
         refusals = max((lane.refusals for lane in lanes.values()), default=0)
         target = self._config.traces or self._config.metrics or self._config.logs
-        # The time-out does not bound looking up a name, nor all addresses of a host together.
+        # The timeout does not bound the name look-up, nor all addresses of a host together.
         stuck_s = max((lane.stuck_s() for lane in lanes.values()), default=0.0)
         stuck = (
             f"the collector has not answered whole for {stuck_s:.0f} s"
@@ -268,7 +265,7 @@ class OtlpExporter(Stating, Owning):
         }
 
     def pids(self) -> list[int]:
-        """The gRPC processes that run now (none over HTTP)."""
+        """The running gRPC processes (none over HTTP)."""
         return [self._link.pid] if self._link and self._link.pid else []
 
     def processes(self) -> list[dict[str, Any]]:
@@ -278,7 +275,7 @@ class OtlpExporter(Stating, Owning):
     def _run(self) -> None:
         try:
             self._work()
-        except Exception as error:  # noqa: BLE001 - the agent goes on without export, and says so in its state
+        except Exception as error:  # noqa: BLE001 - the agent goes on without export, and shows the error in its state
             self._failure = f"the exporter stopped: {type(error).__name__}: {error}"
             log_message(
                 f"tickscope: otlp: {self._failure}; nothing is exported until the agent is started again", ERROR
@@ -300,7 +297,7 @@ class OtlpExporter(Stating, Owning):
             last = self._stop.is_set()
             now = time.monotonic()
             while True:
-                # Also where only logs are wanted: it is what sorts findings into opened and closed.
+                # Also if only logs are exported: it sorts findings into opened and closed.
                 if traces is None or traces.request is None:
                     encoded = self._backlog.take(spans, now, everything=last)
                     if traces:

@@ -1,4 +1,4 @@
-"""What is exported by OTLP, and where to. The standard OTEL_* environment is read, too.
+"""Settings of the OTLP export: what is exported, and to which targets. The standard OTEL_* environment is read, too.
 
 https://opentelemetry.io/docs/specs/otel/protocol/exporter/ and .../configuration/sdk-environment-variables/
 """
@@ -51,8 +51,8 @@ def _url(given: str) -> str:
 
 
 def _headers(given: object) -> tuple[tuple[str, str], ...]:
-    """From ``k=v,k=v`` with percent-encoded values, or a mapping. Names in lower case, as gRPC demands. Raises
-    AgentError without the value, or a name that is none: it may be a secret, too.
+    """From ``k=v,k=v`` with percent-encoded values, or a mapping. Names in lower case, as gRPC requires. Raises
+    AgentError, without the value or an invalid name, which may be secret.
     """
     if isinstance(given, Mapping):
         found = tuple((str(k).lower(), str(v)) for k, v in given.items())
@@ -79,7 +79,7 @@ def _resource(given: object) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where one signal goes. endpoint: the full URL over HTTP, the base URL over gRPC."""
+    """The target of one signal. endpoint: the full URL over HTTP, the base URL over gRPC."""
 
     endpoint: str = setting("", text("a URL", _url), "http://collector:4318; '' sends nothing")
     headers: tuple[tuple[str, str], ...] = setting(
@@ -94,7 +94,7 @@ class Endpoint:
 
 
 def _read_signal(given: object, place: Place) -> Endpoint | None:
-    """What a signal has of its own. None: it is off."""
+    """A signal's own settings. None: it is off."""
     if given is False or given == "off":
         return None
     if not isinstance(given, Mapping):
@@ -113,8 +113,8 @@ _OWN = (
 
 @dataclass(frozen=True)
 class OtlpSettings:
-    """Without a target nothing is exported. ``read_otlp`` makes traces, metrics and logs the target of each signal, and
-    None where it has none.
+    """Without a target nothing is exported. ``read_otlp`` sets traces, metrics and logs to the target of each signal,
+    or None.
     """
 
     every_signal: Endpoint = setting(Endpoint(), beside(Endpoint))
@@ -175,18 +175,19 @@ def read_otlp(given: object, place: Place = TOP) -> OtlpSettings:
             continue
         endpoint = target.endpoint
         if made.protocol == HTTP and not own.get("endpoint"):
-            # Only the base URL gets the signal's path; a signal's own is used as it is (OTLP exporter specification).
+            # Only the base URL gets the signal's path; a signal's own URL is used unchanged (OTLP exporter
+            # specification).
             endpoint = f"{endpoint.rstrip('/')}/v1/{signal}"
         insecure = endpoint.startswith("http:") and target.insecure
         targets[signal] = dataclasses.replace(target, endpoint=endpoint, insecure=insecure)
-    # lowmemory is delta for counters and histograms, which is all that temporality applies to here.
+    # lowmemory means delta for counters and histograms; other instruments have no temporality here.
     temporality = "cumulative" if made.temporality == "cumulative" else "delta"
     return dataclasses.replace(made, temporality=temporality, **targets)
 
 
 def _from_variable(key: str, given: str) -> Any:
-    """As the file would have it. Times are milliseconds, as specified (the Python SDK reads OTEL_EXPORTER_OTLP_TIMEOUT
-    as seconds).
+    """A variable's value in the file's form. Times are milliseconds, as specified (the Python SDK reads
+    OTEL_EXPORTER_OTLP_TIMEOUT as seconds).
     """
     if key in ("timeout_s", "interval_s"):
         with contextlib.suppress(ValueError):
@@ -195,7 +196,7 @@ def _from_variable(key: str, given: str) -> Any:
 
 
 def with_otel(given: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
-    """The section, replaced by what the environment of OpenTelemetry says."""
+    """The section, with the values of OpenTelemetry's environment in their place."""
     if env.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return {}
 
@@ -223,7 +224,7 @@ def with_otel(given: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any
     return out
 
 
-#: The kind of the setting ``otlp``.
+#: The type of the setting ``otlp``.
 OTLP = ValueType(
     read_otlp,
     "a section",

@@ -1,5 +1,5 @@
-"""What a client of the metrics page asks: its request line, for which host, in which format. Pure: bytes in, an
-answer's head out.
+"""Parses a request for the metrics page: its request line, host and format. Pure: bytes in, the head of an
+answer out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _LOOPBACK_NAMES = frozenset({"localhost", "localhost.localdomain", "ip6-localhos
 
 @dataclass(frozen=True)
 class Wanted:
-    """How to answer. status: 200 OK or why not, which ``text`` then says."""
+    """How to answer. status: 200 OK, or an error, with its reason in ``text``."""
 
     status: str = "200 OK"
     text: str = ""
@@ -24,9 +24,9 @@ class Wanted:
 
 
 def parse(request: bytes, hosts: Collection[str]) -> Wanted:
-    """The answer to a whole request head, or to as much as was taken of one that is too large.
+    """The answer to a complete request head, or to the beginning of one that is too large.
 
-    hosts: names that are configured, in lower case.
+    hosts: configured names, in lower case.
     """
     head, end, _ = request.partition(b"\r\n\r\n")
     if not end:
@@ -56,10 +56,11 @@ def parse(request: bytes, hosts: Collection[str]) -> Wanted:
 
 
 def known_host(given: str, hosts: Collection[str]) -> bool:
-    """Whether a Host header names this page: a loopback name, a configured one, or any address, since behind a
-    published port or NAT it is another one than was connected to here.
+    """Whether a Host header names this page: a loopback name, a configured name, or any address. (Behind a published
+    port or NAT, the address differs from the socket's.)
 
-    A web site that reads the page through a browser (DNS rebinding) needs a name that its owner turns into our address.
+    This blocks DNS rebinding: a web site that reads the page through a browser needs a name that resolves to our
+    address.
     """
     host = given.lower()
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
@@ -70,13 +71,13 @@ def known_host(given: str, hosts: Collection[str]) -> bool:
 
 
 def _wants_openmetrics(accept: str) -> bool:
-    """Only where it is named, in a version that we speak, and nothing says that plain text is liked better."""
+    """Only if it is named in a supported version, and plain text is not preferred."""
     named = _weight(accept, _OPENMETRICS, ("", "1.0.0"))
     return named is not None and named > 0 and named >= (_weight(accept, _TEXT, ("", "0.0.4")) or 0)
 
 
 def _weight(header: str, wanted: str, versions: tuple[str, ...] = ("",)) -> float | None:
-    """The largest q of an item of an Accept header, None where it is not named."""
+    """The largest q of an item in an Accept header, None if it is not named."""
     best: float | None = None
     for item in header.split(","):
         name, *parts = (part.strip() for part in item.split(";"))

@@ -1,4 +1,4 @@
-"""The settings of the metrics page: where it is, how much detail it has, and who may ask."""
+"""Settings of the metrics page: address, detail, and permitted hosts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from agent.common.settings import flag, one_of, part, setting, texts, value, whole
 
-#: Samples that all metrics of events together may be on the page, but with the detail ``full``.
+#: Samples of all events' metrics together on the page, except with the detail ``full``.
 MAX_SAMPLES = 4800
 
 
@@ -63,7 +63,7 @@ class MetricsSettings:
 
     @property
     def max_samples(self) -> int | None:
-        """None: unlimited, except for the 2,000 series a metric."""
+        """None: unlimited, except for the 2,000 series per metric."""
         return None if self.detail == "full" else self.samples
 
 

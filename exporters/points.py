@@ -25,7 +25,7 @@ ToWall = Callable[[np.ndarray], np.ndarray]
 
 @dataclass
 class PointEncoder:
-    """Serialised metrics. With delta it remembers what was sent, so ``committed`` must follow each export that ended.
+    """Serialised metrics. With delta it remembers what was sent, so ``committed`` must follow each finished export.
 
     start_ns: CLOCK_BOOTTIME at which the first interval begins.
     """
@@ -42,7 +42,7 @@ class PointEncoder:
     def encode(self, collected: list[tuple[Metric, list[MetricSeries]]], now_ns: int) -> tuple[list[bytes], int]:
         """(serialised metrics, number of points) at ``now_ns``, CLOCK_BOOTTIME."""
         now_wall = int(self.to_wall(np.array([now_ns]))[0])
-        # Intervals follow one another without a gap; where the wall clock went back, this one keeps its true length.
+        # Intervals follow one another without a gap. If the wall clock went back, this one keeps its true length.
         start = self._sent_wall if 0 < self._sent_wall < now_wall else now_wall - (now_ns - self.start_ns)
         delta, last_wall = self.temporality == "delta", self._next_at[1]
         begins: dict[tuple[str, Attributes], tuple[int, int]] = {}
@@ -54,7 +54,7 @@ class PointEncoder:
                 key, since = (metric.name, s.attributes), start
                 before = self._sent.get(key) if delta else None
                 if before and before.since_ns != s.since_ns:
-                    before = None  # of an earlier series of that name, which had made room
+                    before = None  # of an earlier series of that name, which was removed
                 if not delta and metric.instrument != "gauge":
                     since = self._begin(self._begins.get(key), s, last_wall, now_wall)
                     begins[key] = s.since_ns, since
@@ -67,10 +67,10 @@ class PointEncoder:
         return out, points
 
     def _begin(self, known: tuple[int, int] | None, s: MetricSeries, last_wall: int, now_wall: int) -> int:
-        """A cumulative series' start, converted once: a start that moved would mean a reset. It moves if the clock went
-        behind it.
+        """A cumulative series' start, converted once, since a moving start would mean a reset. It moves if the clock is
+        set to before it.
 
-        One that is new lies behind all points of the last export, where an earlier series of its name may have been.
+        A new series starts after all points of the last export, which may have had an earlier series of its name.
         """
         same = known is not None and known[0] == s.since_ns
         if known and same and known[1] <= now_wall:
@@ -79,18 +79,18 @@ class PointEncoder:
         return min(begin if same else max(begin, last_wall), now_wall)
 
     def committed(self) -> None:
-        """What ``encode`` returned last was accepted or given up: the next delta starts where it ended."""
+        """The last ``encode`` was accepted or given up: the next delta starts at its end."""
         self._sent = self._next
         self.start_ns, self._sent_wall = self._next_at
 
 
 def point_count(metrics: Iterable[bytes]) -> int:
-    """Of serialised metrics."""
+    """Number of points in serialised metrics."""
     return sum(len(_data(MetricMessage.FromString(metric)).data_points) for metric in metrics)
 
 
 def halves(metric: bytes) -> list[bytes]:
-    """A serialised metric as two, each with half of the points; as it is where there is one point."""
+    """A serialised metric as two, each with half of the points; unchanged if it has one point."""
     whole = MetricMessage.FromString(metric)
     points = list(_data(whole).data_points)
     if len(points) < 2:

@@ -1,12 +1,12 @@
-"""The metrics page: ``GET /metrics``, from the same store as OTLP, as Prometheus text or OpenMetrics, compressed where
-asked for.
+"""The metrics page: ``GET /metrics``, from the same store as OTLP, as Prometheus text or OpenMetrics, compressed on
+request.
 
-Its own lines, not prometheus_client: that has a registry of its own (each series kept twice), costs 5 MB, and its
-server knows no limit for slow clients. One thread, a selector, few connections with a deadline each; the agent's loop
-and a client that sends nothing, byte by byte, or too much never meet.
+prometheus_client is not used: it has its own registry (each series would be stored twice), costs 5 MB, and its server
+does not limit slow clients. One thread with a selector serves few connections, each with a deadline. A slow or hostile
+client never affects the agent's loop.
 
-Each user of this host, or address elsewhere, has a share of the places (agent/common/fairness.py). Everything that is
-closed without an answer is counted.
+Each user of this host, or remote address, has a share of the places (agent/common/fairness.py). Every connection that
+is closed without an answer is counted.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from exporters.peer import owner
 #: Connections at a time.
 MAX_CONNECTIONS = 64
 MAX_REQUEST_BYTES = 8192
-#: From the connection to the whole request head; from there to the last byte of the answer.
+#: Deadlines: from the connection to the complete request head; from there to the last byte of the answer.
 REQUEST_S, ANSWER_S = 2.0, 10.0
-#: Answers that wait for slow readers.
+#: Bytes of answers that wait for slow readers.
 MAX_WAITING_BYTES = 32 << 20
-#: A page of 0.5 MB: 6 ms at this level, a tenth of the size; the next levels cost twice as much for a twentieth less.
+#: A page of 0.5 MB takes 6 ms at this level, and shrinks to a tenth; the next levels cost twice as much for 5 % less.
 _GZIP_LEVEL = 4
-#: A page is made anew after this time, and after so many times what making it took: who asks without a pause cannot
-#: take the processor.
+#: A page is made again after this time, and after this multiple of the time it took: clients that poll without a pause
+#: cannot take the CPU.
 FRESH_S, _REST = 0.2, 5
 #: For docs/limits.md.
 BOUNDS = (
@@ -75,10 +75,9 @@ _REASONS = ("timeout", "share", "slow_reader", "failed")
 class PrometheusEndpoint(Stating):
     """Serves until closed. Raises AgentError when the address cannot be bound.
 
-    address: (host, port); port 0 takes a free one, see ``port``.  resource: exported as ``target_info``.
-    requests: answered so far, by status code. dropped: connections closed without an answer, by reason. deafened: times
-    nobody could be accepted for want of descriptors or memory. Whatever fails costs the one connection, never the
-    thread.
+    address: (host, port); port 0 takes a free one, see ``port``. resource: exported as ``target_info``. requests:
+    number of answers, by status code. dropped: connections closed without an answer, by reason. deafened: how often no
+    client could be accepted for lack of descriptors or memory. An error costs one connection, never the thread.
     """
 
     name = "prometheus"
@@ -119,8 +118,8 @@ class PrometheusEndpoint(Stating):
         self._thread.start()
 
     def state(self) -> dict[str, object]:
-        """requests, dropped and deafened, see above; ``reason`` and ``remedy`` where somebody took places and did not
-        use them; ``state`` and ``last_error`` where no page could be made, until one is.
+        """requests, dropped and deafened, see above; ``reason`` and ``remedy`` if clients took places without using
+        them; ``state`` and ``last_error`` after a page could not be made, until one can.
         """
         dropped = {reason: n for reason, n in self.dropped.items() if n and reason != "failed"}
         by_state = (
@@ -169,7 +168,7 @@ class PrometheusEndpoint(Stating):
                         self._accept()
                     elif isinstance(key.fileobj, socket.socket) and key.fileobj in self._clients:
                         self._serve(key.fileobj)
-                except Exception as error:  # noqa: BLE001 - a page that cannot be made must not be the last
+                except Exception as error:  # noqa: BLE001 - an error in one page must not end the thread
                     self._failed(key.fileobj, error)
             now = time.monotonic()
             for late in [s for s, c in self._clients.items() if now > c.deadline]:
@@ -178,7 +177,7 @@ class PrometheusEndpoint(Stating):
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError as error:  # else it went away before it was accepted
+        except OSError as error:  # else the client left before it was accepted
             if error.errno in NO_ROOM:  # it would be readable again at once
                 self._selector.unregister(self._listener)
                 self._paused = True
@@ -225,7 +224,7 @@ class PrometheusEndpoint(Stating):
             self._bound_waiting()
 
     def _bound_waiting(self) -> None:
-        """What waits for slow readers stays bounded: the oldest answer of who has most goes first."""
+        """Bounds what waits for slow readers: drops the oldest answer of the owner with the most."""
         waiting: Counter[int | str] = Counter()
         for client in self._clients.values():
             waiting[client.owner] += len(client.answer)
@@ -257,7 +256,7 @@ class PrometheusEndpoint(Stating):
         return head if wanted.head_only else head + body
 
     def _page(self, openmetrics: bool, zipped: bool) -> bytes:
-        """The page in one of its four forms, the same for all who ask within a moment."""
+        """The page in one of its four forms, cached for a moment."""
         began = time.monotonic()
         if began >= self._stale_at:
             self._pages.clear()
@@ -278,7 +277,7 @@ class PrometheusEndpoint(Stating):
 
 @dataclass
 class _Client:
-    """owner: see exporters.peer. answer: what is still to be sent; empty while the request is read."""
+    """owner: see exporters.peer. answer: the part still to be sent; empty while the request is read."""
 
     owner: int | str
     deadline: float

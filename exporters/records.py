@@ -1,5 +1,5 @@
-"""Findings that have just opened, as OTLP log records: their span is written when they close, with the ids that the
-record has already.
+"""Findings that have just opened, as OTLP log records. A finding's span is sent when it closes, with the ids of the
+record.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ToWall = Callable[[np.ndarray], np.ndarray]
 
 
 def records(rows: np.ndarray, spans: SpanEncoder, to_wall: ToWall) -> list[bytes]:
-    """One serialised record a row of ``finding``."""
+    """One serialised record per row of ``finding``."""
     if not len(rows):
         return []
     cells, walls = spans.cells("finding", rows), to_wall(rows["t_ns"]).tolist()

@@ -1,4 +1,4 @@
-"""Who sends: the resource attributes of this host and this agent, by the OpenTelemetry conventions."""
+"""The resource attributes of this host and this agent, by the OpenTelemetry conventions."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from urllib.parse import unquote
 
 
 def describe(boot_id: str, env: Mapping[str, str], version: str, given: Mapping[str, str]) -> dict[str, str]:
-    """Resource attributes; ``given`` are the settings'; OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win, as
-    specified.
+    """Resource attributes; ``given`` are the settings'. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence,
+    as specified.
 
-    ``host.id`` is /etc/machine-id, as the convention says for Linux. ``host.boot.id`` (no convention) tells which
-    boot's CLOCK_BOOTTIME the agent's own times count.
+    ``host.id`` is /etc/machine-id, by the convention for Linux. ``host.boot.id`` (no convention) is the boot of the
+    agent's CLOCK_BOOTTIME values.
     """
     uname, release = os.uname(), _os_release()
     out = {
@@ -37,7 +37,7 @@ def describe(boot_id: str, env: Mapping[str, str], version: str, given: Mapping[
             out[key.strip()] = unquote(value.strip())
     if env.get("OTEL_SERVICE_NAME", "").strip():
         out["service.name"] = env["OTEL_SERVICE_NAME"].strip()
-    # The environment may hold bytes that are not UTF-8, which neither protobuf nor the metrics page can carry.
+    # The environment may contain bytes that are not UTF-8, which are invalid in protobuf and on the metrics page.
     return {k.encode(errors="replace").decode(): v.encode(errors="replace").decode() for k, v in out.items() if v}
 
 

@@ -1,4 +1,4 @@
-"""How many series there may be: of one metric, and of all metrics together as samples on the Prometheus page."""
+"""Bounds the number of series: of one metric, and of all metrics together as samples on the Prometheus page."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 from exporters.metric import Metric
 
-#: Histograms together may take this part of the page: one has some twenty samples, and a gauge or a counter must find
-#: room for one beside many.
+#: The part of the page for all histograms: one has about twenty samples, and gauges and counters must find room beside
+#: many.
 _WIDE = 0.7
-#: This part of what histograms may take, and of the rest, is shared out beforehand, evenly: a flood of one metric's
-#: labels leaves every other some series.
+#: This part of the histograms' room, and of the rest, is reserved evenly: a flood of one metric's labels leaves every
+#: other metric some series.
 _RESERVED = 0.4
 
 
 class Room:
-    """Counts series; the overflow series, one a metric, are accounted for from the start.
+    """Counts series; the overflow series, one per metric, are counted from the start.
 
-    metrics: those of events. max_series: of one metric, its overflow series included. max_samples: of all, or None.
+    metrics: those of events. max_series: of one metric, including its overflow series. max_samples: of all, or None.
     """
 
     def __init__(self, metrics: Sequence[Metric], max_series: int, max_samples: int | None) -> None:
@@ -43,15 +43,15 @@ class Room:
         return sum(m.samples * n for m, n in self._series.items())
 
     def full(self, metric: Metric) -> bool:
-        """Whether it is the page that has no room for one more series of this kind."""
+        """Whether the page has no room for one more series of this kind."""
         return not self._fits(metric, metric.samples)
 
     def has(self, metric: Metric, more: int) -> bool:
-        """Whether so many more series would find a place."""
+        """Whether there is room for so many more series."""
         return self._series[metric] + more <= self._most and self._fits(metric, self._growth(metric, more))
 
     def take(self, metric: Metric) -> bool:
-        """A place for one more series; False where there is none."""
+        """Takes room for one more series; False if there is none."""
         if not self.has(metric, 1):
             return False
         self.set(metric, self._series[metric] + 1)
@@ -68,7 +68,7 @@ class Room:
         return within and sum(self._reserved.values()) + samples <= self._bound
 
     def _growth(self, metric: Metric, more: int) -> int:
-        """What more would be spoken for: each metric's samples, or its share where it has fewer."""
+        """The growth of the used room: each metric's samples, or its reserved share if it has fewer."""
         now, share = self._series[metric], self._shares[_wide(metric)]
         return max((now + more) * metric.samples, share) - max(now * metric.samples, share)
 

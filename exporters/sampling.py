@@ -1,8 +1,9 @@
-"""Which plain decisions become spans: by the trace id's own randomness, so that all who sample a trace by it agree.
+"""Selects the plain decisions that become spans, by the trace id's own randomness, so that all samplers of a trace
+agree.
 
 https://opentelemetry.io/docs/specs/otel/trace/tracestate-probability-sampling/: the last 56 bits of the trace id are
-compared with a threshold. A decision without a trace gets one whose bits are made here, from the row, so that they are
-the same whenever they are asked for.
+compared with a threshold. A decision without a trace gets bits that are hashed from its row, so they are always the
+same.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ def threshold(probability: float) -> int:
 
 
 def tracestate(probability: float) -> str:
-    """How a span says that it stands for 1 / probability of its kind."""
+    """The tracestate of a span that stands for 1 / probability of its kind."""
     return f"ot=th:{f'{threshold(probability):014x}'.rstrip('0') or '0'}"
 
 
 def randomness(rows: np.ndarray) -> np.ndarray:
-    """Shape (n,) u64 below 2^56: of the row's own trace id, else a hash (splitmix64) of when and where it was."""
+    """Shape (n,) u64 below 2^56: of the row's own trace id, else a hash (splitmix64) of its time and place."""
     digits = np.ascontiguousarray(rows["trace_id"]).view(np.uint8).reshape(len(rows), rows.dtype["trace_id"].itemsize)
     value = np.zeros(len(rows), np.uint64)
     whole = digits[:, -1] != 0

@@ -1,8 +1,8 @@
-"""Sending a serialised request over HTTP, and reading what became of it.
+"""Sends a serialised request over HTTP, and reads its outcome.
 
-Of opentelemetry-exporter-otlp what it brings along is used, opentelemetry-proto: its messages here, its stubs over gRPC
-(exporters.grpc_sender). Its own HTTP transport hides what a collector rejected (partial_success) and when it wants to
-be asked again (Retry-After), and brings the SDK.
+Uses opentelemetry-proto: its messages here, its stubs over gRPC (exporters.grpc_sender). The HTTP transport of
+opentelemetry-exporter-otlp is not used: it hides what a collector rejected (partial_success) and when to retry
+(Retry-After), and needs the SDK.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 PROTOBUF = "application/x-protobuf"
-#: Types under which a body is taken for protobuf: its own, its registered one, none, and what is said where nobody
-#: cared.
+#: Content types of a body that is parsed as protobuf: the usual one, the registered one, none, and generic ones.
 _BINARY = frozenset({PROTOBUF, "application/protobuf", "application/octet-stream", ""})
 _RETRYABLE = frozenset({429, 502, 503, 504})
 
@@ -32,11 +31,10 @@ STATUSES = ("sent", "retry", "refused", "too_large")
 
 
 class Outcome(NamedTuple):
-    """What became of a request.
+    """The outcome of a request.
 
-    status: ``sent`` (accepted, but for ``rejected`` of its items), ``retry`` (try the same again), ``too_large`` (send
-    less at once) or ``refused`` (never will be accepted).
-    retry_after_s: the least time to wait that the collector asked for.
+    status: ``sent`` (accepted, except ``rejected`` of its items), ``retry`` (try the same again), ``too_large`` (send
+    less at once) or ``refused`` (will never be accepted). retry_after_s: the least wait that the collector requested.
     """
 
     status: str
@@ -49,15 +47,15 @@ class Sender(Protocol):
     def send(self, data: bytes) -> Outcome: ...
 
     def abort(self) -> None:
-        """Called from another thread: give up the request under way, where that is possible."""
+        """Gives up the request under way, if possible; called from another thread."""
         ...
 
     def close(self) -> None: ...
 
 
 class HttpSender:
-    """Sends one signal's requests; ``signal`` is ``traces``, ``metrics`` or ``logs``. One try each; blocks for up to
-    ``target.timeout_s``.
+    """Sends one signal's requests; ``signal`` is ``traces``, ``metrics`` or ``logs``. One attempt each; blocks for up
+    to ``target.timeout_s``.
     """
 
     def __init__(self, signal: str, target: Endpoint) -> None:
@@ -91,7 +89,7 @@ class HttpSender:
             return Outcome("retry", message=message, retry_after_s=retry_after(answer.headers.get("retry-after", "")))
         if 300 <= answer.status < 400 and (location := answer.headers.get("location", "")):
             message += f", Location: {location[:100]}"
-        # The Collector (confighttp's max_request_body_size) answers 400 with the words of Go's http.MaxBytesReader.
+        # The Collector (confighttp's max_request_body_size) answers 400 with the text of Go's http.MaxBytesReader.
         too_large = answer.status == 413 or (answer.status == 400 and b"request body too large" in answer.body)
         return Outcome("too_large" if too_large else "refused", message=message[:200])
 
@@ -103,15 +101,15 @@ class HttpSender:
 
 
 def failed(error: Exception) -> Outcome:
-    """To be tried again. What a ValueError says is not told: it may be of a header, whose value is a secret."""
+    """The outcome of an error that will be retried. The text of a ValueError is left out: it may contain a header's
+    secret value.
+    """
     secret = isinstance(error, ValueError) and not isinstance(error, OSError)  # a certificate's error is both
     return Outcome("retry", message=(type(error).__name__ + ("" if secret else f": {error}"))[:200])
 
 
 def retry_after(value: str) -> float:
-    """Seconds from now on of a header Retry-After: a number or a date (RFC 9110). 0 without one, and for what is
-    neither.
-    """
+    """Seconds from now in a Retry-After header: a number or a date (RFC 9110). 0 if missing or invalid."""
     try:
         seconds = float(value)
     except ValueError:
@@ -126,9 +124,9 @@ def retry_after(value: str) -> float:
 def accepted(signal: str, body: bytes, content_type: str = PROTOBUF) -> Outcome:
     """Reads the answer to an accepted request: ExportTraceServiceResponse or the like, serialised.
 
-    ``refused`` where it is something else, as from a web server that answers everybody: nothing says that somebody kept
-    the items. Empty is a success under any type, as Prometheus answers; JSON is read too, which some servers answer in
-    spite of the specification.
+    ``refused`` for another content, as from a web server that answers anything: then nobody may have stored the items.
+    Empty is a success under any type, as Prometheus answers. JSON is read too, since some servers answer so despite the
+    specification.
     """
     from google.protobuf.message import DecodeError
     from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
@@ -159,7 +157,7 @@ def accepted(signal: str, body: bytes, content_type: str = PROTOBUF) -> Outcome:
 
 
 def _read_json(body: bytes, answer: Message) -> None:
-    """Raises DecodeError where it is not a JSON object, or its known fields have other types."""
+    """Raises DecodeError if it is not a JSON object, or its known fields have other types."""
     from google.protobuf.json_format import ParseDict, ParseError
     from google.protobuf.message import DecodeError
 

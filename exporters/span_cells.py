@@ -8,7 +8,7 @@ from agent.columns import NULL_I64, Column
 from agent.tables import TABLES
 from exporters.values import Value, column_values
 
-#: Columns that a span carries elsewhere, or that mean nothing outside this host's memory.
+#: Columns that a span has elsewhere, or that are meaningless outside this host's memory.
 _LEFT_OUT = frozenset(
     {
         "t_ns",
@@ -24,12 +24,12 @@ _LEFT_OUT = frozenset(
         "said",
     }
 )
-#: Not a column: with which probability a decision of its kind became a span.
+#: Not a column: the probability with which a decision of its kind became a span.
 CHANCE = "sampling.probability"
 
 
 def dicts(table: str, rows: np.ndarray) -> list[dict[str, Value]]:
-    """What is known of each row, by column."""
+    """The known values of each row, by column."""
     columns = {c.name: column_values(c, rows[c.name]) for c in TABLES[table].columns}
     return [{name: v for name, values in columns.items() if (v := values[i]) is not None} for i in range(len(rows))]
 
@@ -40,7 +40,7 @@ def raw_rows(rows: np.ndarray) -> list[bytes]:
 
 
 def numbered(rows: np.ndarray) -> list[tuple[bytes, int]]:
-    """Each row's bytes, and how many equal rows came before it: two events that look alike are two spans."""
+    """Each row's bytes, and the number of equal rows before it: two equal events are two spans."""
     seen: dict[bytes, int] = {}
     out = []
     for raw in raw_rows(rows):
@@ -54,7 +54,7 @@ def known_or(values: np.ndarray, instead: np.ndarray) -> np.ndarray:
 
 
 def w3c_id(raw: bytes, size: int) -> bytes | None:
-    """A W3C id's bytes; None where it is missing, malformed or all zero."""
+    """A W3C id's bytes; None if it is missing, malformed or all zero."""
     if len(raw) != 2 * size:
         return None
     try:

@@ -1,17 +1,16 @@
-"""Rows as spans: findings, decisions with their children, and the slow or rare events.
+"""Rows as spans: findings, decisions with their children, and slow or rare events.
 
 A span ends at its row's ``t_ns`` and lasts its row's duration, both CLOCK_BOOTTIME. Only the end is converted to wall
-time; the start is that many nanoseconds before it, so that a span keeps its true length when the wall clock moved
-inside it. A child is placed by its decision's end, so that it lies inside whatever the clock did; of one that began
-before, the part inside is drawn and
-``tickscope.duration_ns`` tells its whole length. A round-trip time is a sample, not something that lasts: an event of
-its decision.
+time, and the start is that many nanoseconds earlier, so that a span keeps its true length across a step. A child is
+placed relative to its decision's end, so it lies inside in any case. If it began before its decision, only the part
+inside is shown, and ``tickscope.duration_ns`` has its whole length. A round-trip time is a sample without a duration:
+an event of its decision.
 """
 
 from __future__ import annotations
 
 import json
-from _blake2 import blake2b  # hashlib would bring OpenSSL with it
+from _blake2 import blake2b  # hashlib would load OpenSSL
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -30,7 +29,7 @@ _ATTRIBUTES_FIELD, _EVENTS_FIELD, _EVENT_ATTRIBUTES_FIELD = (
     11,
     3,
 )  # Span.attributes, Span.events, Span.Event.attributes in trace.proto
-#: Of a row of ``evidence``: what its span, or its event, has already.
+#: Columns of ``evidence`` that its span or event has already.
 _ELSEWHERE = ("finding_id", "as_of_ns", "t_ns")
 #: Round-trip samples of one decision.
 _MAX_SAMPLES = 8
@@ -38,8 +37,8 @@ _MAX_SAMPLES = 8
 
 @dataclass(frozen=True)
 class SpanKind:
-    """How a table's rows become spans: the name's first word, the column that completes it, and what makes it an
-    error.
+    """How a table's rows become spans: the name's first word, the column that completes it, and what makes
+    it an error.
     """
 
     word: str
@@ -58,7 +57,7 @@ KINDS: dict[str, SpanKind] = {
 
 
 class SpanEncoder:
-    """Serialised spans from rows. Holds only a bounded cache; used by one thread.
+    """Serialised spans from rows. Has only a bounded cache; used by one thread.
 
     boot_id: makes ids of equal rows of different boots differ.
     """
@@ -74,7 +73,7 @@ class SpanEncoder:
         self._beside: Mapping[tuple[str, bytes], np.ndarray] = {}
 
     def roots(self, table: str, rows: np.ndarray) -> list[bytes]:
-        """One span a row, each the root of a trace of its own."""
+        """One span per row, each the root of a trace of its own."""
         return self._encode(table, rows, [self._trace(table, raw, nth) for raw, nth in numbered(rows)], None)
 
     def decisions(
@@ -84,11 +83,10 @@ class SpanEncoder:
         tables: Mapping[str, np.ndarray],
         chance: np.ndarray | None = None,
     ) -> list[bytes]:
-        """A span a decision and one for each child ``(decision index, table, row index)``; round-trip times become
-        events.
+        """A span per decision and per child ``(decision index, table, row index)``; round-trip times become events.
 
-        A decision that knows the trace of its request takes part in it; others get a trace of their own.
-        chance: the probability with which each decision of its kind became a span, shape (n,); 1 where None.
+        A decision with its request's trace id joins that trace; others get a trace of their own. chance: the
+        probability with which each decision of its kind became a span, shape (n,); 1 if None.
         """
         chances = np.ones(len(rows)) if chance is None else chance
         ids = []
@@ -124,8 +122,8 @@ class SpanEncoder:
     def _samples(
         self, decisions: np.ndarray, pairs: list[tuple[int, int]], tables: Mapping[str, np.ndarray]
     ) -> dict[int, list[bytes]]:
-        """Serialised events by decision: the samples of its sockets' round-trip time, at their interval's end where
-        that lies inside.
+        """Serialised events by decision: the samples of its sockets' round-trip time, at the end of their interval if
+        that is inside.
         """
         out: dict[int, list[bytes]] = {}
         if not pairs:
@@ -142,14 +140,14 @@ class SpanEncoder:
         return out
 
     def findings(self, rows: np.ndarray, beside: Mapping[tuple[str, bytes], np.ndarray] | None = None) -> list[bytes]:
-        """One root span a finding; rows of closed ones. beside: rows of ``verdict`` and ``evidence``, by table and
+        """One root span per finding; rows of closed ones. beside: rows of ``verdict`` and ``evidence``, by table and
         finding id.
         """
         self._beside = beside or {}
         return self._encode("finding", rows, [self.finding_ids(bytes(row["finding_id"])) for row in rows], None)
 
     def finding_ids(self, finding_id: bytes) -> tuple[bytes, bytes, bytes]:
-        """(trace, span, no parent) of the span that a finding is or will be."""
+        """(trace, span, no parent) of a finding's present or future span."""
         digest = self._hash(24, b"finding", finding_id)
         return digest[:16], digest[16:], b""
 
@@ -210,12 +208,12 @@ class SpanEncoder:
 
     @staticmethod
     def attribute_name(column: str) -> str:
-        """Of a column of ``finding``."""
+        """The attribute name of a column of ``finding``."""
         return attribute_of("finding", column)
 
     def cells(self, table: str, rows: np.ndarray) -> dict[str, list[Value | None]]:
-        """A row's columns as attribute values; what a finding says, with wall times (UTC): outside nobody knows what
-        boot+ is.
+        """A row's columns as attribute values. Findings' sentences get wall times (UTC), since boot+ means nothing
+        outside.
         """
         out = cells_of(table, rows)
         if "sentence" in out:
@@ -239,7 +237,7 @@ class SpanEncoder:
         return (wall - most).tolist(), wall.tolist(), most < length
 
     def _inside(self, end: np.ndarray, length: np.ndarray, decisions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(end as Unix time, length) of what is drawn of a child: the part inside its decision, whose end alone is
+        """(end as Unix time, length) of the part of a child inside its decision; only the decision's end is
         converted.
         """
         last = decisions["t_ns"]
@@ -248,8 +246,8 @@ class SpanEncoder:
         return self._to_wall(last) - (last - ends), np.minimum(length, ends - first)
 
     def _explain(self, message: Span, row: np.void) -> None:
-        """A finding's causes and evidence as events, with links to the spans that it explains, where they were sent
-        lately.
+        """Adds a finding's causes and evidence as events, with links to the spans that it explains, if they were sent
+        recently.
         """
         its_id = bytes(row["finding_id"])
         verdicts, evidence = (

@@ -1,4 +1,4 @@
-"""OTLP and the metrics page as configured. The agent's side: what is not configured is not imported."""
+"""Starts OTLP and the metrics page as configured. The agent's side: parts that are not configured are not imported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Exports(NamedTuple):
-    """missing: what was configured and is not there -> why."""
+    """missing: configured parts that could not be started -> why."""
 
     sinks: list[Sink]
     metrics: MetricStore | None

@@ -1,9 +1,8 @@
-"""POST over HTTP with bounds: a collector, or whoever answers in its place, costs at most a megabyte and the time-out
-of one request.
+"""HTTP POST with bounds: a collector, or another server at its address, costs at most a megabyte and the timeout per
+request.
 
-The standard library's client, since what it keeps from its caller is small: its time-out is one for each read, so a
-server that sends a byte now and then would hold a request for hours, it reads a body whole, however long, and a chunk
-of negative size to the end.
+Built on the standard library's client. Its own bounds are insufficient: its timeout is per read, so a server that sends
+single bytes holds a request for hours; it reads a body of any length, and a chunk of negative size to the end.
 """
 
 from __future__ import annotations
@@ -20,14 +19,13 @@ from urllib.parse import quote, urlsplit
 
 from agent.common.lean import without
 
-with without("ssl"):  # OpenSSL is 2 MB, which https alone needs
+with without("ssl"):  # OpenSSL is 2 MB, and only https needs it
     from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead
 
 if TYPE_CHECKING:
     import ssl
 
-#: What is read of an answer. An OTLP response has a number and a sentence; of what is longer, the beginning is enough
-#: to tell that it is none.
+#: Bytes that are read of an answer. An OTLP response has a number and a sentence; a longer answer is none.
 MAX_BODY_BYTES = 1 << 20
 _GZIP_OR_ZLIB = 47  # zlib.decompressobj: either, by its header
 _IN_PATHS = "%/:@!$&'()*+,;=~"
@@ -43,7 +41,7 @@ class Answer(NamedTuple):
 
 
 class Transport:
-    """One connection to one URL, kept between requests; for one thread, but for ``abort``."""
+    """One connection to one URL, kept between requests; for one thread, except ``abort``."""
 
     def __init__(self, url: str, *, certificate: str = "", client_certificate: str = "", client_key: str = "") -> None:
         parts = urlsplit(url)
@@ -57,9 +55,9 @@ class Transport:
         self._given_up = False
 
     def post(self, data: bytes, headers: Mapping[str, str], timeout_s: float) -> Answer:
-        """Blocks for at most ``timeout_s`` once the host's name is looked up (which the resolver's settings bound) and
-        one of its addresses is connected to (``timeout_s`` each). Raises OSError and HTTPException where there was no
-        whole answer, ValueError for what no header can hold, RuntimeError where no thread can be started.
+        """Blocks for at most ``timeout_s``, plus the name look-up (bounded by the resolver's settings) and connecting
+        (``timeout_s`` per address). Raises OSError and HTTPException without a complete answer, ValueError for an
+        invalid header, RuntimeError if no thread can be started.
         """
         self._given_up = False
         watchdog = threading.Timer(timeout_s, self.abort)
@@ -74,14 +72,14 @@ class Transport:
             raise
         finally:
             watchdog.cancel()
-        if self._given_up:  # what ended is not the answer, but the connection
+        if self._given_up:  # the connection was ended, not the answer
             self.close()
             raise TimeoutError("no whole answer in time")
         return answer
 
     def _post(self, data: bytes, headers: Mapping[str, str], timeout_s: float) -> Answer:
         if self._connection is not None and self._connection.sock is not None:
-            # A server may have ended the one that was kept, which is seen only now.
+            # A server may have ended the kept connection, which shows only now.
             with contextlib.suppress(*self._connection.closed):
                 return self._exchange(self._connection, data, headers)
             self.close()
@@ -97,7 +95,7 @@ class Transport:
         if response.length and len(body) <= MAX_BODY_BYTES:
             raise IncompleteRead(body, response.length)
         if not (whole and response.isclosed()):
-            connection.close()  # nobody wants the rest
+            connection.close()  # the rest is not needed
         unpacked = _unpacked(body[:MAX_BODY_BYTES], response.headers.get("content-encoding", ""))
         return Answer(response.status, (response.reason or "")[:100], response.headers, unpacked)
 
@@ -113,7 +111,7 @@ class Transport:
         return context
 
     def abort(self) -> None:
-        """Ends the request under way. Callable from any thread."""
+        """Ends the request under way. May be called from any thread."""
         self._given_up = True
         if self._connection is not None:
             self._connection.end()
@@ -131,7 +129,7 @@ class _Bounded(io.BufferedReader):
 
 
 class _Response(HTTPResponse):
-    """Reads no more than it is asked for, whatever the server says."""
+    """Reads no more than requested, whatever the server says."""
 
     def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
         super().__init__(sock, *args, **kwargs)
@@ -139,8 +137,8 @@ class _Response(HTTPResponse):
 
 
 class _Connection(HTTPConnection):
-    """It can be ended from another thread at any time; what is under way ends then or, before there is a socket, when
-    it is connected.
+    """A connection that another thread can end at any time. The request under way ends then or, before there is a
+    socket, when it is connected.
     """
 
     response_class = _Response
@@ -174,11 +172,11 @@ class _Connection(HTTPConnection):
             with contextlib.suppress(OSError):
                 socket.socket.shutdown(
                     self._under_way, socket.SHUT_RDWR
-                )  # not SSLSocket's own, which takes the TLS state away
+                )  # not SSLSocket's own, which removes the TLS state
 
 
 def _closed(*, tls: bool) -> tuple[type[OSError], ...]:
-    """What is raised where the other end has closed the connection, maybe long ago."""
+    """Errors raised when the peer has closed the connection, maybe long ago."""
     if not tls:
         return (ConnectionError,)
     import ssl
@@ -189,7 +187,7 @@ def _closed(*, tls: bool) -> tuple[type[OSError], ...]:
 def _response_of(
     connection: _Connection, path: str, data: bytes, headers: Mapping[str, str]
 ) -> tuple[HTTPResponse, bool]:
-    """The answer, and whether the request was sent whole: a server that refuses it (413, 401) may answer and close
+    """The answer, and whether the request was sent completely: a server that refuses it (413, 401) may answer and close
     before it has read it.
     """
     try:
@@ -203,7 +201,7 @@ def _response_of(
 
 
 def _unpacked(body: bytes, encoding: str) -> bytes:
-    """A compressed body's beginning: nobody asked for one."""
+    """The beginning of a body that is compressed although that was not requested."""
     if encoding.strip().lower() not in ("gzip", "x-gzip", "deflate"):
         return body
     with contextlib.suppress(zlib.error):

@@ -12,18 +12,18 @@ from agent.columns import NULL_I64, Column
 from agent.common.address import addr_text, peer_text
 
 Value = str | int | float | bool
-#: Each kept: rows repeat them.
+#: Cached, since rows repeat them.
 _addr, _peer = lru_cache(maxsize=4096)(addr_text), lru_cache(maxsize=4096)(peer_text)
 
 
 @lru_cache(maxsize=4096)
 def text(raw: bytes) -> str | None:
-    """Stored text as str (bytes that are not UTF-8 replaced, since OTLP refuses them); None for the empty one."""
+    """Stored text as str (invalid UTF-8 is replaced, since OTLP refuses it); None if it is empty."""
     return raw.decode("utf-8", "replace") or None
 
 
 def column_values(column: Column, values: np.ndarray) -> list[Value | None]:
-    """One exported value per row, None where it is unknown; ``values`` has shape (n,) and dtype ``column.dtype``.
+    """One exported value per row, None if unknown; ``values`` has shape (n,) and dtype ``column.dtype``.
 
     A ``peer`` becomes ``ip:port``. An errno becomes its symbolic name, since ``error.type`` is a text by convention.
     """

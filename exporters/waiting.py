@@ -1,7 +1,7 @@
-"""Rows that wait to become spans: bounded, oldest dropped first, decisions held until their children have come.
+"""Rows that wait to become spans: bounded, the oldest are dropped first, decisions wait for their children.
 
-Of plain decisions a sample goes on, chosen here before anything is done a row; the others wait beside it for as long,
-in case a slow call, a handshake or a jump of the clock turns up that touches them.
+Plain decisions are sampled, before any work per row. The others are held as long, in case a slow call, a handshake or a
+clock jump affects them.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 SPAN_TABLES = frozenset(
     {"finding", "limiter_decision", "slow_syscall", "tls_handshake", "tcp_connect", "clock_change", "tcp_rtt"}
 )
-#: What a finding's span has beside its row; the latest of each finding, the oldest of them dropped first.
+#: Details of a finding's span; the latest of each finding, the oldest are dropped first.
 BESIDE_TABLES, _BESIDE_BYTES = frozenset({"verdict", "evidence"}), 2 << 20
 _CHILDREN = ("slow_syscall", "tls_handshake")
-#: Decisions that are not in the sample, and how much of them is held.
+#: Decisions outside of the sample, and how many bytes of them are held.
 _PLAIN, _PLAIN_BYTES = "plain decisions", 2 << 20
-#: Decisions so long after a jump of the clock are affected by it, unless their limiter ignores steps.
+#: Decisions up to this long after a clock jump are affected by it, unless their limiter ignores steps.
 _JUMP_NS, _JUMPS = 1_000_000_000, 64
 _JUMP_KINDS = tuple(TABLES["clock_change"].code("kind", kind) for kind in ("step", "leap"))
-#: How long after its arrival a decision waits for children that drained later, and a possible child for its decision.
+#: How long after its arrival a decision waits for later children, and a possible child for its decision.
 HOLD_S = 0.5
 CHILD_HOLD_S = 2.0
-#: RTT rows describe an interval, so the one that covers a decision may be some seconds older.
+#: RTT rows describe an interval, so the one for a decision may be some seconds older.
 RTT_HOLD_S = 10.0
-#: Spans of one table that may come at once, in seconds of max_spans_per_s.
+#: Burst of spans of one table, in seconds of max_spans_per_s.
 BURST_S = 10
-#: Rows turned into one request: about 1 MB, below the 4 MiB that a gRPC receiver takes by default.
+#: Rows per request: about 1 MB, below the 4 MiB that a gRPC receiver accepts by default.
 MAX_ROWS = 1024
 #: For docs/limits.md.
 BOUNDS = (
@@ -65,7 +65,7 @@ BOUNDS = (
 )
 
 
-#: When rows came, and the rows.
+#: Arrival time, and the rows.
 _Piece = tuple[float, np.ndarray]
 
 
@@ -87,7 +87,7 @@ class Waiting:
         self.unsampled = 0
 
     def put(self, batch: Batch, now: float) -> None:
-        """Keeps the rows that become spans, or may be needed beside one."""
+        """Keeps the rows that become spans, or that a span may need."""
         if batch.table in BESIDE_TABLES:
             self._put_beside(batch)
             return
@@ -108,7 +108,7 @@ class Waiting:
                 self._drop_oldest()
 
     def take(self, encoder: SpanEncoder, now: float, *, everything: bool) -> list[bytes]:
-        """Spans of what is due, at most about MAX_ROWS; of all there is with ``everything``. Empty when nothing is."""
+        """Spans that are due, at most about MAX_ROWS; with ``everything``, all spans. Empty if none is due."""
         until = now if everything else now - HOLD_S
         with self._lock:
             decisions = self._pop("limiter_decision", until, MAX_ROWS)
@@ -136,7 +136,7 @@ class Waiting:
                     self._put_back(table, held.get(table, []), [row for _, t, row in pairs if t == table])
         with self._lock:
             waiting = self._held["limiter_decision"] or self._held[_PLAIN]
-            # A child is nobody's once no decision that waits could have been running when it came.
+            # A child is dropped once no waiting decision could have been running at its arrival.
             oldest = (
                 min(now, *(held[0][0] for held in (self._held["limiter_decision"], self._held[_PLAIN]) if held))
                 if waiting
@@ -162,7 +162,7 @@ class Waiting:
         return np.concatenate(rows) if rows else np.empty(0, TABLES["finding"].dtype)
 
     def _put_beside(self, batch: Batch) -> None:
-        """All of one finding's."""
+        """Keeps all rows of one finding."""
         key = batch.table, bytes(batch.rows["finding_id"][0])
         with self._lock:
             self._beside.pop(key, None)
@@ -171,7 +171,7 @@ class Waiting:
                 self._beside.popitem(last=False)
 
     def _sorted_out(self, findings: np.ndarray) -> np.ndarray:
-        """The closed ones; of the others the first row goes to ``opened``."""
+        """The closed findings; the first row of each other one goes to ``opened``."""
         closed: np.ndarray = findings["state"] == TABLES["finding"].code("state", "closed")
         for i in range(len(findings)):
             finding_id = bytes(findings["finding_id"][i])
@@ -187,8 +187,8 @@ class Waiting:
         return done
 
     def _put_plain(self, rows: np.ndarray, now: float) -> None:
-        """Decisions that only what comes yet could make worth a span; the oldest give way, since all of them may be
-        left out.
+        """Holds decisions that only a later row could make worth a span. The oldest are dropped first; this
+        is no loss.
         """
         with self._lock:
             if len(rows):
@@ -204,7 +204,7 @@ class Waiting:
     def _with_affected(
         self, decisions: np.ndarray, plain: np.ndarray, beside: Mapping[str, np.ndarray], now: float
     ) -> tuple[np.ndarray, np.ndarray]:
-        """(the decisions and those plain ones that something touched, which of them are such)."""
+        """(the decisions, and those plain ones that a row affects; which of them are such)."""
         kept = self._after_jump(plain)
         if len(plain) and any(t in beside for t in _CHILDREN):
             kept[list({d for d, _, _ in children(plain, {t: beside[t] for t in _CHILDREN if t in beside})})] = True
@@ -215,7 +215,7 @@ class Waiting:
         return np.concatenate([decisions, affected]), certain
 
     def _informative(self, decisions: np.ndarray) -> np.ndarray:
-        """Those that always become spans: shape (n,) bool."""
+        """Decisions that always become spans: shape (n,) bool."""
         telling: np.ndarray = self._notable("limiter_decision", decisions) | self._after_jump(decisions)
         return telling
 
@@ -227,7 +227,7 @@ class Waiting:
         return after
 
     def give_up(self, items: int) -> None:
-        """Counts what is left, and the ``items`` of requests that were never accepted, as lost at shutdown."""
+        """Counts what is left, and the ``items`` of unaccepted requests, as lost at shutdown."""
         with self._lock:
             self._shutdown += items + sum(
                 len(rows) for t, held in self._held.items() if t not in ("tcp_rtt", _PLAIN) for _, rows in held
@@ -250,7 +250,7 @@ class Waiting:
         return _without_hist(rows) if batch.table == "tcp_rtt" else rows
 
     def _notable(self, table: str, rows: np.ndarray) -> np.ndarray:
-        """Not plainly successful, or slow: shape (n,) bool."""
+        """Failed or slow: shape (n,) bool."""
         names = rows.dtype.names or ()
         notable: np.ndarray = np.ones(len(rows), np.bool_)
         if "duration_ns" in names:
@@ -262,7 +262,7 @@ class Waiting:
         return notable
 
     def _within_rate(self, table: str, rows: np.ndarray, now: float) -> np.ndarray:
-        """The rows that the rate allows, notable ones first; findings, clock changes and RTT rows are never many."""
+        """The rows within the rate, notable ones first; findings, clock changes and RTT rows are never many."""
         if table in ("finding", "clock_change", "tcp_rtt") or not len(rows):
             return rows
         rate = self._config.max_spans_per_s
@@ -286,7 +286,7 @@ class Waiting:
             self._queue_full += len(rows)
 
     def _pop(self, table: str, until: float, most: int) -> np.ndarray:
-        """The rows that came until then, oldest first, at most ``most``."""
+        """The rows that arrived until then, the oldest first, at most ``most``."""
         held, out, n = self._held[table], [], 0
         while held and held[0][0] <= until and n < most:
             at, rows = held.popleft()
@@ -300,7 +300,7 @@ class Waiting:
         return _joined(out) if out else np.empty(0, TABLES["limiter_decision" if table == _PLAIN else table].dtype)
 
     def _put_back(self, table: str, pieces: list[_Piece], used: list[int]) -> None:
-        """Holds again what was looked at, without the rows that were used (indices into all pieces joined)."""
+        """Holds rows again, without the used ones (indices into all pieces joined)."""
         free = np.ones(sum(len(rows) for _, rows in pieces), np.bool_)
         free[used] = False
         end = len(free)

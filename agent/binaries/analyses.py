@@ -1,4 +1,6 @@
-"""What the analyzer process can be asked about files: descriptors in, plain data out. Raises ElfError, OSError."""
+"""The requests that the analyzer process answers about files: descriptors in, plain data out. Raises
+ElfError, OSError.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,15 @@ from agent.binaries import gocallers, nearest
 from agent.binaries.contract import Analysis, Attachment
 from agent.binaries.elf import Elf
 
-#: Where the kinds of binaries are: each module's ``KIND`` (agent/instruments/kind.py).
+#: The package of the kinds of binaries: each module's ``KIND`` (agent/instruments/kind.py).
 _KINDS = "agent.instruments"
 
 
 def functions(
     fds: list[int], names: list[str], programs: Mapping[str, list[str]] | None = None, returned: str = ""
 ) -> list[Analysis]:
-    """Where a library defines functions of these names. programs: of the entries, each with the names that it goes to
-    (aliases of one address are probed once); returned: the program at the return of all.
+    """Where a library defines functions of these names. programs: entry programs, each with its function names (aliases
+    of one address are probed once). returned: the program at the return of all.
     """
     symbols = (elf := Elf(fds[0])).symbols([name.encode() for name in names])
     offsets = {name.decode(): elf.file_offset(symbol.value) for name, symbol in symbols.items()}
@@ -31,7 +33,7 @@ def functions(
     return [Analysis([Attachment(returned, every, at_return=True), *entries], facts={"offsets": offsets})]
 
 
-#: By name. Those of kinds of binaries return a list of ``Analysis``, the others plain answers.
+#: By name. Those of kinds of binaries return a list of ``Analysis``, the others plain data.
 KINDS: dict[str, Callable[..., Any]] = {
     "functions": functions,
     "callers": gocallers.callers,
@@ -41,9 +43,7 @@ KINDS: dict[str, Callable[..., Any]] = {
 
 
 def discover() -> dict[str, Any]:
-    """Every kind of binary, by name (``agent.instruments.kind.BinaryKind``); their analyzers can be asked from then
-    on.
-    """
+    """Every kind of binary, by name (``agent.instruments.kind.BinaryKind``). Registers their analyzers."""
     package, found = importlib.import_module(_KINDS), dict[str, Any]()
     for module in pkgutil.iter_modules(package.__path__):
         kind = getattr(importlib.import_module(f"{_KINDS}.{module.name}"), "KIND", None)

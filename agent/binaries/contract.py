@@ -1,14 +1,14 @@
-"""What a kind of binary is made of, after opentelemetry-ebpf-profiler's interpreter Loader, Data and Instance.
+"""The contract of a kind of binary, after opentelemetry-ebpf-profiler's interpreter Loader, Data and Instance.
 
-1. An **analyzer** reads a file: is it mine, which version, which offsets. It is pure, takes descriptors and plain
-   arguments, and runs in the unprivileged analyzer process (agent/targets/elf_analyzer.py), since anybody can put a
-   file there. It answers with one ``Analysis`` for each thing that it found, or none.
+1. An **analyzer** reads a file: does it belong to this kind, which version, which offsets. It is pure, takes
+   descriptors and plain arguments, and runs in the unprivileged analyzer process (agent/targets/elf_analyzer.py),
+   since any user can provide the file. It returns one ``Analysis`` for each thing that it found, or none.
 2. An **attachment** is a BPF program and the places in the file where it goes.
-3. An **instance** is what the agent keeps of an analysis while processes use the file. Uprobes belong to an inode, so
-   one instance serves every process that runs or maps the file.
+3. An **instance** is what the agent keeps of an analysis while processes use the file. Uprobes belong to an inode,
+   so one instance serves every process that runs or maps the file.
 
 A kind is one file of agent/instruments/ (agent/instruments/kind.py) with its BPF program. agent/targets/ finds files
-and processes, has them analyzed, and opens and closes instances; it knows no kind.
+and processes, has them analyzed, and opens and closes instances; it does not depend on any kind.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Attachment:
 
 @dataclass
 class Analysis:
-    """What an analyzer found, as plain data: it crosses the process border as JSON.
+    """An analyzer's result, as plain data, since it is sent between processes as JSON.
 
-    attachments: in the order in which they are attached; returns first, so that no entry goes without its return.
-    state: ``attached``, ``degraded`` or ``unavailable`` (nothing is attached), with reason and remedy as in
-    probe_status. probe: what it is told as there; empty: as the family. facts: what the kind's instance needs to know.
+    attachments: in the order in which they are attached; returns first, so that no entry lacks its return. state:
+    ``attached``, ``degraded`` or ``unavailable`` (nothing is attached), with reason and remedy as in probe_status.
+    probe: its name there; empty: the family's. facts: for the kind's instance.
     """
 
     attachments: list[Attachment] = field(default_factory=list)
@@ -47,15 +47,15 @@ class Analysis:
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Analysis:
-        """From the other side of the border. Raises TypeError for anything else than ``plain`` makes."""
+        """The inverse of ``plain``. Raises TypeError for other data."""
         return Analysis(**{**plain, "attachments": [Attachment(**one) for one in plain["attachments"]]})
 
     def plain(self) -> dict[str, Any]:
         return asdict(self)
 
 
-#: (descriptors: the file and its companion, arguments of ``Ask``) -> one for each thing found. Raises ElfError and
-#: OSError for a file that cannot be understood.
+#: (descriptors: the file and its companion, arguments of the request) -> one for each thing found. Raises ElfError and
+#: OSError for a file that cannot be read.
 Analyzer = Callable[..., list[Analysis]]
 
 
@@ -63,4 +63,4 @@ class Instance(Protocol):
     """One analysis of one file in use."""
 
     def close(self) -> object:
-        """Takes its attachments away: no process uses the file any more. Does not wait."""
+        """Removes its attachments, when no process uses the file. Does not wait."""

@@ -1,7 +1,7 @@
-"""A bounded reader of 64-bit little-endian ELF files that somebody else controls.
+"""A bounded reader of 64-bit little-endian ELF files from untrusted users.
 
-Reads with pread only (a mapping of a file that is truncated meanwhile would kill us), a limited number of bytes a file,
-in pieces, so time and memory are bounded whatever the headers say. Layouts: elf(5), System V ABI chapter 4.
+Reads with pread only (a mapping of a file that is truncated meanwhile would kill the process), in pieces, and a limited
+number of bytes per file, so time and memory are bounded. Layouts: elf(5), System V ABI chapter 4.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agent.arch.machine import ElfError as ElfError  # noqa: PLC0414 - where all readers of files look for it
+from agent.arch.machine import ElfError as ElfError  # noqa: PLC0414 - readers of files import it from here
 from agent.arch.machine import machine
 
 MAX_SEGMENTS, MAX_SECTIONS, MAX_CANDIDATES, MAX_NEEDED = 512, 16384, 4096, 64
@@ -84,11 +84,11 @@ class Symbol(NamedTuple):
 
 
 class Elf:
-    """An ELF file behind an open descriptor, which stays the caller's.
+    """An ELF file behind an open descriptor, which the caller closes.
 
-    budget: bytes that may be read from the file in all, a read counting for a page at least; of a small file less, so
-    that the work grows with the size. Every method raises ElfError for a malformed file or a spent budget, and OSError
-    for a failing read.
+    budget: bytes that may be read from the file in all; each read counts as a page at least. It is smaller for a small
+    file, so that the work grows with the size. Every method raises ElfError for a malformed file or an exhausted
+    budget, and OSError for a failing read.
     """
 
     def __init__(self, fd: int, budget: int = 64 << 20) -> None:
@@ -120,7 +120,7 @@ class Elf:
         """Exactly n bytes of the file."""
         if n < 0 or offset < 0 or offset + n > self.file_size:
             raise ElfError(f"{n} bytes at offset {offset} lie outside the file")
-        cost = max(n, _PAGE)  # many small reads take their time too
+        cost = max(n, _PAGE)  # many small reads take time too
         if cost > self._left:
             raise ElfError("more to read than is allowed for one file")
         self._left -= cost
@@ -142,7 +142,7 @@ class Elf:
 
     @cached_property
     def sections(self) -> np.ndarray:
-        """Section headers, shape (n,); none where the file was stripped of them."""
+        """Section headers, shape (n,); none if the file was stripped of them."""
         return self._table("shoff", int(self._header["shnum"]), MAX_SECTIONS, "shentsize", _SECTION, "section headers")
 
     @cached_property
@@ -162,7 +162,7 @@ class Elf:
         return None if index is None else self.sections[index]
 
     def section(self, name: str) -> bytes:
-        """A section's content; empty where there is none or it takes no room in the file."""
+        """A section's content; empty if there is none or it takes no space in the file."""
         header = self.section_header(name)
         if header is None or header["type"] == _SHT_NOBITS:
             return b""
@@ -181,14 +181,14 @@ class Elf:
         return None
 
     def file_offset(self, vaddr: int) -> int:
-        """Where a virtual address lies in the file."""
+        """The file offset of a virtual address."""
         offset = self._locate(vaddr, 1)
         if offset >= self.file_size:
             raise ElfError(f"address {vaddr:#x} lies outside the file")
         return offset
 
     def read(self, vaddr: int, n: int) -> bytes:
-        """n bytes at a virtual address, as the file has them (before relocation), all of one segment."""
+        """n bytes at a virtual address, as in the file (before relocation), all of one segment."""
         return self._bytes(self._locate(vaddr, n), n)
 
     def _locate(self, vaddr: int, n: int) -> int:
@@ -200,12 +200,12 @@ class Elf:
         raise ElfError(f"address {vaddr:#x} lies in no loaded segment")
 
     def rest(self, vaddr: int) -> int:
-        """Bytes from an address to the end of what the file has of its segment; 0 outside."""
+        """Bytes from an address to the end of its segment's file data; 0 outside."""
         index = bisect.bisect_right(self._starts, vaddr) - 1
         return max(self._starts[index] + self._spans[index][0] - vaddr, 0) if index >= 0 else 0
 
     def _pieces(self, header: np.void, dtype: np.dtype[np.void]) -> Iterator[np.ndarray]:
-        """A section's entries, some 40,000 at a time."""
+        """A section's entries, about 40,000 at a time."""
         step = _PIECE // dtype.itemsize
         offset, count = int(header["offset"]), int(header["size"]) // dtype.itemsize
         for at in range(0, count, step):
@@ -213,7 +213,7 @@ class Elf:
             yield np.frombuffer(self._bytes(offset + at * dtype.itemsize, n * dtype.itemsize), dtype)
 
     def _positions(self, header: np.void, names: Iterable[bytes]) -> dict[int, bytes]:
-        """Where these names start in a string table. Several positions a name, as a name can be the tail of another."""
+        """Positions of these names in a string table. A name may have several, as it can be the tail of another."""
         found: dict[int, bytes] = {}
         wanted = [name + b"\0" for name in names]
         offset, size = int(header["offset"]), int(header["size"])
@@ -253,7 +253,7 @@ class Elf:
                 found.setdefault(positions[name], Symbol(value, size))
 
     def pointers(self, tables: list[tuple[int, int]]) -> list[np.ndarray]:
-        """Tables of 8-byte pointers as the dynamic linker would leave them, before the load address is added.
+        """Tables of 8-byte pointers as the dynamic linker leaves them, before the load address is added.
 
         tables: (virtual address, count), count at most 4096 each. Returns uint64 arrays, shapes (count,). Pointers to
         symbols of other files are 0.
@@ -288,7 +288,7 @@ class Elf:
 
     @cached_property
     def build_id(self) -> str:
-        """The GNU build id in hexadecimal, empty where there is none."""
+        """The GNU build id in hexadecimal, empty if there is none."""
         header = self.section_header(".note.gnu.build-id")
         if header is None or not 16 < int(header["size"]) <= 128:
             return ""
@@ -296,12 +296,12 @@ class Elf:
 
     @cached_property
     def soname(self) -> str:
-        """DT_SONAME, empty where there is none."""
+        """DT_SONAME, empty if there is none."""
         return next(self._dynamic(_DT_SONAME), "")
 
     @cached_property
     def needed(self) -> list[str]:
-        """DT_NEEDED, the libraries that this file asks for."""
+        """DT_NEEDED, the libraries that this file requires."""
         return list(self._dynamic(_DT_NEEDED))
 
     def _dynamic(self, tag: int) -> Iterator[str]:

@@ -1,7 +1,7 @@
-"""The build information that Go puts into its binaries: the toolchain's version and those of the modules.
+"""Go's build information in binaries: the versions of the toolchain and of the modules.
 
 Layout (debug/buildinfo, cmd/link/internal/ld.buildinfo): 14 bytes of magic, pointer size, flags; since Go 1.18 (flag 2)
-two length-prefixed strings follow at +32, before that two pointers to Go strings stand at +16. Pure: bytes in, values
+two length-prefixed strings follow at +32, before that two pointers to Go strings are at +16. Pure: bytes in, values
 out.
 """
 
@@ -20,10 +20,9 @@ _FRAME = 16
 
 @dataclass(frozen=True)
 class BuildInfo:
-    """go_version as ``go1.26.8``, possibly with experiments behind it; modules: path -> version, empty where not
-    recorded.
+    """go_version: ``go1.26.8``, possibly followed by experiments. modules: path -> version, empty if not recorded.
 
-    path: the import path of the package main; main: the module that it is in; empty where not recorded.
+    path: the import path of the package main. main: its module. Both empty if not recorded.
     """
 
     go_version: str
@@ -33,8 +32,8 @@ class BuildInfo:
 
     @property
     def program(self) -> str:
-        """What ``go build`` calls the program: the last element of its path, or the one before a version; empty where
-        that says nothing.
+        """The program's name by ``go build``: the last element of its path, or the one before a version; empty if
+        unknown.
         """
         elements = self.path.split("/")
         if len(elements) > 1 and re.fullmatch(r"v\d+", elements[-1]):
@@ -43,13 +42,13 @@ class BuildInfo:
 
     @property
     def minor(self) -> int | None:
-        """17 for go1.17.13; None for a version that does not say."""
+        """17 for go1.17.13; None for a version without it."""
         match = re.search(r"\bgo1\.(\d+)", self.go_version)
         return int(match[1]) if match else None
 
 
 def inline_strings(data: bytes) -> tuple[bytes, bytes]:
-    """(version, module text) of the bytes behind the header of the inline format; empty where they are cut off."""
+    """(version, module text) of the bytes after the header of the inline format; empty if they are cut off."""
     texts = []
     at = 0
     for _ in range(2):
@@ -66,8 +65,8 @@ def inline_strings(data: bytes) -> tuple[bytes, bytes]:
 
 
 def parse(version: bytes, text: bytes) -> BuildInfo:
-    """Reads the module text: lines of ``path``, ``mod``, ``dep`` or ``=>`` (a replacement of the line before), path and
-    version, by tabs.
+    """Parses the module text: lines of ``path``, ``mod``, ``dep`` or ``=>`` (a replacement of the line before), path
+    and version, separated by tabs.
     """
     modules: dict[str, str] = {}
     named = {"path": "", "mod": ""}
@@ -86,8 +85,8 @@ def parse(version: bytes, text: bytes) -> BuildInfo:
 
 
 def package_of(function: bytes) -> bytes:
-    """The import path in a function's full name, where it has a host name in front as those of other modules have; else
-    empty, as for what the compiler makes for a type (``type:.eq.``, before Go 1.20 ``type..eq.``).
+    """The import path in a function's full name if it begins with a host name, as those of other modules do; else
+    empty, also for the compiler's functions of a type (``type:.eq.``, before Go 1.20 ``type..eq.``).
     """
     base = re.split(rb"[(\[{]", function, maxsplit=1)[0]
     slash = base.rfind(b"/")

@@ -1,8 +1,7 @@
-"""Which functions of a Go program stand at a return address, those too that the compiler has put into one another. For
-the ELF analyzer: hostile input.
+"""The functions of a Go program at a return address, including inlined ones. For the ELF analyzer: hostile input.
 
-Layouts: runtime/symtabinl.go and runtime/symtab.go of Go 1.18 to 1.26. Of Go 1.17, whose functions' data are told
-another way, the function itself is told, and what is inlined is not.
+Layouts: runtime/symtabinl.go and runtime/symtab.go of Go 1.18 to 1.26. Go 1.17 has another layout of functions' data:
+only the function itself is returned, without inlined ones.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from agent.binaries.gobuild import BuildInfo
 from agent.binaries.golibraries import root
 from agent.binaries.gosym import GoBinary, GoFunction
 
-#: Addresses a question; functions that are inlined into one another; bytes of a name, and how much of one is told;
-#: elements of a file's path that are told.
+#: Addresses per request; depth of inlining; bytes of a name, and the part that is returned; elements of a file's path
+#: that are returned.
 MOST, _MOST_INLINED, _MAX_NAME, _LONGEST_SHOWN, _ELEMENTS = 24, 8, 512, 200, 2
 _INLINE_INDEX, _INLINE_TREE = 2, 3
 _NO_DATA = 0xFFFFFFFF
-#: Words of moduledata from ``text`` to ``gofunc``, before Go 1.20 (which brought two of coverage) and from then on.
+#: Words of moduledata from ``text`` to ``gofunc``, before Go 1.20 (which added two for coverage) and from then on.
 _GOFUNC_BEFORE, _GOFUNC = 16, 18
 _EXECUTABLE = 1
 #: First elements of the standard library's import paths.
@@ -85,8 +84,8 @@ _STANDARD = frozenset(
 
 
 class Caller(NamedTuple):
-    """A function that called. package: its import path; module: which it is of (``std`` is the standard library); own:
-    that is the program's own; line: 0 where not known.
+    """A calling function. package: its import path. module: its module (``std`` for the standard library). own: whether
+    that is the program's own. line: 0 if unknown.
     """
 
     name: str
@@ -98,15 +97,15 @@ class Caller(NamedTuple):
 
 
 def callers(fds: list[int], offsets: list[int]) -> list[list[list[Any]]]:
-    """For each return address, as an offset from where the code was loaded: who called there, the innermost first;
-    nobody where it lies in no function.
+    """For each return address, as an offset from the load address of the code: its callers, the innermost first; none
+    if it is in no function.
     """
     binary = GoCallers(fds[0])
     return [[list(one) for one in binary.at(offset)] for offset in offsets[:MOST]]
 
 
 def _plain(name: str) -> str:
-    """Without what a generic function was made for, as the runtime tells it."""
+    """A name without type arguments, as the runtime prints it."""
     begin, end = name.find("["), name.rfind("]")
     return f"{name[:begin]}[...]{name[end + 1 :]}" if 0 <= begin < end else name
 
@@ -129,8 +128,8 @@ def module_of(package: str, build: BuildInfo) -> tuple[str, bool]:
 
 
 class GoCallers(GoBinary):
-    """Every method raises ElfError with the reason where the file is malformed or hostile, and OSError for a failing
-    read.
+    """Every method raises ElfError with the reason if the file is malformed or hostile, and OSError for a
+    failing read.
     """
 
     def __init__(self, fd: int) -> None:
@@ -140,14 +139,14 @@ class GoCallers(GoBinary):
     def at(self, offset: int) -> list[Caller]:
         code = self._loads[self._loads["flags"] & _EXECUTABLE != 0]["vaddr"].tolist()
         try:
-            pc = min(code) + offset - 1  # of the call, not of what comes behind it
+            pc = min(code) + offset - 1  # of the call, not of the instruction after it
             function = self._around(pc)
             return [] if function is None else list(self._named_callers(function, pc - function.entry))
         except (ElfError, ValueError):
-            return []  # of another file, or of code that was made at run time
+            return []  # in another file, or in code generated at run time
 
     def _around(self, pc: int) -> GoFunction | None:
-        """The function that an address lies in."""
+        """The function that contains an address."""
         _, header = self._pclntab
         entries = self._functab[:-1, 0]
         at = pc - self._module[0] if header.relative else pc
@@ -188,15 +187,13 @@ class GoCallers(GoBinary):
         return self.build or BuildInfo("")
 
     def _inlined(self, function: GoFunction, at: int) -> list[tuple[str, int]]:
-        """(name, offset of the place in the function where it was called) of each function that is inlined there, the
-        innermost first.
-        """
+        """(name, offset of its call in the function) of each function that is inlined there, the innermost first."""
         found: list[tuple[str, int]] = []
         try:
             for number, parent in self._tree(function, at):
                 found.append((self._name(number), parent))
         except ElfError:
-            pass  # a layout that is not known: the function itself says enough
+            pass  # unknown layout: returns the function itself
         return found
 
     def _tree(self, function: GoFunction, at: int) -> Iterator[tuple[int, int]]:
@@ -237,10 +234,10 @@ class GoCallers(GoBinary):
         return base + header.functab + int(self._functab[index, 1])
 
     def _line(self, function: GoFunction, at: int) -> tuple[str, int]:
-        """(the end of the file's path, line) of an instruction of a function; empty and 0 where that is not told."""
+        """(the end of the file's path, line) of an instruction of a function; empty and 0 if unknown."""
         base, header = self._pclntab
         record = function.record
-        if not header.relative:  # it may be that of what is inlined there
+        if not header.relative:  # it may be that of an inlined function
             return "", 0
         try:
             line = next((value for where, value in self._values(function, record.pcln).items() if at in where), 0)

@@ -1,5 +1,5 @@
-"""What can be probed in a Go program, by the declarations of limiter libraries, and which limiters it contains beside
-those. For the ELF analyzer.
+"""What can be probed in a Go program, by the declarations of limiter libraries, and its other limiters. For the ELF
+analyzer.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from agent.limiters import catalogue
 from agent.limiters.library import Seen
 
 REGISTER_ABI_MINOR = 17
-#: An element of the path of a package that limits (``ratelimit``, ``go-limiter``, ``redis_rate``), maybe with a version
-#: behind it.
+#: A path element of a limiter package (``ratelimit``, ``go-limiter``, ``redis_rate``), possibly followed by a version.
 _LIMITER = re.compile(
     rb"(?:[\w~-]*[_-])?(?:rate[_-]?limit(?:er|ers|ing|s)?|limiters?|throttled?|tollbooth|redis_rate|leaky-?bucket|token-?bucket|slidingwindow|"
     rb"sentinel-golang|gubernator|httprate|gcra|go-rate)(?:\.v\d+)?"
@@ -29,17 +28,18 @@ _HINT = re.compile(
     rb"limit|throttle|tollbooth|redis_rate|bucket|slidingwindow|sentinel-golang|gubernator|httprate|gcra|go-rate"
 )
 MOST_OTHERS, MOST_RETURNS = 4, 256
-#: Where the net package's own resolver looks a name up, after it has seen that it is no address; with these arguments
+#: Where the net package's own resolver looks a name up, once it is known not to be an address; with these arguments
 #: since go1.18.
 LOOKUP, LOOKUP_MINOR = b"net.(*Resolver).goLookupIPCNAMEOrder", 18
 
 
 @dataclass
 class Probed:
-    """What can be attached in a Go binary of a library that it contains. library: empty where it is not known which.
-    state, reason and remedy as in probe_status; sites: (program, file offsets); unversioned: why library_version is not
-    known; mapped: the file is a shared library. packages: import paths of the library in it; modules: those that they
-    are in. program: what the program is called, build_id: of this build; empty where not recorded.
+    """What can be attached in a Go binary for a library that it contains.
+
+    library: empty if unknown. state, reason, remedy: as in probe_status. sites: (program, file offsets). unversioned:
+    why library_version is unknown. mapped: the file is a shared library. packages: import paths of the library in it.
+    modules: of these packages. program: the program's name; build_id: of this build; empty if not recorded.
     """
 
     library: str = ""
@@ -64,7 +64,7 @@ class Probed:
 
 @dataclass
 class FoundLimiters:
-    """Limiters in a Go binary. probed: of each library that it contains, or one without a name where it might contain
+    """Limiters in a Go binary. probed: one per library that it contains, or one without a name if it might contain
     some. others: limiter packages that are not probed.
     """
 
@@ -73,8 +73,8 @@ class FoundLimiters:
 
 
 def resolver(fd: int) -> tuple[int, list[int]] | None:
-    """File offsets of where a Go program's own resolver looks a name up, and of its returns; None where there is none,
-    or it cannot be probed. Raises OSError.
+    """File offsets of the name look-up of a Go program's own resolver, and of its returns; None if there is none, or it
+    cannot be probed. Raises OSError.
     """
     try:
         binary = GoBinary(fd)
@@ -88,9 +88,9 @@ def resolver(fd: int) -> tuple[int, list[int]] | None:
 
 
 def analyze(fd: int) -> FoundLimiters | None:
-    """What can be attached in an executable file; None where it is no Go binary or contains no limiter.
+    """What can be attached in an executable file; None if it is no Go binary or contains no limiter.
 
-    What cannot be probed with certainty comes back ``unavailable`` with the reason. Raises OSError.
+    Functions that cannot be probed reliably are ``unavailable`` with the reason. Raises OSError.
     """
     go_version, others = "", list[str]()
     seen = catalogue.seen()
@@ -104,9 +104,9 @@ def analyze(fd: int) -> FoundLimiters | None:
             {one.symbol.encode() for library in seen.values() if library.copies for one in library.functions},
         )
         found = binary.functions(names)
-        matched = {name: mine for name, one in seen.items() if (mine := match(one, names.values(), found))}
-        probed = [_probed(binary, name, seen[name], mine) for name, mine in matched.items()]
-        roots = {root(package, binary.build) for mine in matched.values() for package in mine.packages}
+        matched = {name: library for name, one in seen.items() if (library := match(one, names.values(), found))}
+        probed = [_probed(binary, name, seen[name], library) for name, library in matched.items()]
+        roots = {root(package, binary.build) for library in matched.values() for package in library.packages}
         others = binary.packages(_HINT, lambda package: _is_other(package, roots), MOST_OTHERS)
     except ElfError as error:
         probed = (
@@ -118,8 +118,8 @@ def analyze(fd: int) -> FoundLimiters | None:
 
 
 def _paths(binary: GoBinary, function: GoFunction) -> tuple[int, list[int]]:
-    """File offsets of where a function's registers are as at its begin, and of its returns. Raises ElfError where they
-    are not certain, or too many.
+    """File offsets at which a function's registers are as at its beginning, and of its returns. Raises ElfError if they
+    are uncertain, or too many.
     """
     if not x86_code.begins_as_go(binary.read(function.entry, 4)):
         raise ElfError("it does not begin as the Go compiler begins a function")
@@ -130,46 +130,48 @@ def _paths(binary: GoBinary, function: GoFunction) -> tuple[int, list[int]]:
 
 
 def _is_other(package: bytes, roots: Iterable[str]) -> bool:
-    """roots: modules whose limiters are told of otherwise."""
+    """Whether it is a limiter package outside of ``roots``, modules that are reported otherwise."""
     path = package.rpartition(b"/vendor/")[2].decode("utf-8", "replace") + "/"
     return not any(path.startswith(root + "/") for root in roots) and any(
         _LIMITER.fullmatch(element) for element in package.split(b"/")
     )
 
 
-def _probed(binary: GoBinary, name: str, seen: Seen, mine: Matched) -> Probed:
+def _probed(binary: GoBinary, name: str, seen: Seen, matched: Matched) -> Probed:
     assert binary.build is not None
-    packages = mine.packages[:MOST_OTHERS]
+    packages = matched.packages[:MOST_OTHERS]
     modules = sorted({root(package, binary.build) for package in packages})
     one = Probed(
         name, go_version=binary.build.go_version, packages=packages, modules=modules, program=binary.build.program
     )
     try:
         one.build_id = _build_id(binary)
-        _version(binary, seen, mine, one)
+        _version(binary, seen, matched, one)
         _refuse(binary, seen, one)
         if one.state == "attached":
-            _place(binary, mine, one)
+            _place(binary, matched, one)
     except ElfError as error:
         one.state, one.reason = "unavailable", str(error)
     return one
 
 
 def _build_id(binary: GoBinary) -> str:
-    """What Go calls the content of the build, the last part of its own build id; else the GNU one."""
+    """Go's build id of the content, its last part; else the GNU one."""
     header = binary.section_header(".note.go.buildid")
     if header is None or not 16 < int(header["size"]) <= 256:
         return binary.build_id
     return binary.read(int(header["addr"]), int(header["size"]))[16:].decode("ascii", "replace").rpartition("/")[2]
 
 
-def _version(binary: GoBinary, seen: Seen, mine: Matched, one: Probed) -> None:
-    """From the build information, else from the path of the source, which has it where modules were used."""
+def _version(binary: GoBinary, seen: Seen, matched: Matched, one: Probed) -> None:
+    """Sets the version, from the build information, else from the path of the source, which has it if modules were
+    used.
+    """
     assert binary.build is not None
-    if mine.copies:
-        one.unversioned = f"a copy of it: {', '.join(sorted(mine.copies))}"
+    if matched.copies:
+        one.unversioned = f"a copy of it: {', '.join(sorted(matched.copies))}"
         return
-    one.library_version = binary.build.modules.get(root(mine.packages[0], binary.build), "")
+    one.library_version = binary.build.modules.get(root(matched.packages[0], binary.build), "")
     if not one.library_version:
         path = next(filter(None, map(binary.source_path, seen.packages)), "")
         in_path = re.search(re.escape(seen.module) + r"@(v[\w.+-]+)/", path)
@@ -181,7 +183,7 @@ def _version(binary: GoBinary, seen: Seen, mine: Matched, one: Probed) -> None:
 
 
 def _of_32_bits(fd: int, seen: Mapping[str, Seen]) -> list[Probed]:
-    """A 32-bit Go program with a library: told, since it cannot be probed."""
+    """A 32-bit Go program with a library: reported, since it cannot be probed."""
     why = "a 32-bit Go program: limiter probes are made for 64-bit ones"
     try:
         return [
@@ -194,7 +196,7 @@ def _of_32_bits(fd: int, seen: Mapping[str, Seen]) -> list[Probed]:
 
 
 def _refuse(binary: GoBinary, seen: Seen, one: Probed) -> None:
-    """Sets the reason where the registers or the struct are not the known ones."""
+    """Sets the reason if registers or the struct are not the known ones."""
     minor = binary.build.minor if binary.build else None
     if not binary.machine.decodes:
         one.reason, one.remedy = f"limiter probes are made for {DECODED} only", f"build it with {DECODED_GO}"
@@ -210,25 +212,23 @@ def _refuse(binary: GoBinary, seen: Seen, one: Probed) -> None:
         one.remedy = one.remedy or f"rebuild the program with a current Go and a current {seen.module}"
 
 
-def _place(binary: GoBinary, mine: Matched, one: Probed) -> None:
-    """Works out the file offsets. Raises ElfError where there would be none of decisions; without the others' less is
-    seen, no more.
-    """
+def _place(binary: GoBinary, matched: Matched, one: Probed) -> None:
+    """Computes the file offsets. Raises ElfError if there is none for decisions; the others are optional."""
     problems, decisions = list[str](), 0
     locks = dict[str, int | None]()
-    for function, candidates in mine.functions:
+    for function, candidates in matched.functions:
         try:
-            declared = chosen(binary, function, candidates, mine.copies, locks, one.library_version)
+            declared = chosen(binary, function, candidates, matched.copies, locks, one.library_version)
             entry, places = _paths(binary, function)
         except ElfError as error:
             problems.append(f"{candidates[0].loses} are not seen: {error}")
             continue
         decisions += declared.role == "decision"
         one.sites += [(declared.entry, [entry]), *([(declared.end, places)] if declared.end else [])]
-    if mine.inlined and not decisions:
-        one.remedy = f"build it with -gcflags={mine.packages[0]}=-l, and without -pgo"
-        raise ElfError(f"{', '.join(mine.inlined)} is inlined wherever it is called, so nothing can be probed")
-    if problems and mine.copies:
+    if matched.inlined and not decisions:
+        one.remedy = f"build it with -gcflags={matched.packages[0]}=-l, and without -pgo"
+        raise ElfError(f"{', '.join(matched.inlined)} is inlined wherever it is called, so nothing can be probed")
+    if problems and matched.copies:
         unsure = any("not certain" in problem for problem in problems)
         one.remedy = (
             f"declare its function in limiter_functions{', or build it optimised (no -N, no -race)' if unsure else ''}"

@@ -1,5 +1,5 @@
-"""Which of a Go program's functions are those that a limiter library declares, copies under other import paths
-included. Pure but for reading code.
+"""Finds the functions in a Go program that a limiter library declares, also copies under other import paths. Pure
+except for reading code.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ _HOSTED = 3
 
 @dataclass
 class Matched:
-    """A library in a program. functions: each with what it may be, several where layouts differ; those that decide
-    first. inlined: those of decisions that have no code of their own. packages: import paths; copies: those of them
-    that are not the library's own.
+    """A library in a program. functions: each with its candidate declarations, several if layouts differ; deciding ones
+    first. inlined: deciding functions without code of their own. packages: import paths. copies: those that are not the
+    library's own.
     """
 
     functions: list[tuple[GoFunction, tuple[Function, ...]]] = field(default_factory=list)
@@ -30,9 +30,7 @@ class Matched:
 
 
 def match(seen: Seen, names: Iterable[str], found: list[GoFunction]) -> Matched | None:
-    """A library among the functions that are ``found`` of the ``names`` that a program has; None where nothing of it
-    decides.
-    """
+    """A library among the ``found`` functions of the program's ``names``; None if it has no deciding function."""
     out, symbols, every = Matched(), seen.symbols(), set(names)
     there = {_own(name) for name in every}
     for function in found:
@@ -72,9 +70,9 @@ def chosen(
     locks: dict[str, int | None],
     version: str,
 ) -> Function:
-    """The one of several layouts by the mutex that its code takes first; where the code does not say, the version's,
-    but for a copy. locks: by package, of the type whose decisions have been looked at, which others of its methods need
-    not take. Raises ElfError where it is none of them.
+    """Selects one of several layouts by the mutex that the code locks first; if the code does not show it, by the
+    version, except for a copy. locks: by package, of the type whose deciding functions were examined; its other methods
+    may not lock. Raises ElfError if none fits.
     """
     if candidates[0].lock is None:
         return candidates[0]
@@ -95,7 +93,7 @@ def root(package: str, build: BuildInfo) -> str:
 
 
 def _own(name: str) -> str:
-    """Without a vendor folder in front."""
+    """A name without a leading vendor folder."""
     return name.rpartition("/vendor/")[2]
 
 
@@ -104,7 +102,7 @@ def _package(function: GoFunction, declared: Function) -> str:
 
 
 def _copied(seen: Seen, function: GoFunction) -> tuple[Function, ...]:
-    """What it is under another import path."""
+    """Its declarations under another import path."""
     return tuple(
         one
         for one in (seen.functions if seen.copies else ())

@@ -1,4 +1,4 @@
-"""The formats of Go's pclntab (functions, their names, and their pc tables). Pure: bytes in, values out.
+"""The formats of Go's pclntab (functions, names, pc tables). Pure: bytes in, values out.
 
 Layouts: runtime/symtab.go and internal/abi/symtab.go of Go 1.2, 1.16, 1.18 and 1.20; "Go 1.2 Runtime Symbol Table
 Information".
@@ -19,11 +19,10 @@ _MAX_FUNCTIONS = 1 << 22
 
 @dataclass(frozen=True)
 class Header:
-    """Where the parts of a pclntab lie, as offsets from its start. relative: function entries count from the start of
-    the text.
+    """The parts of a pclntab, as offsets from its start. relative: function entries count from the start of the text.
 
-    units, files: of the tables by which a file's number is its name, 0 before Go 1.16; first_lines: a _func says where
-    its function begins (Go 1.20).
+    units, files: the tables that map a file's number to its name, 0 before Go 1.16. first_lines: a _func has its first
+    line (Go 1.20).
     """
 
     relative: bool
@@ -39,19 +38,19 @@ class Header:
 
     @property
     def entry_size(self) -> int:
-        """Bytes of a function's entry in functab and in _func, and of the offset behind it in functab."""
+        """Bytes of a function's entry in functab and in _func, and of the offset after it in functab."""
         return 4 if self.relative else 8
 
 
 def magics(quantum: int) -> list[bytes]:
-    """The first eight bytes of every format for 64-bit machines with instructions of that alignment."""
+    """The first eight bytes of every format for 64-bit machines with this instruction alignment."""
     return [struct.pack("<I4B", magic, 0, 0, quantum, 8) for magic in (_GO120, _GO118, _GO116, _GO12)]
 
 
 def parse(data: bytes, size: int) -> Header:
-    """Reads the header at the start of ``data``; size: the most that the table may take.
+    """Parses the header at the start of ``data``; size: the maximal size of the table.
 
-    Raises ElfError where it is none or points outside.
+    Raises ElfError if it is invalid or points outside.
     """
     if len(data) < HEADER_SIZE:
         raise ElfError("the Go function table is cut off")
@@ -82,9 +81,8 @@ def parse(data: bytes, size: int) -> Header:
 
 
 class Func(NamedTuple):
-    """Of a _func: the offset of its name, those of its pc tables in pctab (0: it has none), the bytes of its arguments;
-    how many tables of pcdata and of funcdata follow, from which offset on, and where the names of its files begin in
-    the units' table.
+    """Parts of a _func: the offset of its name, those of its pc tables in pctab (0: none), the bytes of its arguments,
+    the number of pcdata and funcdata tables and their offset, and where its file names begin in the units' table.
     """
 
     name: int
@@ -99,7 +97,7 @@ class Func(NamedTuple):
 
 
 def parse_func(data: bytes, entry_size: int, first_lines: bool = False) -> Func:
-    """Reads a _func. Raises ElfError where it is cut off."""
+    """Parses a _func. Raises ElfError if it is cut off."""
     if len(data) < entry_size + 40:
         raise ElfError("a Go function record is cut off")
     name, args, _, pcsp, pcfile, pcln, pcdata, unit = struct.unpack_from("<8I", data, entry_size)
@@ -118,9 +116,9 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def pc_values(data: bytes, quantum: int, size: int) -> dict[range, int]:
-    """Decodes a pc table that starts ``data``: ranges of offsets in the function -> value, in order.
+    """Decodes the pc table at the start of ``data``: ranges of offsets in the function -> value, in order.
 
-    size: the function's, where the table must end at the latest. Raises ElfError where it is cut off or runs past.
+    size: the function's, where the table must end. Raises ElfError if it is cut off or runs past.
     """
     found: dict[range, int] = {}
     value, pc, at = -1, 0, 0

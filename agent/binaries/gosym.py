@@ -1,10 +1,8 @@
-"""Go binaries: which Go built them, of which modules, and where a named function starts, ends and returns, stripped or
-not.
+"""Go binaries: toolchain, modules, and the entry, end and returns of named functions, stripped or not.
 
-Everything comes from what the Go runtime itself needs and no strip removes: .go.buildinfo and the pclntab, which is
-found by its section or by its magic. Entries count from the start of the text since Go 1.18; where that lies is read
-from moduledata, since Go 1.26 no longer writes it into the table's header and a position-independent binary has it
-relocated.
+Uses only what the Go runtime needs and no strip removes: .go.buildinfo and the pclntab, which is found by its section
+or its magic. Since Go 1.18 entries count from the start of the text. That address is read from moduledata: since Go
+1.26 the table's header has none, and in a position-independent binary it is relocated.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from agent.binaries.gobuild import BuildInfo
 BUDGET = 512 << 20
 _PIECE = 1 << 20
 _MAX_FUNCTION, _MAX_PC_TABLE, _MAX_NAME = 1 << 18, 1 << 16, 512
-#: Places that look like a function table, or like what points to it; functions of one wanted name.
+#: Candidates of a function table, or of a pointer to it; functions per wanted name.
 _MAX_TABLES, _MAX_POINTERS, _MAX_NAMESAKES, _MAX_HINTS = 64, 64, 256, 1 << 15
 _WRITABLE, _BUILD_ALIGN = 2, 16
 _SHF_ALLOC, _SHT_RELA = 2, 4
@@ -47,10 +45,10 @@ class GoFunction:
 
 
 class GoBinary(Elf):
-    """A Go executable behind an open descriptor, which stays the caller's.
+    """A Go executable behind an open descriptor, which the caller closes.
 
-    Every method raises ElfError with the reason where the file is malformed or hostile, and OSError for a failing read.
-    Bytes read in all are bounded; memory is that of the function table (8 bytes a function) and a piece of 1 MB.
+    Every method raises ElfError with the reason if the file is malformed or hostile, and OSError for a failing read.
+    The bytes read are bounded. Memory is that of the function table (8 bytes per function) and a piece of 1 MB.
     """
 
     def __init__(self, fd: int, budget: int = BUDGET) -> None:
@@ -58,7 +56,7 @@ class GoBinary(Elf):
 
     @cached_property
     def build(self) -> BuildInfo | None:
-        """The build information; None where there is none: not a Go binary, or one whose section was removed."""
+        """The build information; None if there is none: not a Go binary, or its section was removed."""
         header = self.section_header(".go.buildinfo")
         if header is not None:
             return self._build_at(int(header["addr"]))
@@ -66,7 +64,7 @@ class GoBinary(Elf):
             return None
         for start, piece in self._search_area(
             _WRITABLE
-        ):  # Go's linker puts it first in the data, the system's behind .data.rel.ro
+        ):  # Go's linker puts it first in the data, the system's after .data.rel.ro
             at = piece.find(gobuild.MAGIC)
             while at >= 0 and (start + at) % _BUILD_ALIGN:
                 at = piece.find(gobuild.MAGIC, at + 1)
@@ -98,7 +96,7 @@ class GoBinary(Elf):
                 return self._pclntab_at(int(section["addr"]))
         pattern = re.compile(b"|".join(re.escape(m) for m in gopcln.magics(self.machine.go_quantum)))
         left = _MAX_TABLES
-        # a position-independent program that the system's linker made (-linkmode=external) has it in .data.rel.ro
+        # a position-independent program from the system's linker (-linkmode=external) has it in .data.rel.ro
         for start, piece in self._search_area(_WRITABLE if len(self.sections) else 0):
             for match in pattern.finditer(piece):
                 left -= 1
@@ -123,7 +121,7 @@ class GoBinary(Elf):
 
     @cached_property
     def _functab(self) -> np.ndarray:
-        """Shape (functions, 2): entry, offset of the record from functab; and a last row whose entry ends the text."""
+        """Shape (functions, 2): entry, offset of the record from functab; the entry of the last row ends the text."""
         base, header = self._pclntab
         width = header.entry_size
         raw = self.read(base + header.functab, (2 * header.functions + 1) * width)
@@ -132,14 +130,14 @@ class GoBinary(Elf):
 
     def names(self, names: Iterable[bytes], copies: Iterable[bytes] = ()) -> dict[int, str]:
         """Offset in the name table -> full name, of these names, also in GOPATH-style vendor folders, and of ``copies``
-        (``(*Limiter).reserveN``) behind any import path.
+        (``(*Limiter).reserveN``) under any import path.
 
-        A name without a function is that of one which is inlined wherever it is called.
+        A name without a function belongs to one that is always inlined.
         """
         wanted = [(name + b"\0", False) for name in names] + [(b"." + name + b"\0", True) for name in copies]
         found: dict[int, str] = {}
         for at, piece in self._name_table():
-            for name, copied in wanted:  # a search for each is ten times faster than one for all of them
+            for name, copied in wanted:  # one search per name is ten times faster than one for all
                 match = piece.find(name)
                 while match >= 0:
                     begin = piece.rfind(b"\0", max(0, match - _MAX_NAME), match) + 1
@@ -151,7 +149,7 @@ class GoBinary(Elf):
         return found
 
     def _name_table(self) -> Iterator[tuple[int, bytes]]:
-        """(offset, bytes) of the name table in pieces, each with what comes before and after it."""
+        """(offset, bytes) of the name table in overlapping pieces."""
         base, header = self._pclntab
         start, size = base + header.names, header.names_end - header.names
         for at in range(0, size, _PIECE):
@@ -159,9 +157,7 @@ class GoBinary(Elf):
             yield at - before, self.read(start + at - before, min(_PIECE + before + _MAX_NAME, size - at + before))
 
     def packages(self, hint: re.Pattern[bytes], wanted: Callable[[bytes], bool], most: int) -> list[str]:
-        """At most so many packages of other modules, by their functions' names, that have ``hint`` in them and are
-        ``wanted``.
-        """
+        """At most ``most`` packages of other modules, from function names that match ``hint`` and are ``wanted``."""
         seen, found, left = set[bytes](), list[str](), _MAX_HINTS
         for _, piece in self._name_table():
             for match in hint.finditer(piece):
@@ -177,8 +173,8 @@ class GoBinary(Elf):
         return sorted(found)
 
     def source_path(self, package: str) -> str:
-        """The folder of a package's sources when it was compiled, which has its version where modules were used; empty
-        where it is not found.
+        """The source folder of a package when it was compiled, which contains its version if modules were used; empty
+        if not found.
         """
         base, header = self._pclntab
         start, size = base + header.names_end, header.pctab - header.names_end
@@ -196,14 +192,14 @@ class GoBinary(Elf):
         return ""
 
     def functions(self, positions: dict[int, str]) -> list[GoFunction]:
-        """The functions of these ``names``; those that do not exist are left out.
+        """The functions of these ``names``; missing ones are left out.
 
-        A name comes twice where the binary has two vendored copies of the package.
+        A name occurs twice if the binary has two vendored copies of the package.
         """
         if not positions:
             return []
         base, header = self._pclntab
-        origin = base + (header.functab if header.relative or header.names else 0)  # as _record has it
+        origin = base + (header.functab if header.relative or header.names else 0)  # as in _record
         wanted = np.fromiter(positions, np.uint32, len(positions))
         found = []
         indices = self._with_names(origin, wanted)
@@ -223,8 +219,8 @@ class GoBinary(Elf):
         return gopcln.parse_func(self.read(at, 48), header.entry_size, header.first_lines)
 
     def _with_names(self, origin: int, wanted: np.ndarray) -> list[int]:
-        """Indices of the functions whose record has one of these name offsets, found a megabyte of records at a
-        time.
+        """Indices of the functions whose record has one of these name offsets, found a megabyte of records
+        at a time.
         """
         _, header = self._pclntab
         at = self._functab[:-1, 1].astype(np.int64) + header.entry_size
@@ -248,8 +244,8 @@ class GoBinary(Elf):
 
     @cached_property
     def _module(self) -> list[int]:
-        """Of moduledata: the address from which function entries count, and what follows. Found behind minpc and maxpc,
-        all in agreement with functab.
+        """Words of moduledata: the address from which function entries count, and the following ones. Found after minpc
+        and maxpc, all consistent with functab.
         """
         first, last = int(self._functab[0, 0]), int(self._functab[-1, 0])
         for number, candidate in enumerate(self._moduledata_candidates()):
@@ -265,7 +261,7 @@ class GoBinary(Elf):
     def _moduledata_candidates(self) -> Iterator[int]:
         """Addresses of aligned words that point to the pclntab, as moduledata's first one does."""
         base, _ = self._pclntab
-        needle = struct.pack("<Q", base % (1 << 64))  # a file may say more, and nothing agrees then
+        needle = struct.pack("<Q", base % (1 << 64))  # a hostile file may have a larger address, which matches nothing
         for start, piece in self._search_area(_WRITABLE):
             at = piece.find(needle)
             while at >= 0:
@@ -280,8 +276,8 @@ class GoBinary(Elf):
                 yield from entries["offset"][hits].tolist()
 
     def pc_table(self, function: GoFunction, offset: int) -> dict[range, int]:
-        """A pc table of a function (``record.pcsp`` ...), at most ten bytes for each of its own: ranges of offsets in
-        it -> value; empty where it has none.
+        """A pc table of a function (``record.pcsp`` ...), at most ten bytes for each of its own: ranges of offsets ->
+        value; empty if it has none.
         """
         base, header = self._pclntab
         if offset == 0:
@@ -291,7 +287,7 @@ class GoBinary(Elf):
         return gopcln.pc_values(data, header.quantum, function.end - function.entry)
 
     def lock(self, function: GoFunction) -> int | None:
-        """Offset in the receiver of the mutex that a method takes first; None where its code does not say, as without
+        """Offset in the receiver of the mutex that a method locks first; None if its code does not show it, as without
         optimisation. Raises ElfError.
         """
         if not self.machine.decodes:
@@ -301,7 +297,7 @@ class GoBinary(Elf):
     def returns(self, function: GoFunction) -> list[int]:
         """Virtual addresses of the function's RET instructions, ascending, at least one.
 
-        Raises ElfError unless it is certain that these are all ways out and that each is an instruction's start.
+        Raises ElfError unless it is certain that these are all exits and that each is the start of an instruction.
         """
         if not self.machine.decodes:
             raise ElfError(f"return probes in Go functions are made for {DECODED} only")

@@ -1,6 +1,4 @@
-"""Names of functions by where they lie: in a file, for an offset in it; in the kernel, for an address, by the text of
-/proc/kallsyms.
-"""
+"""Names of functions by address: in a file, for a file offset; in the kernel, by the text of /proc/kallsyms."""
 
 from __future__ import annotations
 
@@ -13,35 +11,35 @@ from agent.binaries.elf import _SHT_DYNSYM, _SHT_SYMTAB, _SYMBOL, ElfError
 from agent.binaries.gopcln import parse_func
 from agent.binaries.gosym import GoBinary
 
-#: Offsets or addresses of one question.
+#: Offsets or addresses per request.
 MOST = 1024
 _FUNCTIONS = (2, 10)  # STT_FUNC, STT_GNU_IFUNC
 _MAX_NAME, _PIECE = 256, 1 << 16
-#: Characters of a name, so that an answer with all of them is no longer than it may be.
+#: Characters of a name, which bounds the size of a reply.
 _LONGEST_SHOWN = 96
-#: Of /proc/kallsyms, some 500,000 symbols.
+#: Bytes of /proc/kallsyms, about 500,000 symbols.
 _KALLSYMS_BYTES = 32 << 20
-#: What lies further behind a symbol is none of it.
+#: An address further after a symbol does not belong to it.
 _FAR = 1 << 20
 
 
 class NamedFile(GoBinary):
-    """A file of which the functions are asked by where they lie."""
+    """A file whose functions are looked up by address."""
 
     def address(self, offset: int) -> int | None:
-        """The virtual address of what lies there in the file."""
+        """The virtual address of a file offset."""
         for one in self._loads:
             if int(one["offset"]) <= offset < int(one["offset"]) + int(one["filesz"]):
                 return offset - int(one["offset"]) + int(one["vaddr"])
         return None
 
     def names_of(self, addresses: list[int]) -> list[str]:
-        """The function at each of these virtual addresses; empty where none is known."""
+        """The function at each of these virtual addresses; empty if unknown."""
         if self.section_header(".go.buildinfo") is not None:
             try:
                 return [self._go_name(at) for at in addresses]
             except ElfError:
-                pass  # its symbols may be there all the same
+                pass  # it may still have symbols
         return self._symbol_names(np.array(addresses, np.uint64))
 
     def _go_name(self, address: int) -> str:
@@ -57,7 +55,7 @@ class NamedFile(GoBinary):
         )
 
     def _symbol_names(self, wanted: np.ndarray) -> list[str]:
-        """The nearest function that begins at or before each, and reaches so far."""
+        """The nearest function that begins at or before each address and contains it."""
         starts, places = np.zeros(len(wanted), np.uint64), [(0, 0)] * len(wanted)
         for kind in (_SHT_SYMTAB, _SHT_DYNSYM):
             for header in self.sections[self.sections["type"] == kind]:
@@ -90,7 +88,7 @@ def _text_of(raw: bytes) -> str:
 
 
 def in_file(fds: list[int], offsets: list[int]) -> list[str]:
-    """The function at each offset of the file, empty where it does not say. Raises ElfError, OSError."""
+    """The function at each offset of the file, empty if unknown. Raises ElfError, OSError."""
     elf = NamedFile(fds[0], 128 << 20)
     addresses = [elf.address(int(offset)) for offset in offsets[:MOST]]
     known = elf.names_of([at for at in addresses if at is not None])
@@ -99,10 +97,10 @@ def in_file(fds: list[int], offsets: list[int]) -> list[str]:
 
 
 def in_kernel(fds: list[int], addresses: list[int]) -> list[str]:
-    """The symbol at or before each address, as ``name`` or ``name [module]``; empty where there is none. fds:
-    /proc/kallsyms, opened by somebody who may see addresses.
+    """The symbol at or before each address, as ``name`` or ``name [module]``; empty if there is none. fds:
+    /proc/kallsyms, opened by a process that may see addresses.
 
-    Raises ElfError where the kernel hides them.
+    Raises ElfError if the kernel hides them.
     """
     wanted = sorted({int(at) for at in addresses[:MOST]})
     best: list[tuple[int, bytes]] = [(0, b"")] * len(wanted)

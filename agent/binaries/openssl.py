@@ -1,13 +1,12 @@
-"""Where to probe an OpenSSL library so that handshakes are seen and established connections are left alone, without
+"""Where to probe an OpenSSL library so that handshakes are observed and established connections cost nothing, without
 debug symbols.
 
-Every handshake, whether it was asked for or happened in the first read or write, goes through two functions that have
-no exported name:
-``ossl_statem_connect`` and ``ossl_statem_accept`` (one argument, the SSL*; 1 when done, else <= 0), and data never
-does. They are found by comparing the three exported method tables: TLS_method() has both, TLS_client_method() differs
-from it only in accept (undefined there) and TLS_server_method() only in connect (ssl/methods.c and ssl/ssl_local.h of
-OpenSSL 1.1.0 to 3.5). Offsets of fields come out of the machine code of exported accessors, each one load; whatever
-does not look exactly as expected is taken for unknown.
+Every handshake, explicit or in the first read or write, calls one of two functions without an exported name:
+``ossl_statem_connect`` and ``ossl_statem_accept`` (one argument, the SSL*; 1 when done, else <= 0). Data never does.
+They are found by comparing the three exported method tables: TLS_method() has both, TLS_client_method() differs from it
+only in accept (undefined there) and TLS_server_method() only in connect (ssl/methods.c and ssl/ssl_local.h of OpenSSL
+1.1.0 to 3.5). Field offsets come from the machine code of exported accessors, each a single load. Anything that does
+not look exactly as expected is unknown.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _PAGE, _CODE = 4096, 60
 @dataclass(frozen=True)
 class Layout:
     """Byte offsets into an SSL, -1 for unknown: protocol version, rwstate, message flow state, read BIO (the write BIO
-    follows it), certificate verification result; of the flags in a BIO; of the session, and in that of the peer's
+    follows it), certificate verification result; of the flags in a BIO; of the session, and in it of the peer's
     certificate.
     """
 
@@ -60,7 +59,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Site:
-    """A function to probe: its virtual address, and the role that a call of it has (client, server, unknown)."""
+    """A function to probe: its virtual address, and the role of its calls (client, server, unknown)."""
 
     vaddr: int
     role: str
@@ -68,8 +67,8 @@ class Site:
 
 @dataclass(frozen=True)
 class Library:
-    """What to probe in one file. ``implicit``: handshakes inside SSL_read and SSL_write are seen too; ``reason`` says
-    why not.
+    """What to probe in one file. ``implicit``: handshakes inside SSL_read and SSL_write are observed too; if not,
+    ``reason``.
     """
 
     handshake: tuple[Site, ...]
@@ -80,7 +79,7 @@ class Library:
 
 
 def analyse(elf: Elf) -> Library | None:
-    """Finds what to probe; None where the file defines no OpenSSL. Raises ElfError for a malformed file."""
+    """Finds what to probe; None if the file defines no OpenSSL. Raises ElfError for a malformed file."""
     symbols = elf.symbols({*_METHODS, *_ACCESSORS, *_EXPLICIT, b"SSL_free", b"BIO_test_flags"})
     if b"SSL_do_handshake" not in symbols or b"SSL_free" not in symbols:
         return None
@@ -94,18 +93,16 @@ def analyse(elf: Elf) -> Library | None:
 
 
 def version_text(elf: Elf) -> str:
-    """The release named in a libcrypto or a program that contains one, as in ``3.0.17``; empty where it is not
-    found.
-    """
+    """The release in a libcrypto or a program that contains one, such as ``3.0.17``; empty if not found."""
     found = elf.search(".rodata", _VERSION)
     return found.group(1).decode() if found else ""
 
 
 def facts(fds: list[int], program: bool = False) -> dict[str, Any] | None:
-    """For the ELF analyzer: where a libssl (with its libcrypto as second file) or a program has to be probed, in file
-    offsets; None where it has no OpenSSL.
+    """For the ELF analyzer: the places to probe in a libssl (with its libcrypto as second file) or a program, as file
+    offsets; None without OpenSSL.
 
-    A program that contains an OpenSSL without the symbols that tell where comes back as ``{"hidden": version}``.
+    A program with an OpenSSL without symbols gives ``{"hidden": version}``.
     """
     try:
         elf = Elf(fds[0])
@@ -138,18 +135,16 @@ def _version_beside(fds: list[int]) -> str:
 
 
 def _hidden(elf: Elf) -> str:
-    """The version of an OpenSSL that is built into a stripped program, by the names that its error messages carry;
-    empty where there is none.
-    """
+    """The version of an OpenSSL in a stripped program, by the names in its error messages; empty if there is none."""
     if elf.file_size < _LEAST_STATIC or elf.search(".rodata", _ERRORS) is None:
         return ""
     return version_text(elf) or "of unknown version"
 
 
 def code_key(elf: Elf, vaddr: int, probed: Iterable[int]) -> set[bytes]:
-    """Keys of ``struct tls_code`` for the function at vaddr, as bpf/tls.bpf.c will read it.
+    """Keys of ``struct tls_code`` for the function at vaddr, as bpf/tls.bpf.c reads it.
 
-    Two where probes lie in the 60 bytes that are read: with their breakpoints and without.
+    Two if probes are within the 60 bytes that are read: with their breakpoints and without.
     """
     offset = vaddr % _PAGE
     page = vaddr - offset
@@ -205,7 +200,7 @@ def _layout(elf: Elf, symbols: dict[bytes, Symbol]) -> Layout:
     if b"BIO_test_flags" in symbols:
         bio_flags = _field(elf, symbols, b"BIO_test_flags")
     else:
-        # struct bio_st got a library context in front in 3.0 (crypto/bio/bio_local.h).
+        # struct bio_st begins with a library context since 3.0 (crypto/bio/bio_local.h).
         bio_flags = {"libssl.so.1.1": 0x28, "libssl.so.3": 0x30}.get(elf.soname, UNKNOWN)
     return Layout(
         version=_field(elf, symbols, b"SSL_version"),

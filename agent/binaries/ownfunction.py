@@ -1,5 +1,5 @@
-"""Where the functions that the settings declare can be probed in a file. For the ELF analyzer: plain in, plain out.
-Raises ElfError and OSError for a file that is none.
+"""Where the functions that the settings declare can be probed in a file. For the ELF analyzer: plain data in and out.
+Raises ElfError and OSError for a file that cannot be read.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _LOADED, _EXECUTABLE = 1, 1
 
 
 class Unfit(ElfError):
-    """The function cannot be probed. key: of the declaration, which says so; near: names that are like the one that is
-    not there.
+    """The function cannot be probed. key: the key of the declaration that is wrong. near: names similar to a missing
+    one.
     """
 
     def __init__(self, key: str, why: str, remedy: str = "", near: tuple[str, ...] = ()) -> None:
@@ -33,10 +33,10 @@ class Unfit(ElfError):
 
 
 def analyze(fd: int, declared: list[dict[str, Any]], near: bool = False) -> list[tuple[Probed, dict[str, Any] | None]]:
-    """declared: ``library``, ``entry``, ``left`` and ``returned`` (programs), ``language``, ``symbol``, ``address``,
-    ``offset``, ``build_id`` and ``mapped`` (it is a shared library) of each. near: have names that are like one that is
-    not there. With each the ``key`` of the declaration that is wrong and what is ``near``. Those whose build id is
-    another's are left out.
+    """declared: for each, ``library``, ``entry``, ``left`` and ``returned`` (programs), ``language``, ``symbol``,
+    ``address``, ``offset``, ``build_id`` and ``mapped`` (it is a shared library). near: whether to return names similar
+    to a missing one. Each result has the ``key`` of the declaration that is wrong and what is ``near``. Declarations
+    with another build id are left out.
     """
     found = list[tuple[Probed, dict[str, Any] | None]]()
     build_id = SymbolFile(fd).build_id if any(one["build_id"] for one in declared) else ""
@@ -126,8 +126,8 @@ def _native(fd: int, one: dict[str, Any], found: Probed, near: bool) -> None:
 
 
 def _unwinds(binary: SymbolFile) -> bool:
-    """Whether exceptions may pass through its functions: a return probe replaces the return address, by which they find
-    their way, and the program would be terminated.
+    """Whether exceptions may pass through its functions. A return probe replaces the return address, which unwinding
+    needs, so the program would be terminated.
     """
     return binary.section_header(".gcc_except_table") is not None or any(
         "c++" in one or one.startswith("libgcc_s") for one in binary.needed
@@ -171,8 +171,8 @@ def _inside(one: dict[str, Any], begin: int, at: int) -> Unfit:
 
 
 def _straight(body: Body, begin: int, at: int, one: dict[str, Any]) -> None:
-    """Arguments are where they were at the first instruction only as long as nothing was called and no other way leads
-    there.
+    """Checks that no call and no jump target lies between the first instruction and the place: only then are arguments
+    where they were at the beginning.
     """
     if at != begin and body.called_before(begin, at):
         raise Unfit(
@@ -183,7 +183,7 @@ def _straight(body: Body, begin: int, at: int, one: dict[str, Any]) -> None:
 
 
 def _find(binary: SymbolFile, one: dict[str, Any], near: bool) -> tuple[int, int, str, list[str]]:
-    """(address, bytes or 0, symbol or empty, what is not seen)."""
+    """(address, bytes or 0, symbol or empty, what is not observed)."""
     if not one["symbol"]:
         at = _address(binary, one)
         around = binary.around(at)
@@ -267,7 +267,7 @@ def _bounds(binary: SymbolFile, at: int, size: int, name: str, one: dict[str, An
 
 
 def _cold(binary: SymbolFile, name: str) -> list[tuple[int, bytes]]:
-    """Parts of it that the compiler has put elsewhere."""
+    """Cold parts that the compiler has placed elsewhere."""
     if not name:
         return []
     parts = binary.named(re.compile(re.escape(name.encode()) + rb"\.cold(?:\.\d+)?\0"))

@@ -1,4 +1,4 @@
-"""A Go program's functions by the name or the address that a declaration gives. Raises ElfError."""
+"""Finds a Go program's functions by a declared name or address. Raises ElfError."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from agent.binaries.elf import ElfError
 from agent.binaries.gosym import GoBinary, GoFunction
 from agent.binaries.symbols import nearest
 
-#: Names that are compared, bytes of one, letters that are to be the same.
+#: Names that are compared, bytes of one, equal characters that make names similar.
 _MOST_NEAR, _LONGEST, _ALIKE = 4096, 512, 3
 
 
 class OwnGo(GoBinary):
     def one(self, symbol: str) -> GoFunction | str:
-        """The function of that name, or why there is none to be probed."""
+        """The function of that name, or why it cannot be probed."""
         names = self.names({symbol.encode()})
         found = self.functions(names)
         if len(found) == 1:
@@ -27,7 +27,7 @@ class OwnGo(GoBinary):
         return "it is inlined wherever it is called, so nothing can be probed" if names else "there is no such function"
 
     def remedy(self, symbol: str, near: bool) -> tuple[str, tuple[str, ...]]:
-        """What to do where there is not one, and names that are like it."""
+        """The remedy if it cannot, and similar names."""
         if self.names({symbol.encode()}):
             return "put //go:noinline above it, or build it with -gcflags=PACKAGE=-l; nm prints addresses", ()
         return (
@@ -36,7 +36,7 @@ class OwnGo(GoBinary):
         )
 
     def _near(self, symbol: str) -> list[str]:
-        """Of the same last part, else of those that begin like it."""
+        """Names with the same last part, else names that begin alike."""
         last, found = symbol.rpartition(".")[2].encode(), dict[str, str]()
         for wanted in (re.escape(last) + rb"\b", re.escape(last[:_ALIKE])):
             hint = re.compile(rb"(?i)[.)]" + wanted)
@@ -52,7 +52,7 @@ class OwnGo(GoBinary):
         return nearest(symbol, found)
 
     def containing(self, vaddr: int) -> GoFunction:
-        """The function that an address lies in."""
+        """The function that contains an address."""
         base, header = self._pclntab
         entries = self._functab[:-1, 0].astype(np.int64)
         offset = vaddr - self._module[0] if header.relative else vaddr

@@ -1,16 +1,15 @@
-"""Which symbols a function's written name may stand for: C's own, C++'s and Rust's mangled ones (Itanium C++ ABI 5.1;
-Rust's legacy and v0 mangling). Pure.
+"""The symbols that a function's written name may stand for: C's own, C++'s and Rust's mangled ones (Itanium C++ ABI
+5.1; Rust's legacy and v0 mangling). Pure.
 
-A mangled name holds the parts of a path in order, each with its length. What it says of arguments is not read:
-functions that differ only in those are told by their mangled names.
+A mangled name has the parts of a path in order, each with its length. Arguments are not parsed: functions that differ
+only in those are identified by their mangled names.
 """
 
 from __future__ import annotations
 
 import re
 
-#: What compilers put behind the name of a function whose arguments they have changed, or of which they have cut off a
-#: part.
+#: Suffixes of functions whose arguments the compiler has changed, or of which it has split off a part.
 CHANGED = re.compile(rb"\.(?:isra|constprop|part)\.\d+")
 COLD = re.compile(rb"\.cold(?:\.\d+)?$")
 _SPECIAL = {"(anonymous namespace)": "12_GLOBAL__N_1", "operator()": "cl", "{anonymous}": "12_GLOBAL__N_1"}
@@ -31,7 +30,7 @@ _BUILTIN = {
     "float": "f",
     "double": "d",
 }
-#: Of Rust: what is no part of a path, and types that v0 writes as a letter.
+#: Of Rust: symbols outside of a path, and types that v0 writes as a letter.
 _WORDS = frozenset(
     [
         "as",
@@ -67,9 +66,7 @@ _SUFFIX = rb"(?:\.[\w.]{1,80})?"
 
 
 def pattern(written: str, language: str) -> re.Pattern[bytes]:
-    """Of the symbols that a name may stand for, with a zero behind; what compilers add to changed functions
-    included.
-    """
+    """Matches the symbols that a name may stand for, with a zero at the end, also with suffixes of compilers."""
     exact = re.escape(written.encode())
     forms = [exact]
     if language != "c" and not written.startswith(("_Z", "_R")):
@@ -101,7 +98,7 @@ def path(written: str) -> list[str]:
             current += letter
     parts.append(current)
     if not parts[0].startswith("<"):
-        parts[0] = parts[0].rpartition(" ")[2]  # a template's name comes with what it returns
+        parts[0] = parts[0].rpartition(" ")[2]  # a template's name includes its return type
     return [part.replace("\1", "operator()").replace("\2", "(anonymous namespace)") for part in parts if part]
 
 
@@ -146,7 +143,7 @@ def _legacy(part: str) -> bytes:
 
 
 def _names(written: str) -> list[str]:
-    """Of a path, as v0 has them: what is there twice is written once, and referred to."""
+    """The identifiers of a path, as in v0: a repeated one is written once, then as a back-reference."""
     names = [one for one in re.findall(r"\w+", written.partition("(")[0]) if one not in _WORDS]
     return [*dict.fromkeys(names[:-1]), *names[-1:]]
 
@@ -156,8 +153,7 @@ def _v0(names: list[str]) -> bytes:
     return rb"_R[A-Za-z0-9_]{1,60}?" + _V0_BETWEEN.join(sized) + rb"(?![0-9a-z_])\w{0,80}"
 
 
-#: What stands before a part of a path: in v0, of what kind it is, a crate's or a name's number, references to what came
-#: before.
+#: Prefixes of a path's part in v0: its kind, a crate's or name's number, back-references.
 _BEFORE = {
     "_R": re.compile(r"(?:C?s[0-9A-Za-z]*_|B[0-9A-Za-z]*_|[A-Z][a-z]?){0,8}?(\d{1,3})_?"),
     "_Z": re.compile(r"L?(\d{1,3})"),
@@ -165,7 +161,7 @@ _BEFORE = {
 
 
 def plain(symbol: str) -> str:
-    """The path in a mangled name, for people; the symbol itself where there is none."""
+    """The path in a mangled name; the symbol itself if there is none."""
     start = re.match(r"_ZN[rVKRO]*|_ZL?(?=\d)|_R", symbol)
     if start is None:
         return symbol

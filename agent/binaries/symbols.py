@@ -1,4 +1,4 @@
-"""Functions that a file's symbol tables tell of, by name and by address."""
+"""Functions in a file's symbol tables, by name and by address."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ BUDGET = 256 << 20
 
 
 class NamedFunction(NamedTuple):
-    """A symbol of a function. value: its address, 0 where it is in another file; size: in bytes, 0 where that is not
-    said.
-    """
+    """A function's symbol. value: its address, 0 if it is in another file. size: in bytes, 0 if unknown."""
 
     name: str
     value: int
@@ -33,18 +31,18 @@ class NamedFunction(NamedTuple):
 
 
 class SymbolFile(Elf):
-    """An ELF file behind an open descriptor, which stays the caller's. Every method raises ElfError and OSError."""
+    """An ELF file behind an open descriptor, which the caller closes. Every method raises ElfError and OSError."""
 
     def __init__(self, fd: int) -> None:
         super().__init__(fd, BUDGET)
 
     @property
     def stripped(self) -> bool:
-        """Only what is exported has a name."""
+        """Whether only exported functions have names."""
         return not (self.sections["type"] == _SHT_SYMTAB).any()
 
     def _tables(self) -> Iterator[tuple[np.void, np.void]]:
-        """(symbols, strings), as section headers; that of all functions first."""
+        """(symbols, strings), as section headers; the table of all functions first."""
         for kind in (_SHT_SYMTAB, _SHT_DYNSYM):
             for header in self.sections[self.sections["type"] == kind]:
                 if int(header["link"]) >= len(self.sections):
@@ -52,7 +50,7 @@ class SymbolFile(Elf):
                 yield header, self.sections[int(header["link"])]
 
     def named(self, wanted: re.Pattern[bytes], most: int = 64) -> list[NamedFunction]:
-        """Symbols whose names match, with the zero behind them, as a whole."""
+        """Symbols whose whole names match, with the zero after them."""
         found = dict[tuple[str, int], NamedFunction]()
         for header, strings in self._tables():
             at = dict(self._places(strings, wanted, most))
@@ -68,7 +66,7 @@ class SymbolFile(Elf):
         return list(found.values())
 
     def _places(self, strings: np.void, wanted: re.Pattern[bytes], most: int) -> Iterator[tuple[int, str]]:
-        """Places in a string table; also of names that are the tail of another."""
+        """Positions in a string table, also of names that are the tail of another."""
         offset, size, left = int(strings["offset"]), int(strings["size"]), most * 64
         for start in range(0, size, _PIECE):
             piece = self._bytes(offset + start, min(_PIECE + _LONGEST_NAME, size - start))
@@ -80,7 +78,7 @@ class SymbolFile(Elf):
                 yield start + match.start(), match[0][:-1].decode("utf-8", "replace")
 
     def around(self, vaddr: int) -> NamedFunction | None:
-        """The function that an address lies in, by the symbols that say where they end."""
+        """The function that contains an address, by the symbols with a size."""
         for header, strings in self._tables():
             for entries in self._pieces(header, _SYMBOL):
                 inside = (
@@ -97,7 +95,7 @@ class SymbolFile(Elf):
         return None
 
     def near(self, written: str) -> list[str]:
-        """Names of functions that are like it: those with the same last part first."""
+        """Similar names of functions: those with the same last part first."""
         names, last = dict[str, str](), _last(written).encode()
         for header, strings in self._tables():
             text = self._bytes(int(strings["offset"]), min(int(strings["size"]), 16 * _PIECE))
@@ -118,7 +116,7 @@ def _last(name: str) -> str:
 
 
 def nearest(written: str, names: dict[str, str]) -> list[str]:
-    """names: for people -> as the file has it. What is returned has both, where they differ."""
+    """names: displayed name -> name in the file. Results have both if they differ."""
     last = _last(written)
     same = [name for name in names if _last(name) == last]
     like = difflib.get_close_matches(written, names, _MOST_NEAR, 0.5) if len(names) <= _MOST_COMPARED else []

@@ -1,5 +1,5 @@
-"""Where functions begin and end by .eh_frame, which compilers write for C, C++ and Rust and no strip removes. Layout:
-Linux Standard Base, core, 10.6 and 10.7.
+"""The beginning and end of functions by .eh_frame, which compilers write for C, C++ and Rust and no strip removes.
+Layout: Linux Standard Base, core, 10.6 and 10.7.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import numpy as np
 from agent.binaries.elf import Elf, ElfError
 
 _PT_GNU_EH_FRAME = 0x6474E550
-#: Of .eh_frame_hdr: version, the pointer relative to itself, a count of 4 bytes, a table of pairs of 4 signed bytes
-#: from the header on. All linkers write it so.
+#: .eh_frame_hdr: version, the pointer relative to itself, a count of 4 bytes, a table of pairs of 4 signed bytes
+#: relative to the header. All linkers write it so.
 _HEAD = b"\x01\x1b\x03\x3b"
-#: pc_begin of an entry: 4 signed bytes, relative to themselves.
+#: pc_begin of an entry: 4 signed bytes, relative to itself.
 _RELATIVE = 0x1B
 _MOST_ENTRIES, _MOST_CIE = 1 << 22, 64
 
 
 def function_at(elf: Elf, vaddr: int) -> tuple[int, int] | None:
-    """(address, bytes) of the function that an address lies in; None where the tables know of none. Raises ElfError for
+    """(address, bytes) of the function that contains an address; None if the tables have none. Raises ElfError for
     tables of another kind.
     """
     header = next((one for one in elf.segments(_PT_GNU_EH_FRAME)), None)
@@ -49,7 +49,7 @@ def _entry(elf: Elf, at: int) -> tuple[int, int]:
 
 
 def _encoding(elf: Elf, at: int) -> int:
-    """How the entries of a CIE write addresses."""
+    """The encoding of addresses in the entries of a CIE."""
     raw = elf.read(at, min(_MOST_CIE, elf.rest(at)))
     text, _, rest = raw[9:].partition(b"\0")
     if (
@@ -57,7 +57,7 @@ def _encoding(elf: Elf, at: int) -> int:
     ):  # S, of a signal's frame: it begins before the first instruction
         raise ElfError("an entry of its unwind table is of a kind that is not known")
     at = 0
-    for _ in range(4):  # code and data alignment, return register, length of what follows: LEB128
+    for _ in range(4):  # code and data alignment, return register, augmentation length: LEB128
         while rest[at] & 0x80:
             at += 1
         at += 1

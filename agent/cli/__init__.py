@@ -1,4 +1,4 @@
-"""The console script, which is there before anything is imported that takes its time."""
+"""The console script. It handles SIGINT and closed streams before it imports anything slow."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from types import FrameType
 
 
 def _interrupted(_number: int, _frame: FrameType | None) -> None:
-    """Ends at once, wherever it is: an exception could be swallowed in a callback of a library, or end in a traceback.
-    What reads has nothing to clean up; who has (demo, record, the agent) takes the signal over.
+    """Ends at once. An exception could be swallowed by a library's callback, or print a traceback. Verbs with something
+    to clean up (demo, record, the agent) install their own handler.
     """
     os._exit(130)
 
 
 def _open_streams() -> None:
-    """A standard stream that is closed becomes /dev/null: what is written to it is dropped, and no file that is opened
-    later takes its number.
+    """Replaces a closed standard stream by /dev/null: writes to it are discarded, and no file opened later gets its
+    descriptor number.
     """
     for fd, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
@@ -30,7 +30,7 @@ def _open_streams() -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, _interrupted)  # also where a shell started this in the background, with SIGINT ignored
+    signal.signal(signal.SIGINT, _interrupted)  # also if a shell started this in the background, with SIGINT ignored
     _open_streams()
     from agent.cli.main import main as verbs
 

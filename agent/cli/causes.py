@@ -1,4 +1,4 @@
-"""tickscope causes: what a finding can name as a cause, and what a cause or a symptom is, in words."""
+"""tickscope causes: the catalogue of causes, and the description of a cause or symptom."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def rows() -> list[dict[str, Any]]:
 
 
 def _known(name: str, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of that name, all where it is empty. Raises AgentError (exit 2) where there is none."""
+    """The rows with that name, all if it is empty. Raises AgentError (exit 2) if there is none."""
     from agent.ask.names import known
 
     if name:
@@ -76,7 +76,7 @@ def _known(name: str, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def describe(name: str) -> None:
-    """Prints what a cause, a symptom, or both of that name are. Raises AgentError (exit 2) where there is neither."""
+    """Prints the description of a cause, a symptom, or both. Raises AgentError (exit 2) for an unknown name."""
     from agent.ask.names import known
     from agent.cli.output import echo, quiet_pipe
     from agent.correlate.catalogue import causes, symptoms

@@ -1,4 +1,4 @@
-"""How one value looks in the table format, and which columns a terminal has room for."""
+"""Formats single values for the table format, and chooses the columns that fit a terminal."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _OFFSETS = {
     "real_raw_ns",
 }
 _BARS = "▁▂▃▄▅▆▇█"
-#: Columns a narrow terminal does without, the least important first.
+#: Columns that a narrow terminal leaves out, the least important first.
 _EXPENDABLE = (
     "wall_alt_ns",
     "host",
@@ -85,7 +85,7 @@ def _units() -> dict[str, str]:
 
 
 def cell(name: str, value: Any, unit: str | None = None) -> str:
-    """A value as text; durations, times and histograms are made readable, other values are left alone."""
+    """A value as text. Durations, times and histograms are formatted; other values are not changed."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -109,12 +109,12 @@ def cell(name: str, value: Any, unit: str | None = None) -> str:
 
 
 def duration(ns: float) -> str:
-    """``950ns 12.3us 4.56ms 1.2s``: narrow, for columns."""
+    """A short duration for columns: ``950ns 12.3us 4.56ms 1.2s``."""
     return span(ns, gap="")
 
 
 def spark(counts: Sequence[int]) -> str:
-    """A histogram's used buckets as bars, after the exponent of the first: ``2^10 ▁▃█▁``."""
+    """A histogram as bars from its first used bucket, with that bucket's exponent: ``2^10 ▁▃█▁``."""
     used = [i for i, n in enumerate(counts) if n]
     if not used:
         return "-"
@@ -124,8 +124,8 @@ def spark(counts: Sequence[int]) -> str:
 
 
 def fit(names: Sequence[str], widths: Mapping[str, int], room: int, measure: str = "") -> list[str]:
-    """The columns that fit ``room`` characters: expendable ones go first, but not the name that a row begins with, then
-    from the right, and the table's measure last of all; one always stays.
+    """The columns that fit ``room`` characters. It leaves out expendable ones first (never a row's first column), then
+    from the right, and the table's measure last. One column always stays.
     """
     shown = list(names)
     kept = {*names[:1]} - {"t_ns", "boot_id"}

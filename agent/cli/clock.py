@@ -1,5 +1,5 @@
-"""``tickscope clock``: this host's clocks now. Its history, live jumps and conversions are in clock_history.py and its
-neighbours.
+"""``tickscope clock``: this host's clocks now. clock_history.py, clock_watch.py and clock_convert.py have its
+subcommands.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _now(fmt: str, store: str) -> None:
 def _words(
     row: dict[str, Any], notices: dict[str, Any], daemons: list[dict[str, Any]], known: list[dict[str, Any]] | None
 ) -> Iterator[tuple[str, str]]:
-    """(what, in words), the most urgent first. known: the changes in the store, None where it cannot be read."""
+    """(topic, text), the most urgent first. known: the changes in the store, None if it cannot be read."""
     from agent.cli.cells import duration
 
     bounds = (
@@ -170,7 +170,7 @@ def _jump(jump: dict[str, Any] | None) -> str:
         if jump["boot_id"] == boot_id()
         else "before this boot"
     )
-    who = (
+    actor = (
         f"{jump['comm']} pid {jump['pid']} ({jump['via']})"
         if jump["pid"]
         else "the kernel, leap second"
@@ -179,7 +179,7 @@ def _jump(jump: dict[str, Any] | None) -> str:
     )
     return (
         f"{direction} by {duration(abs(jump['size_ns']))}, {ago} ({cell('wall_ns', jump['wall_ns'])},"
-        f" {cell('t_ns', jump['t_ns'])}), by {who}"
+        f" {cell('t_ns', jump['t_ns'])}), by {actor}"
     )
 
 

@@ -1,4 +1,4 @@
-"""``tickscope clock convert``: times through the offset history."""
+"""``tickscope clock convert``: converts times through the offset history."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def command(time: tuple[str, ...], pid: int | None, boot: str | None, fmt: str, 
             raise AgentError(
                 f"cannot convert {text}", why="no clock is that far from the boot or from 1970", exit_code=USAGE
             )
-        # By what has passed, whatever the wall clock said meanwhile; before this boot there is only the wall clock.
+        # By elapsed time: the wall clock may have been stepped since. For earlier boots there is only the wall clock.
         back = bound.boot_id is not None and mono is None and not text.strip().startswith("boot+")
         ago = back and bound.boot_id in known and bound.t_ns >= 0 and chosen in (None, bound.boot_id)
         counts = ago or (bound.boot_id is not None and bound.wall_ns is None)
@@ -126,8 +126,8 @@ def _chosen(boot: str | None, boots: list[str]) -> str | None:
 def _converted(
     boot: str, history: History, bound: Bound, newest: bool, counts: bool, offsets: Offsets, from_mono: bool
 ) -> list[dict[str, Any]]:
-    """The row of one boot, none where it did not have that time. counts: the time counts from the boot, else it is a
-    wall time.
+    """The row of one boot, or none if it did not have that time. counts: the time counts from the boot; otherwise it is
+    a wall time.
     """
     import numpy as np
 
@@ -161,7 +161,7 @@ def _converted(
 
 
 def _add_process(row: dict[str, Any], pid: int, history: History, offsets: Offsets) -> None:
-    """What the process's own clocks read at the row's time."""
+    """Adds the readings of the process's own clocks at the row's time."""
     import numpy as np
 
     mono = int(history.boot_to_mono(np.array([row["t_ns"]]))[0])

@@ -1,5 +1,5 @@
-"""What the time daemons said last, for ``tickscope clock``: as much as ``chronyc tracking`` or ``ntpq -c rv`` would,
-and who contradicts whom.
+"""The last reports of the time daemons for ``tickscope clock``: what ``chronyc tracking`` or ``ntpq -c rv`` shows, and
+contradictions.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _COLUMNS = (
     "poll_s",
     "reason",
 )
-#: In the order in which they are shown.
+#: In the order of display.
 _KINDS = ("system", "source", "check")
-#: Who has not been heard of for so long before the agent's last reading is gone.
+#: A daemon whose last report is older than this, at the agent's last reading, is left out.
 _RECENT_NS = 600_000_000_000
 
 
 def rows(store: str) -> list[dict[str, Any]]:
-    """The last row of each daemon (whatever source it has now), of each of its sources, and of each comparison, in the
-    newest boot. Raises AgentError.
+    """In the newest boot, the last row of each daemon (whatever its source), of each of its sources, and of each
+    comparison. Raises AgentError.
     """
     from agent.ask.question import GroupValue, Question, Where
     from agent.store.sources import opened
@@ -49,10 +49,9 @@ def rows(store: str) -> list[dict[str, Any]]:
     with opened(store, ["clock_daemon", "clock_offset"]) as source:
         if not source.boots:
             return []
-        mine = Where("boot_id", "=", source.boots[-1])
-        read_ns = source.rows(Question("clock_offset", where=(mine,), values=(GroupValue("last_ns", "max", "t_ns"),)))[
-            0
-        ]["last_ns"]
+        boot = Where("boot_id", "=", source.boots[-1])
+        newest = Question("clock_offset", where=(boot,), values=(GroupValue("last_ns", "max", "t_ns"),))
+        read_ns = source.rows(newest)[0]["last_ns"]
         if read_ns is None:
             return []
         recent = Where("t_ns", ">=", read_ns - _RECENT_NS)
@@ -60,7 +59,7 @@ def rows(store: str) -> list[dict[str, Any]]:
             Question(
                 "clock_daemon",
                 _COLUMNS,
-                (mine, recent, Where("kind", "in", _KINDS)),
+                (boot, recent, Where("kind", "in", _KINDS)),
                 latest=("daemon", "kind", "source"),
             )
         )
@@ -69,7 +68,7 @@ def rows(store: str) -> list[dict[str, Any]]:
 
 
 def words(found: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """(who, what it believes) of daemons and of servers asked past them; disagreements."""
+    """(name, report) of daemons and of servers, then disagreements."""
     from agent.cli.cells import duration
 
     for row in found:

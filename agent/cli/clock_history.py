@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 _WATCHED_NS = (
     30 * 10**9
 )  # a running agent stores a sample each 10 s (agent/clock/clock_source.py, ROW_NS), and at each change
-#: Segments in a table where nobody asked for more.
+#: Default number of segments in a table.
 _TABLE_ROWS = 1_000
-#: Of so many, their actors are asked for one by one.
+#: Up to this number of segments, their actors are queried one by one.
 _LISTED = 100
 _OPEN_NS = 1 << 62
 _SEGMENT = ("boot_id", "t_ns", "wall_ns", "real_boot_ns", "err_ns", "step_ns", "via", "pid", "comm")
 
 
 def histories(source: RowSource) -> dict[str, History]:
-    """The offset history of each boot in the store that has one, oldest boot first."""
+    """The offset history of each boot in the store that has one, the oldest boot first."""
     found = {boot: source.history(boot) for boot in source.boots}
     return {boot: one for boot, one in found.items() if len(one)}
 
@@ -110,8 +110,8 @@ def command(since: str | None, until: str | None, limit: int | None, plot: bool,
 
 
 def _ends(source: RowSource, boot: str, history: History) -> np.ndarray:
-    """To when each segment held, CLOCK_BOOTTIME ns. Nothing of a boot holds beyond its last sample once a later one has
-    begun.
+    """The end of each segment, CLOCK_BOOTTIME ns. The last segment ends with the boot's last sample if a later boot
+    exists.
     """
     import numpy as np
 
@@ -134,29 +134,26 @@ def _within(source: RowSource, boot: str, history: History) -> np.ndarray:
 
 
 def _series(source: RowSource, boot: str, history: History, at: np.ndarray) -> ClockSeries | None:
-    """What is drawn of one boot's segments ``at``; None where there are not two samples in the window."""
+    """The plot data of segments ``at`` of one boot; None with fewer than two samples in the window."""
     import numpy as np
 
     from agent.ask.question import GroupValue, Question, Where
     from agent.cli.clock_series import NAMED, ClockSeries, WallStep, furthest, unwatched
 
-    mine = Where("boot_id", "=", boot)
-    found = source.integers(Question("clock_offset", ("t_ns",), (mine,), order=("t_ns",)))
+    in_boot = Where("boot_id", "=", boot)
+    found = source.integers(Question("clock_offset", ("t_ns",), (in_boot,), order=("t_ns",)))
     t = found["t_ns"]
     if len(t) < 2 or t[0] == t[-1]:
         return None
-    s, host = (
-        history.segments,
-        source.rows(Question("clock_offset", where=(mine,), within=False, values=(GroupValue("host", "max", "host"),)))[
-            0
-        ]["host"],
-    )
+    s = history.segments
+    hosts = Question("clock_offset", where=(in_boot,), within=False, values=(GroupValue("host", "max", "host"),))
+    host = source.rows(hosts)[0]["host"]
     shown = at[s.start_ns[at] <= t[-1]]
     jumped = shown[1:][(s.start_ns[shown[1:]] >= t[0])]
     size = s.real_boot_ns[jumped] - s.real_boot_ns[jumped - 1]
     jumped, size = jumped[size != 0], size[size != 0]
     named = np.argsort(-np.abs(size), kind="stable")[:NAMED]
-    actors = {row["t_ns"]: who(row) for row in _rows(source, boot, history, np.sort(jumped[named]))}
+    actors = {row["t_ns"]: actor_of(row) for row in _rows(source, boot, history, np.sort(jumped[named]))}
     drawn = np.union1d(furthest(s.start_ns[jumped], size), named)
     steps = [
         WallStep(start, by, actors.get(start, ""), start + offset)
@@ -183,7 +180,7 @@ def _series(source: RowSource, boot: str, history: History, at: np.ndarray) -> C
     )
 
 
-def who(row: dict[str, Any]) -> str:
+def actor_of(row: dict[str, Any]) -> str:
     if not row["pid"]:
         return "by whom was not seen"
     return f"{printable(row['comm'] or '')} {row['pid']}" + (
@@ -192,7 +189,7 @@ def who(row: dict[str, Any]) -> str:
 
 
 def _rows(source: RowSource, boot: str, history: History, at: np.ndarray) -> list[dict[str, Any]]:
-    """The segments ``at``, each with who began it."""
+    """The segments ``at``, each with the process that began it."""
     import numpy as np
 
     from agent.ask.question import Question, Where

@@ -1,6 +1,4 @@
-"""What a drawing of the clock's history shows of one boot: no more than a picture has room for, however many steps
-there were.
-"""
+"""The plot data of one boot's clock history, reduced to a plot's resolution."""
 
 from __future__ import annotations
 
@@ -10,15 +8,15 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-#: The time is cut into so many pieces; of each, what reaches furthest is drawn.
+#: The time is cut into this many pieces; the extremes of each are drawn.
 PIECES = 1_000
-#: Jumps, and times without an agent, that a drawing names.
+#: Jumps and unwatched times that a plot names.
 NAMED = 6
 
 
 class WallStep(NamedTuple):
-    """A jump of the wall clock: when (CLOCK_BOOTTIME ns), how far, who, in words (empty where nobody asks), and the
-    wall time just after it.
+    """A jump of the wall clock: time (CLOCK_BOOTTIME ns), size, actor as text (empty if not queried), and the wall time
+    just after it.
     """
 
     t_ns: int
@@ -28,7 +26,7 @@ class WallStep(NamedTuple):
 
 
 class Timed(Protocol):
-    """What is drawn over time. from_ns, to_ns: CLOCK_BOOTTIME ns; wall_ns: what to add to one to get a wall time."""
+    """Data drawn over time. from_ns, to_ns: CLOCK_BOOTTIME ns. wall_ns: added to such a time gives the wall time."""
 
     @property
     def from_ns(self) -> int: ...
@@ -42,13 +40,11 @@ class Timed(Protocol):
 
 @dataclass(frozen=True)
 class ClockSeries:
-    """What is drawn, of one boot. Times CLOCK_BOOTTIME ns, increasing.
+    """The plot data of one boot. Times are CLOCK_BOOTTIME ns, increasing.
 
-    start_ns, moved_ns, err_ns (k,): the segments, and how far from the first one's offset each lies, with its error
-    bound.
-    jumps: how many there were; steps: those of them that are drawn, among them the NAMED largest.
-    wall_ns: what to add to a time to get the wall time it has by the last offset. unwatched: (from, to) in which no
-    agent looked.
+    start_ns, moved_ns, err_ns (k,): the segments' starts, their offsets from the first segment's, and error bounds.
+    jumps: number of jumps. steps: the jumps to draw, which include the NAMED largest. wall_ns: added to a time gives
+    the wall time by the last offset. unwatched: (from, to) without an agent.
     """
 
     host: str
@@ -64,12 +60,12 @@ class ClockSeries:
 
     @property
     def blank(self) -> list[tuple[int, int]]:
-        """Times in which no agent looked, as far as they can be seen in a drawing: so there are PIECES at most."""
+        """Unwatched times that are visible in a plot; at most PIECES."""
         least = (self.to_ns - self.from_ns) // PIECES
         return [(begin, end) for begin, end in self.unwatched if end - begin > least]
 
     def corners(self) -> list[list[tuple[int, int, int]]]:
-        """(t_ns, moved_ns, err_ns) along the line: both ends of each segment, a list for each time that was watched."""
+        """The points (t_ns, moved_ns, err_ns) of the line: both ends of each segment, one list per watched interval."""
         ends = [*self.start_ns[1:].tolist(), self.to_ns]
         edges = [self.from_ns, *(t for span in self.blank for t in span), self.to_ns]
         out = []
@@ -84,20 +80,20 @@ class ClockSeries:
         return [line for line in out if line]
 
     def reach(self, least: float) -> tuple[float, float]:
-        """The range of the offset with its error."""
+        """The range of the offset, including its error."""
         return extent([m + sign * e for line in self.corners() for _, m, e in line for sign in (-1, 1)], least)
 
 
 def extent(values: Sequence[float], least: float) -> tuple[float, float]:
-    """A range that holds the values with some room, at least ``least`` wide."""
+    """A range that holds the values with some margin, at least ``least`` wide."""
     low, high = min(values), max(values)
     room = max((high - low) * 0.1, (least - (high - low)) / 2)
     return low - room, high + room
 
 
 def furthest(t_ns: np.ndarray, *values: np.ndarray, pieces: int = PIECES) -> np.ndarray:
-    """Indices, increasing, of what to draw of values at increasing times, all (n,): all where they are few, else of
-    each piece of the time its first and last and where each value is least and largest.
+    """Indices, increasing, of the points to draw, for values at increasing times, all (n,). Few points are all drawn.
+    Otherwise each piece keeps its first and last point and the minimum and maximum of each value.
     """
     if len(t_ns) <= 2 * pieces:
         return np.arange(len(t_ns))
@@ -106,12 +102,12 @@ def furthest(t_ns: np.ndarray, *values: np.ndarray, pieces: int = PIECES) -> np.
     last = np.append(first[1:], len(t_ns)) - 1
     kept = [first, last]
     for value in values:
-        order = np.lexsort((value, piece))  # within each piece by size; the pieces lie as before
+        order = np.lexsort((value, piece))  # sorts within each piece by value; the order of pieces stays
         kept += [order[first], order[last]]
     return np.unique(np.concatenate(kept))
 
 
 def unwatched(t_ns: np.ndarray, longest_ns: int) -> list[tuple[int, int]]:
-    """Where samples, taken at the times (n,), lie further apart than an agent takes them."""
+    """The gaps longer than ``longest_ns`` between samples at the times (n,)."""
     at = np.flatnonzero(np.diff(t_ns) > longest_ns)
     return list(zip(t_ns[at].tolist(), t_ns[at + 1].tolist(), strict=True))

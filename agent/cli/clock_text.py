@@ -1,4 +1,4 @@
-"""The clock's history drawn with Braille dots, for a terminal: eight dots a character (Unicode 2800-28FF)."""
+"""Plots the clock's history with Braille dots on a terminal: eight dots per character (Unicode 2800-28FF)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TIMES_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800
 
 
 class Dots:
-    """A grid of dots, two across and four down a character; (0, 0) is at the bottom left."""
+    """A grid of dots, two by four per character; (0, 0) is at the bottom left."""
 
     def __init__(self, columns: int, rows: int) -> None:
         self.width, self.height = columns * 2, rows * 4
@@ -35,7 +35,7 @@ class Dots:
             self.set(round(x0 + (x1 - x0) * i / length), round(y0 + (y1 - y0) * i / length))
 
     def rows(self, plain: bool) -> list[str]:
-        """From the top. plain: where the terminal has no Braille, one asterisk a character."""
+        """Lines from the top. plain: for a terminal without Braille, one asterisk per character."""
         return [
             "".join((" " if not c else "*") if plain else chr(0x2800 + c) if c else " " for c in cells)
             for cells in self._cells
@@ -66,7 +66,7 @@ def times(series: Timed, most: int) -> list[tuple[int, str]]:
 
 
 def scaled(low: float, high: float) -> tuple[float, str]:
-    """Nanoseconds a unit, and its name, for a range."""
+    """(nanoseconds per unit, name of the unit) for a range."""
     most = max(abs(low), abs(high))
     return next(((size, unit) for size, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "us")) if most >= size), (1.0, "ns"))
 

@@ -41,10 +41,9 @@ def command(fmt: str) -> None:
 
 
 def _lines(path: str) -> Iterator[bytes]:
-    """Notices, over as many connections as it takes: the process that tells may be started again, and drops who reads
-    too slowly.
+    """Notices. Reconnects when the clock watch is restarted or disconnects this client as too slow.
 
-    Raises AgentError (exit code 4) where nobody listens.
+    Raises AgentError (exit code 4) if nothing listens.
     """
     from agent.cli.output import note
 
@@ -52,7 +51,7 @@ def _lines(path: str) -> Iterator[bytes]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as notices:
             try:
                 notices.connect(path)
-                notices.shutdown(socket.SHUT_WR)  # it only looks on: nothing is to be acknowledged
+                notices.shutdown(socket.SHUT_WR)  # read-only: it acknowledges nothing
             except OSError as error:
                 raise AgentError(
                     f"no {'more ' if again else ''}notices at {path}",

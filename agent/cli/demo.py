@@ -49,7 +49,7 @@ def command(
     given: dict[str, Any] = flags(duration, syscalls=syscalls, store=store)
     settings = resolve(given, os.environ, config_file)
     require_root()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # the workload is removed, whenever it comes
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # so that the workload is removed at any time
     with Workload(Path(settings.service.run_dir) / "intake.sock", settings.duration_s or None, step_clock) as workload:
         for text in workload.notes:
             note(f"demo: {text}")
@@ -64,9 +64,10 @@ def command(
 
 
 def _agent(config: Config, workload: Workload) -> int:
-    """Runs the agent as ``run`` does, but in a child: this process must outlive it to end the workload.
+    """Runs the agent as ``run`` does, but in a child, because this process must outlive it to end the workload.
 
-    The child has a session of its own, so that it gets each signal from us and only once. Returns its exit status.
+    The child is in a session of its own, so that it gets each signal once and from this process. Returns its exit
+    status.
     """
     from agent.cli.output import note
     from agent.cli.run import run_agent
@@ -80,16 +81,14 @@ def _agent(config: Config, workload: Workload) -> int:
             os._exit(1)
 
     def pass_on(number: int, _: object) -> None:
-        os.kill(
-            child, signal.SIGTERM if number == signal.SIGHUP else number
-        )  # whose terminal was closed is no demo any more
+        os.kill(child, signal.SIGTERM if number == signal.SIGHUP else number)  # the demo ends when its terminal closes
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH):
         signal.signal(number, pass_on)
     workload.adopt(child)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH):
-        signal.signal(number, signal.SIG_IGN)  # only the cleaning up is left
+        signal.signal(number, signal.SIG_IGN)  # only the clean-up is left
     if status < 0:
         note(f"demo: the agent was ended by {signal.Signals(-status).name}; the workload is removed")
     return status if status >= 0 else 128 - status

@@ -93,9 +93,8 @@ def _overlaps(gap: dict[str, Any], found: dict[str, Any]) -> bool:
 
 
 def timeline(row: dict[str, Any], began_ns: int, left_open: str = "") -> list[str]:
-    """The finding as lines of text; times are relative to its start, which is ``began_ns`` by the wall clock (NULL_I64:
-    not known).
-    left_open: what ended before it did, if that is so.
+    """The finding as lines of text. Times are relative to its start. began_ns: the start in Unix ns, NULL_I64 if
+    unknown. left_open: why its end is unknown, if so.
     """
     from agent.cli.cells import cell, duration
     from agent.common.duration import instant
@@ -158,16 +157,16 @@ def _detail(row: dict[str, Any]) -> str:
 
 
 def _culprit(row: dict[str, Any]) -> str:
-    """Who did it; empty where that is not known."""
+    """The culprit; empty if unknown."""
     from agent.correlate.words import process
 
     pid, comm, what = (row.get(f"culprit_{name}") for name in ("pid", "comm", "object"))
-    who = process(comm or "", pid) if comm or pid is not None else ""
-    return ", ".join(part for part in (who, what) if part)
+    culprit = process(comm or "", pid) if comm or pid is not None else ""
+    return ", ".join(part for part in (culprit, what) if part)
 
 
 def _todo(row: dict[str, Any]) -> str:
-    """What to do about the cause, or, where none was seen, what to look at."""
+    """What to do about the cause; what to check if the cause is unknown."""
     from agent.correlate.catalogue import causes, symptoms
 
     if (cause := causes().get(row["cause"])) and cause.name != "unknown":
@@ -177,8 +176,8 @@ def _todo(row: dict[str, Any]) -> str:
 
 
 def filled(todo: str, row: dict[str, Any], began_ns: int) -> str:
-    """What to do next, its commands narrowed down to the finding: its processes, and the time from _AROUND_S before it
-    to _AROUND_S after it, by the wall clock where ``began_ns`` (Unix ns) is known.
+    """The next steps with commands narrowed down to the finding's processes and time, _AROUND_S on each side. Uses wall
+    time if ``began_ns`` (Unix ns) is known.
     """
     from agent.tables import TABLES
 
@@ -212,7 +211,7 @@ def _around(row: dict[str, Any], began_ns: int) -> str:
 
 
 def _page(row: dict[str, Any]) -> str:
-    """The name that `tickscope causes` tells more about; empty where this version does not know the word."""
+    """The name that `tickscope causes` describes; empty if this version does not know it."""
     from agent.correlate.catalogue import causes, symptoms
 
     if row["cause"] in causes() and row["cause"] != "unknown":
@@ -221,7 +220,7 @@ def _page(row: dict[str, Any]) -> str:
 
 
 def _meaning(cause: str) -> str:
-    """What the word means, where this version has it."""
+    """The meaning of the cause; empty if this version does not know it."""
     from agent.correlate.catalogue import causes
 
     return f": {causes()[cause].meaning}" if cause in causes() else ""

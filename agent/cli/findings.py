@@ -1,4 +1,4 @@
-"""tickscope findings: what was wrong, and why."""
+"""tickscope findings: lists findings with their causes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from agent.ask.question import Condition, Where
     from agent.ask.row_source import RowSource
 
-#: What the table format shows; the other formats have every column.
+#: Columns of the table format; the other formats have every column.
 SHOWN = ("finding_id", "state", "start_ns", "cause", "symptom", "confidence", "end_ns", "sentence")
-#: Where a finding and what it rests on lie.
+#: The tables of a finding and its details.
 TABLES_OF = ("finding", "verdict", "evidence")
 _EVIDENCE = (
     "role",
@@ -34,7 +34,7 @@ _EVIDENCE = (
     "end_ns",
     "details",
 )
-#: Members of a finding in JSON that are rows of those tables.
+#: Members of a finding in JSON that come from those tables.
 DETAILS = ("causes", "ruled_out", "evidence")
 _COLUMNS = ("finding_id", "state", "began", "lasted", "cause", "symptom", "confidence", "sentence")
 
@@ -111,14 +111,14 @@ def command(
 
 
 def latest(source: RowSource, *where: Where | Condition) -> list[dict[str, Any]]:
-    """The latest state of each finding within the source's window, in order of their beginning."""
+    """The latest state of each finding in the source's window, in order of their start."""
     from agent.ask.question import Question
 
     return decoded(source.rows(Question("finding", where=where, order=("boot_id", "start_ns", "t_ns", "finding_id"))))
 
 
 def left_open(source: RowSource, row: dict[str, Any]) -> bool:
-    """Open, and the agent that followed it has ended: how it went on is not known."""
+    """Whether the finding is open although its agent has ended, so that its end is unknown."""
     from agent.common.host import boot_id
 
     since_ns = source.written_since_ns
@@ -126,7 +126,7 @@ def left_open(source: RowSource, row: dict[str, Any]) -> bool:
 
 
 def in_wall_time(source: RowSource, row: dict[str, Any], utc: bool) -> str:
-    """A finding's sentence by all that is known of the clock today."""
+    """A finding's sentence with wall times by the present offset history."""
     from agent.common.sentence import pieces, text_of
 
     return text_of(
@@ -137,8 +137,8 @@ def in_wall_time(source: RowSource, row: dict[str, Any], utc: bool) -> str:
 
 
 def none(gaps: Sequence[dict[str, Any]], left_out: Sequence[str], when: str = "") -> str:
-    """That there is no finding, in words; no good news where records that could have made one were lost or not looked
-    at.
+    """The message that there is no finding. It adds a warning if records that could have made one were lost or not
+    evaluated.
     """
     from agent.cli.gaps import hides_findings
 
@@ -148,12 +148,12 @@ def none(gaps: Sequence[dict[str, Any]], left_out: Sequence[str], when: str = ""
 
 
 def decoded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows with their JSON texts as values."""
+    """Rows with their JSON columns decoded."""
     return [{**row, "said": _list(row.get("said"))} for row in rows]
 
 
 def with_details(source: RowSource, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Findings with their causes, what was ruled out, and their evidence."""
+    """Findings with their causes, ruled-out causes and evidence."""
     from agent.ask.question import Question, Where
 
     its = Where("finding_id", "in", tuple({row["finding_id"] for row in rows}))
@@ -167,7 +167,7 @@ def with_details(source: RowSource, rows: list[dict[str, Any]]) -> list[dict[str
 def joined(
     finding: dict[str, Any], verdicts: Sequence[dict[str, Any]], evidence: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
-    """A finding's row with the members ``DETAILS``: lists, in the order of these rows, without what is unknown."""
+    """A finding's row with the members ``DETAILS``: lists in the order of these rows, without null values."""
     mine = [[one for one in rows if _of(one, finding)] for rows in (verdicts, evidence)]
     seen = ({**e, "keys": _mapping(e["keys"]), "details": _mapping(e["details"])} for e in mine[1])
     return {
@@ -195,7 +195,7 @@ def _mapping(text: str | None) -> dict[str, Any]:
 
 
 def _list(text: str | None) -> list[Any]:
-    """Of a JSON text; empty where it is none, which a file that somebody else wrote may hold."""
+    """A decoded JSON list; empty if the text is no list, as in a damaged or foreign file."""
     try:
         value = json.loads(text or "[]")
     except (ValueError, RecursionError):
@@ -204,8 +204,8 @@ def _list(text: str | None) -> list[Any]:
 
 
 def times(source: RowSource, row: dict[str, Any], *, people: bool = False) -> dict[str, Any]:
-    """When it began and ended by the wall clock (RFC 3339), null where that is not known, or it has not ended; and how
-    long it has lasted. people: the same as the table shows it.
+    """Start and end by the wall clock (RFC 3339; null if unknown or not ended) and the duration. people: as in the
+    table format.
     """
     import numpy as np
 
@@ -232,8 +232,8 @@ def times(source: RowSource, row: dict[str, Any], *, people: bool = False) -> di
 def show(
     rows: Sequence[dict[str, Any]], fmt: str, extra: dict[str, Any] | None = None, text_of: Sequence[str] = SHOWN
 ) -> None:
-    """Prints findings in the asked format. extra: members of the JSON document beside them. told: the columns of the
-    table format.
+    """Prints findings in the given format. extra: further members of the JSON document. text_of: columns of the table
+    format.
     """
     from agent.ask.names import columns
     from agent.cli.output import emit_rows

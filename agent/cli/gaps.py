@@ -1,4 +1,4 @@
-"""What an answer from the store may lack, told on stderr by every verb that reads it."""
+"""Warnings about gaps in the store, printed on stderr by every verb that reads it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Gap = dict[str, Any]
 
 
 def report_gaps(gaps: Iterable[Gap], notes: Iterable[str], fmt: str) -> None:
-    """notes: ``Source.notes``; gaps: ``Source.gaps()``, which a JSON document has as its own member, so that they are
-    told with other formats only.
+    """Prints notes and gaps. notes: ``Source.notes``. gaps: ``Source.gaps()``; JSON documents have them as a member, so
+    they are printed for the other formats only.
     """
     from agent.cli.output import note
 
@@ -35,7 +35,7 @@ def report_gaps(gaps: Iterable[Gap], notes: Iterable[str], fmt: str) -> None:
 
 
 def _when(gap: Gap, end: str) -> str:
-    """That end of it by the wall clock, in CLOCK_BOOTTIME where the wall clock then is not known."""
+    """One end of the gap as wall time, or as CLOCK_BOOTTIME if the wall clock at that time is unknown."""
     from agent.cli.cells import cell
 
     return (
@@ -44,12 +44,12 @@ def _when(gap: Gap, end: str) -> str:
 
 
 def hides_findings(gaps: Sequence[Gap]) -> bool:
-    """Whether something wrong may have gone unseen. What only the exporters lost was judged all the same."""
+    """Whether the gaps may hide a finding. Rows that only the exporters lost were evaluated."""
     return any(gap["stage"] != "export" for gap in gaps)
 
 
 def unevaluated(source: RowSource) -> list[str]:
-    """What the correlator did not look at in the source's window (agent/service/unevaluated.py), as a note. Needs
+    """A note about what the correlator did not evaluate in the source's window (agent/service/unevaluated.py). Needs
     probe_status.
     """
     from agent.ask.question import Question, Where

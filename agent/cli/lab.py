@@ -1,4 +1,4 @@
-"""tickscope lab: faults injected into a workload of the laboratory's own, and how many of them were found."""
+"""tickscope lab: injects faults into a workload of its own and scores the findings."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def run(
     from agent.lab.report import ON_A_SCREEN, injected
     from agent.lab.truth import RECORDING
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # all is removed, whenever it comes
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # so that everything is removed at any time
     chosen = _chosen(names, step_clock, throwaway_vm)
     plan = [one(kind, seed + n) for n, kind in enumerate(chosen)]
     if duration:
@@ -175,7 +175,7 @@ def bench(
         note(f"sitting {n + 1} of {len(sessions)}, seed {seed}")
         try:
             _played(session(chosen, seed, faults, there), seed, place, frozenset())
-        except (AgentError, OSError, CalledProcessError) as error:  # the others are worth having
+        except (AgentError, OSError, CalledProcessError) as error:  # the other results are still useful
             if isinstance(error, AgentError) and error.exit_code == PRIVILEGE:
                 raise
             for line in f"sitting {n + 1} failed: {error}".splitlines():

@@ -1,4 +1,4 @@
-"""tickscope limiters: the rate limiters that took decisions."""
+"""tickscope limiters: lists the rate limiters that made decisions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _COLUMNS = (
     "boot_id",
     "proc_start_ns",
 )
-#: What a screen shows of them, and what it calls them; who it is stands below.
+#: Columns of the table format, with their headings. The process is on a line below.
 _SHOWN = {
     "program": "program",
     "library": "library",
@@ -73,13 +73,13 @@ _SHOWN = {
     "limit_use": "used",
     "watch_cost": "cost",
 }
-_VERSION = 10  # letters of one
+_VERSION = 10  # characters of a version
 _UNITS = {"refused": "%", "used": "%", "cost": "%"}
 _KNOWN = ("library", "language", "clock", "algorithm", "on_step_back", "on_step_forward", "versions", "probed")
 
 
 def _binaries() -> Question:
-    """The programs that contain a known limiter, the one of which something was said last at the end."""
+    """The query for programs that contain a known limiter, the latest status last."""
     from agent.ask.question import GroupValue, Question, Where
 
     return Question(
@@ -161,8 +161,8 @@ def _listed(since: str, known: bool, fmt: str, store: str) -> None:
 
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:
-    """As a screen shows it."""
-    who = [
+    """The row as a screen shows it."""
+    owner = [
         row["limiter_id"],
         *([f"pid {row['pid']}"] if row["pid"] is not None else []),
         *([row["told"]] if row["told"] != "exact" else []),
@@ -178,7 +178,7 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
         **{short: row[name] for name, short in _SHOWN.items()},
         "per_s": rate,
         "version": version,
-        "limiter_id": ", ".join(who),
+        "limiter_id": ", ".join(owner),
     }
 
 

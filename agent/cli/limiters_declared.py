@@ -1,4 +1,4 @@
-"""What a command line and the settings say of how limiters decide, for ``limiters replay``."""
+"""Limiter algorithms declared by the command line and the settings, for ``limiters replay``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def declared_by_flags(
     config: str | None, model: str | None, count: float | None, slots: int | None, window: int | None
 ) -> tuple[Declared, ...]:
-    """What the command line says, then what the settings do."""
+    """The command line's declarations, then those of the settings."""
     import difflib
     from pathlib import Path
 
@@ -34,7 +34,7 @@ def declared_by_flags(
             exit_code=USAGE,
         )
     limiters = LimiterSettings()
-    if config or os.access(DEFAULT_FILE, os.R_OK):  # which is not for everybody who may read the store
+    if config or os.access(DEFAULT_FILE, os.R_OK):  # not everybody who may read the store may read the settings
         limiters = read_file(Path(config) if config else DEFAULT_FILE, required=bool(config)).limiters
     models = [replace(one, pattern=pattern) for pattern, one in limiters.limiter_models.items()]
     own = replayed(functions(limiters.limiter_functions))

@@ -1,4 +1,4 @@
-"""Which jumps of the wall clock ``tickscope limiters replay --jump`` means."""
+"""Selects the wall clock jumps for ``tickscope limiters replay --jump``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from agent.errors import NO_ROWS, USAGE, AgentError
 if TYPE_CHECKING:
     from agent.ask.row_source import RowSource
 
-#: Before and after a jump, of decisions that are looked at.
+#: Time before and after a jump from which decisions are read.
 REACH_NS = 600 * 10**9
-_NEAR_NS = 2 * 10**9  # of a jump, when a time is given
+_NEAR_NS = 2 * 10**9  # distance from a jump to a given time
 _MOST = 1000
 
 
 def steps(source: RowSource) -> list[dict[str, Any]]:
-    """All that are known, by boot and time: boot_id, t_ns, size_ns."""
+    """All known jumps by boot and time: boot_id, t_ns, size_ns."""
     from agent.ask.question import Question, Where
 
     jumped = (Where("kind", "in", ("step", "leap")), Where("size_ns", "<>", 0), Where("ret", ">=", 0, or_unknown=True))
@@ -25,8 +25,8 @@ def steps(source: RowSource) -> list[dict[str, Any]]:
 
 
 def chosen(source: RowSource, which: str) -> list[tuple[str, list[dict[str, Any]], list[int]]]:
-    """(boot, its chosen jumps in order of time, when all of its jumps were). Raises AgentError: exit 3 where there is
-    none, 2 where the name is none.
+    """(boot, its selected jumps in order of time, the times of all its jumps). Raises AgentError: exit 3 if there is
+    none, 2 for a malformed name.
     """
     known = steps(source)
     if not known:
@@ -90,7 +90,7 @@ def _of_finding(source: RowSource, name: str, known: list[dict[str, Any]]) -> li
 
 
 def _at(source: RowSource, text: str, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The one nearest to a time."""
+    """The jump nearest to a time."""
     import numpy as np
 
     try:

@@ -1,4 +1,4 @@
-"""The limiters that took decisions, each with what is known and worked out of it."""
+"""The limiters that made decisions, with derived values."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _RESULTS = {
     "errors": "error",
 }
 _PROCESS = ("boot_id", "pid", "proc_start_ns", "library")
-#: What members and keys of one limiter may have each of their own.
+#: Columns that may differ between members and keys of one limiter.
 _DIFFERING = ("limit_per_s", "burst")
-#: What is worked with here alone.
+#: Columns that are used only here.
 _WITHIN = ("apart", "free", "sums", "others_units", *(f"{name}_{how}" for name in _DIFFERING for how in ("min", "max")))
 _PLACES = ("program", "path", "build_id", "site", "file", "line")
 
 
 def seen_in(source: RowSource, *where: Where) -> list[dict[str, Any]]:
-    """Each limiter in each process, those with most decisions first. where: of these decisions."""
+    """Each limiter in each process, those with the most decisions first. where: conditions on the decisions."""
     from agent.ask.window import this_boot
 
     boot, now_ns = this_boot(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
@@ -44,7 +44,9 @@ def seen_in(source: RowSource, *where: Where) -> list[dict[str, Any]]:
 
 
 def _whole(source: RowSource, *where: Where) -> list[dict[str, Any]]:
-    """Of sampled programs' limiters all decisions in the place of those seen; ``seen`` has these."""
+    """Replaces the observed counts of sampled programs' limiters by estimates of all decisions; ``seen`` keeps the
+    observed ones.
+    """
     from agent.ask.question import Question, Where
     from agent.cli.limiters_totals import COLUMNS, KEY, Total, added, basis
 
@@ -73,8 +75,8 @@ def _whole(source: RowSource, *where: Where) -> list[dict[str, Any]]:
 
 
 def _join(source: RowSource, rows: list[dict[str, Any]], *where: Where) -> None:
-    """A limiter that is asked at several places is one member of one process: ``also_asked_by`` names the other places
-    of its members, ``others_units`` is what they let through.
+    """Joins limiters that a process calls at several places: ``also_asked_by`` names the other places of its members,
+    ``others_units`` is the sum of units admitted there.
     """
     from agent.ask.question import Question
     from agent.ask.sql import conditions
@@ -100,13 +102,13 @@ def _join(source: RowSource, rows: list[dict[str, Any]], *where: Where) -> None:
             of.setdefault((*member[:-1], name), []).append(places)
     for row in rows:
         name = row["limiter_id"]
-        mine = of.get((*(row[column] for column in _PROCESS), name), [])
-        row["also_asked_by"] = sorted({other for places in mine for other in places} - {name})
-        row["others_units"] = sum(sum(places.values()) - places[name] for places in mine)
+        asked_places = of.get((*(row[column] for column in _PROCESS), name), [])
+        row["also_asked_by"] = sorted({other for places in asked_places for other in places} - {name})
+        row["others_units"] = sum(sum(places.values()) - places[name] for places in asked_places)
 
 
 def _decisions(*where: Where) -> Question:
-    """Each limiter in each process: its decisions by result, and what was seen of it last."""
+    """The query for each limiter in each process: its decisions by result, and its last values."""
     from agent.ask.question import GroupValue, Question, Where
 
     results = (GroupValue(name, "count", where=Where("result", "=", result)) for name, result in _RESULTS.items())
@@ -138,7 +140,7 @@ def _decisions(*where: Where) -> Question:
 
 
 def _apart(row: dict[str, Any]) -> dict[str, Any]:
-    """Of members or keys, how many there are, and of those whose limits differ the least and the most of these."""
+    """The number of members or keys and, if their limits differ, the smallest and largest limit."""
     several = max(row["members"] or 0, 1) * max(row["keys"] or 0, 1)
     differing = several > 1 and (
         0 < row["free"] < row["decisions"] or any(row[f"{name}_min"] != row[f"{name}_max"] for name in _DIFFERING)
@@ -157,7 +159,7 @@ def _apart(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sum_up(source: RowSource, rows: list[dict[str, Any]], *where: Where) -> None:
-    """``sums``: limit and burst of all members together, where each one's is known and is one."""
+    """``sums``: limit and burst of all members together, if each member has one known limit."""
     from agent.ask.question import Question
     from agent.ask.sql import conditions
 
@@ -178,21 +180,21 @@ def _sum_up(source: RowSource, rows: list[dict[str, Any]], *where: Where) -> Non
 
 
 def _limiters() -> Question:
-    """Where each is asked, as it was told last."""
+    """The query for the place of each limiter's calls, as reported last."""
     from agent.ask.question import Question
 
     return Question("limiter", ("limiter_id", "library", *_PLACES), within=False, order=("boot_id", "t_ns"))
 
 
 def _rated(row: dict[str, Any]) -> dict[str, Any]:
-    """Who tells how many in which window has told a rate."""
+    """Fills in the rate from a reported burst and window."""
     if row["limit_per_s"] is None and row["burst"] is not None and row["window_ns"] and not row["differing"]:
         return {**row, "limit_per_s": row["burst"] / row["window_ns"] * 1e9}
     return row
 
 
 def _judged(row: dict[str, Any]) -> dict[str, Any]:
-    """Its clock, and what a step does to it."""
+    """Adds the limiter's clock, and the effect of a step."""
     from agent.limiters.catalogue import CATALOGUE, look_up
 
     library = next((one for one in CATALOGUE if one.library == row["library"]), None)
@@ -204,8 +206,8 @@ def _judged(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _worked_out(row: dict[str, Any], boot: str, now_ns: int) -> dict[str, Any]:
-    """How often it decides, from its first decision in the window until now, or until its last one where its process is
-    gone.
+    """Adds the decision rate: from the first decision in the window until now, or until the last one if the process has
+    ended.
     """
     from agent.common.alive import gone
     from agent.tables.limiters import WATCHED_NS
@@ -216,7 +218,7 @@ def _worked_out(row: dict[str, Any], boot: str, now_ns: int) -> dict[str, Any]:
     per_s, failed = row["decisions"] / seconds, row["refused"] + row["errors"]
     judged = sum(
         row[name] for name in _RESULTS
-    )  # of counters whose limit is not on the wire, none are, or the first few
+    )  # counters without a limit on the wire have none, or only for the first decisions
     units = row["units"] if row["units"] is not None else float(row["allowed"] + row["delayed"])
     limit, burst = (
         row["sums"]

@@ -1,4 +1,4 @@
-"""``tickscope limiters replay``: the recorded decisions of limiters on another clock."""
+"""``tickscope limiters replay``: replays recorded decisions on another clock."""
 
 from __future__ import annotations
 
@@ -270,7 +270,7 @@ def _jumps(
 
 
 def _instant(source: RowSource, text: str | None, boot_id: str) -> int | None:
-    """A time in words as CLOCK_BOOTTIME of a boot. Raises AgentError (exit code 2)."""
+    """Parses a time as CLOCK_BOOTTIME of a boot. Raises AgentError (exit code 2)."""
     import numpy as np
 
     if text is None:
@@ -286,7 +286,7 @@ def _instant(source: RowSource, text: str | None, boot_id: str) -> int | None:
 
 def _window(source: RowSource, pattern: str | None) -> tuple[str, int, int]:
     """(boot, from, to) of the newest boot's rows of these limiters in the source's window, CLOCK_BOOTTIME. Raises
-    AgentError (exit code 3) where there are none.
+    AgentError (exit code 3) if there are none.
     """
     from fnmatch import fnmatchcase
 
@@ -308,8 +308,8 @@ def _window(source: RowSource, pattern: str | None) -> tuple[str, int, int]:
             exit_code=NO_ROWS,
         )
     boot = spans[-1]["boot_id"]
-    mine = [one for one in spans if one["boot_id"] == boot]
-    return boot, min(one["first"] for one in mine), max(one["last"] for one in mine)
+    in_boot = [one for one in spans if one["boot_id"] == boot]
+    return boot, min(one["first"] for one in in_boot), max(one["last"] for one in in_boot)
 
 
 def _what_if(
@@ -350,7 +350,7 @@ def _skewed(
     from agent.limiters.replay.skew import split
 
     boot_id, first, last = _window(source, pattern)
-    # Windows of a clock that jumped are no windows of true time: what came after the last jump.
+    # Only decisions after the last jump: windows of a clock that jumped are not windows of true time.
     first = max([first, *(one["t_ns"] for one in steps(source) if one["boot_id"] == boot_id and one["t_ns"] <= last)])
     decisions = _decisions(source, boot_id, first, last, pattern, declarations)
     wall = int(source.wall(boot_id, np.array([first], np.int64))[0])

@@ -1,4 +1,4 @@
-"""Rows of ``limiters replay`` as a screen shows them: what was counted, and below it whose it is."""
+"""Rows of ``limiters replay`` in the table format: the counts, and the process on a line below."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from agent.cli.cells import cell
 
 LIMITER_COLUMN = "limiter_id"
-#: What a column is called there; those that a narrow screen leaves out come last.
+#: Headings. Columns that a narrow screen leaves out come last.
 _JUMPED = {
     "decisions": "decisions",
     "admitted_program": "admitted",
@@ -48,7 +48,7 @@ def jumped(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], tuple[
 
 
 def split(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
-    """Rows of a split between two clocks, and their columns."""
+    """Rows of a skew between two clocks, and their columns."""
     out = []
     for row in rows:
         clocks = (

@@ -1,4 +1,4 @@
-"""What a limiter did over time: asked, admitted and its limit by interval, and the jumps of the clock between."""
+"""A limiter's time series: requested and admitted units and the limit per interval, and the clock jumps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from agent.ask.question import Where
     from agent.ask.row_source import RowSource
 
-#: Intervals of a drawing, at most; the shortest.
+#: The largest number of intervals in a plot, and the shortest interval.
 PIECES = 360
 _LEAST_NS = 1_000_000_000
 _LISTED = 5
@@ -20,8 +20,8 @@ _LISTED = 5
 
 @dataclass(frozen=True)
 class Stretch:
-    """One interval, CLOCK_BOOTTIME ns. asked, admitted: units a second. limit: of all members that decided in it,
-    units a second; None where it is not known, or there is none.
+    """One interval, CLOCK_BOOTTIME ns. asked, admitted: units per second. limit: of all members with a decision in it,
+    units per second; None if unknown or unlimited.
     """
 
     from_ns: int
@@ -33,9 +33,8 @@ class Stretch:
 
 @dataclass(frozen=True)
 class LimiterSeries:
-    """One limiter in one boot. Times CLOCK_BOOTTIME ns. wall_ns: what to add to a time to get the wall time. steps:
-    jumps of the wall clock.
-    members: those of them that asked most, as rows.
+    """One limiter in one boot. Times are CLOCK_BOOTTIME ns. wall_ns: added to a time gives the wall time. steps: jumps
+    of the wall clock. members: the members with the most requests, as rows.
     """
 
     limiter_id: str
@@ -48,23 +47,23 @@ class LimiterSeries:
     members: Sequence[dict[str, Any]]
 
     def most(self) -> float:
-        """The largest rate of all."""
+        """The largest rate."""
         return max((max(p.asked, p.admitted, p.limit or 0.0) for p in self.pieces), default=0.0)
 
 
 def series(source: RowSource, limiter_id: str, *where: Where) -> LimiterSeries | None:
-    """Of the newest boot in the source's window in which it decided; None where it did not."""
+    """The series of the newest boot in the source's window with a decision; None if there is none."""
     import numpy as np
 
     from agent.ask.question import GroupValue, Question
     from agent.ask.question import Where as Condition
     from agent.columns import NULL_I64
 
-    mine = (Condition("limiter_id", "=", limiter_id), *where)
+    conditions = (Condition("limiter_id", "=", limiter_id), *where)
     spans = source.rows(
         Question(
             "limiter_decision",
-            where=mine,
+            where=conditions,
             group=("boot_id",),
             order=("boot_id",),
             values=(GroupValue("first", "min", "t_ns"), GroupValue("last", "max", "t_ns")),
@@ -73,9 +72,9 @@ def series(source: RowSource, limiter_id: str, *where: Where) -> LimiterSeries |
     if not spans:
         return None
     boot, first, last = (spans[-1][name] for name in ("boot_id", "first", "last"))
-    mine = (*mine, Condition("boot_id", "=", boot))
+    conditions = (*conditions, Condition("boot_id", "=", boot))
     every = max(_LEAST_NS, -(-(last - first + 1) // PIECES))
-    pieces = _pieces(source, mine, first, every)
+    pieces = _pieces(source, conditions, first, every)
     wall = int(source.wall(boot, np.array([last], np.int64))[0])
     wall_ns = 0 if wall == NULL_I64 else wall - last
     return LimiterSeries(
@@ -86,7 +85,7 @@ def series(source: RowSource, limiter_id: str, *where: Where) -> LimiterSeries |
         wall_ns,
         pieces,
         _jumps(source, boot, first, last),
-        _members(source, mine),
+        _members(source, conditions),
     )
 
 
@@ -123,7 +122,7 @@ def _jumps(source: RowSource, boot: str, first: int, last: int) -> list[WallStep
     import numpy as np
 
     from agent.ask.question import Question, Where
-    from agent.cli.clock_history import who
+    from agent.cli.clock_history import actor_of
 
     jumped = (
         Where("boot_id", "=", boot),
@@ -137,11 +136,11 @@ def _jumps(source: RowSource, boot: str, first: int, last: int) -> list[WallStep
         Question("clock_change", ("t_ns", "size_ns", "pid", "comm", "via"), jumped, within=False, order=("t_ns",))
     )
     walls = source.wall(boot, np.array([row["t_ns"] for row in rows], np.int64)).tolist() if rows else []
-    return [WallStep(row["t_ns"], row["size_ns"], who(row), wall) for row, wall in zip(rows, walls, strict=True)]
+    return [WallStep(row["t_ns"], row["size_ns"], actor_of(row), wall) for row, wall in zip(rows, walls, strict=True)]
 
 
 def _members(source: RowSource, where: Sequence[Where]) -> list[dict[str, Any]]:
-    """Of several: those that were asked most."""
+    """The members with the most requests, if there are several."""
     from agent.ask.question import GroupValue, Question, Where
 
     refused = Where("result", "in", ("refused", "error"))

@@ -1,4 +1,4 @@
-"""``tickscope limiters show``: one limiter over time."""
+"""``tickscope limiters show``: plots one limiter over time."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def command(limiter: str, since: str, until: str | None, pid: int | None, fmt: s
 
 
 def _one(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of several processes: sums, and what the one with most decisions has besides."""
+    """The figures of several processes: sums; other values are those of the process with the most decisions."""
     out = dict(rows[0])
     for name in ("decisions", "members", "per_s", "watch_cost"):
         known = [row[name] for row in rows if row[name] is not None]
@@ -103,7 +103,7 @@ def _one(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _chosen(source: RowSource, given: str) -> str:
-    """The id that is meant. Raises AgentError: exit 3 where there is none, 2 where there are several."""
+    """The limiter id that ``given`` identifies. Raises AgentError: exit 3 if there is none, 2 if there are several."""
     import difflib
 
     from agent.ask.question import GroupValue, Question

@@ -1,4 +1,4 @@
-"""What a limiter did over time, drawn with Braille dots for a terminal, and the figures beneath."""
+"""Plots a limiter's time series with Braille dots on a terminal, with its figures below."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent.cli.output import coloured
 from agent.errors import printable
 
 _LISTED = 6
-#: What is drawn, what lies on top last: name, colour, what stands for it where there is no Braille.
+#: The drawn series, the topmost last: name, colour, character for a terminal without Braille.
 _SERIES = (("asked", "33", "*"), ("admitted", "32", "#"), ("limit", "31", "-"))
 
 
@@ -49,7 +49,7 @@ def text(series: LimiterSeries, row: dict[str, Any], columns: int, rows: int = 1
 
 
 def figures(series: LimiterSeries, row: dict[str, Any]) -> list[str]:
-    """What was asked and let through in numbers, a line each."""
+    """Requested and admitted units as numbers, one per line."""
     demand, admitted = (
         sum(getattr(p, name) * (p.to_ns - p.from_ns) / 1e9 for p in series.pieces) for name in ("asked", "admitted")
     )
@@ -97,7 +97,7 @@ def figures(series: LimiterSeries, row: dict[str, Any]) -> list[str]:
 
 
 def _limit(row: dict[str, Any]) -> str:
-    """Of one of its members; of those that differ, from the least to the most."""
+    """The limit of one member; a range if members differ."""
     if row["unlimited"]:
         return "none"
     limit = "not known" if row["limit_per_s"] is None else f"{row['limit_per_s']:g}/s"
@@ -128,7 +128,7 @@ def _across(series: LimiterSeries, room: int) -> Any:
 
 
 def _drawn(series: LimiterSeries, room: int, rows: int, most: float, plain: bool, colour: bool) -> list[str]:
-    """Each series on dots of its own; a character has the colour of the one that lies on top of it."""
+    """Draws each series in its own layer. A character has the colour of the topmost layer."""
     at_x = _across(series, room)
     grids = []
     for name, _, _ in _SERIES:

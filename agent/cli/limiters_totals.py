@@ -1,5 +1,5 @@
-"""What limiters decided in all, those of sampled programs too: rows of ``limiter_rate`` added up with their intervals.
-Pure.
+"""Total decisions of limiters, including sampled programs: adds up rows of ``limiter_rate`` with their
+intervals. Pure.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ COLUMNS = (*KEY, *(f"{name}{end}" for name in ("allowed", "refused") for end in 
 
 @dataclass(frozen=True)
 class Total:
-    """A count and its 95 % interval. most: None where n is a lower bound, because the probes slowed the program
-    down.
-    """
+    """A count and its 95 % interval. most: None if n is a lower bound, because the probes slowed the program down."""
 
     n: int = 0
     least: int = 0
@@ -28,7 +26,7 @@ class Total:
 
 
 def added(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[Any, ...], tuple[Total, Total]]:
-    """Let through and not, by ``KEY``. rows: with ``COLUMNS``."""
+    """(admitted, not admitted) by ``KEY``. rows: with ``COLUMNS``."""
     sums: dict[tuple[Any, ...], tuple[Total, Total]] = {}
     for row in rows:
         key = tuple(row[name] for name in KEY)
@@ -41,7 +39,7 @@ def added(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[Any, ...], tuple[Tota
 
 
 def basis(allowed: Total, refused: Total) -> str:
-    """How good a total is, in a word or a number."""
+    """The accuracy of a total, as a word or a percentage."""
     both = allowed + refused
     if both.most is None:
         return "at least"

@@ -1,4 +1,4 @@
-"""``tickscope limiters try``: a declared function checked against a live process."""
+"""``tickscope limiters try``: checks a declared function against a live process."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def command(file: str, pid: int, count: int, duration: float, fmt: str) -> None:
 def _show(
     trial: Trial, declarations: Declarations, count: int, until: float, fmt: str, interrupted: Any
 ) -> tuple[int, bool]:
-    """(decisions shown, whether some make no sense)."""
+    """(number of decisions printed, whether some are implausible)."""
     from agent.cli.output import begin_stream, emit_rows, emit_stream, note, quiet_pipe
     from agent.cli.trial_checks import TrialChecks
 
@@ -129,7 +129,7 @@ def _show(
 
 
 def _rows(records: np.ndarray) -> list[dict[str, Any]]:
-    """As limiter_decision would have them, but for the key."""
+    """The decisions as rows of limiter_decision, without the key."""
     from agent.instruments.limiters.decisions import decided, unnamed
     from agent.tables import TABLES
 
@@ -156,7 +156,7 @@ def _rows(records: np.ndarray) -> list[dict[str, Any]]:
 
 
 def _keys(records: np.ndarray) -> list[str | None]:
-    """As the program has them."""
+    """The keys, as the program has them."""
     import numpy as np
 
     from agent.errors import printable
@@ -178,7 +178,7 @@ def _keys(records: np.ndarray) -> list[str | None]:
 
 
 def _line(row: dict[str, Any]) -> str:
-    """A row of the table, whose widths are fixed since the next is not known yet."""
+    """A line of the table. Its widths are fixed, because later rows are not known yet."""
     from agent.cli.cells import cell
 
     shown = {name: "-" if row.get(name) is None else cell(name, row[name]) for name in _COLUMNS[:-1]}

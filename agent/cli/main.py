@@ -1,6 +1,4 @@
-"""``tickscope``: a lazy group; a verb's module is imported when the verb is used. One place turns AgentError into an
-exit status.
-"""
+"""``tickscope``: a lazy group that imports a verb's module on use. ``main`` turns an AgentError into an exit status."""
 
 from __future__ import annotations
 
@@ -65,7 +63,7 @@ class Verbs(options.VerbGroup):
         return found
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Ends quietly, too, where a verb finds that nobody reads what it writes."""
+        """Ends quietly also if the reader of stdout has gone."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -80,7 +78,7 @@ class Verbs(options.VerbGroup):
         return [f"query {name}"] if name in TABLES else super().nearest(name)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The verbs come first."""
+        """Lists the verbs before the options."""
         for heading, verbs in SECTIONS.items():
             with formatter.section(heading):
                 formatter.write_dl([(f"{verb:<10}", text) for verb, text in verbs.items()])
@@ -88,7 +86,7 @@ class Verbs(options.VerbGroup):
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
-    """Looked up when it is asked for: that takes longer than all else a verb needs before it starts."""
+    """Looks the version up on request only: this takes longer than the whole start of a verb."""
     if requested and not ctx.resilient_parsing:
         click.echo(f"tickscope, version {VERSION}")
         ctx.exit()
@@ -121,7 +119,7 @@ def cli() -> None:
 
 
 def main() -> None:
-    """The verbs, and the one place that turns what went wrong into a message and an exit status."""
+    """Runs a verb, and turns errors into a message and an exit status. This is the only place that does."""
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # A terminal without UTF-8 still shows all rows.
     try:
         try:

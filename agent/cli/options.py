@@ -35,7 +35,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click
 
 
 class VerbGroup(click.Group):
-    """A group of verbs; one that is not there gets the nearest one's name."""
+    """A group of verbs that suggests the nearest name for an unknown one."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -77,8 +77,8 @@ class TableName(click.ParamType):  # type: ignore[type-arg]
 
 
 class Columns(click.ParamType):  # type: ignore[type-arg]
-    """Names of the table's columns, separated by commas; the verb itself checks them, with suggestions. more: names
-    beside them.
+    """Comma-separated columns of the table; the verb itself checks them, with suggestions. more: further
+    valid names.
     """
 
     name = "columns"
@@ -87,7 +87,7 @@ class Columns(click.ParamType):  # type: ignore[type-arg]
         self._more = more
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        """The last of the names; those before it stay."""
+        """Completes the last name and keeps those before it."""
         from agent.ask.names import columns
         from agent.common.table import DERIVED
         from agent.tables import TABLES
@@ -95,7 +95,7 @@ class Columns(click.ParamType):  # type: ignore[type-arg]
         names = [
             ctx.params.get("table"),
             *ctx.args,
-        ]  # an option that still lacks its value leaves click's arguments unread
+        ]  # if an option lacks its value, click has not parsed the arguments
         table = next((TABLES[name] for name in names if name and name in TABLES), None)
         if table is None:
             return []
@@ -158,7 +158,7 @@ table = click.argument("table", type=TableName(), metavar="TABLE")
 
 
 def brokers(function: F) -> F:
-    """A flag for each kind of broker, passed under its name: servers whose queues to watch."""
+    """An option per kind of broker, passed under its name: servers whose queues are polled."""
     from agent.queues import catalogue
 
     for name, one in reversed(catalogue.brokers().items()):
@@ -173,7 +173,7 @@ def brokers(function: F) -> F:
 
 
 def settings(*names: str) -> Callable[[F], F]:
-    """A flag for each setting that has one, or for these, passed under its key; None where it was not given."""
+    """An option for each setting that has one, or for these, passed under its key; None if not given."""
     from agent.config import flags
 
     def add(function: F) -> F:
@@ -217,7 +217,7 @@ def store(function: F) -> F:
 
 
 def place(function: F) -> F:
-    """``--store DIR`` or ``--from FILE``, passed as ``store``: whatever has rows (agent/store/sources.py)."""
+    """``--store DIR`` or ``--from FILE``, passed as ``store``: anything that has rows (agent/store/sources.py)."""
     return click.option(
         "--store",
         "--from",
@@ -233,7 +233,7 @@ def place(function: F) -> F:
 
 
 def common(function: F) -> F:
-    """Output format, and a store that the verb does not open: TICKSCOPE_STORE may well name a recording."""
+    """Output format, and a store that the verb does not open (TICKSCOPE_STORE may name a recording)."""
     return output(
         click.option(
             "--store",
@@ -248,5 +248,5 @@ def common(function: F) -> F:
 
 
 def reading(function: F) -> F:
-    """Output format and whatever has rows, for verbs that only ask."""
+    """Output format and a source of rows, for verbs that only read."""
     return output(place(function))

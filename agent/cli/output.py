@@ -1,4 +1,4 @@
-"""Rows on stdout in the four formats, notes on stderr. Every verb prints through here."""
+"""Rows on stdout in the four formats, notes on stderr. Every verb prints with this module."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ Row = Mapping[str, Any]
 
 
 def coloured(stream: TextIO) -> bool:
-    """Whether escape sequences may be written: to a terminal that knows them, unless NO_COLOR is set."""
+    """Whether escape sequences may be written: the stream is a terminal that supports them, and NO_COLOR is not set."""
     return stream.isatty() and knows_escapes() and not os.environ.get("NO_COLOR")
 
 
 def knows_escapes() -> bool:
-    """Whether a terminal would know escape sequences, by TERM."""
+    """Whether a terminal supports escape sequences, by TERM."""
     return os.environ.get("TERM") not in (None, "", "dumb")
 
 
 def note(text: str) -> None:
-    """A line for the human on stderr."""
+    """Prints a note on stderr."""
     print(*layout.wrapped(printable(text), layout.room(sys.stderr), "", "  "), sep="\n", file=sys.stderr)
 
 
 def echo(text: str, hang: int = 4) -> None:
-    """A line for the human on stdout, whose continuation lines begin so far to the right where it is broken."""
+    """Prints a line on stdout. If it is broken, further lines are indented by ``hang``."""
     print(*layout.wrapped(printable(text), layout.room(sys.stdout), "", " " * hang), sep="\n")
 
 
 @contextmanager
 def quiet_pipe() -> Iterator[None]:
-    """End quietly when the reader of stdout (``head``, ``less``) has gone. Raises AgentError where stdout cannot be
+    """Ends quietly when the reader of stdout (``head``, ``less``) has gone. Raises AgentError if stdout cannot be
     written.
     """
     try:
@@ -58,7 +58,7 @@ def quiet_pipe() -> Iterator[None]:
 
 
 def forget_stdout() -> None:
-    """Python flushes its streams once more at exit: let that succeed."""
+    """Makes Python's flush at exit succeed."""
     null = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -80,15 +80,12 @@ def emit_rows(
     below: str = "",
     measure: str = "",
 ) -> None:
-    """Print rows as they come; the table format takes its columns' widths from the first _TABLE_ROWS of them.
+    """Prints rows as they come. The table format takes its column widths from the first _TABLE_ROWS of them.
 
-    columns: their order; by default that of the first row. extra, after: members of the JSON document before and behind
-    ``rows``.
-    units: unit of a column whose name does not end in it (``{"p50": "ns"}``), for the table format.
-    chosen: whether the user named the columns, so that the table format hides none; None where the verb has no
-    ``--columns``.
-    below: a column of long text, which on a screen stands below its row.
-    measure: the column that a narrow screen loses last.
+    columns: their order; by default that of the first row. extra, after: members of the JSON document before and after
+    ``rows``. units: unit of a column whose name has none (``{"p50": "ns"}``), for the table format. chosen: whether the
+    user named the columns, so that the table format hides none; None if the verb has no ``--columns``. below: a column
+    of long text, which a screen shows below its row. measure: the column that a narrow screen leaves out last.
     """
     rows = iter(rows)
     if columns is None:
@@ -111,14 +108,14 @@ def emit_rows(
 
 
 def begin_stream(fmt: str, columns: Sequence[str]) -> None:
-    """What comes before the rows of ``emit_stream``: the heading of a csv."""
+    """Prints what precedes the rows of ``emit_stream``: the heading of a csv."""
     if fmt == "csv":
         _csv((), columns)
         sys.stdout.flush()
 
 
 def emit_stream(rows: Iterable[Row], fmt: str, columns: Sequence[str]) -> None:
-    """Print rows that are part of an endless stream, at once: ndjson (also for json), csv or plain cells."""
+    """Prints rows of an endless stream at once: ndjson (also for json), csv or plain cells."""
     for row in rows:
         if fmt == "csv":
             csv.writer(sys.stdout, lineterminator="\n").writerow([_csv_cell(row.get(n)) for n in columns])
@@ -130,13 +127,13 @@ def emit_stream(rows: Iterable[Row], fmt: str, columns: Sequence[str]) -> None:
 
 
 def emit_doc(doc: Mapping[str, Any]) -> None:
-    """Print one JSON document, with the schema's version as its first member."""
+    """Prints one JSON document, with the schema's version as its first member."""
     with quiet_pipe():
         print(dumps({"schema": SCHEMA, **doc}))
 
 
 def emit(doc: Mapping[str, Any], fmt: str, human: Callable[[], None]) -> None:
-    """Print a document that is not rows: as JSON, or for the table format by ``human``."""
+    """Prints a document that is not rows: as JSON, or in the table format by ``human``."""
     if fmt == "table":
         with quiet_pipe():
             human()
@@ -145,7 +142,7 @@ def emit(doc: Mapping[str, Any], fmt: str, human: Callable[[], None]) -> None:
 
 
 def dumps(value: Any) -> str:
-    """Strict JSON: what JSON cannot say (NaN, infinities) is null, and what would act on a terminal is escaped."""
+    """Strict JSON: NaN and infinities become null, and terminal control characters are escaped."""
     try:
         text = _JSON.encode(value)
     except ValueError:

@@ -1,6 +1,4 @@
-"""What on-demand profiles saw (agent/investigate/), for ``tickscope explain``: read from the source, and told in
-lines.
-"""
+"""Reads the on-demand profiles (agent/investigate/) of a finding, and formats them for ``tickscope explain``."""
 
 from __future__ import annotations
 
@@ -11,25 +9,25 @@ if TYPE_CHECKING:
     from agent.ask.question import Where
     from agent.ask.row_source import RowSource
 
-#: Tables of what looks make, in the order in which they are told.
+#: Tables of profiles, in the order of display.
 TABLES_OF = ("on_cpu", "off_cpu", "block_io", "lock_contention", "memory_stall", "syn_ack", "syscall_latency")
-#: Looks of one finding that are told; entries of each table; who asked most of a disk; functions of a stack.
+#: The number of shown profiles per finding, entries per table, processes per disk, functions per stack.
 _PROFILES, _ENTRIES, _REQUESTERS, _FRAMES = 3, 4, 3, 12
-#: A look begins so late after what it is about, at most.
+#: A profile begins at most this long after its episode.
 _AFTER_NS = 5_000_000_000
-#: Tables of which a look has rows that are of no process.
+#: Tables with rows that belong to no process.
 _SHARED = ("block_io", "syn_ack")
 Wrap = Callable[[str, str, int], list[str]]
 
 
 def read(source: RowSource, finding: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The finding's looks, the first one first, each with its rows by table."""
+    """The finding's profiles in order of time, each with its rows by table."""
     from agent.ask.question import Question, Where
 
     boot = Where("boot_id", "=", finding["boot_id"])
     profiles = _of(source, finding, Where("finding_id", "=", finding["finding_id"]), boot)
     pids = tuple({e["keys"]["pid"] for e in finding["evidence"] if isinstance(e.get("keys", {}).get("pid"), int)})
-    if not profiles and pids:  # something else was wrong with the same process meanwhile
+    if not profiles and pids:  # the profile was for another problem of the same process
         profiles = _of(source, finding, Where("pid", "in", pids), boot)
     seen: set[str] = set()
     for profile in profiles:
@@ -47,7 +45,7 @@ def read(source: RowSource, finding: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _of(source: RowSource, finding: Mapping[str, Any], which: Where, boot: Where) -> list[dict[str, Any]]:
-    """The first few looks that lay in the finding's time."""
+    """The first profiles within the finding's time."""
     from agent.ask.question import Question
 
     profiles = source.rows(Question("investigation", where=(which, boot), latest=("investigation",)))
@@ -65,13 +63,13 @@ def lines_of(profiles: Sequence[Mapping[str, Any]], start_ns: int, wrap: Wrap) -
 
     lines: list[str] = []
     for profile in profiles:
-        who = f"{profile['comm']} pid {profile['pid']}"
+        subject = f"{profile['comm']} pid {profile['pid']}"
         took = duration(profile["interval_ns"] or 0)
         begun = profile["begun_ns"] - start_ns
         after = f"{'-' if begun < 0 else '+'}{duration(abs(begun))}"
         state = "" if profile["state"] == "done" else f", {profile['state']}"
         why = f"; {profile['reason']}" if profile["reason"] else ""
-        lines += ["", *wrap(f"On-demand profile of {who}, for {took} from {after} on{state}{why}", "", 2)]
+        lines += ["", *wrap(f"On-demand profile of {subject}, for {took} from {after} on{state}{why}", "", 2)]
         for table, lines_of_table in _LINES_OF.items():
             for text, hang in lines_of_table(profile.get(table) or []):
                 lines += wrap(text, " " * hang, hang + 2)
@@ -121,7 +119,7 @@ def _stack(text: str) -> str:
 
 
 def _block_io(rows: Sequence[Mapping[str, Any]]) -> Lines:
-    """Disks with the slowest requests first, and who asked most of each."""
+    """The disks with the slowest requests first, with the processes that requested most."""
     from agent.cli.cells import duration
 
     disks = sorted((row for row in rows if row["op"] == "all"), key=lambda row: -row["max_ns"])
@@ -161,10 +159,10 @@ def _locks(rows: Sequence[Mapping[str, Any]]) -> Lines:
     from agent.cli.cells import duration
 
     for row in [row for row in rows if row["sum_ns"] >= 1_000_000][:_ENTRIES]:
-        who = "answering a SYN" if row["path"] == "handshake" else row["comm"]
+        path = "answering a SYN" if row["path"] == "handshake" else row["comm"]
         yield (
             (
-                f"{who}: {duration(row['sum_ns'])} waiting for a lock of the kernel's, {row['lock']} ({row['kind']}),"
+                f"{path}: {duration(row['sum_ns'])} waiting for a lock of the kernel's, {row['lock']} ({row['kind']}),"
                 f" {_times(row['count'], 'time')}, for up to {duration(row['max_ns'])}"
             ),
             2,

@@ -1,4 +1,4 @@
-"""tickscope query: rows of one table."""
+"""tickscope query: prints rows of one table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from agent.cli import options
 from agent.errors import NO_ROWS, USAGE, AgentError
 
-#: Rows that a terminal gets unless more are asked for.
+#: Default number of rows on a terminal.
 _ON_TERMINAL = 1000
 #: What each group shows beside its columns.
 _SPREAD = ("count", "p50", "p90", "p99", "max")
@@ -166,7 +166,7 @@ def command(
 
 
 class _Answer:
-    """Batches of rows as they are read: how many there were so far, and the first."""
+    """Batches of rows as they are read. Keeps their number and the first row."""
 
     def __init__(self, batches: Iterable[list[dict[str, Any]]]) -> None:
         self._batches = batches
@@ -174,7 +174,7 @@ class _Answer:
         self.first: dict[str, Any] = {}
 
     def rows(self, texts: Sequence[str]) -> Iterator[dict[str, Any]]:
-        """texts: columns that are JSON texts and shall be values."""
+        """Rows as dictionaries. texts: columns with JSON to decode."""
         for batch in self._batches:
             self.first = self.first or next(iter(batch), {})
             for row in batch:
@@ -189,10 +189,10 @@ def _names(text: str | None, among: list[str]) -> list[str]:
 
 
 def _reached(gaps: list[dict[str, Any]], oldest: dict[str, Any], boots: list[str]) -> list[dict[str, Any]]:
-    """The gaps in the time from the oldest of the newest rows on: what was lost before would not be among them."""
+    """The gaps since the oldest of the newest rows; earlier losses do not concern them."""
     from agent.ask.row_source import gap_bounds
 
-    if oldest["boot_id"] not in boots:  # whose segment's head is damaged
+    if oldest["boot_id"] not in boots:  # the segment's head is damaged
         return gaps
     since = boots.index(oldest["boot_id"]), oldest["t_ns"]
     return [
@@ -204,4 +204,4 @@ def _parsed(value: str | None) -> Any:
     try:
         return None if value is None else json.loads(value)
     except ValueError:
-        return value  # Cut off by the column's width: shown as the text it is.
+        return value  # truncated by the column's width: shown as text

@@ -1,4 +1,4 @@
-"""tickscope queues: the latest state of every queue."""
+"""tickscope queues: prints the latest state of every queue."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COLUMNS = (
     "wall_ns",
     "host",
 )
-#: What makes a broker's queue one, and what its columns are called here.
+#: The columns that identify a broker's queue, and their headings.
 _BROKERS = ("host", "system", "destination", "partition", "consumer_group", "peer")
 _NAMED = {"queue": "destination", "length": "lag_messages", "oldest_s": "oldest_undelivered_s"}
 
@@ -79,7 +79,7 @@ def _stored(store: str, since: str) -> tuple[list[dict[str, Any]], list[dict[str
         brokers = source.rows(Question("queue_lag", latest=_BROKERS, order=("system", "destination", "consumer_group")))
         kernel = source.rows(
             Question("socket_queue", latest=("host",), order=("kind", "-queue"))
-        )  # the last poll, all of it
+        )  # all rows of the last poll
         gaps, notes = source.gaps(), source.notes
     once = {tuple(row[key] for key in _BROKERS): row for row in brokers}.values()
     named = [{name: row.get(_NAMED.get(name, name)) for name in COLUMNS} for row in once]
@@ -94,7 +94,7 @@ def _stored(store: str, since: str) -> tuple[list[dict[str, Any]], list[dict[str
 
 
 def _kernel(row: dict[str, Any]) -> dict[str, Any]:
-    """A kernel queue as a row of the answer."""
+    """A kernel queue as a row of the output."""
     place = (
         f"{row['saddr'] or '*'}:{row['sport']}" + (f" {row['peer']}" if row["peer"] else "")
         if row["sport"] is not None

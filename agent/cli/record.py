@@ -1,4 +1,4 @@
-"""tickscope record: keep what the agent sees, to be replayed anywhere."""
+"""tickscope record: writes a recording of the agent's rows for a later replay."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _created(path: str) -> BinaryIO:
 
 
 class Interruption:
-    """True once SIGINT or SIGTERM came: the recording is then ended cleanly, never between two frames."""
+    """True after SIGINT or SIGTERM. The recording is then ended cleanly, between two frames."""
 
     def __init__(self) -> None:
         self._came = False

@@ -1,4 +1,4 @@
-"""tickscope replay: the findings that the correlator makes of a recording."""
+"""tickscope replay: computes the findings of a recording."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def command(file: str, without: tuple[str, ...], jump_threshold: str, fmt: str, 
 
 
 class Replayed(NamedTuple):
-    """rows: findings with all columns; losses: rows that the correlator could not take into account, by reason; cut:
-    why the recording ends before its END, in words, empty where it is whole.
+    """rows: findings with all columns. losses: rows that the correlator could not use, by reason. cut: why the
+    recording ends before its END; empty if it is complete.
     """
 
     rows: list[dict[str, Any]]
@@ -64,11 +64,10 @@ class Replayed(NamedTuple):
 
 
 def replayed(file: str, without: frozenset[str] = frozenset(), jump_threshold: str = "all") -> Replayed:
-    """The findings of a recording, in their latest state, in order of that state's time.
+    """The findings of a recording in their latest state, in order of that state's time.
 
-    The correlator gets what the recorded one got: the same batches and the same watermarks in the same order. Wall
-    times come from the recording's own offset history; sentences have them in UTC. Raises AgentError for a foreign or
-    damaged file.
+    The correlator gets the same batches and watermarks in the same order as the recorded one. Wall times come from the
+    recording's offset history; sentences have them in UTC. Raises AgentError for a foreign or damaged file.
     """
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""``tickscope run``: checks the configuration, then becomes the agent."""
+"""``tickscope run``: checks the configuration, then executes the agent."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from agent.posix.signals import hold
 
 
 def run_agent(config: Config) -> None:
-    """Replaces this process by the agent (exec, so that nothing of the CLI stays in its memory). Does not return."""
+    """Replaces this process by the agent (exec, so that nothing of the CLI stays in memory). Does not return."""
     settings = os.memfd_create("tickscope-config", 0)  # not a pipe, which holds 64 KB and then blocks
     os.write(settings, json.dumps(config.to_json()).encode())
     os.lseek(settings, 0, os.SEEK_SET)
-    # -P: the directory it is started in, a clone perhaps, is none of ours and may be closed to the agent's user.
-    # One malloc arena, whose freed arrays go back to the system, and no BLAS threads: the agent has a budget of some
-    # tens of megabytes.
+    # -P: do not import from the current directory, which may be a clone or closed to the agent's user. One malloc
+    # arena, which returns freed arrays to the system, and no BLAS threads: the agent has some tens of megabytes.
     environment = {
         **os.environ,
-        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),  # and nobody else's, whose modules may have our names
+        # only ours: other directories may have modules of the same names
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
         "OPENBLAS_NUM_THREADS": "1",
         "MALLOC_ARENA_MAX": "1",
         "MALLOC_MMAP_THRESHOLD_": "131072",
@@ -63,6 +63,6 @@ def command(
     with a priority). SIGHUP reloads the settings; a setting that needs a restart is named.
     """
     if log_format:
-        use(log_format)  # of a mistake in the settings, too
+        use(log_format)  # also for an error in the settings
     given = flags(duration, log_format=log_format, **{name: value or None for name, value in settings.items()})
     run_agent(resolve(given, os.environ, config_file))

@@ -1,4 +1,4 @@
-"""``tickscope status``: asks the running agent, and reads from /proc what the agent itself cannot."""
+"""``tickscope status``: queries the running agent, and reads from /proc what the agent cannot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from agent.config import ServiceSettings
 from agent.errors import AgentError
 from agent.service.control import ask
 
-#: What people are told of the clock here; `tickscope clock` tells the rest.
+#: Members of the clock's state in the table format; `tickscope clock` shows the rest.
 _CLOCK = (
     "synchronised",
     "ntp_offset_ns",
@@ -26,7 +26,7 @@ _CLOCK = (
     "late_records",
     "subscribers_dropped",
 )
-_DEAREST = 3  # rules that people are told the cost of; JSON has all
+_DEAREST = 3  # rules with their cost in the table format; JSON has all
 
 
 def run_dir() -> str:
@@ -34,12 +34,10 @@ def run_dir() -> str:
 
 
 def memory_of(process: dict[str, Any]) -> dict[str, Any]:
-    """Adds uid, effective capabilities, no_new_privs and proportional memory; null where the asker may not read
-    them.
-    """
+    """Adds uid, effective capabilities, no_new_privs and proportional memory; null if the caller may not read them."""
     pid = process["pid"]
     facts: dict[str, Any] = {"uid": None, "cap_eff": None, "no_new_privs": None, "pss_bytes": None}
-    with contextlib.suppress(OSError, KeyError, StopIteration):  # what the asker may not read stays unknown
+    with contextlib.suppress(OSError, KeyError, StopIteration):  # values that the caller may not read stay unknown
         with open(f"/proc/{pid}/status", errors="replace") as status:
             lines = dict(line.split(":\t", 1) for line in status if ":\t" in line)
         facts["uid"] = int(lines["Uid"].split()[1])
@@ -51,7 +49,7 @@ def memory_of(process: dict[str, Any]) -> dict[str, Any]:
 
 
 def document(wait_s: float = 0.0) -> dict[str, Any]:
-    """The whole document. Raises AgentError (exit code 4) where no agent answers within ``wait_s``."""
+    """The whole document. Raises AgentError (exit code 4) if no agent answers within ``wait_s``."""
     end = time.monotonic() + wait_s
     while True:
         try:
@@ -85,7 +83,7 @@ def command(wait_s: float, fmt: str, store: str) -> None:
 
 
 def dearest(rules: Sequence[dict[str, Any]]) -> str:
-    """What all rules and watches cost since the start, and the few that cost most; empty where none was asked yet."""
+    """The cost of all rules and watches since the start, and of the most expensive ones; empty if none has run."""
     ran = sorted((rule for rule in rules if rule["run_ns"]), key=lambda rule: -rule["run_ns"])
     if not ran:
         return ""
@@ -97,7 +95,7 @@ def dearest(rules: Sequence[dict[str, Any]]) -> str:
 
 
 def profiles(profile_state: dict[str, Any]) -> str:
-    """Whether processes are looked at closer now, and what that has taken so far."""
+    """Whether a profile runs now, and the cost of profiles so far."""
     if not profile_state:
         return "off; --investigate auto turns it on"
     now = profile_state["running"]
@@ -128,10 +126,10 @@ def _human(d: dict[str, Any]) -> None:
         output.echo(f"  {p['probe']:<12} {p['state']}" + (f": {p['reason']}" if p["reason"] else ""))
         if p["remedy"]:
             output.echo(f"  {'':<12} try: {p['remedy']}")
-    for row_ in d["programs"]:
-        output.echo(f"  {row_['probe']:<12} {row_['state']}: {row_['reason']}")
-        if row_["remedy"]:
-            output.echo(f"  {'':<12} try: {row_['remedy']}")
+    for entry in d["programs"]:
+        output.echo(f"  {entry['probe']:<12} {entry['state']}: {entry['reason']}")
+        if entry["remedy"]:
+            output.echo(f"  {'':<12} try: {entry['remedy']}")
     if d["helper"] != "running":
         output.echo(f"helper  {d['helper']}")
     for failing in d["sources"]:
@@ -149,15 +147,15 @@ def _human(d: dict[str, Any]) -> None:
     if costs := dearest(d.get("rules", [])):
         output.echo(f"diagnosis  {costs}")
     output.echo(f"on-demand profile  {profiles(d.get('investigation') or {})}")
-    for row_ in d["time_daemons"]:
-        of = f" of {row_['source']}" if row_["source"] else ""
+    for entry in d["time_daemons"]:
+        of = f" of {entry['source']}" if entry["source"] else ""
         offset = (
             ""
-            if row_["offset_ns"] is None
-            else f", offset {cell('offset_ns', row_['offset_ns'])}, bound {cell('distance_ns', row_['distance_ns'])}"
+            if entry["offset_ns"] is None
+            else f", offset {cell('offset_ns', entry['offset_ns'])}, bound {cell('distance_ns', entry['distance_ns'])}"
         )
         output.echo(
-            f"{row_['daemon']}  {row_['state']}{of}{offset}" + (f": {row_['reason']}" if row_["reason"] else "")
+            f"{entry['daemon']}  {entry['state']}{of}{offset}" + (f": {entry['reason']}" if entry["reason"] else "")
         )
     output.echo("rows  " + (", ".join(f"{n} {t}" for t, n in sorted(d["rows"].items())) or "none yet"))
     output.echo(

@@ -1,4 +1,4 @@
-"""tickscope symptoms: what a finding can be about."""
+"""tickscope symptoms: the catalogue of symptoms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tickscope tables: what there is to ask for."""
+"""tickscope tables: lists tables and columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tickscope tail: new rows as they are stored."""
+"""tickscope tail: prints new rows as they are stored."""
 
 from __future__ import annotations
 

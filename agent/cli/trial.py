@@ -1,5 +1,5 @@
-"""A declared function tried on one process: its file examined, its probes attached to that process alone, its decisions
-read. Root only; no agent takes part.
+"""Tries a declared function on one process: analyzes its file, attaches probes to that process alone, reads decisions.
+Root only; needs no agent.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _ANALYZED_S, _POLL_S = 30.0, 0.02
 
 
 class Declarations:
-    """Those of a file: tickscope.yaml's, a list of some, or one alone. Raises AgentError for the first that is
-    wrong.
+    """The declarations of a file: tickscope.yaml's, a list, or a single one. Raises AgentError for the
+    first wrong one.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,7 +55,7 @@ class Declarations:
 
 
 class TriedProcess:
-    """Files of a running process. Raises AgentError where there is none."""
+    """Files of a running process. Raises AgentError if there is none."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -69,7 +69,7 @@ class TriedProcess:
             ) from error
 
     def file(self, one: OwnFunction) -> str | None:
-        """What to open for a declared program; None where this process does not run it."""
+        """The path to open for a declared program; None if this process does not run it."""
         if not is_shared(one):
             return f"/proc/{self.pid}/exe" if matches(one, self.exe) else None
         with open(f"/proc/{self.pid}/maps", errors="surrogateescape") as maps:
@@ -90,7 +90,7 @@ class TriedProcess:
 
 
 class Trial:
-    """functions: those of the declarations that this process has. notes: what of them is not seen."""
+    """functions: the declared functions that this process has. notes: parts of them that are not observed."""
 
     def __init__(self, declarations: Declarations, process: TriedProcess) -> None:
         self.process, self.notes = process, list[str]()
@@ -118,7 +118,7 @@ class Trial:
         self._analyze([(one, file) for one, file in files if file is not None])
 
     def _analyze(self, files: list[tuple[OwnFunction, str]]) -> None:
-        """As the agent does, in a process of its own."""
+        """Analyzes the files in a separate process, as the agent does."""
         from agent.instruments.declared_functions import NAME
         from agent.kernel.steps import pump_until
         from agent.limiters.catalogue import declare, seen
@@ -162,7 +162,7 @@ class Trial:
         self._known.append((fd, known))
 
     def attach(self) -> None:
-        """Raises AgentError where the kernel does not take the programs."""
+        """Attaches the programs. Raises AgentError if the kernel refuses them."""
         from agent.kernel.attaching import attach_uprobe
         from agent.kernel.kernel_source import KernelSource
         from agent.kernel.load import load, release
@@ -183,7 +183,7 @@ class Trial:
         self._stack.callback(self._kernel.close)
         self._records: list[np.ndarray] = []
         self._kernel.subscribe("limiter_decisions", self._records.append)
-        for fd, known in self._known:  # entries last
+        for fd, known in self._known:  # entry probes last
             attachments = sorted(known["attachments"], key=lambda one: str(one["program"]).endswith("_entered"))
             for one in attachments:
                 try:
@@ -201,23 +201,23 @@ class Trial:
                     self._stack.callback(os.close, link)
 
     def decisions(self, until: float, stop: Callable[[], bool]) -> Iterator[np.ndarray]:
-        """Records of ``struct limiter_decision`` of that process, as they come; ends with it, and soon after ``stop``
-        says so.
+        """Records of ``struct limiter_decision`` of that process, as they come. Ends when the process ends, and soon
+        after ``stop`` returns true.
         """
         while time.monotonic() < until and not stop():
             for _ in self._kernel.drain(time.clock_gettime_ns(time.CLOCK_BOOTTIME)):
                 """Rows are made where they are shown."""
             records, self._records[:] = list(self._records), []
             for some in records:
-                if len(mine := some[some["proc"]["pid"] == self.process.pid]):
-                    yield mine
+                if len(selected := some[some["proc"]["pid"] == self.process.pid]):
+                    yield selected
             if not records:
                 if self.process.gone:
                     return
                 time.sleep(_POLL_S)
 
     def begun(self) -> int:
-        """Calls that were entered and have not returned where that would have been seen."""
+        """Calls that were entered and whose return was not seen."""
         from agent.kernel.bpf import HashMap, map_info
 
         fd = self._family.maps["limiter_deciding"]

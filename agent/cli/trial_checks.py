@@ -1,4 +1,4 @@
-"""What in decisions of a declared function makes no sense, and which line of its declaration has it."""
+"""Finds implausible values in decisions of a declared function, and the line of the declaration that causes them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from agent.limiters.reading import UNKNOWN
 if TYPE_CHECKING:
     from agent.cli.trial import Declarations
 
-#: No limiter counts more, or waits longer (ns); an address below the first page is none; a key is no book.
+#: Bounds of plausible values: counts, waits (ns), the lowest address, the length of a key.
 _MOST_UNITS, _LONGEST_NS, _FIRST_PAGE, _LONGEST_KEY, _DECADE_NS = 1e12, 366 * 86_400e9, 4096, 1 << 16, 3.2e17
-#: Decisions of which none has a word, before its place is doubted (a key may be missing now and then); those that are
-#: remembered.
+#: Decisions without a value before its location is doubted (a key may be missing now and then); decisions that are
+#: kept.
 _ENOUGH, _REMEMBERED = 5, 64
 
 
 class TrialChecks:
-    """told: what was said, once each."""
+    """reported: the problems reported so far, each once."""
 
     def __init__(self, declarations: Declarations, functions: Iterable[OwnFunction]) -> None:
         self.reported: list[str] = []
@@ -36,17 +36,17 @@ class TrialChecks:
         self._first = dict[int, np.ndarray]()
 
     def of(self, records: np.ndarray) -> list[str]:
-        """What is new in these."""
+        """New problems in these records."""
         found = []
         for number, one in self._known:
-            mine = records[records["library"] == number]
-            mine = np.concatenate([self._first[number], mine]) if number in self._first else mine
-            self._first[number] = mine[:_REMEMBERED]
-            found += self._new(one, mine, len(mine) >= _ENOUGH)
+            of_function = records[records["library"] == number]
+            of_function = np.concatenate([self._first[number], of_function]) if number in self._first else of_function
+            self._first[number] = of_function[:_REMEMBERED]
+            found += self._new(one, of_function, len(of_function) >= _ENOUGH)
         return found
 
     def rest(self) -> list[str]:
-        """What is new when no more come."""
+        """New problems once all records are in."""
         return [
             text
             for number, one in self._known
@@ -65,7 +65,9 @@ class TrialChecks:
 
 
 def _checks(one: OwnFunction, records: np.ndarray, enough: bool) -> Iterator[tuple[tuple[str, ...], str]]:
-    """(keys of the declaration, what is odd). enough: a word that none of them has is in another place."""
+    """(keys of the declaration, problem). enough: enough decisions to conclude that a value absent in all of them is
+    elsewhere.
+    """
     if not len(records):
         return
     for section, words, names in (("arguments", one.arguments, ARGUMENTS), ("results", one.results, RESULTS)):
@@ -96,7 +98,7 @@ def _checks(one: OwnFunction, records: np.ndarray, enough: bool) -> Iterator[tup
 
 
 def _timeless(word: Word, records: np.ndarray) -> str:
-    """A program's wall clock may be set, but not to another decade."""
+    """Checks a wall clock value: a program's wall clock may be set, but not to another decade."""
     reported = word.numbers(records[ARGUMENTS["now"]]) * (word.unit_ns or 1)
     far = reported[~(np.abs(reported - time.time_ns()) < _DECADE_NS)]
     return (
@@ -126,7 +128,7 @@ def _odd(key: str, word: Word, raw: np.ndarray) -> str:
         return "it is no number: is its type right?"
     odd = values[(values < least) | (values > most) | ((values != 0) & (np.abs(values) < 1e-9))]
     if key == "wait":
-        odd = values[values > most]  # below 0 is no wait
+        odd = values[values > most]  # a wait below 0 means no wait
     return f"{odd[0]:g} makes no sense: is its place right, and its type ({word.type or 'i64'})?" if len(odd) else ""
 
 

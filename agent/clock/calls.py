@@ -1,4 +1,4 @@
-"""One call on a clock, put together from what the kernel programs saw of it. Pure: records in, calls out.
+"""Groups the kernel programs' records into calls on a clock. Pure: records in, calls out.
 
 Up to three records belong to one call of one thread (bpf/clock.bpf.c): ``ask`` before it, ``woke`` inside it, ``libc``
 at its return. Calls of different threads may overlap; calls of one thread cannot.
@@ -25,17 +25,16 @@ NAMES = {
 NOISE_NS = 300
 _UNKNOWN64, _UNKNOWN32 = -1, 0xFFFFFFFF
 EINVAL = 22
-#: None of these calls sleeps: records further apart than this are of different ones.
+#: None of these calls sleeps: records further apart than this belong to different calls.
 CALL_NS = 1_000_000_000
 
 
 @dataclass
 class Call:
-    """What is known of a call. before/after: TAI - BOOTTIME with its error bound, where it was read. ret: None where
-    not seen.
+    """What is known of a call; None is unknown.
 
-    first_ns: of its beginning, as far as that was seen; t_ns: the best guess of the instant, CLOCK_BOOTTIME; last_ns:
-    of the last record.
+    before, after: TAI - BOOTTIME with its error bound. first_ns, last_ns: of its first and last record. t_ns: the best
+    estimate of when the call took effect. All times are CLOCK_BOOTTIME.
     """
 
     record: np.void
@@ -68,19 +67,19 @@ class Call:
 
     @property
     def steps(self) -> bool:
-        """Whether its purpose is a step."""
+        """Whether the call sets the time or adds an offset at once."""
         return self.sets_time or (bool(self.modes & timex.SETOFFSET) and not self.modes & timex.ADJTIME)
 
     @property
     def asked_ns(self) -> int | None:
-        """What was asked: a target time for the set calls, else an offset; None where nothing of the kind."""
+        """The requested target time (set calls) or offset; None if the call requests neither."""
         seconds, part, offset = int(self.record["asked_s"]), int(self.record["asked_part"]), int(self.record["offset"])
         if (
             seconds == part == _UNKNOWN64
             and self.nr != LIBC_ADJTIME
             and (self.sets_time or self.modes & timex.SETOFFSET)
         ):
-            return None  # its memory could not be read
+            return None  # the caller's memory could not be read
         if self.via == "clock_settime":
             return seconds * 1_000_000_000 + part
         if self.via == "settimeofday" or self.nr == LIBC_ADJTIME:
@@ -92,14 +91,14 @@ class Call:
         if self.modes & timex.OFFSET:
             status = (
                 int(self.record["status"]) if self.status_after is None else self.status_after
-            )  # the caller cannot set STA_NANO by it
+            )  # without ADJ_NANO the unit is microseconds
             return offset * (1 if self.modes & timex.NANO or status & timex.STA_NANO else 1000)
         if self.modes & timex.TAI:
             return int(self.record["constant"]) * 1_000_000_000
         return None
 
     def conclude(self) -> None:
-        """Whose return was not seen, and had the privilege, was refused where its arguments are not valid."""
+        """Fills in ``ret`` if the return was not seen: invalid arguments from a privileged caller are refused."""
         r = self.record
         if (
             self.ret == 0
@@ -118,8 +117,8 @@ class Call:
             return False
         if source == WOKE:
             return not self.woke and self.ret != -1
-        # ADJ_SETOFFSET is checked twice inside one call; had the first been a call of its own, the clock would have
-        # moved.
+        # The kernel checks ADJ_SETOFFSET twice inside one call. If the first check had been a call of its own, the
+        # clock would have moved in between.
         again = _offset(record, "before")
         still = (
             self.before is None
@@ -148,7 +147,7 @@ class Call:
                 and after is not None
                 and abs(after[0] - self.before[0]) <= NOISE_NS + self.before[1] + after[1]
             ):
-                return  # a timer of the watch fired in this call, before it stepped; or it steps by nothing
+                return  # the watch woke in this call before the step, or the step is 0
             self.woke = True
         else:
             self.libc = True
@@ -157,7 +156,8 @@ class Call:
             status = int(record["status_after"])
             self.status_after = None if status == _UNKNOWN32 else status
         self.before = self.before or _offset(record, "before")
-        if source != LIBC or self.after is None:  # just after the step beats the return, when others may have stepped
+        # the wake-up just after the step is more exact: another step may precede the return
+        if source != LIBC or self.after is None:
             self.after = _offset(record, "after") or self.after
 
 

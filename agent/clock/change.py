@@ -1,4 +1,4 @@
-"""One change of a clock, as the join of all views finds it, and of which kind it is."""
+"""One clock change, from all records and readings about it, and its kind."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from agent.clock.timex import Timex
 if TYPE_CHECKING:
     import numpy as np
 
-#: What is left of a slew shrinks by itself; more than this above what was left is a new one.
+#: A pending slew only shrinks by itself. If it grows by more than this, it is a new slew.
 _SLEW_NS = 2_000
-#: The most that a frequency correction may be (MAXFREQ); a clock set to run faster or slower than that is being slewed.
+#: Largest frequency correction (MAXFREQ). A clock that is set to run faster or slower than this is being slewed.
 _MAX_FREQUENCY_PPB = 500_000
 
 
 @dataclass
 class Change:
-    """A row of ``clock_change`` to be; None is unknown. record: the wire record with the actor. cut_err_ns: of the new
-    REALTIME - BOOTTIME.
+    """A future row of ``clock_change``; None is unknown. record: the wire record with the actor. cut_err_ns: error
+    bound of the new REALTIME - BOOTTIME.
     """
 
     t_ns: int
@@ -60,7 +60,7 @@ def rate_kind(*ppb: int | None) -> str:
 
 
 def is_worth(call: Call, change: Change) -> bool:
-    """A status that is written as it was moves nothing; everything else did, or tried to."""
+    """False for a call that writes the status without changing it. All other calls get a row."""
     return change.flags != 0 or (call.ret is not None and call.ret < 0)
 
 
@@ -74,7 +74,7 @@ def tai_real_ns(reading: Reading) -> int:
 
 
 def new_slew(state: Timex, was_left: tuple[int, int]) -> int:
-    """What is left to slew, where that is more than was left (ADJ_OFFSET's and adjtime's), else 0."""
+    """The pending slew (ADJ_OFFSET's and adjtime's) if it is more than before, else 0."""
     for left, was in zip((state.offset_ns, state.adjust_ns), was_left, strict=True):
         if abs(left) > abs(was) + _SLEW_NS or left * was < 0:
             return left

@@ -1,6 +1,4 @@
-"""The clock as a source: samples of the offsets, and what moved a clock, each event one row. Keeps the live offset
-history.
-"""
+"""The clock as a source: samples of the offsets and clock changes, one row each. Keeps the live offset history."""
 
 from __future__ import annotations
 
@@ -28,21 +26,21 @@ if TYPE_CHECKING:
     from agent.clock.watch_process import WatchProcess
 
 SAMPLE_NS = 1_000_000_000
-#: A sample becomes a row when something changed, else this often.
+#: A sample without a change becomes a row at this interval.
 ROW_NS = 10_000_000_000
 _DRIFT_SAMPLES = 128
-#: Of the live history, which dates what is exported now; the store has all of it, and the CLI converts by that.
+#: Length of the live history, which dates exported rows. The store keeps all of it, for the commands.
 MOST_SEGMENTS = 1024
 _COMPACT_ROWS = 4 * MOST_SEGMENTS
-#: What the watch says of a pause comes this soon after the agent has seen its own.
+#: The watch reports a pause this soon after the agent has noticed its own.
 _REPORT_NS = 1_000_000_000
 
 
 class ClockSource(Stating, Pending):
-    """Implements ``agent.contracts.Source``. Works without any kernel program: then steps have no actor.
+    """Implements ``agent.contracts.Source``. Without kernel programs it works too, but steps have no actor.
 
-    history: brought up to date with every sample and step. last: what an agent before this one read; None where nobody
-    keeps it. Raises OSError where the clocks cannot be read.
+    history: gets every sample and step. last: the reading that an earlier agent stored; None if nothing stores it.
+    Raises OSError if the clocks cannot be read.
     """
 
     name = "clock"
@@ -53,7 +51,7 @@ class ClockSource(Stating, Pending):
         self._missed = missed(last.earlier, reading, state) if last is not None and last.earlier is not None else []
         self._join = Join(reading, state)
         self._sampled_ns = self._row_ns = reading.t_ns
-        #: For the next ``drain``, which comes with all that the kernel programs saw before it.
+        #: For the next ``drain``, when all earlier kernel records have arrived.
         self._taken: tuple[sample.Reading, timex.Timex] | None = None
         self._drift = np.zeros((_DRIFT_SAMPLES, 2), np.int64)
         self._samples = 0
@@ -63,7 +61,8 @@ class ClockSource(Stating, Pending):
         self._machine = Watcher(reading.t_ns, watch.vmclock, watch.host_clock)
         self._ran_ns = reading.t_ns
         self._gap: tuple[int, int] | None = None
-        #: Whether a time daemon of this host says that it keeps the clock: chrony may not have told the kernel.
+        #: Whether a time daemon of this host reports that it keeps the clock. chrony without rtcsync does not set the
+        #: kernel's flag.
         self.daemon_synchronised: Callable[[], bool] = lambda: False
         self._first = [sample.row(reading, state, cut=False, synchronised=state.synchronised)]
         history.append(self._first[0])
@@ -74,7 +73,7 @@ class ClockSource(Stating, Pending):
         self._join.feed(records)
 
     def fds(self) -> list[int]:
-        """The watch's socket: a step wakes the loop."""
+        """The watch's socket, so that a step wakes the loop."""
         return [self._watch.sock.fileno()]
 
     def pending(self, now_ns: int) -> bool:
@@ -113,7 +112,7 @@ class ClockSource(Stating, Pending):
             self._slope.skip()
         cuts = [self._cut(c, reading, state) for c in changes if c.size_ns and c.kind in ("step", "leap")]
         rows = cuts
-        if due and not self._join.pending:  # else a step is still being explained
+        if due and not self._join.pending:  # else the cause of a step is still open
             self._sampled_ns = reading.t_ns
             changes += self._checked_changes(reading, state)
             rows = cuts + self._sample(reading, state)
@@ -132,8 +131,8 @@ class ClockSource(Stating, Pending):
             yield from self._missed_notices.losses(changes, now_ns)
 
     def _pauses(self, now_ns: int, slept: bool) -> list[Change]:
-        """A pause of the machine, once both the watch and this process have seen that they could not run. slept: it was
-        suspended.
+        """A pause of the machine, once both the watch and this process have noticed that they could not run. slept: the
+        machine was suspended.
         """
         late, gap = self._watch.late(), self._gap
         if gap is None or slept or now_ns - gap[1] > _REPORT_NS:
@@ -148,7 +147,7 @@ class ClockSource(Stating, Pending):
         return []
 
     def _checked_changes(self, reading: sample.Reading, state: timex.Timex) -> list[Change]:
-        """What is looked for once a second: another clocksource, a restored machine, a rate that nobody set."""
+        """Changes that are checked for once a second: another clocksource, a restored machine, an unexplained rate."""
         found, t_ns = [], reading.t_ns
         if self._gap is None:
             self._machine.check(t_ns)
@@ -169,7 +168,7 @@ class ClockSource(Stating, Pending):
 
     @staticmethod
     def _still(t_ns: int, kind: str, modes: str, reading: sample.Reading, state: timex.Timex) -> Change:
-        """A row of what did not move REALTIME."""
+        """A row for a change that did not move REALTIME."""
         return Change(
             t_ns,
             kind,
@@ -190,7 +189,7 @@ class ClockSource(Stating, Pending):
         return row
 
     def _sample(self, reading: sample.Reading, state: timex.Timex) -> list[np.ndarray]:
-        """The sample as a row, unless it adds nothing."""
+        """The sample as a row, if something changed or a row is due."""
         self._count(reading)
         synchronised = self._synchronised(state)
         reported = (*state.discipline, synchronised, reading.boot_mono_ns // 1_000_000)
@@ -207,7 +206,9 @@ class ClockSource(Stating, Pending):
         self._samples += 1
 
     def drift_ppb(self) -> float:
-        """REALTIME against MONOTONIC_RAW over the last two minutes, steps left out; NaN before the second sample."""
+        """Rate of REALTIME against MONOTONIC_RAW over the last two minutes, without steps, in ppb; NaN before the
+        second sample.
+        """
         n = min(self._samples, _DRIFT_SAMPLES)
         window = np.roll(self._drift[:n], -(self._samples % n) if self._samples > n else 0, axis=0)
         return sample.drift_ppb(window[:, 0], window[:, 1])
@@ -233,15 +234,15 @@ class ClockSource(Stating, Pending):
         }
 
     def close(self) -> None:
-        """The watch and the history are the agent's."""
+        """Does nothing: the agent closes the watch and the history."""
         self._machine.close()
         if self._last is not None:
             self._last.close()
 
 
 def missed(earlier: sample.Reading, now: sample.Reading, state: timex.Timex) -> list[Change]:
-    """The step, or leap second, that lies between two readings of one boot, dated at the latter; ``modes`` and
-    ``unwatched_ns`` say for how long nobody looked.
+    """The step or leap second between two readings of one boot, dated at the later one. ``modes`` and ``unwatched_ns``
+    give the time without a watch.
     """
     size, err = now.real_boot_ns - earlier.real_boot_ns, earlier.err_ns + now.err_ns
     if now.t_ns < earlier.t_ns or abs(size) <= err + NOISE_NS:

@@ -1,9 +1,9 @@
-"""Converting times through the segments of an offset history, both ways. Pure and vectorised; see history.py for what
-the answers mean.
+"""Converts times through the segments of an offset history, both ways. Pure and vectorised; history.py explains the
+results.
 
-A wall time has several answers where segments overlap on the wall clock's line (a step back), and none where they leave
-a gap (a step forward). So that line is cut into pieces at all ends of segments, and for each piece the first and the
-last segment that cover it are kept.
+A wall time has several answers where segments overlap on the wall clock (a step back), and none in a gap (a step
+forward). So the wall clock is cut into pieces at all ends of segments. Each piece keeps the first and the last segment
+that cover it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from agent.columns import NULL_I64
 
 EXACT, AMBIGUOUS, SKIPPED, EXTRAPOLATED = range(4)  # order of the derived column wall_state
 _CHUNK = 1 << 14  # times whose intermediate arrays stay in the processor's cache
-#: Beyond any BOOTTIME (18 years), and no overflow when added to the latest wall time that a kernel accepts
+#: Later than any BOOTTIME (18 years). Adding it to the latest wall time that a kernel accepts does not overflow
 #: (settimeofday(2): 2^63 ns less 30 years).
 _FIRST, _LAST = -(2**59), 2**59
-#: How far an undisciplined clock may be off the time, for each ns: the kernel's own bound (MAXFREQ, by which adjtimex's
-#: maxerror grows).
+#: Error growth of an undisciplined clock per ns: the kernel's own bound (MAXFREQ, as for adjtimex's maxerror).
 _DRIFT = 500e-6
-#: Steps seen are taken as that many in this time at least: one in a minute says little.
+#: The rate of steps is computed over at least this time: one step in the first minute is no trend.
 _LEAST_NS = 60_000_000_000
 _MOST, _NEVER = 2.0**62, 2**63 - 1
 
@@ -33,8 +32,8 @@ _MOST, _NEVER = 2.0**62, 2**63 - 1
 class Converted(NamedTuple):
     """Converted times, each an array of the input's shape.
 
-    ns: the answer. err_ns: its error bound, NULL_I64 for a time before the boot. state: i1 codes of ``wall_state``.
-    alt_ns: the other answer where ambiguous, else NULL_I64.
+    ns: the result. err_ns: its error bound, NULL_I64 for a time before the boot. state: i1 codes of ``wall_state``.
+    alt_ns: the other result if ambiguous, else NULL_I64.
     """
 
     ns: np.ndarray
@@ -44,8 +43,8 @@ class Converted(NamedTuple):
 
 
 class WatchedTimes(NamedTuple):
-    """From when to when the clock was watched, CLOCK_BOOTTIME, and by how much an error bound grows for each ns outside
-    of it.
+    """The interval in which the clock was watched (CLOCK_BOOTTIME), and the growth of an error bound per ns outside of
+    it.
     """
 
     from_ns: int
@@ -54,12 +53,12 @@ class WatchedTimes(NamedTuple):
 
     @classmethod
     def of(cls, from_ns: int, to_ns: int, moved_ns: float) -> WatchedTimes:
-        """moved_ns: all steps in that time together, without their signs."""
+        """moved_ns: sum of the absolute sizes of all steps in that interval."""
         return cls(from_ns, to_ns, _DRIFT + moved_ns / max(to_ns - from_ns, _LEAST_NS))
 
     def widen(self, first: np.ndarray, last: np.ndarray, err: np.ndarray, state: np.ndarray) -> None:
-        """Grows the bounds of what lies outside, in place; before the boot they are unknown. first, last:
-        CLOCK_BOOTTIME of each answer.
+        """Grows the error bounds of results outside of the interval, in place. Bounds before the boot are unknown.
+        first, last: CLOCK_BOOTTIME of each result.
         """
         if self.from_ns <= first.min() and last.max() <= self.to_ns:
             return
@@ -71,29 +70,25 @@ class WatchedTimes(NamedTuple):
 
 
 class WallLine:
-    """The wall clock's line, cut at all ends of segments. may_from: from when on each segment may have held,
-    CLOCK_BOOTTIME.
-
-    The first segment counts from the boot on, where there was nothing before.
-    """
+    """The wall clock, cut at all ends of segments. The first segment starts at the boot."""
 
     def __init__(self, s: Segments) -> None:
         offset = s.real_boot_ns
         begin = np.append(0, s.start_ns[1:]) + offset
-        may = np.append(0, s.known_ns[:-1]) + offset
+        earliest = np.append(0, s.known_ns[:-1]) + offset
         end = s.start_ns[1:] + offset[:-1]
         seen = np.append(s.start_ns[:1] + offset[:1], s.known_ns[:-1] + offset[:-1])  # where error bounds change
-        edges = np.sort(np.concatenate([[_FIRST + offset[0]], begin, may, end, seen]))
+        edges = np.sort(np.concatenate([[_FIRST + offset[0]], begin, earliest, end, seen]))
         self.edges = edges[np.append(True, np.diff(edges) != 0)]  # np.unique takes ten times as long
         self.index, pieces = Pieces(self.edges), len(self.edges)
         self.begin, self.end = np.searchsorted(self.edges, begin), np.append(np.searchsorted(self.edges, end), pieces)
-        may = np.searchsorted(self.edges, may)
-        #: The first and last segment that held at each piece, and those that may have held.
+        earliest = np.searchsorted(self.edges, earliest)
+        #: The first and last segment that held at each piece, and the first and last that may have held.
         self.held = covering(self.begin, self.end, pieces)
-        self.may_have = self.held if (self.begin == may).all() else covering(may, self.end, pieces)
-        #: The first segment that ended before each piece, where the next one cannot have held before it ends.
-        self.left_out = covering(self.end[:-1], may[1:], pieces)[0]
-        self.first_may = int(self.edges[may[1:].min()]) if len(end) else _NEVER
+        self.may_have = self.held if (self.begin == earliest).all() else covering(earliest, self.end, pieces)
+        #: The first segment that ended before each piece, if the next one cannot have begun before that end.
+        self.left_out = covering(self.end[:-1], earliest[1:], pieces)[0]
+        self.first_may = int(self.edges[earliest[1:].min()]) if len(end) else _NEVER
 
 
 class ToWall:
@@ -103,7 +98,7 @@ class ToWall:
         n = len(s.start_ns)
         unsure = np.flatnonzero(
             s.known_ns[:-1] < s.start_ns[1:]
-        )  # a step that nobody saw: either offset may have held from then on
+        )  # a step that was not observed: either offset may have held from then on
         edges = np.concatenate([[_FIRST], s.start_ns[1:], s.known_ns[unsure]])
         segment = np.concatenate([np.arange(n), unsure])
         order = np.lexsort((np.arange(len(edges)), edges))
@@ -139,7 +134,7 @@ class ToWall:
     def _others(
         self, some: slice | np.ndarray, segment: np.ndarray, ns: np.ndarray, state: np.ndarray, alt: np.ndarray
     ) -> None:
-        """Fills in which of ``some`` occurred in another segment, too."""
+        """Finds which of ``some`` also occurred in another segment, and fills in that result."""
         wall = ns[some]
         piece = self._wall.index.find(wall)
         first, last = (held[piece] for held in self._wall.held)
@@ -150,8 +145,8 @@ class ToWall:
 
 
 class ToBoot:
-    """Wall time to CLOCK_BOOTTIME. From edges[i] on, the answer is time + shift[i], or for a skipped piece shift[i]
-    itself.
+    """Wall time to CLOCK_BOOTTIME. From edges[i] on, the result is time + shift[i]; in a skipped piece it
+    is shift[i].
     """
 
     def __init__(self, s: Segments, wall: WallLine) -> None:
@@ -189,7 +184,9 @@ class ToBoot:
 
 
 def _in_chunks(times: np.ndarray, watched: WatchedTimes, convert: Callable[..., None]) -> Converted:
-    """convert: (watched, times, ns, err, state, alt), each of shape (n,), fills in the latter."""
+    """Calls ``convert(watched, times, ns, err, state, alt)`` for each chunk; it fills in the last four arrays, shape
+    (n,).
+    """
     times = np.asarray(times, np.int64)
     out = Converted(
         np.empty(times.shape, np.int64),

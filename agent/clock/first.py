@@ -1,5 +1,5 @@
-"""The clock watch of the agent's start: forked before nearly all imports (agent/start.py), it imports what it needs
-itself. agent/clock/watch_restart.py is its like for a later one.
+"""The clock watch of the agent's start. It is forked before nearly all imports (agent/start.py) and imports what it
+needs itself. agent/clock/watch_restart.py starts a later watch.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import struct
 
 from agent.posix import privilege
 
-#: uid, gid; and by SCM_RIGHTS its end of the agent's socket, the listening one, the one for its reports, the page of
-#: its sign of life.
+#: uid, gid; and by SCM_RIGHTS its end of the agent's socket, the listening socket, the report socket, the heartbeat
+#: page.
 BEGIN = struct.Struct("<II")
 _FDS = 4
 
 
 def serve(sock: socket.socket, parent: int) -> None:
-    """The watch's whole life (``agent.posix.child.fork``). Raises OSError."""
+    """Runs the watch until the agent ends (``agent.posix.child.fork``). Raises OSError."""
     message, fds, _, _ = socket.recv_fds(sock, BEGIN.size, _FDS, socket.MSG_CMSG_CLOEXEC)
     if not message:
         return

@@ -1,5 +1,5 @@
-"""A sign of life in a page that two processes share: one writes the time there, the other looks at it, and neither is
-woken. Standard library only.
+"""A heartbeat in a memory page that two processes share: one writes the time, the other reads it, and neither is woken.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import mmap
 import os
 import time
 
-#: So that nobody can shrink it below what the other has mapped.
+#: Sealed, so that neither side can shrink the page that the other has mapped.
 _SEALED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 class Heartbeat:
-    """The page behind ``fd``, of which ``new`` makes one. Raises OSError."""
+    """The page behind ``fd``; ``new`` creates one. Raises OSError."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd

@@ -1,14 +1,13 @@
-"""The offset history of one boot: kernel time to wall time and back, vectorised, also across steps.
+"""The offset history of one boot: converts kernel time to wall time and back, vectorised, also across steps.
 
-CLOCK_REALTIME - CLOCK_BOOTTIME moves only where a clock is stepped or a leap second passes: slews and frequency changes
-move MONOTONIC and BOOTTIME as well, and a suspend moves both. So the history is a list of segments, each with one
-offset, and the samples inside a segment only narrow its error: all of them bound the same number, so their intervals
-are intersected.
+Only steps and leap seconds move CLOCK_REALTIME - CLOCK_BOOTTIME: slews and frequency changes move MONOTONIC and
+BOOTTIME as well, and a suspend moves both. So the history is a list of segments, each with one offset. All samples of a
+segment bound the same number, so their intervals are intersected, which narrows its error.
 
-A segment starts where a ``clock_offset`` row says ``cut`` (the instant is known), or where a sample contradicts the
-ones before it (a step that nobody saw: the instant lies between two samples, and times between them carry the step in
-their error). One that nobody saw and that is smaller than the bounds of the samples around it together may stay hidden;
-answers are then off by at most its size.
+A segment starts at a ``clock_offset`` row with ``cut`` (the instant is known), or where a sample contradicts the
+earlier ones (an unobserved step: the instant lies between two samples, and times between them have the step in their
+error). An unobserved step that is smaller than the bounds of the samples around it may stay hidden; results are then
+off by at most its size.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _ROW = np.dtype([(name, TABLES["clock_offset"].by_name[name].dtype) for name in 
 
 
 class _Made:
-    """What follows from the rows of one moment, each made when it is first asked for."""
+    """What is derived from the rows of one moment, each computed on first use."""
 
     def __init__(self, rows: np.ndarray) -> None:
         self.rows = rows
@@ -72,11 +71,11 @@ class _Made:
 
 
 class History:
-    """Offsets of one boot. Rows may come in any order, and samples and cuts that arrive late fall into their place.
+    """Offsets of one boot. Rows may come in any order, also late.
 
-    Outside of what was watched, which is from the first sample to the last (or ``watched``), answers are
-    ``extrapolated``: their bounds grow with the distance, as fast as an oscillator may drift (a time daemon may take
-    that back by a step) and as steps were seen to move the clock. Whoever sets the clock by hand may exceed any bound.
+    Watched is the time from the first sample to the last (or to ``watched``). Results outside of it are
+    ``extrapolated``: their bounds grow with the distance, by the possible drift of an oscillator (a time daemon may
+    undo it by a step) and by the observed rate of steps. Steps by hand may exceed any bound.
     """
 
     def __init__(self) -> None:
@@ -89,15 +88,13 @@ class History:
 
     @classmethod
     def from_rows(cls, clock_offset_rows: np.ndarray) -> History:
-        """The history in rows of table ``clock_offset``, all of one boot. Raises ValueError at use where there is
-        none.
-        """
+        """The history in rows of table ``clock_offset``, all of one boot. An empty history raises ValueError on use."""
         history = cls()
         history.append(clock_offset_rows)
         return history
 
     def append(self, clock_offset_rows: np.ndarray) -> None:
-        """Adds samples and cuts; rows without t_ns, real_mono_ns or boot_mono_ns are left out."""
+        """Adds samples and cuts. Rows without t_ns, real_mono_ns or boot_mono_ns are left out."""
         r = clock_offset_rows
         usable = np.flatnonzero(
             (r["t_ns"] != NULL_I64) & (r["real_mono_ns"] != NULL_I64) & (r["boot_mono_ns"] != NULL_I64)
@@ -109,17 +106,17 @@ class History:
             self._more.append(rows)
 
     def watched(self, until_ns: int) -> None:
-        """The clock was watched until then (CLOCK_BOOTTIME): a step would have made a row."""
+        """Notes that the clock was watched until then (CLOCK_BOOTTIME): a step would have made a row."""
         self._watched_ns = max(self._watched_ns, until_ns)
 
     @property
     def watched_ns(self) -> int:
-        """To when the clock was watched. Raises ValueError without a sample."""
+        """The end of the watched time, CLOCK_BOOTTIME. Raises ValueError without a sample."""
         made = self._now()
         return made.watched(self._watched_ns).to_ns
 
     def _taken(self) -> np.ndarray:
-        """All rows in order of time; those that were added are sorted in here, once for many."""
+        """All rows in order of time. Rows added since the last call are sorted in here, all at once."""
         with self._lock:
             if self._more:
                 rows = np.concatenate([self._rows, *self._more])
@@ -139,13 +136,14 @@ class History:
 
     @property
     def segments(self) -> Segments:
-        """What is known. Raises ValueError without a sample."""
+        """The segments. Raises ValueError without a sample."""
         return self._now().segments
 
     def compact(self, most: int | None = None) -> None:
-        """Keeps, of each segment, its first and last row and the tightest bounds: for an agent that samples for months.
+        """Keeps only the first and last row of each segment and the tightest bounds, for an agent that samples for
+        months.
 
-        most: of so many segments only, the last ones; ``forgotten`` counts the others. Times before them are
+        most: the number of segments to keep, the last ones; ``forgotten`` counts the others. Times before them are
         extrapolated.
         """
         made = self._now()
@@ -162,8 +160,8 @@ class History:
         self.forgotten += kept
 
     def to_wall(self, t_ns: np.ndarray) -> Converted:
-        """CLOCK_BOOTTIME to Unix time. ``ambiguous`` where that wall time occurred twice; then ``alt_ns`` is this
-        instant's wall time under the offset on the step's other side. Raises ValueError without a sample.
+        """CLOCK_BOOTTIME to Unix time. If that wall time occurred twice, the state is ``ambiguous`` and ``alt_ns`` is
+        this instant's wall time by the offset on the step's other side. Raises ValueError without a sample.
         """
         made = self._now()
         return made.to_wall.convert(t_ns, made.watched(self._watched_ns))
@@ -173,11 +171,11 @@ class History:
         return self.to_wall(t_ns).ns if len(self) else np.full(len(t_ns), NULL_I64)
 
     def to_boot(self, wall_ns: np.ndarray) -> Converted:
-        """Unix time to CLOCK_BOOTTIME: the first time it was that late, and in ``alt_ns`` the last where there are
+        """Unix time to CLOCK_BOOTTIME: the first instant with that wall time; ``alt_ns`` is the last one if there are
         several.
 
-        ``skipped`` where a forward step left that wall time out; the answer is then the step. Raises ValueError without
-        a sample.
+        A wall time that a forward step left out is ``skipped``, and the result is the step's instant. Raises ValueError
+        without a sample.
         """
         made = self._now()
         return made.to_boot.convert(wall_ns, made.watched(self._watched_ns))
@@ -193,8 +191,8 @@ class History:
         return boot
 
     def boot_to_mono(self, boot_ns: np.ndarray) -> np.ndarray:
-        """CLOCK_BOOTTIME to CLOCK_MONOTONIC; of a time asleep, what MONOTONIC had then stopped at. Raises ValueError
-        without a sample.
+        """CLOCK_BOOTTIME to CLOCK_MONOTONIC; for a time during a suspend, the value at which MONOTONIC had stopped.
+        Raises ValueError without a sample.
         """
         rows, boot_mono = self._suspended()
         at = np.maximum(np.searchsorted(rows["t_ns"], boot_ns, "right") - 1, 0)

@@ -1,8 +1,8 @@
-"""The hook: a command that gets every jump notice, run by an unprivileged process of its own.
+"""The hook: a command that gets every jump notice, run by an unprivileged process.
 
-That process is a subscriber of the notice socket like any other, so nothing that it waits for can hold up the agent or
-the clock watch. It runs the command once a notice, each run within ``timeout_s``. Notices that come faster wait; of
-more than ``QUEUE`` the oldest are dropped and counted. Forked by the agent before it has loaded much.
+That process subscribes to the notice socket like any other, so it cannot delay the agent or the clock watch. It runs
+the command once per notice, each run within ``timeout_s``. Notices that come faster wait; beyond ``QUEUE`` the oldest
+are dropped and counted. The agent forks the process before it has loaded much.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from agent.errors import printable
 from agent.posix import privilege
 from agent.posix.supervisor import Forked, Supervised
 
-#: Notices that wait for a slow hook. Older ones are of no use to anybody.
+#: Notices that wait for a slow hook. Older ones are useless.
 QUEUE = 32
 #: For docs/limits.md.
 BOUNDS = (
@@ -38,21 +38,21 @@ BOUNDS = (
     ),
 )
 _SOCKET = "notices.sock"
-#: Before it is tried again to connect.
+#: Delay before it connects again.
 _AGAIN_S = 0.5
-#: Of what a command prints on stderr.
+#: Kept bytes of the command's stderr.
 _STDERR_BYTES = 160
 
 Deliver = Callable[[bytes], None]
 
 
 class HookFailed(Exception):
-    """A notice could not be delivered; the text says why."""
+    """A notice could not be delivered; the text is the reason."""
 
 
 def execute(command: tuple[str, ...], timeout_s: float) -> Deliver:
-    """Runs the command with the notice as a line on its standard input; it and what it started are killed after
-    ``timeout_s``.
+    """Runs the command with the notice as one line on its standard input. After ``timeout_s`` the command and its
+    children are killed.
     """
 
     def deliver(line: bytes) -> None:
@@ -88,8 +88,8 @@ def execute(command: tuple[str, ...], timeout_s: float) -> Deliver:
 
 
 def _exchange(child: subprocess.Popen[bytes], line: bytes, timeout_s: float) -> str:
-    """Hands over the line and waits for the end; the beginning of what the command says on stderr. The rest is read and
-    thrown away, so that one which says much goes on. Raises TimeoutError.
+    """Writes the line and waits for the end. Returns the beginning of the command's stderr; the rest is discarded, so
+    that a full pipe does not block the command. Raises TimeoutError.
     """
     assert child.stdin is not None
     assert child.stderr is not None
@@ -116,24 +116,26 @@ def _exchange(child: subprocess.Popen[bytes], line: bytes, timeout_s: float) -> 
 
 
 class Hook:
-    """The child's side: lines from the notice socket in the current directory to ``deliver``, counts to ``report``."""
+    """The child's side: sends lines from the notice socket in the current directory to ``deliver``, and counts to
+    ``report``.
+    """
 
     def __init__(self, report: socket.socket, deliver: Deliver) -> None:
         self._report, self._deliver = report, deliver
         self._notices, self._rest = _connect(), b""
-        self._last: int | None = None  # the id of the newest notice that came
+        self._last: int | None = None  # id of the newest notice
         self._waiting: deque[bytes] = deque()
         self._counts: dict[str, object] = {"delivered": 0, "failed": 0, "dropped": 0, "error": ""}
 
     def run(self) -> None:
-        """Until the agent is gone, whose end is this process's."""
+        """Runs until the agent closes its end, that is, ends."""
         while True:
             self._gather()
             line = self._waiting.popleft()
             try:
                 self._deliver(line)
                 self._count("delivered")
-            except Exception as error:  # noqa: BLE001 - what else a library raises fails this notice, not the hook
+            except Exception as error:  # noqa: BLE001 - an unexpected error fails this notice, not the hook
                 self._counts["error"] = (
                     str(error) if isinstance(error, HookFailed) else f"{type(error).__name__}: {error}"
                 )[:200]
@@ -143,11 +145,11 @@ class Hook:
         number = self._counts[what]
         assert isinstance(number, int)
         self._counts[what] = number + more
-        with contextlib.suppress(BlockingIOError):  # the next one carries the same counts
+        with contextlib.suppress(BlockingIOError):  # the next report has the same counts
             self._report.send(json.dumps(self._counts).encode())
 
     def _gather(self) -> None:
-        """Takes what has come, and waits where nothing has."""
+        """Reads notices; waits if there are none."""
         while True:
             try:
                 data = self._notices.recv(1 << 16, socket.MSG_DONTWAIT if self._waiting else 0)
@@ -165,7 +167,7 @@ class Hook:
 
     def _take(self, line: bytes) -> None:
         number = int(json.loads(line)["id"])
-        if self._last is not None and number > self._last + 1:  # this process was dropped for being slow
+        if self._last is not None and number > self._last + 1:  # the watch disconnected this process for being slow
             self._count("dropped", number - self._last - 1)
         self._last = number
         if len(self._waiting) == QUEUE:
@@ -174,7 +176,7 @@ class Hook:
         self._waiting.append(line)
 
     def _reconnect(self) -> None:
-        """The clock watch was started again, or dropped this process."""
+        """Connects again after the clock watch was restarted or disconnected this process."""
         self._notices.close()
         while True:
             time.sleep(_AGAIN_S)
@@ -186,7 +188,7 @@ class Hook:
 
 
 def _connect() -> socket.socket:
-    """A connection that only listens to the notice socket in the current directory. Raises OSError."""
+    """A read-only connection to the notice socket in the current directory. Raises OSError."""
     notices = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         notices.connect(_SOCKET)
@@ -198,7 +200,7 @@ def _connect() -> socket.socket:
 
 
 class HookProcess:
-    """The agent's side. ``reports`` carries the child's counts."""
+    """The agent's side. ``reports`` is the socket with the child's counts."""
 
     def __init__(self, pid: int, reports: socket.socket) -> None:
         self.pid, self.reports = pid, reports
@@ -206,14 +208,14 @@ class HookProcess:
         self.child.adopt(Forked(pid))
 
     def close(self) -> None:
-        """Ends it, also in the middle of a delivery, and waits for it."""
+        """Ends the process, also during a delivery, and waits for it."""
         self.reports.close()
         self.child.close()
 
 
 def start(config: HookSettings, run_fd: int, uid: int, gid: int) -> HookProcess | None:
-    """Forks the process of the hook, if there is a command. run_fd: the directory of the notice socket. Raises
-    OSError.
+    """Forks the hook's process, if a command is configured. run_fd: the directory of the notice socket.
+    Raises OSError.
     """
     if not config.exec:
         return None

@@ -1,9 +1,8 @@
-"""What moved a clock: the kernel programs' records and the agent's own readings, joined to one row for each event.
-Pure.
+"""Joins the kernel programs' records and the agent's readings to one row for each clock change. Pure.
 
-REALTIME - BOOTTIME (which only steps and leap seconds move), BOOTTIME - MONOTONIC (only suspends), TAI - REALTIME and
-the discipline are followed as a state. A call explains how it changed between the call's before and after; what no call
-explains is a row without an actor. Rows come once nothing that belongs to them can still be on its way.
+The state is REALTIME - BOOTTIME (only steps and leap seconds move it), BOOTTIME - MONOTONIC (only suspends), TAI -
+REALTIME and the discipline. A call explains a change between its before and after. A change that no call explains is a
+row without an actor. A row is returned when no record that belongs to it can still arrive.
 """
 
 from __future__ import annotations
@@ -20,21 +19,20 @@ from agent.clock.timex import Timex
 if TYPE_CHECKING:
     import numpy as np
 
-#: A call's records are drained within this time of one another; a thread that lost its processor inside a call may take
-#: longer.
+#: A call's records arrive within this time of one another, unless its thread lost the CPU inside the call.
 SETTLE_NS = 50_000_000
-#: From the step to the waker's record, at most, on an idle machine.
+#: Upper bound of the time from a step to the waker's record, on an idle machine.
 _REACH_NS = 100_000
 _REMEMBER_NS, _SECOND_NS = 10_000_000_000, 1_000_000_000
-#: Of any time that can be set: what an int64 of ns holds, less thirty years of uptime (include/linux/time64.h).
+#: The largest time that can be set: an int64 of ns, less thirty years of uptime (include/linux/time64.h).
 _SETTOD_MOST_NS = (9_223_372_036 - 30 * 365 * 86_400) * _SECOND_NS
 
 
 @dataclass
 class Join:
-    """The clocks' state as followed so far, and the records that wait. ``start`` sets the state.
+    """The state of the clocks, starting at ``reading`` and ``timex``, and the records that wait.
 
-    late: records that came after the row of their call, which they would only have completed.
+    late: number of records that came after the row of their call.
     """
 
     reading: Reading
@@ -60,17 +58,19 @@ class Join:
         self.waiting.append(records)
 
     def hint(self, t_ns: int, real_mono_ns: int) -> None:
-        """When the clock watch saw REALTIME - MONOTONIC become this: dates what no kernel program saw."""
+        """The clock watch saw REALTIME - MONOTONIC take this value at t_ns. This dates changes that no kernel program
+        saw.
+        """
         self._hint = (t_ns, real_mono_ns)
 
     @property
     def pending(self) -> bool:
-        """Whether rows may come without further input, once they have settled."""
+        """Whether rows may follow without further input."""
         return bool(self.waiting) or self._differs_since is not None
 
     def settle(self, reading: Reading, state: Timex) -> list[Change]:
-        """The changes that are complete at ``reading``, in order of time. What the programs saw before ``reading`` was
-        taken must have been fed.
+        """The changes that are complete at ``reading``, in order of time. All kernel records from before ``reading``
+        must have been fed.
         """
         import numpy as np
 
@@ -106,9 +106,7 @@ class Join:
         return out
 
     def _under_way(self, call: Call, calls: list[Call], reading: Reading) -> bool:
-        """Whether its thread seems to have lost the processor between the check of its privilege and a step that would
-        be seen.
-        """
+        """Whether the call's thread seems to have lost the CPU between the privilege check and a visible step."""
         by, bound = self._requested_by(call), self._err + reading.err_ns + NOISE_NS
         if by is None or reading.t_ns - call.last_ns > CALL_NS or self._is_refused(call):
             return False
@@ -117,21 +115,23 @@ class Join:
         return not any(c.tid == call.tid and c.t_ns > call.t_ns for c in calls)
 
     def _requested_by(self, call: Call) -> int | None:
-        """By how much a call that may, and of which no more than that was seen, is to step; None for others."""
+        """The size of the step that a permitted call requests, if nothing else of the call was seen; None
+        for others.
+        """
         requested = call.asked_ns
         if not call.steps or not call.requested_times or call.ret or call.woke or call.libc or requested is None:
             return None
         return requested - call.t_ns - self._real_boot if call.sets_time else requested
 
     def _is_late(self, call: Call) -> bool:
-        """Whether it is the rest of a call that has its row: by its time, or since a call of its own would have begun
-        with the check of its privilege.
+        """Whether the record completes a call that already has its row: by its time, or because a new call would begin
+        with a privilege check.
         """
         last_ns, requested_only = self._reported.get(call.tid, (-1, False))
         return last_ns >= call.t_ns or (requested_only and not call.requested_times and call.t_ns - last_ns < CALL_NS)
 
     def _explain(self, call: Call, later: Call | None, reading: Reading, state: Timex) -> list[Change]:
-        if self._is_late(call):  # its thread lost the processor before it returned
+        if self._is_late(call):  # its thread lost the CPU before it returned
             self.late += 1
             return []
         self._reported = {k: r for k, r in self._reported.items() if call.t_ns - r[0] < _REMEMBER_NS}
@@ -157,8 +157,8 @@ class Join:
         return None if tai_boot is None else (tai_boot[0] - self._tai_real, tai_boot[1])
 
     def _expected(self, call: Call) -> tuple[int, int] | None:
-        """Where another call follows and the kernel cannot read TAI (before 6.1): what was asked. None where that is
-        unknown.
+        """The requested result, if another call follows and the kernel cannot read TAI (before 6.1); None
+        if unknown.
         """
         requested = call.asked_ns
         if (call.modes and not call.steps) or (call.ret is not None and call.ret < 0) or self._is_refused(call):
@@ -170,10 +170,10 @@ class Join:
         return self._real_boot + requested, self._err
 
     def _is_refused(self, call: Call) -> bool:
-        """Whether it asks for a time that the kernel lets nobody set: before the boot by MONOTONIC, or
-        (TIME_SETTOD_SEC_MAX) too far ahead.
+        """Whether it requests a time that the kernel refuses: before the boot by MONOTONIC, or too far ahead
+        (TIME_SETTOD_SEC_MAX).
 
-        The watch may wake inside such a call too: the kernel says that the clock was set before it says no.
+        The watch may wake inside such a call too, because the kernel cancels timers before it returns the error.
         """
         requested = call.asked_ns
         if not call.steps or requested is None:
@@ -182,8 +182,8 @@ class Join:
         return not call.t_ns - self._boot_mono <= time_ns < _SETTOD_MOST_NS
 
     def _row(self, t_ns: int, kind: str, before: tuple[int, int], err_ns: int | None) -> Change:
-        """A row without an actor. before: REALTIME - BOOTTIME and BOOTTIME - MONOTONIC, both as they were; now they are
-        the state's.
+        """A row without an actor. before: the earlier REALTIME - BOOTTIME and BOOTTIME - MONOTONIC; the state has the
+        new ones.
         """
         was, now, ppb = sum(before), self._real_boot + self._boot_mono, self._ppb()
         return Change(
@@ -199,26 +199,26 @@ class Join:
         )
 
     def _step(self, t_ns: int, kind: str, real_boot: int, err: int) -> Change:
-        """What moved REALTIME and no call explains; becomes the state."""
+        """A row for a move of REALTIME that no call explains; updates the state."""
         before, bound = (self._real_boot, self._boot_mono), err + self._err
         self._real_boot, self._err = real_boot, err
         return self._row(t_ns, kind, before, bound)
 
     def _dated(self, reading: Reading, otherwise: int) -> int:
-        """When REALTIME - MONOTONIC became what it is now, if the watch saw it."""
+        """When REALTIME - MONOTONIC took its present value, if the watch saw it, else ``otherwise``."""
         if self._hint is not None and abs(self._hint[1] - reading.real_mono_ns) <= NOISE_NS + reading.err_ns:
             return self._hint[0]
         return otherwise
 
     def _suspended(self, reading: Reading) -> list[Change]:
-        """BOOTTIME counts what MONOTONIC slept through. REALTIME slept no more than BOOTTIME did."""
+        """A suspend: BOOTTIME counts it, MONOTONIC does not. REALTIME counts it as BOOTTIME does."""
         if abs(reading.boot_mono_ns - self._boot_mono) <= self.reading.err_ns + reading.err_ns + NOISE_NS:
             return []
         before, self._boot_mono = (self._real_boot, self._boot_mono), reading.boot_mono_ns
         return [self._row(self._dated(reading, reading.t_ns), "suspend", before, self.reading.err_ns + reading.err_ns)]
 
     def _leapt(self, reading: Reading) -> list[Change]:
-        """At a leap second the kernel moves REALTIME and TAI - REALTIME against one another, so that TAI stays; no call
+        """A leap second: the kernel moves REALTIME and TAI - REALTIME by opposite amounts, so that TAI stays. No call
         does that.
         """
         tai_real, moved = tai_real_ns(reading), reading.real_boot_ns - self._real_boot
@@ -237,11 +237,11 @@ class Join:
         ret, by = call.ret, self._requested_by(call)
         never = by is not None and abs(by) > max(err + NOISE_NS, SETTLE_NS if call.sets_time else 0)
         if not moved and not ret and not call.libc and (never or self._is_refused(call)):
-            ret = -EINVAL  # the privilege was there, the step never came: of all that can follow, only this fails
+            ret = -EINVAL  # privileged but no step: of the remaining checks only this one can fail
         failed = ret is not None and ret < 0
         stepped = moved or (
             call.steps and not failed and call.asked_ns != 0
-        )  # chronyd asks for a step by nothing, to see whether it may
+        )  # chronyd requests a step of 0 to test its privilege
         change = Change(
             call.t_ns,
             kind_of(call, moved),
@@ -270,7 +270,7 @@ class Join:
         return change
 
     def _follow(self, call: Call, change: Change, later: Call | None, state: Timex) -> None:
-        """The discipline's state after the call: what it returned, else what was asked, else what is read now."""
+        """Updates the discipline's state by the call: its result, else its request, else the present reading."""
         previous = self._status
         if call.ret is None or call.ret >= 0:
             if call.freq_after is not None and call.tick_after is not None:
@@ -291,12 +291,12 @@ class Join:
         flags = (previous ^ self._status) & timex.FLAGS
         if flags:
             change.modes += " " + timex.flag_names(previous, self._status)
-        if change.kind == "unsync":  # so far only: it wrote the status or the error bounds
+        if change.kind == "unsync":  # the call wrote the status or the error bounds
             change.kind = flag_kind(flags or int(call.record["status"]) & timex.LEAP_FLAGS)
             change.flags = flags
 
     def _unexplained(self, reading: Reading, state: Timex) -> list[Change]:
-        """What moved without a call that was seen, once no record about it can still be on its way."""
+        """Moves without a call, once no record about them can still arrive."""
         moved = abs(reading.real_boot_ns - self._real_boot) > self._err + reading.err_ns + NOISE_NS
         freq, tick, status, tai_s = state.discipline
         flags = (status ^ self._status) & timex.FLAGS

@@ -1,7 +1,7 @@
-"""The last reading of the clocks, kept in the store's directory: a step while no agent runs is seen by the next one.
+"""The last reading of the clocks, kept in the store's directory. With it the next agent detects a step that happened
+while no agent ran.
 
-REALTIME - BOOTTIME moves at steps and leap seconds only, so within one boot any difference is one, however long nobody
-looked.
+Only steps and leap seconds move REALTIME - BOOTTIME, so within one boot any difference is one of these.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _SUM = struct.Struct("<I")
 
 
 class LastReading:
-    """``NAME`` in the directory ``dir_fd`` (borrowed, not duplicated), overwritten in place. A disk that fails only
-    makes it forget.
+    """File ``NAME`` in the directory ``dir_fd`` (borrowed, not duplicated), overwritten in place. If the disk fails,
+    the reading is not kept.
 
-    run: has something done with the file, in order, later perhaps (``agent.store.writer.Writer.later``).
+    run: runs a file operation in order, possibly later (``agent.store.writer.Writer.later``).
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class LastReading:
         self._boot, self._run = uuid.UUID(boot_id).bytes, run
         self._newest: deque[Reading] = deque(maxlen=1)
         self._fd = -1
-        self.earlier: Reading | None = None  #: of an agent before this one, in this boot
+        self.earlier: Reading | None = None  #: of an earlier agent in this boot
         with contextlib.suppress(OSError):
             self._fd = os.open(NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640, dir_fd=dir_fd)
             self.earlier = self._read()

@@ -1,4 +1,4 @@
-"""Fast look-ups: in which piece of a sorted line a number lies, and which intervals cover each piece. Pure."""
+"""Fast look-ups: the piece of a sorted line that a number lies in, and the intervals that cover each piece. Pure."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ _CELLS = 1 << 16
 
 
 class Pieces:
-    """Pieces of a line: piece i goes from edges[i] to edges[i + 1]; what lies before all edges belongs to the first."""
+    """Pieces of a line: piece i goes from edges[i] to edges[i + 1]. Values before all edges belong to the
+    first piece.
+    """
 
     def __init__(self, edges: np.ndarray) -> None:
         self.edges = edges
 
     @cached_property
     def _grid(self) -> tuple[int, np.ndarray, np.ndarray]:
-        """Equal cells from edges[1] on: their width as a shift, the piece at each one's start, and whether an edge lies
-        inside it.
+        """A grid of equal cells from edges[1] on: their width as a shift, the piece at each cell's start, and whether
+        an edge lies inside the cell.
 
-        A look-up instead of a binary search, which times in no order make slow. The first of the cells stands for all
-        before edges[1].
+        It replaces a binary search, which is slow for unsorted times. The first cell stands for everything before
+        edges[1].
         """
         first, last = int(self.edges[1]), int(self.edges[-1])
         shift = max((last - first).bit_length() - min(_CELLS, 16 * len(self.edges)).bit_length() + 1, 0)
@@ -31,8 +33,8 @@ class Pieces:
         return shift, np.append(0, at).astype(np.int32), np.append(False, inside)
 
     def find(self, values: np.ndarray) -> int | np.ndarray:
-        """The piece of each value, shape (n,) with n > 0; one number where it is the same for all, as it mostly is for
-        what comes together.
+        """The piece of each value, shape (n,), n > 0. Returns a single number if all values are in one piece, as in
+        most batches.
         """
         low, high = np.searchsorted(self.edges[1:], (values.min(), values.max()), "right")
         if low == high:
@@ -54,11 +56,11 @@ def put(column: np.ndarray, at: int | np.ndarray, out: np.ndarray) -> None:
     if isinstance(at, int):
         out.fill(column[at])
     else:
-        np.take(column, at, out=out, mode="clip")  # which cannot occur, and is faster than raising
+        np.take(column, at, out=out, mode="clip")  # never clips; the mode is faster than raise
 
 
 def covering(begin: np.ndarray, end: np.ndarray, pieces: int) -> tuple[np.ndarray, np.ndarray]:
-    """(lowest, highest) number of the intervals [begin, end) that cover each of so many pieces, -1 where none does; i4
+    """(lowest, highest) number of the intervals [begin, end) that cover each of ``pieces`` pieces, -1 if none; i4
     (pieces,).
     """
     n = len(begin)
@@ -68,10 +70,10 @@ def covering(begin: np.ndarray, end: np.ndarray, pieces: int) -> tuple[np.ndarra
 
 
 def _lowest(begin: np.ndarray, end: np.ndarray, pieces: int, number: np.ndarray) -> np.ndarray:
-    """The lowest ``number`` of the intervals that cover each piece, len(begin) where none does.
+    """The lowest ``number`` of the intervals that cover each piece, len(begin) if none.
 
-    Each interval is two runs of 2^k pieces that overlap. From the longest runs down, each is halved: n log n, and
-    nothing a piece in Python.
+    Each interval is the union of two overlapping runs of 2^k pieces. From the longest down, each run is halved: n log
+    n, without Python work per piece.
     """
     some = np.flatnonzero(end > begin)
     level = np.frexp((end - begin)[some])[1] - 1
@@ -81,7 +83,7 @@ def _lowest(begin: np.ndarray, end: np.ndarray, pieces: int, number: np.ndarray)
         halved = out.copy()
         np.minimum(out[half:], out[:-half], out=halved[half:])
         out = halved
-        mine = some[level == k]
-        np.minimum.at(out, begin[mine], number[mine])
-        np.minimum.at(out, end[mine] - half, number[mine])
+        at_level = some[level == k]
+        np.minimum.at(out, begin[at_level], number[at_level])
+        np.minimum.at(out, end[at_level] - half, number[at_level])
     return out

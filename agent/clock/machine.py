@@ -1,18 +1,15 @@
-"""What the machine did to its clocks: it was paused, restored from an image, or reads another counter now. Standard
+"""What the machine did to its clocks: it was paused, restored from an image, or changed its clocksource. Standard
 library only.
 
-A pause (a hypervisor that gave the machine no time, a stopped emulator) leaves the clocks right: they say that time
-went by, and nobody ran in it. It is told from a busy machine and from a stopped agent by rules:
+After a pause (the hypervisor gave the machine no CPU time, a stopped emulator) the clocks are right: time passed and
+nothing ran. These rules tell a pause from a busy machine and from a stopped agent:
 
-* two processes, the clock watch and the agent, both could not run when they wanted to;
-* the processors were not busy meanwhile, so that was not for want of a processor (/proc/stat; stolen time is not busy
-  time);
-* the machine switched between tasks no more often than if nothing had run in that time: else it was only we who stood
-  still.
+* Two processes, the clock watch and the agent, both could not run when they wanted to.
+* The CPUs were not busy meanwhile (/proc/stat; stolen time is not busy time).
+* The machine made no more context switches than an idle one. Otherwise only the two processes were stopped.
 
-What stays unseen: a machine that is stopped together with its clocks (a virtual machine monitor's ``stop``, a snapshot)
-and has neither VMClock nor its host's clock sees nothing, and its wall clock is late from then on; only another
-machine's clock tells.
+Not detected: a machine that is stopped together with its clocks (a virtual machine monitor's ``stop``, a snapshot) and
+has neither VMClock nor its host's clock. Its wall clock is late from then on.
 """
 
 from __future__ import annotations
@@ -32,14 +29,14 @@ _VMCLOCK = struct.Struct("<I8xIQQ72xQ")
 _VMCLOCK_MAGIC = 0x4B4C4356
 _HAS_GENERATION = 1 << 8
 _TRIES = 5
-#: Shorter ones are not told from a machine that is merely slow.
+#: A shorter pause cannot be told from a slow machine.
 PAUSE_NS = 350_000_000
-#: The agent never sleeps longer (agent/service/loop.py), so a pause began this soon after it ran last.
+#: The agent never sleeps longer (agent/service/loop.py), so a pause began at most this long after its last run.
 _SLEEP_NS = 100_000_000
 
 
 def clocksource() -> str:
-    """The kernel's current one; empty where it does not say."""
+    """The kernel's current clocksource; empty if unknown."""
     try:
         with open(CLOCKSOURCE) as file:
             return file.read().strip()
@@ -48,7 +45,7 @@ def clocksource() -> str:
 
 
 class Work(NamedTuple):
-    """What the processors have done since boot: time by all of them together, task switches."""
+    """Work since boot: busy time of all CPUs together, context switches."""
 
     t_ns: int
     busy_ns: int
@@ -66,7 +63,7 @@ class Gap(NamedTuple):
 
 
 def open_kept(path: str) -> int | None:
-    """A descriptor that ``Watcher`` reads again and again; None where the machine has no such file."""
+    """A descriptor that ``Watcher`` reads repeatedly; None if the machine has no such file."""
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -84,26 +81,26 @@ def work(t_ns: int, stat: bytes) -> Work:
     )
 
 
-def paused(mine: tuple[int, int], late: tuple[int, int], earlier: Work, before: Work, after: Work) -> Gap | None:
-    """Whether the machine stood still.
+def paused(agent: tuple[int, int], late: tuple[int, int], earlier: Work, before: Work, after: Work) -> Gap | None:
+    """The pause of the machine, or None.
 
-    mine: when the agent last ran, and ran again; late: when the watch wanted to, and could; all CLOCK_BOOTTIME ns.
-    earlier, before: two looks before that, after: one since.
+    agent: when the agent last ran, and ran again. late: when the watch wanted to run, and could. All CLOCK_BOOTTIME ns.
+    earlier, before: two measurements before the pause; after: one after it.
     """
-    length, window = mine[1] - mine[0] - _SLEEP_NS // 2, after.t_ns - before.t_ns
-    if mine[1] - mine[0] < PAUSE_NS or min(mine[1], late[1]) - max(mine[0], late[0]) < PAUSE_NS // 2:
+    length, window = agent[1] - agent[0] - _SLEEP_NS // 2, after.t_ns - before.t_ns
+    if agent[1] - agent[0] < PAUSE_NS or min(agent[1], late[1]) - max(agent[0], late[0]) < PAUSE_NS // 2:
         return None
     if after.busy_ns - before.busy_ns > (window - length) * (os.cpu_count() or 1) + length // 2:
         return None
     pace = (before.switches - earlier.switches) / max(before.t_ns - earlier.t_ns, 1)
     if after.switches - before.switches > pace * (window - length / 2):
         return None
-    return Gap(mine[1], length, _SLEEP_NS // 2, after.stolen_ns - before.stolen_ns)
+    return Gap(agent[1], length, _SLEEP_NS // 2, after.stolen_ns - before.stolen_ns)
 
 
 def vm_life(page: bytes) -> tuple[int, int] | None:
-    """(disruption marker, generation) of a VMClock page; both change when the machine was restored or moved. None while
-    it is written.
+    """(disruption marker, generation) of a VMClock page; both change when the machine is restored or moved. None while
+    the page is being written.
     """
     if len(page) < _VMCLOCK.size:
         page = page.ljust(_VMCLOCK.size, b"\0")
@@ -114,8 +111,8 @@ def vm_life(page: bytes) -> tuple[int, int] | None:
 
 
 class Restored(NamedTuple):
-    """What shows that the machine was restored or moved. size_ns: how far the host's clock moved against ours, 0 where
-    it cannot be read.
+    """The evidence that the machine was restored or moved. size_ns: how far the host's clock moved against ours, 0 if
+    unknown.
     """
 
     how: str
@@ -124,8 +121,8 @@ class Restored(NamedTuple):
 
 
 class Watcher:
-    """Reads what is watched about once a second. vmclock, host: descriptors of /dev/vmclock0 and of the host's clock,
-    which take privilege to open, or None.
+    """Checks the machine about once a second. vmclock, host: descriptors of /dev/vmclock0 and of the host's clock, or
+    None. Opening them needs privilege.
     """
 
     def __init__(self, t_ns: int, vmclock: int | None, host: int | None = None) -> None:
@@ -135,23 +132,23 @@ class Watcher:
         self._work_before = self._work = self._worked(t_ns)
 
     def check(self, t_ns: int) -> None:
-        """The processors' work until now, as what comes later is compared with."""
+        """Stores the CPUs' work until now, for later comparison."""
         self._work_before, self._work = self._work, self._worked(t_ns)
 
-    def paused(self, now_ns: int, mine: tuple[int, int], late: tuple[int, int]) -> Gap | None:
-        """As the function ``paused``, with the work until now."""
+    def paused(self, now_ns: int, agent: tuple[int, int], late: tuple[int, int]) -> Gap | None:
+        """The function ``paused``, with the work until now."""
         after = self._worked(now_ns)
         if self._work is None or self._work_before is None or after is None:
             return None
-        return paused(mine, late, self._work_before, self._work, after)
+        return paused(agent, late, self._work_before, self._work, after)
 
     def switched(self) -> tuple[str, str] | None:
-        """The clocksources before and after, where it changed since the last call."""
+        """The clocksources before and after, if it changed since the last call."""
         before, self.clocksource = self.clocksource, self._current()
         return None if before == self.clocksource else (before, self.clocksource)
 
     def restored(self) -> Restored | None:
-        """VMClock's markers before and after, and the host's clock, where one of them changed since the last call."""
+        """VMClock's markers before and after, and the host clock's move, if one of them changed since the last call."""
         before, now = self.life, self._life()
         self.life = now or before
         moved = self._host.moved() if self._host else None

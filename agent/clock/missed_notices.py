@@ -1,5 +1,5 @@
-"""Steps of which nobody got a notice, since the clock watch was not there: the agent sees them by comparing, and tells
-them as losses.
+"""Steps without a notice, because the clock watch was not running. The agent finds them by comparing offsets, and
+reports them as losses.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from agent.clock.watch_process import Unwatched, WatchMessage
 
 SOURCE = "clock notices"
-#: A step that no kernel program saw is dated when it was found, which may be after the watch is back.
+#: A step that no kernel program saw is dated when it is found, which may be after the watch's restart.
 _LATE_NS = 1_500_000_000
 _MOST = 256
 
 
 class MissedNotices:
-    """outages: when the watch was not there, CLOCK_BOOTTIME ns, the last ones."""
+    """outages: the last intervals without a watch, CLOCK_BOOTTIME ns."""
 
     def __init__(self, outages: Iterable[Unwatched]) -> None:
         self._outages = outages
         self._messages: deque[WatchMessage] = deque(maxlen=_MOST)
 
     def note(self, message: WatchMessage) -> None:
-        """The watch told of this step: so its subscribers were too."""
+        """Notes a step that the watch reported: its subscribers got a notice."""
         self._messages.append(message)
 
     def losses(self, changes: Iterable[Change], now_ns: int) -> list[Batch]:
-        """A row of ``loss`` for the steps among these, where there are any."""
+        """A row of ``loss`` for the steps among these, if there are any."""
         missed = [c.t_ns for c in changes if c.size_ns and c.kind in ("step", "leap") and self._missed(c)]
         if not missed:
             return []

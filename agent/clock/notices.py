@@ -1,4 +1,4 @@
-"""The jump notices as a source: who got them, who has acknowledged, what the hook delivered. The agent's side."""
+"""The jump notices as a source: subscribers, acknowledgements, the hook's deliveries. The agent's side."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _HOOK: dict[str, Any] = {"delivered": 0, "failed": 0, "dropped": 0, "error": ""}
 
 
 class NoticeSource(Stating, Failing, Owning):
-    """Implements ``agent.contracts.Source``: a row of ``notice_status`` a channel at the start, and whenever its state
-    changed.
+    """Implements ``agent.contracts.Source``: a row of ``notice_status`` per channel at the start, and when its state
+    changes.
     """
 
     name = "notices"
@@ -42,7 +42,7 @@ class NoticeSource(Stating, Failing, Owning):
         self._checked_at_ns = 0
 
     def fds(self) -> list[int]:
-        """None: a look a few times a second is enough."""
+        """None: it is polled."""
         return []
 
     def drain(self, now_ns: int) -> Iterator[Batch]:
@@ -71,9 +71,7 @@ class NoticeSource(Stating, Failing, Owning):
             self._news.add(channel)
 
     def _check_watch(self) -> None:
-        """Who had subscribed to a watch that ended is no subscriber any more; another one goes on counting where it
-        was.
-        """
+        """Clears the subscribers of a watch that ended. The next watch continues its counts."""
         state, how = self._state["socket"], self._watch.child.state()
         problem = "" if how == "running" else how
         self._watch.counts = {key: state[key] for key in COUNTS if key in state}
@@ -99,7 +97,9 @@ class NoticeSource(Stating, Failing, Owning):
         return gone if channel in self._gone else str(self._state[channel].get("error", ""))
 
     def state(self) -> dict[str, Any]:
-        """For ``status``: the notice socket's counts with those who have not acknowledged, and the hook's."""
+        """For ``status``: the notice socket's counts, the subscribers that have not acknowledged, and the hook's
+        counts.
+        """
         for channel in self._sockets:
             self._read(channel)
         state = "gone" if "exec" in self._gone else "running"
@@ -107,7 +107,7 @@ class NoticeSource(Stating, Failing, Owning):
         return {**self._state["socket"], "hooks": hook}
 
     def failures(self) -> dict[str, str]:
-        """For ``status``: channels whose process is gone, or does not answer."""
+        """For ``status``: channels whose process has ended or does not answer."""
         return {
             f"notices {channel}": self._failing(channel)
             for channel in sorted(self._gone | ({"socket"} if self._problem else set()))
@@ -118,6 +118,6 @@ class NoticeSource(Stating, Failing, Owning):
         return self._hook.child.processes() if self._hook is not None and "exec" not in self._gone else []
 
     def close(self) -> None:
-        """Ends the hook; the watch is the agent's."""
+        """Ends the hook. The agent ends the watch."""
         if self._hook is not None:
             self._hook.close()

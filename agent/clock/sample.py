@@ -19,7 +19,7 @@ _TAI = time.CLOCK_TAI
 
 
 class Reading(NamedTuple):
-    """All offsets in ns at t_ns (CLOCK_BOOTTIME); err_ns bounds every one of them, and REALTIME - BOOTTIME."""
+    """All offsets in ns at t_ns (CLOCK_BOOTTIME). err_ns bounds the error of each, and of REALTIME - BOOTTIME."""
 
     t_ns: int
     real_mono_ns: int
@@ -35,7 +35,7 @@ class Reading(NamedTuple):
 
 
 def read() -> Reading:
-    """Reads all clocks; about 6 us, since nothing else is done between two readings: what is would widen the bound."""
+    """Reads all clocks in about 6 us. Nothing else runs between two readings, since that would widen the bound."""
     now = time.clock_gettime_ns
     best = [(1 << 62, 0)] * 4
     for _ in range(_ROUNDS):
@@ -50,7 +50,7 @@ def read() -> Reading:
 
 
 def row(reading: Reading, timex: Timex, *, cut: bool, synchronised: bool) -> np.ndarray:
-    """One row of table ``clock_offset``, shape (1,). synchronised: by the kernel's flag or a time daemon's word."""
+    """One row of table ``clock_offset``, shape (1,). synchronised: by the kernel's flag or a time daemon's report."""
     from agent.tables import TABLES
 
     out = TABLES["clock_offset"].empty(1)
@@ -64,11 +64,10 @@ def row(reading: Reading, timex: Timex, *, cut: bool, synchronised: bool) -> np.
 
 
 def drift_ppb(t_ns: np.ndarray, mono_raw_ns: np.ndarray) -> float:
-    """Rate of REALTIME (and MONOTONIC, which it moves with between steps) against MONOTONIC_RAW, in ppb; NaN for fewer
-    than two.
+    """Rate of REALTIME against MONOTONIC_RAW in ppb; NaN for fewer than two points. (Between steps REALTIME and
+    MONOTONIC have the same rate.)
 
-    Theil-Sen: the median slope over all pairs, so that single bad readings do not count. At most the last 128 points
-    are used.
+    Theil-Sen: the median slope over all pairs, robust to single bad readings. Uses the last 128 points at most.
     """
     import numpy as np
 

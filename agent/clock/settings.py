@@ -1,4 +1,4 @@
-"""The settings of the clock: when a step is an alarm, and a command that gets every jump notice."""
+"""Settings of the clock: the alarm threshold for steps, and the hook command for jump notices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent.errors import USAGE, AgentError
 
 
 def jump_threshold_ns(given: str) -> int | None:
-    """``128ms`` in ns, None for ``all``. Raises AgentError (exit code 2)."""
+    """Parses a threshold: ``128ms`` in ns, ``all`` as None. Raises AgentError (exit code 2)."""
     try:
         return None if given == "all" else parse_ns(given)
     except ValueError:
@@ -35,7 +35,7 @@ def _command(given: object) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class HookSettings:
-    """Off by default."""
+    """Settings of the hook. Off by default."""
 
     exec: tuple[str, ...] = setting(
         (),
@@ -62,5 +62,5 @@ class ClockSettings:
 
     @property
     def jump_threshold_ns(self) -> int | None:
-        """None for ``all``."""
+        """The threshold in ns; None for ``all``."""
         return jump_threshold_ns(self.jump_threshold)

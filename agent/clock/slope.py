@@ -1,12 +1,11 @@
-"""How fast MONOTONIC runs against MONOTONIC_RAW: changes that adjtimex(2) does not account for. Pure.
+"""Detects changes of the rate of MONOTONIC against MONOTONIC_RAW that adjtimex(2) does not explain. Pure.
 
-The kernel derives both clocks from one counter, so their rates differ by exactly what the discipline says (freq and
-tick, and more while an offset is slewed away). What is left is summed by a two-sided CUSUM (Page, 1954) in nanoseconds:
-each interval adds its unexplained drift less ALLOWANCE_PPB, and above THRESHOLD_NS plus the bounds of the readings at
-both ends it is a change. One of 1 ppm is found after some three seconds, and reported when its new rate is known, on a
-machine that reads its clocks to 200 ns two seconds later. Readings are bounds, not estimates, so noise cannot sum up to
-an alarm: a false one needs the two rates themselves to wander apart by more than the allowance.
-tests/unit/test_clock_slope.py counts them in an hour of recorded quiet data: none.
+The kernel derives both clocks from one counter, so their rates differ by exactly the discipline's value (freq and tick,
+and more during a slew). A two-sided CUSUM (Page, 1954) sums the rest in nanoseconds: each interval adds its unexplained
+drift less ALLOWANCE_PPB. A sum above THRESHOLD_NS plus the bounds of the readings at both ends is a change. A change of
+1 ppm is found after about three seconds. It is reported when the new rate is known: two seconds later on a machine with
+readings to 200 ns. Readings are bounds, not estimates, so noise cannot add up to a false alarm.
+tests/unit/test_clock_slope.py finds none in an hour of recorded quiet data.
 """
 
 from __future__ import annotations
@@ -15,15 +14,16 @@ from typing import NamedTuple
 
 ALLOWANCE_PPB = 500
 THRESHOLD_NS = 1_000
-#: Intervals after an alarm from which the new rate is taken, at least, and how exact it must be: the change itself lies
-#: before them.
+#: The least number of intervals after an alarm that give the new rate, and its required accuracy.
 _SETTLE, _EXACT_PPB = 2, 250
-#: A longer one, after a suspend or a pause, says little about now.
+#: A longer interval, after a suspend or a pause, is not used.
 _LONGEST_NS = 5_000_000_000
 
 
 class Bend(NamedTuple):
-    """A change of rate. t_ns: from about when on, CLOCK_BOOTTIME; rates of MONOTONIC against MONOTONIC_RAW, in ppb."""
+    """A change of rate. t_ns: its approximate start, CLOCK_BOOTTIME. Rates are MONOTONIC against
+    MONOTONIC_RAW, in ppb.
+    """
 
     t_ns: int
     before_ppb: int
@@ -31,7 +31,7 @@ class Bend(NamedTuple):
 
 
 class Slope:
-    """Takes samples about a second apart; ``add`` returns a change when one is certain."""
+    """Takes samples about a second apart; ``add`` returns a change once it is certain."""
 
     def __init__(self) -> None:
         self._last: tuple[int, int, int, int | None] | None = None
@@ -39,8 +39,8 @@ class Slope:
         self._restart(0, 0)
 
     def _restart(self, t_ns: int, err_ns: int) -> None:
-        """sums: up and down; since: when each was last nothing, and that reading's bound; settling: intervals, their
-        time and drift.
+        """Starts again. _sums: up and down. _since: when each sum was last zero, and the error bound of that reading.
+        _settling: number, duration and drift of the intervals after an alarm.
         """
         self._sums = [0.0, 0.0]
         self._since = [(t_ns, err_ns), (t_ns, err_ns)]
@@ -48,12 +48,12 @@ class Slope:
         self._settling = (0, 0, 0.0)
 
     def skip(self) -> None:
-        """The interval that ends with the next sample says nothing: something that is known happened in it."""
+        """Ignores the interval that ends with the next sample, because a known event happened in it."""
         self._last = None
 
     def add(self, t_ns: int, mono_raw_ns: int, err_ns: int, explained_ppb: int | None) -> Bend | None:
-        """A sample of MONOTONIC - MONOTONIC_RAW and its error bound. explained_ppb: the discipline's rate, None while
-        it is in motion.
+        """Adds a sample of MONOTONIC - MONOTONIC_RAW and its error bound. explained_ppb: the discipline's rate, None
+        while it changes.
         """
         last, self._last = self._last, (t_ns, mono_raw_ns, err_ns, explained_ppb)
         if last is None or explained_ppb is None or last[3] != explained_ppb or not 0 < t_ns - last[0] <= _LONGEST_NS:

@@ -1,10 +1,9 @@
-"""The notice socket's subscribers: who gets each line, who has acknowledged it, who was dropped and why.
+"""The notice socket's subscribers: sends notices, reads acknowledgements, disconnects subscribers and counts why.
 
-Part of the clock watch, so standard library only. A subscriber may write lines back, ``{"ack": ID, "limiter": NAME}``
-with a notice's
-``id`` or ``t_ns``: it has re-anchored. One that shuts its writing half down only listens, and nothing is pending for
-it. Whatever a subscriber writes costs a bounded number of lines a notice; who writes more is dropped. No user can have
-all places (agent/common/fairness.py).
+Part of the clock watch, so standard library only. A subscriber may write ``{"ack": ID, "limiter": NAME}``, one JSON
+object per line, with a notice's ``id`` or ``t_ns``: it has re-anchored. A subscriber that shuts its writing half down
+only listens, and has nothing pending. A subscriber that writes more than a bounded number of lines per notice is
+disconnected. No user can take all places (agent/common/fairness.py).
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from agent.common.printable import printable
 from agent.posix.listener import NO_ROOM, peer
 
 SUBSCRIBERS = 256
-#: Unacknowledged notices that are counted for one subscriber.
+#: Unacknowledged notices that are counted per subscriber.
 _PENDING = 1024
 COUNTS = ("notices", "sent", "acknowledged", "slow", "refused", "noisy", "malformed", "unknown")
 _LINE, _CHUNK = 1024, 4096
-#: Lines that a subscriber may write: at first and with each notice, and at most.
+#: Lines that a subscriber may write: at first, added per notice, and at most.
 _CREDIT, _CREDIT_MOST = 64, 512
 #: For docs/limits.md.
 BOUNDS = (
@@ -47,13 +46,13 @@ BOUNDS = (
 )
 _REPORT_S = 0.05
 _LISTED = 16
-#: Before it is tried again to accept, where there were no descriptors.
+#: Delay before it accepts again after running out of descriptors.
 _NO_ROOM_S = 0.1
 
 
 class Subscriber:
-    """One connection. waiting: id -> t_ns of its unacknowledged notices. limiter: the last name that it gave. No
-    dataclass, which would bring inspect into the watch, for 1 MB.
+    """One connection. waiting: id -> t_ns of its unacknowledged notices. limiter: the last name that it sent. Not a
+    dataclass: that would load inspect, 1 MB, into the watch.
     """
 
     def __init__(self, sock: socket.socket, pid: int, uid: int, comm: str) -> None:
@@ -81,8 +80,8 @@ def _printable(text: str) -> str:
 class Subscribers:
     """Serves the notice socket. ``send_notice`` may be called from any thread, ``serve`` runs in one.
 
-    listener: non-blocking, listening. report: SOCK_SEQPACKET, to which the state goes as JSON whenever it changed.
-    counts: where to go on (COUNTS). Raises OSError.
+    listener: non-blocking, listening. report: SOCK_SEQPACKET for the state as JSON, sent on change. counts: start
+    values (COUNTS). Raises OSError.
     """
 
     def __init__(self, listener: socket.socket, report: socket.socket, counts: dict[str, int] | None = None) -> None:
@@ -99,12 +98,12 @@ class Subscribers:
 
     @property
     def dropped(self) -> int:
-        """Subscribers dropped so far: too slow, too many, or writing without end."""
+        """Subscribers disconnected so far: too slow, too many, or too many lines."""
         return sum(self._counts[why] for why in ("slow", "refused", "noisy"))
 
     def send_notice(self, notice: dict[str, object], t_ns: int) -> None:
-        """Sends the notice, with its ``id``, to all. t_ns: CLOCK_BOOTTIME of the step. One whose buffer is full is
-        dropped.
+        """Sends the notice with its ``id`` to all subscribers. Disconnects those with a full buffer. t_ns:
+        CLOCK_BOOTTIME of the step.
         """
         with self._lock:
             self._counts["notices"] += 1
@@ -145,7 +144,7 @@ class Subscribers:
                         self._on_readable(fd, events)
 
     def _send_counts(self) -> float | None:
-        """Reports where there is news, not too often; how long poll may sleep, ms."""
+        """Reports changed counts at a limited rate. Returns how long poll may sleep, in ms."""
         with self._lock:
             if not self._dirty:
                 return None
@@ -156,7 +155,7 @@ class Subscribers:
             state = self._state()
         try:
             self._report.send(json.dumps(state).encode())
-        except BlockingIOError:  # the agent is busy: again later
+        except BlockingIOError:  # the agent is busy: try again later
             self._dirty = True
             return _REPORT_S * 1000
         except OSError:
@@ -185,11 +184,11 @@ class Subscribers:
         except OSError as error:
             if error.errno in NO_ROOM:
                 time.sleep(_NO_ROOM_S)
-            return  # else: gone again before it was accepted
+            return  # else the client closed before it was accepted
         try:
             sock.setblocking(False)
             one = _subscriber(sock)
-        except Exception:  # noqa: BLE001 - whatever one of them is, it must not end the watch for all
+        except Exception:  # noqa: BLE001 - an error of one subscriber must not end the watch
             sock.close()
             return
         with self._lock:
@@ -217,7 +216,7 @@ class Subscribers:
             return
         try:
             data = one.sock.recv(_CHUNK)
-        except BlockingIOError:  # an event of a connection that had this number before
+        except BlockingIOError:  # an event of an earlier connection with this descriptor number
             return
         except OSError:
             self._forget(fd)

@@ -1,9 +1,9 @@
-"""Time namespaces (time_namespaces(7)): what a container's MONOTONIC and BOOTTIME read more than the host's. Standard
+"""Time namespaces (time_namespaces(7)): offsets of a container's MONOTONIC and BOOTTIME from the host's. Standard
 library only.
 
-The offsets are fixed once a process is in a namespace; MONOTONIC_RAW moves with MONOTONIC, and REALTIME is everybody's.
-Kernel programs read the host's clocks whoever is running, and /proc gives the reader's, so only times that a program
-says itself have to be converted.
+The offsets are fixed once a process is in a namespace. MONOTONIC_RAW has MONOTONIC's offset; REALTIME has none. Kernel
+programs read the host's clocks in any process, and /proc shows the reader's, so only times that a program reports
+itself need conversion.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ class Offsets(NamedTuple):
 
 
 def of(process: int | str) -> Offsets:
-    """The offsets of a pid, or of ``self``. Raises OSError where there is no such process, ValueError where they cannot
-    be told.
+    """The offsets of a pid, or of ``self``. Raises OSError if there is no such process, ValueError if they are unknown.
 
-    /proc/PID/timens_offsets tells those of the namespace that the process's children will be in. That is its own one,
-    unless it has called unshare(CLONE_NEWTIME) and has started no other program since; who may not read its namespaces
-    takes them for the same.
+    /proc/PID/timens_offsets shows the namespace of the process's future children. This is also its own namespace,
+    unless it called unshare(CLONE_NEWTIME) and did not exec since. If its namespaces cannot be read, they are taken to
+    be equal.
     """
     directory = Path(f"/proc/{process}")
     try:
@@ -43,7 +42,7 @@ def of(process: int | str) -> Offsets:
     clocks = {
         name: int(seconds) * 1_000_000_000 + int(rest) for name, seconds, rest in map(str.split, text.splitlines())
     }
-    if not {"monotonic", "boottime"} <= clocks.keys():  # an ended process that nobody has waited for has none any more
+    if not {"monotonic", "boottime"} <= clocks.keys():  # a zombie has none
         raise ValueError(f"process {process} has ended")
     return Offsets(clocks["monotonic"], clocks["boottime"])
 
@@ -56,12 +55,12 @@ def _namespace(directory: Path, which: str) -> int | None:
 
 
 def require_host() -> None:
-    """Raises AgentError where this process's clocks are not the host's, which the kernel programs read."""
-    mine = of("self")
-    if any(mine):
+    """Raises AgentError if this process's clocks are not the host's, which the kernel programs read."""
+    offsets = of("self")
+    if any(offsets):
         raise AgentError(
             "tickscope runs in a time namespace",
-            why=words(mine),
+            why=words(offsets),
             remedy="run it in the host's: nsenter --time=/proc/1/ns/time tickscope run",
             exit_code=PRIVILEGE,
         )

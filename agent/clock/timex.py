@@ -1,4 +1,4 @@
-"""adjtimex(2): reading the kernel's clock discipline without changing it, and decoding what others asked for.
+"""adjtimex(2): reads the kernel's clock discipline without changing it, and decodes requests of other programs.
 
 Layout of struct timex and the constants: include/uapi/linux/timex.h, 64-bit. Standard library only.
 """
@@ -33,14 +33,14 @@ _FLAGS = {STA_INS: "INS", STA_DEL: "DEL", STA_UNSYNC: "UNSYNC"}
 LEAP_FLAGS = STA_INS | STA_DEL
 FLAGS = LEAP_FLAGS | STA_UNSYNC
 NOMINAL_TICK_US = 10_000
-#: The kernel refuses more: a tick 10 % off (USER_HZ is 100), a frequency whose ns would not fit (PPM_SCALE).
+#: The kernel refuses more: a tick 10 % off (USER_HZ is 100), a frequency that overflows in ns (PPM_SCALE).
 _TICK_OFF_US, _FREQ_MOST = 1_000, (2**63 - 1) // 65_536_000
 
 
 class Timex(NamedTuple):
-    """What adjtimex says. freq_scaled: ppm times 2^16, before tick; state: TIME_OK 0 ... TIME_ERROR 5.
+    """adjtimex's result. freq_scaled: ppm times 2^16, without tick. state: TIME_OK 0 ... TIME_ERROR 5.
 
-    offset_ns and adjust_ns: what ADJ_OFFSET and adjtime(3) still have to slew.
+    offset_ns, adjust_ns: pending slew of ADJ_OFFSET and of adjtime(3).
     """
 
     freq_scaled: int
@@ -60,11 +60,11 @@ class Timex(NamedTuple):
 
     @property
     def synchronised(self) -> bool:
-        """Whether the kernel was told so. A daemon may keep the clock without telling it: chrony without rtcsync."""
+        """Whether the kernel's flag says so. A daemon may keep the clock without setting it: chrony without rtcsync."""
         return not self.status & STA_UNSYNC
 
     def leap_indicator(self, synchronised: bool) -> int:
-        """As NTP says it (RFC 5905, figure 9): 0 none, 1 a second will be inserted, 2 one will be deleted, 3 not
+        """The leap indicator of NTP (RFC 5905, figure 9): 0 none, 1 insert a second, 2 delete one, 3 not
         synchronised.
         """
         return 3 if not synchronised else 1 if self.status & STA_INS else 2 if self.status & STA_DEL else 0
@@ -75,7 +75,7 @@ class Timex(NamedTuple):
 
 
 def freq_ppb(scaled: int, tick_us: int) -> int:
-    """Frequency correction of freq and tick together: a tick of 1 us in 10,000 is 100 ppm."""
+    """Frequency correction of freq and tick together: 1 us of tick in 10,000 is 100 ppm."""
     return round(scaled * 1000 / 65536) + (tick_us - NOMINAL_TICK_US) * 100_000
 
 
@@ -104,9 +104,8 @@ def _libc() -> ct.CDLL:
 
 
 def valid(modes: int, part: int, freq: int, tick: int) -> bool:
-    """Whether the kernel carries out what a caller with the privilege asks for: timekeeping_validate_timex(), whose
-    checks of the arguments come after that of the privilege. part: what ADJ_SETOFFSET steps by, beyond whole seconds,
-    in ns or us.
+    """Whether the kernel accepts the request of a privileged caller: timekeeping_validate_timex(), which checks the
+    privilege before the arguments. part: ADJ_SETOFFSET's part beyond whole seconds, in ns or us.
     """
     if modes & ADJTIME:
         return True
@@ -118,7 +117,7 @@ def valid(modes: int, part: int, freq: int, tick: int) -> bool:
 
 
 def flag_names(before: int, after: int) -> str:
-    """The leap and synchronisation flags of status that changed, for example ``-UNSYNC +INS``; empty where none did."""
+    """The leap and synchronisation flags of status that changed, for example ``-UNSYNC +INS``; empty if none."""
     return " ".join(("+" if after & bit else "-") + name for bit, name in _FLAGS.items() if (before ^ after) & bit)
 
 

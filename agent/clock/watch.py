@@ -1,18 +1,17 @@
-"""The clock watch: a process of its own that sleeps on a cancel-on-set timer and tells of every step within a
-millisecond.
+"""The clock watch: a process that sleeps on a cancel-on-set timer and reports every step within a millisecond.
 
-Standard library only: it stays small, and nothing that the agent does can delay it. It runs in the third child of the
-agent's (agent/clock/first.py), or is started anew by agent/clock/watch_restart.py.
+Standard library only, so that it stays small. A process of its own, so that the agent cannot delay it. It runs in the
+agent's third child (agent/clock/first.py), or is restarted by agent/clock/watch_restart.py.
 
 A step cancels the timer (timerfd_create(2), TFD_TIMER_CANCEL_ON_SET). The timer is never read, so it stays cancelled
-and every further step wakes a sleeper again. Several threads sleep in epoll_wait on it, which wakes one of them a step
-(epoll's waiters are exclusive): a step that follows while the first is still handled finds another asleep, and the
-kernel program clock_woke sees its waker too. REALTIME - BOOTTIME moves at steps and leap seconds only, so the baseline
-needs no polling. (A suspend wakes the sleepers too and moves REALTIME - MONOTONIC: that is told to the agent, and is no
-notice.)
+and every further step wakes a sleeper again. Several threads sleep in epoll_wait on it, and each step wakes one of them
+(epoll's waiters are exclusive). So a step that follows during the handling of the first finds another thread asleep,
+and the kernel program clock_woke sees its waker too. Only steps and leap seconds move REALTIME - BOOTTIME, so the
+baseline needs no polling. (A suspend also wakes the sleepers, and moves REALTIME - MONOTONIC. It is reported to the
+agent, but is no notice.)
 
-Some times a second it gives a sign of life (agent/clock/heartbeat.py), and looks whether it could run when it wanted
-to: a machine that was paused is late for everything.
+A few times a second the watch writes its heartbeat (agent/clock/heartbeat.py) and checks whether it ran on time, which
+detects a paused machine.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from agent.clock.subscribers import Subscribers
 from agent.common.clocks import boot_ns
 
 SLEEPERS = 4
-#: To the agent, one a notice: t_ns, real_mono_before_ns, real_mono_after_ns, err_ns, actor's pid (-1 unknown), dropped
-#: subscribers.
+#: To the agent, per notice: t_ns, real_mono_before_ns, real_mono_after_ns, err_ns, actor's pid (-1 unknown), number of
+#: disconnected subscribers.
 MESSAGE = struct.Struct("<qqqqqq")
-#: To the agent: it wanted to run at the first and ran at the second time, both CLOCK_BOOTTIME ns.
+#: To the agent: when it wanted to run, and when it ran, both CLOCK_BOOTTIME ns.
 LATE = struct.Struct("<qq")
 LATE_NS = 200_000_000
 _CHECK_NS = 250_000_000
@@ -46,11 +45,11 @@ _SLOTS = 64
 _UNKNOWN = -1
 _NOISE_NS = 300
 _SLEPT_NS = 1_000_000
-#: For the kernel program to name who stepped, who may have lost the processor meanwhile.
+#: Time for the kernel program to name who stepped the clock, since that thread may have lost the CPU.
 _WAITS_S = (50e-6, 50e-6, 100e-6, 200e-6, 400e-6)
 _ABSTIME_CANCEL_ON_SET = 3
 _FAR_S = 1 << 33
-#: A thread that reads what a subscriber wrote must not hold a step up.
+#: A thread that reads subscribers' lines must not delay a step.
 _SWITCH_S = 1e-4
 _libc = ct.CDLL(None, use_errno=True)
 
@@ -59,9 +58,9 @@ _NICE = -20
 
 
 def set_priority() -> None:
-    """Makes this a real-time process, whose threads are such ones too (``Sleeper.run`` keeps it for those that tell of
-    steps). They run for microseconds a step; a nice value alone counts only among the processes of one session
-    (sched(7), autogroup). The agent's ``state`` says whether it could be done.
+    """Makes this process and its threads real-time (``Sleeper.run`` keeps that only for threads that report steps).
+    They run for microseconds per step. A nice value would count only within one session (sched(7), autogroup). The
+    agent's ``state`` shows whether it worked.
     """
     with contextlib.suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, _NICE)
@@ -70,7 +69,7 @@ def set_priority() -> None:
 
 
 def cancel_on_set_timer() -> int:
-    """A timer on CLOCK_REALTIME, centuries ahead, that any step cancels. Raises OSError."""
+    """A timer on CLOCK_REALTIME, centuries ahead, which any step cancels. Raises OSError."""
     fd = int(_libc.timerfd_create(time.CLOCK_REALTIME, os.O_NONBLOCK | os.O_CLOEXEC))
     when = struct.pack("<4q", 0, 0, _FAR_S, 0)
     if fd < 0 or _libc.timerfd_settime(fd, _ABSTIME_CANCEL_ON_SET, when, None) < 0:
@@ -79,8 +78,8 @@ def cancel_on_set_timer() -> int:
 
 
 def read_offset() -> tuple[int, int, int]:
-    """(t_ns BOOTTIME, REALTIME - BOOTTIME, error bound), best of five. t_ns is after all five: no step before it is
-    still to come.
+    """(t_ns BOOTTIME, REALTIME - BOOTTIME, error bound), the best of five. t_ns is after all five readings, so every
+    earlier step is included.
     """
     now, best, offset = time.clock_gettime_ns, 1 << 62, 0
     for _ in range(5):
@@ -92,7 +91,7 @@ def read_offset() -> tuple[int, int, int]:
 
 
 def _tai_real_ns() -> int:
-    """TAI - REALTIME, which is a whole number of seconds."""
+    """TAI - REALTIME, always whole seconds."""
     gap = time.clock_gettime_ns(time.CLOCK_TAI) - time.clock_gettime_ns(time.CLOCK_REALTIME)
     return round(gap / 1e9) * 1_000_000_000
 
@@ -105,8 +104,8 @@ def _boot_mono_ns() -> int:
 
 
 class Steps:
-    """The kernel program's record of the last steps (map clock_last), mapped read-only. Raises OSError where it cannot
-    be mapped.
+    """The kernel program's record of the last steps (map clock_last), mapped read-only. Raises OSError if it cannot be
+    mapped.
     """
 
     def __init__(self, fd: int) -> None:
@@ -126,8 +125,8 @@ class Steps:
 
 
 class Sleeper:
-    """The sockets of ``run_watch``, and the kernel program's steps where there are any. Raises OSError where the timer
-    cannot be had.
+    """The sockets of ``run_watch``, and the kernel program's steps if available. Raises OSError if the timer cannot be
+    created.
     """
 
     def __init__(
@@ -142,12 +141,11 @@ class Sleeper:
         self._tai, self._slept = _tai_real_ns(), _boot_mono_ns()
 
     def run(self) -> None:
-        """Until the agent's end closes."""
+        """Runs until the agent's end closes."""
         threading.stack_size(64 * 1024)
         for _ in range(SLEEPERS):
             threading.Thread(target=self._sleep, daemon=True).start()
-        # Only they keep the real-time priority that this process was given: others may write to the notice socket as
-        # much as they like.
+        # Only these threads keep the real-time priority: what others write to the notice socket must not run at it.
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         threading.Thread(target=self._check_rate, daemon=True).start()
         self._subscribers.serve(self._agent.fileno())
@@ -169,7 +167,7 @@ class Sleeper:
                 self._send(LATE.pack(now - late, now))
 
     def _stepped(self) -> None:
-        """Tells of each step that the kernel program saw, then of what is left, whose actor nobody saw."""
+        """Reports each step that the kernel program saw, then the rest, whose actor is unknown."""
         pid, comm = _UNKNOWN, b""
         tai = _tai_real_ns()
         for wait_s in (*_WAITS_S, 0.0):
@@ -177,17 +175,17 @@ class Sleeper:
                 if tai_boot != _UNKNOWN:
                     self._send_notice("step", step_t, tai_boot - tai, step_err, pid, comm)
                     pid, comm = _UNKNOWN, b""
-            t_ns, offset, err = read_offset()  # only now: it must not be older than a step that was just told
+            t_ns, offset, err = read_offset()  # read here: it must not be older than a step that was just reported
             if abs(offset - self._offset) <= _NOISE_NS or pid != _UNKNOWN:
                 break
             if not self._steps:
                 break
-            time.sleep(wait_s)  # read between a step and its waker: the kernel program is about to tell
+            time.sleep(wait_s)  # read between a step and its waker: the kernel program's record follows
         slept = _boot_mono_ns()
         if abs(slept - self._slept) > _SLEPT_NS:
             self._slept = slept
             self._send(self._message(t_ns, offset, offset, err, _UNKNOWN))
-        # At a leap second the kernel moves TAI - REALTIME the other way, which no call does.
+        # At a leap second the kernel moves TAI - REALTIME by the opposite amount. No call does that.
         leap = tai != self._tai and abs(offset - self._offset + tai - self._tai) <= _NOISE_NS + err + self._err
         self._tai = tai
         self._send_notice("leap" if leap else "step", t_ns, offset, err, pid, comm)
@@ -232,10 +230,10 @@ def run_watch(
     steps: int = -1,
     counts: dict[str, int] | None = None,
 ) -> None:
-    """Watches until the agent's end closes. SIGINT is left to the agent.
+    """Watches until the agent's end closes. Ignores SIGINT, which is for the agent.
 
-    agent, report: SOCK_SEQPACKET. notices: listening. heartbeat: the page of its sign of life. steps: the map
-    clock_last, or -1 where there is none. counts: of the watch before this one (``Subscribers``). Raises OSError.
+    agent, report: SOCK_SEQPACKET. notices: listening. heartbeat: the heartbeat page. steps: the map clock_last, or -1.
+    counts: those of the previous watch (``Subscribers``). Raises OSError.
     """
     sys.setswitchinterval(_SWITCH_S)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,9 +1,9 @@
-"""The clock watch as the agent keeps it: forked in the agent's first lines (agent/start.py, agent/clock/first.py), set
-going once the kernel programs are loaded, looked after from then on.
+"""The agent's side of the clock watch: forked in the agent's first lines (agent/start.py, agent/clock/first.py),
+started once the kernel programs are loaded, supervised from then on.
 
-The agent keeps both ends of its sockets, so a watch that ended can be replaced (agent/clock/watch_restart.py) and
-nobody who polls or connects notices; its subscribers are disconnected, and connect anew. One that gives no sign of
-life is told, waited for, and then ended too.
+The agent keeps both ends of its sockets, so a watch that ended is replaced (agent/clock/watch_restart.py) without a
+change for programs that poll or connect. Its subscribers are disconnected and must reconnect. A watch without a
+heartbeat is reported, and ended after a delay.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from agent.clock.watch import LATE, MESSAGE
 from agent.posix.child import Child
 from agent.posix.supervisor import ChildProcess, Forked, Restarts, Supervised, spawn
 
-#: Without a sign of life (there are four a second) it counts as silent.
+#: Without a heartbeat for this long (there are four a second) it counts as silent.
 SILENT_S = 2.0
 _FIRST_S = 0.001
 _OUTAGES = 16
@@ -35,9 +35,7 @@ _MEANWHILE = "steps are found by comparing, and nobody gets notices"
 
 
 class WatchMessage(NamedTuple):
-    """A message of the watch. actor: pid, -1 unknown; dropped: subscribers dropped so far, for being slow or too
-    many.
-    """
+    """A message of the watch. actor: pid, -1 unknown. dropped: number of subscribers disconnected so far."""
 
     t_ns: int
     real_mono_before_ns: int
@@ -49,8 +47,8 @@ class WatchMessage(NamedTuple):
 
 @dataclass
 class Unwatched:
-    """The watch gave its last sign of life at the first, and another its first one at the second time, 0 before
-    that.
+    """An interval without a watch: from the last heartbeat of one to the first of the next; 0 while there is no next
+    one.
     """
 
     from_ns: int
@@ -58,21 +56,19 @@ class Unwatched:
 
 
 class _Ends(NamedTuple):
-    """What the watch has of its sockets, kept for the next one."""
+    """The watch's ends of its sockets, kept for the next one."""
 
     agent: socket.socket
     report: socket.socket
 
 
 class WatchProcess:
-    """The agent's side. ``pid``; ``sock`` is readable when the watch has told something; ``alive`` unless it has ended,
-    ``silent`` while it gives no sign of life.
+    """The agent's side. ``sock`` is readable when the watch has sent a message. ``alive`` is false once it has ended.
+    ``silent`` is true while it sends no heartbeat.
 
-    vmclock, host_clock: descriptors of VMClock's page and of the host's clock where the machine has them, opened while
-    there was the privilege to.
-    reports: the state of the notice socket comes there, see agent/clock/notices.py, which keeps ``counts`` for the next
-    watch.
-    outages: the last times without a watch.
+    vmclock, host_clock: descriptors of VMClock's page and of the host's clock if the machine has them, opened while the
+    agent had the privilege. reports: the socket with the notice socket's state, read by agent/clock/notices.py, which
+    keeps ``counts`` for the next watch. outages: the last intervals without a watch.
     """
 
     def __init__(
@@ -104,9 +100,9 @@ class WatchProcess:
         self._beat_ns = 0
 
     def begin(self, steps_fd: int) -> None:
-        """Sets it going, and waits for its first sign of life, so that no step after this is without its waker.
-        steps_fd: the map ``clock_last``, or -1. Called as root: the next watch can go first only if that is allowed
-        now. Raises OSError where the watch is gone.
+        """Starts it and waits for its first heartbeat; from then on every step has its waker. steps_fd: the map
+        ``clock_last``, or -1. Must be called as root: only then can a later watch get real-time priority. Raises
+        OSError if the watch has ended.
         """
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_RTPRIO, (1, 1))
@@ -131,12 +127,12 @@ class WatchProcess:
         return self.child.restarts
 
     def follow(self, report_pid: Callable[[int], None]) -> None:
-        """Who has to know the watch's pid, now and whenever it is another."""
+        """Calls ``report_pid`` with the watch's pid, now and after each restart."""
         self._report_pid = report_pid
         report_pid(self.pid)
 
     def messages(self) -> list[WatchMessage]:
-        """What it told since the last call."""
+        """Its messages since the last call."""
         if self.child.due():
             self._check()
         out: list[WatchMessage] = []
@@ -153,8 +149,8 @@ class WatchProcess:
         return out
 
     def late(self) -> list[tuple[int, int]]:
-        """Since the last call, as of the last ``messages``: when it wanted to run and when it could, CLOCK_BOOTTIME
-        ns.
+        """Intervals since the last call, as of the last ``messages``: when it wanted to run and when it could,
+        CLOCK_BOOTTIME ns.
         """
         found, self._late = self._late, []
         return found
@@ -168,7 +164,7 @@ class WatchProcess:
                 self.outages[-1].to_ns = beat_ns
         self.child.check()
         if self.restarts.given_up:
-            self._notices.close()  # who connects is told so
+            self._notices.close()  # new clients are refused
 
     def _over(self) -> None:
         self._beat_ns = self._heartbeat.last_ns
@@ -176,7 +172,7 @@ class WatchProcess:
             self.outages.append(Unwatched(self._beat_ns))
 
     def _start(self) -> tuple[ChildProcess, None]:
-        """Another watch. What was not read by the one before was for it."""
+        """Starts another watch. Unread messages to the previous one are discarded."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 _, fds, _, _ = socket.recv_fds(self._ends.agent, 16, 1, socket.MSG_DONTWAIT)
@@ -219,7 +215,7 @@ class WatchProcess:
             return False
 
     def close(self) -> None:
-        """Ends the watch and waits for it, also where it is stopped."""
+        """Ends the watch, even if it is stopped, and waits for it."""
         self.child.close(kill=True)
         for one in (self.sock, self.reports, *self._ends, self._notices):
             one.close()
@@ -229,16 +225,16 @@ class WatchProcess:
 
 
 def start(child: Child, notices: socket.socket, uid: int, gid: int) -> WatchProcess:
-    """Has a child that runs ``first.serve`` become the watch, which gives up every privilege. notices: the listening
-    socket, which is the WatchProcess's from then on. Raises OSError.
+    """Makes a child that runs ``first.serve`` the watch, which drops all privileges. notices: the listening socket,
+    owned by the WatchProcess from then on. Raises OSError.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    agent_end, watch_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     reports, report = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     reports.setblocking(False)
     heartbeat = Heartbeat.new()
     sock, pid = child
     with sock:
         socket.send_fds(
-            sock, [BEGIN.pack(uid, gid)], [theirs.fileno(), notices.fileno(), report.fileno(), heartbeat.fd]
+            sock, [BEGIN.pack(uid, gid)], [watch_end.fileno(), notices.fileno(), report.fileno(), heartbeat.fd]
         )
-    return WatchProcess(pid, ours, reports, _Ends(theirs, report), notices, heartbeat)
+    return WatchProcess(pid, agent_end, reports, _Ends(watch_end, report), notices, heartbeat)

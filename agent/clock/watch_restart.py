@@ -1,8 +1,7 @@
-"""The clock watch once more, in the place of one that ended: a program of its own, since the agent has become too large
-to fork.
+"""Restarts the clock watch as a new program, since the agent has become too large to fork.
 
 ``python -m agent.clock.watch_restart AGENT NOTICES REPORT PULSE STEPS PARENT COUNTS``: descriptors (STEPS may be -1),
-the agent's pid, and as JSON what the one before had counted. The agent is no longer root: it may go first by the
+the agent's pid, and the previous watch's counts as JSON. The agent is no longer root: real-time priority comes from the
 RLIMIT_RTPRIO that was set while it was (agent/clock/watch_process.py).
 """
 

@@ -1,3 +1,3 @@
-"""What every room may use: values as text and back, clocks, addresses, a protocol. Imports nothing of the agent but its
-errors; small processes use it.
+"""Helpers for every package: text forms of values, clocks, addresses, a protocol. Imports only the agent's errors,
+because small processes use it.
 """

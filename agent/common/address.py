@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import socket
 
-#: What an address begins with that stands for a Unix socket (bpf/unix_name.h): one that no network has. 8 bytes that
-#: are made of its path and file system follow.
+#: Prefix of an address that stands for a Unix socket (bpf/unix_name.h); no network uses it. 8 bytes made of its path
+#: and file system follow.
 UNIX = b"\1UNIX\0\0\0"
 V4_MAPPED = b"\0" * 10 + b"\xff\xff"
 
 
 def addr_bytes(address: str) -> bytes:
-    """16 bytes, IPv4 as v4-mapped. Raises OSError for what is no address."""
+    """16 bytes, IPv4 as v4-mapped. Raises OSError for an invalid address."""
     if ":" in address:
         return socket.inet_pton(socket.AF_INET6, address.partition("%")[0])
     return V4_MAPPED + socket.inet_pton(socket.AF_INET, address)
@@ -41,7 +41,7 @@ def peer_of(text: str) -> bytes:
 
 
 def addr_text(raw: bytes) -> str:
-    """A stored address (16 bytes), empty where it is all zero, which means unknown."""
+    """A stored address (16 bytes) as text; empty if it is all zero, which means unknown."""
     if not any(raw):
         return ""
     if raw.startswith(UNIX):
@@ -54,9 +54,7 @@ def addr_text(raw: bytes) -> str:
 
 
 def peer_text(raw: bytes) -> str:
-    """A stored peer (18 bytes) as ``ip:port``, ``[ip6]:port`` or ``unix:NUMBER``, empty where its address is unknown:
-    the port alone makes no peer.
-    """
+    """A stored peer (18 bytes) as ``ip:port``, ``[ip6]:port`` or ``unix:NUMBER``; empty if its address is unknown."""
     address = addr_text(raw[:16])
     if raw.startswith(UNIX):
         return address

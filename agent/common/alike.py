@@ -1,6 +1,6 @@
-"""Rows that are alike, and rows in the order of their bytes, of structured arrays whose columns are of any kind. Pure.
+"""Groups and sorts rows by their bytes, for structured arrays with columns of any kind. Pure.
 
-numpy compares such rows one at a time. Here each is looked at as a few integers, which processors sort by the dozen.
+numpy compares such rows one at a time. Here each row becomes a few integers, which are sorted many at a time.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import numpy as np
 
 from agent.common.copies import opaque
 
-_FEW = 1000  # rows, up to which a dictionary is quicker
-_SOME = 2000  # ... to sort them whole
-_MANY = 1 << 20  # beyond which three numbers of a row do not fit into 64 bits
+_FEW = 1000  # rows up to which a dictionary is faster
+_SOME = 2000  # rows up to which sorting them whole is faster
+_MANY = 1 << 20  # rows above which three numbers do not fit into 64 bits
 _ODD = 0x9E3779B97F4A7C15
 _HALF = np.uint64(32)
 
 
 def packed(columns: Sequence[np.ndarray]) -> np.ndarray:
-    """The columns of each row as one value, for which ``tolist`` gives bytes."""
+    """The columns of each row as one value, whose ``tolist`` gives bytes."""
     out = np.empty(len(columns[0]), _together(tuple(c.dtype for c in columns)))
     for name, c in zip(out.dtype.names or (), columns, strict=True):
         out[name] = c
@@ -33,8 +33,8 @@ def _together(of: tuple[np.dtype[np.generic], ...]) -> np.dtype[np.void]:
 
 
 def alike(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """(index of each group's first row, group number of every row) for rows whose bytes are equal in all columns;
-    numbered by these bytes, as ``packed`` has them.
+    """(index of each group's first row, group number of every row) for rows whose bytes are equal in all columns.
+    Groups are numbered in the order of these bytes, as ``packed`` has them.
     """
     n = len(columns[0])
     found = _found(columns, n) if _FEW < n < _MANY else None
@@ -50,8 +50,8 @@ def alike(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _found(columns: Sequence[np.ndarray], n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """(index of each group's first row; group number of each row of ``at``; ``at``: rows, group by group, each in
-    order). Groups are in no order. None where two that differ have one sum.
+    """(index of each group's first row; group number of each row of ``at``; ``at``: rows by group, each group in
+    order). The groups are unordered. None if two different rows have the same hash.
     """
     words = [word for c in columns for word in _words(c) if (word != word[0]).any()]
     mixed = np.zeros(n, np.uint64)
@@ -80,22 +80,22 @@ def _counted(columns: Sequence[np.ndarray], n: int) -> tuple[np.ndarray, np.ndar
     ranks = {key: rank for rank, key in enumerate(sorted(dict.fromkeys(each)))}
     group = np.fromiter(map(ranks.__getitem__, each), np.int64, n)
     first = np.empty(len(ranks), np.int64)
-    first[group[::-1]] = np.arange(n)[::-1]  # what is written last, is first
+    first[group[::-1]] = np.arange(n)[::-1]  # the last assignment wins, so the first row
     return first, group
 
 
 def by_bytes(rows: np.ndarray, starts: np.ndarray | None = None) -> np.ndarray:
-    """What sorts rows by their bytes, equal ones as they come. starts: bool, one a row: where parts begin that stay
-    where they are, each sorted for itself.
+    """Indices that sort rows by their bytes, stably. starts: bool per row; True begins a part, and each part is sorted
+    by itself.
     """
     n = len(rows)
     if n <= _SOME:
         order = np.argsort(rows.view(f"S{rows.dtype.itemsize}"), kind="stable")
         return order if starts is None else order[np.argsort(np.cumsum(starts)[order], kind="stable")]
     starts = np.arange(n) == 0 if starts is None else starts
-    order = left = at = np.arange(n)  # left: whose place is not known yet; at: the places that they have among them
+    order = left = at = np.arange(n)  # left: rows without a final position; at: the positions that are left for them
     order = order.copy()
-    words = rows.view(_pieces(rows.dtype.itemsize, ">"))  # of which the first differs most: they compare as bytes do
+    words = rows.view(_pieces(rows.dtype.itemsize, ">"))  # the first word differs most often; words compare as bytes do
     for name in words.dtype.names or ():
         word = words[name].astype(np.uint64)[left] if 4 * len(left) > n else words[name][left].astype(np.uint64)
         fresh = begins(word)
@@ -113,21 +113,21 @@ def by_bytes(rows: np.ndarray, starts: np.ndarray | None = None) -> np.ndarray:
 
 
 def most(out: np.ndarray, group: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """``out``, each raised to the largest value of its group. numpy takes thirty times as long where the kinds differ,
-    or the values lie apart.
+    """Raises each element of ``out`` to the largest value of its group. numpy's maximum.at takes thirty times as long
+    if dtypes differ or values are not contiguous.
     """
     np.maximum.at(out, group, np.ascontiguousarray(values, out.dtype))
     return out
 
 
 def least(out: np.ndarray, group: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The same of the smallest."""
+    """The same with the smallest value."""
     np.minimum.at(out, group, np.ascontiguousarray(values, out.dtype))
     return out
 
 
 def _within(starts: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """What sorts each part by its values, equal ones as they come."""
+    """Indices that sort each part by its values, stably."""
     n, part = len(values), np.cumsum(starts).astype(np.uint64)
     bits, parts = n.bit_length(), int(part[-1]).bit_length()
     differ = int(np.bitwise_or.reduce(values ^ values[0]))
@@ -147,7 +147,7 @@ def _within(starts: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _rank(values: np.ndarray) -> np.ndarray:
-    """Of each value among all of them, equal ones alike."""
+    """The rank of each value among all, equal for equal values."""
     order = np.argsort(values)
     rank = np.empty(len(values), np.uint64)
     rank[order] = np.cumsum(begins(values[order])).astype(np.uint64) - np.uint64(1)
@@ -155,7 +155,7 @@ def _rank(values: np.ndarray) -> np.ndarray:
 
 
 def begins(values: np.ndarray) -> np.ndarray:
-    """bool, one a value: where another one begins."""
+    """bool per value: True where it differs from the one before."""
     out = np.empty(len(values), np.bool_)
     out[:1] = True
     np.not_equal(values[1:], values[:-1], out=out[1:])
@@ -170,7 +170,7 @@ def _words(column: np.ndarray) -> list[np.ndarray]:
 
 @cache
 def _pieces(size: int, order: str = "<") -> np.dtype[np.void]:
-    """All bytes of a value of that size, as few unsigned integers; order: of their bytes."""
+    """A dtype of as few unsigned integers as possible for values of that size; order: byte order."""
     formats: list[str] = []
     offsets: list[int] = []
     at = 0

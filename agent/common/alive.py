@@ -1,4 +1,4 @@
-"""Whether a process that rows tell of is still there."""
+"""Whether a process that occurs in rows still exists."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _ROUNDED_NS = 2 * _TICK_NS
 
 
 def gone(pid: int, start_ns: int | None) -> bool:
-    """Whether the process with this pid that began then (CLOCK_BOOTTIME, as /proc rounds it or exactly; None: not
-    known) has ended, or its number is another's by now.
+    """Whether the process with this pid and start time has ended, or its pid belongs to another process now. start_ns:
+    CLOCK_BOOTTIME, exact or rounded as in /proc; None: unknown.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -20,7 +20,7 @@ def gone(pid: int, start_ns: int | None) -> bool:
             return True
         return start_ns is not None and abs(int(words[19]) * _TICK_NS - start_ns) > _ROUNDED_NS
     except (OSError, ValueError, IndexError):
-        pass  # ended, or hidden from us (hidepid)
+        pass  # ended, or hidden by hidepid
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""This host's clocks read against each other."""
+"""Reads this host's clocks against each other."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def boot_ns() -> int:
 
 
 class Apart(NamedTuple):
-    """Two clocks at one instant, ns. before_ns, after_ns: of the first, around the reading of the other; offset_ns: the
-    other minus the first.
+    """Two clocks at one instant, ns. before_ns, after_ns: the first clock around the reading of the other. offset_ns:
+    the other minus the first.
     """
 
     before_ns: int
@@ -23,18 +23,17 @@ class Apart(NamedTuple):
 
     @property
     def err_ns(self) -> int:
-        """Bound of ``offset_ns``: half of what the reading took."""
+        """Bound of ``offset_ns``: half of the reading's duration."""
         return (self.after_ns - self.before_ns) // 2 + 1
 
 
 def apart(
     first: int, others: Sequence[int], close_ns: int = 0, read: Callable[[int], int] = time.clock_gettime_ns
 ) -> list[Apart]:
-    """Each of ``others`` against ``first``, clock ids: the closest of five readings, since a thread may lose its
-    processor within one.
+    """The offset of each of ``others`` from ``first`` (clock ids): the best of five readings, since a thread may lose
+    its CPU during one.
 
-    close_ns: a round of which each reading took less is close enough, and the last. Raises OSError where a clock cannot
-    be read.
+    close_ns: a round in which each reading took less than this is the last. Raises OSError if a clock cannot be read.
     """
     order = [first, *(clock for other in others for clock in (other, first))]
     best = [Apart(0, 1 << 62, 0)] * len(others)

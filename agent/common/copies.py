@@ -1,5 +1,5 @@
-"""Copies of rows and records as bytes: numpy copies those of several columns column by column, which takes ten to
-twenty times as long. Pure.
+"""Copies rows and records as bytes. numpy copies structured rows column by column, which takes ten to twenty times as
+long. Pure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import numpy as np
 
 
 def opaque(rows: np.ndarray) -> np.ndarray:
-    """The same memory, one opaque value a row."""
+    """The same memory as one opaque value per row."""
     return rows.view(_whole(rows.dtype.itemsize))
 
 
@@ -21,22 +21,22 @@ def pick(rows: np.ndarray, which: np.ndarray) -> np.ndarray:
 
 
 def only(rows: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """As ``pick`` by a mask, but not copied where it has all of them."""
+    """As ``pick`` by a mask, but not copied if the mask selects all rows."""
     return rows if mask.all() else pick(rows, mask)
 
 
 def copied(rows: np.ndarray) -> np.ndarray:
-    """``rows.copy()``, one after the other in memory."""
+    """``rows.copy()``, contiguous in memory."""
     return rows.copy() if rows.dtype.hasobject else np.asarray(opaque(rows).copy().view(rows.dtype))
 
 
 def together(parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Rows of one dtype, one part after the other; not copied where there is one part only."""
+    """Concatenates parts of one dtype; a single part is not copied."""
     return parts[0] if len(parts) == 1 else np.concatenate([opaque(part) for part in parts]).view(parts[0].dtype)
 
 
 def in_bytes(rows: np.ndarray) -> np.ndarray:
-    """A copy in the order of the rows' bytes."""
+    """A copy, sorted by the rows' bytes."""
     return np.frombuffer(bytearray().join(sorted(opaque(rows).tolist())), rows.dtype)
 
 

@@ -1,4 +1,4 @@
-"""Durations as text and back: ``1.42 s`` for people, ``90s``, ``5m`` or ``128ms`` from them."""
+"""Durations as text and back: formats ``1.42 s``, parses ``90s``, ``5m`` or ``128ms``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WRITTEN = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?(ns|us|ms|s|m|h|d|)", re.ASCII)
 
 
 def number(value: float) -> str:
-    """At most three digits that matter; whole from 100 on."""
+    """At most three significant digits; a whole number from 100 on."""
     if abs(value) >= 99.95:
         return f"{value:.0f}"
     return f"{value:.3g}"
@@ -29,12 +29,12 @@ def span(ns: float, gap: str = " ") -> str:
 
 
 def instant(ns: float) -> bool:
-    """Whether it is the length of what has none, as an end."""
+    """Whether a duration rounds to 0, as that of an event."""
     return ns < 1000
 
 
 def parse_ns(text: str, bare: str = "") -> int:
-    """``128ms``, ``1.5 h`` in ns. bare: the unit of a number without one; empty where it must have one. Raises
+    """Parses ``128ms``, ``1.5 h`` to ns. bare: the unit of a number without one; empty if a unit is required. Raises
     ValueError.
     """
     match = _WRITTEN.fullmatch(text)

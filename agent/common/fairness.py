@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     import numpy as np
 
 T = TypeVar("T")
-#: A user has at most this part, and as much is kept for root.
+#: The part that one user may have, and that is reserved for root.
 PART = 4
-#: Users whose budgets are remembered.
+#: Users whose budgets are kept.
 REMEMBERED = 1024
 
 
 class UpperBound(NamedTuple):
-    """A bound that an operator can meet. Declared where it is used, as a constant of its module.
+    """A bound that an operator can meet. Declared as a constant of the module that uses it.
 
-    area: which section of docs/limits.md. most: number, or text where there are several. then: what happens beyond.
-    shown: where the operator sees that it was met. shared: a user has a quarter of it.
+    area: its section of docs/limits.md. most: number, or text if there are several. then: what happens beyond. shown:
+    where the operator sees that it was reached. shared: a user has a quarter of it.
     """
 
     area: str
@@ -42,7 +42,7 @@ class UpperBound(NamedTuple):
     shared: bool = False
 
     def text(self) -> str:
-        """The value for people."""
+        """The value as text."""
         if isinstance(self.most, str):
             return self.most
         each = f", {self.most / PART:,g} per user" if self.shared else ""
@@ -50,15 +50,15 @@ class UpperBound(NamedTuple):
 
 
 class NoPlaceError(OSError):
-    """There is no place for this user; ``strerror`` says why, ``remedy`` what to do."""
+    """No place is left for this user; ``strerror`` is the reason, ``remedy`` what to do."""
 
     remedy = "see docs/limits.md"
 
 
 class Places:
-    """Counts who holds how many of ``limit`` places. Users: uids, or other keys where there is none.
+    """Counts how many of ``limit`` places each user has. Users: uids, or other keys if there is no uid.
 
-    a_user: the most for a user; a quarter by default. what: what is counted, for messages.
+    a_user: maximum per user; a quarter by default. what: what is counted, for messages.
     """
 
     def __init__(self, limit: int, a_user: int | None = None, what: str = "places") -> None:
@@ -81,7 +81,7 @@ class Places:
         return f"all {self.limit} {self._what} are used" if self.used + n > self.limit else ""
 
     def take(self, uid: Hashable, n: int = 1) -> None:
-        """Raises NoPlaceError."""
+        """Takes ``n`` places. Raises NoPlaceError."""
         if why := self.refusal(uid, n):
             raise NoPlaceError(errno.EDQUOT, why)
         self._taken[uid] += n
@@ -93,38 +93,38 @@ class Places:
 
 
 class Budget:
-    """A token bucket for each user, for all users but root, and for all. Who spends more than is left waits longer.
+    """A token bucket for each user, one for all users but root, and one for all. A user in debt must wait for longer.
 
-    per_s: tokens per second for all; most: what the bucket of all holds. root: whether root has to keep to it, too.
-    Times are ns of any one clock.
+    per_s: tokens per second for all. most: size of the bucket for all. root: whether root is limited, too. Times are ns
+    of any one clock.
     """
 
     def __init__(self, per_s: float, most: float, root: bool = True) -> None:
         self._per_s, self._most, self._root = per_s, most, root
         self._trusted = {0, os.geteuid()}
-        self._buckets: dict[Hashable, tuple[float, int]] = {}  # what is left, and when
+        self._buckets: dict[Hashable, tuple[float, int]] = {}  # (tokens left, time)
 
     def left(self, uid: int, now_ns: int) -> float:
         """Tokens that this user may spend now; negative for a debt, infinite without a bound."""
         return min((self._filled(name, part, now_ns) for name, part in self._of(uid)), default=float("inf"))
 
     def spend(self, uid: int, tokens: float, now_ns: int, of_all: bool = True) -> None:
-        """of_all: the bucket of all pays, too."""
+        """Takes tokens, possibly into debt. of_all: from the bucket for all, too."""
         for name, part in self._of(uid):
             if of_all or name != "all":
                 left = self._filled(name, part, now_ns) - tokens
                 self._buckets.pop(name, None)
                 self._buckets[name] = left, now_ns
-        while len(self._buckets) > REMEMBERED:  # whoever has not spent for longest
+        while len(self._buckets) > REMEMBERED:  # the user whose last spending is oldest
             del self._buckets[next(iter(self._buckets))]
 
     def ready_ns(self, uid: int, now_ns: int) -> int:
-        """When there is something left again, at the earliest."""
+        """The earliest time at which tokens are left."""
         waits = [-self._filled(name, part, now_ns) / (self._per_s * part) for name, part in self._of(uid)]
         return now_ns + max(0, int(max(waits, default=0) * 1e9) + 1)
 
     def _of(self, uid: int) -> list[tuple[Hashable, float]]:
-        """The buckets that a user draws on, each with its part of the rate and the size."""
+        """A user's buckets, each with its part of the rate and size."""
         whole: list[tuple[Hashable, float]] = [("all", 1.0)] if self._root else []
         return whole if uid in self._trusted else [*whole, ("others", 1 - 1 / PART), (uid, 1 / PART)]
 
@@ -134,7 +134,7 @@ class Budget:
 
 
 class UserQueues(Generic[T]):
-    """Things that wait for their user's turn, each once: first in, first out for each user."""
+    """A queue per user, first in, first out. An element is queued once."""
 
     def __init__(self, limit: int) -> None:
         self._places = Places(limit)
@@ -156,7 +156,7 @@ class UserQueues(Generic[T]):
         return True
 
     def take(self, uid: int) -> T:
-        """The one that has waited longest."""
+        """Removes and returns the user's oldest element."""
         first = self._of[uid].popleft()
         self._places.give_back(uid)
         if not self._of[uid]:
@@ -170,7 +170,9 @@ class UserQueues(Generic[T]):
 
 
 def earlier(users: np.ndarray) -> np.ndarray:
-    """How many rows before each one are of the same user; shape as ``users``, (n,). Rows sorted by it take turns."""
+    """The number of earlier rows of the same user for each row, shape (n,). Rows sorted by it alternate
+    between users.
+    """
     import numpy as np
 
     _, of = np.unique(users, return_inverse=True)

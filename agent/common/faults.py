@@ -1,7 +1,7 @@
-"""Faults of the agent's parts: a part that fails costs what it had in hand, never the agent.
+"""Faults of the agent's parts: a failing part loses its current work, and the agent goes on.
 
-A part is a source, a ring, a sink, a callback, the correlator ... Its faults are counted, said on stderr and shown by
-``status``; one that fails again and again is left out until the next start.
+A part is a source, a ring, a sink, a callback, the correlator and so on. Its faults are counted, logged on stderr and
+shown by ``status``. A part that fails repeatedly is disabled until the next start.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from agent.log import log_message
 
 T = TypeVar("T")
 U = TypeVar("U")
-#: A part that fails this often in a row is left out.
+#: A part that fails this often in a row is disabled.
 IN_A_ROW = 5
-#: How often the ``loss`` of a part that is left out is told again.
+#: Interval of the ``loss`` rows of a disabled part.
 AGAIN_NS = 10_000_000_000
-#: A part that fails now and then is said at most so often; ``counts`` has them all.
+#: Minimal interval between two log lines of a part; ``counts`` has all faults.
 _REPORT_S = 10.0
 
 
 class Faults:
-    """failures: part -> its last fault, in words. counts: how many each had. Parts are known by their names."""
+    """failures: part -> its last fault as text. counts: faults per part. Parts are identified by name."""
 
     def __init__(self) -> None:
         self.failures: dict[str, str] = {}
@@ -37,23 +37,23 @@ class Faults:
         self._out: set[str] = set()
 
     def attempt(self, name: str, work: Callable[..., T], *args: object, otherwise: U) -> T | U:
-        """What ``work(*args)`` returns; ``otherwise`` where it fails, or is left out."""
+        """The result of ``work(*args)``; ``otherwise`` if it fails or the part is disabled."""
         if name in self._out:
             return otherwise
         try:
             done = work(*args)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is that part's
+        except Exception as error:  # noqa: BLE001 - any error is a fault of that part
             self.failed(name, error)
             return otherwise
         self._in_a_row.pop(name, None)
         return done
 
     def out(self, name: str) -> bool:
-        """Whether a part is left out."""
+        """Whether a part is disabled."""
         return name in self._out
 
     def failed(self, name: str, error: Exception) -> bool:
-        """Notes a fault; True where it was one too many in a row."""
+        """Notes a fault; True if it disables the part."""
         self._in_a_row[name] += 1
         self.counts[name] += 1
         self.failures[name] = printable(f"{type(error).__name__}: {error}")[:200]
@@ -67,19 +67,17 @@ class Faults:
         return gone
 
     def whole(self, name: str, now_ns: int) -> None:
-        """Nothing of a part is missing up to now."""
+        """Notes that the part has lost nothing up to now."""
         self._in_a_row.pop(name, None)
         self._whole_ns[name] = now_ns
 
     def lost(self, name: str, now_ns: int) -> Batch:
-        """The ``loss`` row of what a part's fault may have cost since it was last whole, or since that was last
-        told.
-        """
+        """The ``loss`` row of a part's fault, since it last worked or since the last such row."""
         since_ns, self._whole_ns[name] = self._whole_ns.get(name, now_ns), now_ns
         return losses("intake", Loss(name, None, since_ns, now_ns))
 
     def missing(self, now_ns: int, since_ns: int = AGAIN_NS) -> list[Batch]:
-        """``loss`` rows of the parts that are left out, of which nothing was told for ``since_ns``."""
+        """``loss`` rows of the disabled parts without one in the last ``since_ns``."""
         return [
             self.lost(name, now_ns)
             for name in sorted(self._out & set(self._whole_ns))

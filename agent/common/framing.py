@@ -1,36 +1,35 @@
-"""How much of a server's answer is taken: its framing is followed before the parser sees a byte, so that no length
-which a server merely claims costs memory or time (an array of a thousand million elements is a header of 13 bytes, and
-hiredis believes it).
+"""Bounds a server's reply before the parser reads it, so that a length that a server only claims costs neither memory
+nor time. (An array of 10^9 elements is a header of 13 bytes, and hiredis allocates it.)
 
-Lines of RESP2 (redis.io/docs/latest/develop/reference/protocol-spec): nobody asked for RESP3. About 0.2 us a line.
+Lines of RESP2 (redis.io/docs/latest/develop/reference/protocol-spec); RESP3 is never requested. About 0.2 us per line.
 """
 
 from __future__ import annotations
 
-#: Of all replies of one pipeline. 256 streams with 256 groups, and 100 pending entries of each group, are 180,000 lines
-#: and 6 MB.
+#: Bounds for all replies of one pipeline. 256 streams with 256 groups, and 100 pending entries of each group, are
+#: 180,000 lines and 6 MB.
 MAX_BYTES, MAX_LINES = 8 << 20, 250_000
-MAX_LINE_BYTES = 64 << 10  #: of a line: a number, a length, an error; not of text, which comes with its length
+MAX_LINE_BYTES = 64 << 10  #: of a line (a number, a length, an error), not of text
 _SIMPLE, _TEXT, _ARRAY = b"+-:", b"$", b"*"
 
 
 class TooMuch(Exception):
-    """An answer beyond the bounds, or whose lengths cannot be read; the text says what."""
+    """A reply beyond the bounds, or with unreadable lengths; the text has the details."""
 
 
 class ReplyBounds:
-    """Feed it what is received, before the parser. ``begin`` grants a new pipeline its share."""
+    """Feed it received data before the parser. ``begin`` resets the bounds for a new pipeline."""
 
     def __init__(self) -> None:
-        self._text_left = 0  # bytes of a text that are still to come
-        self._line = b""  # the beginning of a line whose end is still to come
+        self._text_left = 0  # remaining bytes of the present text
+        self._line = b""  # an incomplete line
         self.begin()
 
     def begin(self) -> None:
         self._bytes = self._lines = self._elements = 0
 
     def take(self, data: bytes) -> None:
-        """Raises TooMuch."""
+        """Checks received data. Raises TooMuch."""
         self._bytes += len(data)
         if self._bytes > MAX_BYTES:
             raise TooMuch(f"an answer of more than {MAX_BYTES >> 20} MiB")
@@ -61,7 +60,7 @@ class ReplyBounds:
         if kind == _ARRAY:
             if number > MAX_LINES:
                 raise TooMuch(f"an array of {number:,} elements")
-            self._elements += max(number, 0)  # the parser makes room for them all when it reads this line
+            self._elements += max(number, 0)  # the parser allocates all of them when it reads this line
             return 0
         if kind != _TEXT:
             raise TooMuch("an answer that is not Redis's")

@@ -1,4 +1,4 @@
-"""Facts about this host that do not change while it is up."""
+"""Facts about this host that do not change while it runs."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 
 def iso(wall_ns: int, digits: int = 6, utc: bool = False) -> str:
-    """ISO 8601 with so many digits of a second, rounded down, local unless ``utc``, always with its zone: ``--since``
-    and ``clock convert`` take it back.
+    """ISO 8601 with ``digits`` decimals of a second, rounded down; local unless ``utc``, always with its zone.
+    ``--since`` and ``clock convert`` accept it.
     """
     seconds, rest = divmod(wall_ns, 10**9)
     at = datetime.fromtimestamp(seconds, UTC).astimezone(UTC if utc else None)

@@ -1,4 +1,4 @@
-"""Imports without what they bring along and few need."""
+"""Prevents imports of large modules that are not needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @contextmanager
 def without(name: str) -> Iterator[None]:
-    """What is imported within finds no module of that name, unless it is already there. It can be imported
+    """Imports within the block fail to import module ``name``, unless it is already loaded. It can be imported
     afterwards.
     """
     if name in sys.modules:
@@ -25,7 +25,7 @@ def without(name: str) -> Iterator[None]:
 
 
 class _NoMaskedArrays:
-    """Stands for numpy.ma where nothing is one; all else that is asked of it is the module's."""
+    """Replaces numpy.ma while there are no masked arrays; other attributes come from the real module."""
 
     @staticmethod
     def is_masked(_: object) -> bool:
@@ -38,11 +38,11 @@ class _NoMaskedArrays:
 
 
 def without_masked_arrays() -> None:
-    """numpy imports numpy.ma, 1.3 MB, at the first ``np.unique`` or ``np.median``, to ask whether the argument is a
-    masked array. In a process that has none this answers instead. Whoever imports numpy.ma gets it, before and
+    """Prevents the import of numpy.ma (1.3 MB), which numpy loads at the first ``np.unique`` or ``np.median`` to test
+    for masked arrays. For processes without masked arrays. An explicit import of numpy.ma still works, before and
     afterwards.
     """
     if "numpy.ma" not in sys.modules:
         import numpy as np
 
-        setattr(np, "ma", _NoMaskedArrays())  # noqa: B010 - which mypy lets nobody assign
+        setattr(np, "ma", _NoMaskedArrays())  # noqa: B010 - mypy refuses a plain assignment

@@ -1,11 +1,11 @@
-"""When the agent works: its seconds, and breaks in long work, so that it never holds a processor for long."""
+"""When the agent works: its seconds, and breaks in long work, so that it never holds a CPU for long."""
 
 from __future__ import annotations
 
 import time
 
-#: How long a thread works before it rests, and how long it rests. Somebody else's thread that became ready meanwhile
-#: gets the processor then, whatever the scheduler's preemption mode is.
+#: How long a thread works before it sleeps, and how long it sleeps. Then another thread can run, in any preemption mode
+#: of the scheduler.
 RUN_NS, REST_S = 2_000_000, 0.0005
 #: Rings and processors deliver out of order by less than this; the correlator works behind it.
 WATERMARK_NS = 300_000_000
@@ -19,13 +19,13 @@ def second_of(now_ns: int, length_ns: int = 1_000_000_000) -> int:
 
 
 class Pace:
-    """One thread's. ``rest`` is called between pieces of work that take less than some milliseconds each."""
+    """The pace of one thread. Call ``rest`` between pieces of work of a few milliseconds."""
 
     def __init__(self) -> None:
         self._since_ns = time.monotonic_ns()
 
     def waited(self) -> None:
-        """The thread has just slept for another reason."""
+        """Notes that the thread has just slept for another reason."""
         self._since_ns = time.monotonic_ns()
 
     def rest(self) -> None:

@@ -1,4 +1,4 @@
-"""Rows as they lie in memory, packed by processes that do without numpy, and taken by the agent as they are."""
+"""Packs rows in a batch's memory layout, for processes without numpy. The agent uses the bytes as they are."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent.common.table import Table
 
 
 class Packer:
-    """Of one table. ``row_bytes``: of a row."""
+    """The packer of one table. ``row_bytes``: size of a row."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -21,8 +21,8 @@ class Packer:
         self._nulls = [(column, column.name, column.null) for column in table.columns]
 
     def pack(self, rows: Iterable[Mapping[str, Any]]) -> bytes:
-        """Bytes of a numpy array of the table's dtype. What is left out is unknown, texts that are too long are cut.
-        Raises ValueError, TypeError or struct.error for what is no such row.
+        """Bytes of a numpy array of the table's dtype. Missing values are unknown, and long texts are cut. Raises
+        ValueError, TypeError or struct.error for an invalid row.
         """
         return b"".join(self._row.pack(*self._values(row)) for row in rows)
 

@@ -1,11 +1,11 @@
-"""What others wrote, made fit for a terminal."""
+"""Makes text from other programs safe for a terminal."""
 
 from __future__ import annotations
 
 
 def printable(name: str | bytes) -> str:
-    """A name that others chose, for people: bytes that are not UTF-8 as ``\\xff``, and so whatever would act on a
-    terminal (``\\x1b``, ``\\n``).
+    """A name from another program as text: bytes that are not UTF-8 become ``\\xff``, control characters ``\\x1b``,
+    ``\\n``.
     """
     text = name.decode(errors="surrogateescape") if isinstance(name, bytes) else name
     return text if text.isprintable() else "".join(c if c.isprintable() else _code(c) for c in text)

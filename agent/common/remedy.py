@@ -1,11 +1,11 @@
-"""What to do about a store that cannot be written or sealed, for people."""
+"""Remedies for a store that cannot be written or sealed."""
 
 from __future__ import annotations
 
 import errno
 import os
 
-#: Of a file system that does not answer.
+#: For a file system that does not answer.
 UNANSWERED = (
     "thaw it where it is frozen (fsfreeze --unfreeze MOUNTPOINT), else look at the kernel log (dmesg) for this disk"
 )
@@ -36,8 +36,8 @@ def of_seal(reason: str) -> str:
 
 
 def of_store(failure: OSError | None, sealing: str, damaged: str) -> tuple[str, str]:
-    """What is wrong with a store that could not be written, sealed (the sealer's last line), or of which a batch could
-    not be stored; both empty where nothing is.
+    """(problem, remedy) of a store. failure: of the last write; sealing: the sealer's last line; damaged: why a batch
+    could not be stored. Both empty if all is well.
     """
     if failure is not None:
         return f"cannot write: {failure.strerror}", of_write(failure)

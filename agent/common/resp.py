@@ -1,8 +1,7 @@
-"""A connection to a Redis server: commands in, replies out, always within a deadline.
+"""A connection to a Redis server: sends commands, reads replies, always within a deadline.
 
-redis-py costs 19 MB of resident memory (asyncio, ssl) for a client that only asks; hiredis, the parser below it, costs
-0.1 MB. TLS is imported for ``rediss://`` only. Protocol: RESP2, pipelined
-(redis.io/docs/latest/develop/reference/protocol-spec).
+redis-py costs 19 MB of resident memory (asyncio, ssl); hiredis, its parser, costs 0.1 MB. TLS is imported for
+``rediss://`` only. Protocol: RESP2, pipelined (redis.io/docs/latest/develop/reference/protocol-spec).
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ Reply = Any  #: bytes, int, None, list of these, or hiredis.ReplyError
 
 
 class RedisDown(Exception):
-    """The server gave no answer; the text says why, ``failure`` in which way (``queue_lag.failure``).
-    ``refused_login``: it is there, but does not let us in.
+    """The server gave no usable answer; the text is the reason, ``failure`` its kind (``queue_lag.failure``).
+    ``refused_login``: it answers, but refuses the login.
     """
 
     def __init__(self, reason: str, refused_login: bool = False, failure: str = "other") -> None:
@@ -56,7 +55,7 @@ class RedisUrl:
 
     @classmethod
     def parse(cls, url: str) -> RedisUrl:
-        """Raises AgentError for what is no Redis URL; the message leaves the password out."""
+        """Parses a URL. Raises AgentError for an invalid one; the message leaves the password out."""
         try:
             parts = urlsplit(url)
             query = parse_qs(parts.query)
@@ -95,14 +94,13 @@ class RedisUrl:
 
 
 class _BadReply(ValueError):
-    """Words of our own; Python's would have parts of the URL, be they of a password."""
+    """An error with our own text; Python's could contain parts of a password."""
 
 
 class RespClient:
-    """One connection. Every failure closes it and raises RedisDown; the next command connects anew.
+    """One connection. Every failure closes it and raises RedisDown; the next command connects again.
 
-    timeout_s bounds a whole pipeline, connect and login included; agent/common/framing.py how much of an answer is
-    taken.
+    timeout_s bounds a whole pipeline, including connect and login. agent/common/framing.py bounds the size of a reply.
     """
 
     def __init__(self, url: RedisUrl, timeout_s: float = 0.5) -> None:
@@ -134,7 +132,7 @@ class RespClient:
             ) from None
 
     def close(self) -> None:
-        """Drops the connection; harmless when there is none."""
+        """Closes the connection, if there is one."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -163,7 +161,7 @@ class RespClient:
             if isinstance(reply, hiredis.ReplyError) and (command[0] != "CLIENT" or str(reply).startswith("NOAUTH")):
                 text = (
                     str(reply) if command[0] != "AUTH" else str(reply).partition(",")[0]
-                )  # some repeat what they were given
+                )  # some servers repeat the password
                 raise RedisDown(f"login refused: {text}", refused_login=command[0] != "SELECT")
             if isinstance(reply, hiredis.ReplyError) and "max number of clients" in str(reply):
                 raise RedisDown(str(reply).removeprefix("ERR "), failure="refused")

@@ -1,7 +1,7 @@
-"""What a finding says, in pieces that whoever shows it puts into words: texts, instants, and values with their unit.
+"""The text of a finding as a template: texts, instants, and values with their unit. The display formats it.
 
-``finding.parts`` is a JSON array: a text as it is, an instant as an integer (CLOCK_BOOTTIME ns), a value as [value,
-unit], null where it is not known.
+``finding.parts`` is a JSON array: a text as a string, an instant as an integer (CLOCK_BOOTTIME ns), a value as [value,
+unit], null if unknown.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ from agent.columns import NULL_I64
 from agent.common.duration import number, span
 from agent.common.instants import iso
 
-_MOST = 1e18  # of a value: beyond is nothing that was measured
-#: CLOCK_BOOTTIME ns -> Unix ns, arrays of shape (n,); NULL_I64 where not known.
+_MOST = 1e18  # larger values were not measured
+#: CLOCK_BOOTTIME ns -> Unix ns, arrays of shape (n,); NULL_I64 if unknown.
 ToWall = Callable[[np.ndarray], np.ndarray]
 
 
 class Value(NamedTuple):
-    """unit: ns, s, ratio, 1/s; or what is counted, one of them (``message``), or so many of them a second
-    (``message/s``).
-    """
+    """unit: ns, s, ratio, 1/s; or the singular of what is counted (``message``), or a rate of it (``message/s``)."""
 
     value: float | None
     unit: str = ""
@@ -34,14 +32,13 @@ Piece = str | int | Value
 
 
 def unknown(t_ns: np.ndarray) -> np.ndarray:
-    """The ``ToWall`` of those who know no wall time."""
+    """A ``ToWall`` for unknown wall times."""
     return np.full(len(t_ns), NULL_I64)
 
 
 def text_of(parts: Sequence[Piece], to_wall: ToWall, utc: bool = False) -> str:
-    """Pieces as one text with ISO 8601 times, to the millisecond, local ones with their zone unless ``utc``; an instant
-    whose wall time is not known as
-    ``boot+SECONDS``, which ``--since`` takes.
+    """Pieces as one text with ISO 8601 times to the millisecond, local with their zone unless ``utc``. An instant with
+    unknown wall time becomes ``boot+SECONDS``, which ``--since`` accepts.
     """
     instants = [part for part in parts if isinstance(part, int)]
     walls = iter(to_wall(np.array(instants, np.int64)).tolist() if instants else ())
@@ -52,12 +49,12 @@ def text_of(parts: Sequence[Piece], to_wall: ToWall, utc: bool = False) -> str:
 
 
 def plain(parts: Sequence[Piece]) -> str:
-    """Pieces as one text where no wall time is known."""
+    """Pieces as one text, for unknown wall times."""
     return text_of(parts, unknown)
 
 
 def measured(of: Value) -> str:
-    """Without the sign of a duration, which texts tell."""
+    """A value as text. The sign of a duration is left out, because the sentence expresses it."""
     if of.value is None:
         return "an unknown value"
     if of.unit in _TEXTS:
@@ -92,8 +89,8 @@ def _at(t_ns: int, wall_ns: int, utc: bool) -> str:
 
 
 def pieces(raw: object, sentence: object) -> list[Piece]:
-    """Those of a row of ``finding``: its ``parts`` as JSON, else its sentence as one text. Both as text or bytes, or
-    None.
+    """The pieces of a row of ``finding``: its ``parts`` as JSON, else its sentence as one text. Both as text or bytes,
+    or None.
     """
     stored, words = (v.decode("utf-8", "replace") if isinstance(v, bytes) else str(v or "") for v in (raw, sentence))
     try:
@@ -104,7 +101,7 @@ def pieces(raw: object, sentence: object) -> list[Piece]:
 
 
 def _piece(part: object) -> Piece:
-    """Raises ValueError where it is none."""
+    """Raises ValueError for an invalid piece."""
     match part:
         case bool():
             pass

@@ -25,7 +25,7 @@ Lines = Mapping[tuple[object, ...], int]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value stands: the keys that lead to it, and the file with the line of each key, if it is from a file."""
+    """The place of a value: the keys that lead to it, and the file with the line of each key, if it is from a file."""
 
     keys: tuple[object, ...] = ()
     file: str = ""
@@ -62,13 +62,13 @@ def _frozen(data: Any) -> Any:
 
 @dataclass(frozen=True)
 class ValueType:
-    """What a value can be.
+    """A type of values.
 
-    read: the value that was given -> the one to use; raises AgentError (exit code 2) that names the setting. form: what
-    it can be, for the reference. restore: the inverse of ``dataclasses.asdict`` and JSON. choices: of a word. metavar:
-    in the help of an option. section: the dataclass, of a part with keys of its own. keys: which keys of its section a
-    value spreads over, if it does; it is read from a mapping of these. environment: what was given,
-    and the environment -> both; for a value that more than one variable sets. shown: a value -> as the file has it.
+    read: converts a given value; raises AgentError (exit code 2) that names the setting. form: the allowed values, for
+    the reference. restore: the inverse of ``dataclasses.asdict`` and JSON. choices: the allowed words. metavar: in the
+    help of an option. section: the dataclass of a part with keys of its own. keys: the keys of its section that a value
+    spreads over, if it does; it is read from a mapping of these. environment: (given value, environment) -> both, for a
+    value that more than one variable sets. shown: a value as the file has it.
     """
 
     read: Callable[[Any, Place], Any]
@@ -85,8 +85,8 @@ class ValueType:
 def setting(
     default: Any, kind: ValueType, doc: str = "", *, key: str = "", variable: str = "", flag: bool = False
 ) -> Any:
-    """A field of a section. doc: what it is, one or two sentences. key: in the file, if the field has another name.
-    variable: of the environment. flag: ``run`` has an option for it.
+    """A field of a section. doc: its description, one or two sentences. key: in the file, if the field has another
+    name. variable: of the environment. flag: whether ``run`` has an option for it.
     """
     about = {"kind": kind, "doc": doc, "key": key, "variable": variable, "flag": flag}
     if isinstance(default, dict):
@@ -96,7 +96,7 @@ def setting(
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting as it was declared."""
+    """A declared setting."""
 
     key: str
     name: str
@@ -108,7 +108,7 @@ class Setting:
 
 
 def declared(section: type) -> Iterator[Setting]:
-    """The settings of a section, in the order of its fields. One that spreads over several keys has no key."""
+    """The settings of a section, in the order of its fields. A setting that spreads over several keys has no key."""
     for f in dataclasses.fields(section):
         if f.metadata:
             about = dict(f.metadata)
@@ -133,7 +133,7 @@ def keys(section: type) -> Iterator[str]:
 
 
 def check_known(given: Iterable[object], known: Iterable[str], place: Place = TOP) -> None:
-    """Raises AgentError for a key that is not among ``known``, with the one that was probably meant."""
+    """Raises AgentError for a key that is not among ``known``, and suggests the nearest one."""
     names = list(dict.fromkeys(known))
     for key in given:
         if key not in names:
@@ -146,11 +146,10 @@ def check_known(given: Iterable[object], known: Iterable[str], place: Place = TO
 
 
 def read(section: type[T], given: object, place: Place = TOP) -> T:
-    """A section from a mapping. A key without a value has its default. Raises AgentError (exit code 2) that names the
-    setting, what it was and what it can be.
+    """A section from a mapping. A key without a value has its default. Raises AgentError (exit code 2) with the
+    setting, its value and the allowed values.
 
-    A section's method ``check``, if it has one, checks what concerns several settings: it raises AgentError or
-    ValueError.
+    A section's method ``check``, if it has one, checks several settings together: it raises AgentError or ValueError.
     """
     if not isinstance(given, Mapping):
         raise place.wrong(given, "it is a section of `key: value` lines")
@@ -171,7 +170,7 @@ def read(section: type[T], given: object, place: Place = TOP) -> T:
 
 
 def with_environment(section: type, given: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, Any]:
-    """What was given for a section, replaced by what the environment says."""
+    """The given values of a section, with those of the environment in their place."""
     out = dict(given)
     for one in declared(section):
         if one.kind.environment is not None and one.key:
@@ -186,13 +185,13 @@ def with_environment(section: type, given: Mapping[str, Any], env: Mapping[str, 
 
 
 def restored(section: type[T], data: Mapping[str, Any]) -> T:
-    """A section from what ``dataclasses.asdict`` and JSON made of it; not checked again."""
+    """A section from the JSON of ``dataclasses.asdict``; not checked again."""
     kinds = {one.name: one.kind for one in declared(section)}
     return section(**{name: (kinds[name].restore if name in kinds else _frozen)(data[name]) for name in data})
 
 
 def value(check: Callable[[Any], Any], form: str, **more: Any) -> ValueType:
-    """check: the given value -> the one to use; raises ValueError (what it can be) or AgentError."""
+    """A type by a function. check: converts a given value; raises ValueError (the allowed values) or AgentError."""
 
     def read(given: Any, place: Place) -> Any:
         try:
@@ -252,7 +251,7 @@ def seconds(least_s: float, most_s: float) -> ValueType:
 
 
 def one_of(*allowed: str, late: Callable[[], Iterable[str]] = tuple) -> ValueType:
-    """One of some words. late: more of them, asked for when a value is read. YAML reads a bare on or off as a bool."""
+    """One of some words. late: further words, computed when a value is read. YAML reads a bare on or off as a bool."""
 
     def check(given: Any) -> str:
         words = (*allowed, *late())
@@ -275,14 +274,14 @@ def flag() -> ValueType:
 
 
 def parse_text(given: Any, what: str) -> str:
-    """A text without halves of letters. Raises ValueError (it is ``what``)."""
+    """A text without lone surrogates. Raises ValueError (it is ``what``)."""
     if not isinstance(given, str) or any("\ud800" <= letter <= "\udfff" for letter in given):
         raise ValueError(f"it is {what}")
     return given
 
 
 def text(what: str, check: Callable[[str], Any] = lambda found: found) -> ValueType:
-    """what: for people, for example ``a URL``. check: the text -> the value; raises as in ``value``."""
+    """A text. what: its description, for example ``a URL``. check: text -> value; raises as in ``value``."""
     return value(lambda given: check(parse_text(given, what)), what)
 
 
@@ -296,7 +295,7 @@ def parse_texts(given: Any, what: str, most: int = 256) -> tuple[str, ...]:
 
 
 def texts(what: str, most: int = 256) -> ValueType:
-    """A text, or a list of some."""
+    """A text, or a list of texts."""
     return value(lambda given: parse_texts(given, what, most), what)
 
 

@@ -1,5 +1,5 @@
-"""A YAML file of settings as values, with the line of each. Not trusted: bounded in size, and without aliases, of which
-a few lines can stand for gigabytes.
+"""Reads a YAML file of settings as values, with the line of each. Untrusted input: bounded in size, and without
+aliases, because a few lines of aliases can expand to gigabytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Lines = dict[tuple[object, ...], int]
 
 
 def read_text(path: Path, required: bool) -> str:
-    """The text of a settings file; none where it is missing and not required. Raises AgentError (exit code 2)."""
+    """The text of a settings file; empty if it is missing and not required. Raises AgentError (exit code 2)."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -41,13 +41,13 @@ def read_text(path: Path, required: bool) -> str:
 
 
 def parse(path: Path, text: str) -> tuple[Any, Lines]:
-    """The values of a YAML file, and the line of each: by the keys and numbers that lead to it. Raises AgentError (exit
-    code 2).
+    """The values of a YAML file, and the line of each by its path of keys and indices. Raises AgentError
+    (exit code 2).
     """
     import yaml
 
     try:
-        # A few lines of aliases can stand for gigabytes, and no setting needs one.
+        # A few lines of aliases can expand to gigabytes, and no setting needs one.
         alias = next(
             (event for event in yaml.parse(text, Loader=yaml.SafeLoader) if isinstance(event, yaml.AliasEvent)), None
         )
@@ -70,7 +70,7 @@ def parse(path: Path, text: str) -> tuple[Any, Lines]:
 
 
 def _collect(node: yaml.Node | None, at: tuple[object, ...], lines: Lines, path: Path) -> None:
-    """Raises AgentError for a key that is there twice, of which the first would be lost."""
+    """Raises AgentError for a duplicate key, whose first value would be lost."""
     import yaml
 
     if isinstance(node, yaml.MappingNode):

@@ -1,4 +1,4 @@
-"""What a table is: its columns, and from them the dtype of a batch; and the tables together, by name."""
+"""A table's declaration: its columns, and the dtype of its batches; and all tables by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 T_NS = i64("t_ns", "time of the event, CLOCK_BOOTTIME", "ns")
 
-#: Columns that exist in every query result but are derived, never stored per row.
+#: Columns of every query result that are derived and not stored.
 DERIVED = (
     text("boot_id", 36, "boot id; t_ns is CLOCK_BOOTTIME of this boot", "host.boot.id"),
     i64("wall_ns", "wall time (CLOCK_REALTIME) as Unix time, through the offset history", "ns"),
@@ -33,11 +33,11 @@ DERIVED = (
 
 @dataclass(frozen=True)
 class Table:
-    """A table: its name, one line of meaning, its columns, and the column that `--group-by` and `--top` measure.
+    """A table: its name, a one-line description, its columns, and the column that `--group-by` and `--top` measure.
 
-    latest_by: where set, rows of one boot that are equal in that column are one thing's states, and queries show the
-    latest. as_of: where set, a state is a set of rows, with the time of that state (CLOCK_BOOTTIME ns) in this column;
-    a query's window goes by it.
+    latest_by: if set, rows of one boot that are equal in that column are states of one object, and queries show the
+    latest. as_of: if set, a state is a set of rows, with the time of that state (CLOCK_BOOTTIME ns) in this column, and
+    a query's window applies to it.
     """
 
     name: str
@@ -84,9 +84,7 @@ class Table:
 
 
 class Tables(Mapping[str, Table]):
-    """Tables by name. More can be added until they are frozen: from then on everybody may keep what follows from
-    them.
-    """
+    """Tables by name. Tables can be added until ``freeze``; after it, derived data may be kept."""
 
     def __init__(self, tables: Iterable[Table]) -> None:
         self._tables: dict[str, Table] = {}
@@ -95,8 +93,8 @@ class Tables(Mapping[str, Table]):
             self.add(one)
 
     def add(self, one: Table) -> None:
-        """Adding the same table again changes nothing. Raises ValueError for one that cannot be, RuntimeError after
-        ``freeze``.
+        """Adds a table. Adding the same table again changes nothing. Raises ValueError for an invalid table,
+        RuntimeError after ``freeze``.
         """
         if self._tables.get(one.name) == one:
             return
@@ -118,7 +116,7 @@ class Tables(Mapping[str, Table]):
         self._tables[one.name] = one
 
     def freeze(self) -> None:
-        """At the agent's start, before it makes anything of them."""
+        """Ends additions. Called at the agent's start."""
         self._frozen = True
 
     def __getitem__(self, name: str) -> Table:

@@ -1,3 +1,3 @@
-"""The version, which setup.py reads from here: importlib.metadata would cost the agent 1.5 MB."""
+"""The version. setup.py reads it here; importlib.metadata would cost the agent 1.5 MB."""
 
 VERSION = "0.1.0"

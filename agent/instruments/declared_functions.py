@@ -26,8 +26,8 @@ NAME = "declared functions"
 
 
 def analyze(fds: list[int], declared: list[dict[str, Any]], near: bool = False) -> list[Analysis]:
-    """One for each declaration that is of this file (``ownfunction.analyze``). facts ``trouble``: None, or of
-    one that is unavailable the ``key`` that says so, and names that are ``near`` the one that is not there.
+    """One for each declaration for this file (``ownfunction.analyze``). facts ``trouble``: None, or for an unavailable
+    one the wrong ``key``, and names ``near`` a missing one.
     """
     found = []
     returned = {one["returned"] for one in declared}
@@ -40,7 +40,7 @@ def analyze(fds: list[int], declared: list[dict[str, Any]], near: bool = False) 
 
 
 def begin(kind: BinaryKind, context: KindContext) -> Iterable[Source]:
-    """Tells of declarations that are wrong, too."""
+    """Sets the kind up; reports wrong declarations, too."""
     kept: list[FunctionSettings] = list(context.settings.limiter_functions)
     if not kept:
         return []

@@ -1,5 +1,5 @@
-"""Limiter libraries in Go programs, as agent/limiters/libraries/ declares them. In shared libraries they are only told:
-only programs are probed.
+"""Limiter libraries in Go programs, as agent/limiters/libraries/ declares them. Only programs are probed; in shared
+libraries they are only reported.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agent.targets.asked import ProbeRequest
 if TYPE_CHECKING:
     from agent.contracts import Source
 
-#: What a Go runtime handles wherever it runs: faults, and the signal by which it preempts.
+#: Signals that every Go runtime handles: faults, and the one for preemption.
 _OF_GO = sum(1 << one - 1 for one in (signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV, signal.SIGURG))
 _REMEDY = "declare its function in limiter_functions, or have it send its decisions (docs/limiters.md)"
 
@@ -40,7 +40,7 @@ def analyze(fds: list[int], shared: bool = False) -> list[Analysis]:
 
 
 def runs_go(pid: int) -> bool:
-    """Whether there is a Go runtime in the process, as far as its signals tell: in what runs, or in a library."""
+    """Whether the process has a Go runtime, in its executable or a library, by its signal handlers."""
     try:
         with open(f"/proc/{pid}/status", "rb") as status:
             caught = next((int(line.split()[1], 16) for line in status if line.startswith(b"SigCgt:")), 0)

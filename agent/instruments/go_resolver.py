@@ -1,4 +1,4 @@
-"""The resolver of Go programs, which do without the C library's: which names are looked up."""
+"""The resolver of Go programs, which do not use the C library's: the names that are looked up."""
 
 from __future__ import annotations
 

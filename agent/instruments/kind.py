@@ -1,5 +1,5 @@
-"""How a kind of binary is declared, and what is done with its files unless it says otherwise: its programs are attached
-where its analyzer says, and taken away when no process uses the file.
+"""The declaration of a kind of binary, and the default handling of its files: its programs are attached where its
+analyzer says, and removed when no process uses the file.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KindContext:
-    """What there is when a loaded family is set up. settings: the section that the family names; shared: of all its
-    kinds.
+    """The context of a loaded family's set-up. settings: the section that the family names. shared: common data of all
+    its kinds.
     """
 
     family: Family
@@ -42,12 +42,11 @@ class KindContext:
 class BinaryKind:
     """A kind of binary: ``KIND`` of a file in agent/instruments/.
 
-    name: of the kind and its analyzer; family: whose BPF programs its attachments name. libraries: which shared
-    libraries, a regular expression of whole file names; executables: whether every executable is analyzed; arguments,
-    names, first, companion: as in ``ProbeRequest``.
-    programs, sources: BPF programs that the family has only for this kind, and their C files in bpf/, behind the
-    family's own.
-    begin: asks for its files and opens instances in another way than ``Uprobes`` does; returns sources.
+    name: of the kind and its analyzer. family: its BPF programs' family. libraries: which shared libraries, a regular
+    expression of whole file names. executables: whether every executable is analyzed. arguments, names, first,
+    companion: as in ``ProbeRequest``. programs, sources: BPF programs of the family that only this kind needs, and
+    their C files in bpf/, after the family's own. begin: requests files and opens instances in another manner than
+    ``Uprobes``; returns sources.
     """
 
     name: str
@@ -64,8 +63,8 @@ class BinaryKind:
     begin: Callable[[BinaryKind, KindContext], Iterable[Source]] | None = None
 
     def watch(self, targets: Targets, found: Found, **of_executables: Any) -> None:
-        """Has its files found and analyzed from now on. found: what opens an instance; of_executables: more arguments
-        for those.
+        """Has its files found and analyzed from now on. found: opens an instance. of_executables: further arguments for
+        executables.
         """
         arguments = dict(self.arguments)
         if self.libraries:
@@ -107,7 +106,7 @@ class Uprobes:
         self._family, self._helper, self._unseen = family, helper, unseen
 
     def found(self, target: Target, analysis: Analysis) -> Steps[Instance | None]:
-        """Attaches what the analysis says, or tells why nothing is; None where it says nothing. Raises OSError, with
+        """Attaches what the analysis says, or reports why it cannot; None without attachments. Raises OSError, with
         nothing attached.
         """
         if analysis.state == "unavailable":
@@ -131,13 +130,13 @@ class Uprobes:
         return Attached(links, undo, render(self._unseen, target, analysis, self._family.probe.name))
 
     def prepare(self, target: Target, analysis: Analysis) -> Callable[[], object]:
-        """Before the first attachment; returns what undoes it. Raises OSError."""
+        """Runs before the first attachment; returns a function that undoes it. Raises OSError."""
         del target, analysis
         return bool
 
 
 class Attached:
-    """An instance. links: descriptors of its attachments; undo: called afterwards."""
+    """An instance. links: descriptors of its attachments. undo: called after they are removed."""
 
     def __init__(self, links: Iterable[int], *undo: Callable[[], object]) -> None:
         self._links, self._undo = list(links), undo
@@ -152,6 +151,6 @@ class Attached:
 
 
 def render(unseen: UnprobedPrograms, target: Target, analysis: Analysis, family: str) -> Callable[[], object]:
-    """Shows in ``status`` what is not seen of a file; returns what takes that back."""
+    """Shows in ``status`` what is not observed of a file; returns a function that removes that."""
     output = analysis.state, analysis.reason, analysis.remedy
     return unseen.of(analysis.probe or family, target.path, target.owner, *output)

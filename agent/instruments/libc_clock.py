@@ -1,4 +1,4 @@
-"""Functions of C libraries that adjust a clock: who adjusts frequency and offset, and who tries and may not."""
+"""Functions of C libraries that adjust a clock: who adjusts frequency and offset, and whose attempt is refused."""
 
 from __future__ import annotations
 

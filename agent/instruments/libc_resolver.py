@@ -1,4 +1,4 @@
-"""getaddrinfo of C libraries: which names are looked up."""
+"""getaddrinfo of C libraries: the names that are looked up."""
 
 from __future__ import annotations
 

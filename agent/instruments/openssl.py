@@ -1,6 +1,4 @@
-"""OpenSSL, shared or built in: attaches the tls family's programs, and reports handshakes that their process did not
-live to end.
-"""
+"""OpenSSL, shared or built in: attaches the tls family's programs, and reports handshakes whose process ended first."""
 
 from __future__ import annotations
 
@@ -22,14 +20,14 @@ if TYPE_CHECKING:
     from agent.contracts import Source
     from agent.targets.asked import Target
 
-#: Also as Python wheels bundle it: libssl-81ffa89e.so.3.
+#: Also as bundled in Python wheels: libssl-81ffa89e.so.3.
 LIBRARIES = rb"libssl(?:-\w+)?\.so(?:\.\w+)*"
 _ABANDONED = 2
 _PROGRAMS = {"client": "tls_client", "server": "tls_server", "unknown": "tls_either"}
 
 
 class Handshakes(Uprobes, Pending):
-    """Implements ``agent.contracts.Source``. Raises OSError where a map of the family cannot be used."""
+    """Implements ``agent.contracts.Source``. Raises OSError if a map of the family cannot be used."""
 
     name = "tls"
 
@@ -83,16 +81,16 @@ class Handshakes(Uprobes, Pending):
         yield cast("Batch", self._decode(rows))
 
     def close(self) -> None:
-        """Nothing of its own: ``Targets`` lets go of the files."""
+        """Nothing to close: ``Targets`` releases the files."""
 
     def prepare(self, target: Target, analysis: Analysis) -> Callable[[], object]:
-        """Tells the kernel's side where the fields of this OpenSSL are."""
+        """Gives the kernel's side the field offsets of this OpenSSL."""
         return partial(self._layouts.drop, self._layouts.add(analysis.facts, target.owner))
 
 
 def analyze(fds: list[int], program: bool = False) -> list[Analysis]:
-    """A libssl, with its libcrypto as second file, or a program that contains an OpenSSL. program: it may be one that
-    has none, or is no such file.
+    """A libssl, with its libcrypto as second file, or a program that contains an OpenSSL. program: it may be one
+    without OpenSSL, or not an ELF file.
     """
     facts = openssl.facts(fds, program)
     if facts is None:

@@ -1,8 +1,7 @@
-"""What the kernel side of the tls family knows of each OpenSSL: where the fields of an SSL are, by the code of its
-handshake functions.
+"""The kernel side's data of each OpenSSL: the field offsets of an SSL, by the code of its handshake functions.
 
-Anybody may have a copy whose code is the same and whose fields seem to be elsewhere: the code of a file of root's, or
-of the host's own, is known by that one, and any other code by the file that brought it first.
+A user can provide a copy with the same code and apparently other offsets. So the code of a file of root, or of the
+host's own, has that file's layout, and any other code that of the first file with it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Layout = tuple[tuple[int, ...], str]
 
 
 class OtherCodeError(NoPlaceError):
-    """The code is that of a file whose fields are elsewhere."""
+    """The same code belongs to a file with other field offsets."""
 
 
 class Known(NamedTuple):
@@ -36,8 +35,8 @@ class Known(NamedTuple):
 
 
 class Layouts:
-    """Who uses each entry of the maps tls_layouts and tls_sites, which are taken away with the last. A site's first
-    user is whose layout it leads to.
+    """The users of each entry of the maps tls_layouts and tls_sites; the last one removes it. A site has its first
+    user's layout.
     """
 
     def __init__(self, layouts_fd: int, sites_fd: int) -> None:
@@ -54,8 +53,8 @@ class Layouts:
         return {number: version for (_, version), number in self._numbers.items()}
 
     def add(self, facts: dict[str, Any], owner: Owner) -> Known:
-        """Tells the kernel side what the code of a file is, before its first probe. Raises OSError; NoPlaceError
-        where there are too many kinds, or the code is another's.
+        """Gives the kernel side the code of a file, before its first probe. Raises OSError; NoPlaceError if there are
+        too many layouts, or the code belongs to another file.
         """
         keys, offsets = tuple(bytes.fromhex(key) for key in facts["keys"]), tuple(facts["layout"])
         held = [self._sites[key][0].layout for key in keys if key in self._sites]
@@ -64,7 +63,7 @@ class Layouts:
                 errno.EDQUOT, "its code is that of another OpenSSL in use, but its fields are elsewhere"
             )
         if not facts["version"] and held and len(held) == len(keys) and held[0][0] == offsets:
-            layout = held[0]  # a copy, without its libcrypto beside it, of what is known better
+            layout = held[0]  # a copy, without its libcrypto, of a file with a complete layout
         else:
             layout = offsets, (facts["version"] or facts["soname"].rpartition(".so.")[2])[:31]
         known, fresh = Known(layout, keys, owner), layout not in self._numbers
@@ -88,7 +87,7 @@ class Layouts:
         return known
 
     def _take(self, known: Known) -> None:
-        """Places for what is not known yet, in the name of the user who brings it. Raises NoPlaceError."""
+        """Takes places for new entries, on the account of the file's owner. Raises NoPlaceError."""
         uid, new = known.owner.uid, [key for key in known.keys if key not in self._sites]
         if why := self._functions.refusal(uid, len(new)):
             raise NoPlaceError(errno.EDQUOT, why)
@@ -103,11 +102,11 @@ class Layouts:
         bpf.update(self._sites_fd, key, struct.pack("<I", self._numbers[self._sites[key][0].layout]))
 
     def drop(self, known: Known) -> None:
-        """A file is let go of."""
+        """Removes what a released file added."""
         for key in known.keys:
             users = self._sites[key]
             users.remove(known)
-            with contextlib.suppress(OSError):  # it may never have got there
+            with contextlib.suppress(OSError):  # it may not be there
                 if users:
                     self._point(key)
                 else:

@@ -1,7 +1,7 @@
-"""One profile: programs attached for a few processes, detached again, and what they counted.
+"""One on-demand profile: attaches programs for a few processes, detaches them, and reads what they counted.
 
-The programs count until ``look_until_ns`` of the control map, so that nothing counts on while the agent is stopped.
-When the agent ends, the kernel detaches everything.
+The programs count until ``profile_until_ns`` of the control map, so they do not count on while the agent is stopped.
+When the agent ends, the kernel detaches them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from agent.kernel.kernel_source import KernelSource
 from agent.kernel.load import Family
 from agent.kernel.sampling import attach
 
-#: The size of ``control.look_pids``.
+#: The size of ``control.profile_pids``.
 MOST_PIDS = 8
-#: Bytes of one element of the stack maps; by map, its first stack number and its size (bpf/look.h, bpf/oncpu.bpf.c).
+#: Bytes of one element of the stack maps; by map, its first stack number and its size (bpf/profile.h, bpf/oncpu.bpf.c).
 STACK_BYTES = 32 * 8
-STACKS = {"look_stacks": (0, 1024), "oncpu_stacks": (65536, 2048)}
+STACKS = {"profile_stacks": (0, 1024), "oncpu_stacks": (65536, 2048)}
 _GRACE_NS = 50_000_000
 #: Pause before another attempt when the helper was too busy.
 _RETRY_NS, _BUSY = 20_000_000, "the helper is busy"
@@ -63,14 +63,14 @@ class Profile:
         self._links: dict[str, list[int]] = {}
         self._since_ns: dict[str, int] = {}
         self._took_ns: dict[str, int] = {}
-        kernel.control["look_pids"] = 0
-        kernel.control["look_pids"][0, :MOST_PIDS] = [*pids, *[0] * MOST_PIDS][:MOST_PIDS]
-        kernel.control["look_until_ns"] = self.until_ns + _GRACE_NS
+        kernel.control["profile_pids"] = 0
+        kernel.control["profile_pids"][0, :MOST_PIDS] = [*pids, *[0] * MOST_PIDS][:MOST_PIDS]
+        kernel.control["profile_until_ns"] = self.until_ns + _GRACE_NS
         self._attach_missing(now_ns)
 
     def join(self, pid: int, slot: int) -> None:
         """Adds a process, in a free slot."""
-        self._kernel.control["look_pids"][0, slot] = pid
+        self._kernel.control["profile_pids"][0, slot] = pid
 
     def _attach_missing(self, now_ns: int) -> None:
         self._retry_ns = now_ns + _RETRY_NS
@@ -127,7 +127,7 @@ class Profile:
         """Detaches everything."""
         for name in [*self._links]:
             self._detach(name, now_ns)
-        self._kernel.control["look_until_ns"] = 0
+        self._kernel.control["profile_until_ns"] = 0
 
     def _detach(self, name: str, now_ns: int) -> None:
         for fd in self._links.pop(name):
@@ -166,18 +166,18 @@ class Profile:
 WIRES = {
     "oncpu_sums": ("oncpu_key", "oncpu_value"),
     "offcpu_sums": ("offcpu_key", "offcpu_value"),
-    "offcpu_gone": ("look_tid", "offcpu_gone"),
-    "offcpu_woken": ("look_tid", "offcpu_woken"),
+    "offcpu_gone": ("profile_tid", "offcpu_gone"),
+    "offcpu_woken": ("profile_tid", "offcpu_woken"),
     "block_sums": ("block_key", "block_value"),
-    "block_requests": ("look_address", "block_request"),
+    "block_requests": ("profile_address", "block_request"),
     "contention_sums": ("contention_key", "contention_value"),
     "contention_begun": ("contention_wait", "contention_begun"),
     "reclaim_sums": ("reclaim_key", "reclaim_value"),
-    "reclaim_begun": ("reclaim_who", "look_time"),
+    "reclaim_begun": ("reclaim_who", "profile_time"),
     "synack_sums": ("synack_key", "synack_value"),
-    "synack_syns": ("synack_pair", "look_time"),
+    "synack_syns": ("synack_pair", "profile_time"),
     "calls_sums": ("calls_key", "calls_value"),
-    "calls_open": ("look_tid", "calls_open"),
+    "calls_open": ("profile_tid", "calls_open"),
 }
 
 

@@ -1,5 +1,5 @@
-"""What the helper attaches on request: uprobes inside executable segments, and the few raw tracepoints that are wanted
-only at times.
+"""Attaches on the helper's side: uprobes inside executable segments, and the few raw tracepoints that are attached on
+demand.
 """
 
 from __future__ import annotations
@@ -23,16 +23,14 @@ _PERF_EVENT_OPEN = host.number("perf_event_open")
 _IOC_ENABLE, _IOC_SET_BPF = 0x2400, 0x40042408
 _BPF_RAW_TRACEPOINT_OPEN, _BPF_LINK_CREATE, _TRACE_UPROBE_MULTI = 17, 28, 48
 _PMU = "/sys/bus/event_source/devices/uprobe"
-#: Known before the helper has its seccomp filter, which refuses uname.
+#: Read before the helper installs its seccomp filter, which refuses uname.
 _RELEASE = tuple(int(part) for part in os.uname().release.replace("+", "-").split("-")[0].split(".")[:2])
 
 _libc = ct.CDLL(None, use_errno=True)
 
 
 def executable_ranges(fd: int) -> list[tuple[int, int]]:
-    """File ranges of a 64-bit ELF file's executable segments (at most 64 program headers are looked at). Raises
-    OSError.
-    """
+    """File ranges of a 64-bit ELF file's executable segments (of at most 64 program headers). Raises OSError."""
     head = os.pread(fd, 64, 0)
     if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
         raise OSError(errno.ENOEXEC, "not a 64-bit little-endian ELF file")
@@ -45,11 +43,12 @@ def executable_ranges(fd: int) -> list[tuple[int, int]]:
 
 
 def attach_uprobe(program: int, file: int, offsets: list[int], ret: bool, pid: int = 0) -> list[int]:
-    """Attaches for all processes; closing what is returned detaches. Raises OSError, EINVAL for an offset outside code.
+    """Attaches for all processes; closing the returned descriptors detaches. Raises OSError, EINVAL for an offset
+    outside code.
 
-    One uprobe_multi link where the program was loaded for it (kernel 6.6), else a perf event an offset. pid: only that
-    process pays for it, where there are links that tell processes apart (kernel 6.10; before, they took one for its
-    first thread): others' calls come all the same elsewhere, and are the caller's to leave out.
+    Uses one uprobe_multi link if the program was loaded for it (kernel 6.6), else one perf event per offset. pid: only
+    that process has the cost, if links can select processes (kernel 6.10; before, only its first thread). Elsewhere the
+    calls of other processes arrive too, and the caller filters them.
     """
     ranges = executable_ranges(file)
     if not all(any(low <= o < high for low, high in ranges) for o in offsets):
@@ -59,13 +58,13 @@ def attach_uprobe(program: int, file: int, offsets: list[int], ret: bool, pid: i
     try:
         return [_multi_link(program, path, offsets, ret, only)]
     except OSError as error:
-        if error.errno != errno.EINVAL or only:  # a perf event would be for all processes
+        if error.errno != errno.EINVAL or only:  # a perf event would cover all processes
             raise
     return _perf_events(program, path, offsets, ret)
 
 
 def knows_processes() -> bool:
-    """46ba0e49b642 (kernel 6.10): a link's pid is that of a process."""
+    """Whether a link's pid is that of a process: 46ba0e49b642 (kernel 6.10)."""
     return _RELEASE >= (6, 10)
 
 
@@ -101,7 +100,7 @@ def _perf_events(program: int, path: ct.Array[ct.c_char], offsets: list[int], re
 
 
 def attach_raw_tracepoints(programs: list[int], names: list[bytes]) -> list[int]:
-    """``attach_raw_tracepoint`` of each, in order; all of them or none. Raises OSError."""
+    """``attach_raw_tracepoint`` for each, in order; all of them or none. Raises OSError."""
     links: list[int] = []
     try:
         for program, name in zip(programs, names, strict=True):
@@ -114,8 +113,8 @@ def attach_raw_tracepoints(programs: list[int], names: list[bytes]) -> list[int]
 
 
 def attach_raw_tracepoint(program: int, name: bytes) -> int:
-    """Attaches to one of the tracepoints that are wanted only at times; closing detaches. Raises OSError. name: empty
-    for a program that was loaded for its own.
+    """Attaches to an on-demand tracepoint; closing detaches. name: empty for a program that was loaded for its
+    tracepoint. Raises OSError.
     """
     if name and name not in _RAW_TRACEPOINTS:
         raise OSError(errno.EPERM, "not a tracepoint that may be asked for")

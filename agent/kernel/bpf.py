@@ -1,6 +1,6 @@
-"""The few bpf() commands that the agent itself makes, all on descriptors it was handed.
+"""The few bpf() commands of the agent itself, all on descriptors that it received.
 
-A holder of a map descriptor needs no capability since kernel 5.19 (c8644cd0efe7; before, hash and array look-ups want
+Since kernel 5.19 the holder of a map descriptor needs no capability (c8644cd0efe7; before, hash and array look-ups need
 CAP_BPF).
 """
 
@@ -16,16 +16,8 @@ import numpy as np
 
 from agent.kernel.syscall import attributes, bpf
 
-MAP_LOOKUP, MAP_UPDATE, MAP_DELETE, MAP_NEXT_KEY, OBJ_GET_INFO, MAP_LOOKUP_BATCH, MAP_UPDATE_BATCH, MAP_DELETE_BATCH = (
-    1,
-    2,
-    3,
-    4,
-    15,
-    24,
-    26,
-    27,
-)
+MAP_LOOKUP, MAP_UPDATE, MAP_DELETE, MAP_NEXT_KEY = 1, 2, 3, 4
+OBJ_GET_INFO, MAP_LOOKUP_BATCH, MAP_DELETE_BATCH = 15, 24, 27
 
 PROG_TEST_RUN = 10
 
@@ -48,10 +40,10 @@ def program_stats(fd: int) -> tuple[int, int, int]:
     """(run_time_ns, run_cnt, recursion_misses) of a program; the first two are 0 unless kernel.bpf_stats_enabled.
     Raises OSError.
 
-    A miss is a run that the kernel left out because the program was running on that processor already (kernel 6.2).
+    A miss is a run that the kernel skipped because the program was already running on that CPU (kernel 6.2).
     """
     info, attr = _program_question(fd)
-    ct.memset(info, 0, len(info))  # what the last answer left there would ask for more
+    ct.memset(info, 0, len(info))  # data of the last call would be taken for a request
     if (err := bpf(OBJ_GET_INFO, attr)) < 0:
         raise OSError(-err, f"program information: {os.strerror(-err)}")
     return struct.unpack_from("<QQQ", info, 192)
@@ -64,8 +56,8 @@ def _program_question(fd: int) -> tuple[ct.Array[ct.c_char], ct.Array[ct.c_char]
 
 
 class OwnRun:
-    """A raw tracepoint's program, run by us, not by the kernel (BPF_PROG_TEST_RUN, kernel 5.10). words: of its
-    arguments.
+    """Runs a raw tracepoint's program from user space (BPF_PROG_TEST_RUN, kernel 5.10). words: number of
+    its arguments.
     """
 
     def __init__(self, fd: int, words: int) -> None:
@@ -76,7 +68,7 @@ class OwnRun:
         )
 
     def __call__(self) -> int:
-        """What it returned. Raises OSError."""
+        """Runs the program; returns its result. Raises OSError."""
         if (err := bpf(PROG_TEST_RUN, self._attr)) < 0:
             raise OSError(-err, f"program run: {os.strerror(-err)}")
         return int(struct.unpack_from("<I", self._attr.raw, 4)[0])
@@ -91,7 +83,7 @@ def update(fd: int, key: bytes, value: bytes) -> None:
 
 
 def lookup(fd: int, key: bytes, value_size: int) -> bytes | None:
-    """One element's value, None where there is none. Raises OSError on anything else."""
+    """One element's value, None if missing. Raises OSError for other errors."""
     k, v = ct.create_string_buffer(key, len(key)), ct.create_string_buffer(value_size)
     err = bpf(MAP_LOOKUP, attributes(struct.pack("<IxxxxQQQ", fd, ct.addressof(k), ct.addressof(v), 0)))
     if err == -2:
@@ -102,8 +94,8 @@ def lookup(fd: int, key: bytes, value_size: int) -> bytes | None:
 
 
 def allowed(fd: int) -> bool:
-    """Whether this process may use maps that it holds: without CAP_BPF only since kernel 5.19 (c8644cd0efe7). fd: an
-    array of u64.
+    """Whether this process may use its maps: without CAP_BPF only since kernel 5.19 (c8644cd0efe7). fd: an array of
+    u64.
     """
     try:
         lookup(fd, bytes(4), 8)
@@ -113,7 +105,7 @@ def allowed(fd: int) -> bool:
 
 
 def delete(fd: int, key: bytes) -> bool:
-    """Removes one element; False where there was none. Raises OSError on anything else."""
+    """Removes one element; False if missing. Raises OSError for other errors."""
     k = ct.create_string_buffer(key, len(key))
     err = bpf(MAP_DELETE, attributes(struct.pack("<IxxxxQQQ", fd, ct.addressof(k), 0, 0)))
     if err < 0 and err != -2:
@@ -135,11 +127,8 @@ class HashMap:
         self._ask_first = attributes(struct.pack("<IxxxxQQQ", fd, 0, ct.addressof(self._first), 0))
 
     def read(self) -> tuple[np.ndarray, np.ndarray]:
-        """All (keys, values), shapes (n,). A concurrent writer may make elements come twice; a resting map's do not.
-
-        Raises OSError.
-        """
-        if bpf(MAP_NEXT_KEY, self._ask_first) == -2:  # without the bucket locks that a batch takes, all of them
+        """All (keys, values), shapes (n,). Elements may occur twice if a program writes meanwhile. Raises OSError."""
+        if bpf(MAP_NEXT_KEY, self._ask_first) == -2:  # an empty map: skips the batch, which locks every bucket
             return np.empty(0, self.key), np.empty(0, self.value)
         keys, values = [], []
         cursor = np.zeros(max(self.key.itemsize, 8), np.uint8)
@@ -152,7 +141,7 @@ class HashMap:
             )
             err = bpf(MAP_LOOKUP_BATCH, attr)
             n = struct.unpack_from("<I", attr.raw, 32)[0]
-            if err == -28:  # ENOSPC: one bucket holds more than step elements
+            if err == -28:  # ENOSPC: one bucket has more than step elements
                 step *= 4
                 continue
             if err not in (0, -2):
@@ -174,4 +163,4 @@ class HashMap:
             n = struct.unpack_from("<I", attr.raw, 32)[0]
             if err not in (0, -2):
                 raise OSError(-err, f"map batch delete: {os.strerror(-err)}")
-            done += n + (err == -2)  # an element that is already gone stops the batch: skip it
+            done += n + (err == -2)  # a missing element stops the batch: skip it

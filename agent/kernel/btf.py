@@ -1,4 +1,4 @@
-"""Facts from the running kernel's type information (BTF), through libbpf. Standard library only: the loader runs this.
+"""Facts from the running kernel's type information (BTF), through libbpf. Standard library only, for the loader.
 
 Layout of struct btf_type and its members: kernel Documentation/bpf/btf.rst.
 """
@@ -17,7 +17,7 @@ _READ = re.compile(r",\s*([a-z]\w*)\s*,\s*(\w+)\s*\)")
 
 
 class Btf:
-    """The kernel's BTF. Raises OSError where it is missing or libbpf cannot read it."""
+    """The kernel's BTF. Raises OSError if it is missing or libbpf cannot read it."""
 
     def __init__(self, path: str = VMLINUX) -> None:
         self._lib = lib = ct.CDLL("libbpf.so.1", use_errno=True)
@@ -33,7 +33,7 @@ class Btf:
             raise OSError(ct.get_errno(), f"no usable BTF in {path}")
 
     def _type(self, type_id: int) -> tuple[int, int, bool, int, int]:
-        """(address of what follows, kind, kind_flag, vlen, size or type id)."""
+        """(address of the data behind the type, kind, kind_flag, vlen, size or type id)."""
         at = self._lib.btf__type_by_id(self._btf, type_id)
         _, info, size = (ct.c_uint32 * 3).from_address(at)
         return at + 12, (info >> 24) & 0x1F, bool(info >> 31), info & 0xFFFF, size
@@ -45,8 +45,8 @@ class Btf:
         return str(self._lib.btf__name_by_offset(self._btf, offset).decode())
 
     def offset(self, struct: str, field: str) -> int | None:
-        """Byte offset of ``field``, found by name at any depth of embedded structs and unions; None where there is
-        none.
+        """Byte offset of ``field``, found by name at any depth of embedded structs and unions; None if
+        there is none.
         """
         type_id = self._find(struct, "struct")
         return None if type_id < 0 else self._search(type_id, field, 0)
@@ -72,7 +72,7 @@ class Btf:
         return None
 
     def tracepoint_args(self, name: str) -> int:
-        """Number of arguments of a raw tracepoint's program, 0 where the kernel has no such tracepoint."""
+        """Number of arguments of a raw tracepoint's program, 0 if the kernel has no such tracepoint."""
         type_id = self._find(f"btf_trace_{name}", "typedef")
         if type_id < 0:
             return 0
@@ -81,7 +81,7 @@ class Btf:
         return self._type(proto)[3] - 1
 
     def enumerators(self, enum: str) -> set[str]:
-        """Names in an enumeration; empty where the kernel does not have it."""
+        """Names in an enumeration; empty if the kernel has none."""
         type_id = self._find(enum, "enum")
         if type_id < 0:
             return set()
@@ -91,11 +91,10 @@ class Btf:
 
 
 def defines(btf: Btf, sources: Iterable[str]) -> dict[str, int]:
-    """Values for the words of bpf/tickscope.h that these C texts use.
+    """Values for the macros of bpf/tickscope.h that these C texts use.
 
-    ``OFF_struct__field`` for each ``..., struct, field)`` that names a kernel struct and a field it has, and a value
-    for each
-    ``HAS_``, ``TP_``, ``FUNC_`` and ``KFUNC_`` word.
+    ``OFF_struct__field`` for each ``..., struct, field)`` with a field that the kernel has, and a value for each
+    ``HAS_``, ``TP_``, ``FUNC_`` and ``KFUNC_`` macro.
     """
     helpers = {name.removeprefix("BPF_FUNC_") for name in btf.enumerators("bpf_func_id")}
     out: dict[str, int] = {}
@@ -118,10 +117,10 @@ def defines(btf: Btf, sources: Iterable[str]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Facts:
-    """What of the kernel's type information programs are compiled and loaded by.
+    """The kernel's type information that compiling and loading need.
 
-    words: of ``defines``. types: BTF ids of typed tracepoints (``btf_trace_NAME``) and of kernel functions by name,
-    without those that the kernel does not have. uprobe_multi: uprobes can be attached by links.
+    words: of ``defines``. types: BTF ids of typed tracepoints (``btf_trace_NAME``) and of kernel functions by name;
+    missing ones are left out. uprobe_multi: whether uprobes can be attached by links.
     """
 
     words: dict[str, int]
@@ -130,7 +129,7 @@ class Facts:
 
 
 def facts(btf: Btf, sources: Iterable[str], tracepoints: set[str], functions: set[str]) -> Facts:
-    """Facts for these C texts, and for programs of these tracepoints and kernel functions."""
+    """Facts for these C texts, and for programs on these tracepoints and kernel functions."""
     ids = {f"btf_trace_{name}": btf._find(f"btf_trace_{name}", "typedef") for name in tracepoints}
     ids |= {name: btf._find(name, "func") for name in functions}
     words = defines(btf, [*sources, " ".join(f"TP_{name}" for name in tracepoints)])

@@ -1,8 +1,8 @@
-"""C text to loadable programs and live maps: by BCC, or from what BCC made of the same text before.
+"""Compiles C text to loadable programs and live maps: by BCC, or from a cache.
 
-The only code that imports bcc. Standard library otherwise: the loader runs this under the system's python3. Compiling
-takes BCC 1.5 s of processor time, creating the maps and loading the kept programs 0.1 s. What was read from the
-kernel's type information, which takes 0.2 s, is kept as well. The key is everything that went into either.
+Only this module imports bcc. Otherwise standard library: the loader runs it under the system's python3. BCC takes 1.5 s
+of CPU time; creating the maps and loading cached programs takes 0.1 s. Facts from the kernel's type information, which
+take 0.2 s to read, are cached too. The cache key covers all input.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import os
 import struct
 import sys
-from _blake2 import blake2b  # hashlib would bring OpenSSL with it
+from _blake2 import blake2b  # hashlib would load OpenSSL
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 from agent.kernel import syscall
 
 CACHE = Path("/var/cache/tickscope")
-#: Files that are kept: those that were used last.
+#: Files in the cache, the last used ones.
 _KEEP = 16
 _MAP_CREATE, _OBJ_GET_INFO = 0, 15
 _LOAD_IMM64, _PSEUDO_MAP_FD = 0x18, 1
@@ -32,7 +32,7 @@ INSTRUCTION = struct.Struct("<BBhi")
 
 
 def missing() -> str:
-    """What keeps this python3 from importing BCC, without importing it; empty where nothing does."""
+    """Why this python3 cannot import BCC, without importing it; empty if it can."""
     found = importlib.util.find_spec("bcc")
     if found is None or not found.origin:
         return f"{sys.executable} has no module bcc"
@@ -43,14 +43,12 @@ def missing() -> str:
     )
 
 
-#: bpf/tickscope.h: from here on a call's number is that of a kernel function's type.
+#: bpf/tickscope.h: from this number on, a call's number is a kernel function's type id.
 _KFUNC_BASE, _CALL, _PSEUDO_KFUNC_CALL = 0x40000000, 0x85, 2
 
 
 def with_kernel_functions(code: bytes) -> bytes:
-    """Instructions in which calls of KFUNC_BASE + a type id are calls of that kernel function, which BCC cannot
-    express.
-    """
+    """Converts calls of KFUNC_BASE + a type id to calls of that kernel function, which BCC cannot express."""
     out = bytearray(code)
     for at in range(0, len(code), INSTRUCTION.size):
         op, registers, _, imm = INSTRUCTION.unpack_from(code, at)
@@ -60,7 +58,7 @@ def with_kernel_functions(code: bytes) -> bytes:
 
 
 class Compiled:
-    """maps: descriptor by name. ``code(function)`` is a program's instructions, which refer to these descriptors."""
+    """maps: descriptor by name. ``code(function)``: a program's instructions, which refer to these descriptors."""
 
     def __init__(self, maps: dict[str, int], programs: dict[str, bytes]) -> None:
         self.maps, self._programs = maps, programs
@@ -70,7 +68,9 @@ class Compiled:
 
 
 def compile_text(text: str, cflags: list[str]) -> Compiled:
-    """By BCC. Raises what BCC raises (a bare Exception), ImportError without it; the compiler's words go to stderr."""
+    """Compiles with BCC. Raises what BCC raises (a bare Exception), ImportError without it; the compiler's messages go
+    to stderr.
+    """
     from bcc import BPF
     from bcc.libbcc import lib
 
@@ -79,7 +79,7 @@ def compile_text(text: str, cflags: list[str]) -> Compiled:
         ("bpf_table_name", ct.c_char_p),
         ("bpf_table_fd_id", ct.c_int),
     ):
-        declared = getattr(lib, function)  # declared in libbcc's bcc_common.h, but not in BCC's Python
+        declared = getattr(lib, function)  # in libbcc's bcc_common.h, but not in BCC's Python
         declared.restype, declared.argtypes = (
             result,
             [ct.c_void_p, ct.c_size_t][: 1 if function == "bpf_num_tables" else 2],
@@ -94,14 +94,12 @@ def compile_text(text: str, cflags: list[str]) -> Compiled:
         n: ct.string_at(lib.bpf_function_start(module, n.encode()), lib.bpf_function_size(module, n.encode()))
         for n in names
     }
-    # The module is never destroyed: it owns the maps, and this process ends in a moment.
+    # The module is never destroyed: it owns the maps, and this process ends soon.
     return Compiled(maps, programs)
 
 
 def key(parts: object, files: Iterable[Path]) -> str:
-    """Names what is made of these parts (as JSON) and the content of these files, on the kernel that runs. Raises
-    OSError.
-    """
+    """The cache key of these parts (as JSON) and these files' contents, on the running kernel. Raises OSError."""
     digest = blake2b(json.dumps([parts, list(os.uname())[2:]]).encode(), digest_size=32)
     for path in files:
         digest.update(path.read_bytes())
@@ -109,8 +107,8 @@ def key(parts: object, files: Iterable[Path]) -> str:
 
 
 def recall(name: str, directory: Path = CACHE) -> Any:
-    """What ``remember`` was given under this name; None where there is nothing usable. Ignores what others could have
-    written.
+    """The content that ``remember`` stored under this name; None if there is none. Ignores files that other users could
+    have written.
     """
     path = directory / f"{name}.json"
     try:
@@ -126,8 +124,8 @@ def recall(name: str, directory: Path = CACHE) -> Any:
 
 
 def remember(name: str, content: object, directory: Path = CACHE) -> None:
-    """Keeps it for the next start, and only the few that were used last. A directory that cannot be written is no
-    error: it is only slower.
+    """Stores content for the next start, and keeps only the last used files. A directory that cannot be written is no
+    error, only slower.
     """
     with contextlib.suppress(OSError):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -140,7 +138,7 @@ def remember(name: str, content: object, directory: Path = CACHE) -> None:
 
 
 def kept_programs(name: str) -> Compiled | None:
-    """The programs that were kept under ``name``, with maps made anew; None where there are none."""
+    """The programs that were stored under ``name``, with new maps; None if there are none."""
     try:
         kept = recall(name)
         maps = {m["name"]: _create(m) for m in kept["maps"]}

@@ -1,5 +1,5 @@
-"""Takes probes away beside the loop: for each the kernel waits out a grace period, some 0.1 s, and walks all mappings
-of its file.
+"""Detaches probes outside of the loop: for each, the kernel waits for a grace period of about 0.1 s and walks all
+mappings of its file.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import threading
 import time
 from collections import deque
 
-#: Hundreds of probes may take longer; the store is closed after this, and systemd waits for the agent 90 s in all.
+#: Limit for the end: hundreds of probes may take longer, the store is closed after this, and systemd waits 90 s in all.
 FINISH_S = 10.0
-#: At once: a program that is watched for a moment only must not pay for what others wait for.
+#: Threads: a program that is profiled for a moment must not wait for other probes.
 _MOST = 4
 
 
@@ -33,7 +33,7 @@ _threads: set[threading.Thread] = set()
 
 
 def close_aside(fds: list[int]) -> Detaching:
-    """Closes them on threads that there are for it, which end when there is nothing to close."""
+    """Closes the descriptors on threads that end when there is nothing to close."""
     one = Detaching(fds)
     if fds:
         with _lock:
@@ -43,8 +43,8 @@ def close_aside(fds: list[int]) -> Detaching:
 
 
 def finish(within_s: float = FINISH_S) -> None:
-    """Waits until everything is closed, or that long: what is left goes on until the process ends, and holds up nothing
-    that must be saved before.
+    """Waits until everything is closed, or for ``within_s``. The rest goes on until the process ends, and does not
+    delay saving.
     """
     end = time.monotonic() + within_s
     while (threads := list(_threads)) and (left_s := end - time.monotonic()) > 0:
@@ -56,7 +56,7 @@ def _run() -> None:
         thread = threading.Thread(target=_close_all, name="detach")
         try:
             thread.start()
-        except RuntimeError:  # no more threads are allowed now: the next call tries again
+        except RuntimeError:  # no thread can be started now: the next call tries again
             return
         _threads.add(thread)
 

@@ -1,9 +1,12 @@
-"""The helper: the one process that keeps privilege. It opens, compares and attaches on request, and parses nothing but
+"""The helper: the only process that keeps privileges. It opens, compares and attaches on request, and parses only
 program headers.
 
-Protocol on a SOCK_SEQPACKET pair: u32 uid, u32 gid to begin with, then one fixed-size request and one reply at a time:
-  request  u64 id, u32 operation, u32 pid, u32 count, u32 flags, char name[256], u64 offsets[64]; descriptors by
-  SCM_RIGHTS reply    u64 id of the request, i32 errno (0 ok), char digest[32]; descriptors by SCM_RIGHTS
+Protocol on a SOCK_SEQPACKET pair: first u32 uid, u32 gid; then one fixed-size request and one reply at a time:
+
+* request: u64 id, u32 operation, u32 pid, u32 count, u32 flags, char name[256], u64 offsets[64]; descriptors by
+  SCM_RIGHTS
+* reply: u64 id of the request, i32 errno (0 ok), char digest[32]; descriptors by SCM_RIGHTS
+
 It exits when the agent's end closes. The agent's side is agent/kernel/helper_client.py.
 """
 
@@ -29,7 +32,7 @@ RETURN_PROBE = 1
 
 
 def _handle(request: bytes, fds: list[int]) -> tuple[list[int], bytes]:
-    """Descriptors and digest to reply with."""
+    """Handles a request; returns the descriptors and digest of the reply."""
     operation = REQUEST.unpack(request)[1]
     return ([], digest(fds)) if operation == DIGEST and fds else (_open_or_attach(request, fds), b"")
 
@@ -52,7 +55,7 @@ def _open_or_attach(request: bytes, fds: list[int]) -> list[int]:
 
 
 def receive(sock: socket.socket, size: int, flags: int = 0) -> tuple[bytes, list[int]]:
-    """A message and all of its descriptors; none where there is no room for each of them."""
+    """A message with all of its descriptors; none if there is not room for all."""
     data, ancillary, received, _ = sock.recvmsg(
         size, socket.CMSG_SPACE(4 * MAX_OFFSETS), socket.MSG_CMSG_CLOEXEC | flags
     )
@@ -71,13 +74,13 @@ def send(sock: socket.socket, data: bytes, fds: list[int]) -> None:
     sock.sendmsg([data], ancillary)
 
 
-#: To look into other processes' files: ptrace access and search, and checkpoint for /proc/PID/map_files.
+#: For other processes' files: ptrace access and directory search; checkpoint for /proc/PID/map_files.
 NEEDED_BY_LINKS = (privilege.CAP_SYS_PTRACE, privilege.CAP_DAC_READ_SEARCH, privilege.CAP_CHECKPOINT_RESTORE)
-#: The uprobe PMU insists on CAP_SYS_ADMIN (kernels since CVE-2025-38466); kept only where there are no uprobe_multi
+#: The uprobe PMU requires CAP_SYS_ADMIN (kernels since CVE-2025-38466). It is kept only if there are no uprobe_multi
 #: links.
 NEEDED_BY_PERF = (privilege.CAP_SYS_ADMIN, *NEEDED_BY_LINKS)
 
-#: What it may call from then on.
+#: System calls that it may make from then on.
 _CALLS = host.allowed(
     """read write close fstat lseek mmap mprotect munmap brk rt_sigaction rt_sigreturn ioctl pread64 mremap madvise
     sendmsg recvmsg exit readlink capset fstatfs futex getdents64 exit_group openat newfstatat perf_event_open
@@ -86,8 +89,8 @@ _CALLS = host.allowed(
 
 
 def serve(sock: socket.socket, parent: int) -> None:
-    """The helper's whole life (``agent.posix.child.fork``): waits for its user, drops to what it needs, then answers
-    until the other end closes.
+    """Runs the helper (``agent.posix.child.fork``): waits for its user, drops all other privileges, then answers until
+    the other end closes.
     """
     message = sock.recv(BEGIN.size)
     if not message:
@@ -107,7 +110,7 @@ def serve(sock: socket.socket, parent: int) -> None:
                 (out, content), status = _handle(request, fds), 0
         except OSError as error:
             status = error.errno or errno.EIO
-        except (ValueError, OverflowError, struct.error):  # what somebody else's file says must not end this process
+        except (ValueError, OverflowError, struct.error):  # another process's file must not end this process
             status = errno.EINVAL
         try:
             send(sock, REPLY.pack(number, status, content), out)

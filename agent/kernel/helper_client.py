@@ -1,10 +1,9 @@
-"""The agent's side of the helper (agent/kernel/helper.py): requests with numbers and deadlines, whose answers the loop
-takes.
+"""The agent's side of the helper (agent/kernel/helper.py): requests with numbers and deadlines; the loop takes the
+answers.
 
-One request is on its way at a time. One that takes longer than DEADLINE_S fails; its answer, when it comes, is dropped.
-Until then the helper is
-``silent`` and every request fails at once: some user's file or process may hold it up, or somebody has stopped it. It
-is back with its next answer.
+One request is under way at a time. A request that takes longer than DEADLINE_S fails, and its late answer is dropped.
+Until that answer the helper is ``silent`` and every request fails at once: a user's file or process may hold it up, or
+it was stopped.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ BOUNDS = (
     ),
 )
 END_S = 1.0
-#: Of what the loop itself waits for: helper and kernel take 0.1 ms, unless they are held up.
+#: For requests that the loop waits for: helper and kernel usually take 0.1 ms.
 _AT_ONCE_S, _BUSY_S = 0.1, 0.01
 
 
@@ -58,7 +57,7 @@ class _Request:
 
 
 class _Sent(NamedTuple):
-    """The request that is on its way."""
+    """The request that is under way."""
 
     number: int
     deadline_s: float
@@ -67,12 +66,11 @@ class _Sent(NamedTuple):
 
 
 class Helper:
-    """``alive`` turns False once the helper is gone, ``silent`` is True while it does not answer; ``late`` counts
-    deadlines that passed.
+    """``alive`` is False once the helper has ended. ``silent`` is True while it does not answer. ``late`` counts missed
+    deadlines. ``took_s``: how long it worked on the last answer.
 
-    ``took_s``: how long it worked for the last answer.
-    Waits are resumed with descriptors or OSError: TimeoutError of a deadline, BlockedError behind one, BrokenPipeError
-    of a helper that is gone.
+    Waits are resumed with descriptors or OSError: TimeoutError for a deadline, BlockedError behind a late request,
+    BrokenPipeError if the helper has ended.
     """
 
     def __init__(self, sock: socket.socket, pid: int) -> None:
@@ -81,7 +79,7 @@ class Helper:
         self.child = Supervised(
             "helper", "opens files of other processes", ends_s=END_S, meanwhile="no new uprobes are attached"
         )
-        self.child.adopt(Forked(pid))  # its socket stays open where it is gone: the loop polls it
+        self.child.adopt(Forked(pid))  # its socket stays open after its end, since the loop polls it
         self.took_s = 0.0
         self._number = 0
         self._queue: deque[tuple[_Request, Done]] = deque()
@@ -98,7 +96,7 @@ class Helper:
 
     def opening(self, pid: int, what: str) -> Wait:
         """A read-only descriptor of ``maps``, ``spaces``, ``linker-cache``, ``exe``, ``root:PATH`` or ``map:RANGE`` of
-        a process (the latter three executables and libraries only).
+        a process (the last three only for executables and libraries).
         """
         name = os.fsencode(what)
         if len(name) > 255:
@@ -108,8 +106,8 @@ class Helper:
     def attaching(
         self, program_fd: int, file_fd: int, offsets: list[int], ret: bool = False, pid: int = 0
     ) -> Steps[list[int]]:
-        """A uprobe (or uretprobe) at each file offset, for all processes, or for one (``attach_uprobe`` says from which
-        kernel on); closing a returned descriptor detaches it.
+        """Attaches a uprobe (or uretprobe) at each file offset, for all processes or for one (for the kernel see
+        ``attach_uprobe``). Closing a returned descriptor detaches it.
         """
         links: list[int] = []
         try:
@@ -125,20 +123,19 @@ class Helper:
         return links
 
     def digesting(self, fds: list[int]) -> Wait:
-        """A digest of the first file's content and of parts of the others': equal for copies. OSError where it is too
-        large, or cannot be read.
+        """A digest of the first file's content and of parts of the others, equal for copies. OSError if a file is too
+        large or unreadable.
         """
         return self._send_request(_Request(helper.DIGEST, fds=fds), lambda digest: digest)
 
     def attach_raw_tracepoints(self, program_fds: list[int], names: list[str]) -> list[int]:
-        """Attaches programs to tracepoints that may be asked for (each to its own, where the name is empty), all of
-        them or none; closing a returned descriptor detaches its program. Raises OSError, at once where the helper is
-        busy.
+        """Attaches programs to on-demand tracepoints (each to its own if the name is empty), all of them or none.
+        Closing a returned descriptor detaches its program. Raises OSError, at once if the helper is busy.
         """
         return self._now(_Request(helper.ATTACH_RAW_TP, name=",".join(names).encode(), fds=program_fds))
 
     def cgroup_path(self, number: int) -> str:
-        """Where the cgroup with this id is. Raises OSError, at once where the helper is busy; ESTALE: it is gone."""
+        """The path of the cgroup with this id. Raises OSError, at once if the helper is busy; ESTALE if it is gone."""
         fd = self._now(_Request(helper.OPEN_CGROUP, offsets=[number]))[0]
         try:
             return os.readlink(f"/proc/self/fd/{fd}")
@@ -146,19 +143,19 @@ class Helper:
             os.close(fd)
 
     def restrict(self) -> None:
-        """Has it give up CAP_SYS_ADMIN, which it does not need where uprobes are attached by links."""
+        """Makes it drop CAP_SYS_ADMIN, which it does not need if uprobes are attached by links."""
         self._now(_Request(helper.RESTRICT), DEADLINE_S)
 
     @property
     def busy(self) -> bool:
-        """An answer is due, be it a late one."""
+        """Whether an answer is due, possibly a late one."""
         return self.silent or bool(self._sent or self._queue or self._answers)
 
     def fds(self) -> list[int]:
         return [self._sock.fileno()]
 
     def pump(self) -> None:
-        """Takes an answer, and fails what is past its deadline."""
+        """Takes an answer, and fails requests past their deadline."""
         self._receive()
         answers, self._answers = self._answers, []
         for done, answer, error in answers:
@@ -168,8 +165,8 @@ class Helper:
         self._send_next()
 
     def close(self) -> None:
-        """Ends the helper, whatever it does: the probes are this process's. Waits for END_S at most, as the kernel may
-        have it finish something first.
+        """Ends the helper, even during a request: the probes belong to this process. Waits for END_S at most, since the
+        kernel may finish a call first.
         """
         self.child.close(kill=True)
         self._sock.close()
@@ -195,7 +192,7 @@ class Helper:
             request, done = self._queue.popleft()
             try:
                 self._send(request, done)
-            except OSError as error:  # it is gone, or a descriptor was closed meanwhile
+            except OSError as error:  # it has ended, or a descriptor was closed meanwhile
                 if error.errno in (errno.EPIPE, errno.ECONNRESET):
                     self._gone()
                 done(None, error)
@@ -219,12 +216,12 @@ class Helper:
             number, status, digest = helper.REPLY.unpack(data)
             self.child.silent = False
             if self._sent is None or self._sent.number != number:
-                close_aside(fds)  # too late: whoever asked has been told so
+                close_aside(fds)  # late: the request has failed already
                 continue
             self.took_s = time.monotonic() - (self._sent.deadline_s - DEADLINE_S)
             done, operation, self._sent = self._sent.done, self._sent.operation, None
             if operation not in (helper.RESTRICT, helper.DIGEST) and not fds:
-                status = status or errno.EMFILE  # the kernel leaves out descriptors for which there is no room
+                status = status or errno.EMFILE  # the kernel drops descriptors for which there is no room
             self._answers.append(
                 (
                     done,
@@ -240,7 +237,7 @@ class Helper:
         self._spare = socket.socketpair()
         os.dup2(
             self._spare[0].fileno(), self._sock.fileno(), inheritable=False
-        )  # never readable: who polls it does not spin
+        )  # never readable: a poller does not spin
 
     def _give_up(self) -> None:
         self.child.silent, self.late, self.took_s = True, self.late + 1, DEADLINE_S
@@ -258,9 +255,7 @@ class Helper:
             done(None, error())
 
     def _now(self, request: _Request, limit_s: float = _AT_ONCE_S) -> list[int]:
-        """A request whose answer is waited for, of what is quick. Answers to others that come meanwhile are told at the
-        next ``pump``.
-        """
+        """A quick request whose answer is waited for. Answers to other requests are handed out at the next ``pump``."""
         busy = time.monotonic() + _BUSY_S
         while self._sent is not None and time.monotonic() < busy:
             self._await(busy)
@@ -270,18 +265,18 @@ class Helper:
         if self._sent is not None:
             raise BlockingIOError(errno.EAGAIN, "the helper is busy")
 
-        def mine(fds: list[int], error: Exception | None) -> None:
-            """Only to be recognised."""
+        def marker(fds: list[int], error: Exception | None) -> None:
+            """Identifies this request."""
 
         try:
-            self._send(request, mine)
+            self._send(request, marker)
         except (BrokenPipeError, ConnectionResetError):
             self._gone()
             raise
         end = time.monotonic() + limit_s
         while self._sent is not None and time.monotonic() < end:
             self._await(end)
-        found = next((one for one in self._answers if one[0] is mine), None)
+        found = next((one for one in self._answers if one[0] is marker), None)
         if found is None:
             if self.alive:
                 self._give_up()
@@ -300,7 +295,7 @@ class Helper:
 
 
 def start(child: Child, uid: int, gid: int) -> Helper:
-    """Has a child that runs ``helper.serve`` become the helper, as that user. Raises OSError."""
+    """Makes a child that runs ``helper.serve`` the helper, as that user. Raises OSError."""
     child[0].send(helper.BEGIN.pack(uid, gid))
     return Helper(*child)
 

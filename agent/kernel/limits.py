@@ -1,12 +1,12 @@
-"""What looking at other people's processes and files may take. docs/limits.md has those that an operator can meet."""
+"""Limits of the work on other processes and their files. docs/limits.md has those that an operator can meet."""
 
 from __future__ import annotations
 
 from agent.common.fairness import UpperBound
 from agent.kernel.opening import MAPS_BYTES
 
-#: The process that examines files: processor time and wall time a question, of its start, memory beyond its own, ends
-#: when idle, how many at a time.
+#: The ELF analyzer: CPU time and wall time per request, wall time of its start, memory beyond its own, idle time until
+#: it ends, processes at a time.
 ANALYZER_CPU_S = 2
 ANALYZER_WALL_S = 10.0
 ANALYZER_START_S = 60.0
@@ -16,43 +16,42 @@ ANALYZERS = 2
 ANALYZER_MAX_MESSAGE = 64 << 10
 ANALYZER_MAX_FDS = 4
 
-#: Looks at processes under way at a time, one a user; waiting ones.
+#: Process inspections under way at a time, one per user; waiting ones.
 SCANS_AT_A_TIME = 8
 SCANS_WAITING = 4096
-#: Beside those: looks at new roots, whose programs soon shake hands.
+#: In addition: inspections of new roots, whose programs soon do TLS handshakes.
 ROOT_SCANS_AT_A_TIME = 4
-#: Files of one process that are examined; times that one process may map a file that gets probes.
+#: Files per process that are analyzed; mappings per process of a file with probes.
 FILES_A_PROCESS = 32
-#: And of one in which Go runs: any library may be it.
+#: The same for a process with Go code: any of its libraries may be Go.
 ALL_FILES_A_PROCESS = 256
 MAPPINGS_A_FILE = 512
-#: Roots (of containers, chroots) that are known at a time; of a root's /etc/ld.so.cache.
+#: Roots (of containers, chroots) known at a time; bytes of a root's /etc/ld.so.cache.
 ROOTS = 256
 LINKER_CACHE_BYTES = 1 << 20
-#: Mounts of the host that are looked at; pause after that, and so many times as long as it took; layers of images that
-#: are known, and looked at in a second.
+#: Mounts of the host that are read; the pause after that, and its minimum as a multiple of the reading's duration;
+#: image layers that are known, and that are read per second.
 MOUNTS = 4096
 MOUNTS_PAUSE_S, MOUNTS_PAUSE = 0.02, 9
 LAYERS = 4096
 LAYERS_A_SECOND = 64
-#: Part of the time that looks may take, of which a user has a quarter (agent/common/fairness.py) and root is free; what
-#: they may take at once after a pause, s. The longest that one look counts, s: who was stopped for hours does not wait
-#: for days.
+#: The part of the time that inspections may take; a user has a quarter of it (agent/common/fairness.py), root is
+#: exempt. Burst after a pause, s. The longest time that one inspection counts, s, so that a process that was stopped
+#: for hours does not wait for days.
 LOOKS_PART, LOOKS_MOST_S = 0.4, 8.0
 LONGEST_S = 60.0
 
-#: Of the descriptors that this process may have, the part that probes may take.
+#: The part of this process's descriptors that probes may take.
 PROBE_SHARE = 0.5
 
-#: Programs of which `status` and `probes` tell why they are not seen; rows of probe_status about them a minute.
+#: Programs whose reason for not being observed `status` and `probes` show; rows of probe_status about them per minute.
 PROGRAMS_REPORTED = 64
-#: What the soft limit of descriptors is raised to, where the hard one allows it.
+#: The soft limit of descriptors is raised to this, if the hard one allows it.
 MOST_DESCRIPTORS = 16384
-#: Results of examinations that are kept; times that attaching to a file is tried.
+#: Analysis results that are kept; attempts to attach to a file.
 FACTS_KEPT = 4096
 TRIES = 3
-#: Kinds of OpenSSL (version and place of the fields) in use at a time, and functions that tell them apart. As in
-#: bpf/tls_ssl.h.
+#: OpenSSL layouts (version and field offsets) in use at a time, and functions that identify them. As in bpf/tls_ssl.h.
 LAYOUTS, SITES = 256, 1024
 #: For docs/limits.md.
 BOUNDS = (

@@ -1,4 +1,4 @@
-"""Runs the loader and receives what it attached. Called while still root; imports no bcc."""
+"""Runs the loader and receives what it attached. Called while still root; does not import bcc."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from agent.kernel.wire import Wire
 
 BPF_DIR = Path(__file__).resolve().parents[2] / "bpf"
 _MAX_FDS = 256
-#: Of rings, aggregation maps and families' ``counts``, each of which has one in the map ``lost``.
+#: Number of rings, aggregation maps and families' ``counts``; each has an element of the map ``lost``.
 LOST_COUNTERS = 64
 _HOST_PID_NAMESPACE = 0xEFFFFFFC
 
@@ -41,7 +41,7 @@ class Family:
     _without: tuple[str, str, str] = ("", "", "")
 
     def problem(self, key: str, reason_text: str, remedy: str = "") -> None:
-        """Degrades the family, for as long as ``well`` has not been said of the same key."""
+        """Degrades the family until ``well`` is called with the same key."""
         if not self._problems:
             self._without = self.state, self.reason, self.remedy
         if self._problems.get(key) != (reason_text, remedy):
@@ -49,7 +49,7 @@ class Family:
             self._settle()
 
     def well(self, key: str) -> None:
-        """The trouble of that key, if there was one, is over."""
+        """Ends the problem with that key, if there is one."""
         if self._problems.pop(key, None) is not None:
             self._settle()
 
@@ -62,10 +62,10 @@ class Family:
 
 @dataclass
 class Loaded:
-    """What the loader handed over. ``shared`` are the maps of bpf/tickscope.h, empty where nothing could be loaded.
+    """The loader's result. ``shared`` are the maps of bpf/tickscope.h, empty if nothing could be loaded.
 
-    uprobe_multi: uprobes are attached by links that need no CAP_SYS_ADMIN. counted: what is counted by name; the i-th
-    has element i of the shared map ``lost``.
+    uprobe_multi: whether uprobes are attached by links that need no CAP_SYS_ADMIN. counted: names of the loss counters;
+    the i-th has element i of the shared map ``lost``.
     """
 
     families: dict[str, Family]
@@ -77,7 +77,7 @@ class Loaded:
 
 
 def maps_of(probe: Probe) -> list[str]:
-    """Names of the maps that user space needs of a family."""
+    """Names of the family's maps that user space needs."""
     return [*_own_maps(probe), *(a.sums for a in probe.aggregates if a.sums), *probe.maps]
 
 
@@ -86,7 +86,7 @@ def _own_maps(probe: Probe) -> list[str]:
 
 
 def loss_counted(probe: Probe) -> list[str]:
-    """What of a family has a counter in the ``lost`` array: its maps, and its ``counts``."""
+    """Names of the family's loss counters: its maps, and its ``counts``."""
     return [*_own_maps(probe), *probe.counts]
 
 
@@ -95,7 +95,7 @@ def _structs_of(probe: Probe) -> list[str]:
 
 
 def _pid_namespace() -> list[str]:
-    """Has the programs number processes as this PID namespace does, where it is not the host's
+    """Compiler flags that make the programs use this PID namespace's process numbers, if it is not the host's
     (include/linux/proc_ns.h).
     """
     inode = os.stat("/proc/self/ns/pid").st_ino
@@ -139,8 +139,8 @@ def _job(probes: list[Probe], options: Mapping[str, int], bpf_dir: Path, btf: st
 class Loading:
     """Programs that are being compiled, loaded and attached; ``finish`` waits for them.
 
-    loader: a process that was started before. Raises ValueError for families that come after each other, or have more
-    maps than there are counters; OSError where the loader cannot be started.
+    loader: a process that was started before. Raises ValueError for families with a circular order, or with more maps
+    than counters; OSError if the loader cannot be started.
     """
 
     def __init__(
@@ -158,14 +158,14 @@ class Loading:
         self._send()
 
     def _send(self) -> None:
-        with contextlib.suppress(OSError):  # it has ended, which its socket tells
+        with contextlib.suppress(OSError):  # it has ended, which its socket shows
             self._loader.send(self._job)
 
     def finish(self) -> Loaded:
-        """A loader that is killed is run once more.
+        """Waits for the loader. A loader that is killed is run once more.
 
-        Families that cannot be attached come back ``unavailable`` with the reason; only a missing BCC or no privilege
-        raises AgentError (exit code 5).
+        Families that cannot be attached are ``unavailable`` with the reason. Only a missing BCC or missing privileges
+        raise AgentError (exit code 5).
         """
         loaded = self._fresh()
         if self._received(loaded) is None:
@@ -212,7 +212,7 @@ def release(loaded: Loaded) -> None:
 
 
 def _receive(sock: socket.socket, loaded: Loaded) -> bool:
-    """Takes one message; False after the last."""
+    """Receives one message; False after the last."""
     data, ancillary, _, _ = sock.recvmsg(1 << 20, socket.CMSG_SPACE(4 * _MAX_FDS), socket.MSG_CMSG_CLOEXEC)
     if not data:
         raise EOFError("it closed its socket early")

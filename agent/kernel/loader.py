@@ -1,9 +1,9 @@
-"""The loader: compiles, loads and attaches the BPF programs, hands their descriptors over, and exits.
+"""The loader: compiles, loads and attaches the BPF programs, hands over their descriptors, and exits.
 
 Runs as root, under the system's python3 (which has BCC), as ``python3 -I loader.py FD PARENT``: FD is one end of a
 SOCK_SEQPACKET pair, PARENT the agent's pid. It reads one JSON job and answers with JSON messages that carry descriptors
-(SCM_RIGHTS). It is a process of its own because BCC leaves 100 MB of LLVM mapped (agent/kernel/compiler.py) and needs
-privileges that the agent gives up. It is killed where the agent ends before it.
+(SCM_RIGHTS). It is a separate process because BCC leaves 100 MB of LLVM mapped (agent/kernel/compiler.py) and needs
+privileges that the agent drops. It is killed if the agent ends first.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Captured:
 
 
 def _why(error: Exception, log: str) -> str:
-    """The line of a compiler or verifier log that says what is wrong."""
+    """The line of a compiler or verifier log with the error."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     informative = [line for line in lines if "error:" in line]
     if not informative:
@@ -79,8 +79,8 @@ def _why(error: Exception, log: str) -> str:
 
 
 def on_own_stack(code: bytes) -> bool:
-    """Whether a program of these instructions could make a tail call: on_own_stack() in bpf/tickscope.h says why one of
-    a uprobe must.
+    """Whether a program could make a tail call. on_own_stack() in bpf/tickscope.h explains why a uprobe's
+    program must.
     """
     return any(
         op == _CALL and imm == _TAIL_CALL and not registers >> 4
@@ -89,15 +89,15 @@ def on_own_stack(code: bytes) -> bool:
 
 
 def load_program(code: bytes, name: str, kind: int, attach_type: int = 0, btf_id: int = 0) -> int:
-    """BPF_PROG_LOAD. Raises OSError with what the verifier says. Layout: union bpf_attr.
+    """BPF_PROG_LOAD. Raises OSError with the verifier's message. Layout: union bpf_attr.
 
-    Not by BCC, which cannot ask for all attach types: uprobe_multi (kernel 6.6), whose link attaches at many places at
-    once, in a hundredth of the time of a perf event each, and needs no CAP_SYS_ADMIN; fexit (kernel 5.5), where btf_id
+    Does not use BCC, which cannot request all attach types: uprobe_multi (kernel 6.6), whose link attaches at many
+    places at once, in a hundredth of the time of perf events, without CAP_SYS_ADMIN; fexit (kernel 5.5), where btf_id
     is the kernel function's.
     """
     instructions, licence = ct.create_string_buffer(code, len(code)), ct.create_string_buffer(b"GPL")
     refused, output = OSError(), ""
-    for log_bytes in (0, 1 << 18):  # it is asked to explain itself where it refuses: that costs time
+    for log_bytes in (0, 1 << 18):  # a log costs time, so it is requested only after a failure
         log = ct.create_string_buffer(log_bytes)
         head = struct.pack(
             "<IIQQIIQ",
@@ -119,7 +119,7 @@ def load_program(code: bytes, name: str, kind: int, attach_type: int = 0, btf_id
 
 
 def attach_raw(program: int, target: str) -> int:
-    """BPF_RAW_TRACEPOINT_OPEN; an empty target for a program that knows its function (fexit). Raises OSError."""
+    """BPF_RAW_TRACEPOINT_OPEN; an empty target for a program that has its function (fexit). Raises OSError."""
     name = ct.create_string_buffer(target.encode())
     return syscall.require(_RAW_TRACEPOINT_OPEN, struct.pack("<QI", ct.addressof(name) if target else 0, program))
 
@@ -133,7 +133,7 @@ class Loader:
         self.out: list[dict[str, object]] = []
 
     def facts(self) -> None:
-        """Raises OSError where the kernel has no type information."""
+        """Reads the kernel's facts. Raises OSError if the kernel has no type information."""
         path = Path(str(self.job["btf"]))
         texts = [
             Path(p).read_text()
@@ -144,7 +144,7 @@ class Loader:
         name = compiler.key([texts, programs], [path])
         try:
             self.kernel = btf.Facts(**compiler.recall(name))
-        except TypeError:  # not kept, or by another version
+        except TypeError:  # not cached, or by another version
             tracepoints = {p["target"] for p in programs if p["target"]}
             functions = {p["fallback"] for p in programs if p["fallback"]}
             self.kernel = btf.facts(btf.Btf(str(path)), texts, tracepoints, functions)
@@ -159,7 +159,7 @@ class Loader:
         return "\n".join(parts)
 
     def compile(self, names: list[str]) -> Compiled:
-        """These families as one translation unit, from the cache where the same text was compiled before."""
+        """Compiles these families as one translation unit, or takes them from the cache."""
         cflags = [f"-D{k}={v}" for k, v in sorted(self.kernel.words.items())] + list(self.job["cflags"])  # type: ignore[call-overload]
         cflags += ["-Wno-macro-redefined", "-Wno-unused-function"]
         text, flags = self.text(names), [flag for flag in cflags if not flag.startswith("-I")]
@@ -171,8 +171,8 @@ class Loader:
         return compiled
 
     def compile_what_compiles(self, plans: list[FamilyPlan]) -> Compiled | None:
-        """One translation unit; where it does not compile, the families that do not compile with no other than those
-        whose text they use are left out.
+        """Compiles one translation unit. If that fails, it leaves out the families that do not compile alone (with the
+        families whose text they use).
         """
         usable = [p for p in plans if p.state != "unavailable"]
         if not usable:
@@ -180,7 +180,7 @@ class Loader:
         with (
             Captured(),
             contextlib.suppress(Exception),
-        ):  # BCC raises bare Exception; which family it was is found below
+        ):  # BCC raises bare Exception; the failing family is found below
             return self.compile([p.name for p in usable])
         for family in usable:
             captured = Captured()
@@ -194,7 +194,7 @@ class Loader:
         return self.compile(rest) if rest else None
 
     def _with(self, name: str, plans: list[FamilyPlan]) -> list[str]:
-        """A family behind those that it comes after, and these do, as far as they compile."""
+        """A family after the families that it comes after, transitively, as far as they compile."""
         after: dict[str, list[str]] = self.job["after"]  # type: ignore[assignment]
         wanted = {name}
         for one in reversed(plans):
@@ -203,8 +203,8 @@ class Loader:
         return [one.name for one in plans if one.name in wanted]
 
     def load(self, compiled: Compiled, programs: list[ProgramPlan]) -> dict[str, int]:
-        """Descriptors by function, on all processors: what takes its time is the kernel's verifier. Those that the
-        kernel refuses are not to be attached any more.
+        """Loads programs on all CPUs in parallel, since the kernel's verifier takes the time. Returns descriptors by
+        function. Refused programs are marked as not to be attached.
         """
         loaded: dict[str, int] = {}
         longest_first = iter(sorted(programs, key=lambda p: len(compiled.code(p.function)), reverse=True))
@@ -248,7 +248,7 @@ class Loader:
     def attach(self, family: FamilyPlan, program: ProgramPlan, fd: int) -> None:
         if program.kind.startswith("u") or (
             program.on_demand and program.kind != "fexit"
-        ):  # patching a function's text each second is not worth its risk
+        ):  # patching a function's text each second is too risky
             self.share("program", family.name, program.function, fd)
             return
         try:
@@ -260,7 +260,7 @@ class Loader:
         self.share("link", family.name, program.function, link)
 
     def type_id(self, prefix: str, name: str) -> int:
-        """Raises OSError where the kernel does not have it."""
+        """The BTF id. Raises OSError if the kernel does not have it."""
         try:
             return self.kernel.types[prefix + name]
         except KeyError:
@@ -303,10 +303,10 @@ class Loader:
 
 def main() -> None:
     privilege.die_with_parent(int(sys.argv[2]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent handles Ctrl-C
     sock = socket.socket(fileno=int(sys.argv[1]))
     if not (request := sock.recv(1 << 20)):
-        return  # the agent has ended meanwhile
+        return  # the agent has ended
     job = json.loads(request)
     os.environ["BCC_KERNEL_SOURCE"] = job["include"]
     with contextlib.suppress(ValueError):  # only kernels before 5.11 count maps against it
@@ -325,9 +325,9 @@ def main() -> None:
     facts = {"words": loader.kernel.words, "uprobe_multi": loader.kernel.uprobe_multi}
     sock.send(json.dumps(done | facts).encode())
     sock.close()
-    os._exit(0)  # BCC's and LLVM's destructors take 50 ms and free what exit frees
+    os._exit(0)  # skips BCC's and LLVM's destructors, which take 50 ms
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(ConnectionError):  # the agent has ended meanwhile
+    with contextlib.suppress(ConnectionError):  # the agent has ended
         main()

@@ -1,5 +1,5 @@
-"""What the helper opens of other processes: executables, libraries, maps, cgroups; and their digests. It parses nothing
-but the first bytes of a file.
+"""Opens files of other processes on the helper's side: executables, libraries, maps, cgroups; and computes digests.
+Parses only the first bytes of a file.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 import struct
-from _blake2 import blake2b  # hashlib would bring OpenSSL with it, for 4 MB
+from _blake2 import blake2b  # hashlib would load OpenSSL, 4 MB
 from collections.abc import Callable
 
 from agent.arch import host
@@ -23,20 +23,19 @@ _RESOLVE_IN_ROOT, _RESOLVE_NO_XDEV = 0x10, 0x01
 _FILEID_KERNFS, _O_PATH = 0xFE, 0o10000000
 _LINKER_CACHES = (b"glibc-ld.so.cache", b"ld.so-1.7.0")
 _PART = 1 << 16
-#: Of /proc/PID/maps, some 40,000 mappings; of a library that is compared by its content. Here, since the helper is
-#: forked before agent/kernel/limits.py is imported.
+#: Bytes of /proc/PID/maps, about 40,000 mappings; bytes of a library that is compared by content. Declared here, since
+#: the helper is forked before agent/kernel/limits.py is imported.
 MAPS_BYTES, DIGEST_BYTES = 4 << 20, 16 << 20
 
 
 def open_proc(pid: int, what: str) -> int:
-    """Opens a file of a process read-only: its ``maps``, a text of the ``spaces`` that it writes to
-    (agent/kernel/spaces.py) or of its threads that are ``asleep`` (agent/kernel/asleep.py; ``asleep:TID``: one), or,
-    where they are executables or shared libraries, its ``exe``, ``root:PATH`` or ``map:RANGE``.
+    """Opens a file of a process read-only. what: its ``maps``; a text of the ``spaces`` that it writes to
+    (agent/kernel/spaces.py); a text of its threads that are ``asleep`` (agent/kernel/asleep.py; ``asleep:TID``: one
+    thread); and, for executables and shared libraries only, its ``exe``, ``root:PATH`` or ``map:RANGE``.
 
-    RANGE names a mapping as /proc/PID/map_files does; it finds files that have been deleted. ``linker-cache``: its
-    root's /etc/ld.so.cache.
-    ``below:FOLDER``, a zero byte, and ``root:PATH`` or ``linker-cache``: as if this folder of its root's were the root;
-    no mount in it is looked into.
+    RANGE is a mapping's name in /proc/PID/map_files, which also finds deleted files. ``linker-cache``: its root's
+    /etc/ld.so.cache. ``below:FOLDER``, a zero byte, and ``root:PATH`` or ``linker-cache``: as if this folder of its
+    root were the root, without crossing mounts.
     """
     folder = ""
     if what.startswith("below:") and what.rpartition("\0")[2].startswith(("root:", "linker-cache")):
@@ -64,8 +63,8 @@ def open_proc(pid: int, what: str) -> int:
 
 
 def _open_regular(named: int, is_one: Callable[[bytes], bool]) -> int:
-    """What an O_PATH descriptor names, read-only. Nothing but a regular file is opened: to open a device or a FIFO is
-    to do something with it.
+    """Opens the file of an O_PATH descriptor read-only. Only regular files are opened: opening a device or a FIFO has
+    side effects.
     """
     fd = -1
     try:
@@ -88,8 +87,8 @@ def _text(content: bytes) -> int:
 
 
 def _copy_of(path: str) -> int:
-    """A text of the kernel's, copied: to read it may wait for the process that it is about, which must hold up nobody
-    but this helper.
+    """A copy of a kernel text file. Reading it may wait for the process it concerns, which must delay only
+    this helper.
     """
     copy = os.memfd_create("text", os.MFD_CLOEXEC)
     source = -1
@@ -110,9 +109,7 @@ def _copy_of(path: str) -> int:
 
 
 def _is_program(head: bytes) -> bool:
-    """Whether an ELF header is an executable's or a shared library's (e_type 2, 3): a core dump, of whatever process,
-    is none of ours.
-    """
+    """Whether an ELF header is that of an executable or a shared library (e_type 2, 3), not of a core dump."""
     order = {1: "little", 2: "big"}.get(head[5]) if len(head) == 18 else None
     return head[:4] == b"\x7fELF" and order is not None and int.from_bytes(head[16:18], order) in (2, 3)  # type: ignore[arg-type]
 
@@ -122,10 +119,10 @@ def _is_cache(head: bytes) -> bool:
 
 
 def open_cgroup(number: int) -> int:
-    """The directory of a cgroup, by the id that kernel programs see (kernel 5.5): a descriptor that only names it.
-    Raises OSError, ESTALE where it is gone.
+    """An O_PATH descriptor of a cgroup's directory, by the id that kernel programs use (kernel 5.5). Raises OSError,
+    ESTALE if it is gone.
     """
-    with open("/proc/self/mountinfo", "rb") as mounts:  # users name mounts of theirs as they like
+    with open("/proc/self/mountinfo", "rb") as mounts:  # users choose the names of their mounts
         point = next((line.split()[4] for line in mounts if b" - cgroup2 " in line), None)
     if point is None:
         raise OSError(errno.ENOENT, "no cgroup2 file system is mounted")
@@ -138,8 +135,8 @@ def open_cgroup(number: int) -> int:
 
 
 def _name_in_root(pid: int, path: str, folder: str = "") -> int:
-    """A descriptor that only names a path as the process sees it; symbolic links resolve inside its root, or inside a
-    folder of it (openat2, kernel 5.6).
+    """An O_PATH descriptor of a path as the process sees it. Symbolic links resolve inside its root, or inside a folder
+    of it (openat2, kernel 5.6).
     """
     root = os.open(f"/proc/{pid}/root", _O_PATH | os.O_CLOEXEC)
     try:
@@ -158,14 +155,14 @@ def _open_at(root: int, path: str, flags: int, resolve: int) -> int:
 
 
 def digest(fds: list[int]) -> bytes:
-    """Of a file's whole content and, of the files beside it, their sizes, first and last parts (where a build's id is).
-    Raises OSError, EFBIG.
+    """A digest of the first file's whole content and of the sizes, first and last parts of the others (where the build
+    id is). Raises OSError, EFBIG.
     """
     content = blake2b(digest_size=DIGEST_SIZE)
     for i, fd in enumerate(fds):
         size = os.fstat(fd).st_size
         if size > DIGEST_BYTES and not i:
-            raise OSError(errno.EFBIG, "too large to be told apart by its content")
+            raise OSError(errno.EFBIG, "too large to be compared by its content")
         content.update(struct.pack("<Q", size))
         for at in (0, max(size - _PART, 0)) if i else range(0, size, _PART):
             content.update(os.pread(fd, _PART, at))

@@ -1,4 +1,4 @@
-"""Host facts and declarations in, what to attach out. Pure; standard library only: the loader runs this."""
+"""Plans what to attach from host facts and declarations. Pure; standard library only, for the loader."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 
 @dataclass
 class ProgramPlan:
-    """One program: ``attach`` says whether to load it; otherwise ``reason`` and ``remedy`` say why not."""
+    """One program. ``attach``: whether to load it; if not, ``reason`` and ``remedy``."""
 
     function: str
     kind: str
@@ -52,9 +52,9 @@ class FamilyPlan:
 
 
 def plan(families: list[dict[str, object]], words: dict[str, int]) -> list[FamilyPlan]:
-    """Chooses the programs that this kernel can take.
+    """Selects the programs that this kernel supports.
 
-    families: declarations as JSON (``name``, ``programs``, ``maps``); words: the values of
+    families: declarations as JSON (``name``, ``programs``, ``maps``). words: the values of
     ``agent.kernel.btf.defines``.
     """
     plans = []

@@ -1,4 +1,4 @@
-"""How a family of probes is declared: its programs, rings, aggregates and options. Decoding is pure: arrays in, batches
+"""The declaration of a family of probes: programs, rings, aggregates and options. Decoding is pure: arrays in, batches
 out.
 """
 
@@ -18,18 +18,15 @@ from agent.contracts import Source
 class Program:
     """One BPF program of a family.
 
-    kind: ``raw_tp`` (attached by the loader, or while asked for when ``on_demand``), ``tp_btf`` (the same, but it may
-    follow the tracepoint's arguments and call kernel functions), ``uprobe`` or ``uretprobe`` (loaded, then attached by
-    the helper to files that the agent finds).
-    target: the tracepoint's name for ``raw_tp`` and ``tp_btf``.
-    needs: a kernel function without which it can do nothing, and why not, in words, separated by a colon; its C text
-    has the word KFUNC_ and the name.
-    loses: what is not seen without it; a family without one of its programs is ``degraded`` and says this.
-    fallback: for ``raw_tp``, a kernel function whose return (fexit) does instead where there is no such tracepoint;
-    then it is attached by the loader even if ``on_demand``.
-    optional: another program sees the same on kernels without this one, only later or at more cost; then it is no
-    degradation.
-    instead_of: a program before it in the family. This one is loaded only where that one could not be.
+    kind: ``raw_tp`` (attached by the loader, or temporarily if ``on_demand``), ``tp_btf`` (the same, but it may follow
+    the tracepoint's arguments and call kernel functions), ``uprobe`` or ``uretprobe`` (loaded, then attached by the
+    helper to files that the agent finds). target: the tracepoint's name for ``raw_tp`` and ``tp_btf``. needs: a kernel
+    function that it cannot do without, a colon, and the reason; its C text has the macro KFUNC_ and the name. loses:
+    what is not observed without it; a family without one of its programs is ``degraded`` and shows this. fallback: for
+    ``raw_tp``, a kernel function whose return (fexit) replaces a missing tracepoint; the loader attaches it even if
+    ``on_demand``. optional: another program observes the same, later or at more cost, on kernels without this one, so
+    its absence is no degradation. instead_of: an earlier program of the family; this one is loaded only if that one
+    could not be.
     """
 
     function: str
@@ -47,9 +44,9 @@ class Program:
 class Ring:
     """A BPF ring buffer of records of one struct.
 
-    decode: (records of ``wire``'s dtype, shape (n,)) -> their batch. Rows of a table go on to the loop. Without a
-    decoder the records themselves are the batch, for parts of the agent that subscribe (``KernelSource.subscribe``).
-    Its program says which records wake the agent before its next beat (``wake_each`` in bpf/tickscope.h).
+    decode: (records of ``wire``'s dtype, shape (n,)) -> their batch. Rows of a table go to the loop. Without a decoder
+    the records themselves are the batch, for subscribers (``KernelSource.subscribe``). Its program decides which
+    records wake the agent before its next beat (``wake_each`` in bpf/tickscope.h).
     """
 
     map: str
@@ -59,12 +56,12 @@ class Ring:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """A pair of hash maps, written in turn (control.slot 0, 1); the resting one is read and emptied each interval.
+    """A pair of hash maps, written alternately (control.slot 0, 1). The map that is not written is read and emptied
+    each interval.
 
-    decode: (keys, values, interval_ns, t_ns of the interval's end) -> batches.
-    sums: a mappable array of {key, value}, shape (processors, 2 slots, ``places``), with what programs on a hot path
-    added up without a look-up; its used elements (``value.count``) are read with the maps', so a key may come more than
-    once.
+    decode: (keys, values, interval_ns, t_ns of the interval's end) -> batches. sums: a mappable array of {key, value},
+    shape (CPUs, 2 slots, ``places``), for programs on a hot path that add up without a look-up. Its used elements
+    (``value.count``) are read with the maps', so a key may occur several times.
     """
 
     maps: tuple[str, str]
@@ -77,8 +74,8 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class Parts:
-    """Parts of the agent that a family's ``setup`` may use. settings: the section that the family names. window: of
-    each second, in which expensive programs are attached. watch, history, last: of the clock.
+    """Parts of the agent for a family's ``setup``. settings: the section that the family names. window: the sampling
+    window of each second. watch, history, last: of the clock.
     """
 
     settings: Any = None
@@ -92,18 +89,14 @@ class Parts:
 class Probe:
     """A family. ``options`` are compile-time numbers, each a ``-DNAME=value`` that configuration may override.
 
-    profiling: nothing of it is attached but for seconds, by an investigation (agent/investigate/); left out with
-    ``--investigate off``.
-    text: C text behind the sources, which declarations made.
-    parts: C files of the family that come before its main one (BCC rewrites map methods only in the text it is given,
-    so no #include); more: those behind it, of kinds of binaries with programs of their own.
-    after: families whose C text this one's uses where it is there (``#ifdef`` of something that they define): they come
-    before it.
-    maps: further maps that user space needs.
-    counts: further counters of what is lost, LOST_NAME each, beside those of rings and aggregates.
-    setup: called once with the attached family, the kernel source, the helper, the targets and ``Parts``, for sources
-    that a declaration cannot express (uprobe targets, maps that the agent fills); returns sources. settings: the
-    section of the settings that ``setup`` is handed.
+    profiling: attached only for seconds, by an on-demand profile (agent/investigate/); left out with ``--investigate
+    off``. text: generated C text after the sources. parts: C files of the family before its main one (BCC rewrites map
+    methods only in the text it is given, so no #include). more: C files after it, of kinds of binaries with their own
+    programs. after: families whose C text this one uses if present (``#ifdef`` of their definitions); they come before
+    it. maps: further maps that user space needs. counts: further loss counters, LOST_NAME each, beside those of rings
+    and aggregates. setup: called once with the attached family, the kernel source, the helper, the targets and
+    ``Parts``, for sources that a declaration cannot express (uprobe targets, maps that the agent fills); returns
+    sources. settings: the section of the settings for ``setup``.
     """
 
     name: str
@@ -128,8 +121,8 @@ class Probe:
 
 
 def ordered(probes: Iterable[Probe]) -> list[Probe]:
-    """Each behind those that it names in ``after``, as far as they are among these; else as they came. Raises
-    ValueError for a circle.
+    """The families, each after those in its ``after`` that are among them, else in the given order. Raises ValueError
+    for a cycle.
     """
     waiting, out = list(probes), list[Probe]()
     while waiting:

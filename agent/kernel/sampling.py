@@ -1,4 +1,4 @@
-"""Programs that would cost too much all the time, attached for a short while each second."""
+"""Attaches programs that cost too much to run all the time, for a short window each second."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def attach(helper: Helper, *programs: tuple[Family, str]) -> list[int]:
 
 def _target(family: Family, function: str) -> str:
     program = next(p for p in family.probe.programs if p.function == function)
-    return "" if program.kind == "tp_btf" else program.target  # that one knows its own
+    return "" if program.kind == "tp_btf" else program.target  # a tp_btf program has its target
 
 
 def degrade(family: Family, function: str, error: OSError) -> None:
-    """Says in the family's state that the program could not be attached, and what is not seen now."""
+    """Shows in the family's state that the program could not be attached, and what is not observed."""
     loses = next(p.loses for p in family.probe.programs if p.function == function)
     family.problem(
         function,
@@ -48,12 +48,12 @@ def degrade(family: Family, function: str, error: OSError) -> None:
 
 
 class SamplingWindow(Due, Finishing):
-    """The window, a source of the agent's loop: opens once a second, for ``length_ns``. Nothing waits for its end: the
-    loop comes back at ``due_ns``.
+    """The sampling window, a source of the agent's loop: opens once a second, for ``length_ns``. Nothing blocks on its
+    end: the loop comes back at ``due_ns``.
 
-    While it is open no interval of the kernel source ends (``busy``, see ``KernelSource.hold``), so that a window lies
-    in one interval. A program that cannot be attached is tried again each second; its family is degraded meanwhile,
-    from the third time on where the helper was only busy.
+    While it is open, no interval of the kernel source ends (``busy``, see ``KernelSource.hold``), so a window lies in
+    one interval. A program that cannot be attached is retried each second. Meanwhile its family is degraded; if the
+    helper was only busy, from the third failure on.
     """
 
     name = "window"
@@ -75,9 +75,9 @@ class SamplingWindow(Due, Finishing):
         opens: Callable[[int], None] | None = None,
         closed: Callable[[int], None] | None = None,
     ) -> None:
-        """Of these programs those that the kernel took and that are not attached already (to a function, for want of a
-        tracepoint). opens: called before with the start, CLOCK_BOOTTIME ns; closed: after, with how long it was open
-        for all of them, ns.
+        """Adds those of these programs that the kernel accepted and that are not attached permanently (to a function,
+        for lack of a tracepoint). opens: called before, with the start, CLOCK_BOOTTIME ns. closed: called after, with
+        the time it was open for all of them, ns.
         """
         self._programs += [(family, f) for f in functions if f in family.programs and f not in family.links]
         self._opens += [opens] if opens else []
@@ -90,7 +90,7 @@ class SamplingWindow(Due, Finishing):
 
     @property
     def due_ns(self) -> int:
-        """When it must be closed, CLOCK_BOOTTIME; 0 while it is not open."""
+        """When it must be closed, CLOCK_BOOTTIME; 0 while it is closed."""
         return self._opened_ns + self._length_ns if self._opened_ns else 0
 
     def fds(self) -> list[int]:
@@ -106,7 +106,7 @@ class SamplingWindow(Due, Finishing):
         return ()
 
     def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterable[Batch]:
-        """Closes it before its time."""
+        """Closes the window early."""
         self._close()
         return ()
 
@@ -125,7 +125,7 @@ class SamplingWindow(Due, Finishing):
             family.well(function)
 
     def _attach_each(self) -> None:
-        """One after another: those that can be attached are."""
+        """Attaches one program after another, so that a failure does not affect the others."""
         for family, function in self._programs:
             try:
                 self._links += attach(self._helper, (family, function))

@@ -1,4 +1,4 @@
-"""What is measured: which families of probes run, and how much of system call time is timed."""
+"""Settings of the probes: which families run, and how much of system call time is measured."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""How much room is left in the file systems that a process has files open in for writing. Runs in the helper: only it
-may look, and what it looks at is another's; so of local file systems only, since to ask others may wait for somebody
-far away.
+"""Free space of the file systems in which a process has files open for writing. Runs in the helper, which alone may
+read this. Local file systems only, since a remote one may not answer.
 """
 
 from __future__ import annotations
 
 import os
 
-#: Descriptors that are looked at, and file systems that are told.
+#: Descriptors that are checked, and file systems that are reported.
 MOST_FILES, MOST = 256, 8
 LOCAL = frozenset(
     ["ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs", "overlay", "zfs", "bcachefs", "jfs", "vfat", "exfat"]
@@ -16,8 +15,8 @@ _WRITES = (os.O_WRONLY, os.O_RDWR)
 
 
 def spaces(pid: int) -> bytes:
-    """A line each: total bytes, bytes left to users, files in all and left (0 0 where there is no such number),
-    descriptor, mount point (as in mountinfo). Raises OSError.
+    """One line per file system: total bytes, bytes left to users, files in all and left (0 0 if there is no such
+    number), descriptor, mount point (as in mountinfo). Raises OSError.
     """
     mounts = _mounts(_read(f"/proc/{pid}/mountinfo", 1 << 20))
     lines: dict[str, bytes] = {}
@@ -32,7 +31,7 @@ def spaces(pid: int) -> bytes:
 
 
 def _written(pid: int, name: str) -> str:
-    """On which mount the file is, where the descriptor may write; else nothing."""
+    """The mount id of the file, if the descriptor may write; else empty."""
     try:
         pairs = dict(
             line.split(b":", 1) for line in _read(f"/proc/{pid}/fdinfo/{name}", 4096).splitlines() if b":" in line
@@ -66,7 +65,7 @@ def _line(pid: int, name: str, point: bytes) -> bytes:
 
 
 def _mounts(text: bytes) -> dict[str, bytes]:
-    """By their ids, the mount points of local file systems that can be written to."""
+    """The mount points of writable local file systems, by mount id."""
     out = {}
     for line in text.splitlines():
         before, _, after = line.partition(b" - ")

@@ -1,5 +1,5 @@
-"""Work in steps on the agent's one thread: a generator yields what it waits for, and goes on with the answer. Nothing
-blocks.
+"""Runs work in steps on the agent's one thread: a generator yields what it waits for, and continues with the answer.
+Nothing blocks.
 
 A wait is a function that takes ``done`` and calls it once, now or later, with (value, None) or (None, exception).
 """
@@ -18,11 +18,11 @@ Steps = Generator[Wait, Any, T]
 
 
 class BlockedError(TimeoutError):
-    """Not asked for at all: somebody else's request takes too long."""
+    """The request was not sent, because another one takes too long."""
 
 
 class Pumped(Protocol):
-    """Something whose answers are taken by the loop: ``pump`` resumes who waits for them, and whose time is over."""
+    """A source of answers that the loop takes: ``pump`` resumes waits that are answered or timed out."""
 
     def fds(self) -> list[int]: ...
 
@@ -30,9 +30,9 @@ class Pumped(Protocol):
 
 
 def run(steps: Steps[Any], done: Done) -> None:
-    """Runs a generator to its first wait, and from each answer to the next; ``done`` gets what it returns or raises.
+    """Runs a generator from wait to wait; ``done`` gets its result or exception.
 
-    Answers that come at once are taken in a loop: any number of them needs no deeper stack.
+    Immediate answers are taken in a loop, so that they need no deeper stack.
     """
     answers: list[tuple[Any, Exception | None]] = [(None, None)]
     running = False
@@ -52,7 +52,7 @@ def run(steps: Steps[Any], done: Done) -> None:
                 wait(resume)
         except StopIteration as end:
             done(end.value, None)
-        except Exception as error:  # noqa: BLE001 - whoever waits for it is told
+        except Exception as error:  # noqa: BLE001 - the caller gets it
             done(None, error)
         finally:
             running = False
@@ -61,7 +61,7 @@ def run(steps: Steps[Any], done: Done) -> None:
 
 
 def at_once(work: Callable[[], Any]) -> Wait:
-    """A wait for what is done right now: its value, or the OSError it raises."""
+    """A wait that completes at once, with a value or the OSError raised."""
 
     def wait(done: Done) -> None:
         try:
@@ -75,9 +75,7 @@ def at_once(work: Callable[[], Any]) -> Wait:
 
 
 def pump_until(finished: Callable[[], bool], pumped: Iterable[Pumped], limit_s: float) -> bool:
-    """Pumps, asleep between answers, until ``finished``; False where the time was not enough. For the start and the
-    end, not for the loop.
-    """
+    """Pumps, asleep between answers, until ``finished``; False after a timeout. For start and end, not for the loop."""
     end = time.monotonic() + limit_s
     parts = list(pumped)
     waiting = select.poll()

@@ -1,4 +1,4 @@
-"""bpf(2) and other calls that libc has no function for. Standard library only: the loader runs this under the system's
+"""bpf(2) and other system calls without a libc function. Standard library only: the loader runs this under the system's
 python3.
 
 Attribute layouts: union bpf_attr in include/uapi/linux/bpf.h.
@@ -18,12 +18,12 @@ _libc.syscall.restype = ct.c_long
 
 
 def attributes(data: bytes) -> ct.Array[ct.c_char]:
-    """Space for a command's attributes, which the kernel may write to; what is behind ``data`` is zero."""
+    """A buffer for a command's attributes, which the kernel may write to; zero after ``data``."""
     return ct.create_string_buffer(data.ljust(_ATTR_BYTES, b"\0"), _ATTR_BYTES)
 
 
 def bpf(command: int, attr: ct.Array[ct.c_char]) -> int:
-    """A descriptor or 0; -errno where it failed."""
+    """A descriptor or 0; -errno on failure."""
     result = _libc.syscall(_SYS_BPF, command, attr, len(attr))
     return int(result) if result >= 0 else -ct.get_errno()
 

@@ -1,9 +1,7 @@
-"""numpy dtypes of the kernel's wire structs, derived from the C text that declares them, and their decoding into
-tables.
+"""Derives numpy dtypes of the kernel's wire structs from their C text, and decodes records into tables.
 
-The layout rule is C's natural alignment on LP64; padding must be explicit, so that no uninitialised byte crosses. The
-derived offsets go back to the compiler as static assertions (``assertions``), which proves that C and numpy agree at
-every load.
+The layout is C's natural alignment on LP64. Padding must be explicit, so that no uninitialised byte is sent. The
+derived offsets are checked by the compiler as static assertions (``assertions``) at every load.
 """
 
 from __future__ import annotations
@@ -111,7 +109,7 @@ class Wire:
 
 class _Plan(NamedTuple):
     """How records of one dtype become rows of one table. leaves: a dtype with all leaves of the nested records. words:
-    names and places of the 64-bit integers, of a record as such integers; others: the remaining columns.
+    names and positions of the 64-bit integers, in a record viewed as such integers. others: the remaining columns.
     """
 
     leaves: np.dtype[np.void]
@@ -124,28 +122,28 @@ class _Plan(NamedTuple):
 @cache
 def _plan(dtype: np.dtype[np.void], table: str) -> _Plan:
     declared = TABLES[table]
-    leaves_ = {name: (base, offset) for name, base, offset in _leaves(dtype)}
+    leaf_of = {name: (base, offset) for name, base, offset in _leaves(dtype)}
     flat = np.dtype(
         {
-            "names": list(leaves_),
-            "formats": [base for base, _ in leaves_.values()],
-            "offsets": [offset for _, offset in leaves_.values()],
+            "names": list(leaf_of),
+            "formats": [base for base, _ in leaf_of.values()],
+            "offsets": [offset for _, offset in leaf_of.values()],
             "itemsize": dtype.itemsize,
         }
     )
-    columns = [name for name in leaves_ if name in declared.by_name]
+    columns = [name for name in leaf_of if name in declared.by_name]
     whole = dtype.itemsize % 8 == 0
     words = tuple(
         name
         for name in columns
-        if whole and declared.by_name[name].kind == "i64" and leaves_[name][0] == "<u8" and name not in _PIDS
+        if whole and declared.by_name[name].kind == "i64" and leaf_of[name][0] == "<u8" and name not in _PIDS
     )
     return _Plan(
         flat,
         words,
-        [leaves_[name][1] // 8 for name in words],
+        [leaf_of[name][1] // 8 for name in words],
         tuple(name for name in columns if name not in words),
-        "peer" in declared.by_name and "daddr" in leaves_ and "dport" in leaves_,
+        "peer" in declared.by_name and "daddr" in leaf_of and "dport" in leaf_of,
     )
 
 
@@ -162,8 +160,8 @@ def _leaves(dtype: np.dtype[np.void], at: int = 0) -> Iterator[tuple[str, np.dty
 def decode(records: np.ndarray, table: str) -> Batch:
     """Copies same-named fields into a batch of ``table``; all-ones values become unknown.
 
-    Fields that the table does not have are left out; columns without a field stay unknown. u8[16] fields become
-    addresses, and daddr with dport also the ``peer`` column.
+    Fields without a column are left out; columns without a field stay unknown. u8[16] fields become addresses, and
+    daddr with dport also fill the ``peer`` column.
     """
     declared, plan = TABLES[table], _plan(records.dtype, table)
     out = declared.empty(len(records))
@@ -188,7 +186,7 @@ def decode(records: np.ndarray, table: str) -> Batch:
 
 
 def make_peer(daddr: np.ndarray, dport: np.ndarray) -> np.ndarray:
-    """(n, 16) u8 and (n,) u16 in host order -> (n,) V18, the stored form of a peer; all zero where the address is."""
+    """(n, 16) u8 and (n,) u16 in host order -> (n,) V18, the stored form of a peer; all zero if the address is."""
     raw = np.zeros((len(daddr), 18), np.uint8)
     raw[:, :16] = daddr
     raw[:, 16:] = np.ascontiguousarray(dport.astype("<u2")).view(np.uint8).reshape(-1, 2)

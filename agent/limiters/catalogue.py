@@ -1,4 +1,4 @@
-"""Known limiter libraries: what stands in ``libraries/``."""
+"""Known limiter libraries: the files in ``libraries/``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from agent.limiters.library import LimiterLibrary, Seen, Step
 
 
 def _found() -> tuple[LimiterLibrary, ...]:
-    """Those that are seen first, else by name."""
+    """The libraries: those whose decisions are observed first, then by name."""
     found: list[LimiterLibrary] = [
         import_module(f"{libraries.__name__}.{info.name}").LIBRARY for info in iter_modules(libraries.__path__)
     ]
@@ -23,27 +23,25 @@ _declared: dict[str, Seen] = {}
 
 
 def declare(functions: Mapping[str, Seen]) -> None:
-    """From now on, what ``seen`` has behind the libraries: functions that the settings declare
-    (agent/limiters/functions/).
-    """
+    """Adds functions that the settings declare (agent/limiters/functions/) to ``seen``, after the libraries."""
     _declared.clear()
     _declared.update(functions)
 
 
 def seen() -> dict[str, Seen]:
-    """By name, how decisions of a library are seen, of those that are; the place of one is its number in the kernel's
+    """How decisions of each observed library are read, by name. A library's index is its number in the kernel's
     records.
     """
     return {one.library: one.seen for one in CATALOGUE if one.seen is not None} | _declared
 
 
 def declared(library: str) -> bool:
-    """Whether it is a function that the settings declare, and name."""
+    """Whether it is a function that the settings declare."""
     return library in _declared
 
 
 def look_up(library: str, version: str = "") -> Step | None:
-    """What a step does to a library's version (the last that is declared, where the version is not known); None for a
-    library that is not known.
+    """The effect of a step on a library's version (the last declared version if unknown); None for an
+    unknown library.
     """
     return next((one.step(version) for one in CATALOGUE if one.library == library), None)

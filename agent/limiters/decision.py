@@ -1,10 +1,12 @@
-"""One decision as a program tells it: a JSON object, checked and turned into columns of ``limiter_decision``. Pure."""
+"""One decision that a program reports: a JSON object, checked and converted to columns of
+``limiter_decision``. Pure.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from _blake2 import blake2b  # hashlib would bring OpenSSL with it
+from _blake2 import blake2b  # hashlib would load OpenSSL
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import isfinite
@@ -15,15 +17,15 @@ from agent.tables import TABLES
 
 TABLE = TABLES["limiter_decision"]
 FLOATS = ("cost", "limit_per_s", "burst", "remaining")
-#: How some libraries say that there is no limit (golang.org/x/time/rate.Inf).
+#: The value for "no limit" of some libraries (golang.org/x/time/rate.Inf).
 _UNLIMITED_PER_S = 1.7976931348623157e308
 INTEGERS = ("window_ns", "wait_ns", "duration_ns", "program_wall_ns", "tid")
 _WHOLE = frozenset(("t_ns", *INTEGERS))
-#: The least value of each: a limiter in debt may have a negative rest, all else counts from 0.
+#: Minimum of each number: a limiter in debt may have a negative remainder, all others count from 0.
 _FRACTIONS = {name: -(2.0**63) if name == "remaining" else 0 for name in FLOATS}
 _NUMBERS = dict.fromkeys(_WHOLE, (0, int)) | {name: (least, int, float) for name, least in _FRACTIONS.items()}
 IDS = {"trace_id": re.compile(r"[0-9a-f]{32}"), "span_id": re.compile(r"[0-9a-f]{16}")}
-#: Of the library that decided, and how many bytes their columns hold.
+#: Columns about the deciding library, with their sizes in bytes.
 NAMES = {"library": 48, "library_version": 24}
 _READ = frozenset(("key", "dropped", *_WHOLE, *_FRACTIONS, *IDS, *NAMES))
 #: Commas and opening brackets in a message, and digits of an integer. 8 KB of these take 0.2 to 0.5 ms to parse.
@@ -31,7 +33,7 @@ MAX_VALUES, MAX_DIGITS = 128, 64
 _COMMAS = bytes(byte in b",[{" for byte in range(256))
 #: Shorter messages take less time to parse than to check.
 _SHORT_BYTES = 256
-#: More a message than a program can have dropped since its last one.
+#: More than a program can have dropped between two messages.
 _MOST_DROPPED = 1 << 31
 #: Keys whose hash is kept, and their length.
 _KEPT, _KEPT_LENGTH = 4096, 64
@@ -44,12 +46,12 @@ Columns = dict[str, Sequence[Any]]
 
 
 class Malformed(ValueError):
-    """A message that is no decision."""
+    """A message that is not a valid decision."""
 
 
 class Decoder:
-    """keys: ``hashed`` makes 8 bytes of BLAKE2b as hex of a key, ``clear`` leaves it, as its column holds it. called:
-    what a limiter's id is, as its column holds it.
+    """keys: ``hashed`` stores 8 bytes of BLAKE2b as hex, ``clear`` the key itself, as in its column. called: a
+    limiter's id, as in its column.
     """
 
     def __init__(self, keys: str, called: Callable[[str], bytes] | None = None) -> None:
@@ -59,18 +61,18 @@ class Decoder:
         self._decode, self._raw_decode = decoder.decode, decoder.raw_decode
 
     def store_keys(self, keys: str) -> None:
-        """How keys are stored from now on."""
+        """Sets how keys are stored from now on."""
         self._key = KEYS[keys]
 
     def parse(self, data: bytes | bytearray) -> tuple[dict[str, Any], int]:
-        """Columns, and how many decisions the sender says it dropped before this one. Raises ValueError (Malformed,
-        JSON or UTF-8 errors) or RecursionError.
+        """(columns, number of decisions that the sender dropped before this one). Raises ValueError (Malformed, JSON or
+        UTF-8 errors) or RecursionError.
         """
         return self.check(self.read(data))
 
     def read(self, data: bytes | bytearray) -> dict[str, Any]:
         """A message's members, not checked yet. Raises as ``parse``."""
-        if data[:1] == b"<":  # nginx has no other way to a socket than syslog: RFC 3164's header, then the text
+        if data[:1] == b"<":  # nginx can write to a socket by syslog only: RFC 3164's header, then the text
             data = data[data.find(b"{") :]
         if len(data) > _SHORT_BYTES and data.translate(_COMMAS).count(1) > MAX_VALUES:
             raise Malformed("too many values")
@@ -80,7 +82,7 @@ class Decoder:
         return message
 
     def _object(self, text: str) -> Any:
-        """As ``decode``, without its searches for white space around a message, which mostly has none."""
+        """As JSONDecoder.decode, which also searches for white space before and after."""
         if text[:1] == "{":
             message, end = self._raw_decode(text)
             if end == len(text):
@@ -88,8 +90,8 @@ class Decoder:
         return self._decode(text)
 
     def columns(self, messages: list[dict[str, Any]]) -> tuple[Columns, int] | None:
-        """What ``check`` gives of each, as columns, and what all of them dropped; None where one of them is wrong or
-        has a member that is rare: then ``check`` has to tell. messages: with the same members, in the same order.
+        """The results of ``check`` as columns, and the sum of dropped decisions. None if a message is wrong or has a
+        rare member: use ``check`` then. messages: all with the same members in the same order.
         """
         members = dict(zip(messages[0], zip(*(message.values() for message in messages), strict=True), strict=True))
         limiter, result = members.pop("limiter", ()), members.pop("result", ())
@@ -113,7 +115,7 @@ class Decoder:
         return columns, dropped
 
     def check(self, message: dict[str, Any]) -> tuple[dict[str, Any], int]:
-        """As ``parse``, of a message's members."""
+        """As ``parse``, for a message's members."""
         limiter, result = message.get("limiter"), message.get("result")
         if not (isinstance(limiter, str) and limiter and isinstance(result, str) and result in _RESULTS):
             raise Malformed("limiter or result")
@@ -170,7 +172,7 @@ def _number(value: Any, least: float = 0, most: float = 2**63) -> float | int:
 
 
 def _text(value: str, most: int = 48) -> bytes:
-    """UTF-8, as any text column of the table holds it."""
+    """UTF-8, as in any text column of the table."""
     return fitted(value.encode("utf-8", "replace"), most)
 
 
@@ -189,26 +191,26 @@ def _hashed_before(key: str) -> bytes:
 
 
 def use_salt(salt: bytes) -> None:
-    """Keys that this process hashes from now on are salted by it: equal where it is, and not to be guessed without it.
-    None where it is empty.
+    """Salts the keys that this process hashes from now on: equal keys have equal hashes, which cannot be guessed
+    without the salt. Empty: no salt.
     """
     use_salt_digest(blake2b(salt, digest_size=32).digest() if salt else b"")
 
 
 def salt_digest() -> bytes:
-    """What keys are hashed with, for a process of the agent's own that hashes some, too."""
+    """The salt's digest, for another process of the agent that hashes keys."""
     return _salt
 
 
 def use_salt_digest(digest: bytes) -> None:
-    """As ``use_salt``, with what ``salt_digest`` gave."""
+    """As ``use_salt``, with the result of ``salt_digest``."""
     global _salt
     _salt = digest
     _hashed_before.cache_clear()
 
 
 def hashed(key: bytes) -> bytes:
-    """8 bytes of BLAKE2b as hex, which is what stands for a key wherever keys are hashed."""
+    """8 bytes of BLAKE2b as hex, the stored form of a hashed key."""
     return blake2b(key, digest_size=8, key=_salt).hexdigest().encode()
 
 

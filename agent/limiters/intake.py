@@ -1,21 +1,19 @@
-"""Limiter decisions that programs report themselves: one JSON object a message, on a Unix socket.
+"""The intake: limiter decisions that programs report, one JSON object per message, on Unix sockets.
 
-Three sockets take the same: ``intake.sock`` datagrams, ``intake.seq.sock`` connections (SOCK_SEQPACKET), each with a
-queue of its own, so that nobody is kept from reporting by others (agent/limiters/senders.py). Who sent it is told by
-the kernel (SCM_CREDENTIALS), not by the sender. Beyond the members of the contract a program may name the thread that
-decided (``tid``, as gettid() gives it), so that system calls inside the decision can be found, and when (``t_ns``, as
-its CLOCK_BOOTTIME reads, which in a time namespace is not the host's), where it reports later than it decides; waits
-inside a decision are known for two seconds (agent/correlate/reported.py). What it could not send it tells with the next
-that it can: ``dropped``, which becomes a ``loss`` row.
+``intake.sock`` takes datagrams, ``intake.seq.sock`` connections (SOCK_SEQPACKET), each with a queue of its own, so that
+one sender cannot block others (agent/limiters/senders.py). ``intake.stream.sock`` takes stream connections with one
+message per line, for languages without other Unix sockets. The kernel identifies the sender (SCM_CREDENTIALS).
 
-A full queue makes a blocking sender wait and a non-blocking one get EAGAIN (unix(7)): nothing is dropped on the way
-that could be counted here. Senders must not wait: deploy/examples/report.py. How many datagrams fit is fixed when the
-socket is made.
+Beyond the members of the contract, a program may send the thread of the decision (``tid``, of gettid()), so that its
+system calls are found, and the time (``t_ns``, its CLOCK_BOOTTIME, which differs from the host's in a time namespace)
+if it reports later than it decides. Waits inside a decision are kept for two seconds (agent/correlate/reported.py). A
+program sends the number of messages that it could not send as ``dropped`` with the next one; this becomes a ``loss``
+row.
 
-``intake.stream.sock`` takes the same on connections of a stream, a line each, for languages that have no other Unix
-sockets.
+A full queue blocks a blocking sender, and gives a non-blocking one EAGAIN (unix(7)), so the kernel drops nothing.
+Senders must not block: deploy/examples/report.py. The number of datagrams that fit is fixed when the socket is created.
 
-A decision's time is when it was sent: what the program did afterwards is not part of it, however late the agent reads.
+A decision's time is when it was sent, however late the agent reads it.
 """
 
 from __future__ import annotations
@@ -54,16 +52,16 @@ BOUNDS = (
         setting="net.unix.max_dgram_qlen, where the agent may not raise it",
     ),
 )
-#: What hit a bound, in words (agent/service/bounds.py).
+#: Names of reached bounds (agent/service/bounds.py).
 REASONS = {
     "refused": "connections refused, since their user had its share of the places",
     "unlooked": "decisions whose thread is not known, since there was no time to look for it",
     "no_descriptor": "times no connection could be taken for want of descriptors",
     "unparsed": "messages not parsed, since their user was over the budget for malformed ones",
 }
-#: What one sender may have on its way when the sockets are read again, and the least and longest time until then. Its
-#: SO_SNDBUF holds 166 datagrams of 1 KB.
-_ON_ITS_WAY, _SOON_NS, _LATE_NS = 80, 10_000_000, 70_000_000
+#: Messages that the busiest sender may have in flight at the next read (its SO_SNDBUF holds 166 datagrams of 1 KB), and
+#: the shortest and longest time until then.
+_IN_FLIGHT, _SOON_NS, _LATE_NS = 80, 10_000_000, 70_000_000
 #: Received messages beyond this are not kept until the beat.
 _MOST_BYTES = 1 << 20
 _MODE = 0o666
@@ -71,8 +69,8 @@ _QLEN_SYSCTL = Path("/proc/sys/net/unix/max_dgram_qlen")
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _IDENTITY_NS = 1_000_000_000
 _LOSS_INTERVAL_NS = 1_000_000_000
-#: ``source`` of the ``loss`` rows: what was no decision, what senders say they dropped, what went with connections that
-#: were closed. Messages that were not parsed have their user: ``intake uid N``.
+#: ``source`` of the ``loss`` rows: invalid messages, decisions that senders dropped, messages lost with closed
+#: connections. Messages that were not parsed have their user: ``intake uid N``.
 _MALFORMED, _DROPPED, _UNREAD = "intake", "intake senders", "intake connections"
 _COLUMNS = (
     "t_ns",
@@ -92,8 +90,8 @@ _UNKNOWN = {name: TABLE.by_name[name].null for name in _COLUMNS}
 
 
 class Identity(NamedTuple):
-    """Which process: its start in CLOCK_BOOTTIME ns, its command name, and how far its CLOCK_BOOTTIME is ahead of the
-    host's; NULL_I64 and b"" when it is gone.
+    """A process: its start in CLOCK_BOOTTIME ns, its command name, and how far its CLOCK_BOOTTIME is ahead of the
+    host's; NULL_I64 and b"" if it has ended.
     """
 
     start_ns: int
@@ -107,7 +105,7 @@ _NOBODY = Identity(NULL_I64, b"", NULL_I64)
 def process_identity(pid: int) -> Identity:
     """From /proc/PID/stat (proc(5)), for any process of the host.
 
-    The start is cut to a clock tick (10 ms): probes report it in ns, so that the two agree only when cut alike.
+    The start is cut to a clock tick (10 ms). Probes report it in ns, so both must be cut alike before a comparison.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
@@ -122,33 +120,33 @@ def process_identity(pid: int) -> Identity:
 
 
 class IntakeSockets:
-    """Making them is for the privileged start; reading them is not.
+    """Creates the sockets, which needs privilege; reading them does not.
 
-    The kernel lets only net.unix.max_dgram_qlen (10 by default) datagrams wait, and reads that setting when a socket is
-    made: it is raised for that moment where this is allowed.
+    The kernel queues only net.unix.max_dgram_qlen (10 by default) datagrams, and reads that setting when a socket is
+    created. It is raised for that moment if permitted.
     """
 
     def __init__(self, queue_length: int = QUEUE_LENGTH) -> None:
         self._datagrams = _with_queue(queue_length)
 
     def datagrams(self) -> socket.socket:
-        """For everybody to send to."""
+        """The socket for datagrams."""
         return _with_timestamps(self._datagrams)
 
     @staticmethod
     def listener() -> socket.socket:
-        """For everybody to connect to. Raises OSError."""
+        """The socket for connections. Raises OSError."""
         return _with_timestamps(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
 
     @staticmethod
     def lines() -> socket.socket:
-        """For everybody to connect to who has only streams. Raises OSError."""
+        """The socket for stream connections. Raises OSError."""
         return _with_timestamps(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
 
 
 def bind(directory: RunDirectory, key_salt: str = "", queue_length: int = QUEUE_LENGTH) -> tuple[socket.socket, ...]:
-    """The datagram socket and those that listen for connections, in the run directory, open to everybody; and the salt
-    of keys, which only the privileged start may read. Raises AgentError and OSError.
+    """The datagram socket and the listening sockets, in the run directory, open to all users. Also reads the salt of
+    keys, which only the privileged start may read. Raises AgentError and OSError.
     """
     use_salt(read_salt(key_salt))
     make = IntakeSockets(queue_length)
@@ -161,9 +159,8 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
     """Reads decisions from sockets of ``IntakeSockets``; a ``Source``, see agent.contracts. Between two beats messages
     are only received, so that no queue fills; at the beat all of them are parsed at once.
 
-    keys: ``hashed`` stores 8 bytes of BLAKE2b as hex, ``clear`` the key itself, as its column holds it.
-    max_messages: read by one drain at most; the rest stays where it is, until ``due_ns``. names: what limiters are
-    called, by what they call themselves.
+    keys: ``hashed`` stores 8 bytes of BLAKE2b as hex, ``clear`` the key itself, as in its column. max_messages: most
+    messages per drain; the rest waits until ``due_ns``. names: limiter ids by the limiters' own names.
     """
 
     name = "intake"
@@ -186,21 +183,23 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
         self._due_ns = self._read_ns = 0
         self._received: list[Message] = []
         self._received_bytes = 0
-        self._waiting = True  # nothing is there until ``_first`` says so
+        self._waiting = True  # no message waits until ``_first`` is readable
         self._first = select.epoll()
         self._first.register(self.senders.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
 
     def store_keys(self, keys: str) -> None:
-        """How keys are stored from now on."""
+        """Sets how keys are stored from now on."""
         self._decoder.store_keys(keys)
 
     def fds(self) -> list[int]:
-        """Readable when a message comes after a drain that found none; from then on ``due_ns`` says when to drain."""
+        """Readable when a message comes after a drain that found none; while messages come, ``due_ns`` gives the next
+        drain.
+        """
         return [self._first.fileno()]
 
     @property
     def due_ns(self) -> int:
-        """While messages come: before too many of one sender are on their way."""
+        """The next read while messages come, before the buffer of the busiest sender is full."""
         return self._due_ns
 
     def pending(self, now_ns: int) -> bool:
@@ -218,8 +217,8 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
         yield from self._loss(now_ns, _LOSS_INTERVAL_NS)
 
     def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterator[Batch]:
-        """All that wait: for the end of a run. Who sends after it has begun gets EPIPE, so nothing is left behind
-        unseen; what waits is bounded by the queues' lengths.
+        """Reads all waiting messages at the end of a run. Later senders get EPIPE, so nothing is lost unseen. The
+        queues' lengths bound the number.
         """
         self.senders.end()
         self.senders.exhausted = False
@@ -236,7 +235,7 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
         before, passed_ns = self.senders.received, min(now_ns - self._read_ns, _LATE_NS)
         most, self._read_ns = self._read(), now_ns
         if self.senders.received > before:
-            rest_ns = passed_ns * _ON_ITS_WAY // most if most else _LATE_NS
+            rest_ns = passed_ns * _IN_FLIGHT // most if most else _LATE_NS
             self._due_ns = now_ns + min(max(rest_ns, _SOON_NS), _LATE_NS)
         else:
             self._due_ns, self._waiting = 0, True
@@ -255,8 +254,8 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
         return max(counts.values(), default=0)
 
     def _parse(self) -> Iterator[Batch]:
-        """What was received. Messages with the same members are checked and turned into rows together; where one of
-        these is wrong, one by one.
+        """Parses what was received. Messages with the same members become rows together; if one of these is wrong, they
+        are checked one by one.
         """
         received, self._received, self._received_bytes = self._received, [], 0
         alike: dict[tuple[str, ...], list[tuple[Message, dict[str, Any]]]] = {}
@@ -296,8 +295,7 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
             began_ns = time.monotonic_ns()
             try:
                 values, dropped = self._decoder.check(members)
-                if "t_ns" in values:
-                    values["t_ns"] = self._when(values["t_ns"], message)
+                values["t_ns"] = self._when(values["t_ns"], message) if "t_ns" in values else message.sent_ns
             except ValueError:
                 self._malformed(message, began_ns)
                 continue
@@ -329,8 +327,8 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
         yield make(TABLE.name, len(messages), source=TABLE.code("source", "socket"), **columns)
 
     def _when(self, reported_ns: int, message: Message) -> int:
-        """When the decision was made, host's CLOCK_BOOTTIME: what the sender says, if its clock is known, else when it
-        was sent. Raises Malformed for a time at which it cannot have been: not in its life, or still to come.
+        """When the decision was made, host's CLOCK_BOOTTIME: the reported time if its clock is known, else when
+        it was sent. Raises Malformed for an impossible time: outside of the process's life, or in the future.
         """
         identity = self._identity(message.pid, message.sent_ns)
         if identity.ahead_ns == NULL_I64:
@@ -341,7 +339,7 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
         return made_ns
 
     def losses(self) -> dict[str, int]:
-        """Messages that were no decisions, and decisions that senders say they dropped, so far."""
+        """Invalid messages, and decisions that senders dropped, so far."""
         return {"malformed": self._lost[_MALFORMED], "dropped": self._lost[_DROPPED]}
 
     def state(self) -> dict[str, int]:
@@ -353,7 +351,7 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
         self._first.close()
 
     def _identity(self, pid: int, now_ns: int) -> Identity:
-        """Looked up once a second for each pid; of a process that ended meanwhile the last answer stands."""
+        """Looked up once a second for each pid; the last result stays valid after the process ends."""
         known = self._identities.get(pid)
         if known is not None and now_ns - known[0] < _IDENTITY_NS:
             return known[1]
@@ -361,7 +359,7 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
             self._identities.clear()
         try:
             identity = process_identity(pid)
-        except Exception:  # noqa: BLE001 - what /proc says of one sender must not cost the others' datagrams
+        except Exception:  # noqa: BLE001 - /proc data of one sender must not lose the others' datagrams
             identity = _NOBODY
         self._identities[pid] = (now_ns, identity)
         return identity
@@ -383,13 +381,13 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
 
 
 def _open_to_all(sock: socket.socket) -> socket.socket:
-    """Now, since only who made a socket may say so."""
+    """Sets the mode now, since only the socket's creator may."""
     os.fchmod(sock.fileno(), _MODE)
     return sock
 
 
 def _with_timestamps(sock: socket.socket) -> socket.socket:
-    """With its senders' credentials, and without blocking."""
+    """Enables credentials and stamps; sets non-blocking."""
     sock.setblocking(False)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     if sock.type == socket.SOCK_DGRAM:
@@ -402,7 +400,7 @@ def _with_queue(length: int) -> socket.socket:
         before = _QLEN_SYSCTL.read_text()
         if int(before) < length:
             _QLEN_SYSCTL.write_text(str(length))
-    except OSError:  # read-only in most containers: the default length then
+    except OSError:  # read-only in most containers: then the default length
         before = ""
     try:
         return _open_to_all(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))

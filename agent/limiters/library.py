@@ -1,5 +1,5 @@
-"""What a limiter library is, as one declaration: what it is called, what a step of the clock does to it, and where its
-decisions are seen. Data.
+"""The declaration of a limiter library: its names, the effect of a clock step, and where its decisions are observed.
+Data.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import numpy as np
 
 from agent.arch import registers
 
-#: Where a place may begin: in a register, at the stack pointer (Go's arguments for which no registers were left lie 8
-#: behind it and on), or at the limiter's address. The number of one is its place here (bpf/limiter_decision.h).
+#: Where a place may begin: in a register, at the stack pointer (Go's arguments without a register are from 8 bytes
+#: behind it on), or at the limiter's address. Its number is its index here (bpf/limiter_decision.h).
 BASES = (*registers.GO, registers.STACK, "limiter", *registers.OTHERS)
 LANGUAGES = ("go", "c", "c++", "rust")
 #: What may be read at a function's entry, in the order of bpf/limiter_decision.h.
 ARGUMENTS = ("limiter", "n", "now_wall", "now_ext", "limit", "burst", "period", "key", "key_size")
-#: What may be read at its return: limit, burst and period again, where they are known only then.
+#: What may be read at its return; also limit, burst and period, if they are known only then.
 RESULTS = (
     "limit",
     "burst",
@@ -40,8 +40,8 @@ _NOWHERE, _MEMORY, _AGAIN, MOST_OFFSET = 15, 16, 32, 4095
 
 
 def place(text: str) -> int:
-    """``ax`` (a register), ``limiter+8`` (the word in memory there) or ``(limiter+8)+16`` (the word at 16 from what
-    that one points to) as bpf/limiter_decision.h has it. Raises ValueError.
+    """A place in the form of bpf/limiter_decision.h: ``ax`` (a register), ``limiter+8`` (the word in memory there) or
+    ``(limiter+8)+16`` (the word at 16 behind that pointer). Raises ValueError.
     """
     match = _PLACE.fullmatch(text)
     offsets = [int(one) for one in match.group("first", "second") if one is not None] if match else []
@@ -60,9 +60,8 @@ def place(text: str) -> int:
 
 @dataclass(frozen=True)
 class Step:
-    """What a step of the wall clock by D does to a limiter that is in use. versions: a regular expression of those for
-    which it holds. model: as
-    ``LimiterLibrary.model``, where versions differ in it.
+    """What a step of the wall clock by D does to a limiter in use. versions: a regular expression of the versions for
+    which it holds. model: as ``LimiterLibrary.model``, if versions differ in it.
     """
 
     back: str
@@ -73,19 +72,18 @@ class Step:
 
 @dataclass(frozen=True)
 class Function:
-    """A function whose calls are seen.
+    """A function whose calls are observed.
 
-    symbol: behind the package's import path, or behind that of ``package``, where it is another's. role: ``decision``,
-    without which nothing is seen; ``wait``, which may decide before it calls that and sleeps after it; ``sleep``, which
-    a decision calls to impose its delay, or ``cancel``, by which a caller gives a delayed one back: entry only. entry,
-    end: the programs at its first instruction and at each of its returns; functions with the same places may share one.
-    arguments, results: what of ``ARGUMENTS``, ``RESULTS`` is where (``place``). loses: what is not seen without it.
-    lock: offset in the receiver of the mutex that it takes first, by which layouts are told apart; versions: a regular
-    expression of how those begin that have this one, for builds whose code does not say.
-    argument_bytes: of all arguments; must be so in a copy. unless: seen only where the package has no function of these
-    names, which it would call. Raises ValueError for a role, a name or a place that there is not.
-    language: of ``LANGUAGES``; of others than Go, whose functions may be left by a return probe, ``returned`` is the
-    program for that. inside: the entry's program may lie further inside than the first instruction.
+    symbol: behind the package's import path, or behind that of ``package`` if it is in another one. role: ``decision``,
+    which is required; ``wait``, which may decide before it calls that and sleeps after it; ``sleep``, which a decision
+    calls for its delay; or ``cancel``, by which a caller returns a delayed one (entry only). entry, end: the programs
+    at its first instruction and at each of its returns; functions with the same places may share one. arguments,
+    results: the ``place`` of ``ARGUMENTS``, ``RESULTS``. loses: what is not observed without it. lock: offset of the
+    mutex in the receiver, which tells layouts apart. versions: a regular expression of how versions with this function
+    begin, for builds whose code does not show it. argument_bytes: of all arguments; a copy must have the same. unless:
+    observed only if the package has no function of these names, which would call it. language: of ``LANGUAGES``.
+    returned: for other languages than Go, the program of the return probe. inside: whether the entry's program may be
+    further inside than the first instruction. Raises ValueError for an unknown role, name or place.
     """
 
     symbol: str
@@ -118,7 +116,7 @@ class Function:
                     raise ValueError(f"{self.symbol}: {name} in {error}") from None
 
     def programs(self) -> dict[str, str]:
-        """Name -> what C makes of it, of its programs."""
+        """Names of its programs -> their C text."""
         begins = {
             "decision": "limiter_begins",
             "wait": "limiter_waits",
@@ -136,7 +134,7 @@ class Function:
 
 
 def _program(name: str, does: str, places: Mapping[str, str], frame: str) -> str:
-    """LIBRARY: its number."""
+    """LIBRARY in the text is replaced by the library's number."""
     given = [f".frame = LIMITER_{frame}"] + [
         f".{one} = {place(places[one]) if one in places else _NOWHERE}" for one in dict.fromkeys((*ARGUMENTS, *RESULTS))
     ]
@@ -146,8 +144,8 @@ def _program(name: str, does: str, places: Mapping[str, str], frame: str) -> str
 
 @dataclass(frozen=True)
 class Refused:
-    """Versions that cannot be seen (a regular expression of how they begin), and why: follows ``MODULE VERSION`` in a
-    sentence.
+    """Versions that cannot be observed (a regular expression of how they begin), and the reason, which follows ``MODULE
+    VERSION`` in a sentence.
     """
 
     versions: str
@@ -156,14 +154,12 @@ class Refused:
 
 @dataclass(frozen=True)
 class Seen:
-    """How decisions are seen in a Go program that was built with the library.
+    """How decisions are observed in a Go program that was built with the library.
 
-    module: what it is called where its version is told. packages: import paths under which the functions are found, in
-    vendor folders too. limiter: what one is called, its address follows.
-    read: records of ``struct limiter_decision`` of this library -> columns of limiter_decision
-    (agent/limiters/reading.py). refused: versions whose layout is another.
-    copies: functions of these names are taken under any other import path, too, where they have as many bytes of
-    arguments and their lock in the same place.
+    module: its name, for its version. packages: import paths of the functions, also in vendor folders. limiter: the
+    name of a limiter; its address follows. read: records of ``struct limiter_decision`` of this library -> columns of
+    limiter_decision (agent/limiters/reading.py). refused: versions with another layout. copies: functions of these
+    names are also accepted under other import paths, if they have the same size of arguments and offset of the lock.
     """
 
     module: str
@@ -175,7 +171,7 @@ class Seen:
     copies: bool = False
 
     def symbols(self, role: str = "") -> dict[bytes, tuple[Function, ...]]:
-        """Full name -> functions (several where layouts differ), of all or of one role."""
+        """Full name -> functions (several if layouts differ), of all roles or of one."""
         found = dict[bytes, tuple[Function, ...]]()
         for one in self.functions:
             for package in (one.package,) if one.package else self.packages:
@@ -185,13 +181,13 @@ class Seen:
         return found
 
     def refusal(self, version: str) -> str:
-        """Why this version is not seen; empty where it is."""
+        """Why this version is not observed; empty if it is."""
         return next(
             (f"{self.module} {version} {one.why}" for one in self.refused if re.match(one.versions, version)), ""
         )
 
     def text(self, number: int) -> str:
-        """The C text of its programs. Raises ValueError where one name is given to different ones."""
+        """The C text of its programs. Raises ValueError if one name is given to different ones."""
         programs = dict[str, str]()
         for one in self.functions:
             for name, text in one.programs().items():
@@ -201,7 +197,7 @@ class Seen:
 
 
 def full_name(package: str, symbol: str) -> bytes:
-    """As the linker writes it: dots in the last element are escaped."""
+    """The linker's name: dots in the last element are escaped."""
     folder, slash, name = package.rpartition("/")
     return f"{folder}{slash}{name.replace('.', '%2e')}.{symbol}".encode()
 
@@ -211,11 +207,10 @@ class LimiterLibrary:
     """A limiter library.
 
     library: its name, as in limiter_decision.library. clock: ``caller`` (the caller's time.Time: monotonic unless
-    stripped), ``wall``, ``remote wall`` (of the host that keeps the state) or
-    ``monotonic``. algorithm: how it counts, in words. steps: the first whose versions match holds. seen: None where its
-    decisions are not seen from outside.
-    model: the one that decides as this library does (agent/limiters/models/); empty where there is none, and the
-    algorithm's is an estimate. Raises ValueError for a clock that there is not, or no steps.
+    stripped), ``wall``, ``remote wall`` (of the host with the state) or ``monotonic``. algorithm: as text. steps: the
+    first with matching versions holds. seen: None if its decisions are not observed by uprobes. model: of
+    agent/limiters/models/, if it decides exactly as the library; empty if there is none, when the algorithm's model is
+    an estimate. Raises ValueError for an unknown clock, or no steps.
     """
 
     library: str
@@ -233,5 +228,5 @@ class LimiterLibrary:
             raise ValueError(f"{self.library}: what a step does to it is not said")
 
     def step(self, version: str = "") -> Step:
-        """What a step does to a version; of an unknown one, the last that is declared."""
+        """The effect of a step on a version; for an unknown version, the last declared one."""
         return next((one for one in self.steps if version and re.fullmatch(one.versions, version)), self.steps[-1])

@@ -1,4 +1,4 @@
-"""How limiters decide of which no library says it, hand-written ones mostly: the setting ``limiter_models``."""
+"""The setting ``limiter_models``: the algorithms of limiters without a known library, mostly hand-written ones."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def _clocks() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Declared:
-    """What the settings, or a command line, say of limiters whose id matches ``pattern`` (``*`` and ``?``). 0, empty
-    and None: nothing is said of it.
+    """The declared algorithm of limiters whose id matches ``pattern`` (``*`` and ``?``), from the settings or a command
+    line. 0, empty and None: not declared.
     """
 
     pattern: str = "*"

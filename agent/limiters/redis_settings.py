@@ -42,7 +42,7 @@ _TERM = value(_term, "a value: reply.0, arg.0, 10 - reply")
 
 @dataclass(frozen=True)
 class ScriptSettings:
-    """A limiter of the user's own: one of script, function and command says which requests are its."""
+    """A limiter of the user's own, identified by script, function or command."""
 
     script: tuple[str, ...] = setting((), value(_hashes, "SHA1s of scripts"))
     function: str = setting("", text("the name of a function in Redis", lambda name: name[:64]))
@@ -67,7 +67,7 @@ class ScriptSettings:
             )
 
     def limiter(self, name: str) -> RedisLimiter:
-        """name: under which it is shown."""
+        """name: its displayed name."""
         from agent.limiters.script import COUNTING, VALUES, RedisLimiter
 
         allowed = self.allowed
@@ -136,7 +136,7 @@ class RedisLimiterSettings:
 
 
 def broker_ports(brokers: Mapping[str, Sequence[Any]]) -> frozenset[int]:
-    """Of servers that are watched as brokers, those that are Redis."""
+    """Ports of the brokers that are Redis servers."""
     from agent.common.resp import RedisUrl
 
     servers = [server for kind in ("redis", "celery") for server in brokers.get(kind, ())]

@@ -1,10 +1,11 @@
-"""What a limiter in Redis is, as one declaration: which requests are its, and what their replies mean. Data.
+"""The declaration of a limiter in Redis: its requests, and the meaning of their replies. Data.
 
 A value is one place, or two with an operator between them: ``reply.1``, ``reply.0 > 0``, ``match.1 - reply``. Places:
-  reply, reply.N    the reply, its Nth element (0 is the first), as a number; nothing (nil, false) is 0, true is 1
-  arg.N, key.N      an argument behind the keys, a key, as a number
-  match.N           what the Nth group of ``key`` matched, as a number or a unit of time (minute)
-  a number
+
+reply, reply.N    the reply, its Nth element (from 0), as a number; nothing (nil, false) is 0, true is 1
+arg.N, key.N      an argument after the keys, a key, as a number
+match.N           the match of the Nth group of ``key``, as a number or a unit of time (minute)
+a number
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
-#: Those that the kernel's programs look for; the commands of declarations come to them.
+#: Commands that the kernel's programs look for; those of declarations are added.
 SCRIPT_COMMANDS = ("EVAL", "EVALSHA", "EVAL_RO", "EVALSHA_RO", "FCALL", "FCALL_RO")
-#: Of limiters that are made of plain commands (agent/redis_wire/windows.py).
+#: Commands of limiters that use plain commands (agent/redis_wire/windows.py).
 COUNTING, ENDING = ("INCR", "INCRBY"), ("EXPIRE", "PEXPIRE", "EXPIREAT", "PEXPIREAT")
-#: What tells of a counter that somebody gave an end before, as Ruby's rack-attack asks.
+#: Shows a counter that was given an expiry before, as in Ruby's rack-attack.
 ASKING = ("TTL", "PTTL")
 SORTED, MAKING = ("ZADD", "ZREMRANGEBYSCORE", "ZCARD", "ZCOUNT"), "SET"
-#: Words of a SET that makes a counter which ends, if none is there: SET KEY 1 EX 60 NX. Shorter ones, which are most,
-#: stay in the kernel.
+#: Words of a SET that creates an expiring counter if there is none: SET KEY 1 EX 60 NX. Shorter SETs, the majority, are
+#: dropped in the kernel.
 MAKING_WORDS = 6
-#: These are looked at as well, and are no decisions by themselves.
+#: Also read, but no decisions by themselves.
 PLAIN_COMMANDS = (*COUNTING, *ENDING, *ASKING, *SORTED, MAKING, "MULTI", "EXEC", "SCRIPT", "FUNCTION")
-#: What a declaration says of a decision, beside ``allowed``; times in the unit of their name.
+#: What a declaration gives for a decision, beside ``allowed``; times in the unit of their name.
 VALUES = ("remaining", "limit", "burst", "cost", "window_s", "window_ms", "wait_s", "wait_ms")
 UNITS = {b"second": 1.0, b"minute": 60.0, b"hour": 3600.0, b"day": 86400.0, b"month": 2592000.0, b"year": 31104000.0}
 _OPERATORS: dict[str, Callable[[float, float], Any]] = {
@@ -50,7 +51,7 @@ _WHOLE = re.compile(r"\s*(\S+)(?:\s+(==|!=|>=|<=|>|<|-|\+|\*|/)\s+(\S+))?\s*")
 
 @dataclass(frozen=True)
 class RedisCall:
-    """A request and its reply. command: in capitals. script: SHA1 or function, or nothing. match: of the declaration's
+    """A request and its reply. command: in capitals. script: SHA1 or function, or empty. match: of the declaration's
     ``key``.
     """
 
@@ -66,7 +67,7 @@ Term = Callable[[RedisCall], "float | None"]
 
 
 def number(value: Any) -> float | None:
-    """Of what a reply or a request holds; None where it is no number."""
+    """The number in a reply or a request; None if it is no number."""
     if value is None:
         return 0.0
     if isinstance(value, (bool, int, float)):
@@ -101,7 +102,7 @@ def _term(text: str) -> Term:
 
 
 def expression(text: str, comparing: bool = False) -> Term:
-    """Raises ValueError for what is no value. comparing: it must say yes or no."""
+    """Parses a value. comparing: it must be a comparison. Raises ValueError."""
     found = _WHOLE.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r}: a place, or two with an operator between them, as in reply.0 > 0")
@@ -126,16 +127,14 @@ def expression(text: str, comparing: bool = False) -> Term:
 class RedisLimiter:
     """A limiter in Redis.
 
-    library: as ``limiter_decision.library`` names it. commands: in capitals. key: a regular expression that the first
-    key must match, from its start on. A script is this one by its name (scripts: SHA1s, or names of functions); else by
-    what stands in it (text, a regular expression), where it was seen; else, where ``key`` is told and no hash, by its
-    shape (keys, args: how many; -1: any).
-    allowed: a comparison (module's text); values: of ``VALUES``, each a value. prefix: bytes at a key's start that are
-    no part of what is limited.
-    own_keys: nobody else has keys like that: another script on them is the library's, too, and decides nothing.
-    second: a regular expression that the second key must match. decides: False for a library's scripts that decide
-    nothing.
-    step_immune: whether its clock ignores steps; None where that is not known. Raises ValueError for what is no value.
+    library: its name in ``limiter_decision.library``. commands: in capitals. key: a regular expression that the first
+    key must match from its start. A script is identified by its name (scripts: SHA1s, or names of functions); else by
+    its text (text, a regular expression), if it was seen; else, if ``key`` is given and no hash, by its shape (keys,
+    args: how many; -1: any). allowed: a comparison (module's text). values: of ``VALUES``, each a value. prefix: bytes
+    at a key's start that do not belong to the limited object. own_keys: only this library uses such keys: another
+    script on them is the library's, too, and makes no decision. second: a regular expression that the second key must
+    match. decides: False for a library's scripts that make no decision. step_immune: whether its clock ignores steps;
+    None if unknown. Raises ValueError for an invalid value.
     """
 
     library: str
@@ -172,7 +171,7 @@ class RedisLimiter:
     text_form: re.Pattern[bytes] | None = field(init=False, repr=False, compare=False)
 
     def matching(self, call: RedisCall, text: bytes | None) -> RedisCall | None:
-        """The call, with what its key matched, where it is this limiter's. text: of its script, where known."""
+        """The call, with the match of its key, if it is this limiter's. text: of its script, if known."""
         if call.command not in self.commands:
             return None
         named = not call.script or call.script in self.scripts
@@ -192,14 +191,14 @@ class RedisLimiter:
         return RedisCall(call.command, call.script, call.keys, call.args, call.reply, match)
 
     def has_keys(self, call: RedisCall) -> bool:
-        """Whether the keys are as they are told here."""
+        """Whether the keys match the declaration."""
         forms = (self.key_form, self.second_form)
         return all(
             form is None or (at < len(call.keys) and form.match(call.keys[at][:256])) for at, form in enumerate(forms)
         )
 
     def _answers(self, reply: Any) -> bool:
-        """Whether a reply is of the kind that is compared: a list, or none. Another one is of another script with as
+        """Whether a reply has the kind that is compared: a list, or none. Another kind is from another script with as
         many arguments.
         """
         if not self.allowed.startswith("reply") or isinstance(reply, bytes):  # bytes: an error, too

@@ -1,4 +1,4 @@
-"""Known limiters in Redis: what stands in ``scripts/``, and those of the settings, which come first."""
+"""Known limiters in Redis: the files in ``scripts/``, and those of the settings, which take precedence."""
 
 from __future__ import annotations
 
@@ -18,24 +18,22 @@ def known() -> tuple[RedisLimiter, ...]:
 
 
 class Limiters:
-    """Finds which one a call is of. own: of the settings."""
+    """Finds the limiter of a call. own: of the settings."""
 
     def __init__(self, own: Iterable[RedisLimiter] = ()) -> None:
         self.all = (*own, *known())
 
     def commands(self) -> set[str]:
-        """All that may be a decision by itself."""
+        """All commands that may be a decision by themselves."""
         return {command for one in self.all for command in one.commands} | set(SCRIPT_COMMANDS)
 
     def find(self, call: RedisCall, text: bytes | None) -> tuple[RedisLimiter, RedisCall] | None:
-        """text: the script's, where it was seen."""
+        """text: the script's, if it was seen."""
         for one in self.all:
             if (matched := one.matching(call, text)) is not None:
                 return one, matched
         return None
 
     def owns(self, call: RedisCall) -> bool:
-        """Whether the keys are a known library's, so that another script than those that decide is no limiter of
-        anybody else's.
-        """
+        """Whether the keys belong to a known library, so that its other scripts are not taken for a limiter."""
         return any(one.own_keys and one.has_keys(call) for one in self.all)

@@ -1,8 +1,8 @@
-"""The sockets that decisions come by, and whose turn it is: each user with connections gets as much as any other, and
-so do all who send datagrams together.
+"""The intake's sockets, read fairly: each user with connections gets as much as any other, and so do all senders of
+datagrams together.
 
-A datagram socket is one queue: who fills it keeps others from sending. A connection (SOCK_SEQPACKET, or SOCK_STREAM for
-what can do no other: Java, Node, Lua) is a queue of its sender's, so nobody's is filled by another, and no user can
+A datagram socket is one queue: a sender that fills it blocks the others. A connection (SOCK_SEQPACKET; SOCK_STREAM for
+Java, Node and Lua, which have no other) is a queue of its sender's own, so no other sender fills it, and no user can
 have all connections (agent/common/fairness.py).
 
 Each user but root has a budget of processor time for malformed messages. While a user is over it, their messages are
@@ -33,11 +33,11 @@ MAX_MESSAGE_BYTES = 8192
 CONNECTIONS = 256
 #: Processor time per second for malformed messages, ns: 1 % of a core per user.
 MALFORMED_NS_PER_S = 40_000_000
-#: Messages of one user before it is the next one's turn.
+#: Messages of one user before the next user's.
 _QUANTUM = 64
-#: Connections accepted in a turn.
+#: Connections accepted per round.
 _ACCEPTED = 16
-# As plain integers: an operation on an enum's member takes as long as a whole message's parsing.
+# As plain integers: an operation on an enum's member takes as long as parsing a message.
 _TRUNCATED, _SOCKET_LEVEL, _SENT_BY = int(socket.MSG_TRUNC), int(socket.SOL_SOCKET), int(socket.SCM_CREDENTIALS)
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: pid, uid, gid
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_CREDENTIALS.size) + STAMP_BYTES
@@ -79,7 +79,7 @@ BOUNDS = (
 
 
 _NO_WAIT = int(socket.MSG_DONTWAIT)
-#: struct iovec, struct mmsghdr, and a control message of credentials or of a stamp (include/linux/socket.h), on LP64.
+#: struct iovec, struct mmsghdr, and a control message of credentials or a stamp (include/linux/socket.h), on LP64.
 _IOVEC = np.dtype([("base", "<u8"), ("bytes", "<u8")])
 #: Level and type of a control message, as one number.
 _SENT_BY_KIND, _STAMP_KIND = (_SOCKET_LEVEL | kind << 32 for kind in (_SENT_BY, STAMP_TYPE))
@@ -102,7 +102,7 @@ _CONTROL = np.dtype(
 
 
 class Message(NamedTuple):
-    """One, as it came. pid, uid: of the sender, NULL_I64 unknown; sent_ns, read_ns: CLOCK_BOOTTIME."""
+    """A received message. pid, uid: of the sender, NULL_I64 unknown. sent_ns, read_ns: CLOCK_BOOTTIME."""
 
     data: bytes | bytearray
     whole: bool
@@ -113,18 +113,18 @@ class Message(NamedTuple):
 
 
 class Ended(Exception):
-    """The other end has closed its connection, and all that it sent was read."""
+    """The peer has closed its connection, and all its data was read."""
 
 
 class Inlet:
-    """One socket that messages come from. uid: whose connection, None for the datagrams of everybody."""
+    """One socket with messages. uid: of the connection, None for the shared datagram socket."""
 
     def __init__(self, sock: socket.socket, uid: int | None, clocks: Clocks) -> None:
         sock.setblocking(False)
         self.sock, self.uid, self._arrival = sock, uid, Arrival(clocks)
 
     def receive(self, clocks: Clocks) -> Message | None:
-        """The next, or None where there is none now. clocks: read before, in this turn. Raises Ended."""
+        """The next message, or None if there is none now. clocks: read before, in this round. Raises Ended."""
         try:
             data, ancillary, flags, _ = self.sock.recvmsg(MAX_MESSAGE_BYTES, _ANCILLARY_BYTES)
         except BlockingIOError:
@@ -159,7 +159,7 @@ class Inlet:
 
 
 class Datagrams(Inlet):
-    """The socket of all datagrams, read by up to _QUANTUM at a time with one system call (recvmmsg(2))."""
+    """The datagram socket; one system call reads up to _QUANTUM messages (recvmmsg(2))."""
 
     def __init__(self, sock: socket.socket, clocks: Clocks) -> None:
         super().__init__(sock, None, clocks)
@@ -177,15 +177,15 @@ class Datagrams(Inlet):
         self._headers["control"] = self._control.ctypes.data + every * np.uint64(2 * _CONTROL.itemsize)
 
     def receive_some(self, clocks: Clocks, most: int, unparsed: Collection[int]) -> tuple[list[Message], Counter[int]]:
-        """At most so many, and _QUANTUM; none where none wait. Messages of the uids ``unparsed`` are only counted, by
-        uid. clocks: read before, in this turn.
+        """At most ``most`` messages, and _QUANTUM. Messages of the uids ``unparsed`` are only counted, by uid. clocks:
+        read before, in this round.
         """
         self._headers["control_bytes"] = 2 * _CONTROL.itemsize
         self._control[:] = 0
         n = self._libc.recvmmsg(
             self.sock.fileno(), ct.c_void_p(self._headers.ctypes.data), min(most, _QUANTUM), _NO_WAIT, None
         )
-        if n <= 0:  # nobody sent anything, or the socket is shut down
+        if n <= 0:  # no message, or the socket is shut down
             self._arrival.emptied(clocks)
             return [], Counter()
         read_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
@@ -218,9 +218,9 @@ class Datagrams(Inlet):
 
 
 class Lines(Inlet):
-    """A stream: each line is a message. What has no end yet is kept here, and never more of it than a message may have;
-    whole lines wait in the kernel, so that epoll tells of them. A stream has no stamps: its messages were sent when
-    they are read.
+    """A stream: each line is a message. An incomplete line, of a message's size at most, is kept here; complete lines
+    wait in the kernel, so that epoll reports them. A stream has no stamps: its messages count as sent when they are
+    read.
     """
 
     def __init__(self, sock: socket.socket, uid: int | None, clocks: Clocks) -> None:
@@ -259,10 +259,10 @@ class Lines(Inlet):
 
 
 class Senders:
-    """datagrams: a socket, or None; listeners: listening for SOCK_SEQPACKET and for SOCK_STREAM. All with SO_PASSCRED.
+    """datagrams: a socket, or None. listeners: listening for SOCK_SEQPACKET and for SOCK_STREAM. All with SO_PASSCRED.
 
-    counts: connections refused, and messages that went with these. unparsed: messages that were not parsed, by uid.
-    received: messages read, with these.
+    counts: refused connections, and messages lost with them. unparsed: messages that were not parsed, by uid. received:
+    messages read, with these.
     """
 
     def __init__(self, datagrams: socket.socket | None, *listeners: socket.socket) -> None:
@@ -284,20 +284,20 @@ class Senders:
         return self._epoll.fileno()
 
     def end(self) -> None:
-        """Who sends from now on gets EPIPE or is refused; what waits is still there, to the last of who had
-        connected.
+        """Later senders get EPIPE or are refused. Waiting messages can still be read, also those of
+        connected senders.
         """
         for listener in self._listeners.values():
             listener.shut()
             while self._accept(listener):
                 pass
         for queue in self._queues.values():
-            with contextlib.suppress(OSError):  # it is closed from the other side
+            with contextlib.suppress(OSError):  # the peer has closed it
                 queue.sock.shutdown(socket.SHUT_RD)
 
     def receive(self, most: int) -> list[Message]:
-        """What waits, round by round: some of each user's, then a look at who has something by now. At most so many;
-        ``exhausted`` tells whether there may be more.
+        """Waiting messages, at most ``most``, in rounds: some of each user's, then a new poll. ``exhausted``: there are
+        no more.
         """
         messages, clocks, left = list[Message](), read_clocks(), most
         for listener in self._listeners.values():
@@ -305,7 +305,7 @@ class Senders:
                 self._accept(listener)
         self.exhausted = False
         while left > 0 and not self.exhausted:
-            self.exhausted = True  # unless somebody had something: a socket that was shut down is readable for good
+            self.exhausted = True  # until a queue has something: a socket that was shut down stays readable
             self._settle()
             for queues in self._ready():
                 queue, allowed = queues[self._round % len(queues)], min(_QUANTUM, left)
@@ -355,9 +355,7 @@ class Senders:
         self.counts["unparsed"] += sum(unparsed.values())
 
     def _ready(self) -> list[list[Inlet]]:
-        """Queues with something in them, by user; another user, and another of its queues, comes first in each
-        round.
-        """
+        """Non-empty queues by user. The first user, and the first queue of each, rotate from round to round."""
         users: dict[int | None, list[Inlet]] = {}
         for fd, _ in self._epoll.poll(0):
             queue = self._queues.get(fd)
@@ -370,7 +368,7 @@ class Senders:
         return [*users.values()][first:] + [*users.values()][:first]
 
     def _accept(self, listener: Listener) -> bool:
-        """Takes who wants to connect, not all at once; whether anybody did."""
+        """Accepts some of the waiting clients; whether there were any."""
         for n in range(_ACCEPTED):
             sock = listener.accept()
             if sock is None:
@@ -419,7 +417,7 @@ class Senders:
 
 
 def _waiting(queue: Inlet) -> int:
-    """Counts what was sent and goes with the connection."""
+    """Counts the messages that are lost with the connection."""
     count, clocks = 0, read_clocks()
     try:
         queue.sock.shutdown(socket.SHUT_RD)
@@ -431,10 +429,10 @@ def _waiting(queue: Inlet) -> int:
 
 
 def _sender(ancillary: list[tuple[int, int, bytes]]) -> tuple[int, int]:
-    """The sender's pid and uid; the pid is unknown for one in a pid namespace that is not visible from here.
+    """The sender's pid and uid; the pid is unknown in a pid namespace that is not visible from here.
 
-    The buffer for ancillary data holds just these and the stamp: descriptors that a sender attaches are closed by the
-    kernel.
+    The buffer for ancillary data has room for these and the stamp only: the kernel closes descriptors that a sender
+    attaches.
     """
     for level, kind, data in ancillary:
         if level == _SOCKET_LEVEL and kind == _SENT_BY:

@@ -1,4 +1,4 @@
-"""The settings of limiters: their names, how keys are kept, algorithms that no library reveals, and functions of the
+"""The settings of limiters: their names, how keys are stored, algorithms of unknown libraries, and functions of the
 user's own.
 """
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from agent.limiters.functions.settings import FunctionSettings
 
 MOST, _MOST_NAME, _MOST_PATH = 256, 64, 4095
-#: Bytes of a salt: fewer could be guessed.
+#: Minimal bytes of a salt: a shorter one could be guessed.
 LEAST_SALT, MOST_SALT = 16, 4096
 _REMEDY = "make one: head -c 32 /dev/urandom | base64 > FILE; chmod 600 FILE; and copy it to every node"
-#: Above so many hits a second of its probes, a program is sampled (agent/instruments/limiters/limiter_sampling.py). Two
-#: hits are a decision; these cost a thread about 5 % of its time (20 us a decision).
+#: Above this many probe hits per second, a program is sampled (agent/instruments/limiters/limiter_sampling.py). A
+#: decision is two hits, which cost a thread about 5 % of its time (20 us per decision).
 HITS_PER_S = 8_000
 
 
@@ -33,7 +33,7 @@ def _functions(given: object, place: Place) -> tuple[FunctionSettings, ...]:
 
 
 def _restored(data: list[dict[str, Any]]) -> tuple[FunctionSettings, ...]:
-    if not data:  # what it takes to read declarations is not in the memory of others
+    if not data:  # without declarations, their parser is not loaded
         return ()
     from agent.limiters.functions.settings import FunctionSettings
 
@@ -85,8 +85,8 @@ class LimiterSettings:
 
 
 def read_salt(path: str) -> bytes:
-    """What the file holds, without white space around it; nothing where there is no path. Raises AgentError (exit code
-    2) where others may read it, too.
+    """The content of the file, without white space around it; empty without a path. Raises AgentError (exit code 2) if
+    other users may read it, too.
     """
     if not path:
         return b""
@@ -101,11 +101,11 @@ def read_salt(path: str) -> bytes:
     except OSError as error:
         raise AgentError(what, why=str(error.strerror), remedy=_REMEDY, exit_code=USAGE) from error
     if found.st_mode & 0o077 or found.st_uid:
-        who = (
+        problem = (
             f"its owner is {found.st_uid} and its mode {stat.S_IMODE(found.st_mode):04o}, and with the salt hashed keys"
             " can be guessed"
         )
-        raise AgentError(what, why=who, remedy=f"chown root {path}; chmod 600 {path}", exit_code=USAGE)
+        raise AgentError(what, why=problem, remedy=f"chown root {path}; chmod 600 {path}", exit_code=USAGE)
     salt = data.strip()
     if not LEAST_SALT <= len(salt) <= MOST_SALT:
         raise AgentError(what, why=f"a salt has {LEAST_SALT} to {MOST_SALT} bytes", remedy=_REMEDY, exit_code=USAGE)

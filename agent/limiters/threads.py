@@ -1,5 +1,5 @@
-"""The host's numbers of threads that told their own: in a container gettid() counts from 1, and the kernel programs see
-the host's.
+"""The host's numbers of threads that reported their own: in a container gettid() counts from 1, and the kernel programs
+use the host's numbers.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import NamedTuple
 from agent.columns import NULL_I64
 from agent.common.fairness import Budget
 
-MAX_THREADS = 1024  #: of a process in another pid namespace, whose numbers are looked up; the others are unknown
-MAX_PROCESSES, MAX_NUMBERS = 4096, 65_536  #: remembered; who was not asked for the longest goes first
-#: Time for looking in each second, of which a user has a quarter: a thread's entry in /proc takes some 30 us, a
-#: list of 1,000 takes 1 ms, and the agent's loop waits for it. A look ends when the time is up, and the next goes on
-#: from there, once what the list took is paid back.
+MAX_THREADS = 1024  #: threads per process in another pid namespace that are looked up; others stay unknown
+MAX_PROCESSES, MAX_NUMBERS = 4096, 65_536  #: cached; the least recently used is removed first
+#: Time for reading in each second, of which a user has a quarter. A thread's entry in /proc takes about 30 us, a list
+#: of 1,000 takes 1 ms, and the agent's loop waits for it. A reading stops when the time is up; the next one continues
+#: from there once the list's time is paid back.
 ALL_NS = 8_000_000
 _AGAIN_NS = 1_000_000_000
 
 
 class _Known(NamedTuple):
-    """The host's number by the process's own; None where the two are the same. read_ns: when that was, 0 where the
-    time was up before its end.
+    """The host's number by the process's own; None if both are equal. read_ns: when it was read, 0 if it was
+    incomplete.
     """
 
     read_ns: int
@@ -38,8 +38,8 @@ class _Known(NamedTuple):
 
 
 class Threads:
-    """Looks a process up once, and again once a second for a thread that was not found. ``skipped_reads``: how often
-    there was no time for it.
+    """Reads a process once, and again once a second for a thread that was not found. ``skipped_reads``: number of
+    readings that were skipped for lack of time.
     """
 
     def __init__(self) -> None:
@@ -48,8 +48,8 @@ class Threads:
         self._budget = Budget(ALL_NS, ALL_NS)
 
     def host(self, pid: int, start_ns: int, uid: int, number: int, now_ns: int) -> int:
-        """The host's number of the thread of that process, the user's, that calls itself ``number``; NULL_I64 where it
-        is not found.
+        """The host's number of the process's thread with the number ``number`` in its namespace; NULL_I64
+        if not found.
         """
         known = self._take((pid, start_ns))
         if known is None or known.due(number, now_ns):
@@ -61,7 +61,7 @@ class Threads:
         return number if known.numbers is None else known.numbers.get(number, NULL_I64)
 
     def _read_within_budget(self, pid: int, uid: int, known: _Known | None, now_ns: int) -> _Known | None:
-        """What is known after as much looking as there is time for."""
+        """The numbers after reading within the budget."""
         began_ns = time.monotonic_ns()
         left_ns = int(self._budget.left(uid, began_ns))
         if left_ns <= 0:
@@ -88,8 +88,8 @@ class Threads:
 
 
 def _read_threads(pid: int, before: Mapping[int, int], now_ns: int, most_ns: int) -> _Known:
-    """Of each thread, reading only of those that were not there ``before``, for most_ns. Raises OSError where the
-    process has ended.
+    """The numbers of all threads; reads only those not in ``before``, for most_ns. Raises OSError if the process has
+    ended.
     """
     if not before and _inner(f"/proc/{pid}") is None:
         return _Known(now_ns, None)
@@ -110,8 +110,8 @@ def _read_threads(pid: int, before: Mapping[int, int], now_ns: int, most_ns: int
 
 
 def _inner(path: str) -> int | None:
-    """Its number in its own pid namespace (``NSpid`` in /proc/PID/status: the host's first, the innermost last); None
-    where that is ours.
+    """A thread's number in its own pid namespace (``NSpid`` in /proc/PID/status: the host's first, the innermost last);
+    None if that is ours.
     """
     numbers = re.search(rb"^NSpid:(.*)$", Path(path, "status").read_bytes(), re.MULTILINE)
     return int(inner[-1]) if numbers is not None and len(inner := numbers[1].split()) > 1 else None

@@ -1,1 +1,1 @@
-"""What a process is made of: children, privilege, signals, sockets and directories of its own."""
+"""Processes of the host: children, privileges, signals, sockets and directories."""

@@ -1,4 +1,4 @@
-"""A place behind everybody else: what the agent does may wait, what it observes may not."""
+"""Lowers this process's scheduling rank: the agent's work may wait, the observed programs must not."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import struct
 from agent.arch import host
 
 _SYS_SCHED_SETATTR = host.number("sched_setattr")
-#: The longest and the shortest slice of processor time that the kernel takes.
+#: The longest and shortest CPU time slice that the kernel accepts.
 _LONG_NS, _SHORT_NS = 100_000_000, 100_000
 
 
 def give_way() -> None:
-    """Has this process, and those it starts, neither interrupt another program by waking up (SCHED_BATCH) nor keep one
-    that wakes up waiting.
+    """Makes this process and its children preempt no other program on wake-up (SCHED_BATCH), and yield soon to a
+    program that wakes up.
 
-    The latter from Linux 6.12 on: who asked for a longer slice of processor time has a later deadline, and makes way
-    for a shorter one. The share of the processor stays the same. struct sched_attr: include/uapi/linux/sched/types.h;
-    slices of one's own: 857b158dc5e8. Older kernels ignore them.
+    The latter needs Linux 6.12: a task with a longer time slice has a later deadline, and yields to one with a shorter
+    slice. The share of the CPU stays the same. struct sched_attr: include/uapi/linux/sched/types.h; custom slices:
+    857b158dc5e8. Older kernels ignore them.
     """
     _schedule(os.SCHED_BATCH, _LONG_NS)
 
 
 def hurry() -> bool:
-    """Has a process that gives way run as soon as it wakes up, until it gives way again: for some ms of work that
-    cannot wait. False where it does not give way.
+    """Makes such a process run as soon as it wakes up, until the next ``give_way``: for a few ms of urgent work. False
+    if ``give_way`` was not called.
     """
     giving_way = os.sched_getscheduler(0) == os.SCHED_BATCH
     if giving_way:

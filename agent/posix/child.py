@@ -1,6 +1,4 @@
-"""Forking a process that is to be small, and that waits for its first message before it does anything, also before it
-gives up root.
-"""
+"""Forks a small process, which waits for its first message before it does anything, even before it drops root."""
 
 from __future__ import annotations
 
@@ -16,27 +14,28 @@ Child = tuple[socket.socket, int]
 
 
 def fork(name: str, serve: Callable[[socket.socket, int], object]) -> Child:
-    """``serve`` gets the child's end, and the parent's pid. Only from a single-threaded process. Raises OSError.
+    """Forks. ``serve`` gets the child's end of the socket, and the parent's pid. Only from a single-threaded process.
+    Raises OSError.
 
-    The child keeps nothing else that is open above stderr. Ctrl-C and the like are its parent's to answer. Where
-    ``serve`` raises, that is told on stderr and the exit status is 1.
+    The child closes all other descriptors above stderr. It ignores Ctrl-C and the like, which the parent handles. If
+    ``serve`` raises, the child prints that on stderr and exits with 1.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent, pid = os.getpid(), os.fork()
     if pid:
-        theirs.close()
-        return ours, pid
+        child_end.close()
+        return parent_end, pid
     status = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        privilege.keep_only(theirs.fileno())
+        privilege.keep_only(child_end.fileno())
         privilege.set_name(name)
-        serve(theirs, parent)
+        serve(child_end, parent)
         status = 0
     except ConnectionError:
-        status = 0  # the parent has ended, which is for it to tell
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is told, and must not run the parent's code
+        status = 0  # the parent has ended, and reports it
+    except Exception as error:  # noqa: BLE001 - any error is reported and must not run the parent's code
         _tell(name, error)
     finally:
         os._exit(status)
@@ -44,7 +43,7 @@ def fork(name: str, serve: Callable[[socket.socket, int], object]) -> Child:
 
 def _tell(name: str, error: Exception) -> None:
     try:
-        import traceback  # here, since it would cost each child its size
+        import traceback  # imported late: it would enlarge each child
 
         text = traceback.format_exc()
     except Exception:  # noqa: BLE001 - under its own filter it may not be able to import

@@ -1,7 +1,7 @@
-"""The directories that the agent's own user writes in, made or taken over while there still is privilege to do so.
+"""The directories of the agent's own user, created or taken over while the agent is root.
 
-That user's processes may put another name, a symbolic link or a hard link of somebody else's file there at any time. So
-root changes the owner of what it has opened, never of what a name says.
+That user's processes may at any time replace a name there by another file, a symbolic link or a hard link to another
+user's file. So root changes the owner of what it has opened, never of a name.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from agent.common.remedy import UNANSWERED
 from agent.errors import UNREACHABLE, AgentError
 from agent.posix.signals import sheltered
 
-#: A new file system's own.
+#: Created by mkfs in a new file system.
 _NOBODYS = {"lost+found"}
 
 
 def require_answer(path: str, within_s: float = 5.0) -> None:
-    """Raises AgentError (exit code 4) where the file system of a path, which need not exist yet, takes no change within
-    that time.
+    """Raises AgentError (exit code 4) if the file system of a path, which need not exist yet, does not answer a write
+    within that time.
 
-    Nothing can interrupt a process that waits for one that is frozen, or whose disk is gone. So a child tries, and is
-    left alone. Call from a single-threaded process.
+    A process that waits for a frozen file system, or one whose disk is gone, cannot be interrupted. So a child tries,
+    and is abandoned. Call from a single-threaded process.
     """
     with sheltered():
         child = os.fork()
@@ -36,7 +36,7 @@ def require_answer(path: str, within_s: float = 5.0) -> None:
                     path = os.path.dirname(os.path.abspath(path))
                 os.chown(path, -1, -1)
             finally:
-                os._exit(0)  # whatever fails is told by who really needs it
+                os._exit(0)  # the real use reports any error
     ended = os.pidfd_open(child)
     try:
         if select.select([ended], [], [], within_s)[0]:
@@ -53,12 +53,12 @@ def require_answer(path: str, within_s: float = 5.0) -> None:
 
 
 def prepare(path: str, mode: int, uid: int, gid: int) -> int:
-    """Makes a directory, owned by uid:gid, and returns its descriptor. What this package put into it becomes theirs
-    too, whosever it was: a backup that was restored, or a user that was made anew, has other numbers.
+    """Creates a directory, owned by uid:gid, and returns its descriptor. Existing files of the agent in it are given to
+    that user too, whoever owned them: a restored backup or a recreated user has other numbers.
 
-    The descriptor outlives a change of user, so the directories above need not be searchable. Raises AgentError (exit
-    code 4), also where it is somebody else's and holds something else: a slip like ``--store /var/lib`` must not change
-    its owner.
+    The descriptor stays valid after a change of user, so the parent directories need not be searchable. Raises
+    AgentError (exit code 4), also if the directory belongs to another user and has other files: a slip like ``--store
+    /var/lib`` must not change its owner.
     """
     try:
         os.makedirs(path, exist_ok=True)
@@ -91,8 +91,8 @@ def prepare(path: str, mode: int, uid: int, gid: int) -> int:
 
 
 def _give(name: str, directory: int, uid: int, gid: int) -> None:
-    """Gives the user a file, or a sealed segment with its files. A file with a second name may be somebody else's:
-    whoever made the link need not own it.
+    """Gives the user a file, or a sealed segment with its files. A file with a second hard link may be another user's:
+    whoever made the link need not own the file.
     """
     with contextlib.suppress(FileNotFoundError):
         if os.stat(name, dir_fd=directory, follow_symlinks=False).st_uid == uid:
@@ -106,7 +106,7 @@ def _give(name: str, directory: int, uid: int, gid: int) -> None:
         if stat.S_ISDIR(found.st_mode):
             for inner in filter(
                 ownfiles.IN_SEALED.fullmatch, os.listdir(fd)
-            ):  # before the directory itself, which is looked at first when this was interrupted
+            ):  # the directory last, since it is checked first after an interruption
                 _give(inner, fd, uid, gid)
         elif not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
             return

@@ -1,4 +1,4 @@
-"""A listening socket within an epoll that the agent's loop waits for, and who connected to it."""
+"""A listening socket in an epoll that the agent's loop waits for, and the credentials of its clients."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import select
 import socket
 import struct
 
-#: Of accept: whoever waits stays there until there is room.
+#: Errors of accept after which the client stays in the backlog.
 NO_ROOM = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class Listener:
-    """``sock``: listening, non-blocking. Without descriptors for who waits it is deaf until the next turn, so that the
+    """``sock``: listening, non-blocking. Without free descriptors it is not polled until the next pass, so that the
     loop does not spin; ``deafened`` counts that.
     """
 
@@ -24,7 +24,7 @@ class Listener:
         return self._sock.fileno()
 
     def accept(self) -> socket.socket | None:
-        """Who connected, non-blocking; None where nobody did, or there is no room."""
+        """The next client's socket, non-blocking; None if there is none, or no descriptor."""
         if self.deaf:
             self._epoll.modify(self._sock, select.EPOLLIN)
             self.deaf = False
@@ -40,7 +40,7 @@ class Listener:
         return sock
 
     def shut(self) -> None:
-        """Nobody can connect any more; who had may still be accepted."""
+        """Refuses new clients; those in the backlog may still be accepted."""
         self._sock.shutdown(socket.SHUT_RD)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Giving up privilege for good: user, capabilities, no_new_privs, dumpable, parent-death signal. Linux only, through
+"""Drops privileges for good: user, capabilities, no_new_privs, dumpable, parent-death signal. Linux only, through
 ctypes.
 
-Loaded before the first fork (agent/start.py), so what only the agent needs is imported late.
+Loaded before the first fork (agent/start.py), so modules that only the agent needs are imported late.
 
 Numbers: include/uapi/linux/{capability,prctl,seccomp}.h.
 """
@@ -75,9 +75,9 @@ def require_root(command: str = "sudo tickscope run") -> None:
 
 
 def closed_to_others() -> str:
-    """The first directory above this package or Python's own library that others cannot enter, or empty.
+    """The first directory above this package or Python's own library that other users cannot enter, or empty.
 
-    The agent's processes import after they have become their own user.
+    The agent's processes import modules after they have changed their user.
     """
     from pathlib import Path
 
@@ -86,7 +86,7 @@ def closed_to_others() -> str:
 
 
 def require_readable() -> None:
-    """Raises AgentError where the agent could not import its own code once it is its own user."""
+    """Raises AgentError if the agent could not import its own code as its own user."""
     from agent.errors import PRIVILEGE, AgentError
 
     closed = closed_to_others()
@@ -100,7 +100,7 @@ def require_readable() -> None:
 
 
 def service_user() -> tuple[int, int]:
-    """(uid, gid) of the service's own user, made where it is missing. Raises AgentError where it cannot be made."""
+    """(uid, gid) of the service's own user, created if missing. Raises AgentError if that fails."""
     try:
         entry = pwd.getpwnam(USER)
     except KeyError:
@@ -125,8 +125,8 @@ def service_user() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def acting_as(uid: int, gid: int) -> Iterator[None]:
-    """Root looks up, makes and removes files as that user in the block, and so can do no more than it; a process that
-    is no longer root is that user.
+    """In the block, root accesses files as that user, with no more rights than it. A process that is no longer root is
+    that user already.
 
     Single-threaded processes only: the C library changes the user of every thread. Raises OSError.
     """
@@ -148,7 +148,7 @@ def acting_as(uid: int, gid: int) -> Iterator[None]:
 def drop(uid: int, gid: int, keep: tuple[int, ...] = ()) -> None:
     """Becomes uid:gid for good, with no capability but ``keep``, no_new_privs, not dumpable. Raises OSError.
 
-    Nothing can be regained: saved ids change too, the bounding set is emptied, no_new_privs bars setuid programs.
+    Nothing can be regained: saved ids change too, the bounding set is emptied, no_new_privs blocks setuid programs.
     """
     for capability in range(64):
         try:
@@ -165,7 +165,7 @@ def drop(uid: int, gid: int, keep: tuple[int, ...] = ()) -> None:
 
 
 def drop_unless_needed(uid: int, gid: int, capability: int, enough: Callable[[], bool]) -> None:
-    """As ``drop``, and keeps ``capability`` only where ``enough``, asked without it, says False and it is held. Raises
+    """As ``drop``, but keeps ``capability`` if it is held and ``enough``, called without it, returns False. Raises
     OSError.
     """
     held = (capability,) if effective_capabilities() >> capability & 1 else ()
@@ -176,13 +176,13 @@ def drop_unless_needed(uid: int, gid: int, capability: int, enough: Callable[[],
 
 
 def keep_capabilities(keep: tuple[int, ...]) -> None:
-    """Gives up every capability but these, of those that are held. Raises OSError."""
+    """Drops every held capability but these. Raises OSError."""
     mask = sum(1 << c for c in keep)
     _capset(mask, mask)
 
 
 def die_with_parent(parent: int) -> None:
-    """SIGKILL when the parent dies; exits at once where it already has. A change of user clears it: call after
+    """Requests SIGKILL when the parent dies; exits at once if it already has. A change of user clears this: call after
     ``drop``.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -191,7 +191,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def give_up_all(parent: int) -> None:
-    """For a process that only computes: no capability, no_new_privs, not dumpable, and an end with its parent. Raises
+    """For a process that only computes: no capability, no_new_privs, not dumpable, ends with its parent. Raises
     OSError.
     """
     _capset(0, 0)
@@ -201,7 +201,7 @@ def give_up_all(parent: int) -> None:
 
 
 def keep_only(*fds: int) -> None:
-    """Closes every descriptor above stderr but these: what a forked child did not ask for it must not hold."""
+    """Closes every descriptor above stderr but these, after a fork."""
     low = 3
     for fd in sorted(fds):
         os.closerange(low, fd)
@@ -210,14 +210,14 @@ def keep_only(*fds: int) -> None:
 
 
 def set_name(name: str) -> None:
-    """The process's name in ps and /proc/PID/comm (15 bytes)."""
+    """Sets the process's name in ps and /proc/PID/comm (15 bytes)."""
     buffer = ct.create_string_buffer(name.encode()[:15])
     _prctl(_PR_SET_NAME, ct.addressof(buffer))
 
 
 def allow_only(calls: tuple[int, ...]) -> None:
-    """A seccomp filter: these system call numbers, EPERM for all others. There is none on a processor for which the
-    lists of calls were not tried (``host.CONFINES``). Needs no_new_privs.
+    """Installs a seccomp filter: these system call numbers are allowed, all others fail with EPERM. No filter on
+    processors for which the lists were not tested (``host.CONFINES``). Needs no_new_privs.
     """
     if not host.CONFINES:
         return

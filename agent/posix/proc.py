@@ -1,8 +1,8 @@
-"""/proc as the agent needs it: with the processes of all users, also where the host mounts it with ``hidepid=``.
+"""Makes /proc show the processes of all users, also if the host mounts it with ``hidepid=``.
 
-A process without CAP_SYS_PTRACE then sees only its own user's processes. The agent gives that capability up, and a
-group (``gid=``) helps with ``hidepid=invisible`` only. So while it is root it mounts a /proc of its own: since Linux
-5.8 each mount has its own options (fa10fed30f25).
+A process without CAP_SYS_PTRACE then sees only its own user's processes. The agent drops that capability, and a group
+(``gid=``) helps with ``hidepid=invisible`` only. So while it is root it mounts a /proc of its own: since Linux 5.8 each
+mount has its own options (fa10fed30f25).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _libc = ct.CDLL(None, use_errno=True)
 
 
 def hidden_by(mountinfo: bytes) -> str:
-    """The options by which /proc hides something, as in ``hidepid=invisible,subset=pid``; empty where it shows all.
+    """The options that make /proc hide something, such as ``hidepid=invisible,subset=pid``; empty if it shows all.
     mountinfo: the text of /proc/self/mountinfo.
     """
     options = b""
@@ -29,16 +29,16 @@ def hidden_by(mountinfo: bytes) -> str:
 
 
 def hidden() -> str:
-    """The options by which this process's /proc hides something; empty where it shows all. Raises OSError."""
+    """The options that make this process's /proc hide something; empty if it shows all. Raises OSError."""
     with open("/proc/self/mountinfo", "rb") as mounts:
         return hidden_by(mounts.read())
 
 
 def show_all() -> None:
-    """Where /proc hides something, mounts one that does not, for this process and its children only. Needs
-    CAP_SYS_ADMIN. Raises OSError.
+    """If /proc hides something, mounts one that does not, for this process and its children only. Needs CAP_SYS_ADMIN.
+    Raises OSError.
 
-    Mounts that the host makes later appear here too; this one does not appear there.
+    Later mounts of the host appear here too; this one does not appear there.
     """
     if not hidden():
         return

@@ -1,11 +1,11 @@
-"""The run directory: the sockets by which others reach the agent.
+"""The run directory with the sockets of the agent.
 
 It belongs to the service's user, whose processes may swap any name in it at any time. So root does nothing in it: from
-the first start on, what is done there is done as that user (``privilege.acting_as``), below the directory's descriptor,
-and gains nobody anything. A socket has its owner and its mode from the moment that it has a name: bind(2) makes its
-file with the mode of the socket's own inode, less the umask (net/unix/af_unix.c, unix_bind_bsd).
+the first start on, all work in it is done as that user (``privilege.acting_as``), relative to the directory's
+descriptor. A socket has its owner and mode from its creation on: bind(2) gives its file the mode of the socket's own
+inode, less the umask (net/unix/af_unix.c, unix_bind_bsd).
 
-A socket or a directory that somebody removes stays away until the agent is restarted.
+A socket or directory that is removed comes back only with a restart of the agent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MODE = 0o755
 
 
 class RunDirectory:
-    """``path``, made where it is missing, owned by uid:gid. ``fd``: the directory. Raises AgentError (exit code 4)."""
+    """``path``, created if missing, owned by uid:gid. ``fd``: the directory. Raises AgentError (exit code 4)."""
 
     def __init__(self, path: str, uid: int, gid: int) -> None:
         self.path, self._uid, self._gid = path, uid, gid
@@ -31,15 +31,15 @@ class RunDirectory:
         self._bound: dict[str, os.stat_result] = {}
 
     def bind(self, name: str, mode: int, make: Callable[[], socket.socket], backlog: int = 0) -> socket.socket:
-        """Binds the socket that ``make`` returns to that name; it listens where there is a backlog. A socket that an
-        agent left there when it ended is replaced. Raises AgentError (exit code 4), also where a running agent has it.
+        """Binds the socket that ``make`` returns to that name, and listens if ``backlog`` is set. Replaces a socket
+        that an earlier agent left. Raises AgentError (exit code 4), also if a running agent uses the name.
         """
         before = os.umask(0)
         try:
             sock = make()
             try:
                 sock.setblocking(False)
-                if stat.S_IMODE(os.fstat(sock.fileno()).st_mode) != mode:  # one that root has made has it already
+                if stat.S_IMODE(os.fstat(sock.fileno()).st_mode) != mode:  # a socket that root made has it already
                     os.fchmod(sock.fileno(), mode)
                 with privilege.acting_as(self._uid, self._gid):
                     self._make_room(name)
@@ -66,7 +66,7 @@ class RunDirectory:
         return self.bind(name, mode, lambda: socket.socket(socket.AF_UNIX, kind), backlog)
 
     def clear(self) -> None:
-        """Removes the sockets that this agent bound, and nothing else."""
+        """Removes the sockets that this agent bound."""
         for name, bound in self._bound.items():
             try:
                 if os.path.samestat(self._stat(name), bound):
@@ -77,9 +77,7 @@ class RunDirectory:
                 log_message(f"tickscope: cannot remove {name}: {error.strerror}")
 
     def _make_room(self, name: str) -> None:
-        """Removes a socket that nobody reads any more. Raises AgentError where somebody does, or it is no socket, and
-        OSError.
-        """
+        """Removes a socket that no process reads. Raises AgentError if a process does, or it is no socket; OSError."""
         try:
             found = self._stat(name)
         except FileNotFoundError:
@@ -90,11 +88,11 @@ class RunDirectory:
                 f"{path} is not a socket", why="something else has its name", remedy=f"rm {path}", exit_code=UNREACHABLE
             )
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            probe.setblocking(False)  # one whose backlog is full lives
-            who = ""
+            probe.setblocking(False)  # a full backlog means that a process has it
+            owner = ""
             try:
                 probe.connect(self._at(name))
-                who = (
+                owner = (
                     " (pid"
                     f" {int.from_bytes(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[:4], 'little')})"
                 )
@@ -108,10 +106,10 @@ class RunDirectory:
                     remedy=f"rm {path}",
                     exit_code=UNREACHABLE,
                 ) from error
-            except OSError:  # of another type, and alive
+            except OSError:  # of another type, and in use
                 pass
         raise AgentError(
-            f"another agent is running{who}",
+            f"another agent is running{owner}",
             why=f"it holds {path}",
             exit_code=UNREACHABLE,
             remedy="stop it, or set TICKSCOPE_RUN_DIR and --store for a second one",
@@ -121,5 +119,5 @@ class RunDirectory:
         return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
 
     def _at(self, name: str) -> str:
-        """A path to the name through the descriptor: bind and connect know no directory."""
+        """A path to the name through the descriptor, because bind and connect take no directory descriptor."""
         return f"/proc/self/fd/{self.fd}/{name}"

@@ -1,6 +1,4 @@
-"""The agent's signals, answered in the loop's own turn: to end, to read the settings again (SIGHUP), to draw anew
-(SIGWINCH).
-"""
+"""The agent's signals, handled in the loop: end, reload the settings (SIGHUP), redraw (SIGWINCH)."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ _came: list[int] = []
 
 
 class EventLoop(Protocol):
-    """What of agent.service.loop.Loop is used here."""
+    """The part of agent.service.loop.Loop that is used here."""
 
     stopping: bool
 
@@ -30,21 +28,21 @@ class EventLoop(Protocol):
 
 
 class Interrupted(BaseException):
-    """SIGINT before the agent was ready. Not KeyboardInterrupt: where that passed through an exec(), Python kills
+    """SIGINT before the agent was ready. Not KeyboardInterrupt: after that passed through an exec(), Python kills
     itself at its end.
     """
 
 
 def hold() -> None:
-    """Just before the agent's first line, which comes amid imports: a hang-up must not end it, nor the processes that
-    it forks; SIGINT waits.
+    """Just before the agent's first line, amid imports: ignores SIGHUP, for its forked processes too, and blocks
+    SIGINT.
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 def begin() -> None:
-    """From now on SIGINT raises Interrupted, until ``Signals`` takes it over. Where something swallows that, it ends
+    """From now on SIGINT raises Interrupted, until ``Signals`` takes it over. If the exception is swallowed, it ends
     the agent once it is ready.
     """
 
@@ -58,8 +56,8 @@ def begin() -> None:
 
 @contextlib.contextmanager
 def sheltered() -> Iterator[None]:
-    """Around the start of a child that ignores SIGINT, since Ctrl-C is the agent's to answer: not from its first
-    instruction on, and so it waits.
+    """Blocks SIGINT around the start of a child that will ignore it, because the child does not ignore it from its
+    first instruction on.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -69,11 +67,10 @@ def sheltered() -> Iterator[None]:
 
 
 class Signals:
-    """Takes the signals over. reload: for SIGHUP; draw: for SIGWINCH, with CLOCK_BOOTTIME ns. ``came``: those that
-    ended it, in order.
+    """Handles the signals. reload: for SIGHUP. draw: for SIGWINCH, with CLOCK_BOOTTIME ns. ``came``: those that ended
+    the agent, in order.
 
-    A SIGHUP from a terminal that was closed ends the agent that ran on it, as Ctrl-C would: nobody sees it any more.
-    Any other SIGHUP has the settings read again.
+    A SIGHUP because its terminal was closed ends the agent, as Ctrl-C does. Any other SIGHUP reloads the settings.
     """
 
     def __init__(self, loop: EventLoop, reload: Callable[[], None], draw: Callable[[int], None] | None) -> None:

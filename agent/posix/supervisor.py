@@ -1,9 +1,9 @@
-"""The supervisor of the agent's child processes: start, readiness, sign of life, restart with back-off, orderly end,
-state for ``status``.
+"""The supervisor of the agent's child processes: start, readiness, heartbeat, restart with back-off, orderly end, state
+for ``status``.
 
-A child is forked in the agent's first lines, where it has to be small or keeps a privilege (``agent.posix.child.fork``,
-then ``Supervised.adopt``), or ``spawn`` runs a module of the agent when it is needed. Limits on its memory and the like
-a child sets itself, before it reads anything. The agent's loop calls ``check``; nothing here waits but ``close``.
+A child that must be small or keeps a privilege is forked in the agent's first lines (``agent.posix.child.fork``, then
+``Supervised.adopt``). Otherwise ``spawn`` runs a module of the agent on demand. A child sets limits on its memory and
+the like itself, before it reads anything. The agent's loop calls ``check``; only ``close`` waits.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from agent.posix.signals import sheltered
 if TYPE_CHECKING:
     from agent.batch import Batch
 
-#: Processes in a row that did not live for STEADY_S.
+#: Failed processes in a row (not alive for STEADY_S) until the supervisor gives up.
 IN_A_ROW, STEADY_S = 5, 60.0
-#: Of a child that gives signs of life, one a second: without one it is silent, and then hung.
+#: For a child with a heartbeat, one a second: without it the child is silent, and then hung.
 SILENT_S, HUNG_S = 3.0, 30.0
 #: For docs/limits.md.
 BOUNDS = (
@@ -51,21 +51,21 @@ BOUNDS = (
         "`status` (`sources`), `probe_status`, stderr",
     ),
 )
-#: Between two checks of a child.
+#: Interval between two checks of a child.
 CHECK_S = 0.2
-#: The loop itself did not check for so long: nothing can be said of the child.
+#: If the loop itself did not check for this long, the child's heartbeat cannot be judged.
 _HELD_UP_S = 2.0
-#: With so many that were ended and are still there, no further one is started.
+#: If this many ended processes are still there, no further one is started.
 _MOST_ENDING = 4
-_REMEDY = "see what it said on stderr; restart tickscope"
-#: Of the agent's environment, where there may be secrets.
+_REMEDY = "see its message on stderr; restart tickscope"
+#: Variables that a child inherits; others may hold secrets.
 _PASSED = ("PATH", "MALLOC_ARENA_MAX", "SSL_CERT_FILE", "SSL_CERT_DIR")
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class ChildProcess(Protocol):
-    """What of subprocess.Popen is used here. ``returncode``: below 0 a signal's, None while it runs."""
+    """The part of subprocess.Popen that is used here. ``returncode``: below 0 a signal, None while it runs."""
 
     pid: int
     returncode: int | None
@@ -77,7 +77,7 @@ class ChildProcess(Protocol):
 
 
 class Forked:
-    """A ``ChildProcess`` that was forked, by its pid."""
+    """A ``ChildProcess`` of a forked process, by its pid."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -87,14 +87,14 @@ class Forked:
         if self.returncode is None:
             try:
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
-            except ChildProcessError:  # somebody else has waited for it
+            except ChildProcessError:  # another part has waited for it
                 self.returncode = 0
             else:
                 self.returncode = os.waitstatus_to_exitcode(status) if pid else None
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Raises subprocess.TimeoutExpired."""
+        """Waits for the process. Raises subprocess.TimeoutExpired."""
         end = time.monotonic() + (timeout if timeout is not None else float("inf"))
         while (code := self.poll()) is None:
             if time.monotonic() >= end:
@@ -120,9 +120,9 @@ def spawn(
     stderr: int | None = None,
     user: tuple[int, int] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """``python -m MODULE ARGS``, or a whole command, with these descriptors under their own numbers. environment:
-    instead of the few variables that a child usually gets; PYTHONPATH is added. user: uid and gid that it runs as, for
-    a parent that is still root. Raises OSError.
+    """Runs ``python -m MODULE ARGS``, or a whole command, with these descriptors under their own numbers. environment:
+    replaces the few variables that a child usually gets; PYTHONPATH is added. user: uid and gid of the child, for a
+    parent that is still root. Raises OSError.
     """
     if environment is None:
         environment = {**{name: os.environ[name] for name in _PASSED if name in os.environ}, "LC_ALL": "C.UTF-8"}
@@ -146,31 +146,31 @@ def spawn(
 def spawn_with_settings(
     module: str, label: str, settings: Mapping[str, object], *more: int
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """``python -m MODULE SOCKET SETTINGS PARENT [MORE]``: the process, and the agent's end of its socket
+    """Runs ``python -m MODULE SOCKET SETTINGS PARENT [MORE]``. Returns the process and the agent's end of its socket
     (SOCK_SEQPACKET, non-blocking).
 
     SOCKET and SETTINGS are descriptors, of which the second holds the settings as JSON; PARENT is the agent's pid.
-    label: of the memory that holds them; more: descriptors that it gets, too. Raises OSError, and leaves nothing open
-    then.
+    label: of the memory with the settings. more: further descriptors for the child. Raises OSError, with all
+    descriptors closed.
     """
     with contextlib.ExitStack() as held:
-        memory = os.memfd_create(label, os.MFD_CLOEXEC)  # not the command line, which everybody may read
+        memory = os.memfd_create(label, os.MFD_CLOEXEC)  # not the command line, which any user may read
         file = held.enter_context(open(memory, "w+b", buffering=0))
         file.write(json.dumps(settings).encode())
         file.seek(0)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        held.enter_context(theirs)
-        fds = theirs.fileno(), file.fileno()
+        parent_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        held.enter_context(child_end)
+        fds = child_end.fileno(), file.fileno()
         try:
-            ours.setblocking(False)
-            return spawn(module, *fds, os.getpid(), *more, fds=(*fds, *more)), ours
+            parent_end.setblocking(False)
+            return spawn(module, *fds, os.getpid(), *more, fds=(*fds, *more)), parent_end
         except OSError:
-            ours.close()
+            parent_end.close()
             raise
 
 
 def how(code: int) -> str:
-    """How a process ended, in words, by subprocess's return code."""
+    """How a process ended, as text, by subprocess's return code."""
     try:
         return signal.Signals(-code).name if code < 0 else f"exit status {code}"
     except ValueError:  # a real-time signal
@@ -178,12 +178,12 @@ def how(code: int) -> str:
 
 
 class Restarts:
-    """When a process that ended is started again: after first_s, then after twice as long each time, at most most_s;
-    and no more after in_a_row processes in a row that did not live for steady_s (None: for ever). Pure: the caller
-    passes the time, in seconds.
+    """When to restart a process that ended: after first_s, then twice as long each time, at most most_s. It gives up
+    after in_a_row processes in a row that did not live for steady_s (None: never). Pure: the caller passes the time, in
+    seconds.
 
-    ``count``: processes started again so far; ``given_up``: none is any more; ``last_s``: when the last one was;
-    ``why``: what ended the one before it.
+    ``count``: restarts so far. ``given_up``: no more restarts. ``last_s``: time of the last one. ``why``: why the
+    process before it ended.
     """
 
     def __init__(
@@ -197,13 +197,13 @@ class Restarts:
         self.forget()
 
     def forget(self) -> None:
-        """Begins anew: there are other settings."""
+        """Resets everything, for new settings."""
         self.count, self.given_up, self.why = 0, False, ""
         self.last_s = self._since_s = self._due_s = 0.0
         self._short = 0
 
     def ended(self, now_s: float, why: str) -> None:
-        """A process has ended, or could not be started."""
+        """Notes that a process has ended, or could not be started."""
         if now_s - self._since_s >= self.steady_s:
             self._short = 0
         self._short, self._since_s = self._short + 1, now_s
@@ -211,32 +211,30 @@ class Restarts:
         self._due_s = now_s + min(self.first_s * 2 ** min(self._short - 1, 32), self.most_s)
 
     def due(self, now_s: float) -> bool:
-        """Whether it is time for the next one."""
+        """Whether to start the next process now."""
         return not self.given_up and now_s >= self._due_s
 
     def started(self, now_s: float) -> None:
-        """Another one was started."""
+        """Notes a restart."""
         self.count += bool(self.why)
         self.last_s = self._since_s = now_s
 
 
 def _nothing() -> None:
-    """Nobody has to know."""
+    """Does nothing."""
 
 
 class Supervised:
     """One child process at a time.
 
-    role: its name in ``status``; does: what it does, in words; meanwhile: what is missing without it. start: starts
-    one, with the agent's end of its socket where it has one; None where there is nothing to do; raises OSError. Without
-    it the owner starts one when there is something to do, and calls ``adopt``. over: called once for each that has
-    ended.
-    silent_s: without ``beat`` for so long it counts as silent, after hung_s it is killed and another one is started;
-    0: no sign of life is expected. ends_s: how long it may take to end by itself before it is killed. restarts: when
-    it is started again, by default never.
+    role: its name in ``status``. does: its job, as text. meanwhile: what is missing without it. start: starts one, with
+    the agent's end of its socket if it has one; None if there is nothing to do; raises OSError. Without ``start`` the
+    owner starts one when needed, and calls ``adopt``. over: called once for each that has ended. silent_s: without
+    ``beat`` for this long it counts as silent; after hung_s it is killed and restarted; 0: no heartbeat is expected.
+    ends_s: time to end by itself before it is killed. restarts: when it is restarted, by default never.
 
-    ``process``, ``socket``: None while there is none. ``silent``: it gives no sign of life. ``problem``: in words,
-    empty while all is well. ``drained``: its socket was read to the end, so that its exit may be told.
+    ``process``, ``socket``: None while there is none. ``silent``: no heartbeat. ``problem``: text, empty while all is
+    well. ``drained``: its socket was read to the end, so that its exit may be reported.
     """
 
     def __init__(
@@ -259,12 +257,12 @@ class Supervised:
         self.silent, self.drained, self.problem = False, True, ""
         self._reported, self._beats = "", False
         self._does, self._start, self._over, self._meanwhile = f"the process that {does}", start, over, meanwhile
-        self._ending: list[tuple[ChildProcess, float]] = []  # with when each is killed
+        self._ending: list[tuple[ChildProcess, float]] = []  # each with the time to kill it
         self._checked_s = self._beat_s = time.monotonic()
         self._held_up_s = 0.0
 
     def start(self) -> bool:
-        """Starts one, in the place of one that runs. Whether that worked."""
+        """Starts a process in place of a running one. Returns whether that worked."""
         self.end()
         try:
             started = self._start()
@@ -277,23 +275,23 @@ class Supervised:
         return started is not None
 
     def adopt(self, process: ChildProcess, sock: socket.socket | None = None) -> None:
-        """Supervises this one from now on, which runs already."""
+        """Supervises a process that runs already."""
         self.process, self.socket = process, sock
         self.drained, self._beats = sock is None or not self.silent_s, False
         self._beat_s = self._checked_s = time.monotonic()
 
     def renew(self) -> None:
-        """Ends the process, and forgets what went wrong: there are other settings."""
+        """Ends the process, and resets problems, for new settings."""
         self.end(kill=False)
         self.restarts.forget()
         self.problem, self._checked_s = "", time.monotonic()
 
     def beat(self) -> None:
-        """It gave a sign of life."""
+        """Notes a heartbeat."""
         self._beat_s, self._beats = time.monotonic(), True
 
     def readable(self) -> bool:
-        """Whether something waits on its socket."""
+        """Whether data waits on its socket."""
         if self.socket is None:
             return False
         waiting = select.poll()
@@ -302,11 +300,11 @@ class Supervised:
 
     @property
     def quiet_s(self) -> float:
-        """Since its last sign of life, as far as the loop could see one."""
+        """Time since its last heartbeat, as far as the loop could see it."""
         return time.monotonic() - self._beat_s
 
     def fail(self, why: str) -> None:
-        """It is of no use any more. Another one is started in a while, where it is to be started again."""
+        """Ends a useless process. It is restarted later if it has ``restarts``."""
         self.end()
         self.restarts.ended(time.monotonic(), why)
 
@@ -320,14 +318,14 @@ class Supervised:
         return True
 
     def reap(self) -> None:
-        """Collects those that were asked to end; who takes too long is killed."""
+        """Collects processes that were asked to end; kills those that take too long."""
         self._ending = [one for one in self._ending if one[0].poll() is None]
         for process, until_s in self._ending:
             if time.monotonic() >= until_s:
                 process.kill()
 
     def check(self) -> None:
-        """How it is; starts it where it is not there and is to be."""
+        """Checks the process, and starts it if needed."""
         now_s = self._checked_s
         if self.process is None and self.restarts.due(now_s) and len(self._ending) < _MOST_ENDING:
             self.start()
@@ -336,7 +334,7 @@ class Supervised:
         quiet_s = now_s - self._beat_s if self.silent_s else 0.0
         if self.process is not None:
             code = self.process.poll()
-            if code is not None and (self.drained or quiet_s > self.silent_s):  # what it still sent is taken first
+            if code is not None and (self.drained or quiet_s > self.silent_s):  # messages that it sent are read first
                 self.fail(how(code))
             elif quiet_s > self.hung_s:
                 self.fail("it gave no sign of life")
@@ -351,11 +349,12 @@ class Supervised:
             return f"{self._does} ended ({self.restarts.why}), and is started again"
         if self.silent:
             return f"{self._does} gives no sign of life"
-        return "" if self._beats or not self.silent_s else self.problem  # a new one is well once it says so
+        # a new one counts as well after its first heartbeat
+        return "" if self._beats or not self.silent_s else self.problem
 
     def report(self, now_ns: int, well: str, state: str) -> Iterator[Batch]:
-        """What has changed, on stderr and as ``probe_status``. well, state: what is said of it without trouble."""
-        from agent.batch import make  # here, since the hook's process is forked before numpy is imported
+        """Reports changes on stderr and as ``probe_status``. well, state: its text and state without a problem."""
+        from agent.batch import make  # imported late: the hook's process is forked before numpy is imported
         from agent.tables import TABLES
 
         if self.problem == self._reported:
@@ -375,7 +374,7 @@ class Supervised:
         )
 
     def state(self) -> str:
-        """For ``status``: ``running``, or what is wrong, what is missing meanwhile, and what to do."""
+        """For ``status``: ``running``, or the problem, what is missing meanwhile, and the remedy."""
         remedy = _REMEDY if self.restarts.given_up or not self.restarts.in_a_row else ""
         problem = self._problem()
         return "; ".join(filter(None, (problem, self._meanwhile, remedy))) if problem else "running"
@@ -388,9 +387,9 @@ class Supervised:
         return [{"pid": self.process.pid, "role": self.role}] if self.process is not None else []
 
     def end(self, kill: bool = True) -> None:
-        """It is not waited for: a file system that does not answer may keep it from dying. Without ``kill`` it is to
-        end by itself, since its socket is closed, or by SIGTERM where it has none; whoever watches this host takes one
-        that is killed for a fault.
+        """Ends the process without waiting: a file system that does not answer may keep it from dying. Without ``kill``
+        it ends by itself when its socket is closed, or by SIGTERM if it has none; SIGKILL would look like a fault in
+        the host's monitoring.
         """
         if self.process is None:
             return
@@ -416,8 +415,8 @@ _POLITE = (signal.SIGTERM, signal.SIGCONT)
 
 
 def begun(name: str, start: Callable[Concatenate[Child, P], T], child: Child, *args: P.args, **named: P.kwargs) -> T:
-    """What ``start`` makes of a child of the agent's first lines, which it tells to begin. Raises AgentError where the
-    child has ended, else what ``start`` does.
+    """Starts a child that was forked in the agent's first lines, and returns the result of ``start``. Raises AgentError
+    if the child has ended, and what ``start`` raises.
     """
     try:
         return start(child, *args, **named)
@@ -427,7 +426,7 @@ def begun(name: str, start: Callable[Concatenate[Child, P], T], child: Child, *a
             f"the agent's process {name} (pid {child[1]}) ended before it could begin",
             why="it closed its socket" if code is None else f"killed by {how(code)}" if code < 0 else how(code),
             remedy=(
-                "free memory or raise the service's MemoryMax= where it was killed, then start tickscope again; what it"
-                " said itself stands above"
+                "free memory or raise the service's MemoryMax= if it was killed, then start tickscope again; its own"
+                " message is above"
             ),
         ) from error

@@ -1,5 +1,5 @@
-"""Tells systemd that the service is ready, alive, or stopping (sd_notify(3)): a datagram to $NOTIFY_SOCKET. Without
-systemd nothing is sent.
+"""Notifies systemd that the service is ready, alive, or stopping (sd_notify(3)): a datagram to $NOTIFY_SOCKET. Does
+nothing without systemd.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import socket
 
 
 class Systemd:
-    """Reads, and removes from the environment, what systemd passed to this process: children must not answer for it.
+    """Reads what systemd passed to this process, and removes it from the environment, so that children do not answer
+    for it.
 
-    ``watchdog``: whether systemd expects a sign of life (WatchdogSec= of the unit).
+    ``watchdog``: whether systemd expects a heartbeat (WatchdogSec= of the unit).
     """
 
     def __init__(self) -> None:
@@ -29,7 +30,7 @@ class Systemd:
         self._send("READY=1")
 
     def alive(self, _: int = 0) -> None:
-        """A sign of life, where one is expected. Called by the agent's loop once a second."""
+        """Sends a heartbeat, if one is expected. The agent's loop calls it once a second."""
         if self.watchdog:
             self._send("WATCHDOG=1")
 

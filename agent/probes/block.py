@@ -6,7 +6,7 @@ from agent.kernel.probe import Probe, Program
 
 PROBE = Probe(
     name="block",
-    parts=("look.h",),
+    parts=("profile.h",),
     programs=(
         Program("block_on_complete", target="block_rq_complete", on_demand=True, loses="what disks do"),
         Program("block_on_issue", target="block_rq_issue", on_demand=True, loses="what disks do"),

@@ -6,7 +6,7 @@ from agent.kernel.probe import Probe, Program
 
 PROBE = Probe(
     name="calls",
-    parts=("look.h",),
+    parts=("profile.h",),
     programs=(  # in this order: a call counts once both its ends are seen
         Program("calls_on_exit", target="sys_exit", on_demand=True, loses="calls that do not block"),
         Program("calls_on_enter", target="sys_enter", on_demand=True, loses="calls that do not block"),

@@ -6,7 +6,7 @@ from agent.kernel.probe import Probe, Program
 
 PROBE = Probe(
     name="contention",
-    parts=("look.h", "synack.h"),
+    parts=("profile.h", "synack.h"),
     after=("synack",),
     programs=tuple(  # kernel 5.19
         Program(
@@ -18,7 +18,7 @@ PROBE = Probe(
         )
         for end in ("end", "begin")
     ),
-    maps=("contention_sums", "contention_begun", "look_stacks"),
+    maps=("contention_sums", "contention_begun", "profile_stacks"),
     counts=("contention_sums", "contention_begun"),
     profiling=True,
 )

@@ -8,12 +8,12 @@ from agent.kernel.probe import Probe, Program
 
 PROBE = Probe(
     name="offcpu",
-    parts=("look.h",),
+    parts=("profile.h",),
     programs=(
         Program("offcpu_on_switch", target="sched_switch", on_demand=True, loses="where threads sleep"),
         Program("offcpu_on_waking", target="sched_waking", on_demand=True, loses="who woke a thread that slept"),
     ),
-    maps=("offcpu_sums", "offcpu_gone", "offcpu_woken", "look_stacks"),
+    maps=("offcpu_sums", "offcpu_gone", "offcpu_woken", "profile_stacks"),
     counts=("offcpu_sums", "offcpu_gone", "offcpu_woken"),
     profiling=True,
 )

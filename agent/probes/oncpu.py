@@ -6,7 +6,7 @@ from agent.kernel.probe import Probe, Program
 
 PROBE = Probe(
     name="oncpu",
-    parts=("look.h",),
+    parts=("profile.h",),
     programs=(Program("oncpu_on_runtime", target="sched_stat_runtime", on_demand=True, loses="where threads run"),),
     maps=("oncpu_sums", "oncpu_stacks"),
     counts=("oncpu_sums",),

@@ -12,7 +12,7 @@ _PAIRS = (
 
 PROBE = Probe(
     name="reclaim",
-    parts=("look.h",),
+    parts=("profile.h",),
     programs=tuple(
         Program(
             f"reclaim_on_{name}",

@@ -6,7 +6,7 @@ from agent.kernel.probe import Probe, Program
 
 PROBE = Probe(
     name="synack",
-    parts=("look.h", "synack.h"),
+    parts=("profile.h", "synack.h"),
     programs=(
         Program("synack_on_send", target="net_dev_queue", on_demand=True, loses="how long a SYN waits for its answer"),
         Program(

@@ -1,4 +1,4 @@
-"""What the server of a Redis connection is called: where it listens."""
+"""Names of Redis servers: where they listen."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _LENGTH, _PATH = 4, 108
 
 
 def server_text(ends: Ends) -> str:
-    """Its address and port; ``unix`` for a Unix socket, and ``?`` where it is not known, as where a program does TLS in
-    its own memory.
+    """A server's address and port; ``unix`` for a Unix socket, ``?`` if unknown, as for a program that does TLS in its
+    own memory.
     """
     if ends.server.startswith(UNIX):
         return "unix"
@@ -36,7 +36,7 @@ class RedisServers:
         return self._known.get(number) or server_text(ends)  # the kernel may have it again with the next request
 
     def _path(self, number: bytes) -> str:
-        """As the server gave it, with @ for the zero byte that an abstract name begins with."""
+        """The server's own path, with @ for the leading zero byte of an abstract name."""
         try:
             found = bpf.lookup(self._paths, number, _LENGTH + _PATH) or b""
         except OSError:

@@ -1,8 +1,7 @@
-"""Pieces of Redis connections, put in order again, and each request with its reply. Pure: numpy records in, exchanges
-out.
+"""Orders the pieces of Redis connections, and pairs each request with its reply. Pure: numpy records in, exchanges out.
 
-A connection is read from where a request begins and nothing is known to be outstanding; where something is missing that
-matters, from the next such place. What the kernel leaves out on purpose it says (bpf/redis.bpf.c).
+A connection is read from where a request begins and nothing is outstanding; after a gap that matters, from the next
+such place. The kernel marks what it leaves out (bpf/redis.bpf.c).
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from agent.redis_wire.resp_stream import Garbage, Push, ReplyError, RespStream
 FLOWS = 4096
 _FIRST, _WHOLE, _IGNORED = range(3)
 _HELD, _WAITING = 16, 1024
-#: Nothing is on its way on a connection that was quiet for so long.
+#: Nothing is outstanding on a connection that was quiet for this long.
 _QUIET_NS = 500_000
-#: Replies do not follow requests one by one any more.
+#: After these commands, replies do not follow requests one by one.
 _STREAMS = frozenset((b"SUBSCRIBE", b"PSUBSCRIBE", b"SSUBSCRIBE", b"MONITOR", b"PSYNC", b"SYNC", b"REPLCONF"))
-#: Commands without a decision, after which a connection is left alone for a while.
+#: Commands without a decision after which a connection is ignored for a while.
 _IDLE_COMMANDS = 512
 
 
 class Ends(NamedTuple):
-    """Whose connection. server, client: 16 bytes."""
+    """A connection. server, client: 16 bytes."""
 
     server: bytes
     server_port: int
@@ -37,9 +36,8 @@ class Ends(NamedTuple):
 
 
 class RedisExchange(NamedTuple):
-    """A request that was answered. begun_ns: when its first byte was seen; ended_ns: the last of the reply. command: in
-    capitals. ends: where both came in the streams of bytes, which is the same wherever they are seen. behind: it was
-    not the first of its segment.
+    """A request with its reply. begun_ns: its first byte. ended_ns: the last byte of the reply. command: in capitals.
+    ends: positions of both in the byte streams, equal wherever they are observed. behind: not the first of its segment.
     skipped: requests for decisions on this connection that were left out before it.
     """
 
@@ -64,7 +62,7 @@ class _Waiting(NamedTuple):
 
 
 class _Direction:
-    """One way of a connection."""
+    """One direction of a connection."""
 
     __slots__ = ("end", "held", "next", "stream")
 
@@ -80,12 +78,10 @@ class _Direction:
         self.held.clear()
 
     def take(self, seq: int, data: bytes, t_ns: int) -> Iterator[tuple[bytes, int]]:
-        """What now comes next, (bytes, t_ns) each. Raises Garbage where too much is missing."""
+        """The data that comes next, (bytes, t_ns) each. Raises Garbage if too much is missing."""
         assert self.next is not None
         ahead = (seq - self.next + (1 << 31)) % (1 << 32) - (1 << 31)
-        if (
-            ahead > 0 and seq == self.end and self.stream.missing(ahead)
-        ):  # the end of a long segment, which is not handed over
+        if ahead > 0 and seq == self.end and self.stream.missing(ahead):  # the end of a long segment, which is not sent
             self.next = seq
             ahead = 0
         if ahead > 0:
@@ -124,7 +120,7 @@ class Flow:
         self.waiting.clear()
 
     def know(self, piece: np.void) -> None:
-        """Both ends and who has the near one, by a segment's first piece."""
+        """Takes both ends, and the process at the near one, from a segment's first piece."""
         if self.ends is None:
             self.ends = Ends(
                 piece["server"].tobytes(),
@@ -144,7 +140,7 @@ class Flow:
 
 
 class Piece(NamedTuple):
-    """A record of ``struct redis_piece`` but for what its segment's first one alone has."""
+    """A record of ``struct redis_piece``, without what only a segment's first one has."""
 
     flow: int
     t_ns: int
@@ -162,8 +158,8 @@ class Piece(NamedTuple):
 
 
 class Flows:
-    """All connections. ignore(number): this one is not worth its cost; follow(number): all of it is wanted. counts:
-    what could not be read, by why.
+    """All connections. ignore(number): this one is not worth its cost. follow(number): all of it is wanted. counts:
+    what could not be read, by reason.
     """
 
     def __init__(
@@ -174,7 +170,7 @@ class Flows:
         self.counts = {"garbage": 0, "out_of_step": 0, "unanswered": 0, "streams": 0}
 
     def feed(self, records: np.ndarray) -> Iterator[RedisExchange]:
-        """In the order in which the kernel saw them; records of ``struct redis_piece``."""
+        """Exchanges in the kernel's order; records of ``struct redis_piece``."""
         columns = [records[name].tolist() for name in Piece._fields]
         texts = np.ascontiguousarray(records["data"]).tobytes()
         width = records.dtype["data"].itemsize
@@ -268,7 +264,7 @@ class Flows:
             return
         if request.command == b"MULTI":
             flow.together = None if isinstance(reply, ReplyError) else []
-            if not flow.waiting:  # what is queued comes in segments of its own
+            if not flow.waiting:  # queued requests come in segments of their own
                 self.want_whole(flow)
         elif request.command == b"EXEC":
             queued, flow.together = flow.together or [], None

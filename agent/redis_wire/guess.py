@@ -1,5 +1,5 @@
-"""What the replies of a script may mean that nobody declared: by its text, its keys, and what it answers. Pure; the
-text and the replies are anybody's.
+"""Guesses the meaning of an undeclared script's replies, by its text, its keys and its replies. Pure; the input is
+untrusted.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from agent.redis_wire.resp_stream import ReplyError
 _LIKE_A_LIMITER = re.compile(
     rb"(?is)(?=.*(?:incr|decr|zadd|push|set))(?=.*(?:['\"]p?expire(?:at)?['\"]|\bpx\b|\bex\b|zremrange|setex))(?=.*(?:limit|rate|burst|token|capacity|window|quota|throttl))"
 )
-#: A counter that ends, or a set of times whose old ones are taken out: that is one, whatever its words are.
+#: Identifies a limiter whatever its words are: a counter that expires, or a set of times whose old ones are removed.
 _A_WINDOW = re.compile(
     rb"(?is)(?=.*['\"]incr(?:by)?['\"]).*['\"]p?expire['\"]|(?=.*['\"]zremrangebyscore['\"]).*['\"]z(?:card|count)['\"]"
 )
 _KEY_LIKE_A_LIMITER = re.compile(rb"(?i)(?:rate|limit|throttl|quota|bucket)")
-#: What a script answers that is no yes or no: how many there were, or how long to wait; at once, or by a variable.
+#: Replies that are a count or a wait, not yes or no; directly, or by a variable.
 _COUNTED = rb"redis\.p?call\s*\(\s*['\"](?:incr|decr|hincr|zcard|zcount|llen|p?ttl)"
 _AND_NO_MORE = rb"\s*(?:[,};]|end\b|else|--|\Z)"
 _COUNTS = re.compile(rb"(?is)return\s*(?:\{\s*)?(?:current|count|" + _COUNTED + rb"[^()]{0,200}\))" + _AND_NO_MORE)
@@ -28,18 +28,18 @@ FUNCTIONS = re.compile(rb"register_function\s*(?:[({]\s*)?(?:\{\s*)?(?:function_
 _WHOLE = re.compile(rb"-?\d{1,7}\Z")
 _COMMENT = re.compile(
     rb"--\[\[(?:[^\]]|\](?!\]))*(?:\]\])?|--[^\n]*"
-)  # an open one goes on to the end: looked for anew at each "--[[" it would take seconds
-#: Runs of blanks make patterns with several \s* try each way to share them out.
+)  # an open one extends to the end: a new search at each "--[[" would take seconds
+#: Runs of blanks: patterns with several \s* would try every split of them.
 _BLANKS, _LINES = re.compile(rb"[^\S\n]+"), re.compile(rb"\n\s*")
-#: What is returned first, where its name says that the request was turned away; and second, where that is no rest.
+#: Names of the first returned value that mean a refusal; of the second, if it is not the rest.
 _TURNED_AWAY = re.compile(
     rb"(?i)return\s*\{?\s*(?:is_?)?(?:limited|blocked|denied|rejected|refused|exceeded|throttled|over_?limit|rate_?limited)\b"
 )
 _NO_REST = re.compile(
     rb"(?i)return\s*\{[^,{}]{1,80},\s*(?:tonumber\(\s*)?(?:current|count|used|hits|total|n|ttl|p?ttl|retry\w*|reset\w*|wait\w*|now|score|redis)\b"
 )
-#: COUNT > LIMIT, and the answer of those that are beyond: if ... then ... return 1, or return ... and 1 or 0. Of tokens
-#: the other way round, as of LIMIT < COUNT.
+#: COUNT > LIMIT, and the reply above it: if ... then ... return 1, or return ... and 1 or 0. In reverse for tokens and
+#: for LIMIT < COUNT.
 _COMPARED = re.compile(
     rb"\b(?:if|return)\s*[({]?\s*(?:tonumber\s*\(\s*)?(\w{1,40})([^\n<>=]{0,60})(>=?|<=?)\s*([^\n<>=]{1,60}?)[\s)](then|and\s+(?:-?\d|true|false|nil))\b"
 )
@@ -60,7 +60,7 @@ def is_limiter_like(call: RedisCall, text: bytes | None) -> bool:
 
 
 def plausible(reply: Any) -> bool:
-    """Whether a limiter would answer so: a number, yes or no, or a list that begins with one."""
+    """Whether a limiter may reply so: a number, yes or no, or a list that begins with one."""
     first = reply[0] if isinstance(reply, list) and 0 < len(reply) <= 8 else reply
     return (
         first is None
@@ -70,14 +70,14 @@ def plausible(reply: Any) -> bool:
 
 
 def counts(reply: Any) -> bool:
-    """Whether it is no yes or no, but says how many there were, or how long to wait."""
+    """Whether it is a count or a wait, not yes or no."""
     first = reply[0] if isinstance(reply, list) and reply else reply
     first = int(first) if isinstance(first, bytes) and _WHOLE.match(first) else first
     return isinstance(first, (int, float)) and first not in (-1, 0, 1)
 
 
 def returns_count(text: bytes) -> bool:
-    """The same of a script, by what it returns."""
+    """The same for a script, by what it returns."""
     names = b"|".join({re.escape(name) for name in _COUNTERS.findall(text)[:32]})
     returns = rb"(?i)return\s*(?:\{\s*)?(?:" + names + rb")" + _AND_NO_MORE
     return bool(_COUNTS.search(text) or (names and re.search(returns, text)))
@@ -88,7 +88,7 @@ def _bare(text: bytes) -> bytes:
 
 
 def inverted(text: bytes) -> bool:
-    """Whether 1 and true mean that a request was turned away, as its names or its comparisons have it."""
+    """Whether 1 and true mean a refusal, by its names or its comparisons."""
     text = _bare(text)
     if _TURNED_AWAY.search(text):
         return True
@@ -109,14 +109,13 @@ def inverted(text: bytes) -> bool:
 
 
 def is_single_value(text: bytes) -> bool:
-    """Whether the second element that is returned is another number than what is left."""
+    """Whether the second returned element is not the remainder."""
     return bool(_NO_REST.search(_bare(text)))
 
 
 def guessed(call: RedisCall, turned: bool = False, rest: bool = True) -> dict[str, Any]:
-    """The usual meaning of a script's reply: 0, nothing or false is refused, 1 and true allowed; of a list the first
-    element, and the second is what remains.
-    turned: the other way round. rest: whether it is.
+    """The usual meaning of a script's reply: 0, nothing or false is refused, 1 and true allowed. Of a list, this is the
+    first element; the second is the remainder. turned: reversed. rest: whether the second is the remainder.
     """
     reply, out = call.reply, dict[str, Any](cost=1.0)
     first = reply[0] if isinstance(reply, list) and reply else reply

@@ -1,4 +1,4 @@
-"""Connections to a Redis over loopback, as the tcp family knows them: which process asks."""
+"""The client processes of loopback connections to a Redis, from the tcp family."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from agent.redis_wire.flows import Ends
 if TYPE_CHECKING:
     from agent.kernel.load import Loaded
 
-#: Between two looks through all sockets for one that is not known; and for how many times as long as one takes. What
-#: was seen is not trusted for longer than that: ports have others later.
+#: Interval of searches through all sockets for an unknown one, and its minimum as a multiple of a search's duration.
+#: Results are not used for longer than that, since ports are reused.
 _CHECK_NS, _REST, _TRUSTED_NS = 50_000_000, 20, 1_000_000_000
 _V4, _V6 = b"\0" * 10 + b"\xff\xff\x7f", b"\0" * 15 + b"\1"
 
@@ -29,7 +29,7 @@ def _loopback(addresses: np.ndarray) -> np.ndarray:
 
 
 class Sockets:
-    """The map ``tcp_sockets``; nothing where the tcp family is not there."""
+    """The map ``tcp_sockets``; empty without the tcp family."""
 
     def __init__(self, loaded: Loaded) -> None:
         tcp, dtype = loaded.families.get("tcp"), loaded.wire.dtype
@@ -41,7 +41,7 @@ class Sockets:
         self._seen_ns = self._next_ns = 0
 
     def client_of(self, ends: Ends) -> np.void | None:
-        """Who has the client's end of a connection over loopback."""
+        """The process at the client's end of a loopback connection."""
         if self._sockets is None or not over_loopback(ends.client):
             return None
         key, now_ns = (ends.netns, ends.client_port, ends.server_port), boot_ns()

@@ -1,8 +1,7 @@
-"""Ports of Redis servers on this host, by the names of processes: what each says of itself in its title (``redis-server
-*:6380``) or was given (``--port``).
+"""Ports of Redis servers on this host, by process titles (``redis-server *:6380``) and arguments (``--port``).
 
-Anybody may call a program so: that costs a look at what goes to that port, within the budget, and there are few places
-for them.
+Any user can use such a process name. That costs the reading of traffic to that port, within the budget, and the number
+of ports is small.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-#: As the kernel has them: cut to 15 bytes. dragonfly's threads have other names, its process has not.
+#: As in the kernel: cut to 15 bytes. dragonfly's threads have other names, its process does not.
 NAMES = frozenset(
     (b"redis-server", b"valkey-server", b"keydb-server", b"dragonfly", b"redis-server-tl", b"redict-server", b"kvrocks")
 )
@@ -22,7 +21,7 @@ _GIVEN = re.compile(rb"--(?:tls-)?port[\0=\s]+(\d{2,5})")
 
 
 def servers(proc: Path = Path("/proc"), most: int = 65536) -> Iterator[int]:
-    """Each process that is called like a Redis server. Reads a file of each of ``most`` processes."""
+    """Each process with the name of a Redis server. Reads a file of each of ``most`` processes."""
     for n, entry in enumerate(os.scandir(proc)):
         if n >= most:
             return
@@ -50,7 +49,7 @@ def listening(proc: Path = Path("/proc"), most: int = 65536) -> Iterator[int]:
 
 
 def ports(given: frozenset[int], proc: Path = Path("/proc")) -> frozenset[int]:
-    """Those of the settings, the usual one, and those of processes, up to ``MOST``."""
+    """The ports of the settings, the usual one, and those of processes, up to ``MOST``."""
     found = {DEFAULT} | given
     for port in listening(proc):
         if len(found) >= MOST:

@@ -1,13 +1,13 @@
-"""Answered Redis requests -> rows of ``limiter_decision``. Pure.
+"""Converts answered Redis requests to rows of ``limiter_decision``. Pure.
 
-What each limiter's replies mean is declared (agent/limiters/scripts/). Of a script that nobody declared, a decision is
-read only where its text, which was seen, or its key looks like a limiter's.
+The meaning of each limiter's replies is declared (agent/limiters/scripts/). For an undeclared script, a decision is
+read only if its text was seen, or its key looks like a limiter's.
 """
 
 from __future__ import annotations
 
 import re
-from _sha1 import sha1  # type: ignore[import-not-found]  # hashlib would bring OpenSSL with it
+from _sha1 import sha1  # type: ignore[import-not-found]  # hashlib would load OpenSSL
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -40,15 +40,14 @@ from agent.tables import TABLES
 _TABLE = TABLES["limiter_decision"]
 _SOURCE = _TABLE.code("source", "redis")
 _SCRIPTS, _SEEN, _TEXT = 1024, 8192, 8192
-#: A version goes before in Django's caches.
+#: Django's caches put a version first.
 _PREFIX = re.compile(rb"(?::\d{1,3}:)?[^:/.{|]{1,24}[:/.{|]")
 
 
 class RedisDecisions:
-    """limiters: known ones. want_whole(connection): all of it is to be read, since limiters' requests come behind
-    others. key: how a key is stored (bytes -> bytes). called: what a connection's server is called. client_of: who has
-    a connection's other end, where only the server's was seen. again: exchanges that were seen twice, since both ends
-    are here.
+    """limiters: known ones. want_whole(connection): all of it is to be read, since limiters' requests follow others.
+    key: how a key is stored (bytes -> bytes). called: a server's name. client_of: the other end's process, if only the
+    server's was observed. again: exchanges that were observed at both ends.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class RedisDecisions:
         self.again, self.unknown = 0, UnknownScripts()
 
     def rows(self, exchanges: Iterable[RedisExchange]) -> list[Batch]:
-        """One batch, in the order of the replies; none where nothing was decided."""
+        """One batch, in the order of the replies; none without decisions."""
         found: list[tuple[RedisExchange, dict[str, Any]]] = []
         for one in exchanges:
             for exchange, values in self._decided(one):
@@ -97,7 +96,9 @@ class RedisDecisions:
         return [Batch(_TABLE.name, rows)]
 
     def _first_time(self, exchange: RedisExchange) -> bool:
-        """A connection whose ends are both here, in other namespaces, is seen at each: it is told once."""
+        """False for the second observation of an exchange, whose connection has both ends here, in different
+        namespaces.
+        """
         key = (*exchange.ends, exchange.words[-1][-16:])
         before = self._seen.get(key)
         if before is not None and before is not exchange.flow:
@@ -117,7 +118,7 @@ class RedisDecisions:
             if values is not None:
                 yield exchange, values
                 return
-        if command not in self._own or command == b"SET":  # somebody's own, of other keys
+        if command not in self._own or command == b"SET":  # a user's own, of other keys
             for one, limiter, window in self._windows.take(exchange):
                 yield one, self._of_window(one, limiter, window)
 
@@ -132,7 +133,7 @@ class RedisDecisions:
                 self._keep(sha1(words[-1]).hexdigest(), words[-1])
 
     def _keep(self, script: str, text: bytes) -> None:
-        """script: its hash, or where a function of that name is (_there), whose text may change."""
+        """script: its hash, or (server, function name) (_there), whose text may change."""
         text = text[:_TEXT]
         if self._texts.get(script) == text:
             return
@@ -144,7 +145,7 @@ class RedisDecisions:
             _remember(self._counting, script)
 
     def _meaning(self, script: str, text: bytes | None) -> tuple[bool, bool]:
-        """Whether 1 is a refusal, and whether the second element is what remains, by its text."""
+        """Whether 1 is a refusal, and whether the second element is the remainder, by the script's text."""
         if text is None:
             return False, True
         if script not in self._meant:
@@ -152,7 +153,7 @@ class RedisDecisions:
         return self._meant[script]
 
     def call(self, exchange: RedisExchange) -> RedisCall | None:
-        """The request as a call; None for one that is not whole."""
+        """The request as a call; None if it is incomplete."""
         words, command = exchange.words, exchange.command.decode("latin-1")
         if not command.startswith(("EVAL", "FCALL")):
             return RedisCall(command, "", words[1:2], words[2:], exchange.reply) if len(words) > 1 else None
@@ -177,7 +178,7 @@ class RedisDecisions:
         script = there if call.command.startswith("FCALL") else call.script
         text = self._texts.get(script)
         if isinstance(reply, ReplyError) and reply.startswith((b"NOSCRIPT", b"MOVED", b"ASK", b"LOADING")):
-            return None  # it is asked again
+            return None  # the client asks again
         found = self._limiters.find(call, text)
         if found is not None:
             limiter, call = found
@@ -221,7 +222,7 @@ class RedisDecisions:
         ends = exchange.flow.ends
         server = self._called(ends) if ends else "?"
         prefix = limiter.prefix if limiter and limiter.prefix else _prefix(key)
-        if stamp := stamped(exchange.command, key):  # what is limited is the same in each window
+        if stamp := stamped(exchange.command, key):  # the limited object is the same in each window
             key = stamp[1]
             prefix = key.partition(b"_")[0][:24] + b"_"
         short = name.rpartition("/")[2].removeprefix("redis script ")
@@ -242,7 +243,7 @@ def _prefix(key: bytes) -> bytes:
 
 
 def _there(exchange: RedisExchange, script: str) -> str:
-    """A script at one server: what another one does with its own teaches nothing of it."""
+    """A script at one server: other servers' scripts of this name are independent."""
     ends = exchange.flow.ends
     return f"{ends.server.hex()}:{ends.server_port} {script}" if ends else f"? {script}"
 
@@ -257,7 +258,7 @@ def _who(row: np.void, flow: Flow) -> None:
 
 
 def read(limiter: RedisLimiter, call: RedisCall, window_ns: int = 0) -> dict[str, Any]:
-    """What a declared limiter's reply says, as columns. window_ns: where that is known otherwise."""
+    """A declared limiter's reply as columns. window_ns: if known otherwise."""
     found = {name: term(call) for name, term in limiter.terms.items()}
     out: dict[str, Any] = {name: found[name] for name in ("burst", "cost") if found.get(name) is not None}
     if (left := found.get("remaining")) is not None:

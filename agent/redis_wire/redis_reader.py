@@ -1,4 +1,4 @@
-"""Records of the redis family -> rows of ``limiter_decision``: imported when the first one comes."""
+"""Converts records of the redis family to rows of ``limiter_decision``. Imported with the first record."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from agent.redis_wire.unknown import UnknownScripts
 
 
 class RedisReader:
-    """leave(connection): it is not worth its cost. follow(connection): all of it is to be read. called: what a
-    connection's server is called. client_of: who has its other end, where only the server's is seen.
+    """leave(connection): it is not worth its cost. follow(connection): all of it is to be read. called: a server's
+    name. client_of: the other end's process, if only the server's is observed.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class RedisReader:
         self._decisions = RedisDecisions(limiters, self._flows.want_whole, called=called, client_of=client_of)
 
     def read(self, records: np.ndarray) -> list[Batch]:
-        """records: of ``struct redis_piece``, in the order in which the kernel made them."""
+        """records: of ``struct redis_piece``, in the kernel's order."""
         return self._decisions.rows(self._flows.feed(records))
 
     @property
@@ -39,5 +39,5 @@ class RedisReader:
         return self._decisions.unknown
 
     def counts(self) -> dict[str, int]:
-        """What could not be read, or was seen twice."""
+        """What could not be read, or was observed twice."""
         return {**self._flows.counts, "seen_twice": self._decisions.again}

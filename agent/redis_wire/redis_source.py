@@ -1,7 +1,7 @@
-"""The programs at Redis connections, attached while they are worth their cost, and what comes from them.
+"""Attaches the programs at Redis connections while they are worth their cost, and reads their records.
 
-``auto``: they are there for WINDOW_NS of each EVERY_NS, and stay once a limiter's request was seen, until none was for
-IDLE_NS. What the kernel's programs keep back is counted there, so that rows say what share of decisions they are
+``auto``: they are attached for WINDOW_NS of each EVERY_NS, and stay once a limiter's request was seen, until there was
+none for IDLE_NS. The kernel's programs count what they leave out, so that rows have their share of all decisions
 (sample_rate).
 """
 
@@ -39,7 +39,7 @@ WINDOW_NS, EVERY_NS, IDLE_NS, FAR_NS, PORTS_NS = (
     10_000_000_000,
     10_000_000_000,
 )
-#: Decisions a second that are handed over; records for each, and so many of either at once.
+#: Decisions per second that are sent; records per decision; burst of either.
 DECISIONS_PER_S, _PIECES_EACH, _AT_ONCE_S = 1000, 8, 0.1
 _SAMPLES, _SAMPLE_NS, _IGNORED_NS = 16, 200_000_000, 30_000_000_000
 _CLIENTS = 4096
@@ -57,7 +57,7 @@ BOUNDS = (
 _SCRIPT, _WINDOW = 1, 2
 _WHOLE, _IGNORED = 1, 2
 _IN, _OUT, _UNIX, _UNIX_SHORT = "redis_in", "redis_out", "redis_unix", "redis_unix_short"
-#: Attached while what they see is wanted, and at times: the counter that tells.
+#: Programs that are attached while their data is wanted, and periodically: the counter that shows it.
 _AT_TIMES = {_OUT: "remote", _UNIX: "local", _UNIX_SHORT: "local"}
 _ENCRYPTED = (
     "connections to Redis with TLS were seen, which are not read: their programs can report decisions by an adapter"
@@ -66,7 +66,7 @@ _ENCRYPTED = (
 
 
 class RedisWire(Stating, Finishing, Due, Pending):
-    """A source."""
+    """The source of decisions on Redis connections."""
 
     name = "redis_limiters"
 
@@ -100,15 +100,15 @@ class RedisWire(Stating, Finishing, Due, Pending):
         kernel.subscribe("redis_pieces", self.take)
 
     def take(self, records: np.ndarray) -> None:
-        """Takes records of ``struct redis_piece``: those of a connection are read together."""
+        """Takes records of ``struct redis_piece``; a connection's records are read together."""
         self._records.append(records)
 
     def use(self, settings: RedisLimiterSettings) -> None:
-        """From now on these settings; scripts of the user's own stay as they were."""
+        """Uses these settings from now on; the user's own scripts stay as they were."""
         self._settings = settings
         self._budget(settings.decisions_per_s)
-        self._ports_ns = self._next_ns = self._last_ns = 0  # all is looked at anew
-        self._sampling = False  # what is attached stays, or goes with the next turn
+        self._ports_ns = self._next_ns = self._last_ns = 0  # everything is checked again
+        self._sampling = False  # attached programs stay, or are removed at the next turn
         if self._settings.mode == "off":
             self._detach()
         self._report_state()
@@ -133,11 +133,11 @@ class RedisWire(Stating, Finishing, Due, Pending):
                 )
 
     def _leave(self, flow: int) -> None:
-        """Nothing of this connection for a while."""
+        """Ignores this connection for a while."""
         self._set(flow, _IGNORED)
 
     def _follow(self, flow: int) -> None:
-        """All of this connection."""
+        """Reads all of this connection."""
         self._set(flow, _WHOLE)
 
     def _set(self, flow: int, state: int) -> None:
@@ -166,7 +166,7 @@ class RedisWire(Stating, Finishing, Due, Pending):
             self._ports_ns = now_ns
             self._find()
             if int(np.unpackbits(self._clients.view(np.uint8)).sum()) > _CLIENTS:
-                self._clients[:] = 0  # who is still of interest comes back with the next request
+                self._clients[:] = 0  # interesting clients come back with their next request
         if now_ns - self._sampled_ns >= _SAMPLE_NS:
             self._sampled_ns = now_ns
             self._switch["samples"] = _SAMPLES
@@ -185,7 +185,7 @@ class RedisWire(Stating, Finishing, Due, Pending):
                 self._at_times(function, now_ns)
 
     def _turn(self, now_ns: int) -> None:
-        """Looks, stays, or goes."""
+        """Attaches the programs, keeps them, or removes them."""
         over_ns = self._ends_ns if self._sampling else self._last_ns + IDLE_NS
         if self._links and now_ns >= over_ns:
             self._detach()
@@ -194,8 +194,8 @@ class RedisWire(Stating, Finishing, Due, Pending):
             self._ends_ns = boot_ns() + WINDOW_NS
 
     def _at_times(self, function: str, now_ns: int) -> None:
-        """What leaves this host, and Unix sockets, are looked at while some of it is wanted, and at times: the program
-        at each packet costs most.
+        """Remote connections and Unix sockets are read while their data is wanted, and periodically: the program at
+        each packet is the most expensive.
         """
         if (seen := int(self._switch[_AT_TIMES[function]][0])) != self._seen[function]:
             self._seen[function], self._until_ns[function] = seen, now_ns + FAR_NS
@@ -234,7 +234,7 @@ class RedisWire(Stating, Finishing, Due, Pending):
         self._bits[:] = bits
 
     def _report_state(self) -> None:
-        """In the family's state, where nothing is wrong with it."""
+        """Shows it in the family's state, if there is no problem."""
         if self._family.state == "attached":
             state, why = self._why()
             unknown = self._reader.unknown.text() if self._reader else ""
@@ -242,7 +242,7 @@ class RedisWire(Stating, Finishing, Due, Pending):
             self._family.reason = "; ".join(filter(None, state_row))
 
     def _why(self) -> tuple[str, str]:
-        """on, looking, waiting or off; and why."""
+        """(on, looking, waiting or off; the reason)."""
         if self._settings.mode == "off":
             return "off", "redis_limiters is off"
         if self._links and not self._sampling:
@@ -296,7 +296,7 @@ class RedisWire(Stating, Finishing, Due, Pending):
             "ports": sorted(self.ports),
             "decisions": self.decisions,
             "requests_seen": int(self._switch["asked"][0]),
-            "requests_read": int(self._switch["told"][0]),
+            "requests_read": int(self._switch["sent"][0]),
             "segments_cut": int(self._switch["cut"][0]),
             "segments_in_tls": int(self._switch["encrypted"][0]),
             "unknown_scripts": self._reader.unknown.rows() if self._reader else [],

@@ -1,8 +1,8 @@
-"""One way of a Redis connection, byte by byte as it comes: requests (arrays of bulk strings, or inline), or replies of
-RESP2 and RESP3. Pure.
+"""Incremental parser of one direction of a Redis connection: requests (arrays of bulk strings, or inline), or replies
+of RESP2 and RESP3. Pure.
 
-From anybody, so bounded: what is kept of a text and of a message, how deep and how long it may be. Longer texts are
-skipped without being held. Protocol: redis.io/docs/latest/develop/reference/protocol-spec.
+The input is untrusted, so the kept part of a text and of a message, its depth and its length are bounded. Longer texts
+are skipped without being stored. Protocol: redis.io/docs/latest/develop/reference/protocol-spec.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import nan
 from typing import Any
 
-#: Bytes that are kept of one text, of all texts of one message; elements that are kept of one array.
+#: Bytes that are kept per text, and of all texts per message; elements that are kept per array.
 KEPT_TEXT, KEPT_MESSAGE, KEPT_ITEMS = 16384, 65536, 256
 _LONGEST_LINE, _DEEPEST, _MOST_ITEMS, _LONGEST_TEXT = 4096, 12, 1 << 20, 1 << 30
 
@@ -18,15 +18,15 @@ Value = Any  #: bytes, int, float, bool, None, list of these, ReplyError or Push
 
 
 class Garbage(ValueError):
-    """What is no RESP, or no longer where a message begins."""
+    """Invalid RESP, or not at the beginning of a message."""
 
 
 class ReplyError(bytes):
-    """An error as a reply."""
+    """An error reply."""
 
 
 class Push(list[Value]):
-    """What a server says without being asked."""
+    """A push message of a server."""
 
 
 class Cut(bytes):
@@ -34,7 +34,7 @@ class Cut(bytes):
 
 
 class _Open:
-    """An array or a map whose elements are still to come."""
+    """An array or a map with elements outstanding."""
 
     __slots__ = ("items", "kind", "left")
 
@@ -50,14 +50,14 @@ _ATTRIBUTE, _PUSH, _ERROR, _VERBATIM = b"|>!="
 
 
 class RespStream:
-    """``feed`` bytes in order; whole messages come out."""
+    """``feed`` bytes in order; returns complete messages."""
 
     def __init__(self, *, requests: bool) -> None:
         self._requests = requests
         self.reset()
 
     def reset(self) -> None:
-        """A message begins next."""
+        """The next byte begins a message."""
         self._line = b""
         self._stack: list[_Open] = []
         self._text: list[bytes] = []
@@ -67,11 +67,11 @@ class RespStream:
 
     @property
     def between(self) -> bool:
-        """Whether a message begins next."""
+        """Whether the next byte begins a message."""
         return not (self._line or self._stack or self._text_open)
 
     def missing(self, count: int) -> bool:
-        """So many bytes will not come: False where that leaves nobody knowing where the next message begins."""
+        """Skips so many missing bytes; False if the beginning of the next message is then unknown."""
         if not self._text_open or count > self._text_left - 2:
             return False
         self._text_left -= count
@@ -171,7 +171,7 @@ class RespStream:
             self._add(Push() if kind == _PUSH else [], out)
 
     def _add(self, value: Value, out: list[tuple[Value, int]]) -> None:
-        """To what it is an element of; that, where it is whole now, likewise."""
+        """Adds a value to its array; a completed array to its own."""
         while self._stack:
             array = self._stack[-1]
             if len(array.items) < KEPT_ITEMS:
@@ -180,15 +180,15 @@ class RespStream:
             if array.left:
                 return
             self._stack.pop()
-            if array.kind == _ATTRIBUTE:  # it goes before a value, and is none
+            if array.kind == _ATTRIBUTE:  # it precedes a value, and is none
                 return
             value = Push(array.items) if array.kind == _PUSH else array.items
         out.append((value, self.begun_ns))
 
 
 def _whole_array(data: bytes, at: int, texts_only: bool) -> tuple[list[Value], int] | None:
-    """A plain array of short texts and integers that lies here whole, and where it ends; None for anything else. It is
-    what nearly all are, in a third of the time.
+    """A complete plain array of short texts and integers at this position, and its end; None for anything else. Nearly
+    all messages are such, and this takes a third of the time.
     """
     end = data.find(b"\r\n", at, at + 6)
     digits = data[at + 1 : end]

@@ -1,12 +1,12 @@
-"""Counters that expire, and sorted sets of times: limiters that are made of plain commands. Pure.
+"""Limiters made of plain commands: counters that expire, and sorted sets of times. Pure.
 
-INCR of a key is a decision where somebody also gives such keys an end (EXPIRE and its like, or the SET that makes
-them): the first is told then, the others at once. ZCARD or ZCOUNT of a key is one where old elements are taken out of
-it before (ZREMRANGEBYSCORE). What the program compares the count with is not on the wire: the result is unknown, unless
-a declaration says the limit.
+INCR of a key is a decision if the client also sets an expiry on such keys (EXPIRE and the like, or the SET that creates
+them). The first decision is reported at that time, later ones at once. ZCARD or ZCOUNT of a key is a decision if old
+elements are removed from it before (ZREMRANGEBYSCORE). The limit is not on the wire: the result is unknown, unless a
+declaration has the limit.
 
-A key that ends with the second in which its window began is Envoy's: its EXPIRE, sent with each INCRBY, says how long
-the window is, and up to 300 s more.
+A key that ends with the second in which its window began is Envoy's. Its EXPIRE, sent with each INCRBY, gives the
+window's length plus up to 300 s.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from agent.limiters.scripts.laravel import ADDING, COUNTED
 from agent.redis_wire.flows import RedisExchange
 
 _PREFIXES, _PENDING = 1024, 64
-#: Of what a counter begins with: longer ones are times or tokens, which locks have.
+#: Largest first count of a counter: larger ones are times or tokens, as in locks.
 _FIRST_DIGITS = 4
 #: Django's caches put a version before the key.
 _HEAD = re.compile(rb"(?::\d{1,3}:)?[^:/.{|_]{0,24}[:/.{|_]?")
-#: What Envoy counts in, which windows begin at multiples of.
+#: Envoy's units; windows begin at multiples of them.
 _STAMPED, _UNITS_S = (
     re.compile(rb"(.+_)(\d{9,10})\Z", re.DOTALL),
     (31_536_000, 2_592_000, 604_800, 86_400, 3_600, 60, 1),
@@ -45,15 +45,13 @@ def _head(key: bytes) -> bytes:
 
 
 def _length_ns(unit: str, word: bytes) -> int | None:
-    """Of a window; 0 where an instant is told in its place, or more than any window lasts; None for what is no
-    number.
-    """
+    """Length of a window; 0 for an instant, or for more than any window lasts; None for no number."""
     length_ns = int(word) * _UNIT_NS.get(unit, 0) if word.isdigit() and len(word) < 14 else None
     return 0 if length_ns is not None and length_ns >= _MOST_NS else length_ns
 
 
 def _made(words: list[bytes]) -> tuple[int, int] | None:
-    """(first count, window in ns) of a SET that makes a counter which ends, if none is there."""
+    """(first count, window in ns) of a SET that creates an expiring counter if there is none."""
     options = [word[:14].upper() for word in words[3:9] if isinstance(word, bytes)]
     unit = next((unit for unit in (b"EX", b"PX", b"EXAT", b"PXAT") if unit in options[:-1]), None)
     if unit is None or b"NX" not in options or not words[2][:20].isdigit() or len(words[2]) > _FIRST_DIGITS:
@@ -63,14 +61,14 @@ def _made(words: list[bytes]) -> tuple[int, int] | None:
 
 
 def stamped(command: bytes, key: bytes) -> re.Match[bytes] | None:
-    """(what is limited, when its window began) of Envoy's keys."""
+    """(limited object, beginning of its window) of Envoy's keys."""
     return _STAMPED.match(key) if command == b"INCRBY" else None
 
 
 class Windows:
-    """Keeps which keys' beginnings are windows, and for how long, by server; which keys a SET made with an end; of
-    which beginnings such keys were counted, and by what command.
-    units: of Envoy's keys, without their second, the window in s.
+    """Keeps, by server: which key prefixes are windows, and their length; which keys a SET created with an expiry;
+    which prefixes of these were counted, and by what command. _units: of Envoy's keys, without their second, the window
+    in s.
     """
 
     def __init__(self, limiters: Limiters) -> None:
@@ -82,16 +80,14 @@ class Windows:
         self._limiters = [one for one in limiters.all if set(one.commands) & {*COUNTING, *_COUNTED}]
 
     def added(self, exchange: RedisExchange, call: RedisCall) -> None:
-        """A key that a script made with its end, as Laravel does."""
+        """A key that a script created with its expiry, as in Laravel."""
         ends, (key, args) = exchange.flow.ends, (call.keys[0] if call.keys else b"", call.args)
         if call.script == ADDING and ends and len(args) == 2 and (length_ns := _length_ns("EX", args[1])):
             of = self._timed if key.endswith(_TIMER) else self._ending
             _keep(of, (ends.server, ends.server_port, key.removesuffix(_TIMER)[:64]), length_ns)
 
     def take(self, exchange: RedisExchange) -> Iterator[tuple[RedisExchange, RedisLimiter | None, int]]:
-        """Decisions that are known with this answer: (of which exchange, what is declared of it, its window in ns or
-        0).
-        """
+        """Decisions that are complete with this reply: (their exchange, their declaration, window in ns or 0)."""
         command, words = exchange.command.decode("latin-1"), exchange.words
         if len(words) < 2 or command not in _COUNTS or exchange.flow.ends is None or not isinstance(words[1], bytes):
             return
@@ -103,12 +99,12 @@ class Windows:
             count, window_ns = made
             _keep(self._ending, (*where[:2], key[:64]), window_ns)
             exchange.flow.made.pop(key, None)
-            if count:  # it is the first of its window, as if it had been counted
+            if count:  # the first request of its window, as if it had been counted
                 by = self._made.get(where, b"INCRBY")
                 first = exchange._replace(command=by, words=[by, key, words[2]], reply=count)
                 if where in self._made or self._declared(first):
                     yield first, self._declared(first), window_ns
-                else:  # an EXPIRE may as well be of a lock: only a count tells
+                else:  # an EXPIRE may also be of a lock: only a count decides
                     exchange.flow.made[key] = first
                     if len(exchange.flow.made) > _PENDING:
                         exchange.flow.made.pop(next(iter(exchange.flow.made)))
@@ -141,7 +137,7 @@ class Windows:
             yield exchange, COUNTED, timed_ns
             return
         length_ns = self._ending.get((*where[:2], key[:64]))
-        if length_ns is not None:  # this very key was made with its end
+        if length_ns is not None:  # this very key was created with its expiry
             _keep(self._made, where, exchange.command)
             _keep(self._known, where, length_ns)
             if (first := flow.made.pop(key, None)) is not None:
@@ -160,14 +156,14 @@ class Windows:
             self._wait(exchange, key)
 
     def _wait(self, exchange: RedisExchange, key: bytes) -> None:
-        """For what gives the key an end."""
+        """Keeps a count until the key gets an expiry."""
         kept = exchange.flow.kept
         kept[key] = exchange
         if len(kept) > _PENDING:
             kept.pop(next(iter(kept)))
 
     def _unit_ns(self, where: _Where, stamp: re.Match[bytes], end_ns: int) -> int:
-        """The longest unit that fits both the key and its end, and fitted all of its keys before."""
+        """The longest unit that fits the key, its expiry, and all its keys before."""
         of = (*where[:2], stamp[1][:64])
         most = min(end_ns // 10**9, self._units.get(of, _UNITS_S[0]))
         unit = next((unit for unit in _UNITS_S if unit <= most and not int(stamp[2]) % unit), 0)

@@ -1,4 +1,4 @@
-"""The store: hot segments, sealed ones, and queries over both."""
+"""The store: hot segments, sealed segments, and queries over both."""
 
-#: Exit status of the sealer that has sealed all it could, while some segments cannot be read.
+#: Exit status of the sealer if some segments cannot be read; it has sealed the others.
 UNREADABLE = 3

@@ -1,6 +1,6 @@
-"""Questions answered through DuckDB: what the store and a recording have in common. CLI process only.
+"""Queries through DuckDB: the common part of a store and a recording. CLI process only.
 
-Wall time is computed by a vectorised function that is called just for the rows and columns a question needs.
+A vectorised function computes wall times, only for the rows and columns that a query needs.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from agent.store import duck, group
 from agent.tables import TABLES
 
 T = TypeVar("T")
-#: Rows that a span of ``batches`` holds, which DuckDB sorts at once, and rows that are Python objects at one time.
+#: Rows of a span of ``batches``, which DuckDB sorts at once; rows that are Python objects at one time.
 _SPAN_ROWS = 2_000
 _BATCH_ROWS = 200
 
 
 class _Span(NamedTuple):
-    """Seconds of CLOCK_BOOTTIME of one boot, the last not included, and how many rows of an answer lie in them."""
+    """A half-open range of seconds of CLOCK_BOOTTIME of one boot, and the number of result rows in it."""
 
     boot_id: str
     from_s: int
@@ -48,8 +48,8 @@ class _Span(NamedTuple):
 
 
 class Answers(ABC):
-    """A source of rows (agent/ask/row_source.py) whose tables are views of a database in memory. The heirs open the
-    database, and ask it.
+    """A source of rows (agent/ask/row_source.py) whose tables are views of a database in memory. Subclasses open the
+    database and run queries.
     """
 
     def __init__(self) -> None:
@@ -64,14 +64,14 @@ class Answers(ABC):
 
     @abstractmethod
     def _offsets(self, boot_id: str) -> tuple[np.ndarray, int]:
-        """(the clock_offset rows of a boot, with the columns that a History needs; to when its clock was watched,
+        """(a boot's clock_offset rows, with the columns that a History needs; until when its clock was watched,
         CLOCK_BOOTTIME ns).
         """
 
     @abstractmethod
     def _run_query(self, sql: str, fetch: Callable[[Any], T]) -> T:
-        """What ``fetch`` makes of an executed query. Raises AgentError: exit 2 for SQL that does not parse, bind or
-        convert, or would not only read; 4 where files keep vanishing.
+        """The result of ``fetch`` on an executed query. Raises AgentError: exit 2 for SQL that does not parse, bind or
+        convert, or would write; 4 if files keep vanishing.
         """
 
     @abstractmethod
@@ -84,12 +84,12 @@ class Answers(ABC):
         self._close()
 
     def rows(self, question: Question) -> list[dict[str, Any]]:
-        """One dictionary a row or group."""
+        """One dictionary per row or group."""
         return self.run(questions.select(question, self.boots, self.window)).dicts()
 
     def batches(self, question: Question) -> Iterator[list[dict[str, Any]]]:
-        """The same rows in order of time, or the newest ``question.limit`` of them, some hundred at once: a span of
-        time after the other, so that memory does not grow with their number.
+        """The same rows in order of time, or the newest ``question.limit`` of them, a few hundred at once. It reads one
+        time span after the other, so memory does not grow with the number of rows.
         """
         for span, count in self._spans(question):
             part = replace(question, where=(*question.where, *span.where()), order=TIME, limit=None)
@@ -100,8 +100,8 @@ class Answers(ABC):
                 yield from ([dict(zip(columns, row, strict=True)) for row in batch] for batch in batches)
 
     def _spans(self, question: Question) -> list[tuple[_Span, int]]:
-        """Spans of time in order, which hold at most _SPAN_ROWS of the question's rows each unless a second holds more,
-        and how many of each span's newest rows belong to the answer.
+        """Time spans in order, each with at most _SPAN_ROWS of the question's rows (more only within one second), and
+        how many of each span's newest rows belong to the result.
         """
         boots = ", ".join(map(questions.literal, self.boots))
         _, batches = self.stream(
@@ -130,7 +130,7 @@ class Answers(ABC):
         return {name: np.ma.filled(np.ma.asarray(column).astype(np.int64), NULL_I64) for name, column in found.items()}
 
     def table(self, question: Question) -> np.ndarray:
-        """Rows as the table itself holds them (agent/columns.py), the question's columns only."""
+        """Rows in the table's own dtype (agent/columns.py), with the question's columns only."""
         columns = [TABLES[question.table].by_name[name] for name in question.columns]
         found = self._run_query(questions.select(question, self.boots, self.window), lambda done: done.fetchnumpy())
         rows = np.empty(len(found[columns[0].name]), [(one.name, one.dtype) for one in columns])
@@ -139,16 +139,16 @@ class Answers(ABC):
         return rows
 
     def spread(self, question: Question, *, exact: bool = False) -> Spread:
-        """How the table's measure is spread in each group (agent/store/group.py)."""
+        """The distribution of the table's measure in each group (agent/store/group.py)."""
         return group.spread(self.run, question, self.window)
 
     def run(self, sql: str) -> Result:
-        """Raises as ``_run_query``."""
+        """Runs a query. Raises as ``_run_query``."""
         return self._run_query(sql, lambda done: Result([d[0] for d in done.description or ()], done.fetchall()))
 
     def stream(self, sql: str) -> tuple[list[str], Iterator[list[tuple[Any, ...]]]]:
-        """The columns of a query and its rows, some hundred at once; nothing else may be asked until they are read.
-        Raises as ``_run_query``; the iterator raises AgentError (exit 4) where a file fails behind the first of them.
+        """The columns of a query and its rows, a few hundred at once. No other query may run until they are read.
+        Raises as ``_run_query``; the iterator raises AgentError (exit 4) if a file fails after the first rows.
         """
         done, columns, first = self._run_query(
             sql, lambda done: (done, [d[0] for d in done.description or ()], done.fetchmany(_BATCH_ROWS))
@@ -156,7 +156,7 @@ class Answers(ABC):
         return columns, _rest(done, first)
 
     def gaps(self) -> list[dict[str, Any]]:
-        """Loss rows whose interval overlaps the window, with the wall times of its ends."""
+        """Loss rows whose interval overlaps the window, with the wall times of both ends."""
         inside = " AND ".join(
             [
                 "(count IS NULL OR count > 0)",
@@ -171,7 +171,7 @@ class Answers(ABC):
         return found
 
     def history(self, boot_id: str) -> History:
-        """The offset history of a boot; empty where there is none."""
+        """The offset history of a boot; empty if there is none."""
         with self._lock:
             if boot_id not in self._histories:
                 rows, watched_ns = self._offsets(boot_id)
@@ -180,7 +180,7 @@ class Answers(ABC):
             return self._histories[boot_id]
 
     def wall(self, boot_id: str, t_ns: np.ndarray) -> np.ndarray:
-        """Wall times (Unix ns) of CLOCK_BOOTTIME ns of that boot, shape (n,); NULL_I64 where not known."""
+        """Wall times (Unix ns) of CLOCK_BOOTTIME ns of that boot, shape (n,); NULL_I64 if unknown."""
         return to_wall(self.history(boot_id), t_ns).ns
 
     def _wall(self, boots: Any, times: Any) -> Any:
@@ -202,8 +202,8 @@ class Answers(ABC):
 
 
 def _rest(done: Any, batch: list[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
-    """The batches of an answer from the first one on. Raises AgentError (exit 4) where a file fails behind it: its rows
-    are given already, so the file can no longer be left out.
+    """All batches of a result. Raises AgentError (exit 4) if a file fails after the first: its rows are printed
+    already, so the file can no longer be left out.
     """
     import duckdb
 
@@ -222,7 +222,7 @@ def _rest(done: Any, batch: list[tuple[Any, ...]]) -> Iterator[list[tuple[Any, .
             ) from error
 
 
-#: The stored bytes of an address and of a peer that a view shows as text.
+#: The stored bytes of an address and a peer, which a view shows as text.
 _ENCODED: dict[str, Callable[[str], bytes]] = {
     "addr": lambda text: peer_of(text)[:16] if text.startswith("unix:") else addr_bytes(text),
     "peer": peer_of,
@@ -230,8 +230,8 @@ _ENCODED: dict[str, Callable[[str], bytes]] = {
 
 
 def as_stored(column: Column, given: np.ndarray) -> np.ndarray:
-    """What DuckDB gives of a column, as the column stores it: numbers, truth values, texts, names, addresses and
-    histograms.
+    """DuckDB's values of a column, converted to the column's stored form: numbers, booleans, texts, names, addresses
+    and histograms.
     """
     values = np.ma.asarray(given)
     missing = np.ma.getmaskarray(values)
@@ -253,8 +253,8 @@ def as_stored(column: Column, given: np.ndarray) -> np.ndarray:
 
 
 def executed(db: Any, sql: str) -> Any:
-    """The query's result, not fetched yet. Raises duckdb.Error, and AgentError (exit 2) where it would write or says
-    nothing.
+    """The query's result, not fetched yet. Raises duckdb.Error, and AgentError (exit 2) if the query would write or is
+    empty.
     """
     duck.refuse_writes(db, sql)
     done = db.execute(sql)
@@ -264,7 +264,7 @@ def executed(db: Any, sql: str) -> Any:
 
 
 def to_wall(history: History, t_ns: np.ndarray) -> Converted:
-    """Wall times, shape (n,); all unknown where the history is empty."""
+    """Wall times, shape (n,); all unknown if the history is empty."""
     if len(history):
         return history.to_wall(t_ns)
     null = np.full(len(t_ns), NULL_I64)

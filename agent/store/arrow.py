@@ -1,9 +1,8 @@
-"""Numpy batches as Arrow tables: sentinels become nulls, codes become names, packed addresses become text.
+"""Converts numpy batches to Arrow tables: sentinels become nulls, codes become names, packed addresses become text.
 
-Sealed Parquet and hot rows both go through ``to_arrow``, so both answer a query alike. Vectorised: Python code runs
-once per distinct address, never per row. Imported by the sealer and the CLI only; the agent never loads pyarrow.
-``take`` and ``cast`` of an Arrow array load pyarrow.compute, 50 ms of every answer, so they are left to text that is
-rare.
+Sealed Parquet and hot rows both go through ``to_arrow``, so queries treat both alike. Vectorised: Python code runs once
+per distinct address, never per row. Only the sealer and the CLI import this; the agent never loads pyarrow. ``take``
+and ``cast`` of an Arrow array load pyarrow.compute, 50 ms per query, so only rare text uses them.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from functools import cache
 
 import numpy as np
 
-# Arrow's own allocator takes 4 MB as soon as pyarrow is loaded, and keeps what is freed; malloc gives it back.
+# Arrow's own allocator takes 4 MB as soon as pyarrow is loaded and keeps freed memory; malloc returns it.
 os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 import pyarrow as pa
 
@@ -31,14 +30,14 @@ _PIECE_BYTES = 1 << 20
 
 
 def arrow_type(column: Column) -> pa.DataType:
-    """The Arrow type of a column: what a view shows, also where it has no row."""
+    """The Arrow type of a column. A view has it even without rows."""
     types = {"i64": pa.int64(), "f64": pa.float64(), "bool": pa.bool_(), "hist": pa.list_(pa.uint32())}
     return types.get(column.kind, pa.string())
 
 
 @cache
 def schema(table: str) -> pa.Schema:
-    """Columns of a stored table in order, ended by boot_id and host."""
+    """The columns of a stored table in order, then boot_id and host."""
     fields = [(c.name, arrow_type(c)) for c in TABLES[table].columns]
     return pa.schema([*fields, ("boot_id", pa.string()), ("host", pa.string())])
 
@@ -52,7 +51,9 @@ def to_arrow(table: str, rows: np.ndarray, boot_id: str, host: str) -> pa.Table:
 
 
 class Gathered:
-    """Rows that come in pieces, as Arrow tables: converted by the megabyte, so that all of them are in memory once."""
+    """Collects rows that arrive in pieces, and converts them to Arrow by the megabyte, so that memory holds
+    them once.
+    """
 
     def __init__(self) -> None:
         self._tables: dict[str, list[pa.Table]] = {}
@@ -66,7 +67,7 @@ class Gathered:
             self._convert(table, boot_id, host)
 
     def tables(self) -> dict[str, list[pa.Table]]:
-        """All rows so far, by table, in the order in which they came; those of one boot and host at least."""
+        """All rows so far, by table, in order of arrival; batches of one boot and host are merged."""
         for key in list(self._waiting):
             self._convert(*key)
         return self._tables
@@ -77,7 +78,7 @@ class Gathered:
 
 
 def wall_arrays(times: Converted) -> list[pa.Array]:
-    """What ``History.to_wall`` returns, as Arrow arrays in the order of ``WALL_COLUMNS``."""
+    """The result of ``History.to_wall`` as Arrow arrays in the order of ``WALL_COLUMNS``."""
     wall, err, alt = (pa.array(a, mask=a == NULL_I64) for a in (times.ns, times.err_ns, times.alt_ns))
     return [wall, err, _named(_STATES, times.state), alt]
 
@@ -100,12 +101,12 @@ def _column(column: Column, values: np.ndarray) -> pa.Array:
         return _plain_text(np.array([text.encode() for text in texts], "S")[which])
     if _is_ascii(values):
         return _plain_text(values)
-    texts, which = _distinct(values, _utf8)  # each as wide as the widest would be much memory
+    texts, which = _distinct(values, _utf8)  # an array of fixed width would need the widest text's memory for each row
     return pa.array([text or None for text in texts], pa.string()).take(pa.array(which.astype(np.int32)))
 
 
 def _named(names: Sequence[str], codes: np.ndarray) -> pa.Array:
-    """The name of each code, null for those without."""
+    """The name of each code, null for unknown codes."""
     known = (codes >= 0) & (codes < len(names))
     return _plain_text(np.array([*names, ""], "S")[np.where(known, codes, len(names))])
 
@@ -120,9 +121,7 @@ def _plain_text(values: np.ndarray) -> pa.Array:
 
 
 def _distinct(values: np.ndarray, text: Callable[[bytes], str]) -> tuple[list[str], np.ndarray]:
-    """The text of each distinct stored value, and which of them each value is. Sorting fixed-width bytes is what
-    np.unique does with them.
-    """
+    """The text of each distinct stored value, and each value's index in it. np.unique sorts the fixed-width bytes."""
     width = values.dtype.itemsize
     unique, inverse = np.unique(values.view(f"S{width}"), return_inverse=True)
     return [text(bytes(one).ljust(width, b"\0")) for one in unique], inverse

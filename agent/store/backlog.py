@@ -1,4 +1,4 @@
-"""Rows that wait to be stored, in the order in which they came: bounded, the oldest are dropped, counted, and told."""
+"""Rows that wait to be stored, in order of arrival. Bounded: the oldest rows are dropped, counted and reported."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Iterable, Mapping
 from agent.batch import Batch, Loss, losses
 from agent.store.outage import Lost
 
-#: A batch, or a watermark (CLOCK_BOOTTIME ns): that to which the correlator was moved after the batches before it.
+#: A batch, or a watermark (CLOCK_BOOTTIME ns) that the correlator reached after the batches before it.
 Entry = Batch | int
-#: What an entry takes beside its rows.
+#: Memory of an entry beside its rows.
 _EACH_BYTES = 256
 
 
 def size(entry: Entry) -> int:
-    """Bytes of memory, about."""
+    """Approximate bytes of memory."""
     return _EACH_BYTES + (entry.rows.nbytes if isinstance(entry, Batch) else 0)
 
 
 class Backlog:
-    """dropped: rows by table since the start. lost: those of them that no ``loss`` row tells of yet."""
+    """dropped: rows by table since the start. lost: dropped rows without a ``loss`` row yet."""
 
     def __init__(self) -> None:
         self.entries: deque[Entry] = deque()
@@ -42,7 +42,7 @@ class Backlog:
             self._bytes += size(entry)
 
     def trim(self, most_bytes: int) -> None:
-        """Drop the oldest until the rest takes no more than that."""
+        """Drops the oldest entries until the rest fits."""
         while self._bytes > most_bytes:
             oldest = self.entries.popleft()
             self._bytes -= size(oldest)
@@ -50,23 +50,23 @@ class Backlog:
                 self.drop(oldest)
 
     def drop(self, batch: Batch) -> None:
-        """Count rows that are lost."""
+        """Counts rows that are lost."""
         times = batch.rows["t_ns"]
         self.miss({batch.table: (len(batch.rows), int(times.min()), int(times.max()))})
 
     def miss(self, lost: Mapping[str, Lost]) -> None:
-        """Count rows that were lost elsewhere."""
+        """Counts rows that were lost elsewhere."""
         for table, (count, start, end) in lost.items():
             before, first, last = self.lost.get(table, (0, start, end))
             self.lost[table] = before + count, min(first, start), max(last, end)
             self.dropped[table] += count
 
     def unreported(self) -> list[Batch]:
-        """What says which rows were dropped since writing failed."""
+        """Loss rows for the rows dropped since writing failed."""
         return [losses("store", *(Loss(table, *lost) for table, lost in self.lost.items()))] if self.lost else []
 
     def take(self) -> list[Entry]:
-        """All that waits, which then no longer waits here."""
+        """Removes and returns all waiting entries."""
         taken, self._bytes = list(self.entries), 0
         self.entries.clear()
         return taken

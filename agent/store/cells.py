@@ -1,10 +1,10 @@
-"""Cells: how a sealed table's measure is spread, counted when it was sealed, so that a question over millions of rows
-reads thousands.
+"""Cells: the distribution of a sealed table's measure, counted at sealing, so that a query over millions of rows reads
+thousands.
 
-Beside ``TABLE.parquet`` lies ``TABLE.cells`` (Parquet too): for each combination of values of some columns, and each
-bucket of the measure, the number of rows and the largest value. Those columns are chosen a segment, the ones with few
-values first, as long as cells are few beside rows; which they are is in ``head.json``. Buckets are log-linear, 32 in
-each power of two, symmetric around 0, exact below 64.
+``TABLE.cells`` (Parquet) is stored beside ``TABLE.parquet``. For each combination of values of some columns, and each
+bucket of the measure, it has the number of rows and the largest value. Each segment chooses these columns, those with
+few values first, while there are few cells per row; ``head.json`` lists them. Buckets are log-linear, 32 per power of
+two, symmetric around 0, exact below 64.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from agent.tables import TABLES
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: How far the middle of a bucket may lie from a value in it.
+#: Largest relative distance between a value and the middle of its bucket.
 ERROR = 1 / 64
-#: Rows, in segments with cells, from which on they are asked: fewer are read in no time, and exactly.
+#: Cells are used from this number of rows on. Fewer rows are read quickly, and exactly.
 MANY = 1_000_000
 _LEAST_ROWS = 10_000
 _ROWS_A_CELL = 8
@@ -33,20 +33,18 @@ _OWN = ("_bucket", "_rows", "_most")
 
 
 def name(table: str) -> str:
-    """The file of a table's cells in its segment."""
+    """The file name of a table's cells in its segment."""
     return f"{table}.cells"
 
 
 def checksum(path: str) -> int:
-    """CRC-32 of a file of cells; Parquet's pages have none, and a wrong count looks like any other. Raises OSError."""
+    """CRC-32 of a cells file. Parquet pages have none, and a wrong count would not be noticed. Raises OSError."""
     with open(path, "rb") as file:
         return zlib.crc32(file.read())
 
 
 def write(folder: str, table: str) -> list[str]:
-    """Makes the cells of a sealed table, and returns the columns by which they are told apart; none where that would
-    not pay.
-    """
+    """Writes the cells of a sealed table. Returns the columns that distinguish them; none if cells would not pay."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -72,12 +70,12 @@ def write(folder: str, table: str) -> list[str]:
             cells, count = finer, finer_count
             chosen.append(column)
     first = np.zeros(count, np.int64)
-    first[cells[::-1]] = np.arange(len(cells))[::-1]  # of equal places the last one assigned stays: the first row
+    first[cells[::-1]] = np.arange(len(cells))[::-1]  # the last assignment wins, so the first row
     most = np.full(count, NULL_I64)
     np.maximum.at(most, cells, values)
     places = buckets(values[first])
     keys = [coded[c].indices.fill_null(-1).to_numpy()[first] for c in reversed(chosen)]
-    order = np.lexsort((places, *keys))  # a third smaller on disk, and quicker to add up
+    order = np.lexsort((places, *keys))  # a third smaller on disk, and faster to sum
     first, most, count_of = first[order], most[order], np.bincount(cells, minlength=count)[order]
     unknown = most == NULL_I64
     own = (pa.array(places[order], mask=unknown), pa.array(count_of), pa.array(most, mask=unknown))
@@ -111,8 +109,8 @@ def bucket_sql(column: str) -> str:
 
 
 def spread_sql(by: Sequence[str], sealed: Sequence[str], rest: str, quantiles: Sequence[float]) -> str:
-    """Columns ``by``, count, a list of the quantiles' buckets, and max. sealed: SQL names of the files with cells.
-    rest: a query of other cells, if there are any.
+    """A query for columns ``by``, count, a list of the quantiles' buckets, and max. sealed: SQL names of the cells
+    files. rest: a query for other cells, if any.
     """
     keys = ", ".join(map(quote, by))
     own = f"{keys}, {', '.join(_OWN)}"
@@ -129,7 +127,7 @@ def spread_sql(by: Sequence[str], sealed: Sequence[str], rest: str, quantiles: S
 
 
 def rest_sql(by: Sequence[str], measure: str, view: str, where: str) -> str:
-    """The cells of a view's rows, made now."""
+    """A query that computes the cells of a view's rows."""
     keys = ", ".join(map(quote, by))
     return (
         f"SELECT {keys}, {bucket_sql(measure)} AS _bucket, count(*) AS _rows, max({quote(measure)}) AS _most "
@@ -138,7 +136,7 @@ def rest_sql(by: Sequence[str], measure: str, view: str, where: str) -> str:
 
 
 def _distinguishes(column: Column) -> bool:
-    """Names, states and numbers that count nothing."""
+    """Whether the column identifies or classifies (names, states, ids), rather than counts."""
     return column.kind in {"str", "enum", "bool", "addr", "peer"} or (column.kind == "i64" and not column.unit)
 
 
@@ -148,7 +146,7 @@ def _is_text(table: str, column: str) -> bool:
 
 
 def _coded(column: pa.ChunkedArray) -> pa.DictionaryArray:
-    """Each value as the number of a distinct one: four bytes a row."""
+    """Each value as the number of its distinct value: four bytes per row."""
     import pyarrow as pa
 
     array: Any = column.combine_chunks()
@@ -157,7 +155,7 @@ def _coded(column: pa.ChunkedArray) -> pa.DictionaryArray:
 
 
 def _numbered(codes: np.ndarray) -> tuple[np.ndarray, int]:
-    """The same, numbered from 0 on without gaps, in order of their first place."""
+    """The same codes renumbered from 0 without gaps, in order of first occurrence."""
     import pyarrow as pa
 
     found = pa.array(codes).dictionary_encode()

@@ -1,4 +1,4 @@
-"""Which sealed files cannot be read, so that the others still answer. CLI process only."""
+"""Finds sealed files that cannot be read, so that queries use the others. CLI process only."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def unreadable(files: Iterable[str]) -> dict[str, str]:
-    """Reads these Parquet files whole: those that fail, and why. A file that vanished with its segment is none of
-    them.
+    """Reads these Parquet files completely. Returns those that fail, with the reason. Files that vanished with their
+    segment are left out.
     """
     import duckdb
 
@@ -32,7 +32,7 @@ def unreadable(files: Iterable[str]) -> dict[str, str]:
 
 
 def note(one: Sealed, table: str, why: str) -> str:
-    """What to tell the reader of an answer."""
+    """The note for the user."""
     rows = one.tables[table]["rows"]
     return f"{one.name}/{table}.parquet is damaged, its {rows if rows >= 0 else ''} rows are not shown: {why}".replace(
         "  ", " "
@@ -40,7 +40,7 @@ def note(one: Sealed, table: str, why: str) -> str:
 
 
 def loss(one: Sealed, table: str) -> pa.Table:
-    """The rows that a damaged file held, as a row of ``loss``."""
+    """The rows of a damaged file as a row of ``loss``."""
     span = one.tables[table]
     known = span["rows"] >= 0
     source = f"{table} of {one.name}"

@@ -1,5 +1,5 @@
-"""DuckDB in memory, that reads and may open no file but what it was given: the views of tables, what may be asked, and
-its errors in our words. CLI process only.
+"""DuckDB in memory, confined to reading given files: the views of tables, the check for read-only SQL, and its errors
+as AgentError. CLI process only.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
-#: Each thread decodes a group of rows of its own: more take more memory than they save time.
+#: Each thread decodes its own row group: more threads cost more memory than they save time.
 THREADS = 1
-#: Above it a query fails, so that none takes the host's memory.
+#: Memory limit of a query, which protects the host.
 MEMORY = "1GB"
 _WALL_TYPE = "STRUCT(wall_ns BIGINT, wall_err_ns BIGINT, wall_state VARCHAR, wall_alt_ns BIGINT)"
-#: Statements that only read. DuckDB has PIVOT as several: the type of its columns, then the query.
+#: Statements that only read. DuckDB splits PIVOT into several: the type of its columns, then the query.
 _READING = ("SELECT", "MULTI")
 _COMMENT = re.compile(r"--[^\n]*|/\*.*?\*/", re.DOTALL)
 _EXPLAIN = re.compile(
@@ -33,11 +33,11 @@ _EXPLAIN = re.compile(
 
 
 def plain() -> duckdb.DuckDBPyConnection:
-    """A database in memory, in as little of it as answers need."""
-    with without("_hashlib"):  # which would bring OpenSSL with it, for 3 MB
+    """A database in memory with a small footprint."""
+    with without("_hashlib"):  # avoids loading OpenSSL, 3 MB
         import duckdb
 
-    # A cache of files' bytes is for those who ask twice. Nothing is spilled to disk: where, nobody has said.
+    # A cache of file contents would pay only for repeated reads. Nothing is spilled to disk.
     return duckdb.connect(
         config={
             "threads": THREADS,
@@ -49,28 +49,26 @@ def plain() -> duckdb.DuckDBPyConnection:
 
 
 def connected(wall: Callable[[Any, Any], Any]) -> duckdb.DuckDBPyConnection:
-    """A database without tables. wall: Arrow arrays (boot_id, t_ns) of one chunk to a struct array of the wall
-    columns.
+    """A database without tables. wall: Arrow arrays (boot_id, t_ns) of one chunk to a struct array of the
+    wall columns.
     """
     db = plain()
-    register: Any = db.create_function  # Its stub lacks the names that stand for types.
+    register: Any = db.create_function  # its stub lacks type names
     register(WALL, wall, ["VARCHAR", "BIGINT"], _WALL_TYPE, type="arrow", null_handling="special")
     return db
 
 
 def confine(db: duckdb.DuckDBPyConnection, directories: Iterable[str] = ()) -> None:
-    """From now on it opens files below these directories only."""
+    """From now on it opens only files below these directories."""
     db.execute(f"SET allowed_directories = [{', '.join(map(text, directories))}]")
     db.execute("SET enable_external_access = false")
-    db.execute(
-        "SET enable_progress_bar = false"
-    )  # which is drawn on stdout, amid the rows, where a query takes two seconds
+    db.execute("SET enable_progress_bar = false")  # the bar is drawn on stdout, amid the rows, after two seconds
     db.execute("SET lock_configuration = true")
 
 
 def closed(db: duckdb.DuckDBPyConnection) -> None:
-    """Also where the reader of an answer has gone before its end."""
-    if abort := getattr(db, "abort", None):  # from DuckDB 2 on, which otherwise refuses what follows
+    """Closes the database, also in the middle of a result."""
+    if abort := getattr(db, "abort", None):  # from DuckDB 2 on; else the calls below fail during a query
         abort()
     db.remove_function(WALL)
     db.close()
@@ -85,13 +83,13 @@ def make_view(
     *,
     bounded: bool,
 ) -> None:
-    """A view of a table over rows in memory and Parquet files. bounded: it has the window's rows only."""
+    """A view of a table over rows in memory and Parquet files. bounded: only the window's rows."""
     hold(db, table, parts)
     db.execute(f"CREATE OR REPLACE VIEW {table} AS {rows_of(table, files)}{_latest(table, window, bounded=bounded)}")
 
 
 def hold(db: duckdb.DuckDBPyConnection, table: str, parts: Iterable[pa.Table]) -> None:
-    """Has rows in memory ready for ``rows_of``."""
+    """Loads rows into memory for ``rows_of``."""
     import pyarrow as pa
 
     from agent.store.arrow import schema
@@ -100,7 +98,7 @@ def hold(db: duckdb.DuckDBPyConnection, table: str, parts: Iterable[pa.Table]) -
 
 
 def held(table: str) -> str:
-    """The name of a table's rows in memory."""
+    """The name of a table's in-memory rows."""
     return f"_hot_{table}"
 
 
@@ -118,24 +116,24 @@ def rows_of(table: str, files: Sequence[str]) -> str:
 
 
 def _latest(table: str, window: Window, *, bounded: bool) -> str:
-    """What leaves a thing's latest state in the window, in a table whose rows are states; and only the window's rows,
-    where that was asked.
+    """A condition for the latest state of each object in the window, in a table whose rows are states; with ``bounded``
+    also for the window's rows only.
     """
     within = " AND ".join(window.rows()) or "true"
     by, as_of = TABLES[table].latest_by, TABLES[table].as_of
-    if as_of:  # what has not changed since is not stored again: the window's beginning is none of this
+    if as_of:  # unchanged state is not stored again, so it may be older than the window
         where = " AND ".join([*window.known(as_of), *(window.rows() if bounded else ())]) or "true"
         return f" WHERE {where} QUALIFY rank() OVER (PARTITION BY boot_id, {by} ORDER BY {as_of} DESC) = 1"
     if not by:
         return (
             f" WHERE {within}" if bounded and table != "loss" else ""
-        )  # of losses, the intervals count: see Answers.gaps
+        )  # losses are selected by interval: see Answers.gaps
     return f" WHERE {within} QUALIFY row_number() OVER (PARTITION BY boot_id, {by} ORDER BY t_ns DESC) = 1"
 
 
 def refuse_writes(db: duckdb.DuckDBPyConnection, sql: str) -> None:
-    """Raises AgentError (exit 2) where a statement is none that reads: it would change this process's memory only, and
-    say nothing.
+    """Raises AgentError (exit 2) for a statement that writes: it would change only this process's memory, without an
+    error.
     """
     for statement in db.extract_statements(sql):
         kind = str(statement.type.name)
@@ -153,7 +151,7 @@ def refuse_writes(db: duckdb.DuckDBPyConnection, sql: str) -> None:
 
 
 def usage(message: str, tables: Iterable[str]) -> AgentError:
-    """A message of DuckDB as a usage error, with the nearest names where it misses a column or table."""
+    """Converts a DuckDB message to a usage error, with the nearest names for a missing column or table."""
     first = message.partition("\n")[0]
     if first.startswith("Out of Memory"):
         return AgentError(
@@ -178,5 +176,5 @@ def usage(message: str, tables: Iterable[str]) -> AgentError:
 
 
 def text(value: str) -> str:
-    """Text as SQL."""
+    """Text as an SQL literal."""
     return "'" + value.replace("'", "''") + "'"

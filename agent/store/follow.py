@@ -13,11 +13,11 @@ _NOTHING: frozenset[str] = frozenset()
 
 
 class Follower:
-    """Frames written to a store from now on.
+    """Reads frames written to a store from now on.
 
-    dir_fd: the store's directory; stays the caller's. tables: only rows of these (None: all).
-    missed: segments that were sealed before they could be read, because the follower was stopped for that long.
-    Raises AgentError (exit 4) where it cannot be read, also from ``poll``.
+    dir_fd: the store's directory; the caller closes it. tables: only rows of these (None: all). missed: segments that
+    were sealed before they could be read, because the follower was stopped for that long. Raises AgentError (exit 4) if
+    the store cannot be read, also from ``poll``.
     """
 
     def __init__(self, dir_fd: int, tables: frozenset[str] | None = None) -> None:
@@ -30,7 +30,7 @@ class Follower:
         with self._reading():
             if newest > self._seq and self._open(newest):
                 for _ in self._read():
-                    pass  # What was there before; its schemas are needed for what follows.
+                    pass  # older rows; their schemas are needed to decode what follows
 
     @property
     def head(self) -> Head | None:
@@ -75,12 +75,12 @@ class Follower:
         try:
             self._fd = segments.open_at(self._dir_fd, segments.hot_name(seq))
         except FileNotFoundError:
-            return False  # Sealed between listing and opening: the next poll counts it.
+            return False  # sealed between listing and opening: the next poll counts it
         self._seq, self._decoder = seq, FrameDecoder(self._tables)
         return True
 
     def _read(self) -> list[Frame]:
-        """Frames up to the end of the file. A torn tail is read again, since the writer may have cut it off."""
+        """Frames up to the end of the file. A torn tail is read again, because the writer may have cut it off."""
         self._decoder.rewind()
         at = self._decoder.offset
         data = os.pread(self._fd, max(0, os.fstat(self._fd).st_size - at), at)

@@ -50,9 +50,9 @@ class FrameKind(IntEnum):
 
 
 class Head(NamedTuple):
-    """Who wrote a file, and when. created_ns, real_mono_ns: CLOCK_BOOTTIME and REALTIME - MONOTONIC at creation, ns.
-    wall_from_ns, wall_to_ns: between which wall times its rows lie, Unix ns; while it is written, its creation and
-    NULL_I64. NULL_I64: not known.
+    """Origin of a file. created_ns, real_mono_ns: CLOCK_BOOTTIME and REALTIME - MONOTONIC at creation, ns.
+    wall_from_ns, wall_to_ns: wall time range of its rows, Unix ns; while the file is written, its creation and
+    NULL_I64. NULL_I64: unknown.
     """
 
     boot_id: str
@@ -65,7 +65,7 @@ class Head(NamedTuple):
 
     @classmethod
     def of(cls, doc: Mapping[str, Any]) -> Head:
-        """Of a JSON object. Raises KeyError where it is not whole."""
+        """From a JSON object. Raises KeyError if a member is missing."""
         return cls(**{name: doc[name] for name in cls._fields if name in doc or name not in cls._field_defaults})
 
 
@@ -92,7 +92,7 @@ class Frame(NamedTuple):
 
 
 class Corrupt(ValueError):
-    """Bytes that no writer of this format leaves behind; ``offset`` says where."""
+    """Bytes that no writer of this format produces; ``offset`` is their place."""
 
     def __init__(self, message: str, offset: int) -> None:
         super().__init__(message)
@@ -100,9 +100,7 @@ class Corrupt(ValueError):
 
 
 class Encoder:
-    """Frames for one file; remembers which schemas that file already holds. tables: what rows are, where it is not what
-    they are today.
-    """
+    """Frames for one file; remembers the schemas in that file. tables: declarations that replace today's."""
 
     def __init__(self, tables: Mapping[str, Table] = TABLES) -> None:
         self._tables = tables
@@ -114,8 +112,8 @@ class Encoder:
         return _FILE.pack(MAGIC, VERSION, len(text), zlib.crc32(text)) + text
 
     def batches(self, batches: Iterable[Batch]) -> tuple[list[bytes | memoryview], dict[str, int]]:
-        """Pieces to write, and the schemas to ``keep`` once they are written. They are the rows themselves where those
-        lie in one piece.
+        """Pieces to write, and the schemas to ``keep`` after writing. The pieces are the rows themselves if they are
+        contiguous.
         """
         pieces: list[bytes | memoryview] = []
         known = dict(self._schemas)
@@ -130,7 +128,7 @@ class Encoder:
 
     @property
     def schemas(self) -> dict[str, int]:
-        """Those that the file holds."""
+        """The schemas in the file."""
         return self._schemas
 
     def keep(self, schemas: dict[str, int]) -> None:
@@ -142,7 +140,7 @@ class Encoder:
 
     @staticmethod
     def end(index: bytes = b"") -> bytes:
-        """A clean close; index: see agent/store/index.py."""
+        """The END frame of a clean close; index: see agent/store/index.py."""
         return b"".join(_frame(FrameKind.END, 0, 0, index))
 
 
@@ -159,7 +157,7 @@ def _describe(table: Table) -> bytes:
 
 
 class _Schema:
-    """How rows of one schema frame become rows of today's table; ``table`` is None where today has no such table."""
+    """Converts rows of one schema frame to rows of today's table. ``table`` is None if there is no such table today."""
 
     def __init__(self, payload: bytes) -> None:
         doc = json.loads(payload)
@@ -195,11 +193,10 @@ class _Schema:
 class FrameDecoder:
     """Incremental decoder of one file: ``feed`` it bytes in order, take complete frames.
 
-    head: the file's head once seen. offset: bytes decoded so far, always at a frame's boundary. ended: END was seen.
-    pending: bytes fed but not decoded, the start of a frame still to come or, at the end of a file, a torn tail.
-    corrupt: why decoding stopped for good, where the bytes cannot become a frame however many follow.
-    unknown: tables that today are none, of which there were rows.
-    tables: where given, rows of other tables are skipped (their checksums too), since a query wants one table.
+    head: the file's head once decoded. offset: bytes decoded so far, always at a frame boundary. ended: END was
+    decoded. pending: bytes fed but not decoded, the start of an incomplete frame or a torn tail. corrupt: why decoding
+    stopped for good, after bytes that cannot become a frame. unknown: tables in the file that do not exist today.
+    tables: rows of other tables are skipped, without a check of their checksums, because a query needs one table.
     """
 
     def __init__(self, tables: frozenset[str] | None = None) -> None:
@@ -217,7 +214,9 @@ class FrameDecoder:
         return len(self._rest)
 
     def rewind(self) -> None:
-        """Forget the pending bytes: the caller feeds them again, from ``offset`` (a writer may have cut them off)."""
+        """Forgets the pending bytes. The caller feeds them again from ``offset``, because a writer may have cut them
+        off.
+        """
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[Frame]:
@@ -238,7 +237,7 @@ class FrameDecoder:
         self._rest = bytes(view[at:])
 
     def _next(self, view: memoryview) -> tuple[Frame | None, int]:
-        """The next frame and its size in bytes; size 0 when it is not complete. Frame None: nothing to report."""
+        """The next frame and its size in bytes; size 0 if it is incomplete. Frame None: nothing to return."""
         if self.head is None:
             self.head, size = _read_head(view)
             return None, size
@@ -292,7 +291,7 @@ def _read_head(view: memoryview) -> tuple[Head | None, int]:
 
 
 def read(buffer: bytes) -> Iterator[Frame]:
-    """The complete frames of a file's bytes; stops quietly at a torn tail (use ``FrameDecoder`` to learn where and
-    why).
+    """The complete frames of a file's bytes. Stops without an error at a torn tail; ``FrameDecoder`` gives place and
+    reason.
     """
     yield from FrameDecoder().feed(buffer)

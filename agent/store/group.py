@@ -1,9 +1,8 @@
 """Grouped queries: count, p50, p90, p99 and max of a table's measure.
 
-Tables whose rows are histograms (tcp_rtt, syscall_latency, service_latency) hold many samples a row, so their
-percentiles come from the merged buckets: the bucket in which the rank falls, interpolated geometrically inside it
-([2^i, 2^(i+1)); bucket 0 is linear from 0 to 2), and never above the largest value seen. Other tables: the value of
-that rank (no interpolation).
+Tables with histograms (tcp_rtt, syscall_latency, service_latency) have many samples per row, so their percentiles come
+from the merged buckets: the rank's bucket, interpolated geometrically inside it ([2^i, 2^(i+1)); bucket 0 is linear
+from 0 to 2), and never above the largest value. Other tables: the value of that rank (no interpolation).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from agent.store import cells, duck
 from agent.tables import TABLES
 
 QUANTILES = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
-#: The column that counts a histogram row's samples, and the one that holds its largest value.
+#: The columns with a histogram row's number of samples and with its largest value.
 _SAMPLES = {
     "tcp_rtt": ("samples", "rtt_max_us"),
     "syscall_latency": ("count", "max_ns"),
@@ -35,8 +34,8 @@ _BUCKETS = (
 
 
 def spread(run: Callable[[str], Result], question: Question, window: Window) -> Spread:
-    """count is of samples as seen (rows elsewhere than in histogram tables). run: SQL -> its rows. Raises AgentError
-    (exit 2) for bad SQL.
+    """count is the number of observed samples in histogram tables, of rows in others. run: SQL -> its rows. Raises
+    AgentError (exit 2) for bad SQL.
     """
     table, by = TABLES[question.table], question.group
     keys, where = ", ".join(map(quote, by)), conditions(question, window)
@@ -60,10 +59,10 @@ def spread(run: Callable[[str], Result], question: Question, window: Window) -> 
 
 
 def counted(db: Any, question: Question, files: Sequence[str], rest: str, window: Window) -> Spread | None:
-    """The same of rows whose cells (agent/store/cells.py) are in ``files`` and of the rows of a query (empty: of no
-    others); None where that fails.
+    """The same from the cells in ``files`` (agent/store/cells.py) and the rows of query ``rest`` (empty: none). None if
+    that fails.
 
-    Percentiles are the middles of buckets, count and max are exact.
+    Percentiles are the middles of buckets; count and max are exact.
     """
     import duckdb
 
@@ -73,7 +72,7 @@ def counted(db: Any, question: Question, files: Sequence[str], rest: str, window
         found = db.execute(
             cells.spread_sql(by, list(map(duck.text, files)), others, list(QUANTILES.values()))
         ).fetchall()
-    except duckdb.Error:  # A file that is damaged, or that retention removed: the rows know.
+    except duckdb.Error:  # a file is damaged or was removed: the caller uses the rows
         return None
     rows = [
         {
@@ -107,7 +106,7 @@ def _from_buckets(by: Sequence[str], row: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def quantiles(buckets: np.ndarray, largest: int | None) -> list[int | None]:
-    """p50, p90 and p99 of merged log2 buckets (shape (64,)), in the buckets' unit; None where they are empty."""
+    """p50, p90 and p99 of merged log2 buckets (shape (64,)), in the buckets' unit; None if they are empty."""
     total = buckets.sum()
     if not total:
         return [None] * len(QUANTILES)

@@ -1,8 +1,8 @@
-"""The hot store: what the agent appends, crash-safe, one writer.
+"""The hot store: the agent appends rows to it, crash-safe, with one writer.
 
-A failing disk never stops the agent: rows wait in a bounded buffer, the oldest are dropped and counted by table, and
-once writing works again a ``loss`` row a table says how many went missing and between which times. Until then
-agent/store/outage.py says so.
+A failing disk never stops the agent: rows wait in a bounded buffer, and the oldest are dropped and counted by table.
+Once writing works again, a ``loss`` row per table has the number of lost rows and their time range. Until then
+agent/store/outage.py reports it.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from agent.store.index import Index
 from agent.store.outage import Lost, Outage, OutageFile
 from agent.store.spawn import Limits, SealerProcess
 
-#: How often writing is tried again, and an outage told in its file.
+#: Interval at which writing is retried and the outage file is updated.
 _RETRY_NS = _REPORT_NS = 1_000_000_000
 
 
 class HotStore:
-    """Appends batches to ``hot-SEQ.tsl`` in a directory. A Sink (agent/contracts.py), for one thread; the agent's calls
-    it through agent/store/writer.py.
+    """Appends batches to ``hot-SEQ.tsl`` in a directory. A Sink (agent/contracts.py), for one thread; the agent uses it
+    through agent/store/writer.py.
 
     where: the directory: a descriptor opened before privileges were dropped (duplicated here), or a path (created).
-    seal_command: argv of the sealer; None for this interpreter; empty for no sealing at all.
-    Raises AgentError (exit 4) where another process writes this store, or the directory cannot be used.
+    seal_command: argv of the sealer; None for this interpreter; empty for no sealing. Raises AgentError (exit 4) if
+    another process writes this store, or the directory cannot be used.
     """
 
     name = "store"
@@ -75,13 +75,13 @@ class HotStore:
             raise
 
     def limit(self, **changed: float) -> None:
-        """Other limits from now on: ``max_bytes``, ``max_age_s``."""
+        """Changes the limits ``max_bytes``, ``max_age_s``."""
         self.limits = replace(self.limits, **changed)  # type: ignore[arg-type]
         if self._sealer is not None:
             self._sealer.limits = self.limits
 
     def _begin(self) -> None:
-        """Open the first segment of this run; a predecessor that did not close its own leaves a loss row."""
+        """Opens the first segment of this run. A previous segment that was not closed gives a loss row."""
         hot = segments.hot_files(self._dir_fd)
         self._seq = max([*hot, *segments.listing(self._dir_fd).sealed], default=0)
         crash = opening.crash(self._dir_fd, self._seq) if self._seq in hot else None
@@ -110,7 +110,7 @@ class HotStore:
             self._sealer.request(self._seq)
 
     def _of_old_boot(self, head: Head, lost: Batch) -> None:
-        """What an earlier boot's agent lost lies on that boot's clock, so it becomes a segment of that boot."""
+        """Losses of an earlier boot have that boot's clock, so they are stored as a segment of that boot."""
         self._seq += 1
         hot_file.whole(self._dir_fd, self._seq, head, lost)
 
@@ -118,9 +118,9 @@ class HotStore:
         self.append([batch])
 
     def append(self, batches: Iterable[Batch], tick_ns: int | None = None) -> None:
-        """Store rows and, with ``tick_ns``, the watermark to which the correlator was then advanced. Never raises.
+        """Stores rows and, with ``tick_ns``, the watermark that the correlator then reached. Never raises.
 
-        Takes about a third of a millisecond a megabyte. Rows are copied where they must wait; a batch that cannot be
+        Takes about a third of a millisecond per megabyte. Rows are copied if they must wait. A batch that cannot be
         stored at all is dropped.
         """
         new = [b for b in batches if len(b.rows)]
@@ -141,7 +141,7 @@ class HotStore:
             self._fail(error)
             self._hold(new)
             self._write_outage()
-        except Exception:  # noqa: BLE001 - one batch's fault must not cost the others
+        except Exception:  # noqa: BLE001 - an error in one batch must not lose the others
             waiting = [*self._backlog.batches, *new]
             self._backlog.take()
             self._one_by_one(waiting)
@@ -154,7 +154,7 @@ class HotStore:
         self._retry_at = now_ns + _RETRY_NS
 
     def _write_outage(self) -> None:
-        """What a query is to know of rows that it cannot find."""
+        """Writes the outage file, which queries read."""
         assert self._failure is not None
         self._reported_ns, why = boot_ns(), self._failure.strerror or str(self._failure)
         self._outage_file.write(
@@ -172,12 +172,12 @@ class HotStore:
             except OSError as error:
                 self._fail(error)
                 self._hold([batch])
-            except Exception as error:  # noqa: BLE001 - this is the one
+            except Exception as error:  # noqa: BLE001 - a batch that cannot be stored
                 self._damaged = f"{batch.table}: {type(error).__name__}: {error}"[:200]
                 self._backlog.drop(batch)
 
     def missed(self, lost: Mapping[str, Lost]) -> None:
-        """Rows that never came here: the next ``append`` tells of them."""
+        """Counts rows that were lost before they came here; the next ``append`` reports them."""
         self._backlog.miss(lost)
 
     def losses(self) -> dict[str, int]:
@@ -186,7 +186,7 @@ class HotStore:
 
     @property
     def failing(self) -> bool:
-        """Whether writing failed last time."""
+        """Whether the last write failed."""
         return self._failure is not None
 
     def state(self) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class HotStore:
         reason, what_to_do = remedy.of_store(self._failure, self._sealer.error if self._sealer else "", self._damaged)
         try:
             self._measured, self._sizes = hot_file.sizes(self._dir_fd, self._measured)
-        except OSError as error:  # those that could be read last are told
+        except OSError as error:  # the last known sizes are used
             if not reason:
                 reason, what_to_do = f"cannot look at the store: {error.strerror}", remedy.of_write(error)
         return {
@@ -210,10 +210,9 @@ class HotStore:
         }
 
     def close(self) -> None:
-        """End the segment and give up the lock. What still waits is tried once more, then counted as dropped.
+        """Ends the segment and releases the lock. Waiting rows are written if possible, else counted as dropped.
 
-        Where a full disk has no room for that count either, the segment does not end cleanly, so that the next start
-        reports a gap.
+        If a full disk has no room for that count either, the segment has no clean end, so the next start reports a gap.
         """
         if self._dir_fd < 0:
             return
@@ -227,7 +226,7 @@ class HotStore:
         self._end(clean=not self._backlog.lost)
         if self._sealer is not None:
             self._sealer.close()
-        with contextlib.suppress(OSError):  # closing it gives it up all the same
+        with contextlib.suppress(OSError):  # closing releases the lock as well
             os.ftruncate(self._lock_fd, 0)
         os.close(self._lock_fd)
         os.close(self._dir_fd)
@@ -239,7 +238,7 @@ class HotStore:
             self.append([])
 
     def _write(self, batches: list[Batch], tick_ns: int | None) -> None:
-        """All or nothing. Raises OSError; then the segment ends where it ended before."""
+        """Writes all batches or none. Raises OSError; then the segment's end has not moved."""
         pieces, schemas = self._encoder.batches(batches)
         frames = pieces[:]
         if tick_ns is not None:
@@ -263,7 +262,7 @@ class HotStore:
 
     def _maintain(self) -> None:
         removed = self._fd >= 0 and not os.fstat(self._fd).st_nlink
-        if removed:  # nobody could read what goes into it
+        if removed:  # nobody could read what is written to it
             os.close(self._fd)
             self._fd = -1
             return
@@ -281,7 +280,7 @@ class HotStore:
         try:
             self._open_next()
         except OSError:
-            self._fd = old_fd  # No room for another segment: this one grows on.
+            self._fd = old_fd  # no room for another segment: this one grows on
             return
         hot_file.write_end(old_fd, old_index)
         os.close(old_fd)

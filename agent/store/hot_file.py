@@ -1,4 +1,4 @@
-"""The files of hot segments: begun, written in small pieces, ended."""
+"""The files of hot segments: creates them, writes them in small pieces, ends them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent.store import segments
 from agent.store.frames import Encoder, Head
 from agent.store.index import Index
 
-#: Bytes: 60 us or so. A kernel without preemption lets nobody else have the processor during a write.
+#: Bytes per write, about 60 us. A kernel without preemption runs nothing else on that CPU during a write.
 _AT_ONCE = 256 << 10
 
 
@@ -31,7 +31,7 @@ def begin(dir_fd: int, seq: int, head: bytes) -> int:
 
 
 def whole(dir_fd: int, seq: int, head: Head, batch: Batch) -> None:
-    """A segment of one batch, ended. Raises OSError."""
+    """Writes a segment with one batch and ends it. Raises OSError."""
     encoder = Encoder()
     pieces, _ = encoder.batches([batch])
     fd = segments.open_at(dir_fd, segments.hot_name(seq), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND)
@@ -42,7 +42,7 @@ def whole(dir_fd: int, seq: int, head: Head, batch: Batch) -> None:
 
 
 def total_bytes(dir_fd: int) -> int:
-    """Of all hot segments."""
+    """Bytes of all hot segments."""
     total = 0
     for seq in segments.hot_files(dir_fd):
         with contextlib.suppress(FileNotFoundError):  # sealed meanwhile
@@ -51,8 +51,8 @@ def total_bytes(dir_fd: int) -> int:
 
 
 def sizes(dir_fd: int, measured: tuple[list[int], int]) -> tuple[tuple[list[int], int], tuple[int, int]]:
-    """Which segments are sealed and their bytes, ``measured`` anew where they changed; then bytes and segments of the
-    whole store. Raises OSError.
+    """The sealed segments with their bytes (``measured`` again if they changed), then bytes and number of all segments.
+    Raises OSError.
     """
     listed = segments.listing(dir_fd)
     if listed.sealed != measured[0]:
@@ -61,8 +61,8 @@ def sizes(dir_fd: int, measured: tuple[list[int], int]) -> tuple[tuple[list[int]
 
 
 def cut_back(fd: int, size: int) -> int:
-    """Remove a half-written frame; a segment that cannot be mended is left as it is, torn, and closed. Its descriptor,
-    or -1.
+    """Removes a half-written frame. If that fails, the segment is left torn and closed. Returns its
+    descriptor, or -1.
     """
     try:
         os.ftruncate(fd, size)
@@ -73,9 +73,7 @@ def cut_back(fd: int, size: int) -> int:
 
 
 def shed(dir_fd: int, max_bytes: float) -> None:
-    """Where sealing does not work, or not fast enough, retention is the store's own: closed hot segments beyond
-    ``max_bytes`` go, oldest first.
-    """
+    """Removes the oldest closed hot segments beyond ``max_bytes``, for when sealing fails or is too slow."""
     closed = segments.hot_files(dir_fd)[:-1]
     while closed and total_bytes(dir_fd) > max_bytes:
         with contextlib.suppress(FileNotFoundError):  # sealed meanwhile
@@ -83,7 +81,7 @@ def shed(dir_fd: int, max_bytes: float) -> None:
 
 
 def write_all(fd: int, pieces: Iterable[bytes | memoryview]) -> int:
-    """Returns the bytes written. Raises OSError, with some of them written."""
+    """Returns the bytes written. Raises OSError, possibly after a partial write."""
     total = 0
     for piece in pieces:
         rest = memoryview(piece)
@@ -94,8 +92,8 @@ def write_all(fd: int, pieces: Iterable[bytes | memoryview]) -> int:
 
 
 def write_end(fd: int, index: Index) -> None:
-    """Mark a clean close, with the index where there is room. On a disk that refuses it the mark is missing, which the
-    next start reports as a possible gap.
+    """Marks a clean close, with the index if there is room. If the disk refuses, the mark is missing, and the next
+    start reports a possible gap.
     """
     size = os.fstat(fd).st_size
     for end in (index.end(), Encoder.end()):

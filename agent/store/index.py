@@ -1,9 +1,9 @@
-"""Where a closed hot segment holds the rows of each table, and of which times: written into its END frame, so that a
-query reads what it needs.
+"""The index of a closed hot segment, in its END frame: where each table's rows are and their time range, so that a
+query reads only what it needs.
 
-A segment that was not closed (its agent was killed), or one without this, is read whole. The payload is offsets and
-lengths of the frames of each table (pairs of u32), then a JSON object, then its length and the payload's (u32 each), so
-that it is found from the file's end.
+A segment without an index (its agent was killed) is read completely. The payload is offsets and lengths of the frames
+of each table (pairs of u32), then a JSON object, then its length and the payload's (u32 each), so that it can be found
+from the file's end.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _MOST_OFFSET = 1 << 32
 
 
 class Span(NamedTuple):
-    """Rows of one table: times are CLOCK_BOOTTIME ns, both included. places: offset and length of each frame, in
-    turn.
+    """Rows of one table. Times are CLOCK_BOOTTIME ns, both ends included. places: offset and length of each frame,
+    alternating.
     """
 
     rows: int
@@ -37,7 +37,7 @@ class Span(NamedTuple):
 
 
 class Index:
-    """The writer's side: one segment's, as it grows."""
+    """The writer's side: the index of a growing segment."""
 
     def __init__(self) -> None:
         self._spans: dict[str, Span] = {}
@@ -46,8 +46,8 @@ class Index:
     def add(
         self, batches: Iterable[Batch], pieces: list[bytes | memoryview], offset: int, before: dict[str, int]
     ) -> None:
-        """Batches that were written from ``offset`` on, as these pieces (``Encoder.batches``), to a segment whose
-        schemas were ``before``.
+        """Adds batches that were written from ``offset`` on as these pieces (``Encoder.batches``), to a segment with
+        the schemas ``before``.
         """
         sizes = [len(header) + len(payload) for header, payload in zip(pieces[::2], pieces[1::2], strict=False)]
         at, known = 0, set(before)
@@ -71,7 +71,7 @@ class Index:
             offset += size
 
     def end(self) -> bytes:
-        """The END frame with it."""
+        """The END frame with the index."""
         if not self._whole:
             return Encoder.end()
         places = b"".join(span.places.tobytes() for span in self._spans.values())
@@ -81,7 +81,7 @@ class Index:
 
 
 def read(fd: int) -> dict[str, Span] | None:
-    """The index of a hot segment; None where it has none that is sound. Raises OSError."""
+    """The index of a hot segment; None if it has none or it is damaged. Raises OSError."""
     size = os.fstat(fd).st_size
     tail = os.pread(fd, _TAIL.size, max(0, size - _TAIL.size))
     if len(tail) < _TAIL.size:
@@ -105,8 +105,8 @@ def read(fd: int) -> dict[str, Span] | None:
 
 
 def runs(spans: Iterable[Span], first: int) -> list[tuple[int, int]]:
-    """Where a segment holds these spans, after its head, which is its ``first`` bytes: (start, end) of each piece, in
-    order.
+    """The (start, end) of each piece of a segment with these spans, in order. first: length of the head, which is left
+    out.
     """
     places = sorted(place for span in spans for place in zip(span.places[::2], span.places[1::2], strict=True))
     found, start, end = [], 0, first

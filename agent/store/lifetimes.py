@@ -1,6 +1,6 @@
-"""The store's own clock, by which its segments age: CLOCK_BOOTTIME that passed while agents ran, added up over boots.
+"""The store's own clock, by which its segments age: CLOCK_BOOTTIME that passed while agents ran, summed over boots.
 
-The wall clock has no part in it: a step of that clock, which is what this store tells of, must not cost it its rows.
+It does not use the wall clock, so that a step of that clock cannot remove rows.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def running() -> tuple[str, int]:
 
 @dataclass
 class Lifetimes:
-    """lived_ns: how long the store has been in use. boot_id, t_ns: up to where that is counted, t_ns on that boot's
-    CLOCK_BOOTTIME.
+    """lived_ns: how long the store has been in use. boot_id, t_ns: the CLOCK_BOOTTIME of the boot up to which that is
+    counted.
     """
 
     boot_id: str = ""
@@ -32,7 +32,7 @@ class Lifetimes:
 
     @classmethod
     def load(cls) -> Self | None:
-        """As kept in the current directory; None where it is not there, or damaged. Raises OSError."""
+        """Loads it from the current directory; None if the file is missing or damaged. Raises OSError."""
         try:
             with open(NAME, encoding="utf-8") as file:
                 doc = json.load(file)
@@ -41,7 +41,7 @@ class Lifetimes:
             return None
 
     def save(self) -> None:
-        """Written in place, so that it also works on a full disk. Raises OSError."""
+        """Writes it in place, which also works on a full disk. Raises OSError."""
         fd = os.open(NAME, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             os.ftruncate(fd, os.pwrite(fd, json.dumps(asdict(self)).encode(), 0))
@@ -50,8 +50,8 @@ class Lifetimes:
             os.close(fd)
 
     def reach(self, boot_id: str, from_ns: int, to_ns: int) -> None:
-        """Count up to ``to_ns`` of a boot: from where that boot was last counted, or from ``from_ns`` where another
-        was. Never goes back.
+        """Counts up to ``to_ns`` of a boot, from where that boot was last counted, or from ``from_ns`` for a new boot.
+        Never goes back.
         """
         start = self.t_ns if boot_id == self.boot_id else from_ns
         end = max(start, to_ns)

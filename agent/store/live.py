@@ -1,4 +1,4 @@
-"""Rows of a live store as dictionaries, with the same columns and values that a query gives."""
+"""Rows of a live store as dictionaries, with the columns and values of a query."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class LiveRows:
-    """Keeps the offset history of one boot up to date; ``learn`` it the ``clock_offset`` rows that go by."""
+    """Keeps the offset history of one boot up to date; pass new ``clock_offset`` rows to ``learn``."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path).absolute()
@@ -34,7 +34,7 @@ class LiveRows:
         self._history.append(rows)
 
     def dicts(self, head: Head, table: str, rows: np.ndarray) -> list[dict[str, Any]]:
-        """One dict a row, in the columns of ``names.columns(table)``; json columns stay text."""
+        """One dict per row, in the columns of ``names.columns(table)``; json columns stay text."""
         self._load(head)
         self._history.watched(int(rows["t_ns"].max(initial=NULL_I64)))
         found = to_arrow(table, rows, head.boot_id, head.host)
@@ -49,8 +49,8 @@ class LiveRows:
 
 
 def with_wall(found: pa.Table, t_ns: np.ndarray, history: History) -> pa.Table:
-    """An Arrow table with the wall time columns of its rows' times (CLOCK_BOOTTIME ns); null where the history is
-    empty.
+    """An Arrow table with the wall time columns of its rows' times (CLOCK_BOOTTIME ns); null if the history
+    is empty.
     """
     for name, array in zip(WALL_COLUMNS, wall_arrays(to_wall(history, t_ns)), strict=True):
         found = found.append_column(name, array)

@@ -1,4 +1,4 @@
-"""What a writer does before its first row: the directory, its lock, and what its predecessor left."""
+"""Opens a store for writing: the directory, its lock, and the state that the previous writer left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from agent.store.frames import FrameDecoder, FrameKind, Head
 
 
 def make_dir(path: str | Path) -> int:
-    """A descriptor of the directory, made where there was none. Raises AgentError (exit 4)."""
+    """A descriptor of the directory, created if missing. Raises AgentError (exit 4)."""
     try:
         os.makedirs(path, 0o750, exist_ok=True)
     except OSError as error:
@@ -29,7 +29,9 @@ def make_dir(path: str | Path) -> int:
 
 
 def lock(dir_fd: int) -> int:
-    """Take the writer's lock; its descriptor. Raises AgentError (exit 4) naming the process that holds it."""
+    """Takes the writer's lock; returns its descriptor. Raises AgentError (exit 4) that names the process
+    with the lock.
+    """
     try:
         fd = segments.open_at(dir_fd, LOCK, os.O_RDWR | os.O_CREAT)
     except OSError as error:
@@ -50,13 +52,13 @@ def lock(dir_fd: int) -> int:
     try:
         os.pwrite(fd, f"{segments.signature(os.getpid())}\n".encode(), 0)
     except OSError as error:
-        if error.errno != errno.ENOSPC:  # A full disk: the lock holds all the same, only nameless.
+        if error.errno != errno.ENOSPC:  # full disk: the lock holds, without the pid in it
             raise
     return fd
 
 
 def crash(dir_fd: int, seq: int) -> tuple[Head | None, int] | None:
-    """The head and the last time seen (CLOCK_BOOTTIME ns) of a segment that lacks its END; None where it has one."""
+    """The head and the last time (CLOCK_BOOTTIME ns) of a segment without an END; None if it has one."""
     decoder = FrameDecoder()
     last = NULL_I64
     with open(segments.open_at(dir_fd, segments.hot_name(seq)), "rb") as file:

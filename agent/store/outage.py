@@ -1,8 +1,8 @@
-"""What a store that cannot be written has to tell: kept in a file whose room was taken while there was some, so that a
-full disk cannot silence it.
+"""The outage file: losses of a store that cannot be written. Its space is reserved in advance, so it works on a full
+disk.
 
-``NAME`` is overwritten in place. A query shows its losses as rows of ``loss`` until the store has them; where the agent
-ended before it could write them, the next one does.
+``NAME`` is overwritten in place. A query shows its losses as rows of ``loss`` until the store has them. If the agent
+ended before that, the next agent writes them.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from dataclasses import asdict, dataclass, field
 from agent.batch import Batch, Loss, losses
 from agent.common.ownfiles import OUTAGE as NAME
 
-#: A row a table, and room for more.
+#: Space for a row per table, and spare.
 _ROOM = 16 << 10
 _TRIES = 5
 
-#: Rows dropped, not before, not after (CLOCK_BOOTTIME ns).
+#: Number of dropped rows, earliest and latest time (CLOCK_BOOTTIME ns).
 Lost = tuple[int, int, int]
 
 
 @dataclass
 class Outage:
-    """since_ns: when writing failed first, CLOCK_BOOTTIME of boot_id; why: in words; waiting: rows held in memory;
+    """since_ns: when writing first failed, CLOCK_BOOTTIME of boot_id. why: the reason. waiting: rows held in memory.
     dropped: by table.
     """
 
@@ -43,10 +43,10 @@ class Outage:
 
 
 class OutageFile:
-    """The writer's side. A disk that refuses even this only leaves it to ``status``."""
+    """The writer's side. If even this write fails, only ``status`` shows the outage."""
 
     def __init__(self, dir_fd: int) -> None:
-        self.left = read(dir_fd)  #: by an agent before this one
+        self.left = read(dir_fd)  #: from an earlier agent
         self._fd, self._outage_file = -1, self.left is not None
         with contextlib.suppress(OSError):
             self._fd = os.open(NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640, dir_fd=dir_fd)
@@ -58,7 +58,7 @@ class OutageFile:
         self._write(json.dumps(asdict(outage)).encode())
 
     def clear(self) -> None:
-        """The store has it all."""
+        """Clears the file once the store has all losses."""
         if self._outage_file:
             self._outage_file = False
             self._write(b"")
@@ -75,7 +75,7 @@ class OutageFile:
 
 
 def read(dir_fd: int) -> Outage | None:
-    """What the file tells; None where there is nothing to tell, or it cannot be read."""
+    """The file's content; None if it is empty or cannot be read."""
     for _ in range(_TRIES):  # it may be written meanwhile
         try:
             fd = os.open(NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=dir_fd)

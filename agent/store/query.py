@@ -1,4 +1,4 @@
-"""The store answers: every table is a view of its sealed and hot rows with the derived columns. CLI process only."""
+"""Queries of a store: every table is a view of its sealed and hot rows with the derived columns. CLI process only."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ T = TypeVar("T")
 _TRIES = 10
 _HISTORY = ("t_ns", "real_mono_ns", "boot_mono_ns", "err_ns", "cut")
 
-#: What a question about findings reads beside them: what may have hidden some.
+#: Tables that a query for findings also reads, for what may have hidden findings.
 _HIDES = {"loss", "probe_status"}
 
 
 class Session(Answers):
     """A store at one moment, a source of rows (agent/ask/row_source.py). A context manager.
 
-    tables: those that get a view. since, until: bounds (see window.py) that let whole sealed files be left out; the
-    caller still puts ``window.rows()`` into its conditions, unless ``bounded``: then the views hold no other rows.
-    whole: leave none out, for rows that tell of what holds beyond them. Raises AgentError: exit 4 without a store, 2
-    for a bad time.
+    tables: those that get a view. since, until: bounds (see window.py) by which sealed files are left out; the caller
+    must still add ``window.rows()`` to its conditions, unless ``bounded``, when the views have no other rows. whole:
+    leave no file out, for rows that concern times outside their own. Raises AgentError: exit 4 without a store, 2 for a
+    bad time.
     """
 
     written_by = "the agent"
@@ -64,9 +64,7 @@ class Session(Answers):
         self._open()
 
     def _open(self) -> None:
-        """A database without views: opening the files of a table that nobody asks for would take as long as many an
-        answer.
-        """
+        """Opens a database without views: opening the files of unused tables would take as long as many a query."""
         self._db = duck.connected(self._wall)
         self._viewed: set[str] = set()
         duck.confine(self._db, [f"{self.path}/"])
@@ -75,7 +73,7 @@ class Session(Answers):
         duck.closed(self._db)
 
     def _set_aside(self) -> bool:
-        """Looks for damaged files among those that are used; True when there are more than were known."""
+        """Checks the used files for damage; True if there are more damaged ones than were known."""
         found = unreadable(file for table in self._tables for file in self._files(table))
         self._damaged.update(found)
         return bool(found)
@@ -90,19 +88,17 @@ class Session(Answers):
 
     @property
     def notes(self) -> list[str]:
-        """What could not be read or was removed, and that nobody writes, in words."""
+        """Notes: what could not be read or was removed, and that no agent writes."""
         lost = [damage.note(one, table, self._damaged[file]) for file, one, table in self._lost()]
         return [*dict.fromkeys([*self._outage(), *self._silence(), *self._removed(), *self._taken.notes, *lost])]
 
     @property
     def written_since_ns(self) -> int | None:
-        """CLOCK_BOOTTIME at which the process that adds to the store was started (to 10 ms), None where there is
-        none.
-        """
+        """CLOCK_BOOTTIME at which the writing process started (to 10 ms), None if there is none."""
         return None if self._taken.writer is None else segments.started_ns(self._taken.writer)
 
     def _silence(self) -> list[str]:
-        """That no agent adds rows now, and since when: nothing found is then no good news."""
+        """A note that no agent has added rows since some time: an empty result then means little."""
         taken = self._taken
         if taken.writer is not None or not taken.boots:
             return []
@@ -112,7 +108,7 @@ class Session(Answers):
         return [f"no agent writes this store now; its newest row is {age} old (hours, minutes, seconds)"]
 
     def _outage(self) -> list[str]:
-        """That the agent cannot write now: rows are missing that may yet come, or are lost."""
+        """A note that the agent cannot write: rows are delayed or lost."""
         found = self._taken.outage
         if found is None or found.pid != self._taken.writer:
             return []
@@ -122,15 +118,15 @@ class Session(Answers):
         return [f"the agent cannot write the store since {since}: {count}"]
 
     def _removed(self) -> list[str]:
-        """That retention removed rows which the window asks for; findings have limits of their own."""
+        """A note that retention removed rows of the window. Findings have limits of their own."""
         names = set(self._tables)
         kept = not names.isdisjoint(segments.KEPT_LONG) and names <= {*segments.KEPT_LONG, *_HIDES}
         text = None if kept else removed.note(self._taken.oldest, self.window.since, self.wall)
         return [] if text is None else [text]
 
     def _run_query(self, sql: str, fetch: Callable[[Any], T]) -> T:
-        """Raises AgentError: exit 2 for SQL that does not parse, bind or convert, or would not only read; 4 where files
-        keep vanishing.
+        """Raises AgentError: exit 2 for SQL that does not parse, bind or convert, or would write; 4 if files keep
+        vanishing.
         """
         import duckdb
 
@@ -141,7 +137,7 @@ class Session(Answers):
                 return fetch(executed(self._db, sql))
             except (duckdb.ParserException, duckdb.BinderException, duckdb.CatalogException) as error:
                 raise duck.usage(str(error), self._tables) from None
-            except duckdb.Error as error:  # A damaged file, one that retention removed, or a wrong question.
+            except duckdb.Error as error:  # a damaged file, one that retention removed, or a wrong query
                 problem = str(error)
                 if not self._set_aside() and not isinstance(error, duckdb.IOException):
                     raise duck.usage(problem, self._tables) from None
@@ -151,13 +147,11 @@ class Session(Answers):
         raise AgentError(f"cannot read the store at {self.path}", why=problem.partition("\n")[0], exit_code=UNREACHABLE)
 
     def spread(self, question: Question, *, exact: bool = False) -> Spread:
-        """By what was counted when rows were sealed, where that is many rows and the question allows it; else by the
-        rows.
-        """
+        """Uses cells if there are many rows and the question allows it, else the rows."""
         return (None if exact else self._counted(question)) or super().spread(question, exact=exact)
 
     def _counted(self, question: Question) -> Spread | None:
-        """None where rows had better be asked."""
+        """None if the rows should be read instead."""
         whole = [
             s
             for s in self._taken.sealed
@@ -181,7 +175,7 @@ class Session(Answers):
         )
 
     def _sound(self, one: Sealed, table: str) -> bool:
-        """Whether the cells are as they were written; False too where they are gone."""
+        """Whether the cells file is intact; False also if it is gone."""
         try:
             return cells.checksum(f"{self.path}/{one.name}/{cells.name(table)}") == one.sums.get(table)
         except OSError:
@@ -191,8 +185,8 @@ class Session(Answers):
         return snapshot(self.path, frozenset([*self._tables, "clock_offset"]), None if self._whole else self.window)
 
     def _make_views(self, sql: str) -> None:
-        """Views of the tables that the query names, of all where it names none. Raises duckdb.Error for a damaged or
-        missing file.
+        """Creates views of the tables that the query names, or of all if it names none. Raises duckdb.Error for a
+        damaged or missing file.
         """
         named = set(mentioned(sql)) & set(self._tables) or self._tables
         for table in (t for t in self._tables if t in named and t not in self._viewed):
@@ -220,7 +214,7 @@ class Session(Answers):
         return f"{self.path}/{one.name}/{table}.parquet"
 
     def _lost(self) -> Iterator[tuple[str, Sealed, str]]:
-        """(file, segment, table) of each damaged file that is still there."""
+        """(file, segment, table) of each damaged file that still exists."""
         for one in self._taken.sealed:
             for table in one.tables:
                 file = self._file(one, table)
@@ -231,7 +225,7 @@ class Session(Answers):
         return offsets(self._db.cursor(), self._taken, self.path, boot_id), self._watched_ns(boot_id)
 
     def _watched_ns(self, boot_id: str) -> int:
-        """To when an agent watched the clock in that boot: until it wrote last, or now."""
+        """Until when an agent watched the clock in that boot: its last write, or now."""
         end_ns, now_ns = self._taken.ends.get(boot_id, NULL_I64), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         writes = self._taken.writer is not None and boot_id == this_boot() and 0 <= now_ns - end_ns < WRITES_NS
         return now_ns if writes else end_ns
@@ -240,8 +234,7 @@ class Session(Answers):
 def offsets(db: duckdb.DuckDBPyConnection, taken: Snapshot, path: Path, boot_id: str) -> np.ndarray:
     """The clock_offset rows of one boot, hot and sealed, with the columns that a History needs.
 
-    Segments that retention removed since the snapshot are left out, as their rows are gone as well; of damaged ones a
-    note is taken.
+    Segments that retention removed since the snapshot are left out. Damaged ones give a note.
     """
     import duckdb
 
@@ -249,7 +242,7 @@ def offsets(db: duckdb.DuckDBPyConnection, taken: Snapshot, path: Path, boot_id:
     known = ", ".join(f"coalesce({c.name}{'::TINYINT' * (c.kind == 'bool')}, {c.null}) AS {c.name}" for c in columns)
     found = [np.empty(0, [(c.name, c.dtype) for c in columns])]
 
-    def add(rows: str) -> None:  # without nulls, or numpy would load its masked arrays
+    def add(rows: str) -> None:  # without nulls, so that numpy does not load masked arrays
         stored = db.execute(f"SELECT {known} FROM {rows} WHERE boot_id = ?", [boot_id]).fetchnumpy()
         part = np.empty(len(stored["t_ns"]), found[0].dtype)
         for name in _HISTORY:

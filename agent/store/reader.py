@@ -1,4 +1,4 @@
-"""What a store holds at one moment, read while an agent and a sealer work on it."""
+"""The content of a store at one moment, read while an agent and a sealer work on it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from agent.tables import TABLES
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Those whose rows tell of other times than their own.
+#: Tables whose rows concern times other than their own.
 _ALWAYS = {"clock_offset", "loss"}
-#: An agent that runs writes more often than this.
+#: A running agent writes more often than this.
 WRITES_NS = 10_000_000_000
 _HEAD_BYTES = 4096
 _READ_BYTES = 1 << 20
@@ -33,10 +33,9 @@ _TRIES = 20
 
 
 class Sealed(NamedTuple):
-    """One sealed segment; tables: per table its rows (-1 unknown), min_t_ns and max_t_ns. thin: retention left no other
-    tables.
-    cells: per table that has them (agent/store/cells.py), the columns by which they are told apart. sums: the CRC-32 of
-    each file of these.
+    """One sealed segment. tables: per table its rows (-1 unknown), min_t_ns and max_t_ns. thin: retention removed the
+    bulk tables. cells: per table with cells (agent/store/cells.py), the columns that distinguish them. sums: the CRC-32
+    of each cells file.
     """
 
     name: str
@@ -50,12 +49,11 @@ class Sealed(NamedTuple):
 @dataclass
 class Snapshot:
     """hot: rows by table, in segment order, as Arrow tables. boots: boot ids, oldest first. notes: what could not be
-    read, in words.
+    read.
 
-    writer: pid of the agent that adds to it. ends: per boot, to when it was written, CLOCK_BOOTTIME. end_ns: the newest
-    time, CLOCK_BOOTTIME of the last boot, null where nothing is in it.
-    oldest: head of the oldest whole segment, where there were some before it that are removed, or thin. outage: that it
-    cannot be written, or what its last agent could not tell otherwise.
+    writer: pid of the agent that writes the store. ends: per boot, its last write, CLOCK_BOOTTIME. end_ns: the newest
+    time, CLOCK_BOOTTIME of the last boot, null if the store is empty. oldest: head of the oldest complete segment, if
+    earlier ones were removed or thinned. outage: the content of the outage file.
     """
 
     hot: dict[str, list[pa.Table]] = field(default_factory=dict)
@@ -70,11 +68,11 @@ class Snapshot:
 
 
 def snapshot(path: str | Path, tables: frozenset[str], window: Window | None = None) -> Snapshot:
-    """Rows of the given tables in the hot segments, and the sealed ones by name; each row once, whatever happens
-    meanwhile.
+    """Rows of the given tables in the hot segments, and the sealed segments by name. Each row occurs once, even if a
+    segment is sealed meanwhile.
 
-    window: rows of closed hot segments that all lie outside may be left out. Raises AgentError (exit 4) where the store
-    does not exist or cannot be read.
+    window: closed hot segments entirely outside of it may be left out. Raises AgentError (exit 4) if the store does not
+    exist or cannot be read.
     """
     dir_fd = segments.open_dir(path)
     try:
@@ -84,7 +82,7 @@ def snapshot(path: str | Path, tables: frozenset[str], window: Window | None = N
             try:
                 return _take(dir_fd, tables, window or Window())
             except FileNotFoundError:
-                continue  # A segment was sealed or removed between listing and reading.
+                continue  # sealed or removed between listing and reading
     except OSError as error:
         raise segments.unreadable(path, error) from error
     finally:
@@ -134,7 +132,7 @@ def _take(dir_fd: int, tables: frozenset[str], window: Window) -> Snapshot:
                 ends.get(one.head.boot_id, NULL_I64), *(span["max_t_ns"] for span in one.tables.values()), NULL_I64
             )
         except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
-            # Gone with its segment, which is for the caller, or damaged: the rows are in other files.
+            # Removed with its segment, which the caller handles, or damaged: the rows are in other files.
             one = _headless(name, segments.names_in(dir_fd, name))
             taken.notes.append(
                 f"{name}/{segments.HEAD} is damaged ({type(error).__name__}): its rows are shown, their order between"
@@ -154,8 +152,8 @@ def _take(dir_fd: int, tables: frozenset[str], window: Window) -> Snapshot:
 
 
 def _note_silence(taken: Snapshot, heads: list[tuple[int, Head]], hot: Gathered) -> None:
-    """An agent that lives and does not write, and could not even say so (a disk that is read-only, fails or hangs; a
-    process that is stopped): what is missing since then is a loss of unknown size.
+    """Adds a loss of unknown size if an agent lives but does not write, and could not report that (a disk that is
+    read-only, fails or hangs; a stopped process).
     """
     if taken.writer is None or taken.outage is not None or not taken.boots or taken.boots[-1] != host.boot_id():
         return
@@ -173,8 +171,8 @@ def _note_silence(taken: Snapshot, heads: list[tuple[int, Head]], hot: Gathered)
 
 
 def _wanted(fd: int, tables: frozenset[str], window: Window) -> tuple[list[tuple[int, int]], int]:
-    """The parts of a hot segment, (start, end) in bytes, that hold rows of the tables, and the newest time of any row
-    in it, as far as that is known without them.
+    """The parts of a hot segment, (start, end) in bytes, with rows of the tables, and the newest time of any row, as
+    far as the index has it.
     """
     try:
         spans = index.read(fd)
@@ -196,7 +194,7 @@ def _wanted(fd: int, tables: frozenset[str], window: Window) -> tuple[list[tuple
 
 
 def _frames(fd: int, places: list[tuple[int, int]], decoder: FrameDecoder) -> Iterator[Frame]:
-    """The frames in these parts of a file, read by the megabyte, up to the first that is damaged."""
+    """The frames in these parts of a file, read by the megabyte, up to the first damaged one."""
     for start, end in places:
         while start < end and decoder.corrupt is None and (data := os.pread(fd, min(end - start, _READ_BYTES), start)):
             start += len(data)

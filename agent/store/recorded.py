@@ -1,4 +1,4 @@
-"""A recording answers like a store: its rows of the asked tables, in memory. CLI process only."""
+"""Queries of a recording: its rows of the requested tables, in memory. CLI process only."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ T = TypeVar("T")
 
 
 class Recorded(Answers):
-    """A recording, a source of rows (agent/ask/row_source.py). Arguments as ``Session``'s, but that relative times
-    count back from its end.
+    """A recording, a source of rows (agent/ask/row_source.py). Arguments as ``Session``'s; relative times count back
+    from its end.
 
-    Raises AgentError: exit 4 for a file that is none or is damaged, 2 for a bad time.
+    Raises AgentError: exit 4 for a file that is no recording or is damaged, 2 for a bad time.
     """
 
     written_since_ns = None
@@ -55,7 +55,7 @@ class Recorded(Answers):
                     self._end_ns = max(self._end_ns, int(frame.rows["t_ns"].max()))
                 elif frame.kind == FrameKind.TICK:
                     self._end_ns = max(self._end_ns, frame.t_ns)
-        except AgentError as error:  # here it stands for a store
+        except AgentError as error:  # the file was given in place of a store
             error.exit_code = UNREACHABLE
             raise
         self.notes = [f"{path} is cut off: {recording.cut}"] if recording.cut else []
@@ -69,7 +69,7 @@ class Recorded(Answers):
 
     @property
     def boots(self) -> list[str]:
-        """The one that was recorded."""
+        """The recorded boot."""
         return [self._boot]
 
     def bound(self, text: str) -> Bound:

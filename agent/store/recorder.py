@@ -1,8 +1,8 @@
-"""Writes a recording: everything a store receives from now on, in the frame format, closed with END, as one gzip
+"""Writes a recording: everything that a store receives from now on, in the frame format, closed with END, as one gzip
 stream.
 
-The stream is flushed to a byte boundary after each look at the store, so that a recorder that is killed loses less than
-a second.
+The stream is flushed to a byte boundary after each poll of the store, so that a killed recorder loses less than a
+second.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from agent.tables import TABLES
 if TYPE_CHECKING:
     from agent.ask.row_source import RowSource
 
-_LEVEL = 3  # rows repeat much: more effort gains a tenth for thrice the time
+_LEVEL = 3  # rows repeat much: a higher level saves a tenth for three times the time
 _GZIP = 31  # zlib.compressobj: the widest window, in gzip's framing
 _FLUSH_S = 0.5
 _SECOND = 10**9
-_PAST_SECONDS = 60  # read from the store at once
-#: What the correlator and others make of the rest: a replay makes it anew.
+_PAST_SECONDS = 60  # seconds that are read from the store at once
+#: Tables that the correlator derives: a replay computes them again.
 MADE_BY_AGENT = ("finding", "evidence", "limiter_jump")
 
 
 class Recorder:
-    """One recording file. The head is that of the store's segment, dated now. ``bytes`` are those in the file."""
+    """One recording file. The head is that of the store's segment, dated now. ``bytes`` is the file's size."""
 
     def __init__(self, out: BinaryIO, head: Head) -> None:
         self._out = out
@@ -45,7 +45,7 @@ class Recorder:
         self._sync()
 
     def add(self, frames: list[Frame]) -> None:
-        """Append frames in their order. Raises OSError."""
+        """Appends frames in order. Raises OSError."""
         for frame in frames:
             if frame.kind == FrameKind.ROWS:
                 self.batch(Batch(frame.table, frame.rows))
@@ -55,22 +55,22 @@ class Recorder:
             self._sync()
 
     def tick(self, t_ns: int) -> None:
-        """A watermark, CLOCK_BOOTTIME ns."""
+        """Appends a watermark, CLOCK_BOOTTIME ns."""
         self._put(Encoder.tick(t_ns))
         self.ticks += 1
 
     def missed(self, segments: int) -> None:
-        """Mark that whole segments went by unread."""
+        """Records that whole segments were missed."""
         self.batch(losses("store", Loss(f"record: {segments} segments", to_ns=boot_ns())))
 
     def close(self) -> None:
-        """Write END; without it a recording counts as cut off."""
+        """Writes END; a recording without it counts as cut off."""
         self._put(Encoder.end())
         self._write(self._pack.flush())
         self._out.flush()
 
     def batch(self, batch: Batch) -> None:
-        """Append rows of one table."""
+        """Appends rows of one table."""
         pieces, schemas = self._encoder.batches([batch])
         self._put(b"".join(pieces))
         self._encoder.keep(schemas)
@@ -93,7 +93,7 @@ def record_past(out: BinaryIO, source: RowSource, boot_id: str, host: str) -> Re
     """Writes the rows of a boot in the source's window, in order of time, with a tick each second, as a recording.
     Raises OSError, and AgentError as the source does.
 
-    Rows that came late are in their places here, so that the findings of a replay may differ from the agent's own.
+    Late rows are sorted in here, so a replay's findings may differ from the agent's.
     """
     tables = [name for name in TABLES if name not in MADE_BY_AGENT]
     in_boot = Where("boot_id", "=", boot_id)
@@ -121,7 +121,7 @@ def record_past(out: BinaryIO, source: RowSource, boot_id: str, host: str) -> Re
 
 
 def wait_for_head(follower: Follower, until: float, poll_s: float) -> tuple[Head | None, list[Frame]]:
-    """The head of the segment being written and the frames that came with it; waits for an agent until a monotonic
+    """The head of the segment being written and the frames that came with it. Waits for an agent until a monotonic
     time.
     """
     frames: list[Frame] = []

@@ -21,10 +21,9 @@ _AGAIN = "record again with this version: tickscope record -o FILE"
 class Recording:
     """The frames of one recording, once: ``for frame in recording``. tables: only rows of these.
 
-    head: who wrote it. cut: after the last frame, why it ends there, in words, where its END is missing; such a
-    recording holds all that was recorded until then. Raises AgentError, naming the file and the place, at once for a
-    file that is no recording or of another format version, and while reading for a damaged one. At most about a
-    megabyte is unpacked at once.
+    head: origin of the file. cut: after the last frame, why the recording has no END; it then holds everything up to
+    that point. Raises AgentError with file and place: at once for a file that is no recording or of another format
+    version, and during reading for a damaged one. Unpacks about a megabyte at once.
     """
 
     def __init__(self, path: str | Path, tables: frozenset[str] | None = None) -> None:
@@ -56,8 +55,8 @@ class Recording:
             self.cut = "its last bytes are missing, but no frame"
 
     def events(self, without: frozenset[str] = frozenset()) -> Iterator[Batch | int]:
-        """What the recorded agent's correlator got: batches, and watermarks (CLOCK_BOOTTIME ns). without: tables that
-        are left out.
+        """The input of the recorded agent's correlator: batches, and watermarks (CLOCK_BOOTTIME ns). without: tables
+        that are left out.
         """
         for frame in self:
             if frame.kind == FrameKind.ROWS and frame.table not in without:

@@ -1,4 +1,6 @@
-"""What retention removed, in words: the segments of a store are numbered from 1 on, so its oldest whole one tells."""
+"""Notes what retention removed. Segments are numbered from 1 on, so the oldest complete one shows whether some are
+gone.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ from agent.store.frames import Head
 
 
 def note(oldest: Head | None, since: Bound | None, wall: Callable[[str, np.ndarray], np.ndarray]) -> str | None:
-    """A note where what is asked for, from ``since`` on, begins before the rows that are left; None where it does not.
+    """A note if the query begins (``since``) before the oldest remaining rows, else None.
 
-    oldest: of the oldest whole segment, None where none before it is missing. wall: boot id, CLOCK_BOOTTIME ns -> Unix
-    ns, arrays of shape (n,); NULL_I64 where not known, and then it is told, as it may.
+    oldest: of the oldest complete segment, None if none before it is missing. wall: boot id, CLOCK_BOOTTIME ns -> Unix
+    ns, arrays of shape (n,); NULL_I64 if unknown, when the note is given in any case.
     """
     if oldest is None:
         return None

@@ -1,4 +1,4 @@
-"""What the sealer removes: sealed segments beyond the store's size and age, first their bulk, then all of them."""
+"""Retention: the sealer removes sealed segments beyond the store's size and age, first their bulk, then the rest."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ _KEPT_LONG = (*segments.KEPT_LONG, "clock_offset")
 
 @dataclasses.dataclass(frozen=True)
 class Retention:
-    """max_bytes, max_age_s: of sealed segments. findings_max_bytes, findings_max_age_s: of what is left of older ones.
+    """max_bytes, max_age_s: of sealed segments. findings_max_bytes, findings_max_age_s: of the thinned older ones.
 
-    Ages are told by the store's own clock (agent/store/lifetimes.py), whatever the wall clock does: CLOCK_BOOTTIME,
-    added up over the boots of which the store knows. While the host is off, or in the hours of a boot before its first
-    or after its last agent, nothing ages: segments may be kept longer than a calendar says, never shorter; max_bytes
-    bounds them all the same.
+    Ages are by the store's own clock (agent/store/lifetimes.py): CLOCK_BOOTTIME, summed over the boots that the store
+    knows. Nothing ages while the host is off, or in a boot before its first or after its last agent. So segments may be
+    kept longer than by the calendar, never shorter; max_bytes still bounds them.
     """
 
     max_bytes: float
@@ -32,11 +31,10 @@ class Retention:
 
 
 def retain(limits: Retention, lived: Lifetimes) -> None:
-    """Remove the oldest sealed segments of the current directory, beyond these limits at this time of the store's
-    clock.
+    """Removes the oldest sealed segments of the current directory beyond these limits.
 
-    First a segment loses its bulk: findings, and the offset history that dates them, stay. What is left goes when it is
-    beyond limits of its own.
+    First a segment loses its bulk: findings, and the offset history that dates them, stay. The rest is removed beyond
+    its own limits.
     """
     fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -63,7 +61,9 @@ def retain(limits: Retention, lived: Lifetimes) -> None:
 
 
 def _head(seq: int) -> dict[str, Any]:
-    """Without tables, and as old as the store, where it is damaged: no reason to keep the others for ever."""
+    """The segment's head; for a damaged one a head without tables and as old as the store, so that it does not block
+    retention.
+    """
     try:
         with open(f"{segments.sealed_name(seq)}/{segments.HEAD}", encoding="utf-8") as file:
             head = dict(json.load(file))
@@ -73,7 +73,7 @@ def _head(seq: int) -> dict[str, Any]:
 
 
 def sealed_ns(seq: int) -> int:
-    """The store's clock when it was sealed; its start where that is not known."""
+    """The store's clock at the sealing; its start if unknown."""
     return int(_head(seq)["lived_ns"])
 
 
@@ -82,8 +82,8 @@ def _age_s(seq: int, lived: Lifetimes) -> float:
 
 
 def _thin(seq: int) -> None:
-    """Mark that of a segment only what is kept long counts. The mark comes first, so that no reader looks for files
-    that are gone.
+    """Marks a segment as thin, so that only its long-lived tables count. The mark comes first, so that no reader looks
+    for removed files.
     """
     name, head = segments.sealed_name(seq), _head(seq)
     head.update(thin=True, tables={t: v for t, v in head["tables"].items() if t in _KEPT_LONG})
@@ -93,7 +93,7 @@ def _thin(seq: int) -> None:
 
 
 def _drop_bulk(seq: int) -> bool:
-    """Remove what a thin segment does not keep, all of it where it holds no finding; whether anything is left."""
+    """Removes the bulk of a thin segment, or everything if it has no finding. Returns whether anything is left."""
     name = segments.sealed_name(seq)
     if "finding" not in _head(seq)["tables"]:
         shutil.rmtree(name)

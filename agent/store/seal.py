@@ -1,7 +1,7 @@
-"""The sealer: turns closed hot segments into Parquet and removes what is beyond the store's size and age.
+"""The sealer: converts closed hot segments to Parquet and removes segments beyond the store's size and age.
 
-Run as ``python -m agent.store.seal --dir-fd N --below SEQ``, niced, a process of its own that ends when done. It may be
-killed at any moment: a segment is published by one rename, and its hot file is removed only after that.
+Run as ``python -m agent.store.seal --dir-fd N --below SEQ``, a niced process that ends when done. It may be killed at
+any moment: one rename publishes a segment, and the hot file is removed only after that.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CHUNK_BYTES = 8 << 20
 
 
 class _Writers:
-    """One Parquet file a table in the current directory's ``folder``; rows are written in groups of about 8 MB."""
+    """One Parquet file per table in the current directory's ``folder``, in row groups of about 8 MB."""
 
     def __init__(self, folder: str, boot_id: str, host: str) -> None:
         self._folder, self._boot_id, self._host = folder, boot_id, host
@@ -73,8 +73,8 @@ class _Writers:
         self._waiting, self._bytes = {}, 0
 
     def close(self, head: Head) -> Head:
-        """Writes what is left; each file's metadata says whose it is and between which wall times its rows lie. Returns
-        the head with such bounds of all rows.
+        """Writes the rest. Each file's metadata has its origin and the wall time range of its rows. Returns the head
+        with the range of all rows.
         """
         self.flush()
         clock, bounds = History.from_rows(self._offsets), []
@@ -90,10 +90,11 @@ class _Writers:
 
 
 def seal(seq: int, lived: Lifetimes) -> None:
-    """Seal ``hot-SEQ.tsl`` of the current directory; the store's clock is moved on to the segment's last tick.
+    """Seals ``hot-SEQ.tsl`` of the current directory, and moves the store's clock to the segment's last tick.
 
-    Nothing where it is gone: a store that grows faster than it is sealed removes its oldest itself (``hot_file.shed``).
-    Raises ValueError where its head cannot be read or it holds rows of an unknown table, which would be lost; OSError.
+    Does nothing if the file is gone: a store that grows faster than it is sealed removes its oldest segments
+    (``hot_file.shed``). Raises ValueError if its head cannot be read or it has rows of an unknown table, which would be
+    lost; OSError.
     """
     name, folder = segments.hot_name(seq), segments.sealing_name(seq)
     if not os.path.isdir(segments.sealed_name(seq)):
@@ -138,7 +139,7 @@ def _convert(name: str, folder: str, lived: Lifetimes) -> None:
     head = writers.close(head)
     counted = {table: columns for table in writers.tables if (columns := _cells(folder, table))}
     sums = {table: cells.checksum(f"{folder}/{cells.name(table)}") for table in counted}
-    lived.reach(head.boot_id, head.created_ns, tick)  # Not to the last row: what others report may lie anywhere.
+    lived.reach(head.boot_id, head.created_ns, tick)  # not the last row: rows from other programs may have any time
     with open(f"{folder}/{segments.HEAD}", "w", encoding="utf-8") as out:
         metadata = {
             "tables": writers.tables,
@@ -151,8 +152,8 @@ def _convert(name: str, folder: str, lived: Lifetimes) -> None:
 
 
 def wall_bounds(head: Head, clock: History, from_ns: int, to_ns: int) -> tuple[int, int]:
-    """The earliest and the latest wall time (Unix ns) between two CLOCK_BOOTTIME ns; NULL_I64 where not known. clock:
-    what was sampled meanwhile; by the head where that is nothing.
+    """The earliest and latest wall time (Unix ns) between two CLOCK_BOOTTIME ns; NULL_I64 if unknown. clock: the
+    samples of that time; if empty, the head is used.
     """
     if not len(clock):
         if head.wall_from_ns == NULL_I64:
@@ -160,20 +161,20 @@ def wall_bounds(head: Head, clock: History, from_ns: int, to_ns: int) -> tuple[i
         return head.wall_from_ns + from_ns - head.created_ns, head.wall_from_ns + to_ns - head.created_ns
     cuts = np.array(clock.segments.start_ns)
     cuts = cuts[(cuts > from_ns) & (cuts <= to_ns)]
-    walls = clock.to_wall(np.concatenate([[from_ns, to_ns], cuts, cuts - 1])).ns  # a step may turn either way
+    walls = clock.to_wall(np.concatenate([[from_ns, to_ns], cuts, cuts - 1])).ns  # a step may go either way
     walls = walls[walls != NULL_I64]
     return (int(walls.min()), int(walls.max())) if len(walls) else (NULL_I64, NULL_I64)
 
 
 def _cells(folder: str, table: str) -> list[str]:
-    """The columns of the table's cells; none where they cannot be made, since the rows answer without them. Raises
-    OSError.
+    """The columns of the table's cells; none if they cannot be made, since queries work without them.
+    Raises OSError.
     """
     try:
         return cells.write(folder, table)
     except OSError:
         raise
-    except Exception as error:  # noqa: BLE001 - Arrow has many kinds, of no common class below this.
+    except Exception as error:  # noqa: BLE001 - Arrow's errors have no common base class
         print(f"{folder}: no cells of {table}: {error!r}", file=sys.stderr)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{folder}/{cells.name(table)}")
@@ -181,7 +182,7 @@ def _cells(folder: str, table: str) -> list[str]:
 
 
 def _sync(folder: str) -> None:
-    """Put a directory and the files in it on disk."""
+    """Syncs a directory and its files to disk."""
     for name in os.listdir(folder) if folder != "." else ():
         _fsync(f"{folder}/{name}", os.O_RDONLY)
     _fsync(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -196,10 +197,10 @@ def _fsync(path: str, flags: int) -> None:
 
 
 def seal_all(below: int, limits: Retention, clock: Callable[[], tuple[str, int]] = running) -> list[str]:
-    """Seal every hot segment of the current directory below a sequence number, oldest first; what could not be read,
-    and stays as it is.
+    """Seals every hot segment of the current directory below a sequence number, oldest first. Returns those that could
+    not be read; they are left as they are.
 
-    clock: gives the running boot's id and its CLOCK_BOOTTIME, ns. Raises OSError.
+    clock: returns the running boot's id and its CLOCK_BOOTTIME, ns. Raises OSError.
     """
     fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -219,7 +220,7 @@ def seal_all(below: int, limits: Retention, clock: Callable[[], tuple[str, int]]
             except ValueError as error:
                 shutil.rmtree(segments.sealing_name(seq))
                 unreadable.append(str(error))
-            except OSError:  # A full disk: what was written so far would keep it full.
+            except OSError:  # full disk: a partial result would keep it full
                 shutil.rmtree(segments.sealing_name(seq), ignore_errors=True)
                 raise
             retain(limits, lived)

@@ -1,8 +1,8 @@
-"""Names in a store's directory, and how to list and read them while a writer and a sealer work there.
+"""File names in a store's directory, and how to list and read them while a writer and a sealer work there.
 
-``hot-SEQ.tsl`` is a segment in the frame format, ``sealed-SEQ/`` holds the same rows as one Parquet file a table plus
-``head.json``, ``seal-SEQ.tmp/`` is a sealing that has not finished. Everything is opened relative to a directory
-descriptor, since an unprivileged agent may not be able to walk the path to its own store.
+``hot-SEQ.tsl`` is a segment in the frame format. ``sealed-SEQ/`` holds the same rows as one Parquet file per table plus
+``head.json``. ``seal-SEQ.tmp/`` is an unfinished sealing. Everything is opened relative to a directory descriptor,
+since an unprivileged agent may not be able to walk the path to its own store.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import NamedTuple
 from agent.common.ownfiles import HOT, LOCK, SEALED
 from agent.errors import UNREACHABLE, AgentError
 
-#: Tables that outlive the rest of a segment.
+#: Tables that are kept when the rest of a segment is removed.
 KEPT_LONG = ("finding", "verdict", "evidence", "limiter_jump")
 HEAD = "head.json"
 
 
 class Listing(NamedTuple):
-    """Sequence numbers in order: hot ones that are not sealed, and sealed ones."""
+    """Sequence numbers in order: hot segments that are not sealed, and sealed ones."""
 
     hot: list[int]
     sealed: list[int]
@@ -50,7 +50,7 @@ def no_store(path: str | Path) -> AgentError:
 
 
 def open_dir(path: str | Path) -> int:
-    """A descriptor of the store's directory. Raises AgentError (exit 4) when there is none or it may not be read."""
+    """A descriptor of the store's directory. Raises AgentError (exit 4) if it does not exist or may not be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError as error:
@@ -61,7 +61,7 @@ def open_dir(path: str | Path) -> int:
 
 
 def unreadable(path: str | Path, error: OSError, verb: str = "read") -> AgentError:
-    """For a store that is there and cannot be read."""
+    """The error for a store that exists and cannot be read."""
     remedy = "name another place: --store DIR"
     if error.errno in (errno.EACCES, errno.EPERM):
         remedy = f"run as root or as a member of the group tickscope, or {remedy}"
@@ -72,14 +72,15 @@ def unreadable(path: str | Path, error: OSError, verb: str = "read") -> AgentErr
 
 def listing(dir_fd: int) -> Listing:
     """Hot and sealed segments. Two listings, hot first: the sealer publishes a sealed segment before it removes the hot
-    one, so whatever the first misses the second has, and what both have counts as sealed."""
+    one, so the second listing has what the first misses. A segment in both counts as sealed.
+    """
     hot = _matching(dir_fd, HOT)
     sealed = _matching(dir_fd, SEALED)
     return Listing(sorted(hot - sealed), sorted(sealed))
 
 
 def untouched(dir_fd: int) -> bool:
-    """True for a directory that no agent has used: it holds nothing of a store's."""
+    """True for a directory that no agent has used: it has no file of a store."""
     return not any(name == LOCK or HOT.fullmatch(name) or SEALED.fullmatch(name) for name in os.listdir(dir_fd))
 
 
@@ -97,13 +98,13 @@ def open_at(dir_fd: int, name: str, flags: int = os.O_RDONLY, mode: int = 0o640)
 
 
 def read_bytes(dir_fd: int, name: str) -> bytes:
-    """A file's bytes. Raises OSError, FileNotFoundError where it vanished meanwhile."""
+    """A file's bytes. Raises OSError; FileNotFoundError if it vanished."""
     with open(open_at(dir_fd, name), "rb") as file:
         return file.read()
 
 
 def names_in(dir_fd: int, name: str) -> list[str]:
-    """Files of one sealed segment. Raises FileNotFoundError where it is not there."""
+    """Files of one sealed segment. Raises FileNotFoundError if it does not exist."""
     fd = open_at(dir_fd, name, os.O_RDONLY | os.O_DIRECTORY)
     try:
         return os.listdir(fd)
@@ -112,7 +113,7 @@ def names_in(dir_fd: int, name: str) -> list[str]:
 
 
 def tree_bytes(dir_fd: int, name: str) -> int:
-    """Bytes of the files in one sealed segment; what vanishes while looking counts as nothing."""
+    """Bytes of the files in one sealed segment; vanished files count as 0."""
     try:
         fd = open_at(dir_fd, name, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
@@ -126,14 +127,12 @@ def tree_bytes(dir_fd: int, name: str) -> int:
 
 
 def signature(pid: int) -> str:
-    """What a writer leaves in its lock: its pid, and when it was started, since another process may have that number
-    later.
-    """
+    """The content of the lock file: the writer's pid and start time, since another process may get that pid later."""
     return f"{pid} {started_ns(pid)}"
 
 
 def writer(dir_fd: int) -> int | None:
-    """The pid of the agent that writes this store, None where none seems to: a hint for people, not a lock."""
+    """The pid of the agent that writes this store, None if there seems to be none. For messages; it is no lock."""
     try:
         holder = read_bytes(dir_fd, LOCK).decode("ascii", "replace").strip()
     except OSError:
@@ -143,9 +142,7 @@ def writer(dir_fd: int) -> int | None:
 
 
 def started_ns(pid: int) -> int | None:
-    """CLOCK_BOOTTIME at which a process was started, to a clock tick (proc_pid_stat(5), field 22); None where it has
-    gone.
-    """
+    """CLOCK_BOOTTIME at which a process started, to a clock tick (proc_pid_stat(5), field 22); None if it is gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:

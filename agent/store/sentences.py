@@ -1,4 +1,4 @@
-"""Findings' sentences with times in UTC, for whoever reads them as they are stored: SQL, files, recordings."""
+"""Findings' sentences with times in UTC, for readers of stored rows: SQL, files, recordings."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from agent.common.sentence import ToWall, pieces, text_of
 
 
 def in_utc(batch: Batch, to_wall: ToWall) -> Batch:
-    """The batch, its rows copied where they have sentences. They fit: the correlator leaves room for the longer
-    instants.
+    """The batch with its sentences in UTC; its rows are copied if it has sentences. They fit: the correlator leaves
+    room for the longer times.
     """
     if batch.table != "finding":
         return batch

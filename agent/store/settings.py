@@ -1,4 +1,4 @@
-"""Where rows are kept, and how many."""
+"""Settings of the store: directory, sizes and ages."""
 
 from __future__ import annotations
 

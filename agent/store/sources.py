@@ -1,4 +1,4 @@
-"""Which source answers for a place: a directory is a store, a file is a recording."""
+"""Opens a source of rows: a directory is a store, a file is a recording."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ def opened(
     whole: bool = False,
     bounded: bool = False,
 ) -> RowSource:
-    """The source of rows at ``place``; the caller leaves it (``with``).
+    """The source of rows at ``place``; the caller closes it (``with``).
 
-    tables: all that will be asked for. since, until: the window (agent/ask/window.py). whole: rows outside of the
-    window are asked for too, with
-    ``within=False``. bounded: SQL sees no row outside. Raises AgentError: exit 4 where there is nothing to read, 2 for
-    a bad time.
+    tables: all that will be queried. since, until: the window (agent/ask/window.py). whole: rows outside of the window
+    are queried too, with ``within=False``. bounded: SQL sees no row outside. Raises AgentError: exit 4 if there is
+    nothing to read, 2 for a bad time.
     """
     if os.path.isfile(place):
         from agent.store.recorded import Recorded

@@ -1,4 +1,4 @@
-"""The sealer's process: one at a time, when there is something to seal; nobody waits for it."""
+"""Starts the sealer's process, one at a time, when there is something to seal. Nothing waits for it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _RETRY_S = 30.0
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes and ages of a store. A segment is sealed at rotate_bytes or rotate_s; while the disk refuses writes,
-    buffer_bytes of rows wait in memory; sealed segments beyond max_bytes in all or max_age_s are removed, oldest first,
-    all but their findings (see agent/store/retention.py)."""
+    """Sizes and ages of a store. A segment is sealed at rotate_bytes or rotate_s. While the disk refuses writes,
+    buffer_bytes of rows wait in memory. Sealed segments beyond max_bytes in all or max_age_s are removed, oldest first,
+    except their findings (see agent/store/retention.py).
+    """
 
     rotate_bytes: int = 32 << 20
     rotate_s: float = 600.0
@@ -28,8 +29,8 @@ class Limits:
 
 
 class SealerProcess:
-    """The sealer's parent side. limits: what the next one is told. command: what is run in the sealer's place, with the
-    sealer's options. error: the last line of what the last one said.
+    """The sealer's parent side. limits: passed to the next sealer. command: run instead of the sealer, with the
+    sealer's options. error: the last line of the last sealer's stderr.
     """
 
     def __init__(self, dir_fd: int, limits: Limits, command: Sequence[str] | None = None) -> None:
@@ -42,30 +43,30 @@ class SealerProcess:
         self.error = ""
 
     def request(self, below: int) -> None:
-        """Have every hot segment below this sequence number sealed, soon."""
+        """Requests that every hot segment below this sequence number is sealed soon."""
         self._wanted = max(self._wanted, below)
         self.poll()
 
     def poll(self) -> None:
-        """Reap a sealer that ended, and start the next when there is work."""
+        """Reaps a sealer that ended, and starts the next if there is work."""
         self._reap()
         self._child.reap()
         if self._process is None and self._wanted > self._done and self._child.restarts.due(time.monotonic()):
             self._start()
 
     def close(self) -> None:
-        """Leave a running sealer to itself; it needs nothing from the agent. Where it is killed, as systemd does, the
-        next start seals again.
+        """Leaves a running sealer alone; it needs nothing from the agent. If it is killed, as systemd does, the next
+        start seals again.
         """
         self._reap()
         if self._process is not None:
             if self._process.stderr is not None:
                 self._process.stderr.close()
-            self._process.returncode = 0  # Not ours to wait for any more: keeps Popen from warning when collected.
+            self._process.returncode = 0  # no longer waited for: prevents Popen's warning when collected
             self._process = None
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until nothing is left to seal. Raises subprocess.TimeoutExpired."""
+        """Waits until nothing is left to seal. Raises subprocess.TimeoutExpired."""
         while self._wanted > self._done or self._process is not None:
             self.poll()
             if self._process is None:
@@ -82,7 +83,7 @@ class SealerProcess:
             process.stderr.close()
         self._process = None
         reason = stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        if code in (0, UNREADABLE):  # what cannot be read now cannot be read in 30 s either
+        if code in (0, UNREADABLE):  # an unreadable segment stays unreadable, so no retry
             self._child.end()
             self._done, self.error = max(self._done, self._running), reason
         else:

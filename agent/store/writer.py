@@ -1,8 +1,8 @@
-"""The store on a thread of its own: a file system that does not answer (frozen, or its disk gone) holds up nothing else
-of the agent.
+"""Runs the store on its own thread, so that a file system that does not answer (frozen, or its disk gone) delays
+nothing else.
 
-Findings get their sentence in UTC here, for SQL and files. What comes meanwhile waits in a bounded backlog. What that
-drops is told by ``status`` at once, and by ``loss`` rows once the file system answers.
+Findings get their sentence in UTC here, for SQL and files. New rows wait in a bounded backlog. Rows that it drops are
+shown by ``status`` at once, and by ``loss`` rows once the file system answers.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from agent.store.backlog import Backlog, Entry
 from agent.store.hot import HotStore
 from agent.store.sentences import in_utc
 
-#: What may wait for a file system that is slow, or does not answer. One drain of a full ring has 12 MB, so that a
-#: second one that meets a slow write is no loss.
+#: Bytes that may wait for a slow file system. One drain of a full ring is 12 MB, so a second one during a slow write is
+#: not lost.
 MOST_BYTES = 32 << 20
-#: From when on it counts as one that does not answer.
+#: After this long a file system counts as not answering.
 STALLED_S = 3.0
 #: How long the agent waits for it at its end.
 CLOSE_S = 5.0
@@ -44,15 +44,15 @@ BOUNDS = (
     ),
     UpperBound("store", "wait for such a file system at exit", CLOSE_S, "the agent exits with status 4", "stderr", "s"),
 )
-#: How old what ``state`` tells of the directory may be.
+#: Maximal age of the directory's sizes in ``state``.
 _CHECK_S = 0.5
 
 
 class Writer:
-    """Hands all work on a HotStore to its own thread, in order. A Sink (agent/contracts.py); nothing but ``close``
-    waits for that thread.
+    """Passes all work on a HotStore to its own thread, in order. A Sink (agent/contracts.py); only ``close`` waits for
+    that thread.
 
-    wall: by which findings' sentences are dated; called on that thread.
+    wall: dates findings' sentences; called on that thread.
     """
 
     name = "store"
@@ -67,50 +67,46 @@ class Writer:
         self._closing = False
         self._fault = ""
         self._check()
-        #: The file system kept ``close`` from ending the store.
+        #: ``close`` timed out on the file system.
         self.stuck = False
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
         self._thread.start()
 
     def limit(self, **changed: float) -> None:
-        """Other limits from now on: ``max_bytes``, ``max_age_s``."""
+        """Changes the limits ``max_bytes``, ``max_age_s``."""
         self._store.limit(**changed)
 
     def offer(self, batch: Batch) -> None:
         self.append([batch])
 
     def append(self, batches: Iterable[Batch], tick_ns: int | None = None) -> None:
-        """As HotStore.append, soon. Never waits, never raises."""
+        """As HotStore.append, but later. Never waits, never raises."""
         new: list[Entry] = [b for b in batches if len(b.rows)]
         with self._ready:
             if (
                 self._begun_s is not None or self._backlog.entries
-            ):  # it is busy: what waits must not keep larger arrays alive
+            ):  # it is busy: waiting rows must not keep larger arrays alive
                 new = [Batch(b.table, copied(b.rows)) for b in new if isinstance(b, Batch)]
                 self._backlog.trim(MOST_BYTES)
             self._backlog.hold(new if tick_ns is None else [*new, tick_ns])
             self._ready.notify()
 
     def later(self, work: Callable[[], None]) -> None:
-        """Has this thread do something else with the store's file system; what already waits to be done is done
-        once.
-        """
+        """Runs ``work`` on the store's thread; the same work that already waits is not added again."""
         with self._ready:
             self._others[work] = None
             self._ready.notify()
 
     def stalled_s(self) -> float:
-        """For how long the file system has not answered, 0 where it does; also a shorter time, once rows had to be
-        dropped for it.
+        """How long the file system has not answered, 0 if it does. A shorter time counts once rows had to be dropped
+        for it.
         """
         begun_s = self._begun_s
         waits_s = 0.0 if begun_s is None else time.monotonic() - begun_s
         return waits_s if waits_s >= STALLED_S or self._backlog.lost else 0.0
 
     def problem(self) -> str:
-        """What is wrong and what to do about it, in words that stay the same while it lasts; empty where all is
-        well.
-        """
+        """What is wrong and the remedy, in a text that does not change while it lasts; empty if all is well."""
         if self.stalled_s():
             return f"stalled: the file system does not answer; try: {remedy.UNANSWERED}"
         state = self.state()
@@ -122,7 +118,7 @@ class Writer:
             return dict(self._backlog.dropped + Counter(self._store.losses()))
 
     def state(self) -> dict[str, Any]:
-        """As HotStore.state, half a second old at most while the file system answers."""
+        """As HotStore.state, at most half a second old while the file system answers."""
         with self._ready:
             waiting = self._backlog.rows + self._in_hand
         found = {
@@ -138,8 +134,8 @@ class Writer:
         return found
 
     def close(self) -> None:
-        """End the store. Where the file system does not let it within CLOSE_S, what waits is given up, and the process
-        will not end before it answers.
+        """Ends the store. If the file system does not answer within CLOSE_S, waiting rows are given up, and the process
+        cannot end before it answers.
         """
         with self._ready:
             self._closing = True
@@ -165,7 +161,7 @@ class Writer:
             pass
 
     def _turn(self) -> bool:
-        """Does all that waits; True after the last turn."""
+        """Does all waiting work; True after the last time."""
         with self._ready:
             self._begun_s, self._in_hand = None, 0
             self._ready.wait_for(lambda: self._backlog.entries or self._others or self._closing)
@@ -195,12 +191,12 @@ class Writer:
     def _attempt(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the rows after it are to be stored
+        except Exception as error:  # noqa: BLE001 - whatever fails, later rows must be stored
             self._fault = printable(f"{type(error).__name__}: {error}")[:200]
 
 
 def _appends(entries: Iterable[Entry]) -> Iterator[tuple[list[Batch], int | None]]:
-    """The batches up to each watermark, with it."""
+    """The batches up to each watermark, with that watermark."""
     batches: list[Batch] = []
     for entry in entries:
         if isinstance(entry, Batch):

@@ -76,14 +76,14 @@ def main() -> None:
         endless(server, given.command, "tcp"),
         socket.create_connection(("127.0.0.1", server.port)) as connection,
     ):
-        control["look_until_ns"] = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + int((given.seconds + 60) * 1e9)
+        control["profile_until_ns"] = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + int((given.seconds + 60) * 1e9)
         end = time.monotonic() + given.seconds
         while time.monotonic() < end:
             random.shuffle(order)
             for name in order:
                 chosen, of_it = attachable[name]
-                control["look_pids"] = 0
-                control["look_pids"][0, 0] = server.process.pid if of_it else os.getpid()
+                control["profile_pids"] = 0
+                control["profile_pids"][0, 0] = server.process.pid if of_it else os.getpid()
                 found[name].append(measured(connection, server.process.pid, chosen))
     for i, what in enumerate(("throughput", "processor time of the server a request")):
         none = [one[i] for one in found[_NONE]]

@@ -28,7 +28,7 @@ class Reported:
 
 def reported(since_ns: int, woken: dict[int, int], until_ns: int) -> list[Asleep | PendingThread]:
     """woken: when, of threads that slept before the look."""
-    wire = Wire.read(BPF / "events.h", BPF / "tickscope.h", BPF / "look.h", BPF / "offcpu.bpf.c")
+    wire = Wire.read(BPF / "events.h", BPF / "tickscope.h", BPF / "profile.h", BPF / "offcpu.bpf.c")
     key, value = (wire.dtype(name) for name in WIRES["offcpu_woken"])
     keys, values = np.zeros(len(woken), key), np.zeros(len(woken), value)
     keys["tid"], values["count"], values["wakes"]["t_ns"][:, 0] = [*woken], 1, [*woken.values()]

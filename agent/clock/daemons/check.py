@@ -1,10 +1,10 @@
-"""Two sources, one truth: does what a daemon believes agree with MONOTONIC_RAW, and with servers asked past it? Pure.
+"""Compares what time daemons and servers report with each other, through MONOTONIC_RAW. Pure.
 
-Each belief says UTC - REALTIME is offset +- distance. With REALTIME - MONOTONIC_RAW at the same instant that is a claim
-about UTC - RAW, which no step and no slew moves: it grows only as the oscillator errs, at the daemon's frequency +- its
-skew. So claims at different times can be compared. Where two lie further apart than the sum of their bounds and of what
-the oscillator may have done between them, one of them is wrong: somebody else moved the clock, the daemon was lied to,
-or the hardware jumped.
+A report says that UTC - REALTIME is offset +- distance. Together with REALTIME - MONOTONIC_RAW at the same instant this
+is a claim about UTC - RAW, which steps and slews do not move. It changes only with the oscillator's error: the daemon's
+frequency +- its skew. So claims at different times can be compared. If two claims differ by more than their bounds and
+the oscillator's error allow, one of them is wrong: another program moved the clock, a server misled the daemon, or the
+hardware jumped.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from agent.clock.daemons.report import DaemonReport
 
 WINDOW_NS = 900_000_000_000
 KEPT = 128
-#: What an oscillator may do beyond the daemon's own skew, which is a statistical bound and knows nothing of a changing
+#: Oscillator error beyond the daemon's skew. The skew is a statistical bound that does not cover a change of
 #: temperature.
 WANDER_PPB = 1_000
-#: Where a daemon does not tell a skew: RFC 5905's PHI, the tolerance it allows any clock.
+#: For a daemon that reports no skew: RFC 5905's PHI, its tolerance for any clock.
 PHI_PPB = 15_000
 _SUSPENDED_NS = 1_000_000
 
 
 @dataclass(frozen=True)
 class Claim:
-    """UTC - RAW is utc_raw_ns +- bound_ns at t_ns. phase_ns, slack_ns: what the daemon's frequency, and its
-    uncertainty, add up to since its first claim.
+    """UTC - RAW is utc_raw_ns +- bound_ns at t_ns. phase_ns, slack_ns: the accumulated frequency and uncertainty of the
+    daemon since its first claim.
     """
 
     t_ns: int
@@ -38,10 +38,10 @@ class Claim:
 
 
 class Consistency:
-    """Claims of one daemon and of servers. Feed beliefs in time order; each answers with comparisons (kind check),
-    state agree or disagree.
+    """The claims of daemons and servers. Feed reports in order of time; each call returns comparisons (kind check,
+    state agree or disagree).
 
-    Agreement is told once, when it begins or returns; disagreement at every look.
+    Agreement is reported when it begins, disagreement at every comparison.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Consistency:
         self._slept_ns: int | None = None
 
     def feed(self, report: DaemonReport) -> list[DaemonReport]:
-        """Comparisons that this belief allows."""
+        """The comparisons that this report allows."""
         if (
             report.kind == "check"
             or report.state != "synchronised"
@@ -63,7 +63,7 @@ class Consistency:
             return []
         if (
             self._slept_ns is not None and abs(report.boot_mono_ns - self._slept_ns) > _SUSPENDED_NS
-        ):  # RAW stood still, for how long the RTC guesses
+        ):  # RAW may have stopped; the RTC's duration is too inexact
             self._own.clear()
             self._servers.clear()
         self._slept_ns = report.boot_mono_ns
@@ -83,11 +83,11 @@ class Consistency:
             worst = max(known, key=lambda old: _apart(old, claim)[0] - _apart(old, claim)[1])
             out += self._compare(b, "raw", worst, claim)
         known.append(claim)
-        for server, theirs in list(self._servers.items()):
-            if claim.t_ns - theirs.t_ns > WINDOW_NS:
+        for server, earlier in list(self._servers.items()):
+            if claim.t_ns - earlier.t_ns > WINDOW_NS:
                 del self._servers[server]
                 continue
-            out += self._compare(b, server, self._alongside(theirs, b.daemon, claim), claim)
+            out += self._compare(b, server, self._alongside(earlier, b.daemon, claim), claim)
         return out
 
     def _server(self, b: DaemonReport) -> list[DaemonReport]:
@@ -114,19 +114,19 @@ class Consistency:
         later = t_ns - claim.t_ns
         return claim.phase_ns + freq * later // 10**9, claim.slack_ns + skew * later // 10**9
 
-    def _alongside(self, theirs: Claim, daemon: str, own: Claim) -> Claim:
-        """A server's claim on the axis of a daemon's frequency, as it is now."""
-        return Claim(theirs.t_ns, theirs.utc_raw_ns, theirs.bound_ns, *self._carried(daemon, own, theirs.t_ns))
+    def _alongside(self, earlier: Claim, daemon: str, own: Claim) -> Claim:
+        """A server's claim at the daemon's frequency."""
+        return Claim(earlier.t_ns, earlier.utc_raw_ns, earlier.bound_ns, *self._carried(daemon, own, earlier.t_ns))
 
-    def _compare(self, b: DaemonReport, against: str, theirs: Claim, own: Claim) -> list[DaemonReport]:
-        apart, bound = _apart(theirs, own)
+    def _compare(self, b: DaemonReport, against: str, earlier: Claim, own: Claim) -> list[DaemonReport]:
+        apart, bound = _apart(earlier, own)
         agrees = apart <= bound
         before = self._agreed.get((b.daemon, against))
         self._agreed[b.daemon, against] = agrees
         if agrees and before:
             return []
-        differs = _differ(theirs, own)
-        seconds = abs(own.t_ns - theirs.t_ns) / 1e9
+        differs = _differ(earlier, own)
+        seconds = abs(own.t_ns - earlier.t_ns) / 1e9
         other = f"its own of {seconds:.0f} s ago, carried on by MONOTONIC_RAW" if against == "raw" else f"{against}'s"
         words = (
             f"{b.daemon}'s time {'agrees with' if agrees else 'contradicts'} {other}: {differs / 1e6:+.3f} ms apart,"
@@ -148,7 +148,7 @@ class Consistency:
 
 
 def _differ(a: Claim, b: Claim) -> int:
-    """How much later UTC is by b than by a, ns, both carried to one time by the daemon's frequency."""
+    """How much later UTC is by b than by a, in ns, with both at one time by the daemon's frequency."""
     return (b.utc_raw_ns - b.phase_ns) - (a.utc_raw_ns - a.phase_ns)
 
 

@@ -1,9 +1,9 @@
-"""chronyd, asked as chronyc asks: its command and monitoring protocol, version 6, over loopback UDP.
+"""Queries chronyd as chronyc does: command and monitoring protocol, version 6, over loopback UDP.
 
-Layouts: candm.h of chrony (version 6 of the protocol is chrony 2.0 to today's 4.x; the tracking and source reports kept
-their form within it), addressing.h, and the 32-bit floating-point format of util.c. Monitoring requests need no
-privilege over UDP from an address that `cmdallow` covers, which loopback always is; `cmdport 0` closes the port. A
-request must be as long as its reply.
+Layouts: candm.h and addressing.h of chrony, and the 32-bit floating-point format of util.c. Version 6 is chrony 2.0 to
+4.x; the tracking and source reports did not change within it. Monitoring requests over UDP need no privilege from an
+address that `cmdallow` covers, and loopback always is; `cmdport 0` closes the port. A request must be as long as its
+reply.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _question(command: int, body: bytes = b"") -> Generator[bytes | Ignored, Rep
 
 
 def talk() -> Talk:
-    """One belief of chronyd itself (kind system), one of each of its sources."""
+    """Yields one report of chronyd itself (kind system) and one of each of its sources."""
     reply, body = yield from _question(TRACKING)
     out = [tracking(body).at(reply)]
     _, (count,) = yield from _question(N_SOURCES)
@@ -109,7 +109,7 @@ def _where(raw: bytes, family: int, refclock: bool = False) -> str:
 
 
 def tracking(body: tuple[Any, ...]) -> DaemonReport:
-    """The belief in a tracking report. Its correction is how much our clock is slow."""
+    """The report in a tracking reply. Its correction is positive if our clock is slow."""
     ref, ip, family, stratum, leap, high, low, nsec, *floats = body
     correction, last, rms, freq, residual, skew, delay, dispersion, interval = (real(f) for f in floats)
     seconds = low if high == _NO_HIGH_SECONDS else high << 32 | low
@@ -137,7 +137,7 @@ def tracking(body: tuple[Any, ...]) -> DaemonReport:
 
 
 def source(body: tuple[Any, ...]) -> DaemonReport:
-    """The belief in a source report. Its measurements are how much our clock is fast."""
+    """The report in a source reply. Its measurements are positive if our clock is fast."""
     ip, *numbers, _, latest, error = body
     family, poll, stratum, state, mode, _, reach, since = numbers
     measured = since != _NEVER and any(error)

@@ -1,8 +1,8 @@
-"""Time daemons and servers as a source: who is asked when, and what becomes of the answers. Never blocks; sends nothing
-off this host unless servers are configured.
+"""Time daemons and servers as a source: queries them on a schedule and returns rows. Never blocks. Sends nothing off
+this host unless servers are configured.
 
-All sockets live in one epoll of their own, whose descriptor is what the agent's loop waits on: they come and go with
-each question.
+All sockets are in one epoll instance, because each query opens a new socket. The agent's loop waits on the epoll
+descriptor.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _SILENT = {
 
 @dataclass
 class TimeServer:
-    """Somebody who is asked. where: (family, (address, port)), None while a name is being looked up. report: its last
-    system or server row.
+    """A daemon or server that is queried. where: (family, (address, port)), None while its name is being resolved.
+    report: its last system or server row.
     """
 
     daemon: str
@@ -59,8 +59,8 @@ class TimeServer:
 class TimeDaemons(Stating, Failing, Pending):
     """Implements ``agent.contracts.Source``: rows of ``clock_daemon``.
 
-    to_boot: Unix ns to CLOCK_BOOTTIME ns, for what daemons date by the wall clock. running: daemons that run here, name
-    -> pid. A daemon that neither runs nor answers has no rows.
+    to_boot: Unix ns to CLOCK_BOOTTIME ns, for times that daemons give by the wall clock. running: daemons that run
+    here, name -> pid. A daemon that neither runs nor answers has no rows.
     """
 
     name = "time daemons"
@@ -75,7 +75,7 @@ class TimeDaemons(Stating, Failing, Pending):
         self._daemon_ns = round(config.daemon_interval_s * _SECOND_NS)
         self._pids: dict[str, int] = {}
         self._consistency = Consistency()
-        self._results: deque[Callable[[], object]] = deque()  # results of the threads below, taken in by drain
+        self._results: deque[Callable[[], object]] = deque()  # results of the threads below, taken by drain
         self._epoll = select.epoll()
         self._by_fd: dict[int, TimeServer] = {}
         self._checked_at_ns = self._stamp_ns = self._next_ns = 0
@@ -136,11 +136,11 @@ class TimeDaemons(Stating, Failing, Pending):
 
     @property
     def query_running(self) -> bool:
-        """Whether an answer is waited for."""
+        """Whether a query is under way."""
         return bool(self._by_fd)
 
     def _begin(self, target: TimeServer, now_ns: int) -> list[DaemonReport]:
-        """Asks; what it came to already, or why there is nobody to ask."""
+        """Sends a query. Returns the reports that are known at once, such as a reason why it cannot be sent."""
         target.due_ns = now_ns + target.interval_ns
         if target.where is None or (target.resolved_ns and now_ns - target.resolved_ns >= _RESOLVE_NS):
             self._resolve(target, now_ns)
@@ -155,7 +155,7 @@ class TimeDaemons(Stating, Failing, Pending):
         return self._finish(target, now_ns)
 
     def _resolve(self, target: TimeServer, now_ns: int) -> None:
-        """Numbers at once; names on a thread, since asking for them may block for many seconds."""
+        """Parses an address at once. Resolves a name on a thread, since that may block for many seconds."""
         host, port = target.host
         try:
             family, *_, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)[0]
@@ -171,7 +171,7 @@ class TimeDaemons(Stating, Failing, Pending):
             self._aside(target.name, partial(socket.getaddrinfo, host, port, type=socket.SOCK_DGRAM), found)
 
     def _aside(self, name: str, work: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """Runs ``work`` on a thread of its own; ``then`` takes its result on the agent's thread, at the next drain."""
+        """Runs ``work`` on a new thread. At the next drain, the agent's thread calls ``then`` with the result."""
 
         def run() -> None:
             try:
@@ -187,7 +187,7 @@ class TimeDaemons(Stating, Failing, Pending):
         self._pids = pids
 
     def _finish(self, target: TimeServer, now_ns: int) -> list[DaemonReport]:
-        """What a talk came to, once it did."""
+        """The reports of an exchange, if it has ended."""
         exchange = target.exchange
         assert exchange is not None
         exchange.expire(now_ns)
@@ -208,7 +208,7 @@ class TimeDaemons(Stating, Failing, Pending):
     def _failure(self, target: TimeServer, failed: Failed, now_ns: int) -> list[DaemonReport]:
         pid = self._pids.get(target.daemon)
         if target.daemon != "sntp" and pid is None and not target.answers:
-            return []  # there is no such daemon here
+            return []  # no such daemon here
         target.failed += 1
         reason = str(failed)
         if failed.stop == "deny":
@@ -231,7 +231,7 @@ class TimeDaemons(Stating, Failing, Pending):
         return [target.report]
 
     def failures(self) -> dict[str, str]:
-        """Who did not answer as it should when last asked, and why."""
+        """Daemons and servers whose last query failed, and why."""
         bad = {
             t.name: t.report.reason
             for t in self._targets
@@ -240,7 +240,7 @@ class TimeDaemons(Stating, Failing, Pending):
         return {**{name: f"cannot be found: {why}" for name, why in self._problem.items()}, **bad}
 
     def state(self) -> list[dict[str, object]]:
-        """For ``status``: each daemon and server that was heard of, its last belief, and how often it answered."""
+        """For ``status``: each daemon and server that has answered, its last report, and its number of answers."""
         changed = [
             {
                 **_brief(t.report),
@@ -255,7 +255,7 @@ class TimeDaemons(Stating, Failing, Pending):
         return changed + ([_brief(self._timesyncd)] if self._timesyncd is not None else [])
 
     def synchronised(self) -> list[str]:
-        """The daemons of this host whose last answer says that they are synchronised."""
+        """The daemons of this host whose last report says that they are synchronised."""
         report = [t.report for t in self._targets] + [self._timesyncd]
         return [b.daemon for b in report if b is not None and (b.kind, b.state) == ("system", "synchronised")]
 
@@ -267,7 +267,7 @@ class TimeDaemons(Stating, Failing, Pending):
 
 
 def synchronised_now(config: NtpSettings) -> list[str]:
-    """The daemons of this host that say, asked now, that they are synchronised. Waits for a second at most."""
+    """Queries the daemons of this host now; returns those that report synchronised. Waits for a second at most."""
     source = TimeDaemons(replace(config, servers=()), to_boot=lambda wall_ns: wall_ns, running=dict)
     try:
         boot_ns = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)

@@ -1,8 +1,8 @@
-"""One talk with one address over UDP, never blocking: a socket of its own, so that its random port is one more thing to
-guess.
+"""One exchange with one address over UDP. Never blocks. Each exchange has its own socket, so that an attacker must also
+guess its random port.
 
-The socket is connected: the kernel drops what comes from elsewhere, and says when nobody listens. Arrivals are dated by
-the kernel (SO_TIMESTAMPNS, CLOCK_REALTIME), so that it does not matter when the agent comes round to reading them.
+The socket is connected: the kernel drops datagrams from elsewhere and reports a closed port. The kernel dates arrivals
+(SO_TIMESTAMPNS, CLOCK_REALTIME), so a late read does not change them.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from agent.clock.daemons.report import DaemonReport, Failed, Ignored, Reply, Tal
 _SO_TIMESTAMPNS = 35
 _TIMESPEC = struct.Struct("=qq")
 _LARGEST = 2048
-_AT_ONCE = 16  # datagrams read a turn, so that a flood cannot hold the agent up
-# datagrams that are not the answer; then it is given up, so that a flood cannot keep the agent busy until the time-out
+_AT_ONCE = 16  # datagrams per read; bounds the cost of a flood
+# Wrong datagrams until the exchange is given up, so that a flood cannot keep the agent busy until the timeout.
 _MOST_IGNORED = 256
 
 
 class Exchange:
-    """Drives a talk. ``done``: its beliefs, a failure, or None while it goes on. ignored: datagrams that were not the
-    answer, by why.
+    """Runs an exchange. ``done``: its reports or its failure; None while it goes on. ignored: number of wrong datagrams
+    by reason.
 
-    Raises OSError where there is no such address family or route.
+    Raises OSError if there is no such address family or route.
     """
 
     def __init__(self, talk: Talk, family: int, where: tuple[str, int], timeout_ns: int) -> None:
@@ -54,7 +54,7 @@ class Exchange:
         self.deadline_ns = self._before.t_ns + self._timeout_ns
 
     def read(self) -> None:
-        """Takes what has arrived."""
+        """Reads what has arrived."""
         try:
             for _ in range(_AT_ONCE):
                 if self.done is not None:
@@ -78,7 +78,7 @@ class Exchange:
             self.done = end.value
         except Failed as failure:
             self.done = failure
-        except Exception as error:  # noqa: BLE001 - what one daemon says must not cost the others
+        except Exception as error:  # noqa: BLE001 - one daemon's answer must not stop the others
             self.done = Failed("error", f"its answer cannot be read ({type(error).__name__})")
         else:
             if isinstance(following, Ignored):
@@ -89,7 +89,7 @@ class Exchange:
                 self._send(following)
 
     def expire(self, now_ns: int) -> None:
-        """Gives up once nothing valid has come for the timeout; now_ns is CLOCK_BOOTTIME."""
+        """Fails the exchange if nothing valid has come within the timeout. now_ns: CLOCK_BOOTTIME."""
         if self.done is None and now_ns >= self.deadline_ns:
             seen = "".join(f"; {n} ignored: {why}" for why, n in self.ignored.most_common(2))
             self.done = Failed("silent", f"no answer within {self._timeout_ns / 1e9:g} s{seen}")

@@ -1,6 +1,6 @@
-"""ntpd (the NTP project's and NTPsec's), asked as ntpq asks: mode 6 control messages (RFC 9327) over loopback UDP 123.
+"""Queries ntpd (the NTP project's and NTPsec's) as ntpq does: mode 6 control messages (RFC 9327) over loopback UDP 123.
 
-`restrict ... noquery` for loopback turns it off. OpenNTPD has no such protocol.
+`restrict ... noquery` for loopback disables it. OpenNTPD has no such protocol.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PEER = b"srcadr,srcport,stratum,offset,delay,dispersion,jitter,reach,hpoll,leap
 
 
 class _Answer:
-    """Fragments of one answer, in whatever order they come."""
+    """The fragments of one answer, in any order."""
 
     def __init__(self, opcode: int, sequence: int, association: int) -> None:
         self._request = opcode, sequence, association
@@ -43,7 +43,7 @@ class _Answer:
         self.status = 0
 
     def take(self, data: bytes) -> bytes | None:
-        """The whole, once it is. Raises Ignored, Failed."""
+        """The complete answer, or None while fragments are missing. Raises Ignored, Failed."""
         if len(data) < _HEADER.size:
             raise Ignored(f"truncated answer ({len(data)} bytes)")
         first, second, sequence, status, association, offset, count = _HEADER.unpack_from(data)
@@ -81,13 +81,13 @@ def _question(
 
 
 def variables(text: bytes) -> dict[str, str]:
-    """``a=1, b="x, y"`` as a dictionary. Never raises: what is no pair is left out."""
+    """Parses ``a=1, b="x, y"``. Never raises: malformed pairs are left out."""
     pairs = re.findall(r'([\w.]+)=("[^"]*"|[^,\r\n]*)', text.decode("latin-1"))
     return {name: value.strip().strip('"') for name, value in pairs}
 
 
 def talk() -> Talk:
-    """One belief of ntpd itself (kind system), one of each of its associations."""
+    """Yields one report of ntpd itself (kind system) and one of each of its associations."""
     reply, _, text = yield from _question(READ_VARIABLES, 0, _SYSTEM)
     out = [system(variables(text), reply)]
     _, _, pairs = yield from _question(READ_STATUS)
@@ -109,7 +109,7 @@ def _number(values: dict[str, str], name: str) -> float | None:
 
 def _scaled(values: dict[str, str], name: str, factor: float) -> int | None:
     number = _number(values, name)
-    return round(number * factor) if number is not None and abs(number) <= 1e15 else None  # neither for NaN
+    return round(number * factor) if number is not None and abs(number) <= 1e15 else None  # NaN fails the comparison
 
 
 def _whole(values: dict[str, str], name: str) -> int | None:
@@ -124,15 +124,15 @@ def _when(values: dict[str, str], name: str, reply: Reply) -> int | None:
 
 
 def _leap(values: dict[str, str]) -> str:
-    """Printed in binary by the reference implementation (00, 01, 10, 11), as a number by NTPsec."""
+    """The leap indicator: the reference implementation prints it in binary (00, 01, 10, 11), NTPsec as a number."""
     text = values.get("leap", "")
     code = int(text, 2) if re.fullmatch("[01]{2}", text) else int(text) if text in ("0", "1", "2", "3") else -1
     return LEAPS[code] if code >= 0 else ""
 
 
 def system(values: dict[str, str], reply: Reply) -> DaemonReport:
-    """ntpd's own belief. Its clk_wander is how much the frequency changes, no bound of it: the skew stays unknown.
-    Raises Failed.
+    """ntpd's own report. The skew stays unknown, because clk_wander is a change of the frequency and not a bound of its
+    error. Raises Failed.
     """
     leap, offset = _leap(values), _scaled(values, "offset", 1e6)
     if not leap or offset is None:
@@ -159,7 +159,7 @@ def system(values: dict[str, str], reply: Reply) -> DaemonReport:
 
 
 def peer(values: dict[str, str], status: int, reply: Reply) -> DaemonReport:
-    """One association; status: its word, whose bits 8 to 10 say how it was selected (RFC 9327, figure 2)."""
+    """The report of one association. status: its status word; bits 8 to 10 are the selection (RFC 9327, figure 2)."""
     delay, dispersion, jitter = (_scaled(values, name, 1e6) for name in ("delay", "dispersion", "jitter"))
     reach = _whole(values, "reach")
     return DaemonReport(

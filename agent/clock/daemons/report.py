@@ -1,5 +1,5 @@
-"""What somebody believes of the wall clock at an instant: one row of table ``clock_daemon`` to be, and how it is asked
-for.
+"""What a daemon or server reports about the wall clock (a future row of ``clock_daemon``), and the request-reply
+protocol.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ PPM = 1000
 
 
 class Reply(NamedTuple):
-    """A datagram. sent_ns, received_ns: CLOCK_REALTIME just before the request was sent, and when the kernel took the
-    answer in. before, after: the clocks at about these instants.
+    """A datagram. sent_ns, received_ns: CLOCK_REALTIME just before the request was sent, and when the kernel received
+    the answer. before, after: the clocks at about these instants.
     """
 
     data: bytes
@@ -31,13 +31,15 @@ class Reply(NamedTuple):
 
 
 class Ignored(Exception):
-    """A datagram that is not the answer (malformed, or to another question): counted, and the answer waited for
-    further.
+    """A datagram that is not the answer (malformed, or for another request). It is counted, and the
+    exchange goes on.
     """
 
 
 class Failed(Exception):
-    """An answer that says no. state: of the row. stop: whether to ask less often, or (``deny``) not again."""
+    """An answer that reports an error. state: of the row. stop: whether to query less often, or (``deny``)
+    never again.
+    """
 
     def __init__(self, state: str, reason: str, stop: str = "") -> None:
         super().__init__(reason)
@@ -46,11 +48,11 @@ class Failed(Exception):
 
 @dataclass
 class DaemonReport:
-    """A row; None is unknown. Signs: offset_ns is the source's time minus ours (positive: our clock is slow, RFC 5905's
-    theta), freq_ppb the correction that the oscillator is believed to need (positive: it is slow), as adjtimex's.
+    """A row; None is unknown. offset_ns: the source's time minus ours, positive if our clock is slow (RFC 5905's
+    theta). freq_ppb: the correction that the oscillator needs, positive if it is slow, as adjtimex's.
 
-    last_update_wall_ns: Unix time of the last update, by the wall clock of then. real_raw_ns, boot_mono_ns: REALTIME -
-    MONOTONIC_RAW and BOOTTIME - MONOTONIC at t_ns.
+    last_update_wall_ns: Unix time of the last update, by the wall clock at that time. real_raw_ns, boot_mono_ns:
+    REALTIME - MONOTONIC_RAW and BOOTTIME - MONOTONIC at t_ns.
     """
 
     daemon: str
@@ -81,8 +83,8 @@ class DaemonReport:
     reason: str = ""
 
     def at(self, reply: Reply) -> DaemonReport:
-        """Dated at the reply. What the clock was adjusted by while the answer was on its way may or may not be in
-        it.
+        """The report, dated at the reply. If the clock was adjusted while the answer was under way, the adjustment is
+        added to the error bound.
         """
         before, after = (r.real_mono_ns + r.mono_raw_ns for r in (reply.before, reply.after))
         self.t_ns, self.real_raw_ns, self.boot_mono_ns = reply.after.t_ns, after, reply.after.boot_mono_ns
@@ -95,7 +97,9 @@ Talk = Generator["bytes | Ignored", Reply, list[DaemonReport]]
 
 
 def request_reply(request: bytes, decode: Callable[[Reply], T]) -> Generator[bytes | Ignored, Reply, T]:
-    """Sends ``request`` and waits for the datagram that ``decode`` takes: it raises Ignored for others, and Failed."""
+    """Sends ``request`` and waits for the datagram that ``decode`` accepts. ``decode`` raises Ignored for others, and
+    Failed.
+    """
     reply = yield request
     while True:
         try:
@@ -112,8 +116,8 @@ def address(family: int, raw: bytes) -> str:
 
 
 def ref_id(raw: bytes, stratum: int) -> str:
-    """RFC 5905 7.3: four characters up to stratum 1, an IPv4 address (or, of an IPv6 one, four bytes of its hash)
-    beyond.
+    """A reference id by RFC 5905 7.3: up to stratum 1 four characters, beyond it an IPv4 address or four bytes of the
+    hash of an IPv6 address.
     """
     if stratum <= 1:
         return "".join(chr(b) for b in raw.rstrip(b"\0") if 32 < b < 127)

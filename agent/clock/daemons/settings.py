@@ -1,4 +1,4 @@
-"""The settings of time daemons: which are queried, and which servers. Imports nothing heavy."""
+"""Settings of the time daemon queries: which daemons and servers, and how often. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from agent.common.settings import parse_texts, seconds, setting, value
 from agent.errors import USAGE, AgentError
 
-#: The shortest interval between two queries of a server: pool.ntp.org's terms and RFC 4330 section 10 (15 s); none for
-#: loopback.
+#: The shortest interval between two queries of a server: the terms of pool.ntp.org and RFC 4330 section 10 (15 s).
+#: Loopback has none.
 LEAST_S, MOST_S = 15.0, 86400.0
 MAX_SERVERS = 8
 
@@ -55,7 +55,7 @@ _DAEMON = value(_daemon, "address:port of loopback, or empty for never")
 
 @dataclass(frozen=True)
 class NtpSettings:
-    """Without servers nothing leaves this host."""
+    """The settings. Without servers nothing is sent off this host."""
 
     servers: tuple[str, ...] = setting((), _SERVERS, "queried by SNTP: [time.example.org]. None: nothing is sent")
     interval_s: float = setting(64.0, seconds(0.1, MOST_S), "between two queries of the servers", key="interval")

@@ -1,9 +1,8 @@
-"""An independent look at the time: one SNTP query (RFC 4330, packet and arithmetic of RFC 5905) a poll.
+"""An independent check of the time: one SNTP query (RFC 4330; packet and arithmetic of RFC 5905) per poll.
 
-Our own 48 bytes rather than PyPI's ntplib (0.4.0, its last release, is of 2021): that one blocks, dates the answer when
-it gets to read it, keeps times in floats (0.5 us), and takes any packet from the server's address for the answer. Here
-the transmit timestamp of the request is 64 random bits, which the server must give back; the true time of sending stays
-with us.
+PyPI's ntplib (0.4.0, 2021) is not used: it blocks, dates the answer when it reads it, keeps times in floats (0.5 us),
+and accepts any packet from the server's address. Here the request's transmit timestamp is 64 random bits, which the
+server must return. The true send time stays here.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ PACKET = struct.Struct(">BBbbII4sQQQQ")
 _QUERY = 4 << 3 | 3  # version 4, mode client
 _SERVER, _UNSYNCHRONISED, _MAX_STRATUM = 4, 3, 15
 _UNIX = 2_208_988_800  # 1970 in seconds since 1900
-_MAX_DISTANCE_NS = 16_000_000_000  # RFC 5905: beyond 16 s nothing is told (MAXDISP)
+_MAX_DISTANCE_NS = 16_000_000_000  # RFC 5905 MAXDISP: beyond 16 s the answer is useless
 _KISSES = {b"DENY": "deny", b"RSTR": "deny", b"RATE": "rate"}
 
 
@@ -36,8 +35,8 @@ def short_ns(value: int) -> int:
 
 
 def talk(server: str) -> Talk:
-    """One belief: this server's time against ours. distance_ns bounds the error of offset_ns, if the server is right
-    about itself.
+    """Yields one report: this server's time against ours. distance_ns bounds the error of offset_ns, if the server's
+    own data is right.
     """
     nonce = int.from_bytes(os.urandom(8), "big") | 1
     request = PACKET.pack(_QUERY, 0, 0, 0, 0, 0, b"", 0, 0, 0, nonce)
@@ -45,8 +44,8 @@ def talk(server: str) -> Talk:
 
 
 def decode(reply: Reply, nonce: int, server: str) -> DaemonReport:
-    """Raises Ignored for what is not the answer to ``nonce``, Failed for a kiss of death and for an answer of no
-    use.
+    """Decodes the answer. Raises Ignored for a datagram that does not answer ``nonce``, Failed for a kiss-o'-death and
+    for an unusable answer.
     """
     if len(reply.data) < PACKET.size:
         raise Ignored(f"truncated answer ({len(reply.data)} bytes)")

@@ -1,8 +1,8 @@
-"""systemd-timesyncd, as far as it can be seen without D-Bus, over which alone it tells its server, offset and stratum.
+"""systemd-timesyncd, as far as it shows its state without D-Bus. Server, offset and stratum are on D-Bus only.
 
-It touches /run/systemd/timesync/synchronized at each successful answer (systemd-timesyncd(8), since 239), and
-disciplines the clock through the kernel's own loop (ADJ_OFFSET, maxerror set to 0; timesyncd-manager.c): what the
-kernel still has to correct, its frequency and its maximum error are what timesyncd believes.
+It touches /run/systemd/timesync/synchronized at each successful answer (systemd-timesyncd(8), since 239). It
+disciplines the clock through the kernel's loop (ADJ_OFFSET with maxerror 0; timesyncd-manager.c). So the kernel's
+pending offset, frequency and maximum error are timesyncd's estimate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ STAMP = "/run/systemd/timesync/synchronized"
 
 
 def read_state(stamp: str = STAMP) -> DaemonReport:
-    """Its belief now. Raises OSError where the clocks cannot be read."""
+    """Its report now. Raises OSError if the clocks cannot be read."""
     reading, state = sample.read(), timex.read()
     try:
         updated = os.stat(stamp).st_mtime_ns

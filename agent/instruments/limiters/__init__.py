@@ -1,3 +1,3 @@
-"""Instances of limiters in programs, as ``go_limiters`` and ``declared_functions`` find them: their probes, sampled
-where they are hit too often; what their limiters are called; their records as rows of ``limiter_decision``.
+"""Instances of limiters in programs, for ``go_limiters`` and ``declared_functions``: their probes, sampled if they are
+hot; the limiters' names; their records as rows of ``limiter_decision``.
 """

@@ -1,4 +1,4 @@
-"""A Go binary with limiters as the agent knows it: its key in the kernel's map, and its row of ``probe_status``."""
+"""The agent's state of a Go binary with limiters: its key in the kernel's map, and its row of ``probe_status``."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from agent.tables import TABLES
 class Binary(Probed):
     """A Go binary that contains a library, or might.
 
-    key: of ``limiter_binaries``; number: of its records; file: our descriptor of it while it is attached; measured: its
-    hits can be counted. attaching: its probes are being turned on, asked for at asked_ns; since_ns: attached from then
-    on; hits: of its probes, when they were counted last, at sampled_ns. uid: of the process it was found in.
-    sampled: probes are attached in windows only (``schedule``, ``rates``); phase: of a window, ``open``, ``settling``
-    (its records may still come) or empty; window: its records; from_ns, until_ns: its bounds; due_ns: when the next
-    thing is to be done; hits_before, hits_asked: hits before its probes came, and before it began.
+    key: of ``limiter_binaries``. number: of its records. file: our descriptor of it while it is attached. measured: its
+    hits can be counted. attaching: its probes are being attached, since asked_ns. since_ns: attached from then on.
+    hits: of its probes at the last count, at sampled_ns. uid: of the process it was found in. sampled: probes are
+    attached in windows only (``schedule``, ``rates``). phase: of a window, ``open``, ``settling`` (records may still
+    arrive) or empty. window: its records. from_ns, until_ns: its bounds. due_ns: time of the next action. hits_before,
+    hits_asked: hits before its probes were attached, and before it began.
     """
 
     path: str
@@ -54,22 +54,20 @@ class Binary(Probed):
 
 
 def name_of(one: Binary) -> str:
-    """In probe_status: the file's, or that of a limiter which the settings declare."""
+    """Its name in probe_status: the file's, or that of a declared limiter."""
     return (
         f"limiter:{one.library.removeprefix('own:') if one.library.startswith('own:') else one.path.rpartition('/')[2]}"
     )
 
 
 def key_of(fd: int, shared: bool, library: int = 0) -> bytes:
-    """``struct limiter_file``. library: its number. A device that no mount here has is not that of the file system's
-    own (btrfs, some overlays), or of a mount namespace elsewhere;
-    shared: an overlay's file, whose device is another one in each container.
+    """``struct limiter_file``. library: its number. If no mount here has the file's device, it is not the file system's
+    own device (btrfs, some overlays), or it is in another mount namespace. shared: an overlay's file, whose device
+    differs in each container.
     """
     st = os.fstat(fd)
     major, minor = os.major(st.st_dev), os.minor(st.st_dev)
-    with open(
-        "/proc/self/mountinfo", "rb"
-    ) as mounts:  # lines end with \n alone, whatever else a user has put into a name
+    with open("/proc/self/mountinfo", "rb") as mounts:  # lines end with \n only; users choose other characters in names
         known = not shared and any(line.split(b" ", 3)[2] == b"%d:%d" % (major, minor) for line in mounts)
     return key_of_file(st.st_ino, major << 20 | minor if known else 0, library)
 
@@ -79,7 +77,7 @@ def key_of_file(inode: int, device: int, library: int) -> bytes:
 
 
 def any_file(library: int) -> bytes:
-    """``struct limiter_file`` of a library's decisions in whatever program."""
+    """``struct limiter_file`` for a library's decisions in any program."""
     return struct.pack("<QII", 0, 0, library)
 
 

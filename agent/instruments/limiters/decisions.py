@@ -1,4 +1,6 @@
-"""Records of Go limiters' decisions as rows of ``limiter_decision``, by the declarations of their libraries. Pure."""
+"""Converts records of Go limiters' decisions to rows of ``limiter_decision``, by the declarations of their libraries.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ _SOURCE = TABLES["limiter_decision"].code("source", "uprobe")
 
 
 def unnamed(records: np.ndarray) -> np.ndarray:
-    """Ids of limiters of which it is not known who asks them, or which the settings name where they declare them."""
+    """Ids of limiters with unknown callers, or with the name of their declaration."""
     names = Names()
     ids = (
         names.called(one.limiter) if declared(name) else names.of("", one.limiter, None) for name, one in seen().items()
@@ -34,14 +36,14 @@ def unnamed(records: np.ndarray) -> np.ndarray:
 
 
 def at_once(records: np.ndarray, called: Called) -> list[Batch]:
-    """Rows of those that do not sleep, in the same order; limiters/waits.py decodes the others."""
-    mine = only(records, (records["asleep"] | records["woke"]) == 0)
-    return [Batch("limiter_decision", decided(mine, called))] if len(mine) else []
+    """Rows of decisions that do not sleep, in the same order; limiter_waits.py decodes the others."""
+    awake = only(records, (records["asleep"] | records["woke"]) == 0)
+    return [Batch("limiter_decision", decided(awake, called))] if len(awake) else []
 
 
 def keys(texts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Limited keys, hashed, S16 (n,); empty where there is none. texts: their first bytes; sizes: bytes of all, u64:
-    what is longer is told apart by that and its beginning.
+    """Limited keys, hashed, S16 (n,); empty if there is none. texts: their first bytes. sizes: bytes of all, u64:
+    longer keys are distinguished by that and their beginning.
     """
     out = np.zeros(len(texts), "S16")
     known = np.flatnonzero((sizes != UNKNOWN) & (sizes > 0))
@@ -58,8 +60,8 @@ def keys(texts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def decided(records: np.ndarray, called: Called) -> np.ndarray:
-    """A row for each record, as of the return from the decision. What a library does not tell is unknown; a call that
-    names no cost asks for 1. called: the limiters' ids.
+    """A row for each record, as of the return from the decision. Values that a library does not provide are unknown; a
+    call without a cost has cost 1. called: the limiters' ids.
     """
     r = copied(records)
     rows = decode(r, "limiter_decision").rows
@@ -72,8 +74,8 @@ def decided(records: np.ndarray, called: Called) -> np.ndarray:
     rows["sample_rate"] = 1 / np.maximum(r["every"], 1).astype(np.float64)
     for library in np.unique(r["library"]).tolist():
         name, one = libraries[library]
-        mine = r["library"] == library
-        rows["library"][mine] = name.encode()[:48]
-        for column, values in one.read(only(r, mine)).items():
-            rows[column][mine] = values
+        of_library = r["library"] == library
+        rows["library"][of_library] = name.encode()[:48]
+        for column, values in one.read(only(r, of_library)).items():
+            rows[column][of_library] = values
     return rows

@@ -1,8 +1,8 @@
-"""Sampling of programs that decide too often to be probed all of the time: when to attach the probes, and what the
-decisions of a window say of all of them. Pure but for ``gone``.
+"""Sampling of hot limiters: when to attach the probes, and the estimate of all decisions from a window. Pure except for
+``gone``.
 
-Every hit of a probe stops its thread for some microseconds. Up to ``HITS_PER_S`` hits a second a program is probed all
-of the time and each decision is a row. Above that its probes are attached for a short window in each second.
+Every hit of a probe stops its thread for some microseconds. Up to ``HITS_PER_S`` hits a second, a program is probed
+permanently and each decision is a row. Above that its probes are attached for a short window in each second.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from agent.limiters.catalogue import seen
 from agent.limiters.reading import ALLOWED, DELAYED, UNKNOWN
 from agent.limiters.settings import HITS_PER_S
 
-#: In a window, about: half of what a program may take in a second before it is sampled.
+#: Approximate hits in a window: half of a program's budget per second.
 _WINDOW_HITS = 4_000
 _PERIOD_NS, _SHORTEST_NS, _LONGEST_NS = 1_000_000_000, 10_000_000, 400_000_000
-#: Of a program's time, the most that its probes may take: attaching and detaching takes tens of ms, in which they hit.
+#: The largest part of a program's time with probes: attaching and detaching takes tens of ms, in which they hit.
 _MOST_TIME = 0.06
-#: Windows in a row with less than half of the budget, after which it is probed all of the time again.
+#: Leave sampling after this many windows in a row below half of the budget.
 _CALM_WINDOWS = 3
-#: What a decision's two hits take of its thread, at most, for the upper end of intervals; and the share of a thread's
-#: time from which on the probes set the program's pace, so that no upper end is known.
+#: Upper bound of the thread time of a decision's two hits, for the upper end of intervals; the share of a thread's time
+#: above which the probes limit the program's speed, so that no upper end is known.
 _DECISION_NS, _SLOWED = 20_000, 0.5
-#: Windows by which it is known how much they differ; limiters of a program that have rows of their own.
+#: Windows for the estimate of their variation; limiters per program with rows of their own.
 _HISTORY, _LIMITERS = 16, 256
 #: For docs/limits.md.
 BOUNDS = (
@@ -58,7 +58,7 @@ BOUNDS = (
 
 @dataclass
 class Schedule:
-    """When a sampled program has its probes. budget: hits a second."""
+    """When a sampled program has its probes. budget: hits per second."""
 
     budget: int = HITS_PER_S
     window_ns: int = _SHORTEST_NS
@@ -68,15 +68,15 @@ class Schedule:
 
     @property
     def every(self) -> int:
-        """1/k of the time is a window."""
+        """A window is 1/k of the time."""
         return max(2, round(_PERIOD_NS / self.window_ns))
 
     def begin(self, now_ns: int) -> None:
-        """It is sampled from now on."""
+        """Sampling begins now."""
         self.window_ns, self._calm, self._second_ns, self._rest_until_ns = _SHORTEST_NS, 0, now_ns, now_ns
 
     def calm(self, hits: int, open_ns: int) -> bool:
-        """At the end of a window with so many hits: whether the program is to be probed all of the time again."""
+        """At the end of a window with so many hits: whether to leave sampling."""
         per_s = hits / max(open_ns, 1) * 1e9
         self._calm = self._calm + 1 if per_s < self.budget / 2 else 0
         self.window_ns = round(min(max(_WINDOW_HITS * 1e9 / max(per_s, 1), _SHORTEST_NS), _LONGEST_NS))
@@ -84,12 +84,12 @@ class Schedule:
         return self._calm >= _CALM_WINDOWS
 
     def closed(self, asked_ns: int, gone_ns: int, hits: int) -> None:
-        """Its probes were asked for and gone at these times, and were hit so often."""
+        """Notes when its probes were requested and removed, and how often they were hit."""
         lost_ns = min(gone_ns - asked_ns, hits * _DECISION_NS // 2)
         self._rest_until_ns = asked_ns + round(lost_ns / _MOST_TIME)
 
     def next_ns(self, now_ns: int) -> int:
-        """When the next window is to begin: at random within its second, or regular bursts would always be missed."""
+        """When the next window begins: at random within its second, so that regular bursts are not always missed."""
         self._second_ns += _PERIOD_NS * max(1, -(-(now_ns - self._second_ns - _PERIOD_NS) // _PERIOD_NS))
         return max(
             now_ns, self._rest_until_ns, self._second_ns + round(random.random() * (_PERIOD_NS - self.window_ns))
@@ -98,8 +98,8 @@ class Schedule:
 
 @dataclass
 class _Window:
-    """Counts of a limiter: let through and not, in watched_ns. slowed: the share of its threads' time that the probes
-    took.
+    """Counts of a limiter in watched_ns: admitted and not. slowed: the share of its threads' time that the
+    probes took.
     """
 
     counts: tuple[int, int] = (0, 0)
@@ -123,19 +123,19 @@ class _Limiter:
 
 
 class Rates:
-    """Rows of limiter_rate of one binary and library. ``covered_ns``: up to then everything is in rows."""
+    """Rows of limiter_rate of one binary and library. ``covered_ns``: rows exist up to then."""
 
     def __init__(self) -> None:
         self.covered_ns = 0
         self._limiters: dict[tuple[int, bytes], _Limiter] = {}
 
     def begin(self, now_ns: int) -> None:
-        """From now on the program is sampled; the first window begins now."""
+        """Sampling begins now, with the first window."""
         self.covered_ns = now_ns
         self._limiters.clear()
 
     def window(self, records: np.ndarray, since_ns: int, until_ns: int, called: Called) -> list[Batch]:
-        """Rows up to the end of a window. records: ``struct limiter_decision`` of it; called: the limiters' ids."""
+        """Rows up to the end of a window. records: its ``struct limiter_decision``. called: the limiters' ids."""
         records = only(records, records["woke"] == 0)
         watched_ns = max(until_ns - since_ns, 1)
         now: dict[tuple[int, bytes], _Window] = {}
@@ -173,8 +173,8 @@ class Rates:
         return _batch(rows)
 
     def _row(self, key: tuple[int, bytes], one: _Limiter, until_ns: int, watched_ns: int | None = None) -> np.ndarray:
-        """What was seen, and for the rest of the interval the mean of this window's rate and that before it. The
-        interval: the rest lies between these two rates, beside chance and how much windows differ; above them where
+        """The observed counts, and for the rest of the interval the mean of this window's and the last window's rates.
+        The confidence interval covers both rates, chance, and the variation of windows; it is wider upwards if the
         probes slowed the program down.
         """
         now = one.windows[-1]
@@ -195,14 +195,14 @@ class Rates:
             row[f"{name}_low"] = max(n, floor(n + rates[0] * rest_ns - wide))
             most = n + (rates[1] * rest_ns + wide) / (1 - min(slowed, _SLOWED))
             if first and at == 0 and rest_ns:
-                most += _burst(one.record)  # which it may have let through before the window
+                most += _burst(one.record)  # a burst before the window
             row[f"{name}_high"] = NULL_I64 if slowed > _SLOWED and rest_ns else ceil(most)
         return row
 
 
 def _differ(windows: deque[_Window], at: int) -> float:
-    """Half of a 95 % interval of a rate (1/ns) that is taken from one window: by how much windows differ from one to
-    the next, and by chance at least. Few windows say little of how they differ.
+    """Half of a 95 % interval of a rate (1/ns) from one window: the variation from window to window, and at least that
+    of chance. Few windows give a wide interval.
     """
     each = np.array([one.per_ns(at) for one in windows])
     lengths = np.array([one.watched_ns for one in windows], float)
@@ -212,8 +212,8 @@ def _differ(windows: deque[_Window], at: int) -> float:
 
 
 def _slowed(records: np.ndarray, watched_ns: int) -> float:
-    """Which share of its time probes took of a thread or goroutine, on average over decisions. records: of one
-    process.
+    """The share of a thread's or goroutine's time that probes took, averaged over decisions. records: of
+    one process.
     """
     loads = []
     for ids in (records["proc"]["tid"], records["goroutine"]):

@@ -1,9 +1,8 @@
-"""Attaches the limiter family's uprobes to Go binaries, keeps what is known of each, and has those sampled that are hit
-too often (``sampling``).
+"""Attaches the limiter family's uprobes to Go binaries, keeps their state, and samples hot ones (limiter_sampling.py).
 
-A binary is attached once, by inode: every process that runs it is then seen from its first instruction. Decisions count
-from when all its probes are attached to when the first is taken away, so that what is under way meanwhile is left out
-rather than half seen.
+A binary is attached once, by inode: every process that runs it is then observed from its first instruction. Decisions
+count from when all its probes are attached to when the first is removed, so that calls under way at these times are
+left out.
 """
 
 from __future__ import annotations
@@ -42,19 +41,19 @@ from agent.targets.attacher import Attacher
 from agent.targets.unprobed import UnprobedProgram, UnprobedPrograms
 
 _CHECK_NS = 1_000_000_000
-#: Errors of attaching that are over some time: a helper that is held up, no descriptors or memory at the moment.
+#: Temporary errors of attaching: a busy helper, no descriptors or memory at the moment.
 _PASSING = (errno.ETIMEDOUT, errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-#: How long records of a window may take to come; and until it is known who asks.
+#: How long records of a window may be under way, and the resolution of callers may take.
 _SETTLE_NS, _NAMED_NS = 60_000_000, 2_000_000_000
 
 
 class GoLimiters(Due, Pending):
-    """Implements ``agent.contracts.Source``: rows of probe_status for each binary, of limiter_rate for those that are
-    sampled, and losses of the family's own.
+    """Implements ``agent.contracts.Source``: rows of probe_status for each binary, of limiter_rate for sampled ones,
+    and losses of the family's own.
 
-    most: hits a second of a binary and library, above which it is sampled. ``found`` opens instances
-    (``ProbeRequest.found``), ``feed`` takes records of decisions.
-    ``binaries`` holds what is known, by (device, inode) and library.
+    most: hits per second of a binary and library above which it is sampled. ``found`` opens instances
+    (``ProbeRequest.found``), ``feed`` takes records of decisions. ``binaries``: known binaries by (device, inode) and
+    library.
     """
 
     name = "limiter"
@@ -70,7 +69,7 @@ class GoLimiters(Due, Pending):
         self._news: list[Binary] = []
         self._last: list[Batch] = []
         self._numbers = count(1)
-        self.called: Called = unnamed  # as ``Sites`` knows it
+        self.called: Called = unnamed  # set to that of ``Sites``
         self.known: Called = lambda records: np.ones(len(records), np.bool_)
         self._unmatched = self._hits = 0
         self._checked_ns = self._checked_at_ns = 0
@@ -81,15 +80,15 @@ class GoLimiters(Due, Pending):
         return int(self._counts["orphans"][0])
 
     def found(self, target: Target, analysis: Analysis) -> Steps[Instance | None]:
-        """Attaches to a library or function of a file where it can be attached to, else tells why not. Raises OSError
-        where it cannot, with nothing left behind.
+        """Attaches to a library or function of a file if possible, else reports why not. Raises OSError if attaching
+        fails, with nothing left behind.
         """
         if "library" not in analysis.facts:
             return Attached((), render(self._unprobed, target, analysis, "limiter"))
         known = {name: value for name, value in analysis.facts.items() if name != "trouble"}
         known |= {"state": analysis.state, "reason": analysis.reason, "remedy": analysis.remedy}
         number = list(seen()).index(known["library"]) if known["library"] else 0
-        mapped = known.get("mapped")  # what runs is another file then
+        mapped = known.get("mapped")  # the process then runs another file
         one = Binary(
             path=printable(path_of(target.fd) or target.path),
             key=any_file(number) if mapped else key_of(target.fd, shared=not target.file.device, library=number),
@@ -123,13 +122,13 @@ class GoLimiters(Due, Pending):
         self._end(one)
         self._let_go(one)
         self.binaries.pop(place, None)
-        with contextlib.suppress(OSError):  # kernels before 5.19 did not let us write it either
+        with contextlib.suppress(OSError):  # before 5.19 it could not be written either
             bpf.delete(self._family.maps["limiter_binaries"], one.key)
         one.state, one.reason, one.remedy = "off", "no process uses it any more", ""
         self._news.append(one)
 
     def _end(self, one: Binary) -> None:
-        """The last process of one has ended, in a window or not."""
+        """Removes a binary after its last process, in a window or not."""
         if not one.sampled:
             return
         now_ns = boot_ns()
@@ -153,15 +152,18 @@ class GoLimiters(Due, Pending):
         return min((one.due_ns for one in self._moving()), default=0)
 
     def _moving(self) -> list[Binary]:
-        """Those whose probes come and go, or are to come."""
+        """Binaries whose probes are being attached or removed, or soon will be."""
         known = (one for one in self.binaries.values() if one.file >= 0 and not one.attaching)
         return [one for one in known if one.state != "unavailable" and (one.sampled or not one.links)]
 
     def feed(self, records: np.ndarray) -> None:
         """Takes records of ``struct limiter_decision``."""
         for one in self.binaries.values():
-            if one.sampled and len(mine := only(records, (records["binary"] == one.number) & (records["every"] != 1))):
-                one.window.append(mine)
+            if not one.sampled:
+                continue
+            of_window = (records["binary"] == one.number) & (records["every"] != 1)
+            if of_window.any():
+                one.window.append(only(records, of_window))
 
     def pending(self, now_ns: int) -> bool:
         """Whether a binary's state changed, or limiters are asked too often."""
@@ -186,9 +188,7 @@ class GoLimiters(Due, Pending):
             self._checked_ns = now_ns
 
     def _regulate(self, one: Binary) -> None:
-        """Has one sampled that is probed all of the time, where it was hit too often. Its probes stay for a first
-        window.
-        """
+        """Starts to sample a permanently probed binary that was hit too often. Its probes stay for a first window."""
         now_ns, hits = boot_ns(), self._probes.hits(one)
         passed_ns = max(now_ns - one.sampled_ns, _CHECK_NS)
         if hits - one.hits <= one.schedule.budget * passed_ns / 1e9:
@@ -212,7 +212,7 @@ class GoLimiters(Due, Pending):
         one.due_ns = now_ns + one.schedule.window_ns
 
     def _move(self, one: Binary) -> Iterator[Batch]:
-        """What is to be done next with one whose probes come and go."""
+        """The next action for a binary whose probes are being attached or removed."""
         now_ns = boot_ns()
         if now_ns < one.due_ns:
             return
@@ -230,7 +230,7 @@ class GoLimiters(Due, Pending):
             self._open(one, one.since_ns)
 
     def _close(self, one: Binary) -> None:
-        """Ends a window: its probes go, or stay for all of the time."""
+        """Ends a window: removes its probes, or leaves sampling."""
         calm = one.schedule.calm(self._probes.hits(one) - one.hits_asked, max(boot_ns() - one.from_ns, 1))
         if calm:
             self._probes.publish(one, 1)
@@ -240,7 +240,7 @@ class GoLimiters(Due, Pending):
         one.due_ns = one.until_ns + _SETTLE_NS
 
     def _settle(self, one: Binary, now_ns: int) -> Iterator[Batch]:
-        """What a window has shown, once it is closed, all of its records are there and it is known who asked."""
+        """Rows of a closed window, once all of its records and callers are there."""
         records = np.concatenate([self._none, *one.window])
         unnamed_yet = now_ns - one.until_ns < _NAMED_NS and not (self.known(records) | (records["stack"] == 0)).all()
         if unnamed_yet or (one.closing is not None and not one.closing.done):
@@ -257,7 +257,7 @@ class GoLimiters(Due, Pending):
         one.due_ns = one.schedule.next_ns(now_ns)
 
     def _report_failure(self, one: Binary, error: Exception | None) -> None:
-        """What holds the helper up for a while is not this binary's: it is tried again."""
+        """Reports a failure. A busy helper is not the binary's fault: it is tried again."""
         if one.file < 0 or error is None:
             return
         if isinstance(error, OSError) and error.errno in _PASSING:
@@ -284,7 +284,7 @@ class GoLimiters(Due, Pending):
             self._unmatched = total
 
     def close(self) -> None:
-        """Detaches everywhere, and waits until that is done."""
+        """Detaches everywhere, and waits for the end."""
         for one in self.binaries.values():
             self._let_go(one)
         finish()

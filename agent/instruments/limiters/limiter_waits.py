@@ -1,12 +1,12 @@
-"""Waits of Go programs that sleep: each is one row of limiter_decision, told when it ends, since only then it is known
-whether its caller gave up.
+"""Waits of Go programs that sleep: each is one row of limiter_decision, written when it ends, since only then it is
+known whether its caller gave up.
 
-The kernel sends a record when the decision is made (``asleep``) and one when the sleep ends (``woke``). Where the
-second does not come (its program ended, or the probes were taken away), the row says ``delayed`` as of the decision,
-soon after the sleep must have ended.
+The kernel sends a record when the decision is made (``asleep``) and one when the sleep ends (``woke``). If the second
+does not arrive (its program ended, or the probes were removed), the row is ``delayed`` as of the decision, soon after
+the sleep must have ended.
 
-A caller that is told to wait may give its reservation back instead, at once where it would not wait so long, which is
-its refusal: such a decision is held for a moment, in which that would come.
+A caller that must wait may return its reservation instead. If it does so at once, that is a refusal: such a decision is
+held for a moment to see whether it does.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from agent.instruments.limiters.decisions import CANCELLED, Called, decided
 from agent.limiters.reading import DELAYED, REFUSED
 from agent.tables import TABLES
 
-#: Held at once, as many as the kernel's side keeps; the oldest beyond it are told as ``delayed`` early.
+#: Decisions held at once, as many as the kernel's side keeps; beyond it the oldest become ``delayed`` early.
 MOST = 16_384
-#: No longer than this, however long the sleep.
+#: The longest hold, however long the sleep.
 LONGEST_NS = 600_000_000_000
-#: A program that is starved wakes up late.
+#: Margin for a starved program, which wakes up late.
 _SLACK_NS = 1_000_000_000
-#: For how long a reservation is held; within which it is given back at once; what ``asleep`` and ``woke`` are of those.
+#: How long a reservation is held; within what time a return counts as at once; their values of ``asleep`` and ``woke``.
 _GIVEN_BACK_NS, _AT_ONCE_NS, _RESERVED = 100_000_000, 10_000_000, 2
 _REPORT_NS = 60_000_000_000
 
 
 class Waits(Finishing, Pending):
-    """Implements ``agent.contracts.Source``. early: rows that were told before their wait had ended."""
+    """Implements ``agent.contracts.Source``. early: rows that were written before their wait had ended."""
 
     name = "limiter_waits"
 
     def __init__(self, called: Called) -> None:
         self._called = called
-        self._records: np.ndarray | None = None  # in the order in which they came
+        self._records: np.ndarray | None = None  # in order of arrival
         self._new: list[np.ndarray] = []
         self._due_ns = np.empty(0, np.int64)
         self.early = self._early_reported = 0
@@ -49,9 +49,9 @@ class Waits(Finishing, Pending):
 
     def feed(self, records: np.ndarray) -> None:
         """Takes records of ``struct limiter_decision``."""
-        mine = only(records, (records["asleep"] | records["woke"]) != 0)
-        if len(mine):
-            self._new.append(mine)
+        sleeping = only(records, (records["asleep"] | records["woke"]) != 0)
+        if len(sleeping):
+            self._new.append(sleeping)
 
     def fds(self) -> list[int]:
         return []
@@ -74,16 +74,16 @@ class Waits(Finishing, Pending):
             yield self._status(now_ns)
 
     def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterator[Batch]:
-        """What sleeps still, at the end of a run."""
+        """Rows of the sleeping callers, at the end of a run."""
         del wait
         yield from self.drain(now_ns)
         if len(self._due_ns):
             yield from _batch(decided(self._keep(np.zeros(len(self._due_ns), np.bool_)), self._called))
 
     def _pair(self, records: np.ndarray) -> Iterator[Batch]:
-        """What woke up, or must have, since its goroutine decides anew."""
+        """Rows of callers that woke up, or must have, since their goroutine makes a new decision."""
         pid, goroutine = records["proc"]["pid"], records["goroutine"]
-        order = np.lexsort((goroutine, pid))  # stable: of one goroutine, in the order in which they came
+        order = np.lexsort((goroutine, pid))  # stable: each goroutine's records stay in order of arrival
         next_of = np.append(order[1:], -1)
         again = np.append((pid[order][1:] == pid[order][:-1]) & (goroutine[order][1:] == goroutine[order][:-1]), False)
         slept = records["asleep"][order] != 0
@@ -101,7 +101,7 @@ class Waits(Finishing, Pending):
         yield from _batch(rows)
 
     def _keep(self, kept: np.ndarray) -> np.ndarray:
-        """Keeps those; returns the other records."""
+        """Holds these records; returns the others."""
         assert self._records is not None
         gone: np.ndarray = self._records[~kept]
         self._records, self._due_ns = self._records[kept], self._due_ns[kept]
@@ -110,8 +110,8 @@ class Waits(Finishing, Pending):
     def _status(self, now_ns: int) -> Batch:
         more, self._early_reported, self._reported_ns = self.early - self._early_reported, self.early, now_ns
         reason = (
-            f"{more} waits are told as delayed though they have not ended: more than {MOST} sleep at once, so it is not"
-            " seen who gives up"
+            f"{more} waits are reported as delayed although they have not ended: more than {MOST} sleep at once, so"
+            " callers that give up are not seen"
         )
         return make(
             "probe_status",
@@ -127,7 +127,7 @@ class Waits(Finishing, Pending):
 
 
 def _give_back(rows: np.ndarray, given: np.ndarray, records: np.ndarray, after: np.ndarray) -> None:
-    """Of reservations that their goroutine gave back. At once: it would have had to wait, and would not."""
+    """Marks reservations that their goroutine returned. At once: it would have had to wait, and did not."""
     given = (
         given & (after["limiter"] == records["limiter"]) & (after["n"] == records["n"]) & (rows["result"] == DELAYED)
     )
@@ -143,6 +143,6 @@ def _batch(rows: np.ndarray) -> Iterable[Batch]:
 
 
 def _due_ns(rows: np.ndarray, asleep: np.ndarray) -> np.ndarray:
-    """By when each sleep must have ended, or a reservation would have been given back, CLOCK_BOOTTIME."""
+    """The latest end of each sleep, or the latest return of a reservation, CLOCK_BOOTTIME."""
     wait = np.minimum(np.where(rows["wait_ns"] == NULL_I64, 0, rows["wait_ns"]), LONGEST_NS) + _SLACK_NS
     return np.asarray(rows["t_ns"] + np.where(asleep == _RESERVED, _GIVEN_BACK_NS, wait))

@@ -1,6 +1,4 @@
-"""Decisions of Go limiters on their way to rows: held until it is known what their limiters are called, which takes a
-moment once for each place that asks.
-"""
+"""Holds decisions of Go limiters until their limiters' names are known, which takes a moment once per calling place."""
 
 from __future__ import annotations
 
@@ -16,8 +14,7 @@ from agent.instruments.limiters.decisions import at_once
 from agent.instruments.limiters.limiter_waits import Waits
 from agent.instruments.limiters.sites import Sites
 
-#: For no longer than this, and so many, of one process and in all; then they are told with an id that says that nobody
-#: knows who asks.
+#: The longest hold, and the most held decisions per process and in all; then they get an id with an unknown caller.
 HELD_NS, HELD_A_PROCESS, HELD = 10_000_000_000, 2_048, 16_384
 #: For docs/limits.md.
 BOUNDS = (
@@ -32,7 +29,7 @@ BOUNDS = (
 
 
 class Named(Finishing, Pending):
-    """Implements ``agent.contracts.Source``. Hands those that sleep to ``waits``."""
+    """Implements ``agent.contracts.Source``. Passes decisions that sleep to ``waits``."""
 
     name = "limiter_named"
 
@@ -59,7 +56,7 @@ class Named(Finishing, Pending):
         young = ~self._sites.known(records) & (records["stack"] != 0)
         if young.any():
             young &= records["t_ns"].astype(np.int64) > now_ns - HELD_NS
-        if young.any():  # with all of its process: those of one goroutine keep their order
+        if young.any():  # its whole process: each goroutine's records keep their order
             held = np.isin(records["proc"]["pid"], np.unique(records["proc"]["pid"][young]))
             held[held] = _last(records["proc"]["pid"][held])
             held[np.flatnonzero(held)[:-HELD]] = False
@@ -71,12 +68,12 @@ class Named(Finishing, Pending):
         yield from at_once(records, self._sites.called)
 
     def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterator[Batch]:
-        """What is held still, at the end of a run."""
+        """Rows of the held decisions, at the end of a run."""
         del wait
         yield from self.drain(now_ns + HELD_NS)
 
     def close(self) -> None:
-        """Nothing of its own to close."""
+        """Nothing to close."""
 
 
 def _last(pids: np.ndarray) -> np.ndarray:

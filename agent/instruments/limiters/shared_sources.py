@@ -1,4 +1,4 @@
-"""The sources of the limiter family, which its kinds share."""
+"""The sources of the limiter family, shared by its kinds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def limiters(context: KindContext) -> tuple[GoLimiters, list[Source]]:
-    """(what opens instances, sources), made once."""
+    """(the opener of instances, sources), created once."""
     if "limiters" not in context.shared:
         family, kernel, targets, wire = context.family, context.kernel, context.targets, context.kernel.loaded.wire
         settings: LimiterSettings = context.settings
@@ -28,7 +28,7 @@ def limiters(context: KindContext) -> tuple[GoLimiters, list[Source]]:
         waits = Waits(sites.called)
         named = Named(sites, waits)
         kernel.subscribe("limiter_stacks", sites.feed)
-        for take in (source.feed, named.feed):  # rows are made once it is known what their limiters are called
+        for take in (source.feed, named.feed):  # rows are made once their limiters' names are known
             kernel.subscribe("limiter_decisions", take)
         context.shared["limiters"] = source, [source, sites, named, waits]
     source, sources = context.shared["limiters"]

@@ -1,5 +1,5 @@
-"""What limiters of Go programs are called: the functions that ask them, found once for each call stack by the ELF
-analyzer, and put into ids (agent/limiters/naming.py).
+"""Names of limiters in Go programs: their calling functions, found once per call stack by the ELF analyzer, as part of
+ids (agent/limiters/naming.py).
 """
 
 from __future__ import annotations
@@ -28,25 +28,23 @@ from agent.limiters.naming import WIDTH, CallSite, Names, site
 from agent.targets.analyzer_pool import AnalysisFailed, AnalyzerPool
 from agent.targets.asked import FileId
 
-#: Call stacks that are known at a time, and so many of them are forgotten at once; places whose functions are known, of
-#: all programs; places a question.
+#: Known call stacks, and how many are removed at once; places with known functions, of all programs; places per
+#: request.
 STACKS, _FORGOTTEN, PLACES, _RESOLVED = 4096, 512, 1024, 24
-#: Ids of one program: limiters beyond them have the id that says that nobody knows who asks.
+#: Ids per program: limiters beyond them have an id with an unknown caller.
 SITES = 256
 #: For docs/limits.md.
 BOUNDS = (
     UpperBound("limiters", "callers of limiters of one program", SITES, "the id of the others ends in `@?`", "the id"),
 )
 _AGAIN_NS = 3_600_000_000_000
-#: Part of the time that the ELF analyzer may take for programs of all users but root; of it at once, s.
+#: The part of the time that the ELF analyzer may take for programs of all users but root; its burst, s.
 _PART, _MOST_S = 0.4, 0.4
 
 
 @dataclass
 class _Program:
-    """What is known of one library in one binary. callers: by place, who called there; reported_ns: of each id, when
-    it was told last.
-    """
+    """State of one library in one binary. callers: by place. reported_ns: the last row of each id."""
 
     binary: Binary
     callers: dict[int, list[list[Any]]] = field(default_factory=dict)
@@ -63,8 +61,8 @@ class _Stack:
 
 
 class Sites(Pending):
-    """Implements ``agent.contracts.Source``: rows of ``limiter``. ``feed`` takes what the kernel tells of call stacks,
-    ``known`` and ``called`` say of decisions what they are called.
+    """Implements ``agent.contracts.Source``: rows of ``limiter``. ``feed`` takes the kernel's call stacks; ``known``
+    and ``called`` give the names of decisions' limiters.
     """
 
     name = "limiter_sites"
@@ -107,7 +105,7 @@ class Sites(Pending):
         self._ask_next()
 
     def _forget(self) -> None:
-        """Those that were not told for longest."""
+        """Removes the least recently used stacks."""
         self._table()
         for _ in range(_FORGOTTEN):
             self._stacks.popitem(last=False)
@@ -128,7 +126,7 @@ class Sites(Pending):
         return None
 
     def _resolve(self, one: _Stack) -> None:
-        """Names the stack, or has its program asked about, as far as it is not known who called."""
+        """Names the stack, or requests the analysis of its unknown callers."""
         if one.name:
             return None
         callers: list[list[Any]] = []
@@ -163,7 +161,7 @@ class Sites(Pending):
         self._new[one.number] = one.name
 
     def _ask_next(self) -> None:
-        """One question at a time."""
+        """Sends one request at a time."""
         if self._resolving:
             return
         now_ns = time.monotonic_ns()
@@ -206,7 +204,7 @@ class Sites(Pending):
         self._ask_next()
 
     def known(self, records: np.ndarray) -> np.ndarray:
-        """Of which decisions it is known what they are called, bool (n,)."""
+        """Which decisions have known limiter names, bool (n,)."""
         ids, _ = self._table()
         at = np.minimum(np.searchsorted(ids, records["stack"]), max(len(ids) - 1, 0))
         return ids[at] == records["stack"] if len(ids) else np.zeros(len(records), np.bool_)
@@ -225,7 +223,7 @@ class Sites(Pending):
         return out
 
     def _table(self) -> tuple[np.ndarray, np.ndarray]:
-        """(numbers of stacks that have a name, in order, the names)."""
+        """(numbers of named stacks, in order; their names)."""
         if self._new:
             numbers = np.array(sorted(self._new), np.uint64)
             at = np.searchsorted(self._ids, numbers)
@@ -253,7 +251,7 @@ class Sites(Pending):
                     yield _row(name, where, program.binary, now_ns)
 
     def close(self) -> None:
-        """Nothing of its own to close."""
+        """Nothing to close."""
 
 
 def _row(name: bytes, where: CallSite, binary: Binary, now_ns: int) -> Batch:

@@ -1,4 +1,4 @@
-"""Turns the limiter probes of a Go binary on and off, and tells the kernel's side what it needs to know of it."""
+"""Attaches and removes the limiter probes of a Go binary, and gives the kernel's side its data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agent.targets.attacher import Attacher
 
 
 class GoProbes:
-    """binaries: all that are known."""
+    """binaries: all known ones."""
 
     def __init__(self, family: Family, wire: Wire, helper: Attacher, binaries: Mapping[Any, Binary]) -> None:
         self._family, self._helper, self._binaries = family, helper, binaries
@@ -29,15 +29,15 @@ class GoProbes:
 
     def attach(self, one: Binary) -> Steps[None]:
         """Attaches all probes of a binary. Raises OSError, with none attached."""
-        file, one.attaching = os.dup(one.file), True  # the request may wait for longer than the binary keeps its own
-        self.publish(one, 0)  # what is decided while some of them are there is left out
+        file, one.attaching = os.dup(one.file), True  # the request may outlive the binary's own descriptor
+        self.publish(one, 0)  # decisions while only some are attached are left out
         one.asked_ns, one.hits_asked, one.due_ns = boot_ns(), one.hits, 0
         try:
             for program, offsets in one.sites:
                 links = yield from self._helper.attaching(
                     self._family.programs[program], file, offsets, program in self._returning
                 )
-                if one.file < 0:  # let go of meanwhile
+                if one.file < 0:  # released meanwhile
                     close_aside(links)
                     return
                 one.links += links
@@ -52,7 +52,7 @@ class GoProbes:
         one.since_ns = one.sampled_ns = boot_ns()
 
     def publish(self, one: Binary, every: int) -> None:
-        """Tells the kernel's side what it needs to know of the binary, and takes its count of hits."""
+        """Gives the kernel's side the binary's data, and takes its count of hits."""
         shared = [b for b in self._binaries.values() if b.key == one.key and b.library_version != one.library_version]
         try:
             value = self._read(one)
@@ -68,18 +68,18 @@ class GoProbes:
             )
 
     def _read(self, one: Binary) -> np.ndarray:
-        """What the kernel's side has of it, zeroes before it has something. Raises OSError."""
+        """The kernel's entry, zeroes if there is none. Raises OSError."""
         raw = bpf.lookup(self._family.maps["limiter_binaries"], one.key, self._value.itemsize)
         return np.frombuffer(raw or bytes(self._value.itemsize), self._value).copy()
 
     def hits(self, one: Binary) -> int:
-        """Of all of its probes so far."""
+        """Hits of all its probes so far."""
         with contextlib.suppress(OSError):
             return int(self._read(one)["hits"][0])
         return one.hits
 
     def detach(self, one: Binary) -> None:
-        """Takes the probes away, beside the loop."""
+        """Removes the probes, outside of the loop."""
         if one.links:
             self.publish(one, 0)
             one.closing = close_aside(one.links)

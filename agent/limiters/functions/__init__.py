@@ -1,1 +1,1 @@
-"""Functions that the user declares: limiters of their own programs, in Go, C, C++ and Rust."""
+"""Functions that the user declares: limiters of their own programs in Go, C, C++ and Rust."""

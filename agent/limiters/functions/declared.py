@@ -1,5 +1,5 @@
-"""One function of the user's own, as the settings declare it (``limiter_functions``), checked. Pure.
-docs/limiters-reference.md says what each key means.
+"""Parses a function that the settings declare (``limiter_functions``). Pure. docs/limiters-reference.md describes each
+key.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agent.limiters.functions.words import parse as parse_word
 from agent.limiters.library import LANGUAGES
 from agent.limiters.model_settings import Declared
 
-#: What may be read at the first instruction and at the return -> which word of ``struct limiter_decision`` holds it
+#: What may be read at the first instruction and at the return -> the member of ``struct limiter_decision`` for it
 #: (agent/limiters/library.py).
 ARGUMENTS = {
     "limiter": "limiter",
@@ -42,7 +42,7 @@ RESULTS = {
     "window": "period",
     "error": "error",
 }
-#: A key that is a number is no pointer: it goes the way of another word.
+#: A key that is a number is not a pointer, so it uses another member.
 NUMBER = "now_wall"
 TIMED = ("wait", "window", "now")
 REPLAY = ("algorithm", "clock", "window", "limit", "per_s", "burst", "slots", "shared")
@@ -59,14 +59,14 @@ KEYS = (
     *meanings.CODES,
     *REPLAY,
 )
-#: A limiter's id holds 48 bytes, and its address follows.
+#: A limiter's id has 48 bytes, including its address.
 _NAME = re.compile(r"[\w.:/-]{1,28}", re.A)
 _WHERE = ("symbol", "address", "offset")
 _MOST_SYMBOL, _MOST_PROGRAM = 1024, 512
 
 
 class MisdeclaredError(AgentError):
-    """at: the keys that lead to what is wrong, from the declaration's own down."""
+    """at: the keys from the declaration down to the error."""
 
     def __init__(self, at: tuple[str, ...], why: str, remedy: str = "") -> None:
         super().__init__(f"{'.'.join(at)}: {why}" if at else why, remedy=remedy, exit_code=USAGE)
@@ -77,9 +77,9 @@ class MisdeclaredError(AgentError):
 class OwnFunction:
     """A declared function.
 
-    program: a glob of its file's path, or of its name where it has no slash; build_id: instead. symbol, address (as nm
-    prints it) or offset (in the file): one of them. arguments, results: words by what they are (``ARGUMENTS``,
-    ``RESULTS``). replay: of ``REPLAY``, by which its decisions are replayed; a number stands where no word is read.
+    program: a glob of its file's path, or of its name if it has no slash; build_id: an alternative to it. symbol,
+    address (as nm prints it) or offset (in the file): one of them. arguments, results: words by meaning (``ARGUMENTS``,
+    ``RESULTS``). replay: of ``REPLAY``, the model for replays; a number replaces a word that is not read.
     """
 
     name: str
@@ -96,7 +96,7 @@ class OwnFunction:
 
 
 def parse(given: object) -> OwnFunction:
-    """Raises MisdeclaredError."""
+    """Parses a declaration. Raises MisdeclaredError."""
     if not isinstance(given, Mapping):
         raise MisdeclaredError(
             (), f"{given!r} is no declaration", "write `key: value` lines: name, program, language, symbol, results"
@@ -149,7 +149,7 @@ def parse(given: object) -> OwnFunction:
 
 
 def _limited(given: Mapping[str, object], *sections: Mapping[str, Word]) -> None:
-    """A limit is one of a window."""
+    """Checks that a limit has a window."""
     places: list[tuple[str, ...]] = [
         (name, "limit") for name, words in zip(("arguments", "results"), sections, strict=True) if "limit" in words
     ]
@@ -281,7 +281,7 @@ def _answers(given: Mapping[str, object], results: Mapping[str, Word]) -> Meanin
 
 
 def _replay(given: Mapping[str, object]) -> dict[str, object]:
-    """Checked, and in the words of ``limiter_models``."""
+    """The checked model, with the keys of ``limiter_models``."""
     from agent.limiters.replay.ruled import BY_ALGORITHM
 
     given_codes = {key: given[key] for key in REPLAY if key in given}

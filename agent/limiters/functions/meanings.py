@@ -1,4 +1,4 @@
-"""What the values of a function's result mean: ``allowed: [1, 2]``, ``error: ..-1``, ``refused: other``. Pure."""
+"""The meanings of a function's result values: ``allowed: [1, 2]``, ``error: ..-1``, ``refused: other``. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from agent.limiters.reading import ALLOWED, CANCELLED, DELAYED, ERROR, REFUSED
 
 CODES = {"allowed": ALLOWED, "refused": REFUSED, "delayed": DELAYED, "error": ERROR, "cancelled": CANCELLED}
 OTHER = "other"
-#: Of a result that the declaration gives no meaning.
+#: The code of a result without a declared meaning.
 NONE = -1
 _RANGE = re.compile(r"(-?\d+)?\.\.(-?\d+)?")
 _LEAST, _MOST, MOST_VALUES = -(1 << 63), (1 << 63) - 1, 64
@@ -20,8 +20,8 @@ _LEAST, _MOST, MOST_VALUES = -(1 << 63), (1 << 63) - 1, 64
 
 @dataclass(frozen=True)
 class Meanings:
-    """ranges: (first, last, code), the first that holds a value says what it means; other: the code of the rest, or
-    NONE.
+    """ranges: (first, last, code); the first range with a value decides. other: the code of all other
+    values, or NONE.
     """
 
     ranges: tuple[tuple[int, int, int], ...]
@@ -51,7 +51,9 @@ BOOLEAN = Meanings(((0, 0, REFUSED),), ALLOWED)
 
 
 def parse(given: Mapping[str, object]) -> Meanings:
-    """given: of ``CODES``, values, ranges, lists of both, or ``other``. Raises ValueError that names the value."""
+    """given: values, ranges, lists of both, or ``other`` by the names of ``CODES``. Raises ValueError with the wrong
+    value.
+    """
     ranges, other = list[tuple[int, int, int]](), NONE
     for name, values in given.items():
         items = values if isinstance(values, list) else [values]

@@ -1,4 +1,4 @@
-"""A declared function as the machinery of limiter libraries takes it: its programs, and what its records say. Pure."""
+"""Converts a declared function to the form of a limiter library: its programs, and how its records are read. Pure."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from agent.limiters.functions.words import Word
 from agent.limiters.library import Function, Seen
 from agent.limiters.reading import ALLOWED, DELAYED, ERROR, UNKNOWN
 
-#: In the column ``library`` of their decisions.
+#: In the column ``library`` of its decisions.
 LIBRARY = "declared"
-#: What its programs are called, by the number of its declaration.
+#: Names of its programs, by the declaration's number.
 _PROGRAM = "limiter_own{}_{}"
 
 
 def all_seen(functions: Iterable[OwnFunction]) -> dict[str, Seen]:
-    """For ``catalogue.declare``."""
+    """The declared functions for ``catalogue.declare``."""
     return {own_name(one.name): seen(one, number) for number, one in enumerate(functions)}
 
 
 def seen(one: OwnFunction, number: int) -> Seen:
-    """number: of its declaration."""
+    """One function; number: of its declaration."""
     entry, left, returned = (_PROGRAM.format(number, what) for what in ("entered", "left", "returned"))
     arguments = {
         NUMBER if key == "key" and word.type else ARGUMENTS[key]: word.place for key, word in one.arguments.items()
@@ -50,7 +50,7 @@ def seen(one: OwnFunction, number: int) -> Seen:
 
 
 def arguments_of(one: OwnFunction, function: Function, mapped: bool) -> dict[str, object]:
-    """What the ELF analyzer is asked of a file (agent/binaries/ownfunction.py). mapped: it is a shared library."""
+    """The analyzer's parameters for a file (agent/binaries/ownfunction.py). mapped: it is a shared library."""
     return {
         "library": own_name(one.name),
         "entry": function.entry,
@@ -66,12 +66,12 @@ def arguments_of(one: OwnFunction, function: Function, mapped: bool) -> dict[str
 
 
 def own_name(name: str) -> str:
-    """Of a declared limiter among the libraries."""
+    """The name of a declared limiter among the libraries."""
     return f"own:{name}"
 
 
 def read(one: OwnFunction, r: np.ndarray) -> dict[str, np.ndarray]:
-    """Columns of limiter_decision. A result that the declaration gives no meaning is an error."""
+    """Columns of limiter_decision. A result without a declared meaning is an error."""
     numbers = {key: word.numbers(r[RESULTS[key]]) for key, word in one.results.items() if key != "result"}
     for key, word in one.arguments.items():
         if key not in ("limiter", "key", "key_size") and key not in numbers:
@@ -107,17 +107,17 @@ def read(one: OwnFunction, r: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _reported(one: OwnFunction, numbers: Mapping[str, np.ndarray], key: str, n: int) -> np.ndarray:
-    """What was read, else what is declared."""
+    """The values that were read, else the declared one."""
     declared = one.replay.get(key)
     return numbers[key] if key in numbers else np.full(n, np.nan if declared is None else float(str(declared)))
 
 
 def _ns(word: Word | None, values: np.ndarray | None, n: int, raw: np.ndarray | None = None) -> np.ndarray:
-    """raw: words whose whole numbers a float does not hold, such as times since 1970 in ns."""
+    """Durations in ns. raw: the same words as integers, if a float is too inexact, as for ns since 1970."""
     if word is None or values is None:
         return np.full(n, NULL_I64)
     whole = values * (word.unit_ns or 1)
-    fits = np.abs(whole) < 2.0**63  # no NaN does
+    fits = np.abs(whole) < 2.0**63  # false for NaN
     exact = (
         np.where(fits, whole, 0).astype(np.int64)
         if raw is None or word.type[:1] == "f"
@@ -142,6 +142,6 @@ def _result(one: OwnFunction, r: np.ndarray, wait: np.ndarray, error: np.ndarray
 
 
 def _keys(values: np.ndarray) -> np.ndarray:
-    """As those that are reported as numbers."""
+    """Numeric keys in the form of reported ones."""
     each, which = np.unique(values, return_inverse=True)
     return np.array([hashed(b"%d" % value) for value in each.tolist()], "S16")[which]

@@ -1,5 +1,5 @@
-"""The setting ``limiter_functions``: a list of declarations. One that is wrong is told with its line, and the others
-hold.
+"""The setting ``limiter_functions``: a list of declarations. A wrong one is reported with its line; the others are
+used.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ MOST = 32
 
 @dataclass(frozen=True)
 class FunctionSettings:
-    """A declaration of ``limiter_functions``. given: as in the file (agent/limiters/functions/declared.py reads it).
-    where: ``FILE:LINE``. wrong: why it cannot be used, empty if it can; the others are used all the same.
+    """A declaration of ``limiter_functions``. given: as in the file (agent/limiters/functions/declared.py parses it).
+    where: ``FILE:LINE``. wrong: why it cannot be used, empty if it can.
     """
 
     name: str
@@ -51,12 +51,12 @@ def entries(given: object, place: Place) -> tuple[FunctionSettings, ...]:
 
 
 def functions(kept: Iterable[FunctionSettings]) -> list[OwnFunction]:
-    """Those that can be used."""
+    """The usable declarations."""
     return [parse(one.given) for one in kept if not one.wrong]
 
 
 def declare_all(kept: Iterable[FunctionSettings]) -> None:
-    """From now on, what is seen has those that hold."""
+    """Adds the usable declarations to the observed functions."""
     from agent.limiters.catalogue import declare
     from agent.limiters.functions.seen import all_seen
 
@@ -64,19 +64,19 @@ def declare_all(kept: Iterable[FunctionSettings]) -> None:
 
 
 def replayed(found: Iterable[OwnFunction]) -> tuple[Declared, ...]:
-    """What the declarations say for ``limiters replay``."""
+    """The declared models for ``limiters replay``."""
     return tuple(
         replace(read(Declared, one.replay), pattern=pattern) for one in found for pattern in (one.name, f"{one.name}@*")
     )
 
 
 def glob(text: str) -> str:
-    """A regular expression of what ``*`` and ``?`` stand for."""
+    """A glob with ``*`` and ``?`` as a regular expression."""
     return "".join({"*": r"[^\n]*", "?": r"[^\n]"}.get(letter, re.escape(letter)) for letter in text)
 
 
 def matches(one: OwnFunction, path: str) -> bool:
-    """Whether a file is the declared program, as far as its path says; always, where a build id is to say it."""
+    """Whether a file's path matches the declared program; always true if a build id identifies it."""
     plain = path.removesuffix(" (deleted)")
     return not one.program or bool(
         re.fullmatch(glob(one.program), plain if "/" in one.program else plain.rpartition("/")[2])
@@ -84,5 +84,5 @@ def matches(one: OwnFunction, path: str) -> bool:
 
 
 def is_shared(one: OwnFunction) -> bool:
-    """Whether the program is a shared library, by its name."""
+    """Whether the program's name is that of a shared library."""
     return bool(re.search(r"\.so(?:[.*?]|$)", one.program.rpartition("/")[2]))

@@ -1,4 +1,4 @@
-"""A word that a declaration names: where it lies (registers: agent/arch/registers.py), its type and its unit. Pure."""
+"""A word in a declaration: its place (registers: agent/arch/registers.py), type and unit. Pure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _DIFFERING = {"int": "i32 in C and C++, i64 in Go", "long": "i64", "unsigned": "
 
 
 class WordError(ValueError):
-    """why, and what to write instead."""
+    """An invalid word; the text has the reason and the correct form."""
 
     def __init__(self, why: str, remedy: str) -> None:
         super().__init__(why)
@@ -45,9 +45,7 @@ class WordError(ValueError):
 
 @dataclass(frozen=True)
 class Word:
-    """place: as agent/limiters/library.py has it. type: empty where none was said. unit_ns: of a time; 0 where none was
-    said.
-    """
+    """place: as in agent/limiters/library.py. type: empty if not given. unit_ns: of a time; 0 if not given."""
 
     place: str
     type: str = ""
@@ -58,14 +56,14 @@ class Word:
         return "+" in self.place
 
     def integers(self, words: np.ndarray) -> np.ndarray:
-        """i64 (n,), of a type that is no float; from 2**63 on negative."""
+        """i64 (n,), for integer types; values from 2**63 on are negative."""
         kind = self.type or "i64"
         if kind == "bool":
             return (words & np.uint64(0xFF)).astype(np.int64)
         return words.astype(f"<u{_bytes(kind)}").view(f"<{kind[0]}{_bytes(kind)}").astype(np.int64)
 
     def numbers(self, words: np.ndarray) -> np.ndarray:
-        """f64 (n,), a NaN where the word could not be read: all ones in memory."""
+        """f64 (n,), NaN for an unreadable word (all ones)."""
         kind = self.type or "i64"
         if kind[0] == "f":
             size = _bytes(kind)
@@ -83,8 +81,8 @@ def _bytes(kind: str) -> int:
 
 
 def parse(text: object, registers: tuple[str, ...], limiter: bool, timed: bool = False) -> Word:
-    """``[TYPE] PLACE [UNIT]``. registers: those that hold something there; limiter: the place may count from the
-    limiter; timed: it may have a unit. Raises WordError.
+    """Parses ``[TYPE] PLACE [UNIT]``. registers: those with a meaning there. limiter: whether the place may start from
+    the limiter. timed: whether a unit is allowed. Raises WordError.
     """
     shown = f"a place: a register ({', '.join(registers)}), or a word in memory ({registers[0]}+24"
     shown += ", limiter+8)" if limiter else ")"

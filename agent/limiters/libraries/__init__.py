@@ -1,3 +1,3 @@
-"""Limiter libraries: a file each, with ``LIBRARY``, found by being there (agent/limiters/catalogue.py). Measured, or
-read in their sources.
+"""Limiter libraries: a file each, with ``LIBRARY``, found by its presence (agent/limiters/catalogue.py). The facts were
+measured or read in the libraries' sources.
 """

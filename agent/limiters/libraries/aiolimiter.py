@@ -1,6 +1,4 @@
-"""aiolimiter: known, and told by an adapter. Its clock is the event loop's. Who finds no room waits, nobody is
-refused.
-"""
+"""aiolimiter: reported by an adapter. Its clock is the event loop's. A request without room waits; none is refused."""
 
 from agent.limiters.library import LimiterLibrary, Step
 

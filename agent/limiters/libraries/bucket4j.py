@@ -1,4 +1,4 @@
-"""Bucket4j: known, and told by an adapter. TimeMeter.SYSTEM_MILLISECONDS is its clock by default, nanoTime after
+"""Bucket4j: reported by an adapter. Its clock is TimeMeter.SYSTEM_MILLISECONDS by default, nanoTime after
 withNanosecondPrecision().
 """
 

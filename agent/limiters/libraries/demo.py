@@ -1,4 +1,4 @@
-"""The limiter of `tickscope demo` (agent/demo/limiter_part.py): a script over a sorted set, by the program's wall
+"""The limiter of `tickscope demo` (agent/demo/limiter_part.py): a script with a sorted set, by the program's wall
 clock.
 """
 

@@ -1,4 +1,4 @@
-"""github.com/envoyproxy/ratelimit: known, not seen."""
+"""github.com/envoyproxy/ratelimit: known, not observed by uprobes."""
 
 from agent.limiters.library import LimiterLibrary, Step
 

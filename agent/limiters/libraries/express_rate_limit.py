@@ -1,5 +1,5 @@
-"""express-rate-limit of Node: known, and told by an adapter. Its store in memory goes by Date.now(), and forgets who
-has been away for two windows by a timer.
+"""express-rate-limit of Node: reported by an adapter. Its memory store uses Date.now(), and a timer removes clients
+that were idle for two windows.
 """
 
 from agent.limiters.library import LimiterLibrary, Step

@@ -1,9 +1,9 @@
-"""github.com/sethvargo/go-limiter: seen at its store in memory.
+"""github.com/sethvargo/go-limiter: observed at its memory store.
 
 type store struct { tokens uint64; interval time.Duration; ... }
 func (s *store) Take(ctx context.Context, key string) (tokens, remaining, reset uint64, ok bool, err error)
 
-v0.7.0 reads runtime.nanotime, all others the wall clock. Those before it link with no Go whose calls can be read:
+v0.7.0 reads runtime.nanotime, all others the wall clock. Earlier versions need a Go that is too old to be observed:
 runtime.walltime is gone since Go 1.17.
 """
 
@@ -17,7 +17,7 @@ _MONOTONIC = b"v0.7.0"
 
 
 def read(r: np.ndarray) -> dict[str, np.ndarray]:
-    """A key whose own limit was set (Set, Burst) may have another interval, too, which is not known."""
+    """A key with its own limit (Set, Burst) may also have another interval, which is unknown."""
     results_of = results(r["ok"] != 0, error=r["error"])
     usual, whole_ns = r["granted"] == r["limit"], whole(r["period"])
     return {

@@ -1,4 +1,4 @@
-"""Guava's RateLimiter: known, and told by an adapter. Its Stopwatch is nanoTime."""
+"""Guava's RateLimiter: reported by an adapter. Its Stopwatch is nanoTime."""
 
 from agent.limiters.library import LimiterLibrary, Step
 

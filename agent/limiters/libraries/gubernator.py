@@ -1,4 +1,4 @@
-"""github.com/gubernator-io/gubernator: known, not seen."""
+"""github.com/gubernator-io/gubernator: known, not observed."""
 
 from agent.limiters.library import LimiterLibrary, Step
 

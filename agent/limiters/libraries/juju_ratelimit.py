@@ -1,10 +1,11 @@
-"""github.com/juju/ratelimit: seen at take and takeAvailable, which every call comes to, and at the calls that sleep
+"""github.com/juju/ratelimit: observed at take and takeAvailable, which every call uses, and at the calls that sleep
 after it.
 
-type Bucket struct { clock Clock; startTime time.Time; capacity, quantum int64; fillInterval time.Duration; mu
-sync.Mutex; availableTokens, latestTick int64 } func (tb *Bucket) take(now time.Time, count int64, maxWait
-time.Duration) (time.Duration, bool) func (tb *Bucket) takeAvailable(now time.Time, count int64) int64 func (tb *Bucket)
-Wait(count int64); func (tb *Bucket) WaitMaxDuration(count int64, maxWait time.Duration) bool
+type Bucket struct { clock Clock; startTime time.Time; capacity, quantum int64; fillInterval time.Duration;
+    mu sync.Mutex; availableTokens, latestTick int64 }
+func (tb *Bucket) take(now time.Time, count int64, maxWait time.Duration) (time.Duration, bool)
+func (tb *Bucket) takeAvailable(now time.Time, count int64) int64
+func (tb *Bucket) Wait(count int64); func (tb *Bucket) WaitMaxDuration(count int64, maxWait time.Duration) bool
 """
 
 import numpy as np
@@ -16,8 +17,8 @@ from agent.limiters.reading import UNKNOWN, number, per_second, results, whole
 
 
 def read(r: np.ndarray) -> dict[str, np.ndarray]:
-    """limit is the quantum that each period adds. takeAvailable may grant less than was asked for, which is no refusal;
-    no call waits for less than nothing.
+    """limit is the quantum that each period adds. takeAvailable may grant less than requested, which is no refusal. A
+    wait is never negative.
     """
     granted = r["granted"] != UNKNOWN
     ok = np.where(granted, r["granted"] != 0, r["ok"] != 0)

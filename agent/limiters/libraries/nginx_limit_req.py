@@ -1,4 +1,4 @@
-"""nginx limit_req: known, not seen."""
+"""nginx limit_req: known, not observed."""
 
 from agent.limiters.library import LimiterLibrary, Step
 

@@ -1,4 +1,4 @@
-"""pyrate-limiter: known, and told by an adapter. Its clock was time.time() up to version 3 (clocks.py)."""
+"""pyrate-limiter: reported by an adapter. Its clock was time.time() up to version 3 (clocks.py)."""
 
 from agent.limiters.library import LimiterLibrary, Step
 

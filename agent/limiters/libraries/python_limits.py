@@ -1,5 +1,5 @@
-"""limits, as slowapi and Flask-Limiter use it: known, and told by an adapter. With a storage elsewhere it is that
-host's clock, too.
+"""limits, the library of slowapi and Flask-Limiter: reported by an adapter. With a remote storage it also uses that
+host's clock.
 """
 
 from agent.limiters.library import LimiterLibrary, Step

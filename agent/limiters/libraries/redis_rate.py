@@ -1,10 +1,11 @@
-"""github.com/go-redis/redis_rate: seen at its calls; what decides is a script in Redis, by that host's clock.
+"""github.com/go-redis/redis_rate: observed at its calls. A script in Redis decides, by that host's clock.
 
-func (l Limiter) AllowN(ctx context.Context, key string, limit Limit, n int) (*Result, error), and AllowAtMost; Limiter
-is the client, an interface type Limit struct { Rate, Burst int; Period time.Duration } type Result struct { Limit
-Limit; Allowed, Remaining int; RetryAfter, ResetAfter time.Duration }
+func (l Limiter) AllowN(ctx context.Context, key string, limit Limit, n int) (*Result, error), and AllowAtMost;
+    Limiter is the client, an interface
+type Limit struct { Rate, Burst int; Period time.Duration }
+type Result struct { Limit Limit; Allowed, Remaining int; RetryAfter, ResetAfter time.Duration }
 
-n finds no register left and is passed on the stack.
+No register is left for n, so it is passed on the stack.
 """
 
 import numpy as np
@@ -15,9 +16,7 @@ from agent.limiters.reading import ALLOWED, UNKNOWN, number, per_second, results
 
 
 def read(r: np.ndarray) -> dict[str, np.ndarray]:
-    """AllowAtMost may grant less than was asked for, which is no refusal. Where Redis is not reached, that is an
-    error.
-    """
+    """AllowAtMost may grant less than requested, which is no refusal. An unreachable Redis is an error."""
     results_of = results((r["granted"] != 0) & (r["granted"] != UNKNOWN), error=r["error"])
     return {
         "result": results_of,

@@ -1,4 +1,4 @@
-"""Redisson's RRateLimiter: known, and seen on Redis's wire."""
+"""Redisson's RRateLimiter: observed on Redis's wire."""
 
 from agent.limiters.library import LimiterLibrary, Step
 

@@ -1,4 +1,4 @@
-"""resilience4j: known, not seen."""
+"""resilience4j: known, not observed."""
 
 from agent.limiters.library import LimiterLibrary, Step
 

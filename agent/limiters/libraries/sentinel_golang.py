@@ -1,11 +1,12 @@
-"""github.com/alibaba/sentinel-golang: seen at entry, which every Entry comes to; a rule that lets requests wait has
-them sleep within, by its clock.
+"""github.com/alibaba/sentinel-golang: observed at entry, which every Entry uses. A rule that lets requests wait sleeps
+within, by its clock.
 
 func entry(resource string, options *EntryOptions) (*base.SentinelEntry, *base.BlockError)
-type EntryOptions struct { resourceType, entryType int32; batchCount uint32; flag int32; slotChain *base.SlotChain; ...
-} func (t *RealClock) Sleep(d time.Duration)
+type EntryOptions struct { resourceType, entryType int32; batchCount uint32; flag int32;
+    slotChain *base.SlotChain; ... }
+func (t *RealClock) Sleep(d time.Duration)
 
-A resource is a key. Which of its rules refused, and their limits, are in maps of its own.
+A resource is a key. Its rules and their limits are in maps that are not read.
 """
 
 import numpy as np
@@ -16,8 +17,8 @@ from agent.limiters.reading import REFUSED, UNKNOWN, results, whole
 
 
 def read(r: np.ndarray) -> dict[str, np.ndarray]:
-    """error is a BlockError: which rule refused is in it. n has the flag in its upper half."""
-    wait = np.where(r["wait"] == UNKNOWN, 0, whole(r["wait"]))  # its clock was not seen to sleep
+    """error is a BlockError with the refusing rule. n has the flag in its upper half."""
+    wait = np.where(r["wait"] == UNKNOWN, 0, whole(r["wait"]))  # no sleep of its clock was observed
     results_of = results(r["error"] == 0, wait)
     return {
         "result": results_of,

@@ -1,5 +1,5 @@
-"""Spring Cloud Gateway's RedisRateLimiter: known, and seen on Redis's wire. Its script writes Redis's time with each
-request, also where that went back.
+"""Spring Cloud Gateway's RedisRateLimiter: observed on Redis's wire. Its script stores Redis's time with each request,
+even if that went back.
 """
 
 from agent.limiters.library import LimiterLibrary, Step

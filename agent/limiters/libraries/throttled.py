@@ -1,13 +1,15 @@
-"""github.com/throttled/throttled: seen where the GCRA is worked out, for any store.
+"""github.com/throttled/throttled: observed where the GCRA is computed, for any store.
 
-type GCRARateLimiterCtx struct { limit int; delayVariationTolerance, emissionInterval time.Duration; store GCRAStoreCtx;
-maxCASAttemptsLimit int } func (g *GCRARateLimiterCtx) RateLimitCtx(ctx context.Context, key string, quantity int)
-(bool, RateLimitResult, error) func (g *GCRARateLimiter) RateLimit(key string, quantity int) (bool, RateLimitResult,
-error)  before v2.10, with the same fields; before v2.3, without /v2 type RateLimitResult struct { Limit, Remaining int;
-ResetAfter, RetryAfter time.Duration }
+type GCRARateLimiterCtx struct { limit int; delayVariationTolerance, emissionInterval time.Duration;
+    store GCRAStoreCtx; maxCASAttemptsLimit int }
+func (g *GCRARateLimiterCtx) RateLimitCtx(ctx context.Context, key string, quantity int)
+    (bool, RateLimitResult, error)
+func (g *GCRARateLimiter) RateLimit(key string, quantity int) (bool, RateLimitResult, error)
+    before v2.10, with the same fields; before v2.3, without /v2
+type RateLimitResult struct { Limit, Remaining int; ResetAfter, RetryAfter time.Duration }
 
-Its clock is the store's: of the one in memory the wall clock of this host, of that in Redis that host's. Whether it is
-exposed follows from neither.
+Its clock is the store's: this host's wall clock for the memory store, the Redis host's for Redis. The store in use is
+not known.
 """
 
 import numpy as np
@@ -18,7 +20,7 @@ from agent.limiters.reading import ALLOWED, number, per_second, results
 
 
 def read(r: np.ndarray) -> dict[str, np.ndarray]:
-    """ok says that it is refused."""
+    """ok means refused."""
     allowed = r["ok"] == 0
     results_of = results(allowed, error=r["error"])
     return {

@@ -1,12 +1,15 @@
-"""go.uber.org/ratelimit: seen at Take, which reads its clock and sleeps within; the sleep at that of the clock which
-New gives it.
+"""go.uber.org/ratelimit: observed at Take, which reads its clock and sleeps; the sleep is observed at the clock that
+New sets.
 
-v0.3  type atomicInt64Limiter struct { prepadding [64]byte; state int64; postpadding [56]byte; perRequest, maxSlack
-time.Duration; clock Clock } v0.2  type atomicLimiter struct { state unsafe.Pointer; padding [56]byte; perRequest,
-maxSlack time.Duration; clock Clock } v0.1  type limiter struct { sync.Mutex; last time.Time; sleepFor, perRequest,
-maxSlack time.Duration; clock Clock }; v0.2 calls it mutexLimiter func (t *T) Take() time.Time
+v0.3  type atomicInt64Limiter struct { prepadding [64]byte; state int64; postpadding [56]byte;
+          perRequest, maxSlack time.Duration; clock Clock }
+v0.2  type atomicLimiter struct { state unsafe.Pointer; padding [56]byte; perRequest, maxSlack time.Duration;
+          clock Clock }
+v0.1  type limiter struct { sync.Mutex; last time.Time; sleepFor, perRequest, maxSlack time.Duration;
+          clock Clock }; v0.2 calls it mutexLimiter
+func (t *T) Take() time.Time
 
-Take returns when it let go: the time that it read, plus the sleep. maxSlack is below 0 before v0.3.
+Take returns the time of admission: the time that it read, plus the sleep. maxSlack is below 0 before v0.3.
 """
 
 import numpy as np
@@ -18,8 +21,8 @@ from agent.limiters.reading import UNKNOWN, number, per_second, results, whole
 
 
 def read(r: np.ndarray) -> dict[str, np.ndarray]:
-    """A slack of s lets s + 1 go at once."""
-    wait = np.where(r["wait"] == UNKNOWN, 0, whole(r["wait"]))  # its clock was not seen to sleep
+    """A slack of s admits s + 1 at once."""
+    wait = np.where(r["wait"] == UNKNOWN, 0, whole(r["wait"]))  # no sleep of its clock was observed
     until = unix_ns(r["act_wall"], r["act_ext"])
     period = number(r["period"])
     slack = np.divide(np.abs(number(r["burst"])), period, out=np.full(len(r), np.nan), where=period > 0)

@@ -1,11 +1,11 @@
-"""github.com/ulule/limiter: seen at its stores, since a limiter's own methods are inlined.
+"""github.com/ulule/limiter: observed at its stores, because a limiter's own methods are inlined.
 
 func (store *Store) Get(ctx context.Context, key string, rate limiter.Rate) (limiter.Context, error)
 func (store *Store) Increment(ctx context.Context, key string, count int64, rate limiter.Rate) (limiter.Context, error)
 type Rate struct { Formatted string; Period time.Duration; Limit int64 }
 type Context struct { Limit, Remaining, Reset int64; Reached bool }
 
-Increment's Rate finds no registers left and is passed on the stack. Peek and Reset decide nothing.
+No registers are left for Increment's Rate, so it is passed on the stack. Peek and Reset make no decision.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from agent.limiters.reading import ALLOWED, number, per_second, results, whole
 
 
 def read(r: np.ndarray) -> dict[str, np.ndarray]:
-    """ok says that the limit is reached."""
+    """ok means that the limit is reached."""
     results_of = results(r["ok"] == 0, error=r["error"])
     limit = number(r["burst"])
     return {

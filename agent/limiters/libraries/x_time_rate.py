@@ -1,5 +1,5 @@
-"""golang.org/x/time/rate and copies of it: seen at reserveN, where each decision is made, and at wait, which can refuse
-before it gets there.
+"""golang.org/x/time/rate and copies of it: observed at reserveN, where each decision is made, and at wait, which can
+refuse before it calls reserveN.
 
 type Limiter struct { mu sync.Mutex; limit Limit; burst int; tokens float64; last time.Time; lastEvent time.Time }
 func (lim *Limiter) reserveN(t time.Time, n int, maxFutureReserve time.Duration) Reservation
@@ -7,8 +7,8 @@ type Reservation struct { ok bool; lim *Limiter; tokens int; timeToAct time.Time
 func (r *Reservation) CancelAt(t time.Time)
 func (lim *Limiter) wait(ctx context.Context, n int, t time.Time, newTimer func(...)) error
 
-Until May 2020 it began with limit and burst, and mu came third. Until 2022 WaitN did what wait does now, and before
-2019 waitN.
+Until May 2020 Limiter began with limit and burst, and mu was third. Until 2022 WaitN was today's wait, and before 2019
+waitN.
 """
 
 import sys
@@ -24,8 +24,8 @@ _INF = sys.float_info.max  # rate.Inf
 
 
 def read(r: np.ndarray) -> dict[str, np.ndarray]:
-    """A refusal leaves the limiter's tokens as of ``last``: what accrued since is added, as advance() does. Where the
-    caller's time was not seen: it is ``last`` after what was let through, and not known after a refusal.
+    """A refusal leaves the limiter's tokens as of ``last``. What accrued since is added, as advance() does. If the
+    caller's time was not observed, it is ``last`` after an admission, and unknown after a refusal.
     """
     ok, reserved = r["ok"] != 0, r["reserved"] != 0
     limit, tokens, burst = r["limit"].view("<f8"), r["tokens"].view("<f8"), number(r["burst"])
@@ -37,8 +37,7 @@ def read(r: np.ndarray) -> dict[str, np.ndarray]:
     )
     unseen &= ~ok
     wait = np.where(reserved, elapsed_ns(r["act_wall"], r["act_ext"], now_wall, now_ext), 0)
-    # Without a reservation, wait refuses what is beyond the burst; all else is that its context had ended (rate.go,
-    # wait).
+    # Without a reservation, wait refuses requests above the burst; otherwise its context had ended (rate.go, wait).
     given_up = ~ok & ~reserved & (unlimited | (r["n"].astype(np.int64) <= r["burst"].astype(np.int64)))
     since = elapsed_ns(now_wall, now_ext, r["last_wall"], r["last_ext"])
     fresh = since == NULL_I64  # never used: Limiter.last is the zero time, and the bucket is full

@@ -1,3 +1,3 @@
-"""How limiters decide, as pure functions of times: a file each, with ``MODELS``, found by being there
+"""Models of limiters: pure functions of times. A file each, with ``MODELS``, found by its presence
 (agent/limiters/models/catalogue.py).
 """

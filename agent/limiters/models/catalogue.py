@@ -1,4 +1,4 @@
-"""The models: what stands beside this file."""
+"""The models: the files beside this one."""
 
 from __future__ import annotations
 

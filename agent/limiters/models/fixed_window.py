@@ -1,4 +1,4 @@
-"""Fixed windows: a counter for each piece of time."""
+"""Fixed windows: a counter per window."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import numpy as np
 
 from agent.limiters.models.model import Arrivals, Limit, Model, of_window
 
-_MANY = 64  # counters, of which one or two can be alive
+_MANY = 64  # counters, of which one or two are alive
 
 
 def _rank(keys: np.ndarray, cost: np.ndarray) -> np.ndarray:
-    """The sum of costs up to and with each request, among those of equal keys, f64 (n,)."""
+    """The running sum of costs, including each request, among those of equal keys, f64 (n,)."""
     order = np.argsort(keys, kind="stable")
     total = np.cumsum(cost[order])
     first = np.flatnonzero(np.append(True, np.diff(keys[order]) != 0))
@@ -21,8 +21,8 @@ def _rank(keys: np.ndarray, cost: np.ndarray) -> np.ndarray:
 
 
 def _on_clock(arrivals: Arrivals, limit: Limit) -> np.ndarray:
-    """A window that comes again is found as it was left: its counter has the window in its name, and lives for a
-    window's length after its last use.
+    """A window that occurs again has its old count: the counter's name contains the window, and it lives for a window's
+    length after its last use.
     """
     t, n = arrivals.t_ns, len(arrivals.t_ns)
     back = np.diff(t) < 0
@@ -39,7 +39,7 @@ def _on_clock(arrivals: Arrivals, limit: Limit) -> np.ndarray:
 
 
 def _again(arrivals: Arrivals, limit: Limit) -> np.ndarray:
-    """The same where the clock goes back."""
+    """The same if the clock goes back."""
     length, count, kept = limit.window_ns, limit.count, limit.kept_ns or limit.window_ns
     out = bytearray(len(arrivals.t_ns))
     i = 0
@@ -52,9 +52,9 @@ def _again(arrivals: Arrivals, limit: Limit) -> np.ndarray:
                 used = {at: u for at, u in used.items() if last[at] + kept > before}
             before = now
             at = now // length
-            mine = used[at] = used.get(at, 0.0) + n
+            used_now = used[at] = used.get(at, 0.0) + n
             last[at] = now
-            out[i] = mine <= count
+            out[i] = used_now <= count
             i += 1
     return np.frombuffer(out, np.bool_)
 

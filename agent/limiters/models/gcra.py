@@ -1,4 +1,4 @@
-"""The generic cell rate algorithm: a theoretical arrival time for each key."""
+"""The generic cell rate algorithm: a theoretical arrival time per key."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from agent.limiters.models.model import SECOND, Arrivals, Limit, Model, of_bucket
 
-#: redis_rate counts its doubles from 2017 on.
+#: redis_rate's doubles count from 2017 on.
 _EPOCH_S = 1_483_228_800
 
 
@@ -29,7 +29,7 @@ def _integers(arrivals: Arrivals, limit: Limit) -> np.ndarray:
 
 
 def _doubles(arrivals: Arrivals, limit: Limit) -> np.ndarray:
-    """Lua's numbers are doubles and Redis's TIME has microseconds; limit_per_s is rate / period."""
+    """In doubles, as Lua, with Redis's TIME in microseconds; limit_per_s is rate / period."""
     interval = 1.0 / limit.per_s
     tolerance = interval * limit.burst
     out = bytearray(len(arrivals.t_ns))

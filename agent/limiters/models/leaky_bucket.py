@@ -1,4 +1,4 @@
-"""Leaky buckets: a meter that refuses what would spill, and a queue that lets one go each interval."""
+"""Leaky buckets: a meter that refuses requests, and a queue that releases one request per interval."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _LONG_BACK_MS = 60_000
 
 
 def _meter(arrivals: Arrivals, limit: Limit) -> np.ndarray:
-    """In thousandths of a request and whole milliseconds, as nginx has it; a request costs 1."""
+    """In thousandths of a request and whole milliseconds, as nginx; a request costs 1."""
     rate, most = int(limit.per_s * 1000), int(limit.burst * 1000)
     out = bytearray(len(arrivals.t_ns))
     i = 0
@@ -39,7 +39,7 @@ def _meter(arrivals: Arrivals, limit: Limit) -> np.ndarray:
 
 
 def _queue(arrivals: Arrivals, limit: Limit) -> np.ndarray:
-    """burst: how many go at once after a pause, the slack and one. Nobody is refused: admitted is who need not wait."""
+    """burst: requests admitted at once after a pause (slack + 1). None is refused: admitted means without a wait."""
     interval = int(SECOND / limit.per_s)
     slack = max(int(limit.burst) - 1, 0) * interval
     out = bytearray(len(arrivals.t_ns))

@@ -1,4 +1,4 @@
-"""Sentinel's leap array: a ring of buckets, of which a metric reads the last ones."""
+"""Sentinel's leap array: a ring of buckets; a metric reads the last ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from agent.limiters.models.model import SECOND, Arrivals, Limit, Model
 
 _MS = 1_000_000
-_KEPT_NS = 10 * SECOND  # of a resource's statistics, by default: 20 buckets of 500 ms, of which the last two are read
+_KEPT_NS = 10 * SECOND  # a resource's statistics, by default 20 buckets of 500 ms, of which the last two are read
 
 
 def bucket_ns(limit: Limit) -> int:
@@ -15,8 +15,8 @@ def bucket_ns(limit: Limit) -> int:
 
 
 def _decide(arrivals: Arrivals, limit: Limit) -> np.ndarray:
-    """Where the clock is behind a bucket, its request is not counted (an error), and buckets ahead are not read: their
-    age, unsigned, is endless. So a step back by less than the ring finds the spent buckets again, and one by more
+    """If the clock is behind a bucket, its request is not counted (an error). Buckets ahead are not read: their
+    unsigned age is huge. So after a step back by less than the ring the used buckets are found again; a longer step
     admits everything.
     """
     bucket, read, count = bucket_ns(limit) // _MS, limit.slots, limit.count
@@ -26,7 +26,7 @@ def _decide(arrivals: Arrivals, limit: Limit) -> np.ndarray:
     for times, costs in arrivals.runs(_MS * bucket):
         first = times[0] if times else 0
         begins = first - first % kept
-        # Those to come are made at the start.
+        # Buckets are created at the start.
         stamps, used = [*range(begins + kept, first + kept), *range(first, begins + kept)], [0.0] * kept
         now, total, place, behind = None, 0.0, 0, False
         for at, n in zip(times, costs, strict=True):

@@ -1,6 +1,4 @@
-"""What a model of a limiter is: from the times that a limiter read, the decisions that it took. Pure; no clock is read
-here.
-"""
+"""The model of a limiter: from the times that a limiter read, its decisions. Pure; reads no clock."""
 
 from __future__ import annotations
 
@@ -11,19 +9,18 @@ from itertools import pairwise
 import numpy as np
 
 SECOND = 1_000_000_000
-#: What a model can need to know of a limiter.
+#: What a model may need to know about a limiter.
 NEEDS = ("per_s", "burst", "count", "window_ns")
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What a limiter was told. 0 is not known, or not used by its algorithm.
+    """A limiter's parameters. 0 means unknown, or unused by its algorithm.
 
-    per_s: units a second; burst: the most at once (of a bucket: its size). count: units a window; window_ns: its
-    length; slots: pieces of it.
-    kept_ns: how long a window's counter lives after its last use; 0: as long as the window. patient: callers wait for
-    their turn instead of being refused, and take their units all the same. start: units in a bucket at the first
-    decision; None: it is full.
+    per_s: units per second. burst: most units at once (of a bucket: its size). count: units per window. window_ns: its
+    length. slots: pieces of it. kept_ns: how long a window's counter lives after its last use; 0: as long as the
+    window. patient: callers wait instead of being refused, and take their units. start: units in a bucket at the first
+    decision; None: full.
     """
 
     per_s: float = 0.0
@@ -38,10 +35,10 @@ class Limit:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """Requests in the order in which a limiter took them, limiters (or keys of one) one after the other.
+    """Requests in the order of a limiter's decisions, one limiter (or key of one) after the other.
 
-    t_ns: what the limiter's clock said, i64 (n,); it may go back. cost: units asked for, f64 (n,). starts: where each
-    limiter's requests begin, i64 (k,), the first is 0.
+    t_ns: the limiter's clock, i64 (n,); it may go back. cost: requested units, f64 (n,). starts: index of each
+    limiter's first request, i64 (k,), the first is 0.
     """
 
     t_ns: np.ndarray
@@ -81,14 +78,13 @@ class Arrivals:
 
 @dataclass(frozen=True)
 class Model:
-    """One algorithm, as one implementation has it.
+    """One algorithm, as implemented by a library.
 
-    decide: who was admitted at once, bool (n,). needs: which of ``NEEDS`` must be known. memory: after how many ns a
-    past request has no effect any more (a bucket: until it is full). has_level: a bucket, which goes by
-    ``Limit.start``. counts_refused: refused requests change what it holds, too.
-    window: the length of windows that lie at multiples of it on the clock, 0 where there are none. delays: nobody is
-    refused.
-    unlike: what the implementation does that the model does not. source: where the algorithm was read.
+    decide: which requests were admitted at once, bool (n,). needs: which of ``NEEDS`` must be known. memory: after how
+    many ns a past request has no effect (a bucket: until it is full). has_level: a bucket, which uses ``Limit.start``.
+    counts_refused: refused requests change its state, too. window: the length of windows that lie at multiples of it on
+    the clock, 0 if there are none. delays: requests are delayed, never refused. unlike: where the implementation
+    differs from the model. source: where the algorithm was read.
     """
 
     name: str
@@ -108,15 +104,15 @@ class Model:
         return self.window(Limit(window_ns=SECOND)) > 0
 
     def lacks(self, limit: Limit) -> tuple[str, ...]:
-        """What of ``needs`` is not known."""
+        """The members of ``needs`` that are unknown."""
         return tuple(need for need in self.needs if not getattr(limit, need) > 0)
 
 
 def of_bucket(limit: Limit) -> int:
-    """How long an empty bucket takes to fill, ns."""
+    """Time to fill an empty bucket, ns."""
     return round(limit.burst / limit.per_s * SECOND)
 
 
 def of_window(limit: Limit) -> int:
-    """Its length, ns."""
+    """Length of the window, ns."""
     return limit.window_ns

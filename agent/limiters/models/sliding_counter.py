@@ -1,4 +1,4 @@
-"""A sliding window of two counters: what came in this window, and a share of what came in the one before."""
+"""A sliding window of two counters: this window's count, and a share of the previous one's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from agent.limiters.models.model import SECOND, Arrivals, Limit, Model, of_windo
 
 
 def _decide(arrivals: Arrivals, limit: Limit) -> np.ndarray:
-    """In doubles of seconds, in the library's order. A counter is forgotten two windows after it began to count."""
+    """In doubles of seconds, in the library's order of operations. A counter expires two windows after its first
+    request.
+    """
     length = limit.window_ns / SECOND
     count = limit.count
     out = bytearray(len(arrivals.t_ns))
@@ -18,28 +20,28 @@ def _decide(arrivals: Arrivals, limit: Limit) -> np.ndarray:
     for times, costs in arrivals.runs():
         used: dict[int, float] = {}
         ends: dict[int, float] = {}
-        window, before, mine = None, 0.0, 0.0
+        window, before, current = None, 0.0, 0.0
         for t, n in zip(times, costs, strict=True):
             now = t / SECOND
             at = int(now / length)
             if at != window:
-                window, before, mine = at, used.get(at - 1, 0.0), used.get(at, 0.0)
+                window, before, current = at, used.get(at - 1, 0.0), used.get(at, 0.0)
             if before and ends[at - 1] <= now:
                 del used[at - 1], ends[at - 1]
                 before = 0.0
-            if mine and ends[at] <= now:
+            if current and ends[at] <= now:
                 del used[at], ends[at]
-                mine = 0.0
-            held = mine
+                current = 0.0
+            held = current
             if before:
                 held += before * ((1 - (((now - length) / length) % 1)) * length) / length
             if n <= count and floor(held) + n <= count:
-                if not mine:
+                if not current:
                     ends[at] = now + 2 * length
-                    if len(used) > 1024:  # long past, or far ahead
+                    if len(used) > 1024:  # long expired, or far ahead
                         used = {w: u for w, u in used.items() if ends[w] > now}
-                mine += n
-                used[at] = mine
+                current += n
+                used[at] = current
                 out[i] = 1
             i += 1
     return np.frombuffer(out, np.bool_)

@@ -1,4 +1,4 @@
-"""Sliding logs: the time of each request that was admitted within the window."""
+"""Sliding logs: the times of the admitted requests within the window."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COMPACT = 4096
 
 
 def _sorted(arrivals: Arrivals, limit: Limit) -> np.ndarray:
-    """A Redis sorted set: what is older than the window is removed for good, and what lies ahead counts."""
+    """A Redis sorted set: entries older than the window are removed for good, and entries ahead count."""
     length, count = limit.window_ns // _MS, limit.count
     out = bytearray(len(arrivals.t_ns))
     i = 0
@@ -38,7 +38,7 @@ def _sorted(arrivals: Arrivals, limit: Limit) -> np.ndarray:
 
 
 def _in_order(arrivals: Arrivals, limit: Limit) -> np.ndarray:
-    """As many admitted requests back as the limit allows, that one must be older than the window."""
+    """The n-th last admitted request, n the limit, must be older than the window."""
     length, count = limit.window_ns, int(limit.count)
     out = bytearray(len(arrivals.t_ns))
     i = 0

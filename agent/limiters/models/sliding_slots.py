@@ -1,4 +1,4 @@
-"""A sliding window of slots, each with the time that it stands for, cleared when it is entered for another one."""
+"""A sliding window of slots, each with its time; a slot is cleared when it is used for another time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def slot_ns(limit: Limit) -> int:
 
 
 def _decide(arrivals: Arrivals, limit: Limit) -> np.ndarray:
-    """Of what it holds, all that is not older than the window counts: also slots that lie ahead, after a step back."""
+    """Every slot not older than the window counts, also slots ahead of the clock after a step back."""
     slots, count = limit.slots, limit.count
     out = bytearray(len(arrivals.t_ns))
     i = 0
@@ -24,7 +24,7 @@ def _decide(arrivals: Arrivals, limit: Limit) -> np.ndarray:
         for at, n in zip(times, costs, strict=True):
             if at != now:
                 oldest, place = at - slots, at % slots
-                if now < latest or at < now:  # a slot ahead of the clock counts until its place is entered
+                if now < latest or at < now:  # a slot ahead of the clock counts until it is reused
                     if stamps[place] != at:
                         stamps[place], used[place] = at, 0.0
                     total = sum(u for s, u in zip(stamps, used, strict=True) if s > oldest)

@@ -1,5 +1,5 @@
-"""Token buckets. The arithmetic is x/time/rate's own, in the same order, so that the same times give the same decisions
-to the last bit.
+"""Token buckets. The arithmetic is that of x/time/rate, in the same order, so that the same times give the same
+decisions to the last bit.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from agent.limiters.models.model import SECOND, Arrivals, Limit, Model, of_bucke
 
 
 def _decide(arrivals: Arrivals, limit: Limit, keeps_last: bool) -> np.ndarray:
-    """keeps_last: a refused request leaves the time of the last one as it is (from v0.3.0 on), also where the clock
-    went back; before, it moved it back.
+    """keeps_last: a refused request leaves the last time unchanged (from v0.3.0 on), even if the clock went back;
+    before, it moved it back.
     """
     rate, burst = float(limit.per_s), float(limit.burst)
     begin = burst if limit.start is None else float(limit.start)
@@ -33,7 +33,7 @@ def _decide(arrivals: Arrivals, limit: Limit, keeps_last: bool) -> np.ndarray:
             if left > burst:  # noqa: PLR1730 - min() takes as long as all the rest
                 left = burst
             left -= n
-            # durationFromTokens cuts to whole nanoseconds: a debt below one of them is none.
+            # durationFromTokens cuts to whole nanoseconds: a smaller debt is 0.
             ready = left >= 0 or int(1e9 * (-left / rate)) <= 0
             if n <= burst and (ready or patient):
                 tokens, last = left, now

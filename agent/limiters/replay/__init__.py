@@ -1,3 +1,1 @@
-"""What limiters would have decided on another clock: recorded decisions, replayed through the models
-(agent/limiters/models/). Pure: no I/O, no clock.
-"""
+"""Replays recorded decisions on another clock, through the models (agent/limiters/models/). Pure: no I/O, no clock."""

@@ -1,4 +1,4 @@
-"""Which rows are of one limiter, and of one key of it. Pure."""
+"""Groups rows by limiter and key. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 def codes(columns: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """(the index of each group's first row, group number of every row) of rows that are equal in all columns.
+    """(index of each group's first row, group number of every row) of rows that are equal in all columns.
 
-    By a hash of 64 bits, since texts take ten times as long to sort; where two groups have one, by the columns
-    themselves.
+    Compares 64-bit hashes, since texts take ten times as long to sort; in case of a collision, the columns themselves.
     """
     given = list(columns)
     n = len(given[0])
@@ -42,13 +41,13 @@ def codes(columns: Iterable[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def picked(rows: np.ndarray, at: np.ndarray) -> np.ndarray:
-    """``rows[at]`` for indices that grow; a view where they are one piece, since rows are wide."""
+    """``rows[at]`` for increasing indices; a view if they are contiguous, since rows are wide."""
     whole = len(at) > 0 and int(at[-1]) - int(at[0]) + 1 == len(at)
     return rows[int(at[0]) : int(at[-1]) + 1] if whole else pick(rows, at)
 
 
 def starts_of(sorted_codes: np.ndarray) -> np.ndarray:
-    """Where each run of equal numbers begins."""
+    """The start of each run of equal numbers."""
     return (
         np.flatnonzero(np.append(True, sorted_codes[1:] != sorted_codes[:-1]))
         if len(sorted_codes)

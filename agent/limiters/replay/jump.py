@@ -1,8 +1,8 @@
-"""What a jump of the wall clock did to limiters, or what one would have done: the recorded arrivals on the program's
+"""What a jump of the wall clock did to limiters, or would have done: replays the recorded arrivals on the program's
 clock and on true time. Pure.
 
-True time is CLOCK_BOOTTIME with the offset that held just before the jump, so that both clocks agree until then. A
-limiter's state is what its arrivals made of it: rows from before the jump are replayed, too, but not counted.
+True time is CLOCK_BOOTTIME with the offset just before the jump, so that both clocks agree until then. A limiter's
+state depends on its earlier arrivals: rows from before the jump are replayed, too, but not counted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from agent.limiters.replay.ruled import FOLLOWS, Ruled, ruled
 from agent.limiters.replay.state import levels, needed
 from agent.tables import TABLES
 
-#: Columns of ``limiter_decision`` that are gone by.
+#: Columns of ``limiter_decision`` that are used.
 COLUMNS = (
     "t_ns",
     "pid",
@@ -45,23 +45,22 @@ COLUMNS = (
     "unlimited",
     "member",
 )
-#: Limiters that are replayed at once, those with the most decisions; so many with clocks of their own have been seen in
-#: one program.
+#: Limiters that are replayed at once, those with the most decisions. As many limiters with separate clocks were
+#: observed in one program.
 MOST = 256
 _TABLE = TABLES["limiter_decision"]
 ALLOWED, _REFUSED, _DELAYED, ERROR, CANCELLED = (
     _TABLE.code("result", name) for name in ("allowed", "refused", "delayed", "error", "cancelled")
 )
-_LEAST_NS = 60 * SECOND  # that is looked at after a jump, beside its size
+_LEAST_NS = 60 * SECOND  # evaluated after a jump, in addition to its size
 _MEMORIES = 10
 
 
 @dataclass(frozen=True)
 class Jump:
-    """t_ns: CLOCK_BOOTTIME; size_ns: below 0 back. wall_ns: what the wall clock said just before, 0 where that is not
-    known.
-    until_ns: no row after it counts: the next jump, or the end of what is known. hypothetical: it did not happen, and
-    the rows are from an unmoved clock.
+    """t_ns: CLOCK_BOOTTIME. size_ns: below 0 for a step back. wall_ns: the wall clock just before, 0 if unknown.
+    until_ns: no row after it counts (the next jump, or the end of the data). hypothetical: it did not happen, and the
+    rows are from an unmoved clock.
     """
 
     t_ns: int
@@ -72,8 +71,8 @@ class Jump:
 
 
 class Decisions:
-    """Rows of ``limiter_decision`` with ``COLUMNS``, of one boot. complete_ns: from then on none is missing; gaps:
-    (from, to) in which some are, CLOCK_BOOTTIME.
+    """Rows of ``limiter_decision`` with ``COLUMNS``, of one boot. complete_ns: from then on none is missing. gaps:
+    (from, to) in which some are missing, CLOCK_BOOTTIME.
     """
 
     def __init__(
@@ -92,20 +91,20 @@ class Decisions:
         if len(rows):
             first, name = codes([rows["limiter_id"], rows["library"]])
             own = np.array([not ruled(rows[at], declarations).shared for at in first.tolist()])[name]
-            # Each member has a state of its own, whoever asks it; who shares a state shares it by what it is called.
+            # Each member has a state of its own, for all callers. Callers that share a state are grouped by its name.
             member = np.where(own, rows["member"], NULL_I64)
             _, of_library = codes([rows["library"]])
             what = np.where(member == NULL_I64, name, -1 - of_library)
             _, self._limiter = codes([what, member, rows["pid"] * own, rows["proc_start_ns"] * own])
             if (rows["key"] != b"").any():
                 _, self._key = codes([rows["key"]])
-        #: Rows by limiter, those of each in order of time, and where each one's begin.
+        #: Rows by limiter, each limiter's in order of time, and their starts.
         self._by_limiter = np.argsort(self._limiter, kind="stable")
         self._begins = np.append(0, np.cumsum(np.bincount(self._limiter)))
 
     def around(self, jump: Jump, reach_ns: int | None = None, most: int = MOST) -> list[TwoClocks]:
-        """Of each limiter with decisions after the jump, those with the most first, ``most`` of them. reach_ns: how
-        long after it decisions count.
+        """Results of limiters with decisions after the jump, ``most`` of them, those with the most decisions first.
+        reach_ns: how long after it decisions count.
         """
         end = int(np.searchsorted(self._t, jump.until_ns, "right"))
         if not end:
@@ -118,20 +117,20 @@ class Decisions:
         found = [self._replay(self._by_limiter[begin : begin + n], jump, reach_ns) for begin, n in pieces]
         return [one for one in found if one is not None]
 
-    def _replay(self, mine: np.ndarray, jump: Jump, reach_ns: int | None) -> TwoClocks | None:
-        """mine: indices of one limiter's rows, in order of time."""
-        t = self._t[mine]
+    def _replay(self, indices: np.ndarray, jump: Jump, reach_ns: int | None) -> TwoClocks | None:
+        """indices: indices of one limiter's rows, in order of time."""
+        t = self._t[indices]
         at = max(int(np.searchsorted(t, jump.t_ns)) - 1, 0)
-        row = self.rows[mine[at]]
+        row = self.rows[indices[at]]
         rule = ruled(row, self.declarations)
         memory = rule.model.memory(rule.limit) if rule.model and not rule.lacking else 0
         reach = max(_LEAST_NS, _MEMORIES * memory) if reach_ns is None else reach_ns
         until = min(jump.until_ns, jump.t_ns + abs(jump.size_ns) + reach)
-        # What a limiter has forgotten when the jump comes need not be replayed.
+        # State that has expired before the jump need not be replayed.
         begin = jump.t_ns - max(_LEAST_NS // 6, 3 * memory)
         keep = slice(int(np.searchsorted(t, begin)), int(np.searchsorted(t, until, "right")))
-        mine = mine[keep]
-        rows = picked(self.rows, mine)
+        indices = indices[keep]
+        rows = picked(self.rows, indices)
         if not len(rows) or int(rows["t_ns"][-1]) < jump.t_ns:
             return None
         about = _About(row, rule, jump, until, rows)
@@ -141,14 +140,14 @@ class Decisions:
             return about.unknown(rule.lacking)
         return about.replayed(
             rule.model,
-            self._key[mine],
+            self._key[indices],
             memory,
             self._doubts(rows, rule, jump, memory, until),
             max(self.complete_ns, begin),
         )
 
     def _doubts(self, rows: np.ndarray, rule: Ruled, jump: Jump, memory: int, until: int) -> list[str]:
-        """Why the counts are no more than an estimate."""
+        """Why the counts are only estimates."""
         found = list(rule.doubts)
         if rule.clock not in FOLLOWS:
             found.append("its clock is not known")
@@ -252,7 +251,7 @@ class _About:
         by_program, by_true = (
             model.decide(arrivals.at(clock), replace(limit, start=held)) for clock in (arrivals.t_ns, true)
         )
-        # What was forgotten when the jump came need not fit; it is only replayed for what follows.
+        # State that had expired at the jump need not fit; it is replayed only for later decisions.
         checked = rows["t_ns"] >= (self.jump.t_ns if not model.has_level else 0)
         unlike = int((recorded != (by_true if self.jump.hypothetical else by_program))[checked].sum())
         if unlike:
@@ -282,8 +281,8 @@ class _About:
     def _held(
         self, model: Model, arrivals: Arrivals, limit: Limit, rows: np.ndarray, recorded: np.ndarray
     ) -> tuple[float | None, float | None]:
-        """The least and the most that a bucket can have held at the first row; None where it is no bucket, or there are
-        several, which are taken to be full.
+        """The smallest and largest possible level of a bucket at the first row; None if it is no bucket, or there are
+        several, which count as full.
         """
         if not model.has_level or len(arrivals.starts) != 1:
             return None, None
@@ -294,7 +293,7 @@ class _About:
 
 
 def _less(one: dict[str, int | None], other: dict[str, int | None]) -> dict[str, int | None]:
-    """The smaller counts, and beside them the larger ones, where they differ."""
+    """The smaller counts, and the larger ones beside them if they differ."""
     out = dict(one)
     for name in ("over_admitted", "wrongly_refused"):
         least, most = sorted((one[name] or 0, other[name] or 0))
@@ -304,11 +303,11 @@ def _less(one: dict[str, int | None], other: dict[str, int | None]) -> dict[str,
 
 
 def clocks(rows: np.ndarray, jump: Jump) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool]:
-    """(what the program's clock said at each row, what true time said, which rows read it after the jump, whether the
-    wall time itself is not known).
+    """(the program's clock at each row, true time, which rows read the clock after the jump, whether the wall time is
+    unknown).
 
-    By the time that the program used, where it told that: it was read within the decision, so a row that ended after
-    the jump may have read it before.
+    Uses the program's reported time if there is one: it was read within the decision, so a row that ended after the
+    jump may have read it before.
     """
     t, recorded = rows["t_ns"], rows["program_wall_ns"]
     took = np.where(rows["duration_ns"] > 0, rows["duration_ns"], 0)

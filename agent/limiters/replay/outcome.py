@@ -1,4 +1,4 @@
-"""What comes out of a replay: the same requests on two clocks, compared. Pure."""
+"""The result of a replay: the same requests on two clocks, compared. Pure."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ from typing import Any
 
 import numpy as np
 
-QUALITIES = ("exact", "bounded", "estimated")
-
 
 @dataclass(frozen=True)
 class TwoClocks:
-    """A limiter's decisions on the clock that its program had, and on one that was not moved. member: which of those
-    that one place asks, where it has a state of its own.
+    """A limiter's decisions on the program's clock, and on one that was not moved. member: which of the limiters called
+    at one place, if each has a state of its own.
 
     Counts are of decisions from ``from_ns`` to ``until_ns`` (CLOCK_BOOTTIME). over_admitted: admitted by the program's
-    clock, refused by true time;
-    wrongly_refused: the other way round; None with all other counts where it cannot be told (``reason``). excess: how
-    far the admitted got ahead of true time at the worst (below 0: behind), between ``excess_from_ns`` and
-    ``excess_to_ns``. _most: with quality bounded, as many there may be at most. windows_overlapped, windows_skipped:
-    that came twice, or never; None for algorithms without windows on the clock.
+    clock, refused by true time. wrongly_refused: the reverse. These and all other counts are None if unknown
+    (``reason``). excess: the largest lead of admitted units over true time (below 0: deficit), between
+    ``excess_from_ns`` and ``excess_to_ns``. _most: upper bounds, with quality bounded. windows_overlapped,
+    windows_skipped: windows that occurred twice, or never; None for algorithms without windows on the clock.
     """
 
     limiter_id: str
@@ -57,7 +54,9 @@ class TwoClocks:
 
 
 def compared(program: np.ndarray, true: np.ndarray, t_ns: np.ndarray) -> dict[str, int | None]:
-    """The counts of an outcome. program, true: who was admitted, bool (n,), in order of t_ns (CLOCK_BOOTTIME)."""
+    """The counts of an outcome. program, true: which requests were admitted, bool (n,), in order of t_ns
+    (CLOCK_BOOTTIME).
+    """
     over, wrong = program & ~true, true & ~program
     ahead = np.cumsum(over.astype(np.int64) - wrong)
     admitted, admitted_true, n = int(program.sum()), int(true.sum()), len(program)
@@ -74,7 +73,7 @@ def compared(program: np.ndarray, true: np.ndarray, t_ns: np.ndarray) -> dict[st
     }
     if n and ahead.any():
         end = int(np.argmax(np.abs(ahead)))
-        # From where it was even for the last time before that.
+        # From the last time before it at which both were equal.
         even = np.flatnonzero(ahead[:end] == 0)
         begin = int(even[-1]) + 1 if len(even) else 0
         begin += int(np.flatnonzero((over | wrong)[begin:])[0])
@@ -83,8 +82,8 @@ def compared(program: np.ndarray, true: np.ndarray, t_ns: np.ndarray) -> dict[st
 
 
 def windows(length_ns: int, before_ns: int, size_ns: int) -> tuple[int | None, int | None]:
-    """(how many windows came twice, how many never came), wholly or in part, where the clock said ``before_ns`` and was
-    moved by ``size_ns``.
+    """(number of windows that occurred twice, that never occurred), entirely or in part, for a clock at ``before_ns``
+    that moved by ``size_ns``.
     """
     if not length_ns:
         return None, None

@@ -1,5 +1,5 @@
-"""Which model, limit and clock belong to a limiter: from its library's declaration, what its rows say, and what the
-settings say of hand-written ones. Pure.
+"""The model, limits and clock of a limiter: from its library's declaration, its rows, and the settings for hand-written
+ones. Pure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agent.limiters.model_settings import Declared
 from agent.limiters.models.catalogue import MODELS
 from agent.limiters.models.model import SECOND, Limit, Model
 
-#: Of a library that names no model of its own, that of its algorithm: another implementation than its own.
+#: For a library without a model of its own: the model of its algorithm, in another implementation.
 BY_ALGORITHM = {
     "token bucket": "token bucket",
     "leaky bucket": "leaky bucket",
@@ -29,17 +29,16 @@ BY_ALGORITHM = {
     "moving window": "sliding log",
     "leap array": "leap array",
 }
-#: What a limiter's clock can be; the first three follow steps of the wall clock, ``remote wall`` those of the host that
-#: keeps its state.
+#: The clocks of limiters. The first three follow steps of the wall clock; ``remote wall`` is that of the host with the
+#: state.
 FOLLOWS = ("caller", "wall", "remote wall")
 
 
 @dataclass(frozen=True)
 class Ruled:
-    """How a limiter decides, as far as that is known.
+    """What is known about a limiter's decisions.
 
-    model: None where it is not known; lacking: why it cannot be replayed, empty where it can. doubts: why what comes
-    out is an estimate.
+    model: None if unknown. lacking: why it cannot be replayed, empty if it can. doubts: why the result is an estimate.
     shared: its state is not the process's own.
     """
 
@@ -52,9 +51,7 @@ class Ruled:
 
 
 def ruled(row: np.void, declarations: Sequence[Declared] = ()) -> Ruled:
-    """row: one of a limiter's decisions. declarations: of these, each that matches is heard, the first that says
-    something wins.
-    """
+    """row: one of a limiter's decisions. declarations: all that match apply; the first with a value wins."""
     name, library = (row[column].decode("utf-8", "replace") for column in ("limiter_id", "library"))
     matching = [one for one in declarations if fnmatchcase(name, one.pattern)]
     own, clock, model_name = _of_library(library, row["library_version"].decode("utf-8", "replace"))
@@ -78,15 +75,13 @@ _WORDS = {"per_s": "rate", "burst": "burst", "count": "limit", "window_ns": "win
 
 
 def _of_library(library: str, version: str) -> tuple[bool, str, str]:
-    """(whether the model is that implementation, its clock, the model's name); of a library that is not known,
-    nothing.
-    """
+    """(whether the model is that implementation, its clock, the model's name); empty for an unknown library."""
     entry = next((one for one in CATALOGUE if one.library == library), None)
     if entry is None:
         return False, "", ""
     step = entry.step(version)
     named = step.model or entry.model
-    immune = step.back == step.forward == "none"  # versions of it may go by another clock
+    immune = step.back == step.forward == "none"  # versions of it may use another clock
     return (
         bool(named),
         "monotonic" if immune else entry.clock,

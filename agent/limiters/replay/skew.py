@@ -1,6 +1,4 @@
-"""Two replicas of one limiter whose clocks differ: what they admit together, beside what they would with one clock.
-Pure.
-"""
+"""Two replicas of one limiter whose clocks differ: what they admit together, compared to one clock. Pure."""
 
 from __future__ import annotations
 
@@ -18,12 +16,11 @@ from agent.limiters.replay.ruled import ruled
 
 @dataclass(frozen=True)
 class Split:
-    """A limiter whose requests two replicas share, ``skew_ns`` apart, in windows of ``window_ns`` with ``limit`` units.
-    The counter is common: each replica counts in the window that its own clock says.
+    """A limiter whose requests two replicas share, with clocks ``skew_ns`` apart, in windows of ``window_ns`` with
+    ``limit`` units. The counter is common: each replica counts in its own clock's window.
 
     in_other_window: requests that the other replica would have counted in another window. _same: with one clock;
-    _apart: with two. most_: the most that one true window held of what was admitted. over_admitted, wrongly_refused:
-    request by request.
+    _apart: with two. most_: the most admitted in one true window. over_admitted, wrongly_refused: request by request.
     """
 
     limiter_id: str
@@ -47,8 +44,8 @@ class Split:
 
 
 def split(decisions: Decisions, window_ns: int, skew_ns: int, wall_ns: int) -> list[Split]:
-    """Of each limiter in ``decisions`` whose limit is known. wall_ns: REALTIME - BOOTTIME, for rows that do not tell
-    what their program's clock said.
+    """The results of the limiters in ``decisions`` with known limits. wall_ns: REALTIME - BOOTTIME, for rows without
+    the program's wall time.
     """
     rows = decisions.rows[~np.isin(decisions.rows["result"], (ERROR, CANCELLED))]
     if not len(rows):
@@ -73,7 +70,7 @@ def _one(rows: np.ndarray, decisions: Decisions, window_ns: int, skew_ns: int, w
     replica = process % 2 if len(of_process) > 1 else np.arange(len(rows)) % 2
     _, keys = codes(
         [rows["key"], rows["member"]] if len(of_process) == 1 else [rows["key"]]
-    )  # addresses of two processes say nothing
+    )  # addresses of two processes cannot be compared
     order = np.argsort(keys, kind="stable")
     t, replica, keys, rows = t[order], replica[order], keys[order], rows[order]
     arrivals = Arrivals(t, np.where(rows["cost"] > 0, rows["cost"], 1.0), starts_of(keys))

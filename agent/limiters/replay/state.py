@@ -1,4 +1,4 @@
-"""What a limiter held when the rows begin: told by them, or found as what fits the decisions that it took. Pure."""
+"""The state of a limiter when the rows begin: as reported, or found as what fits its decisions. Pure."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 from agent.limiters.models.model import Arrivals, Limit, Model
 
 _HALVINGS = 24
-#: Decisions that a bucket's level is found by, and how many of them lie before the jump.
+#: Decisions that determine a bucket's level, and how many of them are before the jump.
 _MOST, _BEFORE = 2048, 1024
 
 
 def levels(model: Model, arrivals: Arrivals, limit: Limit, recorded: np.ndarray) -> tuple[float, float]:
-    """The least and the largest level at the first request with which a bucket decides as was told, one limiter only;
-    the same twice where none does.
+    """The smallest and largest level at the first request with which a bucket decides as recorded, for one limiter;
+    twice the same if there is none.
 
-    From a level that is too high the first decision that differs admits what was refused, from one too low it refuses
-    what was admitted.
+    From a level that is too high, the first difference is an admitted request that was refused; from one too low, the
+    reverse.
     """
     short = Arrivals(arrivals.t_ns[:_MOST], arrivals.cost[:_MOST], arrivals.starts[:1])
     recorded = recorded[:_MOST]
@@ -54,9 +54,9 @@ def _edge(side: Callable[[float], int], inside: float, outside: float) -> float:
 
 
 def needed(model: Model, recorded: np.ndarray, before: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Which requests to replay, bool (n,). before: the jump. Of those, who was refused left no trace, and what the
-    model would make of it hangs on what it held; a window that begins with a request is known from where somebody is
-    admitted after a refusal.
+    """Which requests to replay, bool (n,). before: which requests are before the jump. Of those, refused ones left no
+    state, and the model's result depends on the earlier state. A window that begins with a request is known from the
+    first admission after a refusal on.
     """
     keep = np.ones(len(recorded), np.bool_)
     if model.counts_refused:

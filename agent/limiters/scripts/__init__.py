@@ -1,3 +1,1 @@
-"""Limiters in Redis that are known: a file each, with ``LIMITERS``, found by being here
-(agent/limiters/scripted.py).
-"""
+"""Known limiters in Redis: a file each, with ``LIMITERS``, found by its presence (agent/limiters/scripted.py)."""

@@ -1,5 +1,5 @@
-"""async-ratelimiter of Node, which koa-ratelimit uses: a set of times. Arguments: now (ms), window, limit, whether it
-only asks; replies: what was left before, when it is full again, limit.
+"""async-ratelimiter of Node, used by koa-ratelimit: a set of times. Arguments: now (ms), window, limit, whether it is
+only a query; replies: what was left before, when it is full again, limit.
 """
 
 from agent.limiters.script import RedisLimiter

@@ -1,6 +1,6 @@
-"""Bottleneck of Node: a job is turned away where it is submitted, at the high-water mark of the queue. Its other
-scripts (free, register, heartbeat ...) have the same keys, and decide nothing. Replies: whether the mark was reached,
-whether the limiter is blocked, its strategy.
+"""Bottleneck of Node: a job is refused at submission, at the high-water mark of the queue. Its other scripts (free,
+register, heartbeat ...) have the same keys, and make no decision. Replies: whether the mark was reached, whether the
+limiter is blocked, its strategy.
 """
 
 from agent.limiters.script import RedisLimiter

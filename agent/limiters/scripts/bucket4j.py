@@ -1,6 +1,6 @@
-"""Bucket4j on Redis decides in the program and only exchanges a bucket's state here: what is written was let through. A
-refusal writes nothing, so it is not seen; a state that another program changed meanwhile is refused by Redis, and asked
-again.
+"""Bucket4j on Redis decides in the program and only exchanges a bucket's state here: a write is an admission. A refusal
+writes nothing, so it is not observed. If another program changed the state meanwhile, Redis refuses the write, and the
+program tries again.
 """
 
 from agent.limiters.script import RedisLimiter

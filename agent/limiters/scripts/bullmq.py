@@ -1,6 +1,4 @@
-"""BullMQ of Node moves jobs by scripts that know of limits and ends: what they answer is no decision about a
-request.
-"""
+"""BullMQ of Node moves jobs by scripts with limits and expiries: their replies are no decisions about a request."""
 
 from agent.limiters.script import RedisLimiter
 

@@ -1,5 +1,5 @@
 """Envoy's rate limit service: INCRBY and EXPIRE in one pipeline, of keys that end with the second in which their window
-began. What it compares the count with is in its own settings: the result is unknown, unless yours say the limit
+began. The limit is in its own settings: the result is unknown, unless yours declare the limit
 (``redis_limiter_scripts``).
 """
 

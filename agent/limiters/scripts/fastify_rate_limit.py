@@ -1,5 +1,5 @@
-"""@fastify/rate-limit of Node: a counter that expires. Arguments: window (ms), limit, and what is done to those beyond;
-replies: the count, ms until it ends. Its other script only reads.
+"""@fastify/rate-limit of Node: a counter that expires. Arguments: window (ms), limit, and the treatment of requests
+above it; replies: the count, ms until it expires. Its other script only reads.
 """
 
 from agent.limiters.script import RedisLimiter

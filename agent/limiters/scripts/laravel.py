@@ -1,12 +1,12 @@
 """Laravel. DurationLimiter (ThrottleRequestsWithRedis) is a script; arguments: now, now (s), window (s), limit;
-replies: whether it was let through, its end, what is left. RateLimiter (the throttle middleware) reads its counter in
-PHP, and counts only what it admits: refusals are not seen.
+replies: whether it was admitted, its end, what is left. RateLimiter (the throttle middleware) reads its counter in PHP,
+and counts only admissions: refusals are not observed.
 """
 
 from agent.limiters.script import COUNTING, RedisLimiter
 
 _NAME = "laravel"
-#: Makes a key with an end, if there is none. RateLimiter makes KEY:timer by it before it counts KEY.
+#: Creates a key with an expiry, if there is none. RateLimiter creates KEY:timer by it before it counts KEY.
 ADDING = "a08c9c69b7c07ae2485190873b90d128a23e502d"
 COUNTED = RedisLimiter(_NAME, commands=COUNTING, allowed="1 == 1", step_immune=False)
 

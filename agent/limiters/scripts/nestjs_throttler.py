@@ -1,6 +1,6 @@
-"""@nest-lab/throttler-storage-redis and its forerunner nestjs-throttler-storage-redis: a counter, and a key that
-blocks. Arguments: name, window (ms), limit, ms to block;
-replies: the count, ms until it ends, whether it is blocked, for how many ms.
+"""@nest-lab/throttler-storage-redis and its predecessor nestjs-throttler-storage-redis: a counter, and a key that
+blocks. Arguments: name, window (ms), limit, ms to block; replies: the count, ms until it expires, whether it is
+blocked, for how many ms.
 """
 
 from agent.limiters.script import RedisLimiter

@@ -1,8 +1,8 @@
 """lua-resty-redis-ratelimit, nginx's limit_req in Redis: a leaky bucket in thousandths of requests, by nginx's clock.
-Arguments: rate, burst, now (ms), how long to forbid.
+Arguments: rate, burst, now (ms), how long to block.
 
-Replies: state (1 let through, 2 busy, 3 forbidden) and the excess. Its first versions gave all of it as keys; they are
-seen as a script without a name.
+Replies: state (1 admitted, 2 busy, 3 forbidden) and the excess. Its first versions passed all of it as keys; they count
+as a script without a name.
 """
 
 from agent.limiters.script import RedisLimiter

@@ -1,5 +1,5 @@
 """pyrate-limiter of Python, its RedisBucket: a set of times, by the caller's clock. Arguments: now (ms), cost, a name,
-how many limits there are, and of each since when it counts (4.0 on; before, its window) and how many; reply: which of
+the number of limits, and for each the start of its window (from 4.0 on; before, its length) and count; reply: which of
 them refuses (from 4.0 on as a list), or -1. Limit and window are the first one's.
 """
 

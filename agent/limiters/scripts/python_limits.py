@@ -1,8 +1,8 @@
-"""Python's limits on Redis: three strategies, a script each, told apart by their arguments. Of the fixed window the
-limit stands in the key only.
+"""Python's limits on Redis: three strategies, a script each, distinguished by their arguments. The fixed window's limit
+is only in the key.
 
-The key is PREFIX:NAMESPACE/IDENTIFIERS.../AMOUNT/MULTIPLES/GRANULARITY. What only asks (moving_window, sliding_window)
-decides nothing.
+The key is PREFIX:NAMESPACE/IDENTIFIERS.../AMOUNT/MULTIPLES/GRANULARITY. Scripts that only query (moving_window,
+sliding_window) make no decision.
 """
 
 from agent.limiters.script import RedisLimiter

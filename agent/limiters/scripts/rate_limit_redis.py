@@ -1,5 +1,5 @@
 """rate-limit-redis, the store of express-rate-limit: a counter that expires. Argument: the window in ms; replies: the
-count, ms until it ends. The limit is in the program.
+count, ms until it expires. The limit is in the program.
 """
 
 from agent.limiters.script import RedisLimiter

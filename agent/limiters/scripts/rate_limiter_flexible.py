@@ -1,6 +1,6 @@
-"""rate-limiter-flexible of Node: a counter that expires. Arguments: cost, seconds until it ends; since 5.0 also points
-and seconds of the limiter, by which it compares; replies: the count, ms until it ends. With ioredis the script goes by
-its hash, with the redis package its text is sent each time.
+"""rate-limiter-flexible of Node: a counter that expires. Arguments: cost, seconds until it expires; since 5.0 also
+points and seconds of the limiter, which it compares; replies: the count, ms until it expires. ioredis sends the
+script's hash, the redis package its text each time.
 """
 
 from agent.limiters.script import RedisLimiter

@@ -1,7 +1,7 @@
 """github.com/go-redis/redis_rate: GCRA by Redis's own clock. Arguments: burst, rate, period (s), cost; replies:
 granted, remaining, retry after (s, -1), reset after.
 
-The key's beginning is fixed in the library; versions since 8 have the same arguments and replies.
+The key's prefix is fixed in the library; versions since 8 have the same arguments and replies.
 """
 
 from agent.limiters.script import RedisLimiter

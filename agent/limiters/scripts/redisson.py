@@ -1,5 +1,5 @@
 """Redisson's RRateLimiter of Java, by the caller's clock. Arguments: cost, now (ms), a random name; reply: nothing, or
-the ms to wait. Limit and window are in Redis. Who waits (``acquire``) asks again.
+the ms to wait. Limit and window are in Redis. A waiting caller (``acquire``) asks again.
 """
 
 from agent.limiters.script import RedisLimiter

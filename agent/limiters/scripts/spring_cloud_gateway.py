@@ -1,5 +1,5 @@
-"""Spring Cloud Gateway's RedisRateLimiter: a token bucket by Redis's clock (the caller's before 3.0). Arguments: rate a
-second, capacity, now or nothing, tokens asked for.
+"""Spring Cloud Gateway's RedisRateLimiter: a token bucket by Redis's clock (the caller's before 3.0). Arguments: rate
+per second, capacity, now or nothing, requested tokens.
 """
 
 from agent.limiters.script import RedisLimiter

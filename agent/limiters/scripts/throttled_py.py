@@ -1,5 +1,5 @@
-"""throttled-py of Python, by Redis's clock but for the sliding window: which algorithm it is stands in the key. Replies
-begin with whether it was limited. Its fixed window is a plain counter.
+"""throttled-py of Python, by Redis's clock except for the sliding window. The key names the algorithm. Replies begin
+with whether it was limited. Its fixed window is a plain counter.
 """
 
 from agent.limiters.script import RedisLimiter

@@ -1,6 +1,6 @@
-"""@upstash/ratelimit of Node, 2.0, in a Redis of one's own behind an HTTP server: its three algorithms of one region,
-by the caller's clock. The fixed window's limit is in the program. Scripts of 2.1 and later have a flag that only
-Upstash's servers take.
+"""@upstash/ratelimit of Node, 2.0, with a private Redis behind an HTTP server: its three single-region algorithms, by
+the caller's clock. The fixed window's limit is in the program. Scripts of 2.1 and later have a flag that only Upstash's
+servers accept.
 """
 
 from agent.limiters.script import RedisLimiter
