@@ -415,6 +415,22 @@ class Supervised:
 _POLITE = (signal.SIGTERM, signal.SIGCONT)
 
 
+class OfChild:
+    """A part of the agent whose work one child process does."""
+
+    child: Supervised
+
+    @property
+    def alive(self) -> bool:
+        """False once the process is gone, until another one is started."""
+        return self.child.process is not None
+
+    @property
+    def silent(self) -> bool:
+        """Whether the process gives no sign of life, or does not answer."""
+        return self.child.silent
+
+
 def begun(name: str, start: Callable[Concatenate[Child, P], T], child: Child, *args: P.args, **named: P.kwargs) -> T:
     """What ``start`` makes of a child of the agent's first lines, which it tells to begin. Raises AgentError where the
     child has ended, else what ``start`` does.
