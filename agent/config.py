@@ -7,10 +7,10 @@ record.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent.clock.daemons.settings import NtpSettings
 from agent.clock.settings import ClockSettings
@@ -168,7 +168,37 @@ def resolve(given: Mapping[str, Any], env: Mapping[str, str], path: str | None =
     return dataclasses.replace(config, source=source, **own)
 
 
-def redis_limiters(config: Config) -> RedisLimiterSettings:
+class Applier(NamedTuple):
+    """Has the running agent use a setting that was changed: ``use`` is called with these sections of Config."""
+
+    use: Callable[..., None]
+    sections: tuple[str, ...]
+
+
+class InForce:
+    """The configuration in force. appliers: by setting; a setting without one needs a restart."""
+
+    def __init__(self, config: Config, appliers: Mapping[str, Applier]) -> None:
+        self._config, self._appliers = config, appliers
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """By setting, as ``Config.values``."""
+        return self._config.values()
+
+    def change(self, new: Config) -> tuple[list[str], list[str]]:
+        """(settings that are in force now, settings that need a restart)."""
+        before, after = self.values, new.values()
+        differing = [name for name, value in after.items() if value != before[name]]
+        changed = [name for name in differing if name in self._appliers]
+        self._config = self._config.with_values({name: after[name] for name in changed})
+        for name in changed:
+            use, sections = self._appliers[name]
+            use(*(getattr(self._config, section) for section in sections))
+        return changed, [name for name in differing if name not in self._appliers]
+
+
+def redis_limiters(redis: RedisLimiterSettings, queues: QueueSettings) -> RedisLimiterSettings:
     """The section of limiters in Redis, with the ports of brokers that are Redis among its ports."""
-    ports = {*config.redis.ports, *broker_ports(config.queues.brokers)}
-    return dataclasses.replace(config.redis, ports=tuple(sorted(ports)))
+    ports = {*redis.ports, *broker_ports(queues.brokers)}
+    return dataclasses.replace(redis, ports=tuple(sorted(ports)))

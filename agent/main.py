@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from agent import log
 from agent.clock import timens
 from agent.common import host, version
-from agent.config import Config, redis_limiters
+from agent.config import Applier, Config, InForce, redis_limiters
 from agent.errors import INTERRUPTED, UNREACHABLE, AgentError
 from agent.kernel import helper_client
 from agent.log import ERROR, INFO, NOTICE, log_message
@@ -32,8 +32,6 @@ from agent.posix.systemd import Systemd
 from agent.service import control
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from agent.clock.clock_source import ClockSource
     from agent.clock.daemons.daemon_source import TimeDaemons
     from agent.clock.daemons.settings import NtpSettings
@@ -86,7 +84,7 @@ def _kernel_sources(
     kernel.hold = lambda: window.busy
     # An interval that is over ends before the window opens, which holds it up.
     sources: list[Source] = [kernel, window, targets, targets.unprobed_programs]
-    config = replace(config, redis=redis_limiters(config))
+    config = replace(config, redis=redis_limiters(config.redis, config.queues))
     for family in loaded.families.values():
         if family.probe.setup is None or family.state == "unavailable":
             continue
@@ -198,7 +196,7 @@ def run(config: Config, to_help: Child, to_watch: Child) -> int:
         correlator,
         analyzers,
     )
-    signals = Signals(loop, Reload(config, loop, changes).start, live.draw if live else None)
+    signals = Signals(loop, Reload(config.source, InForce(config, changes), loop).start, live.draw if live else None)
     status.ready_s = time.monotonic() - started
     attached, degraded = status.counts()
     log_message(
@@ -239,7 +237,7 @@ def _assemble(
     kallsyms: int,
     correlator: Correlator,
     analyzers: AnalyzerPool,
-) -> tuple[Loop, Status, Live | None, dict[str, Callable[[Config], None]]]:
+) -> tuple[Loop, Status, Live | None, dict[str, Applier]]:
     """Everything unprivileged: sources, store, correlator, sinks, the control socket and the live view; and what
     settings can change in it.
     """
@@ -260,7 +258,7 @@ def _assemble(
     from agent.service.hours_store import HoursStore
     from agent.service.loop import Loop
     from agent.service.reload import appliers
-    from agent.service.status import Shown, Status
+    from agent.service.status import Shown, Status, StatusSettings
     from agent.service.unevaluated import Unevaluated
     from agent.store.hot import HotStore
     from agent.store.spawn import Limits
@@ -320,7 +318,8 @@ def _assemble(
     }
     shown |= {"investigation": Shown(profiling, profiling.state)} if profiling is not None else {}
     shown |= {"otlp_receiver": Shown(receiver, receiver.state)} if receiver is not None else {}
-    status = Status(config, loop, loaded, helper, watch, history, shown, exports.page)
+    settings = StatusSettings(config.probes, config.redis.mode, config.store.store, config.page.prometheus)
+    status = Status(settings, loop, loaded, helper, watch, history, shown, exports.page)
     loop.each_second.append(status.log_changes)
     answers["status"] = status.document
     if exports.metrics is not None:

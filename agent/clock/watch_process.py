@@ -25,7 +25,7 @@ from agent.clock.host_clock import open_host_clock
 from agent.clock.machine import VMCLOCK, open_kept
 from agent.clock.watch import LATE, MESSAGE
 from agent.posix.child import Child
-from agent.posix.supervisor import ChildProcess, Forked, Restarts, Supervised, spawn
+from agent.posix.supervisor import ChildProcess, Forked, OfChild, Restarts, Supervised, spawn
 
 #: Without a heartbeat for this long (there are four a second) it counts as silent.
 SILENT_S = 2.0
@@ -62,7 +62,7 @@ class _Ends(NamedTuple):
     report: socket.socket
 
 
-class WatchProcess:
+class WatchProcess(OfChild):
     """The agent's side. ``sock`` is readable when the watch has sent a message. ``alive`` is false once it has ended.
     ``silent`` is true while it sends no heartbeat.
 
@@ -113,14 +113,6 @@ class WatchProcess:
         while not self._heartbeat.last_ns and time.monotonic() < end_s:
             time.sleep(_FIRST_S)
         self.child.beat()
-
-    @property
-    def alive(self) -> bool:
-        return self.child.process is not None
-
-    @property
-    def silent(self) -> bool:
-        return self.child.silent
 
     @property
     def restarts(self) -> Restarts:

@@ -23,6 +23,14 @@ T = TypeVar("T")
 Lines = Mapping[tuple[object, ...], int]
 
 
+class SettingError(AgentError):
+    """A setting that cannot be used. keys: those that lead to it."""
+
+    def __init__(self, keys: tuple[object, ...], what: str, why: str = "", remedy: str = "") -> None:
+        super().__init__(what, why=why, remedy=remedy, exit_code=USAGE)
+        self.keys = keys
+
+
 @dataclass(frozen=True)
 class Place:
     """The place of a value: the keys that lead to it, and the file with the line of each key, if it is from a file."""
@@ -44,11 +52,11 @@ class Place:
     def below(self, *keys: object) -> Place:
         return dataclasses.replace(self, keys=(*self.keys, *keys))
 
-    def error(self, what: str, why: str = "", remedy: str = "") -> AgentError:
+    def error(self, what: str, why: str = "", remedy: str = "") -> SettingError:
         where = f"{self.where}: " if self.where else ""
-        return AgentError(f"{where}{what}", why=why, remedy=remedy, exit_code=USAGE)
+        return SettingError(self.keys, f"{where}{what}", why, remedy)
 
-    def wrong(self, value: object, why: str) -> AgentError:
+    def wrong(self, value: object, why: str) -> SettingError:
         shown = f"{value:g}" if isinstance(value, float) else reprlib.repr(value)
         return self.error(f"{self.name} cannot be {shown}" if self.keys else f"there is {shown}", why)
 
@@ -149,7 +157,8 @@ def read(section: type[T], given: object, place: Place = TOP) -> T:
     """A section from a mapping. A key without a value has its default. Raises AgentError (exit code 2) with the
     setting, its value and the allowed values.
 
-    A section's method ``check``, if it has one, checks several settings together: it raises AgentError or ValueError.
+    A section's method ``check``, if it has one, checks several settings together: it raises AgentError or ValueError. A
+    SettingError's keys begin at this section.
     """
     if not isinstance(given, Mapping):
         raise place.wrong(given, "it is a section of `key: value` lines")
@@ -199,7 +208,8 @@ def value(check: Callable[[Any], Any], form: str, **more: Any) -> ValueType:
         except ValueError as error:
             raise place.wrong(given, str(error)) from None
         except AgentError as error:
-            raise place.error(error.what, error.why, error.remedy) from error
+            keys = error.keys if isinstance(error, SettingError) else ()
+            raise place.below(*keys).error(error.what, error.why, error.remedy) from error
 
     return ValueType(read, form, **more)
 

@@ -23,7 +23,7 @@ from agent.kernel import helper
 from agent.kernel.detach import close_aside
 from agent.kernel.steps import BlockedError, Done, Steps, Wait, at_once
 from agent.posix.child import Child
-from agent.posix.supervisor import Forked, Supervised, how
+from agent.posix.supervisor import Forked, OfChild, Supervised, how
 
 DEADLINE_S = 2.0
 #: For docs/limits.md.
@@ -65,7 +65,7 @@ class _Sent(NamedTuple):
     operation: int
 
 
-class Helper:
+class Helper(OfChild):
     """``alive`` is False once the helper has ended. ``silent`` is True while it does not answer. ``late`` counts missed
     deadlines. ``took_s``: how long it worked on the last answer.
 
@@ -85,14 +85,6 @@ class Helper:
         self._queue: deque[tuple[_Request, Done]] = deque()
         self._sent: _Sent | None = None
         self._answers: list[tuple[Done, Any, OSError | None]] = []
-
-    @property
-    def alive(self) -> bool:
-        return self.child.process is not None
-
-    @property
-    def silent(self) -> bool:
-        return self.child.silent
 
     def opening(self, pid: int, what: str) -> Wait:
         """A read-only descriptor of ``maps``, ``spaces``, ``linker-cache``, ``exe``, ``root:PATH`` or ``map:RANGE`` of

@@ -414,6 +414,22 @@ class Supervised:
 _POLITE = (signal.SIGTERM, signal.SIGCONT)
 
 
+class OfChild:
+    """A part of the agent whose work one child process does."""
+
+    child: Supervised
+
+    @property
+    def alive(self) -> bool:
+        """False once the process is gone, until another one is started."""
+        return self.child.process is not None
+
+    @property
+    def silent(self) -> bool:
+        """Whether the process gives no sign of life, or does not answer."""
+        return self.child.silent
+
+
 def begun(name: str, start: Callable[Concatenate[Child, P], T], child: Child, *args: P.args, **named: P.kwargs) -> T:
     """Starts a child that was forked in the agent's first lines, and returns the result of ``start``. Raises AgentError
     if the child has ended, and what ``start`` raises.

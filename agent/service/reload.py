@@ -12,34 +12,37 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from agent.config import Config, resolve
+from agent.config import Applier, Config, InForce, resolve
 from agent.errors import AgentError
 from agent.log import NOTICE, WARNING, log_message
 from agent.posix.supervisor import Supervised, spawn
 
 if TYPE_CHECKING:
+    from agent.clock.settings import ClockSettings
     from agent.investigate.investigator import Investigator
+    from agent.kernel.settings import ProbeSettings
     from agent.limiters.intake import Intake
+    from agent.limiters.settings import LimiterSettings
     from agent.queues.poller import QueuePoller
     from agent.queues.poller_process import Brokers
+    from agent.queues.settings import QueueSettings
     from agent.receiver.receiver_process import OtlpReceiver
+    from agent.receiver.settings import ReceiverSettings
     from agent.service.loop import Loop
+    from agent.store.settings import StoreSettings
 
 _LIMIT_BYTES = 1 << 20
 
 
 class Reload:
-    """appliers: by setting, what makes the running agent use the new configuration; a setting without one needs a
-    restart.
-    """
+    """source: the file and the flags of the start (``Config.source``)."""
 
-    def __init__(self, config: Config, loop: Loop, appliers: Mapping[str, Callable[[Config], None]]) -> None:
-        self.config = config
-        self._loop, self._appliers = loop, appliers
+    def __init__(self, source: Mapping[str, Any], in_force: InForce, loop: Loop) -> None:
+        self._source, self._in_force, self._loop = source, in_force, loop
         self._child = Supervised("settings", "reads the settings again")
         self._text = b""
 
@@ -47,7 +50,7 @@ class Reload:
         """Has the settings read; one that was still at it is ended, its file hangs."""
         self._end()
         asked = os.memfd_create("tickscope-config", os.MFD_CLOEXEC)  # not the command line, which everybody may read
-        os.write(asked, json.dumps(self.config.to_json()).encode())
+        os.write(asked, json.dumps(self._source).encode())
         os.lseek(asked, 0, os.SEEK_SET)
         ours, theirs = socket.socketpair()
         try:
@@ -95,7 +98,7 @@ class Reload:
                 f"tickscope: cannot use the settings: {answer['error']}\n  nothing was changed", event="reload_failed"
             )
             return
-        changed, waiting = self._apply(Config.from_json(answer["config"]))
+        changed, waiting = self._in_force.change(Config.from_json(answer["config"]))
         done = "; ".join(map(self._now, changed)) or "nothing changed"
         rest = f"; needs a restart: {', '.join(waiting)}" if waiting else ""
         log_message(
@@ -107,20 +110,11 @@ class Reload:
         )
 
     def _now(self, name: str) -> str:
+        value = self._in_force.values[name]
         if name == "brokers":  # a server's URL may hold a password
-            counts = [f"{len(servers)} of {kind}" for kind, servers in self.config.queues.brokers.items()]
+            counts = [f"{len(servers)} of {kind}" for kind, servers in value.items()]
             return f"brokers are now {', '.join(counts) or 'none'}"
-        return f"{name} is now {self.config.values()[name]!r}"
-
-    def _apply(self, new: Config) -> tuple[list[str], list[str]]:
-        """(settings that are in force now, settings that need a restart)."""
-        before, after = self.config.values(), new.values()
-        differing = [name for name, value in after.items() if value != before[name]]
-        changed = [name for name in differing if name in self._appliers]
-        self.config = self.config.with_values({name: after[name] for name in changed})
-        for name in changed:
-            self._appliers[name](self.config)
-        return changed, [name for name in differing if name not in self._appliers]
+        return f"{name} is now {value!r}"
 
 
 def appliers(
@@ -130,62 +124,65 @@ def appliers(
     brokers: Brokers,
     investigator_: Investigator | None,
     receiver: OtlpReceiver | None = None,
-) -> dict[str, Callable[[Config], None]]:
+) -> dict[str, Applier]:
     """What each setting that can change does."""
     from agent import log
     from agent.correlate.thresholds import with_threshold
     from agent.service import redis_reported
 
-    def limit(config: Config) -> None:
-        loop.store.limit(max_bytes=config.store.max_bytes, max_age_s=config.store.max_age_days * 86400)
+    def limit(settings: StoreSettings) -> None:
+        loop.store.limit(max_bytes=settings.max_bytes, max_age_s=settings.max_age_days * 86400)
 
-    def pace(config: Config) -> None:
-        queues.rounds.interval_s = config.queues.poll_s
-        reports(config)
+    def pace(settings: QueueSettings) -> None:
+        queues.rounds.interval_s = settings.poll_s
+        reports(settings)
 
-    def reports(config: Config) -> None:
+    def reports(settings: QueueSettings) -> None:
         if brokers in loop.sources:  # else it is left out: nobody would read what a process of its says
-            brokers.use(config.queues.brokers, config.queues.poll_s)
+            brokers.use(settings.brokers, settings.poll_s)
 
-    def profile(config: Config) -> None:
+    def profile(settings: ProbeSettings) -> None:
         assert investigator_ is not None
-        investigator_.on = config.probes.investigate != "off"
+        investigator_.on = settings.investigate != "off"
 
-    def receive(config: Config) -> None:
+    def receive(settings: ReceiverSettings, limiters: LimiterSettings) -> None:
         if receiver in loop.sources:
-            receiver.use(config.otlp_receiver, config.limiters)
+            receiver.use(settings, limiters)
 
-    def keys(config: Config) -> None:
-        intake.store_keys(config.limiters.intake_keys)
-        receive(config)
+    def keys(settings: ReceiverSettings, limiters: LimiterSettings) -> None:
+        intake.store_keys(limiters.intake_keys)
+        receive(settings, limiters)
 
+    def judge(settings: ClockSettings) -> None:
+        loop.correlator.judge_jumps(with_threshold(settings.jump_threshold_ns))
+
+    receiving = "otlp_receiver", "limiters"
     return {
-        **({"otlp_receiver": receive} if receiver is not None else {}),
+        **({"otlp_receiver": Applier(receive, receiving)} if receiver is not None else {}),
         **redis_reported.appliers(loop.sources),
-        **(
-            {"investigate": profile} if investigator_ is not None else {}
-        ),  # what was not loaded at the start needs another
-        "log_format": lambda config: log.use(config.service.log_format),
-        "max_bytes": limit,
-        "max_age_days": limit,
-        "intake_keys": keys,
-        "brokers": reports,
-        "poll_s": pace,
-        "jump_threshold": lambda config: loop.correlator.judge_jumps(with_threshold(config.clock.jump_threshold_ns)),
+        # What was not loaded at the start needs another.
+        **({"investigate": Applier(profile, ("probes",))} if investigator_ is not None else {}),
+        "log_format": Applier(lambda settings: log.use(settings.log_format), ("service",)),
+        "max_bytes": Applier(limit, ("store",)),
+        "max_age_days": Applier(limit, ("store",)),
+        "intake_keys": Applier(keys, receiving),
+        "brokers": Applier(reports, ("queues",)),
+        "poll_s": Applier(pace, ("queues",)),
+        "jump_threshold": Applier(judge, ("clock",)),
     }
 
 
 def main() -> None:
-    """The child: the configuration in force on stdin, the one that a start now would have on stdout."""
+    """The child: ``Config.source`` on stdin, the configuration that a start now would have on stdout."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    old = Config.from_json(json.load(sys.stdin))
+    source = json.load(sys.stdin)
     try:
-        flags = dict(old.source.get("flags", {}))
-        file = str(old.source.get("file", ""))
+        flags = dict(source.get("flags", {}))
+        file = str(source.get("file", ""))
         new = resolve(
             {k: tuple(v) if isinstance(v, list) else v for k, v in flags.items()},
             os.environ,
-            file if old.source.get("chosen") else None,
+            file if source.get("chosen") else None,
         )
         print(
             json.dumps(

@@ -22,9 +22,9 @@ from agent.tables import TABLES
 
 if TYPE_CHECKING:
     from agent.clock.history import History
-    from agent.config import Config
     from agent.kernel.helper_client import Helper
     from agent.kernel.load import Loaded
+    from agent.kernel.settings import ProbeSettings
     from agent.service.loop import Loop
 
 
@@ -41,6 +41,15 @@ class Shown(NamedTuple):
     text_of: Callable[[], Any]
 
 
+class StatusSettings(NamedTuple):
+    """Settings that are shown, as they were at the start."""
+
+    probes: ProbeSettings
+    redis_mode: str
+    store_dir: str
+    page_address: str
+
+
 class Status:
     """Facts of the running agent. ``ready_s``: from start to all attached. shown: by the document's sections ``clock
     notices time_daemons intake programs examining investigation``; page: of the metrics, where it is served.
@@ -50,7 +59,7 @@ class Status:
 
     def __init__(
         self,
-        config: Config,
+        settings: StatusSettings,
         loop: Loop,
         loaded: Loaded,
         helper: Helper,
@@ -59,7 +68,7 @@ class Status:
         shown: Mapping[str, Shown] | None = None,
         page: Stating | None = None,
     ) -> None:
-        self._config, self._loop, self._loaded, self._shown, self._page = config, loop, loaded, shown or {}, page
+        self._settings, self._loop, self._loaded, self._shown, self._page = settings, loop, loaded, shown or {}, page
         self._helper, self._watch, self._history = helper, watch, history
         self._started = time.monotonic()
         self._logged: dict[str, str] = {}
@@ -95,9 +104,9 @@ class Status:
                 }
             )
         for name, mode, remedy in (
-            ("syscalls", self._config.probes.syscalls, "--syscalls sampled"),
-            ("redis", self._config.redis.mode, "redis_limiters: auto"),
-            ("unix", "on" if self._config.probes.unix_sockets else "off", "unix_sockets: true"),
+            ("syscalls", self._settings.probes.syscalls, "--syscalls sampled"),
+            ("redis", self._settings.redis_mode, "redis_limiters: auto"),
+            ("unix", "on" if self._settings.probes.unix_sockets else "off", "unix_sockets: true"),
         ):
             if mode == "off":
                 out.append(
@@ -223,14 +232,14 @@ class Status:
     def export(self) -> dict[str, Any]:
         states = {s.name: s.state() for s in self._loop.sinks if isinstance(s, Stating)}
         served: dict[str, Any] = self._page.state() if self._page is not None else {}
-        page: dict[str, Any] = {"state": "ok", "address": self._config.page.prometheus, **served}
+        page: dict[str, Any] = {"state": "ok", "address": self._settings.page_address, **served}
         if "prometheus" in self._loop.failures:
             page.update(
                 state="failed",
                 last_error=self._loop.failures["prometheus"],
                 remedy="free the address, or set another in prometheus:, and restart",
             )
-        elif not self._config.page.prometheus:
+        elif not self._settings.page_address:
             page = {"state": "off", "remedy": "set prometheus: address:port"}
         return {"otlp": {"state": "off", "remedy": "set OTEL_EXPORTER_OTLP_ENDPOINT"}, "prometheus": page, **states}
 
@@ -259,7 +268,7 @@ class Status:
             "bounds": self.bounds(),
             "intake": self.intake(),
             "otlp_receiver": self.otlp_receiver(),
-            "redis_limiters": redis_reported.state(self._loop.sources, self._loaded, self._config),
+            "redis_limiters": redis_reported.state(self._loop.sources, self._loaded, self._settings.redis_mode),
             "rows": dict(self._loop.totals),
             "correlator_dropped": self._loop.unevaluated(),
             "rules": self._loop.correlator.guard.state(),
@@ -267,7 +276,7 @@ class Status:
             "clock": self.clock(),
             "notices": self.notices(),
             "time_daemons": self.time_daemons(),
-            "store": {"dir": self._config.store.store, **self._loop.store.state()},
+            "store": {"dir": self._settings.store_dir, **self._loop.store.state()},
             "export": self.export(),
             "helper": self._helper.child.state(),
             "programs": self.programs(),

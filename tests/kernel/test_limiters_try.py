@@ -164,7 +164,7 @@ def line_of(text: str, what: str) -> int:
         ),
         (("program: PROGRAM", "program: /usr/bin/shop"), "program:", ("which is not /usr/bin/shop", "program: /")),
         (("program: PROGRAM", "build_id: '00112233'"), "build_id:", ("build_id: that of", "readelf -n")),
-        (("    window: 1s", "    windw: 1s"), "windw", ("windw: there is no such key", "did you mean window?")),
+        (("    window: 1s", "    windw: 1s"), "windw", ("there is no setting 'windw'", "did you mean window?")),
         (
             ("      cost: i32 dx", "      cost: int dx"),
             "cost",

@@ -20,13 +20,13 @@ from limits import parse, storage, strategies
 
 from agent.columns import NULL_I64
 from agent.common.settings import read
-from agent.config import Config
 from agent.kernel.kernel_source import KernelSource
 from agent.kernel.load import load, release
 from agent.lab.stage.wire import Cable
 from agent.limiters.redis_settings import RedisLimiterSettings
 from agent.limiters.scripted import Limiters
 from agent.probes import discover
+from agent.queues.settings import QueueSettings
 from agent.redis_wire.redis_reader import RedisReader
 from agent.redis_wire.redis_source import RedisWire
 from agent.service.redis_reported import appliers, state
@@ -417,16 +417,14 @@ def test_new_settings_count_at_once_and_it_reports_whether_it_reads_and_why(serv
         assert not rig.wire.attached
         client = redis.Redis(port=server.port)
         assert len(rig.during(lambda: [client.eval(BUCKET, 1, "k", 5) for _ in range(5)] and None)) == 0
-        appliers([rig.kernel, rig.wire])["redis_limiters"](Config(redis=RedisLimiterSettings(mode="on")))
+        appliers([rig.kernel, rig.wire])["redis_limiters"].use(RedisLimiterSettings(mode="on"), QueueSettings())
         rig.pump()
         assert rig.wire.state()["state"] == "on" and rig.wire.attached
         assert len(rig.during(lambda: [client.eval(BUCKET, 1, "k", 5) for _ in range(7)] and None)) == 7
     finally:
         rig.close()
     assert appliers([rig.kernel]) == {}
-    assert state([], rig.loaded, Config(redis=RedisLimiterSettings(mode="off")))["why"].startswith(
-        "redis_limiters was off when"
-    )
+    assert state([], rig.loaded, "off")["why"].startswith("redis_limiters was off when")
 
 
 def test_nothing_comes_when_detached(server: Redis) -> None:

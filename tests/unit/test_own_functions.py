@@ -22,10 +22,11 @@ from agent.binaries.symbolnames import path, pattern, plain
 from agent.binaries.symbols import SymbolFile
 from agent.binaries.unwind import function_at
 from agent.columns import NULL_I64
+from agent.common.settings import SettingError
 from agent.config import Config, read_file
 from agent.errors import AgentError
 from agent.limiters.functions import meanings
-from agent.limiters.functions.declared import MisdeclaredError, parse
+from agent.limiters.functions.declared import parse
 from agent.limiters.functions.seen import read, seen
 from agent.limiters.functions.settings import matches, replayed
 from agent.limiters.functions.words import Word, WordError
@@ -123,7 +124,7 @@ def test_a_wrong_declaration_names_its_line_and_the_others_hold(tmp_path: Path) 
         (f"{file}:8", "arguments.key: there is no register 'xmm1'"),
         (f"{file}:10", ""),
         (f"{file}:11", "name: 'good' is there twice"),
-        (f"{file}:12", "'five' is no declaration"),
+        (f"{file}:12", "there is 'five'"),
     ]
     config = Config(limiters=LimiterSettings(limiter_functions=kept))
     assert Config.from_json(json.loads(json.dumps(config.to_json()))) == config
@@ -166,9 +167,9 @@ def test_a_wrong_declaration_names_its_line_and_the_others_hold(tmp_path: Path) 
     ],
 )
 def test_what_is_wrong_is_found(change: dict[str, Any], at: tuple[str, ...]) -> None:
-    with pytest.raises(MisdeclaredError) as caught:
+    with pytest.raises(SettingError) as caught:
         parse({key: value for key, value in {**BASE, **change}.items() if value is not None})
-    assert caught.value.at == at
+    assert caught.value.keys == at
     assert caught.value.remedy or caught.value.why or "cannot be" in str(caught.value)
 
 

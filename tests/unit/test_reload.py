@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent.config import resolve
+from agent.config import Config, InForce, resolve
 from agent.queues.poller_process import Brokers
 from agent.service import reload
 from tests.patience import PATIENCE
@@ -43,7 +43,7 @@ class _Loop:
 def test_one_that_does_not_die_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agent.posix.supervisor.subprocess.Popen", Undying)
     loop = _Loop()
-    one = reload.Reload(resolve({}, {}), loop, {})  # type: ignore[arg-type]
+    one = reload.Reload({}, InForce(Config(), {}), loop)  # type: ignore[arg-type]
     begin = time.monotonic()
     one.start()
     one.start()
@@ -66,7 +66,7 @@ def test_what_was_left_out_starts_no_process(left_out: bool) -> None:
     other: Any = None
     try:
         apply = reload.appliers(loop, other, other, brokers, None)
-        apply["brokers"](resolve({"redis": ("redis://127.0.0.1:1",)}, {}))
+        apply["brokers"].use(resolve({"redis": ("redis://127.0.0.1:1",)}, {}).queues)
         assert len(brokers.processes()) == (not left_out)
     finally:
         brokers.close()

@@ -15,10 +15,11 @@ from agent.contracts import Failing
 from agent.kernel import bpf
 from agent.kernel.kernel_source import KernelSource
 from agent.kernel.load import Family, Loaded
+from agent.kernel.settings import ProbeSettings
 from agent.kernel.wire import Wire
 from agent.posix.supervisor import Supervised
 from agent.probes.limiter import PROBE
-from agent.service.status import Status
+from agent.service.status import Status, StatusSettings
 from agent.tables import TABLES
 
 
@@ -85,13 +86,12 @@ def test_runs_that_the_kernel_left_out_are_losses(monkeypatch: pytest.MonkeyPatc
     anything: Any = SimpleNamespace(
         child=Supervised("test", "is tested"),
         take=reported.append,
-        probes=SimpleNamespace(syscalls="sampled", unix_sockets=False),
-        redis=SimpleNamespace(mode="auto"),
         families={"tcp": family},
         problem=str,
     )
     anything.store = anything
-    status = Status(anything, anything, anything, anything, anything, anything)
+    settings = StatusSettings(ProbeSettings(syscalls="sampled", unix_sockets=False), "auto", "", "")
+    status = Status(settings, anything, anything, anything, anything, anything)
     for second, (a, b) in enumerate([(0, 0), (2, 0), (2, 0), (2, 5)]):
         missed.update({3: a, 4: b})
         status.log_changes(second * 10**10)

@@ -4,14 +4,24 @@ key.
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from agent.arch.registers import GO, SYSTEM_V, SYSTEM_V_RESULTS
-from agent.common.settings import read
-from agent.errors import USAGE, AgentError
+from agent.common.settings import (
+    Place,
+    SettingError,
+    ValueType,
+    beside,
+    check_known,
+    one_of,
+    read,
+    setting,
+    text,
+    value,
+)
 from agent.limiters.functions import meanings
 from agent.limiters.functions.meanings import Meanings
 from agent.limiters.functions.words import Word, WordError
@@ -45,32 +55,7 @@ RESULTS = {
 #: A key that is a number is not a pointer, so it uses another member.
 NUMBER = "now_wall"
 TIMED = ("wait", "window", "now")
-REPLAY = ("algorithm", "clock", "window", "limit", "per_s", "burst", "slots", "shared")
-KEYS = (
-    "name",
-    "program",
-    "build_id",
-    "language",
-    "symbol",
-    "address",
-    "offset",
-    "arguments",
-    "results",
-    *meanings.CODES,
-    *REPLAY,
-)
-#: A limiter's id has 48 bytes, including its address.
-_NAME = re.compile(r"[\w.:/-]{1,28}", re.A)
 _WHERE = ("symbol", "address", "offset")
-_MOST_SYMBOL, _MOST_PROGRAM = 1024, 512
-
-
-class MisdeclaredError(AgentError):
-    """at: the keys from the declaration down to the error."""
-
-    def __init__(self, at: tuple[str, ...], why: str, remedy: str = "") -> None:
-        super().__init__(f"{'.'.join(at)}: {why}" if at else why, remedy=remedy, exit_code=USAGE)
-        self.at = at
 
 
 @dataclass(frozen=True)
@@ -79,7 +64,7 @@ class OwnFunction:
 
     program: a glob of its file's path, or of its name if it has no slash; build_id: an alternative to it. symbol,
     address (as nm prints it) or offset (in the file): one of them. arguments, results: words by meaning (``ARGUMENTS``,
-    ``RESULTS``). replay: of ``REPLAY``, the model for replays; a number replaces a word that is not read.
+    ``RESULTS``). replay: the model for replays; a number replaces a word that is not read.
     """
 
     name: str
@@ -92,174 +77,166 @@ class OwnFunction:
     arguments: Mapping[str, Word]
     results: Mapping[str, Word]
     answers: Meanings | None
-    replay: Mapping[str, object]
+    replay: Declared
 
 
-def parse(given: object) -> OwnFunction:
-    """Parses a declaration. Raises MisdeclaredError."""
-    if not isinstance(given, Mapping):
-        raise MisdeclaredError(
-            (), f"{given!r} is no declaration", "write `key: value` lines: name, program, language, symbol, results"
-        )
-    _known((), given, KEYS)
-    name = _text(given, "name", "what the limiter is to be called", _NAME, "1 to 28 letters, digits and _ . : / -")
-    language = _text(given, "language", f"one of {', '.join(LANGUAGES)}")
-    if language not in LANGUAGES:
-        raise MisdeclaredError(("language",), f"{language!r} is not known", f"one of {', '.join(LANGUAGES)}")
-    program, build_id = _program(given)
-    found = [key for key in _WHERE if key in given]
-    if len(found) != 1:
-        raise MisdeclaredError(
-            (found[1],) if found else (),
-            f"{' and '.join(found)} exclude one another" if found else "nothing says which function it is",
-            "name one of symbol (as nm prints it), address and offset",
-        )
-    symbol = _text(given, "symbol", "a function's name, as nm prints it") if found == ["symbol"] else ""
-    if len(symbol) > _MOST_SYMBOL or "\0" in symbol:
-        raise MisdeclaredError(
-            ("symbol",), "it is longer than any function's name", f"at most {_MOST_SYMBOL} characters"
-        )
-    go = language == "go"
-    arguments = _words(
-        given, "arguments", ARGUMENTS, GO if go else SYSTEM_V, limiter="limiter" in _section(given, "arguments")
-    )
-    results = _words(given, "results", RESULTS, GO if go else SYSTEM_V_RESULTS, limiter="limiter" in arguments)
-    if "key_size" in arguments and "key" not in arguments:
-        raise MisdeclaredError(("arguments", "key_size"), "there is no key", "say where the key's bytes are: key: si")
-    if go and "key" in arguments and "key_size" not in arguments and not arguments["key"].type:
-        raise MisdeclaredError(
-            ("arguments", "key"),
-            "a Go string has a length",
-            "say where that is: key_size, the register behind the key's; or give the number's type, as in u64 bx",
-        )
-    _limited(given, arguments, results)
-    return OwnFunction(
-        name,
-        program,
-        build_id,
-        language,
-        symbol,
-        _number(given, "address"),
-        _number(given, "offset"),
-        arguments,
-        results,
-        _answers(given, results),
-        _replay(given),
-    )
+def _matching(pattern: str, what: str) -> ValueType:
+    def check(found: str) -> str:
+        if not re.fullmatch(pattern, found, re.ASCII | re.DOTALL):
+            raise ValueError(f"it is {what}")
+        return found
+
+    return text(what, check)
 
 
-def _limited(given: Mapping[str, object], *sections: Mapping[str, Word]) -> None:
-    """Checks that a limit has a window."""
-    places: list[tuple[str, ...]] = [
-        (name, "limit") for name, words in zip(("arguments", "results"), sections, strict=True) if "limit" in words
-    ]
-    if "limit" in given:
-        places.append(("limit",))
-    if places and "window" not in given and not any("window" in words for words in sections):
-        raise MisdeclaredError(places[0], "in which time?", "window: 1s, or where that lies; or call it per_s or burst")
-
-
-def _program(given: Mapping[str, object]) -> tuple[str, str]:
-    program = _text(given, "program", "the program's file, with * and ?") if "program" in given else ""
-    build_id = (
-        _text(given, "build_id", "as file or readelf -n prints it", re.compile("[0-9a-f]{8,128}"), "hexadecimal digits")
-        if "build_id" in given
-        else ""
-    )
-    if bool(program) == bool(build_id) or len(program) > _MOST_PROGRAM:
-        raise MisdeclaredError(
-            ("program",) if program else (),
-            "nothing says which program it is in" if not program else "either program or build_id",
-            f"program: its file, with * and ?, at most {_MOST_PROGRAM} characters; or build_id",
-        )
-    return program, build_id
-
-
-def _known(at: tuple[str, ...], keys: Mapping[str, object], names: tuple[str, ...]) -> None:
-    for key in keys:
-        if key not in names:
-            near = difflib.get_close_matches(str(key), names, 1)
-            raise MisdeclaredError(
-                (*at, str(key)),
-                "there is no such key",
-                f"did you mean {near[0]}?" if near else f"known: {', '.join(dict.fromkeys(names))}",
-            )
-
-
-def _text(
-    given: Mapping[str, object], key: str, what: str, pattern: re.Pattern[str] | None = None, allowed: str = ""
-) -> str:
-    value = given.get(key)
-    if value is None:
-        raise MisdeclaredError((), f"{key} is missing", f"{key}: {what}")
-    if not isinstance(value, str) or not value or (pattern and not pattern.fullmatch(value)):
-        raise MisdeclaredError(
-            (key,),
-            f"it cannot be {value!r}",
-            f"it is {allowed or what}" + ("" if isinstance(value, str) else ", in quotes"),
-        )
-    return value
-
-
-def _number(given: Mapping[str, object], key: str) -> int | None:
-    value = given.get(key)
-    if value is None:
-        return None
+def _number(given: object) -> int:
     try:
-        number = (
-            int(value, 0)
-            if isinstance(value, str)
-            else -1
-            if isinstance(value, bool) or not isinstance(value, int)
-            else value
-        )
+        number = int(given, 0) if isinstance(given, str) else given
     except ValueError:
-        number = -1
-    if not 0 <= number < 1 << 63:
-        raise MisdeclaredError((key,), f"it cannot be {value!r}", "a number, as in 0x1a2b0")
+        number = None
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 63:
+        raise ValueError("it is a number, as in 0x1a2b0")
     return number
 
 
-def _section(given: Mapping[str, object], key: str) -> Mapping[str, object]:
-    value = given.get(key, {})
-    if not isinstance(value, Mapping):
-        raise MisdeclaredError((key,), f"it cannot be {value!r}", "it is a section of `what: place` lines")
-    return value
+def _places(names: Iterable[str]) -> ValueType:
+    """A section that says where each of these is, in texts that ``_words`` reads once the language is known."""
+
+    def read_all(given: Any, place: Place) -> Mapping[str, object]:
+        if not isinstance(given, Mapping):
+            raise place.wrong(given, "it is a section of `what: place` lines")
+        check_known(given, names, place)
+        return given
+
+    return ValueType(read_all, "a section")
+
+
+def _model(given: object) -> str:
+    from agent.limiters.models.catalogue import MODELS
+    from agent.limiters.replay.ruled import BY_ALGORITHM
+
+    name = BY_ALGORITHM.get(given.lower(), given) if isinstance(given, str) else ""
+    if name not in MODELS:
+        raise ValueError(f"it is one of {', '.join(BY_ALGORITHM)}")
+    return name
+
+
+@dataclass(frozen=True)
+class _Replay(Declared):
+    model: str = setting("", value(_model, "an algorithm"), key="algorithm")
+
+
+@dataclass(frozen=True)
+class _Declaration:
+    """As it is written."""
+
+    name: str = setting("", _matching(r"[\w.:/-]{1,28}", "1 to 28 letters, digits and _ . : / -"))  # an id has 48 bytes
+    program: str = setting("", _matching(".{1,512}", "the program's file, with * and ?, at most 512 characters"))
+    build_id: str = setting("", _matching("[0-9a-f]{8,128}", "hexadecimal digits, as file or readelf -n prints them"))
+    language: str = setting("", one_of(*LANGUAGES))
+    symbol: str = setting("", _matching(r"[^\0]{1,1024}", "a function's name, as nm prints it"))
+    address: int | None = setting(None, value(_number, "a number"))
+    offset: int | None = setting(None, value(_number, "a number"))
+    arguments: Mapping[str, object] = setting({}, _places(ARGUMENTS))
+    results: Mapping[str, object] = setting({}, _places(RESULTS))
+    codes: Mapping[str, object] = setting({}, ValueType(lambda given, _: given, "values", keys=lambda: meanings.CODES))
+    replay: _Replay = setting(_Replay(), beside(_Replay))
+
+    def check(self) -> None:
+        for key, what in (("name", "what the limiter is to be called"), ("language", f"one of {', '.join(LANGUAGES)}")):
+            if not getattr(self, key):
+                raise _wrong((), f"{key} is missing", f"{key}: {what}")
+        if bool(self.program) == bool(self.build_id):
+            raise _wrong(
+                ("program",) if self.program else (),
+                "either program or build_id" if self.program else "nothing says which program it is in",
+                "program: its file, with * and ?; or build_id",
+            )
+        found = [key for key in _WHERE if getattr(self, key) not in ("", None)]
+        if len(found) != 1:
+            raise _wrong(
+                (found[1],) if found else (),
+                f"{' and '.join(found)} exclude one another" if found else "nothing says which function it is",
+                "name one of symbol (as nm prints it), address and offset",
+            )
+
+    def own_function(self) -> OwnFunction:
+        """Raises SettingError."""
+        go = self.language == "go"
+        arguments = _words("arguments", self.arguments, ARGUMENTS, GO if go else SYSTEM_V, "limiter" in self.arguments)
+        results = _words("results", self.results, RESULTS, GO if go else SYSTEM_V_RESULTS, "limiter" in arguments)
+        if "key_size" in arguments and "key" not in arguments:
+            raise _wrong(("arguments", "key_size"), "there is no key", "say where the key's bytes are: key: si")
+        if go and "key" in arguments and "key_size" not in arguments and not arguments["key"].type:
+            raise _wrong(
+                ("arguments", "key"),
+                "a Go string has a length",
+                "say where that is: key_size, the register behind the key's; or give the number's type, as in u64 bx",
+            )
+        self._check_limit(arguments, results)
+        return OwnFunction(
+            self.name,
+            self.program,
+            self.build_id,
+            self.language,
+            self.symbol,
+            self.address,
+            self.offset,
+            arguments,
+            results,
+            _answers(self.codes, results),
+            self.replay,
+        )
+
+    def _check_limit(self, arguments: Mapping[str, Word], results: Mapping[str, Word]) -> None:
+        """A limit is one of a window."""
+        if self.replay.window_ns or "window" in arguments or "window" in results:
+            return
+        sections = [name for name, words in (("arguments", arguments), ("results", results)) if "limit" in words]
+        if sections or self.replay.count:
+            keys = (*sections[:1], "limit")
+            raise _wrong(keys, "in which time?", "window: 1s, or where that lies; or call it per_s or burst")
+
+
+def parse(given: object) -> OwnFunction:
+    """Raises SettingError."""
+    return read(_Declaration, given).own_function()
+
+
+def _wrong(keys: tuple[str, ...], why: str, remedy: str) -> SettingError:
+    return SettingError(keys, f"{'.'.join(keys)}: {why}" if keys else why, remedy=remedy)
 
 
 def _words(
-    given: Mapping[str, object], section: str, names: Mapping[str, str], registers: tuple[str, ...], limiter: bool
+    section: str, texts: Mapping[str, object], names: Mapping[str, str], registers: tuple[str, ...], limiter: bool
 ) -> dict[str, Word]:
     found, taken = dict[str, Word](), dict[str, str]()
-    texts = _section(given, section)
-    _known((section,), texts, tuple(names))
-    for key, text in texts.items():
+    for key, place in texts.items():
         try:
-            word = parse_word(text, registers, limiter and key != "limiter", key in TIMED)
+            word = parse_word(place, registers, limiter and key != "limiter", key in TIMED)
             if word.type[:1] == "f" and key in ("key", "key_size", "limiter", "result", "error"):
-                raise WordError(f"{text!r} is a float", "name the type of a whole number")
+                raise WordError(f"{place!r} is a float", "name the type of a whole number")
         except WordError as error:
-            raise MisdeclaredError((section, key), str(error), error.remedy) from None
+            raise _wrong((section, key), str(error), error.remedy) from None
         other = taken.setdefault(names[key], key)
         if other != key:
-            raise MisdeclaredError((section, key), f"{other} is there, too", "a limit per window, or a rate per_s")
+            raise _wrong((section, key), f"{other} is there, too", "a limit per window, or a rate per_s")
         found[key] = word
     return found
 
 
-def _answers(given: Mapping[str, object], results: Mapping[str, Word]) -> Meanings | None:
-    given_codes = {key: given[key] for key in meanings.CODES if key in given}
+def _answers(given_codes: Mapping[str, object], results: Mapping[str, Word]) -> Meanings | None:
     word = results.get("result")
     if word is None:
         if given_codes:
-            raise MisdeclaredError(
+            raise _wrong(
                 (next(iter(given_codes)),),
                 "there is no result that could have that value",
                 "say where it is: results: {result: bool ax}",
             )
         if "wait" not in results and "error" not in results:
-            raise MisdeclaredError(
-                ("results",) if "results" in given else (),
+            raise _wrong(
+                ("results",),
                 "nothing says what was decided",
                 "results: {result: bool ax}; or wait, for a limiter that never refuses",
             )
@@ -267,7 +244,7 @@ def _answers(given: Mapping[str, object], results: Mapping[str, Word]) -> Meanin
     if not given_codes:
         if word.type == "bool":
             return meanings.BOOLEAN
-        raise MisdeclaredError(
+        raise _wrong(
             ("results", "result"),
             "which of its values allow, and which refuse?",
             "allowed: 1 and refused: 0, or its type: bool ax",
@@ -275,25 +252,4 @@ def _answers(given: Mapping[str, object], results: Mapping[str, Word]) -> Meanin
     try:
         return meanings.parse(given_codes)
     except ValueError as error:
-        raise MisdeclaredError(
-            (next(iter(given_codes)),), str(error), "allowed: 1, refused: [0, 2], error: ..-1"
-        ) from None
-
-
-def _replay(given: Mapping[str, object]) -> dict[str, object]:
-    """The checked model, with the keys of ``limiter_models``."""
-    from agent.limiters.replay.ruled import BY_ALGORITHM
-
-    given_codes = {key: given[key] for key in REPLAY if key in given}
-    if "algorithm" in given_codes:
-        algorithm = given_codes.pop("algorithm")
-        given_codes["model"] = (
-            BY_ALGORITHM.get(algorithm.lower(), algorithm) if isinstance(algorithm, str) else algorithm
-        )
-    for key, value in given_codes.items():
-        try:
-            read(Declared, {key: value})
-        except AgentError as error:
-            shown = "algorithm" if key == "model" else key
-            raise MisdeclaredError((shown,), f"it cannot be {value!r}", error.why) from None
-    return given_codes
+        raise _wrong((next(iter(given_codes)),), str(error), "allowed: 1, refused: [0, 2], error: ..-1") from None

@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 
 from agent.columns import NULL_I64
-from agent.common.duration import parse_ns
 from agent.limiters.decision import hashed
 from agent.limiters.functions.declared import ARGUMENTS, NUMBER, RESULTS, OwnFunction
 from agent.limiters.functions.meanings import NONE
@@ -79,8 +78,8 @@ def read(one: OwnFunction, r: np.ndarray) -> dict[str, np.ndarray]:
     wait = _ns(one.results.get("wait"), numbers.get("wait"), len(r))
     result = _result(one, r, wait, numbers.get("error"))
     window = _ns(one.results.get("window") or one.arguments.get("window"), numbers.get("window"), len(r))
-    if "window" not in numbers and "window" in one.replay:
-        window = np.full(len(r), parse_ns(str(one.replay["window"]), bare="s"))
+    if "window" not in numbers and one.replay.window_ns:
+        window = np.full(len(r), one.replay.window_ns)
     now = _ns(one.arguments.get("now"), numbers.get("now"), len(r), r["now_ext"])
     limit, rate = (_reported(one, numbers, key, len(r)) for key in ("limit", "per_s"))
     through = (result == ALLOWED) | (result == DELAYED)
@@ -97,7 +96,7 @@ def read(one: OwnFunction, r: np.ndarray) -> dict[str, np.ndarray]:
         "program_wall_ns": now,
         "remaining": numbers.get("remaining", np.full(len(r), np.nan)),
         "step_immune": np.full(
-            len(r), {"monotonic": 1, "wall": 0, "remote wall": 0}.get(str(one.replay.get("clock")), -1), np.int8
+            len(r), {"monotonic": 1, "wall": 0, "remote wall": 0}.get(one.replay.clock, -1), np.int8
         ),
     }
     number = one.arguments.get("key")
@@ -108,8 +107,8 @@ def read(one: OwnFunction, r: np.ndarray) -> dict[str, np.ndarray]:
 
 def _reported(one: OwnFunction, numbers: Mapping[str, np.ndarray], key: str, n: int) -> np.ndarray:
     """The values that were read, else the declared one."""
-    declared = one.replay.get(key)
-    return numbers[key] if key in numbers else np.full(n, np.nan if declared is None else float(str(declared)))
+    declared = {"limit": one.replay.count, "per_s": one.replay.per_s, "burst": one.replay.burst}[key]
+    return numbers[key] if key in numbers else np.full(n, declared or np.nan)
 
 
 def _ns(word: Word | None, values: np.ndarray | None, n: int, raw: np.ndarray | None = None) -> np.ndarray:

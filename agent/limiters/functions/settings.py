@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agent.common.settings import Place, read
-from agent.limiters.functions.declared import MisdeclaredError, OwnFunction, parse
+from agent.common.settings import Place, SettingError
+from agent.limiters.functions.declared import OwnFunction, parse
 from agent.limiters.model_settings import Declared
 
 MOST = 32
@@ -41,12 +41,14 @@ def entries(given: object, place: Place) -> tuple[FunctionSettings, ...]:
         try:
             name = parse(one).name
             if name in names:
-                raise MisdeclaredError(("name",), f"{name!r} is there twice", "call the second one otherwise")
+                raise SettingError(("name",), f"name: {name!r} is there twice", remedy="call the second one otherwise")
             names.add(name)
             found.append(FunctionSettings(name, here.where, one))
-        except MisdeclaredError as error:
+        except SettingError as error:
             name = str(one.get("name", number + 1)) if isinstance(one, Mapping) else str(number + 1)
-            found.append(FunctionSettings(name[:28], here.below(*error.at).where, {}, error.what, error.remedy))
+            found.append(
+                FunctionSettings(name[:28], here.below(*error.keys).where, {}, error.what, error.remedy or error.why)
+            )
     return tuple(found)
 
 
@@ -65,9 +67,7 @@ def declare_all(kept: Iterable[FunctionSettings]) -> None:
 
 def replayed(found: Iterable[OwnFunction]) -> tuple[Declared, ...]:
     """The declared models for ``limiters replay``."""
-    return tuple(
-        replace(read(Declared, one.replay), pattern=pattern) for one in found for pattern in (one.name, f"{one.name}@*")
-    )
+    return tuple(replace(one.replay, pattern=pattern) for one in found for pattern in (one.name, f"{one.name}@*"))
 
 
 def glob(text: str) -> str:
