@@ -26,7 +26,7 @@ _CLOCK = (
     "late_records",
     "subscribers_dropped",
 )
-_DEAREST = 3  # rules that people are told the cost of; JSON has all
+_MOST = 3  # rules that people are told the cost of; JSON has all
 
 
 def run_dir() -> str:
@@ -84,16 +84,14 @@ def command(wait_s: float, fmt: str, store: str) -> None:
     output.emit(answer, fmt, lambda: _human(answer))
 
 
-def dearest(rules: Sequence[dict[str, Any]]) -> str:
+def most_expensive(rules: Sequence[dict[str, Any]]) -> str:
     """What all rules and watches cost since the start, and the few that cost most; empty where none was asked yet."""
     ran = sorted((rule for rule in rules if rule["run_ns"]), key=lambda rule: -rule["run_ns"])
     if not ran:
         return ""
-    each = (f"{rule['rule']} {rule['run_ns'] / 1e9:.2f} s in {rule['runs']}" for rule in ran[:_DEAREST])
-    return (
-        f"{sum(rule['run_ns'] for rule in ran) / 1e9:.2f} s in {sum(rule['runs'] for rule in ran)} calls; dearest:"
-        f" {', '.join(each)}"
-    )
+    each = (f"{rule['rule']} {rule['run_ns'] / 1e9:.2f} s in {rule['runs']}" for rule in ran[:_MOST])
+    total_s, calls = sum(rule["run_ns"] for rule in ran) / 1e9, sum(rule["runs"] for rule in ran)
+    return f"{total_s:.2f} s in {calls} calls; most expensive: {', '.join(each)}"
 
 
 def profiles(profile_state: dict[str, Any]) -> str:
@@ -122,7 +120,8 @@ def _human(d: dict[str, Any]) -> None:
     )
     for p in d["processes"]:
         memory = "?" if p["pss_bytes"] is None else f"{p['pss_bytes'] / 2**20:.1f} MiB"
-        output.echo(f"  {p['role']:<12} pid {p['pid']:<7} uid {p['uid']}  capabilities {p['cap_eff']}  memory {memory}")
+        held = "?" if p["cap_eff"] is None else p["cap_eff"].lstrip("0") or "none"
+        output.echo(f"  {p['role']:<12} pid {p['pid']:<7} uid {p['uid']}  capabilities {held}  memory {memory}")
     output.echo("probes")
     for p in d["probes"]:
         output.echo(f"  {p['probe']:<12} {p['state']}" + (f": {p['reason']}" if p["reason"] else ""))
@@ -146,7 +145,7 @@ def _human(d: dict[str, Any]) -> None:
                 f"  {rule['rule']}: {rule['failure']} ({rule['failures']} times)"
                 + ("; left out until the next start" if rule["left_out"] else "")
             )
-    if costs := dearest(d.get("rules", [])):
+    if costs := most_expensive(d.get("rules", [])):
         output.echo(f"diagnosis  {costs}")
     output.echo(f"on-demand profile  {profiles(d.get('investigation') or {})}")
     for row_ in d["time_daemons"]:
@@ -189,6 +188,7 @@ def _human(d: dict[str, Any]) -> None:
             + ", ".join(
                 f"{k.removesuffix('_ns').removesuffix('_us')} {cell(k, v)}"
                 for k, v in part.items()
-                if v not in (None, "")
+                if v not in (None, "") and k != "remedy"
             )
+            + (f"; try: {part['remedy']}" if part.get("remedy") else "")
         )
