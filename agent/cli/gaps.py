@@ -26,12 +26,13 @@ def report_gaps(gaps: Iterable[Gap], notes: Iterable[str], fmt: str) -> None:
         alike.setdefault((gap["boot_id"], gap["stage"], gap["source"]), []).append(gap)
     for (_, stage, source), each in alike.items():
         times = f" in {len(each)} intervals" if len(each) > 1 else ""
-        lost = "an unknown number of" if any(g["count"] is None for g in each) else sum(g["count"] for g in each)
+        known = [g["count"] for g in each if g["count"] is not None]
+        lost = sum(known) if len(known) == len(each) else "an unknown number of"
+        records = "record" if lost == 1 else "records"
+        start, end = _when(each[0], "from"), _when(each[-1], "to")
+        when = f"at {end}" if start == end else f"between {start} and {end}"
         here = "; the store has them" if stage == "export" else ""
-        note(
-            f"gap: {lost} records lost in {stage} ({source}){times}, between {_when(each[0], 'from')} and"
-            f" {_when(each[-1], 'to')}{here}"
-        )
+        note(f"gap: {lost} {records} lost in {stage} ({source}){times}, {when}{here}")
 
 
 def _when(gap: Gap, end: str) -> str:

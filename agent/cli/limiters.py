@@ -32,7 +32,7 @@ _COLUMNS = (
     "delayed",
     "cancelled",
     "errors",
-    "told",
+    "basis",
     "allowed_low",
     "allowed_high",
     "refused_low",
@@ -116,7 +116,7 @@ def command(ctx: click.Context, since: str, known: bool, fmt: str, store: str) -
     do to each, and what observing them costs.
 
     per_s and the counts are of all decisions. For a sampled program (sample_rate below 1) they are estimates from
-    limiter_rate, and told says how good they are: exact, within N % (95 times in 100), at least, or as seen. limit_use
+    limiter_rate, and basis says how good they are: exact, within N % (95 times in 100), at least, or as seen. limit_use
     is the share of the limit that was admitted, at all places of the program that call the limiter (also_asked_by);
     above 100 % it admitted more than its limit. The state is gone if the process has ended. -o json shows all columns.
     Go programs that contain a known limiter and cannot be observed are listed on stderr with the reason.
@@ -165,7 +165,7 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
     owner = [
         row["limiter_id"],
         *([f"pid {row['pid']}"] if row["pid"] is not None else []),
-        *([row["told"]] if row["told"] != "exact" else []),
+        *([row["basis"]] if row["basis"] != "exact" else []),
         *(["gone"] if row["state"] == "gone" else []),
     ]
     rate = None if row["per_s"] is None else float(f"{row['per_s']:.3g}")

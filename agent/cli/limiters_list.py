@@ -61,7 +61,7 @@ def _whole(source: RowSource, *where: Where) -> list[dict[str, Any]]:
         key = tuple(row[name] for name in KEY)
         if key not in rates:
             sampled = row["sample_rate"] is not None and row["sample_rate"] < 1
-            row["told"] = "as seen" if sampled else "exact"
+            row["basis"] = "as seen" if sampled else "exact"
             continue
         seen = whole.get(key, dict.fromkeys(_RESULTS, 0))
         allowed, refused = (

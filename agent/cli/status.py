@@ -26,7 +26,7 @@ _CLOCK = (
     "late_records",
     "subscribers_dropped",
 )
-_DEAREST = 3  # rules with their cost in the table format; JSON has all
+_MOST = 3  # rules with their cost in the table format; JSON has all
 
 
 def run_dir() -> str:
@@ -82,16 +82,14 @@ def command(wait_s: float, fmt: str, store: str) -> None:
     output.emit(answer, fmt, lambda: _human(answer))
 
 
-def dearest(rules: Sequence[dict[str, Any]]) -> str:
+def most_expensive(rules: Sequence[dict[str, Any]]) -> str:
     """The cost of all rules and watches since the start, and of the most expensive ones; empty if none has run."""
     ran = sorted((rule for rule in rules if rule["run_ns"]), key=lambda rule: -rule["run_ns"])
     if not ran:
         return ""
-    each = (f"{rule['rule']} {rule['run_ns'] / 1e9:.2f} s in {rule['runs']}" for rule in ran[:_DEAREST])
-    return (
-        f"{sum(rule['run_ns'] for rule in ran) / 1e9:.2f} s in {sum(rule['runs'] for rule in ran)} calls; dearest:"
-        f" {', '.join(each)}"
-    )
+    each = (f"{rule['rule']} {rule['run_ns'] / 1e9:.2f} s in {rule['runs']}" for rule in ran[:_MOST])
+    total_s, calls = sum(rule["run_ns"] for rule in ran) / 1e9, sum(rule["runs"] for rule in ran)
+    return f"{total_s:.2f} s in {calls} calls; most expensive: {', '.join(each)}"
 
 
 def profiles(profile_state: dict[str, Any]) -> str:
@@ -120,7 +118,8 @@ def _human(d: dict[str, Any]) -> None:
     )
     for p in d["processes"]:
         memory = "?" if p["pss_bytes"] is None else f"{p['pss_bytes'] / 2**20:.1f} MiB"
-        output.echo(f"  {p['role']:<12} pid {p['pid']:<7} uid {p['uid']}  capabilities {p['cap_eff']}  memory {memory}")
+        held = "?" if p["cap_eff"] is None else p["cap_eff"].lstrip("0") or "none"
+        output.echo(f"  {p['role']:<12} pid {p['pid']:<7} uid {p['uid']}  capabilities {held}  memory {memory}")
     output.echo("probes")
     for p in d["probes"]:
         output.echo(f"  {p['probe']:<12} {p['state']}" + (f": {p['reason']}" if p["reason"] else ""))
@@ -144,7 +143,7 @@ def _human(d: dict[str, Any]) -> None:
                 f"  {rule['rule']}: {rule['failure']} ({rule['failures']} times)"
                 + ("; left out until the next start" if rule["left_out"] else "")
             )
-    if costs := dearest(d.get("rules", [])):
+    if costs := most_expensive(d.get("rules", [])):
         output.echo(f"diagnosis  {costs}")
     output.echo(f"on-demand profile  {profiles(d.get('investigation') or {})}")
     for entry in d["time_daemons"]:
@@ -187,6 +186,7 @@ def _human(d: dict[str, Any]) -> None:
             + ", ".join(
                 f"{k.removesuffix('_ns').removesuffix('_us')} {cell(k, v)}"
                 for k, v in part.items()
-                if v not in (None, "")
+                if v not in (None, "") and k != "remedy"
             )
+            + (f"; try: {part['remedy']}" if part.get("remedy") else "")
         )

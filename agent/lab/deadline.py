@@ -19,7 +19,7 @@ def at_most(seconds: float) -> Iterator[None]:
 
     def over(_number: int, _frame: object) -> None:
         raise AgentError(
-            f"it was not done within {seconds:.0f} s", why="something of the workload or of the agent hangs"
+            f"the run did not end within {seconds:.0f} s", why="a program of the workload, or the agent, hangs"
         )
 
     before = signal.signal(signal.SIGALRM, over)

@@ -19,8 +19,8 @@ SCORE_COLUMNS = (
     "top3_cause",
     "median_s",
     "p95_s",
-    "unfelt",
-    "said",
+    "without_impact",
+    "causes",
 )
 
 
@@ -82,16 +82,16 @@ def injected(truth: Truth, reported: Sequence[Reported]) -> list[dict[str, Any]]
 
 def figures(score: dict[str, Any]) -> list[dict[str, Any]]:
     """Rows of ``lab score``: all faults, each kind, each size."""
-    rows = [{"what": "all", **score["all"], "unfelt": sum(score["unfelt"].values())}]
+    rows = [{"what": "all", **score["all"], "without_impact": sum(score["without_impact"].values())}]
     rows += [
         {
             "what": kind,
             "faults": 0,
             **score["kinds"].get(kind, {}),
-            "unfelt": score["unfelt"].get(kind, 0),
-            "said": " ".join(f"{cause}:{n}" for cause, n in score["confusion"].get(kind, {}).items()),
+            "without_impact": score["without_impact"].get(kind, 0),
+            "causes": " ".join(f"{cause}:{n}" for cause, n in score["confusion"].get(kind, {}).items()),
         }
-        for kind in sorted({*score["kinds"], *score["unfelt"]})
+        for kind in sorted({*score["kinds"], *score["without_impact"]})
     ]
     rows += [{"what": size, **of_size} for size, of_size in score["sizes"].items()]
     return rows

@@ -138,7 +138,7 @@ class Score:
             "all": self.whole.to_json(),
             "kinds": {name: tally.to_json() for name, tally in sorted(self.kinds.items())},
             "sizes": {name: tally.to_json() for name, tally in self.sizes.items() if tally.faults},
-            "unfelt": dict(sorted(self.without_impact.items())),
+            "without_impact": dict(sorted(self.without_impact.items())),
             "left_out": dict(sorted(self.left_out.items())),
             "wrong_causes_per_hour": round(self.wrong_cause / hours, 2) if hours else None,
             "wrong_symptoms_per_hour": round(self.wrong_symptom / hours, 2) if hours else None,

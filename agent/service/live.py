@@ -167,10 +167,10 @@ class Live:
         """Everything, in the order in which it stands on the screen."""
         room = width - 9
         attached, other = self._status.counts()
-        words = [f"{attached} families attached", f"{other} not whole", f"last {WINDOW_S} s", "Ctrl-C stops"]
+        words = [f"{attached} families attached", f"{other} degraded", f"last {WINDOW_S} s", "Ctrl-C stops"]
         yield Part(0, [_label("tickscope") + joined([" " + words[0], *words[1:]], room)])
         for probe in self._status.probes():
-            if probe["state"] != "attached":
+            if probe["state"] not in ("attached", "off"):
                 yield Part(
                     2,
                     _wrapped(f"  {probe['probe']}: {probe['state']}: {printable(probe['reason'] or '')}", width),
@@ -251,7 +251,7 @@ class Live:
             words = [
                 f"slow: {printable(one['comm'])} pid {one['pid']}:",
                 f"{printable(one['syscall'])} {span(one['duration_ns'])}",
-                f"on {printable(one['fd_type']) or '-'}",
+                *([f"on {printable(one['fd_type'])}"] if one["fd_type"] else []),
             ]
             yield Part(7, [_label("") + joined(words, room)], "slow call")
 

@@ -165,7 +165,7 @@ def _note_silence(taken: Snapshot, heads: list[tuple[int, Head]], hot: Gathered)
     missing = losses("store", Loss("agent", None, wrote_ns, now_ns))
     hot.add("loss", missing.rows, head.boot_id, head.host)
     taken.notes.append(
-        f"the agent (pid {taken.writer}) lives, but has written nothing for {(now_ns - wrote_ns) // 10**9} s:"
+        f"the agent (pid {taken.writer}) is running, but has written nothing for {(now_ns - wrote_ns) // 10**9} s:"
         " `tickscope status` says why"
     )
 

@@ -20,7 +20,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "lab-score.md"
 COLUMNS = {
     "what": "",
     "faults": "with impact",
-    "unfelt": "without impact",
+    "without_impact": "without impact",
     "detected": "detected",
     "top1_cause": "cause right",
     "top1": "right in full",
@@ -81,10 +81,10 @@ def page(directory: Path, mended: Collection[int] = ()) -> Iterator[str]:
     yield "\n## Causes that were reported\n"
     yield from table(
         [
-            {"kind": kind, "said": ", ".join(f"{cause} {n}" for cause, n in causes.items())}
+            {"kind": kind, "causes": ", ".join(f"{cause} {n}" for cause, n in causes.items())}
             for kind, causes in whole["confusion"].items()
         ],
-        {"kind": "fault", "said": "first cause of the surest finding"},
+        {"kind": "fault", "causes": "first cause of the surest finding"},
     )
 
 

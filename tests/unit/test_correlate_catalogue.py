@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import agent
-from agent.cli.status import dearest
+from agent.cli.status import most_expensive
 from agent.correlate.catalogue import Cause, causes, kept, symptoms
 from agent.correlate.correlator import Correlator
 from agent.correlate.episode import Episode, Verdict
@@ -210,14 +210,14 @@ def test_what_a_rule_costs_is_known_to_who_passes_a_clock() -> None:
     assert rows["symptom decision_latency"]["runs"] == UNTIL - 1, "the second of the stall has no decision"
 
 
-def test_people_are_reported_of_the_dearest_rules_only() -> None:
+def test_people_are_reported_of_the_most_expensive_rules_only() -> None:
     correlator = Correlator(clock=partial(next, count(step=10_000_000)))
-    assert dearest(correlator.guard.state()) == "" == dearest([])
+    assert most_expensive(correlator.guard.state()) == "" == most_expensive([])
     findings(correlator, broker_slow())
     rules = correlator.guard.state()
-    new = dearest(rules)
+    new = most_expensive(rules)
     assert new.startswith(
-        f"{sum(correlator.guard.runs.values()) * 0.01:.2f} s in {correlator.guard.runs.total()} calls; dearest: "
+        f"{sum(correlator.guard.runs.values()) * 0.01:.2f} s in {correlator.guard.runs.total()} calls; most expensive: "
     )
     assert new.count(" s in ") == 1 + 3
     assert len(rules) <= 4 * len(symptoms()) + 2 * 16 + sum(len(cause.explains) + 1 for cause in causes().values()), (

@@ -4,7 +4,10 @@ takes.
 
 from __future__ import annotations
 
+import ast
+import builtins
 import re
+import textwrap
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -35,6 +38,11 @@ LINES = sorted({(name, line) for name, text in PAGES.items() for line in written
 READING = ("clock history", "clock convert", "explain", "findings", "limiters", "query", "queues", "sql", "tables")
 
 
+def examples(page: str) -> list[str]:
+    """The Python code of a page."""
+    return [textwrap.dedent(found) for found in re.findall(r" *```python\n(.*?)```", PAGES[page], re.DOTALL)]
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_what_is_made_from_the_code_is_current(page: str) -> None:
     assert PAGES[page] == current(PAGES[page]), "run: python -m tests.docs"
@@ -46,6 +54,28 @@ def test_the_file_of_settings_is_made_of_the_declarations() -> None:
 
 def test_everything_that_can_be_made_is_somewhere() -> None:
     assert sorted(found[2] for text in PAGES.values() for found in BLOCK.finditer(text)) == sorted(made.BLOCKS)
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "HACKING.md"])
+def test_names_in_code_are_names_of_the_code(page: str) -> None:
+    """But for those with NAME in them, which stand for the reader's own, and those that the examples define."""
+    files = [f for f in ROOT.rglob("*") if f.suffix in (".py", ".c", ".h", ".sh", ".go")]
+    there = set(re.findall(r"\w+", " ".join(f"{f} {f.read_text()}" for f in files))) | {*dir(builtins)}
+    for node in (node for code in examples(page) for node in ast.walk(ast.parse(code))):
+        match node:
+            case ast.FunctionDef() | ast.ClassDef():
+                there.add(node.name)
+            case ast.Name(ctx=ast.Store()):
+                there.add(node.id)
+    prose = re.sub(r"```.*?```", "", PAGES[page], flags=re.DOTALL)
+    code = re.sub(r"\w*NAME\w*|test_X|\w+\*", "", " ".join([*re.findall(r"`([^`]+)`", prose), *examples(page)]))
+    code = re.sub(r"#.*|\"[^\"\n]*\"", "", code)
+    assert sorted(set(re.findall(r"\b[A-Za-z_]\w+", code)) - there) == []
+
+
+@pytest.mark.parametrize("code", [code for code in examples("HACKING.md") if code.startswith(("from ", "import "))])
+def test_an_example_that_is_a_whole_file_runs(code: str) -> None:
+    exec(compile(code, "HACKING.md", "exec"), {"__name__": "example"})
 
 
 def test_each_symptom_and_cause_has_its_words() -> None:

@@ -307,15 +307,20 @@ def test_what_could_not_be_injected_is_reported() -> None:
 
 
 def test_a_fault_that_nobody_noticed_does_not_count() -> None:
-    unfelt = done(effect=[])
-    figures = score([unfelt], [finding("broker_slow")])
-    assert (figures["all"]["faults"], figures["unfelt"], figures["wrong_causes_per_hour"], figures["calibration"]) == (
+    without = done(effect=[])
+    figures = score([without], [finding("broker_slow")])
+    assert (
+        figures["all"]["faults"],
+        figures["without_impact"],
+        figures["wrong_causes_per_hour"],
+        figures["calibration"],
+    ) == (
         0,
         {"broker_stopped": 1},
         0,
         [],
     )
-    assert score([unfelt], [finding("cpu")])["wrong_causes_per_hour"] == 1
+    assert score([without], [finding("cpu")])["wrong_causes_per_hour"] == 1
 
 
 def test_a_fault_that_is_only_written_down_lowers_the_score() -> None:
@@ -363,7 +368,7 @@ def test_the_commonest_cause_is_the_bar() -> None:
 
 
 def test_a_sitting_that_hangs_is_given_up() -> None:
-    with pytest.raises(AgentError, match="not done within"), at_most(0.05):
+    with pytest.raises(AgentError, match="did not end within"), at_most(0.05):
         time.sleep(10)
     with at_most(0.05):
         pass

@@ -242,6 +242,24 @@ def test_limiters_verb(store: Path) -> None:
     assert doc["binaries"][0]["reason"] == "/old: built by go1.16"
 
 
+@pytest.mark.parametrize(("high", "basis"), [(1_300, "within 30 %"), (NULL_I64, "at least"), (1_000, "exact")])
+def test_a_sampled_limiter_is_listed_with_how_good_its_counts_are(store: Path, high: int, basis: str) -> None:
+    now = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    (row, *_) = json.loads(tickscope(store, "-o", "json").stdout)["rows"]
+    who = {"limiter_id": row["limiter_id"].encode(), "pid": row["pid"], "proc_start_ns": row["proc_start_ns"]}
+    sampled = {"allowed": 1_000, "allowed_low": 1_000, "allowed_high": high}
+    refused = dict.fromkeys(("refused", "refused_low", "refused_high"), 0)
+    seen = make("limiter_decision", 3, t_ns=now, sample_rate=0.1, **who)
+    hot = HotStore(store, this_boot(), "host-a", seal_command=())
+    hot.append([seen, make("limiter_rate", 1, t_ns=now, interval_ns=10**9, **who, **sampled, **refused)])
+    hot.close()
+    listed = {one["pid"]: one for one in json.loads(tickscope(store, "-o", "json").stdout)["rows"]}
+    assert listed[row["pid"]]["basis"] == basis
+    table = tickscope(store)
+    assert table.returncode == 0, table.stderr
+    assert (basis in table.stdout) == (basis != "exact")
+
+
 def test_what_is_worked_out_of_a_limiter(tmp_path: Path) -> None:
     """Two of one place, 100 decisions in 10 s each, half refused; the process of the second is gone."""
     now, result = time.clock_gettime_ns(time.CLOCK_BOOTTIME), TABLES["limiter_decision"].by_name["result"]
