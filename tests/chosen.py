@@ -25,9 +25,12 @@ ONLY_ALL: dict[str, str | None] = {
     "tests/kernel/test_tls_versions.py::test_handshakes_of_another_release": "bullseye",
     "tests/kernel/test_tls_versions.py::test_messages_after_the_handshake_are_none": "bullseye",
     "tests/servers/test_otlp_releases.py::test_all_arrives_valid_and_what_is_rejected_is_read": "oldest-*",
-    # weeks of seconds; test_correlate_hours.py has other tests of the bound and of habits that change
+    # weeks of seconds; test_correlate_hours.py has other tests of the bound, of habits that change, and of two weeks
+    "tests/unit/test_correlate_hours.py::test_silence_at_an_hour_that_is_usually_silent_is_not_reported": None,
     "tests/unit/test_correlate_hours.py::test_any_number_of_strangers_takes_nobodys_place": None,
     "tests/unit/test_correlate_hours.py::test_who_goes_home_an_hour_earlier_is_not_silent": None,
+    # one of the lengths by which the watermark moves
+    "tests/unit/test_correlate_silence.py::test_findings_do_not_depend_on_how_often_the_watermark_moves": "300",
     # each replays all kept recordings once more; the scenarios of each symptom and cause have the rule taken out, too
     "tests/unit/test_lab_kept.py::test_without_a_rule_its_kinds_suffer_and_no_others": None,
     # one minute of the laboratory; test_lab.py has another run of it, with an agent and of the mild end, too

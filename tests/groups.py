@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-#: Tests at a time. CI has two processors; live tests wait for two thirds of their time.
-UNIT, LIVE = 2, 3
+#: Tests at a time. CI has two processors; live tests wait for two thirds of their time, unit tests for some of it.
+UNIT, LIVE = 3, 4
 #: pytest's exit status where tests failed.
 FAILED = 1
 WORDS = {"passed": "passed", "failed": "failed", "error": "failed", "errors": "failed", "skipped": "skipped"}
@@ -33,7 +33,7 @@ SAMPLE = {
     "TICKSCOPE_TEST_KERNELS": "6.1",
     "TICKSCOPE_TEST_CLOCK_SIZES": "1",
     "TICKSCOPE_TEST_QUIET_S": "10",
-    "TICKSCOPE_TEST_SILENCE_S": "20",
+    "TICKSCOPE_TEST_SILENCE_S": "12",
 }
 #: Hostile inputs for each parser, beside those of the tests.
 INPUTS = 100_000

@@ -186,7 +186,7 @@ def test_nothing_comes_of_what_is_detached(attach: Attach, program: str, kinds: 
         one.send_signal(signal.SIGCONT)
         one.kill()
         one.wait()
-        rows = reported(attached, [one.pid], 3)
+        rows = reported(attached, [one.pid], len(kinds))
     assert set(rows["kind"]) == kinds
     if kinds == {KILLED}:
         assert set(rows["sender_pid"]) == {NULL_I64}

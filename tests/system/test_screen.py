@@ -48,10 +48,10 @@ def test_it_is_drawn_anew_for_each_size(start: Callable[..., Agent]) -> None:
     ) as agent_on_screen:
         os.close(theirs)
         try:
-            for columns, lines in ((100, 40), (72, 16), (120, 50), (40, 10)):
+            for columns, lines in ((100, 40), (40, 10), (120, 50)):
                 resize(ours, columns, lines)
                 read_frames(ours, 1)  # one may have been under way
-                frames = read_frames(ours, 2)
+                frames = read_frames(ours, 1)
                 seen.append(max(len(line) for frame in frames for line in frame))
                 assert all(len(line) <= columns for frame in frames for line in frame), frames
                 assert all(len(frame) <= lines for frame in frames), frames

@@ -17,6 +17,7 @@ import pytest
 from agent.cli.main import VERBS, cli
 from agent.errors import AgentError
 from agent.service.control import ask
+from tests.commands import tickscope_text as tickscope
 
 #: Verbs that print rows or a document; the others become the agent, write a script, or have ``-o`` for a file.
 _WITHOUT_FORMAT = {"run", "demo", "record", "completion"}
@@ -65,12 +66,6 @@ def test_every_argument_is_explained() -> None:
             if isinstance(argument, click.Argument):
                 names = re.findall(r"\w+", argument.make_metavar(click.Context(command)))
                 assert any(name in (command.help or "") for name in names), verb
-
-
-def tickscope(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "agent", *args], capture_output=True, text=True, env={**os.environ, **env}
-    )
 
 
 def test_a_misspelt_verb_gets_the_near_one() -> None:

@@ -19,6 +19,7 @@ from agent.ask.window import this_boot
 from agent.batch import Batch, make
 from agent.store.hot import HotStore
 from agent.tables import TABLES
+from tests.commands import tickscope_text
 
 S = 10**9
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,12 +88,7 @@ def store(tmp_path: Path) -> Path:
 
 
 def ask(store: Path, *argv: str, status: int = 0) -> list[dict[str, object]]:
-    done = subprocess.run(
-        [sys.executable, "-m", "agent", *argv, "-o", "json", "--store", str(store)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-    )
+    done = tickscope_text(*argv, "-o", "json", "--store", store)
     assert done.returncode == status, done.stderr
     return list(json.loads(done.stdout)["rows"]) if done.stdout else []
 

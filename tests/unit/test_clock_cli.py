@@ -19,7 +19,8 @@ from agent.ask.window import this_boot
 from agent.batch import Batch, make
 from agent.store.hot import HotStore
 from agent.tables import TABLES
-from tests.lab import terminal
+from tests import commands
+from tests.commands import tickscope_text
 
 S, MS = 10**9, 10**6
 BASE = 1_800_000_000 * S
@@ -149,17 +150,11 @@ def t0(store: Path) -> int:
 
 
 def clock(store: Path, *argv: str, **env: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "TICKSCOPE_RUN_DIR": str(store.parent), **env}
-    return subprocess.run(
-        [sys.executable, "-m", "agent", "clock", *argv, "--store", str(store)],
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
+    return tickscope_text("clock", *argv, "--store", store, **{"TICKSCOPE_RUN_DIR": str(store.parent), **env})
 
 
 def on_terminal(store: Path, *argv: str, columns: int = 100, **env: str) -> str:
-    return terminal.on_terminal(
+    return commands.on_terminal(
         "clock", *argv, "--store", store, columns=columns, TICKSCOPE_RUN_DIR=str(store.parent), **env
     )
 

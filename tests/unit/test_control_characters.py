@@ -14,8 +14,8 @@ from agent.batch import make
 from agent.cli.output import echo, emit_rows, emit_stream, note
 from agent.log import Log
 from agent.tables import TABLES
+from tests.commands import tickscope
 from tests.unit.test_gaps_cli import boot_now, store
-from tests.unit.test_replay_cli import tickscope
 
 #: Sets a title, clears the screen by an 8-bit control, deletes, turns text round, begins a line.
 EVIL = 'a\x1b]0;b\x07\x9b2J\x7f\u202ex\ny\tz,"q"'

@@ -22,10 +22,10 @@ from agent.correlate.replay import states
 from agent.store.recorded import Recorded
 from agent.store.recording import Recording
 from agent.tables import TABLES
+from tests.commands import tickscope
 from tests.lab.small import NAME, unpack
 from tests.unit.correlate_scenarios import ALL, APP_PID, T0, UNTIL, Host, S, broker_slow, clock_step, latest, read, run
 from tests.unit.test_findings_cli import store
-from tests.unit.test_replay_cli import tickscope
 
 KEPT = Path(__file__).parent / "data" / "lab"
 

@@ -28,11 +28,11 @@ from agent.common.sentence import pieces, plain, text_of
 from agent.correlate.catalogue import causes, symptoms
 from agent.store.hot import HotStore
 from agent.tables import TABLES
-from tests.lab.terminal import on_terminal
+from tests.commands import on_terminal, tickscope
 from tests.unit.correlate_scenarios import ALL, MS, T0, UNTIL, Host, S, broker_slow, clock_step, latest, refusing, run
 from tests.unit.test_control_characters import harmless
 from tests.unit.test_correlate_asleep import slow
-from tests.unit.test_replay_cli import HEAD, record, tickscope
+from tests.unit.test_replay_cli import HEAD, record
 
 HIDDEN = "empty or less important columns hidden: -o json shows all all, --columns chooses"
 

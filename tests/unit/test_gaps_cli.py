@@ -17,8 +17,9 @@ from agent.columns import NULL_I64
 from agent.service.unevaluated import REASONS, Unevaluated
 from agent.store.hot import HotStore
 from agent.tables import TABLES
+from tests.commands import tickscope
 from tests.unit.correlate_scenarios import T0, S, broker_slow, latest, run
-from tests.unit.test_replay_cli import HEAD, tickscope
+from tests.unit.test_replay_cli import HEAD
 
 VERBS = (
     ["query", "tcp_rtt", "--since", "5m"],

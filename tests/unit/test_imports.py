@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -61,13 +62,14 @@ def rooms() -> list[Room]:
     return out
 
 
-def sources() -> Iterator[tuple[str, ast.Module]]:
-    for path in [*ROOT.glob("agent/**/*.py"), *ROOT.glob("exporters/**/*.py"), *ROOT.glob("dashboards/**/*.py")]:
-        if path != ROOT / "agent" / "__init__.py":
-            yield (
-                ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"),
-                ast.parse(path.read_bytes()),
-            )
+@cache
+def sources() -> list[tuple[str, ast.Module]]:
+    paths = [*ROOT.glob("agent/**/*.py"), *ROOT.glob("exporters/**/*.py"), *ROOT.glob("dashboards/**/*.py")]
+    return [
+        (".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"), ast.parse(path.read_bytes()))
+        for path in paths
+        if path != ROOT / "agent" / "__init__.py"
+    ]
 
 
 #: Imports for types that close a circle: this list only gets shorter.
@@ -161,9 +163,12 @@ def _circles(graph: dict[str, set[str]]) -> list[str]:
     which nothing left depends.
     """
     left = dict(graph)
-    while gone := {one for one in left if not left[one] & set(left) - {one}} | {
-        one for one in left if not any(one in to for other, to in left.items() if other != one)
-    }:
+    while True:
+        left = {one: (to & left.keys()) - {one} for one, to in left.items()}
+        used = set[str]().union(*left.values())
+        gone = {one for one, to in left.items() if not to or one not in used}
+        if not gone:
+            break
         left = {one: to for one, to in left.items() if one not in gone}
     return sorted(left)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +23,7 @@ from agent.limiters.catalogue import CATALOGUE, look_up, seen
 from agent.limiters.gotime import elapsed_ns, unix_ns
 from agent.store.hot import HotStore
 from agent.tables import TABLES
+from tests.commands import tickscope_text
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = TABLES["limiter_decision"].by_name["result"]
@@ -196,11 +196,7 @@ def test_catalogue() -> None:
 
 
 def tickscope(store: Path, *argv: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "TICKSCOPE_STORE": str(store)}
-    code = "from agent.cli.main import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, "limiters", *argv], env=env, check=False, capture_output=True, text=True
-    )
+    return tickscope_text("limiters", *argv, TICKSCOPE_STORE=str(store))
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from agent.store.recording import Recording
 from agent.store.retention import Retention
 from agent.store.seal import seal_all
 from agent.tables import TABLES
-from tests.lab.terminal import on_terminal
+from tests.commands import on_terminal, tickscope_text
 
 ROOT = Path(__file__).resolve().parents[2]
 V4 = b"\0" * 10 + b"\xff\xff" + bytes([10, 0, 0, 7])
@@ -56,9 +56,7 @@ def write(path: Path, *batches: Batch, boot: str | None = None, seal: bool = Fal
 
 
 def verb(path: Path, *argv: str) -> subprocess.CompletedProcess[str]:
-    code = "from agent.cli.main import main; main()"
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "TICKSCOPE_STORE": str(path), "TZ": "UTC"}
-    return subprocess.run([sys.executable, "-c", code, *argv], env=env, check=False, capture_output=True, text=True)
+    return tickscope_text(*argv, TICKSCOPE_STORE=str(path), TZ="UTC")
 
 
 def ask(path: Path, *argv: str) -> dict[str, Any]:
