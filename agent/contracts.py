@@ -1,6 +1,6 @@
 """What the loop and ``status`` ask of their parts: sources, sinks, filters, and what some of them have beside.
 
-Source, Sink and Filter are what all must have. The others are optional: a part says that it has one by deriving from
+Source, Sink and Filter are what all must have. The others are optional: a part that has one derives from
 it, since a method that only happens to be called alike means something else. Everything is called on the agent's one
 thread and must not block.
 """
@@ -50,7 +50,7 @@ class Sink(Closing, Protocol):
 
 
 class Filter(Protocol):
-    """Sees each batch before everything else, and says what goes on."""
+    """Gets each batch before everything else, and returns what goes on."""
 
     name: str
 
@@ -58,7 +58,7 @@ class Filter(Protocol):
 
 
 class Finishing(ABC):
-    """A source with something to say at the end."""
+    """A source with rows at the end."""
 
     @abstractmethod
     def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterable[Batch]:
@@ -75,8 +75,8 @@ class Due(ABC):
 
 
 class Pending(ABC):
-    """A source that may have something more often than once a second: drained at each beat at which it says so, and
-    once a second as all others.
+    """A source that may have something more often than once a second: drained at each beat at which ``pending``, and
+    once a second like all others.
     """
 
     name: str
@@ -105,7 +105,7 @@ class Stating(ABC):
 
 
 class Failing(ABC):
-    """A source that asks others, who may fail without its own fault."""
+    """A source that polls servers, which may fail without a fault of its own."""
 
     @abstractmethod
     def failures(self) -> Mapping[str, str]:
@@ -113,7 +113,7 @@ class Failing(ABC):
 
 
 class Parted(ABC):
-    """A source whose parts stand alone."""
+    """A source with parts that fail independently."""
 
     faults: Faults
 

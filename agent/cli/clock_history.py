@@ -182,7 +182,7 @@ def _series(source: RowSource, boot: str, history: History, at: np.ndarray) -> C
 
 def actor_of(row: dict[str, Any]) -> str:
     if not row["pid"]:
-        return "by whom was not seen"
+        return "actor unknown"
     return f"{printable(row['comm'] or '')} {row['pid']}" + (
         f" ({row['via']})" if row["via"] not in (None, "none") else ""
     )

@@ -23,7 +23,7 @@ from agent.kernel.ring import RingReader, SharedArray, Sums
 
 #: After the flip a program may still write into the resting map.
 GRACE_NS = 5_000_000
-#: How often the records of a part that is left out are told.
+#: How often the lost records of a part that is left out are reported.
 _REPORT_NS = 1_000_000_000
 
 
@@ -88,7 +88,7 @@ class KernelSource(Finishing, Parted, Waking, Pending, Due):
         self._subscribers.setdefault(ring, []).append(take)
 
     def unsubscribe(self, source: Source) -> None:
-        """Its methods get no more batches: nobody drains what they would keep."""
+        """Its methods get no more batches, which nothing would drain."""
         for takes in self._subscribers.values():
             takes[:] = [take for take in takes if getattr(take, "__self__", None) is not source]
 
@@ -103,7 +103,7 @@ class KernelSource(Finishing, Parted, Waking, Pending, Due):
 
     @property
     def due_ns(self) -> int:
-        """When nobody writes the maps of the last interval any more; not while ``hold()``, so that one wake-up does."""
+        """When the maps of the last interval are at rest; 0 while ``hold()``, so that one wake-up is enough."""
         return self._flipped_ns + GRACE_NS if self._read_due and not self.hold() else 0
 
     def pending(self, now_ns: int) -> bool:
@@ -179,7 +179,7 @@ class KernelSource(Finishing, Parted, Waking, Pending, Due):
         return second_of(now_ns, self.interval_ns) > second_of(self._flipped_ns, self.interval_ns)
 
     def _turn(self, now_ns: int) -> Iterator[Batch]:
-        """Flips the slot once an interval, and reads the resting maps once nobody writes them any more."""
+        """Flips the slot once an interval, and reads the maps of the last interval when they are at rest."""
         if not self._flipped_ns:
             self._flipped_ns = self._started_ns = now_ns
         if self._read_due and now_ns - self._flipped_ns >= GRACE_NS:

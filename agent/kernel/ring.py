@@ -20,7 +20,7 @@ def finished(length: np.ndarray) -> tuple[int, np.ndarray]:
     """(how many records from the first on are finished, which of these were discarded), of the records' length words;
     shape (n,), u32.
 
-    The words must be a copy: a record that the kernel finishes between two looks at the ring would pass for a discarded
+    The words must be a copy: a record that the kernel finishes between two reads of the ring would pass for a discarded
     one.
     """
     busy = np.flatnonzero(length & _BUSY)
@@ -112,7 +112,7 @@ class Sums:
     def take(self, slot: int) -> tuple[np.ndarray, np.ndarray]:
         """(keys, values) of the used elements of a resting slot, shapes (n,), which are then free."""
         resting = self._values[:, slot]
-        used = np.nonzero(resting["value"]["count"].copy())  # who began to write before the turn may not have ended
+        used = np.nonzero(resting["value"]["count"].copy())  # a program that began before the flip may still write
         found = resting[used]
         resting[used] = np.zeros((), resting.dtype)
         return found["key"], found["value"]

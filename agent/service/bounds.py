@@ -16,9 +16,9 @@ _REPORT_NS = 60_000_000_000
 
 
 class Bounds(Finishing):
-    """A source (agent/contracts.py). probe: whose bounds they are, as rows tell it. counts: how often each bound of
-    ``reasons`` (name -> words) was hit since the start; a row tells what was added since the row before. lead: what the
-    reasons have in common.
+    """A source (agent/contracts.py). probe: the part with the bounds, for column ``probe``. counts: how often each
+    bound of ``reasons`` (name -> words) was hit since the start; a row has what was added since the row before. lead:
+    what the reasons have in common.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Bounds(Finishing):
         return self._rows(now_ns)
 
     def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterable[Batch]:
-        """What was not told yet."""
+        """What is not in a row yet."""
         return self._rows(now_ns)
 
     def hit(self) -> dict[str, int]:

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from agent.batch import Batch
 
 CLIENTS = 32
-#: For a client to say what it wants and to take the answer.
+#: Time for a client to send its request and to read the answer.
 CLIENT_S = 2.0
 #: What hit a bound, in words (agent/service/bounds.py).
 REASONS = {
     "refused": f"connections refused, since {CLIENTS} were there",
-    "late": f"connections closed that said nothing, or did not take their answer, within {CLIENT_S:g} s",
+    "late": f"connections closed that sent no request, or did not read the answer, within {CLIENT_S:g} s",
     "no_descriptor": "times no connection could be taken for want of descriptors",
 }
 _LIMIT, _CHUNK = 256, 4096
@@ -55,7 +55,7 @@ class Connection:
 
 class Control:
     """Answers requests from the agent's loop, at most one in a turn; a ``Source`` without rows. Nobody can hold the
-    loop up: it waits for nothing that a client says or takes.
+    loop up: it never waits for a client.
 
     sock: listening, non-blocking.
     """
@@ -105,7 +105,7 @@ class Control:
         self._epoll.register(sock, select.EPOLLIN)
 
     def _receive(self, client: Connection) -> bool:
-        """Takes what it said; True where that was a whole request, which is answered."""
+        """Reads from a client. True if the request is complete; it is answered then."""
         try:
             data = client.sock.recv(_CHUNK)
         except BlockingIOError:
@@ -126,12 +126,12 @@ class Control:
         return True
 
     def _document(self, request: str) -> bytes:
-        """The answer, as a line. One that cannot be given says why, and costs the loop nothing."""
+        """The answer, as a line; an error with its reason if there is none. Never raises."""
         answer = self._answers.get(request)
         try:
             document = answer() if answer else {"error": f"no request {request!r}; known: {', '.join(self._answers)}"}
             return json.dumps(document, default=str).encode() + b"\n"
-        except Exception as error:  # noqa: BLE001 - whoever asks next may ask for something else
+        except Exception as error:  # noqa: BLE001 - the next request may be another one
             return json.dumps({"error": f"cannot answer {request!r}: {type(error).__name__}: {error}"}).encode() + b"\n"
 
     def _send(self, client: Connection) -> None:

@@ -16,7 +16,7 @@ from agent.log import INFO, NOTICE, WARNING, log_message
 from agent.tables import TABLES
 
 _TABLE = TABLES["finding"]
-_KEPT = 256  # closed ones that are remembered, so that their later rows are told again only where they reopen
+_KEPT = 256  # closed findings that are remembered: their later rows are logged only if they reopen
 
 
 class FindingLog:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from agent.service.status import Status
 
 WINDOW_S = 10
-#: Limiters that are looked at for a screen, which has room for fewer.
+#: Limiters that are considered for a screen, which has room for fewer.
 _LIMITERS = 256
 _SHOWN_S = 60  # how long a message of the agent stays on the screen
 _KEPT = (
@@ -67,7 +67,7 @@ def _changed(row: np.void) -> str:
         kind += f" set to {row['freq_after_ppb'] / 1e3:+.3f} ppm"
     elif row["size_ns"] not in (NULL_I64, 0):
         kind += f" of {span(row['size_ns'])}"
-    who = printable(row["comm"]) or "by whom was not seen"
+    who = printable(row["comm"]) or "actor unknown"
     return f"{kind}, {who} pid {row['pid']}" if row["pid"] != NULL_I64 else f"{kind}, {who}"
 
 

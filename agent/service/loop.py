@@ -1,10 +1,10 @@
 """The agent's one thread: drains sources, advances the correlator, feeds the sinks. It never blocks on any of them.
 
-It works on a steady beat: each BEAT_NS the sources that say that they have something are drained, and once a second
-all of them. What they gave goes on as one batch a table. The correlator judges whole seconds, so it is moved on once
-a second; at each beat while the clock has just been changed.
-Rings and sockets hold seconds, and what must be fast (clock notices) is a process of its own. Between beats only a
-source whose descriptor is readable is drained, whose rows wait for the beat, or whose time has come.
+It works on a steady beat: each BEAT_NS it drains the sources that have something, and once a second all of them. Their
+rows go on as one batch per table. The correlator judges whole seconds, so it advances once a second; at each beat while
+the clock has just been changed.
+Rings and sockets hold seconds, and what must be fast (clock notices) is a process of its own. Between beats a source is
+drained only if a descriptor of it is readable, and its rows wait for the beat; or at its ``due_ns``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SECOND_NS = 1_000_000_000
 
 
 class _Call(NamedTuple):
-    """What is to be called when a socket is readable; of a source's descriptors there is only the source."""
+    """A function to call when a socket is readable. Descriptors of sources have the source instead."""
 
     back: Callable[[], None]
 
@@ -53,14 +53,14 @@ def _next_beat(now_ns: int) -> int:
 
 class Loop:
     """Sources in, sinks out. ``totals`` counts rows by table, ``lost`` records by (stage, source) since the start;
-    ``lost_unknown`` names those of which nobody knows how many.
+    ``lost_unknown``: the losses of unknown size.
 
-    store: takes every row first. filters: each sees what the one before let through of a drained batch, and says what
-    goes on. each_second: called with CLOCK_BOOTTIME ns, for what is shown or watched. removed: called with a source
-    that is left out. What parts may have beside is in agent/contracts.py.
-    ``faults``: no part's fault ends the loop (agent/common/faults.py). What a source's may have cost is a ``loss`` row
-    without a count, what a sink's has cost one with a count; a batch at which a filter fails goes on as it is; rows
-    that the correlator has not judged are stored all the same (``unevaluated``).
+    store: takes every row first. filters: each gets the output of the one before, and returns what goes on.
+    each_second: called with CLOCK_BOOTTIME ns. removed: called with a source that is left out. Optional methods of
+    parts are in agent/contracts.py.
+    ``faults``: no part's fault ends the loop (agent/common/faults.py). A source's fault is a ``loss`` row without a
+    count, a sink's is one with a count. A batch at which a filter fails goes on unchanged. Rows that the correlator has
+    not judged are stored all the same (``unevaluated``).
     """
 
     def __init__(self, sources: list[Source], store: Writer, correlator: Correlator, sinks: list[Sink]) -> None:
@@ -99,9 +99,7 @@ class Loop:
             self.selector.register(fd, selectors.EVENT_READ, source)
 
     def _remove(self, source: Source) -> None:
-        """Leaves it out, and has it give back what it holds: programs that nobody drains would go on filling their
-        rings.
-        """
+        """Leaves the source out and closes it: its programs would go on filling rings that nothing drains."""
         self.sources.remove(source)
         for callback in self.removed:
             self.faults.attempt(_name(callback), callback, source, otherwise=None)
@@ -117,8 +115,8 @@ class Loop:
         return self.faults.failures
 
     def unevaluated(self) -> dict[str, int]:
-        """What the correlator did not take into account, by reason (``Correlator.losses``); ``faults``: batches at
-        which it failed, or that came after.
+        """Rows that the correlator did not take into account, by reason (``Correlator.losses``); ``faults``: batches at
+        which it failed, or that came after that.
         """
         return {**self.correlator.losses(), "faults": self._not_judged}
 
@@ -149,7 +147,7 @@ class Loop:
                 time.sleep(min(_PAUSE_S, self._rest_s(beat_ns)))
 
     def _serve(self, key: selectors.SelectorKey) -> None:
-        """What a readable descriptor belongs to."""
+        """Drains the source, or calls the function, of a readable descriptor."""
         if isinstance(key.data, _Call):
             self.faults.attempt(_name(key.data.back), key.data.back, otherwise=None)
             if self.faults.out(_name(key.data.back)):
@@ -182,11 +180,11 @@ class Loop:
                 self.faults.attempt(_name(callback), callback, now_ns, otherwise=None)
 
     def _wanted(self, now_ns: int) -> Iterator[Source]:
-        """Sources that say that they have something."""
+        """The sources with something to drain."""
         for source, asked in list(self._asked):
             try:
                 wanted = asked.pending(now_ns)
-            except Exception:  # noqa: BLE001 - its drain says what is wrong with it
+            except Exception:  # noqa: BLE001 - its drain reports the fault
                 wanted = True
             if wanted:
                 yield source
@@ -199,7 +197,7 @@ class Loop:
         self._held += self._drain(source, read, now_ns)
 
     def _hand_on(self, now_ns: int) -> None:
-        """What sources gave since the last beat, one batch a table."""
+        """Hands on the rows since the last beat, one batch per table."""
         held, self._held = self._held, []
         by_table: dict[str, list[np.ndarray]] = {}
         for batch in held:
@@ -210,7 +208,7 @@ class Loop:
             self._pace.rest()
 
     def _drain(self, source: Source, read: Callable[[int], Iterable[Batch]], now_ns: int) -> list[Batch]:
-        """What ``read`` yields. Where it fails: what it yielded before, since that is taken out of the kernel, and a
+        """The batches of ``read``. If it fails: those before the fault, which are no longer in the kernel, and a
         ``loss`` row.
         """
         batches: list[Batch] = []

@@ -1,4 +1,4 @@
-"""What the agent says about itself: the document of ``tickscope status`` and the totals at its end."""
+"""The state of the agent: the document of ``tickscope status`` and the totals at its end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from agent.service.loop import Loop
 
 
-#: A part that fails and recovers all the time is said so often at most.
+#: A part that fails and recovers all the time is logged so often at most.
 _REPORT_NS = 5_000_000_000
 #: How often the kernel is asked how often programs ran.
 _COUNT_NS = 10_000_000_000
@@ -150,7 +150,7 @@ class Status:
         return out
 
     def losses(self) -> list[dict[str, Any]]:
-        """Records lost since the start; ``count`` is None where nobody knows how many."""
+        """Records lost since the start; ``count`` is None if unknown."""
         lost: dict[tuple[str, str], int | None] = {key: n for key, n in self._loop.lost.items() if n}
         lost.update({("store", table): n for table, n in self._loop.store.losses().items() if n})
         lost.update(dict.fromkeys(self._loop.lost_unknown))
@@ -187,7 +187,7 @@ class Status:
         return dict(self._state_of("clock", {}))
 
     def time_daemons(self) -> list[dict[str, Any]]:
-        """What the time daemons of this host, and the servers asked past them, said last."""
+        """The last answers of the time daemons of this host, and of the time servers that are polled."""
         return list(self._state_of("time_daemons", []))
 
     def notices(self) -> dict[str, Any]:
@@ -217,7 +217,7 @@ class Status:
         return dict(self._state_of("examining", {}))
 
     def investigation(self) -> dict[str, Any]:
-        """Whether processes are looked at closer now, and what that has taken; empty where it is off."""
+        """On-demand profiles: what runs now, and their cost so far; empty if they are off."""
         return dict(self._state_of("investigation", {}))
 
     def _state_of(self, section: str, otherwise: Any) -> Any:
@@ -285,8 +285,8 @@ class Status:
         }
 
     def log_changes(self, now_ns: int) -> None:
-        """Feeds the loop ``probe_status`` rows of the families whose state differs from what was last said, and what
-        runs were left out as ``loss``.
+        """Feeds the loop ``probe_status`` rows of families whose state has changed, and ``loss`` rows of skipped
+        program runs.
         """
         store = self._loop.store.problem() or "running"
         children = ((child.role, child.state()) for child in (self._helper.child, self._watch.child))
@@ -318,7 +318,7 @@ class Status:
             self._loop.take(batch)
 
     def _lose(self, probe: dict[str, Any], now_ns: int) -> None:
-        """Runs that the kernel left out: nobody knows what they would have told, so each counts as one record."""
+        """Program runs that the kernel skipped: each counts as one lost record."""
         missed, since_ns = self._missed.get(probe["probe"], (0, NULL_I64))
         now_missed = probe["missed"] or 0
         if now_missed > missed:

@@ -1,4 +1,4 @@
-"""What the correlator left out, as rows of ``probe_status``: a finding that nobody could make must not look like all
+"""What the correlator left out, as rows of ``probe_status``: a finding that could not be made must not look like all
 being well.
 
 It is no loss: the rows are stored, and a query has them all.
@@ -12,7 +12,7 @@ from agent.service.bounds import Bounds
 
 #: ``probe`` of the rows.
 NAME = "correlator"
-#: Of ``Loop.unevaluated()``, in words. Not "evidence": that old rows make room for new ones is how a busy host looks.
+#: Texts for ``Loop.unevaluated()``. Without "evidence": on a busy host old rows always make room for new ones.
 REASONS = {
     "subjects": "seconds of limiters, queues, brokers or listeners beyond its room",
     "pending": "rows beyond its pace",
@@ -25,7 +25,7 @@ REASONS = {
 
 
 class Unevaluated(Bounds):
-    """A source (agent/contracts.py). losses: counts since the start, by reason; a row tells what was added since the
+    """A source (agent/contracts.py). losses: counts since the start, by reason; a row has what was added since the
     row before.
     """
 
