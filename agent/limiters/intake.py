@@ -27,9 +27,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from agent.batch import Batch, Loss, losses, make
 from agent.clock import timens
 from agent.columns import NULL_I64
+from agent.common.copies import pick, together
 from agent.common.fairness import UpperBound
 from agent.contracts import Due, Finishing, Pending, Stating, Waking
 from agent.limiters.arrival import stamp
@@ -254,8 +257,8 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
         return max(counts.values(), default=0)
 
     def _parse(self) -> Iterator[Batch]:
-        """Parses what was received. Messages with the same members become rows together; if one of these is wrong, they
-        are checked one by one.
+        """Parses what was received; rows in the order of arrival. Messages with the same members become rows together;
+        if one of these is wrong, they are checked one by one.
         """
         received, self._received, self._received_bytes = self._received, [], 0
         alike: dict[tuple[str, ...], list[tuple[Message, dict[str, Any]]]] = {}
@@ -270,8 +273,15 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
                 alike.setdefault(tuple(members), []).append((message, members))
             except (ValueError, RecursionError):
                 self._malformed(message, began_ns)
-        for some in alike.values():
-            yield from self._rows(*self._columns(some))
+        parts = [self._rows(*self._columns(some)) for some in alike.values()]
+        if not parts:
+            return
+        rows = together([rows for _, rows in parts])
+        if len(parts) > 1:
+            place = {id(message): i for i, message in enumerate(received)}
+            rows = pick(rows, np.argsort([place[id(message)] for messages, _ in parts for message in messages]))
+        if len(rows):
+            yield Batch(TABLE.name, rows)
 
     def _columns(self, some: list[tuple[Message, dict[str, Any]]]) -> tuple[list[Message], Columns]:
         """Decisions with the same members, without those that are malformed."""
@@ -309,9 +319,7 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
         self._lost[_MALFORMED] += 1
         self.senders.charge(message.uid, time.monotonic_ns() - began_ns)
 
-    def _rows(self, messages: list[Message], columns: Columns) -> Iterator[Batch]:
-        if not messages:
-            return
+    def _rows(self, messages: list[Message], columns: Columns) -> tuple[list[Message], np.ndarray]:
         identities = [self._identity(message.pid, message.sent_ns) for message in messages]
         columns.setdefault("t_ns", [message.sent_ns for message in messages])
         columns["pid"] = [message.pid for message in messages]
@@ -324,7 +332,8 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
                 else tid
                 for message, identity, tid in zip(messages, identities, columns["tid"], strict=True)
             ]
-        yield make(TABLE.name, len(messages), source=TABLE.code("source", "socket"), **columns)
+        batch = make(TABLE.name, len(messages), source=TABLE.code("source", "socket"), **columns)
+        return messages, batch.rows
 
     def _when(self, reported_ns: int, message: Message) -> int:
         """When the decision was made, host's CLOCK_BOOTTIME: the reported time if its clock is known, else when

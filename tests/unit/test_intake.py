@@ -51,10 +51,8 @@ def send(path: Path, *messages: object) -> None:
 
 
 def decisions(source: Intake) -> np.ndarray:
-    """In the order of sending."""
     found = [b.rows for b in source.drain(time.clock_gettime_ns(time.CLOCK_BOOTTIME)) if b.table == "limiter_decision"]
-    rows = np.concatenate(found) if found else TABLE.empty(0)
-    return rows[np.argsort(rows["t_ns"], kind="stable")]
+    return np.concatenate(found) if found else TABLE.empty(0)
 
 
 FULL = {
