@@ -134,7 +134,7 @@ def test_rtt_of_a_long_connection(attach: Attach, ipv6: bool) -> None:
         assert mine["hist"][:, 15 : longest_us.bit_length()].sum() == mine["samples"].sum()  # from 2^15 us on
         assert ((mine["rtt_sum_us"] >= mine["samples"] * mine["rtt_min_us"]) & (mine["samples"] > 0)).all()
         assert set(ends["sock_id"][ends["role"] == role]) == set(mine["sock_id"])
-    assert ((rows["interval_ns"] >= 180_000_000) & (rows["interval_ns"] < took_ns + 1_000_000_000)).all()
+    assert ((rows["interval_ns"] > 0) & (rows["interval_ns"] < took_ns + 1_000_000_000)).all()
     assert tcp.lost() == 0
 
 
