@@ -65,8 +65,6 @@ REASONS = {
 #: Messages that the busiest sender may have in flight at the next read (its SO_SNDBUF holds 166 datagrams of 1 KB), and
 #: the shortest and longest time until then.
 _IN_FLIGHT, _SOON_NS, _LATE_NS = 80, 10_000_000, 70_000_000
-#: Received messages beyond this are not kept until the beat.
-_MOST_BYTES = 1 << 20
 _MODE = 0o666
 _QLEN_SYSCTL = Path("/proc/sys/net/unix/max_dgram_qlen")
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -185,7 +183,6 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
         self._reported_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         self._due_ns = self._read_ns = 0
         self._received: list[Message] = []
-        self._received_bytes = 0
         self._waiting = True  # no message waits until ``_first`` is readable
         self._first = select.epoll()
         self._first.register(self.senders.fileno(), select.EPOLLIN | select.EPOLLONESHOT)
@@ -211,7 +208,7 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
 
     def woken(self, now_ns: int) -> Iterator[Batch]:
         self._receive(now_ns)
-        if self._received_bytes > _MOST_BYTES:
+        if len(self._received) >= self._max_messages:
             yield from self._parse()
 
     def drain(self, now_ns: int) -> Iterator[Batch]:
@@ -253,14 +250,13 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
         for pid in counts:
             self._identity(pid, time.clock_gettime_ns(time.CLOCK_BOOTTIME))
         self._received += messages
-        self._received_bytes += sum(len(message.data) for message in messages)
         return max(counts.values(), default=0)
 
     def _parse(self) -> Iterator[Batch]:
         """Parses what was received; rows in the order of arrival. Messages with the same members become rows together;
         if one of these is wrong, they are checked one by one.
         """
-        received, self._received, self._received_bytes = self._received, [], 0
+        received, self._received = self._received, []
         alike: dict[tuple[str, ...], list[tuple[Message, dict[str, Any]]]] = {}
         for message in received:
             if self.senders.refuses(message.uid):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent.batch import Batch
+from agent.contracts import Pending
 from agent.kernel import steps
 from agent.resources.resource_source import AGAIN_NS, POLL_NS, Resources, Watched, batch_of, due, who
 
@@ -60,7 +61,7 @@ class _Known:
     due_ns: int = 0
 
 
-class Spaces:
+class Spaces(Pending):
     """A source."""
 
     name = "spaces"
@@ -79,6 +80,9 @@ class Spaces:
         return []
 
     def close(self) -> None: ...
+
+    def pending(self, now_ns: int) -> bool:
+        return bool(self._rows) or (bool(self._known) and now_ns >= self._next_ns)
 
     def drain(self, now_ns: int) -> Iterable[Batch]:
         if now_ns >= self._next_ns:
