@@ -11,11 +11,20 @@ RUN_NS, REST_S = 2_000_000, 0.0005
 WATERMARK_NS = 300_000_000
 
 
-def second_of(now_ns: int, length_ns: int = 1_000_000_000) -> int:
-    """Number of the last whole second, or interval of another length, behind the watermark. What is done once a second
-    is done when it changes: all at the same beat. now_ns: CLOCK_BOOTTIME.
+#: Sums of the kernel's maps end this long before a whole second, so that they are judged with that second.
+LEAD_NS = 100_000_000
+
+
+def second_of(now_ns: int) -> int:
+    """Number of the last whole second behind the watermark. What is done once a second is done when it changes: all at
+    the same beat. now_ns: CLOCK_BOOTTIME.
     """
-    return (now_ns - WATERMARK_NS) // length_ns
+    return (now_ns - WATERMARK_NS) // 1_000_000_000
+
+
+def interval_of(now_ns: int, length_ns: int = 1_000_000_000) -> int:
+    """Number of the interval of the kernel's sums; they end LEAD_NS before whole seconds. now_ns: CLOCK_BOOTTIME."""
+    return (now_ns + LEAD_NS) // length_ns
 
 
 class Pace:

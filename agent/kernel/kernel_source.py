@@ -14,7 +14,7 @@ import numpy as np
 from agent.batch import Batch, Loss, losses
 from agent.common.clocks import boot_ns
 from agent.common.faults import Faults
-from agent.common.pace import second_of
+from agent.common.pace import interval_of
 from agent.contracts import Due, Finishing, Parted, Pending, Source, Waking
 from agent.kernel.bpf import HashMap
 from agent.kernel.load import Family, Loaded
@@ -176,7 +176,7 @@ class KernelSource(Finishing, Parted, Waking, Pending, Due):
 
     def _over(self, now_ns: int) -> bool:
         """Whether the interval is."""
-        return second_of(now_ns, self.interval_ns) > second_of(self._flipped_ns, self.interval_ns)
+        return interval_of(now_ns, self.interval_ns) > interval_of(self._flipped_ns, self.interval_ns)
 
     def _turn(self, now_ns: int) -> Iterator[Batch]:
         """Flips the slot once an interval, and reads the maps of the last interval when they are at rest."""

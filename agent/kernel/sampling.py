@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from agent.common.clocks import boot_ns
-from agent.common.pace import second_of
-from agent.contracts import Due, Finishing
+from agent.common.pace import interval_of
+from agent.contracts import Due, Finishing, Pending
 
 if TYPE_CHECKING:
     from agent.batch import Batch
@@ -47,7 +47,7 @@ def degrade(family: Family, function: str, error: OSError) -> None:
     )
 
 
-class SamplingWindow(Due, Finishing):
+class SamplingWindow(Due, Finishing, Pending):
     """The sampling window, a source of the agent's loop: opens once a second, for ``length_ns``. Nothing blocks on its
     end: the loop comes back at ``due_ns``.
 
@@ -96,11 +96,15 @@ class SamplingWindow(Due, Finishing):
     def fds(self) -> list[int]:
         return []
 
+    def pending(self, now_ns: int) -> bool:
+        """Whether it is to be opened: with each interval of the kernel source."""
+        return bool(self._programs) and not self._opened_ns and interval_of(now_ns) > interval_of(self._last_ns)
+
     def drain(self, now_ns: int) -> Iterable[Batch]:
         if self._opened_ns:
             if boot_ns() >= self.due_ns:
                 self._close()
-        elif self._programs and second_of(now_ns) > second_of(self._last_ns):
+        elif self._programs and interval_of(now_ns) > interval_of(self._last_ns):
             self._last_ns = now_ns
             self._open()
         return ()

@@ -48,7 +48,7 @@ class _Call(NamedTuple):
 
 def _next_beat(now_ns: int) -> int:
     """The beat after the nearest one. One of them comes as soon as a whole second lies behind the watermark."""
-    return (second_of(now_ns + BEAT_NS // 2, BEAT_NS) + 1) * BEAT_NS + WATERMARK_NS
+    return ((now_ns + BEAT_NS // 2 - WATERMARK_NS) // BEAT_NS + 1) * BEAT_NS + WATERMARK_NS
 
 
 class Loop:
