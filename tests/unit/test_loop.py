@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from agent.ask.window import this_boot
 from agent.batch import Batch, make
 from agent.columns import NULL_I64
 from agent.common.clocks import boot_ns
+from agent.common.pace import interval_of, second_of
 from agent.contracts import Finishing, Pending
 from agent.correlate.correlator import Correlator
-from agent.service.loop import Loop
+from agent.service.loop import Loop, _next_beat
 from agent.store.hot import HotStore
 from agent.store.query import Session
 from agent.store.writer import Writer
@@ -105,6 +107,17 @@ def unknown(rows: np.ndarray) -> list[tuple[str, bytes, int, int]]:
     stages = TABLES["loss"].by_name["stage"].names
     assert (rows["count"] == NULL_I64).all()
     return [(stages[r["stage"]], r["source"], int(r["from_ns"]), int(r["to_ns"])) for r in rows]
+
+
+def test_beats_fall_on_the_ends_of_seconds_and_of_the_kernel_s_intervals() -> None:
+    beats = [12 * S + 345_678_901]
+    while len(beats) <= 20:
+        beats.append(_next_beat(beats[-1]))
+    assert np.diff(beats[1:]).tolist() == [S // 5] * 19
+    assert {at % S for at in beats[1:]} == {100_000_000, 300_000_000, 500_000_000, 700_000_000, 900_000_000}
+    ends = [after for before, after in pairwise(beats) if interval_of(after) > interval_of(before)]
+    judged = [after for before, after in pairwise(beats) if second_of(after) > second_of(before)]
+    assert {at % S for at in ends} == {900_000_000} and {at % S for at in judged} == {300_000_000}
 
 
 def test_what_came_before_a_failure_is_kept_and_the_rest_is_a_loss_of_unknown_size(
