@@ -132,6 +132,7 @@ def test_a_process_that_moves_is_looked_for_where_it_is() -> None:
         for at, place in enumerate((*places, places[1])):
             if at == 2:
                 child.kill()
+                os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
             else:
                 (place / "cgroup.procs").write_text(str(child.pid))
             list(source.drain((20 + 2 * at) * S))

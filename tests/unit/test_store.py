@@ -503,7 +503,7 @@ def test_readers_beside_a_writer_and_a_sealer_never_lose_or_double_a_row(tmp_pat
     sql = "SELECT count(*), count(DISTINCT pid), coalesce(max(pid), -1), count(DISTINCT wall_state) FROM tcp_reset"
     seen = []
     with subprocess.Popen(argv, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}) as writer:
-        while not tmp_path.exists():
+        while not any(tmp_path.glob("hot-*")):
             time.sleep(0.01)
         while writer.poll() is None:
             ((rows, distinct, last, _),) = ask(tmp_path, sql, "tcp_reset")
