@@ -19,7 +19,7 @@ from tests.system.agent import TICKSCOPE, Agent
 DECISIONS = 7
 VERBS = (
     ("status",),
-    ("query", "limiter_decision"),
+    ("query", "limiter_decision", "--where", "limiter_id = 'shop'"),
     ("findings",),
     ("limiters",),
     ("queues",),
@@ -43,7 +43,7 @@ def agent(start: Callable[..., Agent]) -> Agent:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         for _ in range(DECISIONS):
             sender.sendto(b'{"limiter": "shop", "result": "refused"}', str(started.run_dir / "intake.sock"))
-    assert started.rows("limiter_decision", "true", DECISIONS)
+    assert started.rows("limiter_decision", "limiter_id = 'shop'", DECISIONS)
     return started
 
 
@@ -54,8 +54,9 @@ def test_a_member_of_the_group_may_ask(agent: Agent) -> None:
         {},
         {"findings": 3},
     )  # 0: something was wrong on this host
-    assert len(json.loads(answers["query", "limiter_decision"].stdout)["rows"]) == DECISIONS
-    assert json.loads(answers["limiters",].stdout)["rows"][0]["decisions"] == DECISIONS
+    assert len(json.loads(answers[VERBS[1]].stdout)["rows"]) == DECISIONS
+    limiters = json.loads(answers["limiters",].stdout)["rows"]
+    assert [row["decisions"] for row in limiters if row["limiter_id"] == "shop"] == [DECISIONS]
     status = json.loads(answers["status",].stdout)
     assert status["pid"] == agent.pid()
     assert {p["pss_bytes"] for p in status["processes"]} == {None}  # the kernel shows that to root only
