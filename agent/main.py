@@ -308,6 +308,7 @@ def _assemble(
     profiling = investigator(kernel, helper, targets, kallsyms, correlator.active_episodes)
     if profiling is not None:
         loop.add(profiling)
+        loop.each_second.append(profiling.judged)
     shown = {
         "clock": Shown(clock, clock.state),
         "notices": Shown(notices, notices.state),

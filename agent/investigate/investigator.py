@@ -8,7 +8,8 @@ rows. There is one profile at a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
     from agent.kernel.kernel_source import KernelSource
     from agent.kernel.load import Family
 
-#: Between two checks of the active episodes; between detaching and reading, since a program may still run; after the
-#: end of a profile, how long its finding is waited for.
-EACH_NS, SETTLE_NS, LATE_NS = 200_000_000, 20_000_000, 30_000_000_000
+#: Between detaching and reading, since a program may still run; after the end of a profile, how long its finding is
+#: waited for.
+SETTLE_NS, LATE_NS = 20_000_000, 30_000_000_000
 _TABLE = TABLES["investigation"]
 _TICK_NS = 10_000_000
 #: Phases of a case.
@@ -110,7 +111,7 @@ class Investigator(Due, Finishing, Pending, Stating):
         self.on = True
         self._budget = ProfileBudget()
         self._case: _Case | None = None
-        self._phase, self._next_ns = _PROFILING, 0
+        self._phase = _PROFILING
         self._counted: Counted | None = None
         self._answer: tuple[StackNames | None, Exception | None] | None = None
         self._done: list[Batch] = []
@@ -128,22 +129,33 @@ class Investigator(Due, Finishing, Pending, Stating):
         return []
 
     def pending(self, now_ns: int) -> bool:
-        """While a profile goes on, or something is wrong that may be worth one."""
-        return self._case is not None or bool(self._done) or (self.on and bool(self._active_episodes()))
+        """While a profile goes on, or rows wait."""
+        return self._case is not None or bool(self._done)
 
     def drain(self, now_ns: int) -> Iterable[Batch]:
-        try:
+        with self._nothing_stays():
             if self._case is not None:
                 self._advance(self._case, now_ns)
-            if self.on and now_ns >= self._next_ns and (self._case is None or self._phase == _PROFILING):
-                self._next_ns = now_ns + EACH_NS
+        done, self._done = self._done, []
+        return done
+
+    def judged(self, now_ns: int) -> None:
+        """Called when the correlator has judged a second: begins a profile where one is worthwhile and granted, or adds
+        processes to the running one.
+        """
+        if self.on and (self._case is None or self._phase == _PROFILING):
+            with self._nothing_stays():
                 self._consider(now_ns)
-        except BaseException:  # after any error nothing must stay attached
+
+    @contextmanager
+    def _nothing_stays(self) -> Iterator[None]:
+        """After any error nothing stays attached."""
+        try:
+            yield
+        except BaseException:
             self.close()
             self._case = None
             raise
-        done, self._done = self._done, []
-        return done
 
     def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterable[Batch]:
         """The counts of a running profile, with addresses in place of names."""
@@ -180,7 +192,6 @@ class Investigator(Due, Finishing, Pending, Stating):
         }
 
     def _consider(self, now_ns: int) -> None:
-        """Begins a profile where one is worthwhile and granted, or adds processes to the running one."""
         active_episodes = self._active_episodes()
         self._assign_findings(active_episodes, now_ns)
         for active_episode in active_episodes:
