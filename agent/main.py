@@ -250,7 +250,8 @@ def _assemble(
     from agent.kernel.probe import Parts
     from agent.limiters import intake as intake_room
     from agent.probes.syscalls import WatchedProcesses
-    from agent.queues.poller_process import Brokers
+    from agent.queues import catalogue
+    from agent.queues.poller_process import BrokerPoller
     from agent.resources.resource_source import Resources
     from agent.resources.spaces import Spaces
     from agent.service.bounds import Bounds
@@ -275,7 +276,9 @@ def _assemble(
     server = control.Control(control_socket, answers)
     intake = intake_room.Intake(*intake_sockets, keys=config.limiters.intake_keys, names=config.limiters.limiter_names)
     notices, queues = NoticeSource(watch, hook), _queues(config.queues.poll_s, loaded, older)
-    daemons, brokers = _time_daemons(config.ntp, history), Brokers(config.queues.brokers, config.queues.poll_s)
+    daemons = _time_daemons(config.ntp, history)
+    configured, poll_s = config.queues.brokers, config.queues.poll_s
+    brokers = [BrokerPoller(kind, configured.get(kind, ()), poll_s) for kind in catalogue.names()]
     receiver = None
     if config.otlp_receiver.http:  # it is not in the memory of others
         from agent.receiver.receiver_process import start as start_receiver
@@ -284,7 +287,7 @@ def _assemble(
     clock.daemon_synchronised = lambda: bool(daemons.synchronised())
     resources = Resources()
     sources += [receiver, Bounds(receiver.name, receiver.counts, receiver.reasons)] if receiver is not None else []
-    sources += [notices, intake, server, queues, brokers, daemons, resources, Spaces(helper, resources)]
+    sources += [notices, intake, server, queues, *brokers, daemons, resources, Spaces(helper, resources)]
     sources += [
         Bounds("intake", intake.state, intake_room.REASONS),
         Bounds("control", server.counts, control.REASONS),

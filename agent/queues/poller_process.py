@@ -1,5 +1,5 @@
-"""The agent's side of the brokers' process (agent/queues/worker.py): started if the settings name a broker, supervised,
-and restarted if it ends.
+"""The agent's side of a broker process (agent/queues/worker.py): one per kind of broker that the settings name,
+supervised, and restarted if it ends. A crash in one client library does not end the polling of other kinds.
 
 It is started after the agent has given up root, so that it never has a privilege.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,31 +27,29 @@ _AT_ONCE = 64
 _MODULE = "agent.queues.worker"
 
 
-class Brokers(Failing, Owning, Pending):
-    """A ``Source`` (agent/contracts.py): rows of ``queue_lag``. While the process is not running, one row per kind of
-    broker, with ``failure`` unasked.
+class BrokerPoller(Failing, Owning, Pending):
+    """A ``Source`` (agent/contracts.py): rows of ``queue_lag`` of the servers of one kind. While its process is not
+    running, one row with ``failure`` unasked.
     """
 
-    name = "brokers"
-
-    def __init__(self, servers: Mapping[str, Sequence[str]], interval_s: float) -> None:
+    def __init__(self, kind: str, servers: Sequence[Any], interval_s: float) -> None:
+        self.kind, self.name = kind, f"{kind} poller"
         self.process = Supervised(
-            self.name, "asks brokers", self._start, self._over, silent_s=SILENT_S, restarts=Restarts()
+            self.name, f"polls {kind}", self._start, self._over, silent_s=SILENT_S, restarts=Restarts()
         )
         self._failures: dict[str, str] = {}
         self._reported_ns = self._since_ns = 0
         self._interval_s = 0.0
-        self._servers: dict[str, tuple[str, ...]] = {}
+        self._servers: tuple[Any, ...] = ()
         self.use(servers, interval_s)
 
-    def use(self, servers: Mapping[str, Sequence[str]], interval_s: float) -> None:
+    def use(self, servers: Sequence[Any], interval_s: float) -> None:
         """Polls these servers from now on, at this interval. Replaces the process if they have changed; without servers
         there is none.
         """
-        wanted = {name: tuple(some) for name, some in servers.items() if some}
-        if (wanted, interval_s) == (self._servers, self._interval_s):
+        if (tuple(servers), interval_s) == (self._servers, self._interval_s):
             return
-        self._servers, self._interval_s = wanted, interval_s
+        self._servers, self._interval_s = tuple(servers), interval_s
         self.process.renew()
         self.process.start()
 
@@ -68,7 +66,7 @@ class Brokers(Failing, Owning, Pending):
         if self.process.due():
             if self._servers:
                 self.process.check()
-            well = ("brokers are polled again", "attached") if self._servers else ("no broker is set", "off")
+            well = (f"{self.kind} is polled again", "attached") if self._servers else ("no server is set", "off")
             yield from self.process.report(now_ns, *well)
             yield from self._unasked(now_ns)
 
@@ -91,7 +89,7 @@ class Brokers(Failing, Owning, Pending):
                 if not data:  # it has ended
                     self.process.drained = True
                     break
-                message = checked(data, self._servers, self._since_ns, boot_ns())
+                message = checked(data, self.kind, self._since_ns, boot_ns())
                 self.process.beat()
                 dropped += message.dropped
                 if message.failures is None:
@@ -121,17 +119,18 @@ class Brokers(Failing, Owning, Pending):
         self._since_ns = boot_ns()
         if not self._servers:
             return None
-        return spawn_with_settings(_MODULE, "tickscope-brokers", {"brokers": self._servers, "poll_s": self._interval_s})
+        settings = {"kind": self.kind, "servers": self._servers, "poll_s": self._interval_s}
+        return spawn_with_settings(_MODULE, "tickscope-poll", settings)
 
     def _unasked(self, now_ns: int) -> Iterator[Batch]:
-        """While no process polls, one row per kind of broker at the usual interval."""
+        """While no process polls, one row at the usual interval."""
         if self.process.problem and now_ns - self._reported_ns >= self._interval_s * 1e9:
             self._reported_ns = now_ns
             yield make(
                 TABLE.name,
-                len(self._servers),
+                1,
                 t_ns=now_ns,
-                system=[name.encode() for name in self._servers],
+                system=self.kind.encode(),
                 status=b"down",
                 failure=TABLE.code("failure", "unasked"),
                 reason=self.process.problem.encode(),

@@ -1,8 +1,8 @@
-"""The brokers' process: polls each configured server on a thread of its own, and sends packed rows to the agent. It has
-no privilege and no numpy.
+"""A broker process: polls each configured server of one kind on a thread of its own, and sends packed rows to the
+agent. It has no privilege and no numpy.
 
-``python -m agent.queues.worker SOCKET SETTINGS PARENT``: two descriptors, and the agent's pid. SETTINGS is JSON:
-servers by kind of broker, and the poll interval. SOCKET is a SOCK_SEQPACKET socket that is only written to: ``HEADER``
+``python -m agent.queues.worker SOCKET SETTINGS PARENT``: two descriptors, and the agent's pid. SETTINGS is JSON: the
+kind of broker, its servers, and the poll interval. SOCKET is a SOCK_SEQPACKET socket that is only written to: ``HEADER``
 and its payload. The agent's side is agent/queues/poller_process.py.
 """
 
@@ -19,6 +19,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
+from typing import Any
 
 from agent.common.fairness import UpperBound
 from agent.posix import privilege
@@ -59,13 +60,13 @@ MOST_FAILURES, REASON_CHARACTERS = 16, 200
 class Worker:
     """``run`` never returns: the process ends with the agent."""
 
-    def __init__(self, agent: socket.socket, servers: dict[str, list[str]], interval_s: float) -> None:
+    def __init__(self, agent: socket.socket, kind: str, servers: list[Any], interval_s: float) -> None:
         agent.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _PATIENCE_S, 0))
         self._agent, self._dropped = agent, 0
         self._lock = threading.Lock()
         self._unusable: dict[str, str] = {}
         self._failures: dict[str, str] = {}
-        queues = [queue for name, some in servers.items() for queue in self._sources(name, some)]
+        queues = self._sources(kind, servers)
         self._beat_s = time.monotonic()
         self._late: deque[tuple[float, float]] = deque(maxlen=_PAUSES)  # (end, duration) of pauses
         self._rounds = Rounds(queues, interval_s, self._take, self._note)
@@ -80,7 +81,7 @@ class Worker:
             self._send(ALIVE, json.dumps(failures_by_name, ensure_ascii=False).encode(errors="replace"))
             time.sleep(_BEAT_S)
 
-    def _sources(self, name: str, servers: Iterable[str]) -> list[Queue]:
+    def _sources(self, name: str, servers: Iterable[Any]) -> list[Queue]:
         try:
             return broker(name).sources(servers)
         except Exception as error:  # noqa: BLE001 - one client that cannot be used must not end the others
@@ -133,7 +134,7 @@ def main() -> None:
     threading.stack_size(_STACK_BYTES)
     with os.fdopen(settings) as file:
         config = json.load(file)
-    Worker(socket.socket(fileno=agent), config["brokers"], config["poll_s"]).run()
+    Worker(socket.socket(fileno=agent), config["kind"], config["servers"], config["poll_s"]).run()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from agent.limiters.intake import Intake
     from agent.limiters.settings import LimiterSettings
     from agent.queues.poller import QueuePoller
-    from agent.queues.poller_process import Brokers
+    from agent.queues.poller_process import BrokerPoller
     from agent.queues.settings import QueueSettings
     from agent.receiver.receiver_process import OtlpReceiver
     from agent.receiver.settings import ReceiverSettings
@@ -121,7 +121,7 @@ def appliers(
     loop: Loop,
     intake: Intake,
     queues: QueuePoller,
-    brokers: Brokers,
+    brokers: Sequence[BrokerPoller],
     investigator_: Investigator | None,
     receiver: OtlpReceiver | None = None,
 ) -> dict[str, Applier]:
@@ -138,8 +138,9 @@ def appliers(
         reports(settings)
 
     def reports(settings: QueueSettings) -> None:
-        if brokers in loop.sources:  # else it is left out: nobody would read what a process of its says
-            brokers.use(settings.brokers, settings.poll_s)
+        for one in brokers:
+            if one in loop.sources:  # else it is left out: nobody would read what a process of its says
+                one.use(settings.brokers.get(one.kind, ()), settings.poll_s)
 
     def profile(settings: ProbeSettings) -> None:
         assert investigator_ is not None

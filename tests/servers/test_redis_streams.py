@@ -22,7 +22,7 @@ from agent.queues.brokers.redis import BROKER, MAX_GROUPS, RedisStreams
 from agent.queues.catalogue import Queue
 from agent.queues.judged import Judged
 from agent.queues.packing import TABLE, pack
-from agent.queues.poller_process import Brokers
+from agent.queues.poller_process import BrokerPoller
 from agent.queues.redis_scan import MAX_STREAMS
 from agent.queues.status import Progress, Sample
 
@@ -406,7 +406,7 @@ def test_what_is_no_url_is_refused_without_its_password(url: str) -> None:
 def test_the_brokers_process_asks_it(redis: Redis) -> None:
     redis.do("XGROUP", "CREATE", "s", "g", "$", "MKSTREAM")
     redis.add("s", 13)
-    brokers = Brokers({"redis": (redis.url,)}, 0.1)
+    brokers = BrokerPoller("redis", (redis.url,), 0.1)
     rows: list[Any] = []
     until = time.monotonic() + 20
     while len(rows) < 3 and time.monotonic() < until:

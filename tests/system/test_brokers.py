@@ -17,7 +17,7 @@ BASE = "prometheus: ''\n"
 
 
 def brokers(agent: Agent) -> list[int]:
-    return [int(p["pid"]) for p in agent.status()["processes"] if p["role"] == "brokers"]
+    return [int(p["pid"]) for p in agent.status()["processes"] if p["role"] == "redis poller"]
 
 
 def until(agent: Agent, what: Callable[[], Any]) -> Any:
@@ -42,10 +42,10 @@ def test_it_is_there_while_a_broker_is_configured(start: Callable[..., Agent]) -
 
     os.kill(pid, signal.SIGKILL)
     (again,) = until(agent, lambda: [one for one in brokers(agent) if one != pid])
-    assert "brokers: the process that asks brokers ended (SIGKILL)" in agent.log()
+    assert "redis poller: the process that polls redis ended (SIGKILL)" in agent.log()
     row, *_ = agent.rows("queue_lag", "failure = 'unasked'", 1)
     assert "SIGKILL" in row["reason"]
-    reported = agent.rows("probe_status", "probe = 'brokers'", 2)
+    reported = agent.rows("probe_status", "probe = 'redis poller'", 2)
     assert [one["state"] for one in reported] == ["degraded", "attached"]
 
     agent.config.write_text(BASE)

@@ -57,8 +57,8 @@ def test_each_process_holds_only_what_is_promised(start: Callable[..., Agent]) -
 def test_who_asks_brokers_holds_nothing(start: Callable[..., Agent]) -> None:
     agent = start(config="prometheus: ''\nredis: ['redis://127.0.0.1:1']\n").ready()
     assert agent.rows("queue_lag", "status = 'down'", 1)
-    held(agent, brokers=0)
-    links = [os.readlink(f.path) for f in os.scandir(f"/proc/{agent.pid('brokers')}/fd") if int(f.name) > 2]
+    held(agent, **{"redis poller": 0})
+    links = [os.readlink(f.path) for f in os.scandir(f"/proc/{agent.pid('redis poller')}/fd") if int(f.name) > 2]
     assert all(link.startswith("socket:") for link in links), links
 
 

@@ -20,7 +20,7 @@ from agent.batch import Batch, make
 from agent.correlate.brokers import BrokerWatch
 from agent.correlate.thresholds import CorrelatorConfig
 from agent.queues.poller import QueuePoller
-from agent.queues.poller_process import Brokers
+from agent.queues.poller_process import BrokerPoller
 from agent.queues.worker import BUDGET_BYTES
 from agent.tables import TABLES
 from tests.patience import PATIENCE
@@ -36,13 +36,13 @@ def gone_port() -> int:
 
 
 class Kept:
-    """A ``Brokers`` that is looked after as the agent's loop does, with one server that refuses connections; what it
-    gave by table.
+    """A ``BrokerPoller`` that is looked after as the agent's loop does, with one server that refuses connections; what
+    it gave by table.
     """
 
-    def __init__(self, **more: tuple[str, ...]) -> None:
+    def __init__(self, kind: str = "redis") -> None:
         self.url = f"redis://:secret@127.0.0.1:{gone_port()}"
-        self.brokers = Brokers({"redis": (self.url,), **more}, 0.1)
+        self.brokers = BrokerPoller(kind, (self.url,), 0.1)
         self.rows: dict[str, list[np.void]] = {}
 
     def turn(self) -> None:
@@ -69,7 +69,7 @@ class Kept:
     @property
     def pid(self) -> int:
         (one,) = self.brokers.processes()
-        assert one["role"] == "brokers"
+        assert one["role"] == "redis poller"
         return int(one["pid"])
 
     def reasons(self) -> list[tuple[int, bytes]]:
@@ -108,7 +108,7 @@ def test_one_that_is_killed_is_reported_and_started_again(kept: Kept, capfd: pyt
     pid = kept.pid
     os.kill(pid, signal.SIGKILL)
     kept.until(kept.brokers.failures)
-    assert "ended (SIGKILL), and is started again" in kept.brokers.failures()["brokers"]
+    assert "ended (SIGKILL), and is started again" in kept.brokers.failures()["redis poller"]
     kept.until(lambda: kept.reported("unasked"))
     row = kept.reported("unasked")[0]
     assert (row["system"], row["status"]) == (b"redis", b"down")
@@ -126,12 +126,12 @@ def test_one_that_stands_still_is_reported_and_its_pause_is_no_servers() -> None
     with socket.create_server(("127.0.0.1", 0)) as silent:
         kept = Kept()
         kept.brokers.process.silent_s = 1.0
-        kept.brokers.use({"redis": (f"redis://127.0.0.1:{silent.getsockname()[1]}",)}, 0.1)
+        kept.brokers.use((f"redis://127.0.0.1:{silent.getsockname()[1]}",), 0.1)
         try:
             kept.until(lambda: kept.reported("no_answer"))
             os.kill(kept.pid, signal.SIGSTOP)  # it asks nearly all the time, for half a second each
             kept.until(
-                lambda: kept.reported("unasked") and "no sign of life" in kept.brokers.failures().get("brokers", "")
+                lambda: kept.reported("unasked") and "no sign of life" in kept.brokers.failures().get("redis poller", "")
             )
             kept.rows.clear()
             time.sleep(1)
@@ -148,16 +148,16 @@ def test_one_that_stands_still_is_reported_and_its_pause_is_no_servers() -> None
 def test_there_is_none_where_no_broker_is_named_and_other_settings_are_another(kept: Kept) -> None:
     kept.until(lambda: kept.reported("refused"))
     pid = kept.pid
-    kept.brokers.use({"redis": (kept.url,)}, 0.1)
+    kept.brokers.use((kept.url,), 0.1)
     assert kept.pid == pid
-    kept.brokers.use({"redis": ()}, 0.1)
+    kept.brokers.use((), 0.1)
     assert kept.brokers.processes() == []
     kept.until(lambda: not os.path.exists(f"/proc/{pid}"))
     kept.turn()
     kept.rows.clear()
     kept.turn()
     assert kept.rows == {}
-    kept.brokers.use({"redis": (kept.url,)}, 0.2)
+    kept.brokers.use((kept.url,), 0.2)
     kept.again()
     assert kept.pid != pid
 
@@ -175,28 +175,28 @@ def test_one_with_which_nothing_is_wrong_is_asked_to_end(kept: Kept, how: str, s
     assert child.wait(10 * PATIENCE) == 0
 
 
-def test_a_client_that_cannot_be_used_is_reported_and_ends_no_other() -> None:
-    kept = Kept(nosuch=("a",))
+def test_a_client_that_cannot_be_used_is_reported() -> None:
+    kept = Kept("nosuch")
     try:
-        kept.until(lambda: kept.reported("refused") and kept.brokers.failures())
+        kept.until(kept.brokers.failures)
         assert "ModuleNotFoundError" in kept.brokers.failures()["nosuch"]
     finally:
         kept.brokers.close()
 
 
 def test_what_nobody_takes_is_counted(kept: Kept) -> None:
-    kept.brokers.use({"redis": (kept.url,) * 20}, 0.1)
+    kept.brokers.use((kept.url,) * 20, 0.1)
     time.sleep(4)
     kept.until(lambda: "loss" in kept.rows)
     row = kept.rows["loss"][0]
-    assert (row["source"], TABLES["loss"].by_name["stage"].names[row["stage"]]) == (b"brokers", "intake")
+    assert (row["source"], TABLES["loss"].by_name["stage"].names[row["stage"]]) == (b"redis poller", "intake")
     assert row["count"] > 0
 
 
 def test_it_ends_with_the_agent() -> None:
     code = (
-        "import time; from agent.queues.poller_process import Brokers;"
-        " b = Brokers({'redis': ['redis://127.0.0.1:1']}, 1);"
+        "import time; from agent.queues.poller_process import BrokerPoller;"
+        " b = BrokerPoller('redis', ['redis://127.0.0.1:1'], 1);"
         " print(b.processes()[0]['pid'], flush=True); time.sleep(60)"
     )
     with subprocess.Popen(

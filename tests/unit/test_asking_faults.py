@@ -22,7 +22,7 @@ import pytest
 from agent.common.clocks import boot_ns
 from agent.posix.supervisor import Restarts
 from agent.queues.packing import TABLE, pack
-from agent.queues.poller_process import Brokers
+from agent.queues.poller_process import BrokerPoller
 from agent.queues.received import MalformedMessage, checked
 from agent.queues.rounds import Rounds
 from agent.queues.worker import ALIVE, HEADER, MOST_FAILURES, PIECE_BYTES, ROWS, Worker
@@ -68,15 +68,15 @@ GOOD = HEADER.pack(ROWS, 3) + rows()
 )
 def test_what_is_no_message_is_refused(data: bytes) -> None:
     with pytest.raises(MalformedMessage):
-        checked(data, ("redis",), 4, 9)
+        checked(data, "redis", 4, 9)
 
 
 def test_what_is_a_message_is_taken() -> None:
-    message = checked(GOOD, ("redis",), 4, 9)
+    message = checked(GOOD, "redis", 4, 9)
     assert (message.rows["t_ns"].tolist(), message.failures, message.dropped) == ([5], None, 3)
     message = checked(HEADER.pack(ALIVE, 0) + b'{"a": "b"}', (), 4, 9)
     assert (len(message.rows), message.failures) == (0, {"a": "b"})
-    long = checked(HEADER.pack(ROWS, 0) + pack([{"t_ns": 5, "system": "n" * 20}]), ("n" * 20,), 4, 9)
+    long = checked(HEADER.pack(ROWS, 0) + pack([{"t_ns": 5, "system": "n" * 20}]), "n" * 20, 4, 9)
     assert long.rows.dtype == TABLE.dtype
 
 
@@ -97,7 +97,7 @@ def test_one_that_sends_what_is_no_message_is_ended_and_reported(monkeypatch: py
     pid = kept.pid
     try:
         kept.until(kept.brokers.failures)
-        assert "ended (sent a malformed message: 1 bytes), and is started again" in kept.brokers.failures()["brokers"]
+        assert "ended (sent a malformed message: 1 bytes), and is started again" in kept.brokers.failures()["redis poller"]
         kept.until(lambda: not os.path.exists(f"/proc/{pid}"))
         kept.until(lambda: kept.reported("unasked"))
     finally:
@@ -116,7 +116,7 @@ def test_one_that_cannot_be_started_is_reported_and_then_given_up(
     kept = Kept()
     try:
         kept.until(kept.brokers.failures)
-        assert "cannot be started: Resource temporarily unavailable" in kept.brokers.failures()["brokers"]
+        assert "cannot be started: Resource temporarily unavailable" in kept.brokers.failures()["redis poller"]
         kept.until(lambda: kept.reported("unasked"))
         kept.until(lambda: any(row["remedy"] for row in kept.rows["probe_status"]))
         assert b"the last of several in a row" in kept.rows["probe_status"][-1]["reason"]
@@ -133,7 +133,7 @@ def test_where_descriptors_run_out_it_is_tried_later(monkeypatch: pytest.MonkeyP
     more = [os.open("/dev/null", os.O_RDONLY) for _ in range(max(held) - lowest + 1)]
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(more + held) + 3, hard))  # room for the settings, not for both ends
     try:
-        brokers = Brokers({"redis": ("redis://127.0.0.1:1",)}, 0.1)
+        brokers = BrokerPoller("redis", ("redis://127.0.0.1:1",), 0.1)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for fd in more:
@@ -160,7 +160,7 @@ def test_who_does_not_die_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> No
     try:
         os.kill(pids[0], signal.SIGSTOP)  # else it ends by itself, with its socket
         begin = time.monotonic()
-        kept.brokers.use({"redis": (kept.url, kept.url)}, 0.1)
+        kept.brokers.use((kept.url, kept.url), 0.1)
         pids += [kept.pid]
         os.kill(pids[1], signal.SIGSTOP)
         assert pids[0] != pids[1]
@@ -183,7 +183,7 @@ def test_they_are_asked_again_once_the_new_process_reports_it(kept: Kept, monkey
     kept.turn()
     for _ in range(50):
         kept.turn()
-    assert "is started again" in kept.brokers.failures()["brokers"]
+    assert "is started again" in kept.brokers.failures()["redis poller"]
     assert len(kept.reasons()) == 1
 
 
@@ -191,7 +191,7 @@ def test_without_a_broker_there_is_no_trouble(kept: Kept) -> None:
     kept.again()
     os.kill(kept.pid, signal.SIGKILL)
     kept.until(lambda: kept.brokers.failures() and kept.reasons())
-    kept.brokers.use({}, 0.1)
+    kept.brokers.use((), 0.1)
     kept.until(lambda: len(kept.reasons()) == 2)
     assert kept.reasons()[-1] == (3, b"")  # off
     assert kept.brokers.failures() == {}
@@ -266,7 +266,7 @@ def test_a_thread_that_cannot_be_started_is_that_servers_failure(monkeypatch: py
 def test_a_message_that_the_kernel_has_no_room_for_is_dropped_and_counted() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        worker = Worker(theirs, {}, 1)
+        worker = Worker(theirs, "redis", [], 1)
         worker._send(ROWS, rows() * 20_000)  # EMSGSIZE
         worker._send(ROWS, rows(t_ns=boot_ns()))
         assert HEADER.unpack_from(ours.recv(1 << 16)) == (ROWS, 20_000)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agent.config import Config, InForce, resolve
-from agent.queues.poller_process import Brokers
+from agent.queues.poller_process import BrokerPoller
 from agent.service import reload
 from tests.patience import PATIENCE
 
@@ -61,11 +61,11 @@ def test_one_that_does_not_die_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("left_out", [False, True])
 def test_what_was_left_out_starts_no_process(left_out: bool) -> None:
-    brokers = Brokers({}, 1.0)
+    brokers = BrokerPoller("redis", (), 1.0)
     loop: Any = SimpleNamespace(sources=[] if left_out else [brokers])
     other: Any = None
     try:
-        apply = reload.appliers(loop, other, other, brokers, None)
+        apply = reload.appliers(loop, other, other, [brokers], None)
         apply["brokers"].use(resolve({"redis": ("redis://127.0.0.1:1",)}, {}).queues)
         assert len(brokers.processes()) == (not left_out)
     finally:
