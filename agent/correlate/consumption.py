@@ -39,10 +39,8 @@ class Consumption:
     delivered: bool
     silent: tuple[Client, ...]
     name: str
-    idle_share: (
-        # the longest time without a request of one consumer, as a share of the time; 1 if the server does not report it
-        float
-    )
+    #: the longest time without a request of one consumer, as a share of the time; None if the server does not report it
+    idle_share: float | None
     crept: bool  # some messages are still acknowledged: the consumer is slow, not stopped
     starved: tuple[Client, float] | None  # the client with the longest wait for a CPU, ns; None if no wait was long
     keys: Mapping[str, Any]  # of the queue, in ``queue_lag``
@@ -68,7 +66,7 @@ class Consumption:
 
     @property
     def grown(self) -> bool:
-        """Far more arrives than usual, and the consumers are no slower."""
+        """Far more arrives than usual, and the consumers are no slower, nor is it about one that requests nothing."""
         out, was = self.arriving, self.arriving_was
         return (
             out is not None
@@ -77,6 +75,7 @@ class Consumption:
             and out - was >= 1
             and self.out is not None
             and self.out >= 0.8 * (self.out_was or 0)
+            and not (self.held and (self.idle_share or 0.0) >= _STOPPED)
         )
 
     @property
@@ -93,7 +92,7 @@ class Consumption:
         """The rate of acknowledgements fell by no more than the share of one consumer."""
         share = 0.0 if self.count is None else 1 - 1 / max(self.count, 1)
         return (
-            self.idle_share >= _STOPPED
+            (1.0 if self.idle_share is None else self.idle_share) >= _STOPPED
             and self.out is not None
             and 0.8 * share * (self.out_was or 0) <= self.out < 0.9 * (self.out_was or 0)
         )
@@ -188,7 +187,7 @@ def _consumption(episode: Episode, view: View) -> Consumption:
     )
 
 
-def _idle_share(episode: Episode, view: View) -> float:
+def _idle_share(episode: Episode, view: View) -> float | None:
     """The longest time without a request, as a share of the episode. Slow consumers have such times, too, but a stopped
     one has nothing else.
     """
@@ -199,7 +198,7 @@ def _idle_share(episode: Episode, view: View) -> float:
     ]
     longest = float(np.nan_to_num(polls["idle_s"][[row.tobytes() == server for row in polls["peer"]]]).max(initial=0))
     lasted = (episode.end_ns - episode.start_ns) / SECOND
-    return min(1.0, longest / lasted) if longest > 0 and lasted > 0 else 1.0
+    return min(1.0, longest / lasted) if longest > 0 and lasted > 0 else None
 
 
 def _same(name: str, client: Client) -> bool:

@@ -170,8 +170,10 @@ class QueueWatch(Watch):
     def _facts(self, episode: Episode, second: int) -> None:
         slot = np.array([episode.slot])
         bad = max(1, min(60, second - episode.start_ns // SECOND + 1))
+        lag = np.nan_to_num(self.series.recent("lag", slot, second, bad)[0], nan=-1.0)
+        rising = bad - int(np.argmax(lag[::-1]))  # up to the last maximum: what arrived after it did not cause the lag
         for metric in self.metrics:
-            now = self.series.recent(metric, slot, second, bad)[0]
+            now = self.series.recent(metric, slot, second, bad)[0][: rising if metric == "in" else bad]
             now = now[~np.isnan(now)]
             if not len(now):
                 continue

@@ -2,7 +2,9 @@
 
 A finding belongs to a fault if their times overlap (a finding's start may be rounded down to a second). Among several
 faults it belongs to the one with a victim or culprit that it names, else with its cause, else with an impact. A finding
-that began while there was no fault belongs to none, however long it lasts.
+that began while there was no fault belongs to none, however long it lasts. If two faults of one cause overlap, one
+finding may name victims of both: a fault without a finding of its own shares it, if it names that fault's victim and
+its cause is right.
 
 It is right by cause if its cause is one of the fault's right answers. It is right in full if ``cause_detail`` and the
 culprit match, too, as far as that answer has them, and its subject is a victim, the culprit, or a server between the
@@ -136,6 +138,15 @@ def judge(truth: Truth, reported: Sequence[Reported]) -> tuple[list[Judgement], 
             key=lambda v: (not concerns(finding, v.fault, truth), not cause_right(finding.last, v.fault), not v.counts)
         )
         (near[0].reported if near else stray).append(finding)
+    belonging = [finding for verdict in verdicts for finding in verdict.reported]
+    for verdict in verdicts:
+        verdict.reported = verdict.reported or [
+            finding
+            for finding in belonging
+            if _overlap(finding.last, verdict.fault)
+            and concerns(finding, verdict.fault, truth)
+            and cause_right(finding.last, verdict.fault)
+        ]
     for verdict in verdicts:
         verdict.reported.sort(key=lambda t: (-float(t.last["confidence"] or 0), t.states[0][0]))
     return verdicts, stray

@@ -2,8 +2,8 @@
 agent. It has no privilege and no numpy.
 
 ``python -m agent.queues.worker SOCKET SETTINGS PARENT``: two descriptors, and the agent's pid. SETTINGS is JSON: the
-kind of broker, its servers, and the poll interval. SOCKET is a SOCK_SEQPACKET socket that is only written to: ``HEADER``
-and its payload. The agent's side is agent/queues/poller_process.py.
+kind of broker, its servers, and the poll interval. SOCKET is a SOCK_SEQPACKET socket that is only written to:
+``HEADER`` and its payload. The agent's side is agent/queues/poller_process.py.
 """
 
 from __future__ import annotations

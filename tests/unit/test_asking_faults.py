@@ -97,7 +97,9 @@ def test_one_that_sends_what_is_no_message_is_ended_and_reported(monkeypatch: py
     pid = kept.pid
     try:
         kept.until(kept.brokers.failures)
-        assert "ended (sent a malformed message: 1 bytes), and is started again" in kept.brokers.failures()["redis poller"]
+        assert (
+            "ended (sent a malformed message: 1 bytes), and is started again" in kept.brokers.failures()["redis poller"]
+        )
         kept.until(lambda: not os.path.exists(f"/proc/{pid}"))
         kept.until(lambda: kept.reported("unasked"))
     finally:

@@ -52,9 +52,9 @@ def sleeps(host: Host, **seen: object) -> None:
     host.add(
         "off_cpu",
         1,
-        **row
+        **{"max_ns": row["sum_ns"]}
+        | row
         | {
-            "max_ns": row["sum_ns"],
             "state": code("off_cpu", "state", "sleeping"),
             "kind": code("off_cpu", "kind", "waiting"),
         },
@@ -105,6 +105,27 @@ def test_where_the_thread_slept(seen: dict[str, object], words: str) -> None:
     assert (one["cause"], one["cause_detail"], one["confidence"]) == ("asleep", call_, 0.45)
     assert words in str(one["sentence"])
     assert one["culprit_pid"] == (OTHER if "epoll" in call_ else SHOP_PID)
+
+
+@pytest.mark.parametrize(
+    ("seen", "cause"),
+    [
+        ({}, "asleep"),
+        ({"count": 30}, "unknown"),  # of 120 answers
+        ({"max_ns": 2 * S}, "unknown"),
+        ({"syscall": b"futex"}, "unknown"),
+    ],
+)
+def test_a_sleep_before_each_answer(seen: dict[str, object], cause: str) -> None:
+    """Each answer takes 0.94 s: no thread is known to have a request when the profile begins."""
+    host = Host()
+    answers(host, 0, 30)
+    answers(host, 30, 38, n=1, max_ns=940 * MS, p50_ns=759 * MS, p90_ns=759 * MS)
+    sleeps(host, **{"tid": NULL_I64, "syscall": b"clock_nanosleep", "count": 100, "max_ns": 930 * MS} | seen)
+    answers(host, 38, UNTIL, n=1)
+    one = only(host)
+    assert one["cause"] == cause
+    assert ("slept in clock_nanosleep 100 times for up to 930 ms each" in str(one["sentence"])) == (cause == "asleep")
 
 
 @pytest.mark.parametrize(

@@ -82,6 +82,14 @@ def test_a_consumer_that_stopped_with_what_it_holds_is_named() -> None:
     assert "worker-2 pid 502 stopped" in str(finding["sentence"])
 
 
+def test_a_message_that_one_consumer_holds_is_no_load_though_more_arrives() -> None:
+    host = well(0, 30)
+    one_stops(host, 30, 36, incoming=60, out=60, idle_consumer=b"worker-2", idle_s=np.arange(6) + 0.4)
+    well(36, UNTIL, host)
+    (finding,) = found(host)
+    assert (finding["cause"], finding["culprit_pid"]) == ("consumer_stopped", 502)
+
+
 def test_its_name_with_the_server_is_reported_too_and_reports_one_of_several() -> None:
     host = well(0, 30)
     one_stops(host, 30, 36, holder=b"worker-2")
@@ -272,6 +280,19 @@ def test_a_burst_that_the_consumers_cannot_follow() -> None:
     (finding,) = found(host)
     assert (finding["symptom"], finding["cause"]) == ("queue_lag", "load")
     assert float(str(finding["confidence"])) >= 0.8
+
+
+def test_a_burst_that_takes_longer_to_work_off_than_to_arrive() -> None:
+    host = well(0, 30)
+    lag = np.array([600, 1300, 1900, 1700, 1300, 1000, 700, 400, 200])
+    age = np.arange(9) * 0.6 + 0.4
+    incoming = np.array([900, 1300, 1200, *[40] * 6])
+    host.queue(30, 39, lag=lag, age=age, incoming=incoming, out=580, oldest_pending_s=age, pending=12, consumers=3)
+    talk(host, 30, 39, *CONSUMERS)
+    well(39, UNTIL, host)
+    (finding,) = found(host)
+    assert (finding["symptom"], finding["cause"]) == ("queue_lag", "load")
+    assert "the messages arriving rose" in str(finding["sentence"])
 
 
 @pytest.mark.parametrize(("failure", "cause"), [("no_answer", "broker_slow"), ("refused", "broker_down")])

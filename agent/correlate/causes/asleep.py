@@ -17,8 +17,9 @@ from agent.correlate.profiles import READS, profiled
 from agent.correlate.rows import known
 from agent.correlate.served import NOTED_NS
 from agent.correlate.served import READS as SERVED
+from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View
-from agent.correlate.words import Words, process, render, span, text
+from agent.correlate.words import Words, process, render, span, text, value
 
 #: What each call waits for.
 _WAITS = {
@@ -41,6 +42,8 @@ _LATCHES = frozenset(("epoll_wait", "epoll_pwait", "poll", "ppoll", "select", "p
 #: the wake-up, or else.
 _MOST, _LEAST_NS, _LONGER_NS = 0.7, 50_000_000, 400_000_000
 _AT_ONCE_NS = 50_000_000
+#: Sleeps that are as long as an answer takes, relative to it; and for how many of the answers there is one.
+_AS_LONG, _EACH = (0.8, 1.02), 0.5
 #: A thread that many requests need may have slept for another reason.
 _SURE = 0.45
 
@@ -92,6 +95,46 @@ def pending_thread(episode: Episode, view: View) -> Iterator[Verdict]:
     yield Verdict(CAUSE.name, _SURE, episode.scope, words, (entry,), call, culprit)
 
 
+def each_answer(episode: Episode, view: View) -> Iterator[Verdict]:
+    """Threads called nanosleep about as often as there were answers, for about as long as an answer took. A request
+    that is answered within a second has no thread known to own it when a profile begins.
+    """
+    rows = view.own(profiled(episode, view, "off_cpu"), episode)
+    rows = rows[~known(rows["tid"]) & np.isin(rows["syscall"], [call.encode() for call in _REQUESTED])]
+    least, most = (episode.value * share for share in _AS_LONG)
+    rows = rows[(rows["max_ns"] >= max(least, _LEAST_NS)) & (rows["max_ns"] <= most)]
+    if not len(rows) or episode.metric in episode.declared.alone:
+        return
+    rows = rows[rows["t_ns"] == rows["t_ns"][0]]  # of one profile
+    times, answers = int(rows["count"].sum()), episode.facts.get("n", np.inf) * int(rows["interval_ns"][0]) / SECOND
+    if times < max(2, _EACH * answers):
+        return
+    row = rows[int(np.argmax(rows["max_ns"]))]
+    call = text(row["syscall"])
+    words = render(
+        "its threads slept in {call} {times} for up to {span} each, as its program asked",
+        call=call,
+        times=value(times, "time"),
+        span=span(int(row["max_ns"])),
+    )
+    entry = item(
+        "off_cpu",
+        f"asleep in {call}",
+        float(row["max_ns"]),
+        "ns",
+        column="max_ns",
+        where=text(row["kernel_stack"]),
+        keys={"pid": episode.pid, "syscall": call},
+        times=times,
+    )
+    yield Verdict(CAUSE.name, _SURE, episode.scope, words, (entry,), call, Culprit(episode.pid, episode.comm))
+
+
+def slept(episode: Episode, view: View) -> Iterator[Verdict]:
+    verdicts = [*pending_thread(episode, view)]
+    yield from verdicts or each_answer(episode, view)
+
+
 def _pending(tid: int, episode: Episode, view: View) -> np.ndarray:
     """Late requests that it had read."""
     rows = view.own(view.rings["service_latency"].between(episode.start_ns, episode.end_ns + NOTED_NS), episode)
@@ -127,6 +170,6 @@ CAUSE = Cause(
     {"off_cpu": READS["off_cpu"], **SERVED},
     "see where in the program: tickscope query off_cpu --columns comm,tid,syscall,max_ns,user_stack,waker_tid; a dump"
     " of its threads (py-spy dump, jstack, gdb); of a database its own view of locks",
-    {"service_latency": pending_thread},
+    {"service_latency": slept},
     locates_only=True,
 )

@@ -58,8 +58,8 @@ def answered(episode: Episode, _view: View) -> Iterator[Verdict]:
 
 def arriving(episode: Episode, view: View) -> Iterator[Verdict]:
     """The score is higher if the consumers take at least their usual rate, so that nothing is wrong with them."""
-    sure = 0.85 if consumption(episode, view).grown else 0.6
-    return _grown(episode, "in", "messages arriving", "queue_lag", sure=sure)
+    group = consumption(episode, view)
+    return _grown(episode, "in", "messages arriving", "queue_lag", sure=0.85 if group.grown else 0.6)
 
 
 def _grown(

@@ -112,7 +112,7 @@ FULL = Kind(
     "another program fills a disk",
     Size("duration_s", 1.0, 5.0),
     ("disk",),
-    (Right("resource_limit", "disk_full"),),
+    (Right("resource_limit", "disk_full"), Right("disk", culprit=True)),  # it writes as fast as the disk takes it
     filled,
 )
 BUSY = Kind(
