@@ -33,6 +33,10 @@ class RedisDown(Exception):
         self.failure = "login" if refused_login else failure
 
 
+class ReplyTooLarge(RedisDown):
+    """A reply was beyond the bounds of agent/common/framing.py; the server is well."""
+
+
 @dataclass(frozen=True)
 class RedisUrl:
     """``redis[s]://[user[:password]@]host[:port][/db][?streams=a,b*]`` or
@@ -124,7 +128,7 @@ class RespClient:
             raise RedisDown(f"no answer within {self._timeout_s:g} s", failure="no_answer") from None
         except TooMuch as error:
             self.close()
-            raise RedisDown(f"refused {error}") from None
+            raise ReplyTooLarge(f"refused {error}") from None
         except (OSError, hiredis.ProtocolError, MemoryError) as error:
             self.close()
             raise RedisDown(
@@ -162,7 +166,8 @@ class RespClient:
                 text = (
                     str(reply) if command[0] != "AUTH" else str(reply).partition(",")[0]
                 )  # some servers repeat the password
-                raise RedisDown(f"login refused: {text}", refused_login=command[0] != "SELECT")
+                failure = "permission" if text.startswith("NOPERM") else "other"
+                raise RedisDown(f"login refused: {text}", command[0] != "SELECT", failure)
             if isinstance(reply, hiredis.ReplyError) and "max number of clients" in str(reply):
                 raise RedisDown(str(reply).removeprefix("ERR "), failure="refused")
 

@@ -325,3 +325,57 @@ def test_a_quiet_queue_has_a_high_bar() -> None:
             second, slot, age_s=np.array([0.0]), lag=np.array([0.0]), out=np.array([1.0 if second in (20, 80) else 0.0])
         )
     assert bars(series, "age_s", "lag", slot, 120, 10)[0] == RATIO / 2
+
+
+def deleted(host: Host, a: int, b: int, errors: bytes = b"NOGROUP 7") -> None:
+    """Polls of a group that was deleted."""
+    nothing: dict[str, Any] = dict.fromkeys(("pending", "consumers"), -(2**63))
+    host.queue(
+        a,
+        b,
+        lag=-(2**63),
+        age=np.nan,
+        oldest_pending_s=np.nan,
+        in_per_s=np.nan,
+        out_per_s=np.nan,
+        status=b"gone",
+        reason=b"the group was deleted; 3 s ago",
+        errors=errors,
+        **nothing,
+    )
+
+
+@pytest.mark.parametrize("stopped_s", [0, 6])
+@pytest.mark.parametrize("asked_for", [True, False])
+def test_a_queue_that_is_deleted_is_not_well_again(stopped_s: int, asked_for: bool) -> None:
+    """Its lag is gone, and so are its messages. Clients that ask for it are refused."""
+    host = well(0, 30)
+    stop = np.arange(stopped_s) + 0.5
+    host.queue(
+        30,
+        30 + stopped_s,
+        lag=(stop * 40).astype(int),
+        age=stop,
+        incoming=40,
+        out=0.0,
+        oldest_pending_s=stop,
+        pending=3,
+        consumers=3,
+    )
+    deleted(host, 30 + stopped_s, UNTIL, b"NOGROUP 7" if asked_for else b"")
+    out = found(host)
+    if not stopped_s and not asked_for:
+        assert out == []
+        return
+    (finding,) = out
+    assert (finding["symptom"], finding["state"]) == ("queue_lag", "open")
+    assert finding["cause"] == ("queue_deleted" if asked_for else "consumer_stopped")
+    assert ("was deleted while clients asked for it" in str(finding["sentence"])) == asked_for
+
+
+def test_a_deleted_queue_that_is_made_again_is_well() -> None:
+    host = well(0, 30)
+    deleted(host, 30, 34)
+    well(34, UNTIL, host)
+    (finding,) = found(host)
+    assert (finding["cause"], finding["state"]) == ("queue_deleted", "closed")
