@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 from agent.queues.redis_reading import Id, Stream, shown_id
 
+#: How reasons begin that are losses of data; agent/correlate/brokers.py looks for these. A server that is restarted
+#: without its data has another history, too.
+FAIL_OVER, REPLACED = "fail-over: ", "restarted or replaced: "
 _SHOWN_NS = 60_000_000_000
 #: Of the replication stream without a write of a client: PING and REPLCONF GETACK of some seconds.
 _IDLE_BYTES = 128
@@ -47,9 +50,9 @@ class DataHistory:
     def see(self, replication: Replication | None, streams: Iterable[Stream], now_ns: int) -> None:
         """A poll that succeeded."""
         before, self._replication = self._replication, replication or self._replication
-        over, lost = _passed_over(before, replication)
+        how, lost = _passed_over(before, replication)
         if lost >= _IDLE_BYTES:
-            words = f"fail-over: writes of at least {lost:,} bytes of the replication stream were lost"
+            words = f"{how}writes of at least {lost:,} bytes of the replication stream were lost"
             self._events[b"", b""] = _Event(words, now_ns)
         seen = {}
         for stream in streams:
@@ -57,7 +60,7 @@ class DataHistory:
             was = self._streams.get(stream.name)
             why = _back(was, stream) if was is not None else ""
             if why:
-                self._events[stream.name, b""] = _Event(f"{'fail-over: ' if over else ''}{why}", now_ns)
+                self._events[stream.name, b""] = _Event(f"{how}{why}", now_ns)
         self._streams = seen
         self._events = {key: one for key, one in self._events.items() if now_ns - one.at_ns < _SHOWN_NS}
 
@@ -78,11 +81,13 @@ class DataHistory:
         return event.why if event is not None else ""
 
 
-def _passed_over(before: Replication | None, now: Replication | None) -> tuple[bool, int]:
-    """Whether another history goes on, and how many bytes of the former are not in it, as far as known."""
+def _passed_over(before: Replication | None, now: Replication | None) -> tuple[str, int]:
+    """How another history goes on, if one does, and how many bytes of the former are not in it, as far as known."""
     if before is None or now is None or before.history == now.history:
-        return False, 0
-    return True, before.offset - (now.own_from - 1) if now.before == before.history else 0
+        return "", 0
+    if now.before == before.history:
+        return FAIL_OVER, before.offset - (now.own_from - 1)
+    return REPLACED, 0
 
 
 def _back(was: Stream, now: Stream) -> str:

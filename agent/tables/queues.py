@@ -33,7 +33,8 @@ DECLARED = (
         text(
             "status",
             16,
-            "ok lagging stuck down; gone: the queue or group was deleted; unknown: it cannot be read",
+            "ok lagging stuck down; gone: the queue or group was deleted; rewound: data or position went back;"
+            " unknown: it cannot be read",
         ),
         text("reason", 128, "why that status"),
         enum(

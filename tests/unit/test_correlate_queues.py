@@ -379,3 +379,35 @@ def test_a_deleted_queue_that_is_made_again_is_well() -> None:
     well(34, UNTIL, host)
     (finding,) = found(host)
     assert (finding["cause"], finding["state"]) == ("queue_deleted", "closed")
+
+
+@pytest.mark.parametrize(
+    ("reason", "detail"),
+    [
+        (b"fail-over: writes of at least 3,298 bytes of the replication stream were lost", ""),
+        (b"restarted or replaced: at least 23 entries are gone", "replaced"),
+    ],
+)
+def test_what_a_broker_lost_at_a_fail_over_is_a_finding_with_its_bound(reason: bytes, detail: str) -> None:
+    host = well(0, 30)
+    host.queue(30, 50, lag=4, age=0.1, incoming=40, status=b"rewound", reason=reason, consumers=3)
+    well(50, UNTIL, host)
+    (finding,) = found(host)
+    assert (finding["symptom"], finding["cause"], finding["cause_detail"]) == ("entries_lost", "failover", detail)
+    assert reason.decode() in str(finding["sentence"])
+
+
+def test_a_group_that_was_set_back_lost_nothing() -> None:
+    host = well(0, 30)
+    host.queue(
+        30,
+        50,
+        lag=4,
+        age=0.1,
+        incoming=40,
+        status=b"rewound",
+        reason=b"the group went back from 9-0 to 2-0",
+        consumers=3,
+    )
+    well(50, UNTIL, host)
+    assert found(host) == []
