@@ -26,7 +26,7 @@ class Gone:
     """The deleted groups of one server. named: streams of the settings, whose groups are shown until they are back."""
 
     def __init__(self, named: list[bytes]) -> None:
-        self._named = frozenset(named)
+        self.named = frozenset(named)
         self._groups: dict[Key, _Deleted] = {}
 
     @property
@@ -47,7 +47,7 @@ class Gone:
         for key, deleted in list(self._groups.items()):
             if refused:
                 deleted.seen_ns = now_ns
-            if key[0] not in self._named and now_ns - deleted.seen_ns > _SHOWN_NS:
+            if key[0] not in self.named and now_ns - deleted.seen_ns > _SHOWN_NS:
                 del self._groups[key]
                 continue
             ago = f"{(now_ns - deleted.at_ns) / 1e9:.0f} s ago"

@@ -73,7 +73,7 @@ class Pair:
     def __init__(self, directory: Path) -> None:
         (directory / "a").mkdir()
         (directory / "b").mkdir()
-        self.primary, self.replica = Redis(directory / "a"), Redis(directory / "b")
+        self.primary, self.replica = Redis(directory / "a", "--repl-diskless-sync-delay", "0"), Redis(directory / "b")
         self.link, self.address = Route(self.primary.port), Route(self.primary.port)
         self.replica.do("REPLICAOF", "127.0.0.1", self.link.port)
         self.caught_up()

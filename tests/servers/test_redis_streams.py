@@ -305,10 +305,11 @@ def test_errors_by_which_it_refuses_service_are_counted_and_ours_are_not(redis: 
     assert well["clients_refused"] == 0
 
 
-def test_a_stalled_a_dead_and_a_returned_server(redis: Redis) -> None:
+@pytest.mark.parametrize("named", ["", "?streams=jobs"])
+def test_a_stalled_a_dead_and_a_returned_server(redis: Redis, named: str) -> None:
     redis.add("jobs", 5)
     redis.do("XGROUP", "CREATE", "jobs", "g", "0")
-    queue = Judged("redis", RedisStreams(RedisUrl.parse(redis.url), timeout_s=0.1))
+    queue = Judged("redis", RedisStreams(RedisUrl.parse(redis.url + named), timeout_s=0.1))
     assert one(queue)["status"] == b"ok"
     redis.process.send_signal(signal.SIGSTOP)
     row = one(queue)

@@ -20,7 +20,7 @@ from agent.common.address import peer_bytes
 from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
 from agent.common.resp import RedisDown, RedisUrl, Reply, ReplyTooLarge, RespClient
-from agent.queues.catalogue import Broker, Row
+from agent.queues.catalogue import Broker, Queue, Row
 from agent.queues.redis_consumers import MAX_AT_ONCE, MAX_CONSUMERS, Consumers, Held, held
 from agent.queues.redis_gone import Gone, Key
 from agent.queues.redis_info import COMMANDS, Counters
@@ -39,6 +39,7 @@ LOGIN_RETRY_NS = 10_000_000_000  # a refused login is not repeated at each poll:
 _MAX_HEADS = 256  # entries that are read in one poll for their ids
 _LOOKED_FOR = 10  # of these, pending entries that may have been deleted
 _RULES_CHARACTERS = 80
+MOVED = "it is on another server of a Redis Cluster"
 
 #: Errors raised while reading malformed answers.
 _ODD = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
@@ -80,9 +81,12 @@ class RedisStreams:
     rows if it does not answer.
     """
 
-    def __init__(self, url: RedisUrl, timeout_s: float = 0.5) -> None:
-        self.name = f"redis {url.server}"
-        self._client, self._rights, self._user = RespClient(url, timeout_s), Rights(), url.user or "default"
+    def __init__(self, url: RedisUrl, timeout_s: float = 0.5, shard: bool = False) -> None:
+        self._shard = shard
+        self._rights, self._user, self._timeout_s = Rights(), url.user or "default", timeout_s
+        self.moved = False  # a stream is of another server of the cluster
+        self.role: object = None  # as of the last poll
+        self.use(url)
         self._named: list[bytes] = [s.encode() for s in url.streams if not is_pattern(s)]
         patterns = [s for s in url.streams if is_pattern(s)]
         self._scan = Scan(patterns) if patterns or not url.streams else None
@@ -93,11 +97,22 @@ class RedisStreams:
         self._now_ns = self._turn = 0
         self._heads = _MAX_HEADS
 
+    def use(self, url: RedisUrl) -> None:
+        """Queries another server of the same data from now on, after a fail-over."""
+        self.name = f"redis {url.server}"
+        self._client = RespClient(url, self._timeout_s)
+
+    def choose(self, named: list[bytes]) -> None:
+        """Queries these streams from now on, beside those that match a pattern."""
+        self._named = named
+        self._gone.named = frozenset(named)
+
     def poll(self) -> list[Row]:
         """Two round trips to the server, and some more while a backlog is counted. Raises nothing, whatever the server
         answers.
         """
         started_ns = boot_ns()
+        self.moved, self.role = False, None
         try:
             if started_ns < self._not_before_ns:
                 raise RedisDown(self._refusal, failure="login")
@@ -144,6 +159,7 @@ class RedisStreams:
             {"destination": shown(stream), "reason": "; ".join(why for name, why in problems if name == stream)}
             for stream in dict.fromkeys(stream for stream, _ in problems)
         ]
+        self.role = self._values.get("server_role")
         missing = self._rights.missing(now_ns)
         if missing:
             why = f"refused by the ACL; ACL SETUSER {self._user} {_listed(missing)}"
@@ -179,7 +195,7 @@ class RedisStreams:
     def _see(self, streams: list[bytes]) -> list[tuple[bytes, str]]:
         """First round trip: the streams and their groups. Returns problems by stream."""
         problems: list[tuple[bytes, str]] = []
-        before, self._groups = self._groups, {}
+        found: dict[Key, _Group] = {}
         named_here: set[Key] = set()
         why: dict[bytes, str] = {}
         self._left_out = 0
@@ -188,12 +204,15 @@ class RedisStreams:
             failed = next((r for r in (about, groups) if isinstance(r, hiredis.ReplyError)), None)
             if failed is not None:
                 why[name] = str(failed)
-                if why[name].startswith(("LOADING", "MASTERDOWN")):
+                if why[name].startswith(("LOADING", "MASTERDOWN", "CLUSTERDOWN")):
                     raise RedisDown(why[name])
+                if why[name].startswith(("MOVED", "ASK")):
+                    self.moved = True
+                    why[name] = f"{MOVED}: use redis+cluster://"
                 command = "XINFO", "STREAM" if failed is about else "GROUPS", name
                 rule = missing_rule(command, failed)
                 why[name] = f"missing ACL rule {rule}" if rule else why[name]
-                if name in self._named and not (rule and rule.startswith("+")):
+                if name in self._named and not (self._shard and self.moved) and not (rule and rule.startswith("+")):
                     problems.append((name, why[name]))
                 continue
             stream = Stream.read(name, about)
@@ -202,12 +221,13 @@ class RedisStreams:
             for info in map(fields, groups):
                 key = (name, named(info))
                 named_here.add(key)
-                if len(self._groups) < MAX_GROUPS and len(key[1]) <= MAX_NAME_BYTES:
-                    group = self._groups[key] = before.get(key) or _Group(stream, key[1], info)
+                if len(found) < MAX_GROUPS and len(key[1]) <= MAX_NAME_BYTES:
+                    group = found[key] = self._groups.get(key) or _Group(stream, key[1], info)
                     group.see(stream, info, self._now_ns)
                     self._gone.back(key)
                 else:
                     self._left_out += 1
+        before, self._groups = self._groups, found
         for key, group in before.items():
             if key not in named_here:
                 self._lost(group, key, why.get(key[0], ""))
@@ -216,6 +236,8 @@ class RedisStreams:
 
     def _lost(self, group: _Group, key: Key, why: str) -> None:
         """A known group that this poll did not find. why: the server's error about its stream."""
+        if why.startswith(MOVED):
+            return
         if why and not why.endswith("no such key") and not why.startswith("WRONGTYPE"):
             group.problem, group.refused = why, why.startswith("missing ACL rule")
             self._groups[key] = group
@@ -385,12 +407,20 @@ def _row(group: _Group, server_ms: int) -> Row:
     }
 
 
+def opened(url: RedisUrl) -> Queue:
+    from agent.queues.redis_places import ClusterStreams, SentinelStreams
+
+    if url.kind == "cluster":
+        return ClusterStreams(url, RedisStreams)
+    return SentinelStreams(url, RedisStreams) if url.kind == "sentinel" else RedisStreams(url)
+
+
 BROKER = Broker(
     "redis",
     "Redis Streams",
     "consumer groups of streams: lag, age, pending and redelivered entries",
     "redis://[user:password@]host:port/db?streams=orders,mails",
-    "no streams: found by itself",
+    "no streams: found by itself; redis+sentinel://host:26379/SERVICE/db, redis+cluster://host:port",
     RedisUrl.parse,
-    RedisStreams,
+    opened,
 )
