@@ -326,6 +326,11 @@ def _ask_broker(name: str, queue: Queue) -> Check:
     down = next((row for row in rows if row.get("status") == "down"), None)
     if down is not None:
         return Check(name, "warn", str(down.get("reason")), f"see whether it runs, and the setting {name}")
+    refused = [row for row in rows if row.get("failure") == "permission"]
+    if refused:
+        server = next((row for row in refused if not row.get("destination")), refused[0])
+        found = f"{queue.name}: {str(server.get('reason')).removeprefix(f'{queue.name}: ')}"
+        return Check(name, "warn", found, "give its user these rights; without them, some columns are null")
     return Check(name, "ok", f"{queue.name}: answers, rows of queue_lag: {len(rows)}")
 
 

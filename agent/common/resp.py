@@ -6,10 +6,11 @@ redis-py costs 19 MB of resident memory (asyncio, ssl); hiredis, its parser, cos
 
 from __future__ import annotations
 
+import re
 import socket
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -33,10 +34,17 @@ class RedisDown(Exception):
         self.failure = "login" if refused_login else failure
 
 
+class ReplyTooLarge(RedisDown):
+    """A reply was beyond the bounds of agent/common/framing.py; the server is well."""
+
+
 @dataclass(frozen=True)
 class RedisUrl:
     """``redis[s]://[user[:password]@]host[:port][/db][?streams=a,b*]`` or
     ``unix://[:password@]/path[?db=N&streams=a]``.
+
+    ``redis[s]+sentinel://...@host[:26379],host2/SERVICE[/db]``: the primary that Sentinel names. ``redis[s]+cluster://``:
+    the primaries of a Redis Cluster. addresses: all of them; the user and password are those of the servers.
     """
 
     host: str = ""
@@ -47,34 +55,52 @@ class RedisUrl:
     password: str = field(default="", repr=False)
     tls: bool = False
     streams: tuple[str, ...] = ()
+    kind: str = ""
+    service: str = ""
+    addresses: tuple[tuple[str, int], ...] = ()
 
     @property
     def server(self) -> str:
-        """``host:port`` or the socket's path, never with the password."""
-        return self.path or with_port(self.host, self.port)
+        """``host:port`` or the socket's path, never with the password. ``SERVICE@host:port`` for Sentinel."""
+        where = self.path or with_port(self.host, self.port)
+        return f"{self.service}@{where}" if self.service else where
+
+    def at(self, host: str, port: int) -> RedisUrl:
+        """The same of one server."""
+        return replace(self, host=host, port=port, kind="", service="", addresses=())
 
     @classmethod
     def parse(cls, url: str) -> RedisUrl:
         """Parses a URL. Raises AgentError for an invalid one; the message leaves the password out."""
         try:
+            url, *others = _separate(url)
             parts = urlsplit(url)
             query = parse_qs(parts.query)
-            if parts.scheme not in ("redis", "rediss", "unix"):
+            scheme, _, kind = parts.scheme.partition("+")
+            if scheme not in ("redis", "rediss", "unix") or kind not in _KINDS or (kind and scheme == "unix"):
                 raise _BadReply(f"it begins with {parts.scheme}:" if parts.scheme else "it names no scheme")
             unknown = set(query) - {"streams", "db"}
             if unknown:
                 raise _BadReply(f"unknown option {min(unknown)!r}")
             if parts.scheme == "unix" and not parts.path:
                 raise _BadReply("no socket path")
-            db = query["db"][0] if "db" in query else parts.path.strip("/") if parts.scheme != "unix" else ""
+            service, _, below = parts.path.strip("/").partition("/") if kind == "sentinel" else ("", "", parts.path)
+            if kind == "sentinel" and not service:
+                raise _BadReply("no service: redis+sentinel://host:26379/SERVICE")
+            db = query["db"][0] if "db" in query else below.strip("/") if parts.scheme != "unix" else ""
+            port = 26379 if kind == "sentinel" else 6379
+            addresses = ((parts.hostname or "127.0.0.1", parts.port or port), *_addresses(others, port))
             return cls(
-                host="" if parts.scheme == "unix" else parts.hostname or "127.0.0.1",
-                port=parts.port or 6379,
+                host="" if parts.scheme == "unix" else addresses[0][0],
+                port=addresses[0][1],
                 path=unquote(parts.path) if parts.scheme == "unix" else "",
                 db=int(db or 0),
                 user=unquote(parts.username or ""),
                 password=unquote(parts.password or ""),
-                tls=parts.scheme == "rediss",
+                tls=scheme == "rediss",
+                kind=kind,
+                service=unquote(service),
+                addresses=addresses if kind else (),
                 streams=tuple(s for s in ",".join(query.get("streams", [])).split(",") if s),
             )
         except ValueError as error:
@@ -91,6 +117,22 @@ class RedisUrl:
                 ),
                 exit_code=USAGE,
             ) from None
+
+
+_KINDS = ("", "sentinel", "cluster")
+
+
+def _separate(url: str) -> list[str]:
+    """A URL of several servers as one of the first, and the addresses of the others."""
+    found = re.fullmatch(r"(\w+\+\w+://(?:[^/?#]*@)?)([^/?#,]*)((?:,[^/?#,]*)+)(.*)", url, re.DOTALL)
+    return [found[1] + found[2] + found[4], *found[3][1:].split(",")] if found else [url]
+
+
+def _addresses(some: Iterable[str], port: int) -> Iterator[tuple[str, int]]:
+    """``host[:port]`` each. Raises ValueError."""
+    for one in some:
+        parts = urlsplit(f"//{one}")
+        yield parts.hostname or "127.0.0.1", parts.port or port
 
 
 class _BadReply(ValueError):
@@ -124,7 +166,7 @@ class RespClient:
             raise RedisDown(f"no answer within {self._timeout_s:g} s", failure="no_answer") from None
         except TooMuch as error:
             self.close()
-            raise RedisDown(f"refused {error}") from None
+            raise ReplyTooLarge(f"refused {error}") from None
         except (OSError, hiredis.ProtocolError, MemoryError) as error:
             self.close()
             raise RedisDown(
@@ -162,7 +204,8 @@ class RespClient:
                 text = (
                     str(reply) if command[0] != "AUTH" else str(reply).partition(",")[0]
                 )  # some servers repeat the password
-                raise RedisDown(f"login refused: {text}", refused_login=command[0] != "SELECT")
+                failure = "permission" if text.startswith("NOPERM") else "other"
+                raise RedisDown(f"login refused: {text}", command[0] != "SELECT", failure)
             if isinstance(reply, hiredis.ReplyError) and "max number of clients" in str(reply):
                 raise RedisDown(str(reply).removeprefix("ERR "), failure="refused")
 

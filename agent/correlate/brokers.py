@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +18,9 @@ from agent.correlate.words import peer, text
 from agent.tables import TABLES
 
 #: Columns that a symptom of brokers reads.
-READS = {"queue_lag": ("system", "status", "reason", "failure", "poll_ns", "peer")}
+READS = {"queue_lag": ("system", "destination", "status", "reason", "failure", "poll_ns", "peer")}
+#: How reasons of losses begin (agent/queues/redis_rewound.py).
+FAIL_OVER, REPLACED = "fail-over: ", "restarted or replaced: "
 _NO_ANSWER, _UNASKED = (TABLES["queue_lag"].code("failure", name) for name in ("no_answer", "unasked"))
 
 
@@ -35,6 +37,7 @@ class Poll:
     unanswered: bool = False
     before: int = 0
     reason: str = ""
+    lost: str = ""  # what it reports as lost, if it does
 
 
 class BrokerWatch(Watch):
@@ -55,6 +58,7 @@ class BrokerWatch(Watch):
             polled = only(polled, polled["failure"] != _UNASKED)
         if polled is None or not len(polled):
             return np.empty(0, np.int64)
+        lost = _lost(polled)
         polled = pick(
             polled, np.lexsort((polled["poll_ns"], polled["status"] == b"down"))
         )  # the worst of each broker comes last
@@ -64,7 +68,10 @@ class BrokerWatch(Watch):
         polled = pick(polled, last)
         slots = np.array([self._slot(row, second) for row in polled], np.int64)
         polled, slots = only(polled, slots >= 0), slots[slots >= 0]
-        self.polls = {slot: self._poll(slot, row) for slot, row in zip(slots.tolist(), polled, strict=True)}
+        self.polls = {
+            slot: replace(self._poll(slot, row), lost=lost.get(self.names[slot], ""))
+            for slot, row in zip(slots.tolist(), polled, strict=True)
+        }
         down = polled["status"] == b"down"
         self.series.put(
             second,
@@ -115,3 +122,19 @@ class BrokerWatch(Watch):
         )
         self.open(episode, second, float(end - start), 1)
         return [episode]
+
+
+def _lost(polled: np.ndarray) -> dict[tuple[str, bytes], str]:
+    """What brokers lost, by system and peer: of the whole server first, else of the first of its queues."""
+    rows = polled[(polled["status"] == b"rewound") & _begins(polled["reason"])]
+    out: dict[tuple[str, bytes], str] = {}
+    for row in rows[np.argsort(rows["destination"] != b"", kind="stable")]:
+        where = f"{text(row['destination'])}: " if row["destination"] else ""
+        out.setdefault((text(row["system"]), row["peer"].tobytes()), where + text(row["reason"]))
+    return out
+
+
+def _begins(reasons: np.ndarray) -> np.ndarray:
+    return np.asarray(
+        np.char.startswith(reasons, FAIL_OVER.encode()) | np.char.startswith(reasons, REPLACED.encode()), np.bool_
+    )

@@ -39,6 +39,7 @@ READS = {
         "holder",
         "idle_consumer",
         "idle_s",
+        "errors",
     )
 }
 _WELL_NS = 200_000_000  # a poll that took longer depends more on the server than on its queues
@@ -67,7 +68,8 @@ def _servers(polls: np.ndarray) -> list[tuple[bytes, bytes]]:
 class QueueWatch(Watch):
     """One subject is one consumer group of one destination (and partition) of a cluster, whichever server answers."""
 
-    metrics = ("age_s", "pending_s", "lag", "pending", "in", "out", "consumers", "stuck", "at_s", "idle_s")
+    #: gone: 1 while the queue is deleted, 2 while its server's clients are refused for that.
+    metrics = ("age_s", "pending_s", "lag", "pending", "in", "out", "consumers", "stuck", "at_s", "idle_s", "gone")
 
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
@@ -105,6 +107,7 @@ class QueueWatch(Watch):
                 _age(polls[c]) for c in ("oldest_undelivered_s", "oldest_pending_s", "idle_s")
             )
             age = np.where(np.isnan(undelivered), _age(polls["lag_s"]), undelivered)
+            asked_for = np.char.find(polls["errors"], b"NOGROUP") >= 0
             stuck = ((polls["status"] == b"stuck") & (lag > 0) & (polls["in_per_s"] > 0)).astype(np.float64)
             self.series.put(
                 second,
@@ -118,6 +121,7 @@ class QueueWatch(Watch):
                 out=polls["out_per_s"],
                 stuck=stuck,
                 consumers=_nan(polls["consumers"]),
+                gone=np.where(polls["status"] == b"gone", 1.0 + asked_for, 0.0),
                 **{"in": polls["in_per_s"]},
             )
         return self.series.carry(second, slots, _CARRY_S)

@@ -1,14 +1,30 @@
-"""The consumer of a group that has been idle for longest, among those that recently worked. A consumer that has left
-does not count.
+"""The consumers of a group: who has been idle for longest, among those that recently worked; and who holds entries and
+asks for nothing.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-MAX_CONSUMERS = 64  # of a group; larger groups are not queried
+from agent.common.fairness import UpperBound
+
+MAX_CONSUMERS = 1024  # of a group; larger groups are not queried
+MAX_AT_ONCE = 4096  # of all groups in one poll; the next poll queries the others
 MAX_NAME_BYTES = 256
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound("queues", "consumers of a group", MAX_CONSUMERS, "its consumers are not queried", "null in `idle_s`"),
+)
 _WORKS_NS = 60_000_000_000  # a consumer counts as working for this long after its last request
+IDLE_MS = 60_000  # one that holds entries, without a request for so long
+_SHOWN = 8
+
+
+class Held(NamedTuple):
+    """Pending entries of consumers that have been idle for IDLE_MS; their names with the numbers, most first."""
+
+    entries: int
+    names: str
 
 
 class Consumers:
@@ -32,3 +48,14 @@ class Consumers:
             return None
         name = max(self._active_ns, key=lambda n: (idle[n], n))
         return name, idle[name] / 1000
+
+
+def held(entries: list[dict[str, Any]]) -> Held:
+    """What idle consumers hold. Raises as ``Consumers.longest``."""
+    idle = [
+        (int(e["pending"]), e["name"]) for e in entries[:MAX_CONSUMERS] if e["pending"] and int(e["idle"]) >= IDLE_MS
+    ]
+    some = sorted(idle, key=lambda one: (-one[0], one[1]))
+    names = [f"{name[:MAX_NAME_BYTES].decode('utf-8', 'replace')} {n}" for n, name in some[:_SHOWN]]
+    more = [f"and {len(some) - _SHOWN} more"] if len(some) > _SHOWN else []
+    return Held(sum(n for n, _ in some), ", ".join([*names, *more]))

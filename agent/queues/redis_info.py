@@ -11,9 +11,12 @@ from collections.abc import Iterable
 
 import hiredis
 
+from agent.queues.redis_rewound import Replication
+
 Values = dict[str, object]
 
-#: Error replies that mean that the server does not serve, as opposed to a client's mistake.
+#: Error replies that mean that the server does not serve, as opposed to a client's mistake. NOGROUP: the consumer
+#: group, or its stream, was deleted.
 REFUSING = frozenset(
     [
         "OOM",
@@ -27,11 +30,13 @@ REFUSING = frozenset(
         "WRONGPASS",
         "NOPERM",
         "BUSY",
+        "NOGROUP",
     ]
 )
 COMMANDS = tuple(("INFO", section) for section in ("clients", "memory", "stats", "replication", "errorstats"))
 _MAX_BYTES, _MAX_LINES = 65536, 512
 _MOST = (1 << 63) - 1
+_MAX_ID = 64  # characters
 
 
 class Counters:
@@ -40,10 +45,12 @@ class Counters:
     def __init__(self) -> None:
         self._errors: dict[str, int] | None = None
         self._t_ns = 0
+        self.refused: dict[str, int] = {}  #: kinds and counts since the previous poll
+        self.replication: Replication | None = None  #: as of the last poll
 
     def forget(self) -> None:
         """Forgets the counters, since another server may answer after an outage."""
-        self._errors = None
+        self._errors, self.refused = None, {}
 
     def parse_info(self, replies: Iterable[object], own: Counter[str], t_ns: int) -> Values:
         """Columns of ``queue_lag``, from the replies to ``COMMANDS``. own: kinds of the errors that this poll itself
@@ -55,6 +62,7 @@ class Counters:
                 lines = reply.decode("utf-8", "replace").split("\r\n")[:_MAX_LINES]
                 info.update((key, value) for key, colon, value in (line.partition(":") for line in lines) if colon)
         limit = _number(info.get("maxmemory"))
+        self.replication = _replication(info)
         return {
             "server_role": _role(info),
             "memory_bytes": _number(info.get("used_memory")),
@@ -66,6 +74,7 @@ class Counters:
         }
 
     def _refused(self, info: dict[str, str], own: Counter[str], t_ns: int) -> Values:
+        self.refused = {}
         if "total_error_replies" not in info:  # before Redis 6.2
             return {}
         now = {
@@ -79,7 +88,7 @@ class Counters:
         if before is None or since_ns <= 0:
             return {}
         more = {kind: count - before.get(kind, 0) - own[kind] for kind, count in now.items()}
-        more = {kind: n for kind, n in more.items() if n > 0}
+        self.refused = more = {kind: n for kind, n in more.items() if n > 0}
         words = ", ".join(f"{kind} {n}" for kind, n in sorted(more.items(), key=lambda e: (-e[1], e[0])))
         return {"errors_per_s": sum(more.values()) * 1e9 / since_ns, "errors": words}
 
@@ -93,6 +102,14 @@ def _role(info: dict[str, str]) -> str | None:
     if info.get("role") == "slave":
         return "replica" if info.get("master_link_status") == "up" else "cut off"
     return "primary" if info.get("role") == "master" else None
+
+
+def _replication(info: dict[str, str]) -> Replication | None:
+    history, offset = info.get("master_replid", ""), _number(info.get("master_repl_offset"))
+    if not history or len(history) > _MAX_ID or offset is None:
+        return None
+    own_from = _number(info.get("second_repl_offset"))
+    return Replication(history, offset, info.get("master_replid2", "")[:_MAX_ID], -1 if own_from is None else own_from)
 
 
 def _number(text: str | None) -> int | None:

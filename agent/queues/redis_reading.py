@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import nan
 from typing import Any
 
@@ -11,7 +12,41 @@ from agent.tables import TABLES
 Id = tuple[int, int]
 
 _MAX_ID_BYTES = 64
+_MAX_SEQ = (1 << 64) - 1
 _EARLIEST_MS, _AHEAD_MS = 1_000_000_000_000, 60_000  # ids before 2001 or a minute ahead of the server are not times
+
+
+@dataclass(frozen=True)
+class Stream:
+    """``XINFO STREAM``. first, last: None if it is empty. last_generated: also of entries that were deleted. added,
+    max_deleted (the largest id that XDEL deleted): None before Redis 7.
+    """
+
+    name: bytes
+    length: int
+    first: Id | None
+    last: Id | None
+    last_generated: Id | None
+    added: int | None
+    max_deleted: Id | None
+
+    @classmethod
+    def read(cls, name: bytes, reply: list[Any]) -> Stream:
+        """Raises KeyError, TypeError or ValueError for a malformed reply."""
+        found = fields(reply)
+        length, added = int(found["length"]), found.get("entries-added")
+        if length >> 63 or not (added is None or isinstance(added, int)):
+            raise ValueError("no length")
+        ids = [
+            None if given is None else entry_id(given)
+            for given in (
+                found["first-entry"][0] if length else None,
+                found["last-entry"][0] if length else None,
+                found.get("last-generated-id"),
+                found.get("max-deleted-entry-id"),
+            )
+        ]
+        return cls(name, length, ids[0], ids[1], ids[2], added, ids[3])
 
 
 def shown(name: bytes) -> bytes:
@@ -29,6 +64,16 @@ def age_s(entry: Id | None, server_ms: int) -> float:
 def entry_id(text: bytes) -> Id:
     ms, _, seq = text.partition(b"-")
     return int(ms), int(seq)
+
+
+def shown_id(entry: Id) -> str:
+    return f"{entry[0]}-{entry[1]}"
+
+
+def after(entry: Id) -> str:
+    """The smallest id after this one. Exclusive ranges are of Redis 6.2."""
+    ms, seq = entry
+    return f"{ms}-{seq + 1}" if seq < _MAX_SEQ else f"{ms + 1}-0"
 
 
 def named(info: dict[str, Any]) -> bytes:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from typing import Protocol
 
 import hiredis
 
 from agent.common.fairness import UpperBound
-from agent.common.resp import RedisDown, RespClient
+from agent.common.resp import RedisDown, Reply
+from agent.queues.redis_rights import Command
 
 MAX_STREAMS = 256  # found by SCAN; streams named in the URL are not limited
 MAX_NAME_BYTES = 1024  # of a stream or group; longer ones are not watched, which is reported in a row
@@ -37,6 +39,12 @@ REDISCOVER_NS = 15_000_000_000
 _MAX_CURSOR_BYTES = 32
 
 
+class Asked(Protocol):
+    """Sends commands, as ``RespClient.pipeline``."""
+
+    def pipeline(self, commands: Sequence[Command]) -> list[Reply]: ...
+
+
 class Scan:
     """The streams found so far; a full pass over the keyspace replaces them.
 
@@ -54,7 +62,7 @@ class Scan:
         self.more = False  # there are streams beyond MAX_STREAMS
         self.whole = False  # all keys have been scanned once
 
-    def step(self, client: RespClient, now_ns: int) -> list[bytes]:
+    def step(self, client: Asked, now_ns: int) -> list[bytes]:
         """The streams known now, at most MAX_STREAMS. Raises RedisDown, and any error of reading a malformed answer."""
         if now_ns < self._rescan_ns:
             return self._streams
@@ -64,12 +72,13 @@ class Scan:
             self._cursor, self._found, self._beyond = b"0", set(), False
             raise
 
-    def _pass(self, client: RespClient, now_ns: int) -> list[bytes]:
+    def _pass(self, client: Asked, now_ns: int) -> list[bytes]:
         for step in range(SCAN_STEPS):
             small = step == 0 and self._cursor == b"0"
             (reply,) = client.pipeline([("SCAN", self._cursor, "COUNT", SCAN_COUNT, "TYPE", "stream")])
             if isinstance(reply, hiredis.ReplyError):
-                raise RedisDown(f"cannot list streams: {reply}; name them in the URL with ?streams=")
+                failure = "permission" if str(reply).startswith("NOPERM") else "other"
+                raise RedisDown(f"cannot list streams: {reply}; name them in the URL with ?streams=", failure=failure)
             cursor, keys = reply
             if not cursor.isdigit() or len(cursor) > _MAX_CURSOR_BYTES:
                 raise ValueError("no cursor")

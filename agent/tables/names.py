@@ -14,5 +14,5 @@ def _declared(room: str, later: str) -> str:
 
 
 #: What a finding may say. The counters of findings start at 0 for each of them.
-SYMPTOMS = _declared("symptoms", "redelivery rebalancing entries_lost duplicates")
+SYMPTOMS = _declared("symptoms", "redelivery rebalancing duplicates")
 CAUSES = _declared("causes", "")

@@ -30,12 +30,18 @@ DECLARED = (
         i64("consumers", "consumers"),
         f64("in_per_s", "arrivals", "1/s"),
         f64("out_per_s", "acknowledgements", "1/s"),
-        text("status", 16, "ok lagging stuck down"),
+        text(
+            "status",
+            16,
+            "ok lagging stuck down; gone: the queue or group was deleted; rewound: data or position went back;"
+            " unknown: it cannot be read",
+        ),
         text("reason", 128, "why that status"),
         enum(
             "failure",
-            "no_answer refused unreachable closed login other unasked",
-            "how the poll failed; unasked: tickscope's broker process was down; null: the poll succeeded",
+            "no_answer refused unreachable closed login other unasked permission",
+            "how the poll failed; unasked: tickscope's broker process was down; permission: commands were refused;"
+            " null: the poll succeeded",
         ),
         i64("poll_ns", "duration of the poll", "ns"),
         peer("the server's ip:port"),
@@ -63,6 +69,13 @@ DECLARED = (
         i64("clients", "clients of the server"),
         i64("clients_limit", "client limit of the server"),
         i64("clients_refused", "connections refused for that limit since the server started"),
+        i64(
+            "lag_at_least",
+            "lower bound of lag_messages, which is then the upper bound; null if it is exact or has no lower bound",
+        ),
+        i64("pending_deleted", "pending messages that no longer exist, of the 100 oldest"),
+        i64("held_idle", "pending messages of consumers without a request for 60 s"),
+        text("idle_holders", 64, "these consumers and their pending messages: most first"),
         measure="lag_messages",
     ),
     table(

@@ -49,7 +49,6 @@ def causes() -> list[Entry]:
 _SYMPTOMS = {
     "redelivery": "messages are delivered more than once",
     "rebalancing": "a consumer group changes again and again",
-    "entries_lost": "entries went before anybody read them",
     "duplicates": "the same entry was produced twice",
 }
 _CAUSES = {}

@@ -346,3 +346,89 @@ def test_a_quiet_queue_has_a_high_bar() -> None:
             second, slot, age_s=np.array([0.0]), lag=np.array([0.0]), out=np.array([1.0 if second in (20, 80) else 0.0])
         )
     assert bars(series, "age_s", "lag", slot, 120, 10)[0] == RATIO / 2
+
+
+def deleted(host: Host, a: int, b: int, errors: bytes = b"NOGROUP 7") -> None:
+    """Polls of a group that was deleted."""
+    nothing: dict[str, Any] = dict.fromkeys(("pending", "consumers"), -(2**63))
+    host.queue(
+        a,
+        b,
+        lag=-(2**63),
+        age=np.nan,
+        oldest_pending_s=np.nan,
+        in_per_s=np.nan,
+        out_per_s=np.nan,
+        status=b"gone",
+        reason=b"the group was deleted; 3 s ago",
+        errors=errors,
+        **nothing,
+    )
+
+
+@pytest.mark.parametrize("stopped_s", [0, 6])
+@pytest.mark.parametrize("asked_for", [True, False])
+def test_a_queue_that_is_deleted_is_not_well_again(stopped_s: int, asked_for: bool) -> None:
+    """Its lag is gone, and so are its messages. Clients that ask for it are refused."""
+    host = well(0, 30)
+    stop = np.arange(stopped_s) + 0.5
+    host.queue(
+        30,
+        30 + stopped_s,
+        lag=(stop * 40).astype(int),
+        age=stop,
+        incoming=40,
+        out=0.0,
+        oldest_pending_s=stop,
+        pending=3,
+        consumers=3,
+    )
+    deleted(host, 30 + stopped_s, UNTIL, b"NOGROUP 7" if asked_for else b"")
+    out = found(host)
+    if not stopped_s and not asked_for:
+        assert out == []
+        return
+    (finding,) = out
+    assert (finding["symptom"], finding["state"]) == ("queue_lag", "open")
+    assert finding["cause"] == ("queue_deleted" if asked_for else "consumer_stopped")
+    assert ("was deleted while clients asked for it" in str(finding["sentence"])) == asked_for
+
+
+def test_a_deleted_queue_that_is_made_again_is_well() -> None:
+    host = well(0, 30)
+    deleted(host, 30, 34)
+    well(34, UNTIL, host)
+    (finding,) = found(host)
+    assert (finding["cause"], finding["state"]) == ("queue_deleted", "closed")
+
+
+@pytest.mark.parametrize(
+    ("reason", "detail"),
+    [
+        (b"fail-over: writes of at least 3,298 bytes of the replication stream were lost", ""),
+        (b"restarted or replaced: at least 23 entries are gone", "replaced"),
+    ],
+)
+def test_what_a_broker_lost_at_a_fail_over_is_a_finding_with_its_bound(reason: bytes, detail: str) -> None:
+    host = well(0, 30)
+    host.queue(30, 50, lag=4, age=0.1, incoming=40, status=b"rewound", reason=reason, consumers=3)
+    well(50, UNTIL, host)
+    (finding,) = found(host)
+    assert (finding["symptom"], finding["cause"], finding["cause_detail"]) == ("entries_lost", "failover", detail)
+    assert reason.decode() in str(finding["sentence"])
+
+
+def test_a_group_that_was_set_back_lost_nothing() -> None:
+    host = well(0, 30)
+    host.queue(
+        30,
+        50,
+        lag=4,
+        age=0.1,
+        incoming=40,
+        status=b"rewound",
+        reason=b"the group went back from 9-0 to 2-0",
+        consumers=3,
+    )
+    well(50, UNTIL, host)
+    assert found(host) == []

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from agent.correlate.answered import ONLY_READS, chain
 from agent.correlate.answered import READS as ANSWERS
+from agent.correlate.brokers import FAIL_OVER
 from agent.correlate.catalogue import Cause
-from agent.correlate.episode import Episode, Verdict
+from agent.correlate.episode import Episode, Verdict, item
 from agent.correlate.refusing import READS, refusing
 from agent.correlate.view import View
 from agent.correlate.words import render, value
@@ -48,12 +51,30 @@ def refused(episode: Episode, view: View) -> Iterator[Verdict]:
             )
 
 
+def behind(episode: Episode, view: View) -> Iterator[Verdict]:
+    """Data were lost: by the former primary's history and offset, as the poller compared them."""
+    raw = episode.key[1]
+    assert isinstance(raw, bytes)
+    polls = view.rings["queue_lag"].between(episode.start_ns, episode.end_ns)
+    polls = polls[(polls["peer"] == np.frombuffer(raw, "V18")[0]) & (polls["status"] == b"rewound")]
+    entry = item(
+        "queue_lag", "rewound rows", len(polls), "", column="status", reason=episode.words, keys={"peer": episode.scope}
+    )
+    over = FAIL_OVER in episode.words
+    words = (
+        "the replica that became the primary had not received all"
+        if over
+        else "it was restarted without its data, or another server took its place"
+    )
+    yield Verdict(CAUSE.name, 0.95 if over else 0.7, episode.scope, words, (entry,), "" if over else "replaced")
+
+
 CAUSE = Cause(
     "failover",
     16,
-    "a server changed its role, and now refuses requests that it served before",
+    "a server changed its role, and now refuses requests that it served before, or lacks data",
     {**READS, **ANSWERS},
     "see which server is the primary now, and why: INFO replication in Redis; point the clients at it",
-    {"service_errors": refused},
+    {"service_errors": refused, "entries_lost": behind},
     merge_group="broker",
 )

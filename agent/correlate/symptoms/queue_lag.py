@@ -32,9 +32,9 @@ _FLOOD = 3.0  # times the maximum that arrived in any remembered second
 
 def judge(watch: QueueWatch, second: Second) -> list[Episode]:
     """Messages that wait far longer than usual, at once; lasting rises of the ages of its oldest messages, of the lag
-    if no age is known, and no progress at all.
+    if no age is known, no progress at all, and a queue that is deleted while clients ask for it.
     """
-    return [*_late(watch, second), *_idle(watch, second), *_lasting(watch, second)]
+    return [*_late(watch, second), *_idle(watch, second), *_gone(watch, second), *_lasting(watch, second)]
 
 
 def _late(watch: QueueWatch, second: Second) -> list[Episode]:
@@ -84,6 +84,30 @@ def _idle(watch: QueueWatch, second: Second) -> list[Episode]:
     for i in np.flatnonzero(bad):
         bar = float(max(watch.config.idle_s, _IDLE * usual.high[i]))
         opened += _open(watch, int(slots[i]), "idle_s", at, float(idle[i]), bar)
+    return opened
+
+
+def _gone(watch: QueueWatch, second: Second) -> list[Episode]:
+    """A deleted queue has no lag, but its messages are not done: what was wrong with it goes on."""
+    slots = watch.fresh[watch.series.last("gone", watch.fresh, second.at) > 0]
+    opened = []
+    for slot in slots.tolist():
+        asked_for = bool(watch.series.last("gone", np.array([slot]), second.at)[0] > 1)
+        here, one = (watch.place(SYMPTOM.name, slot, metric) for metric in ("gone", "pending_s"))
+        episode = watch.active.get(here)
+        if episode is None and one in watch.active:
+            episode = watch.active[here] = watch.active.pop(one)
+        if episode is not None:
+            watch.extend(episode, second.at, episode.value)
+        elif asked_for:
+            episode = watch.describe(SYMPTOM.name, slot)
+            episode.start_ns = second.at * SECOND
+            episode.metric = "gone"
+            watch.open(episode, second.at, 1.0, 1)
+            opened.append(episode)
+        if asked_for and episode is not None:
+            episode.metric, episode.unit, episode.recurs_by = "gone", "", ""
+            episode.value, episode.base, episode.bar = 1.0, 0.0, 0.0
     return opened
 
 
@@ -142,6 +166,10 @@ def clause(episode: Episode) -> Words:
         return render(
             "{queue} made no progress while messages arrived {when}", queue=episode.subject, when=when(episode)
         )
+    if episode.metric == "gone":
+        return render(
+            "{queue} was deleted while clients asked for it {when}", queue=episode.subject, when=when(episode)
+        )
     worst, base = (
         (value(episode.value, "message"), value(episode.base))
         if episode.metric == "lag"
@@ -184,5 +212,6 @@ SYMPTOM = Symptom(
         "idle_s": "idle_s",
         "lag": "lag_messages",
         "stuck": "status",
+        "gone": "status",
     },
 )

@@ -1,19 +1,15 @@
 """Lag of the consumer groups of a Redis server's streams (Redis 5 and later, Valkey).
 
-The server's own counter (`XINFO GROUPS` lag, since 7.0) is not reliable:
-  - it is NULL after an XDEL ahead of the group, and for a group that was set to an arbitrary id;
-  - after undelivered entries were trimmed it counts removed entries, and stays wrong when the group has read on
-    (redis/redis#13957, valkey-io/valkey#1951).
-The ids are more reliable: a group at or behind the last entry has no lag, one before the first has XLEN. Only between
-these the counter is used, bounded by the length of the stream. Where it may be wrong the row says so, with the reason.
+agent/queues/redis_lag.py says how the lag is found. Ages are entry ids (their first part is the server's clock in ms)
+compared with the server's own TIME, so they do not depend on this host's clock.
 
-Ages are entry ids (their first part is the server's clock in ms) compared with the server's own TIME, so they do not
-depend on this host's clock.
+A command that the server's ACL refuses costs only what it would have reported; a row names the missing rules.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isnan, nan
 from typing import Any
@@ -23,18 +19,27 @@ import hiredis
 from agent.common.address import peer_bytes
 from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
-from agent.common.resp import RedisDown, RedisUrl, RespClient
-from agent.queues.catalogue import Broker, Row
-from agent.queues.redis_consumers import MAX_CONSUMERS, Consumers
-from agent.queues.redis_info import COMMANDS, Counters, errors
-from agent.queues.redis_reading import Id, age_s, entry_id, fields, named, shown
+from agent.common.resp import RedisDown, RedisUrl, Reply, ReplyTooLarge, RespClient
+from agent.queues.catalogue import Broker, Queue, Row
+from agent.queues.redis_consumers import MAX_AT_ONCE, MAX_CONSUMERS, Consumers, Held, held
+from agent.queues.redis_gone import Gone, Key
+from agent.queues.redis_info import COMMANDS, Counters
+from agent.queues.redis_lag import Lag
+from agent.queues.redis_pending import SAMPLE, PendingEntries
+from agent.queues.redis_reading import Id, Stream, after, age_s, entry_id, fields, named, shown, shown_id
+from agent.queues.redis_rewound import DataHistory
+from agent.queues.redis_rights import Command, Rights, missing_rule
 from agent.queues.redis_scan import MAX_NAME_BYTES, MAX_STREAMS, Scan, is_pattern
+from agent.queues.redis_walk import walk
 
 MAX_GROUPS = 256  # the number of groups left out is reported in a row
 #: For docs/limits.md.
 BOUNDS = (UpperBound("queues", "consumer groups", MAX_GROUPS, "not watched", "`queue_lag.reason`"),)
-PENDING_SAMPLE = 100  # pending entries read for redeliveries: ``redelivered`` is a lower bound beyond that
 LOGIN_RETRY_NS = 10_000_000_000  # a refused login is not repeated at each poll: servers log and count refusals
+_MAX_HEADS = 256  # entries that are read in one poll for their ids
+_LOOKED_FOR = 10  # of these, pending entries that may have been deleted
+_RULES_CHARACTERS = 80
+MOVED = "it is on another server of a Redis Cluster"
 
 #: Errors raised while reading malformed answers.
 _ODD = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
@@ -42,22 +47,33 @@ _ODD = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueErr
 
 @dataclass
 class _Group:
-    """One group as of this poll, and what is kept of it between polls."""
+    """One group as of this poll, and what is kept of it between polls. before: its position at the previous poll.
+    problem: why this poll has no answer.
+    """
 
-    stream: bytes
+    stream: Stream
     name: bytes
-    info: dict[str, Any] = field(default_factory=dict)
-    counter_wrong: bool = False
-    lag: int | None = None
-    upper_bound: bool = False
-    reason: str = ""
+    info: dict[str, Any]
+    delivered: Id = (0, 0)
+    before: Id = (0, 0)
+    problem: str = ""
+    refused: bool = False
+    lag: Lag = field(default_factory=Lag)
     next_id: Id | None = None
-    oldest_pending: Id | None = None
-    idle_ms: int | None = None
-    redelivered: int = 0
-    holder: bytes = b""
+    pending: PendingEntries = field(default_factory=PendingEntries)
     consumers: Consumers = field(default_factory=Consumers)
     idlest: tuple[bytes, float] | None = None
+    held: Held | None = None
+
+    def see(self, stream: Stream, info: dict[str, Any], now_ns: int) -> None:
+        self.stream, self.info, self.problem, self.refused = stream, info, "", False
+        self.next_id, self.idlest, self.held = None, None, None
+        self.before, self.delivered = self.delivered, entry_id(info["last-delivered-id"])
+        self.lag.see(info, self.delivered, stream, now_ns)
+        if info["pending"]:
+            self.pending.forget()
+        else:
+            self.pending.none()
 
 
 class RedisStreams:
@@ -65,19 +81,38 @@ class RedisStreams:
     rows if it does not answer.
     """
 
-    def __init__(self, url: RedisUrl, timeout_s: float = 0.5) -> None:
-        self.name = f"redis {url.server}"
-        self._client = RespClient(url, timeout_s)
+    def __init__(self, url: RedisUrl, timeout_s: float = 0.5, shard: bool = False) -> None:
+        self._shard = shard
+        self._rights, self._user, self._timeout_s = Rights(), url.user or "default", timeout_s
+        self.moved = False  # a stream is of another server of the cluster
+        self.role: object = None  # as of the last poll
+        self.use(url)
         self._named: list[bytes] = [s.encode() for s in url.streams if not is_pattern(s)]
         patterns = [s for s in url.streams if is_pattern(s)]
         self._scan = Scan(patterns) if patterns or not url.streams else None
-        self._groups: dict[tuple[bytes, bytes], _Group] = {}
+        self._groups: dict[Key, _Group] = {}
+        self._gone, self._history = Gone(self._named), DataHistory()
         self._not_before_ns, self._refusal = 0, ""
-        self._server, self._values, self._own = Counters(), dict[str, object](), Counter[str]()
+        self._server, self._values = Counters(), dict[str, object]()
+        self._now_ns = self._turn = 0
+        self._heads = _MAX_HEADS
+
+    def use(self, url: RedisUrl) -> None:
+        """Queries another server of the same data from now on, after a fail-over."""
+        self.name = f"redis {url.server}"
+        self._client = RespClient(url, self._timeout_s)
+
+    def choose(self, named: list[bytes]) -> None:
+        """Queries these streams from now on, beside those that match a pattern."""
+        self._named = named
+        self._gone.named = frozenset(named)
 
     def poll(self) -> list[Row]:
-        """Two round trips to the server. Raises nothing, whatever the server answers."""
+        """Two round trips to the server, and some more while a backlog is counted. Raises nothing, whatever the server
+        answers.
+        """
         started_ns = boot_ns()
+        self.moved, self.role = False, None
         try:
             if started_ns < self._not_before_ns:
                 raise RedisDown(self._refusal, failure="login")
@@ -95,91 +130,205 @@ class RedisStreams:
     def close(self) -> None:
         self._client.close()
 
+    def pipeline(self, commands: Sequence[Command]) -> list[Reply]:
+        """As ``RespClient.pipeline``, without the commands that were refused lately."""
+        return self._rights.pipeline(self._client, commands, self._now_ns)
+
     def _poll(self, now_ns: int) -> list[Row]:
-        streams = self._named + [
-            s for s in (self._scan.step(self._client, now_ns) if self._scan else ()) if s not in self._named
+        self._now_ns = now_ns
+        self._turn += 1
+        self._rights.errors = Counter()
+        problems = self._see(self._streams(now_ns))
+        alive = [group for group in self._groups.values() if not group.problem]
+        counted = [(group.stream, group.lag.counting) for group in alive if group.lag.counting is not None]
+        walk(counted, self.pipeline, self._turn)
+        for group in alive:
+            group.lag.judge(group.info, group.stream)
+        self._read_heads(alive)
+        server_ms = self._details(alive)
+        problems += [
+            (group.stream.name, f"group {shown(group.name).decode('utf-8', 'replace')}: {what}")
+            for group in alive
+            for what in _remarks(group)
         ]
-        states: list[tuple[bytes, dict[str, Any]]] = []
-        problem: list[tuple[bytes, str]] = []
-        groups_left_out = 0
-        seen: dict[tuple[bytes, bytes], _Group] = {}
-        replies = self._client.pipeline(
-            [(c, sub, s) for s in streams for c, sub in (("XINFO", "STREAM"), ("XINFO", "GROUPS"))]
-        )
-        self._own = errors(replies)
-        for stream, about, groups in zip(streams, replies[::2], replies[1::2], strict=True):
+        rows = self._rewound(alive, server_ms)
+        rows += [_unread(group) for group in self._groups.values() if group.problem]
+        rows += self._gone.rows(self._server.refused.get("NOGROUP", 0), now_ns)
+        rows += self._limits()
+        rows += [
+            {"destination": shown(stream), "reason": "; ".join(why for name, why in problems if name == stream)}
+            for stream in dict.fromkeys(stream for stream, _ in problems)
+        ]
+        self.role = self._values.get("server_role")
+        missing = self._rights.missing(now_ns)
+        if missing:
+            why = f"refused by the ACL; ACL SETUSER {self._user} {_listed(missing)}"
+            rows.append({"status": "unknown", "failure": "permission", "reason": why})
+        elif not any("status" in row or "lag_messages" in row for row in rows):
+            rows.append({"status": "ok"})
+        return [{**self._values, **row} for row in rows]
+
+    def _rewound(self, groups: list[_Group], server_ms: int) -> list[Row]:
+        """Rows of groups, and of the server if it lost writes."""
+        streams = {group.stream.name: group.stream for group in groups}
+        self._history.see(self._server.replication, streams.values(), self._now_ns)
+        rows: list[Row] = []
+        for group in groups:
+            self._history.group(group.stream.name, group.name, group.before, group.delivered, self._now_ns)
+            why = self._history.why(group.stream.name, group.name)
+            rows.append({**_row(group, server_ms), **({"status": "rewound", "reason": why} if why else {})})
+        why = self._history.why()
+        return [*rows, {"status": "rewound", "reason": why}] if why else rows
+
+    def _streams(self, now_ns: int) -> list[bytes]:
+        """Those to query: of the settings, found by SCAN, and with groups that are known, or were deleted."""
+        found: list[bytes] = []
+        if self._scan is not None:
+            try:
+                found = self._scan.step(self, now_ns)
+            except RedisDown as error:
+                if error.failure != "permission":
+                    raise
+        known = [group.stream.name for group in self._groups.values()]
+        return list(dict.fromkeys([*self._named, *found, *known, *self._gone.streams]))
+
+    def _see(self, streams: list[bytes]) -> list[tuple[bytes, str]]:
+        """First round trip: the streams and their groups. Returns problems by stream."""
+        problems: list[tuple[bytes, str]] = []
+        found: dict[Key, _Group] = {}
+        named_here: set[Key] = set()
+        why: dict[bytes, str] = {}
+        self._left_out = 0
+        replies = self.pipeline([("XINFO", sub, name) for name in streams for sub in ("STREAM", "GROUPS")])
+        for name, about, groups in zip(streams, replies[::2], replies[1::2], strict=True):
             failed = next((r for r in (about, groups) if isinstance(r, hiredis.ReplyError)), None)
             if failed is not None:
-                problem.append((stream, str(failed)))
+                why[name] = str(failed)
+                if why[name].startswith(("LOADING", "MASTERDOWN", "CLUSTERDOWN")):
+                    raise RedisDown(why[name])
+                if why[name].startswith(("MOVED", "ASK")):
+                    self.moved = True
+                    why[name] = f"{MOVED}: use redis+cluster://"
+                command = "XINFO", "STREAM" if failed is about else "GROUPS", name
+                rule = missing_rule(command, failed)
+                why[name] = f"missing ACL rule {rule}" if rule else why[name]
+                if name in self._named and not (self._shard and self.moved) and not (rule and rule.startswith("+")):
+                    problems.append((name, why[name]))
                 continue
-            state = fields(about)
-            states.append((stream, state))
+            stream = Stream.read(name, about)
             if not groups:
-                problem.append((stream, "no consumer group"))
+                problems.append((name, "no consumer group"))
             for info in map(fields, groups):
-                key = (stream, named(info))
-                if len(seen) < MAX_GROUPS and len(key[1]) <= MAX_NAME_BYTES:
-                    group = seen[key] = self._groups.get(key) or _Group(*key)
-                    group.info = info
-                    _count(group, state)
+                key = (name, named(info))
+                named_here.add(key)
+                if len(found) < MAX_GROUPS and len(key[1]) <= MAX_NAME_BYTES:
+                    group = found[key] = self._groups.get(key) or _Group(stream, key[1], info)
+                    group.see(stream, info, self._now_ns)
+                    self._gone.back(key)
                 else:
-                    groups_left_out += 1
-        self._groups = seen
-        if self._scan is not None and not self._scan.whole:
-            problem.append((b"", "the keyspace is still being scanned: streams may be missing"))
+                    self._left_out += 1
+        before, self._groups = self._groups, found
+        for key, group in before.items():
+            if key not in named_here:
+                self._lost(group, key, why.get(key[0], ""))
+        self._history.forget({name for name, _ in before} - {name for name, _ in self._groups})
+        return problems
+
+    def _lost(self, group: _Group, key: Key, why: str) -> None:
+        """A known group that this poll did not find. why: the server's error about its stream."""
+        if why.startswith(MOVED):
+            return
+        if why and not why.endswith("no such key") and not why.startswith("WRONGTYPE"):
+            group.problem, group.refused = why, why.startswith("missing ACL rule")
+            self._groups[key] = group
+            return
+        if not why:
+            why = "the group was deleted"
+        else:
+            why = "the stream was deleted" if why.endswith("no such key") else "the key is no stream since"
+        self._gone.add(key, why, self._now_ns)
+
+    def _limits(self) -> list[Row]:
+        out = []
+        if self._scan is not None and not self._scan.whole and "+scan" not in self._rights.missing(self._now_ns):
+            out.append("the keyspace is still being scanned: streams may be missing")
         for what, limit, beyond in (
             ("streams", MAX_STREAMS, self._scan is not None and self._scan.more),
-            ("groups", MAX_GROUPS, groups_left_out),
+            ("groups", MAX_GROUPS, self._left_out),
         ):
             if beyond:
-                problem.append(
-                    (
-                        b"",
-                        (
-                            f"more than {limit} {what}, or longer names, are not watched: choose with ?streams= in the"
-                            " server's URL"
-                        ),
-                    )
+                out.append(
+                    f"more than {limit} {what}, or longer names, are not watched: choose with ?streams= in the"
+                    " server's URL"
                 )
-        server_ms, state_of = self._details(), dict(states)
-        return [
-            *({**self._values, **_row(g, state_of[g.stream], server_ms)} for g in seen.values()),
-            *({"destination": shown(stream), "reason": why} for stream, why in problem),
-            *(() if seen else ({**self._values, "status": "ok"},)),
-        ]
+        return [{"destination": b"", "reason": why} for why in out]
 
-    def _details(self) -> int:
-        """Second round trip: oldest entries, consumers, the server itself, and TIME last. Returns the server's time in
-        ms.
+    def _read_heads(self, groups: list[_Group]) -> None:
+        """The oldest undelivered entry of groups with a lag. A reply that is too large leaves them unknown; the next
+        poll asks for fewer.
         """
-        commands: list[tuple[bytes | str | int, ...]] = []
-        takers: list[tuple[_Group, str]] = []
-        for group in self._groups.values():
-            if group.next_id is None and group.lag != 0:
-                ms, seq = entry_id(group.info["last-delivered-id"])
-                commands.append(("XRANGE", group.stream, f"{ms}-{seq + 1}", "+", "COUNT", 1))
-                takers.append((group, "next"))
-            if group.info["pending"]:
-                commands.append(("XPENDING", group.stream, group.name, "-", "+", PENDING_SAMPLE))
-                takers.append((group, "pending"))
-            if 0 < group.info["consumers"] <= MAX_CONSUMERS:
-                commands.append(("XINFO", "CONSUMERS", group.stream, group.name))
-                takers.append((group, "consumers"))
-        replies = self._client.pipeline([*commands, *COMMANDS, ("TIME",)])
-        now_ns = boot_ns()
-        self._values = self._server.parse_info(replies[len(commands) : -1], self._own + errors(replies), now_ns)
-        for (group, what), reply in zip(takers, replies, strict=False):
-            if isinstance(reply, hiredis.ReplyError) or not reply:
-                continue
-            if what == "next":
+        some = [group for group in groups if group.lag.value != 0]
+        at = self._turn * self._heads % len(some) if len(some) > self._heads else 0
+        some = [*some[at:], *some[:at]][: self._heads]
+        commands: list[Command] = [("XRANGE", g.stream.name, after(g.delivered), "+", "COUNT", 1) for g in some]
+        for group, reply in zip(some, self._entries(commands), strict=False):
+            if not isinstance(reply, hiredis.ReplyError) and reply:
                 group.next_id = entry_id(reply[0][0])
-            elif what == "consumers":
-                group.idlest = group.consumers.longest([fields(entry) for entry in reply], now_ns)
+
+    def _entries(self, commands: Sequence[Command]) -> list[Reply]:
+        """Replies with entries, which may be large; empty if they are too large."""
+        if not commands:
+            return []
+        try:
+            replies = self.pipeline(commands)
+        except ReplyTooLarge:
+            self._heads = max(1, self._heads // 4)
+            return []
+        self._heads = min(_MAX_HEADS, self._heads + 1)
+        return replies
+
+    def _details(self, groups: list[_Group]) -> int:
+        """Last round trips: pending entries, consumers, TIME, the server itself. Returns the server's time in ms."""
+        commands: list[Command] = []
+        takers: list[tuple[_Group, str]] = []
+        consumers = 0
+        at = self._turn % len(groups) if groups else 0
+        for group in [*groups[at:], *groups[:at]]:
+            key = group.stream.name, group.name
+            if group.info["pending"]:
+                commands.append(("XPENDING", *key, "-", "+", SAMPLE))
+                takers.append((group, "pending"))
+            if 0 < group.info["consumers"] <= min(MAX_CONSUMERS, MAX_AT_ONCE - consumers):
+                consumers += group.info["consumers"]
+                commands.append(("XINFO", "CONSUMERS", *key))
+                takers.append((group, "consumers"))
+        replies = self.pipeline([*commands, ("TIME",), *COMMANDS])
+        now_ns = boot_ns()
+        for (group, what), reply in zip(takers, replies, strict=False):
+            if isinstance(reply, hiredis.ReplyError) or (what == "consumers" and not reply):
+                continue
+            if what == "consumers":
+                entries = [fields(entry) for entry in reply]
+                group.idlest, group.held = group.consumers.longest(entries, now_ns), held(entries)
             else:
-                group.oldest_pending, group.idle_ms = entry_id(reply[0][0]), max(r[2] for r in reply)
-                group.redelivered, group.holder = sum(r[3] > 1 for r in reply), reply[0][1]
-        clock = replies[-1]
+                group.pending.read(reply, group.stream)
+        self._look_for_deleted([group for group, what in takers if what == "pending"])
+        clock, *info = replies[len(commands) :]
+        self._values = self._server.parse_info(info, self._rights.errors, now_ns)
         return 0 if isinstance(clock, hiredis.ReplyError) else int(clock[0]) * 1000 + int(clock[1]) // 1000
+
+    def _look_for_deleted(self, groups: list[_Group]) -> None:
+        """Pending entries that may have been deleted, a few a poll."""
+        some = [(g, entry) for g in groups for entry in g.pending.doubtful(g.stream)[:_LOOKED_FOR]]
+        some = some[: min(_LOOKED_FOR, self._heads)]
+        commands: list[Command] = [
+            ("XRANGE", g.stream.name, shown_id(entry), shown_id(entry), "COUNT", 1) for g, entry in some
+        ]
+        for (group, entry), reply in zip(some, self._entries(commands), strict=False):
+            if not isinstance(reply, hiredis.ReplyError):
+                group.pending.looked(entry, bool(reply))
+        for group in groups:
+            group.pending.judge()
 
     def _down(self, reason: str, failure: str = "other") -> list[Row]:
         """One row for each known group, so that its series continues; else one for the server."""
@@ -187,68 +336,83 @@ class RedisStreams:
         self._server.forget()
         for group in known:
             group.consumers = Consumers()
-        row = {"status": "down", "reason": f"{self.name}: {reason}", "failure": failure}
+        status = "unknown" if failure == "permission" else "down"
+        row = {"status": status, "reason": f"{self.name}: {reason}", "failure": failure}
         return [
-            {**row, "destination": shown(group.stream), "consumer_group": shown(group.name)} for group in known
+            {**row, "destination": shown(group.stream.name), "consumer_group": shown(group.name)} for group in known
         ] or [row]
 
 
-def _count(group: _Group, state: dict[str, Any]) -> None:
-    """Sets lag, reason and, where the ids give it, the next entry, as the module's docstring describes. Pure."""
-    length, raw = int(state["length"]), group.info.get("lag")
-    if length >> 63:
-        raise ValueError("no length")
-    read, added = group.info.get("entries-read"), state.get("entries-added")
-    delivered = entry_id(group.info["last-delivered-id"])
-    group.upper_bound = False
-    group.reason, group.next_id, group.oldest_pending, group.idle_ms, group.redelivered = "", None, None, None, 0
-    group.holder, group.idlest = b"", None
-    if length == 0 or delivered >= entry_id(state["last-entry"][0]):
-        group.lag, group.counter_wrong = 0, bool(raw)
-    elif delivered < (first := entry_id(state["first-entry"][0])):
-        removed = 0 if raw is None else raw - length
-        group.lag, group.next_id, group.counter_wrong = length, first, removed > 0
-        if removed > 0:
-            group.reason = f"trimmed: {removed} entries were removed undelivered"
-    elif raw is None:
-        behind = length - 1 if read is None or added is None else min(length - 1, max(1, added - read))
-        group.lag, group.upper_bound = behind, True
-        if added is None:
-            group.reason = "upper bound: servers before Redis 7 do not count"
-        elif read is None:
-            group.reason = "upper bound: the group was set to an id inside the stream"
-        else:
-            group.reason = "upper bound: entries were deleted ahead of the group"
-    else:
-        group.lag = min(max(1, raw), length - 1)
-        if group.counter_wrong or group.lag != raw:
-            group.reason = "the server's counter is off after a deletion (redis#13957)"
+def _listed(rules: list[str]) -> str:
+    """As many rules as a reason has room for."""
+    some, length = list[str](), 0
+    for rule in rules:
+        length += len(rule) + 1
+        if some and length > _RULES_CHARACTERS:
+            return f"{' '.join(some)} (and {len(rules) - len(some)} more)"
+        some.append(rule)
+    return " ".join(some)
 
 
-def _row(group: _Group, state: dict[str, Any], server_ms: int) -> Row:
-    added, pending = state.get("entries-added"), group.info["pending"]
-    read = None if added is None or group.lag is None or group.upper_bound else added - group.lag
-    undelivered = 0.0 if group.lag == 0 else age_s(group.next_id, server_ms)
-    pending_s = age_s(group.oldest_pending, server_ms)
+def _remarks(group: _Group) -> list[str]:
+    """What an operator would otherwise hunt for."""
+    out = []
+    if group.lag.removed:
+        out.append(f"{group.lag.removed} entries were removed before they were delivered")
+    if group.pending.deleted:
+        least = "at least " if group.pending.deleted == SAMPLE else ""
+        out.append(f"{least}{group.pending.deleted} pending entries no longer exist (deleted or trimmed): XACK them")
+    return out
+
+
+def _unread(group: _Group) -> Row:
+    failure = {"failure": "permission"} if group.refused else {}
     return {
-        "destination": shown(group.stream),
+        "destination": shown(group.stream.name),
         "consumer_group": shown(group.name),
-        "lag_messages": group.lag,
+        "status": "unknown",
+        "reason": group.problem,
+        **failure,
+    }
+
+
+def _row(group: _Group, server_ms: int) -> Row:
+    lag, added, count = group.lag, group.stream.added, group.info["pending"]
+    read = None if added is None or lag.value is None or lag.reason else added - lag.value
+    undelivered = 0.0 if lag.value == 0 else age_s(group.next_id, server_ms)
+    pending, idle_ms = group.pending, group.pending.idle_ms
+    pending_s = age_s(pending.oldest, server_ms)
+    return {
+        "destination": shown(group.stream.name),
+        "consumer_group": shown(group.name),
+        "lag_messages": lag.value,
+        "lag_at_least": lag.at_least,
         "lag_s": undelivered,
-        "exact": not group.reason,
-        "inexact_reason": group.reason,
-        "oldest_undelivered_s": nan if group.lag == 0 else undelivered,
-        "oldest_pending_s": group.idle_ms / 1000 if group.idle_ms is not None and isnan(pending_s) else pending_s,
-        "pending": pending,
-        "redelivered": group.redelivered,
-        "holder": shown(group.holder),
+        "exact": not lag.reason,
+        "inexact_reason": lag.reason,
+        "oldest_undelivered_s": nan if lag.value == 0 else undelivered,
+        "oldest_pending_s": idle_ms / 1000 if idle_ms is not None and isnan(pending_s) else pending_s,
+        "pending": count,
+        "pending_deleted": pending.deleted,
+        "redelivered": pending.redelivered,
+        "holder": shown(pending.holder),
         "idle_consumer": None if group.idlest is None else shown(group.idlest[0]),
         "idle_s": None if group.idlest is None else group.idlest[1],
+        "held_idle": None if group.held is None else group.held.entries,
+        "idle_holders": None if group.held is None else group.held.names,
         "consumers": group.info["consumers"],
         "added": added,
-        "acked": None if read is None else read - pending,
+        "acked": None if read is None else read - count,
         "position": group.info["last-delivered-id"],
     }
+
+
+def opened(url: RedisUrl) -> Queue:
+    from agent.queues.redis_places import ClusterStreams, SentinelStreams
+
+    if url.kind == "cluster":
+        return ClusterStreams(url, RedisStreams)
+    return SentinelStreams(url, RedisStreams) if url.kind == "sentinel" else RedisStreams(url)
 
 
 BROKER = Broker(
@@ -256,7 +420,7 @@ BROKER = Broker(
     "Redis Streams",
     "consumer groups of streams: lag, age, pending and redelivered entries",
     "redis://[user:password@]host:port/db?streams=orders,mails",
-    "no streams: found by itself",
+    "no streams: found by itself; redis+sentinel://host:26379/SERVICE/db, redis+cluster://host:port",
     RedisUrl.parse,
-    RedisStreams,
+    opened,
 )

@@ -1,0 +1,108 @@
+"""The lag of one consumer group of a Redis stream. Pure.
+
+By ids, where they decide: a group at or behind the last entry has no lag, one before the first has XLEN. Between these
+the server's own counter (`XINFO GROUPS` lag, since 7.0) is used once it was verified, since it is not reliable:
+  - it is NULL after an XDEL ahead of the group, and for a group that was set to an arbitrary id;
+  - after undelivered entries were trimmed it counts removed entries, and stays wrong when the group has read on
+    (redis/redis#13957, valkey-io/valkey#1951);
+  - it is whatever XGROUP ... ENTRIESREAD or XSETID set, even negative (redis/redis#14257).
+It is verified whenever the ids decide, and else by a count (redis_walk.py). Where the counter is wrong, the count is
+used. redis_exporter takes the counter as it is, and NULL as 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from agent.queues.redis_reading import Id, Stream
+from agent.queues.redis_walk import Counting
+
+
+@dataclass
+class Lag:
+    """Kept between polls. value: entries that were not delivered; at_least: its lower bound if it is not exact, None if
+    it is; reason: why it is not exact, or empty. removed: entries that were removed before they were delivered.
+    """
+
+    value: int | None = None
+    at_least: int | None = None
+    reason: str = ""
+    removed: int = 0
+    verified: bool = False
+    counting: Counting | None = None
+    _delivered: Id = (0, 0)
+    _read: int | None = None
+
+    def see(self, info: dict[str, Any], delivered: Id, stream: Stream, now_ns: int) -> None:
+        """A poll: the group's ``XINFO GROUPS`` and position. Decides by the ids, or prepares a count (``counting``),
+        after which ``judge`` decides.
+        """
+        raw, read = info.get("lag"), info.get("entries-read")
+        if any(not isinstance(given, int | None) for given in (raw, read)):
+            raise ValueError("no counters")
+        self._doubt(read, delivered, stream)
+        self._delivered, self._read = delivered, read
+        self.at_least, self.reason, self.removed = None, "", 0
+        if stream.last is None or delivered >= stream.last:
+            self.value, self.verified, self.counting = 0, raw == 0, None
+        elif stream.first is not None and delivered < stream.first:
+            self.value, self.verified, self.counting = stream.length, raw == stream.length, None
+            self.removed = max(0, raw - stream.length) if raw is not None else 0
+        else:
+            self.verified &= _possible(raw, stream)
+            if self.verified:
+                self.value, self.counting = raw, None
+            elif self.counting is None:
+                self.counting = Counting(delivered, stream, now_ns)
+            else:
+                self.counting.move(delivered, stream, now_ns)
+
+    def judge(self, info: dict[str, Any], stream: Stream) -> None:
+        """After this poll's part of the count."""
+        if self.counting is None:
+            return
+        raw, read = info.get("lag"), info.get("entries-read")
+        least, most = self.counting.walk.bounds(stream)
+        consistent = raw is not None and stream.added is not None and read is not None and raw == stream.added - read
+        if least == most:
+            self.value = most
+            if consistent and raw == most and self.counting.walk.removed(stream) == 0:
+                self.verified, self.counting = True, None
+            return
+        possible = raw is not None and _possible(raw, stream) and least <= raw <= most
+        self.at_least, self.value = least, raw if possible else most
+        self.reason = (
+            "its entries are too large to be counted"
+            if self.counting.walk.too_large
+            else _why(raw, read, stream, possible)
+        )
+
+    def _doubt(self, read: int | None, delivered: Id, stream: Stream) -> None:
+        """Whether the counter may have become wrong since the previous poll: the group was set back, or entries behind
+        its former position were removed, perhaps before they were delivered.
+        """
+        back = delivered < self._delivered or (read is not None and self._read is not None and read < self._read)
+        passed = stream.first is not None and self._delivered < stream.first <= delivered
+        if back or passed:
+            self.verified = False
+
+
+def _possible(raw: int | None, stream: Stream) -> bool:
+    """Whether a counter can be right for a position between the first and the last entry."""
+    return raw is not None and 1 <= raw <= stream.length - 1
+
+
+def _why(raw: int | None, read: int | None, stream: Stream, possible: bool) -> str:
+    """At most 64 characters."""
+    if stream.added is None:
+        return "being counted: servers before Redis 7 do not count"
+    if possible:
+        return "the server's counter is not verified yet"
+    if read is None:
+        return "being counted: the group was set to an id inside the stream"
+    if read > stream.added:
+        return "being counted: ENTRIESREAD is more than was ever added"
+    if raw is None:
+        return "being counted: entries were deleted ahead of the group"
+    return "being counted: the server's counter is off (redis#13957)"

@@ -1,0 +1,232 @@
+"""Where the data of a Redis Sentinel service, or of a Redis Cluster, are now. A queue stays the same one when another
+server answers: what is known of it is kept, and its rows have the cluster of the settings.
+"""
+
+from __future__ import annotations
+
+import time
+from binascii import crc_hqx
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import hiredis
+
+from agent.common.clocks import boot_ns
+from agent.common.fairness import UpperBound
+from agent.common.resp import RedisDown, RedisUrl, RespClient
+from agent.queues.catalogue import Row
+from agent.queues.redis_scan import is_pattern
+
+#: The place is asked for so often, and at once when a server does not answer, or is no primary.
+ASK_NS = 5_000_000_000
+#: For all Sentinels, or nodes, that are asked in one poll.
+_ASK_S = 0.4
+MAX_SHARDS = 64
+#: For docs/limits.md.
+BOUNDS = (UpperBound("queues", "primaries of a Redis Cluster", MAX_SHARDS, "not watched", "`queue_lag.reason`"),)
+SLOTS = 16384
+Ranges = tuple[tuple[int, int], ...]
+_ODD = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
+
+
+class Streams(Protocol):
+    """The streams of one server (agent/queues/brokers/redis.py)."""
+
+    name: str
+    moved: bool
+    role: object
+
+    def use(self, url: RedisUrl) -> None: ...
+
+    def choose(self, named: list[bytes]) -> None: ...
+
+    def poll(self) -> list[Row]: ...
+
+    def close(self) -> None: ...
+
+
+Open = Callable[..., Any]  #: (url, timeout_s, shard) -> Streams
+
+
+class _Asking:
+    """Asks servers in turn; the one that answered last comes first."""
+
+    def __init__(self, url: RedisUrl, timeout_s: float) -> None:
+        self._url, self._timeout_s = url, timeout_s
+        self._clients: dict[tuple[str, int], RespClient] = {}
+        self.places: list[tuple[str, int]] = list(url.addresses)
+
+    def ask(self, command: tuple[str, ...]) -> tuple[Any, tuple[str, int]]:
+        """The reply, and who gave it. Raises RedisDown."""
+        until, why = time.monotonic() + _ASK_S, RedisDown("no server was asked in time", failure="no_answer")
+        for place in list(self.places):
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            client = RespClient(self._url.at(*place), min(left, self._timeout_s))
+            try:
+                (reply,) = client.pipeline([command])
+            except RedisDown as error:
+                why = RedisDown(f"{client.url.server}: {error}", error.refused_login, error.failure)
+            else:
+                if not isinstance(reply, hiredis.ReplyError):
+                    self._first(place)
+                    return reply, place
+                failure = "permission" if str(reply).startswith("NOPERM") else "other"
+                why = RedisDown(f"{client.url.server}: {reply}", failure=failure)
+            finally:
+                client.close()
+            self._last(place)
+        raise why
+
+    def know(self, places: Iterable[tuple[str, int]]) -> None:
+        """Servers that may be asked, too."""
+        self.places = list(dict.fromkeys([*self.places, *places]))[: 2 * MAX_SHARDS]
+
+    def _first(self, place: tuple[str, int]) -> None:
+        self.places = [place, *(one for one in self.places if one != place)]
+
+    def _last(self, place: tuple[str, int]) -> None:
+        self.places = [*(one for one in self.places if one != place), place]
+
+
+def _down(name: str, error: RedisDown) -> list[Row]:
+    status = "unknown" if error.failure == "permission" else "down"
+    return [{"status": status, "reason": f"{name}: {error}", "failure": error.failure}]
+
+
+class SentinelStreams:
+    """The primary that Sentinel names. The user and password of the URL are those of the servers; Sentinels are asked
+    without.
+    """
+
+    def __init__(self, url: RedisUrl, opening: Open, timeout_s: float = 0.5) -> None:
+        self.name, self._url, self._timeout_s = f"redis {url.server}", url, timeout_s
+        self._opening = opening
+        self._streams: Streams | None = None
+        self._sentinels = _Asking(RedisUrl(tls=url.tls, addresses=url.addresses), timeout_s)
+        self._place: tuple[str, int] | None = None
+        self._asked_ns, self._doubt = 0, True
+
+    def poll(self) -> list[Row]:
+        now_ns = boot_ns()
+        if self._doubt or now_ns - self._asked_ns >= ASK_NS:
+            self._asked_ns = now_ns
+            try:
+                self._find()
+            except RedisDown as error:
+                if self._streams is None:
+                    return _down(self.name, error)
+            except _ODD as error:
+                if self._streams is None:
+                    return _down(self.name, RedisDown(f"its answer cannot be read ({type(error).__name__})"))
+        assert self._streams is not None
+        rows = self._streams.poll()
+        self._doubt = self._streams.role != "primary"
+        return rows
+
+    def close(self) -> None:
+        if self._streams is not None:
+            self._streams.close()
+
+    def _find(self) -> None:
+        reply, _ = self._sentinels.ask(("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._url.service))
+        if reply is None:
+            raise RedisDown(f"Sentinel knows no service {self._url.service}")
+        place = reply[0].decode(), int(reply[1])
+        if place == self._place:
+            return
+        if self._streams is None:
+            self._streams = self._opening(self._url.at(*place), self._timeout_s)
+        else:
+            self._streams.close()
+            self._streams.use(self._url.at(*place))
+        self._place = place
+
+
+class ClusterStreams:
+    """All primaries of a Redis Cluster, one after the other."""
+
+    def __init__(self, url: RedisUrl, opening: Open, timeout_s: float = 0.5) -> None:
+        self.name, self._url, self._timeout_s = f"redis {url.server}", url, timeout_s
+        self._opening = opening
+        self._nodes = _Asking(url, timeout_s)
+        self._named = [name for name in url.streams if not is_pattern(name)]
+        self._shards: dict[Ranges, tuple[tuple[str, int], Streams]] = {}
+        self._asked_ns, self._doubt, self._missing, self._left_out = 0, True, 0, 0
+
+    def poll(self) -> list[Row]:
+        now_ns = boot_ns()
+        if self._doubt or now_ns - self._asked_ns >= ASK_NS:
+            self._asked_ns = now_ns
+            try:
+                self._find()
+            except RedisDown as error:
+                if not self._shards:
+                    return _down(self.name, error)
+            except _ODD as error:
+                if not self._shards:
+                    return _down(self.name, RedisDown(f"its answer cannot be read ({type(error).__name__})"))
+        rows: list[Row] = []
+        for _, streams in self._shards.values():
+            rows += streams.poll()
+        self._doubt = any(streams.moved or streams.role != "primary" for _, streams in self._shards.values())
+        if self._missing:
+            why = f"{self._missing} of {SLOTS} slots have no primary: their streams are not served"
+            rows.append({"status": "unknown", "reason": f"{self.name}: {why}"})
+        if self._left_out:
+            rows.append({"reason": f"more than {MAX_SHARDS} primaries: {self._left_out} are not watched"})
+        return rows
+
+    def close(self) -> None:
+        for _, streams in self._shards.values():
+            streams.close()
+
+    def _find(self) -> None:
+        reply, asked = self._nodes.ask(("CLUSTER", "SLOTS"))
+        found = shards(reply, asked[0])
+        before, self._shards = self._shards, {}
+        self._left_out = max(0, len(found) - MAX_SHARDS)
+        self._missing = SLOTS - sum(end - start + 1 for ranges in found for start, end in ranges)
+        by_place = {place: ranges for ranges, (place, _) in before.items()}
+        for ranges, place in list(found.items())[:MAX_SHARDS]:
+            was = before.pop(ranges, None) or before.pop(by_place.get(place, ()), None)
+            if was is None:
+                streams = self._opening(self._url.at(*place), self._timeout_s, True)
+            else:
+                streams = was[1]
+                if was[0] != place:
+                    streams.close()
+                    streams.use(self._url.at(*place))
+            streams.choose([name.encode() for name in self._named if _within(slot(name.encode()), ranges)])
+            self._shards[ranges] = place, streams
+        for _, streams in before.values():
+            streams.close()
+        self._nodes.know(place for place, _ in self._shards.values())
+
+
+def shards(reply: list[Any], asked: str) -> dict[Ranges, tuple[str, int]]:
+    """The primary's address by the slots that it serves, from ``CLUSTER SLOTS``. asked: the host that replied. Raises
+    errors of malformed replies.
+    """
+    slots: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    for start, end, primary, *_ in reply[:SLOTS]:
+        if not 0 <= int(start) <= int(end) < SLOTS:
+            raise ValueError("no slots")
+        host = (primary[0] or b"").decode() or asked
+        slots.setdefault((asked if host == "?" else host, int(primary[1])), []).append((int(start), int(end)))
+    return {tuple(sorted(ranges)): place for place, ranges in sorted(slots.items())}
+
+
+def slot(key: bytes) -> int:
+    """The slot of a key (redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec)."""
+    start = key.find(b"{")
+    if start >= 0:
+        end = key.find(b"}", start + 1)
+        if end > start + 1:
+            key = key[start + 1 : end]
+    return crc_hqx(key, 0) % SLOTS
+
+
+def _within(number: int, ranges: Ranges) -> bool:
+    return any(start <= number <= end for start, end in ranges)

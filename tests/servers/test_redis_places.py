@@ -1,0 +1,198 @@
+"""Queues of a real Redis Cluster, and of a service of a real Sentinel: the same ones after a fail-over."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent.common.resp import RedisUrl
+from agent.errors import AgentError
+from agent.queues import redis_places
+from agent.queues.brokers.redis import BROKER
+from agent.queues.redis_places import shards, slot
+from tests.patience import PATIENCE
+from tests.servers.test_redis_lag import fill
+from tests.servers.test_redis_rights import LEAST
+from tests.servers.test_redis_streams import Redis, poll
+
+NAMES = [f"orders{i}" for i in range(7)]
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_places, "ASK_NS", 200_000_000)
+    monkeypatch.setattr(redis_places, "_ASK_S", 5)
+
+
+def until(what: Callable[[], Any]) -> Any:
+    end = time.monotonic() + 60 * PATIENCE
+    while (found := what()) is None or found is False:
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    return found
+
+
+def cli(port: int, *words: str) -> str:
+    return subprocess.run(
+        ["redis-cli", "-p", str(port), *words], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+
+
+DISKLESS = ("--repl-diskless-sync-delay", "0")
+
+
+def options() -> tuple[str, ...]:
+    """Of a server of a cluster. The bus's usual port, 10,000 above the server's, may be none."""
+    with socket.create_server(("127.0.0.1", 0)) as bus:
+        number = str(bus.getsockname()[1])
+    return "--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port", number, *DISKLESS
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[list[Redis]]:
+    """Three primaries and three replicas."""
+    servers = []
+    for i in range(6):
+        (tmp_path / str(i)).mkdir()
+        servers.append(Redis(tmp_path / str(i), *options()))
+    addresses = [f"127.0.0.1:{server.port}" for server in servers]
+    made = subprocess.run(
+        ["redis-cli", "--cluster", "create", *addresses, "--cluster-replicas", "1", "--cluster-yes"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "All 16384 slots covered" in made.stdout, made.stdout
+    until(lambda: all("cluster_state:ok" in cli(server.port, "cluster", "info") for server in servers))
+    until(lambda: sum("master_link_status:up" in cli(server.port, "info", "replication") for server in servers) == 3)
+    yield servers
+    for server in servers:
+        server.process.send_signal(signal.SIGCONT)
+        server.stop()
+
+
+def of_groups(rows: Any) -> dict[bytes, tuple[bytes, int, bytes]]:
+    """(cluster, lag, status) by stream."""
+    return {
+        row["destination"]: (row["cluster"], int(row["lag_messages"]), row["status"])
+        for row in rows
+        if row["consumer_group"] == b"g"
+    }
+
+
+@pytest.mark.parametrize("query", ["", "?streams=" + ",".join(NAMES)])
+def test_queues_of_a_cluster_keep_their_identity_over_a_fail_over(cluster: list[Redis], query: str) -> None:
+    port = cluster[0].port
+    for i, name in enumerate(NAMES):
+        for n in range(1, 12 + i):
+            cli(port, "-c", "XADD", name, f"{n}-0", "k", "v")
+        cli(port, "-c", "XGROUP", "CREATE", name, "g", "5-0")
+    for server in cluster:
+        server.do("ACL", "SETUSER", "mon", "on", ">x", "~*", "-@all", *LEAST.split(), "+cluster|slots")
+    url = f"redis+cluster://mon:x@127.0.0.1:{cluster[3].port},127.0.0.1:{port}{query}"
+    (queue,) = BROKER.sources([url])
+    where = f"127.0.0.1:{cluster[3].port}".encode()
+    truth = {name.encode(): (where, 6 + i, b"ok") for i, name in enumerate(NAMES)}
+    rows = until(lambda: rows if len(of_groups(rows := poll(queue))) == 7 else None)
+    assert of_groups(rows) == truth
+    assert len({row["peer"].tobytes() for row in rows}) == 3
+    killed = next(server for server in cluster if "role:master" in cli(server.port, "info", "replication"))
+    its = {row["destination"] for row in rows if row["peer"].tobytes()[16:] == killed.port.to_bytes(2, "little")}
+    assert its
+    killed.stop()
+    down = of_groups(poll(queue))
+    assert {name for name, (_, _, status) in down.items() if status == b"down"} == its
+    rows = until(lambda: rows if b"down" not in (rows := poll(queue))["status"].tolist() else None)
+    assert of_groups(rows) == truth
+    assert np.count_nonzero(rows["consumer_group"] == b"g") == 7
+    queue.close()
+
+
+def test_a_server_of_a_cluster_that_is_queried_alone_names_the_setting(cluster: list[Redis]) -> None:
+    port = cluster[0].port
+    foreign = next(name for name in NAMES if "MOVED" in cli(port, "XLEN", name))
+    (queue,) = BROKER.sources([f"redis://127.0.0.1:{port}/0?streams={foreign}"])
+    assert any(b"redis+cluster://" in row["reason"] for row in poll(queue))
+
+
+def test_the_primary_of_a_sentinel_service_keeps_its_identity(tmp_path: Path) -> None:
+    for name in "abs":
+        (tmp_path / name).mkdir()
+    primary, replica = Redis(tmp_path / "a", *DISKLESS), Redis(tmp_path / "b")
+    sentinel = None
+    try:
+        replica.do("REPLICAOF", "127.0.0.1", primary.port)
+        fill(primary, 41, stream="jobs")
+        primary.do("XGROUP", "CREATE", "jobs", "g", "7-0")
+        until(lambda: b"master_link_status:up" in replica.do("INFO", "replication"))  # type: ignore[operator]
+        config = tmp_path / "s" / "sentinel.conf"
+        config.write_text(
+            f"sentinel monitor shop 127.0.0.1 {primary.port} 1\n"
+            "sentinel down-after-milliseconds shop 1000\nsentinel failover-timeout shop 5000\n"
+        )
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        sentinel = subprocess.Popen(
+            ["redis-server", str(config), "--sentinel", "--port", str(port), "--bind", "127.0.0.1"],
+            stdout=subprocess.DEVNULL,
+        )
+        (queue,) = BROKER.sources([f"redis+sentinel://127.0.0.1:1,127.0.0.1:{port}/shop/0"])
+        rows = until(lambda: rows if b"down" not in (rows := poll(queue))["status"].tolist() else None)
+        name = b"shop@127.0.0.1:1"
+        assert of_groups(rows) == {b"jobs": (name, 34, b"ok")}
+        until(lambda: "slaves=1" in cli(port, "info", "sentinel"))
+        primary.stop()
+        assert of_groups(poll(queue)) == {b"jobs": (name, -(2**63), b"down")}
+        rows = until(lambda: rows if b"down" not in (rows := poll(queue))["status"].tolist() else None)
+        assert of_groups(rows) == {b"jobs": (name, 34, b"ok")}
+        assert rows["peer"][0].tobytes()[16:] == replica.port.to_bytes(2, "little")
+        (unknown,) = BROKER.sources([f"redis+sentinel://127.0.0.1:{port}/stock"])
+        (row,) = poll(unknown)
+        assert (row["status"], row["destination"]) == (b"down", b"")
+        assert b"knows no service stock" in row["reason"]
+    finally:
+        for server in (primary, replica):
+            server.stop()
+        if sentinel is not None:
+            sentinel.kill()
+            sentinel.wait()
+
+
+def test_urls_of_several_servers() -> None:
+    url = RedisUrl.parse("rediss+sentinel://u:p%2C@a:1,b,[::1]:3/shop/2?streams=x")
+    assert (url.addresses, url.service, url.db, url.tls) == ((("a", 1), ("b", 26379), ("::1", 3)), "shop", 2, True)
+    assert (url.server, url.user, url.password, url.streams) == ("shop@a:1", "u", "p,", ("x",))
+    one = url.at("c", 7)
+    assert (one.server, one.addresses, one.db, one.password) == ("c:7", (), 2, "p,")
+    cluster = RedisUrl.parse("redis+cluster://a,b:7/")
+    assert (cluster.addresses, cluster.server) == ((("a", 6379), ("b", 7)), "a:6379")
+    for wrong in ("redis+sentinel://a", "redis+nothing://a", "unix+cluster:///a", "redis+cluster://a:x"):
+        with pytest.raises(AgentError):
+            RedisUrl.parse(wrong)
+
+
+def test_slots_are_those_of_the_server(tmp_path: Path) -> None:
+    server = Redis(tmp_path, *options())
+    try:
+        for key in ("foo", "", "{user1000}.following", "foo{}{bar}", "foo{{bar}}zap", "foo{bar}{zap}", "{", "a}b{c"):
+            assert slot(key.encode()) == server.do("CLUSTER", "KEYSLOT", key), key
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    "reply", [7, [7], [[0, 1]], [[0, 20000, [b"a", 1]]], [[-1, 3, [b"a", 1]]], [[3, 1, [b"a", 1]]], [[0, 1, [1, 2]]]]
+)
+def test_what_are_no_slots_is_refused(reply: Any) -> None:
+    with pytest.raises((AttributeError, IndexError, TypeError, ValueError)):
+        shards(reply, "a")
+    assert shards([[0, 5, [b"", 7]], [9, 9, [b"?", 7], [b"x", 1]]], "h") == {((0, 5), (9, 9)): ("h", 7)}
