@@ -20,24 +20,20 @@ from typing import Any
 
 import hiredis
 
-from agent.common.address import peer_bytes
 from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
-from agent.common.resp import RedisDown, RedisUrl, RespClient
+from agent.common.resp import RedisUrl
 from agent.queues.catalogue import Broker, Row
 from agent.queues.redis_consumers import MAX_CONSUMERS, Consumers
-from agent.queues.redis_info import COMMANDS, Counters, errors
+from agent.queues.redis_info import COMMANDS, errors
 from agent.queues.redis_reading import Id, age_s, entry_id, fields, named, shown
 from agent.queues.redis_scan import MAX_NAME_BYTES, MAX_STREAMS, Scan, is_pattern
+from agent.queues.redis_server import RedisServer
 
 MAX_GROUPS = 256  # the number of groups left out is reported in a row
 #: For docs/limits.md.
 BOUNDS = (UpperBound("queues", "consumer groups", MAX_GROUPS, "not watched", "`queue_lag.reason`"),)
 PENDING_SAMPLE = 100  # pending entries read for redeliveries: ``redelivered`` is a lower bound beyond that
-LOGIN_RETRY_NS = 10_000_000_000  # a refused login is not repeated at each poll: servers log and count refusals
-
-#: Errors raised while reading malformed answers.
-_ODD = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
 
 
 @dataclass
@@ -60,40 +56,18 @@ class _Group:
     idlest: tuple[bytes, float] | None = None
 
 
-class RedisStreams:
+class RedisStreams(RedisServer):
     """One Redis server. ``poll`` returns one row per consumer group, one row for the server if it has none, or ``down``
-    rows if it does not answer.
+    rows if it does not answer. It takes two round trips.
     """
 
     def __init__(self, url: RedisUrl, timeout_s: float = 0.5) -> None:
-        self.name = f"redis {url.server}"
-        self._client = RespClient(url, timeout_s)
+        super().__init__(f"redis {url.server}", url, timeout_s)
         self._named: list[bytes] = [s.encode() for s in url.streams if not is_pattern(s)]
         patterns = [s for s in url.streams if is_pattern(s)]
         self._scan = Scan(patterns) if patterns or not url.streams else None
         self._groups: dict[tuple[bytes, bytes], _Group] = {}
-        self._not_before_ns, self._refusal = 0, ""
-        self._server, self._values, self._own = Counters(), dict[str, object](), Counter[str]()
-
-    def poll(self) -> list[Row]:
-        """Two round trips to the server. Raises nothing, whatever the server answers."""
-        started_ns = boot_ns()
-        try:
-            if started_ns < self._not_before_ns:
-                raise RedisDown(self._refusal, failure="login")
-            rows = self._poll(started_ns)
-        except RedisDown as error:
-            if error.refused_login:
-                self._not_before_ns, self._refusal = started_ns + LOGIN_RETRY_NS, str(error)
-            rows = self._down(str(error), error.failure)
-        except _ODD as error:
-            self._client.close()
-            rows = self._down(f"its answer cannot be read ({type(error).__name__})")
-        peer = None if self._client.peer is None else peer_bytes(*self._client.peer)
-        return [{**row, "peer": peer} for row in rows]
-
-    def close(self) -> None:
-        self._client.close()
+        self._values, self._own = dict[str, object](), Counter[str]()
 
     def _poll(self, now_ns: int) -> list[Row]:
         streams = self._named + [
@@ -181,16 +155,10 @@ class RedisStreams:
         clock = replies[-1]
         return 0 if isinstance(clock, hiredis.ReplyError) else int(clock[0]) * 1000 + int(clock[1]) // 1000
 
-    def _down(self, reason: str, failure: str = "other") -> list[Row]:
-        """One row for each known group, so that its series continues; else one for the server."""
-        known = list(self._groups.values())
-        self._server.forget()
-        for group in known:
+    def _interrupted(self) -> list[Row]:
+        for group in self._groups.values():
             group.consumers = Consumers()
-        row = {"status": "down", "reason": f"{self.name}: {reason}", "failure": failure}
-        return [
-            {**row, "destination": shown(group.stream), "consumer_group": shown(group.name)} for group in known
-        ] or [row]
+        return [{"destination": shown(g.stream), "consumer_group": shown(g.name)} for g in self._groups.values()]
 
 
 def _count(group: _Group, state: dict[str, Any]) -> None:
