@@ -161,7 +161,7 @@ class _List:
 class _Queue:
     """One queue, as of this poll, and what is kept of it between polls. failed: why it could not be read. asked_ns,
     answered_ns: the times of the poll. mine: its unacknowledged messages, as far as they were read. some: there may be
-    more of them. rates: columns.
+    more of them. rates: columns. found: it has had messages or a binding.
     """
 
     name: bytes
@@ -172,6 +172,7 @@ class _Queue:
     mine: dict[Entry, kombu.KombuMessage] = field(default_factory=dict)
     some: bool = False
     rates: Row = field(default_factory=dict)
+    found: bool = False
 
     def see(self, mine: dict[Entry, kombu.KombuMessage], some: bool, asked_ns: int, answered_ns: int) -> None:
         """Takes the poll that its lists have just taken. If a message is still at the tail of a list, nobody read the
@@ -184,6 +185,7 @@ class _Queue:
             if not (some or self.some):
                 self.rates = {**self.rates, "out_per_s": gone / since_s}
         self.mine, self.some, self.asked_ns, self.answered_ns = mine, some, asked_ns, answered_ns
+        self.found |= bool(mine) or any(one.length for one in self.lists)
 
     @property
     def age_s(self) -> tuple[float, float] | None:
@@ -225,7 +227,8 @@ class CeleryQueues(RedisServer):
         self._bindings: dict[bytes, list[kombu.Binding]] = {}
         self._messages: dict[Entry, kombu.KombuMessage | None] = {}  # of the unacknowledged ones; None: not readable
         self._own = Counter[str]()  # errors that this poll caused
-        self._problems: list[tuple[bytes, str]] = []
+        self._mutex, self._unindexed = b"", 0  # as of the last poll
+        self._problems: list[str] = []
 
     def _poll(self, now_ns: int) -> list[Row]:
         self._own, self._problems = Counter(), []
@@ -248,7 +251,8 @@ class CeleryQueues(RedisServer):
         values, server_s, gone, refused_here = self._details(dict(zip(new, sizes[len(filled) :], strict=True)))
         refused = refused or refused_here
         self._messages = {entry: self._messages[entry] for entry in entries if entry in self._messages}
-        unread = 0 if refused else total - len(gone) - sum(m is not None for m in self._messages.values())
+        known = sum(one is not None for one in self._messages.values())
+        unread = 0 if refused else max(0, total - len(gone) - known)
         mine, shared, lost = self._routed()
         for queue in self._queues.values():
             if not queue.failed:
@@ -256,12 +260,13 @@ class CeleryQueues(RedisServer):
                 queue.see(mine.get(queue.name, {}), some, asked_ns, answered_ns)
         doubt = f"pending: {unread} of {total} unacknowledged not read" if unread else ""
         if lost and self._scan and self._scan.whole:
-            self._problems.append((b"", f"{lost} unacknowledged messages belong to no queue"))
-        return [
-            *({**values, **self._row(queue, server_s, refused, doubt)} for queue in self._queues.values()),
-            *({"destination": shown(name), "reason": why} for name, why in self._problems),
-            *(() if self._queues else ({**values, "status": "ok"},)),
-        ]
+            self._problems.append(f"{lost} unacknowledged messages belong to no queue")
+        rows: list[Row] = [self._row(queue, server_s, refused, doubt) for queue in self._queues.values()]
+        if self._problems:
+            rows.append({"reason": "; ".join(self._problems)})
+        elif not rows:
+            rows.append({"status": "ok"})
+        return [{**values, **row} for row in rows]
 
     def _ask(self, commands: Iterable[tuple[bytes | str | int, ...]]) -> list[Reply]:
         replies = self._client.pipeline([*commands])
@@ -272,14 +277,14 @@ class CeleryQueues(RedisServer):
         """The names of the queues. Reads the bindings of all known exchanges."""
         start = self._prefix + kombu.BINDINGS
         found = self._scan.step(self._client, now_ns) if self._scan else []
-        exchanges = {key.removeprefix(start) for key in found}
+        exchanges = {*self._named, *(key.removeprefix(start) for key in found)}
         exchanges |= {m.exchange for m in self._messages.values() if m and len(m.exchange) <= MAX_NAME_BYTES}
         asked = sorted(filter(kombu.carries_tasks, exchanges - {b""}))[:MAX_QUEUES]
         replies = self._ask([("SSCAN", start + one, 0, "COUNT", MAX_BINDINGS) for one in asked])
         self._bindings, more = {}, self._scan is not None and self._scan.more
         for exchange, reply in zip(asked, replies, strict=True):
             if isinstance(reply, hiredis.ReplyError):
-                self._problems.append((b"", f"bindings of exchange {exchange.decode(errors='replace')}: {reply}"))
+                self._problems.append(f"bindings of exchange {exchange.decode(errors='replace')}: {reply}")
                 continue
             cursor, members = reply
             more |= cursor != b"0" or len(members) > MAX_BINDINGS
@@ -289,10 +294,11 @@ class CeleryQueues(RedisServer):
             return self._named
         names = sorted({queue for bound in self._bindings.values() for _, queue in bound})
         if self._scan and not self._scan.whole:
-            self._problems.append((b"", "the keyspace is still being scanned: queues may be missing"))
+            self._problems.append("the keyspace is still being scanned: queues may be missing")
         if more or len(names) > MAX_QUEUES:
-            why = f"more than {MAX_QUEUES} queues, or longer names, are not watched: choose with ?queues= in the URL"
-            self._problems.append((b"", why))
+            self._problems.append(
+                f"more than {MAX_QUEUES} queues, or long names, are not watched: choose with ?queues="
+            )
         return names[:MAX_QUEUES]
 
     def _lengths(self) -> tuple[dict[_List, int], list[Entry], int, str]:
@@ -301,9 +307,12 @@ class CeleryQueues(RedisServer):
         """
         lists = [one for queue in self._queues.values() for one in queue.lists]
         index = self._prefix + kombu.INDEX
-        *replies, total, oldest = self._ask(
+        *replies, stored, mutex, left_ms, total, oldest = self._ask(
             [
                 *(("LLEN", one.key) for one in lists),
+                ("HLEN", self._prefix + kombu.UNACKED),
+                ("GET", self._prefix + kombu.MUTEX),
+                ("PTTL", self._prefix + kombu.MUTEX),
                 ("ZCARD", index),
                 ("ZRANGE", index, 0, MAX_UNACKED - 1, "WITHSCORES"),
             ]
@@ -312,15 +321,28 @@ class CeleryQueues(RedisServer):
         for queue in self._queues.values():
             each = [lengths[one] for one in queue.lists]
             queue.failed = next((str(reply) for reply in each if isinstance(reply, hiredis.ReplyError)), "")
-            if queue.failed:
-                self._problems.append((queue.name, queue.failed))
         readable = [one for queue in self._queues.values() if not queue.failed for one in queue.lists]
         lengths = {one: _count(lengths[one]) for one in readable}
         failed = next((str(reply) for reply in (total, oldest) if isinstance(reply, hiredis.ReplyError)), "")
         if failed:
             return lengths, [], 0, failed
+        total = _count(total) if len(oldest) >= 2 * MAX_UNACKED else len(oldest) // 2  # they changed in between
+        self._hindered(stored, total, mutex, left_ms)
         entries = [one for one in kombu.pairs(oldest) if len(one[0]) <= MAX_TAG_BYTES and isfinite(one[1])]
-        return lengths, entries[:MAX_UNACKED], _count(total), ""
+        return lengths, entries[:MAX_UNACKED], total, ""
+
+    def _hindered(self, stored: Reply, indexed: int, mutex: Reply, left_ms: Reply) -> None:
+        """Notes what keeps messages from being delivered again. It must last from one poll to the next: workers change
+        the hash and the index between these commands, and hold the mutex for some milliseconds.
+        """
+        unindexed = stored - indexed if isinstance(stored, int) else 0
+        least, self._unindexed = min(unindexed, self._unindexed), unindexed
+        if least > 0:
+            why = "have no time of delivery: they are never delivered again"
+            self._problems.append(f"{least} unacknowledged messages {why}")
+        if isinstance(mutex, bytes) and mutex == self._mutex and isinstance(left_ms, int) and left_ms > 0:
+            self._problems.append(f"unacked_mutex is held for {left_ms / 1000:.0f} s more: nothing is delivered again")
+        self._mutex = mutex if isinstance(mutex, bytes) else b""
 
     def _tails(self, lengths: dict[_List, int], usages: dict[_List, Reply], asked_ns: int) -> int:
         """Has each list see the message at its tail. usages: memory of those that are not empty. Returns the time of
@@ -368,13 +390,14 @@ class CeleryQueues(RedisServer):
         values = replies.pop(0) if read else []
         if isinstance(values, hiredis.ReplyError):
             failed, values = str(values), []
-        for entry, value in zip(read, values, strict=not failed):
+        for entry, value in zip(read, values, strict=bool(values)):
             if value is None:
                 gone.add(entry)
             else:
                 self._messages[entry] = kombu.message(value)
         *about, clock = replies
         server_s = None if isinstance(clock, hiredis.ReplyError) else int(clock[0]) + int(clock[1]) / 1e6
+        failed = failed or (str(clock) if server_s is None else "")
         return self._server.parse_info(about, self._own, boot_ns()), server_s, gone, failed
 
     def _routed(self) -> tuple[dict[bytes, dict[Entry, kombu.KombuMessage]], set[bytes], int]:
@@ -400,7 +423,7 @@ class CeleryQueues(RedisServer):
 
     def _row(self, queue: _Queue, server_s: float | None, refused: str, doubt: str) -> Row:
         if queue.failed:
-            return {"destination": shown(queue.name)}
+            return {"destination": shown(queue.name), "reason": queue.failed}
         lag, age_s = sum(one.length for one in queue.lists), queue.age_s
         doubts = [doubt] if doubt else []
         if refused:
@@ -411,7 +434,12 @@ class CeleryQueues(RedisServer):
             doubts.append("age not known: its oldest message was not read")
         elif lag and age_s is not None:
             doubts.append(f"age: {age_s[0]:.1f} " + (f"to {age_s[1]:.1f} s" if isfinite(age_s[1]) else "s or more"))
+        if not queue.found and not any(name == queue.name for bound in self._bindings.values() for _, name in bound):
+            unseen = {"reason": "no message and no binding seen: is the name right?"}
+        else:
+            queue.found, unseen = True, {}
         row = {
+            **unseen,
             "destination": shown(queue.name),
             "lag_messages": lag,
             "lag_s": 0.0 if not lag else age_s and age_s[0],
@@ -427,6 +455,10 @@ class CeleryQueues(RedisServer):
         """Columns of its unacknowledged messages. One that waits for a set time is not pending before that time."""
         due = [(at_s, one.eta_s or 0.0) for (_, at_s), one in queue.mine.items()]
         since_s = [max(both) for both in due if both[1] <= server_s]
+        early = sum(eta_s > max(at_s + (self._visibility_s or inf), server_s) for at_s, eta_s in due)
+        if early:
+            why = f"{early} delayed messages are due to be delivered again before their set time"
+            self._problems.append(f"{queue.name.decode(errors='replace')}: {why}")
         known = self._visibility_s is not None and due and not queue.some
         return {
             "pending": len(since_s),
