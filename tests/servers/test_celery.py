@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+import re
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from io import StringIO
 from math import isnan
 from pathlib import Path
@@ -24,6 +28,7 @@ from tests.servers.celery_pieces import Worker, application, wait
 from tests.servers.test_redis_streams import Redis, poll
 
 LONG_S = 600
+AGE = re.compile(rb"age: ([\d.]+) (?:to ([\d.]+) s|s or more)")
 #: The worker looks for messages to deliver again at each second.
 OPTIONS = {"visibility_timeout": 5, "unacked_restore_interval": 1, "unacked_restore_throttle": 1}
 
@@ -197,6 +202,77 @@ def test_each_queue_has_its_own_unacknowledged_messages(redis: Redis, worker: Ca
         queues.close()
 
 
+@dataclass
+class Truth:
+    """The queues of a walk: messages by priority with the time since which they wait, s of CLOCK_BOOTTIME; those that
+    were taken.
+    """
+
+    ready: dict[str, list[tuple[int, float]]]
+    taken: list[tuple[str, Any]]
+    arrived: Counter[str]
+    gone: Counter[str]
+
+
+def step(rng: random.Random, channel: Any, producer: kombu.Producer, queues: list[kombu.Queue], truth: Truth) -> None:
+    """One message is sent, taken, acknowledged, rejected, or put back."""
+    queue, what = rng.choice(queues), rng.choice(("send", "send", "take", "acknowledge", "reject", "put back"))
+    if what == "send":
+        priority = rng.choice((0, 3, 6, 9))
+        producer.publish({}, exchange=queue.exchange, routing_key=queue.routing_key, priority=priority)
+        truth.ready[queue.name].append((priority, boot_s()))
+        truth.arrived[queue.name] += 1
+    elif what == "take" and truth.ready[queue.name]:
+        truth.taken.append((queue.name, channel.basic_get(queue.name)))
+        truth.ready[queue.name].remove(min(truth.ready[queue.name]))
+        truth.arrived[queue.name] = -1000  # not known any more
+    elif truth.taken and what in ("acknowledge", "reject", "put back"):
+        name, message = truth.taken.pop(rng.randrange(len(truth.taken)))
+        if what == "acknowledge":
+            message.ack()
+        else:
+            message.reject(requeue=what == "put back")
+        truth.gone[name] += 1
+        if what == "put back":
+            truth.ready[name].append((message.properties["priority"], boot_s()))
+            truth.arrived[name] = -1000
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_random_walk_is_followed_poll_by_poll(redis: Redis, seed: int) -> None:
+    rng, watched, known = random.Random(seed), watch(redis.url), 0
+    direct, topic = kombu.Exchange("mail", "direct"), kombu.Exchange("topics", "topic")
+    queues = [kombu.Queue("mail", direct, "mail"), kombu.Queue("eu", topic, "*.eu"), kombu.Queue("us", topic, "us.#")]
+    with kombu.Connection(redis.url) as connection:
+        channel = connection.channel()
+        for queue in queues:
+            queue(channel).declare()
+        queues[1].routing_key = "orders.eu"
+        truth = Truth({queue.name: [] for queue in queues}, [], Counter(), Counter())
+        for _ in range(150):
+            step(rng, channel, kombu.Producer(channel), queues, truth)
+            before = boot_s()
+            rows = {one["destination"].decode(): one for one in poll(watched)}
+            after = boot_s()
+            assert rows.keys() == truth.ready.keys()
+            for name, found in rows.items():
+                waiting, taken = truth.ready[name], sum(its == name for its, _ in truth.taken)
+                assert state(found) == (len(waiting), taken, 0)
+                if waiting:
+                    since = min(at for _, at in waiting)
+                    least, most = AGE.fullmatch(found["inexact_reason"]).groups()  # type: ignore[union-attr]
+                    assert float(least) - 0.051 <= after - since
+                    assert most is None or before - since <= float(most) + 0.051
+                    assert found["oldest_undelivered_s"] <= after - since
+                if not isnan(found["in_per_s"]):
+                    known += 1
+                    assert [found["in_per_s"] > 0, found["out_per_s"] > 0] == [truth.arrived[name], truth.gone[name]]
+            truth.arrived, truth.gone = Counter(), Counter()
+        channel.qos.restore_at_shutdown = False
+    assert known > 50
+    watched.close()
+
+
 def take(connection: kombu.Connection, n: int, name: str = "celery") -> Any:
     """A consumer that has not acknowledged so many messages."""
     channel = connection.channel()
@@ -263,7 +339,11 @@ def test_what_hinders_that_messages_are_delivered_again(redis: Redis, worker: Ca
     assert b"no time of delivery" not in reasons(queue)
     assert b"1 unacknowledged messages have no time of delivery" in reasons(queue)
     assert state(row(queue)) == (0, 0, 2)
+    application(redis.url, sep="|").send_task("early", (0,), queue="other")
+    other = watch(redis.url)
+    assert b"bindings of exchange other cannot be read" in reasons(other)
     queue.close()
+    other.close()
 
 
 def test_the_least_rights_suffice_and_what_is_refused_is_not_known(redis: Redis, worker: Callable[..., Worker]) -> None:
@@ -340,6 +420,7 @@ def test_a_stalled_a_dead_and_a_returned_server(redis: Redis) -> None:
     ("url", "why"),
     [
         ("amqp://:pw@host", "it begins with amqp:"),
+        ("redis+sentinel://:pw@host/main/0", "Sentinel and Cluster are not supported"),
         ("redis://:pw@host/0?streams=a", "unknown option 'streams'"),
         ("redis://:pw@host/0?queue=a", "unknown option 'queue'"),
         ("redis://:pw@host/0?visibility_timeout=1h", "visibility_timeout is a number of seconds"),

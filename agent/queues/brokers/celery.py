@@ -101,6 +101,8 @@ class CeleryServer:
             raise _refused("its options cannot be read") from None
         queues = tuple(name for name in options.pop("queues", "").split(",") if name)
         prefix, seconds = options.pop("prefix", ""), options.pop("visibility_timeout", None)
+        if "+" in address.partition(":")[0]:
+            raise _refused("Sentinel and Cluster are not supported: name the servers")
         if "streams" in options:
             raise _refused("unknown option 'streams'")
         try:
@@ -133,6 +135,7 @@ class _List:
     """The messages of one queue and priority. tail: hash of the next message; 0: there is none, None: not known.
     since_ns: when it was first seen there. empty_ns: when the list was last seen empty. held: it was there at the
     previous poll, too. still: messages may only have arrived since then, if the queue was not read; arrived: how many.
+    used: it has had messages.
     """
 
     key: bytes
@@ -143,6 +146,7 @@ class _List:
     held: bool = False
     still: bool = False
     arrived: int = 0
+    used: bool = False
     unreadable_until_ns: int = 0
 
     def see(self, length: int, tail: int | None, asked_ns: int, answered_ns: int) -> None:
@@ -154,7 +158,7 @@ class _List:
             self.since_ns = answered_ns
         if not length:
             self.empty_ns = asked_ns
-        self.length, self.tail = length, tail
+        self.length, self.tail, self.used = length, tail, self.used or length > 0
 
 
 @dataclass
@@ -176,16 +180,17 @@ class _Queue:
 
     def see(self, mine: dict[Entry, kombu.KombuMessage], some: bool, asked_ns: int, answered_ns: int) -> None:
         """Takes the poll that its lists have just taken. If a message is still at the tail of a list, nobody read the
-        queue: they would have taken it, after those of a higher priority.
+        queue: they would have taken it, after those of the lists before, which must not be in use.
         """
         gone, since_s = len(_tags(self.mine) - _tags(mine)), (answered_ns - self.answered_ns) / 1e9
         self.rates = {}
-        if all(one.still for one in self.lists) and any(one.held for one in self.lists):
-            self.rates = {"in_per_s": sum(one.arrived for one in self.lists) / since_s}
-            if not (some or self.some):
-                self.rates = {**self.rates, "out_per_s": gone / since_s}
+        first = next((one for one in self.lists if one.used), None)
+        if first is not None and first.held and all(one.still for one in self.lists) and not (some or self.some):
+            arrived = sum(one.arrived for one in self.lists)
+            if not (arrived and gone):  # else a message may have been put back, or retried
+                self.rates = {"in_per_s": arrived / since_s, "out_per_s": gone / since_s}
         self.mine, self.some, self.asked_ns, self.answered_ns = mine, some, asked_ns, answered_ns
-        self.found |= bool(mine) or any(one.length for one in self.lists)
+        self.found |= bool(mine) or first is not None
 
     @property
     def age_s(self) -> tuple[float, float] | None:
@@ -288,6 +293,9 @@ class CeleryQueues(RedisServer):
                 continue
             cursor, members = reply
             more |= cursor != b"0" or len(members) > MAX_BINDINGS
+            if any(kombu.SEPARATOR not in member for member in members):
+                name = exchange.decode(errors="replace")
+                self._problems.append(f"bindings of exchange {name} cannot be read: has the transport another sep?")
             bound = [kombu.binding(member) for member in members[:MAX_BINDINGS]]
             self._bindings[exchange] = [one for one in bound if one and len(one[1]) <= MAX_NAME_BYTES]
         if self._named:
