@@ -139,5 +139,5 @@ def broker_ports(brokers: Mapping[str, Sequence[Any]]) -> frozenset[int]:
     """Ports of the brokers that are Redis servers."""
     from agent.common.resp import RedisUrl
 
-    servers = [server for kind in ("redis", "celery") for server in brokers.get(kind, ())]
-    return frozenset(RedisUrl.parse(url).port for url in servers if str(url).startswith(("redis:", "rediss:")))
+    servers = [str(server).partition("?")[0] for kind in ("redis", "celery") for server in brokers.get(kind, ())]
+    return frozenset(RedisUrl.parse(url).port for url in servers if url.startswith(("redis:", "rediss:")))

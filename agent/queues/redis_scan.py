@@ -1,4 +1,4 @@
-"""Finds the streams of a Redis server by SCAN, a bounded step a poll."""
+"""Finds the streams of a Redis server, or other keys, by SCAN, a bounded step a poll."""
 
 from __future__ import annotations
 
@@ -46,14 +46,20 @@ class Asked(Protocol):
 
 
 class Scan:
-    """The streams found so far; a full pass over the keyspace replaces them.
+    """The keys found so far; a full pass over the keyspace replaces them. wanted: patterns of names; empty: all.
+    condition: SCAN's own, on type or name. what: the keys, as the option of the URL that names them.
 
     A keyspace that one SCAN covers is scanned at every poll, so that a new stream shows at once; a larger one is
     scanned again after REDISCOVER_NS.
     """
 
-    def __init__(self, wanted: Sequence[str]) -> None:
-        self._wanted = wanted
+    def __init__(
+        self,
+        wanted: Sequence[str],
+        condition: tuple[str | bytes, str | bytes] = ("TYPE", "stream"),
+        what: str = "streams",
+    ) -> None:
+        self._wanted, self._condition, self._what = wanted, condition, what
         self._cursor: bytes = b"0"
         self._found: set[bytes] = set()
         self._beyond = False
@@ -75,10 +81,11 @@ class Scan:
     def _pass(self, client: Asked, now_ns: int) -> list[bytes]:
         for step in range(SCAN_STEPS):
             small = step == 0 and self._cursor == b"0"
-            (reply,) = client.pipeline([("SCAN", self._cursor, "COUNT", SCAN_COUNT, "TYPE", "stream")])
+            (reply,) = client.pipeline([("SCAN", self._cursor, "COUNT", SCAN_COUNT, *self._condition)])
             if isinstance(reply, hiredis.ReplyError):
                 failure = "permission" if str(reply).startswith("NOPERM") else "other"
-                raise RedisDown(f"cannot list streams: {reply}; name them in the URL with ?streams=", failure=failure)
+                why = f"cannot list {self._what}: {reply}; name them in the URL with ?{self._what}="
+                raise RedisDown(why, failure=failure)
             cursor, keys = reply
             if not cursor.isdigit() or len(cursor) > _MAX_CURSOR_BYTES:
                 raise ValueError("no cursor")

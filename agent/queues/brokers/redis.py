@@ -16,33 +16,29 @@ from typing import Any
 
 import hiredis
 
-from agent.common.address import peer_bytes
 from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
-from agent.common.resp import RedisDown, RedisUrl, Reply, ReplyTooLarge, RespClient
+from agent.common.resp import RedisDown, RedisUrl, Reply, ReplyTooLarge
 from agent.queues.catalogue import Broker, Queue, Row
 from agent.queues.redis_consumers import MAX_AT_ONCE, MAX_CONSUMERS, Consumers, Held, held
 from agent.queues.redis_gone import Gone, Key
-from agent.queues.redis_info import COMMANDS, Counters
+from agent.queues.redis_info import COMMANDS
 from agent.queues.redis_lag import Lag
 from agent.queues.redis_pending import SAMPLE, PendingEntries
 from agent.queues.redis_reading import Id, Stream, after, age_s, entry_id, fields, named, shown, shown_id
 from agent.queues.redis_rewound import DataHistory
 from agent.queues.redis_rights import Command, Rights, missing_rule
 from agent.queues.redis_scan import MAX_NAME_BYTES, MAX_STREAMS, Scan, is_pattern
+from agent.queues.redis_server import RedisServer
 from agent.queues.redis_walk import walk
 
 MAX_GROUPS = 256  # the number of groups left out is reported in a row
 #: For docs/limits.md.
 BOUNDS = (UpperBound("queues", "consumer groups", MAX_GROUPS, "not watched", "`queue_lag.reason`"),)
-LOGIN_RETRY_NS = 10_000_000_000  # a refused login is not repeated at each poll: servers log and count refusals
 _MAX_HEADS = 256  # entries that are read in one poll for their ids
 _LOOKED_FOR = 10  # of these, pending entries that may have been deleted
 _RULES_CHARACTERS = 80
 MOVED = "it is on another server of a Redis Cluster"
-
-#: Errors raised while reading malformed answers.
-_ODD = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
 
 
 @dataclass
@@ -76,65 +72,37 @@ class _Group:
             self.pending.none()
 
 
-class RedisStreams:
+class RedisStreams(RedisServer):
     """One Redis server. ``poll`` returns one row per consumer group, one row for the server if it has none, or ``down``
     rows if it does not answer.
     """
 
     def __init__(self, url: RedisUrl, timeout_s: float = 0.5, shard: bool = False) -> None:
+        super().__init__(f"redis {url.server}", url, timeout_s)
         self._shard = shard
-        self._rights, self._user, self._timeout_s = Rights(), url.user or "default", timeout_s
+        self._rights, self._user = Rights(), url.user or "default"
         self.moved = False  # a stream is of another server of the cluster
         self.role: object = None  # as of the last poll
-        self.use(url)
         self._named: list[bytes] = [s.encode() for s in url.streams if not is_pattern(s)]
         patterns = [s for s in url.streams if is_pattern(s)]
         self._scan = Scan(patterns) if patterns or not url.streams else None
         self._groups: dict[Key, _Group] = {}
         self._gone, self._history = Gone(self._named), DataHistory()
-        self._not_before_ns, self._refusal = 0, ""
-        self._server, self._values = Counters(), dict[str, object]()
+        self._values = dict[str, object]()
         self._now_ns = self._turn = 0
         self._heads = _MAX_HEADS
-
-    def use(self, url: RedisUrl) -> None:
-        """Queries another server of the same data from now on, after a fail-over."""
-        self.name = f"redis {url.server}"
-        self._client = RespClient(url, self._timeout_s)
 
     def choose(self, named: list[bytes]) -> None:
         """Queries these streams from now on, beside those that match a pattern."""
         self._named = named
         self._gone.named = frozenset(named)
 
-    def poll(self) -> list[Row]:
-        """Two round trips to the server, and some more while a backlog is counted. Raises nothing, whatever the server
-        answers.
-        """
-        started_ns = boot_ns()
-        self.moved, self.role = False, None
-        try:
-            if started_ns < self._not_before_ns:
-                raise RedisDown(self._refusal, failure="login")
-            rows = self._poll(started_ns)
-        except RedisDown as error:
-            if error.refused_login:
-                self._not_before_ns, self._refusal = started_ns + LOGIN_RETRY_NS, str(error)
-            rows = self._down(str(error), error.failure)
-        except _ODD as error:
-            self._client.close()
-            rows = self._down(f"its answer cannot be read ({type(error).__name__})")
-        peer = None if self._client.peer is None else peer_bytes(*self._client.peer)
-        return [{**row, "peer": peer} for row in rows]
-
-    def close(self) -> None:
-        self._client.close()
-
     def pipeline(self, commands: Sequence[Command]) -> list[Reply]:
         """As ``RespClient.pipeline``, without the commands that were refused lately."""
         return self._rights.pipeline(self._client, commands, self._now_ns)
 
     def _poll(self, now_ns: int) -> list[Row]:
+        self.moved, self.role = False, None
         self._now_ns = now_ns
         self._turn += 1
         self._rights.errors = Counter()
@@ -330,17 +298,12 @@ class RedisStreams:
         for group in groups:
             group.pending.judge()
 
-    def _down(self, reason: str, failure: str = "other") -> list[Row]:
-        """One row for each known group, so that its series continues; else one for the server."""
-        known = list(self._groups.values())
-        self._server.forget()
+    def _interrupted(self) -> list[Row]:
+        self.moved, self.role = False, None
+        known = self._groups.values()
         for group in known:
             group.consumers = Consumers()
-        status = "unknown" if failure == "permission" else "down"
-        row = {"status": status, "reason": f"{self.name}: {reason}", "failure": failure}
-        return [
-            {**row, "destination": shown(group.stream.name), "consumer_group": shown(group.name)} for group in known
-        ] or [row]
+        return [{"destination": shown(one.stream.name), "consumer_group": shown(one.name)} for one in known]
 
 
 def _listed(rules: list[str]) -> str:

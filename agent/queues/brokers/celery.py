@@ -1,0 +1,500 @@
+"""Lag of the queues of Celery, or of another program on kombu, that has a Redis server as its broker.
+
+A queue is up to ten lists, one for each priority: messages are pushed at the head and taken from the tail. A message
+that a worker took is in the hash ``unacked`` until it is acknowledged; the sorted set ``unacked_index`` has the time of
+its delivery. Both are shared by all queues of the database, so the content of a message shows its queue.
+
+Messages carry no time of their publication, so ages of waiting messages come from our own polls: the message at the
+tail has waited at least since it was first seen there, and at most since the list was last seen empty. While it stays
+there, nothing is taken, so that the rates are known, too.
+
+Times of delivery are the workers' wall clocks; they are compared with the server's TIME.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import inf, isfinite
+from urllib.parse import parse_qs, urlencode
+
+import hiredis
+
+from agent.common.clocks import boot_ns
+from agent.common.fairness import UpperBound
+from agent.common.resp import RedisDown, RedisUrl, Reply
+from agent.errors import USAGE, AgentError
+from agent.queues import kombu
+from agent.queues.catalogue import Broker, Row
+from agent.queues.redis_info import COMMANDS, errors
+from agent.queues.redis_reading import shown
+from agent.queues.redis_scan import MAX_NAME_BYTES, Scan
+from agent.queues.redis_server import RedisServer
+
+MAX_QUEUES = 256
+MAX_BINDINGS = 1000  # of an exchange
+MAX_UNACKED = 1000  # the oldest; they are read once, and remembered while they are unacknowledged
+MAX_TAG_BYTES = 128
+READ_BYTES = 512 << 10  # of messages in one poll: unacknowledged ones, and again as much of waiting ones
+TAIL_BYTES = 64 << 10  # a list with larger messages, on average, is not read
+#: A list with a message larger than an answer may be is not read again for this long.
+_UNREADABLE_NS = 60_000_000_000
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "queues",
+        "Celery's queues",
+        MAX_QUEUES,
+        "not watched",
+        "`queue_lag.reason`",
+        setting="`?queues=` in the URL",
+    ),
+    UpperBound("queues", "bindings of an exchange", MAX_BINDINGS, "not read", "`queue_lag.reason`"),
+    UpperBound(
+        "queues",
+        "Celery's unacknowledged messages of a server",
+        MAX_UNACKED,
+        "only the oldest are counted",
+        "`queue_lag.inexact_reason`",
+    ),
+    UpperBound(
+        "queues",
+        "Celery's unacknowledged messages read in one poll",
+        READ_BYTES,
+        "the next poll goes on",
+        "`queue_lag.inexact_reason`",
+        "bytes",
+    ),
+    UpperBound(
+        "queues",
+        "average size of messages in a list whose oldest message is read",
+        TAIL_BYTES,
+        "no age, no rates",
+        "`queue_lag.inexact_reason`",
+        "bytes",
+    ),
+)
+FORM = "redis://[user:password@]host:port/db?queues=celery,mail&visibility_timeout=3600"
+
+
+@dataclass(frozen=True)
+class CeleryServer:
+    """queues: empty: found by itself. visibility_timeout_s: as in the application's ``broker_transport_options``; None:
+    not known. prefix: its ``global_keyprefix``.
+    """
+
+    redis: RedisUrl
+    queues: tuple[str, ...] = ()
+    visibility_timeout_s: float | None = None
+    prefix: str = ""
+
+    @classmethod
+    def parse(cls, url: str) -> CeleryServer:
+        """``RedisUrl`` with options ``queues``, ``visibility_timeout`` (seconds) and ``prefix``. Raises AgentError, as
+        that does.
+        """
+        address, _, query = url.partition("?")
+        try:
+            options = {name: ",".join(values) for name, values in parse_qs(query).items()}
+        except ValueError:
+            raise _refused("its options cannot be read") from None
+        queues = tuple(name for name in options.pop("queues", "").split(",") if name)
+        prefix, seconds = options.pop("prefix", ""), options.pop("visibility_timeout", None)
+        if "+" in address.partition(":")[0]:
+            raise _refused("Sentinel and Cluster are not supported: name the servers")
+        if "streams" in options:
+            raise _refused("unknown option 'streams'")
+        try:
+            timeout_s = None if seconds is None else float(seconds)
+        except ValueError:
+            timeout_s = -1
+        if timeout_s is not None and not 0 < timeout_s < inf:
+            raise _refused("visibility_timeout is a number of seconds above 0")
+        try:
+            redis = RedisUrl.parse(f"{address}?{urlencode(options)}" if options else address)
+        except AgentError as error:
+            raise _refused(error.why) from None
+        return cls(redis, queues, timeout_s, prefix)
+
+
+def _refused(why: str) -> AgentError:
+    return AgentError(
+        "a Redis URL of the setting celery cannot be read",
+        why=why,
+        remedy=f"write it as {FORM}; in a password / # ? @ : are %2F %23 %3F %40 %3A",
+        exit_code=USAGE,
+    )
+
+
+Entry = tuple[bytes, float]  #: delivery tag, and Unix time of the delivery by the worker's clock
+
+
+@dataclass(eq=False)
+class _List:
+    """The messages of one queue and priority. tail: hash of the next message; 0: there is none, None: not known.
+    since_ns: when it was first seen there. empty_ns: when the list was last seen empty. held: it was there at the
+    previous poll, too. still: messages may only have arrived since then, if the queue was not read; arrived: how many.
+    used: it has had messages.
+    """
+
+    key: bytes
+    length: int = 0
+    tail: int | None = None
+    since_ns: int = 0
+    empty_ns: int | None = None
+    held: bool = False
+    still: bool = False
+    arrived: int = 0
+    used: bool = False
+    unreadable_until_ns: int = 0
+
+    def see(self, length: int, tail: int | None, asked_ns: int, answered_ns: int) -> None:
+        """Takes one poll, made between these times, CLOCK_BOOTTIME."""
+        self.held = bool(tail) and tail == self.tail and length >= self.length
+        self.still = self.held or (self.tail == 0 and tail is not None)
+        self.arrived = length - self.length
+        if tail != self.tail or tail is None:
+            self.since_ns = answered_ns
+        if not length:
+            self.empty_ns = asked_ns
+        self.length, self.tail, self.used = length, tail, self.used or length > 0
+
+
+@dataclass
+class _Queue:
+    """One queue, as of this poll, and what is kept of it between polls. failed: why it could not be read. asked_ns,
+    answered_ns: the times of the poll. mine: its unacknowledged messages, as far as they were read. some: there may be
+    more of them. rates: columns. found: it has had messages or a binding.
+    """
+
+    name: bytes
+    lists: list[_List]
+    failed: str = ""
+    asked_ns: int = 0
+    answered_ns: int = 0
+    mine: dict[Entry, kombu.KombuMessage] = field(default_factory=dict)
+    some: bool = False
+    rates: Row = field(default_factory=dict)
+    found: bool = False
+
+    def see(self, mine: dict[Entry, kombu.KombuMessage], some: bool, asked_ns: int, answered_ns: int) -> None:
+        """Takes the poll that its lists have just taken. If a message is still at the tail of a list, nobody read the
+        queue: they would have taken it, after those of the lists before, which must not be in use.
+        """
+        gone, since_s = len(_tags(self.mine) - _tags(mine)), (answered_ns - self.answered_ns) / 1e9
+        self.rates = {}
+        first = next((one for one in self.lists if one.used), None)
+        if first is not None and first.held and all(one.still for one in self.lists) and not (some or self.some):
+            arrived = sum(one.arrived for one in self.lists)
+            if not (arrived and gone):  # else a message may have been put back, or retried
+                self.rates = {"in_per_s": arrived / since_s, "out_per_s": gone / since_s}
+        self.mine, self.some, self.asked_ns, self.answered_ns = mine, some, asked_ns, answered_ns
+        self.found |= bool(mine) or first is not None
+
+    @property
+    def age_s(self) -> tuple[float, float] | None:
+        """The least and the most that its oldest message waits here; None if nothing is known."""
+        filled = [one for one in self.lists if one.length]
+        known = [one for one in filled if one.tail is not None]
+        if not known:
+            return None
+        empty = [one.empty_ns for one in filled if one.empty_ns is not None]
+        least = max(self.asked_ns - one.since_ns for one in known)
+        most = self.answered_ns - min(empty) if len(empty) == len(filled) else inf
+        return max(0, least) / 1e9, most / 1e9
+
+    @property
+    def position(self) -> object:
+        """Changes when a message is taken or acknowledged; None if not known."""
+        tails = tuple(one.tail for one in self.lists)
+        return None if None in tails else (tails, frozenset(self.mine))
+
+
+def _tags(entries: Iterable[Entry]) -> set[bytes]:
+    """A message that was delivered again has the tag that it had."""
+    return {tag for tag, _ in entries}
+
+
+class CeleryQueues(RedisServer):
+    """One database of a Redis server. ``poll`` returns one row per queue, one row for the server if it has none, or
+    ``down`` rows if it does not answer. It takes up to six round trips.
+    """
+
+    def __init__(self, server: CeleryServer, timeout_s: float = 0.5) -> None:
+        url = server.redis
+        super().__init__(f"celery {url.server}{f'/{url.db}' if url.db else ''}", url, timeout_s)
+        self._visibility_s, self._prefix = server.visibility_timeout_s, server.prefix.encode()
+        self._named = [name.encode() for name in server.queues]
+        pattern = b"".join(b"\\%c" % c if c in b"*?[]\\" else b"%c" % c for c in self._prefix + kombu.BINDINGS) + b"*"
+        self._scan = None if self._named else Scan([], ("MATCH", pattern), "queues")
+        self._queues: dict[bytes, _Queue] = {}
+        self._bindings: dict[bytes, list[kombu.Binding]] = {}
+        self._messages: dict[Entry, kombu.KombuMessage | None] = {}  # of the unacknowledged ones; None: not readable
+        self._own = Counter[str]()  # errors that this poll caused
+        self._mutex, self._unindexed = b"", 0  # as of the last poll
+        self._problems: list[str] = []
+
+    def _poll(self, now_ns: int) -> list[Row]:
+        self._own, self._problems = Counter(), []
+        names = self._find(now_ns)
+        self._queues = {
+            name: self._queues.get(name) or _Queue(name, [_List(self._prefix + key) for key in kombu.lists(name)])
+            for name in names
+        }
+        asked_ns = boot_ns()
+        lengths, entries, total, refused = self._lengths()
+        filled = [one for one, length in lengths.items() if length]
+        new = [entry for entry in entries if entry not in self._messages]
+        sizes = self._ask(
+            [
+                *(("MEMORY", "USAGE", one.key) for one in filled),
+                *(("HSTRLEN", self._prefix + kombu.UNACKED, tag) for tag, _ in new),
+            ]
+        )
+        answered_ns = self._tails(lengths, dict(zip(filled, sizes, strict=False)), asked_ns)
+        values, server_s, gone, refused_here = self._details(dict(zip(new, sizes[len(filled) :], strict=True)))
+        refused = refused or refused_here
+        self._messages = {entry: self._messages[entry] for entry in entries if entry in self._messages}
+        known = sum(one is not None for one in self._messages.values())
+        unread = 0 if refused else max(0, total - len(gone) - known)
+        mine, shared, lost = self._routed()
+        for queue in self._queues.values():
+            if not queue.failed:
+                some = bool(refused or unread or queue.name in shared)
+                queue.see(mine.get(queue.name, {}), some, asked_ns, answered_ns)
+        doubt = f"pending: {unread} of {total} unacknowledged not read" if unread else ""
+        if lost and self._scan and self._scan.whole:
+            self._problems.append(f"{lost} unacknowledged messages belong to no queue")
+        rows: list[Row] = [self._row(queue, server_s, refused, doubt) for queue in self._queues.values()]
+        if self._problems:
+            rows.append({"reason": "; ".join(self._problems)})
+        elif not rows:
+            rows.append({"status": "ok"})
+        return [{**values, **row} for row in rows]
+
+    def _ask(self, commands: Iterable[tuple[bytes | str | int, ...]]) -> list[Reply]:
+        replies = self._client.pipeline([*commands])
+        self._own += errors(replies)
+        return replies
+
+    def _find(self, now_ns: int) -> list[bytes]:
+        """The names of the queues. Reads the bindings of all known exchanges."""
+        start = self._prefix + kombu.BINDINGS
+        found = self._scan.step(self._client, now_ns) if self._scan else []
+        exchanges = {*self._named, *(key.removeprefix(start) for key in found)}
+        exchanges |= {m.exchange for m in self._messages.values() if m and len(m.exchange) <= MAX_NAME_BYTES}
+        asked = sorted(filter(kombu.carries_tasks, exchanges - {b""}))[:MAX_QUEUES]
+        replies = self._ask([("SSCAN", start + one, 0, "COUNT", MAX_BINDINGS) for one in asked])
+        self._bindings, more = {}, self._scan is not None and self._scan.more
+        for exchange, reply in zip(asked, replies, strict=True):
+            if isinstance(reply, hiredis.ReplyError):
+                self._problems.append(f"bindings of exchange {exchange.decode(errors='replace')}: {reply}")
+                continue
+            cursor, members = reply
+            more |= cursor != b"0" or len(members) > MAX_BINDINGS
+            if any(kombu.SEPARATOR not in member for member in members):
+                name = exchange.decode(errors="replace")
+                self._problems.append(f"bindings of exchange {name} cannot be read: has the transport another sep?")
+            bound = [kombu.binding(member) for member in members[:MAX_BINDINGS]]
+            self._bindings[exchange] = [one for one in bound if one and len(one[1]) <= MAX_NAME_BYTES]
+        if self._named:
+            return self._named
+        names = sorted({queue for bound in self._bindings.values() for _, queue in bound})
+        if self._scan and not self._scan.whole:
+            self._problems.append("the keyspace is still being scanned: queues may be missing")
+        if more or len(names) > MAX_QUEUES:
+            self._problems.append(
+                f"more than {MAX_QUEUES} queues, or long names, are not watched: choose with ?queues="
+            )
+        return names[:MAX_QUEUES]
+
+    def _lengths(self) -> tuple[dict[_List, int], list[Entry], int, str]:
+        """Lengths of the lists; the oldest unacknowledged messages; how many there are in all; why they are not
+        known.
+        """
+        lists = [one for queue in self._queues.values() for one in queue.lists]
+        index = self._prefix + kombu.INDEX
+        *replies, stored, mutex, left_ms, total, oldest = self._ask(
+            [
+                *(("LLEN", one.key) for one in lists),
+                ("HLEN", self._prefix + kombu.UNACKED),
+                ("GET", self._prefix + kombu.MUTEX),
+                ("PTTL", self._prefix + kombu.MUTEX),
+                ("ZCARD", index),
+                ("ZRANGE", index, 0, MAX_UNACKED - 1, "WITHSCORES"),
+            ]
+        )
+        lengths = dict(zip(lists, replies, strict=True))
+        for queue in self._queues.values():
+            each = [lengths[one] for one in queue.lists]
+            queue.failed = next((str(reply) for reply in each if isinstance(reply, hiredis.ReplyError)), "")
+        readable = [one for queue in self._queues.values() if not queue.failed for one in queue.lists]
+        lengths = {one: _count(lengths[one]) for one in readable}
+        failed = next((str(reply) for reply in (total, oldest) if isinstance(reply, hiredis.ReplyError)), "")
+        if failed:
+            return lengths, [], 0, failed
+        total = _count(total) if len(oldest) >= 2 * MAX_UNACKED else len(oldest) // 2  # they changed in between
+        self._hindered(stored, total, mutex, left_ms)
+        entries = [one for one in kombu.pairs(oldest) if len(one[0]) <= MAX_TAG_BYTES and isfinite(one[1])]
+        return lengths, entries[:MAX_UNACKED], total, ""
+
+    def _hindered(self, stored: Reply, indexed: int, mutex: Reply, left_ms: Reply) -> None:
+        """Notes what keeps messages from being delivered again. It must last from one poll to the next: workers change
+        the hash and the index between these commands, and hold the mutex for some milliseconds.
+        """
+        unindexed = stored - indexed if isinstance(stored, int) else 0
+        least, self._unindexed = min(unindexed, self._unindexed), unindexed
+        if least > 0:
+            why = "have no time of delivery: they are never delivered again"
+            self._problems.append(f"{least} unacknowledged messages {why}")
+        if isinstance(mutex, bytes) and mutex == self._mutex and isinstance(left_ms, int) and left_ms > 0:
+            self._problems.append(f"unacked_mutex is held for {left_ms / 1000:.0f} s more: nothing is delivered again")
+        self._mutex = mutex if isinstance(mutex, bytes) else b""
+
+    def _tails(self, lengths: dict[_List, int], usages: dict[_List, Reply], asked_ns: int) -> int:
+        """Has each list see the message at its tail. usages: memory of those that are not empty. Returns the time of
+        the answer.
+        """
+        left, read = READ_BYTES, []
+        for one, usage in usages.items():
+            mean = usage // lengths[one] if isinstance(usage, int) else inf
+            if mean <= min(left, TAIL_BYTES) and asked_ns >= one.unreadable_until_ns:
+                left -= int(mean)
+                read.append(one)
+        tails: dict[_List, int | None] = {}
+        try:
+            replies = self._ask([c for one in read for c in (("LLEN", one.key), ("LINDEX", one.key, -1))])
+            for one, length, tail in zip(read, replies[::2], replies[1::2], strict=True):
+                lengths[one] = _count(length)
+                tails[one] = (hash(tail) or 1) if isinstance(tail, bytes) else None
+        except RedisDown as error:
+            if error.failure != "other":
+                raise
+            for one in read:  # a message is larger than an answer may be
+                one.unreadable_until_ns = asked_ns + _UNREADABLE_NS
+        answered_ns = boot_ns()
+        for one, length in lengths.items():
+            one.see(length, tails.get(one) if length else 0, asked_ns, answered_ns)
+        return answered_ns
+
+    def _details(self, sizes: dict[Entry, Reply]) -> tuple[Row, float | None, set[Entry], str]:
+        """The last round trip: reads unacknowledged messages of these sizes, the server itself, and TIME last. Returns
+        columns of the server; its time, Unix time, None if not known; the messages that were acknowledged meanwhile;
+        why they cannot be read.
+        """
+        failed = next((str(size) for size in sizes.values() if isinstance(size, hiredis.ReplyError)), "")
+        left, read, gone = READ_BYTES, list[Entry](), set[Entry]()
+        for entry, size in sizes.items() if not failed else ():
+            if not size:
+                gone.add(entry)
+            elif size > READ_BYTES:
+                self._messages[entry] = None
+            elif size <= left:
+                left -= size
+                read.append(entry)
+        messages = ("HMGET", self._prefix + kombu.UNACKED, *(tag for tag, _ in read))
+        replies = self._ask([*((messages,) if read else ()), *COMMANDS, ("TIME",)])
+        values = replies.pop(0) if read else []
+        if isinstance(values, hiredis.ReplyError):
+            failed, values = str(values), []
+        for entry, value in zip(read, values, strict=bool(values)):
+            if value is None:
+                gone.add(entry)
+            else:
+                self._messages[entry] = kombu.message(value)
+        *about, clock = replies
+        server_s = None if isinstance(clock, hiredis.ReplyError) else int(clock[0]) + int(clock[1]) / 1e6
+        failed = failed or (str(clock) if server_s is None else "")
+        return self._server.parse_info(about, self._own, boot_ns()), server_s, gone, failed
+
+    def _routed(self) -> tuple[dict[bytes, dict[Entry, kombu.KombuMessage]], set[bytes], int]:
+        """The unacknowledged messages by queue; queues to which others may belong; the number of those that belong to
+        none.
+        """
+        mine, shared, lost = dict[bytes, dict[Entry, kombu.KombuMessage]](), set[bytes](), 0
+        routes = dict[tuple[bytes, bytes], tuple[bytes, ...]]()
+        for entry, one in self._messages.items():
+            if one is None:
+                continue
+            route = one.exchange, one.key
+            if route not in routes:
+                routes[route] = kombu.routed(*route, self._bindings)
+            if one.exchange and one.exchange not in self._bindings:  # they are read at the next poll
+                shared |= self._queues.keys()
+            elif len(routes[route]) == 1:
+                mine.setdefault(routes[route][0], {})[entry] = one
+            else:
+                shared |= set(routes[route])
+                lost += not routes[route]
+        return mine, shared, lost
+
+    def _row(self, queue: _Queue, server_s: float | None, refused: str, doubt: str) -> Row:
+        if queue.failed:
+            return {"destination": shown(queue.name), "reason": queue.failed}
+        lag, age_s = sum(one.length for one in queue.lists), queue.age_s
+        doubts = [doubt] if doubt else []
+        if refused:
+            doubts.append(f"pending: {refused}")
+        elif queue.some and not doubt:
+            doubts.append("pending: the queue of some messages is not known")
+        if lag and age_s is None:
+            doubts.append("age not known: its oldest message was not read")
+        elif lag and age_s is not None:
+            doubts.append(f"age: {age_s[0]:.1f} " + (f"to {age_s[1]:.1f} s" if isfinite(age_s[1]) else "s or more"))
+        if not queue.found and not any(name == queue.name for bound in self._bindings.values() for _, name in bound):
+            unseen = {"reason": "no message and no binding seen: is the name right?"}
+        else:
+            queue.found, unseen = True, {}
+        row = {
+            **unseen,
+            "destination": shown(queue.name),
+            "lag_messages": lag,
+            "lag_s": 0.0 if not lag else age_s and age_s[0],
+            "exact": True,
+            "inexact_reason": "; ".join(doubts),
+            "oldest_undelivered_s": age_s[0] if lag and age_s else None,
+            "position": queue.position,
+            **queue.rates,
+        }
+        return row if refused or server_s is None else {**row, **self._pending(queue, server_s)}
+
+    def _pending(self, queue: _Queue, server_s: float) -> Row:
+        """Columns of its unacknowledged messages. One that waits for a set time is not pending before that time."""
+        due = [(at_s, one.eta_s or 0.0) for (_, at_s), one in queue.mine.items()]
+        since_s = [max(both) for both in due if both[1] <= server_s]
+        early = sum(eta_s > max(at_s + (self._visibility_s or inf), server_s) for at_s, eta_s in due)
+        if early:
+            why = f"{early} delayed messages are due to be delivered again before their set time"
+            self._problems.append(f"{queue.name.decode(errors='replace')}: {why}")
+        known = self._visibility_s is not None and due and not queue.some
+        return {
+            "pending": len(since_s),
+            "delayed": len(queue.mine) - len(since_s),
+            "oldest_pending_s": max(0.0, server_s - min(since_s)) if since_s else None,
+            "redelivered": sum(one.redelivered for one in queue.mine.values()),
+            "redelivery_s": min(due)[0] + (self._visibility_s or 0.0) - server_s if known else None,
+        }
+
+    def _interrupted(self) -> list[Row]:
+        for queue in self._queues.values():
+            for one in queue.lists:
+                one.empty_ns = None
+        return [{"destination": shown(name)} for name in self._queues]
+
+
+def _count(reply: Reply) -> int:
+    if not isinstance(reply, int) or not 0 <= reply < 1 << 63:
+        raise ValueError("no count")
+    return reply
+
+
+BROKER = Broker(
+    "celery",
+    "Celery on Redis",
+    "queues of Celery and kombu: waiting, unacknowledged and delayed messages, and when they are delivered again",
+    FORM,
+    "no queues: found by itself",
+    CeleryServer.parse,
+    CeleryQueues,
+)

@@ -1,0 +1,114 @@
+"""What kombu, Celery's transport library, keeps in a Redis server: names of keys, bindings, unacknowledged messages
+(kombu/transport/redis.py, 4.0 to 5.7). Pure, for hostile input.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+#: Between the parts of a binding, and before the priority in a list's name.
+SEPARATOR = b"\x06\x16"
+#: kombu uses 0, 3, 6 and 9, or those of ``priority_steps``; it accepts no others.
+PRIORITIES = range(10)
+#: A set for each exchange.
+BINDINGS = b"_kombu.binding."
+UNACKED, INDEX, MUTEX = b"unacked", b"unacked_index", b"unacked_mutex"
+_MAX_WORDS = 64
+#: Celery's own exchanges, for remote control and events. Their messages are published to subscribers, not queued.
+_OWN_EXCHANGES = (b"celeryev", b"celery.pidbox", b"reply.celery.pidbox")
+
+Binding = tuple[bytes, bytes]  #: routing key, queue
+
+
+def lists(queue: bytes) -> list[bytes]:
+    """The keys of a queue's lists, by priority."""
+    return [queue + SEPARATOR + b"%d" % priority if priority else queue for priority in PRIORITIES]
+
+
+def carries_tasks(exchange: bytes) -> bool:
+    return exchange not in _OWN_EXCHANGES and not exchange.endswith(b".pidbox")
+
+
+def binding(member: bytes) -> Binding | None:
+    """A member of an exchange's set; None if it is not a binding of a queue with tasks. The part between is the routing
+    key as a regular expression. ``bcast.`` is the prefix of a ``Broadcast`` queue, which has no list.
+    """
+    parts = member.split(SEPARATOR)
+    if len(parts) != 3 or not parts[2] or parts[2].startswith(b"bcast."):
+        return None
+    return parts[0], parts[2]
+
+
+def routed(exchange: bytes, key: bytes, bindings: Mapping[bytes, Sequence[Binding]]) -> tuple[bytes, ...]:
+    """The queues of a message. Redis does not store the type of an exchange: a key that is equal takes precedence over
+    a pattern.
+    """
+    if not exchange:
+        return (key,)
+    bound = bindings.get(exchange, ())
+    equal = {queue for its, queue in bound if its == key}
+    return tuple(sorted(equal or {queue for its, queue in bound if _fits(its.split(b"."), key.split(b"."))}))
+
+
+def _fits(pattern: Sequence[bytes], words: Sequence[bytes]) -> bool:
+    """Of a topic exchange: ``*`` is one word, ``#`` is any number."""
+    if len(pattern) > _MAX_WORDS or len(words) > _MAX_WORDS:
+        return False
+    ends = {0}  # numbers of words that the pattern's first parts fit
+    for part in pattern:
+        if part == b"#":
+            ends = set(range(min(ends), len(words) + 1))
+        else:
+            ends = {n + 1 for n in ends if n < len(words) and part in (b"*", words[n])}
+        if not ends:
+            return False
+    return len(words) in ends
+
+
+@dataclass(frozen=True)
+class KombuMessage:
+    """An unacknowledged message. eta_s: its set time, Unix time, None if it has none. redelivered: it was delivered
+    before, to a consumer that did not acknowledge it.
+    """
+
+    exchange: bytes
+    key: bytes
+    eta_s: float | None = None
+    redelivered: bool = False
+
+
+def message(value: bytes) -> KombuMessage | None:
+    """A value of the hash of unacknowledged messages: JSON of [message, exchange, routing key]. None if it is not."""
+    try:
+        content, exchange, key = json.loads(value)
+        headers, delivery = _dict(content, "headers"), _dict(_dict(content, "properties"), "delivery_info")
+        again = headers.get("redelivered") is True or delivery.get("redelivered") is True
+        return KombuMessage(_bytes(exchange), _bytes(key), _unix_s(headers.get("eta")), again)
+    except (AttributeError, TypeError, ValueError, OverflowError, RecursionError):
+        return None
+
+
+def _dict(within: object, name: str) -> dict[str, object]:
+    found = within.get(name) if isinstance(within, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _bytes(name: str | None) -> bytes:
+    return (name or "").encode(errors="replace")
+
+
+def _unix_s(eta: object) -> float | None:
+    """Of an ISO 8601 time; UTC, Celery's default, if it has no zone."""
+    if not isinstance(eta, str) or not eta:
+        return None
+    at = datetime.fromisoformat(eta)
+    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+
+
+def pairs(flat: Iterable[bytes]) -> list[tuple[bytes, float]]:
+    """(delivery tag, Unix time of delivery), as ``ZRANGE .. WITHSCORES`` replies. Raises ValueError."""
+    each = iter(flat)
+    return [(tag, float(score)) for tag, score in zip(each, each, strict=True)]

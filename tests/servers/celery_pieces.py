@@ -1,0 +1,71 @@
+"""A real Celery application: workers as processes of their own, and what they did according to themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from celery import Celery
+
+from tests.patience import PATIENCE
+
+ROOT = Path(__file__).parents[2]
+
+
+def wait(what: Callable[[], Any]) -> Any:
+    """What it returns once that is true."""
+    end = time.monotonic() + 60 * PATIENCE
+    while not (found := what()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return found
+
+
+class Worker:
+    """A worker with one or more processes, in a process group of its own. It is ready once made."""
+
+    def __init__(
+        self, broker: str, directory: Path, processes: int = 1, queues: str = "celery", options: Any = None
+    ) -> None:
+        self.log = directory / f"worker{time.monotonic_ns()}"
+        self.log.touch()
+        env = {**os.environ, "BROKER": broker, "OPTIONS": json.dumps(options or {}), "LOG": str(self.log)}
+        command = "-A tests.servers.celery_app worker --without-mingle --without-gossip -l warning"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "celery", *command.split(), "-c", str(processes), "-Q", queues],
+            cwd=ROOT,
+            env=env,
+            stdout=subprocess.DEVNULL,
+            stderr=self.log.with_suffix(".err").open("wb"),
+            start_new_session=True,
+        )
+        wait(lambda: self.did("ready"))
+
+    def did(self, event: str) -> list[str]:
+        """The tasks with this event, in order."""
+        lines = [line.split() for line in self.log.read_text().splitlines()]
+        return [task for its, task in lines if its == event]
+
+    def signal(self, number: int) -> None:
+        """To all of its processes."""
+        os.killpg(self.process.pid, number)
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.signal(signal.SIGCONT)
+            self.signal(signal.SIGKILL)
+            self.process.wait()
+
+
+def application(broker: str, **options: Any) -> Celery:
+    """What sends tasks."""
+    app = Celery(broker=broker)
+    app.conf.update(broker_transport_options=options)
+    return app

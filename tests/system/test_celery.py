@@ -1,0 +1,58 @@
+"""A whole agent beside a real Celery application of which the worker stops: the queue, the finding and the metric."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.patience import PATIENCE
+from tests.servers.celery_pieces import Worker, application, wait
+from tests.servers.test_redis_streams import Redis
+from tests.system.agent import Agent
+from tests.system.test_notices import free_port
+
+USUAL_S = 20
+PER_S = 20
+
+
+def test_a_stopped_worker_is_a_finding_about_its_queue(start: Callable[..., Agent], tmp_path: Path) -> None:
+    page, over = free_port(), threading.Event()
+    with ExitStack() as ends:
+        redis = Redis(tmp_path)
+        ends.callback(redis.stop)
+        agent = start("--celery", f"{redis.url}?queues=celery", config=f"prometheus: 127.0.0.1:{page}\n").ready()
+        worker = Worker(redis.url, tmp_path)
+        ends.callback(worker.end)
+        app = application(redis.url)
+
+        def send() -> None:
+            while not over.wait(1 / PER_S):
+                app.send_task("early", (0,))
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        ends.callback(sender.join)
+        ends.callback(over.set)
+        time.sleep(USUAL_S * PATIENCE)
+        worker.signal(signal.SIGSTOP)
+
+        def found() -> dict[str, object] | None:
+            rows = agent.json("findings")["rows"]
+            return next((row for row in rows if row["symptom"] == "queue_lag"), None)
+
+        finding = wait(found)
+        (queue,) = [row for row in agent.json("queues")["rows"] if row["system"] == "celery"]
+        with urllib.request.urlopen(f"http://127.0.0.1:{page}/metrics", timeout=20) as answer:
+            metrics = answer.read().decode()
+    assert "celery queue celery" in str(finding["subject"])
+    assert finding["cause"] in ("process_stopped", "consumer_stopped"), finding
+    assert (queue["queue"], queue["exact"]) == ("celery", True)
+    assert queue["length"] > 0
+    assert queue["oldest_s"] > 0
+    lag = [line for line in metrics.splitlines() if line.startswith("tickscope_queue_lag{")]
+    assert any('system="celery"' in line and not line.endswith(" 0") for line in lag), lag

@@ -1,0 +1,126 @@
+"""What kombu keeps in Redis, also where it is malformed."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+
+import numpy as np
+import pytest
+
+from agent.queues import kombu
+from agent.queues.brokers.celery import CeleryQueues, CeleryServer
+from agent.queues.judged import Judged
+from agent.queues.packing import TABLE, pack
+from tests.hostile import serving
+from tests.unit.kombu_pieces import attack
+from tests.unit.test_hostile_redis import values
+
+BINDINGS = {
+    b"mail": [(b"mail", b"mail"), (b"", b"rest")],
+    b"topics": [(b"orders.*", b"one"), (b"orders.#", b"any"), (b"#", b"all"), (b"orders.eu", b"eu"), (b"*.*.x", b"x")],
+}
+
+
+@pytest.mark.parametrize(
+    ("exchange", "key", "queues"),
+    [
+        (b"", b"celery", (b"celery",)),
+        (b"mail", b"mail", (b"mail",)),
+        (b"mail", b"post", ()),
+        (b"gone", b"mail", ()),
+        (b"topics", b"orders.eu", (b"eu",)),
+        (b"topics", b"orders.us", (b"all", b"any", b"one")),
+        (b"topics", b"orders", (b"all", b"any")),
+        (b"topics", b"orders.us.x", (b"all", b"any", b"x")),
+        (b"topics", b".".join([b"w"] * 1000), ()),
+    ],
+)
+def test_the_queues_of_a_message(exchange: bytes, key: bytes, queues: tuple[bytes, ...]) -> None:
+    assert kombu.routed(exchange, key, BINDINGS) == queues
+
+
+def test_a_pattern_with_many_wildcards_takes_no_time() -> None:
+    assert kombu.routed(b"e", b".".join([b"a"] * 64), {b"e": [(b".".join([b"#", b"a"] * 31 + [b"b"]), b"q")]}) == ()
+
+
+@pytest.mark.parametrize(
+    ("headers", "delivery", "eta_s", "redelivered"),
+    [
+        ({"eta": None}, {}, None, False),
+        ({"eta": "2026-01-01T00:00:00+00:00"}, {"redelivered": False}, 1767225600, False),
+        ({"eta": "2026-01-01T02:00:00+02:00"}, {"redelivered": True}, 1767225600, True),
+        ({"eta": "2026-01-01T00:00:00"}, {}, 1767225600, False),
+        ({"redelivered": True}, None, None, True),
+        (None, None, None, False),
+    ],
+)
+def test_a_message(headers: object, delivery: object, eta_s: float | None, redelivered: bool) -> None:
+    content = {"headers": headers, "properties": {"delivery_info": delivery}}
+    found = kombu.message(json.dumps([content, "", "celery"]).encode())
+    assert found == kombu.KombuMessage(b"", b"celery", eta_s, redelivered)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"[",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"a":1}',
+        b"[1,2,3]",
+        b'[{}, 7, "a"]',
+        b'[{"headers":{"eta":"soon"}},"","a"]',
+        b'[{"headers":{"eta":"9999-12-31T23:59:59-23:59"}},"","a"]',
+        b"9" * 5000,
+        b'[{},"\\ud800",null]',
+    ],
+)
+def test_what_is_no_message_is_refused_or_harmless(value: bytes) -> None:
+    found = kombu.message(value)
+    assert found is None or found == kombu.KombuMessage(b"?", b"") or found.eta_s is not None
+
+
+def test_damaged_data_raise_nothing() -> None:
+    counts = attack(5_000)
+    assert all(0 < counts[name] < 5_000 for name in ("messages", "bindings", "routed")), counts
+
+
+def test_only_queues_with_tasks_are_bound() -> None:
+    members = [b"celery\x06\x16\x06\x16celery", b"\x06\x16\x06\x16bcast.1", b"celery", b"a\x06\x16\x06\x16", b""]
+    assert [kombu.binding(one) for one in members] == [(b"celery", b"celery"), None, None, None, None]
+    assert [kombu.carries_tasks(one) for one in (b"celery", b"celeryev", b"celery.pidbox", b"reply.celery.pidbox")] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
+def test_a_server_that_answers_anything_is_a_row() -> None:
+    """Each command has a random reply."""
+    rng = random.Random(7)
+
+    def answers(connection: socket.socket) -> None:
+        while data := connection.recv(1 << 20):
+            for line in data.split(b"\r\n*"):
+                name = line.split(b"\r\n")[2 if line.startswith(b"*") or line[:1].isdigit() else 1]
+                if name == b"CLIENT":
+                    connection.sendall(b"+OK\r\n")
+                elif name == b"SCAN" and rng.random() < 0.9:
+                    connection.sendall(b"*2\r\n$1\r\n0\r\n*1\r\n$21\r\n_kombu.binding.celery\r\n")
+                elif name == b"SSCAN" and rng.random() < 0.9:
+                    connection.sendall(b"*2\r\n$1\r\n0\r\n*1\r\n$16\r\ncelery\x06\x16\x06\x16celery\r\n")
+                elif name in (b"LLEN", b"ZCARD") and rng.random() < 0.97:
+                    connection.sendall(b":%d\r\n" % rng.randrange(3))
+                else:
+                    connection.sendall(b"".join(values(rng)))
+
+    with serving(answers) as port:
+        queue = Judged("celery", CeleryQueues(CeleryServer.parse(f"redis://127.0.0.1:{port}"), 5))
+        for _ in range(300):
+            rows = np.frombuffer(pack(queue.poll()), TABLE.dtype)
+            assert len(rows) >= 1
+        queue.close()
