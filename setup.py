@@ -49,6 +49,7 @@ setup(
             "setuptools>=68",
             "wheel",
             "redis>=5,<9",
+            "amqp>=5.2,<6",
             "limits>=5,<6",
             "prometheus-client>=0.21,<1",
             "uvloop>=0.19,<1",
