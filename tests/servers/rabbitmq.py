@@ -13,12 +13,15 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import amqp
+
+from tests.kernel.test_tls_versions import CACHE, archive
 
 ROOT = Path(__file__).parents[2]
 LIB = Path("/usr/lib/rabbitmq/bin")
@@ -33,13 +36,29 @@ def free_ports(n: int) -> list[int]:
         return [probe.getsockname()[1] for probe in probes]
 
 
+#: Runs a command in another root, with this system's devices, processes and names of hosts, and the node's directory.
+_IN_ROOT = """
+root=$0 directory=$1
+shift
+mkdir -p "$root$directory"
+touch "$root/etc/hosts"
+exec unshare --mount --propagation private sh -c '
+    for one in /dev /proc /etc/hosts "$1"; do mount --rbind "$one" "$0$one"; done
+    root=$0
+    shift
+    exec chroot "$root" "$@"
+' "$root" "$directory" "$@"
+"""
+
+
 class Rabbit:
-    """A node on free ports. Statistics are made every second; ``interval_ms`` changes that. wrap: a command before the
-    server's, for one in another root. config: more lines of rabbitmq.conf.
+    """A node on free ports. Statistics are made every second; ``interval_ms`` changes that. root: another system's, of
+    which it is.
     """
 
-    def __init__(self, directory: Path, interval_ms: int = 1000, wrap: tuple[str, ...] = (), config: str = "") -> None:
-        self.directory, self._wrap = directory, wrap
+    def __init__(self, directory: Path, interval_ms: int = 1000, root: Path | None = None) -> None:
+        self.directory, self._root = directory, root
+        self._wrap = () if root is None else ("sh", "-c", _IN_ROOT, str(root), str(directory))
         self.port, self.metrics_port, self.management_port, stream, self._epmd_port, dist = free_ports(6)
         (directory / "rabbitmq.conf").write_text(
             f"listeners.tcp.1 = 127.0.0.1:{self.port}\n"
@@ -47,7 +66,7 @@ class Rabbit:
             f"prometheus.tcp.ip = 127.0.0.1\nprometheus.tcp.port = {self.metrics_port}\n"
             f"stream.listeners.tcp.1 = 127.0.0.1:{stream}\n"
             f"collect_statistics_interval = {interval_ms}\ndisk_free_limit.absolute = 1MB\n"
-            f"cluster_name = shop-{self.port}\n{config}"
+            f"cluster_name = shop-{self.port}\n"
         )
         ticks = f"{{quorum_tick_interval,{interval_ms}}},{{stream_tick_interval,{interval_ms}}}"
         (directory / "advanced.config").write_text(f"[{{rabbit,[{ticks}]}}].\n")
@@ -107,6 +126,9 @@ class Rabbit:
         self.kill()
         self._epmd.kill()
         self._epmd.wait()
+        if self._root is not None:
+            with contextlib.suppress(OSError):
+                os.removedirs(f"{self._root}{self.directory}")
 
     def ctl(self, *arguments: str) -> str:
         done = subprocess.run(
@@ -157,6 +179,20 @@ class Rabbit:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
+
+
+def release_root(release: str) -> Path:
+    """A root of another Debian release with its rabbitmq-server; made once, from the archive of this host's release."""
+    root = CACHE / f"{release}-rabbitmq"
+    if not root.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE, ignore_cleanup_errors=True) as new:
+            made = Path(new) / "root"
+            options = ("--variant=apt", "--include=rabbitmq-server", release, str(made), archive())
+            subprocess.run(["mmdebstrap", "--quiet", *options], check=True)
+            with contextlib.suppress(OSError):  # another run has made it
+                made.rename(root)
+    return root
 
 
 @contextlib.contextmanager

@@ -25,12 +25,14 @@ from agent.queues.catalogue import Queue
 from agent.queues.judged import Judged
 from agent.queues.packing import TABLE, pack
 from tests.patience import PATIENCE
-from tests.servers.rabbitmq import Rabbit, client
+from tests.servers.rabbitmq import Rabbit, client, release_root
 
 
-@pytest.fixture(scope="module")
-def rabbit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rabbit]:
-    server = Rabbit(tmp_path_factory.mktemp("rabbit"))
+@pytest.fixture(scope="module", params=["own", "trixie"])
+def rabbit(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rabbit]:
+    """This host's release (Debian 12: RabbitMQ 3.10), and Debian 13's (4.0)."""
+    root = None if request.param == "own" else release_root(request.param)
+    server = Rabbit(tmp_path_factory.mktemp("rabbit"), root=root)
     yield server
     server.end()
 

@@ -103,8 +103,9 @@ _ALARM_WORDS = {"MEMORY_ALARM": "memory", "DISK_ALARM": "disk"}
 _CONNECTIONS = b"rabbitmq_connections"
 _NODE_WANTED = frozenset((*_ALARMS, _CONNECTIONS))
 _MOST = (1 << 63) - 1
-#: A queue for which more messages left than its channels published, by this many, has another source of messages.
-_UNCOUNTED = 50
+#: A queue has another source of messages if this many more are in it, or left it, than channels published, in so many
+#: statistics in a row.
+_UNCOUNTED, _IN_A_ROW = 50, 3
 
 Name = tuple[bytes, bytes]  #: virtual host, queue
 
@@ -322,6 +323,7 @@ class _Queue:
     redelivered: int = 0
     arrivals: ArrivalTimes | None = None
     least_balance: int | None = None
+    surpluses: int = 0
     uncounted: bool = False
     stream: bool = False
     head_s: int | None = None
@@ -333,7 +335,8 @@ class _Queue:
             self.taken_ns = now_ns
         if gauges != self.gauges:
             self.seen = replace(totals)
-            self._balance(gauges, totals, before)
+            if self.gauges:  # the first statistics may be old
+                self._balance(gauges, totals, before)
         self.redelivered = totals.redelivered - before.redelivered if self.gauges else 0
         self.gauges, self.totals = gauges, replace(totals)
         if self.arrivals is None:
@@ -349,7 +352,9 @@ class _Queue:
         if self.least_balance is None or balance < self.least_balance:
             self.least_balance = balance
         flow = now.published - before.published + now.acked - before.acked
-        self.uncounted |= balance > self.least_balance + _UNCOUNTED + 2 * flow
+        more = balance > self.least_balance + _UNCOUNTED + 2 * flow
+        self.surpluses = self.surpluses + 1 if more else 0
+        self.uncounted |= self.surpluses >= _IN_A_ROW
 
     def head_age_s(self, wall_s: float) -> float:
         """Age of the first message at the wall-clock time ``wall_s``; NaN if unknown, also where it may have been
