@@ -24,6 +24,21 @@ ONLY_ALL: dict[str, str | None] = {
     "tests/kernel/test_redis_envoy.py::test_each_decision_by_the_services_own_answers": "environ0",
     "tests/kernel/test_tls_versions.py::test_handshakes_of_another_release": "bullseye",
     "tests/kernel/test_tls_versions.py::test_messages_after_the_handshake_are_none": "bullseye",
+    **{
+        f"tests/servers/test_rabbitmq.py::test_{name}": "own*"
+        for name in (
+            "ready_unacknowledged_consumers_and_rates",
+            "growing_then_draining",
+            "a_stopped_consumer_takes_no_more_than_its_prefetch",
+            "age_of_the_first_message_that_has_a_time",
+            "a_stream_has_no_lag_by_what_it_keeps",
+            "a_delay_queue_holds_delayed_messages_until_they_are_dead_lettered",
+            "names_virtual_hosts_and_patterns",
+            "a_memory_alarm_is_reported_with_every_queue",
+            "a_wrong_password_of_the_management_port_costs_only_what_that_port_has",
+            "a_stopped_a_dead_and_a_returned_node",
+        )
+    },
     "tests/servers/test_otlp_releases.py::test_all_arrives_valid_and_what_is_rejected_is_read": "oldest-*",
     # weeks of seconds; test_correlate_hours.py has other tests of the bound, of habits that change, and of two weeks
     "tests/unit/test_correlate_hours.py::test_silence_at_an_hour_that_is_usually_silent_is_not_reported": None,

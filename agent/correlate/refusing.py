@@ -53,7 +53,7 @@ class Refusing:
         return self.turned_away > 0 or any("max number of clients" in why for why in self.down)
 
     def replies(self, *kinds: str) -> Evidence:
-        """Evidence: the number of error replies of these kinds."""
+        """Evidence: the number of error replies of these kinds, or of polls that found such an alarm."""
         n = sum(self.errors[kind] for kind in kinds)
         return item(
             "queue_lag",

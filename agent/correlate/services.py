@@ -33,6 +33,8 @@ _MOST = 1 << 32  # larger numbers of answers in an interval are not believed
 _ERROR = TABLES["limiter_decision"].code("result", "error")
 #: Errors that are the broker's own, not those of a client without a password.
 _STATES = frozenset(("OOM", "READONLY", "MISCONF", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "NOREPLICAS", "BUSY"))
+#: States in which a broker lets its publishers wait, without an error.
+_ALARMS = frozenset(("MEMORY_ALARM", "DISK_ALARM"))
 
 
 class ServiceWatch(Watch):
@@ -40,7 +42,7 @@ class ServiceWatch(Watch):
     failures, by slot.
     """
 
-    metrics = ("n", "errors", "replies")
+    metrics = ("n", "errors", "replies", "alarms")
 
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
@@ -88,6 +90,7 @@ class ServiceWatch(Watch):
         if polls is None:
             return np.empty(0, np.int64)
         reported: dict[int, float] = {}
+        alarms: dict[int, int] = {}
         polls = only(polls, polls["status"] != b"down")
         if not len(polls):
             return np.empty(0, np.int64)
@@ -102,10 +105,12 @@ class ServiceWatch(Watch):
             self._names[slot] = key, ""
             n = _replies(text(errors)) + self._turned_away(key, refused)
             reported[slot] = reported.get(slot, 0.0) + n
-            if n and slot not in self.first_ns:
+            alarms[slot] = max(alarms.get(slot, 0), len(_ALARMS & _kinds(text(errors)).keys()))
+            if (n or alarms[slot]) and slot not in self.first_ns:
                 self.first_ns[slot] = t_ns
         slots = np.array(sorted(reported), np.int64)
-        self.series.put(second, slots, replies=np.array([reported[slot] for slot in slots]))
+        its = (np.array([values[slot] for slot in slots.tolist()], np.float64) for values in (reported, alarms))
+        self.series.put(second, slots, **dict(zip(("replies", "alarms"), its, strict=True)))
         return slots
 
     def _answers(self, second: int, answers: np.ndarray | None) -> np.ndarray:
@@ -159,7 +164,7 @@ class ServiceWatch(Watch):
         return max(0, total - before)
 
     def settle(self, second: int) -> None:
-        """n, errors, replies: totals during the episode."""
+        """n, errors, replies, alarms: totals during the episode."""
         for episode in self.active.values():
             if episode.last_bad == second:
                 lasted = max(1, min(60, second - episode.start_ns // SECOND + 1))
@@ -191,5 +196,10 @@ class ServiceWatch(Watch):
 
 def _replies(text: str) -> int:
     """The number of error replies that are the broker's own errors."""
+    return sum(n for kind, n in _kinds(text).items() if kind in _STATES)
+
+
+def _kinds(text: str) -> dict[str, int]:
+    """``queue_lag.errors``: counts by kind."""
     parts = (part.partition(" ") for part in text.split(", "))
-    return sum(int(n) for kind, _, n in parts if kind in _STATES and n.isdigit())
+    return {kind: int(n) for kind, _, n in parts if n.isdigit()}

@@ -26,7 +26,11 @@ DECLARED = (
         f64("oldest_undelivered_s", "age of the oldest undelivered message", "s"),
         f64("oldest_pending_s", "age of the oldest unacknowledged message", "s"),
         i64("pending", "delivered, not acknowledged"),
-        i64("redelivered", "delivered more than once, of the oldest pending (Redis Streams: 100, Celery: 1,000)"),
+        i64(
+            "redelivered",
+            "delivered more than once: of the oldest pending (Redis Streams: 100, Celery: 1,000), or of the deliveries"
+            " since the previous poll (RabbitMQ)",
+        ),
         i64("consumers", "consumers"),
         f64("in_per_s", "arrivals", "1/s"),
         f64("out_per_s", "acknowledgements", "1/s"),
@@ -63,7 +67,12 @@ DECLARED = (
             "error replies to any client that refuse service (OOM, READONLY, LOADING, NOAUTH ...)",
             "1/s",
         ),
-        text("errors", 64, "kinds and counts of these replies since the previous poll"),
+        text(
+            "errors",
+            64,
+            "kinds and counts of these replies since the previous poll; MEMORY_ALARM and DISK_ALARM: RabbitMQ blocks"
+            " publishers",
+        ),
         i64("memory_bytes", "memory used by the server", "bytes"),
         i64("memory_limit_bytes", "memory limit of the server", "bytes"),
         i64("clients", "clients of the server"),

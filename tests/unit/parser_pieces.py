@@ -1,5 +1,5 @@
-"""Hostile inputs for the parsers of limiters that are nobody else's: ``python -m tests.unit.parser_pieces [INPUTS]
-[NAME...]`` tries a million of each.
+"""Hostile inputs for the parsers of limiters and brokers that are nobody else's: ``python -m
+tests.unit.parser_pieces [INPUTS] [NAME...]`` tries a million of each.
 
 What comes over connections has its own: redis_pieces.py (RESP, records of the kernel), otlp_pieces.py (OTLP).
 """
@@ -38,6 +38,10 @@ from agent.limiters.model_settings import Declared
 from agent.limiters.redis_settings import RedisLimiterSettings, ScriptSettings
 from agent.limiters.script import RedisCall, expression
 from agent.limiters.settings import LimiterSettings
+from agent.queues.brokers.rabbitmq import RabbitQueues, RabbitUrl
+from agent.queues.packing import pack
+from agent.queues.prometheus_text import NotPrometheus
+from agent.queues.rabbitmq_management import about_queues, amqp_port
 from tests.unit.hostile_elf import many_returns
 
 _STRANGE: list[Any] = [
@@ -368,6 +372,41 @@ def go(rng: random.Random) -> None:
         raise ElfError(found.probed[0].reason)
 
 
+_METRICS = (
+    b"# TYPE rabbitmq_detailed_queue_messages_ready gauge\n# HELP rabbitmq_detailed_queue_messages_ready Messages\n",
+    b'rabbitmq_detailed_queue_messages_ready{vhost="/",queue="orders"} 17\n',
+    b'rabbitmq_detailed_queue_messages_unacked{vhost="/",queue="q\\"\\\\\\n"} 1.7e3 1395066363000\n',
+    b'rabbitmq_detailed_channel_messages_acked_total{channel="<0.1.0>",vhost="/",queue="orders"} 5\n',
+    b'rabbitmq_detailed_queue_messages_published_total{channel="<0.1.0>",queue_vhost="/",queue="orders"} 9\n',
+    b'rabbitmq_detailed_queue_info{vhost="/",queue="s",queue_type="rabbit_stream_queue"} 1\n',
+    b'rabbitmq_detailed_queue_head_message_timestamp{vhost="/",queue="orders"} 1700000000\n',
+    b'rabbitmq_identity_info{rabbitmq_cluster="shop"} 1\n',
+    b"rabbitmq_detailed_process_resident_memory_bytes 1e99\nother -Inf\nother{} NaN\n\n",
+)
+
+
+def prometheus(rng: random.Random) -> None:
+    """Three polls of one node; then its rows can be packed."""
+    node = RabbitQueues(RabbitUrl("127.0.0.1", management=1))
+    for t_ns in (1, 2, 9_000_000_000):
+        text = b"".join(rng.choices(_METRICS, k=rng.randint(1, 9)))
+        values, _ = node._read(mutated(rng, text) if rng.random() < 0.8 else text, t_ns)
+        rows = [{**values, **node._row(queue, t_ns)} for queue in node._queues.values()]
+        pack([{name: it for name, it in row.items() if name not in ("added", "acked", "position")} for row in rows])
+
+
+_OVERVIEW = b'{"listeners":[{"protocol":"amqp","port":5672},{"protocol":"amqp/ssl","port":5671}]}'
+_QUEUES = (
+    b'[{"vhost":"/","name":"a","type":"classic","arguments":{"x-message-ttl":5,"x-dead-letter-exchange":""},'
+    b'"effective_policy_definition":[]},{"vhost":"/","name":"b","type":"stream"}]'
+)
+
+
+def management(rng: random.Random) -> None:
+    amqp_port(json.loads(mutated(rng, _OVERVIEW, 2)))
+    about_queues(json.loads(mutated(rng, _QUEUES, 2)))
+
+
 #: What each may say of an input, beside taking it.
 PARSERS: dict[str, tuple[Callable[[random.Random], None], tuple[type[BaseException], ...]]] = {
     "message": (message, (ValueError, RecursionError)),
@@ -378,6 +417,8 @@ PARSERS: dict[str, tuple[Callable[[random.Random], None], tuple[type[BaseExcepti
     "scripts": (scripts, (AgentError,)),
     "models": (models, (AgentError,)),
     "yaml": (yaml, (AgentError,)),
+    "prometheus": (prometheus, (NotPrometheus,)),
+    "management": (management, (TypeError, ValueError, RecursionError)),
     "code": (code, (ElfError,)),
     "tables": (tables, (ElfError,)),
     "build": (build, ()),

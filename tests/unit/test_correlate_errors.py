@@ -64,6 +64,21 @@ def test_it_is_reported_also_where_nobody_reports_decisions() -> None:
     assert str(finding["subject"]).startswith("the redis server at 127.0.0.1:6399")
 
 
+def test_an_alarm_is_reported_from_its_first_poll_to_its_last() -> None:
+    host = Host()
+    disk = {"errors": b"DISK_ALARM 1"}
+    both = {"errors": b"DISK_ALARM 1, MEMORY_ALARM 1", "memory_bytes": 9, "memory_limit_bytes": 5}
+    for a, b, output in ((0, 4, disk), (4, 30, {}), (30, 37, both), (37, UNTIL, {})):
+        host.queue(a, b, **(WELL | {"system": b"rabbitmq"} | output))
+    found = latest(run(host, UNTIL))
+    for finding, detail, begun, ended in zip(found, ("disk_full", "memory"), (0, 30), (4, 37), strict=True):
+        assert (finding["symptom"], finding["cause"]) == ("service_errors", "resource_limit")
+        assert finding["cause_detail"] == detail
+        assert begun - 1 <= (finding["start_ns"] - T0) / S <= begun + 1
+        assert ended - 1 <= (finding["end_ns"] - T0) / S <= ended + 1
+    assert str(found[1]["subject"]).startswith("the rabbitmq server at 127.0.0.1:6399")
+
+
 def test_without_what_the_server_reports_the_cause_is_not_known() -> None:
     (finding,) = latest(run(host_with({}), UNTIL))
     assert (finding["symptom"], finding["cause"]) == ("service_errors", "unknown")

@@ -195,6 +195,10 @@ TOLD = [
         ),
     ),
     (
+        episode("service_errors", "the rabbitmq server at 10.0.0.2:5672", "alarms", "", 1.0),
+        "The rabbitmq server at 10.0.0.2:5672 blocked its publishers WHEN",
+    ),
+    (
         episode("service_errors", "the redis server at 10.0.0.2:6379", "replies", "", 3.0, replies=3.0),
         "The redis server at 10.0.0.2:6379 refused 3 commands within a second WHEN",
     ),

@@ -3,7 +3,8 @@
 One second, or five, are bad if the number of failed decisions would occur by chance once in 10^8 such times, given the
 share that failed before (Chernoff's bound of the binomial, with one failure more than was seen), and if it is at least
 three, and a fifth of the decisions. Of answers, each error counts separately; a twentieth of five seconds' answers is
-enough if it is three times the usual number. One broker's poll is enough if it reports more refusals than any before.
+enough if it is three times the usual number. One broker's poll is enough if it reports more refusals than any before,
+or an alarm for which it blocks its publishers.
 Regular bursts of errors are no chance, but a recurrence.
 """
 
@@ -33,7 +34,9 @@ _REPLIES, _TIMES = 2, 3.0
 
 
 def judge(watch: ServiceWatch, second: Second) -> list[Episode]:
-    reported = [*_decisions(watch, second), *_brokers(watch, second)] if watch.first_ns else []
+    reported = []
+    if watch.first_ns:
+        reported = [*_decisions(watch, second), *_brokers(watch, second), *_alarmed(watch, second)]
     return reported + _answers(watch, second)
 
 
@@ -112,6 +115,15 @@ def _brokers(watch: ServiceWatch, second: Second) -> list[Episode]:
     return opened
 
 
+def _alarmed(watch: ServiceWatch, second: Second) -> list[Episode]:
+    """An alarm needs no usual value: without one, a broker has none."""
+    alarms = watch.series.last("alarms", second.slots, second.at)
+    opened: list[Episode] = []
+    for i in np.flatnonzero(alarms > 0):
+        opened += _open(watch, int(second.slots[i]), "alarms", second.at, float(alarms[i]), 0.0)
+    return opened
+
+
 def _open(watch: ServiceWatch, slot: int, metric: str, second: int, worst: float, usual: float) -> list[Episode]:
     episode = watch.active.get((SYMPTOM.name, slot))
     if episode is not None:
@@ -133,6 +145,8 @@ def clause(episode: Episode) -> Words:
             n=value(episode.value, "command"),
             when=when(episode),
         )
+    if episode.metric == "alarms":
+        return render("{broker} blocked its publishers {when}", broker=opening(episode.subject), when=when(episode))
     if episode.metric == "answers":
         return render(
             "Up to {share} of the answers of {server} were errors ({code}) (usually {base}) {when}",
@@ -163,6 +177,6 @@ SYMPTOM = Symptom(
     "see what the errors say: the program's log; tickscope queues; tickscope query service_answer --group-by code",
     ServiceWatch,
     judge,
-    measured={"share": "result", "answers": "count", "replies": "errors"},
-    tables={"answers": "service_answer", "replies": "queue_lag"},
+    measured={"share": "result", "answers": "count", "replies": "errors", "alarms": "errors"},
+    tables={"answers": "service_answer", "replies": "queue_lag", "alarms": "queue_lag"},
 )

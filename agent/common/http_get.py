@@ -1,0 +1,201 @@
+"""GET requests over HTTP, each within a deadline and a bound of bytes.
+
+http.client bounds the time of one read only, so a server that sends one byte a second could hold a poll for ever. It is
+imported at the first request (1.6 MB), without TLS unless it is needed.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agent.common.lean import without
+
+if TYPE_CHECKING:
+    import ssl
+
+#: Of an answer's body.
+MAX_BODY_BYTES = 8 << 20
+_HEAD_BYTES = 64 << 10
+_PIECE_BYTES = 64 << 10
+
+
+class HttpDown(Exception):
+    """No usable answer; the text is the reason, ``failure`` its kind (``queue_lag.failure``), ``status`` the status of
+    an answer that is not 200, else 0.
+    """
+
+    def __init__(self, reason: str, failure: str = "other", status: int = 0) -> None:
+        super().__init__(reason)
+        self.failure, self.status = failure, status
+
+
+class TooLarge(HttpDown):
+    """The answer is larger than the bound."""
+
+
+@dataclass
+class _Budget:
+    """What the present request may still take. deadline_s: time.monotonic; bytes_left: of the answer."""
+
+    deadline_s: float = 0.0
+    bytes_left: int = 0
+
+    def left_s(self) -> float:
+        left = self.deadline_s - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        return left
+
+
+class _Received(io.RawIOBase):
+    """What a socket receives, within a budget."""
+
+    def __init__(self, sock: socket.socket, budget: _Budget) -> None:
+        self._sock, self._budget = sock, budget
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._sock.settimeout(self._budget.left_s())
+        n = self._sock.recv_into(buffer)
+        self._budget.bytes_left -= n
+        if self._budget.bytes_left < 0:
+            raise TooLarge("its answer is too large")
+        return n
+
+
+class _Bounded:
+    """The part of a socket that http.client uses, within a budget."""
+
+    def __init__(self, sock: socket.socket, budget: _Budget) -> None:
+        self._sock, self._budget = sock, budget
+
+    def makefile(self, _: str) -> io.BufferedReader:
+        return io.BufferedReader(_Received(self._sock, self._budget))
+
+    def sendall(self, data: bytes) -> None:
+        self._sock.settimeout(self._budget.left_s())
+        self._sock.sendall(data)
+
+    def close(self) -> None:
+        """http.client is done with it, but an answer may still be read: HttpClient closes the socket."""
+
+
+class HttpClient:
+    """One connection to one server, kept between requests. Every failure closes it; the next request connects again.
+
+    tls: makes the context of TLS; None: plain HTTP. ``peer``: address and port of the server, once connected.
+    """
+
+    def __init__(self, host: str, port: int, tls: Callable[[], ssl.SSLContext] | None = None) -> None:
+        self._host, self._port, self._tls = host, port, tls
+        self._budget = _Budget()
+        self._socket: socket.socket | None = None
+        self._connection: Any = None
+        self.peer: tuple[str, int] | None = None
+
+    def get(
+        self, path: str, deadline_s: float, *, login: tuple[str, str] | None = None, most_bytes: int = MAX_BODY_BYTES
+    ) -> bytes:
+        """The body of an answer with status 200. deadline_s: time.monotonic. login: user and password. Raises
+        HttpDown.
+        """
+        self._budget.deadline_s = deadline_s
+        headers = {"Accept": "*/*"}
+        if login is not None:
+            headers["Authorization"] = "Basic " + base64.b64encode(":".join(login).encode()).decode()
+        try:
+            if self._connection is not None:
+                try:
+                    return self._request(path, headers, most_bytes)
+                except (ConnectionError, EOFError):  # the server closed it while it was idle
+                    self.close()
+            return self._request(path, headers, most_bytes)
+        except HttpDown:
+            self.close()
+            raise
+        except TimeoutError:
+            self.close()
+            raise HttpDown("no answer in time", "no_answer") from None
+        except EOFError:
+            self.close()
+            raise HttpDown("connection closed by the server", "closed") from None
+        except OSError as error:
+            self.close()
+            raise HttpDown(error.strerror or str(error) or type(error).__name__, _failure(error)) from None
+        except (ValueError, MemoryError) as error:
+            self.close()
+            raise HttpDown(f"its answer cannot be read ({type(error).__name__})") from None
+
+    def close(self) -> None:
+        """Closes the connection, if there is one."""
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = self._connection = None
+
+    def _request(self, path: str, headers: dict[str, str], most_bytes: int) -> bytes:
+        if self._tls is None:
+            with without("ssl"):
+                import http.client as http
+        else:
+            import http.client as http
+        self._budget.bytes_left = most_bytes + _HEAD_BYTES
+        if self._connection is None:
+            self._connect(http)
+        try:
+            self._connection.request("GET", path, headers=headers)
+            answer = self._connection.getresponse()
+            if answer.status != 200:
+                self.close()
+                failure = "login" if answer.status in (401, 403) else "other"
+                raise HttpDown(f"HTTP {answer.status} {answer.reason[:40]}".rstrip(), failure, answer.status)
+            if answer.getheader("Content-Encoding", "identity") != "identity":
+                raise HttpDown("its answer is compressed, which was not asked for")
+            if (answer.length or 0) > most_bytes:
+                raise TooLarge("its answer is too large")
+            pieces = []
+            while piece := answer.read(_PIECE_BYTES):
+                pieces.append(piece)
+        except http.RemoteDisconnected:
+            raise EOFError from None
+        except http.IncompleteRead:
+            raise EOFError from None
+        except http.HTTPException as error:
+            raise HttpDown(f"its answer is not HTTP ({type(error).__name__})") from None
+        if answer.length:
+            raise EOFError
+        if self._connection.sock is None:  # the server does not keep the connection
+            self.close()
+        body = b"".join(pieces)
+        if len(body) > most_bytes:
+            raise TooLarge("its answer is too large")
+        return body
+
+    def _connect(self, http: Any) -> None:
+        sock = socket.create_connection((self._host, self._port), timeout=self._budget.left_s())
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.peer = sock.getpeername()[:2]
+            if self._tls is not None:
+                sock.settimeout(self._budget.left_s())
+                sock = self._tls().wrap_socket(sock, server_hostname=self._host)
+        except BaseException:
+            sock.close()
+            raise
+        self._socket = sock
+        self._connection = http.HTTPConnection(self._host, self._port)
+        self._connection.auto_open = 0
+        self._connection.sock = _Bounded(sock, self._budget)
+
+
+def _failure(error: OSError) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "refused"
+    return "closed" if isinstance(error, ConnectionResetError | BrokenPipeError) else "unreachable"

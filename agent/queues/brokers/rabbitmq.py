@@ -1,0 +1,631 @@
+"""Queues of a RabbitMQ node (3.10 and later), by its Prometheus endpoint, and by its management API if it is set.
+
+Counts come from ``/metrics/detailed`` of rabbitmq_prometheus, because the management API of 4.0 leaves out the counts
+of a new quorum queue for seconds. A queue that the node does not list is unknown, not empty.
+
+A queue's counts are those of its last statistics, which the server makes every 5 s by default; channels count messages
+at once. So ``lag_messages`` is marked inexact, rates are those of the channels, and ``lag_s`` is estimated from the
+time at which the channels had published that many messages.
+
+The management API adds what the metrics lack: which queues are delay queues, and the port of AMQP.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from math import nan
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+from agent.common.address import peer_bytes, with_port
+from agent.common.clocks import boot_ns
+from agent.common.fairness import UpperBound
+from agent.common.http_get import HttpClient, HttpDown, TooLarge
+from agent.common.settings import setting, text
+from agent.errors import USAGE, AgentError
+from agent.queues.catalogue import Broker, Row
+from agent.queues.prometheus_text import MetricSample, NotPrometheus, metric_samples, whole_number
+from agent.queues.rabbitmq_management import Management
+from agent.queues.redis_reading import shown
+
+if TYPE_CHECKING:
+    import ssl
+
+TIMEOUT_S = 0.8  # of a poll, with all its requests
+MAX_QUEUES = 1024
+#: Interval between two requests for alarms, and between two that ask for the first message of each queue.
+SELDOM_NS = 5_000_000_000
+LOGIN_RETRY_NS = 10_000_000_000  # a refused login is not repeated at each poll: servers log and count refusals
+STATISTICS_NS = 6_000_000_000  # a queue's statistics are at most this old: an interval of 5 s, and a poll
+#: Statistics of channels are left out for this long after they took half of a poll's time.
+TOO_SLOW_NS = 60_000_000_000
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "queues", "RabbitMQ queues", MAX_QUEUES, "not watched", "`queue_lag.reason`", setting="`?queues=` in the URL"
+    ),
+)
+
+_DETAILED = "rabbitmq_detailed_"
+_FAMILIES = ("queue_coarse_metrics", "node_coarse_metrics", "node_metrics")
+#: The second has all of the first, and takes the server eight times as long.
+_CONSUMERS, _HEADS = "queue_consumer_count", "queue_metrics"
+#: Families with the messages that were published and delivered, by queue (newer versions) or by channel and queue.
+_BY_QUEUE = ("queue_delivery_metrics", "queue_exchange_metrics")
+_BY_CHANNEL = ("channel_queue_metrics", "channel_queue_exchange_metrics")
+_HAS_BY_QUEUE = f"# TYPE {_DETAILED}queue_messages_acked_total".encode()
+_READY, _UNACKED, _HAS_CONSUMERS = _FIGURES = ("queue_messages_ready", "queue_messages_unacked", "queue_consumers")
+#: Work of the queue's process: it changes with each of its statistics; 0: a stream, which has no such process.
+_WORK = "queue_process_reductions_total"
+_GAUGES = {f"{_DETAILED}{name}".encode(): name for name in (*_FIGURES, _WORK)}
+_NODE = {
+    f"{_DETAILED}process_resident_memory_bytes".encode(): "memory_bytes",
+    f"{_DETAILED}resident_memory_limit_bytes".encode(): "memory_limit_bytes",
+}
+_INFO, _HEAD = (f"{_DETAILED}{name}".encode() for name in ("queue_info", "queue_head_message_timestamp"))
+_IDENTITY = b"rabbitmq_identity_info"
+_EARLIEST_S, _AHEAD_S = 1_000_000_000, 60  # times before 2001 or a minute ahead are not times
+#: Counters -> the totals to which they add.
+_COUNTERS = {
+    f"{_DETAILED}{prefix}_{name}".encode(): totals
+    for prefix, name, totals in (
+        ("queue", "messages_published_total", ("published",)),
+        ("queue_exchange", "messages_published_total", ("published",)),
+        *(
+            (prefix, name, totals)
+            for prefix in ("channel", "queue")
+            for name, totals in (
+                ("messages_acked_total", ("acked",)),
+                ("messages_delivered_ack_total", ("delivered",)),
+                ("get_ack_total", ("delivered",)),
+                ("messages_delivered_total", ("delivered", "acked")),  # in automatic mode: done when delivered
+                ("get_total", ("delivered", "acked")),
+                ("messages_redelivered_total", ("redelivered",)),
+            )
+        ),
+    )
+}
+_WANTED = frozenset((*_GAUGES, *_NODE, *_COUNTERS, _INFO, _HEAD, _IDENTITY))
+#: The labels that such a metric may have. A name that RabbitMQ 3.10 does not escape may look like more labels.
+_QUEUE = frozenset((b"vhost", b"queue"))
+_ANY = _QUEUE | {b"channel", b"queue_vhost", b"exchange_vhost", b"exchange", b"queue_type", b"membership"}
+_LABELS = dict.fromkeys((*_GAUGES, _HEAD), _QUEUE)
+_ALARMS = {
+    b"rabbitmq_alarms_memory_used_watermark": "MEMORY_ALARM",
+    b"rabbitmq_alarms_free_disk_space_watermark": "DISK_ALARM",
+}
+_ALARM_WORDS = {"MEMORY_ALARM": "memory", "DISK_ALARM": "disk"}
+_CONNECTIONS = b"rabbitmq_connections"
+_NODE_WANTED = frozenset((*_ALARMS, _CONNECTIONS))
+_MOST = (1 << 63) - 1
+#: A queue has another source of messages if this many more are in it, or left it, than channels published, in so many
+#: statistics in a row.
+_UNCOUNTED, _IN_A_ROW = 50, 3
+
+Name = tuple[bytes, bytes]  #: virtual host, queue
+
+
+class _BadUrl(ValueError):
+    """An error with our own text; Python's could contain parts of a password."""
+
+
+@dataclass(frozen=True)
+class RabbitUrl:
+    """``http[s]://[user:password@]host[:15692][?queues=a,b*&management=15672&amqp=5672]``."""
+
+    host: str
+    port: int = 15692
+    tls: bool = False
+    user: str = ""
+    password: str = field(default="", repr=False)
+    queues: tuple[str, ...] = ()
+    management: int | None = None
+    amqp: int | None = None
+
+    @property
+    def server(self) -> str:
+        return with_port(self.host, self.port)
+
+    @classmethod
+    def parse(cls, url: str) -> RabbitUrl:
+        """Raises AgentError for an invalid URL; the message leaves the password out."""
+        try:
+            parts = urlsplit(url)
+            query = parse_qs(parts.query, strict_parsing=bool(parts.query))
+            if parts.scheme not in ("http", "https"):
+                raise _BadUrl(f"it begins with {parts.scheme}:" if parts.scheme else "it names no scheme")
+            unknown = set(query) - {"queues", "management", "amqp"}
+            if unknown:
+                raise _BadUrl(f"unknown option {min(unknown)!r}")
+            if not parts.hostname:
+                raise _BadUrl("it names no host")
+            if parts.path.strip("/"):
+                raise _BadUrl("it has a path")
+            return cls(
+                parts.hostname,
+                15692 if parts.port is None else _port(parts.port),
+                parts.scheme == "https",
+                unquote(parts.username or ""),
+                unquote(parts.password or ""),
+                tuple(name for name in ",".join(query.get("queues", [])).split(",") if name),
+                *(_port(query[name][-1]) if name in query else None for name in ("management", "amqp")),
+            )
+        except ValueError as error:
+            raise AgentError(
+                "a RabbitMQ URL of the configuration cannot be read",
+                why=str(error) if isinstance(error, _BadUrl) else "its host, a port or an option cannot be read",
+                remedy=(
+                    "write it as http://host:15692?queues=orders,mail*&management=15672; in a password / # ? @ : are"
+                    " %2F %23 %3F %40 %3A"
+                ),
+                exit_code=USAGE,
+            ) from None
+
+
+def _port(given: str | int) -> int:
+    port = int(given)
+    if not 0 < port < 65536:
+        raise _BadUrl("a port is no port")
+    return port
+
+
+@dataclass(frozen=True)
+class RabbitServer:
+    """A server as a section of the settings."""
+
+    url: RabbitUrl = setting(
+        "", text("http://host:15692?queues=orders&management=15672", RabbitUrl.parse), "its address"
+    )
+    user: str = setting("", text("a user"), "user of the HTTP endpoints")
+    password_file: str = setting("", text("the path of a file"), "file with the password, readable to the agent's user")
+    password_variable: str = setting(
+        "", text("the name of a variable"), "variable of the environment with the password"
+    )
+    ca_file: str = setting("", text("the path of a file"), "certificates of the authorities to trust (https)")
+    certificate_file: str = setting("", text("the path of a file"), "certificate of tickscope (https)")
+    key_file: str = setting("", text("the path of a file"), "key of that certificate")
+
+    def check(self) -> None:
+        """Raises AgentError, without the values: there may be a password among them."""
+        beside = self.user or self.password_file or self.password_variable
+        wrong = (
+            (not self.url, "it has no url"),
+            (self.password_file and self.password_variable, "it has a password_file and a password_variable"),
+            (self.url and self.url.password and beside, "it has a password in its url and a login beside it"),
+            (self.key_file and not self.certificate_file, "it has a key_file and no certificate_file"),
+        )
+        if why := next((why for is_wrong, why in wrong if is_wrong), ""):
+            raise AgentError("a RabbitMQ server of the settings cannot be used", why=why, exit_code=USAGE)
+
+    def login(self) -> tuple[str, str] | None:
+        """User and password now, None without any. Raises HttpDown if the password cannot be had."""
+        user, password = self.user or self.url.user, self.url.password
+        if self.password_variable:
+            if self.password_variable not in os.environ:
+                raise HttpDown(f"no variable {self.password_variable} with the password", "login")
+            password = os.environ[self.password_variable]
+        elif self.password_file:
+            try:
+                with open(self.password_file, encoding="utf-8") as file:
+                    password = file.read(4096).rstrip("\r\n")
+            except (OSError, ValueError) as error:
+                why = getattr(error, "strerror", None) or type(error).__name__
+                raise HttpDown(f"password file {self.password_file}: {why}", "login") from None
+        return (user, password) if user or password else None
+
+    def tls(self) -> ssl.SSLContext:
+        """Raises OSError if a file cannot be used."""
+        import ssl
+
+        context = ssl.create_default_context(cafile=self.ca_file or None)
+        if self.certificate_file:
+            context.load_cert_chain(self.certificate_file, self.key_file or None)
+        return context
+
+
+@dataclass
+class _Totals:
+    """Messages of a queue since the first poll, as counted by channels."""
+
+    published: int = 0
+    delivered: int = 0
+    acked: int = 0
+    redelivered: int = 0
+
+
+class _Counters:
+    """Running totals of queues from the counters of channels, which begin at 0 and end with the channel."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[bytes, bytes], int] = {}
+        self._begun = False
+        self.totals: dict[Name, _Totals] = {}
+        self.publishing: set[Name] = set()  # queues into which a channel has published
+        self.consuming: set[Name] = set()  # queues from which a channel has taken messages
+
+    def forget(self) -> None:
+        """The next values are a new start: counts of the time between are unknown."""
+        self._last, self._begun = {}, False
+
+    def take(self, samples: Iterable[tuple[Name, MetricSample, int]]) -> None:
+        now: dict[tuple[bytes, bytes], int] = {}
+        for name, sample, count in samples:
+            key = sample.name, sample.raw
+            now[key] = count
+            before = self._last.get(key, 0 if self._begun else count)
+            more = count - before if count >= before else count
+            totals = self.totals.setdefault(name, _Totals())
+            for total in _COUNTERS[sample.name]:
+                setattr(totals, total, getattr(totals, total) + more)
+            (self.publishing if _COUNTERS[sample.name] == ("published",) else self.consuming).add(name)
+        self._last, self._begun = now, True
+
+    def keep(self, names: set[Name]) -> None:
+        """Forgets the queues that are gone."""
+        self.totals = {name: totals for name, totals in self.totals.items() if name in names}
+        self.publishing &= names
+        self.consuming &= names
+
+
+class ArrivalTimes:
+    """When messages arrived: a running total at some times, newer ones closer to each other."""
+
+    MOST = 128
+
+    def __init__(self, t_ns: int, total: int) -> None:
+        self._t, self._n = [t_ns], [total]
+        self._apart_ns = 0
+
+    def add(self, t_ns: int, total: int) -> None:
+        """Times and totals must not go back."""
+        if len(self._t) > 1 and self._t[-1] - self._t[-2] < self._apart_ns:
+            self._t[-1], self._n[-1] = t_ns, total
+            return
+        if len(self._t) >= self.MOST:
+            self._t, self._n = self._t[::2], self._n[::2]
+            self._apart_ns = max(1, 2 * self._apart_ns, 2 * (self._t[-1] - self._t[0]) // self.MOST)
+        self._t.append(t_ns)
+        self._n.append(total)
+
+    def age_s(self, behind: int) -> float:
+        """Age at the last time of the oldest of the last ``behind`` messages; NaN if it arrived before the first
+        time.
+        """
+        if behind <= 0:
+            return 0.0
+        oldest = self._n[-1] - behind + 1
+        at = bisect_left(self._n, oldest)
+        if at == 0:
+            return nan
+        t, n = self._t, self._n
+        arrived_ns = t[at - 1] + (t[at] - t[at - 1]) * (oldest - n[at - 1]) / (n[at] - n[at - 1])
+        return max(0.0, (t[-1] - arrived_ns) / 1e9)
+
+
+@dataclass
+class _Queue:
+    """One queue as of this poll, and what is kept of it between polls. seen: totals when the present statistics were
+    first seen. taken_ns: the last delivery. redelivered: since the previous poll. head_s: time
+    of the first ready message, set by its publisher, seconds since 1970, as of head_ns.
+    """
+
+    vhost: bytes
+    name: bytes
+    gauges: dict[str, int] = field(default_factory=dict)
+    totals: _Totals = field(default_factory=_Totals)
+    seen: _Totals = field(default_factory=_Totals)
+    taken_ns: int = 0
+    redelivered: int = 0
+    arrivals: ArrivalTimes | None = None
+    least_balance: int | None = None
+    surpluses: int = 0
+    uncounted: bool = False
+    stream: bool = False
+    head_s: int | None = None
+    head_ns: int = 0
+
+    def update(self, gauges: dict[str, int], totals: _Totals, now_ns: int) -> None:
+        before = self.totals
+        if totals.delivered != before.delivered or not self.gauges:
+            self.taken_ns = now_ns
+        if gauges != self.gauges:
+            self.seen = replace(totals)
+            if self.gauges:  # the first statistics may be old
+                self._balance(gauges, totals, before)
+        self.redelivered = totals.redelivered - before.redelivered if self.gauges else 0
+        self.gauges, self.totals = gauges, replace(totals)
+        if self.arrivals is None:
+            self.arrivals = ArrivalTimes(now_ns, totals.published)
+        self.arrivals.add(now_ns, totals.published)
+
+    def _balance(self, gauges: dict[str, int], now: _Totals, before: _Totals) -> None:
+        """Finds out whether messages come from elsewhere, such as a dead-letter exchange."""
+        ready, unacked = gauges.get(_READY), gauges.get(_UNACKED)
+        if ready is None or unacked is None:
+            return
+        balance = ready + unacked + now.acked - now.published
+        if self.least_balance is None or balance < self.least_balance:
+            self.least_balance = balance
+        flow = now.published - before.published + now.acked - before.acked
+        more = balance > self.least_balance + _UNCOUNTED + 2 * flow
+        self.surpluses = self.surpluses + 1 if more else 0
+        self.uncounted |= self.surpluses >= _IN_A_ROW
+
+    def head_age_s(self, wall_s: float) -> float:
+        """Age of the first message at the wall-clock time ``wall_s``; NaN if unknown, also where it may have been
+        delivered since.
+        """
+        at_ns, head_s = self.head_ns, self.head_s
+        if head_s is None or at_ns - self.taken_ns <= STATISTICS_NS or not _EARLIEST_S <= head_s <= wall_s + _AHEAD_S:
+            return nan
+        return max(0.0, wall_s - head_s)
+
+    def waiting(self) -> int | None:
+        """Ready messages now, by what channels did since the statistics."""
+        ready = self.gauges.get(_READY)
+        if ready is None:
+            return None
+        return max(
+            0,
+            ready + (self.totals.published - self.seen.published) - (self.totals.delivered - self.seen.delivered),
+        )
+
+
+class _Answer:
+    """An answer of ``/metrics/detailed``. heads: times of first messages, None if it was not asked for them. unread:
+    lines that cannot be read. Raises NotPrometheus.
+    """
+
+    def __init__(self, answer: bytes) -> None:
+        self.node: dict[str, object] = {}
+        self.cluster = ""
+        self.gauges: dict[Name, dict[str, int]] = {}
+        self.counted: list[tuple[Name, MetricSample, int]] = []
+        self.streams: set[Name] = set()
+        self.heads: dict[Name, int] | None = None
+        self.unread: list[bytes] = []
+        identified = False
+        for sample in metric_samples(answer, _WANTED, self.unread):
+            if sample.name in _NODE:
+                self.node[_NODE[sample.name]] = whole_number(sample.value)
+            elif sample.name == _IDENTITY:
+                identified = True
+                self.cluster = sample.labels.get(b"rabbitmq_cluster", b"").decode(errors="replace")
+            else:
+                self._take(sample)
+        if self.unread and not identified:
+            raise NotPrometheus(self.unread[0][:40].decode(errors="replace"))
+
+    def _take(self, sample: MetricSample) -> None:
+        """A sample of a queue."""
+        vhost, queue = sample.labels.get(b"queue_vhost", sample.labels.get(b"vhost")), sample.labels.get(b"queue")
+        if vhost is None or queue is None or not _LABELS.get(sample.name, _ANY).issuperset(sample.labels):
+            self.unread.append(sample.raw)
+            return
+        name, count = (vhost, queue), whole_number(sample.value)
+        if sample.name == _HEAD and self.heads is None:
+            self.heads = {}
+        if count is None:
+            return
+        if sample.name == _HEAD:
+            assert self.heads is not None
+            self.heads[name] = count
+        elif sample.name in _GAUGES:
+            self.gauges.setdefault(name, {})[_GAUGES[sample.name]] = count
+        elif sample.name != _INFO:
+            self.counted.append((name, sample, count))
+        elif sample.labels.get(b"queue_type") == b"rabbit_stream_queue":
+            self.streams.add(name)
+
+
+class RabbitQueues:
+    """One RabbitMQ node. ``poll`` returns one row per queue, one row for the node if it has none, or ``down`` rows if
+    it does not answer.
+    """
+
+    def __init__(self, server: RabbitUrl | RabbitServer, timeout_s: float = TIMEOUT_S) -> None:
+        self._server = server if isinstance(server, RabbitServer) else RabbitServer(server)
+        url = self._server.url
+        self.name = f"rabbitmq {url.server}"
+        self._timeout_s = timeout_s
+        tls = self._server.tls if url.tls else None
+        self._client = HttpClient(url.host, url.port, tls)
+        self._management = (
+            None if url.management is None else Management(HttpClient(url.host, url.management, tls), url.amqp is None)
+        )
+        self._queues: dict[Name, _Queue] = {}
+        self._counters = _Counters()
+        self._families: tuple[str, ...] = _BY_QUEUE
+        self._slow_until_ns = self._not_before_ns = self._seldom_ns = 0
+        self._refusal = ""
+        self._cluster: str | None = None
+        self._alarms: tuple[str, ...] = ()
+        self._clients: int | None = None
+
+    def poll(self) -> list[Row]:
+        """One request, and every 5 s a second one to each port. Raises nothing, whatever the server answers."""
+        now_ns = boot_ns()
+        try:
+            if now_ns < self._not_before_ns:
+                raise HttpDown(self._refusal, "login")
+            rows = self._poll(now_ns, time.monotonic() + self._timeout_s)
+        except HttpDown as error:
+            if error.failure == "login" and now_ns >= self._not_before_ns:
+                self._not_before_ns, self._refusal = now_ns + LOGIN_RETRY_NS, str(error)
+            rows = self._down(str(error), error.failure)
+        except ValueError as error:
+            self._client.close()
+            rows = self._down(f"its answer is not of Prometheus's text format: {error}")
+        common: dict[str, object] = {"peer": self._peer()}
+        if self._cluster is not None:
+            common["cluster"] = self._cluster
+        return [{**common, **row} for row in rows]
+
+    def close(self) -> None:
+        self._client.close()
+        if self._management is not None:
+            self._management.close()
+
+    def _peer(self) -> bytes | None:
+        """Where clients connect, not where we do."""
+        if self._client.peer is None:
+            return None
+        found = None if self._management is None else self._management.amqp_port
+        return peer_bytes(self._client.peer[0], self._server.url.amqp or found or 5672)
+
+    def _poll(self, now_ns: int, deadline_s: float) -> list[Row]:
+        login = self._server.login()
+        counting, seldom = now_ns >= self._slow_until_ns, now_ns >= self._seldom_ns
+        heads = _HEADS if counting and seldom else _CONSUMERS
+        families = (*_FAMILIES, heads, *(self._families if counting else ()))
+        path = "/metrics/detailed?" + "&".join(f"family={name}" for name in families)
+        asked_s = time.monotonic()
+        answer = self._client.get(path, deadline_s, login=login)
+        if counting and self._families is _BY_QUEUE and _HAS_BY_QUEUE not in answer:
+            self._families = _BY_CHANNEL
+        if not counting:
+            self._counters.forget()
+        elif time.monotonic() - asked_s > self._timeout_s / 2:
+            self._slow_until_ns = now_ns + TOO_SLOW_NS
+        node, problems = self._read(answer, now_ns)
+        if seldom:
+            self._seldom_ns = now_ns + SELDOM_NS
+            self._ask_node(deadline_s, login)
+        problems += self._missing()
+        if not counting:
+            problems.append((b"", "rates are unknown: the server takes too long to report its channels"))
+        if self._management is not None:
+            self._management.ask(now_ns, deadline_s, login)
+            if self._management.problem:
+                problems.append((b"", f"management API: {self._management.problem}"))
+        node |= {"clients": self._clients, "errors": ", ".join(f"{kind} 1" for kind in self._alarms)}
+        if self._alarms:
+            words = " and ".join(_ALARM_WORDS[kind] for kind in self._alarms)
+            node["reason"] = f"{words} alarm: publishers are blocked"
+        return [
+            *({**node, **self._row(queue, now_ns)} for queue in self._queues.values()),
+            *(() if self._queues else ({**node, "status": "ok"},)),
+            *({"destination": shown(what), "reason": why} for what, why in problems),
+        ]
+
+    def _ask_node(self, deadline_s: float, login: tuple[str, str] | None) -> None:
+        """Alarms and connections: unknown where the answer has all objects of a large server."""
+        try:
+            answer = self._client.get("/metrics", deadline_s, login=login)
+        except TooLarge:
+            return
+        alarms = []
+        for sample in metric_samples(answer, _NODE_WANTED):
+            if sample.name == _CONNECTIONS:
+                self._clients = whole_number(sample.value)
+            elif sample.value == 1:
+                alarms.append(_ALARMS[sample.name])
+        self._alarms = tuple(sorted(alarms))
+
+    def _read(self, answer: bytes, now_ns: int) -> tuple[dict[str, object], list[tuple[bytes, str]]]:
+        """Updates the queues. Returns the node's values, and problems by the queue that they are about. Raises
+        NotPrometheus.
+        """
+        said = _Answer(answer)
+        if said.cluster:
+            self._cluster = said.cluster
+        listed = sorted(name for name, its in said.gauges.items() if _READY in its and self._chosen(name))
+        names = set(listed[:MAX_QUEUES])
+        self._counters.take(one for one in said.counted if one[0] in names)
+        self._counters.keep(names)
+        self._queues = {name: self._queues.get(name) or _Queue(*name) for name in listed[:MAX_QUEUES]}
+        for name, queue in self._queues.items():
+            gauges = said.gauges[name]
+            queue.stream = name in said.streams or gauges.get(_WORK) == 0
+            if said.heads is not None:
+                queue.head_s, queue.head_ns = said.heads.get(name), now_ns
+            queue.update(gauges, self._counters.totals.get(name, _Totals()), now_ns)
+        problems = []
+        if len(listed) > MAX_QUEUES:
+            problems.append((b"", f"more than {MAX_QUEUES} queues are not watched: choose with ?queues= in the URL"))
+        if said.unread:  # 3.10 does not escape names
+            problems.append((b"", "queues with quotes or backslashes in their names are not watched"))
+        return said.node, problems
+
+    def _chosen(self, name: Name) -> bool:
+        wanted = self._server.url.queues
+        return not wanted or any(fnmatchcase(text_of(name), pattern) for pattern in wanted)
+
+    def _missing(self) -> list[tuple[bytes, str]]:
+        """The queues that the URL names and the node does not list."""
+        known = {text_of(name) for name in self._queues}
+        return [
+            (name.encode(), "the node has no statistics of such a queue")
+            for name in self._server.url.queues
+            if not any(letter in name for letter in "*?[") and name not in known
+        ]
+
+    def _row(self, queue: _Queue, now_ns: int) -> dict[str, object]:
+        name = queue.vhost, queue.name
+        about = None if self._management is None else self._management.queues.get(name)
+        ready, consumers = queue.gauges.get(_READY), queue.gauges.get(_HAS_CONSUMERS)
+        known_in = name in self._counters.publishing and not queue.uncounted
+        known_out = name in self._counters.consuming
+        counting = now_ns >= self._slow_until_ns
+        row: dict[str, object] = {
+            "destination": shown(text_of(name).encode()),
+            "lag_messages": ready,
+            "exact": False,
+            "inexact_reason": "as of its last statistics: up to 5 s ago by default",
+            "pending": queue.gauges.get(_UNACKED),
+            "consumers": consumers,
+        }
+        if counting:
+            row |= {
+                "added": queue.totals.published if known_in else None,
+                "acked": queue.totals.acked if known_out else None,
+                "position": queue.totals.delivered if known_out or consumers == 0 else None,
+                "redelivered": min(queue.redelivered, _MOST) if known_out else None,
+            }
+        if queue.stream or (about is not None and about.stream):
+            return row | {"lag_messages": None, "exact": None, "inexact_reason": "a stream: what it keeps is no lag"}
+        if about is not None and about.delays and consumers == 0:
+            return row | {"lag_messages": 0, "delayed": ready}
+        if counting and known_in and queue.arrivals is not None:
+            row["lag_s"] = queue.arrivals.age_s(queue.waiting() or 0)
+        elif ready == 0:
+            row["lag_s"] = 0.0
+        if ready:
+            row["oldest_undelivered_s"] = queue.head_age_s(time.time())
+        return row
+
+    def _down(self, reason: str, failure: str = "other") -> list[Row]:
+        """One row for each known queue, so that its series continues; else one for the server."""
+        self._counters.forget()
+        self._seldom_ns = 0
+        row = {"status": "down", "reason": f"{self.name}: {reason}", "failure": failure}
+        known = [shown(text_of(name).encode()) for name in self._queues]
+        self._queues = {name: _Queue(*name) for name in self._queues}
+        return [{**row, "destination": name} for name in known] or [row]
+
+
+def text_of(name: Name) -> str:
+    """A queue as ``queue_lag.destination`` has it: ``VHOST/QUEUE``, with % and / of the virtual host as in a URL; of
+    the default virtual host the queue's name alone, unless it has a /.
+    """
+    vhost, queue = (part.decode(errors="replace") for part in name)
+    if vhost == "/" and "/" not in queue:
+        return queue
+    return f"{quote(vhost, safe=' !$&()*+,:;=@[]', errors='replace')}/{queue}"
+
+
+BROKER = Broker(
+    "rabbitmq",
+    "RabbitMQ",
+    "queues: ready, unacknowledged and redelivered messages, consumers, rates, alarms",
+    "http://[user:password@]host:15692?queues=orders,mail*&management=15672",
+    "no queues: all",
+    RabbitUrl.parse,
+    RabbitQueues,
+    RabbitServer,
+)

@@ -1,0 +1,102 @@
+"""Parses the text format of Prometheus (prometheus.io/docs/instrumenting/exposition_formats). Pure, strict and
+bounded: a text that is not of this format is refused as a whole, unless the caller takes the lines that are.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import NamedTuple
+
+#: Of one text.
+MAX_LINES = 200_000
+MAX_LINE_BYTES = 16 << 10
+MAX_LABELS = 32
+_LINE = re.compile(
+    rb"([a-zA-Z_:][a-zA-Z0-9_:]*)[ \t]*"
+    rb'(?:\{((?:[^"{}\\]|"(?:[^"\\]|\\.)*")*)\}[ \t]*)?'
+    rb"(?<=[ \t}])([+-]?(?:[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?|[Ii]nf|NaN|nan))"
+    rb"(?:[ \t]+-?[0-9]+)?[ \t]*"
+)
+_LABEL = re.compile(rb'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*(?:,|$)')
+_ESCAPED = re.compile(rb"\\(.)")
+_PLAIN = {b"\\": b"\\", b'"': b'"', b"n": b"\n"}
+_MOST = 1 << 63
+
+
+class NotPrometheus(ValueError):
+    """The text is not of the format, or larger than the bounds."""
+
+
+class MetricSample(NamedTuple):
+    """raw: the labels as they are in the text, as a key."""
+
+    name: bytes
+    labels: Mapping[bytes, bytes]
+    value: float
+    raw: bytes
+
+
+def metric_samples(
+    text: bytes, wanted: Collection[bytes], left_out: list[bytes] | None = None
+) -> Iterator[MetricSample]:
+    """The samples of the metrics ``wanted``, in their order. left_out: takes the malformed lines. Raises NotPrometheus,
+    also for a line of another metric; with ``left_out`` only if the text is cut off or too large.
+    """
+    if text and not text.endswith(b"\n"):
+        raise NotPrometheus("it is cut off")
+    known: dict[bytes, dict[bytes, bytes]] = {}
+    for number, line in enumerate(text.split(b"\n"), 1):
+        if number > MAX_LINES:
+            raise NotPrometheus(f"more than {MAX_LINES:,} lines")
+        if len(line) > MAX_LINE_BYTES:
+            raise NotPrometheus(f"line {number} is longer than {MAX_LINE_BYTES:,} bytes")
+        if not line or line.startswith(b"#") or line.isspace():
+            continue
+        try:
+            sample = _sample(line, wanted, known)
+        except NotPrometheus as error:
+            if left_out is None:
+                raise NotPrometheus(f"line {number}: {error}") from None
+            left_out.append(line)
+        else:
+            if sample is not None:
+                yield sample
+
+
+def whole_number(value: float) -> int | None:
+    """A count; None if it is none."""
+    return int(value) if math.isfinite(value) and 0 <= value < _MOST and value.is_integer() else None
+
+
+def _sample(line: bytes, wanted: Collection[bytes], known: dict[bytes, dict[bytes, bytes]]) -> MetricSample | None:
+    found = _LINE.fullmatch(line)
+    if found is None:
+        raise NotPrometheus("no sample")
+    name, raw, number = found.groups()
+    if name not in wanted:
+        return None
+    raw = raw or b""
+    labels = known.get(raw)
+    if labels is None:
+        labels = known[raw] = _labels(raw)
+    return MetricSample(name, labels, float(number), raw)
+
+
+def _labels(raw: bytes) -> dict[bytes, bytes]:
+    found: dict[bytes, bytes] = {}
+    at = 0
+    while raw[at:].strip(b" \t"):
+        one = _LABEL.match(raw, at)
+        if one is None or one[1] in found or len(found) == MAX_LABELS:
+            raise NotPrometheus("labels")
+        found[one[1]] = _ESCAPED.sub(_plain, one[2])
+        at = one.end()
+    return found
+
+
+def _plain(escape: re.Match[bytes]) -> bytes:
+    if escape[1] not in _PLAIN:
+        raise NotPrometheus("an escaped letter")
+    return _PLAIN[escape[1]]

@@ -1,0 +1,247 @@
+"""A RabbitMQ node of a test's own, and its clients.
+
+``python -m tests.servers.rabbitmq consume PORT QUEUE PREFETCH [SECONDS]``: a consumer that acknowledges each message
+after that time; SECONDS ``never``: none. It prints a line when it consumes. ``publish PORT QUEUE PER_SECOND``:
+publishes until it is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import amqp
+
+from tests.kernel.test_tls_versions import CACHE, archive
+
+ROOT = Path(__file__).parents[2]
+LIB = Path("/usr/lib/rabbitmq/bin")
+PLUGINS = "rabbitmq_management,rabbitmq_prometheus,rabbitmq_stream"
+
+
+def free_ports(n: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(n)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+
+
+#: Runs a command in another root, with this system's devices, processes and names of hosts, and the node's directory.
+_IN_ROOT = """
+root=$0 directory=$1
+shift
+mkdir -p "$root$directory"
+touch "$root/etc/hosts"
+exec unshare --mount --propagation private sh -c '
+    for one in /dev /proc /etc/hosts "$1"; do mount --rbind "$one" "$0$one"; done
+    root=$0
+    shift
+    exec chroot "$root" "$@"
+' "$root" "$directory" "$@"
+"""
+
+
+class Rabbit:
+    """A node on free ports. Statistics are made every second; ``interval_ms`` changes that. root: another system's, of
+    which it is.
+    """
+
+    def __init__(self, directory: Path, interval_ms: int = 1000, root: Path | None = None) -> None:
+        self.directory, self._root = directory, root
+        self._wrap = () if root is None else ("sh", "-c", _IN_ROOT, str(root), str(directory))
+        self.port, self.metrics_port, self.management_port, stream, self._epmd_port, dist = free_ports(6)
+        (directory / "rabbitmq.conf").write_text(
+            f"listeners.tcp.1 = 127.0.0.1:{self.port}\n"
+            f"management.tcp.ip = 127.0.0.1\nmanagement.tcp.port = {self.management_port}\n"
+            f"prometheus.tcp.ip = 127.0.0.1\nprometheus.tcp.port = {self.metrics_port}\n"
+            f"stream.listeners.tcp.1 = 127.0.0.1:{stream}\n"
+            f"collect_statistics_interval = {interval_ms}\ndisk_free_limit.absolute = 1MB\n"
+            f"cluster_name = shop-{self.port}\n"
+        )
+        ticks = f"{{quorum_tick_interval,{interval_ms}}},{{stream_tick_interval,{interval_ms}}}"
+        (directory / "advanced.config").write_text(f"[{{rabbit,[{ticks}]}}].\n")
+        (directory / "enabled_plugins").write_text(f"[{PLUGINS}].\n")
+        self.env = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("RABBITMQ")},
+            "HOME": str(directory),
+            "ERL_EPMD_PORT": str(self._epmd_port),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODENAME": f"test{self.port}@localhost",
+            "RABBITMQ_DIST_PORT": str(dist),
+            "RABBITMQ_MNESIA_BASE": str(directory / "data"),
+            "RABBITMQ_LOG_BASE": str(directory / "log"),
+            "RABBITMQ_CONFIG_FILE": str(directory / "rabbitmq.conf"),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(directory / "advanced.config"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "enabled_plugins"),
+            "RABBITMQ_CONF_ENV_FILE": "/dev/null",
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+sbwt none",
+        }
+        # Not the daemon that the node would start and leave behind.
+        self._epmd = self._run("epmd", "-port", str(self._epmd_port), "-address", "127.0.0.1")
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://guest:guest@127.0.0.1:{self.metrics_port}?amqp={self.port}"
+
+    @property
+    def with_management(self) -> str:
+        return f"http://guest:guest@127.0.0.1:{self.metrics_port}?management={self.management_port}"
+
+    def start(self) -> None:
+        self._server = self._run(str(LIB / "rabbitmq-server"), output=self.directory / "console")
+        until = time.monotonic() + 120
+        while True:
+            try:
+                self.connect().close()
+                socket.create_connection(("127.0.0.1", self.metrics_port), 1).close()
+                socket.create_connection(("127.0.0.1", self.management_port), 1).close()
+                return
+            except OSError:
+                console = (self.directory / "console").read_text(errors="replace")
+                assert self._server.poll() is None, console
+                assert time.monotonic() < until, console
+                time.sleep(0.2)
+
+    def signal(self, number: int) -> None:
+        """To the shell and the virtual machine."""
+        os.killpg(self._server.pid, number)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.signal(signal.SIGKILL)
+        self._server.wait()
+
+    def end(self) -> None:
+        self.kill()
+        self._epmd.kill()
+        self._epmd.wait()
+        if self._root is not None:
+            with contextlib.suppress(OSError):
+                os.removedirs(f"{self._root}{self.directory}")
+
+    def ctl(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [*self._wrap, str(LIB / "rabbitmqctl"), "-q", *arguments],
+            env=self.env,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def connect(self, vhost: str = "/") -> Any:
+        connection = amqp.Connection(
+            f"127.0.0.1:{self.port}", "guest", "guest", virtual_host=vhost, confirm_publish=True, connect_timeout=10
+        )
+        connection.connect()
+        return connection
+
+    def publish(self, queue: str, n: int, vhost: str = "/", **properties: Any) -> None:
+        """Confirmed messages by the default exchange."""
+        with self.connect(vhost) as connection:
+            channel = connection.channel()
+            for i in range(n):
+                channel.basic_publish(amqp.Message(str(i), **properties), routing_key=queue)
+
+    def declare(self, queue: str, kind: str = "classic", vhost: str = "/", **arguments: Any) -> None:
+        with self.connect(vhost) as connection:
+            named = {name.replace("_", "-"): value for name, value in arguments.items()}
+            connection.channel().queue_declare(
+                queue, durable=True, auto_delete=False, arguments={"x-queue-type": kind, **named}
+            )
+
+    def counts(self, queue: str) -> tuple[int, int]:
+        """Ready messages and consumers, as the queue itself says."""
+        with self.connect() as connection:
+            _, ready, consumers = connection.channel().queue_declare(queue, passive=True)
+            return ready, consumers
+
+    def _run(self, *command: str, output: Path | None = None) -> subprocess.Popen[bytes]:
+        with open(output or os.devnull, "ab") as log:
+            return subprocess.Popen(
+                [*self._wrap, *command],
+                env=self.env,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+
+def release_root(release: str) -> Path:
+    """A root of another Debian release with its rabbitmq-server; made once, from the archive of this host's release."""
+    root = CACHE / f"{release}-rabbitmq"
+    if not root.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE, ignore_cleanup_errors=True) as new:
+            made = Path(new) / "root"
+            options = ("--variant=apt", "--include=rabbitmq-server", release, str(made), archive())
+            subprocess.run(["mmdebstrap", "--quiet", *options], check=True)
+            with contextlib.suppress(OSError):  # another run has made it
+                made.rename(root)
+    return root
+
+
+@contextlib.contextmanager
+def client(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """A process of this module's, after its first line; killed at the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.servers.rabbitmq", *map(str, arguments)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def consume(port: str, queue: str, prefetch: str, seconds: str = "0") -> None:
+    connection = amqp.Connection(f"127.0.0.1:{port}", "guest", "guest")
+    connection.connect()
+    channel = connection.channel()
+    channel.basic_qos(0, int(prefetch), False)
+
+    def take(message: Any) -> None:
+        if seconds != "never":
+            time.sleep(float(seconds))
+            channel.basic_ack(message.delivery_tag)
+
+    channel.basic_consume(queue, callback=take)
+    print("begun", flush=True)
+    while True:
+        connection.drain_events()
+
+
+def publish(port: str, queue: str, per_s: str) -> None:
+    connection = amqp.Connection(f"127.0.0.1:{port}", "guest", "guest")
+    connection.connect()
+    channel = connection.channel()
+    print("begun", flush=True)
+    at = time.monotonic()
+    while True:
+        channel.basic_publish(amqp.Message("x" * 100), routing_key=queue)
+        at += 1 / float(per_s)
+        time.sleep(max(0.0, at - time.monotonic()))
+
+
+if __name__ == "__main__":
+    {"consume": consume, "publish": publish}[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,412 @@
+"""RabbitMQ queues against a real node. Counts are prime, so that no doubling or halving goes unseen.
+
+The node makes statistics every second. A test waits until the figures are those of the script's own truth, and for long
+enough beyond that a figure that passes by would show.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent.errors import AgentError
+from agent.queues.brokers.rabbitmq import BROKER, TIMEOUT_S, RabbitQueues, RabbitUrl
+from agent.queues.catalogue import Queue
+from agent.queues.judged import Judged
+from agent.queues.packing import TABLE, pack
+from tests.patience import PATIENCE
+from tests.servers.rabbitmq import Rabbit, client, release_root
+
+
+@pytest.fixture(scope="module", params=["own", "trixie"])
+def rabbit(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rabbit]:
+    """This host's release (Debian 12: RabbitMQ 3.10), and Debian 13's (4.0)."""
+    root = None if request.param == "own" else release_root(request.param)
+    server = Rabbit(tmp_path_factory.mktemp("rabbit"), root=root)
+    yield server
+    server.end()
+
+
+def source(url: str) -> Queue:
+    (queue,) = BROKER.sources([url])
+    return queue
+
+
+def poll(queue: Queue) -> np.ndarray:
+    return np.frombuffer(pack(queue.poll()), TABLE.dtype)
+
+
+def row_of(rows: np.ndarray, name: str) -> Any:
+    found = rows[rows["destination"] == name.encode()]
+    assert len(found) <= 1
+    return found[0] if len(found) else None
+
+
+def until(queue: Queue, name: str, what: Callable[[Any], bool], limit_s: float = 30) -> Any:
+    """The first row of that queue for which it is so; polls twice a second."""
+    end = time.monotonic() + limit_s * PATIENCE
+    while True:
+        rows = poll(queue)
+        row = row_of(rows, name)
+        if row is not None and what(row):
+            return row
+        assert time.monotonic() < end, rows
+        time.sleep(0.5)
+
+
+def counted(queue: Queue, name: str, ready: int, pending: int, consumers: int) -> Any:
+    """The row once it has these figures, and has them still after the next statistics."""
+
+    def same(row: Any) -> bool:
+        return (row["lag_messages"], row["pending"], row["consumers"]) == (ready, pending, consumers)
+
+    until(queue, name, same)
+    time.sleep(1.5)
+    row = row_of(poll(queue), name)
+    assert same(row), row
+    return row
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_ready_unacknowledged_consumers_and_rates(rabbit: Rabbit, kind: str) -> None:
+    name = f"orders-{kind}"
+    rabbit.declare(name, kind)
+    queue = source(rabbit.url + f"&queues={name}")
+    rabbit.publish(name, 101)
+    row = counted(queue, name, 101, 0, 0)
+    assert (row["system"], row["cluster"]) == (b"rabbitmq", f"shop-{rabbit.port}".encode())
+    assert row["peer"].tobytes() == b"\0" * 10 + b"\xff\xff\x7f\0\0\x01" + rabbit.port.to_bytes(2, "little")
+    assert row["memory_limit_bytes"] > row["memory_bytes"] > 1 << 20
+    with client("consume", rabbit.port, name, 37, "never"):
+        row = counted(queue, name, 101 - 37, 37, 1)
+        assert rabbit.counts(name) == (101 - 37, 1)
+        assert row["redelivered"] == 0
+    counted(queue, name, 101, 0, 0)
+    row = until(queue, name, lambda row: row["status"] == b"stuck")
+    assert b"no consumer" in row["reason"]
+    with client("consume", rabbit.port, name, 13, "never"):
+        again = until(queue, name, lambda row: row["redelivered"] > 0)
+        assert again["redelivered"] == 13
+    with client("publish", rabbit.port, name, 50), client("consume", rabbit.port, name, 20):
+        until(queue, name, lambda row: row["in_per_s"] > 20 and row["out_per_s"] > 20)
+        until(queue, name, lambda row: row["lag_messages"] <= 5)
+    queue.close()
+
+
+def test_growing_then_draining(rabbit: Rabbit) -> None:
+    rabbit.declare("mails")
+    queue = source(rabbit.url + "&queues=mails")
+    with client("publish", rabbit.port, "mails", 40):
+        row = until(queue, "mails", lambda row: row["status"] == b"lagging")
+        assert row["lag_messages"] > 0
+        assert row["exact"] == 0
+        assert b"statistics" in row["inexact_reason"]
+        assert 0 < row["lag_s"] < 60
+        began = time.monotonic()
+        until(queue, "mails", lambda row: row["lag_s"] > 8)
+        assert time.monotonic() - began < 60 * PATIENCE
+    with client("consume", rabbit.port, "mails", 10):
+        row = until(queue, "mails", lambda row: row["lag_messages"] == 0)
+        assert row["consumers"] == 1
+        until(queue, "mails", lambda row: row["lag_s"] == 0)
+    queue.close()
+
+
+def test_a_stopped_consumer_takes_no_more_than_its_prefetch(rabbit: Rabbit) -> None:
+    rabbit.declare("stops")
+    queue = source(rabbit.url + "&queues=stops")
+    with client("publish", rabbit.port, "stops", 40), client("consume", rabbit.port, "stops", 7) as consumer:
+        until(queue, "stops", lambda row: row["out_per_s"] > 20)
+        os.kill(consumer.pid, signal.SIGSTOP)
+        row = until(queue, "stops", lambda row: row["status"] == b"stuck")
+        assert (row["pending"], row["consumers"]) == (7, 1)
+        assert row["lag_messages"] > 100
+        assert row["out_per_s"] == 0
+        assert row["in_per_s"] > 20
+        os.kill(consumer.pid, signal.SIGCONT)
+        until(queue, "stops", lambda row: row["lag_messages"] < 20 and row["status"] == b"ok")
+    queue.close()
+
+
+def test_age_of_the_first_message_that_has_a_time(rabbit: Rabbit) -> None:
+    rabbit.declare("dated")
+    rabbit.publish("dated", 3, timestamp=int(time.time()) - 60)
+    queue = source(rabbit.url)
+    row = until(queue, "dated", lambda row: not isnan(row["oldest_undelivered_s"]))
+    assert 60 <= row["oldest_undelivered_s"] < 180
+    rabbit.declare("undated")
+    rabbit.publish("undated", 3)
+    assert isnan(counted(queue, "undated", 3, 0, 0)["oldest_undelivered_s"])
+    queue.close()
+
+
+def test_a_stream_has_no_lag_by_what_it_keeps(rabbit: Rabbit) -> None:
+    rabbit.declare("events", "stream")
+    rabbit.publish("events", 11)
+    queue = source(rabbit.url + "&queues=events")
+    row = until(queue, "events", lambda row: row["consumers"] == 0)
+    assert row["lag_messages"] < 0  # unknown
+    assert b"stream" in row["inexact_reason"]
+    queue.close()
+
+
+def test_a_delay_queue_holds_delayed_messages_until_they_are_dead_lettered(rabbit: Rabbit) -> None:
+    rabbit.declare("due")
+    rabbit.declare("later", x_message_ttl=12_000, x_dead_letter_exchange="", x_dead_letter_routing_key="due")
+    queue = source(rabbit.with_management + "&queues=later,due")
+    rabbit.publish("later", 17)
+    row = until(queue, "later", lambda row: row["delayed"] == 17)
+    assert row["lag_messages"] == 0
+    assert row["peer"].tobytes()[16:] == rabbit.port.to_bytes(2, "little")  # by the API's list of listeners
+    assert row_of(poll(queue), "due")["lag_messages"] == 0
+    row = until(queue, "due", lambda row: row["lag_messages"] == 17)
+    assert isnan(row["in_per_s"])  # no channel published them
+    until(queue, "later", lambda row: row["delayed"] == 0)
+    queue.close()
+
+
+def test_names_virtual_hosts_and_patterns(rabbit: Rabbit) -> None:
+    rabbit.ctl("add_vhost", "eu/west")
+    rabbit.ctl("set_permissions", "-p", "eu/west", "guest", ".*", ".*", ".*")
+    for name, vhost in (("bills", "/"), ("bills", "eu/west"), ("a/b", "/"), ("\xe9q\u20ac", "/")):
+        rabbit.declare(name, vhost=vhost)
+        rabbit.publish(name, 3, vhost)
+    queue = source(rabbit.url + "&queues=*bills,%252F/*,*q*,missing")
+    until(queue, "eu%2Fwest/bills", lambda row: row["lag_messages"] == 3)
+    until(queue, "bills", lambda row: row["lag_messages"] == 3)
+    until(queue, "%2F/a/b", lambda row: row["lag_messages"] == 3)
+    until(queue, "\xe9q\u20ac", lambda row: row["lag_messages"] == 3)
+    rows = poll(queue)
+    assert b"no statistics" in row_of(rows, "missing")["reason"]
+    assert row_of(rows, "missing")["lag_messages"] < 0
+    rabbit.declare('q",x="')  # 3.10 does not escape it
+    try:
+        time.sleep(3)
+        rows = poll(queue)
+        row = row_of(rows, 'q",x="')
+        assert row is not None or b"quotes" in b"".join(rows["reason"].tolist())
+        assert row_of(rows, "q") is None
+        assert row_of(rows, "bills")["lag_messages"] == 3
+    finally:
+        with rabbit.connect() as connection:
+            connection.channel().queue_delete('q",x="')
+    queue.close()
+
+
+def test_a_memory_alarm_is_reported_with_every_queue(rabbit: Rabbit) -> None:
+    rabbit.declare("alarmed")
+    queue = source(rabbit.url + "&queues=alarmed")
+    until(queue, "alarmed", lambda row: row["errors"] == b"")
+    rabbit.ctl("set_vm_memory_high_watermark", "absolute", "1MiB")
+    try:
+        row = until(queue, "alarmed", lambda row: row["errors"] == b"MEMORY_ALARM 1")
+        assert row["reason"] == b"memory alarm: publishers are blocked"
+        until(queue, "alarmed", lambda row: row["memory_bytes"] > row["memory_limit_bytes"] > 0)
+    finally:
+        rabbit.ctl("set_vm_memory_high_watermark", "0.6")
+    until(queue, "alarmed", lambda row: row["errors"] == b"")
+    queue.close()
+
+
+def test_a_wrong_password_of_the_management_port_costs_only_what_that_port_has(rabbit: Rabbit) -> None:
+    rabbit.declare("there")
+    queue = source(rabbit.with_management.replace("guest:guest", "guest:wrong"))
+    until(queue, "there", lambda row: row["lag_messages"] == 0)
+    (problem,) = (row for row in poll(queue) if row["destination"] == b"")
+    assert problem["reason"] == b"management API: HTTP 401 Unauthorized"
+    queue.close()
+
+
+def test_a_stopped_a_dead_and_a_returned_node(rabbit: Rabbit) -> None:
+    rabbit.declare("lasts")
+    rabbit.publish("lasts", 5, delivery_mode=2)
+    queue = Judged("rabbitmq", RabbitQueues(RabbitUrl.parse(rabbit.url + "&queues=lasts")))
+    until(queue, "lasts", lambda row: row["lag_messages"] == 5)
+    rabbit.signal(signal.SIGSTOP)
+    try:
+        (row,) = poll(queue)
+    finally:
+        rabbit.signal(signal.SIGCONT)
+    assert (row["status"], row["destination"], TABLE_FAILURES[row["failure"]]) == (b"down", b"lasts", "no_answer")
+    assert row["poll_ns"] >= TIMEOUT_S * 1e9
+    until(queue, "lasts", lambda row: row["status"] != b"down")
+    rabbit.kill()
+    row = until(queue, "lasts", lambda row: TABLE_FAILURES[row["failure"]] == "refused")
+    assert row["status"] == b"down"
+    rabbit.start()
+    row = until(queue, "lasts", lambda row: row["lag_messages"] == 5)
+    assert row["status"] == b"ok"
+    assert row["cluster"] == f"shop-{rabbit.port}".encode()
+    queue.close()
+
+
+TABLE_FAILURES = TABLE.by_name["failure"].names
+
+
+class Odd:
+    """A server that answers each connection with ``say``, and keeps it open."""
+
+    def __init__(self, say: Callable[[socket.socket], None]) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._say, self._open = say, list[socket.socket]()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self._open.append(connection)
+            threading.Thread(target=self._one, args=(connection,), daemon=True).start()
+
+    def _one(self, connection: socket.socket) -> None:
+        try:
+            connection.recv(65536)
+            self._say(connection)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        self._listener.close()
+        for connection in self._open:
+            connection.close()
+
+
+def _slowly(connection: socket.socket) -> None:
+    for letter in b"HTTP/1.1 200 OK\r\n" + b"x-a: b\r\n" * 99:
+        connection.sendall(bytes([letter]))
+        time.sleep(0.1)
+
+
+def _endless(head: bytes, piece: bytes) -> Callable[[socket.socket], None]:
+    def say(connection: socket.socket) -> None:
+        connection.sendall(head)
+        while True:
+            connection.sendall(piece)
+
+    return say
+
+
+def _once(answer: bytes) -> Callable[[socket.socket], None]:
+    def say(connection: socket.socket) -> None:
+        connection.sendall(answer)
+        connection.shutdown(socket.SHUT_WR)
+
+    return say
+
+
+@pytest.mark.parametrize(
+    ("say", "failure", "words"),
+    [
+        (_slowly, "no_answer", "no answer in time"),
+        (lambda _: time.sleep(20), "no_answer", "no answer in time"),
+        (_endless(b"HTTP/1.1 200 OK\r\n\r\n", b"# x\n" * 16384), "other", "too large"),
+        (_endless(b"HTTP/1.1 200 OK\r\nx: ", b"y" * 65536), "other", "not HTTP"),
+        (
+            _endless(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"10000\r\n" + b"a" * 65536 + b"\r\n"),
+            "other",
+            "too large",
+        ),
+        (_once(b"HTTP/1.1 200 OK\r\nContent-Length: 999999999999\r\n\r\n"), "other", "too large"),
+        (_once(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort"), "closed", "closed"),
+        (_once(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n"), "login", "HTTP 401"),
+        (_once(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"), "other", "HTTP 503"),
+        (_once(b"SSH-2.0-OpenSSH_9.2\r\n"), "other", "not HTTP"),
+        (_once(b""), "closed", "closed"),
+        (_once(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>"), "other", "text format"),
+    ],
+)
+def test_a_server_that_answers_badly_is_down_with_the_reason(
+    say: Callable[[socket.socket], None], failure: str, words: str
+) -> None:
+    server = Odd(say)
+    queue = source(f"http://guest:secret@127.0.0.1:{server.port}")
+    (row,) = poll(queue)
+    queue.close()
+    server.close()
+    assert (row["status"], TABLE_FAILURES[row["failure"]]) == (b"down", failure), row["reason"]
+    assert words in row["reason"].decode()
+    assert b"secret" not in row["reason"]
+
+
+def test_a_refused_login_is_not_repeated_at_once() -> None:
+    asked = []
+
+    def say(connection: socket.socket) -> None:
+        asked.append(1)
+        _once(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n")(connection)
+
+    server = Odd(say)
+    queue = source(f"http://guest:secret@127.0.0.1:{server.port}")
+    assert all(TABLE_FAILURES[poll(queue)[0]["failure"]] == "login" for _ in range(5))
+    queue.close()
+    server.close()
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://h",
+        "http://:pw@",
+        "http://u:pw@h:0",
+        "http://u:pw@h:99999",
+        "http://u:pw@h?queue=a",
+        "http://u:pw@h?amqp=x",
+        "http://u:pw@h/metrics",
+        "http://u:pw@h?management=0",
+    ],
+)
+def test_what_is_no_url_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(AgentError) as error:
+        BROKER.sources([url])
+    assert "pw" not in str(error.value)
+
+
+def test_a_section_has_its_password_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = tmp_path / "password"
+    secret.write_text("s3cret\n")
+    monkeypatch.setenv("RABBIT_PASSWORD", "t0psecret")
+    heads: list[bytes] = []
+
+    def say(connection: socket.socket) -> None:
+        _once(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n")(connection)
+
+    class Listening(Odd):
+        def _one(self, connection: socket.socket) -> None:
+            heads.append(connection.recv(65536))
+            self._say(connection)
+
+    server = Listening(say)
+    url = f"http://127.0.0.1:{server.port}"
+    for given in ({"password_file": str(secret)}, {"password_variable": "RABBIT_PASSWORD"}):
+        (queue,) = BROKER.sources([{"url": url, "user": "watch", **given}])
+        poll(queue)
+        queue.close()
+    assert b"Basic d2F0Y2g6czNjcmV0\r\n" in heads[0]
+    assert b"Basic d2F0Y2g6dDBwc2VjcmV0\r\n" in heads[1]
+    (queue,) = BROKER.sources([{"url": url, "password_file": str(tmp_path / "none")}])
+    (row,) = poll(queue)
+    assert (TABLE_FAILURES[row["failure"]], b"No such file" in row["reason"]) == ("login", True)
+    server.close()
+    for given in (
+        {},
+        {"url": "http://u:pw@h", "user": "u"},
+        {"url": "http://u:pw@h", "key_file": "x"},
+        {"url": url, "password_file": "a", "password_variable": "b"},
+    ):
+        with pytest.raises(AgentError) as error:
+            BROKER.sources([given])
+        assert "pw" not in str(error.value)

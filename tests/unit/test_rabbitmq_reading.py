@@ -1,0 +1,165 @@
+"""What is made of a RabbitMQ node's metrics: Prometheus's text format, totals of channels that come and go, ages by the
+history of arrivals.
+"""
+
+from __future__ import annotations
+
+from math import isnan
+
+import pytest
+
+from agent.queues.brokers.rabbitmq import ArrivalTimes, RabbitQueues, RabbitUrl, text_of
+from agent.queues.catalogue import Row
+from agent.queues.judged import Judged
+from agent.queues.prometheus_text import MAX_LINE_BYTES, NotPrometheus, metric_samples
+
+S = 1_000_000_000
+D = "rabbitmq_detailed_"
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "labels"),
+    [
+        (b"a 5\n", 5.0, {}),
+        (b"a{} .5e1 1395066363000\n", 5.0, {}),
+        (b'a{b="c",d="e",} 5\n', 5.0, {b"b": b"c", b"d": b"e"}),
+        (b'# HELP a "{\n# anything\n\n a\n'.replace(b" a\n", b"") + b'a { b = "}{" } +5.0\n', 5.0, {b"b": b"}{"}),
+        (b'a{b="\\"\\\\\\n"} 5\n', 5.0, {b"b": b'"\\\n'}),
+        (b'a{b="\xff\xc3\xa9"} 5\n', 5.0, {b"b": b"\xff\xc3\xa9"}),
+        (b"a Inf\n", float("inf"), {}),
+    ],
+)
+def test_a_sample_of_the_text_format(text: bytes, value: float, labels: dict[bytes, bytes]) -> None:
+    (sample,) = metric_samples(b'other{x="y"} 1\n' + text, {b"a"})
+    assert (sample.name, sample.value, dict(sample.labels)) == (b"a", value, labels)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"a 5",
+        b"a\n",
+        b"a5\n",
+        b"a 0x5\n",
+        b"a 5_0\n",
+        b"a 5 6 7\n",
+        b"5a 5\n",
+        b'a{b="c} 5\n',
+        b'a{b="c"\n',
+        b"a{b=c} 5\n",
+        b'a{b="c",b="d"} 5\n',
+        b'a{b="\\x"} 5\n',
+        b'a{b="c"} 5} 6\n',
+        b"<html>\n",
+        b"a 5\nother{ 5\n",
+        b"a " + b" " * MAX_LINE_BYTES + b"5\n",
+    ],
+)
+def test_what_is_not_of_the_format_is_refused_as_a_whole(text: bytes) -> None:
+    with pytest.raises(NotPrometheus):
+        list(metric_samples(text, {b"a"}))
+
+
+@pytest.mark.parametrize(
+    ("vhost", "name", "shown"),
+    [
+        (b"/", b"orders", "orders"),
+        (b"eu", b"orders", "eu/orders"),
+        (b"/", b"eu/orders", "%2F/eu/orders"),
+        (b"eu/west", b"a", "eu%2Fwest/a"),
+        (b"eu%2Fwest", b"a", "eu%252Fwest/a"),
+        (b"/", b"\xff", "\ufffd"),
+    ],
+)
+def test_no_two_queues_have_one_destination(vhost: bytes, name: bytes, shown: str) -> None:
+    assert text_of((vhost, name)) == shown
+
+
+def test_ages_follow_from_the_history_of_arrivals_at_any_length() -> None:
+    arrivals = ArrivalTimes(0, 1000)
+    for second in range(1, 5001):
+        arrivals.add(second * S, 1000 + 10 * second)
+    assert len(arrivals._t) <= ArrivalTimes.MOST + 1
+    assert arrivals.age_s(0) == 0
+    for behind in (1, 50, 997, 40_009):
+        assert arrivals.age_s(behind) == pytest.approx(behind / 10, rel=0.01, abs=0.2)
+    assert isnan(arrivals.age_s(50_001))  # it was there before
+
+
+class Played:
+    """The rows of one node that reports this at each second."""
+
+    def __init__(self) -> None:
+        self.node = RabbitQueues(RabbitUrl("127.0.0.1"))
+        self.name, self.second = "rabbitmq node", 0
+        self.text = ""
+        self.judged = Judged("rabbitmq", self, lambda: self.second * S)
+
+    def poll(self) -> list[Row]:
+        self.node._read(self.text.encode(), self.second * S)
+        return [self.node._row(queue, self.second * S) for queue in self.node._queues.values()]
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def second_of(self, ready: int, unacked: int = 0, consumers: int = 1, **channels: tuple[int, int, int, int]) -> Row:
+        """channels: published, delivered, acknowledged, redelivered, of the channels that are open."""
+        at = '{vhost="/",queue="q"}'
+        lines = [
+            f"{D}queue_messages_ready{at} {ready}",
+            f"{D}queue_messages_unacked{at} {unacked}",
+            f"{D}queue_consumers{at} {consumers}",
+        ]
+        for channel, (published, delivered, acked, redelivered) in channels.items():
+            labels = f'{{channel="{channel}",vhost="/",queue="q"}}'
+            lines.append(
+                f'{D}queue_messages_published_total{{channel="{channel}",queue_vhost="/",queue="q"}} {published}'
+            )
+            lines.append(f"{D}channel_messages_delivered_ack_total{labels} {delivered}")
+            lines.append(f"{D}channel_messages_acked_total{labels} {acked}")
+            lines.append(f"{D}channel_messages_redelivered_total{labels} {redelivered}")
+        self.text = "\n".join([*lines, ""])
+        self.second += 1
+        (row,) = self.judged.poll()
+        return row
+
+
+def test_a_queue_whose_name_breaks_a_line_costs_no_other() -> None:
+    node = RabbitQueues(RabbitUrl("127.0.0.1"))
+    good = f'rabbitmq_identity_info{{rabbitmq_cluster="shop"}} 1\n{D}queue_messages_ready{{vhost="/",queue="a"}} 7\n'
+    bad = [f'{D}queue_messages_ready{{vhost="/",queue="{name}"}} 9\n' for name in ('"', '","', 'a",x="', "a\\", "\\q")]
+    _, problems = node._read((good + "".join(bad)).encode(), S)
+    assert [(queue.name, queue.gauges["queue_messages_ready"]) for queue in node._queues.values()] == [(b"a", 7)]
+    assert len(problems) == 1
+    with pytest.raises(NotPrometheus):
+        RabbitQueues(RabbitUrl("127.0.0.1"))._read(b"<html>\n", S)
+
+
+def test_rates_of_channels_that_come_and_go() -> None:
+    node = Played()
+    node.second_of(0, a=(1000, 0, 0, 0), b=(0, 900, 900, 3))
+    row = node.second_of(0, a=(1007, 0, 0, 0), b=(0, 905, 903, 3))
+    assert (row["in_per_s"], row["out_per_s"], row["redelivered"]) == (7.0, 3.0, 0)
+    row = node.second_of(0, a=(1007, 0, 0, 0), c=(2, 11, 0, 11))  # b ended, c is new
+    assert (row["in_per_s"], row["out_per_s"], row["redelivered"]) == (2.0, 0.0, 11)
+    row = node.second_of(0, a=(5, 0, 0, 0), c=(2, 11, 11, 11))  # another channel has the name of a
+    assert (row["in_per_s"], row["out_per_s"]) == (5.0, 11.0)
+
+
+def test_arrivals_that_no_channel_published_make_the_rate_unknown() -> None:
+    node = Played()
+    for second in range(10):
+        row = node.second_of(100 * second, a=(1000 + 10 * second, 0, 0, 0))
+    assert row["in_per_s"] != row["in_per_s"]
+    assert row.get("lag_s") is None
+    assert row["out_per_s"] == 0
+
+
+def test_old_statistics_make_no_message_older_than_it_is() -> None:
+    """Ready messages of the last statistics may have been delivered since."""
+    node = Played()
+    for second in range(20):
+        node.second_of(0, a=(10 * second, 10 * second, 10 * second, 0))
+    node.second_of(5, a=(200, 195, 195, 0))
+    ages = [node.second_of(5, a=(200, 200, 200, 0))["lag_s"] for _ in range(5)]
+    assert ages == [0.0] * 5
