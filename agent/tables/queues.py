@@ -30,7 +30,11 @@ DECLARED = (
         i64("consumers", "consumers"),
         f64("in_per_s", "arrivals", "1/s"),
         f64("out_per_s", "acknowledgements", "1/s"),
-        text("status", 16, "ok lagging stuck down"),
+        text(
+            "status",
+            16,
+            "ok draining unknown lagging rewound stalled stopped down (docs/queues.md); in earlier versions stuck",
+        ),
         text("reason", 128, "why that status"),
         enum(
             "failure",
@@ -63,6 +67,14 @@ DECLARED = (
         i64("clients", "clients of the server"),
         i64("clients_limit", "client limit of the server"),
         i64("clients_refused", "connections refused for that limit since the server started"),
+        f64("drains_in_s", "draining: time until lag_messages is 0 at the present rate", "s"),
+        f64(
+            "limit_in_s",
+            "lagging, stalled or stopped: time until the server's memory is full or the oldest undelivered message is"
+            " deleted, whichever is first, at the present rate; reason says which",
+            "s",
+        ),
+        f64("forecast_err_s", "error of drains_in_s or limit_in_s: it holds in 95 of 100 cases", "s"),
         measure="lag_messages",
     ),
     table(
