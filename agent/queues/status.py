@@ -76,29 +76,51 @@ class Judgement(NamedTuple):
 
 
 class Slope(NamedTuple):
-    """Per second, with its standard error. samples: how many it is made of."""
+    """Per second, with its standard error. samples: how many it is made of. wanders: variance of the steps between
+    samples around it, per second.
+    """
 
     per_s: float
     error: float
     samples: int
+    wanders: float
 
     def significant(self, times: float) -> bool:
         return abs(self.per_s) > times * (1 + 4 / (self.samples - 2)) * self.error
 
+    def until(self, distance: float) -> tuple[float, float]:
+        """(seconds, their error, 95 %) until so much is covered at this rate. The error has two parts: that of the
+        rate, and what a sum of random steps adds on its way.
+        """
+        rate = abs(self.per_s)
+        seconds = distance / rate
+        return seconds, 2 * sqrt((seconds * self.error / rate) ** 2 + seconds * self.wanders / rate**2)
+
 
 def slope(points: Sequence[tuple[int, float]]) -> Slope | None:
-    """The line of least squares through points (time in ns, a count). Its error includes that counts are whole numbers.
-    None with too few points.
+    """The line of least squares through points (time in ns, a count). Its error includes that counts are whole numbers,
+    and that each step may be random, as those of a queue are. None with too few points.
     """
     if len(points) < _LEAST or points[0][0] == points[-1][0]:
         return None
-    n = len(points)
-    times = [(t - points[0][0]) / 1e9 for t, _ in points]
-    middle, mean = sum(times) / n, sum(value for _, value in points) / n
-    spread = sum((t - middle) ** 2 for t in times)
-    per_s = sum((t - middle) * (value - mean) for t, (_, value) in zip(times, points, strict=True)) / spread
-    off = sum((value - mean - per_s * (t - middle)) ** 2 for t, (_, value) in zip(times, points, strict=True))
-    return Slope(per_s, sqrt(max(off / (n - 2), 1 / 12) / spread), n)
+    n, start = len(points), points[0][0]
+    times, values = [(t - start) / 1e9 for t, _ in points], [value for _, value in points]
+    middle, mean = sum(times) / n, sum(values) / n
+    spread = covered = 0.0
+    for t, value in zip(times, values, strict=True):
+        spread += (t - middle) ** 2
+        covered += (t - middle) * value
+    per_s = covered / spread
+    off = wanders = 0.0
+    last_off = values[0] - mean + per_s * middle
+    for t, value in zip(times, values, strict=True):
+        this_off = value - mean - per_s * (t - middle)
+        off += this_off * this_off
+        wanders += (this_off - last_off) ** 2
+        last_off = this_off
+    wanders /= times[-1]
+    # 6/5: the variance of this slope of a random walk, of 1 a second over 1 s.
+    return Slope(per_s, sqrt(max(off / (n - 2), 1 / 12) / spread + 1.2 * wanders / times[-1]), n, wanders)
 
 
 @dataclass
@@ -188,8 +210,8 @@ class Progress:
         )
         moves = self._trend.slope
         if status == "draining" and moves is not None:
-            drains_s = (last.lag or 0) / -moves.per_s
-            return Judgement(status, reason, drains_in_s=drains_s, error_s=2 * drains_s * moves.error / -moves.per_s)
+            drains_s, error_s = moves.until(last.lag or 0)
+            return Judgement(status, reason, drains_in_s=drains_s, error_s=error_s)
         if status in ("lagging", "stalled", "stopped"):
             left_s, error_s, limit = self._limit(status, last)
             if left_s < inf:
@@ -237,7 +259,7 @@ class Progress:
             self._trend, self._next = _Trend(), ("ok", 0)
             return
         now = self._direction(list(self.samples))
-        if now.slope is None:
+        if now.slope is None and not self._turned():
             now = self._direction([*self._recent(), last])
         self._next = (now.status, self._next[1] + 1 if self._next[0] == now.status else 1)
         if now.status == self._trend.status or self._next[1] >= _AGREE:
@@ -262,6 +284,14 @@ class Progress:
             return _Trend()
         return _Trend(status, f"lag {verb} from {first} to {last} in {_s(last_ns - first_ns)}", found)
 
+    def _turned(self) -> bool:
+        """Whether the last samples go against the trend. A minute's slope shows that too late."""
+        trend = self._trend.slope
+        if trend is None:
+            return False
+        newest = slope([(s.t_ns, s.lag) for s in list(self.samples)[-_LEAST - 1 :] if s.lag is not None])
+        return newest is not None and newest.per_s * trend.per_s < 0 and newest.significant(_BEGINS)
+
     def _recent(self) -> list[Sample]:
         """Some samples of the last minute, but not the newest."""
         last = self.samples[-1]
@@ -274,15 +304,15 @@ class Progress:
             used = [(s.t_ns, s.memory_bytes) for s in (*self._recent(), last) if s.memory_bytes is not None]
             growth = slope(used)
             if growth is not None and growth.per_s > 0 and growth.significant(_BEGINS):
-                left_s = max(last.memory_limit_bytes - last.memory_bytes, 0) / growth.per_s
-                found.append((left_s, 2 * left_s * growth.error / growth.per_s, f"memory full in {_s(left_s * 1e9)}"))
+                left = growth.until(max(last.memory_limit_bytes - last.memory_bytes, 0))
+                found.append((*left, f"memory full in {_s(left[0] * 1e9)}"))
         if last.kept_s is not None and last.age_s is not None:
             # In ms, since the error of a slope is that of whole numbers.
             ages = [(s.t_ns, s.age_s * 1000) for s in self.samples if s.age_s is not None]
-            growth = Slope(1000.0, 0.0, _LEAST) if status != "lagging" else slope(ages)
+            growth = Slope(1000.0, 0.0, _LEAST, 0.0) if status != "lagging" else slope(ages)
             if growth is not None and growth.per_s > 0 and growth.significant(_BEGINS):
-                left_s = max(last.kept_s - last.age_s, 0.0) * 1000 / growth.per_s
-                found.append((left_s, 2 * left_s * growth.error / growth.per_s, f"deleted in {_s(left_s * 1e9)}"))
+                left = growth.until(max(last.kept_s - last.age_s, 0.0) * 1000)
+                found.append((*left, f"deleted in {_s(left[0] * 1e9)}"))
         return min(found, key=lambda one: one[0])
 
 

@@ -219,4 +219,6 @@ def test_a_slope_has_an_error() -> None:
     assert slope([(0, 1), (S, 2), (2 * S, 3)]) is None
     assert slope([(S, 1)] * 9) is None
     found = slope([(i * S, 7 * i + (1 if i % 2 else -1)) for i in range(20)])
-    assert found is not None and abs(found.per_s - 7) < 3 * found.error < 0.3
+    assert found is not None
+    assert abs(found.per_s - 7) < found.error < 1
+    assert found.significant(3)
