@@ -1,15 +1,14 @@
-"""``tickscope queues``: the latest state of every queue. queues_show.py and queues_watch.py have
+"""``tickscope queues``: the latest state of every queue. queues_show.py, queues_watch.py and queues_discover.py have
 its subcommands.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import click
 
-from agent.cli import options, queues_show, queues_watch
+from agent.cli import options, queues_discover, queues_show, queues_watch
 from agent.errors import NO_ROWS
 
 
@@ -41,6 +40,7 @@ def command(ctx: click.Context, since: str, now: bool, fmt: str, store: str) -> 
 
 command.add_command(queues_show.command)
 command.add_command(queues_watch.command)
+command.add_command(queues_discover.command)
 
 
 def _listed(since: str, now: bool, fmt: str, store: str) -> None:
@@ -48,7 +48,7 @@ def _listed(since: str, now: bool, fmt: str, store: str) -> None:
     from agent.cli.gaps import report_gaps
     from agent.cli.output import coloured, emit_rows, note, quiet_pipe
 
-    brokers, kernel, gaps, notes = read(since, store) if not now else ([], list(queues_list.now()), [], [])
+    brokers, kernel, gaps, notes = queues_list.read(since, store) if not now else ([], list(queues_list.now()), [], [])
     if fmt != "table":
         emit_rows([*brokers, *kernel], fmt, queues_list.COLUMNS, {"gaps": gaps})
     else:
@@ -63,12 +63,3 @@ def _listed(since: str, now: bool, fmt: str, store: str) -> None:
     if not (brokers or kernel):
         note("no queues; is the agent running? `tickscope status`")
         click.get_current_context().exit(NO_ROWS)
-
-
-def read(since: str, store: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]], list[str]]:
-    """(queues of brokers, queues of the kernel, gaps, notes)."""
-    from agent.cli import queues_list
-    from agent.store.sources import opened
-
-    with opened(store, ["queue_lag", "socket_queue", "loss"], since) as source:
-        return queues_list.of_brokers(source), queues_list.of_kernel(source), source.gaps(), source.notes

@@ -23,19 +23,28 @@ PIECES, PIECE_NS = 10, 30_000_000_000
 #: A queue that is missing in its cluster's polls for longer has gone. Rows of one poll may reach the store in pieces.
 _MISSING_NS = 10_000_000_000
 Key = tuple[Any, ...]
+Row = dict[str, Any]
 
 
-def of_brokers(source: RowSource) -> list[dict[str, Any]]:
+def read(since: str, store: str) -> tuple[list[Row], list[Row], list[Row], list[str]]:
+    """(queues of brokers, queues of the kernel, gaps, notes)."""
+    from agent.store.sources import opened
+
+    with opened(store, ["queue_lag", "socket_queue", "loss"], since) as source:
+        return of_brokers(source), of_kernel(source), source.gaps(), source.notes
+
+
+def of_brokers(source: RowSource) -> list[Row]:
     """The queues of brokers, with the columns of the output."""
     return [named(row) for row in latest(source)]
 
 
-def named(row: dict[str, Any]) -> dict[str, Any]:
+def named(row: Row) -> Row:
     """A row of ``latest`` with the columns of the output."""
     return {name: row.get(_NAMED.get(name, name)) for name in COLUMNS}
 
 
-def latest(source: RowSource) -> list[dict[str, Any]]:
+def latest(source: RowSource) -> list[Row]:
     """The queues of brokers, and servers without any: the latest row of each in ``queue_lag``, with ``trend`` (the
     largest ``lag_messages`` in each of ten pieces of 30 s, None where unknown), sorted by system and name.
     """
@@ -55,7 +64,7 @@ def latest(source: RowSource) -> list[dict[str, Any]]:
     ]
 
 
-def of_kernel(source: RowSource) -> list[dict[str, Any]]:
+def of_kernel(source: RowSource) -> list[Row]:
     """The kernel's queues as of the last poll, the longest first."""
     from agent.ask.question import Question
 
@@ -63,7 +72,7 @@ def of_kernel(source: RowSource) -> list[dict[str, Any]]:
     return sorted(map(_kernel, rows), key=lambda row: (row["system"] or "", -(row["length"] or 0), row["queue"] or ""))
 
 
-def key_of(row: dict[str, Any]) -> Key:
+def key_of(row: Row) -> Key:
     """The identity of a queue: host, system, cluster, destination, partition, consumer group."""
     return tuple((row.get(name) or row.get("peer")) if name == "cluster" else row.get(name) for name in IDENTITY)
 
@@ -73,19 +82,19 @@ def _order(key: Key) -> tuple[object, ...]:
     return system, destination, group, len(partition), partition, cluster, host
 
 
-def _when(source: RowSource, row: dict[str, Any]) -> tuple[int, int]:
+def _when(source: RowSource, row: Row) -> tuple[int, int]:
     """The time of a row, comparable between boots."""
     return source.boots.index(row["boot_id"]) if row["boot_id"] in source.boots else -1, row["t_ns"]
 
 
-def _superseded(source: RowSource, key: Key, row: dict[str, Any], newest: dict[Key, tuple[int, int]]) -> bool:
+def _superseded(source: RowSource, key: Key, row: Row, newest: dict[Key, tuple[int, int]]) -> bool:
     """Whether a row about a server says nothing any more, since a later poll has other rows. A row without a cluster is
     about all servers of its kind.
     """
     return row["destination"] is None and _when(source, row) < newest[key[:3] if key[2] else key[:2]]
 
 
-def _missing(source: RowSource, row: dict[str, Any], newest: tuple[int, int]) -> dict[str, Any]:
+def _missing(source: RowSource, row: Row, newest: tuple[int, int]) -> Row:
     """The row, with status ``unknown`` if its queue is missing in the latest polls of its cluster."""
     boot, t_ns = _when(source, row)
     if newest[0] == boot and newest[1] - t_ns <= _MISSING_NS:
@@ -94,7 +103,7 @@ def _missing(source: RowSource, row: dict[str, Any], newest: tuple[int, int]) ->
     return {**row, "status": "unknown", "reason": f"not in the polls{for_s}: was it deleted?"}
 
 
-def _trends(source: RowSource, rows: Sequence[dict[str, Any]]) -> dict[Key, list[int | None]]:
+def _trends(source: RowSource, rows: Sequence[Row]) -> dict[Key, list[int | None]]:
     """The recent lag of each queue in the newest boot of these rows, at most PIECES values each."""
     from agent.ask.question import Question, Where
     from agent.ask.sql import conditions
@@ -118,7 +127,7 @@ def _trends(source: RowSource, rows: Sequence[dict[str, Any]]) -> dict[Key, list
     return out
 
 
-def _kernel(row: dict[str, Any]) -> dict[str, Any]:
+def _kernel(row: Row) -> Row:
     """A kernel queue as a row of the output."""
     place = (
         f"{row['saddr'] or '*'}:{row['sport']}" + (f" {row['peer']}" if row["peer"] else "")
@@ -131,7 +140,7 @@ def _kernel(row: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def now() -> Iterable[dict[str, Any]]:
+def now() -> Iterable[Row]:
     """The kernel's queues, read now."""
     from agent.queues.live import kernel_queues
 

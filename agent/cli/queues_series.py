@@ -19,7 +19,7 @@ _CHANGES = 10
 
 
 @dataclass(frozen=True)
-class Piece:
+class LagPiece:
     """One interval, CLOCK_BOOTTIME ns: the largest lag of each partition in it, added up, and the longest delay. None
     is unknown.
     """
@@ -40,7 +40,7 @@ class QueueSeries:
     from_ns: int
     to_ns: int
     wall_ns: int
-    pieces: Sequence[Piece]
+    pieces: Sequence[LagPiece]
     changes: Sequence[dict[str, Any]]
     steps: Sequence[WallStep]
 
@@ -78,7 +78,7 @@ def series(source: RowSource, row: dict[str, Any]) -> QueueSeries:
     for at in range(max(values) + 1):
         lag, behind_s = values.get(at, (None, None))
         begin = first + at * every
-        pieces.append(Piece(begin, begin + every, None if lag is None else int(lag), behind_s))
+        pieces.append(LagPiece(begin, begin + every, None if lag is None else int(lag), behind_s))
     states = (
         "SELECT t_ns, partition, lag(status) OVER (PARTITION BY partition ORDER BY t_ns) AS before, status, reason FROM"
         f" queue_lag WHERE {its}"

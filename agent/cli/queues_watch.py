@@ -44,7 +44,6 @@ def command(every: float, fmt: str, store: str) -> None:
     """
     from agent.cli import queues_list
     from agent.cli.output import begin_stream, emit_stream, quiet_pipe
-    from agent.cli.queues import read
 
     with quiet_pipe():
         if fmt != "table":
@@ -53,7 +52,7 @@ def command(every: float, fmt: str, store: str) -> None:
             sys.stdout.write("\x1b[2J")
         while True:
             begun = time.monotonic()
-            brokers, kernel, _, notes = read("5m", store)
+            brokers, kernel, _, notes = queues_list.read("5m", store)
             kernel = [row for row in kernel if row["length"]]
             if fmt != "table":
                 emit_stream([*brokers, *kernel], fmt, queues_list.COLUMNS)

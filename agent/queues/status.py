@@ -62,7 +62,7 @@ class Sample(NamedTuple):
     memory_limit_bytes: int | None = None
 
 
-class Judgement(NamedTuple):
+class QueueState(NamedTuple):
     """status: one of STATUSES (never down). drains_in_s: until the lag is 0 at the present rate. limit_in_s: until the
     server's memory is full, or the oldest undelivered message is deleted. error_s: of whichever of both is known, 95 %.
     NaN is unknown.
@@ -75,7 +75,7 @@ class Judgement(NamedTuple):
     error_s: float = nan
 
 
-class Slope(NamedTuple):
+class LagSlope(NamedTuple):
     """Per second, with its standard error. samples: how many it is made of. wanders: variance of the steps between
     samples around it, per second.
     """
@@ -97,7 +97,7 @@ class Slope(NamedTuple):
         return seconds, 2 * sqrt((seconds * self.error / rate) ** 2 + seconds * self.wanders / rate**2)
 
 
-def slope(points: Sequence[tuple[int, float]]) -> Slope | None:
+def slope(points: Sequence[tuple[int, float]]) -> LagSlope | None:
     """The line of least squares through points (time in ns, a count). Its error includes that counts are whole numbers,
     and that each step may be random, as those of a queue are. None with too few points.
     """
@@ -120,7 +120,7 @@ def slope(points: Sequence[tuple[int, float]]) -> Slope | None:
         last_off = this_off
     wanders /= times[-1]
     # 6/5: the variance of this slope of a random walk, of 1 a second over 1 s.
-    return Slope(per_s, sqrt(max(off / (n - 2), 1 / 12) / spread + 1.2 * wanders / times[-1]), n, wanders)
+    return LagSlope(per_s, sqrt(max(off / (n - 2), 1 / 12) / spread + 1.2 * wanders / times[-1]), n, wanders)
 
 
 @dataclass
@@ -150,7 +150,7 @@ class _Trend(NamedTuple):
 
     status: str = "ok"
     reason: str = ""
-    slope: Slope | None = None
+    slope: LagSlope | None = None
 
 
 @dataclass
@@ -200,7 +200,7 @@ class Progress:
             return nan
         return float((b - a) * 1e9 / (now.t_ns - before.t_ns))
 
-    def judge(self) -> Judgement:
+    def judge(self) -> QueueState:
         """The state at the last sample."""
         last = self.samples[-1]
         status, reason = (
@@ -211,12 +211,12 @@ class Progress:
         moves = self._trend.slope
         if status == "draining" and moves is not None:
             drains_s, error_s = moves.until(last.lag or 0)
-            return Judgement(status, reason, drains_in_s=drains_s, error_s=error_s)
+            return QueueState(status, reason, drains_in_s=drains_s, error_s=error_s)
         if status in ("lagging", "stalled", "stopped"):
             left_s, error_s, limit = self._limit(status, last)
             if left_s < inf:
-                return Judgement(status, f"{reason}; {limit}", limit_in_s=left_s, error_s=error_s)
-        return Judgement(status, reason)
+                return QueueState(status, f"{reason}; {limit}", limit_in_s=left_s, error_s=error_s)
+        return QueueState(status, reason)
 
     def _see_position(self, sample: Sample) -> None:
         """Notes a group that was set back: what it acknowledged falls in two samples in a row. One may be read while
@@ -309,7 +309,7 @@ class Progress:
         if last.kept_s is not None and last.age_s is not None:
             # In ms, since the error of a slope is that of whole numbers.
             ages = [(s.t_ns, s.age_s * 1000) for s in self.samples if s.age_s is not None]
-            growth = Slope(1000.0, 0.0, _LEAST, 0.0) if status != "lagging" else slope(ages)
+            growth = LagSlope(1000.0, 0.0, _LEAST, 0.0) if status != "lagging" else slope(ages)
             if growth is not None and growth.per_s > 0 and growth.significant(_BEGINS):
                 left = growth.until(max(last.kept_s - last.age_s, 0.0) * 1000)
                 found.append((*left, f"deleted in {_s(left[0] * 1e9)}"))

@@ -9,7 +9,7 @@ from math import isnan
 
 import pytest
 
-from agent.queues.status import STATUSES, Judgement, Progress, Sample, severity, slope
+from agent.queues.status import STATUSES, QueueState, Progress, Sample, severity, slope
 
 S = 1_000_000_000
 
@@ -26,7 +26,7 @@ def polled(lags: Iterable[int | None], each_s: float = 1.0, **columns: object) -
     ]
 
 
-def judged(samples: Iterable[Sample]) -> Iterator[Judgement]:
+def judged(samples: Iterable[Sample]) -> Iterator[QueueState]:
     progress = Progress()
     for sample in samples:
         progress.add(sample)
@@ -188,7 +188,7 @@ def simulated(rng: random.Random, seconds: int, arrivals: Callable[[int], float]
     return out
 
 
-def changes(judgements: Iterable[Judgement]) -> int:
+def changes(judgements: Iterable[QueueState]) -> int:
     return sum(a.status != b.status for a, b in pairwise(judgements))
 
 
