@@ -277,6 +277,28 @@ def brokers() -> list[Check]:
     return _ask_brokers(servers) if os.geteuid() else _ask_as_its_own_user(servers)
 
 
+def unwatched_brokers() -> list[Check]:
+    """The brokers that this node listens on or talks to and that the settings do not name. Asks none of them."""
+    from agent.queues.discover import discover
+
+    try:
+        servers = resolve({}, os.environ).queues.brokers
+    except AgentError:  # the settings have a check of their own
+        servers = {}
+    try:
+        found = [one for one in discover(servers) if not one.configured]
+    except OSError as error:
+        return [Check("queues", "warn", f"cannot list sockets: {error.strerror}")]
+    out = []
+    for one in found:
+        process = f"{one.processes[0].comm} (pid {one.processes[0].pid})" if one.processes else "a process"
+        verb = "listens on" if one.how == "listens" else "talks to"
+        remedy = f"to watch its queues: {one.setting}" if one.setting else ""
+        words = "not watched" if one.supported else "this version cannot watch it"
+        out.append(Check("queues", "ok", f"{one.system}: {process} {verb} {one.address}: {words}", remedy))
+    return out
+
+
 def _others() -> tuple[int, int]:
     """The service's user, who is not made here; before there is one, nobody."""
     users = {entry.pw_name: (entry.pw_uid, entry.pw_gid) for entry in pwd.getpwall()}
@@ -358,4 +380,4 @@ def examine(store_dir: str) -> list[Check]:
             out.append(check())
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             out.append(Check(getattr(check, "__name__", "check"), "fail", str(error), "report this"))
-    return out + brokers()
+    return out + brokers() + unwatched_brokers()

@@ -84,7 +84,7 @@ def series(source: RowSource, limiter_id: str, *where: Where) -> LimiterSeries |
         max(last, first + every),
         wall_ns,
         pieces,
-        _jumps(source, boot, first, last),
+        jumps(source, boot, first, last),
         _members(source, conditions),
     )
 
@@ -118,7 +118,8 @@ def _pieces(source: RowSource, where: Sequence[Where], first: int, every: int) -
     return out
 
 
-def _jumps(source: RowSource, boot: str, first: int, last: int) -> list[WallStep]:
+def jumps(source: RowSource, boot: str, first: int, last: int) -> list[WallStep]:
+    """The jumps of the wall clock in a time of a boot, CLOCK_BOOTTIME ns."""
     import numpy as np
 
     from agent.ask.question import Question, Where

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from agent.cli import options
-from agent.errors import NO_ROWS, USAGE, AgentError, printable
+from agent.errors import NO_ROWS, AgentError, printable
 
 if TYPE_CHECKING:
     from agent.ask.row_source import RowSource
 
-_NEAR, _FEW = 5, 0.3
+_NEAR = 5
 
 
 @click.command("show")
@@ -104,9 +104,8 @@ def _one(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _chosen(source: RowSource, given: str) -> str:
     """The limiter id that ``given`` identifies. Raises AgentError: exit 3 if there is none, 2 if there are several."""
-    import difflib
-
     from agent.ask.question import GroupValue, Question
+    from agent.cli.chosen import chosen
 
     found = source.rows(
         Question(
@@ -123,26 +122,4 @@ def _chosen(source: RowSource, given: str) -> str:
             remedy="widen --since, or see `tickscope probes`",
             exit_code=NO_ROWS,
         )
-    if given in names:
-        return given
-    for fits in (str.startswith, str.__contains__):
-        fitting = [name for name in names if fits(name, given)]
-        if len(fitting) == 1:
-            return str(fitting[0])
-        if fitting:
-            few = "; ".join(map(printable, fitting[:_NEAR])) + (
-                f"; and {len(fitting) - _NEAR} more" if len(fitting) > _NEAR else ""
-            )
-            raise AgentError(
-                f"{len(fitting)} limiters are called like {printable(given)}",
-                why=few,
-                remedy="say more of it",
-                exit_code=USAGE,
-            )
-    near = difflib.get_close_matches(given, names, _NEAR, _FEW) or names[:_NEAR]
-    raise AgentError(
-        f"no limiter {printable(given)} decided anything in that time",
-        why=f"there are: {'; '.join(map(printable, near))}",
-        remedy="widen --since, or see `tickscope limiters`",
-        exit_code=NO_ROWS,
-    )
+    return chosen(given, names, "limiter", "decided anything", "widen --since, or see `tickscope limiters`")

@@ -42,3 +42,20 @@ def parse_ns(text: str, bare: str = "") -> int:
     if match is None or not unit or (size := float(match[1])) == math.inf:
         raise ValueError(f"{text!r} is no duration")
     return round(size * UNITS_NS[unit])
+
+
+def brief(seconds: float) -> str:
+    """A time in at most six characters for columns: ``53ms``, ``12.3s``, ``4m10s``, ``2h05m``, ``3d04h``; ``-`` of
+    NaN.
+    """
+    if not abs(seconds) < 3e9:
+        return "-"
+    if abs(seconds) < 59.95:
+        return span(seconds * 1e9, gap="") if abs(seconds) >= 0.0005 else "0s"
+    sign, whole = "-" if seconds < 0 else "", round(abs(seconds))
+    for large, small, names in ((86400, 3600, "dh"), (3600, 60, "hm"), (60, 1, "ms")):
+        if whole >= large:
+            return f"{sign}{whole // large}{names[0]}" + (
+                f"{whole % large // small:02d}{names[1]}" if whole < 100 * large else ""
+            )
+    return f"{sign}{whole}s"

@@ -48,6 +48,8 @@ _AFTER_S = 2  # and for this long after it, while the backlog is processed
 DELIVERED = ("pending_s", "idle_s")
 _CAUGHT_UP = 1.5  # times the usual rate, above which a group processes a backlog
 _EVER_S = 3e9  # 95 years
+#: Statuses of a group that makes no progress; ``stuck`` in recordings of earlier versions.
+_STILL = (b"stalled", b"stopped", b"stuck")
 _CARRY_S = 10  # a poll's answer is valid for this long, so that slow polling does not look like recovery
 
 
@@ -108,7 +110,7 @@ class QueueWatch(Watch):
             )
             age = np.where(np.isnan(undelivered), _age(polls["lag_s"]), undelivered)
             asked_for = np.char.find(polls["errors"], b"NOGROUP") >= 0
-            stuck = ((polls["status"] == b"stuck") & (lag > 0) & (polls["in_per_s"] > 0)).astype(np.float64)
+            still = np.isin(polls["status"], _STILL) & (lag > 0) & (polls["in_per_s"] > 0)
             self.series.put(
                 second,
                 slots,
@@ -119,7 +121,7 @@ class QueueWatch(Watch):
                 idle_s=idle,
                 at_s=polls["t_ns"] % SECOND / SECOND,
                 out=polls["out_per_s"],
-                stuck=stuck,
+                stuck=still.astype(np.float64),
                 consumers=_nan(polls["consumers"]),
                 gone=np.where(polls["status"] == b"gone", 1.0 + asked_for, 0.0),
                 **{"in": polls["in_per_s"]},

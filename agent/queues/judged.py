@@ -1,8 +1,11 @@
-"""Adds the columns that the rows of all brokers share: system, cluster, time, the status of a group, and its rates."""
+"""Adds the columns that the rows of all brokers share: system, cluster, time, the status of a group, its rates, and
+when its queue will be empty or full.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isnan
 from typing import TYPE_CHECKING, Any
 
 from agent.common.clocks import boot_ns
@@ -11,13 +14,17 @@ from agent.queues.status import Progress, Sample
 if TYPE_CHECKING:
     from agent.queues.catalogue import Queue, Row
 
+#: Members of a row that are no columns.
+_MEMBERS = ("position", "acked", "added", "asked_s", "kept_s")
+
 
 class Judged:
     """A Queue that completes the rows of another one.
 
-    A row without ``status`` gets it, with ``reason`` and the rates. They follow from ``lag_messages``, ``pending``,
-    ``consumers`` and, where known, from three members that are no columns: ``added`` and ``acked``, running totals of
-    any origin, and ``position``, any mark of how far was read.
+    A row without ``status`` gets it, with ``reason``, the rates and the forecast. They follow from ``lag_messages``,
+    ``pending``, ``consumers``, ``exact``, ``oldest_undelivered_s``, the server's memory and, where known, from members
+    that are no columns: ``added`` and ``acked``, running totals of any origin; ``position``, any mark of how far was
+    read; ``asked_s``, the time since any consumer asked for messages; ``kept_s``, how long the broker keeps a message.
 
     ``system``, ``t_ns``, ``poll_ns`` and ``cluster`` (the server as in the settings) are filled in where they are
     missing.
@@ -41,13 +48,35 @@ class Judged:
         self._queue.close()
 
     def _whole(self, row: dict[str, Any], before: dict[tuple[object, ...], Progress]) -> Row:
-        position, acked, added = row.pop("position", None), row.pop("acked", None), row.pop("added", None)
+        members = {name: row.pop(name, None) for name in _MEMBERS}
         if "status" in row or "lag_messages" not in row:
             return row
         key = tuple(row.get(name) for name in ("destination", "partition", "consumer_group"))
         progress = self._progress[key] = before.get(key) or Progress()
-        lag, pending, consumers = (row.get(name) for name in ("lag_messages", "pending", "consumers"))
-        progress.add(Sample(row["t_ns"], lag, pending or 0, consumers, position, acked, added))
-        status, why = progress.status()
-        rates = {"in_per_s": progress.per_second("added"), "out_per_s": progress.per_second("acked")}
-        return {**rates, "status": status, "reason": why, **row}
+        age_s = row.get("oldest_undelivered_s")
+        sample = Sample(
+            row["t_ns"],
+            row["lag_messages"],
+            row.get("pending") or 0,
+            row.get("consumers"),
+            exact=row.get("exact") is not False,
+            age_s=None if age_s is None or isnan(age_s) else age_s,
+            memory_bytes=row.get("memory_bytes"),
+            memory_limit_bytes=row.get("memory_limit_bytes"),
+            **members,
+        )
+        progress.add(sample)
+        judged = progress.judge()
+        reason = judged.reason
+        if judged.status == "unknown" and row.get("inexact_reason"):
+            reason = row["inexact_reason"]
+        return {
+            "in_per_s": progress.per_second("added"),
+            "out_per_s": progress.per_second("acked"),
+            "status": judged.status,
+            "reason": reason,
+            "drains_in_s": judged.drains_in_s,
+            "limit_in_s": judged.limit_in_s,
+            "forecast_err_s": judged.error_s,
+            **row,
+        }

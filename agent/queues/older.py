@@ -30,15 +30,15 @@ class OlderSockets:
         sockets, _, _ = tcp_sockets()
         cookies = dict(zip(sockets["inode"].tolist(), sockets["cookie"].tolist(), strict=True))
         cookies.pop(0, None)  # closed by its process, or not accepted yet
-        holders: dict[int, set[int]] = {}
-        if cookies and not _walk(cookies, holders, time.monotonic() + limit_s):
+        found, complete = holders(cookies, limit_s)
+        if not complete:
             log_message(
                 f"tickscope: too many processes to scan in {limit_s} s: queues of some older connections will have"
                 " no process"
             )
         self._owners = {
             cookie: (pid, process_identity(pid).start_ns)
-            for cookie, (pid, *more) in ((c, sorted(p)) for c, p in holders.items())
+            for cookie, (pid, *more) in ((c, sorted(p)) for c, p in found.items())
             if not more
         }
 
@@ -55,8 +55,16 @@ class OlderSockets:
                 rows["pid"][i], rows["proc_start_ns"][i], rows["comm"][i] = owner[0], identity.start_ns, identity.comm
 
 
-def _walk(cookies: dict[int, int], holders: dict[int, set[int]], end: float) -> bool:
-    """Records under each cookie the pids that hold its inode; False if the time was up."""
+def holders(inodes: dict[int, int], limit_s: float) -> tuple[dict[int, set[int]], bool]:
+    """(pids, whether all processes were seen in that time). inodes: of sockets -> a key, under which the pids that hold
+    that socket are given.
+    """
+    found: dict[int, set[int]] = {}
+    return found, not inodes or _walk(inodes, found, time.monotonic() + limit_s)
+
+
+def _walk(keys: dict[int, int], found: dict[int, set[int]], end: float) -> bool:
+    """Records under each key the pids that hold its inode; False if the time was up."""
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -64,8 +72,8 @@ def _walk(cookies: dict[int, int], holders: dict[int, set[int]], end: float) -> 
             for fd in os.listdir(f"/proc/{name}/fd"):
                 with contextlib.suppress(OSError):
                     target = os.readlink(f"/proc/{name}/fd/{fd}")
-                    if target.startswith("socket:[") and (cookie := cookies.get(int(target[8:-1]))):
-                        holders.setdefault(cookie, set()).add(int(name))
+                    if target.startswith("socket:[") and (key := keys.get(int(target[8:-1]))):
+                        found.setdefault(key, set()).add(int(name))
                 if time.monotonic() > end:
                     return False
     return True

@@ -37,8 +37,7 @@ DECLARED = (
         text(
             "status",
             16,
-            "ok lagging stuck down; gone: the queue or group was deleted; rewound: data or position went back;"
-            " unknown: it cannot be read",
+            "ok draining unknown lagging rewound stalled stopped gone down (docs/queues.md); in earlier versions stuck",
         ),
         text("reason", 128, "why that status"),
         enum(
@@ -91,6 +90,14 @@ DECLARED = (
             "time until the first unacknowledged message is due to be delivered again; negative: overdue",
             "s",
         ),
+        f64("drains_in_s", "draining: time until lag_messages is 0 at the present rate", "s"),
+        f64(
+            "limit_in_s",
+            "lagging, stalled or stopped: time until the server's memory is full or the oldest undelivered message is"
+            " deleted, whichever is first, at the present rate; reason says which",
+            "s",
+        ),
+        f64("forecast_err_s", "error of drains_in_s or limit_in_s: it holds in 95 of 100 cases", "s"),
         measure="lag_messages",
     ),
     table(

@@ -24,7 +24,6 @@ from agent.queues.judged import Judged
 from agent.queues.packing import TABLE, pack
 from agent.queues.poller_process import BrokerPoller
 from agent.queues.redis_scan import MAX_STREAMS
-from agent.queues.status import Progress, Sample
 
 
 class Redis:
@@ -404,23 +403,3 @@ def test_only_the_parser_is_imported() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": "."}
     )
     assert out.stdout.strip() == "[]"
-
-
-def _samples(*values: tuple[int | None, int, int, int | None]) -> Progress:
-    """(lag, pending, position, acked), two seconds apart."""
-    progress = Progress()
-    for i, (lag, pending, position, acked) in enumerate(values):
-        progress.add(Sample(i * 2_000_000_000, lag, pending, 1, position, acked, None))
-    return progress
-
-
-def test_status_rules() -> None:
-    assert _samples(*[(5, 3, 1, 0)] * 3).status()[0] == "ok"  # too short to tell
-    assert _samples(*[(5, 3, 1, 0)] * 6).status() == ("stuck", "5 undelivered, nothing read for 10 s")
-    assert _samples(*[(0, n, n, 0) for n in range(6)]).status() == (
-        "stuck",
-        "5 pending, grew by 5, none acknowledged for 10 s",
-    )
-    assert _samples(*[(0, 3, 1, 0)] * 6).status() == ("ok", "")
-    assert _samples(*[(n, 1, n, n) for n in range(6)]).status() == ("lagging", "lag grew from 0 to 5 in 10 s")
-    assert _samples(*[(n % 3, 1, n, n) for n in range(6)]).status() == ("ok", "")

@@ -152,7 +152,7 @@ def judged(*polls: list[catalogue.Row], each_s: float = 2) -> list[list[catalogu
 def test_whether_a_queue_moves_is_judged_for_every_broker() -> None:
     still = [[{"destination": "a", "lag_messages": 5, "consumers": 0, "position": 3, "added": 8, "acked": 3}]] * 7
     (last,) = judged(*still)[-1]
-    assert (last["status"], last["reason"]) == ("stuck", "5 undelivered, no consumer for 10 s")
+    assert (last["status"], last["reason"]) == ("stopped", "no consumer for 12 s, 5 undelivered")
     assert (last["in_per_s"], last["out_per_s"]) == (0.0, 0.0)
     assert not {"added", "acked", "position"} & set(last)
     moving = [
@@ -160,10 +160,16 @@ def test_whether_a_queue_moves_is_judged_for_every_broker() -> None:
     ]
     (last,) = judged(*moving)[-1]
     assert (last["status"], last["in_per_s"], last["out_per_s"]) == ("ok", 3.0, 3.0)
-    growing = [[{"destination": "a", "lag_messages": 5 + i}] for i in range(7)]
+    growing = [[{"destination": "a", "lag_messages": 5 + i, "kept_s": 60, "oldest_undelivered_s": i}] for i in range(9)]
     (last,) = judged(*growing)[-1]
-    assert last["status"] == "lagging"
-    assert np.isnan(last["in_per_s"])  # type: ignore[call-overload]
+    assert (last["status"], last["limit_in_s"]) == ("lagging", pytest.approx(104))
+    assert np.isnan(last["in_per_s"]) and np.isnan(last["drains_in_s"])  # type: ignore[call-overload]
+    falling = [[{"destination": "a", "lag_messages": 500 - 10 * i}] for i in range(9)]
+    (last,) = judged(*falling)[-1]
+    assert (last["status"], last["drains_in_s"]) == ("draining", pytest.approx(84))
+    assert len(np.frombuffer(pack([last]), TABLE.dtype)) == 1
+    (gone,) = judged([{"destination": "a", "lag_messages": None, "inexact_reason": "no offsets"}])[0]
+    assert (gone["status"], gone["reason"]) == ("unknown", "no offsets")
 
 
 def test_what_a_broker_reports_itself_stays_and_an_outage_begins_anew() -> None:
@@ -171,9 +177,9 @@ def test_what_a_broker_reports_itself_stays_and_an_outage_begins_anew() -> None:
     (last,) = judged(*[still] * 6, [{"destination": "a", "status": "down", "failure": "refused"}], still)[-1]
     assert last["status"] == "ok"
     (own,) = judged(
-        [{"destination": "a", "lag_messages": 5, "status": "stuck", "in_per_s": 7.0, "t_ns": 4, "system": "mine"}]
+        [{"destination": "a", "lag_messages": 5, "status": "stalled", "in_per_s": 7.0, "t_ns": 4, "system": "mine"}]
     )[0]
-    assert (own["status"], own["in_per_s"], own["t_ns"], own["system"]) == ("stuck", 7.0, 4, "mine")
+    assert (own["status"], own["in_per_s"], own["t_ns"], own["system"]) == ("stalled", 7.0, 4, "mine")
     (bare,) = judged([{"reason": "no consumer group"}])[0]
     assert "status" not in bare
 

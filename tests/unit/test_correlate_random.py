@@ -23,7 +23,7 @@ TEXTS = (
     b"api",
     b"down",
     b"ok",
-    b"stuck",
+    b"stalled",
     b"OOM 3, x, BUSY -1",
     b"\xff\xfe\x80",
     b"{name}",

@@ -35,7 +35,7 @@ from tests.unit.correlate_scenarios import broker_slow, run
 PAGES = {str(page.relative_to(ROOT)): page.read_text() for page in [*pages(), *ROOT.glob("tests/*/README.md")]}
 LINES = sorted({(name, line) for name, text in PAGES.items() for line in written(text)})
 #: Verbs that only read the store: they are run.
-READING = ("clock history", "clock convert", "explain", "findings", "limiters", "query", "queues", "sql", "tables")
+READING = ("clock history", "clock convert", "explain", "findings", "limiters", "query", "queues show", "sql", "tables")
 
 
 def examples(page: str) -> list[str]:

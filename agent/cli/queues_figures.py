@@ -1,0 +1,143 @@
+"""Plots one queue's lag with Braille dots on a terminal, with its figures below."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from agent.cli import layout, queues_list, queues_text
+from agent.cli.cells import cell, duration
+from agent.cli.clock_text import Dots, arrows, can, clock_line, nice, paint, step_line
+from agent.cli.output import coloured
+from agent.cli.queues_series import QueueSeries
+from agent.cli.queues_text import behind, count, label, lag_text, seconds
+from agent.errors import printable
+
+_LISTED = 6
+_LABEL = 14
+Row = dict[str, Any]
+
+
+def text(series: QueueSeries, shown: Sequence[Row], rows: Sequence[Row], columns: int, height: int = 10) -> list[str]:
+    """Lines of at most ``columns`` characters. shown: the rows (of ``queue_lag``) of the group that is plotted, one for
+    each partition. rows: of all groups.
+    """
+    plain = not can("⣿▲▼┤└─", sys.stdout.encoding)
+    colour = coloured(sys.stdout)
+    one = queues_text.added_up([queues_list.named(row) for row in shown])
+    worst = next(row for row in shown if row["status"] == one["status"])
+    out = [printable(f"{one['system']} {label(one)} of {one['cluster'] or one['peer'] or '?'}")[:columns], ""]
+    out += _plot(series, columns, height, plain, colour)
+    out.append("")
+    for name, value in _figures(series, one, worst):
+        lines = layout.wrapped(printable(value), columns - _LABEL, "", "")
+        out += [f"  {name if i == 0 else '':{_LABEL - 2}}{line}" for i, line in enumerate(lines)]
+    if len(rows) > 1:
+        all_rows = [queues_list.named(row) for row in rows]
+        out += ["", *queues_text.broker_lines(all_rows, columns, colour, whole=True)]
+    if series.changes:
+        out += ["", "changes of the state", *_changes(series, columns, colour)]
+    return out
+
+
+def _plot(series: QueueSeries, columns: int, rows: int, plain: bool, colour: bool) -> list[str]:
+    most = max((piece.lag or 0 for piece in series.pieces), default=0) * 1.05 or 1.0
+    labels = {round(value / most * (rows - 1)): f"{value:g}" for value in nice(0.0, most, 4)}
+    left = max(map(len, labels.values())) + 1
+    room = max(columns - left - 2, 20)
+    dots = Dots(room, rows)
+
+    def at_x(t: int) -> int:
+        return round((t - series.from_ns) / (series.to_ns - series.from_ns) * (dots.width - 1))
+
+    axis = ["-" if plain else "─"] * room
+    before: tuple[int, int] | None = None
+    for piece in series.pieces:
+        begin, end = at_x(piece.from_ns), max(at_x(piece.to_ns) - 1, at_x(piece.from_ns))
+        if piece.lag is None:
+            axis[begin // 2 : end // 2 + 1] = "?" * len(axis[begin // 2 : end // 2 + 1])
+            before = None
+            continue
+        y = round(piece.lag / most * (dots.height - 1))
+        dots.line(*(before or (begin, y)), begin, y)
+        dots.line(begin, y, end, y)
+        before = end, y
+    every = duration(series.pieces[0].to_ns - series.pieces[0].from_ns)
+    out = [" " * (left + 2) + f"lag in messages, the largest of each {every}"]
+    for i, line in enumerate(dots.rows(plain)):
+        mark = labels.get(rows - 1 - i, "")
+        out.append(f"{mark:>{left}} {'|' if plain else '┤' if mark else '│'}{paint(line, '36', colour)}")
+    out.append(" " * (left + 1) + ("+" if plain else "└") + "".join(axis))
+    if series.steps:
+        out.append(" " * (left + 2) + arrows(series, room, at_x, plain, colour))
+    out.append(" " * (left + 2) + clock_line(series, room, at_x))
+    largest = sorted(sorted(series.steps, key=lambda s: -abs(s.size_ns))[:_LISTED])
+    out += [step_line(step, plain, colour) for step in largest]
+    if "?" in axis:
+        out.append("  ? the lag was not known")
+    return out
+
+
+def _figures(series: QueueSeries, one: Row, worst: Row) -> list[tuple[str, str]]:
+    """(topic, words). one: all partitions; worst: the row of the partition in the worst state."""
+    since = next((c for c in reversed(series.changes) if c["status"] == one["status"]), None)
+    changed = f", since {_when(series, since['t_ns'])}" if since is not None else ""
+    inexact = f" ({worst['inexact_reason']})" if worst["inexact_reason"] else ""
+    behind_s = behind(one)
+    lines = [
+        ("state", f"{one['status'] or 'unknown'}{changed}" + (f": {one['reason']}" if one["reason"] else "")),
+        ("lag", f"{lag_text(one)} messages{inexact}" if one["length"] is not None else f"unknown{inexact}"),
+        ("behind", "unknown" if behind_s is None else seconds(behind_s)),
+    ]
+    error = "" if one["forecast_err_s"] is None else f", ± {seconds(one['forecast_err_s'])}"
+    if one["drains_in_s"] is not None:
+        lines.append(("drains in", f"{seconds(one['drains_in_s'])}{error}"))
+    if one["limit_in_s"] is not None:
+        lines.append(("a limit in", f"{seconds(one['limit_in_s'])}{error}"))
+    if one["pending"] is not None:
+        held = [
+            f"the oldest {seconds(one['oldest_pending_s'])} old" if one["oldest_pending_s"] is not None else "",
+            f"held by {worst['holder']}" if worst["holder"] else "",
+            f"{worst['redelivered']} delivered more than once" if worst["redelivered"] else "",
+        ]
+        lines.append(("pending", ", ".join(filter(None, [str(one["pending"]), *held]))))
+    if one["consumers"] is not None:
+        idle = f"; {worst['idle_consumer']} idle for {seconds(worst['idle_s'])}" if worst["idle_consumer"] else ""
+        lines.append(("consumers", f"{one['consumers']}{idle}"))
+    rates = [
+        f"{count(one[n])}/s {word}" for n, word in (("in_per_s", "in"), ("out_per_s", "out")) if one[n] is not None
+    ]
+    if rates:
+        lines.append(("rates", ", ".join(rates)))
+    return [*lines, ("server", _server(worst)), ("polled", f"{_when(series, worst['t_ns'])}")]
+
+
+def _server(row: Row) -> str:
+    used, limit = row["memory_bytes"], row["memory_limit_bytes"]
+    of = f" of {limit / 2**20:,.0f} MiB" if limit else ""
+    parts = [
+        row["peer"] or "address unknown",
+        row["server_role"] or "",
+        f"memory {used / 2**20:,.1f} MiB{of}" if used is not None else "",
+        f"the poll took {duration(row['poll_ns'])}" if row["poll_ns"] is not None else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _when(series: QueueSeries, t_ns: int) -> str:
+    if not series.wall_ns:
+        return cell("t_ns", t_ns)
+    return cell("wall_ns", t_ns + series.wall_ns)
+
+
+def _changes(series: QueueSeries, columns: int, colour: bool) -> list[str]:
+    out = []
+    for change in series.changes:
+        where = "" if change["partition"] is None else f"partition {change['partition']}: "
+        status = str(change["status"] or "none")
+        head = f"  {_when(series, change['t_ns'])}  "
+        rest = f"{where}{status}" + (f": {change['reason']}" if change["reason"] else "")
+        line = printable(head + rest)[:columns]
+        out.append(line.replace(status, paint(status, queues_text.status_colour(status), colour), 1))
+    return out

@@ -1,0 +1,147 @@
+"""The queues of brokers and of the kernel in their latest state, as ``tickscope queues`` gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agent.ask.row_source import RowSource
+
+#: Columns of a row, for brokers and the kernel alike.
+COLUMNS = (
+    *("system", "queue", "consumer_group", "length", "limit", "exact", "inexact_reason", "oldest_s", "pending"),
+    *("oldest_pending_s", "consumers", "in_per_s", "out_per_s", "overflows", "drops", "status", "reason", "peer"),
+    *("t_ns", "wall_ns", "host", "cluster", "partition", "lag_s", "drains_in_s", "limit_in_s", "forecast_err_s"),
+    "trend",
+)
+_NAMED = {"queue": "destination", "length": "lag_messages", "oldest_s": "oldest_undelivered_s"}
+#: A queue's identity; the server that answers may change (a fail-over). Before there was ``cluster``, it was the peer.
+IDENTITY = ("host", "system", "cluster", "destination", "partition", "consumer_group")
+#: ``trend`` has this number of values, each of this time; the last one ends with the newest poll.
+PIECES, PIECE_NS = 10, 30_000_000_000
+#: A queue that is missing in its cluster's polls for longer has gone. Rows of one poll may reach the store in pieces.
+_MISSING_NS = 10_000_000_000
+Key = tuple[Any, ...]
+Row = dict[str, Any]
+
+
+def read(since: str, store: str) -> tuple[list[Row], list[Row], list[Row], list[str]]:
+    """(queues of brokers, queues of the kernel, gaps, notes)."""
+    from agent.store.sources import opened
+
+    with opened(store, ["queue_lag", "socket_queue", "loss"], since) as source:
+        return of_brokers(source), of_kernel(source), source.gaps(), source.notes
+
+
+def of_brokers(source: RowSource) -> list[Row]:
+    """The queues of brokers, with the columns of the output."""
+    return [named(row) for row in latest(source)]
+
+
+def named(row: Row) -> Row:
+    """A row of ``latest`` with the columns of the output."""
+    return {name: row.get(_NAMED.get(name, name)) for name in COLUMNS}
+
+
+def latest(source: RowSource) -> list[Row]:
+    """The queues of brokers, and servers without any: the latest row of each in ``queue_lag``, with ``trend`` (the
+    largest ``lag_messages`` in each of ten pieces of 30 s, None where unknown), sorted by system and name.
+    """
+    from agent.ask.question import Question
+
+    # The peer too, since it identifies the server of a row without a cluster.
+    found = source.rows(Question("queue_lag", latest=(*IDENTITY, "peer"), order=("t_ns",)))
+    found.sort(key=lambda row: _when(source, row))
+    rows = {key_of(row): row for row in found}  # the newest of each
+    newest: dict[Key, tuple[int, int]] = {}
+    for key, row in rows.items():
+        newest[key[:3]] = newest[key[:2]] = _when(source, row)
+    kept = {key: row for key, row in rows.items() if not _superseded(source, key, row, newest)}
+    trends = _trends(source, list(kept.values()))
+    return [
+        {**_missing(source, kept[key], newest[key[:3]]), "trend": trends.get(key)} for key in sorted(kept, key=_order)
+    ]
+
+
+def of_kernel(source: RowSource) -> list[Row]:
+    """The kernel's queues as of the last poll, the longest first."""
+    from agent.ask.question import Question
+
+    rows = source.rows(Question("socket_queue", latest=("host",), order=("kind", "-queue")))
+    return sorted(map(_kernel, rows), key=lambda row: (row["system"] or "", -(row["length"] or 0), row["queue"] or ""))
+
+
+def key_of(row: Row) -> Key:
+    """The identity of a queue: host, system, cluster, destination, partition, consumer group."""
+    return tuple((row.get(name) or row.get("peer")) if name == "cluster" else row.get(name) for name in IDENTITY)
+
+
+def _order(key: Key) -> tuple[object, ...]:
+    host, system, cluster, destination, partition, group = (str(part or "") for part in key)
+    return system, destination, group, len(partition), partition, cluster, host
+
+
+def _when(source: RowSource, row: Row) -> tuple[int, int]:
+    """The time of a row, comparable between boots."""
+    return source.boots.index(row["boot_id"]) if row["boot_id"] in source.boots else -1, row["t_ns"]
+
+
+def _superseded(source: RowSource, key: Key, row: Row, newest: dict[Key, tuple[int, int]]) -> bool:
+    """Whether a row about a server says nothing any more, since a later poll has other rows. A row without a cluster is
+    about all servers of its kind.
+    """
+    return row["destination"] is None and _when(source, row) < newest[key[:3] if key[2] else key[:2]]
+
+
+def _missing(source: RowSource, row: Row, newest: tuple[int, int]) -> Row:
+    """The row, with status ``unknown`` if its queue is missing in the latest polls of its cluster."""
+    boot, t_ns = _when(source, row)
+    if newest[0] == boot and newest[1] - t_ns <= _MISSING_NS:
+        return row
+    for_s = f" for {(newest[1] - t_ns) / 1e9:.0f} s" if newest[0] == boot else ""
+    return {**row, "status": "unknown", "reason": f"not in the polls{for_s}: was it deleted?"}
+
+
+def _trends(source: RowSource, rows: Sequence[Row]) -> dict[Key, list[int | None]]:
+    """The recent lag of each queue in the newest boot of these rows, at most PIECES values each."""
+    from agent.ask.question import Question, Where
+    from agent.ask.sql import conditions
+
+    if not rows:
+        return {}
+    last = max(rows, key=lambda row: _when(source, row))
+    until = last["t_ns"] + 1
+    since = until - PIECES * PIECE_NS
+    recent = (Where("boot_id", "=", last["boot_id"]), Where("t_ns", ">=", since), Where("t_ns", "<", until))
+    identity = ", ".join(IDENTITY)
+    found = source.run(
+        f"SELECT {identity}, peer, (t_ns - ({since})) // {PIECE_NS} AS piece, max(lag_messages) AS lag FROM queue_lag"
+        f" WHERE {conditions(Question('queue_lag', where=recent), source.window)} AND lag_messages IS NOT NULL"
+        f" GROUP BY {identity}, peer, piece"
+    )
+    out: dict[Key, list[int | None]] = {}
+    for row in found.dicts():
+        pieces = out.setdefault(key_of(row), [None] * PIECES)
+        pieces[row["piece"]] = max(pieces[row["piece"]] or 0, row["lag"])  # several servers answered within it
+    return out
+
+
+def _kernel(row: Row) -> Row:
+    """A kernel queue as a row of the output."""
+    place = (
+        f"{row['saddr'] or '*'}:{row['sport']}" + (f" {row['peer']}" if row["peer"] else "")
+        if row["sport"] is not None
+        else None
+    )
+    same = {name: row[name] for name in ("limit", "overflows", "drops", "peer", "t_ns", "wall_ns", "host")}
+    return (
+        dict.fromkeys(COLUMNS) | same | {"system": row["kind"], "queue": row["device"] or place, "length": row["queue"]}
+    )
+
+
+def now() -> Iterable[Row]:
+    """The kernel's queues, read now."""
+    from agent.queues.live import kernel_queues
+
+    return (dict.fromkeys(COLUMNS) | row for row in kernel_queues())

@@ -1,0 +1,236 @@
+"""The brokers that this node listens on or talks to, from its sockets and processes. None of them is asked anything.
+
+A broker that listens here is known by its process, or else by its usual port (as root all processes are visible). One
+elsewhere is known by its usual port only.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent.common.address import V4_MAPPED, addr_text, with_port
+from agent.queues.catalogue import broker, names
+from agent.queues.netlink import ESTABLISHED, LISTEN, tcp_sockets
+from agent.queues.older import holders
+
+#: Time limit of the walk through /proc.
+_WALK_S = 2.0
+_OURS = "tickscope-poll"
+_SCHEMES = {"redis": "redis", "rabbitmq": "amqp"}
+_HOST = re.compile(r"(?:^|//|@|[\s,])(\[[0-9a-fA-F:]+\]|[\w.-]+)(?::(\d+))?(?=[/,?\s]|$)")
+#: Keys of a section that name servers.
+_PLACES = re.compile("url|uri|server|host|address|broker|node|endpoint", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class KnownBroker:
+    """A kind of broker: its name (of the setting and of ``queue_lag.system``), its usual ports, and how the command
+    line of its process begins.
+    """
+
+    name: str
+    ports: tuple[int, ...]
+    process: re.Pattern[str]
+
+
+KINDS = (
+    KnownBroker("redis", (6379,), re.compile(r"(\S*/)?(redis|valkey|keydb)-server\b")),
+    KnownBroker("kafka", (9092,), re.compile(r"(\S*/)?java\b.*\bkafka\.Kafka\b")),
+    KnownBroker("rabbitmq", (5672, 15692, 15672), re.compile(r"(\S*/)?beam(\.smp)?\b.*\brabbit")),
+    KnownBroker("nats", (4222,), re.compile(r"(\S*/)?nats-server\b")),
+    KnownBroker("etcd", (2379,), re.compile(r"(\S*/)?etcd(\s|$)")),
+    KnownBroker("postgresql", (5432,), re.compile(r"(\S*/)?(postgres|postmaster)\b")),
+)
+_CELERY = re.compile(r"\bcelery\b.*\bworker\b")
+
+
+@dataclass(frozen=True)
+class SocketOwner:
+    pid: int
+    comm: str
+    line: str  # the command line
+
+
+@dataclass
+class FoundBroker:
+    """A broker. address: ``ip:port``. how: listens (here), or connects (a process here talks to it). by: what it is
+    known by, process or port. processes: the broker's own (listens), or its clients.
+    """
+
+    system: str
+    address: str
+    port: int
+    how: str
+    by: str
+    processes: list[SocketOwner] = field(default_factory=list)
+    configured: bool = False
+
+    @property
+    def supported(self) -> bool:
+        return self.system in names()
+
+    @property
+    def setting(self) -> str | None:
+        """The line for tickscope.yaml; None if this kind cannot be watched."""
+        server = _server(self) if self.supported else None
+        return None if server is None else f"{self.system}: [{server!r}]"
+
+
+def discover(configured: Mapping[str, Iterable[Any]]) -> list[FoundBroker]:
+    """The brokers, by kind and address. configured: the servers in the settings by kind. Raises OSError where the
+    kernel refuses to list sockets.
+    """
+    sockets, _, _ = tcp_sockets()
+    rows = [
+        (
+            int(one["state"]),
+            _address(one["family"], one["src"].tobytes()),
+            int(one["sport"]),
+            _address(one["family"], one["dst"].tobytes()),
+            int(one["dport"]),
+            int(one["inode"]),
+        )
+        for one in sockets
+        if one["state"] in (LISTEN, ESTABLISHED)
+    ]
+    by_inode, _ = holders({row[5]: row[5] for row in rows if row[5]}, _WALK_S)
+    processes = {pid: _process(pid) for pids in by_inode.values() for pid in pids}
+
+    def owners(inode: int) -> list[SocketOwner]:
+        return [one for pid in sorted(by_inode.get(inode, ())) if (one := processes[pid]) is not None]
+
+    found = list(_listening(rows, owners))
+    here = {one.port for one in found}
+    listened = {row[2] for row in rows if row[0] == LISTEN}
+    local = {row[1] for row in rows}
+    found += _talked_to(rows, owners, lambda address, port: port in here and _is_local(address, local), listened)
+    for one in found:
+        one.configured = any(
+            _same(one, host, port, local)
+            for server in configured.get(one.system, ())
+            for host, port in _hosts(server, _kind(one.system))
+        )
+    return sorted(found, key=lambda one: (one.system, one.how != "listens", one.address))
+
+
+_Row = tuple[int, str, int, str, int, int]
+_Owners = Callable[[int], list[SocketOwner]]
+
+
+def _listening(rows: Iterable[_Row], owners: _Owners) -> Iterator[FoundBroker]:
+    """The brokers that listen here: of each process the usual ports, or else its lowest one."""
+    ports: dict[tuple[str, str, str], dict[int, tuple[str, list[SocketOwner]]]] = {}
+    for state, address, port, _, _, inode in sorted(rows, key=lambda row: (row[2], ":" in row[1], row[1])):
+        if state != LISTEN:
+            continue
+        its = owners(inode)
+        known = next((kind for kind in KINDS if any(kind.process.match(one.line) for one in its)), None)
+        kind = known or next((kind for kind in KINDS if port in kind.ports), None)
+        if kind is not None:
+            by = ("process", str(its[0].pid)) if known else ("port", str(port))
+            ports.setdefault((kind.name, *by), {}).setdefault(port, (address, its))
+    for (name, known_by, _), listeners in ports.items():
+        usual = [port for port in _kind(name).ports if port in listeners] or [min(listeners)]
+        address, its = listeners[usual[0]]
+        yield FoundBroker(name, with_port(address or "127.0.0.1", usual[0]), usual[0], "listens", known_by, its[:1])
+
+
+def _talked_to(
+    rows: Iterable[_Row], owners: _Owners, found_here: Callable[[str, int], bool], listened: set[int]
+) -> Iterator[FoundBroker]:
+    """The brokers that processes here have connections to, and the brokers of Celery workers."""
+    out: dict[tuple[str, str], FoundBroker] = {}
+    for state, _, sport, peer, port, inode in rows:
+        kind = next((kind for kind in KINDS if port in kind.ports), None)
+        if state != ESTABLISHED or sport in listened:
+            continue
+        its = [one for one in owners(inode) if one.comm != _OURS]
+        address = with_port(peer, port)
+        systems = [kind.name] if kind is not None and not found_here(peer, port) else []
+        if kind is not None and kind.name in _SCHEMES and any(_CELERY.search(one.line) for one in its):
+            systems.append("celery")
+        for system in systems:
+            one = out.setdefault((system, address), FoundBroker(system, address, port, "connects", "port"))
+            one.processes += [process for process in its if process not in one.processes]
+    yield from out.values()
+
+
+def _kind(name: str) -> KnownBroker:
+    """A kind by name; for Celery that of Redis, its usual broker."""
+    return next((kind for kind in KINDS if kind.name == name), KINDS[0])
+
+
+def _server(found: FoundBroker) -> str | None:
+    """The server as in the settings, made from the kind's own example; None if the example has no place for it."""
+    one = broker(found.system)
+    host, _, port = found.address.rpartition(":")
+    if found.system == "celery":
+        system = next(kind.name for kind in KINDS if found.port in kind.ports)
+        given = f"{_SCHEMES[system]}://{host}:{port}"
+    else:
+        form = re.sub(r"\[[^]]*\]", "", one.form)
+        match = re.match(r"(.*?\b)(?:host|broker|server)(?::(\w+))?", form)
+        if match is None:
+            return None
+        given = f"{match[1]}{host}:{match[2] if (match[2] or '').isdigit() else port}"
+    try:
+        one.parse(given)
+    except Exception:  # noqa: BLE001 - whatever a kind says to it, this is no server of it
+        return None
+    return given
+
+
+def _address(family: int, raw: bytes) -> str:
+    """Text; empty for all addresses of the host."""
+    return addr_text(V4_MAPPED + raw[:4] if any(raw[:4]) else bytes(16)) if family == socket.AF_INET else addr_text(raw)
+
+
+def _process(pid: int) -> SocketOwner | None:
+    """None if it has ended."""
+    try:
+        comm = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()[:65536].replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return None
+    return SocketOwner(pid, comm, line or comm)
+
+
+def _is_local(address: str, local: set[str]) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback or address in local
+    except ValueError:
+        return False
+
+
+def _hosts(server: Any, kind: KnownBroker) -> Iterator[tuple[str, int]]:
+    """(host, port) of a server in the settings: a text, or texts of a section, but of no key that may hold a secret."""
+    if isinstance(server, Mapping):
+        for key, value in server.items():
+            if _PLACES.search(str(key)):
+                yield from _hosts(value, kind)
+    elif isinstance(server, (list, tuple)):
+        for value in server:
+            yield from _hosts(value, kind)
+    elif isinstance(server, str):
+        for match in _HOST.finditer(server.partition("?")[0]):
+            yield match[1].strip("[]"), int(match[2] or kind.ports[0])
+
+
+def _same(found: FoundBroker, host: str, port: int, local: set[str]) -> bool:
+    """Whether a host and port of the settings are this broker."""
+    if port != found.port and not {port, found.port} <= set(_kind(found.system).ports):
+        return False
+    address = found.address.rpartition(":")[0].strip("[]")
+    try:
+        known = {info[4][0] for info in socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)}
+    except (OSError, UnicodeError):
+        known = {host}
+    if address in known:
+        return True
+    return found.how == "listens" and any(_is_local(str(one), local) for one in known)

@@ -1,0 +1,121 @@
+"""The brokers of a node are found by their sockets and processes, and none is asked anything."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent import doctor
+from agent.queues.catalogue import broker, names
+from agent.queues.discover import KINDS, FoundBroker, _hosts, _kind, _server, discover
+from tests.commands import tickscope_text
+from tests.servers.test_redis_streams import Redis
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
+    server = Redis(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.stop()
+
+
+def here(port: int, **servers: tuple[object, ...]) -> FoundBroker:
+    (found,) = (one for one in discover(servers) if one.port == port)
+    return found
+
+
+def test_a_broker_is_known_by_its_process_whatever_its_port(redis: Redis) -> None:
+    found = here(redis.port)
+    assert (found.system, found.address, found.how, found.by) == (
+        "redis",
+        f"127.0.0.1:{redis.port}",
+        "listens",
+        "process",
+    )
+    assert [one.pid for one in found.processes] == [redis.process.pid]
+    assert found.setting == f"redis: ['redis://127.0.0.1:{redis.port}']"
+    assert str(redis.do("INFO", "stats")).count("total_connections_received:2") == 1  # Redis.start's, and this one
+
+
+@pytest.mark.parametrize(
+    ("server", "configured"),
+    [
+        ("redis://127.0.0.1:{}/0", True),
+        ("redis://:secret@localhost:{}/0?streams=a,b", True),
+        ({"url": "redis://127.0.0.2:{}"}, True),
+        ("redis://192.0.2.1:{}", False),
+        ("redis://127.0.0.1:1", False),
+    ],
+)
+def test_what_the_settings_name_is_configured(redis: Redis, server: object, configured: bool) -> None:
+    filled = (
+        {k: v.format(redis.port) for k, v in server.items()}
+        if isinstance(server, dict)
+        else str(server).format(redis.port)
+    )
+    assert here(redis.port, redis=(filled,)).configured is configured
+    assert not here(redis.port, kafka=(filled,)).configured
+
+
+def test_a_broker_elsewhere_is_known_by_its_port_and_a_listener_without_a_known_process_too() -> None:
+    with socket.create_server(("127.0.0.9", 4222)) as server, socket.create_connection(("127.0.0.9", 4222)):
+        found = [one for one in discover({}) if one.address == "127.0.0.9:4222"]
+        assert [(one.system, one.how, one.by, one.supported) for one in found] == [
+            ("nats", "listens", "port", "nats" in names())
+        ]
+        server.accept()[0].close()
+
+
+def test_the_verb_and_doctor_print_the_setting(redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t.yaml").write_text("poll_s: 2\n")
+    line = f"redis: ['redis://127.0.0.1:{redis.port}']"
+    config = str(tmp_path / "t.yaml")
+    done = tickscope_text("queues", "discover", "-o", "json", TICKSCOPE_CONFIG=config)
+    (row,) = (row for row in json.loads(done.stdout)["rows"] if row["address"] == f"127.0.0.1:{redis.port}")
+    assert (row["setting"], row["configured"], row["process"]) == (line, False, "redis-server")
+    shown = tickscope_text("queues", "discover", TICKSCOPE_CONFIG=config)
+    assert line in shown.stdout and "put its line into the settings file" in shown.stderr
+    configured = {"TICKSCOPE_CONFIG": config, "TICKSCOPE_REDIS_URL": f"redis://:secret@127.0.0.1:{redis.port}"}
+    done = tickscope_text("queues", "discover", "-o", "json", **configured)
+    (row,) = (row for row in json.loads(done.stdout)["rows"] if row["address"] == f"127.0.0.1:{redis.port}")
+    assert row["configured"] and row["setting"] is None and "secret" not in done.stdout
+    monkeypatch.setenv("TICKSCOPE_CONFIG", config)
+    assert [one.remedy for one in doctor.unwatched_brokers() if f":{redis.port}:" in one.found] == [
+        f"to watch its queues: {line}"
+    ]
+    monkeypatch.setenv("TICKSCOPE_REDIS_URL", configured["TICKSCOPE_REDIS_URL"])
+    assert not [one for one in doctor.unwatched_brokers() if f":{redis.port}:" in one.found]
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_setting_of_each_kind_that_is_known_is_read_by_it(name: str) -> None:
+    if name != "celery" and name not in {kind.name for kind in KINDS}:
+        pytest.skip("this kind has no usual port")
+    port = _kind(name).ports[0]
+    server = _server(FoundBroker(name, f"192.0.2.7:{port}", port, "connects", "port"))
+    assert server is not None and "192.0.2.7" in server
+    broker(name).parse(server)
+    assert [host for host, _ in _hosts(server, _kind(name))] == ["192.0.2.7"]
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("/usr/bin/redis-server 127.0.0.1:6379", "redis"),
+        ("valkey-server *:7000 [cluster]", "redis"),
+        ("/usr/lib/jvm/bin/java -Xmx1G -cp /x/libs/* kafka.Kafka server.properties", "kafka"),
+        ("/usr/lib/erlang/erts-13/bin/beam.smp -W w -- -noshell -s rabbit boot", "rabbitmq"),
+        ("/usr/sbin/nats-server -js", "nats"),
+        ("etcd --data-dir /var/lib/etcd", "etcd"),
+        ("postgres: 15/main: checkpointer", "postgresql"),
+        ("kube-apiserver --etcd-cafile=/etc/kubernetes/pki/etcd/ca.crt", None),
+        ("java -jar app.jar --broker redis-server", None),
+        ("vi /usr/bin/redis-server", None),
+    ],
+)
+def test_a_command_line_says_which_broker_it_is(line: str, name: str | None) -> None:
+    assert next((kind.name for kind in KINDS if kind.process.match(line)), None) == name

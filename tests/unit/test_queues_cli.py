@@ -1,0 +1,197 @@
+"""``tickscope queues``: one line a queue at every width, its partitions, servers that change, and one in detail."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.batch import Batch, make
+from agent.cli import queues_list, queues_text
+from agent.common.address import peer_bytes
+from agent.common.duration import brief
+from tests.commands import on_terminal, tickscope_text
+from tests.unit.test_query import boot_now, write
+
+S = 10**9
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def lag(t_ns: int, lag: int | None, destination: str = "orders", group: str = "billing", **columns: Any) -> Batch:
+    values = {
+        "system": "redis",
+        "cluster": "10.0.0.1:6379",
+        "peer": peer_bytes("10.0.0.1", 6379),
+        "exact": 1,
+        "status": "ok",
+        **columns,
+    }
+    known = {} if lag is None else {"lag_messages": lag}
+    return make("queue_lag", 1, t_ns=t_ns, destination=destination, consumer_group=group, **known, **values)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Three minutes of a queue that grows, a deleted one, one that moved to another server, and a topic."""
+    end = boot_now()
+    rows = []
+    for i in range(180):
+        t = end - (180 - i) * S
+        grows = {"status": "lagging", "reason": f"lag grew from {i} to {i + 10} in 10 s"} if i >= 90 else {}
+        rows.append(lag(t, i, lag_s=i / 2, pending=3, consumers=2, in_per_s=10.0, out_per_s=9.0, **grows))
+        if i < 60:
+            rows.append(lag(t, 5, "deleted"))
+        rows.append(
+            lag(
+                t,
+                7,
+                "moved",
+                status="draining",
+                drains_in_s=70.0,
+                peer=peer_bytes("10.0.0.1" if i < 90 else "10.0.0.2", 6379),
+            )
+        )
+        rows += [
+            lag(t, 10 * p + i // 90, "topic", system="kafka", cluster="k", partition=str(p), status="ok")
+            for p in range(11)
+        ]
+        rows.append(
+            lag(t, 100, "topic", system="kafka", cluster="k", partition="11", status="stalled", reason="nothing read")
+        )
+    rows.append(lag(end - 100 * S, None, "", "", status="ok"))  # the server had no group then
+    rows.append(make("socket_queue", 1, t_ns=end - S, kind=0, queue=2, limit=128, sport=80, saddr=b"\0" * 16))
+    write(tmp_path, *rows)
+    return tmp_path
+
+
+def rows(store: Path, *argv: str) -> list[dict[str, Any]]:
+    done = tickscope_text("queues", "--store", store, "-o", "json", *argv)
+    assert done.returncode == 0, done.stderr
+    return list(json.loads(done.stdout)["rows"])
+
+
+def test_each_queue_in_its_latest_state(store: Path) -> None:
+    found = rows(store)
+    assert [tuple(row) for row in found] == [queues_list.COLUMNS] * len(found)
+    by_name = {(row["queue"], row["partition"]): row for row in found}
+    assert [row["system"] for row in found] == [*["kafka"] * 12, *["redis"] * 3, "accept"]
+    assert [row["partition"] for row in found[:12]] == [str(p) for p in range(12)]
+    moved, orders, deleted = by_name["moved", None], by_name["orders", None], by_name["deleted", None]
+    assert (moved["peer"], moved["length"], moved["drains_in_s"]) == ("10.0.0.2:6379", 7, 70.0)
+    assert (orders["length"], orders["lag_s"], orders["status"]) == (179, 89.5, "lagging")
+    assert (deleted["status"], deleted["reason"]) == ("unknown", "not in the polls for 120 s: was it deleted?")
+    assert orders["trend"] == [None] * 4 + [29, 59, 89, 119, 149, 179]
+    assert by_name["topic", "3"]["trend"] == [None] * 4 + [30] * 3 + [31] * 3
+    assert found[-1]["trend"] is None
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+def test_one_line_each_that_fits(store: Path, columns: int) -> None:
+    shown = on_terminal("queues", "--store", store, columns=columns, NO_COLOR="1")
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= columns
+    kafka, *redis = (line for line in lines if re.match("kafka|redis", line))
+    assert len(redis) == 3
+    assert re.search(r"^kafka +(k +)?topic \(billin\S+ +66[01] ", kafka) and "stalled" in kafka  # 12 partitions
+    if columns >= 80:
+        assert all(word in lines[0].split() for word in ("system", "queue", "lag", "trend", "status", "why"))
+        assert "▇█" in next(line for line in redis if "orders" in line)
+    if columns >= 120:
+        assert "1 of 12 partitions: nothing read" in kafka
+        assert re.search(r"moved \(billing\) .* 1m10s .*draining", shown)
+    assert re.search(r"^accept +\*:80 +2 +128", shown, re.MULTILINE)
+
+
+def test_a_pipe_gets_every_column_of_the_table(store: Path) -> None:
+    done = tickscope_text("queues", "--store", store)
+    assert {"pending", "in/s", "out/s", "consumers", "drains", "why"} <= set(done.stdout.splitlines()[0].split())
+    assert "lag grew from 179 to 189 in 10 s" in done.stdout
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_one_queue_in_detail(store: Path, columns: int) -> None:
+    shown = on_terminal("queues", "show", "ord", "--store", store, columns=columns, NO_COLOR="1", TZ="UTC")
+    assert max(map(len, shown.splitlines())) <= columns
+    assert shown.startswith("redis orders (billing) of 10.0.0.1:6379\n")
+    assert re.search(r"^ +150 ┤", shown, re.MULTILINE) and "⠉" in shown + "⠉"
+    for words in (
+        r"state +lagging, since \S+: lag grew",
+        r"lag +179 messages",
+        r"behind +1m30s",
+        r"pending +3",
+        r"consumers +2",
+    ):
+        assert re.search(words, shown), words
+    assert re.search(r"changes of the state\n +\S+ +lagging: lag grew from 90 to 100", shown)
+    topic = on_terminal("queues", "show", "topic", "--store", store, columns=columns, NO_COLOR="1")
+    assert topic.count("topic/") == 12 and "1 of 12 partitions" in topic
+
+
+def test_one_queue_as_rows(store: Path) -> None:
+    done = tickscope_text("queues", "show", "topic", "--store", store, "-o", "json")
+    doc = json.loads(done.stdout)
+    assert {row["lag"] for row in doc["rows"]} == {650, 661}
+    assert len(doc["queues"]) == 12 and doc["changes"] == []
+    csv = tickscope_text("queues", "show", "moved", "--store", store, "-o", "csv").stdout.splitlines()
+    assert csv[0] == "from_ns,to_ns,lag,behind_s" and {line.split(",")[2] for line in csv[1:]} == {"7"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "words"),
+    [
+        (["show", "nosuch"], 3, "no queue nosuch was polled in that time"),
+        (["show", "e"], 2, "3 queues are called like e"),
+        (["show", "orders", "--group", "x"], 3, "there are: billing"),
+        (["show", "orders", "--cluster", "x"], 3, "there are: 10.0.0.1:6379; k"),
+        (["show"], 2, "Missing argument 'NAME'"),
+        (["shw"], 2, "Did you mean show?"),
+    ],
+)
+def test_mistakes(store: Path, argv: list[str], status: int, words: str) -> None:
+    done = tickscope_text("queues", *argv, *(["--store", store] if argv[0] == "show" else []))
+    assert done.returncode == status
+    assert words in done.stderr
+    assert not done.stdout
+
+
+@pytest.mark.parametrize("fmt", ["table", "ndjson"])
+def test_watch_repeats_until_it_is_interrupted(store: Path, fmt: str) -> None:
+    argv = [sys.executable, "-m", "agent", "queues", "watch", "--every", "0.1s", "--store", str(store), "-o", fmt]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as watch:
+        assert watch.stdout is not None
+        rounds = 0
+        for line in watch.stdout:
+            rounds += '"orders"' in line or "orders (billing)" in line
+            if rounds == 3:
+                break
+        watch.send_signal(signal.SIGINT)
+        watch.stdout.read()
+    assert watch.returncode == 130
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        *((0, "0s"), (0.0004, "0s"), (0.053, "53ms"), (12.34, "12.3s"), (59.96, "1m00s"), (250, "4m10s")),
+        *((7500, "2h05m"), (86400 * 3.2, "3d04h"), (86400 * 400, "400d"), (-250, "-4m10s"), (float("nan"), "-")),
+        (float("inf"), "-"),
+    ],
+)
+def test_times_in_columns(seconds: float, text: str) -> None:
+    assert brief(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "bars"),
+    [([], "-"), ([None, None], "-"), ([0, 0], "▁▁"), ([0, None, 7, 1], "▁ █▂"), ([5], "█"), ([1, 1000], "▂█")],
+)
+def test_bars(values: list[int | None], bars: str) -> None:
+    assert queues_text.sparkline(values) == bars
