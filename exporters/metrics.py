@@ -545,6 +545,24 @@ METRICS: tuple[Metric, ...] = (
         "tickscope.queue.consumers", "{consumer}", "gauge", "Consumers of the queue.", "queue_lag", _QUEUE, "consumers"
     ),
     Metric(
+        "tickscope.queue.drains_in",
+        "s",
+        "gauge",
+        "Time until a draining queue is empty at the present rate.",
+        "queue_lag",
+        _QUEUE,
+        "drains_in_s",
+    ),
+    Metric(
+        "tickscope.queue.limit_in",
+        "s",
+        "gauge",
+        "Time until the server's memory is full or the oldest message is deleted unread, at the present rate.",
+        "queue_lag",
+        _QUEUE,
+        "limit_in_s",
+    ),
+    Metric(
         "tickscope.socket.queue",
         "{item}",
         "gauge",

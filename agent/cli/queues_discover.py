@@ -12,6 +12,7 @@ from agent.errors import NO_ROWS, AgentError
 
 _COLUMNS = ("system", "address", "how", "found_by", "process", "pid", "configured", "setting", "remark")
 _UNSUPPORTED = "this version cannot watch it"
+_UNKNOWN = "see docs/queues.md for its setting"
 
 
 @click.command("discover")
@@ -76,5 +77,5 @@ def row(one: Any) -> dict[str, Any]:
         "pid": None if first is None else first.pid,
         "configured": one.configured,
         "setting": None if one.configured else one.setting,
-        "remark": None if one.supported else _UNSUPPORTED,
+        "remark": _UNSUPPORTED if not one.supported else _UNKNOWN if one.setting is None else None,
     }

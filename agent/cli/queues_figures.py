@@ -90,7 +90,11 @@ def _figures(series: QueueSeries, one: Row, worst: Row) -> list[tuple[str, str]]
         ("lag", f"{lag_text(one)} messages{inexact}" if one["length"] is not None else f"unknown{inexact}"),
         ("behind", "unknown" if behind_s is None else seconds(behind_s)),
     ]
-    error = "" if one["forecast_err_s"] is None else f", ± {seconds(one['forecast_err_s'])}"
+    error = (
+        ""
+        if one["forecast_err_s"] is None
+        else f", {'±' if can('±', sys.stdout.encoding) else '+-'} {seconds(one['forecast_err_s'])}"
+    )
     if one["drains_in_s"] is not None:
         lines.append(("drains in", f"{seconds(one['drains_in_s'])}{error}"))
     if one["limit_in_s"] is not None:

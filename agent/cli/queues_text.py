@@ -80,15 +80,15 @@ def lag_text(row: Row) -> str:
     return "-" if row["length"] is None else f"{'~' if row['exact'] is False else ''}{row['length']}"
 
 
-def sparkline(values: Iterable[float | None]) -> str:
-    """Values as bars between 0 and the largest; a space where the value is not known."""
+def sparkline(values: Iterable[int | None]) -> str:
+    """Counts as bars between 0 and the largest, or a step each if all are small; a space where one is not known."""
     known = list(values)
-    top = max((value for value in known if value is not None), default=None)
-    if top is None:
+    if all(value is None for value in known):
         return "-"
     bars = _BARS if can(_BARS, sys.stdout.encoding) else _PLAIN_BARS
     steps = len(bars) - 1
-    return "".join(" " if v is None else bars[-(-int(v) * steps // int(top)) if top > 0 else 0] for v in known)
+    top = max(steps, *(value for value in known if value is not None))
+    return "".join(" " if value is None else bars[-(-value * steps // top)] for value in known)
 
 
 def status_colour(status: str) -> str:
@@ -160,7 +160,7 @@ def _laid_out(rows: Sequence[dict[str, str]], width: int | None, colour: bool) -
     for row in rows:
         cut = {name: _cut(row[name], size) for name, size in sizes.items()}
         cells = {n: cut[n].rjust(size) if n in right else cut[n].ljust(size) for n, size in sizes.items()}
-        if row.get("status"):
+        if row.get("status", "-") != "-":
             cells["status"] = paint(cells["status"], status_colour(row["status"]), colour)
         out.append("  ".join(cells.values()).rstrip())
     return out

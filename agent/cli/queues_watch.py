@@ -13,6 +13,9 @@ import click
 from agent.cli import options
 from agent.errors import printable
 
+#: A round takes at most a fifth of the time, however large the store is.
+_IDLE = 4
+
 
 @click.command("watch")
 @click.option(
@@ -37,6 +40,8 @@ def command(every: float, fmt: str, store: str) -> None:
     """Show the queues of brokers on one screen, the worst first, again and again until interrupted (Ctrl-C, exit status
     130). Queues of the kernel are shown while something waits in them.
 
+    With thousands of queues a round takes longer, and so does the time between two.
+
     In a pipe each round is a table of its own; -o ndjson and csv have a row for each queue and round.
 
     \b
@@ -58,7 +63,8 @@ def command(every: float, fmt: str, store: str) -> None:
                 emit_stream([*brokers, *kernel], fmt, queues_list.COLUMNS)
             else:
                 _draw(brokers, kernel, notes)
-            time.sleep(max(0.0, begun + every - time.monotonic()))
+            took = time.monotonic() - begun
+            time.sleep(max(every - took, _IDLE * took))
 
 
 def _draw(brokers: list[dict[str, Any]], kernel: list[dict[str, Any]], notes: list[str]) -> None:

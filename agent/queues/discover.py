@@ -60,7 +60,8 @@ class SocketOwner:
 @dataclass
 class FoundBroker:
     """A broker. address: ``ip:port``. how: listens (here), or connects (a process here talks to it). by: what it is
-    known by, process or port. processes: the broker's own (listens), or its clients.
+    known by, process or port. processes: the broker's own (listens), or its clients. ports: all on which it listens.
+    via: the kind of Celery's broker.
     """
 
     system: str
@@ -69,6 +70,8 @@ class FoundBroker:
     how: str
     by: str
     processes: list[SocketOwner] = field(default_factory=list)
+    ports: frozenset[int] = frozenset()
+    via: str = "redis"
     configured: bool = False
 
     @property
@@ -106,10 +109,12 @@ def discover(configured: Mapping[str, Iterable[Any]]) -> list[FoundBroker]:
         return [one for pid in sorted(by_inode.get(inode, ())) if (one := processes[pid]) is not None]
 
     found = list(_listening(rows, owners))
-    here = {one.port for one in found}
+    here = {port: one.system for one in found for port in one.ports}
     listened = {row[2] for row in rows if row[0] == LISTEN}
     local = {row[1] for row in rows}
-    found += _talked_to(rows, owners, lambda address, port: port in here and _is_local(address, local), listened)
+    found += _talked_to(
+        rows, owners, lambda address, port: here.get(port) if _is_local(address, local) else None, listened
+    )
     for one in found:
         one.configured = any(
             _same(one, host, port, local)
@@ -138,25 +143,29 @@ def _listening(rows: Iterable[_Row], owners: _Owners) -> Iterator[FoundBroker]:
     for (name, known_by, _), listeners in ports.items():
         usual = [port for port in _kind(name).ports if port in listeners] or [min(listeners)]
         address, its = listeners[usual[0]]
-        yield FoundBroker(name, with_port(address or "127.0.0.1", usual[0]), usual[0], "listens", known_by, its[:1])
+        at = with_port(address or "127.0.0.1", usual[0])
+        yield FoundBroker(name, at, usual[0], "listens", known_by, its[:1], frozenset(listeners))
 
 
 def _talked_to(
-    rows: Iterable[_Row], owners: _Owners, found_here: Callable[[str, int], bool], listened: set[int]
+    rows: Iterable[_Row], owners: _Owners, here: Callable[[str, int], str | None], listened: set[int]
 ) -> Iterator[FoundBroker]:
-    """The brokers that processes here have connections to, and the brokers of Celery workers."""
+    """The brokers elsewhere that processes here have connections to, and the brokers of Celery workers. here: the kind
+    of a broker of this host at an address and port.
+    """
     out: dict[tuple[str, str], FoundBroker] = {}
     for state, _, sport, peer, port, inode in rows:
-        kind = next((kind for kind in KINDS if port in kind.ports), None)
-        if state != ESTABLISHED or sport in listened:
+        local = here(peer, port)
+        system = local or next((kind.name for kind in KINDS if port in kind.ports), None)
+        if state != ESTABLISHED or sport in listened or system is None:
             continue
         its = [one for one in owners(inode) if one.comm != _OURS]
-        address = with_port(peer, port)
-        systems = [kind.name] if kind is not None and not found_here(peer, port) else []
-        if kind is not None and kind.name in _SCHEMES and any(_CELERY.search(one.line) for one in its):
+        systems = [] if local else [system]
+        if system in _SCHEMES and any(_CELERY.search(one.line) for one in its):
             systems.append("celery")
-        for system in systems:
-            one = out.setdefault((system, address), FoundBroker(system, address, port, "connects", "port"))
+        address = with_port(peer, port)
+        for name in systems:
+            one = out.setdefault((name, address), FoundBroker(name, address, port, "connects", "port", via=system))
             one.processes += [process for process in its if process not in one.processes]
     yield from out.values()
 
@@ -171,14 +180,15 @@ def _server(found: FoundBroker) -> str | None:
     one = broker(found.system)
     host, _, port = found.address.rpartition(":")
     if found.system == "celery":
-        system = next(kind.name for kind in KINDS if found.port in kind.ports)
-        given = f"{_SCHEMES[system]}://{host}:{port}"
+        given = f"{_SCHEMES[found.via]}://{host}:{port}"
     else:
         form = re.sub(r"\[[^]]*\]", "", one.form)
         match = re.match(r"(.*?\b)(?:host|broker|server)(?::(\w+))?", form)
         if match is None:
             return None
-        given = f"{match[1]}{host}:{match[2] if (match[2] or '').isdigit() else port}"
+        # A port in the example that is not the first of the usual ones is another service, as RabbitMQ's metrics.
+        other = int(match[2]) in _kind(found.system).ports[1:] if (match[2] or "").isdigit() else False
+        given = f"{match[1]}{host}:{match[2] if other else port}"
     try:
         one.parse(given)
     except Exception:  # noqa: BLE001 - whatever a kind says to it, this is no server of it
@@ -224,7 +234,8 @@ def _hosts(server: Any, kind: KnownBroker) -> Iterator[tuple[str, int]]:
 
 def _same(found: FoundBroker, host: str, port: int, local: set[str]) -> bool:
     """Whether a host and port of the settings are this broker."""
-    if port != found.port and not {port, found.port} <= set(_kind(found.system).ports):
+    usual = set(_kind(found.system).ports)
+    if port not in {found.port, *found.ports} and not {port, found.port} <= usual:
         return False
     address = found.address.rpartition(":")[0].strip("[]")
     try:

@@ -36,9 +36,9 @@ _AGREE = 3
 
 
 def severity(status: str | None) -> int:
-    """0 for ok and for no status; larger is worse."""
-    status = _EARLIER.get(status or "", status)
-    return STATUSES.index(status) if status in STATUSES else 0
+    """0 for ok and for no status; larger is worse. A status that is not listed is like unknown."""
+    status = _EARLIER.get(status or "ok", status or "ok")
+    return STATUSES.index(status if status in STATUSES else "unknown")
 
 
 class Sample(NamedTuple):
@@ -178,8 +178,9 @@ class Progress:
             vars(self).update(vars(Progress(self.window_ns)))
             last = None
         waiting = bool(sample.lag)
-        read, acked = last is not None and _moved(last, sample), last is not None and last.acked != sample.acked
-        self._reads.see(sample.t_ns, waiting and _mark(sample) is not None, read)
+        read = last is not None and last.position != sample.position
+        acked = last is not None and last.acked != sample.acked
+        self._reads.see(sample.t_ns, waiting and sample.position is not None, read)
         self._acks.see(sample.t_ns, sample.pending > 0 and sample.acked is not None, acked)
         self._unserved.see(sample.t_ns, waiting and sample.consumers == 0, read or sample.consumers != 0)
         self._see_position(sample)
@@ -317,6 +318,7 @@ class Progress:
 
 
 def _mark(sample: Sample) -> Hashable:
+    """How far the group got. What it acknowledged shows progress, but not that it reads nothing: it may do so later."""
     return sample.acked if sample.position is None else sample.position
 
 

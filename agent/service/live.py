@@ -24,6 +24,7 @@ from agent.common.alive import gone
 from agent.common.duration import span
 from agent.common.sentence import pieces, text_of
 from agent.errors import printable
+from agent.queues.status import severity
 from agent.service.screen import Part, cut, fitted, joined, row, size
 from agent.tables import TABLES
 
@@ -292,15 +293,20 @@ class Live:
 
     def _queues(self, room: int) -> Iterator[Part]:
         rows = self._rows("queue_lag")
-        latest: dict[Any, np.void] = {(r["destination"], r["consumer_group"]): r for r in rows}
-        for one in latest.values():
-            status, age = printable(one["status"]), one["oldest_undelivered_s"]
-            lag = "lag ?" if one["lag_messages"] == NULL_I64 else f"lag {one['lag_messages']}"
-            old = [(2, f"oldest {age:.1f} s")] if not math.isnan(age) else []
-            name = f"{printable(one['destination'])}/{printable(one['consumer_group'])}"
-            yield Part(
-                4, [_label("queues") + row(name, [(4, lag), *old, (5 if status != "ok" else 1, status)], room)], "queue"
-            )
+        names = ("system", "cluster", "destination", "consumer_group", "partition")
+        queues: dict[Any, list[np.void]] = {}
+        for key, one in {tuple(one[name] for name in names): one for one in rows}.items():
+            queues.setdefault(key[:-1], []).append(one)
+        for partitions in queues.values():
+            worst = max(partitions, key=lambda one: severity(one["status"].decode(errors="replace")))
+            status = printable(worst["status"])
+            lags = [int(one["lag_messages"]) for one in partitions if one["lag_messages"] != NULL_I64]
+            ages = [age for one in partitions if not math.isnan(age := one["oldest_undelivered_s"])]
+            lag = f"lag {sum(lags)}" if lags else "lag ?"
+            old = [(2, f"oldest {max(ages):.1f} s")] if ages else []
+            name = f"{printable(worst['destination'])}/{printable(worst['consumer_group'])}"
+            important = 5 if severity(status) > severity("draining") else 1
+            yield Part(4, [_label("queues") + row(name, [(4, lag), *old, (important, status)], room)], "queue")
         sockets = self._rows("socket_queue")
         accept = sockets[sockets["kind"] == 0]
         if len(accept):

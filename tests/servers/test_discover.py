@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from agent import doctor
-from agent.queues.catalogue import broker, names
-from agent.queues.discover import KINDS, FoundBroker, _hosts, _kind, _server, discover
+from agent.queues.catalogue import Broker, broker, names
+from agent.queues.discover import KINDS, FoundBroker, _hosts, _kind, _same, _server, discover
 from tests.commands import tickscope_text
 from tests.servers.test_redis_streams import Redis
 
@@ -91,15 +93,45 @@ def test_the_verb_and_doctor_print_the_setting(redis: Redis, tmp_path: Path, mon
     assert not [one for one in doctor.unwatched_brokers() if f":{redis.port}:" in one.found]
 
 
-@pytest.mark.parametrize("name", names())
+def test_the_broker_of_a_celery_worker_is_named_too(redis: Redis) -> None:
+    code = f"import socket; s = socket.create_connection(('127.0.0.1', {redis.port})); print(flush=True); s.recv(1)"
+    worker = [sys.executable, "-c", code, "celery", "-A", "shop", "worker"]
+    with subprocess.Popen(worker, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found = [one for one in discover({}) if one.port == redis.port]
+        process.kill()
+    assert [(one.system, one.how) for one in found] == [("celery", "connects"), ("redis", "listens")]
+    assert [one.pid for one in found[0].processes] == [process.pid]
+
+
+@pytest.mark.parametrize("name", [name for name in names() if name == "celery" or name in {k.name for k in KINDS}])
 def test_the_setting_of_each_kind_that_is_known_is_read_by_it(name: str) -> None:
-    if name != "celery" and name not in {kind.name for kind in KINDS}:
-        pytest.skip("this kind has no usual port")
-    port = _kind(name).ports[0]
-    server = _server(FoundBroker(name, f"192.0.2.7:{port}", port, "connects", "port"))
-    assert server is not None and "192.0.2.7" in server
+    port = 6379 if name == "celery" else _kind(name).ports[0]
+    found = FoundBroker(name, f"192.0.2.7:{port}", port, "connects", "port")
+    server = _server(found)
+    assert server is not None
     broker(name).parse(server)
-    assert [host for host, _ in _hosts(server, _kind(name))] == ["192.0.2.7"]
+    ((host, at),) = _hosts(server, _kind(name))
+    assert host == "192.0.2.7" and _same(found, host, at, set())
+
+
+@pytest.mark.parametrize(
+    ("form", "port", "server"),
+    [
+        ("redis://[user:password@]host:port/db?streams=orders,mails", 7000, "redis://192.0.2.7:7000"),
+        ("kafka://host:9092,host:9092?groups=orders*", 9095, "kafka://192.0.2.7:9095"),
+        ("http://[user:password@]host:15692?queues=orders,mail*&management=15672", 5672, "http://192.0.2.7:15692"),
+        ("/var/spool/mail", 1, None),
+    ],
+)
+def test_the_setting_is_made_from_the_example(
+    form: str, port: int, server: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = {"k": "kafka", "h": "rabbitmq"}.get(form[0], "redis")
+    kind = Broker(system, "", "", form, "", str, lambda _: None)  # type: ignore[arg-type, return-value]
+    monkeypatch.setattr("agent.queues.discover.broker", lambda _: kind)
+    assert _server(FoundBroker(system, f"192.0.2.7:{port}", port, "listens", "process")) == server
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,25 @@ def test_eighty_by_twenty_four_holds_eight_limiters_and_four_queues(live: Live) 
     )
 
 
+def test_partitions_are_added_up_and_the_worst_status_is_shown(live: Live) -> None:
+    for partition, lag, status in ((b"0", 7, b"ok"), (b"1", 300, b"stalled"), (b"2", 11, b"draining")):
+        for cluster in (b"a", b"b"):
+            live.offer(
+                make(
+                    "queue_lag",
+                    1,
+                    cluster=cluster,
+                    destination=b"orders",
+                    partition=partition,
+                    consumer_group=b"g",
+                    lag_messages=lag,
+                    status=status if cluster == b"a" else b"ok",
+                )
+            )
+    queues = [line for line in shown(live) if "orders/g" in line]
+    assert [("lag 318" in line, "stalled" in line) for line in queues] == [(True, True), (True, False)]
+
+
 def test_messages_are_on_the_screen_where_it_would_be_spoilt(live: Live) -> None:
     live._messages.append((time.monotonic(), "tickscope: queues: gone\n  try: something"))
     assert {"  tickscope: queues: gone", "    try: something"} <= set(shown(live))

@@ -78,6 +78,11 @@ RULES: dict[str, tuple[list[Sample], str, str]] = {
         "stalled",
         "none acknowledged for 10 s, 13 pending, grew by 10",
     ),
+    "it acknowledges now and then, and its position is not known": (
+        polled([i % 30 for i in range(175)], acked=lambda i: i // 30, consumers=1),
+        "ok",
+        "",
+    ),
     "long tasks": (polled([0] * 30, position=7, acked=3, pending=4), "ok", ""),
     "it grows": (polled(range(10, 32), position=reads), "lagging", "lag grew from 21 to 31 in 10 s"),
     "it grows with dips": (polled([10 + 3 * i - 4 * (i % 3) for i in range(24)], position=reads), "lagging", "grew"),
@@ -130,6 +135,7 @@ def test_each_status_but_down_has_a_rule() -> None:
     assert {status for _, status, _ in RULES.values()} == set(STATUSES) - {"down"}
     assert [severity(status) for status in STATUSES] == list(range(len(STATUSES)))
     assert severity("stuck") == severity("stalled")  # of rows of earlier versions
+    assert severity("other") == severity("unknown")
     assert severity(None) == severity("") == 0
 
 

@@ -191,7 +191,7 @@ def test_times_in_columns(seconds: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("values", "bars"),
-    [([], "-"), ([None, None], "-"), ([0, 0], "▁▁"), ([0, None, 7, 1], "▁ █▂"), ([5], "█"), ([1, 1000], "▂█")],
+    [([], "-"), ([None, None], "-"), ([0, 0], "▁▁"), ([0, None, 7, 1], "▁ █▂"), ([5, 0, 1], "▆▁▂"), ([1, 1000], "▂█")],
 )
 def test_bars(values: list[int | None], bars: str) -> None:
     assert queues_text.sparkline(values) == bars
