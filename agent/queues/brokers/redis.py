@@ -25,6 +25,7 @@ from agent.queues.redis_consumers import MAX_AT_ONCE, MAX_CONSUMERS, Consumers, 
 from agent.queues.redis_gone import Gone, Key
 from agent.queues.redis_info import COMMANDS, Counters
 from agent.queues.redis_lag import Lag
+from agent.queues.redis_lists import ListQueues
 from agent.queues.redis_pending import SAMPLE, PendingEntries
 from agent.queues.redis_reading import Id, Stream, after, age_s, entry_id, fields, named, shown, shown_id
 from agent.queues.redis_rewound import DataHistory
@@ -39,6 +40,7 @@ LOGIN_RETRY_NS = 10_000_000_000  # a refused login is not repeated at each poll:
 _MAX_HEADS = 256  # entries that are read in one poll for their ids
 _LOOKED_FOR = 10  # of these, pending entries that may have been deleted
 _RULES_CHARACTERS = 80
+_AWAY = ("LOADING", "MASTERDOWN", "CLUSTERDOWN")  # replies to whatever is asked
 MOVED = "it is on another server of a Redis Cluster"
 
 #: Errors raised while reading malformed answers.
@@ -89,7 +91,8 @@ class RedisStreams:
         self.use(url)
         self._named: list[bytes] = [s.encode() for s in url.streams if not is_pattern(s)]
         patterns = [s for s in url.streams if is_pattern(s)]
-        self._scan = Scan(patterns) if patterns or not url.streams else None
+        self._lists = ListQueues(url.queues) if url.queues else None
+        self._scan = Scan(patterns) if patterns or not (url.streams or url.queues) else None
         self._groups: dict[Key, _Group] = {}
         self._gone, self._history = Gone(self._named), DataHistory()
         self._not_before_ns, self._refusal = 0, ""
@@ -132,7 +135,11 @@ class RedisStreams:
 
     def pipeline(self, commands: Sequence[Command]) -> list[Reply]:
         """As ``RespClient.pipeline``, without the commands that were refused lately."""
-        return self._rights.pipeline(self._client, commands, self._now_ns)
+        replies = self._rights.pipeline(self._client, commands, self._now_ns)
+        away = next((r for r in replies if isinstance(r, hiredis.ReplyError) and str(r).startswith(_AWAY)), None)
+        if away is not None:
+            raise RedisDown(str(away))
+        return replies
 
     def _poll(self, now_ns: int) -> list[Row]:
         self._now_ns = now_ns
@@ -154,6 +161,8 @@ class RedisStreams:
         rows = self._rewound(alive, server_ms)
         rows += [_unread(group) for group in self._groups.values() if group.problem]
         rows += self._gone.rows(self._server.refused.get("NOGROUP", 0), now_ns)
+        if self._lists is not None:
+            rows += self._lists.rows(self.pipeline, server_ms / 1000)
         rows += self._limits()
         rows += [
             {"destination": shown(stream), "reason": "; ".join(why for name, why in problems if name == stream)}
@@ -204,8 +213,6 @@ class RedisStreams:
             failed = next((r for r in (about, groups) if isinstance(r, hiredis.ReplyError)), None)
             if failed is not None:
                 why[name] = str(failed)
-                if why[name].startswith(("LOADING", "MASTERDOWN", "CLUSTERDOWN")):
-                    raise RedisDown(why[name])
                 if why[name].startswith(("MOVED", "ASK")):
                     self.moved = True
                     why[name] = f"{MOVED}: use redis+cluster://"
@@ -338,9 +345,9 @@ class RedisStreams:
             group.consumers = Consumers()
         status = "unknown" if failure == "permission" else "down"
         row = {"status": status, "reason": f"{self.name}: {reason}", "failure": failure}
-        return [
-            {**row, "destination": shown(group.stream.name), "consumer_group": shown(group.name)} for group in known
-        ] or [row]
+        queues = [(shown(group.stream.name), shown(group.name)) for group in known]
+        queues += [(shown(name.encode()), b"") for name in (self._lists.known if self._lists is not None else ())]
+        return [{**row, "destination": name, "consumer_group": group} for name, group in queues] or [row]
 
 
 def _listed(rules: list[str]) -> str:
@@ -418,9 +425,9 @@ def opened(url: RedisUrl) -> Queue:
 BROKER = Broker(
     "redis",
     "Redis Streams",
-    "consumer groups of streams: lag, age, pending and redelivered entries",
+    "consumer groups of streams: lag, age, pending and redelivered entries; declared lists",
     "redis://[user:password@]host:port/db?streams=orders,mails",
-    "no streams: found by itself; redis+sentinel://host:26379/SERVICE/db, redis+cluster://host:port",
+    "no streams: found by itself; lists by ?rq=, ?bullmq=, ?sidekiq=, ?lists=; redis+sentinel://host:26379/SERVICE/db, redis+cluster://host:port",
     RedisUrl.parse,
     opened,
 )
