@@ -111,7 +111,12 @@ class ListQueues:
 
     @staticmethod
     def _fill(queues: list[_Queue], ask: Ask) -> None:
-        replies = iter(ask([command for queue in queues for command in queue.commands]))
+        try:
+            replies = iter(ask([command for queue in queues for command in queue.commands]))
+        except ReplyTooLarge as error:
+            for queue in queues:
+                queue.problem = str(error)
+            return
         for queue in queues:
             its = [next(replies) for _ in queue.commands]
             for command, reply in zip(queue.commands, its, strict=True):
@@ -137,14 +142,14 @@ class ListQueues:
 
 def _list(name: str, _now_s: float) -> _Queue:
     def read(queue: _Queue, replies: Sequence[Any]) -> None:
-        queue.lag = int(replies[0])
+        queue.lag = _count(replies[0])
 
     return _Queue(name, [("LLEN", name)], read)
 
 
 def _sorted_set(name: str, _now_s: float) -> _Queue:
     def read(queue: _Queue, replies: Sequence[Any]) -> None:
-        queue.lag = int(replies[0])
+        queue.lag = _count(replies[0])
 
     return _Queue(name, [("ZCARD", name)], read)
 
@@ -153,7 +158,7 @@ def _sorted_by_time(key: str, now_s: float) -> _Queue:
     """Sidekiq's jobs for later: those that are due wait for a process that queues them."""
 
     def read(queue: _Queue, replies: Sequence[Any]) -> None:
-        queue.lag = int(replies[0]) if now_s else None
+        queue.lag = _count(replies[0]) if now_s else None
         first = replies[1]
         queue.queued_s = float(first[1]) if first else nan
         queue.position = first[0][:64] if first else None
@@ -165,7 +170,7 @@ def _sidekiq(name: str, _now_s: float) -> _Queue:
     """List queue:NAME, new jobs at the head. Running jobs are in hash PROCESS:work."""
 
     def read(queue: _Queue, replies: Sequence[Any]) -> None:
-        queue.lag, queue.pending, queue.consumers = int(replies[0]), 0, 0
+        queue.lag, queue.pending, queue.consumers = _count(replies[0]), 0, 0
         queue.more.append((("LINDEX", key, -1), oldest))
         for process in sorted(replies[1])[:MAX_RUNNING]:
             queue.more.append((("HGET", process, "info"), serves))
@@ -197,7 +202,7 @@ def _rq(name: str, _now_s: float) -> _Queue:
     """List rq:queue:NAME of ids of jobs, new ones at the end. Running jobs are in sorted set rq:wip:NAME."""
 
     def read(queue: _Queue, replies: Sequence[Any]) -> None:
-        queue.lag, queue.pending, queue.consumers = int(replies[0]), int(replies[2]), int(replies[4])
+        queue.lag, queue.pending, queue.consumers = (_count(replies[i]) for i in (0, 2, 4))
         if replies[1] is not None:
             queue.position = replies[1][:64]
             queue.more.append((("HGET", b"rq:job:" + replies[1], "enqueued_at"), queued))
@@ -230,7 +235,7 @@ def _bullmq(name: str, now_s: float) -> _Queue:
     """
 
     def read(queue: _Queue, replies: Sequence[Any]) -> None:
-        wait, paused, prioritized, active, due = map(int, replies[:5])
+        wait, paused, prioritized, active, due = map(_count, replies[:5])
         last, last_paused, running = replies[5:]
         marker = last is not None and last.startswith(b"0:")  # of versions before 5, among the jobs
         queue.lag, queue.pending = (wait + paused + prioritized + due - marker if now_s else None), active
@@ -279,6 +284,13 @@ _LISTED = {"sidekiq": "queues", "rq": "rq:queues"}
 
 def _joined(key: str, job: bytes) -> bytes:
     return key.encode() + b":" + job
+
+
+def _count(reply: object) -> int:
+    """Raises ValueError for what is no number of elements."""
+    if not isinstance(reply, int) or not 0 <= reply < 1 << 48:
+        raise ValueError("no count")
+    return reply
 
 
 def _parsed(text: bytes) -> dict[str, Any]:

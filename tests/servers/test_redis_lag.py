@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from agent.common.resp import RedisUrl, RespClient
-from agent.queues import redis_walk
+from agent.queues import redis_lag, redis_walk
 from agent.queues.brokers.redis import BROKER, RedisStreams
 from agent.queues.judged import Judged
 from tests.servers.test_redis_streams import Redis, one, poll, redis
@@ -112,6 +112,17 @@ def test_lag_is_counted_where_the_servers_counter_is_not_right(redis: Redis, cas
     assert (row["lag_messages"], row["exact"]) == (truth(redis), 1)
     redis.do(*READ, 1000, "STREAMS", "s", ">")
     assert (of_group(queue)["lag_messages"], truth(redis)) == (0, 0)
+
+
+def test_a_counter_that_is_set_wrong_later_is_found(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(redis, 499)
+    redis.do(*CREATE, "199-0", "ENTRIESREAD", 199)
+    (queue,) = BROKER.sources([redis.url])
+    assert (of_group(queue)["lag_messages"], info(redis)[b"lag"]) == (300, 300)
+    monkeypatch.setattr(redis_lag, "VERIFY_NS", 0)
+    redis.do("XGROUP", "SETID", "s", "g", "210-0", "ENTRIESREAD", 450)
+    row = of_group(queue)
+    assert (row["lag_messages"], row["exact"], info(redis)[b"lag"]) == (289, 1, 49)
 
 
 def test_a_backlog_beyond_a_polls_budget_has_both_bounds_until_it_is_counted(

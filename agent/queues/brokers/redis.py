@@ -95,7 +95,6 @@ class RedisStreams:
         self._scan = Scan(patterns) if patterns or not (url.streams or url.queues) else None
         self._groups: dict[Key, _Group] = {}
         self._gone, self._history = Gone(self._named), DataHistory()
-        self._not_before_ns, self._refusal = 0, ""
         self._server, self._values = Counters(), dict[str, object]()
         self._now_ns = self._turn = 0
         self._heads = _MAX_HEADS
@@ -104,6 +103,7 @@ class RedisStreams:
         """Queries another server of the same data from now on, after a fail-over."""
         self.name = f"redis {url.server}"
         self._client = RespClient(url, self._timeout_s)
+        self._not_before_ns, self._refusal = 0, ""
 
     def choose(self, named: list[bytes]) -> None:
         """Queries these streams from now on, beside those that match a pattern."""
