@@ -204,6 +204,18 @@ def test_large_entries_are_counted_within_the_bounds_of_a_reply(redis: Redis) ->
     assert (row["lag_messages"], row["exact"]) == (184, 1)
 
 
+def test_large_entries_of_many_streams_do_not_make_a_server_down(redis: Redis) -> None:
+    for i in range(61):
+        fill(redis, 2, stream=f"s{i:02d}", text="x" * 100_000)
+        redis.do("XGROUP", "CREATE", f"s{i:02d}", "g", "0")
+    queue = Judged("redis", RedisStreams(RedisUrl.parse(redis.url), timeout_s=20))
+    for _ in range(2):
+        rows = poll(queue)
+        assert rows["status"].tolist() == [b"ok"] * 61
+        assert rows["lag_messages"].tolist() == [2] * 61
+    queue.close()
+
+
 def test_pending_entries_that_no_longer_exist_are_named(redis: Redis) -> None:
     """A group that works goes on beside entries that nobody can process (redis/redis#5718)."""
     fill(redis, 20)

@@ -97,7 +97,7 @@ class RedisStreams:
         self._gone, self._history = Gone(self._named), DataHistory()
         self._server, self._values = Counters(), dict[str, object]()
         self._now_ns = self._turn = 0
-        self._heads = _MAX_HEADS
+        self._heads, self._streams_at_once = _MAX_HEADS, 4 * MAX_STREAMS
 
     def use(self, url: RedisUrl) -> None:
         """Queries another server of the same data from now on, after a fail-over."""
@@ -208,7 +208,7 @@ class RedisStreams:
         named_here: set[Key] = set()
         why: dict[bytes, str] = {}
         self._left_out = 0
-        replies = self.pipeline([("XINFO", sub, name) for name in streams for sub in ("STREAM", "GROUPS")])
+        replies = self._about(streams)
         for name, about, groups in zip(streams, replies[::2], replies[1::2], strict=True):
             failed = next((r for r in (about, groups) if isinstance(r, hiredis.ReplyError)), None)
             if failed is not None:
@@ -240,6 +240,22 @@ class RedisStreams:
                 self._lost(group, key, why.get(key[0], ""))
         self._history.forget({name for name, _ in before} - {name for name, _ in self._groups})
         return problems
+
+    def _about(self, streams: list[bytes]) -> list[Reply]:
+        """``XINFO STREAM`` and ``GROUPS`` of each. The former has two entries with their content: fewer streams are
+        queried at a time if these are large.
+        """
+        replies: list[Reply] = []
+        while 2 * len(streams) > len(replies):
+            at = len(replies) // 2
+            some = streams[at : at + self._streams_at_once]
+            try:
+                replies += self.pipeline([("XINFO", sub, name) for name in some for sub in ("STREAM", "GROUPS")])
+            except ReplyTooLarge:
+                if len(some) == 1:
+                    raise
+                self._streams_at_once = max(1, len(some) // 4)
+        return replies
 
     def _lost(self, group: _Group, key: Key, why: str) -> None:
         """A known group that this poll did not find. why: the server's error about its stream."""
