@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -17,10 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent.common.resp import DECLARED
 from agent.errors import AgentError
 from agent.queues.brokers.redis import BROKER
 from tests.patience import PATIENCE
-from tests.servers.test_redis_rights import failure
+from tests.servers.test_redis_rights import DOCS, failure
 from tests.servers.test_redis_streams import Redis, poll, redis
 
 __all__ = ["redis"]
@@ -119,6 +121,34 @@ def test_jobs_that_wait_and_run_and_their_ages(
     assert 0 <= row["oldest_pending_s"] <= row["oldest_undelivered_s"] <= elapsed
     later = settled(queue, 6)
     assert later["oldest_undelivered_s"] >= row["oldest_undelivered_s"]
+
+
+def documented() -> dict[str, list[str]]:
+    """The rules that each option needs, by docs/queues-redis.md."""
+    rows = re.findall(r"^\| `(\w+)=\S*.*$", DOCS.read_text(), re.MULTILINE)
+    lines = {name: next(li for li in DOCS.read_text().splitlines() if li.startswith(f"| `{name}=")) for name in rows}
+    return {name: re.findall(r"\+[a-z]+", line) for name, line in lines.items()}
+
+
+@pytest.mark.parametrize("option", DECLARED)
+def test_the_rights_of_the_docs_are_enough_and_each_is_needed(redis: Redis, option: str) -> None:
+    redis.do("RPUSH", "rq:queue:q", "job")
+    redis.do("ZADD", "rq:wip:q", 1, "job")
+    redis.do("SADD", "rq:queues", "rq:queue:q")
+    redis.do("RPUSH", "bull:q:wait", "1")
+    redis.do("RPUSH", "bull:q:active", "1")
+    redis.do("RPUSH", "queue:q", "{}")
+    redis.do("SADD", "queues", "q")
+    redis.do("SADD", "processes", "p")
+    rules = documented()[option]
+    names = "*" if option in ("rq", "sidekiq") else "q"
+    for without in ("", *rules):
+        given = [rule for rule in ("+client|setname", "+info", "+time", *rules) if rule != without]
+        redis.do("ACL", "SETUSER", "mon", "reset", "on", ">x", "~*", *given)
+        (queue,) = BROKER.sources([f"redis://mon:x@127.0.0.1:{redis.port}/0?{option}={names}"])
+        server = [row["reason"].decode() for row in poll(queue) if row["failure"] >= 0 and not row["destination"]]
+        queue.close()
+        assert server == ([f"refused by the ACL; ACL SETUSER mon {without}"] if without else [])
 
 
 @pytest.mark.parametrize("unit", [1, 1000])
