@@ -44,7 +44,8 @@ class RedisUrl:
     ``unix://[:password@]/path[?db=N&streams=a]``.
 
     ``redis[s]+sentinel://...@host[:26379],host2/SERVICE[/db]``: the primary that Sentinel names. ``redis[s]+cluster://``:
-    the primaries of a Redis Cluster. addresses: all of them; the user and password are those of the servers.
+    the primaries of a Redis Cluster. addresses: all of them; the user and password are those of the servers. queues:
+    (option, name) of lists and sorted sets that are queues, ``?rq=default,mails``.
     """
 
     host: str = ""
@@ -55,6 +56,7 @@ class RedisUrl:
     password: str = field(default="", repr=False)
     tls: bool = False
     streams: tuple[str, ...] = ()
+    queues: tuple[tuple[str, str], ...] = ()
     kind: str = ""
     service: str = ""
     addresses: tuple[tuple[str, int], ...] = ()
@@ -79,9 +81,12 @@ class RedisUrl:
             scheme, _, kind = parts.scheme.partition("+")
             if scheme not in ("redis", "rediss", "unix") or kind not in _KINDS or (kind and scheme == "unix"):
                 raise _BadReply(f"it begins with {parts.scheme}:" if parts.scheme else "it names no scheme")
-            unknown = set(query) - {"streams", "db"}
+            unknown = set(query) - {"streams", "db", *DECLARED}
             if unknown:
                 raise _BadReply(f"unknown option {min(unknown)!r}")
+            queues = tuple((kind, name) for kind in DECLARED for name in _names(query, kind))
+            if queues and kind == "cluster":
+                raise _BadReply("only streams of a cluster are watched")
             if parts.scheme == "unix" and not parts.path:
                 raise _BadReply("no socket path")
             service, _, below = parts.path.strip("/").partition("/") if kind == "sentinel" else ("", "", parts.path)
@@ -101,7 +106,8 @@ class RedisUrl:
                 kind=kind,
                 service=unquote(service),
                 addresses=addresses if kind else (),
-                streams=tuple(s for s in ",".join(query.get("streams", [])).split(",") if s),
+                streams=tuple(_names(query, "streams")),
+                queues=queues,
             )
         except ValueError as error:
             raise AgentError(
@@ -120,6 +126,12 @@ class RedisUrl:
 
 
 _KINDS = ("", "sentinel", "cluster")
+#: Options whose names are lists and sorted sets that are queues (agent/queues/redis_lists.py).
+DECLARED = ("lists", "sorted_sets", "sidekiq", "rq", "bullmq")
+
+
+def _names(query: dict[str, list[str]], option: str) -> list[str]:
+    return [name for name in ",".join(query.get(option, [])).split(",") if name]
 
 
 def _separate(url: str) -> list[str]:

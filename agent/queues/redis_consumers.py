@@ -18,6 +18,7 @@ BOUNDS = (
 _WORKS_NS = 60_000_000_000  # a consumer counts as working for this long after its last request
 IDLE_MS = 60_000  # one that holds entries, without a request for so long
 _SHOWN = 8
+_MOST = 1 << 48
 
 
 class Held(NamedTuple):
@@ -53,7 +54,9 @@ class Consumers:
 def held(entries: list[dict[str, Any]]) -> Held:
     """What idle consumers hold. Raises as ``Consumers.longest``."""
     idle = [
-        (int(e["pending"]), e["name"]) for e in entries[:MAX_CONSUMERS] if e["pending"] and int(e["idle"]) >= IDLE_MS
+        (min(int(e["pending"]), _MOST), e["name"])
+        for e in entries[:MAX_CONSUMERS]
+        if e["pending"] and int(e["idle"]) >= IDLE_MS
     ]
     some = sorted(idle, key=lambda one: (-one[0], one[1]))
     names = [f"{name[:MAX_NAME_BYTES].decode('utf-8', 'replace')} {n}" for n, name in some[:_SHOWN]]

@@ -6,8 +6,8 @@ the server's own counter (`XINFO GROUPS` lag, since 7.0) is used once it was ver
   - after undelivered entries were trimmed it counts removed entries, and stays wrong when the group has read on
     (redis/redis#13957, valkey-io/valkey#1951);
   - it is whatever XGROUP ... ENTRIESREAD or XSETID set, even negative (redis/redis#14257).
-It is verified whenever the ids decide, and else by a count (redis_walk.py). Where the counter is wrong, the count is
-used. redis_exporter takes the counter as it is, and NULL as 0.
+It is verified whenever the ids decide, and else by a count (redis_walk.py), of small backlogs every five minutes. Where
+the counter is wrong, the count is used. redis_exporter takes the counter as it is, and NULL as 0.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from typing import Any
 
 from agent.queues.redis_reading import Id, Stream
 from agent.queues.redis_walk import Counting
+
+#: XGROUP SETID ... ENTRIESREAD can make a verified counter wrong at any time.
+VERIFY_NS, VERIFY_ENTRIES = 300_000_000_000, 2_500
 
 
 @dataclass
@@ -33,6 +36,8 @@ class Lag:
     counting: Counting | None = None
     _delivered: Id = (0, 0)
     _read: int | None = None
+    _now_ns: int = 0
+    _verified_ns: int = 0
 
     def see(self, info: dict[str, Any], delivered: Id, stream: Stream, now_ns: int) -> None:
         """A poll: the group's ``XINFO GROUPS`` and position. Decides by the ids, or prepares a count (``counting``),
@@ -42,15 +47,18 @@ class Lag:
         if any(not isinstance(given, int | None) for given in (raw, read)):
             raise ValueError("no counters")
         self._doubt(read, delivered, stream)
-        self._delivered, self._read = delivered, read
+        self._delivered, self._read, self._now_ns = delivered, read, now_ns
         self.at_least, self.reason, self.removed = None, "", 0
         if stream.last is None or delivered >= stream.last:
-            self.value, self.verified, self.counting = 0, raw == 0, None
+            self.value, self.counting = 0, None
+            self._verify(raw == 0)
         elif stream.first is not None and delivered < stream.first:
-            self.value, self.verified, self.counting = stream.length, raw == stream.length, None
+            self.value, self.counting = stream.length, None
+            self._verify(raw == stream.length)
             self.removed = max(0, raw - stream.length) if raw is not None else 0
         else:
-            self.verified &= _possible(raw, stream)
+            old = raw is not None and raw <= VERIFY_ENTRIES and now_ns - self._verified_ns >= VERIFY_NS
+            self.verified &= _possible(raw, stream) and not old
             if self.verified:
                 self.value, self.counting = raw, None
             elif self.counting is None:
@@ -68,7 +76,8 @@ class Lag:
         if least == most:
             self.value = most
             if consistent and raw == most and self.counting.walk.removed(stream) == 0:
-                self.verified, self.counting = True, None
+                self.counting = None
+                self._verify(True)
             return
         possible = raw is not None and _possible(raw, stream) and least <= raw <= most
         self.at_least, self.value = least, raw if possible else most
@@ -77,6 +86,9 @@ class Lag:
             if self.counting.walk.too_large
             else _why(raw, read, stream, possible)
         )
+
+    def _verify(self, right: bool) -> None:
+        self.verified, self._verified_ns = right, self._now_ns
 
     def _doubt(self, read: int | None, delivered: Id, stream: Stream) -> None:
         """Whether the counter may have become wrong since the previous poll: the group was set back, or entries behind

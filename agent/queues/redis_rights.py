@@ -19,7 +19,11 @@ _MISSED_NS = 60_000_000_000  # a rule that nothing has needed for so long is no 
 MAX_REFUSED = 1024  # rules that are remembered
 #: Commands that are refused by subcommand, and the place of the key in those that have one.
 _CONTAINERS = frozenset(("XINFO", "CLIENT", "MEMORY"))
-_KEY_AT = {"XINFO": 2, "XRANGE": 1, "XPENDING": 1, "LLEN": 1, "LRANGE": 1, "ZCARD": 1, "ZRANGE": 1, "SMEMBERS": 1}
+_KEY_AT = {
+    "XINFO": 2,
+    **dict.fromkeys(("XRANGE", "XPENDING", "LLEN", "LINDEX", "ZCARD", "ZCOUNT", "ZRANGE"), 1),
+    **dict.fromkeys(("SMEMBERS", "SCARD", "HGET", "HMGET", "HVALS"), 1),
+}
 
 
 class Rights:

@@ -46,6 +46,7 @@ class RedisServer(ABC):
         """Queries another server of the same data from now on, after a fail-over."""
         self.name = f"{self.name.partition(' ')[0]} {url.server}"
         self._client = RespClient(url, self._timeout_s)
+        self._not_before_ns, self._refusal = 0, ""
 
     def close(self) -> None:
         self._client.close()

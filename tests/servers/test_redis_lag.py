@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from agent.common.resp import RedisUrl, RespClient
-from agent.queues import redis_walk
+from agent.queues import redis_lag, redis_walk
 from agent.queues.brokers.redis import BROKER, RedisStreams
 from agent.queues.judged import Judged
 from tests.servers.test_redis_streams import Redis, one, poll, redis
@@ -114,6 +114,17 @@ def test_lag_is_counted_where_the_servers_counter_is_not_right(redis: Redis, cas
     assert (of_group(queue)["lag_messages"], truth(redis)) == (0, 0)
 
 
+def test_a_counter_that_is_set_wrong_later_is_found(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(redis, 499)
+    redis.do(*CREATE, "199-0", "ENTRIESREAD", 199)
+    (queue,) = BROKER.sources([redis.url])
+    assert (of_group(queue)["lag_messages"], info(redis)[b"lag"]) == (300, 300)
+    monkeypatch.setattr(redis_lag, "VERIFY_NS", 0)
+    redis.do("XGROUP", "SETID", "s", "g", "210-0", "ENTRIESREAD", 450)
+    row = of_group(queue)
+    assert (row["lag_messages"], row["exact"], info(redis)[b"lag"]) == (289, 1, 49)
+
+
 def test_a_backlog_beyond_a_polls_budget_has_both_bounds_until_it_is_counted(
     redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +202,18 @@ def test_large_entries_are_counted_within_the_bounds_of_a_reply(redis: Redis) ->
             break
         assert row["lag_at_least"] <= 184
     assert (row["lag_messages"], row["exact"]) == (184, 1)
+
+
+def test_large_entries_of_many_streams_do_not_make_a_server_down(redis: Redis) -> None:
+    for i in range(61):
+        fill(redis, 2, stream=f"s{i:02d}", text="x" * 100_000)
+        redis.do("XGROUP", "CREATE", f"s{i:02d}", "g", "0")
+    queue = Judged("redis", RedisStreams(RedisUrl.parse(redis.url), timeout_s=20))
+    for _ in range(2):
+        rows = poll(queue)
+        assert rows["status"].tolist() == [b"ok"] * 61
+        assert rows["lag_messages"].tolist() == [2] * 61
+    queue.close()
 
 
 def test_pending_entries_that_no_longer_exist_are_named(redis: Redis) -> None:

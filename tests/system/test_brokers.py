@@ -8,9 +8,14 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import hiredis
+
+from agent.common.resp import RedisUrl, RespClient
 from tests.patience import PATIENCE
+from tests.servers.test_redis_failover import Pair
 from tests.system.agent import Agent
 
 BASE = "prometheus: ''\n"
@@ -64,3 +69,41 @@ def test_it_ends_with_an_agent_that_is_killed(start: Callable[..., Agent]) -> No
     (pid,) = brokers(agent)
     agent.stop(signal.SIGKILL)
     until(agent, lambda: not os.path.exists(f"/proc/{pid}"))
+
+
+def test_a_deleted_group_and_a_fail_over_are_findings(start: Callable[..., Agent], tmp_path: Path) -> None:
+    """Of a real Redis: a group that its consumer goes on asking for, and entries that a replica never got."""
+    pair = Pair(tmp_path)
+    consumer = RespClient(RedisUrl.parse(f"redis://127.0.0.1:{pair.primary.port}"), 20)
+
+    def found(symptom: str) -> list[dict[str, Any]]:
+        where = f"symptom = '{symptom}' AND sentence LIKE '%{'jobs' if symptom == 'queue_lag' else pair.address.port}%'"
+        return agent.rows("finding", where)
+
+    try:
+        consumer.pipeline([("XADD", "jobs", "*", "k", "v"), ("XGROUP", "CREATE", "jobs", "g", "0")])
+        url = f"redis://127.0.0.1:{pair.address.port}/0"
+        agent = start(config=f"{BASE}redis: ['{url}']\n").ready()
+        assert agent.rows("queue_lag", "destination = 'jobs' AND status = 'ok'", 2, limit_s=20)
+        consumer.pipeline([("XGROUP", "DESTROY", "jobs", "g")])
+
+        def asked_in_vain() -> list[dict[str, Any]]:
+            (reply,) = consumer.pipeline([("XREADGROUP", "GROUP", "g", "c", "STREAMS", "jobs", ">")])
+            assert isinstance(reply, hiredis.ReplyError)
+            return found("queue_lag")
+
+        (finding, *_) = until(agent, asked_in_vain)
+        assert (finding["cause"], finding["state"]) == ("queue_deleted", "open")
+
+        consumer.pipeline([("XGROUP", "CREATE", "jobs", "g", "0")])
+        pair.caught_up()
+        pair.link.cut()
+        consumer.pipeline([("XADD", "jobs", "*", "k", "v" * 1000) for _ in range(23)])
+        assert agent.rows("queue_lag", "destination = 'jobs' AND lag_messages = 24", 1, limit_s=20)
+        pair.fail_over()
+        (finding, *_) = until(agent, lambda: found("entries_lost"))
+        assert finding["cause"] == "failover"
+        assert "fail-over: writes of at least" in finding["sentence"]
+    finally:
+        consumer.close()
+        pair.end()

@@ -265,3 +265,86 @@ def test_the_kind_of_failure_is_reported() -> None:
             rows = polled(queue)
             queue.close()
             assert [(row["status"], names[row["failure"]]) for row in rows] == [(b"down", want)]
+
+
+class _Fuzzed:
+    """A client whose replies are like those of Redis, with parts that are not."""
+
+    peer = None
+
+    def __init__(self, seed: int) -> None:
+        self.rng, self.share = random.Random(seed), random.Random(seed).choice([0, 1e-4, 1e-3, 0.02])
+
+    def close(self) -> None:
+        pass
+
+    def pipeline(self, commands: list[tuple[object, ...]]) -> list[object]:
+        return [self.mutated(self.plausible([str(part) for part in command])) for command in commands]
+
+    def number(self) -> int:
+        return self.rng.choice([0, 1, 2, 7, 300, 2**31, 2**63 - 1, self.rng.randrange(1000)])
+
+    def entry(self) -> list[object]:
+        return [b"%d-%d" % (self.number(), self.rng.randrange(3)), [b"k", b"v" * self.rng.randrange(50)]]
+
+    def entries(self, words: list[str]) -> list[object]:
+        ms = int(words[2].partition("-")[0])
+        n = min(int(words[-1]), self.rng.randrange(4))
+        return [[b"%d-7" % (ms + i), [b"k", b"v" * self.rng.randrange(50)]] for i in range(n)]
+
+    def plausible(self, words: list[str]) -> object:
+        rng, n = self.rng, self.rng.randrange(4)
+        name = " ".join(words[:2])
+        if name == "XINFO STREAM":
+            state = [b"length", self.number(), b"first-entry", self.entry(), b"last-entry", self.entry()]
+            counters = [b"entries-added", self.number(), b"max-deleted-entry-id", self.entry()[0]]
+            return [*state, b"last-generated-id", self.entry()[0], *rng.choice([[], counters])]
+        if name == "XINFO GROUPS":
+            return [
+                [
+                    *(b"name", b"g%d" % i, b"pending", self.number(), b"consumers", n, b"last-delivered-id"),
+                    *(self.entry()[0], b"entries-read", self.number(), b"lag", rng.choice([None, self.number()])),
+                ]
+                for i in range(n)
+            ]
+        if name == "XINFO CONSUMERS":
+            return [[b"name", b"c%d" % i, b"pending", self.number(), b"idle", self.number()] for i in range(n)]
+        replies: dict[str, object] = {
+            "SCAN": [b"0", [b"s%d" % i for i in range(n)]],
+            "XRANGE": self.entries(words) if words[0] == "XRANGE" else None,
+            "XPENDING": [[self.entry()[0], b"c", self.number(), self.number()] for _ in range(n)],
+            "TIME": [b"1790000000", b"5"],
+            "INFO": b"role:master\r\nmaster_replid:%d\r\nmaster_repl_offset:%d\r\nerrorstat_NOGROUP:count=%d\r\n"
+            % (n, self.number(), self.number()),
+            "SMEMBERS": [b"q%d" % i for i in range(n)],
+            "ZRANGE": [b"a:b", b"5"][: 2 * n],
+            "HVALS": [b'{"queue": "q1", "run_at": %d}' % self.number()] * n,
+            "HMGET": [b"%d" % self.number(), b'{"delay": %d}' % self.number(), None, None],
+            "LINDEX": rng.choice([None, b'{"enqueued_at": %d}' % self.number(), b"7"]),
+            "HGET": rng.choice([None, b"%d" % self.number()]),
+        }
+        return replies.get(words[0], rng.randrange(1000))
+
+    def mutated(self, reply: object) -> object:
+        if self.rng.random() < self.share:
+            error = self.rng.choice(
+                ["NOPERM this user", "NOPERM no key", "LOADING x", "MOVED 1 a:1", "ERR no such key"]
+            )
+            odd = [None, -1, b"", b"\xff", [], [[]], b"9" * 40, 2**63 - 1, -(2**63), hiredis.ReplyError(error)]
+            return self.rng.choice(odd)
+        return [self.mutated(part) for part in reply] if isinstance(reply, list) else reply
+
+
+def test_random_replies_are_rows() -> None:
+    """Each poll gives rows that can be packed, whatever the replies; nothing that is kept grows without bound."""
+    down = 0
+    for seed in range(30):
+        url = RedisUrl.parse("redis://h/0?streams=s0,s*&sidekiq=*&rq=*&bullmq=p&lists=l&sorted_sets=z")
+        streams = RedisStreams(url)
+        streams._client = _Fuzzed(seed)  # type: ignore[assignment]
+        queue = Judged("redis", streams)
+        for _ in range(40):
+            rows = polled(queue)
+            assert len(rows) >= 1
+            down += bool((rows["status"] == b"down").all())
+    assert down < 30 * 40 // 2

@@ -24,6 +24,7 @@ from agent.queues.redis_consumers import MAX_AT_ONCE, MAX_CONSUMERS, Consumers, 
 from agent.queues.redis_gone import Gone, Key
 from agent.queues.redis_info import COMMANDS
 from agent.queues.redis_lag import Lag
+from agent.queues.redis_lists import ListQueues
 from agent.queues.redis_pending import SAMPLE, PendingEntries
 from agent.queues.redis_reading import Id, Stream, after, age_s, entry_id, fields, named, shown, shown_id
 from agent.queues.redis_rewound import DataHistory
@@ -38,6 +39,7 @@ BOUNDS = (UpperBound("queues", "consumer groups", MAX_GROUPS, "not watched", "`q
 _MAX_HEADS = 256  # entries that are read in one poll for their ids
 _LOOKED_FOR = 10  # of these, pending entries that may have been deleted
 _RULES_CHARACTERS = 80
+_AWAY = ("LOADING", "MASTERDOWN", "CLUSTERDOWN")  # replies to whatever is asked
 MOVED = "it is on another server of a Redis Cluster"
 
 
@@ -85,12 +87,13 @@ class RedisStreams(RedisServer):
         self.role: object = None  # as of the last poll
         self._named: list[bytes] = [s.encode() for s in url.streams if not is_pattern(s)]
         patterns = [s for s in url.streams if is_pattern(s)]
-        self._scan = Scan(patterns) if patterns or not url.streams else None
+        self._lists = ListQueues(url.queues) if url.queues else None
+        self._scan = Scan(patterns) if patterns or not (url.streams or url.queues) else None
         self._groups: dict[Key, _Group] = {}
         self._gone, self._history = Gone(self._named), DataHistory()
         self._values = dict[str, object]()
         self._now_ns = self._turn = 0
-        self._heads = _MAX_HEADS
+        self._heads, self._streams_at_once = _MAX_HEADS, 4 * MAX_STREAMS
 
     def choose(self, named: list[bytes]) -> None:
         """Queries these streams from now on, beside those that match a pattern."""
@@ -99,7 +102,11 @@ class RedisStreams(RedisServer):
 
     def pipeline(self, commands: Sequence[Command]) -> list[Reply]:
         """As ``RespClient.pipeline``, without the commands that were refused lately."""
-        return self._rights.pipeline(self._client, commands, self._now_ns)
+        replies = self._rights.pipeline(self._client, commands, self._now_ns)
+        away = next((r for r in replies if isinstance(r, hiredis.ReplyError) and str(r).startswith(_AWAY)), None)
+        if away is not None:
+            raise RedisDown(str(away))
+        return replies
 
     def _poll(self, now_ns: int) -> list[Row]:
         self.moved, self.role = False, None
@@ -122,6 +129,8 @@ class RedisStreams(RedisServer):
         rows = self._rewound(alive, server_ms)
         rows += [_unread(group) for group in self._groups.values() if group.problem]
         rows += self._gone.rows(self._server.refused.get("NOGROUP", 0), now_ns)
+        if self._lists is not None:
+            rows += self._lists.rows(self.pipeline, server_ms / 1000)
         rows += self._limits()
         rows += [
             {"destination": shown(stream), "reason": "; ".join(why for name, why in problems if name == stream)}
@@ -167,13 +176,11 @@ class RedisStreams(RedisServer):
         named_here: set[Key] = set()
         why: dict[bytes, str] = {}
         self._left_out = 0
-        replies = self.pipeline([("XINFO", sub, name) for name in streams for sub in ("STREAM", "GROUPS")])
+        replies = self._about(streams)
         for name, about, groups in zip(streams, replies[::2], replies[1::2], strict=True):
             failed = next((r for r in (about, groups) if isinstance(r, hiredis.ReplyError)), None)
             if failed is not None:
                 why[name] = str(failed)
-                if why[name].startswith(("LOADING", "MASTERDOWN", "CLUSTERDOWN")):
-                    raise RedisDown(why[name])
                 if why[name].startswith(("MOVED", "ASK")):
                     self.moved = True
                     why[name] = f"{MOVED}: use redis+cluster://"
@@ -201,6 +208,22 @@ class RedisStreams(RedisServer):
                 self._lost(group, key, why.get(key[0], ""))
         self._history.forget({name for name, _ in before} - {name for name, _ in self._groups})
         return problems
+
+    def _about(self, streams: list[bytes]) -> list[Reply]:
+        """``XINFO STREAM`` and ``GROUPS`` of each. The former has two entries with their content: fewer streams are
+        queried at a time if these are large.
+        """
+        replies: list[Reply] = []
+        while 2 * len(streams) > len(replies):
+            at = len(replies) // 2
+            some = streams[at : at + self._streams_at_once]
+            try:
+                replies += self.pipeline([("XINFO", sub, name) for name in some for sub in ("STREAM", "GROUPS")])
+            except ReplyTooLarge:
+                if len(some) == 1:
+                    raise
+                self._streams_at_once = max(1, len(some) // 4)
+        return replies
 
     def _lost(self, group: _Group, key: Key, why: str) -> None:
         """A known group that this poll did not find. why: the server's error about its stream."""
@@ -303,7 +326,9 @@ class RedisStreams(RedisServer):
         known = self._groups.values()
         for group in known:
             group.consumers = Consumers()
-        return [{"destination": shown(one.stream.name), "consumer_group": shown(one.name)} for one in known]
+        queues = [{"destination": shown(one.stream.name), "consumer_group": shown(one.name)} for one in known]
+        lists = self._lists.known if self._lists is not None else ()
+        return [*queues, *({"destination": shown(name.encode())} for name in lists)]
 
 
 def _listed(rules: list[str]) -> str:
@@ -381,9 +406,9 @@ def opened(url: RedisUrl) -> Queue:
 BROKER = Broker(
     "redis",
     "Redis Streams",
-    "consumer groups of streams: lag, age, pending and redelivered entries",
+    "consumer groups of streams: lag, age, pending and redelivered entries; declared lists",
     "redis://[user:password@]host:port/db?streams=orders,mails",
-    "no streams: found by itself; redis+sentinel://host:26379/SERVICE/db, redis+cluster://host:port",
+    "no streams: found by itself; lists by ?rq=, ?bullmq=, ?sidekiq=, ?lists=; redis+sentinel://host:26379/SERVICE/db, redis+cluster://host:port",
     RedisUrl.parse,
     opened,
 )
