@@ -263,7 +263,7 @@ def test_a_random_walk_is_followed_poll_by_poll(redis: Redis, seed: int) -> None
                     least, most = AGE.fullmatch(found["inexact_reason"]).groups()  # type: ignore[union-attr]
                     assert float(least) - 0.051 <= after - since
                     assert most is None or before - since <= float(most) + 0.051
-                    assert found["oldest_undelivered_s"] <= after - since
+                    assert not found["oldest_undelivered_s"] > after - since
                 if not isnan(found["in_per_s"]):
                     known += 1
                     assert [found["in_per_s"] > 0, found["out_per_s"] > 0] == [truth.arrived[name], truth.gone[name]]
@@ -306,10 +306,10 @@ def test_large_messages_are_counted_and_not_read(redis: Redis, sizes: list[int],
     client.pipeline([("RPUSH", "celery", "x" * size) for size in sizes])
     client.close()
     queue = watch(redis.url)
-    for _ in range(2):
+    for ages_known in (False, known):  # the first poll has just seen it
         found = row(queue)
         assert (found["lag_messages"], found["status"]) == (len(sizes), b"ok")
-        assert isnan(found["oldest_undelivered_s"]) != known
+        assert isnan(found["oldest_undelivered_s"]) != ages_known
         assert (b"age not known" in found["inexact_reason"]) != known
     queue.close()
 
@@ -358,6 +358,7 @@ def test_the_least_rights_suffice_and_what_is_refused_is_not_known(redis: Redis,
     app.send_task("late", (LONG_S,))
     url = redis.url.replace("redis://", "redis://tickscope-celery:secret@") + "?visibility_timeout=3600"
     queue = watch(url)
+    row(queue)
     found = row(queue)
     assert state(found) == (1, 1, 0)
     assert not np.isnan([found["oldest_undelivered_s"], found["oldest_pending_s"], found["redelivery_s"]]).any()

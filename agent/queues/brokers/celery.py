@@ -38,6 +38,8 @@ MAX_UNACKED = 1000  # the oldest; they are read once, and remembered while they 
 MAX_TAG_BYTES = 128
 READ_BYTES = 512 << 10  # of messages in one poll: unacknowledged ones, and again as much of waiting ones
 TAIL_BYTES = 64 << 10  # a list with larger messages, on average, is not read
+#: A lower bound of 0 s for an age is reported if the upper bound is not above this.
+_CLOSE_S = 5.0
 #: A list with a message larger than an answer may be is not read again for this long.
 _UNREADABLE_NS = 60_000_000_000
 #: For docs/limits.md.
@@ -446,14 +448,16 @@ class CeleryQueues(RedisServer):
             unseen = {"reason": "no message and no binding seen: is the name right?"}
         else:
             queue.found, unseen = True, {}
+        # Of a queue that is being read, the bounds may be far apart.
+        oldest_s = age_s[0] if lag and age_s is not None and (age_s[0] > 0 or age_s[1] <= _CLOSE_S) else None
         row = {
             **unseen,
             "destination": shown(queue.name),
             "lag_messages": lag,
-            "lag_s": 0.0 if not lag else age_s and age_s[0],
+            "lag_s": oldest_s if lag else 0.0,
             "exact": True,
             "inexact_reason": "; ".join(doubts),
-            "oldest_undelivered_s": age_s[0] if lag and age_s else None,
+            "oldest_undelivered_s": oldest_s,
             "position": queue.position,
             **queue.rates,
         }
