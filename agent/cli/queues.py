@@ -20,6 +20,8 @@ COLUMNS = (
     "oldest_s",
     "pending",
     "oldest_pending_s",
+    "delayed",
+    "redelivery_s",
     "consumers",
     "in_per_s",
     "out_per_s",

@@ -395,6 +395,26 @@ def test_another_database_and_a_prefix(redis: Redis) -> None:
         assert (nothing["destination"], nothing["status"]) == (b"", b"ok")
 
 
+def test_an_application_that_goes_on_with_its_second_broker(redis: Redis, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    other = Redis(tmp_path / "other")
+    both, its = f"{redis.url};{other.url}", [redis, other]
+    with ExitStack() as ends:
+        ends.callback(other.stop)
+        first = Worker(both, tmp_path)
+        ends.callback(first.end)
+        queues = BROKER.sources([one.url for one in its])
+        application(redis.url).send_task("late", (LONG_S,))
+        unacked(redis, 1)
+        assert [state(row(queues[0])), len(poll(queues[1]))] == [(0, 1, 0), 1]
+        redis.stop()
+        waiting = [application(other.url).send_task("late", (LONG_S,)).id for _ in range(3)]
+        wait(lambda: other.do("ZCARD", "unacked_index"))
+        lost, now = row(queues[0]), row(queues[1])
+        assert (lost["status"], state(now)) == (b"down", (len(waiting) - 1, 1, 0))
+        assert lost["cluster"] != now["cluster"]
+
+
 def test_a_stalled_a_dead_and_a_returned_server(redis: Redis) -> None:
     application(redis.url).send_task("early", (0,))
     queue = watch(redis.url)
