@@ -26,7 +26,7 @@ DECLARED = (
         f64("oldest_undelivered_s", "age of the oldest undelivered message", "s"),
         f64("oldest_pending_s", "age of the oldest unacknowledged message", "s"),
         i64("pending", "delivered, not acknowledged"),
-        i64("redelivered", "delivered more than once, of the oldest pending (Redis Streams: 100, Celery: 1,000)"),
+        i64("redelivered", "delivered more than once, of the oldest pending (Redis Streams: 100, Celery: 2,000)"),
         i64("consumers", "consumers"),
         f64("in_per_s", "arrivals", "1/s"),
         f64("out_per_s", "acknowledgements", "1/s"),
