@@ -276,6 +276,9 @@ class CeleryQueues(RedisServer):
 
     def _ask(self, commands: Iterable[tuple[bytes | str | int, ...]]) -> list[Reply]:
         replies = self._client.pipeline([*commands])
+        for reply in replies:
+            if isinstance(reply, hiredis.ReplyError) and str(reply).startswith(("LOADING", "MASTERDOWN")):
+                raise RedisDown(str(reply))
         self._own += errors(replies)
         return replies
 
