@@ -542,6 +542,15 @@ METRICS: tuple[Metric, ...] = (
         "pending",
     ),
     Metric(
+        "tickscope.queue.delayed",
+        "{message}",
+        "gauge",
+        "Messages that a consumer holds until a set time.",
+        "queue_lag",
+        _QUEUE,
+        "delayed",
+    ),
+    Metric(
         "tickscope.queue.consumers", "{consumer}", "gauge", "Consumers of the queue.", "queue_lag", _QUEUE, "consumers"
     ),
     Metric(

@@ -28,7 +28,7 @@ DECLARED = (
         i64("pending", "delivered, not acknowledged"),
         i64(
             "redelivered",
-            "delivered more than once: of the oldest pending (Redis Streams: 100, Celery: 1,000), or of the deliveries"
+            "delivered more than once: of the oldest pending (Redis Streams: 100, Celery: 2,000), or of the deliveries"
             " since the previous poll (RabbitMQ)",
         ),
         i64("consumers", "consumers"),

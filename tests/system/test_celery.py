@@ -38,13 +38,14 @@ def test_a_stopped_worker_is_a_finding_about_its_queue(start: Callable[..., Agen
         sender.start()
         ends.callback(sender.join)
         ends.callback(over.set)
-        time.sleep(USUAL_S * PATIENCE)
-        worker.signal(signal.SIGSTOP)
 
         def found() -> dict[str, object] | None:
             rows = agent.json("findings")["rows"]
             return next((row for row in rows if row["symptom"] == "queue_lag"), None)
 
+        time.sleep(USUAL_S * PATIENCE)
+        assert found() is None
+        worker.signal(signal.SIGSTOP)
         finding = wait(found)
         (queue,) = [row for row in agent.json("queues")["rows"] if row["system"] == "celery"]
         with urllib.request.urlopen(f"http://127.0.0.1:{page}/metrics", timeout=20) as answer:

@@ -432,3 +432,36 @@ def test_a_group_that_was_set_back_lost_nothing() -> None:
     )
     well(50, UNTIL, host)
     assert found(host) == []
+
+
+def celery(host: Host, a: float, b: float, **more: Any) -> None:
+    """A queue of which only the length is known while it is read: agent/queues/brokers/celery.py."""
+    unknown = dict.fromkeys(("in_per_s", "out_per_s", "oldest_pending_s"), np.nan)
+    its = {"system": b"celery", "consumer_group": b"", "consumers": -(2**63), "pending": 0, **unknown}
+    host.queue(a, b, **{"lag": 0, "age": np.nan, **its, **more})
+
+
+@pytest.mark.parametrize(
+    ("before", "standing"),
+    [({}, {"status": b"ok"}), ({"lag": 40}, {"status": b"stuck"})],
+)
+def test_the_workers_of_a_celery_queue_that_stop_are_found_by_the_rows_alone(
+    before: dict[str, Any], standing: dict[str, Any]
+) -> None:
+    """Of a queue that is usually empty, and of one with a usual backlog, of which the age is not known."""
+    host = Host()
+    celery(host, 0, 30, **before)
+    seconds = np.arange(22)
+    rates = {"in_per_s": np.where(seconds, 10.0, np.nan), "out_per_s": np.where(seconds, 0.0, np.nan)}
+    celery(host, 30, 52, lag=before.get("lag", 0) + 10 + 10 * seconds, age=seconds, **rates, **standing)
+    (finding,) = found(host)
+    assert (finding["symptom"], finding["cause"]) == ("queue_lag", "consumer_stopped")
+    assert "celery queue orders" in str(finding["subject"])
+
+
+def test_a_celery_queue_that_grows_while_it_is_read_is_found_by_its_length() -> None:
+    host = Host()
+    celery(host, 0, 30, lag=20)
+    celery(host, 30, 52, lag=20 + 30 * np.arange(22))
+    (finding,) = found(host)
+    assert (finding["symptom"], finding["cause"]) == ("queue_lag", "unknown")

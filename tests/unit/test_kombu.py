@@ -124,3 +124,18 @@ def test_a_server_that_answers_anything_is_a_row() -> None:
             rows = np.frombuffer(pack(queue.poll()), TABLE.dtype)
             assert len(rows) >= 1
         queue.close()
+
+
+def test_a_server_that_still_loads_its_data_is_down() -> None:
+    def answers(connection: socket.socket) -> None:
+        while data := connection.recv(1 << 20):
+            sent = data.count(b"\r\n*") + 1
+            connection.sendall(b"-LOADING Redis is loading the dataset in memory\r\n" * sent)
+
+    with serving(answers) as port:
+        for options in ("", "?queues=celery"):
+            queue = CeleryQueues(CeleryServer.parse(f"redis://127.0.0.1:{port}/{options}"), 5)
+            (row,) = queue.poll()
+            queue.close()
+            assert row["status"] == "down"
+            assert "LOADING" in str(row["reason"])

@@ -34,10 +34,13 @@ from agent.queues.redis_server import RedisServer
 
 MAX_QUEUES = 256
 MAX_BINDINGS = 1000  # of an exchange
-MAX_UNACKED = 1000  # the oldest; they are read once, and remembered while they are unacknowledged
+MAX_UNACKED = 2000  # the oldest; they are read once, and remembered while they are unacknowledged
+READ_UNACKED = 1000  # in one poll
 MAX_TAG_BYTES = 128
 READ_BYTES = 512 << 10  # of messages in one poll: unacknowledged ones, and again as much of waiting ones
 TAIL_BYTES = 64 << 10  # a list with larger messages, on average, is not read
+#: A lower bound of 0 s for an age is reported if the upper bound is not above this.
+_CLOSE_S = 5.0
 #: A list with a message larger than an answer may be is not read again for this long.
 _UNREADABLE_NS = 60_000_000_000
 #: For docs/limits.md.
@@ -165,7 +168,8 @@ class _List:
 class _Queue:
     """One queue, as of this poll, and what is kept of it between polls. failed: why it could not be read. asked_ns,
     answered_ns: the times of the poll. mine: its unacknowledged messages, as far as they were read. some: there may be
-    more of them. rates: columns. found: it has had messages or a binding.
+    more of them. tags: theirs; a message that is delivered again keeps its tag. rates: columns. found: it has had
+    messages or a binding.
     """
 
     name: bytes
@@ -175,6 +179,7 @@ class _Queue:
     answered_ns: int = 0
     mine: dict[Entry, kombu.KombuMessage] = field(default_factory=dict)
     some: bool = False
+    tags: frozenset[bytes] = frozenset()
     rates: Row = field(default_factory=dict)
     found: bool = False
 
@@ -182,7 +187,8 @@ class _Queue:
         """Takes the poll that its lists have just taken. If a message is still at the tail of a list, nobody read the
         queue: they would have taken it, after those of the lists before, which must not be in use.
         """
-        gone, since_s = len(_tags(self.mine) - _tags(mine)), (answered_ns - self.answered_ns) / 1e9
+        before, self.tags = self.tags, frozenset(tag for tag, _ in mine)
+        gone, since_s = len(before - self.tags), (answered_ns - self.answered_ns) / 1e9
         self.rates = {}
         first = next((one for one in self.lists if one.used), None)
         if first is not None and first.held and all(one.still for one in self.lists) and not (some or self.some):
@@ -208,12 +214,7 @@ class _Queue:
     def position(self) -> object:
         """Changes when a message is taken or acknowledged; None if not known."""
         tails = tuple(one.tail for one in self.lists)
-        return None if None in tails else (tails, frozenset(self.mine))
-
-
-def _tags(entries: Iterable[Entry]) -> set[bytes]:
-    """A message that was delivered again has the tag that it had."""
-    return {tag for tag, _ in entries}
+        return None if None in tails else (tails, self.tags)
 
 
 class CeleryQueues(RedisServer):
@@ -245,7 +246,7 @@ class CeleryQueues(RedisServer):
         asked_ns = boot_ns()
         lengths, entries, total, refused = self._lengths()
         filled = [one for one, length in lengths.items() if length]
-        new = [entry for entry in entries if entry not in self._messages]
+        new = [entry for entry in entries if entry not in self._messages][:READ_UNACKED]
         sizes = self._ask(
             [
                 *(("MEMORY", "USAGE", one.key) for one in filled),
@@ -275,6 +276,9 @@ class CeleryQueues(RedisServer):
 
     def _ask(self, commands: Iterable[tuple[bytes | str | int, ...]]) -> list[Reply]:
         replies = self._client.pipeline([*commands])
+        for reply in replies:
+            if isinstance(reply, hiredis.ReplyError) and str(reply).startswith(("LOADING", "MASTERDOWN")):
+                raise RedisDown(str(reply))
         self._own += errors(replies)
         return replies
 
@@ -446,14 +450,16 @@ class CeleryQueues(RedisServer):
             unseen = {"reason": "no message and no binding seen: is the name right?"}
         else:
             queue.found, unseen = True, {}
+        # Of a queue that is being read, the bounds may be far apart.
+        oldest_s = age_s[0] if lag and age_s is not None and (age_s[0] > 0 or age_s[1] <= _CLOSE_S) else None
         row = {
             **unseen,
             "destination": shown(queue.name),
             "lag_messages": lag,
-            "lag_s": 0.0 if not lag else age_s and age_s[0],
+            "lag_s": oldest_s if lag else 0.0,
             "exact": True,
             "inexact_reason": "; ".join(doubts),
-            "oldest_undelivered_s": age_s[0] if lag and age_s else None,
+            "oldest_undelivered_s": oldest_s,
             "position": queue.position,
             **queue.rates,
         }
