@@ -50,6 +50,7 @@ setup(
             "wheel",
             "redis>=5,<9",
             "amqp>=5.2,<6",
+            "celery[redis]>=5.4,<6",
             "limits>=5,<6",
             "prometheus-client>=0.21,<1",
             "uvloop>=0.19,<1",
