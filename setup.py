@@ -51,6 +51,7 @@ setup(
             "redis>=5,<9",
             "celery[redis]>=5.4,<6",
             "amqp>=5.2,<6",
+            "celery[redis]>=5.4,<6",
             "limits>=5,<6",
             "prometheus-client>=0.21,<1",
             "uvloop>=0.19,<1",

@@ -33,6 +33,7 @@ ONLY_ALL: dict[str, str | None] = {
             "age_of_the_first_message_that_has_a_time",
             "a_stream_has_no_lag_by_what_it_keeps",
             "a_delay_queue_holds_delayed_messages_until_they_are_dead_lettered",
+            "tasks_of_celery_with_a_countdown_are_delayed_until_they_are_due",
             "names_virtual_hosts_and_patterns",
             "a_memory_alarm_is_reported_with_every_queue",
             "a_wrong_password_of_the_management_port_costs_only_what_that_port_has",

@@ -39,10 +39,14 @@ class MetricSample(NamedTuple):
 
 
 def metric_samples(
-    text: bytes, wanted: Collection[bytes], left_out: list[bytes] | None = None
+    text: bytes,
+    wanted: Collection[bytes],
+    left_out: list[bytes] | None = None,
+    sparse: Collection[bytes] = frozenset(),
 ) -> Iterator[MetricSample]:
-    """The samples of the metrics ``wanted``, in their order. left_out: takes the malformed lines. Raises NotPrometheus,
-    also for a line of another metric; with ``left_out`` only if the text is cut off or too large.
+    """The samples of the metrics ``wanted``, in their order; those of ``sparse`` without samples of 0. left_out: takes
+    the malformed lines. Raises NotPrometheus, also for a line of another metric; with ``left_out`` only if the text is
+    cut off or too large.
     """
     if text and not text.endswith(b"\n"):
         raise NotPrometheus("it is cut off")
@@ -54,6 +58,10 @@ def metric_samples(
             raise NotPrometheus(f"line {number} is longer than {MAX_LINE_BYTES:,} bytes")
         if not line or line.startswith(b"#") or line.isspace():
             continue
+        if left_out is not None:
+            name, labelled, _ = line.partition(b"{")
+            if labelled and (name not in wanted or (name in sparse and line.endswith(b"} 0"))):
+                continue
         try:
             sample = _sample(line, wanted, known)
         except NotPrometheus as error:

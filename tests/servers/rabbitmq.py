@@ -117,6 +117,15 @@ class Rabbit:
         """To the shell and the virtual machine."""
         os.killpg(self._server.pid, number)
 
+    def machine(self) -> int:
+        """Pid of the virtual machine."""
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                comm, _, rest = stat.read_text().partition(" (")[2].rpartition(") ")
+                if comm == "beam.smp" and int(rest.split()[2]) == self._server.pid:
+                    return int(stat.parent.name)
+        raise ProcessLookupError
+
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             self.signal(signal.SIGKILL)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +27,7 @@ from agent.queues.catalogue import Queue
 from agent.queues.judged import Judged
 from agent.queues.packing import TABLE, pack
 from tests.patience import PATIENCE
-from tests.servers.rabbitmq import Rabbit, client, release_root
+from tests.servers.rabbitmq import ROOT, Rabbit, client, release_root
 
 
 @pytest.fixture(scope="module", params=["own", "trixie"])
@@ -173,6 +175,42 @@ def test_a_delay_queue_holds_delayed_messages_until_they_are_dead_lettered(rabbi
     assert isnan(row["in_per_s"])  # no channel published them
     until(queue, "later", lambda row: row["delayed"] == 0)
     queue.close()
+
+
+def test_tasks_of_celery_with_a_countdown_are_delayed_until_they_are_due(
+    rabbit: Rabbit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROKER_URL", f"amqp://guest:guest@127.0.0.1:{rabbit.port}//")
+    queue, done = source(rabbit.url + "&queues=shop,celery_delayed_*"), tmp_path / "done"
+
+    def delayed() -> int:
+        rows = poll(queue)
+        return int(sum(row["delayed"] for row in rows if row["destination"].startswith(b"celery_delayed_")))
+
+    with (tmp_path / "log").open("wb") as log:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "celery", "-A", "tests.servers.celery_rabbitmq", "worker", "-P", "solo"],
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        until(queue, "shop", lambda row: row["consumers"] == 1, 60)
+        until(queue, "celery_delayed_0", lambda row: row["delayed"] == 0)  # the worker declares it last
+        # Of 16 to 20 s, the first 16 are spent in one queue.
+        sender = [sys.executable, "-m", "tests.servers.celery_rabbitmq", str(done), "17", "20"]
+        subprocess.run(sender, cwd=ROOT, check=True)
+        row = until(queue, "celery_delayed_4", lambda row: row["delayed"] == 17)
+        assert row["lag_messages"] == 0
+        assert delayed() == 17
+        assert not done.exists()
+        until(queue, "celery_delayed_4", lambda row: row["delayed"] == 0)
+        until(queue, "shop", lambda row: done.exists() and len(done.read_text().split()) == 17)
+        until(queue, "shop", lambda row: delayed() == 0)
+    finally:
+        worker.kill()
+        worker.wait()
+        queue.close()
 
 
 def test_names_virtual_hosts_and_patterns(rabbit: Rabbit) -> None:

@@ -13,6 +13,7 @@ The management API adds what the metrics lack: which queues are delay queues, an
 from __future__ import annotations
 
 import os
+import re
 import time
 from bisect import bisect_left
 from collections.abc import Iterable
@@ -25,7 +26,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 from agent.common.address import peer_bytes, with_port
 from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
-from agent.common.http_get import HttpClient, HttpDown, TooLarge
+from agent.common.http_get import HttpClient, HttpDown
 from agent.common.settings import setting, text
 from agent.errors import USAGE, AgentError
 from agent.queues.catalogue import Broker, Row
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 0.8  # of a poll, with all its requests
 MAX_QUEUES = 1024
-#: Interval between two requests for alarms, and between two that ask for the first message of each queue.
-SELDOM_NS = 5_000_000_000
+#: Interval between two requests for what changes seldom, in turns alarms and the first message of each queue.
+SELDOM_NS = 2_500_000_000
 LOGIN_RETRY_NS = 10_000_000_000  # a refused login is not repeated at each poll: servers log and count refusals
 STATISTICS_NS = 6_000_000_000  # a queue's statistics are at most this old: an interval of 5 s, and a poll
 #: Statistics of channels are left out for this long after they took half of a poll's time.
@@ -52,9 +53,9 @@ BOUNDS = (
 )
 
 _DETAILED = "rabbitmq_detailed_"
-_FAMILIES = ("queue_coarse_metrics", "node_coarse_metrics", "node_metrics")
-#: The second has all of the first, and takes the server eight times as long.
-_CONSUMERS, _HEADS = "queue_consumer_count", "queue_metrics"
+_FAMILIES = ("queue_coarse_metrics", "queue_consumer_count", "node_coarse_metrics", "node_metrics")
+#: With the first message of each queue, and much else.
+_HEADS = "queue_metrics"
 #: Families with the messages that were published and delivered, by queue (newer versions) or by channel and queue.
 _BY_QUEUE = ("queue_delivery_metrics", "queue_exchange_metrics")
 _BY_CHANNEL = ("channel_queue_metrics", "channel_queue_exchange_metrics")
@@ -106,6 +107,9 @@ _MOST = (1 << 63) - 1
 #: A queue has another source of messages if this many more are in it, or left it, than channels published, in so many
 #: statistics in a row.
 _UNCOUNTED, _IN_A_ROW = 50, 3
+
+#: Queues of Celery for tasks with a countdown, which are delay queues.
+_DELAYS = re.compile(rb"celery_delayed_[0-9]+")
 
 Name = tuple[bytes, bytes]  #: virtual host, queue
 
@@ -310,8 +314,7 @@ class ArrivalTimes:
 @dataclass
 class _Queue:
     """One queue as of this poll, and what is kept of it between polls. seen: totals when the present statistics were
-    first seen. taken_ns: the last delivery. redelivered: since the previous poll. head_s: time
-    of the first ready message, set by its publisher, seconds since 1970, as of head_ns.
+    first seen. taken_ns: the last delivery. redelivered: since the previous poll.
     """
 
     vhost: bytes
@@ -326,8 +329,6 @@ class _Queue:
     surpluses: int = 0
     uncounted: bool = False
     stream: bool = False
-    head_s: int | None = None
-    head_ns: int = 0
 
     def update(self, gauges: dict[str, int], totals: _Totals, now_ns: int) -> None:
         before = self.totals
@@ -356,15 +357,6 @@ class _Queue:
         self.surpluses = self.surpluses + 1 if more else 0
         self.uncounted |= self.surpluses >= _IN_A_ROW
 
-    def head_age_s(self, wall_s: float) -> float:
-        """Age of the first message at the wall-clock time ``wall_s``; NaN if unknown, also where it may have been
-        delivered since.
-        """
-        at_ns, head_s = self.head_ns, self.head_s
-        if head_s is None or at_ns - self.taken_ns <= STATISTICS_NS or not _EARLIEST_S <= head_s <= wall_s + _AHEAD_S:
-            return nan
-        return max(0.0, wall_s - head_s)
-
     def waiting(self) -> int | None:
         """Ready messages now, by what channels did since the statistics."""
         ready = self.gauges.get(_READY)
@@ -390,7 +382,7 @@ class _Answer:
         self.heads: dict[Name, int] | None = None
         self.unread: list[bytes] = []
         identified = False
-        for sample in metric_samples(answer, _WANTED, self.unread):
+        for sample in metric_samples(answer, _WANTED, self.unread, _COUNTERS):
             if sample.name in _NODE:
                 self.node[_NODE[sample.name]] = whole_number(sample.value)
             elif sample.name == _IDENTITY:
@@ -446,9 +438,15 @@ class RabbitQueues:
         self._cluster: str | None = None
         self._alarms: tuple[str, ...] = ()
         self._clients: int | None = None
+        #: Times of first ready messages, set by their publishers, seconds since 1970, as of _heads_ns.
+        self._heads: dict[Name, int] | None = None
+        self._heads_ns = 0
+        self._heads_next = False
 
     def poll(self) -> list[Row]:
-        """One request, and every 5 s a second one to each port. Raises nothing, whatever the server answers."""
+        """One request, every 2.5 s a second one, and every 5 s one to the management API. Raises nothing, whatever the
+        server answers.
+        """
         now_ns = boot_ns()
         try:
             if now_ns < self._not_before_ns:
@@ -480,12 +478,10 @@ class RabbitQueues:
 
     def _poll(self, now_ns: int, deadline_s: float) -> list[Row]:
         login = self._server.login()
-        counting, seldom = now_ns >= self._slow_until_ns, now_ns >= self._seldom_ns
-        heads = _HEADS if counting and seldom else _CONSUMERS
-        families = (*_FAMILIES, heads, *(self._families if counting else ()))
-        path = "/metrics/detailed?" + "&".join(f"family={name}" for name in families)
+        counting = now_ns >= self._slow_until_ns
         asked_s = time.monotonic()
-        answer = self._client.get(path, deadline_s, login=login)
+        families = (*_FAMILIES, *(self._families if counting else ()))
+        answer = self._client.get(_detailed(*families), deadline_s, login=login)
         if counting and self._families is _BY_QUEUE and _HAS_BY_QUEUE not in answer:
             self._families = _BY_CHANNEL
         if not counting:
@@ -493,9 +489,9 @@ class RabbitQueues:
         elif time.monotonic() - asked_s > self._timeout_s / 2:
             self._slow_until_ns = now_ns + TOO_SLOW_NS
         node, problems = self._read(answer, now_ns)
-        if seldom:
+        if now_ns >= self._seldom_ns:
             self._seldom_ns = now_ns + SELDOM_NS
-            self._ask_node(deadline_s, login)
+            self._ask_more(now_ns, deadline_s, login)
         problems += self._missing()
         if not counting:
             problems.append((b"", "rates are unknown: the server takes too long to report its channels"))
@@ -513,12 +509,21 @@ class RabbitQueues:
             *({"destination": shown(what), "reason": why} for what, why in problems),
         ]
 
-    def _ask_node(self, deadline_s: float, login: tuple[str, str] | None) -> None:
-        """Alarms and connections: unknown where the answer has all objects of a large server."""
+    def _ask_more(self, now_ns: int, deadline_s: float, login: tuple[str, str] | None) -> None:
+        """In turns alarms and connections, and the first message of each queue. Without an answer they are unknown."""
+        self._heads_next = not self._heads_next
         try:
-            answer = self._client.get("/metrics", deadline_s, login=login)
-        except TooLarge:
-            return
+            if self._heads_next:
+                self._alarms, self._clients = (), None
+                self._read_node(self._client.get("/metrics", deadline_s, login=login))
+            else:
+                self._heads = None
+                self._heads_ns = now_ns
+                self._heads = _Answer(self._client.get(_detailed(_HEADS), deadline_s, login=login)).heads
+        except (HttpDown, NotPrometheus):  # it has answered; this is more work for it, or much more to read
+            self._client.close()
+
+    def _read_node(self, answer: bytes) -> None:
         alarms = []
         for sample in metric_samples(answer, _NODE_WANTED):
             if sample.name == _CONNECTIONS:
@@ -542,8 +547,6 @@ class RabbitQueues:
         for name, queue in self._queues.items():
             gauges = said.gauges[name]
             queue.stream = name in said.streams or gauges.get(_WORK) == 0
-            if said.heads is not None:
-                queue.head_s, queue.head_ns = said.heads.get(name), now_ns
             queue.update(gauges, self._counters.totals.get(name, _Totals()), now_ns)
         problems = []
         if len(listed) > MAX_QUEUES:
@@ -589,24 +592,38 @@ class RabbitQueues:
             }
         if queue.stream or (about is not None and about.stream):
             return row | {"lag_messages": None, "exact": None, "inexact_reason": "a stream: what it keeps is no lag"}
-        if about is not None and about.delays and consumers == 0:
+        delays = _DELAYS.fullmatch(queue.name) is not None if about is None else about.delays
+        if delays and consumers == 0:
             return row | {"lag_messages": 0, "delayed": ready}
         if counting and known_in and queue.arrivals is not None:
             row["lag_s"] = queue.arrivals.age_s(queue.waiting() or 0)
         elif ready == 0:
             row["lag_s"] = 0.0
         if ready:
-            row["oldest_undelivered_s"] = queue.head_age_s(time.time())
+            row["oldest_undelivered_s"] = self._head_age_s(name, queue)
         return row
+
+    def _head_age_s(self, name: Name, queue: _Queue) -> float:
+        """Age of the first ready message; NaN if unknown, also where it may have been delivered since."""
+        head_s, wall_s = (self._heads or {}).get(name), time.time()
+        old = self._heads_ns - queue.taken_ns <= STATISTICS_NS
+        if head_s is None or old or not _EARLIEST_S <= head_s <= wall_s + _AHEAD_S:
+            return nan
+        return max(0.0, wall_s - head_s)
 
     def _down(self, reason: str, failure: str = "other") -> list[Row]:
         """One row for each known queue, so that its series continues; else one for the server."""
         self._counters.forget()
         self._seldom_ns = 0
+        self._alarms, self._clients, self._heads, self._heads_next = (), None, None, False
         row = {"status": "down", "reason": f"{self.name}: {reason}", "failure": failure}
         known = [shown(text_of(name).encode()) for name in self._queues]
         self._queues = {name: _Queue(*name) for name in self._queues}
         return [{**row, "destination": name} for name in known] or [row]
+
+
+def _detailed(*families: str) -> str:
+    return "/metrics/detailed?" + "&".join(f"family={name}" for name in families)
 
 
 def text_of(name: Name) -> str:

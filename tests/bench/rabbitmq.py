@@ -1,0 +1,105 @@
+"""What polling a RabbitMQ node with many queues takes: ``python -m tests.bench.rabbitmq [--queues N] [--seconds S]``.
+
+A node of its own with so many queues, each with a consumer, 200 messages a second through all of them. A poll's time,
+the processor time of the node with and without polls (a second each, interleaved), the memory of the process that
+polls.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import amqp
+
+from tests.bench.common import Figure, arguments, report
+from tests.servers.rabbitmq import Rabbit
+
+#: Polls once a second while a line comes in, and says how long it took and what it weighs.
+_POLLER = """
+import sys, time
+from agent.queues.catalogue import broker
+(queue,) = broker("rabbitmq").sources([sys.argv[1]])
+for _ in sys.stdin:
+    began = time.perf_counter()
+    cpu = time.process_time()
+    rows = queue.poll()
+    took = time.perf_counter() - began
+    pss = next(line.split()[1] for line in open("/proc/self/smaps_rollup") if line.startswith("Pss:"))
+    down = [row["reason"] for row in rows if row.get("status") == "down" or "destination" not in row][:1]
+    print(took, time.process_time() - cpu, pss, len(rows), len(down), file=sys.stdout, flush=True)
+    if down:
+        print(down[0], file=sys.stderr, flush=True)
+"""
+
+
+def _cpu_s(pid: int) -> float:
+    """Processor time of a process and its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _traffic(node: Rabbit, queues: int, ended: threading.Event) -> None:
+    with node.connect() as connection:
+        channel = connection.channel()
+        for i in range(queues):
+            channel.queue_declare(f"queue-{i}", durable=True, auto_delete=False)
+            channel.basic_consume(f"queue-{i}", no_ack=True, callback=lambda _: None)
+        i = 0
+        while not ended.is_set():
+            channel.basic_publish(amqp.Message("x" * 100), routing_key=f"queue-{i % queues}")
+            i += 1
+            time.sleep(0.005)
+
+
+def main() -> None:
+    given = arguments(__doc__, queues=(500, "queues"), seconds=(30, "polls"))
+    with tempfile.TemporaryDirectory() as directory:
+        node, ended = Rabbit(Path(directory), interval_ms=5000), threading.Event()
+        traffic = threading.Thread(target=_traffic, args=(node, given.queues, ended))
+        try:
+            traffic.start()
+            time.sleep(15)
+            beam = node.machine()
+            poller = subprocess.Popen(
+                [sys.executable, "-c", _POLLER, node.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            assert poller.stdin is not None
+            assert poller.stdout is not None
+            polled, alone, answers = list[float](), list[float](), list[list[float]]()
+            for _ in range(given.seconds):
+                for cost in (polled, alone):
+                    before, began = _cpu_s(beam), time.monotonic()
+                    if cost is polled:
+                        print("poll", file=poller.stdin, flush=True)
+                        answers.append([float(word) for word in poller.stdout.readline().split()])
+                    time.sleep(max(0.0, began + 1 - time.monotonic()))
+                    cost.append(_cpu_s(beam) - before)
+            poller.stdin.close()
+            poller.wait()
+        finally:
+            ended.set()
+            traffic.join()
+            node.end()
+    took, cpu, pss, rows, down = zip(*answers, strict=True)
+    assert not any(down), "a poll failed"
+    assert min(rows) >= given.queues
+    what = f"RabbitMQ, {given.queues} queues"
+    report(f"{what}: a poll, ms", Figure([1000 * s for s in took]).text(".1f"), "-", "-")
+    report(f"{what}: processor time of the poller a poll, ms", Figure([1000 * s for s in cpu]).text(".1f"), "-", "-")
+    report(
+        f"{what}: processor time of the node in a second with a poll, ms",
+        Figure([1000 * s for s in polled]).text(".0f"),
+        f"{Figure([1000 * s for s in alone]).text('.0f')} without",
+        "-",
+    )
+    report(f"{what}: memory of the poller (PSS), MB", f"{pss[-1] / 1024:.1f}", "-", "-")
+
+
+if __name__ == "__main__":
+    main()
