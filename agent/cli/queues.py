@@ -12,6 +12,7 @@ from agent.errors import NO_ROWS
 COLUMNS = (
     "system",
     "queue",
+    "partition",
     "consumer_group",
     "length",
     "limit",
@@ -33,7 +34,7 @@ COLUMNS = (
     "host",
 )
 #: The columns that identify a broker's queue, and their headings.
-_BROKERS = ("host", "system", "destination", "partition", "consumer_group", "peer")
+_BROKERS = ("host", "system", "cluster", "destination", "partition", "consumer_group")
 _NAMED = {"queue": "destination", "length": "lag_messages", "oldest_s": "oldest_undelivered_s"}
 
 
@@ -76,7 +77,9 @@ def _stored(store: str, since: str) -> tuple[list[dict[str, Any]], list[dict[str
     from agent.store.sources import opened
 
     with opened(store, ["queue_lag", "socket_queue", "loss"], since) as source:
-        brokers = source.rows(Question("queue_lag", latest=_BROKERS, order=("system", "destination", "consumer_group")))
+        brokers = source.rows(
+            Question("queue_lag", latest=_BROKERS, order=("system", "destination", "consumer_group", "partition"))
+        )
         kernel = source.rows(
             Question("socket_queue", latest=("host",), order=("kind", "-queue"))
         )  # all rows of the last poll

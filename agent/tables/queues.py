@@ -39,7 +39,11 @@ DECLARED = (
         ),
         i64("poll_ns", "duration of the poll", "ns"),
         peer("the server's ip:port"),
-        text("holder", 64, "consumer that holds the oldest unacknowledged message"),
+        text(
+            "holder",
+            64,
+            "consumer that holds the oldest unacknowledged message (Kafka: to which the partition is assigned)",
+        ),
         text(
             "idle_consumer",
             64,
@@ -63,6 +67,9 @@ DECLARED = (
         i64("clients", "clients of the server"),
         i64("clients_limit", "client limit of the server"),
         i64("clients_refused", "connections refused for that limit since the server started"),
+        text("group_state", 16, "state of the consumer group (Kafka): stable rebalancing empty dead unknown"),
+        i64("rebalances", "rebalances of the group that were seen since its first poll"),
+        f64("lag_error_s", "largest error of lag_s", "s"),
         measure="lag_messages",
     ),
     table(
