@@ -37,6 +37,8 @@ _KINDS = {
 _KIND = {name: kind for kind, names in _KINDS.items() for name in names.split()}
 #: They say less than the error of a connection that led to them.
 _EMPTY = ("_ALL_BROKERS_DOWN", "_TIMED_OUT")
+#: Times the timeout of the first question.
+_LARGE = 3.0
 #: Beyond the timeout of a question, for librdkafka's threads on a busy host.
 _LATE_S = 0.2
 #: Of a connection's error, the failure of ``queue_lag``, by a part of its text.
@@ -71,8 +73,8 @@ class Failure(NamedTuple):
 
 
 class KafkaConnection:
-    """An AdminClient. Each question takes at most ``timeout_s``. Raises KafkaDown if librdkafka refuses the settings,
-    for example because it cannot read a certificate.
+    """An AdminClient. Raises KafkaDown if librdkafka refuses the settings, for example because it cannot read a
+    certificate. timeout_s: of ``cluster_id``; the other questions may take longer, since their answers may be large.
 
     librdkafka 2.16 crashes in two cases, which end this process:
       - A broker comes back after questions about groups timed out (librdkafka#4605). So each poll begins with
@@ -85,7 +87,7 @@ class KafkaConnection:
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
-        self._timeout_s = timeout_s
+        self._first_s, self._timeout_s = timeout_s, _LARGE * timeout_s
         self._errors: deque[Any] = deque(maxlen=8)
         try:
             self._admin: Any = AdminClient({**CONNECTING, **settings, "error_cb": self._errors.append})
@@ -94,7 +96,7 @@ class KafkaConnection:
 
     def cluster_id(self) -> str:
         """Kafka's own id of the cluster. Raises KafkaDown."""
-        return str(self._alone(self._admin.describe_cluster(request_timeout=self._timeout_s)).cluster_id or "")
+        return str(self._alone(self._admin.describe_cluster(request_timeout=self._first_s)).cluster_id or "")
 
     def groups(self) -> list[str]:
         """Names of all groups that we may see; those of brokers that do not answer are missing. Raises KafkaDown."""
@@ -177,7 +179,7 @@ class KafkaConnection:
             kind = next((kind for part, kind in _CONNECTIONS if part in text), "other")
             return KafkaDown(text, "login" if _KIND.get(known[0].name()) == "login" else kind)
         if failure.kind == "no_answer":
-            return KafkaDown(f"no answer within {self._timeout_s:g} s", "no_answer")
+            return KafkaDown(f"no answer within {self._first_s:g} s", "no_answer")
         return KafkaDown(failure.reason, "login" if failure.kind == "login" else "other")
 
     def well(self) -> None:

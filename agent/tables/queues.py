@@ -69,7 +69,13 @@ DECLARED = (
         i64("clients_refused", "connections refused for that limit since the server started"),
         text("group_state", 16, "state of the consumer group (Kafka): stable rebalancing empty dead unknown"),
         i64("rebalances", "rebalances of the group that were seen since its first poll"),
-        f64("lag_error_s", "largest error of lag_s", "s"),
+        f64("lag_error_s", "largest error of lag_s; null if it depends on another clock", "s"),
+        enum(
+            "lag_basis",
+            "history log_append create",
+            "source of lag_s (Kafka): end offsets at earlier polls, or the time of the first unread record by the"
+            " broker's clock (log_append) or the producer's (create)",
+        ),
         measure="lag_messages",
     ),
     table(

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,18 @@ class Kafka:
         from confluent_kafka.admin import AdminClient
 
         return AdminClient({"bootstrap.servers": self.address, "log_level": 0})
+
+    def commit(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Offsets by partition, as of a consumer that has read so far, and then left."""
+        from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+
+        at = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, *one) for one in offsets.items()])
+        end = time.monotonic() + 20 * PATIENCE
+        while any(
+            one.error
+            for one in self.admin.alter_consumer_group_offsets([at])[group].result(20 * PATIENCE).topic_partitions
+        ):
+            assert time.monotonic() < end  # its coordinator may not know a new topic yet
 
     def _answers(self) -> bool:
         from confluent_kafka import KafkaException

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from math import nan
+from random import sample
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -27,6 +28,7 @@ from agent.queues.catalogue import Broker, Row
 from agent.queues.kafka_client import Failure, KafkaConnection, KafkaDown, Key
 from agent.queues.kafka_groups import Commits, KafkaGroup
 from agent.queues.kafka_history import EndOffsets
+from agent.queues.kafka_records import FirstRecord, RecordReader
 from agent.tables import TABLES
 
 MAX_GROUPS, MAX_ROWS = 256, 2048
@@ -35,9 +37,10 @@ BOUNDS = (
     UpperBound("queues", "consumer groups of a Kafka cluster", MAX_GROUPS, "not watched", "`queue_lag.reason`"),
     UpperBound("queues", "partitions of Kafka's groups", MAX_ROWS, "not watched", "`queue_lag.reason`"),
 )
-_TIMEOUT_S = 0.8  # of each question
+_TIMEOUT_S = 0.8  # of the first question of a poll
 _RETRY_NS = 10_000_000_000  # after a refused login, or settings that librdkafka refuses
 _LEADERS_NS, _CONFIGS_NS = 10_000_000_000, 60_000_000_000  # how long leaders and settings of topics are used
+_READING_S = 0.3  # a poll, for single records
 _PASSWORD_BYTES = 4096
 _PORT = 9092
 _VARIABLES = "TICKSCOPE_KAFKA_"
@@ -87,6 +90,9 @@ class KafkaServer:
     servers: str = setting("", text("host:port,host:port", _bootstrap), "brokers that are asked first")
     groups: tuple[str, ...] = setting((), texts("a list of names or patterns"), "groups; none: all of them")
     topics: tuple[str, ...] = setting((), texts("a list of names or patterns"), "topics; none: all of them")
+    records: bool = setting(
+        True, flag(), "read single records for their timestamps, where the agent was not there when they were appended"
+    )
     tls: bool = setting(False, flag(), "encrypt the connection")
     ca: str = _file("certificates that sign the brokers' certificates (PEM)")
     certificate: str = _file("the agent's own certificate (PEM)")
@@ -207,13 +213,16 @@ class KafkaCluster:
         self._configs_ns = 0
         self._transactions = False
         self._ends: dict[Key, EndOffsets] = {}
+        self._reader: RecordReader | None = None
+        self._first_records: dict[tuple[Key, int], FirstRecord] = {}  # by partition and committed offset
+        self._no_reading_ns = 0
         self._known: dict[tuple[str, Key], bytes | None] = {}
         self._left_out: list[str] = []
         self._doubtful = False  # a question about a group had no answer: see KafkaConnection
 
     def poll(self) -> list[Row]:
-        """Some rounds of questions, which take at most ``timeout_s`` each; a cluster that does not answer is asked only
-        the first. Raises nothing that depends on the cluster.
+        """Some rounds of questions. A cluster that does not answer is asked only the first, for ``timeout_s``. Raises
+        nothing that depends on the cluster.
         """
         now_ns = boot_ns()
         try:
@@ -233,7 +242,7 @@ class KafkaCluster:
         return [{"cluster": self._cluster, **row} if self._cluster else row for row in rows]
 
     def close(self) -> None:
-        self._connection = None
+        self._connection = self._reader = None
 
     def _poll(self, connection: KafkaConnection, now_ns: int) -> list[Row]:
         self._cluster = connection.cluster_id()
@@ -252,6 +261,7 @@ class KafkaCluster:
         wanted = self._wanted(committed)
         offsets = self._offsets(connection, wanted, committed)
         self._refresh(connection, list(offsets), now_ns)
+        self._read(wanted, committed, offsets, now_ns)
         known, self._known = self._known, {}
         rows = [
             *self._partitions(wanted, committed, offsets, now_ns),
@@ -338,6 +348,40 @@ class KafkaCluster:
             )
         return found
 
+    def _read(
+        self,
+        wanted: Iterable[tuple[str, Key]],
+        committed: Mapping[str, Any],
+        offsets: Mapping[Key, _Offsets | Failure],
+        now_ns: int,
+    ) -> None:
+        """Reads the first records that wait, where only they tell the time, or whether any wait at all."""
+        known, self._first_records = self._first_records, {}
+        missing: dict[Key, int] = {}
+        for name, key in wanted:
+            at, offset = offsets[key], committed[name].get(key)
+            if isinstance(at, Failure) or offset is None or offset >= at.end:
+                continue
+            first = known.get((key, offset))
+            if first is not None and first.offset >= ((at.start or 0) if first.basis else at.end):
+                self._first_records[key, offset] = first
+            elif self._ends[key].age(offset, now_ns) is None or self._doubt(key[0], offset, at):
+                missing[key] = max(offset, at.start or 0)
+        if not missing or not self._server.records or now_ns < self._no_reading_ns:
+            return
+        if self._reader is None:
+            self._reader = RecordReader(self._server.librdkafka())
+        turn = sample(sorted(missing.items()), len(missing))  # those that are left out come another time
+        found = self._reader.read(dict(turn), _READING_S)
+        if not found:
+            self._no_reading_ns = boot_ns() + _RETRY_NS
+        for name, key in wanted:
+            at, offset = offsets[key], committed[name].get(key)
+            if key not in found or offset is None or isinstance(at, Failure):
+                continue
+            if missing[key] == max(offset, at.start or 0):  # and not at the offset of another group
+                self._first_records[key, offset] = found[key]
+
     def _partitions(
         self,
         wanted: Iterable[tuple[str, Key]],
@@ -354,7 +398,7 @@ class KafkaCluster:
                 yield {**row, **_failed(self.name, found, "topic")}
                 continue
             lag, exact, why = self._lag(key, offset, found)
-            age_s, error_s = self._age(key, offset, lag, now_ns)
+            age_s, error_s, basis = self._age(key, offset, lag, now_ns)
             commits = group.commits.setdefault(key, Commits())
             position = None if offset is None else commits.position(offset, lag, group.members != 0, now_ns)
             yield {
@@ -364,6 +408,7 @@ class KafkaCluster:
                 "inexact_reason": why,
                 "lag_s": age_s,
                 "lag_error_s": error_s,
+                "lag_basis": basis,
                 "oldest_undelivered_s": nan if lag == 0 else age_s,
                 "added": found.end,
                 "acked": offset,
@@ -383,8 +428,10 @@ class KafkaCluster:
             return None, False, "committed beyond the end: the topic was made anew, or cut"
         if committed == at.end:
             return 0, True, ""
-        why = self._doubt(key[0], committed, at)
-        return at.end - max(committed, at.start or 0), not why, why
+        why, first = self._doubt(key[0], committed, at), self._first_records.get((key, committed))
+        if first is not None and first.offset >= at.end:
+            return 0, True, ""  # no record is there, only markers of transactions
+        return at.end - max(committed, at.start or 0, first.offset if first is not None else 0), not why, why
 
     def _doubt(self, topic: str, committed: int, at: _Offsets) -> str:
         """Why the offsets between these two are not just the messages that wait; empty if they are."""
@@ -401,12 +448,18 @@ class KafkaCluster:
             return "upper bound: the topic is compacted"
         return "upper bound: counts markers of transactions" if self._transactions else ""
 
-    def _age(self, key: Key, committed: int | None, lag: int | None, now_ns: int) -> tuple[float, float]:
-        """(seconds, largest error); NaN if unknown."""
+    def _age(self, key: Key, committed: int | None, lag: int | None, now_ns: int) -> tuple[float, float, str | None]:
+        """(seconds, largest error, whose clock); NaN if unknown."""
         if lag == 0:
-            return 0.0, 0.0
-        age = None if committed is None or lag is None else self._ends[key].age(committed, now_ns)
-        return (nan, nan) if age is None else (age.age_s, age.error_s)
+            return 0.0, 0.0, None
+        if committed is None or lag is None:
+            return nan, nan, None
+        if (age := self._ends[key].age(committed, now_ns)) is not None:
+            return age.age_s, age.error_s, "history"
+        first = self._first_records.get((key, committed))
+        if first is None or first.t_ns is None or first.t_ns > now_ns:
+            return nan, nan, None
+        return (now_ns - first.t_ns) / 1e9, nan, first.basis
 
     def _others(
         self, names: Iterable[str], committed: Mapping[str, Any], known: Mapping[tuple[str, Key], bytes | None]
