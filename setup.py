@@ -36,6 +36,7 @@ setup(
         "pytz",  # DuckDB asks for it where a query gives a TIMESTAMPTZ: to_timestamp(), now().
         "pyarrow>=18,<27",
         "hiredis>=3,<4",
+        "confluent-kafka>=2.6,<3",
         "PyYAML>=6,<7",
     ],
     extras_require={

@@ -106,6 +106,7 @@ install_for() {
 		command -v node >/dev/null || packages+=(nodejs)
 		PATH=$PATH:${HOME:-/root}/.cargo/bin command -v rustc >/dev/null || packages+=(rustc)
 		command -v java >/dev/null || packages+=(default-jdk-headless)
+		command -v mvn >/dev/null || packages+=(maven)
 		extra='test'
 	fi
 	install_packages "${packages[@]}"

@@ -6,6 +6,7 @@ It is started after the agent has given up root, so that it never has a privileg
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -119,7 +120,14 @@ class BrokerPoller(Failing, Owning, Pending):
         self._since_ns = boot_ns()
         if not self._servers:
             return None
-        settings = {"kind": self.kind, "servers": self._servers, "poll_s": self._interval_s}
+        prefix = f"TICKSCOPE_{self.kind.upper()}_"  # of passwords, too
+        environment = {name: value for name, value in os.environ.items() if name.startswith(prefix)}
+        settings = {
+            "kind": self.kind,
+            "servers": self._servers,
+            "poll_s": self._interval_s,
+            "environment": environment,
+        }
         return spawn_with_settings(_MODULE, "tickscope-poll", settings)
 
     def _unasked(self, now_ns: int) -> Iterator[Batch]:

@@ -2,8 +2,8 @@
 agent. It has no privilege and no numpy.
 
 ``python -m agent.queues.worker SOCKET SETTINGS PARENT``: two descriptors, and the agent's pid. SETTINGS is JSON: the
-kind of broker, its servers, and the poll interval. SOCKET is a SOCK_SEQPACKET socket that is only written to:
-``HEADER`` and its payload. The agent's side is agent/queues/poller_process.py.
+kind of broker, its servers, the poll interval, and variables of the agent's environment. SOCKET is a SOCK_SEQPACKET
+socket that is only written to: ``HEADER`` and its payload. The agent's side is agent/queues/poller_process.py.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 
 from agent.common.fairness import UpperBound
 from agent.posix import privilege
+from agent.posix.stacks import limit_stacks
 from agent.queues.catalogue import Queue, Row, broker
 from agent.queues.packing import ROW_BYTES, pack
 from agent.queues.rounds import Rounds
@@ -46,7 +47,7 @@ BOUNDS = (
         setting="`TasksMax`",
     ),
 )
-#: Of a thread; there is one per server.
+#: Of a thread; there is one per server. A client library may start more, for example one per broker of a cluster.
 _STACK_BYTES = 512 << 10
 #: Time to wait for an agent that does not read; then rows are dropped.
 _PATIENCE_S = 1
@@ -132,8 +133,10 @@ def main() -> None:
     privilege.give_up_all(parent)
     resource.setrlimit(resource.RLIMIT_DATA, (BUDGET_BYTES, BUDGET_BYTES))
     threading.stack_size(_STACK_BYTES)
+    limit_stacks(_STACK_BYTES)
     with os.fdopen(settings) as file:
         config = json.load(file)
+    os.environ.update(config["environment"])
     Worker(socket.socket(fileno=agent), config["kind"], config["servers"], config["poll_s"]).run()
 
 

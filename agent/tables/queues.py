@@ -48,7 +48,11 @@ DECLARED = (
         ),
         i64("poll_ns", "duration of the poll", "ns"),
         peer("the server's ip:port"),
-        text("holder", 64, "consumer that holds the oldest unacknowledged message"),
+        text(
+            "holder",
+            64,
+            "consumer that holds the oldest unacknowledged message (Kafka: to which the partition is assigned)",
+        ),
         text(
             "idle_consumer",
             64,
@@ -98,6 +102,15 @@ DECLARED = (
             "s",
         ),
         f64("forecast_err_s", "error of drains_in_s or limit_in_s: it holds in 95 of 100 cases", "s"),
+        text("group_state", 16, "state of the consumer group (Kafka): stable rebalancing empty dead unknown"),
+        i64("rebalances", "rebalances of the group that were seen since its first poll"),
+        f64("lag_error_s", "largest error of lag_s; null if it depends on another clock", "s"),
+        enum(
+            "lag_basis",
+            "history log_append create",
+            "source of lag_s (Kafka): end offsets at earlier polls, or the time of the first unread record by the"
+            " broker's clock (log_append) or the producer's (create)",
+        ),
         measure="lag_messages",
     ),
     table(

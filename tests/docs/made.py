@@ -207,6 +207,8 @@ def settings() -> str:
             if one.name == "brokers":
                 for name, broker in known_brokers().items():
                     yield f"`{name}`", "`[]`", "a list of servers", f"{broker.form} ({broker.note})", "yes"
+                    for part in declared(broker.section) if broker.section is not None else ():
+                        yield f"`{name}[].{part.key}`", f"`{_yaml(part)}`", part.kind.form, part.doc, "yes"
             elif one.kind.section is not None:
                 inner = f"{before}{one.key}." if one.key else before
                 yield from rows(one.kind.section, inner)

@@ -1,0 +1,538 @@
+"""Lag of Kafka's consumer groups, by partition: committed offset against the end of the log.
+
+Committed offsets are read first and end offsets after that, so that a lag is never negative. The lag counts offsets.
+Where some of them are no messages that the group will get, the row says so: records that compaction removed, markers of
+transactions. Its time comes from our own history of end offsets (agent/queues/kafka_history.py).
+
+The client is librdkafka (confluent-kafka). It is imported when a server is opened.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from math import nan
+from random import sample
+from typing import Any
+from urllib.parse import parse_qs
+
+from agent.columns import fitted
+from agent.common.clocks import boot_ns
+from agent.common.fairness import UpperBound
+from agent.common.settings import flag, one_of, setting, text, texts
+from agent.errors import USAGE, AgentError
+from agent.queues.addresses import Addresses
+from agent.queues.catalogue import Broker, Row
+from agent.queues.kafka_client import Failure, KafkaConnection, KafkaDown, Key
+from agent.queues.kafka_groups import Commits, KafkaGroup
+from agent.queues.kafka_history import EndOffsets
+from agent.queues.kafka_records import FirstRecord, RecordReader
+from agent.tables import TABLES
+
+MAX_GROUPS, MAX_ROWS = 256, 2048
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound("queues", "consumer groups of a Kafka cluster", MAX_GROUPS, "not watched", "`queue_lag.reason`"),
+    UpperBound("queues", "partitions of Kafka's groups", MAX_ROWS, "not watched", "`queue_lag.reason`"),
+)
+_TIMEOUT_S = 0.8  # of the first question of a poll
+_RETRY_NS = 10_000_000_000  # after a refused login, or settings that librdkafka refuses
+_LEADERS_NS, _CONFIGS_NS = 10_000_000_000, 60_000_000_000  # how long leaders and settings of topics are used
+_READING_S = 0.3  # a poll, for single records
+_PASSWORD_BYTES = 4096
+_PORT = 9092
+_VARIABLES = "TICKSCOPE_KAFKA_"
+_TRANSACTIONS = "__transaction_state"  # this topic is there once any producer has used transactions
+_WIDTH = TABLES["queue_lag"].by_name["destination"].width
+
+
+def _bootstrap(given: str) -> str:
+    """``host:port,host:port``, with the ports. Raises ValueError."""
+    servers = []
+    for one in filter(None, (part.strip() for part in given.split(","))):
+        if "@" in one or "/" in one or any(letter.isspace() for letter in one):
+            raise ValueError("it is host:port,host:port; users and passwords are keys of a section")
+        host, colon, port = one.rpartition(":")
+        if one.endswith("]") or (not colon):
+            host, port = one, str(_PORT)
+        if not host or (":" in host and not (host[0] == "[" and host[-1] == "]")):
+            raise ValueError("it is host:port,host:port; an IPv6 address is in brackets")
+        if not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError("a port is between 1 and 65535")
+        servers.append(f"{host}:{port}")
+    if not servers:
+        raise ValueError("it is host:port,host:port")
+    return ",".join(servers)
+
+
+def _variable(given: str) -> str:
+    if given and not given.startswith(_VARIABLES):
+        raise ValueError(f"its name begins with {_VARIABLES}")
+    return given
+
+
+def _path(given: str) -> str:
+    if given and not given.startswith("/"):
+        raise ValueError("it is an absolute path")
+    return given
+
+
+def _file(what: str) -> Any:
+    return setting("", text("an absolute path", _path), what)
+
+
+@dataclass(frozen=True)
+class KafkaServer:
+    """A Kafka cluster. Files are read by the broker process, as user tickscope."""
+
+    servers: str = setting("", text("host:port,host:port", _bootstrap), "brokers that are asked first")
+    groups: tuple[str, ...] = setting((), texts("a list of names or patterns"), "groups; none: all of them")
+    topics: tuple[str, ...] = setting((), texts("a list of names or patterns"), "topics; none: all of them")
+    records: bool = setting(
+        True, flag(), "read single records for their timestamps, where the agent was not there when they were appended"
+    )
+    tls: bool = setting(False, flag(), "encrypt the connection")
+    ca: str = _file("certificates that sign the brokers' certificates (PEM)")
+    certificate: str = _file("the agent's own certificate (PEM)")
+    key: str = _file("its private key (PEM)")
+    user: str = setting("", text("a name"), "SASL user")
+    mechanism: str = setting("SCRAM-SHA-512", one_of("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"), "SASL mechanism")
+    password_file: str = _file("file with the user's password")
+    password_variable: str = setting(
+        "",
+        text(f"a name that begins with {_VARIABLES}", _variable),
+        "variable of the agent's environment with the user's password",
+    )
+
+    def check(self) -> None:
+        if not self.servers:
+            raise ValueError("a Kafka cluster has `servers: host:port,host:port`")
+        if (self.ca or self.certificate or self.key) and not self.tls:
+            raise ValueError("ca, certificate and key need `tls: true`")
+        if bool(self.certificate) != bool(self.key):
+            raise ValueError("certificate and key are set together")
+        if bool(self.user) != bool(self.password_file or self.password_variable):
+            raise ValueError("user is set together with password_file or password_variable")
+
+    def password(self) -> str:
+        """The password. Raises KafkaDown if it cannot be read."""
+        if self.password_variable:
+            found = os.environ.get(self.password_variable)
+            if not found:
+                raise KafkaDown(f"the variable {self.password_variable} is not set", "login")
+            return found
+        try:
+            with open(self.password_file, encoding="utf-8") as file:
+                return file.read(_PASSWORD_BYTES).rstrip("\r\n")
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or "no text"
+            raise KafkaDown(f"password_file {self.password_file}: {why}", "login") from None
+
+    def librdkafka(self) -> dict[str, object]:
+        """The settings of librdkafka. Raises KafkaDown if the password cannot be read."""
+        security = ("SASL_" if self.user else "") + ("SSL" if self.tls else "PLAINTEXT")
+        sasl = (
+            {"sasl.mechanism": self.mechanism, "sasl.username": self.user, "sasl.password": self.password()}
+            if self.user
+            else {}
+        )
+        files = {
+            "ssl.ca.location": self.ca,
+            "ssl.certificate.location": self.certificate,
+            "ssl.key.location": self.key,
+        }
+        return {
+            "bootstrap.servers": self.servers,
+            "security.protocol": security,
+            **sasl,
+            **{name: path for name, path in files.items() if path},
+        }
+
+
+def parse(given: str) -> KafkaServer:
+    """``kafka://host:port,host:port?groups=a*&topics=b``, or without ``kafka://``. Raises AgentError without the text,
+    in which there may be a password.
+    """
+    try:
+        address, _, query = given.removeprefix("kafka://").partition("?")
+        options = parse_qs(query, strict_parsing=bool(query))
+        if unknown := set(options) - {"groups", "topics"}:
+            raise ValueError(f"unknown option {min(unknown)!r}")
+        named = {name: tuple(filter(None, ",".join(values).split(","))) for name, values in options.items()}
+        return KafkaServer(servers=_bootstrap(address.rstrip("/")), **named)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise AgentError(
+            "a Kafka server of the configuration cannot be read",
+            why=str(error),
+            remedy=(
+                "write it as kafka://host:9092,host:9092?groups=orders*&topics=orders; TLS, user and password_file are"
+                " keys of a section"
+            ),
+            exit_code=USAGE,
+        ) from None
+
+
+@dataclass
+class _Topic:
+    """leaders: a node (host, port) by partition. compacted: None if unknown."""
+
+    asked_ns: int
+    leaders: Mapping[int, Any] = field(default_factory=dict)
+    compacted: bool | None = None
+
+
+@dataclass(frozen=True)
+class _Offsets:
+    """Of one partition at one poll. Only ``end`` is there if nobody waits for it. stable: the first offset of an open
+    transaction, or the end.
+    """
+
+    end: int
+    start: int | None = None
+    stable: int | None = None
+
+
+class KafkaCluster:
+    """One cluster. ``poll`` returns one row per group and partition, one row for a group without partitions, one for a
+    cluster without groups, or ``down`` rows.
+    """
+
+    def __init__(self, server: KafkaServer, timeout_s: float = _TIMEOUT_S) -> None:
+        first = server.servers.split(",")[0]
+        self.name = f"kafka {first}"
+        self._server, self._timeout_s = server, timeout_s
+        self._addresses = Addresses()
+        self._first = first.rpartition(":")[0].strip("[]"), int(first.rpartition(":")[2])
+        self._connection: KafkaConnection | None = None
+        self._cluster = ""
+        self._not_before_ns, self._refusal = 0, KafkaDown("", "other")
+        self._groups: dict[str, KafkaGroup] = {}
+        self._topics: dict[str, _Topic] = {}
+        self._configs_ns = 0
+        self._transactions = False
+        self._ends: dict[Key, EndOffsets] = {}
+        self._reader: RecordReader | None = None
+        self._first_records: dict[tuple[Key, int], FirstRecord] = {}  # by partition and committed offset
+        self._no_reading_ns = 0
+        self._known: dict[tuple[str, Key], bytes | None] = {}
+        self._left_out: list[str] = []
+        self._doubtful = False  # a question about a group had no answer: see KafkaConnection
+
+    def poll(self) -> list[Row]:
+        """Some rounds of questions. A cluster that does not answer is asked only the first, for ``timeout_s``. Raises
+        nothing that depends on the cluster.
+        """
+        now_ns = boot_ns()
+        try:
+            if now_ns < self._not_before_ns:
+                raise self._refusal
+            if self._connection is None:
+                self._connection = KafkaConnection(self._server.librdkafka(), self._timeout_s)
+            rows = self._poll(self._connection, now_ns)
+            self._connection.well()
+            if self._doubtful:
+                self.close()
+        except KafkaDown as error:
+            if now_ns >= self._not_before_ns and (error.failure == "login" or self._connection is None):
+                self._refusal, self._not_before_ns = error, now_ns + _RETRY_NS
+            self.close()
+            rows = self._down(error)
+        return [{"cluster": self._cluster, **row} if self._cluster else row for row in rows]
+
+    def close(self) -> None:
+        self._connection = self._reader = None
+
+    def _poll(self, connection: KafkaConnection, now_ns: int) -> list[Row]:
+        self._cluster = connection.cluster_id()
+        names = self._names(connection)
+        described = connection.described(names)
+        failed = {name: about for name, about in described.items() if isinstance(about, Failure)}
+        committed = {**failed, **connection.committed(name for name in names if name not in failed)}
+        answers = [found.kind if isinstance(found, Failure) else "" for found in committed.values()]
+        if answers and all(kind in ("no_answer", "login") for kind in answers):
+            raise connection.down(next(found for found in committed.values() if isinstance(found, Failure)))
+        self._doubtful = "no_answer" in answers
+        groups = {name: self._groups.get(name) or KafkaGroup(name) for name in names}
+        for name, group in groups.items():
+            group.update(None if name in failed else described[name])
+        self._groups = groups
+        wanted = self._wanted(committed)
+        offsets = self._offsets(connection, wanted, committed)
+        self._refresh(connection, list(offsets), now_ns)
+        self._read(wanted, committed, offsets, now_ns)
+        known, self._known = self._known, {}
+        rows = [
+            *self._partitions(wanted, committed, offsets, now_ns),
+            *self._others(names, committed, known),
+            *({"reason": why} for why in self._left_out),
+        ]
+        return rows or [{"status": "ok", "peer": self._addresses.peer(*self._first)}]
+
+    def _names(self, connection: KafkaConnection) -> list[str]:
+        """Names of the groups to watch."""
+        patterns = self._server.groups
+        if patterns and not any(letter in name for name in patterns for letter in "*?["):
+            names = sorted(set(patterns))
+        else:
+            names = sorted(name for name in connection.groups() if name and _chosen(name, patterns))
+        self._left_out = [_more("groups", MAX_GROUPS)] if len(names) > MAX_GROUPS else []
+        return names[:MAX_GROUPS]
+
+    def _wanted(self, committed: Mapping[str, Mapping[Key, int] | Failure]) -> list[tuple[str, Key]]:
+        """Groups and their partitions: those with a committed offset, and those that are assigned."""
+        wanted: list[tuple[str, Key]] = []
+        for name, found in committed.items():
+            if not isinstance(found, Failure):
+                keys = {*found, *self._groups[name].holders}
+                wanted += ((name, key) for key in sorted(keys) if _chosen(key[0], self._server.topics))
+        if len(wanted) > MAX_ROWS:
+            self._left_out.append(_more("partitions", MAX_ROWS))
+        return wanted[:MAX_ROWS]
+
+    def _refresh(self, connection: KafkaConnection, keys: Iterable[Key], now_ns: int) -> None:
+        """Leaders and settings of the topics."""
+        used = dict.fromkeys(topic for topic, _ in keys)
+        self._topics = {name: topic for name, topic in self._topics.items() if name in used}
+        known = {(name, number) for name, topic in self._topics.items() for number in topic.leaders}
+        new = {topic for topic, number in keys if (topic, number) not in known}
+        old = {name for name, topic in self._topics.items() if now_ns - topic.asked_ns > _LEADERS_NS}
+        for name, found in connection.topics(new | old).items():
+            topic = self._topics.setdefault(name, _Topic(now_ns))
+            topic.asked_ns = now_ns
+            if not isinstance(found, Failure):
+                topic.leaders = {partition.id: partition.leader for partition in found.partitions}
+        if used and (new or now_ns - self._configs_ns > _CONFIGS_NS):
+            self._configs_ns = now_ns
+            for name, settings in connection.configs(used).items():
+                if not isinstance(settings, Failure):
+                    self._topics[name].compacted = "compact" in settings.get("cleanup.policy", "")
+            marker = connection.topics([_TRANSACTIONS])[_TRANSACTIONS]
+            self._transactions = not (isinstance(marker, Failure) and marker.kind == "gone")
+
+    def _offsets(
+        self, connection: KafkaConnection, wanted: Iterable[tuple[str, Key]], committed: Mapping[str, Any]
+    ) -> dict[Key, _Offsets | Failure]:
+        """Offsets of the partitions. What costs more is asked only of those that somebody waits for."""
+        before_ns = boot_ns()
+        ends = connection.offsets(dict.fromkeys(key for _, key in wanted), "latest")
+        after_ns = boot_ns()
+        failed = [found for found in ends.values() if isinstance(found, Failure)]
+        if failed and len(failed) == len(ends) and all(one.kind == "no_answer" for one in failed):
+            raise connection.down(failed[0])
+        found: dict[Key, _Offsets | Failure] = {}
+        histories, self._ends = self._ends, {}
+        for key, end in ends.items():
+            if isinstance(end, Failure):
+                found[key] = end
+                if key in histories:
+                    self._ends[key] = histories[key]
+            else:
+                found[key] = _Offsets(end)
+                self._ends[key] = histories.get(key) or EndOffsets()
+                self._ends[key].add((before_ns + after_ns) // 2, end)
+        waits = dict.fromkeys(
+            key
+            for name, key in wanted
+            if isinstance(one := found[key], _Offsets) and committed[name].get(key, -1) < one.end
+        )
+        starts, stable = connection.offsets(waits, "earliest"), connection.offsets(waits, "latest", committed=True)
+        for key in waits:
+            start, until, offsets = starts[key], stable[key], found[key]
+            assert isinstance(offsets, _Offsets)
+            found[key] = replace(
+                offsets,
+                start=None if isinstance(start, Failure) else min(start, offsets.end),
+                stable=None if isinstance(until, Failure) else until,
+            )
+        return found
+
+    def _read(
+        self,
+        wanted: Iterable[tuple[str, Key]],
+        committed: Mapping[str, Any],
+        offsets: Mapping[Key, _Offsets | Failure],
+        now_ns: int,
+    ) -> None:
+        """Reads the first records that wait, where only they tell the time, or whether any wait at all."""
+        known, self._first_records = self._first_records, {}
+        missing: dict[Key, int] = {}
+        for name, key in wanted:
+            at, offset = offsets[key], committed[name].get(key)
+            if isinstance(at, Failure) or offset is None or offset >= at.end:
+                continue
+            first = known.get((key, offset))
+            if first is not None and first.offset >= ((at.start or 0) if first.basis else at.end):
+                self._first_records[key, offset] = first
+            elif self._ends[key].age(offset, now_ns) is None or self._doubt(key[0], offset, at):
+                missing[key] = max(offset, at.start or 0)
+        if not missing or not self._server.records or now_ns < self._no_reading_ns:
+            return
+        if self._reader is None:
+            self._reader = RecordReader(self._server.librdkafka())
+        turn = sample(sorted(missing.items()), len(missing))  # those that are left out come another time
+        found = self._reader.read(dict(turn), _READING_S)
+        if not found:
+            self._no_reading_ns = boot_ns() + _RETRY_NS
+        for name, key in wanted:
+            at, offset = offsets[key], committed[name].get(key)
+            if key not in found or offset is None or isinstance(at, Failure):
+                continue
+            if missing[key] == max(offset, at.start or 0):  # and not at the offset of another group
+                self._first_records[key, offset] = found[key]
+
+    def _partitions(
+        self,
+        wanted: Iterable[tuple[str, Key]],
+        committed: Mapping[str, Any],
+        offsets: Mapping[Key, _Offsets | Failure],
+        now_ns: int,
+    ) -> Iterator[Row]:
+        for name, key in wanted:
+            group, found, offset = self._groups[name], offsets[key], committed[name].get(key)
+            peer = self._leader(key)
+            self._known[name, key] = peer
+            row = {**_named(group, key), "peer": peer}
+            if isinstance(found, Failure):
+                yield {**row, **_failed(self.name, found, "topic")}
+                continue
+            lag, exact, why = self._lag(key, offset, found)
+            age_s, error_s, basis = self._age(key, offset, lag, now_ns)
+            commits = group.commits.setdefault(key, Commits())
+            position = None if offset is None else commits.position(offset, lag, group.members != 0, now_ns)
+            yield {
+                **row,
+                "lag_messages": lag,
+                "exact": exact,
+                "inexact_reason": why,
+                "lag_s": age_s,
+                "lag_error_s": error_s,
+                "lag_basis": basis,
+                "oldest_undelivered_s": nan if lag == 0 else age_s,
+                "added": found.end,
+                "acked": offset,
+                "position": position,
+            }
+        for name, group in self._groups.items():
+            group.keep({key for one, key in self._known if one == name})
+
+    def _lag(self, key: Key, committed: int | None, at: _Offsets) -> tuple[int | None, bool, str]:
+        """(messages, exact, reason if not)."""
+        if committed is None:
+            most = None if at.start is None else at.end - at.start
+            if most == 0:
+                return 0, True, ""
+            return None, False, "no offset was committed" + ("" if most is None else f": at most {most}")
+        if committed > at.end:
+            return None, False, "committed beyond the end: the topic was made anew, or cut"
+        if committed == at.end:
+            return 0, True, ""
+        why, first = self._doubt(key[0], committed, at), self._first_records.get((key, committed))
+        if first is not None and first.offset >= at.end:
+            return 0, True, ""  # no record is there, only markers of transactions
+        return at.end - max(committed, at.start or 0, first.offset if first is not None else 0), not why, why
+
+    def _doubt(self, topic: str, committed: int, at: _Offsets) -> str:
+        """Why the offsets between these two are not just the messages that wait; empty if they are."""
+        known = self._topics.get(topic)
+        if at.start is None or at.stable is None:
+            return "upper bound: the start of the partition is not known"
+        if at.start > committed:
+            return f"{at.start - committed} records were deleted before they were read"
+        if at.stable < at.end:
+            return f"upper bound: {at.end - max(at.stable, committed)} in open transactions"
+        if known is None or known.compacted is None:
+            return "upper bound: may be compacted (no DescribeConfigs right)"
+        if known.compacted:
+            return "upper bound: the topic is compacted"
+        return "upper bound: counts markers of transactions" if self._transactions else ""
+
+    def _age(self, key: Key, committed: int | None, lag: int | None, now_ns: int) -> tuple[float, float, str | None]:
+        """(seconds, largest error, whose clock); NaN if unknown."""
+        if lag == 0:
+            return 0.0, 0.0, None
+        if committed is None or lag is None:
+            return nan, nan, None
+        if (age := self._ends[key].age(committed, now_ns)) is not None:
+            return age.age_s, age.error_s, "history"
+        first = self._first_records.get((key, committed))
+        if first is None or first.t_ns is None or first.t_ns > now_ns:
+            return nan, nan, None
+        return (now_ns - first.t_ns) / 1e9, nan, first.basis
+
+    def _others(
+        self, names: Iterable[str], committed: Mapping[str, Any], known: Mapping[tuple[str, Key], bytes | None]
+    ) -> Iterator[Row]:
+        """Groups without a partition: they have no commits, or their coordinator did not answer."""
+        have = {name for name, _ in self._known}
+        for name in names:
+            group, found = self._groups[name], committed[name]
+            row = {**_named(group), "peer": self._addresses.peer(*self._first)}
+            if isinstance(found, Failure):
+                failed = _failed(self.name, found, "group")
+                keys = [key for one, key in known if one == name]
+                self._known |= {(name, key): known[name, key] for key in keys}
+                yield from ({**row, **_named(group, key), **failed} for key in keys)
+                if not keys:
+                    yield {**row, **failed}
+            elif name not in have and not self._left_out:
+                missing = group.state == "dead"
+                yield {**row, "status": "ok", "reason": "no such group" if missing else "no committed offsets"}
+
+    def _leader(self, key: Key) -> bytes | None:
+        topic = self._topics.get(key[0])
+        node = topic.leaders.get(key[1]) if topic is not None else None
+        return None if node is None else self._addresses.peer(node.host, node.port)
+
+    def _down(self, error: KafkaDown) -> list[Row]:
+        """One row for each known group and partition, so that its series continues; else one for the cluster."""
+        row = {"status": "down", "reason": f"{self.name}: {error}", "failure": error.failure}
+        return [
+            {**_named(KafkaGroup(name), key), **row, "peer": peer} for (name, key), peer in self._known.items()
+        ] or [{**row, "peer": self._addresses.peer(*self._first)}]
+
+
+def _chosen(name: str, patterns: Iterable[str]) -> bool:
+    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _more(what: str, most: int) -> str:
+    return f"more than {most} {what} are not watched: choose with groups and topics of the setting kafka"
+
+
+def _shown(name: str) -> bytes:
+    return fitted(name.encode(errors="replace"), _WIDTH)
+
+
+def _named(group: KafkaGroup, key: Key | None = None) -> dict[str, object]:
+    row: dict[str, object] = {
+        "consumer_group": _shown(group.name),
+        "consumers": group.members,
+        "group_state": group.state,
+        "rebalances": group.rebalances,
+    }
+    if key is not None:
+        row |= {"destination": _shown(key[0]), "partition": str(key[1]), "holder": _shown(group.holders.get(key, ""))}
+    return row
+
+
+def _failed(name: str, failure: Failure, what: str) -> dict[str, object]:
+    """The columns of a row without an answer. A missing right, or a topic that is gone, is not an outage."""
+    if failure.kind in ("no_answer", "login"):
+        return {"status": "down", "failure": failure.kind, "reason": f"{name}: {failure.reason}"}
+    if failure.kind == "denied":
+        return {"reason": f"not allowed: the agent's user needs the right Describe on the {what}"}
+    return {"reason": "the topic or partition is deleted" if failure.kind == "gone" else failure.reason}
+
+
+BROKER = Broker(
+    "kafka",
+    "Kafka",
+    "consumer groups by topic and partition: lag, time lag, members, rebalances",
+    "kafka://host:9092,host:9092?groups=orders*&topics=orders",
+    "no groups: all of them; TLS and SASL: a section, see docs/queues.md",
+    parse,
+    KafkaCluster,
+    KafkaServer,
+)

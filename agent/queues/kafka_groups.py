@@ -1,0 +1,94 @@
+"""What is kept of a consumer group of Kafka between polls. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent.queues.kafka_client import Key
+from agent.queues.status import WINDOW_NS
+
+#: Without a known commit interval, a group that commits nothing for this long reads nothing.
+_PATIENCE_NS = 60_000_000_000
+#: Times the longest of the last intervals between commits.
+_INTERVALS, _REMEMBERED = 3, 5
+#: Names of ConsumerGroupState. A KIP-848 group that assigns or reconciles comes as UNKNOWN.
+_STATES = {
+    "STABLE": "stable",
+    "EMPTY": "empty",
+    "DEAD": "dead",
+    "PREPARING_REBALANCING": "rebalancing",
+    "COMPLETING_REBALANCING": "rebalancing",
+}
+
+
+class Commits:
+    """The committed offset of one partition. A consumer commits every few seconds, or minutes, so an offset that stays
+    the same shows only after a while that nothing is read.
+    """
+
+    def __init__(self) -> None:
+        self._offset, self._since_ns = -1, 0
+        self._intervals_ns: list[int] = []
+
+    def position(self, offset: int, lag: int | None, consumed: bool, now_ns: int) -> int | None:
+        """``position`` for agent/queues/judged.py: the offset once it means that nothing is read, else None. consumed:
+        whether the group may have a consumer.
+        """
+        if offset != self._offset:
+            if self._offset >= 0:
+                self._intervals_ns = [*self._intervals_ns, now_ns - self._since_ns][-_REMEMBERED:]
+            self._offset, self._since_ns = offset, now_ns
+        elif lag == 0:
+            self._since_ns = now_ns  # nothing to commit
+        patience_ns = _INTERVALS * max(self._intervals_ns) if self._intervals_ns else _PATIENCE_NS
+        quiet_ns = now_ns - self._since_ns
+        return offset if not consumed or quiet_ns >= patience_ns - WINDOW_NS else None
+
+
+@dataclass
+class KafkaGroup:
+    """members: number of members, None if unknown, as for a group whose consumers choose their partitions themselves.
+    holders: the consumer by partition. rebalances: seen so far; two between two polls count once.
+    """
+
+    name: str
+    state: str = ""
+    members: int | None = None
+    holders: dict[Key, str] = field(default_factory=dict)
+    coordinator: Any = None
+    rebalances: int = 0
+    commits: dict[Key, Commits] = field(default_factory=dict)
+    _assigned: frozenset[tuple[str, Key]] | None = None
+
+    def update(self, described: Any) -> None:
+        """described: a ConsumerGroupDescription, None if it is not known."""
+        if described is None:
+            self.state, self.members, self.holders = "", None, {}
+            return
+        before, kind = self.state, getattr(described.type, "name", "")
+        unnamed = "rebalancing" if kind == "CONSUMER" else "unknown"
+        self.state = _STATES.get(described.state.name, unnamed)
+        simple = described.is_simple_consumer_group and not described.members
+        self.members = None if simple else len(described.members)
+        self.coordinator = described.coordinator
+        self.holders, assigned = {}, set()
+        for member in described.members:
+            who = f"{member.group_instance_id or member.client_id}@{member.host.lstrip('/')}"
+            for partition in member.assignment.topic_partitions if member.assignment else ():
+                key = (partition.topic, partition.partition)
+                self.holders[key] = who
+                assigned.add((member.member_id, key))
+        self._count(before, frozenset(assigned))
+
+    def _count(self, before: str, assigned: frozenset[tuple[str, Key]]) -> None:
+        known, self._assigned = self._assigned, assigned
+        if known is None or before == "rebalancing":
+            return
+        moved = self.state == "stable" and assigned != known  # it was too short to be seen
+        self.rebalances += self.state == "rebalancing" or moved
+
+    def keep(self, keys: Container[Key]) -> None:
+        """Forgets partitions without a committed offset."""
+        self.commits = {key: commits for key, commits in self.commits.items() if key in keys}

@@ -1,0 +1,60 @@
+"""When records were appended to a partition of Kafka, from our own history of its end offsets. Pure.
+
+The broker reports how many records wait, not how long. The record at offset ``c`` was appended between the last poll
+that saw an end offset of at most ``c`` and the next one. This holds whatever timestamp a producer wrote, and needs no
+record to be read.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from typing import NamedTuple
+
+#: Samples of one partition: 2 KiB.
+SAMPLES = 128
+
+
+class Age(NamedTuple):
+    """Seconds since a record was appended, and the largest error of that."""
+
+    age_s: float
+    error_s: float
+
+
+class EndOffsets:
+    """End offsets of one partition, by the time of their polls (one clock, in ns).
+
+    Never more than ``samples``: beyond that, every second sample of the older half is dropped. So the history reaches
+    back to the first poll, and its error grows with the age.
+    """
+
+    def __init__(self, samples: int = SAMPLES) -> None:
+        self._samples = samples
+        self._t_ns, self._ends = array("q"), array("q")
+
+    def add(self, t_ns: int, end: int) -> None:
+        """Times must increase. A smaller end than before, after a topic was made anew, starts a new history."""
+        if self._ends and end < self._ends[-1]:
+            self._t_ns, self._ends = array("q"), array("q")
+        if len(self._ends) > 1 and end == self._ends[-1] == self._ends[-2]:
+            self._t_ns[-1] = t_ns  # of equal ends, the first and the last are of use
+            return
+        self._t_ns.append(t_ns)
+        self._ends.append(end)
+        if len(self._ends) > self._samples:
+            half = len(self._ends) // 2
+            self._t_ns = self._t_ns[:half:2] + self._t_ns[half:]
+            self._ends = self._ends[:half:2] + self._ends[half:]
+
+    def age(self, offset: int, now_ns: int) -> Age | None:
+        """Age of the record at this offset, linear between two polls. None if it is older than the history, or not yet
+        there.
+        """
+        after = bisect_right(self._ends, offset)
+        if not 0 < after < len(self._ends):
+            return None
+        before = after - 1
+        step_ns = self._t_ns[after] - self._t_ns[before]
+        share = (offset - self._ends[before] + 0.5) / (self._ends[after] - self._ends[before])
+        return Age((now_ns - self._t_ns[before] - share * step_ns) / 1e9, max(share, 1 - share) * step_ns / 1e9)

@@ -1,0 +1,82 @@
+"""Reads single records of Kafka for their timestamps, within a budget.
+
+It is a consumer without a group: it commits nothing, and is no member of any group. The contents of records are dropped
+unread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any, NamedTuple
+
+from agent.common.clocks import boot_ns
+from agent.queues.kafka_client import CONNECTING, Key
+
+#: Partitions at a time: with more, librdkafka stalls.
+_AT_ONCE = 20
+_SETTINGS = {
+    "group.id": "tickscope",  # it has to be there; nothing joins it
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "auto.offset.reset": "error",
+    "enable.partition.eof": True,
+    "check.crcs": False,
+    "allow.auto.create.topics": False,
+    # The broker sends at least one batch of records a request, however large it is.
+    "fetch.message.max.bytes": 1024,
+    "fetch.wait.max.ms": 5,
+    "queued.max.messages.kbytes": 256,
+}
+
+
+class FirstRecord(NamedTuple):
+    """The first record at or behind an offset. offset: its own; if there is none, the end of the partition. t_ns: its
+    timestamp, as CLOCK_BOOTTIME; None if it has none, or there is no record. basis: whose clock that is: log_append
+    (the broker's) or create (the producer's); empty if there is no record.
+    """
+
+    offset: int
+    t_ns: int | None = None
+    basis: str = ""
+
+
+class RecordReader:
+    """Raises confluent_kafka.KafkaException if librdkafka refuses the settings."""
+
+    def __init__(self, settings: Mapping[str, object]) -> None:
+        from confluent_kafka import Consumer
+
+        self._consumer: Any = Consumer({**CONNECTING, **_SETTINGS, **settings})
+
+    def read(self, offsets: Mapping[Key, int], budget_s: float) -> dict[Key, FirstRecord]:
+        """The first record from each of these offsets, as far as the time allows; a partition that fails is missing."""
+        from confluent_kafka import TopicPartition
+
+        until_s = time.monotonic() + budget_s
+        found: dict[Key, FirstRecord] = {}
+        left = iter(offsets.items())
+        while time.monotonic() < until_s and (some := dict(islice(left, _AT_ONCE))):
+            self._consumer.assign([TopicPartition(*key, offset) for key, offset in some.items()])
+            self._take(some, found, until_s)
+        self._consumer.unassign()
+        return found
+
+    def _take(self, wanted: dict[Key, int], found: dict[Key, FirstRecord], until_s: float) -> None:
+        from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, TIMESTAMP_NOT_AVAILABLE, KafkaError
+
+        while wanted and (left_s := until_s - time.monotonic()) > 0:
+            for message in self._consumer.consume(_AT_ONCE, min(left_s, 0.05)):
+                key, error = (message.topic(), message.partition()), message.error()
+                if key not in wanted or (error is None and message.offset() < wanted[key]):
+                    continue
+                del wanted[key]
+                if error is None:
+                    kind, t_ms = message.timestamp()
+                    known = kind != TIMESTAMP_NOT_AVAILABLE
+                    t_ns = boot_ns() - time.time_ns() + t_ms * 1_000_000 if known else None
+                    basis = "log_append" if kind == TIMESTAMP_LOG_APPEND_TIME else "create"
+                    found[key] = FirstRecord(message.offset(), t_ns, basis)
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    found[key] = FirstRecord(message.offset())

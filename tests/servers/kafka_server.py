@@ -1,0 +1,155 @@
+"""A real Kafka (one KRaft node, broker and controller) with three listeners: plain, SASL and TLS."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.patience import PATIENCE
+
+POM = Path(__file__).parent / "kafka" / "pom.xml"
+#: On the SASL listener. Clients of the plain listener may do all; these only what an ACL allows.
+USERS = {"tickscope": "right", "other": "else"}
+_JAVA = ("java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
+
+
+def fetched(into: Path) -> Path:
+    """Kafka's libraries, by Maven. Skips the test if they cannot be had."""
+    for needed in ("mvn", "java"):
+        if shutil.which(needed) is None:
+            pytest.skip(f"no {needed}: Kafka comes by Maven")
+    fetch = ["mvn", "-q", "-B", "dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={into}"]
+    got = subprocess.run([*fetch, "-f", str(POM)], cwd=into, capture_output=True, text=True)
+    if got.returncode:
+        pytest.skip(f"Kafka cannot be had: {got.stdout[-300:]}")
+    return into
+
+
+def free_ports(n: int) -> list[int]:
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(n)]
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+class Kafka:
+    """plain, sasl, tls: ports of 127.0.0.1. ca: the file with which its certificate was signed."""
+
+    def __init__(self, libraries: Path, directory: Path) -> None:
+        self.libraries, self.directory = libraries, directory
+        self.plain, self.sasl, self.tls, self.controller = free_ports(4)
+        self.ca, self.other_ca = directory / "ca.pem", directory / "other.pem"
+        self._certificates()
+        (directory / "server.properties").write_text("\n".join(f"{k}={v}" for k, v in self._properties().items()))
+        self._run("kafka.tools.StorageTool", "format", "-t", "3Db5QLSqSZieL3rJBUUegA", "-c", "server.properties")
+        self.start()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.plain}"
+
+    def start(self) -> None:
+        with (self.directory / "log").open("ab") as log:
+            command = [*_JAVA, "-cp", f"{self.libraries}/*", "kafka.Kafka", "server.properties"]
+            self.process = subprocess.Popen(command, cwd=self.directory, stdout=log, stderr=log)
+        until = time.monotonic() + 60 * PATIENCE
+        while not self._answers():
+            assert self.process.poll() is None, (self.directory / "log").read_text()[-3000:]
+            assert time.monotonic() < until, (self.directory / "log").read_text()[-3000:]
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+        self.process.kill()
+        self.process.wait()
+
+    @cached_property
+    def admin(self) -> Any:
+        """An AdminClient. Its questions end with it, so there is one."""
+        from confluent_kafka.admin import AdminClient
+
+        return AdminClient({"bootstrap.servers": self.address, "log_level": 0})
+
+    def commit(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Offsets by partition, as of a consumer that has read so far, and then left."""
+        from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+
+        at = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, *one) for one in offsets.items()])
+        end = time.monotonic() + 20 * PATIENCE
+        while any(
+            one.error
+            for one in self.admin.alter_consumer_group_offsets([at])[group].result(20 * PATIENCE).topic_partitions
+        ):
+            assert time.monotonic() < end  # its coordinator may not know a new topic yet
+
+    def _answers(self) -> bool:
+        from confluent_kafka import KafkaException
+
+        try:
+            return bool(self.admin.list_topics(timeout=1).brokers)
+        except KafkaException:
+            return False
+
+    def _run(self, *args: str) -> None:
+        done = subprocess.run(
+            [*_JAVA, "-cp", f"{self.libraries}/*", *args], cwd=self.directory, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+
+    def _certificates(self) -> None:
+        new = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2")
+        for name in ("ca", "other"):
+            own = ("-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.pem")
+            subprocess.run([*new, *own], cwd=self.directory, check=True, capture_output=True)
+        signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-addext", "subjectAltName=IP:127.0.0.1")
+        own = ("-subj", "/CN=kafka", "-keyout", "server.key", "-out", "server.pem")
+        subprocess.run([*new, *own, *signed], cwd=self.directory, check=True, capture_output=True)
+        both = "".join((self.directory / name).read_text() for name in ("server.key", "server.pem"))
+        (self.directory / "keystore.pem").write_text(both)
+
+    def _properties(self) -> dict[str, object]:
+        listeners = {"PLAIN": self.plain, "SASL": self.sasl, "TLS": self.tls}
+        advertised = ",".join(f"{name}://127.0.0.1:{port}" for name, port in listeners.items())
+        users = " ".join(f'user_{name}="{password}"' for name, password in USERS.items())
+        return {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "controller.quorum.voters": f"1@127.0.0.1:{self.controller}",
+            "listeners": f"{advertised},CONTROLLER://127.0.0.1:{self.controller}",
+            "advertised.listeners": advertised,
+            "controller.listener.names": "CONTROLLER",
+            "inter.broker.listener.name": "PLAIN",
+            "listener.security.protocol.map": ("PLAIN:PLAINTEXT,SASL:SASL_PLAINTEXT,TLS:SSL,CONTROLLER:PLAINTEXT"),
+            "log.dirs": self.directory / "data",
+            "sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.sasl.plain.sasl.jaas.config": (
+                f"org.apache.kafka.common.security.plain.PlainLoginModule required {users};"
+            ),
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": self.directory / "keystore.pem",
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:ANONYMOUS",
+            "auto.create.topics.enable": "false",
+            "offsets.topic.num.partitions": 4,
+            "offsets.topic.replication.factor": 1,
+            "transaction.state.log.num.partitions": 2,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
+            "share.coordinator.state.topic.replication.factor": 1,
+            "share.coordinator.state.topic.min.isr": 1,
+            "group.initial.rebalance.delay.ms": 0,
+            "group.min.session.timeout.ms": 500,
+            "group.consumer.min.session.timeout.ms": 1000,
+            "group.consumer.session.timeout.ms": 2000,
+            "group.consumer.min.heartbeat.interval.ms": 500,
+            "group.consumer.heartbeat.interval.ms": 500,
+        }

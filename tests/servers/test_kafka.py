@@ -1,0 +1,445 @@
+"""Lag of Kafka's consumer groups against a real Kafka, with producers and consumers that know the truth. Counts are
+prime, so that no doubling or halving goes unseen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent.common.clocks import boot_ns
+from agent.queues.brokers import kafka as kafka_broker
+from agent.queues.brokers.kafka import BROKER
+from agent.queues.catalogue import Queue
+from agent.queues.packing import TABLE, pack
+from agent.queues.poller_process import BrokerPoller
+from tests.patience import PATIENCE
+from tests.servers.kafka_server import USERS, Kafka, fetched
+
+#: A consumer as users write them. Its arguments: the server, topics, group, protocol; then nothing but reading.
+CONSUMER = """
+import sys
+from confluent_kafka import Consumer
+server, topics, group, protocol = sys.argv[1:]
+session = {"session.timeout.ms": 1000, "heartbeat.interval.ms": 300} if protocol == "classic" else {}
+consumer = Consumer({"bootstrap.servers": server, "group.id": group, "group.protocol": protocol,
+    "auto.offset.reset": "earliest", "auto.commit.interval.ms": 200, "topic.metadata.refresh.interval.ms": 500,
+    "client.id": f"{group}-consumer", **session})
+consumer.subscribe(topics.split(","))
+while True:
+    consumer.poll(1)
+"""
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fetched(tmp_path_factory.mktemp("kafka-libraries"))
+
+
+@pytest.fixture(scope="module")
+def kafka(libraries: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    server = Kafka(libraries, tmp_path_factory.mktemp("kafka"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def opened(kafka: Kafka) -> Iterator[Callable[..., Queue]]:
+    """opened(groups) polls these groups."""
+    with contextlib.ExitStack() as ends:
+
+        def begin(groups: str, topics: str = "") -> Queue:
+            (queue,) = BROKER.sources([f"{kafka.address}?groups={groups}" + (f"&topics={topics}" if topics else "")])
+            ends.callback(queue.close)
+            return queue
+
+        yield begin
+
+
+@pytest.fixture
+def consume(kafka: Kafka) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """consume(topics, group, protocol) starts a consumer as a process."""
+    with contextlib.ExitStack() as ends:
+
+        def start(topics: str, group: str, protocol: str = "classic") -> subprocess.Popen[bytes]:
+            one = subprocess.Popen([sys.executable, "-c", CONSUMER, kafka.address, topics, group, protocol])
+            ends.callback(one.wait)
+            ends.callback(one.kill)
+            return one
+
+        yield start
+
+
+def create(kafka: Kafka, topic: str, partitions: int = 1, **config: str) -> None:
+    from confluent_kafka.admin import NewTopic
+
+    new = NewTopic(topic, partitions, 1, config={name.replace("_", "."): value for name, value in config.items()})
+    kafka.admin.create_topics([new])[topic].result(20)
+
+
+def produce(kafka: Kafka, topic: str, n: int, partition: int = 0, key: str = "k", **settings: Any) -> tuple[int, int]:
+    """Times (CLOCK_BOOTTIME) before the first and after the last record was appended."""
+    from confluent_kafka import Producer
+
+    before = boot_ns()
+    producer = Producer({"bootstrap.servers": kafka.address, "linger.ms": 5, **settings})
+    for i in range(n):
+        producer.produce(topic, f"v{i}", key, partition)
+    assert producer.flush(20) == 0
+    return before, boot_ns()
+
+
+def commit(kafka: Kafka, group: str, topic: str, offset: int, partition: int = 0) -> None:
+    kafka.commit(group, topic, {partition: offset})
+
+
+def poll(queue: Queue) -> np.ndarray:
+    return np.frombuffer(pack(queue.poll()), TABLE.dtype)
+
+
+def one(queue: Queue) -> Any:
+    rows = poll(queue)
+    assert len(rows) == 1, rows
+    return rows[0]
+
+
+def until(queue: Queue, fits: Callable[[np.ndarray], Any], each_s: float = 0.2) -> np.ndarray:
+    end = time.monotonic() + 30 * PATIENCE
+    while True:
+        rows = poll(queue)
+        if fits(rows):
+            return rows
+        assert time.monotonic() < end, rows
+        time.sleep(each_s)
+
+
+def test_lag_is_what_is_behind_the_committed_offset(kafka: Kafka, opened: Callable[..., Queue]) -> None:
+    create(kafka, "orders", 3)
+    produce(kafka, "orders", 101, 0)
+    produce(kafka, "orders", 37, 2)
+    commit(kafka, "billing", "orders", 40, 0)
+    commit(kafka, "billing", "orders", 37, 2)
+    queue = opened("bill*")
+    before = boot_ns()
+    first, last = poll(queue)
+    after = boot_ns()
+    assert (first["system"], first["destination"], first["consumer_group"]) == (b"kafka", b"orders", b"billing")
+    assert (first["partition"], first["lag_messages"], first["exact"], first["inexact_reason"]) == (b"0", 61, 1, b"")
+    assert (last["partition"], last["lag_messages"], last["lag_s"], last["lag_error_s"]) == (b"2", 0, 0, 0)
+    assert (first["status"], first["group_state"], first["rebalances"]) == (b"ok", b"empty", 0)
+    assert first["cluster"] == b"3Db5QLSqSZieL3rJBUUegA"
+    assert first["peer"].tobytes() == b"\0" * 10 + b"\xff\xff\x7f\0\0\x01" + kafka.plain.to_bytes(2, "little")
+    assert before < first["t_ns"] <= after
+    assert 0 < first["poll_ns"] <= after - before
+    produce(kafka, "orders", 13, 0)
+    commit(kafka, "billing", "orders", 43, 0)
+    second = poll(queue)[0]
+    assert second["lag_messages"] == 71
+    seconds = (second["t_ns"] - first["t_ns"]) / 1e9
+    assert second["in_per_s"] * seconds == pytest.approx(13)
+    assert second["out_per_s"] * seconds == pytest.approx(3)
+    assert opened("bill*", "o*,x").poll()[0]["destination"] == b"orders"
+    assert [row["consumer_group"] for row in poll(opened("bill*", "others"))] == [b"billing"]
+
+
+def test_the_time_of_a_lag_holds_the_truth(kafka: Kafka, opened: Callable[..., Queue]) -> None:
+    create(kafka, "timed")
+    produce(kafka, "timed", 11)
+    commit(kafka, "clocks", "timed", 11)
+    queue = opened("clocks")
+    poll(queue)
+    appended: list[tuple[int, int]] = []
+    for turn in range(5):
+        appended += [produce(kafka, "timed", 7)] * 7
+        time.sleep(0.1)
+        asked = boot_ns()
+        row = one(queue)
+        for offset in (0, 7 * turn):
+            commit(kafka, "clocks", "timed", 11 + offset)
+            asked = boot_ns()
+            row = one(queue)
+            assert row["lag_messages"] == len(appended) - offset
+            before, after = appended[offset]
+            assert (row["lag_s"] - row["lag_error_s"]) * 1e9 <= row["t_ns"] - before
+            assert (row["lag_s"] + row["lag_error_s"]) * 1e9 >= asked - after
+            assert row["oldest_undelivered_s"] == row["lag_s"]
+
+
+@pytest.mark.parametrize("basis", ["create", "log_append"])
+def test_the_time_of_records_older_than_our_history_is_theirs(
+    kafka: Kafka, opened: Callable[..., Queue], basis: str
+) -> None:
+    create(kafka, f"old-{basis}", message_timestamp_type="CreateTime" if basis == "create" else "LogAppendTime")
+    appended = [produce(kafka, f"old-{basis}", 5) for _ in range(2)]
+    commit(kafka, f"old-{basis}", f"old-{basis}", 3)
+    queue = opened(f"old-{basis}")
+    for offset in (3, 7):
+        commit(kafka, f"old-{basis}", f"old-{basis}", offset)
+        asked = boot_ns()
+        row = one(queue)
+        before, after = appended[offset // 5]
+        assert row["lag_basis"] == TABLE.code("lag_basis", basis)
+        assert (asked - after) / 1e9 - 0.002 <= row["lag_s"] <= (row["t_ns"] - before) / 1e9 + 0.002  # they are in ms
+        assert isnan(row["lag_error_s"])
+
+
+def test_a_record_from_the_future_has_no_age(kafka: Kafka, opened: Callable[..., Queue]) -> None:
+    from confluent_kafka import Producer
+
+    create(kafka, "future")
+    producer = Producer({"bootstrap.servers": kafka.address})
+    producer.produce("future", b"x", partition=0, timestamp=time.time_ns() // 1_000_000 + 1_800_000)
+    assert producer.flush(20) == 0
+    commit(kafka, "future", "future", 0)
+    row = one(opened("future"))
+    assert row["lag_messages"] == 1
+    assert isnan(row["lag_s"])
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_group_with_consumers(
+    kafka: Kafka, opened: Callable[..., Queue], consume: Callable[..., Any], protocol: str
+) -> None:
+    topic, group = f"jobs-{protocol}", f"workers-{protocol}"
+    create(kafka, topic, 2)
+    produce(kafka, topic, 17, 0)
+    queue = opened(group)
+    (row,) = until(queue, lambda rows: rows["group_state"].tolist() == [b"dead"])
+    assert (row["reason"], row["status"]) == (b"no such group", b"ok")
+    first = consume(topic, group, protocol)
+    rows = until(queue, lambda rows: len(rows) == 2 and (rows["lag_messages"] == 0).all())
+    assert set(rows["group_state"]) == {b"stable"}
+    assert rows["consumers"].tolist() == [1, 1]
+    assert set(rows["holder"]) == {f"{group}-consumer@127.0.0.1".encode()}
+    before = rows["rebalances"].max()
+
+    second = consume(topic, group, protocol)  # it takes one of the partitions
+    rows = until(queue, lambda rows: (rows["consumers"] == 2).all() and set(rows["group_state"]) == {b"stable"})
+    rows = until(queue, lambda rows: (rows["rebalances"] > before).all())
+    before = rows["rebalances"].max()
+
+    from confluent_kafka.admin import NewPartitions
+
+    kafka.admin.create_partitions([NewPartitions(topic, 3)])[topic].result(20)
+    # It is empty, and nothing was committed.
+    rows = until(queue, lambda rows: rows["partition"].tolist() == [b"0", b"1", b"2"] and not rows["lag_messages"][2])
+    produce(kafka, topic, 5, 2)
+    rows = until(queue, lambda rows: (rows["lag_messages"] == 0).all() and len(rows) == 3)
+
+    for process in (first, second):
+        process.send_signal(signal.SIGSTOP)
+    produce(kafka, topic, 23, 2)
+    rows = until(queue, lambda rows: rows["lag_messages"].max() == 23)
+    assert rows["lag_messages"].tolist() == [0, 0, 23]
+    for process in (first, second):
+        process.kill()
+    rows = until(queue, lambda rows: set(rows["group_state"]) == {b"empty"})
+    assert set(rows["consumers"]) == {0}
+    # In partition 1 nothing was ever committed, and it is no longer assigned.
+    assert dict(zip(rows["partition"], rows["lag_messages"], strict=True)) == {b"0": 0, b"2": 23}
+    assert (rows["rebalances"] > before).all()
+
+
+def test_what_no_consumer_will_get_is_told(kafka: Kafka, opened: Callable[..., Queue]) -> None:
+    from confluent_kafka import Producer, TopicPartition
+
+    admin = kafka.admin
+    create(kafka, "kept")
+    produce(kafka, "kept", 53)
+    commit(kafka, "late", "kept", 3)
+    (deleted,) = admin.delete_records([TopicPartition("kept", 0, 20)]).values()
+    deleted.result(20)
+    row = one(opened("late"))
+    assert (row["lag_messages"], row["exact"]) == (33, 0)
+    assert row["inexact_reason"] == b"17 records were deleted before they were read"
+
+    create(kafka, "states", cleanup_policy="compact")
+    produce(kafka, "states", 29)
+    commit(kafka, "compacted", "states", 5)
+    row = one(opened("compacted"))
+    assert (row["lag_messages"], row["exact"]) == (24, 0)
+    assert b"compacted" in row["inexact_reason"]
+
+    commit(kafka, "ahead", "kept", 60)
+    row = one(opened("ahead"))
+    assert row["lag_messages"] == -(2**63)
+    assert b"beyond the end" in row["inexact_reason"]
+
+    create(kafka, "paid")
+    producer = Producer({"bootstrap.servers": kafka.address, "transactional.id": "t"})
+    producer.init_transactions(20)
+    producer.begin_transaction()
+    for _ in range(7):
+        producer.produce("paid", b"x", partition=0)
+    producer.flush(20)
+    commit(kafka, "payers", "paid", 0)
+    queue = opened("payers")
+    row = one(queue)
+    assert (row["lag_messages"], row["exact"]) == (7, 0)
+    assert row["inexact_reason"] == b"upper bound: 7 in open transactions"
+    producer.commit_transaction(20)
+    (row,) = until(queue, lambda rows: rows["lag_messages"].tolist() == [8])  # a marker follows the records
+    assert (row["exact"], row["inexact_reason"]) == (0, b"upper bound: counts markers of transactions")
+    for offset in (7, 8):  # no record follows, but a marker: librdkafka's consumers commit the first, Java's the second
+        commit(kafka, "payers", "paid", offset)
+        (row,) = until(queue, lambda rows: rows["lag_messages"].tolist() == [0])
+        assert row["exact"] == 1
+
+
+def test_topics_and_groups_that_are_gone_or_denied_are_no_outage(kafka: Kafka, opened: Callable[..., Queue]) -> None:
+    admin = kafka.admin
+    create(kafka, "brief")
+    produce(kafka, "brief", 3)
+    commit(kafka, "readers", "brief", 1)
+    queue = opened("readers")
+    assert one(queue)["lag_messages"] == 2
+    admin.delete_topics(["brief"])["brief"].result(20)
+    rows = until(queue, lambda rows: (rows["lag_messages"] < 0).all())
+    assert b"down" not in rows["status"].tolist()
+    create(kafka, "brief")
+    while one(queue)["lag_messages"] != 0:  # the broker may still be removing the old topic's offsets
+        commit(kafka, "readers", "brief", 0)
+    produce(kafka, "brief", 5)
+    assert one(queue)["lag_messages"] == 5
+    admin.delete_consumer_groups(["readers"])["readers"].result(20)
+    row = one(queue)
+    assert (row["destination"], row["reason"], row["status"]) == (b"", b"no such group", b"ok")
+
+
+def test_more_partitions_than_are_watched_are_reported(
+    kafka: Kafka, opened: Callable[..., Queue], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_broker, "MAX_ROWS", 2)
+    monkeypatch.setattr(kafka_broker, "MAX_GROUPS", 2)
+    create(kafka, "many", 3)
+    for group in "abc":
+        commit(kafka, f"many-{group}", "many", 0, 1)
+    commit(kafka, "many-a", "many", 0, 0)
+    rows = poll(opened("many-*"))
+    known = [(row["consumer_group"], row["partition"]) for row in rows[:2]]
+    assert known == [(b"many-a", b"0"), (b"many-a", b"1")]
+    assert [row["reason"][:18] for row in rows[2:]] == [b"more than 2 groups", b"more than 2 partit"]
+
+
+def test_the_brokers_process_polls_it_and_its_log_stays_quiet(kafka: Kafka, capfd: pytest.CaptureFixture[str]) -> None:
+    create(kafka, "polled", 5)
+    for partition in range(5):
+        produce(kafka, "polled", 13, partition)
+        commit(kafka, "pollers", "polled", 2, partition)
+    nobody = "127.0.0.1:1"
+    brokers = BrokerPoller("kafka", (f"{kafka.address}?groups=pollers", nobody), 0.2)
+    rows: list[Any] = []
+    end = time.monotonic() + 30 * PATIENCE
+    while len(rows) < 40 and time.monotonic() < end:
+        time.sleep(0.05)
+        rows += [row for batch in brokers.drain(boot_ns()) for row in batch.rows]
+    failures = brokers.failures()
+    brokers.close()
+    assert failures == {}
+    known = {(r["partition"], r["lag_messages"]) for r in rows if r["status"] == b"ok"}
+    assert known == {(str(n).encode(), 11) for n in range(5)}
+    (down,) = {(r["reason"], r["failure"]) for r in rows if r["status"] == b"down"}
+    assert down[1] == TABLE.code("failure", "refused")
+    assert b"Connection refused" in down[0]
+    assert capfd.readouterr().err == ""
+
+
+def login(kafka: Kafka, **keys: object) -> Any:
+    port = kafka.tls if keys.get("tls") else kafka.sasl
+    return BROKER.sources([{"servers": f"127.0.0.1:{port}", **keys}])[0]
+
+
+def test_a_login_with_the_least_rights(kafka: Kafka, tmp_path: Path) -> None:
+    from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
+
+    create(kafka, "private")
+    produce(kafka, "private", 19)
+    commit(kafka, "insiders", "private", 2)
+    commit(kafka, "strangers", "private", 2)
+    password = tmp_path / "password"
+    password.write_text(f"{USERS['tickscope']}\n")
+    queue = login(kafka, user="tickscope", mechanism="PLAIN", password_file=str(password), groups=["insiders"])
+    assert b"needs the right Describe on the group" in one(queue)["reason"]
+
+    def allow(kind: Any, name: str, operation: Any) -> None:
+        user, allowed = "User:tickscope", AclPermissionType.ALLOW
+        acl = AclBinding(kind, name, ResourcePatternType.LITERAL, user, "*", operation, allowed)
+        kafka.admin.create_acls([acl])[acl].result(20)
+
+    allow(ResourceType.GROUP, "insiders", AclOperation.DESCRIBE)
+    rows = until(queue, lambda rows: b"on the group" not in rows["reason"][0])
+    assert (rows["destination"].tolist(), rows["status"].tolist()) != ([b"private"], [b"down"])
+    allow(ResourceType.TOPIC, "private", AclOperation.DESCRIBE)
+    (row,) = until(queue, lambda rows: rows["lag_messages"].tolist() == [17])
+    assert row["inexact_reason"] == b"upper bound: may be compacted (no DescribeConfigs right)"
+    allow(ResourceType.TOPIC, "private", AclOperation.DESCRIBE_CONFIGS)
+    allow(ResourceType.TOPIC, "__transaction_state", AclOperation.DESCRIBE)
+    queue.close()
+    queue = login(kafka, user="tickscope", mechanism="PLAIN", password_file=str(password))
+    (row,) = until(queue, lambda rows: rows["lag_messages"].tolist() == [17])  # and no other group
+    assert b"may be compacted" not in row["inexact_reason"]
+    queue.close()
+
+
+@pytest.mark.parametrize("wrong", ["password", "file", "certificate", "plain"])
+def test_a_refused_login_is_reported(kafka: Kafka, tmp_path: Path, wrong: str) -> None:
+    password = tmp_path / "password"
+    password.write_text("wrong\n")
+    sasl = {"user": "tickscope", "mechanism": "PLAIN", "password_file": str(password)}
+    keys, failures, words = {
+        "password": (sasl, ("login",), b"Authentication failed"),
+        "file": ({**sasl, "password_file": "/nonexistent"}, ("login",), b"No such file"),
+        "certificate": ({"tls": True, "ca": str(kafka.other_ca)}, ("login", "other"), b"certificate verify failed"),
+        "plain": ({}, ("closed", "no_answer", "other"), b""),
+    }[wrong]
+    queue = login(kafka, **keys)
+    for _ in range(3):
+        row = one(queue)
+        assert (row["status"], row["destination"]) == (b"down", b"")
+        assert row["failure"] in [TABLE.code("failure", name) for name in failures], row["reason"]
+        assert words in row["reason"]
+    queue.close()
+
+
+def test_tls_with_the_right_certificate(kafka: Kafka) -> None:
+    queue = login(kafka, tls=True, ca=str(kafka.ca), groups=["nobody"])
+    assert one(queue)["reason"] == b"no such group"
+    queue.close()
+
+
+def test_a_stopped_a_dead_and_a_returned_broker(kafka: Kafka, opened: Callable[..., Queue]) -> None:
+    create(kafka, "durable")
+    produce(kafka, "durable", 31)
+    commit(kafka, "patient", "durable", 2)
+    queue = opened("patient")
+    assert one(queue)["lag_messages"] == 29
+    kafka.process.send_signal(signal.SIGSTOP)
+    try:
+        until(queue, lambda rows: rows["status"].tolist() == [b"down"], 0)  # it takes a moment to stop
+        for _ in range(3):
+            row = one(queue)
+            assert (row["status"], row["destination"], row["consumer_group"]) == (b"down", b"durable", b"patient")
+            assert row["failure"] == TABLE.code("failure", "no_answer"), row["reason"]
+            assert row["cluster"] == b"3Db5QLSqSZieL3rJBUUegA"
+            assert row["peer"].any()
+    finally:
+        kafka.process.send_signal(signal.SIGCONT)
+    until(queue, lambda rows: rows["status"].tolist() == [b"ok"])
+    kafka.stop()
+    try:
+        (row,) = until(queue, lambda rows: b"refused" in rows["reason"][0])
+        assert (row["status"], row["failure"]) == (b"down", TABLE.code("failure", "refused"))
+    finally:
+        kafka.start()
+    (row,) = until(queue, lambda rows: rows["status"].tolist() == [b"ok"])
+    assert (row["lag_messages"], row["exact"]) == (29, row["exact"])

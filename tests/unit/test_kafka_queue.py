@@ -1,0 +1,198 @@
+"""Kafka's settings; times from the history of end offsets; what a committed offset that stands still means; rebalances
+between polls. The real server: tests/servers/test_kafka.py.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agent.config import resolve
+from agent.errors import AgentError
+from agent.queues.brokers.kafka import BROKER, KafkaServer
+from agent.queues.kafka_client import KafkaDown
+from agent.queues.kafka_groups import Commits, KafkaGroup
+from agent.queues.kafka_history import SAMPLES, EndOffsets
+from agent.queues.status import WINDOW_NS
+
+SECOND = 10**9
+
+
+@pytest.mark.parametrize(
+    ("given", "servers", "groups", "topics"),
+    [
+        ("kafka://a", "a:9092", (), ()),
+        ("kafka://a:1,b,[::1]:3/?groups=o*,m&topics=t", "a:1,b:9092,[::1]:3", ("o*", "m"), ("t",)),
+        ("a:1, [::1]", "a:1,[::1]:9092", (), ()),
+    ],
+)
+def test_a_cluster_is_a_text(given: str, servers: str, groups: tuple[str, ...], topics: tuple[str, ...]) -> None:
+    assert BROKER.server(given) == KafkaServer(servers=servers, groups=groups, topics=topics)
+
+
+@pytest.mark.parametrize(
+    "given", ["", "kafka://", "http://a", "kafka://user:pw@a", "a:0", "a:x", "::1", "a:1?group=b", "kafka://a b", "a?x"]
+)
+def test_what_is_no_cluster_is_refused_without_its_password(given: str) -> None:
+    with pytest.raises(AgentError) as error:
+        BROKER.server(given)
+    assert "pw" not in str(error.value)
+    assert error.value.exit_code == 2
+
+
+SECTIONS = [
+    ("{servers: 'a:1', tls: true, ca: /ca.pem}", ""),
+    ("{servers: 'a:1', user: me, password_file: /p, groups: [a, 'b*'], topics: t}", ""),
+    ("{servers: 'a:1', user: me, password_variable: TICKSCOPE_KAFKA_PASSWORD, mechanism: PLAIN}", ""),
+    ("{groups: [a]}", "a Kafka cluster has `servers"),
+    ("{servers: 'a:1', ca: /ca.pem}", "need `tls: true`"),
+    ("{servers: 'a:1', tls: true, ca: ca.pem}", "it is an absolute path"),
+    ("{servers: 'a:1', tls: true, certificate: /c.pem}", "certificate and key are set together"),
+    ("{servers: 'a:1', user: me}", "user is set together with"),
+    ("{servers: 'a:1', user: me, password: secret}", "there is no setting kafka.0.password"),
+    ("{servers: 'a:1', user: me, password_variable: HOME}", "begins with TICKSCOPE_KAFKA_"),
+    ("{servers: 'a:1', user: me, password_file: /p, mechanism: GSSAPI}", "it is one of SCRAM-SHA-512"),
+]
+
+
+@pytest.mark.parametrize(("section", "words"), SECTIONS)
+def test_a_cluster_is_a_section(section: str, words: str, tmp_path: Path) -> None:
+    file = tmp_path / "t.yaml"
+    file.write_text(f"kafka: [{section}]\n")
+    if not words:
+        (server,) = resolve({}, {}, str(file)).queues.brokers["kafka"]
+        assert BROKER.server(server).servers == "a:1"
+        return
+    with pytest.raises(AgentError) as error:
+        resolve({}, {}, str(file))
+    text = f"{error.value}: {error.value.why}"
+    assert words in text
+    assert "t.yaml:1:" in text
+    assert "secret" not in text
+
+
+def test_the_password_is_read_from_a_file_or_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "p").write_text("se cret\n")
+    from_file = KafkaServer(servers="a:1", user="me", password_file=str(tmp_path / "p"))
+    assert from_file.librdkafka()["sasl.password"] == "se cret"
+    missing = KafkaServer(servers="a:1", user="me", password_file=str(tmp_path / "q"))
+    with pytest.raises(KafkaDown, match="No such file"):
+        missing.librdkafka()
+    named = KafkaServer(servers="a:1", user="me", password_variable="TICKSCOPE_KAFKA_P", tls=True, mechanism="PLAIN")
+    with pytest.raises(KafkaDown, match="TICKSCOPE_KAFKA_P is not set"):
+        named.librdkafka()
+    monkeypatch.setenv("TICKSCOPE_KAFKA_P", "s")
+    assert named.librdkafka() == {
+        "bootstrap.servers": "a:1",
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "me",
+        "sasl.password": "s",
+    }
+
+
+def appended(seed: int) -> Iterator[tuple[int, int, list[int]]]:
+    """Polls of a partition: time, end offset, and when each record so far was appended."""
+    chance, times = random.Random(seed), []
+    for poll in range(1, 700):
+        start, end = (poll - 1) * SECOND, poll * SECOND
+        rate = 0 if poll % 100 > 60 else chance.choice((0, 1, 3, 40))
+        times += sorted(chance.randrange(start, end) for _ in range(rate))
+        yield end, len(times), times
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_time_of_a_record_lies_within_its_error(seed: int) -> None:
+    history, checked, worst = EndOffsets(), 0, 0.0
+    history.add(0, 0)
+    for now, end, times in appended(seed):
+        history.add(now, end)
+        for back in (1, 2, 7, 50, 400, 3000):
+            age = history.age(end - back, now)
+            if age is None:
+                assert end - back < 0
+                continue
+            truth = (now - times[end - back]) / SECOND
+            assert abs(age.age_s - truth) <= age.error_s + 1e-6, (now, back)
+            checked, worst = checked + 1, max(worst, age.error_s / (truth + 1))
+    assert checked > 1000
+    assert worst < 1.01  # the error does not grow faster than the age
+    assert len(history._ends) <= SAMPLES
+    assert history.age(end, now) is None  # not yet there
+
+
+def test_a_smaller_end_begins_a_new_history() -> None:
+    history = EndOffsets()
+    for t, end in ((1, 5), (2, 9), (3, 2), (4, 4)):
+        history.add(t * SECOND, end)
+    assert history.age(7, 5 * SECOND) is None
+    assert history.age(1, 5 * SECOND) is None  # it is older than the new history
+    assert history.age(3, 5 * SECOND) is not None
+
+
+def stands_still(commits: Commits, polls: list[tuple[int, int | None]], consumed: bool = True) -> list[bool]:
+    return [commits.position(o, lag, consumed, i * SECOND) is not None for i, (o, lag) in enumerate(polls)]
+
+
+def test_an_offset_stands_still_after_some_commit_intervals() -> None:
+    window_s = WINDOW_NS // SECOND
+    polls = [(i // 5, 3) for i in range(30)] + [(6, 9)] * 30  # a commit every 5 s, and then none
+    found = stands_still(Commits(), polls)
+    first = found.index(True)
+    assert 30 < first + window_s <= 30 + 3 * 5 + 1  # judged.py needs it for a window
+    assert all(found[first:])
+    rare = [(i // 40, 3) for i in range(400)]
+    assert not any(stands_still(Commits(), rare)[80:])
+    never = stands_still(Commits(), [(7, 3)] * 90)
+    assert never.index(True) == 60 - window_s
+    idle = [*polls[:30], *[(6, 0)] * 600, *[(7, 3)] * 30]  # nothing to read for ten minutes: that is no interval
+    assert all(stands_still(Commits(), idle)[630 + 3 * 5 - window_s :])
+    assert all(stands_still(Commits(), [(7, 3)] * 3, consumed=False))
+
+
+def described(state: str, *members: tuple[str, list[int]], kind: str = "CLASSIC", simple: bool = False) -> Any:
+    """What librdkafka answers."""
+    of = [
+        SimpleNamespace(
+            member_id=name,
+            client_id=name.upper(),
+            group_instance_id=None,
+            host="/10.0.0.1",
+            assignment=SimpleNamespace(topic_partitions=[SimpleNamespace(topic="t", partition=n) for n in numbers]),
+        )
+        for name, numbers in members
+    ]
+    return SimpleNamespace(
+        state=SimpleNamespace(name=state),
+        type=SimpleNamespace(name=kind),
+        is_simple_consumer_group=simple,
+        members=of,
+        coordinator=None,
+    )
+
+
+def test_rebalances_are_counted_also_between_two_polls() -> None:
+    group = KafkaGroup("g")
+    for about, rebalances, state, members in (
+        (described("STABLE", ("a", [0, 1])), 0, "stable", 1),
+        (described("STABLE", ("a", [0, 1])), 0, "stable", 1),
+        (described("STABLE", ("a", [0]), ("b", [1])), 1, "stable", 2),
+        (described("PREPARING_REBALANCING", ("a", []), ("b", [])), 2, "rebalancing", 2),
+        (described("COMPLETING_REBALANCING", ("a", []), ("b", [])), 2, "rebalancing", 2),
+        (described("STABLE", ("a", [0, 1])), 2, "stable", 1),
+        (described("UNKNOWN", ("a", [0]), kind="CONSUMER"), 3, "rebalancing", 1),
+        (described("STABLE", ("a", [0, 1])), 3, "stable", 1),
+        (described("EMPTY"), 3, "empty", 0),
+        (described("EMPTY", simple=True), 3, "empty", None),
+    ):
+        group.update(about)
+        assert (group.rebalances, group.state, group.members) == (rebalances, state, members)
+    group.update(described("STABLE", ("a", [0, 1])))
+    assert group.holders == {("t", 0): "A@10.0.0.1", ("t", 1): "A@10.0.0.1"}
+    group.update(None)
+    assert (group.state, group.members, group.holders) == ("", None, {})
