@@ -22,13 +22,7 @@ USUAL_S = 20
 PER_S = 20
 
 
-@pytest.mark.parametrize(
-    ("number", "causes"),
-    [
-        (signal.SIGSTOP, ("process_stopped", "consumer_stopped")),
-        (signal.SIGKILL, ("process_killed", "consumer_stopped")),
-    ],
-)
+@pytest.mark.parametrize(("number", "cause"), [(signal.SIGSTOP, "process_stopped"), (signal.SIGKILL, "process_killed")])
 def test_a_worker_that_ends_is_a_finding_about_its_queue(
     start: Callable[..., Agent], tmp_path: Path, number: int, cause: str
 ) -> None:
