@@ -1,4 +1,4 @@
-"""A whole agent beside a real Celery application of which the worker stops: the queue, the finding and the metric."""
+"""A whole agent beside a real Celery application: its worker is stopped or killed, and its queue has a finding."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
+
 from tests.patience import PATIENCE
 from tests.servers.celery_pieces import Worker, application, wait
 from tests.servers.test_redis_streams import Redis
@@ -20,7 +22,10 @@ USUAL_S = 20
 PER_S = 20
 
 
-def test_a_stopped_worker_is_a_finding_about_its_queue(start: Callable[..., Agent], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "cause"), [(signal.SIGSTOP, "process_stopped"), (signal.SIGKILL, "process_killed")])
+def test_a_worker_that_ends_is_a_finding_about_its_queue(
+    start: Callable[..., Agent], tmp_path: Path, number: int, cause: str
+) -> None:
     page, over = free_port(), threading.Event()
     with ExitStack() as ends:
         redis = Redis(tmp_path)
@@ -45,13 +50,13 @@ def test_a_stopped_worker_is_a_finding_about_its_queue(start: Callable[..., Agen
 
         time.sleep(USUAL_S * PATIENCE)
         assert found() is None
-        worker.signal(signal.SIGSTOP)
+        worker.signal(number)
         finding = wait(found)
         (queue,) = [row for row in agent.json("queues")["rows"] if row["system"] == "celery"]
         with urllib.request.urlopen(f"http://127.0.0.1:{page}/metrics", timeout=20) as answer:
             metrics = answer.read().decode()
     assert "celery queue celery" in str(finding["subject"])
-    assert finding["cause"] in ("process_stopped", "consumer_stopped"), finding
+    assert finding["cause"] in (cause, "consumer_stopped"), finding
     assert (queue["queue"], queue["exact"]) == ("celery", True)
     assert queue["length"] > 0
     assert queue["oldest_s"] > 0
