@@ -37,6 +37,7 @@ ONLY_ALL: dict[str, str | None] = {
             "names_virtual_hosts_and_patterns",
             "a_memory_alarm_is_reported_with_every_queue",
             "a_wrong_password_of_the_management_port_costs_only_what_that_port_has",
+            "least_rights_for_the_management_port",
             "a_stopped_a_dead_and_a_returned_node",
         )
     },

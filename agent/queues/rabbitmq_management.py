@@ -5,6 +5,7 @@ the metrics; while it fails, the metrics go on.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from agent.common.http_get import HttpClient, HttpDown
@@ -54,13 +55,21 @@ class Management:
         if self.problem:
             self._next_ns = now_ns + RETRY_NS
 
+    def unseen(self, names: Iterable[Name]) -> str:
+        """What is wrong if it answers without queues that exist; else empty."""
+        theirs = {vhost for vhost, _ in self.queues}
+        hidden = sorted({vhost for vhost, _ in names} - theirs)
+        return f"its user has no permission for virtual host {hidden[0].decode(errors='replace')}" if hidden else ""
+
     def close(self) -> None:
         self._client.close()
 
 
 def amqp_port(overview: Any) -> int | None:
-    """The port of AMQP, or else of AMQP with TLS; None if there is neither. Raises TypeError for another document."""
-    listeners = overview.get("listeners") if isinstance(overview, dict) else None
+    """The port of AMQP, or else of AMQP with TLS; None if there is neither, or the user may not see listeners. Raises
+    TypeError for another document.
+    """
+    listeners = overview.get("listeners", []) if isinstance(overview, dict) else None
     if not isinstance(listeners, list):
         raise TypeError("no listeners")
     ports = {

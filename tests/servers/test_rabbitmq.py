@@ -54,6 +54,12 @@ def row_of(rows: np.ndarray, name: str) -> Any:
     return found[0] if len(found) else None
 
 
+def api_problems(queue: Queue) -> list[bytes]:
+    """What the rows say of the management API."""
+    reasons: list[bytes] = poll(queue)["reason"].tolist()
+    return [reason for reason in reasons if reason.startswith(b"management API")]
+
+
 def until(queue: Queue, name: str, what: Callable[[Any], bool], limit_s: float = 30) -> Any:
     """The first row of that queue for which it is so; polls twice a second."""
     end = time.monotonic() + limit_s * PATIENCE
@@ -260,8 +266,24 @@ def test_a_wrong_password_of_the_management_port_costs_only_what_that_port_has(r
     rabbit.declare("there")
     queue = source(rabbit.with_management.replace("guest:guest", "guest:wrong"))
     until(queue, "there", lambda row: row["lag_messages"] == 0)
-    (problem,) = (row for row in poll(queue) if row["destination"] == b"")
-    assert problem["reason"] == b"management API: HTTP 401 Unauthorized"
+    assert api_problems(queue) == [b"management API: HTTP 401 Unauthorized"]
+    queue.close()
+
+
+def test_least_rights_for_the_management_port(rabbit: Rabbit) -> None:
+    rabbit.declare("retries", x_message_ttl=60_000, x_dead_letter_exchange="")
+    rabbit.ctl("add_user", "watch", "pw")
+    rabbit.ctl("set_user_tags", "watch", "monitoring")
+    url = rabbit.with_management.replace("guest:guest", "watch:pw") + "&queues=retries"
+    queue = source(url)
+    until(queue, "retries", lambda row: row["delayed"] < 0)
+    assert api_problems(queue) == [b"management API: its user has no permission for virtual host /"]
+    queue.close()
+    rabbit.ctl("set_permissions", "-p", "/", "watch", "^$", "^$", "^$")
+    queue = source(url)
+    row = until(queue, "retries", lambda row: row["delayed"] == 0)
+    assert row["peer"].tobytes()[16:] == rabbit.port.to_bytes(2, "little")
+    assert api_problems(queue) == []
     queue.close()
 
 

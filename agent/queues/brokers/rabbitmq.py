@@ -497,8 +497,8 @@ class RabbitQueues:
             problems.append((b"", "rates are unknown: the server takes too long to report its channels"))
         if self._management is not None:
             self._management.ask(now_ns, deadline_s, login)
-            if self._management.problem:
-                problems.append((b"", f"management API: {self._management.problem}"))
+            if problem := self._management.problem or self._management.unseen(self._queues):
+                problems.append((b"", f"management API: {problem}"))
         node |= {"clients": self._clients, "errors": ", ".join(f"{kind} 1" for kind in self._alarms)}
         if self._alarms:
             words = " and ".join(_ALARM_WORDS[kind] for kind in self._alarms)
