@@ -111,6 +111,7 @@ DECLARED = (
             "source of lag_s (Kafka): end offsets at earlier polls, or the time of the first unread record by the"
             " broker's clock (log_append) or the producer's (create)",
         ),
+        f64("retention_left_s", "time until the first unread message may be deleted for its age (Kafka)", "s"),
         measure="lag_messages",
     ),
     table(

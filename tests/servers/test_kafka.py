@@ -179,7 +179,8 @@ def test_the_time_of_a_lag_holds_the_truth(kafka: Kafka, opened: Callable[..., Q
 def test_the_time_of_records_older_than_our_history_is_theirs(
     kafka: Kafka, opened: Callable[..., Queue], basis: str
 ) -> None:
-    create(kafka, f"old-{basis}", message_timestamp_type="CreateTime" if basis == "create" else "LogAppendTime")
+    clock = "CreateTime" if basis == "create" else "LogAppendTime"
+    create(kafka, f"old-{basis}", message_timestamp_type=clock, retention_ms="7000000")
     appended = [produce(kafka, f"old-{basis}", 5) for _ in range(2)]
     commit(kafka, f"old-{basis}", f"old-{basis}", 3)
     queue = opened(f"old-{basis}")
@@ -191,6 +192,7 @@ def test_the_time_of_records_older_than_our_history_is_theirs(
         assert row["lag_basis"] == TABLE.code("lag_basis", basis)
         assert (asked - after) / 1e9 - 0.002 <= row["lag_s"] <= (row["t_ns"] - before) / 1e9 + 0.002  # they are in ms
         assert isnan(row["lag_error_s"])
+        assert row["retention_left_s"] == pytest.approx(7000 - row["lag_s"])
 
 
 def test_a_record_from_the_future_has_no_age(kafka: Kafka, opened: Callable[..., Queue]) -> None:
@@ -331,13 +333,17 @@ def test_more_partitions_than_are_watched_are_reported(
     assert [row["reason"][:18] for row in rows[2:]] == [b"more than 2 groups", b"more than 2 partit"]
 
 
-def test_the_brokers_process_polls_it_and_its_log_stays_quiet(kafka: Kafka, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_brokers_process_polls_it_and_its_log_stays_quiet(
+    kafka: Kafka, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     create(kafka, "polled", 5)
     for partition in range(5):
         produce(kafka, "polled", 13, partition)
         commit(kafka, "pollers", "polled", 2, partition)
-    nobody = "127.0.0.1:1"
-    brokers = BrokerPoller("kafka", (f"{kafka.address}?groups=pollers", nobody), 0.2)
+    monkeypatch.setenv("TICKSCOPE_KAFKA_PASSWORD", USERS["other"])
+    login = {"user": "other", "mechanism": "PLAIN", "password_variable": "TICKSCOPE_KAFKA_PASSWORD"}
+    other = {"servers": f"127.0.0.1:{kafka.sasl}", "groups": ["pollers"], **login}
+    brokers = BrokerPoller("kafka", (f"{kafka.address}?groups=pollers", "127.0.0.1:1", other), 0.2)
     rows: list[Any] = []
     end = time.monotonic() + 30 * PATIENCE
     while len(rows) < 40 and time.monotonic() < end:
@@ -348,6 +354,7 @@ def test_the_brokers_process_polls_it_and_its_log_stays_quiet(kafka: Kafka, capf
     assert failures == {}
     known = {(r["partition"], r["lag_messages"]) for r in rows if r["status"] == b"ok"}
     assert known == {(str(n).encode(), 11) for n in range(5)}
+    assert any(b"needs the right Describe on the group" in row["reason"] for row in rows)  # logged in, without rights
     (down,) = {(r["reason"], r["failure"]) for r in rows if r["status"] == b"down"}
     assert down[1] == TABLE.code("failure", "refused")
     assert b"Connection refused" in down[0]

@@ -497,11 +497,11 @@ def clock_step() -> Host:
     return host
 
 
-def lagging(consumers: int = 2, incoming: float = 100, out: float = 100) -> Host:
+def lagging(consumers: int = 2, incoming: float = 100, out: float = 100, **more: object) -> Host:
     host = Host()
     host.queue(0, 30)
     grown = np.arange(UNTIL - 30)
-    host.queue(30, UNTIL, lag=grown * 100, age=grown * 1.0, consumers=consumers, incoming=incoming, out=out)
+    host.queue(30, UNTIL, lag=grown * 100, age=grown * 1.0, consumers=consumers, incoming=incoming, out=out, **more)
     return host
 
 

@@ -250,6 +250,13 @@ def test_a_group_that_lost_a_consumer_is_a_rebalance_or_a_slow_consumer() -> Non
     assert [f["cause"] for f in found] == ["rebalance"]
 
 
+@pytest.mark.parametrize(("every_s", "cause", "detail"), [(2, "rebalance", "storm"), (60, "consumer_stopped", "")])
+def test_a_group_that_is_rebalanced_again_and_again_is_a_storm(every_s: int, cause: str, detail: str) -> None:
+    host = lagging(consumers=2, out=0, rebalances=4 + np.arange(UNTIL - 30) // every_s)
+    (finding,) = latest(run(host, UNTIL))
+    assert (finding["cause"], finding["cause_detail"]) == (cause, detail)
+
+
 def test_a_limit_that_was_lowered_for_a_while_stays_the_cause_when_it_is_back() -> None:
     host = Host()
     host.decisions(0, 30, limit_per_s=100.0)

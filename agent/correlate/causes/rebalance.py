@@ -1,4 +1,4 @@
-"""The members of a consumer group changed."""
+"""The members of a consumer group changed, or its partitions were assigned anew."""
 
 from __future__ import annotations
 
@@ -6,16 +6,35 @@ from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause
 from agent.correlate.consumption import FACTS, READS, consumption
-from agent.correlate.episode import Episode, Verdict
+from agent.correlate.episode import Episode, Verdict, item
+from agent.correlate.rows import known
+from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View
 from agent.correlate.words import render, value
+
+#: A rebalance this long before the symptom may have led to it.
+_BEFORE_NS = 10 * SECOND
+#: A consumer that stops leads to one rebalance, or two; so many are the cause themselves.
+_STORM = 3
 
 
 def changed(episode: Episode, view: View) -> Iterator[Verdict]:
     group = consumption(episode, view)
     if group.gone or group.count is None:
         return
-    if group.before is not None and group.count != group.before:
+    rebalances = _rebalances(episode, view)
+    if rebalances:
+        words = render("its partitions were assigned anew {n}", n=value(rebalances, "time"))
+        seen = item("queue_lag", "rebalances", rebalances, "", column="rebalances", keys=group.keys)
+        yield Verdict(
+            CAUSE.name,
+            0.93 if rebalances >= _STORM else 0.65,
+            episode.scope,
+            words,
+            (seen, group.members, *group.rates),
+            "storm" if rebalances >= _STORM else "",
+        )
+    elif group.before is not None and group.count != group.before:
         words = render(
             "its consumers changed from {before} to {now}", before=value(group.before), now=value(group.count)
         )
@@ -26,11 +45,20 @@ def changed(episode: Episode, view: View) -> Iterator[Verdict]:
         )
 
 
+def _rebalances(episode: Episode, view: View) -> int:
+    """Rebalances of the group since shortly before the episode; 0 if the broker does not count them."""
+    _, destination, _, name, _ = episode.key
+    polls = view.rings["queue_lag"].between(episode.start_ns - _BEFORE_NS, episode.end_ns)
+    polls = polls[(polls["destination"] == str(destination).encode()) & (polls["consumer_group"] == str(name).encode())]
+    counts = polls["rebalances"][known(polls["rebalances"])]
+    return int(counts.max() - counts.min()) if len(counts) else 0
+
+
 CAUSE = Cause(
     "rebalance",
     110,
-    "the members of a consumer group changed",
-    READS,
+    "the members of a consumer group changed, or its partitions were assigned anew",
+    {**READS, "queue_lag": (*READS["queue_lag"], "rebalances")},
     "see which consumer came or went, and why: its log",
     {"queue_lag": changed},
     facts=FACTS,

@@ -176,11 +176,20 @@ def parse(given: str) -> KafkaServer:
 
 @dataclass
 class _Topic:
-    """leaders: a node (host, port) by partition. compacted: None if unknown."""
+    """leaders: a node (host, port) by partition. compacted: None if unknown. retention_s: after this time a record may
+    be deleted; NaN if never, or unknown.
+    """
 
     asked_ns: int
     leaders: Mapping[int, Any] = field(default_factory=dict)
     compacted: bool | None = None
+    retention_s: float = nan
+
+    def configure(self, settings: Mapping[str, str]) -> None:
+        """settings: of the topic, by Kafka's names."""
+        policy, limit_ms = settings.get("cleanup.policy", ""), int(settings.get("retention.ms", -1))
+        self.compacted = "compact" in policy
+        self.retention_s = limit_ms / 1000 if "delete" in policy and limit_ms >= 0 else nan
 
 
 @dataclass(frozen=True)
@@ -307,7 +316,7 @@ class KafkaCluster:
             self._configs_ns = now_ns
             for name, settings in connection.configs(used).items():
                 if not isinstance(settings, Failure):
-                    self._topics[name].compacted = "compact" in settings.get("cleanup.policy", "")
+                    self._topics[name].configure(settings)
             marker = connection.topics([_TRANSACTIONS])[_TRANSACTIONS]
             self._transactions = not (isinstance(marker, Failure) and marker.kind == "gone")
 
@@ -409,6 +418,7 @@ class KafkaCluster:
                 "lag_s": age_s,
                 "lag_error_s": error_s,
                 "lag_basis": basis,
+                "retention_left_s": self._retention_left_s(key, lag, age_s),
                 "oldest_undelivered_s": nan if lag == 0 else age_s,
                 "added": found.end,
                 "acked": offset,
@@ -460,6 +470,10 @@ class KafkaCluster:
         if first is None or first.t_ns is None or first.t_ns > now_ns:
             return nan, nan, None
         return (now_ns - first.t_ns) / 1e9, nan, first.basis
+
+    def _retention_left_s(self, key: Key, lag: int | None, age_s: float) -> float:
+        topic = self._topics.get(key[0])
+        return nan if topic is None or lag == 0 else topic.retention_s - age_s
 
     def _others(
         self, names: Iterable[str], committed: Mapping[str, Any], known: Mapping[tuple[str, Key], bytes | None]
