@@ -44,8 +44,9 @@ class RedisUrl:
     ``unix://[:password@]/path[?db=N&streams=a]``.
 
     ``redis[s]+sentinel://...@host[:26379],host2/SERVICE[/db]``: the primary that Sentinel names. ``redis[s]+cluster://``:
-    the primaries of a Redis Cluster. addresses: all of them; the user and password are those of the servers. queues:
-    (option, name) of lists and sorted sets that are queues, ``?rq=default,mails``.
+    the primaries of a Redis Cluster. addresses: all of them; the user and password are those of the servers,
+    ``?sentinel_password=`` (and ``sentinel_user``) those of the Sentinels. queues: (option, name) of lists and sorted
+    sets that are queues, ``?rq=default,mails``.
     """
 
     host: str = ""
@@ -60,6 +61,8 @@ class RedisUrl:
     kind: str = ""
     service: str = ""
     addresses: tuple[tuple[str, int], ...] = ()
+    sentinel_user: str = ""
+    sentinel_password: str = field(default="", repr=False)
 
     @property
     def server(self) -> str:
@@ -81,7 +84,8 @@ class RedisUrl:
             scheme, _, kind = parts.scheme.partition("+")
             if scheme not in ("redis", "rediss", "unix") or kind not in _KINDS or (kind and scheme == "unix"):
                 raise _BadReply(f"it begins with {parts.scheme}:" if parts.scheme else "it names no scheme")
-            unknown = set(query) - {"streams", "db", *DECLARED}
+            sentinels = _SENTINELS if kind == "sentinel" else ()
+            unknown = set(query) - {"streams", "db", *DECLARED, *sentinels}
             if unknown:
                 raise _BadReply(f"unknown option {min(unknown)!r}")
             queues = tuple((kind, name) for kind in DECLARED for name in _names(query, kind))
@@ -105,6 +109,7 @@ class RedisUrl:
                 tls=scheme == "rediss",
                 kind=kind,
                 service=unquote(service),
+                **{name: query[name][0] for name in sentinels if name in query},
                 addresses=addresses if kind else (),
                 streams=tuple(_names(query, "streams")),
                 queues=queues,
@@ -126,6 +131,7 @@ class RedisUrl:
 
 
 _KINDS = ("", "sentinel", "cluster")
+_SENTINELS = ("sentinel_user", "sentinel_password")
 #: Options whose names are lists and sorted sets that are queues (agent/queues/redis_lists.py).
 DECLARED = ("lists", "sorted_sets", "sidekiq", "rq", "bullmq")
 

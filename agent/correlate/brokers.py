@@ -21,6 +21,7 @@ from agent.tables import TABLES
 READS = {"queue_lag": ("system", "destination", "status", "reason", "failure", "poll_ns", "peer")}
 #: How reasons of losses begin (agent/queues/redis_rewound.py).
 FAIL_OVER, REPLACED = "fail-over: ", "restarted or replaced: "
+LOST = (b"rewound", b"gone")
 _NO_ANSWER, _UNASKED = (TABLES["queue_lag"].code("failure", name) for name in ("no_answer", "unasked"))
 
 
@@ -126,7 +127,7 @@ class BrokerWatch(Watch):
 
 def _lost(polled: np.ndarray) -> dict[tuple[str, bytes], str]:
     """What brokers lost, by system and peer: of the whole server first, else of the first of its queues."""
-    rows = polled[(polled["status"] == b"rewound") & _begins(polled["reason"])]
+    rows = polled[np.isin(polled["status"], LOST) & _begins(polled["reason"])]
     out: dict[tuple[str, bytes], str] = {}
     for row in rows[np.argsort(rows["destination"] != b"", kind="stable")]:
         where = f"{text(row['destination'])}: " if row["destination"] else ""

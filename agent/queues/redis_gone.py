@@ -38,6 +38,12 @@ class Gone:
         while len(self._groups) > MAX_GONE:
             del self._groups[next(iter(self._groups))]
 
+    def explain(self, how: str, now_ns: int) -> None:
+        """What was found missing at this poll was so since another server, or other data, answer."""
+        for deleted in self._groups.values():
+            if how and deleted.at_ns == now_ns:
+                deleted.why = how + deleted.why.replace("was deleted", "is missing")
+
     def back(self, key: Key) -> None:
         self._groups.pop(key, None)
 

@@ -21,6 +21,7 @@ from agent.queues.redis_scan import is_pattern
 ASK_NS = 5_000_000_000
 #: For all Sentinels, or nodes, that are asked in one poll.
 _ASK_S = 0.4
+LOGIN_RETRY_S = 10.0
 MAX_SHARDS = 64
 #: For docs/limits.md.
 BOUNDS = (UpperBound("queues", "primaries of a Redis Cluster", MAX_SHARDS, "not watched", "`queue_lag.reason`"),)
@@ -53,11 +54,13 @@ class _Asking:
 
     def __init__(self, url: RedisUrl, timeout_s: float) -> None:
         self._url, self._timeout_s = url, timeout_s
-        self._clients: dict[tuple[str, int], RespClient] = {}
         self.places: list[tuple[str, int]] = list(url.addresses)
+        self._refused: tuple[float, RedisDown] | None = None
 
     def ask(self, command: tuple[str, ...]) -> tuple[Any, tuple[str, int]]:
-        """The reply, and who gave it. Raises RedisDown."""
+        """The reply, and who gave it. A refused login is not repeated at once. Raises RedisDown."""
+        if self._refused is not None and time.monotonic() < self._refused[0]:
+            raise self._refused[1]
         until, why = time.monotonic() + _ASK_S, RedisDown("no server was asked in time", failure="no_answer")
         for place in list(self.places):
             left = until - time.monotonic()
@@ -77,6 +80,7 @@ class _Asking:
             finally:
                 client.close()
             self._last(place)
+        self._refused = (time.monotonic() + LOGIN_RETRY_S, why) if why.refused_login else None
         raise why
 
     def know(self, places: Iterable[tuple[str, int]]) -> None:
@@ -96,15 +100,14 @@ def _down(name: str, error: RedisDown) -> list[Row]:
 
 
 class SentinelStreams:
-    """The primary that Sentinel names. The user and password of the URL are those of the servers; Sentinels are asked
-    without.
-    """
+    """The primary that Sentinel names."""
 
     def __init__(self, url: RedisUrl, opening: Open, timeout_s: float = 0.5) -> None:
         self.name, self._url, self._timeout_s = f"redis {url.server}", url, timeout_s
         self._opening = opening
         self._streams: Streams | None = None
-        self._sentinels = _Asking(RedisUrl(tls=url.tls, addresses=url.addresses), timeout_s)
+        theirs = RedisUrl(tls=url.tls, addresses=url.addresses, user=url.sentinel_user, password=url.sentinel_password)
+        self._sentinels = _Asking(theirs, timeout_s)
         self._place: tuple[str, int] | None = None
         self._asked_ns, self._doubt = 0, True
 

@@ -43,6 +43,7 @@ class DataHistory:
     """One server, or the servers that answer at its address one after the other."""
 
     def __init__(self) -> None:
+        self.how = ""  #: FAIL_OVER or REPLACED if another history goes on since the previous poll
         self._replication: Replication | None = None
         self._streams: dict[bytes, Stream] = {}
         self._events: dict[tuple[bytes, bytes], _Event] = {}  # (stream, group); empty: all of them
@@ -51,6 +52,7 @@ class DataHistory:
         """A poll that succeeded."""
         before, self._replication = self._replication, replication or self._replication
         how, lost = _passed_over(before, replication)
+        self.how = how
         if lost >= _IDLE_BYTES:
             words = f"{how}writes of at least {lost:,} bytes of the replication stream were lost"
             self._events[b"", b""] = _Event(words, now_ns)

@@ -388,7 +388,7 @@ def test_the_least_rights_suffice_and_what_is_refused_is_not_known(redis: Redis,
     assert b"NOPERM" in found["reason"]
     redis.do("ACL", "SETUSER", "tickscope-celery", "-scan")
     (down,) = poll(watch(url))
-    assert down["status"] == b"down"
+    assert down["status"] == b"unknown"
     assert b"?queues=" in down["reason"]
     queue.close()
 

@@ -123,8 +123,10 @@ def test_what_a_promoted_replica_had_not_received_is_a_state_with_its_bound(pair
     assert set(poll(queue)["status"].tolist()) == {b"ok"}
     pair.link.cut()
     fill(pair.primary, 23, start=100, stream="orders")
+    pair.primary.do("XGROUP", "CREATE", "new", "g", "$", "MKSTREAM")
     pair.primary.do("SET", "counter", "x" * 1000)
     assert row_of(poll(queue), b"orders")["lag_messages"] == 64
+    assert row_of(poll(queue), b"new")["status"] == b"ok"
     had = int(pair.info(pair.primary)["master_repl_offset"])
     pair.fail_over()
     lost = had - (int(pair.info(pair.replica)["second_repl_offset"]) - 1)
@@ -136,6 +138,8 @@ def test_what_a_promoted_replica_had_not_received_is_a_state_with_its_bound(pair
     assert (orders["status"], orders["lag_messages"]) == (b"rewound", 41)
     assert b"fail-over: at least 23 entries are gone" in orders["reason"]
     assert mails["status"] == b"ok"
+    new = row_of(rows, b"new")
+    assert (new["status"], new["reason"]) == (b"gone", b"fail-over: the stream is missing; 0 s ago")
     assert server["status"] == b"rewound"
     # The last poll was before ``had``: PING and GETACK may have come between.
     claimed = int(server["reason"].split(b"at least ")[1].split(b" ")[0].replace(b",", b""))

@@ -20,7 +20,7 @@ from agent.queues.brokers.redis import BROKER
 from agent.queues.redis_places import shards, slot
 from tests.patience import PATIENCE
 from tests.servers.test_redis_lag import fill
-from tests.servers.test_redis_rights import LEAST
+from tests.servers.test_redis_rights import LEAST, failure
 from tests.servers.test_redis_streams import Redis, poll
 
 NAMES = [f"orders{i}" for i in range(7)]
@@ -54,6 +54,17 @@ def options() -> tuple[str, ...]:
     with socket.create_server(("127.0.0.1", 0)) as bus:
         number = str(bus.getsockname()[1])
     return "--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-port", number, *DISKLESS
+
+
+def connections(port: int) -> int:
+    """That a Sentinel has accepted so far."""
+    (line,) = [one for one in cli(port, "-a", "s3cr3t", "info", "stats").splitlines() if "total_connections_rec" in one]
+    return int(line.split(":")[1])
+
+
+def offset(server: Redis, name: str) -> int:
+    text: Any = server.do("INFO", "replication")
+    return int(dict(line.split(":", 1) for line in text.decode().splitlines() if ":" in line).get(name, -1))
 
 
 @pytest.fixture
@@ -133,11 +144,12 @@ def test_the_primary_of_a_sentinel_service_keeps_its_identity(tmp_path: Path) ->
         replica.do("REPLICAOF", "127.0.0.1", primary.port)
         fill(primary, 41, stream="jobs")
         primary.do("XGROUP", "CREATE", "jobs", "g", "7-0")
-        until(lambda: b"master_link_status:up" in replica.do("INFO", "replication"))  # type: ignore[operator]
+        received = "slave_read_repl_offset"  # of a replica; until then a killed primary takes entries with it
+        until(lambda: 0 < offset(primary, "master_repl_offset") <= offset(replica, received))
         config = tmp_path / "s" / "sentinel.conf"
         config.write_text(
             f"sentinel monitor shop 127.0.0.1 {primary.port} 1\n"
-            "sentinel down-after-milliseconds shop 1000\nsentinel failover-timeout shop 5000\n"
+            "requirepass s3cr3t\nsentinel down-after-milliseconds shop 1000\nsentinel failover-timeout shop 5000\n"
         )
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
@@ -145,20 +157,27 @@ def test_the_primary_of_a_sentinel_service_keeps_its_identity(tmp_path: Path) ->
             ["redis-server", str(config), "--sentinel", "--port", str(port), "--bind", "127.0.0.1"],
             stdout=subprocess.DEVNULL,
         )
-        (queue,) = BROKER.sources([f"redis+sentinel://127.0.0.1:1,127.0.0.1:{port}/shop/0"])
+        (queue,) = BROKER.sources([f"redis+sentinel://127.0.0.1:1,127.0.0.1:{port}/shop/0?sentinel_password=s3cr3t"])
         rows = until(lambda: rows if b"down" not in (rows := poll(queue))["status"].tolist() else None)
         name = b"shop@127.0.0.1:1"
         assert of_groups(rows) == {b"jobs": (name, 34, b"ok")}
-        until(lambda: "slaves=1" in cli(port, "info", "sentinel"))
+        until(lambda: "slaves=1" in cli(port, "-a", "s3cr3t", "info", "sentinel"))
         primary.stop()
         assert of_groups(poll(queue)) == {b"jobs": (name, -(2**63), b"down")}
         rows = until(lambda: rows if b"down" not in (rows := poll(queue))["status"].tolist() else None)
         assert of_groups(rows) == {b"jobs": (name, 34, b"ok")}
         assert rows["peer"][0].tobytes()[16:] == replica.port.to_bytes(2, "little")
-        (unknown,) = BROKER.sources([f"redis+sentinel://127.0.0.1:{port}/stock"])
+        (unknown,) = BROKER.sources([f"redis+sentinel://127.0.0.1:{port}/stock?sentinel_password=s3cr3t"])
         (row,) = poll(unknown)
         assert (row["status"], row["destination"]) == (b"down", b"")
         assert b"knows no service stock" in row["reason"]
+        (refused,) = BROKER.sources([f"redis+sentinel://127.0.0.1:{port}/shop?sentinel_password=s3cr3t9"])
+        before = connections(port)
+        row = [poll(refused)[0] for _ in range(5)][-1]
+        assert connections(port) - before == 2  # a refused login is not repeated at once; one is of this function
+        assert (row["status"], failure(row)) == (b"down", "login")
+        assert b"WRONGPASS" in row["reason"]
+        assert b"s3cr3t" not in row["reason"]
     finally:
         for server in (primary, replica):
             server.stop()
@@ -175,7 +194,13 @@ def test_urls_of_several_servers() -> None:
     assert (one.server, one.addresses, one.db, one.password) == ("c:7", (), 2, "p,")
     cluster = RedisUrl.parse("redis+cluster://a,b:7/")
     assert (cluster.addresses, cluster.server) == ((("a", 6379), ("b", 7)), "a:6379")
-    for wrong in ("redis+sentinel://a", "redis+nothing://a", "unix+cluster:///a", "redis+cluster://a:x"):
+    for wrong in (
+        "redis+sentinel://a",
+        "redis://a?sentinel_password=x",
+        "redis+nothing://a",
+        "unix+cluster:///a",
+        "redis+cluster://a:x",
+    ):
         with pytest.raises(AgentError):
             RedisUrl.parse(wrong)
 

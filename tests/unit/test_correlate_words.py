@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from agent.common.sentence import plain
@@ -197,6 +199,17 @@ TOLD = [
     (
         episode("service_errors", "the rabbitmq server at 10.0.0.2:5672", "alarms", "", 1.0),
         "The rabbitmq server at 10.0.0.2:5672 blocked its publishers WHEN",
+    ),
+    (
+        replace(
+            episode("entries_lost", "the redis server at 10.0.0.2:6379", "lost", "", 1.0),
+            words="orders: fail-over: at least 23 entries are gone",
+        ),
+        "The redis server at 10.0.0.2:6379 lost data WHEN: orders: fail-over: at least 23 entries are gone",
+    ),
+    (
+        episode("queue_lag", "redis queue jobs group g", "gone", "", 1.0),
+        "redis queue jobs group g was deleted while clients asked for it WHEN",
     ),
     (
         episode("service_errors", "the redis server at 10.0.0.2:6379", "replies", "", 3.0, replies=3.0),

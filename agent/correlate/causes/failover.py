@@ -8,7 +8,7 @@ import numpy as np
 
 from agent.correlate.answered import ONLY_READS, chain
 from agent.correlate.answered import READS as ANSWERS
-from agent.correlate.brokers import FAIL_OVER
+from agent.correlate.brokers import FAIL_OVER, LOST
 from agent.correlate.catalogue import Cause
 from agent.correlate.episode import Episode, Verdict, item
 from agent.correlate.refusing import READS, refusing
@@ -56,9 +56,15 @@ def behind(episode: Episode, view: View) -> Iterator[Verdict]:
     raw = episode.key[1]
     assert isinstance(raw, bytes)
     polls = view.rings["queue_lag"].between(episode.start_ns, episode.end_ns)
-    polls = polls[(polls["peer"] == np.frombuffer(raw, "V18")[0]) & (polls["status"] == b"rewound")]
+    polls = polls[(polls["peer"] == np.frombuffer(raw, "V18")[0]) & np.isin(polls["status"], LOST)]
     entry = item(
-        "queue_lag", "rewound rows", len(polls), "", column="status", reason=episode.words, keys={"peer": episode.scope}
+        "queue_lag",
+        "polls of lost data",
+        len(polls),
+        "",
+        column="status",
+        reason=episode.words,
+        keys={"peer": episode.scope},
     )
     over = FAIL_OVER in episode.words
     words = (

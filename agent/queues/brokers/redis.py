@@ -149,6 +149,7 @@ class RedisStreams(RedisServer):
         """Rows of groups, and of the server if it lost writes."""
         streams = {group.stream.name: group.stream for group in groups}
         self._history.see(self._server.replication, streams.values(), self._now_ns)
+        self._gone.explain(self._history.how, self._now_ns)
         rows: list[Row] = []
         for group in groups:
             self._history.group(group.stream.name, group.name, group.before, group.delivered, self._now_ns)
