@@ -13,6 +13,8 @@ from typing import NamedTuple
 MAX_LINES = 200_000
 MAX_LINE_BYTES = 16 << 10
 MAX_LABELS = 32
+#: Sets of labels that are kept between texts.
+MAX_KNOWN = 20_000
 _LINE = re.compile(
     rb"([a-zA-Z_:][a-zA-Z0-9_:]*)[ \t]*"
     rb'(?:\{((?:[^"{}\\]|"(?:[^"\\]|\\.)*")*)\}[ \t]*)?'
@@ -43,14 +45,18 @@ def metric_samples(
     wanted: Collection[bytes],
     left_out: list[bytes] | None = None,
     sparse: Collection[bytes] = frozenset(),
+    known: dict[bytes, dict[bytes, bytes]] | None = None,
 ) -> Iterator[MetricSample]:
     """The samples of the metrics ``wanted``, in their order; those of ``sparse`` without samples of 0. left_out: takes
-    the malformed lines. Raises NotPrometheus, also for a line of another metric; with ``left_out`` only if the text is
-    cut off or too large.
+    the malformed lines. known: labels of earlier texts, which are not parsed again.
+
+    Raises NotPrometheus, also for a line of another metric; with ``left_out`` only if the text is cut off or too large.
     """
     if text and not text.endswith(b"\n"):
         raise NotPrometheus("it is cut off")
-    known: dict[bytes, dict[bytes, bytes]] = {}
+    known = {} if known is None else known
+    if len(known) > MAX_KNOWN:
+        known.clear()
     for number, line in enumerate(text.split(b"\n"), 1):
         if number > MAX_LINES:
             raise NotPrometheus(f"more than {MAX_LINES:,} lines")

@@ -369,11 +369,11 @@ class _Queue:
 
 
 class _Answer:
-    """An answer of ``/metrics/detailed``. heads: times of first messages, None if it was not asked for them. unread:
-    lines that cannot be read. Raises NotPrometheus.
+    """An answer of ``/metrics/detailed``. known: labels of earlier ones. heads: times of first messages, None if
+    it was not asked for them. unread: lines that cannot be read. Raises NotPrometheus.
     """
 
-    def __init__(self, answer: bytes) -> None:
+    def __init__(self, answer: bytes, known: dict[bytes, dict[bytes, bytes]]) -> None:
         self.node: dict[str, object] = {}
         self.cluster = ""
         self.gauges: dict[Name, dict[str, int]] = {}
@@ -382,7 +382,7 @@ class _Answer:
         self.heads: dict[Name, int] | None = None
         self.unread: list[bytes] = []
         identified = False
-        for sample in metric_samples(answer, _WANTED, self.unread, _COUNTERS):
+        for sample in metric_samples(answer, _WANTED, self.unread, _COUNTERS, known):
             if sample.name in _NODE:
                 self.node[_NODE[sample.name]] = whole_number(sample.value)
             elif sample.name == _IDENTITY:
@@ -432,6 +432,7 @@ class RabbitQueues:
         )
         self._queues: dict[Name, _Queue] = {}
         self._counters = _Counters()
+        self._labels: dict[bytes, dict[bytes, bytes]] = {}
         self._families: tuple[str, ...] = _BY_QUEUE
         self._slow_until_ns = self._not_before_ns = self._seldom_ns = 0
         self._refusal = ""
@@ -519,7 +520,7 @@ class RabbitQueues:
             else:
                 self._heads = None
                 self._heads_ns = now_ns
-                self._heads = _Answer(self._client.get(_detailed(_HEADS), deadline_s, login=login)).heads
+                self._heads = _Answer(self._client.get(_detailed(_HEADS), deadline_s, login=login), self._labels).heads
         except (HttpDown, NotPrometheus):  # it has answered; this is more work for it, or much more to read
             self._client.close()
 
@@ -536,7 +537,7 @@ class RabbitQueues:
         """Updates the queues. Returns the node's values, and problems by the queue that they are about. Raises
         NotPrometheus.
         """
-        said = _Answer(answer)
+        said = _Answer(answer, self._labels)
         if said.cluster:
             self._cluster = said.cluster
         listed = sorted(name for name, its in said.gauges.items() if _READY in its and self._chosen(name))
