@@ -67,7 +67,7 @@ class KafkaGroup:
         if described is None:
             self.state, self.members, self.holders = "", None, {}
             return
-        before, kind = self.state, getattr(described.type, "name", "")
+        before, kind = self.state, getattr(getattr(described, "type", None), "name", "")  # older clients have none
         unnamed = "rebalancing" if kind == "CONSUMER" else "unknown"
         self.state = _STATES.get(described.state.name, unnamed)
         simple = described.is_simple_consumer_group and not described.members

@@ -26,18 +26,19 @@ from agent.queues.poller_process import BrokerPoller
 from tests.patience import PATIENCE
 from tests.servers.kafka_server import USERS, Kafka, fetched
 
-#: A consumer as users write them. Its arguments: the server, topics, group, protocol; then nothing but reading.
+#: A consumer as users write them. Its arguments: the server, topics, group, protocol, seconds that a message takes.
 CONSUMER = """
-import sys
+import sys, time
 from confluent_kafka import Consumer
-server, topics, group, protocol = sys.argv[1:]
+server, topics, group, protocol, busy_s = sys.argv[1:]
 session = {"session.timeout.ms": 1000, "heartbeat.interval.ms": 300} if protocol == "classic" else {}
 consumer = Consumer({"bootstrap.servers": server, "group.id": group, "group.protocol": protocol,
     "auto.offset.reset": "earliest", "auto.commit.interval.ms": 200, "topic.metadata.refresh.interval.ms": 500,
     "client.id": f"{group}-consumer", **session})
 consumer.subscribe(topics.split(","))
 while True:
-    consumer.poll(1)
+    if consumer.poll(1) is not None:
+        time.sleep(float(busy_s))
 """
 
 
@@ -68,11 +69,12 @@ def opened(kafka: Kafka) -> Iterator[Callable[..., Queue]]:
 
 @pytest.fixture
 def consume(kafka: Kafka) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """consume(topics, group, protocol) starts a consumer as a process."""
+    """consume(topics, group, protocol, busy_s) starts a consumer as a process."""
     with contextlib.ExitStack() as ends:
 
-        def start(topics: str, group: str, protocol: str = "classic") -> subprocess.Popen[bytes]:
-            one = subprocess.Popen([sys.executable, "-c", CONSUMER, kafka.address, topics, group, protocol])
+        def start(topics: str, group: str, protocol: str = "classic", busy_s: float = 0) -> subprocess.Popen[bytes]:
+            given = [kafka.address, topics, group, protocol, str(busy_s)]
+            one = subprocess.Popen([sys.executable, "-c", CONSUMER, *given])
             ends.callback(one.wait)
             ends.callback(one.kill)
             return one
@@ -250,6 +252,32 @@ def test_a_group_with_consumers(
     # In partition 1 nothing was ever committed, and it is no longer assigned.
     assert dict(zip(rows["partition"], rows["lag_messages"], strict=True)) == {b"0": 0, b"2": 23}
     assert (rows["rebalances"] > before).all()
+
+
+def test_who_keeps_up_who_falls_behind_and_who_reads_nothing(
+    kafka: Kafka, opened: Callable[..., Queue], consume: Callable[..., Any]
+) -> None:
+    for topic in ("busy", "idle"):
+        create(kafka, topic)
+        produce(kafka, topic, 7)
+    kafka.commit("pace-idle", "idle", {0: 7})  # its producer sends nothing more
+    gone = consume("busy", "pace-gone")
+    consume("busy", "pace-fast")
+    consume("busy", "pace-slow", "classic", 0.1)
+    queue = opened("pace-*")
+    until(queue, lambda rows: rows["lag_messages"].tolist() == [0] * 4)
+    gone.kill()
+
+    def judged(rows: np.ndarray) -> bool:
+        produce(kafka, "busy", 53)
+        expected = {b"pace-gone": b"stuck", b"pace-idle": b"ok", b"pace-fast": b"ok", b"pace-slow": b"lagging"}
+        return dict(zip(rows["consumer_group"], rows["status"], strict=True)) == expected
+
+    rows = until(queue, judged, 0.5)
+    (stuck,) = rows[rows["consumer_group"] == b"pace-gone"]
+    assert b"undelivered, no consumer" in stuck["reason"]
+    (idle,) = rows[rows["consumer_group"] == b"pace-idle"]
+    assert (idle["lag_messages"], idle["in_per_s"], idle["out_per_s"]) == (0, 0, 0)
 
 
 def test_what_no_consumer_will_get_is_told(kafka: Kafka, opened: Callable[..., Queue]) -> None:

@@ -5,6 +5,7 @@ between polls. The real server: tests/servers/test_kafka.py.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +13,16 @@ from typing import Any
 
 import pytest
 
+from agent.common.clocks import boot_ns
 from agent.config import resolve
 from agent.errors import AgentError
 from agent.queues.brokers.kafka import BROKER, KafkaServer
 from agent.queues.kafka_client import KafkaDown
 from agent.queues.kafka_groups import Commits, KafkaGroup
 from agent.queues.kafka_history import SAMPLES, EndOffsets
+from agent.queues.poller_process import BrokerPoller
 from agent.queues.status import WINDOW_NS
+from tests.patience import PATIENCE
 
 SECOND = 10**9
 
@@ -196,3 +200,19 @@ def test_rebalances_are_counted_also_between_two_polls() -> None:
     assert group.holders == {("t", 0): "A@10.0.0.1", ("t", 1): "A@10.0.0.1"}
     group.update(None)
     assert (group.state, group.members, group.holders) == ("", None, {})
+
+
+def test_the_threads_of_many_clusters_fit_into_the_memory_of_one_process() -> None:
+    clusters = {f"127.0.0.1:{port}" for port in range(1, 25)}  # nobody listens there
+    brokers = BrokerPoller("kafka", tuple(clusters), 0.5)
+    reasons: dict[str, str] = {}
+    end = time.monotonic() + 30 * PATIENCE
+    while set(reasons) != clusters and time.monotonic() < end:
+        time.sleep(0.1)
+        for batch in brokers.drain(boot_ns()):
+            reasons |= {row["cluster"].decode(): row["reason"].decode() for row in batch.rows}
+    failures = brokers.failures()
+    brokers.close()
+    assert failures == {}
+    assert set(reasons) == clusters
+    assert all("Connection refused" in why or "no answer" in why for why in reasons.values()), reasons
