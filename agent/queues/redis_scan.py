@@ -84,7 +84,7 @@ class Scan:
             (reply,) = client.pipeline([("SCAN", self._cursor, "COUNT", SCAN_COUNT, *self._condition)])
             if isinstance(reply, hiredis.ReplyError):
                 failure = "permission" if str(reply).startswith("NOPERM") else "other"
-                why = f"cannot list {self._what}: {reply}; name them in the URL with ?{self._what}="
+                why = f"cannot list {self._what}, name them with ?{self._what}= in the URL: {reply}"
                 raise RedisDown(why, failure=failure)
             cursor, keys = reply
             if not cursor.isdigit() or len(cursor) > _MAX_CURSOR_BYTES:
