@@ -219,7 +219,7 @@ class RabbitServer:
                     password = file.read(4096).rstrip("\r\n")
             except (OSError, ValueError) as error:
                 why = getattr(error, "strerror", None) or type(error).__name__
-                raise HttpDown(f"password file {self.password_file}: {why}", "login") from None
+                raise HttpDown(f"password file: {why}: {self.password_file}", "login") from None
         return (user, password) if user or password else None
 
     def tls(self) -> ssl.SSLContext:
