@@ -68,7 +68,7 @@ def on_terminal(*argv: object, columns: int = 100, errors: bool = False, **env: 
     ours, theirs = os.openpty()
     termios.tcsetwinsize(theirs, (40, columns))
     terminal, out = os.ttyname(theirs), b""
-    process = _started(argv, env, terminal, terminal if errors else os.devnull)
+    process = _started(argv, {"TERM": "xterm", **env}, terminal, terminal if errors else os.devnull)
     while process.is_alive() or select.select([ours], [], [], 0)[0]:
         if select.select([ours, process.sentinel], [], [], 1)[0] and select.select([ours], [], [], 0)[0]:
             out += os.read(ours, 65536)

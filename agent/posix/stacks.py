@@ -13,7 +13,8 @@ def limit_stacks(size_bytes: int) -> None:
     """
     libc = ct.CDLL(None)
     attributes = ct.create_string_buffer(_ATTRIBUTES_BYTES)
-    if hasattr(libc, "pthread_setattr_default_np") and not libc.pthread_attr_init(attributes):
+    set_default = getattr(libc, "pthread_setattr_default_np", None)
+    if set_default is not None and not libc.pthread_attr_init(attributes):
         if not libc.pthread_attr_setstacksize(attributes, ct.c_size_t(size_bytes)):
-            libc.pthread_setattr_default_np(attributes)
+            set_default(attributes)
         libc.pthread_attr_destroy(attributes)

@@ -222,6 +222,8 @@ def _answer(asked: Future[Any], until_s: float) -> Any:
 
 def _text(error: Any) -> str:
     """What an error says, without the broker's name in librdkafka and without its own clock."""
+    from confluent_kafka import KafkaError
+
     about = error.args[0] if isinstance(error, Exception) and error.args else error
-    said = about.str() if hasattr(about, "str") else str(about)
+    said = about.str() if isinstance(about, KafkaError) else str(about)
     return _AROUND.sub("", said).strip()

@@ -26,6 +26,7 @@ from agent.queues.redis_info import COMMANDS
 from agent.queues.redis_lag import Lag
 from agent.queues.redis_lists import ListQueues
 from agent.queues.redis_pending import SAMPLE, PendingEntries
+from agent.queues.redis_places import ClusterStreams, SentinelStreams
 from agent.queues.redis_reading import Id, Stream, after, age_s, entry_id, fields, named, shown, shown_id
 from agent.queues.redis_rewound import DataHistory
 from agent.queues.redis_rights import Command, Rights, missing_rule
@@ -397,8 +398,6 @@ def _row(group: _Group, server_ms: int) -> Row:
 
 
 def opened(url: RedisUrl) -> Queue:
-    from agent.queues.redis_places import ClusterStreams, SentinelStreams
-
     if url.kind == "cluster":
         return ClusterStreams(url, RedisStreams)
     return SentinelStreams(url, RedisStreams) if url.kind == "sentinel" else RedisStreams(url)
