@@ -44,7 +44,11 @@ def test_it_is_drawn_anew_for_each_size(start: Callable[..., Agent]) -> None:
     resize(theirs, 100, 40)
     seen = []
     with subprocess.Popen(
-        ["setsid", "--ctty", "--wait", TICKSCOPE, "run"], env=agent.env, stdin=theirs, stdout=theirs, stderr=theirs
+        ["setsid", "--ctty", "--wait", TICKSCOPE, "run"],
+        env={**agent.env, "TERM": "xterm"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
     ) as agent_on_screen:
         os.close(theirs)
         try:
