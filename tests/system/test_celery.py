@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 import urllib.request
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -12,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import PATIENCE
 from tests.servers.celery_pieces import Worker, application, wait
 from tests.servers.test_redis_streams import Redis
 from tests.system.agent import Agent
 from tests.system.test_notices import free_port
 
-USUAL_S = 20
+#: Rows of a healthy queue before its worker ends, one a second.
+USUAL = 20
 PER_S = 20
 
 
@@ -48,7 +47,7 @@ def test_a_worker_that_ends_is_a_finding_about_its_queue(
             rows = agent.json("findings")["rows"]
             return next((row for row in rows if row["symptom"] == "queue_lag"), None)
 
-        time.sleep(USUAL_S * PATIENCE)
+        agent.rows("queue_lag", "system = 'celery' AND lag_messages IS NOT NULL", USUAL, limit_s=60)
         assert found() is None
         worker.signal(number)
         finding = wait(found)

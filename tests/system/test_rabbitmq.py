@@ -16,7 +16,8 @@ from tests.patience import PATIENCE
 from tests.servers.rabbitmq import Rabbit, client, free_ports
 from tests.system.agent import Agent
 
-USUAL_S, STOPPED_S = 25, 15
+#: Rows of a healthy queue before its consumer is stopped (one a second), and how long it then stands.
+USUAL, STOPPED_S = 25, 15
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_a_stopped_consumer_is_a_finding_that_names_it(start: Callable[..., Agen
     config = f"prometheus: 127.0.0.1:{page}\n"
     with client("publish", rabbit.port, "orders", 40), client("consume", rabbit.port, "orders", 10) as consumer:
         agent = start("--rabbitmq", rabbit.url, config=config).ready()
-        time.sleep(USUAL_S * PATIENCE)
+        agent.rows("queue_lag", "destination = 'orders' AND lag_messages IS NOT NULL", USUAL, limit_s=60)
         os.kill(consumer.pid, signal.SIGSTOP)
         time.sleep(STOPPED_S)
 
