@@ -16,6 +16,8 @@ LESS = 0.6  # factor for a termination that was over
 _CONNECTED = TABLES["tcp_connect"].code("result", "ok")
 _CONNECTS = 2
 _TICK_NS = 10_000_000
+#: A program that runs for longer than this between two terminations had recovered: it is not in a restart loop.
+_LOOP_NS = 10 * SECOND
 
 
 def over(termination: Termination, raw: bytes, served: list[tuple[str, int]], episode: Episode, view: View) -> bool:
@@ -42,6 +44,11 @@ def back(termination: Termination, talks: np.ndarray) -> bool:
 
 
 def after(termination: Termination, episode: Episode) -> float:
-    """How well a termination explains an episode, by the share of the episode after it."""
-    lasted, before = episode.end_ns - episode.start_ns, (termination.first_ns or termination.from_ns) - episode.start_ns
+    """How well a termination explains an episode, by the share of the episode after it; of a restart loop, by the share
+    after the first of its terminations.
+    """
+    began_ns = termination.from_ns
+    if termination.last_ns - termination.first_ns <= (termination.lives - 1) * _LOOP_NS:
+        began_ns = termination.first_ns or began_ns
+    lasted, before = episode.end_ns - episode.start_ns, began_ns - episode.start_ns
     return float(np.clip(2 * (1 - before / max(lasted, 1)), 0.0, 1.0))

@@ -134,6 +134,17 @@ def test_an_end_explains_what_comes_after_it(end: float, reported: str) -> None:
     assert cause(stalled(end)) == reported
 
 
+@pytest.mark.parametrize(("before", "reported"), [(24.0, "process_restarted"), (8.0, "network_rtt")])
+def test_a_restart_loop_is_of_short_lives(before: float, reported: str) -> None:
+    """The server ended at 31.3 s, near the end of the episode. An end of the process before it counts as the loop's
+    first only if the next one did not run for long.
+    """
+    host = stalled(31.3, proc_start_ns=T0 + int(31.31 * S))
+    event(host, "killed", before, pid=NEXT_PID + 1, signal=15)
+    event(host, "killed", 31.3, pid=REDIS_PID, signal=15, proc_start_ns=T0 + int((before + 0.01) * S))
+    assert cause(host) == reported
+
+
 def test_connects_that_take_long_are_not_refused_by_one_that_ended() -> None:
     host = Host(1).healthy(0, 60)
     connects(host, np.arange(0.1, 30, 0.1), 1)
