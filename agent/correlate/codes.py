@@ -6,7 +6,7 @@ is wrong.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -43,16 +43,24 @@ class Codes:
         """Forgets a key that another server gets."""
         self._seen.pop(server, None)
 
+    def before(self, server: int, second: int) -> Counter[str]:
+        """How many errors of each code there were until the end of that second."""
+        found = Counter[str]()
+        for at, _, counts in self._seen.get(server, ()):
+            if at <= second:
+                found.update(counts)
+        return found
+
     def lately(self, server: int, second: int, seconds: int) -> list[RecentErrors]:
         """The errors of the last ``seconds``, the most frequent first."""
         seen = self._seen.get(server, ())
         now = [one for one in seen if one[0] > second - seconds]
-        codes = sorted({code for _, _, counts in now for code in counts})
+        codes, before = sorted({code for _, _, counts in now for code in counts}), self.before(server, second - seconds)
         found = [
             RecentErrors(
                 code,
                 sum(counts.get(code, 0) for _, _, counts in now),
-                sum(counts.get(code, 0) for at, _, counts in seen if at <= second - seconds),
+                before[code],
                 min(first_ns for _, first_ns, counts in now if code in counts),
             )
             for code in codes

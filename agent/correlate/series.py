@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -44,9 +44,10 @@ def _ranked(ordered: np.ndarray, seen: np.ndarray, q: float) -> np.ndarray:
 class Series:
     """Metrics of subjects by second, the last ``SECONDS`` of them; a subject is any hashable key.
 
-    Seconds that were part of a symptom are not part of the baseline. At most ``limit`` subjects: one unseen for
-    ``SECONDS`` is replaced by a new one, unless ``stays`` is true for its row. A new one without room is not watched,
-    and counted in ``dropped``.
+    Seconds that were part of a symptom are not part of the baseline. While a symptom lasts, the baseline is held as it
+    was at its beginning: otherwise nothing of it would be left after ``SECONDS``. At most ``limit`` subjects: one
+    unseen for ``SECONDS`` is replaced by a new one, unless ``stays`` is true for its row. A new one without room is not
+    watched, and counted in ``dropped``.
     """
 
     def __init__(self, metrics: tuple[str, ...], limit: int, stays: Callable[[int], bool] = lambda _: False) -> None:
@@ -56,6 +57,8 @@ class Series:
         self._of = {metric: i for i, metric in enumerate(metrics)}
         self._values = np.empty((len(metrics), 0, SECONDS), np.float32)
         self._usual = np.empty((0, SECONDS), np.bool_)
+        #: Held rows: since which second, values by metric, and which seconds are usual.
+        self._held: dict[int, tuple[int, np.ndarray, np.ndarray]] = {}
         self._second: int | None = None
         self._full = -1  # the last second without room
         self.dropped = 0
@@ -80,6 +83,7 @@ class Series:
             self._slot[key] = slot
             self._values[:, slot] = np.nan
             self._usual[slot] = True
+            self._held.pop(slot, None)
         self._seen[slot] = second
         return slot
 
@@ -126,6 +130,16 @@ class Series:
         """Keeps these seconds out of the subject's baseline."""
         self._usual[slot, np.array(seconds, np.int64) % SECONDS] = False
 
+    def hold(self, slot: int, second: int) -> None:
+        """From now on the subject's baseline stays as it is in this second; see ``release``."""
+        if slot not in self._held:
+            self._held[slot] = second, self._values[:, slot].copy(), self._usual[slot].copy()
+
+    def release(self, but: Collection[int]) -> None:
+        """Ends what ``hold`` began, but of these subjects."""
+        for slot in self._held.keys() - but:
+            del self._held[slot]
+
     def recent(self, metric: str, slots: np.ndarray, second: int, n: int) -> np.ndarray:
         """Values of the last n seconds, oldest first; shape (len(slots), n)."""
         begin = (second - n + 1) % SECONDS
@@ -164,10 +178,14 @@ class Series:
         return _seen(self.history(metric, slots, second, skip))
 
     def history(self, metric: str, slots: np.ndarray, second: int, skip: int) -> np.ndarray:
-        """The values that ``baseline`` uses: those before the last ``skip`` seconds, NaN in seconds of a symptom; shape
-        (len(slots), n).
+        """The values that ``baseline`` uses: those before the last ``skip`` seconds, or before a symptom that lasts;
+        NaN in seconds of a symptom; shape (len(slots), n).
         """
         columns = np.arange(second - SECONDS + 1, second - skip + 1) % SECONDS
         values = self._values[self._of[metric]][slots[:, None], columns].astype(np.float64)
         values[~self._usual[slots[:, None], columns]] = np.nan
+        for i in np.flatnonzero(np.isin(slots, list(self._held))) if self._held else ():
+            since, held, usual = self._held[int(slots[i])]
+            columns = np.arange(since - values.shape[1] + 1, since + 1) % SECONDS
+            values[i] = np.where(usual[columns], held[self._of[metric]][columns], np.nan)
         return np.asarray(values)

@@ -135,6 +135,7 @@ class Watch(ABC):
         episode.end_ns = max(episode.end_ns, (second + 1) * SECOND) if not episode.end_ns else episode.end_ns
         episode.last_bad = second
         self.series.unusual(episode.slot, range(second - bad_seconds + 1, second + 1))
+        self.series.hold(episode.slot, second)
         self.active[self.place(episode.symptom, episode.slot, episode.metric)] = episode
         self._opened.append(episode)
         self._active_slots = np.array(sorted({slot for _, slot in self.active}), np.int64)
@@ -156,6 +157,7 @@ class Watch(ABC):
             del self.active[key]
         if ended:
             self._active_slots = np.array(sorted({slot for _, slot in self.active}), np.int64)
+            self.series.release({slot for _, slot in self.active})
 
 
 def _nothing(_watch: Watch, _second: Second) -> list[Episode]:

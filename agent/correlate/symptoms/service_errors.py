@@ -31,6 +31,8 @@ _ANSWERED = (
     # them is impacted
 )
 _REPLIES, _TIMES = 2, 3.0
+#: Of an episode's facts: with a code after it, the errors of that code in the history at the beginning.
+_BEFORE = "before"
 
 
 def judge(watch: ServiceWatch, second: Second) -> list[Episode]:
@@ -73,22 +75,28 @@ def _answers(watch: ServiceWatch, second: Second) -> list[Episode]:
         before, known_s = float(np.nansum(history)), int(np.count_nonzero(~np.isnan(history)))
         if known_s < watch.config.warm_s:
             continue
+        lasts = watch.active.get((SYMPTOM.name, slot))
+        facts = lasts.facts if lasts is not None and lasts.metric == "answers" else None
         for s, least, much in _ANSWERED:
             n = float(np.nansum(watch.series.recent("n", at, second.at, s)))
             for one in watch.codes.lately(slot, second.at, s):
-                share, usual = one.n / max(n, 1), (one.before + 1) / (before + 1)
+                usually_n = one.before if facts is None else facts.get(f"{_BEFORE} {one.code}", 0.0)
+                share, usual = one.n / max(n, 1), (usually_n + 1) / (before + 1)
                 chance = _chance(np.array([share]), np.array([usual]), np.array([n]))[0]
                 more = one.n >= max(
-                    least, _TIMES * s * one.before / known_s
+                    least, _TIMES * s * usually_n / known_s
                 )  # if everything else stops, the usual errors are a larger share
                 if more and share >= usual + much and chance < _CHANCE:
                     watch.first_ns[slot] = one.first_ns
-                    usually, lasts = one.before / max(before, 1), watch.active.get((SYMPTOM.name, slot))
+                    usually = usually_n / max(before, 1)
                     worse = lasts is not None and share > lasts.value
                     opened += _open(watch, slot, "answers", second.at, share, usually)
                     episode = watch.active[SYMPTOM.name, slot]
                     if worse or lasts is None:
                         episode.words, episode.base = one.code, usually
+                    if lasts is None:
+                        counts = watch.codes.before(slot, second.at - s)
+                        episode.facts |= {f"{_BEFORE} {code}": float(count) for code, count in counts.items()}
                     break
     return opened
 
