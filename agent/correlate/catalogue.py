@@ -49,6 +49,8 @@ class Symptom:
     bare: whether it is reported without a known cause; not if the episode's metric is one of ``alone``. shared: without
     a known cause it joins any finding about its process, or about its port, at that time.
 
+    adopted: whether it becomes the new baseline once it has lasted for ``adopt_s``. Failures do not: they stay open.
+
     explained_by: causes that may explain it and do not list it themselves, by name: the rule, or the name of a symptom
     with the same rule. The rule yields verdicts of that cause only; columns that only this rule reads belong to
     ``reads``.
@@ -70,6 +72,7 @@ class Symptom:
     bare: bool = True
     alone: tuple[str, ...] = ()
     shared: bool = False
+    adopted: bool = True
     measured: Mapping[str, str] = field(default_factory=dict)
     tables: Mapping[str, str] = field(default_factory=dict)
     explained_by: Mapping[str, Rule | str] = field(default_factory=dict)

@@ -59,7 +59,7 @@ class CorrelatorConfig:
     warm_s: int = 10  #: shortest baseline for judging a lasting rise
     quiet_s: int = 5  #: a finding closes after this many seconds without its symptom
     hold_s: int = 15  #: an episode waits at most this long for late rows of its time
-    adopt_s: int = 600  #: a symptom that lasts this long becomes the new baseline
+    adopt_s: int = 600  #: a symptom that lasts this long becomes the new baseline; failures never do
     merge_ns: int = 5 * SECOND  #: symptoms of one cause within this time are one finding
     burst_ns: int = SECOND  #: clock jumps by one process, each within this time of the previous one, are one finding
     undone_ns: int = (

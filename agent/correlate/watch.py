@@ -149,9 +149,13 @@ class Watch(ABC):
     def _end(self, second: int) -> None:
         if not self.active:
             return
-        quiet, adopt = self.config.quiet_s, self.config.adopt_s
+        quiet, adopted = self.config.quiet_s, {symptom.name for symptom in self.symptoms if symptom.adopted}
+        latest = second - self.config.adopt_s
         ended = [
-            k for k, e in self.active.items() if second - e.last_bad >= quiet or second - e.start_ns // SECOND >= adopt
+            key
+            for key, episode in self.active.items()
+            if second - episode.last_bad >= quiet
+            or (episode.symptom in adopted and episode.start_ns // SECOND <= latest)
         ]
         for key in ended:
             del self.active[key]

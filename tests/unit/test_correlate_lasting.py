@@ -1,4 +1,6 @@
-"""What is wrong for minutes is one finding, open all the time: it is no new normal until ``adopt_s``."""
+"""What is wrong for minutes is one finding, open all the time: it is no new normal until ``adopt_s``, and failures
+never are.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from tests.unit.correlate_scenarios import T0, Host, S, code, latest, run
 from tests.unit.test_correlate_handshakes import handshakes
 from tests.unit.test_correlate_lookups import lookups
 
-BEGINS, UNTIL = 30, 330
+BEGINS, UNTIL, LONGER = 30, 330, 700
 
 
 def answers(host: Host) -> None:
@@ -24,6 +26,13 @@ def answers(host: Host) -> None:
     answered.answers(host, 0, BEGINS, *to, n=39)
     answered.answers(host, 0, UNTIL, *to, b"ERR", n=1)
     answered.answers(host, BEGINS, UNTIL, *to, b"OOM", n=39)
+
+
+def hours(host: Host) -> None:
+    """As ``answers``, for longer than ``adopt_s``."""
+    to = answered.APP, answered.DATABASE_AT, b"redis"
+    answered.answers(host, 0, BEGINS, *to, n=39)
+    answered.answers(host, BEGINS, LONGER, *to, b"OOM", n=39)
 
 
 def decisions(host: Host) -> None:
@@ -56,6 +65,7 @@ def connects(host: Host) -> None:
     ("happens", "symptom"),
     [
         (answers, "service_errors"),
+        (hours, "service_errors"),
         (decisions, "service_errors"),
         (latency, "decision_latency"),
         (certificate, "handshake_failures"),
@@ -66,7 +76,8 @@ def connects(host: Host) -> None:
 def test_what_lasts_stays_open(happens: Callable[[Host], None], symptom: str) -> None:
     host = Host()
     happens(host)
-    (finding,) = latest(run(host, UNTIL))
+    until = LONGER if happens is hours else UNTIL
+    (finding,) = latest(run(host, until))
     assert (finding["symptom"], finding["state"]) == (symptom, "open")
     assert finding["start_ns"] < T0 + (BEGINS + 2) * S
-    assert finding["end_ns"] > T0 + (UNTIL - 30) * S
+    assert finding["end_ns"] > T0 + (until - 30) * S

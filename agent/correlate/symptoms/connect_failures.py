@@ -83,4 +83,5 @@ SYMPTOM = Symptom(
     ConnectWatch,
     judge,
     measured={"failed": "result"},
+    adopted=False,
 )

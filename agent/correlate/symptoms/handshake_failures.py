@@ -71,4 +71,5 @@ SYMPTOM = Symptom(
     HandshakeWatch,
     judge,
     measured={"failed": "result"},
+    adopted=False,
 )

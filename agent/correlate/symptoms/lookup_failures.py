@@ -63,4 +63,5 @@ SYMPTOM = Symptom(
     LookupWatch,
     judge,
     measured={"lost": "result"},
+    adopted=False,
 )

@@ -187,4 +187,5 @@ SYMPTOM = Symptom(
     judge,
     measured={"share": "result", "answers": "count", "replies": "errors", "alarms": "errors"},
     tables={"answers": "service_answer", "replies": "queue_lag", "alarms": "queue_lag"},
+    adopted=False,
 )
