@@ -545,7 +545,7 @@ BROKER = Broker(
     "Kafka",
     "consumer groups by topic and partition: lag, time lag, members, rebalances",
     "kafka://host:9092,host:9092?groups=orders*&topics=orders",
-    "no groups: all of them; TLS and SASL: a section, see docs/queues.md",
+    "no groups: all of them; TLS and SASL: a section, see docs/queues-kafka.md",
     parse,
     KafkaCluster,
     KafkaServer,
