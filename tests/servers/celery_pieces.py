@@ -37,7 +37,8 @@ class Worker:
         self.log = directory / f"worker{time.monotonic_ns()}"
         self.log.touch()
         env = {**os.environ, "BROKER": broker, "OPTIONS": json.dumps(options or {}), "LOG": str(self.log)}
-        command = "-A tests.servers.celery_app worker --without-mingle --without-gossip -l warning"
+        self.name = f"{self.log.name}@test"
+        command = f"-A tests.servers.celery_app worker -n {self.name} --without-mingle --without-gossip -l warning"
         self.process = subprocess.Popen(
             [sys.executable, "-m", "celery", *command.split(), "-c", str(processes), "-Q", queues],
             cwd=ROOT,

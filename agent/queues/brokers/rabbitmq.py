@@ -7,7 +7,8 @@ A queue's counts are those of its last statistics, which the server makes every 
 at once. So ``lag_messages`` is marked inexact, rates are those of the channels, and ``lag_s`` is estimated from the
 time at which the channels had published that many messages.
 
-The management API adds what the metrics lack: which queues are delay queues, and the port of AMQP.
+The management API adds what the metrics lack: which queues are delay queues, where consumers are and how many messages
+they may hold, blocked publishers, and the port of AMQP.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from agent.common.http_get import HttpClient, HttpDown
 from agent.common.settings import setting, text
 from agent.errors import USAGE, AgentError
 from agent.queues.catalogue import Broker, Row
+from agent.queues.listing import listed
 from agent.queues.prometheus_text import MetricSample, NotPrometheus, metric_samples, whole_number
 from agent.queues.rabbitmq_management import Management
 from agent.queues.redis_reading import shown
@@ -497,13 +499,14 @@ class RabbitQueues:
         if not counting:
             problems.append((b"", "rates are unknown: the server takes too long to report its channels"))
         if self._management is not None:
-            self._management.ask(now_ns, deadline_s, login)
+            self._management.ask(now_ns, deadline_s, login, bool(self._alarms))
             if problem := self._management.problem or self._management.unseen(self._queues):
                 problems.append((b"", f"management API: {problem}"))
         node |= {"clients": self._clients, "errors": ", ".join(f"{kind} 1" for kind in self._alarms)}
         if self._alarms:
             words = " and ".join(_ALARM_WORDS[kind] for kind in self._alarms)
-            node["reason"] = f"{words} alarm: publishers are blocked"
+            blocked = None if self._management is None else self._management.blocked
+            node["reason"] = f"{words} alarm: publishers are blocked" + (f": {blocked} connections" if blocked else "")
         return [
             *({**node, **self._row(queue, now_ns)} for queue in self._queues.values()),
             *(() if self._queues else ({**node, "status": "ok"},)),
@@ -584,6 +587,9 @@ class RabbitQueues:
             "pending": queue.gauges.get(_UNACKED),
             "consumers": consumers,
         }
+        its = None if self._management is None else self._management.consumers.get(name)
+        if its is not None:
+            row |= {"workers": listed(its.addresses, "workers"), "prefetch": its.limit}
         if counting:
             row |= {
                 "added": queue.totals.published if known_in else None,
