@@ -54,6 +54,12 @@ class Worker:
         lines = [line.split() for line in self.log.read_text().splitlines()]
         return [task for its, task in lines if its == event]
 
+    def addresses(self, port: int) -> list[str]:
+        """Its own ends of its connections to that port."""
+        command = ["ss", "-Htnp", "state", "established", f"( dport = :{port} )"]
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        return [line.split()[2] for line in lines if f"pid={self.process.pid}," in line]
+
     def signal(self, number: int) -> None:
         """To all of its processes."""
         os.killpg(self.process.pid, number)

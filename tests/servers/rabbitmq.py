@@ -95,6 +95,10 @@ class Rabbit:
         return f"http://guest:guest@127.0.0.1:{self.metrics_port}?amqp={self.port}"
 
     @property
+    def amqp(self) -> str:
+        return f"amqp://guest:guest@127.0.0.1:{self.port}//"
+
+    @property
     def with_management(self) -> str:
         return f"http://guest:guest@127.0.0.1:{self.metrics_port}?management={self.management_port}"
 

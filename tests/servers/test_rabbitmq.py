@@ -6,6 +6,7 @@ enough beyond that a figure that passes by would show.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -27,6 +28,7 @@ from agent.queues.catalogue import Queue
 from agent.queues.judged import Judged
 from agent.queues.packing import TABLE, pack
 from tests.patience import PATIENCE
+from tests.servers.celery_pieces import Worker, application
 from tests.servers.rabbitmq import ROOT, Rabbit, client, release_root
 
 
@@ -219,6 +221,58 @@ def test_tasks_of_celery_with_a_countdown_are_delayed_until_they_are_due(
         queue.close()
 
 
+@pytest.fixture
+def worker(rabbit: Rabbit, tmp_path: Path) -> Iterator[Callable[..., Worker]]:
+    """Starts Celery workers of this node; all end with the test."""
+    with contextlib.ExitStack() as ends:
+
+        def begin(**more: Any) -> Worker:
+            one = Worker(rabbit.amqp, tmp_path, **more)
+            ends.callback(one.end)
+            return one
+
+        yield begin
+
+
+@pytest.mark.parametrize(("task", "ready"), [("late", 7), ("early", 5)])
+def test_a_worker_of_celery_that_holds_all_that_it_may_and_is_killed(
+    rabbit: Rabbit, worker: Callable[..., Worker], task: str, ready: int
+) -> None:
+    """Two processes: with late acknowledgement the tasks that run are unacknowledged, else the two that are next."""
+    name = f"tasks-{task}"
+    app, queue = application(rabbit.amqp), source(rabbit.with_management + f"&queues={name}")
+    its = worker(processes=2, queues=name)
+    for _ in range(9):
+        app.send_task(task, (600,), queue=name)
+    row = until(queue, name, lambda row: (row["lag_messages"], row["pending"]) == (ready, 2))
+    assert len(its.did("begin")) == 2
+    row = until(queue, name, lambda row: row["status"] == b"stalled")
+    assert row["reason"].endswith(f"{ready} undelivered; prefetch exhausted: 2 of 2".encode())
+    assert (row["consumers"], row["redelivered"]) == (1, 0)
+    address = row["workers"].decode()
+    assert address in its.addresses(rabbit.port)
+    its.end()
+    row = until(queue, name, lambda row: (row["lag_messages"], row["pending"]) == (ready + 2, 0))
+    assert (row["consumers"], row["workers"]) == (0, b"")
+    again = worker(processes=2, queues=name)
+    until(queue, name, lambda row: row["redelivered"] > 0)
+    assert len(again.did("begin")) == 2
+    assert set(again.did("begin")) & set(its.did("begin")) == (set(its.did("begin")) if task == "late" else set())
+    queue.close()
+
+
+def test_a_retry_of_celery_waits_in_the_worker(rabbit: Rabbit, worker: Callable[..., Worker]) -> None:
+    """A retry is a new message for RabbitMQ: one that was published and delivered, never one that was redelivered."""
+    app, queue = application(rabbit.amqp), source(rabbit.url + "&queues=retries-of-celery")
+    its = worker(queues="retries-of-celery")
+    until(queue, "retries-of-celery", lambda row: row["consumers"] == 1)
+    app.send_task("fails", queue="retries-of-celery")
+    row = until(queue, "retries-of-celery", lambda row: row["pending"] == 1)
+    assert len(its.did("begin")) == 1
+    assert (row["lag_messages"], row["redelivered"]) == (0, 0)
+    queue.close()
+
+
 def test_names_virtual_hosts_and_patterns(rabbit: Rabbit) -> None:
     rabbit.ctl("add_vhost", "eu/west")
     rabbit.ctl("set_permissions", "-p", "eu/west", "guest", ".*", ".*", ".*")
@@ -255,6 +309,10 @@ def test_a_memory_alarm_is_reported_with_every_queue(rabbit: Rabbit) -> None:
     try:
         row = until(queue, "alarmed", lambda row: row["errors"] == b"MEMORY_ALARM 1")
         assert row["reason"] == b"memory alarm: publishers are blocked"
+        with client("publish", rabbit.port, "alarmed", 10), client("publish", rabbit.port, "alarmed", 10):
+            managed = source(rabbit.with_management + "&queues=alarmed")
+            until(managed, "alarmed", lambda row: row["reason"].endswith(b"publishers are blocked: 2 connections"))
+            managed.close()
         until(queue, "alarmed", lambda row: row["memory_bytes"] > row["memory_limit_bytes"] > 0)
     finally:
         rabbit.ctl("set_vm_memory_high_watermark", "0.6")
