@@ -31,20 +31,25 @@ Ranges = tuple[tuple[int, int], ...]
 _ODD = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
 
 
-class Streams(Protocol):
-    """The streams of one server (agent/queues/brokers/redis.py)."""
+class OneServer(Protocol):
+    """The queues of one server: a ``RedisServer``."""
 
     name: str
-    moved: bool
     role: object
 
     def use(self, url: RedisUrl) -> None: ...
 
-    def choose(self, named: list[bytes]) -> None: ...
-
     def poll(self) -> list[Row]: ...
 
     def close(self) -> None: ...
+
+
+class Streams(OneServer, Protocol):
+    """The streams of one server (agent/queues/brokers/redis.py)."""
+
+    moved: bool
+
+    def choose(self, named: list[bytes]) -> None: ...
 
 
 Open = Callable[..., Any]  #: (url, timeout_s, shard) -> Streams
@@ -96,10 +101,12 @@ class _Asking:
 
 
 class _Places(ABC):
-    """Polls the servers on which the data are now. ``_doubt``: they are to be found at the next poll."""
+    """Polls the servers on which the data are now. ``_doubt``: they are to be found at the next poll. name: of the
+    source; by default that of Redis Streams.
+    """
 
-    def __init__(self, url: RedisUrl, opening: Open, timeout_s: float) -> None:
-        self.name, self._url, self._timeout_s = f"redis {url.server}", url, timeout_s
+    def __init__(self, url: RedisUrl, opening: Open, timeout_s: float, name: str = "") -> None:
+        self.name, self._url, self._timeout_s = name or f"redis {url.server}", url, timeout_s
         self._opening = opening
         self._asked_ns, self._doubt = 0, True
 
@@ -137,9 +144,9 @@ class _Places(ABC):
 class SentinelStreams(_Places):
     """The primary that Sentinel names."""
 
-    def __init__(self, url: RedisUrl, opening: Open, timeout_s: float = 0.5) -> None:
-        super().__init__(url, opening, timeout_s)
-        self._streams: Streams | None = None
+    def __init__(self, url: RedisUrl, opening: Open, timeout_s: float = 0.5, name: str = "") -> None:
+        super().__init__(url, opening, timeout_s, name)
+        self._streams: OneServer | None = None
         theirs = RedisUrl(tls=url.tls, addresses=url.addresses, user=url.sentinel_user, password=url.sentinel_password)
         self._sentinels = _Asking(theirs, timeout_s)
         self._place: tuple[str, int] | None = None

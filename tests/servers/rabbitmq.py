@@ -22,6 +22,7 @@ from typing import Any
 import amqp
 
 from tests.kernel.test_tls_versions import CACHE, archive
+from tests.servers.certificates import certificates
 
 ROOT = Path(__file__).parents[2]
 LIB = Path("/usr/lib/rabbitmq/bin")
@@ -59,12 +60,19 @@ class Rabbit:
     def __init__(self, directory: Path, interval_ms: int = 1000, root: Path | None = None) -> None:
         self.directory, self._root = directory, root
         self._wrap = () if root is None else ("sh", "-c", _IN_ROOT, str(root), str(directory))
-        self.port, self.metrics_port, self.management_port, stream, self._epmd_port, dist = free_ports(6)
+        self.port, self.metrics_port, self.management_port, stream, self._epmd_port, dist, *tls = free_ports(8)
+        self.tls_metrics_port, self.tls_management_port = tls
+        certificates(directory)
         (directory / "rabbitmq.conf").write_text(
             f"listeners.tcp.1 = 127.0.0.1:{self.port}\n"
             f"management.tcp.ip = 127.0.0.1\nmanagement.tcp.port = {self.management_port}\n"
             f"prometheus.tcp.ip = 127.0.0.1\nprometheus.tcp.port = {self.metrics_port}\n"
-            f"stream.listeners.tcp.1 = 127.0.0.1:{stream}\n"
+            + "".join(
+                f"{what}.ssl.ip = 127.0.0.1\n{what}.ssl.port = {port}\n{what}.ssl.cacertfile = {directory}/ca.pem\n"
+                f"{what}.ssl.certfile = {directory}/server.pem\n{what}.ssl.keyfile = {directory}/server.key\n"
+                for what, port in zip(("prometheus", "management"), tls, strict=True)
+            )
+            + f"stream.listeners.tcp.1 = 127.0.0.1:{stream}\n"
             f"collect_statistics_interval = {interval_ms}\ndisk_free_limit.absolute = 1MB\n"
             f"cluster_name = shop-{self.port}\n"
         )

@@ -21,11 +21,13 @@ import pytest
 
 from agent.common.resp import RedisUrl, RespClient
 from agent.errors import AgentError
+from agent.queues import redis_places
 from agent.queues.brokers import celery
 from agent.queues.brokers.celery import BROKER, CeleryServer
 from agent.queues.catalogue import Queue
 from agent.queues.packing import TABLE
 from tests.servers.celery_pieces import Worker, application, wait
+from tests.servers.test_redis_places import DISKLESS, begin_sentinel, cli
 from tests.servers.test_redis_streams import Redis, poll
 
 LONG_S = 600
@@ -476,6 +478,46 @@ def test_an_application_that_goes_on_with_its_second_broker(redis: Redis, tmp_pa
         assert lost["cluster"] != now["cluster"]
 
 
+def test_an_application_on_sentinel_goes_on_with_the_promoted_replica(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue stays the same one, with what the replica had received."""
+    monkeypatch.setattr(redis_places, "ASK_NS", 200_000_000)
+    for name in "abs":
+        (tmp_path / name).mkdir()
+    primary, replica = Redis(tmp_path / "a", *DISKLESS), Redis(tmp_path / "b")
+    with ExitStack() as ends:
+        ends.callback(primary.stop)
+        ends.callback(replica.stop)
+        replica.do("REPLICAOF", "127.0.0.1", primary.port)
+        sentinel, port = begin_sentinel(tmp_path / "s", primary)
+        ends.callback(sentinel.wait)
+        ends.callback(sentinel.kill)
+        options = {"master_name": "shop", "sentinel_kwargs": {"password": "s3cr3t"}}
+        wait(lambda: "slaves=1" in cli(port, "-a", "s3cr3t", "info", "sentinel"))
+        app = application(f"sentinel://127.0.0.1:{port}", **options)
+        its = Worker(f"sentinel://127.0.0.1:{port}", tmp_path, options=options)
+        ends.callback(its.end)
+        queue = watch(f"redis+sentinel://127.0.0.1:{port}/shop/0?sentinel_password=s3cr3t&workers=true")
+        ends.callback(queue.close)
+        sent = [app.send_task("late", (LONG_S,)).id for _ in range(5)]
+        before = wait(lambda: (now := row(queue))["pending"] == 1 and now)
+        assert state(before) == (4, 1, 0)
+        wait(lambda: replica.do("LLEN", "celery") == 4 and replica.do("ZCARD", "unacked_index") == 1)
+        primary.stop()
+        assert row(queue)["status"] == b"down"
+        its.end()  # a worker that runs a task does not connect again before it has ended
+        after = wait(lambda: (now := row(queue))["status"] != b"down" and now)
+        assert (state(after), after["cluster"]) == ((4, 1, 0), before["cluster"])
+        assert after["cluster"] == f"shop@127.0.0.1:{port}".encode()
+        assert after["peer"].tobytes()[16:] == replica.port.to_bytes(2, "little")
+        again = Worker(f"sentinel://127.0.0.1:{port}", tmp_path, options=options)
+        ends.callback(again.end)
+        wait(lambda: again.did("begin"))
+        assert set(again.did("begin")) <= set(sent)
+        wait(lambda: row(queue)["workers"] == f"{again.name} {again.process.pid}".encode())
+
+
 def test_a_stalled_a_dead_and_a_returned_server(redis: Redis) -> None:
     application(redis.url).send_task("early", (0,))
     queue = watch(redis.url)
@@ -501,7 +543,7 @@ def test_a_stalled_a_dead_and_a_returned_server(redis: Redis) -> None:
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("redis+sentinel://:pw@host/main/0", "Sentinel and Cluster are not supported"),
+        ("redis+cluster://:pw@host/0", "no queues in a Redis Cluster"),
         ("redis://:pw@host/0?streams=a", "unknown option 'streams'"),
         ("redis://:pw@host/0?queue=a", "unknown option 'queue'"),
         ("redis://:pw@host/0?visibility_timeout=1h", "visibility_timeout is a number of seconds"),

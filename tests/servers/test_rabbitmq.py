@@ -246,9 +246,9 @@ def test_a_worker_of_celery_that_holds_all_that_it_may_and_is_killed(
         app.send_task(task, (600,), queue=name)
     row = until(queue, name, lambda row: (row["lag_messages"], row["pending"]) == (ready, 2))
     assert len(its.did("begin")) == 2
-    row = until(queue, name, lambda row: row["status"] == b"stalled")
-    assert row["reason"].endswith(f"{ready} undelivered; prefetch exhausted: 2 of 2".encode())
-    assert (row["consumers"], row["redelivered"]) == (1, 0)
+    full = f"{ready} undelivered; prefetch exhausted: 2 of 2".encode()
+    row = until(queue, name, lambda row: row["reason"].endswith(full), 60)
+    assert (row["status"], row["consumers"], row["redelivered"]) == (b"stalled", 1, 0)
     address = row["workers"].decode()
     assert address in its.addresses(rabbit.port)
     its.end()
@@ -342,6 +342,32 @@ def test_least_rights_for_the_management_port(rabbit: Rabbit) -> None:
     row = until(queue, "retries", lambda row: row["delayed"] == 0)
     assert row["peer"].tobytes()[16:] == rabbit.port.to_bytes(2, "little")
     assert api_problems(queue) == []
+    queue.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "authority", "words"),
+    [
+        ("127.0.0.1", "ca", ""),
+        ("127.0.0.1", "other", "certificate verify failed"),
+        ("localhost", "ca", "certificate verify failed: Hostname mismatch"),
+    ],
+    ids=["right", "wrong authority", "wrong name"],
+)
+def test_tls(rabbit: Rabbit, tmp_path: Path, host: str, authority: str, words: str) -> None:
+    rabbit.declare("secret", x_message_ttl=60_000, x_dead_letter_exchange="")
+    (tmp_path / "password").write_text("guest\n")
+    url = f"https://{host}:{rabbit.tls_metrics_port}?management={rabbit.tls_management_port}&queues=secret"
+    login = {"user": "guest", "password_file": str(tmp_path / "password")}
+    (queue,) = BROKER.sources([{"url": url, "ca_file": str(rabbit.directory / f"{authority}.pem"), **login}])
+    if not words:
+        row = until(queue, "secret", lambda row: row["delayed"] == 0)  # by the management API
+        assert row["cluster"] == f"shop-{rabbit.port}".encode()
+        assert api_problems(queue) == []
+    else:
+        for row in (poll(queue)[0] for _ in range(3)):
+            assert (row["status"], row["destination"]) == (b"down", b"")
+            assert words in row["reason"].decode()
     queue.close()
 
 

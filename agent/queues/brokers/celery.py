@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite
 from urllib.parse import parse_qs, urlencode, urlsplit
 
@@ -28,10 +28,11 @@ from agent.common.fairness import UpperBound
 from agent.common.resp import RedisDown, RedisUrl, Reply
 from agent.errors import USAGE, AgentError
 from agent.queues import kombu
-from agent.queues.catalogue import Broker, Row
+from agent.queues.catalogue import Broker, Queue, Row
 from agent.queues.celery_control import ControlBus
 from agent.queues.listing import listed
 from agent.queues.redis_info import COMMANDS, errors
+from agent.queues.redis_places import SentinelStreams
 from agent.queues.redis_reading import shown
 from agent.queues.redis_scan import MAX_NAME_BYTES, Scan
 from agent.queues.redis_server import RedisServer
@@ -118,8 +119,8 @@ class CeleryServer:
         flags = options.pop("workers", "false"), options.pop("tasks", "true")
         if not {*flags} <= {"true", "false"}:
             raise _refused("workers and tasks are true or false")
-        if "+" in address.partition(":")[0]:
-            raise _refused("Sentinel and Cluster are not supported: name the servers")
+        if "+cluster" in address.partition(":")[0]:
+            raise _refused("Celery has no queues in a Redis Cluster")
         if "streams" in options:
             raise _refused("unknown option 'streams'")
         try:
@@ -262,7 +263,7 @@ class CeleryQueues(RedisServer):
 
     def __init__(self, server: CeleryServer, timeout_s: float = 0.5) -> None:
         url = server.redis
-        super().__init__(f"celery {url.server}{f'/{url.db}' if url.db else ''}", url, timeout_s)
+        super().__init__(_name(url), url, timeout_s)
         self._visibility_s, self._prefix = server.visibility_timeout_s, server.prefix.encode()
         self._named = [name.encode() for name in server.queues]
         self._bus = ControlBus(self._prefix, url.db) if server.workers else None
@@ -592,6 +593,20 @@ class CeleryQueues(RedisServer):
         return [{"destination": shown(name)} for name in self._queues]
 
 
+def _name(url: RedisUrl) -> str:
+    return f"celery {url.server}{f'/{url.db}' if url.db else ''}"
+
+
+def opened(server: CeleryServer) -> Queue:
+    if server.redis.kind != "sentinel":
+        return CeleryQueues(server)
+    return SentinelStreams(
+        server.redis,
+        lambda url, timeout_s: CeleryQueues(replace(server, redis=url), timeout_s),
+        name=_name(server.redis),
+    )
+
+
 def _old(named_ns: int | None, now_ns: int) -> bool:
     return named_ns is None or now_ns - named_ns >= _NAMES_NS
 
@@ -609,5 +624,5 @@ BROKER = Broker(
     FORM,
     "no queues: found by itself; workers=true: asks the workers, too; tasks=false: reads no names of tasks",
     CeleryServer.parse,
-    CeleryQueues,
+    opened,
 )

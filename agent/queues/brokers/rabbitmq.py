@@ -588,7 +588,7 @@ class RabbitQueues:
             "consumers": consumers,
         }
         its = None if self._management is None else self._management.consumers.get(name)
-        if its is not None:
+        if its is not None and consumers:  # these are asked for less often
             row |= {"workers": listed(its.addresses, "workers"), "prefetch": its.limit}
         if counting:
             row |= {

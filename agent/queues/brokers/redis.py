@@ -85,7 +85,6 @@ class RedisStreams(RedisServer):
         self._shard = shard
         self._rights, self._user = Rights(), url.user or "default"
         self.moved = False  # a stream is of another server of the cluster
-        self.role: object = None  # as of the last poll
         self._named: list[bytes] = [s.encode() for s in url.streams if not is_pattern(s)]
         patterns = [s for s in url.streams if is_pattern(s)]
         self._lists = ListQueues(url.queues) if url.queues else None
@@ -110,7 +109,7 @@ class RedisStreams(RedisServer):
         return replies
 
     def _poll(self, now_ns: int) -> list[Row]:
-        self.moved, self.role = False, None
+        self.moved = False
         self._now_ns = now_ns
         self._turn += 1
         self._rights.errors = Counter()
@@ -137,7 +136,6 @@ class RedisStreams(RedisServer):
             {"destination": shown(stream), "reason": "; ".join(why for name, why in problems if name == stream)}
             for stream in dict.fromkeys(stream for stream, _ in problems)
         ]
-        self.role = self._values.get("server_role")
         missing = self._rights.missing(now_ns)
         if missing:
             why = f"refused by the ACL; ACL SETUSER {self._user} {_listed(missing)}"
@@ -325,7 +323,7 @@ class RedisStreams(RedisServer):
             group.pending.judge()
 
     def _interrupted(self) -> list[Row]:
-        self.moved, self.role = False, None
+        self.moved = False
         known = self._groups.values()
         for group in known:
             group.consumers = Consumers()
