@@ -90,8 +90,11 @@ def _process(row: Mapping[str, Any]) -> ClientProcess:
         row["comm"],
         "",
         row["server"] or row["tried"],
-        *(int(row[name]) for name in ("connects", "failed", "closed", "switches")),
-        last_ns=row["last_ns"],
+        int(row["connects"]),
+        int(row["failed"]),
+        int(row["closed"]),
+        int(row["switches"]),
+        row["last_ns"],
     )
 
 

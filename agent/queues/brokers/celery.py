@@ -423,7 +423,7 @@ class CeleryQueues(RedisServer):
         answered_ns = boot_ns()
         for one, length in lengths.items():
             one.see(length, tails.get(one) if length else 0, asked_ns, answered_ns)
-        self._read_names([one for one in due if one.length], usages, left, answered_ns)
+        self._read_names([one for one in due if tails.get(one)], usages, left, answered_ns)
         return answered_ns
 
     def _read_names(self, lists: list[_List], usages: dict[_List, Reply], left: int, now_ns: int) -> None:

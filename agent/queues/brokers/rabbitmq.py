@@ -55,7 +55,10 @@ BOUNDS = (
 )
 
 _DETAILED = "rabbitmq_detailed_"
-_FAMILIES = ("queue_coarse_metrics", "queue_consumer_count", "node_coarse_metrics", "node_metrics")
+_FAMILIES = (
+    *("queue_coarse_metrics", "queue_consumer_count", "node_coarse_metrics", "node_metrics"),
+    "stream_consumer_metrics",  # 4.0; 3.10 reports no such family
+)
 #: With the first message of each queue, and much else.
 _HEADS = "queue_metrics"
 #: Families with the messages that were published and delivered, by queue (newer versions) or by channel and queue.
@@ -65,7 +68,10 @@ _HAS_BY_QUEUE = f"# TYPE {_DETAILED}queue_messages_acked_total".encode()
 _READY, _UNACKED, _HAS_CONSUMERS = _FIGURES = ("queue_messages_ready", "queue_messages_unacked", "queue_consumers")
 #: Work of the queue's process: it changes with each of its statistics; 0: a stream, which has no such process.
 _WORK = "queue_process_reductions_total"
-_GAUGES = {f"{_DETAILED}{name}".encode(): name for name in (*_FIGURES, _WORK)}
+#: Of a stream: messages that were not yet sent to the slowest of its consumers by the stream protocol; missing without
+#: such a consumer.
+_OFFSET_LAG = "stream_consumer_max_offset_lag"
+_GAUGES = {f"{_DETAILED}{name}".encode(): name for name in (*_FIGURES, _WORK, _OFFSET_LAG)}
 _NODE = {
     f"{_DETAILED}process_resident_memory_bytes".encode(): "memory_bytes",
     f"{_DETAILED}resident_memory_limit_bytes".encode(): "memory_limit_bytes",
@@ -598,7 +604,9 @@ class RabbitQueues:
                 "redelivered": min(queue.redelivered, _MOST) if known_out else None,
             }
         if queue.stream or (about is not None and about.stream):
-            return row | {"lag_messages": None, "exact": None, "inexact_reason": "a stream: what it keeps is no lag"}
+            lag = queue.gauges.get(_OFFSET_LAG)
+            why = "a stream: what it keeps is no lag" if lag is None else "a stream: the largest lag of its consumers"
+            return row | {"lag_messages": lag, "exact": None if lag is None else False, "inexact_reason": why}
         delays = _DELAYS.fullmatch(queue.name) is not None if about is None else about.delays
         if delays and consumers == 0:
             return row | {"lag_messages": 0, "delayed": ready}
