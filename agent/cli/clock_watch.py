@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import click
 
+from agent.cli import options
 from agent.errors import UNREACHABLE, AgentError
 
 _NOTICE = ("t_ns", "kind", "size_ns", "err_ns", "real_mono_before_ns", "real_mono_after_ns", "pid", "comm", "id")
@@ -19,15 +20,7 @@ _AGAIN_S = 1.0
 
 
 @click.command("watch")
-@click.option(
-    "-o",
-    "--output",
-    "fmt",
-    type=click.Choice(["table", "json", "ndjson", "csv"]),
-    default="table",
-    show_default=True,
-    help="Output format (json is ndjson: a stream has no end).",
-)
+@options.stream()
 def command(fmt: str) -> None:
     """Print every step of the wall clock as it happens, one per line, until interrupted (exit status 130)."""
     from agent.cli.output import begin_stream, emit_stream, quiet_pipe

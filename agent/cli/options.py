@@ -192,15 +192,17 @@ def settings(*names: str) -> Callable[[F], F]:
 
 def output(function: F) -> F:
     """``-o FORMAT``, passed as ``fmt``."""
-    return click.option(
-        "-o",
-        "--output",
-        "fmt",
-        type=click.Choice(["table", "json", "ndjson", "csv"]),
-        default="table",
-        show_default=True,
-        help="Output format.",
-    )(function)
+    return _format("table", "Output format.")(function)
+
+
+def stream(default: str = "table") -> Callable[[F], F]:
+    """``-o FORMAT``, passed as ``fmt``, of a verb that goes on until it is interrupted."""
+    return _format(default, "Output format (json is ndjson: a stream has no end).")
+
+
+def _format(default: str, text: str) -> Callable[[F], F]:
+    choice = click.Choice(["table", "json", "ndjson", "csv"])
+    return click.option("-o", "--output", "fmt", type=choice, default=default, show_default=True, help=text)
 
 
 def store(function: F) -> F:

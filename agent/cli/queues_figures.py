@@ -10,6 +10,7 @@ from agent.cli import layout, queues_list, queues_text
 from agent.cli.cells import cell, duration
 from agent.cli.clock_text import Dots, arrows, can, clock_line, nice, paint, step_line
 from agent.cli.output import coloured
+from agent.cli.queues_clients import ClientProcess
 from agent.cli.queues_series import QueueSeries
 from agent.cli.queues_text import behind, count, label, lag_text, seconds
 from agent.errors import printable
@@ -19,9 +20,16 @@ _LABEL = 14
 Row = dict[str, Any]
 
 
-def text(series: QueueSeries, shown: Sequence[Row], rows: Sequence[Row], columns: int, height: int = 10) -> list[str]:
+def text(
+    series: QueueSeries,
+    shown: Sequence[Row],
+    rows: Sequence[Row],
+    clients: Sequence[ClientProcess],
+    columns: int,
+    height: int = 10,
+) -> list[str]:
     """Lines of at most ``columns`` characters. shown: the rows (of ``queue_lag``) of the group that is plotted, one for
-    each partition. rows: of all groups.
+    each partition. rows: of all groups. clients: processes that talk to the queue's servers.
     """
     plain = not can("⣿▲▼┤└─", sys.stdout.encoding)
     colour = coloured(sys.stdout)
@@ -36,6 +44,8 @@ def text(series: QueueSeries, shown: Sequence[Row], rows: Sequence[Row], columns
     if len(rows) > 1:
         all_rows = [queues_list.named(row) for row in rows]
         out += ["", *queues_text.broker_lines(all_rows, columns, colour, whole=True)]
+    if clients:
+        out += ["", "clients on this host", *(printable(_client(series, one))[:columns] for one in clients)]
     if series.changes:
         out += ["", "changes of the state", *_changes(series, columns, colour)]
     return out
@@ -109,6 +119,10 @@ def _figures(series: QueueSeries, one: Row, worst: Row) -> list[tuple[str, str]]
     if one["consumers"] is not None:
         idle = f"; {worst['idle_consumer']} idle for {seconds(worst['idle_s'])}" if worst["idle_consumer"] else ""
         lines.append(("consumers", f"{one['consumers']}{idle}"))
+    if worst["workers"]:
+        lines.append(("workers", worst["workers"]))
+    if worst["tasks"]:
+        lines.append(("next tasks", worst["tasks"]))
     rates = [
         f"{count(one[n])}/s {word}" for n, word in (("in_per_s", "in"), ("out_per_s", "out")) if one[n] is not None
     ]
@@ -127,6 +141,13 @@ def _server(row: Row) -> str:
         f"the poll took {duration(row['poll_ns'])}" if row["poll_ns"] is not None else "",
     ]
     return ", ".join(filter(None, parts))
+
+
+def _client(series: QueueSeries, one: ClientProcess) -> str:
+    words = (("connects", one.connects), ("failed", one.failed), ("closed", one.closed), ("switches", one.switches))
+    counts = ", ".join(f"{n} {word}" for word, n in words if n) or "connected before"
+    who = f"{one.comm or '?'} {one.pid}" + (f" ({one.worker})" if one.worker else "")
+    return f"  {who}  {one.server}  {counts}, last {_when(series, one.last_ns)}"
 
 
 def _when(series: QueueSeries, t_ns: int) -> str:

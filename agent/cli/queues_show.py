@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 def command(
     name: str, group: str | None, cluster: str | None, since: str, until: str | None, fmt: str, store: str
 ) -> None:
-    """Show one queue: its lag over time, its state and why, its partitions and consumer groups, and when its state
-    changed.
+    """Show one queue: its lag over time, its state and why, its partitions and consumer groups, its consumers, the
+    processes of the host that talk to its servers, and when its state changed.
 
     NAME is the name of the queue, stream or topic, the beginning of the name, or a part of it that no other one has;
     `tickscope queues` lists them. The lags of partitions are added up in the plot.
@@ -42,14 +42,15 @@ def command(
     tickscope queues show orders --group billing --since 6h
     tickscope queues show orders -o json
     """
-    from agent.cli import queues_list
+    from agent.cli import queues_clients, queues_list
     from agent.cli.chosen import chosen
     from agent.cli.gaps import report_gaps
     from agent.cli.output import emit_doc, emit_rows, quiet_pipe
     from agent.cli.queues_series import series
     from agent.store.sources import opened
 
-    with opened(store, ["queue_lag", "clock_change", "clock_offset", "loss"], since, until, whole=True) as source:
+    tables = ["queue_lag", "clock_change", "clock_offset", "loss", *queues_clients.TABLES]
+    with opened(store, tables, since, until, whole=True) as source:
         known = [row for row in queues_list.latest(source) if row["destination"] is not None]
         rows = _only(known, cluster)
         names = list(dict.fromkeys(row["destination"] for row in rows))
@@ -63,15 +64,24 @@ def command(
         rows = [row for row in rows if row["destination"] == found]
         shown = _shown(rows, group)
         drawn = series(source, shown[0])
+        its = queues_clients.clients(source, shown)
         gaps, notes = source.gaps(), source.notes
     report_gaps(gaps, notes, fmt)
     if fmt == "table":
         from agent.cli.queues_figures import text
 
         with quiet_pipe():
-            click.echo("\n".join(text(drawn, shown, rows, shutil.get_terminal_size((100, 40)).columns)))
+            click.echo("\n".join(text(drawn, shown, rows, its, shutil.get_terminal_size((100, 40)).columns)))
     elif fmt == "json":
-        emit_doc({**_document(drawn), "queues": rows, "gaps": gaps, "rows": [asdict(p) for p in drawn.pieces]})
+        emit_doc(
+            {
+                **_document(drawn),
+                "queues": rows,
+                "clients": list(map(asdict, its)),
+                "gaps": gaps,
+                "rows": [asdict(p) for p in drawn.pieces],
+            }
+        )
     else:
         emit_rows([asdict(piece) for piece in drawn.pieces], fmt, ("from_ns", "to_ns", "lag", "behind_s"))
 

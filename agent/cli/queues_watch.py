@@ -26,15 +26,7 @@ _IDLE = 4
     metavar="S",
     help="Time between two screens: 2s, 1m.",
 )
-@click.option(
-    "-o",
-    "--output",
-    "fmt",
-    type=click.Choice(["table", "json", "ndjson", "csv"]),
-    default="table",
-    show_default=True,
-    help="Output format (json is ndjson: a stream has no end).",
-)
+@options.stream()
 @options.store
 def command(every: float, fmt: str, store: str) -> None:
     """Show the queues of brokers on one screen, the worst first, again and again until interrupted (Ctrl-C, exit status

@@ -14,15 +14,7 @@ _POLL_S = 0.1
 
 @click.command("tail")
 @options.table
-@click.option(
-    "-o",
-    "--output",
-    "fmt",
-    type=click.Choice(["table", "json", "ndjson", "csv"]),
-    default="ndjson",
-    show_default=True,
-    help="Output format (json is ndjson: a stream has no end).",
-)
+@options.stream("ndjson")
 @options.store
 def command(table: str, fmt: str, store: str) -> None:
     """New rows of TABLE, one a line, until interrupted (Ctrl-C, exit status 130).

@@ -6,11 +6,11 @@ Lines of RESP2 (redis.io/docs/latest/develop/reference/protocol-spec); RESP3 is 
 
 from __future__ import annotations
 
-#: Bounds for all replies of one pipeline. 256 streams with 256 groups, and 100 pending entries of each group, are
+#: Bounds for all replies of one pipeline. 25,600 pending entries, 100 of each of 256 groups or 25 of each of 1,024, are
 #: 180,000 lines and 6 MB.
 MAX_BYTES, MAX_LINES = 8 << 20, 250_000
 MAX_LINE_BYTES = 64 << 10  #: of a line (a number, a length, an error), not of text
-_SIMPLE, _TEXT, _ARRAY = b"+-:", b"$", b"*"
+_SIMPLE, _TEXT, _ARRAY = frozenset(b"+-:"), b"$"[0], b"*"[0]
 
 
 class TooMuch(Exception):
@@ -36,23 +36,30 @@ class ReplyBounds:
         at, self._text_left = self._text_left, max(0, self._text_left - len(data))
         if self._line:
             data, self._line = self._line + data, b""
-        while at < len(data):
-            end = data.find(b"\r\n", at)
-            if end < 0:
-                if len(data) - at > MAX_LINE_BYTES:
+        end, find = len(data), data.find
+        lines, most = self._lines, MAX_LINES
+        while at < end:
+            eol = find(b"\r\n", at)
+            if eol < 0:
+                if end - at > MAX_LINE_BYTES:
                     raise TooMuch(f"a line of more than {MAX_LINE_BYTES >> 10} KiB")
-                self._line = data[at:]
+                self._lines, self._line = lines, data[at:]
                 return
-            self._lines += 1
-            at = end + 2 + self._text(data[at : at + 1], data[at + 1 : end])
-            if max(self._lines, self._elements) > MAX_LINES:
+            lines += 1
+            kind = data[at]
+            # Most lines are short texts and integers: they are read here, without a call.
+            if kind == _TEXT and eol - at <= 4 and data[at + 1 : eol].isdigit():
+                at = eol + 4 + int(data[at + 1 : eol])
+            elif kind in _SIMPLE:
+                at = eol + 2
+            else:
+                at = eol + 2 + self._text(kind, data[at + 1 : eol])
+            if lines > most or self._elements > most:
                 raise TooMuch(f"an answer of more than {MAX_LINES:,} elements")
-            self._text_left = max(0, at - len(data))
+        self._lines, self._text_left = lines, max(0, at - end)
 
-    def _text(self, kind: bytes, rest: bytes) -> int:
-        """Bytes of text that follow this line."""
-        if kind in _SIMPLE:
-            return 0
+    def _text(self, kind: int, rest: bytes) -> int:
+        """Bytes of text that follow the line of a text or array."""
         try:
             number = int(rest[:20])
         except ValueError:

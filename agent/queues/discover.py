@@ -22,7 +22,6 @@ from agent.queues.older import holders
 #: Time limit of the walk through /proc.
 _WALK_S = 2.0
 _OURS = "tickscope-poll"
-_SCHEMES = {"redis": "redis", "rabbitmq": "amqp"}
 _HOST = re.compile(r"(?:^|//|@|[\s,])(\[[0-9a-fA-F:]+\]|[\w.-]+)(?::(\d+))?(?=[/,?\s]|$)")
 #: Keys of a section that name servers.
 _PLACES = re.compile("url|uri|server|host|address|broker|node|endpoint", re.IGNORECASE)
@@ -61,7 +60,6 @@ class SocketOwner:
 class FoundBroker:
     """A broker. address: ``ip:port``. how: listens (here), or connects (a process here talks to it). by: what it is
     known by, process or port. processes: the broker's own (listens), or its clients. ports: all on which it listens.
-    via: the kind of Celery's broker.
     """
 
     system: str
@@ -71,7 +69,6 @@ class FoundBroker:
     by: str
     processes: list[SocketOwner] = field(default_factory=list)
     ports: frozenset[int] = frozenset()
-    via: str = "redis"
     configured: bool = False
 
     @property
@@ -150,8 +147,8 @@ def _listening(rows: Iterable[_Row], owners: _Owners) -> Iterator[FoundBroker]:
 def _talked_to(
     rows: Iterable[_Row], owners: _Owners, here: Callable[[str, int], str | None], listened: set[int]
 ) -> Iterator[FoundBroker]:
-    """The brokers elsewhere that processes here have connections to, and the brokers of Celery workers. here: the kind
-    of a broker of this host at an address and port.
+    """The brokers elsewhere that processes here have connections to, and the Redis servers of Celery workers, since
+    these have a setting of their own. here: the kind of a broker of this host at an address and port.
     """
     out: dict[tuple[str, str], FoundBroker] = {}
     for state, _, sport, peer, port, inode in rows:
@@ -161,11 +158,11 @@ def _talked_to(
             continue
         its = [one for one in owners(inode) if one.comm != _OURS]
         systems = [] if local else [system]
-        if system in _SCHEMES and any(_CELERY.search(one.line) for one in its):
+        if system == "redis" and any(_CELERY.search(one.line) for one in its):
             systems.append("celery")
         address = with_port(peer, port)
         for name in systems:
-            one = out.setdefault((name, address), FoundBroker(name, address, port, "connects", "port", via=system))
+            one = out.setdefault((name, address), FoundBroker(name, address, port, "connects", "port"))
             one.processes += [process for process in its if process not in one.processes]
     yield from out.values()
 
@@ -180,7 +177,7 @@ def _server(found: FoundBroker) -> str | None:
     one = broker(found.system)
     host, _, port = found.address.rpartition(":")
     if found.system == "celery":
-        given = f"{_SCHEMES[found.via]}://{host}:{port}"
+        given = f"redis://{host}:{port}"
     else:
         form = re.sub(r"\[[^]]*\]", "", one.form)
         match = re.match(r"(.*?\b)(?:host|broker|server)(?::(\w+))?", form)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from agent.queues.catalogue import Queue, Row
 
 #: Members of a row that are no columns.
-_MEMBERS = ("position", "acked", "added", "asked_s", "kept_s")
+_MEMBERS = ("position", "acked", "added", "asked_s", "kept_s", "prefetch")
 
 
 class Judged:
@@ -24,7 +24,8 @@ class Judged:
     A row without ``status`` gets it, with ``reason``, the rates and the forecast. They follow from ``lag_messages``,
     ``pending``, ``consumers``, ``exact``, ``oldest_undelivered_s``, the server's memory and, where known, from members
     that are no columns: ``added`` and ``acked``, running totals of any origin; ``position``, any mark of how far was
-    read; ``asked_s``, the time since any consumer asked for messages; ``kept_s``, how long the broker keeps a message.
+    read; ``asked_s``, the time since any consumer asked for messages; ``kept_s``, how long the broker keeps a message;
+    ``prefetch``, how many messages the consumers may have unacknowledged, all together.
 
     ``system``, ``t_ns``, ``poll_ns`` and ``cluster`` (the server as in the settings) are filled in where they are
     missing.

@@ -91,6 +91,15 @@ def message(value: bytes) -> KombuMessage | None:
         return None
 
 
+def task(value: bytes) -> str | None:
+    """The task's name, of a message in a list: from its headers (Celery 4 and newer), never from its body."""
+    try:
+        name = _dict(json.loads(value), "headers").get("task")
+    except (ValueError, RecursionError):
+        return None
+    return name if isinstance(name, str) and name else None
+
+
 def _dict(within: object, name: str) -> dict[str, object]:
     found = within.get(name) if isinstance(within, dict) else None
     return found if isinstance(found, dict) else {}

@@ -1,19 +1,25 @@
-"""What only the management API of RabbitMQ has: types and arguments of queues, the port of AMQP. Asked less often than
-the metrics; while it fails, the metrics go on.
+"""What only the management API of RabbitMQ has: types and arguments of queues, their consumers, connections that are
+blocked, the port of AMQP. Asked less often than the metrics; while it fails, the metrics go on.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from agent.common.address import with_port
 from agent.common.http_get import HttpClient, HttpDown
 
 INTERVAL_NS = 5_000_000_000
 #: After a failure: the API is slower than the metrics, and refused logins are logged.
 RETRY_NS = 10_000_000_000
 _QUEUES = "/api/queues?columns=vhost,name,type,arguments,effective_policy_definition"
+_CONSUMERS = "/api/consumers?columns=queue,prefetch_count,ack_required,channel_details"
+_CHANNELS = "/api/channels?columns=name,global_prefetch_count"
+_CONNECTIONS = "/api/connections?columns=state,channels"
+_MAX_ADDRESSES = 64  # of a queue's consumers
 
 Name = tuple[bytes, bytes]  #: virtual host, queue
 
@@ -25,27 +31,50 @@ class AboutQueue(NamedTuple):
     delays: bool
 
 
+@dataclass
+class QueueConsumers:
+    """Of one queue. addresses: the consumers' ``ip:port`` as the node sees them, at most 64. limit: how many messages
+    they may have unacknowledged; None: without a limit, or not known.
+    """
+
+    addresses: list[str] = field(default_factory=list)
+    limit: int | None = 0
+
+
 class Management:
     """The API of one node. ``problem``: why it is not known what it has; empty if it answers. find_port: whether to ask
-    for the port of AMQP.
+    for the port of AMQP. blocked: connections that publish and are blocked by an alarm; None: not known.
     """
 
     def __init__(self, client: HttpClient, find_port: bool) -> None:
         self._client, self._find_port = client, find_port
         self._next_ns = 0
         self.queues: dict[Name, AboutQueue] = {}
+        self.consumers: dict[Name, QueueConsumers] = {}
+        self.blocked: int | None = None
         self.amqp_port: int | None = None
         self.problem = ""
 
-    def ask(self, now_ns: int, deadline_s: float, login: tuple[str, str] | None) -> None:
-        """Asks again if it is time. now_ns: CLOCK_BOOTTIME; deadline_s: time.monotonic. Raises nothing."""
+    def ask(self, now_ns: int, deadline_s: float, login: tuple[str, str] | None, alarmed: bool = False) -> None:
+        """Asks again if it is time. now_ns: CLOCK_BOOTTIME; deadline_s: time.monotonic. alarmed: also for connections
+        that are blocked. Raises nothing.
+        """
         if now_ns < self._next_ns:
             return
         self._next_ns = now_ns + INTERVAL_NS
+        self.consumers, self.blocked = {}, None
+
+        def get(path: str) -> Any:
+            return json.loads(self._client.get(path, deadline_s, login=login))
+
         try:
             if self._find_port and self.amqp_port is None:
-                self.amqp_port = amqp_port(json.loads(self._client.get("/api/overview", deadline_s, login=login)))
-            self.queues = about_queues(json.loads(self._client.get(_QUEUES, deadline_s, login=login)))
+                self.amqp_port = amqp_port(get("/api/overview"))
+            self.queues = about_queues(get(_QUEUES))
+            found = get(_CONSUMERS)
+            self.consumers = queue_consumers(found, get(_CHANNELS) if unlimited(found) else [])
+            if alarmed:
+                self.blocked = blocked(get(_CONNECTIONS))
             self.problem = ""
         except HttpDown as error:
             self.problem = str(error)
@@ -99,6 +128,51 @@ def about_queues(given: Any) -> dict[Name, AboutQueue]:
             ttl is not None and isinstance(target, str),
         )
     return found
+
+
+def unlimited(given: Any) -> bool:
+    """Whether a consumer has no limit of its own: its channel may have one. Raises TypeError for another document."""
+    if not isinstance(given, list):
+        raise TypeError("no list of consumers")
+    return any(
+        _mapping(one).get("ack_required") is True and not _number(_mapping(one).get("prefetch_count")) for one in given
+    )
+
+
+def queue_consumers(given: list[Any], channels: Any) -> dict[Name, QueueConsumers]:
+    """By queue. given, channels: of ``/api/consumers`` and ``/api/channels``. A channel's limit is shared by its
+    consumers, so it counts once for each queue. Raises TypeError for other documents.
+    """
+    if not isinstance(channels, list):
+        raise TypeError("no list of channels")
+    shared = {_mapping(one).get("name"): _number(_mapping(one).get("global_prefetch_count")) for one in channels}
+    found: dict[Name, QueueConsumers] = {}
+    counted = set[tuple[Name, str]]()
+    for one in map(_mapping, given):
+        queue, channel = _mapping(one.get("queue")), _mapping(one.get("channel_details"))
+        if not all(isinstance(queue.get(key), str) for key in ("vhost", "name")):
+            raise TypeError("no queue")
+        name = queue["vhost"].encode(errors="replace"), queue["name"].encode(errors="replace")
+        its = found.setdefault(name, QueueConsumers())
+        host, port, where = channel.get("peer_host"), _number(channel.get("peer_port")), channel.get("name")
+        if isinstance(host, str) and port and len(its.addresses) < _MAX_ADDRESSES:
+            address = with_port(host[:64], port)
+            its.addresses += [] if address in its.addresses else [address]
+        limit = _number(one.get("prefetch_count"))
+        if not limit and isinstance(where, str):
+            limit = shared.get(where)
+            if limit and (name, where) in counted:
+                continue
+            counted.add((name, where))
+        its.limit = its.limit + limit if limit and its.limit is not None and one.get("ack_required") is True else None
+    return found
+
+
+def blocked(given: Any) -> int:
+    """Connections that publish and are blocked. Raises TypeError for another document."""
+    if not isinstance(given, list):
+        raise TypeError("no list of connections")
+    return sum(_mapping(one).get("state") == "blocked" for one in given)
 
 
 def _mapping(given: Any) -> dict[Any, Any]:

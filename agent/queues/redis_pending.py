@@ -11,7 +11,9 @@ from typing import Any
 
 from agent.queues.redis_reading import Id, Stream, entry_id
 
-SAMPLE = 100  # the oldest pending entries are read: ``redelivered`` and ``deleted`` are lower bounds beyond that
+#: The oldest pending entries of a group are read, and as many of all groups together: ``redelivered`` and ``deleted``
+#: are lower bounds beyond that.
+SAMPLE, SAMPLES = 100, 25_600
 _SETTLED_MS = 5_000  # before Redis 7, which does not report deletions, entries are looked for after this time
 
 
@@ -43,7 +45,7 @@ class PendingEntries:
         self._deleted, self._asked = set(), {}
 
     def read(self, sample: Sequence[Any], stream: Stream) -> None:
-        """The reply to ``XPENDING stream group - + SAMPLE``. Raises errors of malformed replies."""
+        """The reply to ``XPENDING stream group - + COUNT``. Raises errors of malformed replies."""
         if not all(isinstance(name, bytes) for _, name, _, _ in sample):
             raise ValueError("no consumer")
         self._sample = [(entry_id(entry), name, int(idle), int(n)) for entry, name, idle, n in sample[:SAMPLE]]

@@ -5,6 +5,7 @@ server answers: what is known of it is kept, and its rows have the cluster of th
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from binascii import crc_hqx
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -30,20 +31,25 @@ Ranges = tuple[tuple[int, int], ...]
 _ODD = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
 
 
-class Streams(Protocol):
-    """The streams of one server (agent/queues/brokers/redis.py)."""
+class OneServer(Protocol):
+    """The queues of one server: a ``RedisServer``."""
 
     name: str
-    moved: bool
     role: object
 
     def use(self, url: RedisUrl) -> None: ...
 
-    def choose(self, named: list[bytes]) -> None: ...
-
     def poll(self) -> list[Row]: ...
 
     def close(self) -> None: ...
+
+
+class Streams(OneServer, Protocol):
+    """The streams of one server (agent/queues/brokers/redis.py)."""
+
+    moved: bool
+
+    def choose(self, named: list[bytes]) -> None: ...
 
 
 Open = Callable[..., Any]  #: (url, timeout_s, shard) -> Streams
@@ -94,35 +100,58 @@ class _Asking:
         self.places = [*(one for one in self.places if one != place), place]
 
 
-def _down(name: str, error: RedisDown) -> list[Row]:
-    status = "unknown" if error.failure == "permission" else "down"
-    return [{"status": status, "reason": f"{name}: {error}", "failure": error.failure}]
+class _Places(ABC):
+    """Polls the servers on which the data are now. ``_doubt``: they are to be found at the next poll. name: of the
+    source; by default that of Redis Streams.
+    """
 
-
-class SentinelStreams:
-    """The primary that Sentinel names."""
-
-    def __init__(self, url: RedisUrl, opening: Open, timeout_s: float = 0.5) -> None:
-        self.name, self._url, self._timeout_s = f"redis {url.server}", url, timeout_s
+    def __init__(self, url: RedisUrl, opening: Open, timeout_s: float, name: str = "") -> None:
+        self.name, self._url, self._timeout_s = name or f"redis {url.server}", url, timeout_s
         self._opening = opening
-        self._streams: Streams | None = None
-        theirs = RedisUrl(tls=url.tls, addresses=url.addresses, user=url.sentinel_user, password=url.sentinel_password)
-        self._sentinels = _Asking(theirs, timeout_s)
-        self._place: tuple[str, int] | None = None
         self._asked_ns, self._doubt = 0, True
 
     def poll(self) -> list[Row]:
+        """Raises nothing, whatever the servers answer."""
         now_ns = boot_ns()
         if self._doubt or now_ns - self._asked_ns >= ASK_NS:
             self._asked_ns = now_ns
             try:
                 self._find()
-            except RedisDown as error:
-                if self._streams is None:
-                    return _down(self.name, error)
-            except _ODD as error:
-                if self._streams is None:
-                    return _down(self.name, RedisDown(f"its answer cannot be read ({type(error).__name__})"))
+            except (RedisDown, *_ODD) as error:
+                if not self._known():
+                    return self._down(error)
+        return self._poll()
+
+    @abstractmethod
+    def _find(self) -> None:
+        """Finds the servers. Raises RedisDown, and any of ``_ODD``."""
+
+    @abstractmethod
+    def _known(self) -> bool:
+        """Whether they have been found once."""
+
+    @abstractmethod
+    def _poll(self) -> list[Row]:
+        """The rows of these servers; sets ``_doubt``."""
+
+    def _down(self, error: Exception) -> list[Row]:
+        if not isinstance(error, RedisDown):
+            error = RedisDown(f"its answer cannot be read ({type(error).__name__})")
+        status = "unknown" if error.failure == "permission" else "down"
+        return [{"status": status, "reason": f"{self.name}: {error}", "failure": error.failure}]
+
+
+class SentinelStreams(_Places):
+    """The primary that Sentinel names."""
+
+    def __init__(self, url: RedisUrl, opening: Open, timeout_s: float = 0.5, name: str = "") -> None:
+        super().__init__(url, opening, timeout_s, name)
+        self._streams: OneServer | None = None
+        theirs = RedisUrl(tls=url.tls, addresses=url.addresses, user=url.sentinel_user, password=url.sentinel_password)
+        self._sentinels = _Asking(theirs, timeout_s)
+        self._place: tuple[str, int] | None = None
+
+    def _poll(self) -> list[Row]:
         assert self._streams is not None
         rows = self._streams.poll()
         self._doubt = self._streams.role != "primary"
@@ -131,6 +160,9 @@ class SentinelStreams:
     def close(self) -> None:
         if self._streams is not None:
             self._streams.close()
+
+    def _known(self) -> bool:
+        return self._streams is not None
 
     def _find(self) -> None:
         reply, _ = self._sentinels.ask(("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._url.service))
@@ -147,29 +179,17 @@ class SentinelStreams:
         self._place = place
 
 
-class ClusterStreams:
+class ClusterStreams(_Places):
     """All primaries of a Redis Cluster, one after the other."""
 
     def __init__(self, url: RedisUrl, opening: Open, timeout_s: float = 0.5) -> None:
-        self.name, self._url, self._timeout_s = f"redis {url.server}", url, timeout_s
-        self._opening = opening
+        super().__init__(url, opening, timeout_s)
         self._nodes = _Asking(url, timeout_s)
         self._named = [name for name in url.streams if not is_pattern(name)]
         self._shards: dict[Ranges, tuple[tuple[str, int], Streams]] = {}
-        self._asked_ns, self._doubt, self._missing, self._left_out = 0, True, 0, 0
+        self._missing = self._left_out = 0
 
-    def poll(self) -> list[Row]:
-        now_ns = boot_ns()
-        if self._doubt or now_ns - self._asked_ns >= ASK_NS:
-            self._asked_ns = now_ns
-            try:
-                self._find()
-            except RedisDown as error:
-                if not self._shards:
-                    return _down(self.name, error)
-            except _ODD as error:
-                if not self._shards:
-                    return _down(self.name, RedisDown(f"its answer cannot be read ({type(error).__name__})"))
+    def _poll(self) -> list[Row]:
         rows: list[Row] = []
         for _, streams in self._shards.values():
             rows += streams.poll()
@@ -184,6 +204,9 @@ class ClusterStreams:
     def close(self) -> None:
         for _, streams in self._shards.values():
             streams.close()
+
+    def _known(self) -> bool:
+        return bool(self._shards)
 
     def _find(self) -> None:
         reply, asked = self._nodes.ask(("CLUSTER", "SLOTS"))

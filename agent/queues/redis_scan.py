@@ -12,7 +12,7 @@ from agent.common.fairness import UpperBound
 from agent.common.resp import RedisDown, Reply
 from agent.queues.redis_rights import Command
 
-MAX_STREAMS = 256  # found by SCAN; streams named in the URL are not limited
+MAX_STREAMS = 1024  # found by SCAN; streams named in the URL are not limited
 MAX_NAME_BYTES = 1024  # of a stream or group; longer ones are not watched, which is reported in a row
 SCAN_STEPS, SCAN_COUNT = 4, 500  # at most 2,000 keys are scanned for streams in one poll
 #: For docs/limits.md.

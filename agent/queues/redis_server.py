@@ -24,14 +24,16 @@ class RedisServer(ABC):
         self._client = RespClient(url, timeout_s)
         self._server = Counters()
         self._not_before_ns, self._refusal = 0, ""
+        self.role: object = None  # as of the last poll
 
     def poll(self) -> list[Row]:
         """Raises nothing, whatever the server answers."""
-        started_ns = boot_ns()
+        started_ns, self.role = boot_ns(), None
         try:
             if started_ns < self._not_before_ns:
                 raise RedisDown(self._refusal, failure="login")
             rows = self._poll(started_ns)
+            self.role = next((row["server_role"] for row in rows if row.get("server_role")), None)
         except RedisDown as error:
             if error.refused_login:
                 self._not_before_ns, self._refusal = started_ns + LOGIN_RETRY_NS, str(error)

@@ -45,6 +45,7 @@ class Sample(NamedTuple):
     """One poll; None is unknown. ``added`` and ``acked`` are running totals (any origin), ``position`` is any mark of
     how far the group read. exact: whether lag and acked are. asked_s: time since any of its consumers asked for
     messages. age_s: of the oldest undelivered message; kept_s: how long the broker keeps a message.
+    prefetch: how many messages its consumers may have unacknowledged, all together.
     """
 
     t_ns: int
@@ -58,6 +59,7 @@ class Sample(NamedTuple):
     asked_s: float | None = None
     age_s: float | None = None
     kept_s: float | None = None
+    prefetch: int | None = None
     memory_bytes: int | None = None
     memory_limit_bytes: int | None = None
 
@@ -242,7 +244,8 @@ class Progress:
             for_ns = self._reads.lasted_ns(t_ns)
             if last.asked_s is not None and last.asked_s * 1e9 >= 0.9 * for_ns:
                 return "stopped", f"no consumer asked for {_s(for_ns)}, {lag} undelivered"
-            return "stalled", f"nothing read for {_s(for_ns)}, {lag} undelivered"
+            full = f"; prefetch exhausted: {last.pending} of {last.prefetch}" if _full(last) else ""
+            return "stalled", f"nothing read for {_s(for_ns)}, {lag} undelivered{full}"
         grown = last.pending - self.samples[0].pending
         if grown > 0 and self._acks.too_long(t_ns, self.window_ns):
             for_ns = self._acks.lasted_ns(t_ns)
@@ -320,6 +323,11 @@ class Progress:
 def _mark(sample: Sample) -> Hashable:
     """How far the group got. What it acknowledged shows progress, but not that it reads nothing: it may do so later."""
     return sample.acked if sample.position is None else sample.position
+
+
+def _full(sample: Sample) -> bool:
+    """Whether the consumers hold as many messages as they may: they get no other one before they acknowledge one."""
+    return bool(sample.prefetch) and sample.pending >= (sample.prefetch or 0)
 
 
 def _moved(before: Sample, now: Sample) -> bool:

@@ -112,6 +112,18 @@ DECLARED = (
             " broker's clock (log_append) or the producer's (create)",
         ),
         f64("retention_left_s", "time until the first unread message may be deleted for its age (Kafka)", "s"),
+        text(
+            "workers",
+            128,
+            "consumers of the queue: name and pid as they report (Celery on Redis), or ip:port as the broker sees it"
+            " (RabbitMQ with the management API); as many as have room, and the number of the others",
+        ),
+        text(
+            "tasks",
+            128,
+            "names of the tasks that are next in the queue, each with its number: most first (Celery on Redis: of at"
+            " most 10 messages of each priority)",
+        ),
         measure="lag_messages",
     ),
     table(

@@ -37,7 +37,8 @@ class Worker:
         self.log = directory / f"worker{time.monotonic_ns()}"
         self.log.touch()
         env = {**os.environ, "BROKER": broker, "OPTIONS": json.dumps(options or {}), "LOG": str(self.log)}
-        command = "-A tests.servers.celery_app worker --without-mingle --without-gossip -l warning"
+        self.name = f"{self.log.name}@test"
+        command = f"-A tests.servers.celery_app worker -n {self.name} --without-mingle --without-gossip -l warning"
         self.process = subprocess.Popen(
             [sys.executable, "-m", "celery", *command.split(), "-c", str(processes), "-Q", queues],
             cwd=ROOT,
@@ -52,6 +53,12 @@ class Worker:
         """The tasks with this event, in order."""
         lines = [line.split() for line in self.log.read_text().splitlines()]
         return [task for its, task in lines if its == event]
+
+    def addresses(self, port: int) -> list[str]:
+        """Its own ends of its connections to that port."""
+        command = ["ss", "-Htnp", "state", "established", f"( dport = :{port} )"]
+        lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        return [line.split()[2] for line in lines if f"pid={self.process.pid}," in line]
 
     def signal(self, number: int) -> None:
         """To all of its processes."""

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE
+from tests.servers.certificates import certificates
 
 POM = Path(__file__).parent / "kafka" / "pom.xml"
 #: On the SASL listener. Clients of the plain listener may do all; these only what an ACL allows.
@@ -106,13 +107,7 @@ class Kafka:
         assert done.returncode == 0, done.stderr
 
     def _certificates(self) -> None:
-        new = ("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2")
-        for name in ("ca", "other"):
-            own = ("-subj", f"/CN={name}", "-keyout", f"{name}.key", "-out", f"{name}.pem")
-            subprocess.run([*new, *own], cwd=self.directory, check=True, capture_output=True)
-        signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-addext", "subjectAltName=IP:127.0.0.1")
-        own = ("-subj", "/CN=kafka", "-keyout", "server.key", "-out", "server.pem")
-        subprocess.run([*new, *own, *signed], cwd=self.directory, check=True, capture_output=True)
+        certificates(self.directory)
         both = "".join((self.directory / name).read_text() for name in ("server.key", "server.pem"))
         (self.directory / "keystore.pem").write_text(both)
 

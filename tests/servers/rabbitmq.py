@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from typing import Any
 import amqp
 
 from tests.kernel.test_tls_versions import CACHE, archive
+from tests.servers.certificates import certificates
 
 ROOT = Path(__file__).parents[2]
 LIB = Path("/usr/lib/rabbitmq/bin")
@@ -59,12 +61,21 @@ class Rabbit:
     def __init__(self, directory: Path, interval_ms: int = 1000, root: Path | None = None) -> None:
         self.directory, self._root = directory, root
         self._wrap = () if root is None else ("sh", "-c", _IN_ROOT, str(root), str(directory))
-        self.port, self.metrics_port, self.management_port, stream, self._epmd_port, dist = free_ports(6)
+        self.port, self.metrics_port, self.management_port, self.stream_port, self._epmd_port, dist, *tls = free_ports(
+            8
+        )
+        self.tls_metrics_port, self.tls_management_port = tls
+        certificates(directory)
         (directory / "rabbitmq.conf").write_text(
             f"listeners.tcp.1 = 127.0.0.1:{self.port}\n"
             f"management.tcp.ip = 127.0.0.1\nmanagement.tcp.port = {self.management_port}\n"
             f"prometheus.tcp.ip = 127.0.0.1\nprometheus.tcp.port = {self.metrics_port}\n"
-            f"stream.listeners.tcp.1 = 127.0.0.1:{stream}\n"
+            + "".join(
+                f"{what}.ssl.ip = 127.0.0.1\n{what}.ssl.port = {port}\n{what}.ssl.cacertfile = {directory}/ca.pem\n"
+                f"{what}.ssl.certfile = {directory}/server.pem\n{what}.ssl.keyfile = {directory}/server.key\n"
+                for what, port in zip(("prometheus", "management"), tls, strict=True)
+            )
+            + f"stream.listeners.tcp.1 = 127.0.0.1:{self.stream_port}\n"
             f"collect_statistics_interval = {interval_ms}\ndisk_free_limit.absolute = 1MB\n"
             f"cluster_name = shop-{self.port}\n"
         )
@@ -93,6 +104,10 @@ class Rabbit:
     @property
     def url(self) -> str:
         return f"http://guest:guest@127.0.0.1:{self.metrics_port}?amqp={self.port}"
+
+    @property
+    def amqp(self) -> str:
+        return f"amqp://guest:guest@127.0.0.1:{self.port}//"
 
     @property
     def with_management(self) -> str:
@@ -188,6 +203,53 @@ class Rabbit:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
+
+
+class StreamConsumer:
+    """Subscribes to a stream from its first message by the stream protocol (port 5552 by default), and takes as many
+    chunks as ``credit``; reads none of them.
+    """
+
+    def __init__(self, rabbit: Rabbit, stream: str, credit: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", rabbit.stream_port), 60)
+        self._ask(0x11, struct.pack(">I", 0))  # PeerProperties
+        self._ask(0x12, b"")  # SaslHandshake
+        login = b"\0guest\0guest"
+        self._ask(0x13, _text("PLAIN") + struct.pack(">I", len(login)) + login)
+        self._receive()  # Tune
+        self._send(struct.pack(">HHII", 0x14, 1, 0, 0))
+        self._ask(0x15, _text("/"))  # Open
+        self._ask(0x07, struct.pack(">B", 1) + _text(stream) + struct.pack(">HHI", 1, credit, 0))
+
+    def __enter__(self) -> StreamConsumer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def _ask(self, key: int, content: bytes) -> None:
+        self._send(struct.pack(">HHI", key, 1, key) + content)
+        while True:
+            answer, _, correlation, code = struct.unpack_from(">HHIH", self._receive())
+            if answer == key | 0x8000:
+                assert (correlation, code) == (key, 1)
+                return
+
+    def _send(self, frame: bytes) -> None:
+        self._socket.sendall(struct.pack(">I", len(frame)) + frame)
+
+    def _receive(self) -> bytes:
+        (size,) = struct.unpack(">I", self._exactly(4))
+        return self._exactly(size)
+
+    def _exactly(self, n: int) -> bytes:
+        data = self._socket.recv(n, socket.MSG_WAITALL)
+        assert len(data) == n
+        return data
+
+
+def _text(given: str) -> bytes:
+    return struct.pack(">H", len(given)) + given.encode()
 
 
 def release_root(release: str) -> Path:

@@ -21,11 +21,13 @@ import pytest
 
 from agent.common.resp import RedisUrl, RespClient
 from agent.errors import AgentError
+from agent.queues import redis_places
 from agent.queues.brokers import celery
 from agent.queues.brokers.celery import BROKER, CeleryServer
 from agent.queues.catalogue import Queue
 from agent.queues.packing import TABLE
 from tests.servers.celery_pieces import Worker, application, wait
+from tests.servers.test_redis_places import DISKLESS, begin_sentinel, cli
 from tests.servers.test_redis_streams import Redis, poll
 
 LONG_S = 600
@@ -203,6 +205,48 @@ def test_each_queue_has_its_own_unacknowledged_messages(redis: Redis, worker: Ca
         queues.close()
 
 
+def test_workers_and_the_names_of_tasks(redis: Redis, worker: Callable[..., Worker]) -> None:
+    """The application's own keys stay as they are, and no other is left."""
+    app, queue = application(redis.url), watch(redis.url, "?workers=true&visibility_timeout=3600")
+    app.send_task("early", (0,))
+    no_worker = row(queue)
+    assert (no_worker["workers"], no_worker["consumers"]) == (b"", 0)
+    mails = worker(queues="mail")
+    for name, n in (("late", 3), ("early", 5), ("late", 2)):
+        for _ in range(n):
+            app.send_task(name, (LONG_S,))
+    for _ in range(23):
+        app.send_task("early", ("x" * 100_000,), queue="large")
+    before = set(redis.do("KEYS", "*"))
+    wait(lambda: row(queue)["tasks"] == b"early 6, late 4")  # of the ten that are next
+    assert (row(queue, "large")["lag_messages"], row(queue, "large")["tasks"]) == (23, b"")
+    both = worker(queues="celery,mail")
+    app.send_task("late", (LONG_S,), queue="mail")
+    wait(lambda: row(queue, "celery")["consumers"] == 1)
+    wait(lambda: row(queue, "mail")["consumers"] == 2)
+    its = {name: row(queue, name)["workers"].decode() for name in ("celery", "mail", "large")}
+    names = {one: f"{one.name} {one.process.pid}" for one in (mails, both)}
+    assert its == {"celery": names[both], "mail": f"{names[mails]}, {names[both]}", "large": ""}
+    both.end()
+    wait(lambda: row(queue, "celery")["consumers"] == 0)
+    queue.close()
+    left = {key for key in set(redis.do("KEYS", "*")) - before if b"pidbox" in key}
+    assert {key for key in left if b"tickscope" in key} == set()
+    assert watch(redis.url, "?tasks=false").poll()[0]["tasks"] == b""
+
+
+def test_a_worker_that_holds_all_that_it_may(redis: Redis, worker: Callable[..., Worker]) -> None:
+    app, queue = application(redis.url), watch(redis.url, "?workers=true")
+    its = worker(processes=3)
+    for _ in range(11):
+        app.send_task("late", (LONG_S,))
+    unacked(redis, 3)
+    stalled = wait(lambda: (now := row(queue))["status"] == b"stalled" and now)
+    assert stalled["reason"].endswith(b"8 undelivered; prefetch exhausted: 3 of 3")
+    assert stalled["workers"] == f"{its.name} {its.process.pid}".encode()
+    queue.close()
+
+
 @dataclass
 class Truth:
     """The queues of a walk: messages by priority with the time since which they wait, s of CLOCK_BOOTTIME; those that
@@ -359,10 +403,10 @@ def test_what_hinders_that_messages_are_delivered_again(redis: Redis, worker: Ca
 def test_the_least_rights_suffice_and_what_is_refused_is_not_known(redis: Redis, worker: Callable[..., Worker]) -> None:
     """The rights are those of docs/queues-celery.md."""
     text = (Path(__file__).parents[2] / "docs" / "queues-celery.md").read_text()
-    (rights,) = [line.strip() for line in text.splitlines() if "ACL SETUSER tickscope-celery " in line]
+    rights, to_ask = [line.strip() for line in text.splitlines() if "ACL SETUSER tickscope-celery " in line]
     redis.do(*rights.replace("PASSWORD", "secret").split())
     app = application(redis.url)
-    worker()
+    its = worker()
     app.send_task("late", (LONG_S,))
     unacked(redis, 1)
     app.send_task("late", (LONG_S,))
@@ -373,6 +417,15 @@ def test_the_least_rights_suffice_and_what_is_refused_is_not_known(redis: Redis,
     assert state(found) == (1, 1, 0)
     assert not np.isnan([found["oldest_undelivered_s"], found["oldest_pending_s"], found["redelivery_s"]]).any()
     assert found["memory_bytes"] > 0
+    assert found["tasks"] == b"late 1"
+    asking = watch(url + "&workers=true")
+    assert b"workers are not known: NOPERM" in reasons(asking)
+    asking.close()
+    redis.do(*to_ask.split())
+    asking = watch(url + "&workers=true")
+    asked = wait(lambda: (now := row(asking))["consumers"] == 1 and now)
+    assert asked["workers"] == f"{its.name} {its.process.pid}".encode()
+    asking.close()
     for refused, columns, words in (
         ("-memory|usage", ["oldest_undelivered_s"], b"age not known"),
         ("-zrange", ["oldest_undelivered_s", "oldest_pending_s", "redelivery_s"], b"NOPERM"),
@@ -425,6 +478,46 @@ def test_an_application_that_goes_on_with_its_second_broker(redis: Redis, tmp_pa
         assert lost["cluster"] != now["cluster"]
 
 
+def test_an_application_on_sentinel_goes_on_with_the_promoted_replica(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue stays the same one, with what the replica had received."""
+    monkeypatch.setattr(redis_places, "ASK_NS", 200_000_000)
+    for name in "abs":
+        (tmp_path / name).mkdir()
+    primary, replica = Redis(tmp_path / "a", *DISKLESS), Redis(tmp_path / "b")
+    with ExitStack() as ends:
+        ends.callback(primary.stop)
+        ends.callback(replica.stop)
+        replica.do("REPLICAOF", "127.0.0.1", primary.port)
+        sentinel, port = begin_sentinel(tmp_path / "s", primary)
+        ends.callback(sentinel.wait)
+        ends.callback(sentinel.kill)
+        options = {"master_name": "shop", "sentinel_kwargs": {"password": "s3cr3t"}}
+        wait(lambda: "slaves=1" in cli(port, "-a", "s3cr3t", "info", "sentinel"))
+        app = application(f"sentinel://127.0.0.1:{port}", **options)
+        its = Worker(f"sentinel://127.0.0.1:{port}", tmp_path, options=options)
+        ends.callback(its.end)
+        queue = watch(f"redis+sentinel://127.0.0.1:{port}/shop/0?sentinel_password=s3cr3t&workers=true")
+        ends.callback(queue.close)
+        sent = [app.send_task("late", (LONG_S,)).id for _ in range(5)]
+        before = wait(lambda: (now := row(queue))["pending"] == 1 and now)
+        assert state(before) == (4, 1, 0)
+        wait(lambda: replica.do("LLEN", "celery") == 4 and replica.do("ZCARD", "unacked_index") == 1)
+        primary.stop()
+        assert row(queue)["status"] == b"down"
+        its.end()  # a worker that runs a task does not connect again before it has ended
+        after = wait(lambda: (now := row(queue))["status"] != b"down" and now)
+        assert (state(after), after["cluster"]) == ((4, 1, 0), before["cluster"])
+        assert after["cluster"] == f"shop@127.0.0.1:{port}".encode()
+        assert after["peer"].tobytes()[16:] == replica.port.to_bytes(2, "little")
+        again = Worker(f"sentinel://127.0.0.1:{port}", tmp_path, options=options)
+        ends.callback(again.end)
+        wait(lambda: again.did("begin"))
+        assert set(again.did("begin")) <= set(sent)
+        wait(lambda: row(queue)["workers"] == f"{again.name} {again.process.pid}".encode())
+
+
 def test_a_stalled_a_dead_and_a_returned_server(redis: Redis) -> None:
     application(redis.url).send_task("early", (0,))
     queue = watch(redis.url)
@@ -450,13 +543,13 @@ def test_a_stalled_a_dead_and_a_returned_server(redis: Redis) -> None:
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("amqp://:pw@host", "it begins with amqp:"),
-        ("redis+sentinel://:pw@host/main/0", "Sentinel and Cluster are not supported"),
+        ("redis+cluster://:pw@host/0", "no queues in a Redis Cluster"),
         ("redis://:pw@host/0?streams=a", "unknown option 'streams'"),
         ("redis://:pw@host/0?queue=a", "unknown option 'queue'"),
         ("redis://:pw@host/0?visibility_timeout=1h", "visibility_timeout is a number of seconds"),
         ("redis://:pw@host/0?visibility_timeout=-1", "visibility_timeout is a number of seconds"),
         ("redis://:pw@host/zero", "cannot be read"),
+        ("redis://:pw@host/0?workers=yes", "workers and tasks are true or false"),
     ],
 )
 def test_what_is_no_url_is_refused_without_its_password(url: str, why: str) -> None:
@@ -465,6 +558,20 @@ def test_what_is_no_url_is_refused_without_its_password(url: str, why: str) -> N
     assert why in str(error.value.why)
     assert "visibility_timeout=3600" in error.value.remedy
     assert "pw" not in f"{error.value} {error.value.why}"
+
+
+@pytest.mark.parametrize(
+    ("url", "setting"),
+    [
+        ("amqp://u:pw@mq/vhost", "rabbitmq: ['http://mq:15692']"),
+        ("pyamqp://u:pw@[::1]:5673//", "rabbitmq: ['http://[::1]:15692?amqp=5673']"),
+    ],
+)
+def test_the_address_of_a_rabbitmq_node_names_the_setting_for_it(url: str, setting: str) -> None:
+    with pytest.raises(AgentError) as error:
+        BROKER.sources([url])
+    assert setting in error.value.remedy
+    assert "pw" not in f"{error.value} {error.value.why} {error.value.remedy}"
 
 
 def test_a_url_with_all_options() -> None:

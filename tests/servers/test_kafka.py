@@ -195,6 +195,8 @@ def test_the_time_of_records_older_than_our_history_is_theirs(
         assert (asked - after) / 1e9 - 0.002 <= row["lag_s"] <= (row["t_ns"] - before) / 1e9 + 0.002  # they are in ms
         assert isnan(row["lag_error_s"])
         assert row["retention_left_s"] == pytest.approx(7000 - row["lag_s"])
+    (raw,) = BROKER.open(BROKER.server(f"kafka://{kafka.address}?groups=old-{basis}")).poll()
+    assert raw["kept_s"] == 7000
 
 
 def test_a_record_from_the_future_has_no_age(kafka: Kafka, opened: Callable[..., Queue]) -> None:

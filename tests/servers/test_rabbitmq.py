@@ -6,6 +6,7 @@ enough beyond that a figure that passes by would show.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -27,7 +28,8 @@ from agent.queues.catalogue import Queue
 from agent.queues.judged import Judged
 from agent.queues.packing import TABLE, pack
 from tests.patience import PATIENCE
-from tests.servers.rabbitmq import ROOT, Rabbit, client, release_root
+from tests.servers.celery_pieces import Worker, application
+from tests.servers.rabbitmq import ROOT, Rabbit, StreamConsumer, client, release_root
 
 
 @pytest.fixture(scope="module", params=["own", "trixie"])
@@ -165,6 +167,15 @@ def test_a_stream_has_no_lag_by_what_it_keeps(rabbit: Rabbit) -> None:
     row = until(queue, "events", lambda row: row["consumers"] == 0)
     assert row["lag_messages"] < 0  # unknown
     assert b"stream" in row["inexact_reason"]
+    with StreamConsumer(rabbit, "events", credit=3):  # each chunk has one message
+        row = until(queue, "events", lambda row: row["consumers"] == 1)
+        if rabbit.ctl("version").startswith("3."):  # which does not report it
+            assert row["lag_messages"] < 0
+        else:
+            until(queue, "events", lambda row: row["lag_messages"] == 11 - 3)
+            rabbit.publish("events", 5)
+            until(queue, "events", lambda row: row["lag_messages"] == 16 - 3)
+    until(queue, "events", lambda row: row["lag_messages"] < 0)
     queue.close()
 
 
@@ -219,6 +230,61 @@ def test_tasks_of_celery_with_a_countdown_are_delayed_until_they_are_due(
         queue.close()
 
 
+@pytest.fixture
+def worker(rabbit: Rabbit, tmp_path: Path) -> Iterator[Callable[..., Worker]]:
+    """Starts Celery workers of this node; all end with the test."""
+    with contextlib.ExitStack() as ends:
+
+        def begin(**more: Any) -> Worker:
+            one = Worker(rabbit.amqp, tmp_path, **more)
+            ends.callback(one.end)
+            return one
+
+        yield begin
+
+
+@pytest.mark.parametrize(("task", "ready"), [("late", 7), ("early", 5)])
+def test_a_worker_of_celery_that_holds_all_that_it_may_and_is_killed(
+    rabbit: Rabbit, worker: Callable[..., Worker], task: str, ready: int
+) -> None:
+    """Two processes: with late acknowledgement the tasks that run are unacknowledged, else the two that are next."""
+    name = f"tasks-{task}"
+    app = application(rabbit.amqp)
+    # A node that answers slowly is not asked for its channels, without which no stall is known.
+    url = RabbitUrl.parse(rabbit.with_management + f"&queues={name}")
+    queue = Judged("rabbitmq", RabbitQueues(url, timeout_s=20))
+    its = worker(processes=2, queues=name)
+    for _ in range(9):
+        app.send_task(task, (600,), queue=name)
+    row = until(queue, name, lambda row: (row["lag_messages"], row["pending"]) == (ready, 2))
+    assert len(its.did("begin")) == 2
+    full = f"{ready} undelivered; prefetch exhausted: 2 of 2".encode()
+    row = until(queue, name, lambda row: row["reason"].endswith(full), 60)
+    assert (row["status"], row["consumers"], row["redelivered"]) == (b"stalled", 1, 0)
+    address = row["workers"].decode()
+    assert address in its.addresses(rabbit.port)
+    its.end()
+    row = until(queue, name, lambda row: (row["lag_messages"], row["pending"]) == (ready + 2, 0))
+    assert (row["consumers"], row["workers"]) == (0, b"")
+    again = worker(processes=2, queues=name)
+    until(queue, name, lambda row: row["redelivered"] > 0)
+    until(queue, name, lambda row: len(again.did("begin")) == 2)
+    assert set(again.did("begin")) & set(its.did("begin")) == (set(its.did("begin")) if task == "late" else set())
+    queue.close()
+
+
+def test_a_retry_of_celery_waits_in_the_worker(rabbit: Rabbit, worker: Callable[..., Worker]) -> None:
+    """A retry is a new message for RabbitMQ: one that was published and delivered, never one that was redelivered."""
+    app, queue = application(rabbit.amqp), source(rabbit.url + "&queues=retries-of-celery")
+    its = worker(queues="retries-of-celery")
+    until(queue, "retries-of-celery", lambda row: row["consumers"] == 1)
+    app.send_task("fails", queue="retries-of-celery")
+    row = until(queue, "retries-of-celery", lambda row: row["pending"] == 1)
+    assert len(its.did("begin")) == 1
+    assert (row["lag_messages"], row["redelivered"]) == (0, 0)
+    queue.close()
+
+
 def test_names_virtual_hosts_and_patterns(rabbit: Rabbit) -> None:
     rabbit.ctl("add_vhost", "eu/west")
     rabbit.ctl("set_permissions", "-p", "eu/west", "guest", ".*", ".*", ".*")
@@ -255,6 +321,10 @@ def test_a_memory_alarm_is_reported_with_every_queue(rabbit: Rabbit) -> None:
     try:
         row = until(queue, "alarmed", lambda row: row["errors"] == b"MEMORY_ALARM 1")
         assert row["reason"] == b"memory alarm: publishers are blocked"
+        with client("publish", rabbit.port, "alarmed", 10), client("publish", rabbit.port, "alarmed", 10):
+            managed = source(rabbit.with_management + "&queues=alarmed")
+            until(managed, "alarmed", lambda row: row["reason"].endswith(b"publishers are blocked: 2 connections"))
+            managed.close()
         until(queue, "alarmed", lambda row: row["memory_bytes"] > row["memory_limit_bytes"] > 0)
     finally:
         rabbit.ctl("set_vm_memory_high_watermark", "0.6")
@@ -284,6 +354,32 @@ def test_least_rights_for_the_management_port(rabbit: Rabbit) -> None:
     row = until(queue, "retries", lambda row: row["delayed"] == 0)
     assert row["peer"].tobytes()[16:] == rabbit.port.to_bytes(2, "little")
     assert api_problems(queue) == []
+    queue.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "authority", "words"),
+    [
+        ("127.0.0.1", "ca", ""),
+        ("127.0.0.1", "other", "certificate verify failed"),
+        ("localhost", "ca", "certificate verify failed: Hostname mismatch"),
+    ],
+    ids=["right", "wrong authority", "wrong name"],
+)
+def test_tls(rabbit: Rabbit, tmp_path: Path, host: str, authority: str, words: str) -> None:
+    rabbit.declare("secret", x_message_ttl=60_000, x_dead_letter_exchange="")
+    (tmp_path / "password").write_text("guest\n")
+    url = f"https://{host}:{rabbit.tls_metrics_port}?management={rabbit.tls_management_port}&queues=secret"
+    login = {"user": "guest", "password_file": str(tmp_path / "password")}
+    (queue,) = BROKER.sources([{"url": url, "ca_file": str(rabbit.directory / f"{authority}.pem"), **login}])
+    if not words:
+        row = until(queue, "secret", lambda row: row["delayed"] == 0)  # by the management API
+        assert row["cluster"] == f"shop-{rabbit.port}".encode()
+        assert api_problems(queue) == []
+    else:
+        for row in (poll(queue)[0] for _ in range(3)):
+            assert (row["status"], row["destination"]) == (b"down", b"")
+            assert words in row["reason"].decode()
     queue.close()
 
 

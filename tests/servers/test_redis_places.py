@@ -135,6 +135,22 @@ def test_a_server_of_a_cluster_that_is_queried_alone_names_the_setting(cluster: 
     assert any(b"redis+cluster://" in row["reason"] for row in poll(queue))
 
 
+def begin_sentinel(directory: Path, primary: Redis) -> tuple[subprocess.Popen[bytes], int]:
+    """A Sentinel of the service shop, with a password, and its port."""
+    config = directory / "sentinel.conf"
+    config.write_text(
+        f"sentinel monitor shop 127.0.0.1 {primary.port} 1\n"
+        "requirepass s3cr3t\nsentinel down-after-milliseconds shop 1000\nsentinel failover-timeout shop 5000\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = ["redis-server", str(config), "--sentinel", "--port", str(port), "--bind", "127.0.0.1"]
+    sentinel = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    with socket.socket() as probe:
+        until(lambda: probe.connect_ex(("127.0.0.1", port)) == 0)
+    return sentinel, port
+
+
 def test_the_primary_of_a_sentinel_service_keeps_its_identity(tmp_path: Path) -> None:
     for name in "abs":
         (tmp_path / name).mkdir()
@@ -146,17 +162,7 @@ def test_the_primary_of_a_sentinel_service_keeps_its_identity(tmp_path: Path) ->
         primary.do("XGROUP", "CREATE", "jobs", "g", "7-0")
         received = "slave_read_repl_offset"  # of a replica; until then a killed primary takes entries with it
         until(lambda: 0 < offset(primary, "master_repl_offset") <= offset(replica, received))
-        config = tmp_path / "s" / "sentinel.conf"
-        config.write_text(
-            f"sentinel monitor shop 127.0.0.1 {primary.port} 1\n"
-            "requirepass s3cr3t\nsentinel down-after-milliseconds shop 1000\nsentinel failover-timeout shop 5000\n"
-        )
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        sentinel = subprocess.Popen(
-            ["redis-server", str(config), "--sentinel", "--port", str(port), "--bind", "127.0.0.1"],
-            stdout=subprocess.DEVNULL,
-        )
+        sentinel, port = begin_sentinel(tmp_path / "s", primary)
         (queue,) = BROKER.sources([f"redis+sentinel://127.0.0.1:1,127.0.0.1:{port}/shop/0?sentinel_password=s3cr3t"])
         rows = until(lambda: rows if b"down" not in (rows := poll(queue))["status"].tolist() else None)
         name = b"shop@127.0.0.1:1"

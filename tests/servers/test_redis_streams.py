@@ -18,6 +18,7 @@ import pytest
 
 from agent.common.resp import RedisUrl, RespClient
 from agent.errors import AgentError
+from agent.queues import redis_scan
 from agent.queues.brokers.redis import BROKER, MAX_GROUPS, RedisStreams
 from agent.queues.catalogue import Queue
 from agent.queues.judged import Judged
@@ -218,20 +219,21 @@ def test_a_new_stream_of_a_small_server_shows_at_the_next_poll(redis: Redis) -> 
     assert poll(queue)["lag_messages"].tolist() == [3]
 
 
-def test_more_streams_or_groups_than_are_watched_are_reported(redis: Redis) -> None:
+def test_more_streams_or_groups_than_are_watched_are_reported(redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redis_scan, "REDISCOVER_NS", 0)
     for i in range(MAX_STREAMS):
-        redis.do("XGROUP", "CREATE", f"s{i:03d}", "workers", "$", "MKSTREAM")
-    (queue,) = BROKER.sources([redis.url])
+        redis.do("XGROUP", "CREATE", f"s{i:04d}", "workers", "$", "MKSTREAM")
+    queue = Judged("redis", RedisStreams(RedisUrl.parse(redis.url), timeout_s=20))
     assert len(poll(queue)) == MAX_STREAMS == MAX_GROUPS
-    redis.do("XGROUP", "CREATE", "s000", "others", "$")
+    redis.do("XGROUP", "CREATE", "s0000", "others", "$")
     *rows, output = poll(queue)
     assert len(rows) == MAX_GROUPS
     assert output["reason"].startswith(f"more than {MAX_GROUPS} groups".encode())
-    redis.do("XGROUP", "DESTROY", "s000", "others")
+    redis.do("XGROUP", "DESTROY", "s0000", "others")
     redis.do("XGROUP", "CREATE", "t", "workers", "$", "MKSTREAM")
     *rows, deleted, output = poll(queue)
-    assert (deleted["destination"], deleted["consumer_group"], deleted["status"]) == (b"s000", b"others", b"gone")
-    assert [r["destination"] for r in rows] == [f"s{i:03d}".encode() for i in range(MAX_STREAMS)]
+    assert (deleted["destination"], deleted["consumer_group"], deleted["status"]) == (b"s0000", b"others", b"gone")
+    assert [r["destination"] for r in rows] == [f"s{i:04d}".encode() for i in range(MAX_STREAMS)]
     assert output["reason"].startswith(f"more than {MAX_STREAMS} streams".encode())
     assert output["reason"].endswith(b"?streams= in the server's URL")
     redis.do("DEL", "t")

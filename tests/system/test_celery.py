@@ -61,3 +61,34 @@ def test_a_worker_that_ends_is_a_finding_about_its_queue(
     assert queue["oldest_s"] > 0
     lag = [line for line in metrics.splitlines() if line.startswith("tickscope_queue_lag{")]
     assert any('system="celery"' in line and not line.endswith(" 0") for line in lag), lag
+
+
+def test_a_worker_that_goes_on_with_its_second_broker_is_listed_with_the_queue(
+    start: Callable[..., Agent], tmp_path: Path
+) -> None:
+    with ExitStack() as ends:
+        brokers = []
+        for name in "ab":
+            (tmp_path / name).mkdir()
+            brokers.append(Redis(tmp_path / name))
+            ends.callback(brokers[-1].stop)
+        urls = [word for one in brokers for word in ("--celery", f"{one.url}?queues=celery&workers=true")]
+        agent = start(*urls).ready()
+        worker = Worker(";".join(one.url for one in brokers), tmp_path)
+        ends.callback(worker.end)
+
+        def listed(port: int) -> dict[str, object] | None:
+            """The worker, by the queue of that broker."""
+            shown = agent.json("queues", "show", "celery", "--cluster", f"127.0.0.1:{port}")
+            named = (one for one in shown.get("clients", ()) if one["worker"] == worker.name)
+            return next((one for one in named if one["server"] == f"127.0.0.1:{port}"), None)
+
+        first, second = (one.port for one in brokers)
+        before = wait(lambda: listed(first))
+        assert (before["pid"], before["switches"]) == (worker.process.pid, 0)
+        assert before["connects"] > 0
+        brokers[0].stop()
+        after = wait(lambda: listed(second))
+        assert (after["pid"], after["proc_start_ns"]) == (before["pid"], before["proc_start_ns"])
+        assert after["switches"] > 0
+        assert after["failed"] + after["closed"] > 0

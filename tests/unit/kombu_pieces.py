@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 import sys
@@ -9,14 +10,21 @@ import time
 from collections import Counter
 from typing import Any
 
-from agent.queues import kombu
+from agent.queues import celery_control, kombu
 
 MESSAGE = {
-    "headers": {"eta": "2026-01-01T00:00:00+00:00", "redelivered": True},
+    "headers": {"task": "mail.send", "eta": "2026-01-01T00:00:00+00:00", "redelivered": True},
     "properties": {"delivery_info": {"exchange": "", "routing_key": "celery", "redelivered": False}},
     "body": "e30=",
 }
+_TASK = json.dumps(MESSAGE).encode()
 _MESSAGES = [json.dumps([MESSAGE, exchange, key]).encode() for exchange, key in (("", "celery"), ("topics", "a.b.c"))]
+_STATS = base64.b64encode(json.dumps({"w@a": {"pid": 7, "prefetch_count": 4}, "w@b": {"error": "x"}}).encode()).decode()
+_QUEUES = base64.b64encode(json.dumps({"w@a": [{"name": "celery"}, {"name": "mail"}]}).encode()).decode()
+_REPLIES = [
+    json.dumps({"headers": {"ticket": ticket}, "body": body}).encode()
+    for ticket, body in (("stats", _STATS), ("active_queues", _QUEUES))
+]
 _BINDINGS = [b"celery\x06\x16\x06\x16celery", b"a.*.#\x06\x16^a\\..*\x06\x16mail"]
 _WORDS = (b"*", b"#", b"a", b"", b"\xff")
 
@@ -36,6 +44,9 @@ def attack(inputs: int, seed: int = 7) -> Counter[str]:
     for _ in range(inputs):
         message = kombu.message(damaged(rng, rng.choice(_MESSAGES)))
         bound = kombu.binding(damaged(rng, rng.choice(_BINDINGS)))
+        replies = [damaged(rng, one) if rng.random() < 0.8 else one for one in _REPLIES]
+        counts["workers"] += len(celery_control.workers(replies))
+        counts["tasks"] += kombu.task(damaged(rng, _TASK)) is not None
         counts["messages"] += message is not None
         counts["bindings"] += bound is not None
         pattern = b".".join(rng.choices(_WORDS, k=rng.randrange(70)))

@@ -41,7 +41,7 @@ from agent.limiters.settings import LimiterSettings
 from agent.queues.brokers.rabbitmq import RabbitQueues, RabbitUrl
 from agent.queues.packing import pack
 from agent.queues.prometheus_text import NotPrometheus
-from agent.queues.rabbitmq_management import about_queues, amqp_port
+from agent.queues.rabbitmq_management import about_queues, amqp_port, blocked, queue_consumers, unlimited
 from tests.unit.hostile_elf import many_returns
 
 _STRANGE: list[Any] = [
@@ -402,9 +402,32 @@ _QUEUES = (
 )
 
 
+_CONSUMERS = (
+    b'[{"queue": {"vhost": "/", "name": "q"}, "prefetch_count": 0, "ack_required": true,'
+    b' "channel_details": {"name": "a", "peer_host": "10.0.0.1", "peer_port": 5}}]'
+)
+_CHANNELS = b'[{"name": "a", "global_prefetch_count": 3, "state": "blocked"}]'
+
+
 def management(rng: random.Random) -> None:
     amqp_port(json.loads(mutated(rng, _OVERVIEW, 2)))
     about_queues(json.loads(mutated(rng, _QUEUES, 2)))
+
+
+def _replaced(rng: random.Random, given: Any) -> Any:
+    """The same, with some parts replaced by other values."""
+    if rng.random() < 0.1:
+        return rng.choice([None, True, -1, 0, 1 << 60, 0.5, "", "a" * 70, "\ud800", [], {}, [given], {"name": given}])
+    if isinstance(given, dict):
+        return {name: _replaced(rng, its) for name, its in given.items()}
+    return [_replaced(rng, its) for its in given] if isinstance(given, list) else given
+
+
+def consumers(rng: random.Random) -> None:
+    given, channels = _replaced(rng, json.loads(_CONSUMERS)), _replaced(rng, json.loads(_CHANNELS))
+    unlimited(given)
+    queue_consumers(given, channels)
+    blocked(channels)
 
 
 #: What each may say of an input, beside taking it.
@@ -419,6 +442,7 @@ PARSERS: dict[str, tuple[Callable[[random.Random], None], tuple[type[BaseExcepti
     "yaml": (yaml, (AgentError,)),
     "prometheus": (prometheus, (NotPrometheus,)),
     "management": (management, (TypeError, ValueError, RecursionError)),
+    "consumers": (consumers, (TypeError,)),
     "code": (code, (ElfError,)),
     "tables": (tables, (ElfError,)),
     "build": (build, ()),

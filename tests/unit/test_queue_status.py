@@ -53,6 +53,11 @@ RULES: dict[str, tuple[list[Sample], str, str]] = {
         "stalled",
         "nothing read for 24 s",
     ),
+    "the consumers hold as much as they may": (
+        polled(range(5, 20), position=7, consumers=2, pending=4, acked=1, prefetch=4),
+        "stalled",
+        "19 undelivered; prefetch exhausted: 4 of 4",
+    ),
     "no consumer": (polled([5] * 11, position=7, consumers=0), "stopped", "no consumer for 10 s, 5 undelivered"),
     "no consumer, and no mark of progress": (polled([5] * 11, consumers=0), "stopped", "no consumer for 10 s"),
     "consumers are registered, none asks": (

@@ -15,8 +15,9 @@ import pytest
 
 from agent.batch import Batch, make
 from agent.cli import queues_list, queues_text
-from agent.common.address import peer_bytes
+from agent.common.address import V4_MAPPED, peer_bytes
 from agent.common.duration import brief
+from agent.tables import TABLES
 from tests.commands import on_terminal, tickscope_text
 from tests.unit.test_query import boot_now, write
 
@@ -130,8 +131,54 @@ def test_one_queue_in_detail(store: Path, columns: int) -> None:
     ):
         assert re.search(words, shown), words
     assert re.search(r"changes of the state\n +\S+ +lagging: lag grew from 90 to 100", shown)
+    assert "clients" not in shown
     topic = on_terminal("queues", "show", "topic", "--store", store, columns=columns, NO_COLOR="1")
     assert topic.count("topic/") == 12 and "1 of 12 partitions" in topic
+
+
+def connection(table: str, t_ns: int, pid: int, server: int, sport: int, **more: Any) -> Batch:
+    """Of a process on this host to a server (its last byte)."""
+    ends = {
+        "saddr": V4_MAPPED + bytes([10, 0, 0, 9]),
+        "sport": sport,
+        "role": 0,
+        "peer": peer_bytes(f"10.0.0.{server}", 6379),
+    }
+    return make(table, 1, t_ns=t_ns, pid=pid, proc_start_ns=pid * S, comm="worker", **ends, **more)
+
+
+def test_the_clients_of_a_queue_and_their_servers(tmp_path: Path) -> None:
+    """Two servers: the worker of pid 7 switches between them and one connect fails; one of pid 8 was there before; the
+    worker with the address is known by its connection. Process 9 talks to a server that is no broker.
+    """
+    now = boot_now()
+    two = {"system": "celery", "cluster": "10.0.0.2:6379", "peer": peer_bytes("10.0.0.2", 6379)}
+    one = {"system": "celery", "workers": "w@a 7, 10.0.0.9:5008, x@b 9, and 3 more", "tasks": "mail.send 3"}
+    ok, failed = (TABLES["tcp_connect"].code("result", name) for name in ("ok", "failed"))
+    write(
+        tmp_path,
+        lag(now - 60 * S, 3, group="", **one),
+        lag(now - 60 * S, 0, "other", group="", **two),
+        *(connection("tcp_connect", now - t * S, 7, server, 5000 + t, result=ok) for t, server in TURNS),
+        connection("tcp_connect", now - 25 * S, 7, 1, 5025, result=failed),
+        connection("tcp_close", now - 26 * S, 7, 1, 5030),
+        connection("tcp_rtt", now - 15 * S, 8, 1, 5008),
+        connection("tcp_connect", now - 15 * S, 9, 3, 5009, result=ok),
+    )
+    doc = json.loads(tickscope_text("queues", "show", "orders", "--store", tmp_path, "-o", "json").stdout)
+    names = ("pid", "worker", "server", "connects", "failed", "closed", "switches")
+    assert [tuple(one[name] for name in names) for one in doc["clients"]] == [
+        (7, "w@a", "10.0.0.1:6379", 4, 1, 1, 2),
+        (8, "10.0.0.9:5008", "10.0.0.1:6379", 0, 0, 0, 0),
+    ]
+    shown = on_terminal("queues", "show", "orders", "--store", tmp_path, columns=120, NO_COLOR="1", TZ="UTC")
+    assert "worker 7 (w@a)  10.0.0.1:6379  4 connects, 1 failed, 1 closed, 2 switches, last" in shown
+    assert "worker 8 (10.0.0.9:5008)  10.0.0.1:6379  connected before, last" in shown
+    assert re.search(r"next tasks +mail.send 3", shown)
+
+
+#: Seconds ago, and the server.
+TURNS = ((40, 1), (35, 1), (20, 2), (10, 1))
 
 
 def test_one_queue_as_rows(store: Path) -> None:

@@ -5,6 +5,7 @@ history of arrivals.
 from __future__ import annotations
 
 from math import isnan
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from agent.queues.brokers.rabbitmq import ArrivalTimes, RabbitQueues, RabbitUrl,
 from agent.queues.catalogue import Row
 from agent.queues.judged import Judged
 from agent.queues.prometheus_text import MAX_LINE_BYTES, NotPrometheus, metric_samples
+from agent.queues.rabbitmq_management import queue_consumers, unlimited
 
 S = 1_000_000_000
 D = "rabbitmq_detailed_"
@@ -162,3 +164,47 @@ def test_old_statistics_make_no_message_older_than_it_is() -> None:
     node.second_of(5, a=(200, 195, 195, 0))
     ages = [node.second_of(5, a=(200, 200, 200, 0))["lag_s"] for _ in range(5)]
     assert ages == [0.0] * 5
+
+
+def _consumer(queue: str, channel: str, port: int, prefetch: int, ack: bool = True) -> dict[str, object]:
+    details = {"name": channel, "peer_host": "10.0.0.1", "peer_port": port}
+    return {
+        "queue": {"vhost": "/", "name": queue},
+        "channel_details": details,
+        "prefetch_count": prefetch,
+        "ack_required": ack,
+    }
+
+
+@pytest.mark.parametrize(
+    ("consumers", "addresses", "limit"),
+    [
+        ([_consumer("q", "a (1)", 1, 3), _consumer("q", "b (1)", 2, 4)], ["10.0.0.1:1", "10.0.0.1:2"], 7),
+        ([_consumer("q", "a (1)", 1, 3), _consumer("q", "b (1)", 2, 0)], ["10.0.0.1:1", "10.0.0.1:2"], None),
+        ([_consumer("q", "shared", 1, 0), _consumer("q", "shared", 1, 0)], ["10.0.0.1:1"], 5),
+        ([_consumer("q", "shared", 1, 0), _consumer("q", "b (1)", 2, 4)], ["10.0.0.1:1", "10.0.0.1:2"], 9),
+        ([_consumer("q", "a (1)", 1, 3, ack=False)], ["10.0.0.1:1"], None),
+        ([{"queue": {"vhost": "/", "name": "q"}}], [], None),
+    ],
+    ids=[
+        "each its own",
+        "one without a limit",
+        "of the channel, once",
+        "of both kinds",
+        "no acknowledgement",
+        "nothing",
+    ],
+)
+def test_consumers_of_a_queue_and_how_much_they_may_hold(
+    consumers: list[dict[str, object]], addresses: list[str], limit: int | None
+) -> None:
+    channels = [{"name": "shared", "global_prefetch_count": 5}, {"name": "b (1)", "global_prefetch_count": 0}, None]
+    its = queue_consumers(consumers, channels)[b"/", b"q"]
+    assert (its.addresses, its.limit) == (addresses, limit)
+
+
+@pytest.mark.parametrize("given", [None, {}, [7], [{"queue": 7}], [{"queue": {"vhost": "/"}}]])
+def test_what_are_no_consumers_is_refused(given: Any) -> None:
+    with pytest.raises(TypeError):
+        unlimited(given)
+        queue_consumers(given, [])

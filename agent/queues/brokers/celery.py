@@ -15,19 +15,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite
-from urllib.parse import parse_qs, urlencode
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import hiredis
 
+from agent.common.address import with_port
 from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
 from agent.common.resp import RedisDown, RedisUrl, Reply
 from agent.errors import USAGE, AgentError
 from agent.queues import kombu
-from agent.queues.catalogue import Broker, Row
+from agent.queues.catalogue import Broker, Queue, Row
+from agent.queues.celery_control import ControlBus
+from agent.queues.listing import listed
 from agent.queues.redis_info import COMMANDS, errors
+from agent.queues.redis_places import SentinelStreams
 from agent.queues.redis_reading import shown
 from agent.queues.redis_scan import MAX_NAME_BYTES, Scan
 from agent.queues.redis_server import RedisServer
@@ -79,24 +84,31 @@ BOUNDS = (
     ),
 )
 FORM = "redis://[user:password@]host:port/db?queues=celery,mail&visibility_timeout=3600"
+#: Task names are read of so many next messages of each priority, and again after this time.
+_NAMED, _NAMES_NS = 10, 5_000_000_000
+_REFUSED_NS = 60_000_000_000  # a refused command for names is not repeated for so long: Redis logs refusals
 
 
 @dataclass(frozen=True)
 class CeleryServer:
     """queues: empty: found by itself. visibility_timeout_s: as in the application's ``broker_transport_options``; None:
-    not known. prefix: its ``global_keyprefix``.
+    not known. prefix: its ``global_keyprefix``. workers: whether to ask the workers (agent/queues/celery_control.py).
+    tasks: whether to read the names of tasks.
     """
 
     redis: RedisUrl
     queues: tuple[str, ...] = ()
     visibility_timeout_s: float | None = None
     prefix: str = ""
+    workers: bool = False
+    tasks: bool = True
 
     @classmethod
     def parse(cls, url: str) -> CeleryServer:
-        """``RedisUrl`` with options ``queues``, ``visibility_timeout`` (seconds) and ``prefix``. Raises AgentError, as
-        that does.
+        """``RedisUrl`` with options ``queues``, ``visibility_timeout`` (seconds), ``prefix``, ``workers`` and ``tasks``
+        (true or false). Raises AgentError, as that does.
         """
+        _not_amqp(url)
         address, _, query = url.partition("?")
         try:
             options = {name: ",".join(values) for name, values in parse_qs(query).items()}
@@ -104,8 +116,11 @@ class CeleryServer:
             raise _refused("its options cannot be read") from None
         queues = tuple(name for name in options.pop("queues", "").split(",") if name)
         prefix, seconds = options.pop("prefix", ""), options.pop("visibility_timeout", None)
-        if "+" in address.partition(":")[0]:
-            raise _refused("Sentinel and Cluster are not supported: name the servers")
+        flags = options.pop("workers", "false"), options.pop("tasks", "true")
+        if not {*flags} <= {"true", "false"}:
+            raise _refused("workers and tasks are true or false")
+        if "+cluster" in address.partition(":")[0]:
+            raise _refused("Celery has no queues in a Redis Cluster")
         if "streams" in options:
             raise _refused("unknown option 'streams'")
         try:
@@ -118,7 +133,24 @@ class CeleryServer:
             redis = RedisUrl.parse(f"{address}?{urlencode(options)}" if options else address)
         except AgentError as error:
             raise _refused(error.why) from None
-        return cls(redis, queues, timeout_s, prefix)
+        return cls(redis, queues, timeout_s, prefix, *(flag == "true" for flag in flags))
+
+
+def _not_amqp(url: str) -> None:
+    """Raises AgentError for the address of a RabbitMQ node, with the setting that watches it."""
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("amqp", "amqps", "pyamqp"):
+            options = "" if parts.port in (None, 5672) else f"?amqp={parts.port}"
+            raise AgentError(
+                "Celery's queues on RabbitMQ are watched by the setting rabbitmq, not by celery",
+                why="RabbitMQ reports its queues over HTTP, not over AMQP",
+                remedy=f"rabbitmq: ['http://{with_port(parts.hostname or 'localhost', 15692)}{options}'] (its plugin"
+                " rabbitmq_prometheus); see docs/queues-celery.md",
+                exit_code=USAGE,
+            )
+    except ValueError:
+        raise _refused("its address cannot be read") from None
 
 
 def _refused(why: str) -> AgentError:
@@ -138,7 +170,7 @@ class _List:
     """The messages of one queue and priority. tail: hash of the next message; 0: there is none, None: not known.
     since_ns: when it was first seen there. empty_ns: when the list was last seen empty. held: it was there at the
     previous poll, too. still: messages may only have arrived since then, if the queue was not read; arrived: how many.
-    used: it has had messages.
+    used: it has had messages. tasks: names of the tasks of the next messages, as of named_ns.
     """
 
     key: bytes
@@ -151,6 +183,8 @@ class _List:
     arrived: int = 0
     used: bool = False
     unreadable_until_ns: int = 0
+    tasks: Counter[str] = field(default_factory=Counter)
+    named_ns: int | None = None
 
     def see(self, length: int, tail: int | None, asked_ns: int, answered_ns: int) -> None:
         """Takes one poll, made between these times, CLOCK_BOOTTIME."""
@@ -161,6 +195,7 @@ class _List:
             self.since_ns = answered_ns
         if not length:
             self.empty_ns = asked_ns
+            self.tasks, self.named_ns = Counter(), None
         self.length, self.tail, self.used = length, tail, self.used or length > 0
 
 
@@ -211,6 +246,10 @@ class _Queue:
         return max(0, least) / 1e9, most / 1e9
 
     @property
+    def tasks(self) -> Counter[str]:
+        return sum((one.tasks for one in self.lists), Counter())
+
+    @property
     def position(self) -> object:
         """Changes when a message is taken or acknowledged; None if not known."""
         tails = tuple(one.tail for one in self.lists)
@@ -219,14 +258,16 @@ class _Queue:
 
 class CeleryQueues(RedisServer):
     """One database of a Redis server. ``poll`` returns one row per queue, one row for the server if it has none, or
-    ``down`` rows if it does not answer. It takes up to six round trips.
+    ``down`` rows if it does not answer. It takes up to eight round trips.
     """
 
     def __init__(self, server: CeleryServer, timeout_s: float = 0.5) -> None:
         url = server.redis
-        super().__init__(f"celery {url.server}{f'/{url.db}' if url.db else ''}", url, timeout_s)
+        super().__init__(_name(url), url, timeout_s)
         self._visibility_s, self._prefix = server.visibility_timeout_s, server.prefix.encode()
         self._named = [name.encode() for name in server.queues]
+        self._bus = ControlBus(self._prefix, url.db) if server.workers else None
+        self._names_from_ns = 0 if server.tasks else inf
         pattern = b"".join(b"\\%c" % c if c in b"*?[]\\" else b"%c" % c for c in self._prefix + kombu.BINDINGS) + b"*"
         self._scan = None if self._named else Scan([], ("MATCH", pattern), "queues")
         self._queues: dict[bytes, _Queue] = {}
@@ -254,6 +295,7 @@ class CeleryQueues(RedisServer):
             ]
         )
         answered_ns = self._tails(lengths, dict(zip(filled, sizes, strict=False)), asked_ns)
+        self._ask_workers(now_ns)
         values, server_s, gone, refused_here = self._details(dict(zip(new, sizes[len(filled) :], strict=True)))
         refused = refused or refused_here
         self._messages = {entry: self._messages[entry] for entry in entries if entry in self._messages}
@@ -367,6 +409,7 @@ class CeleryQueues(RedisServer):
                 left -= int(mean)
                 read.append(one)
         tails: dict[_List, int | None] = {}
+        due = [one for one in read if asked_ns >= self._names_from_ns and _old(one.named_ns, asked_ns)]
         try:
             replies = self._ask([c for one in read for c in (("LLEN", one.key), ("LINDEX", one.key, -1))])
             for one, length, tail in zip(read, replies[::2], replies[1::2], strict=True):
@@ -380,7 +423,45 @@ class CeleryQueues(RedisServer):
         answered_ns = boot_ns()
         for one, length in lengths.items():
             one.see(length, tails.get(one) if length else 0, asked_ns, answered_ns)
+        self._read_names([one for one in due if tails.get(one)], usages, left, answered_ns)
         return answered_ns
+
+    def _read_names(self, lists: list[_List], usages: dict[_List, Reply], left: int, now_ns: int) -> None:
+        """Names of the next tasks. left: bytes that may still be read."""
+        some = list[tuple[_List, int]]()
+        for one in lists:
+            mean = max(1, usages[one] // one.length)
+            n = min(_NAMED, left // mean)
+            if n:
+                some.append((one, n))
+                left -= n * mean
+        if not some:
+            return
+        try:
+            replies = self._ask([("LRANGE", one.key, -n, -1) for one, n in some])
+        except RedisDown as error:
+            if error.failure != "other":
+                raise
+            return
+        for (one, _), reply in zip(some, replies, strict=True):
+            if isinstance(reply, hiredis.ReplyError):
+                self._names_from_ns = now_ns + _REFUSED_NS
+                return
+            one.tasks, one.named_ns = Counter(filter(None, map(kombu.task, reply))), now_ns
+
+    def _ask_workers(self, now_ns: int) -> None:
+        if self._bus is None:
+            return
+        try:
+            commands = self._bus.commands(now_ns)
+            self._bus.take(self._ask(commands) if commands else [])
+        except RedisDown as error:
+            if error.failure != "other":
+                raise
+        if self._bus.problem:
+            self._problems.append(f"workers are not known: {self._bus.problem}")
+        elif self._bus.missing:
+            self._problems.append(f"{self._bus.missing} workers did not reply to the last question")
 
     def _details(self, sizes: dict[Entry, Reply]) -> tuple[Row, float | None, set[Entry], str]:
         """The last round trip: reads unacknowledged messages of these sizes, the server itself, and TIME last. Returns
@@ -461,9 +542,24 @@ class CeleryQueues(RedisServer):
             "inexact_reason": "; ".join(doubts),
             "oldest_undelivered_s": oldest_s,
             "position": queue.position,
+            "tasks": listed((f"{name} {n}" for name, n in queue.tasks.most_common()), "tasks"),
             **queue.rates,
+            **self._consumers(queue),
         }
         return row if refused or server_s is None else {**row, **self._pending(queue, server_s)}
+
+    def _consumers(self, queue: _Queue) -> Row:
+        if self._bus is None:
+            return {}
+        its = self._bus.of(queue.name.decode(errors="replace"))
+        row: dict[str, object] = {"workers": listed((one.text for one in its), "workers")}
+        if self._bus.complete:
+            row["consumers"] = len(its)
+            # A worker's limit is for all of its queues, and grows with each task that waits for a set time in it.
+            alone = all(one.prefetch and len(one.queues) == 1 for one in its)
+            if its and alone and not any(one.eta_s for one in queue.mine.values()):
+                row["prefetch"] = sum(one.prefetch or 0 for one in its)
+        return row
 
     def _pending(self, queue: _Queue, server_s: float) -> Row:
         """Columns of its unacknowledged messages. One that waits for a set time is not pending before that time."""
@@ -482,11 +578,37 @@ class CeleryQueues(RedisServer):
             "redelivery_s": min(due)[0] + (self._visibility_s or 0.0) - server_s if known else None,
         }
 
+    def close(self) -> None:
+        if self._bus is not None and self._client.peer is not None:
+            with suppress(RedisDown):
+                self._client.pipeline(self._bus.last())
+        super().close()
+
     def _interrupted(self) -> list[Row]:
+        if self._bus is not None:
+            self._bus.forget()
         for queue in self._queues.values():
             for one in queue.lists:
                 one.empty_ns = None
         return [{"destination": shown(name)} for name in self._queues]
+
+
+def _name(url: RedisUrl) -> str:
+    return f"celery {url.server}{f'/{url.db}' if url.db else ''}"
+
+
+def opened(server: CeleryServer) -> Queue:
+    if server.redis.kind != "sentinel":
+        return CeleryQueues(server)
+    return SentinelStreams(
+        server.redis,
+        lambda url, timeout_s: CeleryQueues(replace(server, redis=url), timeout_s),
+        name=_name(server.redis),
+    )
+
+
+def _old(named_ns: int | None, now_ns: int) -> bool:
+    return named_ns is None or now_ns - named_ns >= _NAMES_NS
 
 
 def _count(reply: Reply) -> int:
@@ -500,7 +622,7 @@ BROKER = Broker(
     "Celery on Redis",
     "queues of Celery and kombu: waiting, unacknowledged and delayed messages, and when they are delivered again",
     FORM,
-    "no queues: found by itself",
+    "no queues: found by itself; workers=true: asks the workers, too; tasks=false: reads no names of tasks",
     CeleryServer.parse,
-    CeleryQueues,
+    opened,
 )

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from math import nan
+from math import isnan, nan
 from random import sample
 from typing import Any
 from urllib.parse import parse_qs
@@ -418,11 +418,12 @@ class KafkaCluster:
                 "lag_s": age_s,
                 "lag_error_s": error_s,
                 "lag_basis": basis,
-                "retention_left_s": self._retention_left_s(key, lag, age_s),
+                "retention_left_s": nan if lag == 0 else self._kept_s(key) - age_s,
                 "oldest_undelivered_s": nan if lag == 0 else age_s,
                 "added": found.end,
                 "acked": offset,
                 "position": position,
+                "kept_s": None if isnan(kept_s := self._kept_s(key)) else kept_s,
             }
         for name, group in self._groups.items():
             group.keep({key for one, key in self._known if one == name})
@@ -471,9 +472,9 @@ class KafkaCluster:
             return nan, nan, None
         return (now_ns - first.t_ns) / 1e9, nan, first.basis
 
-    def _retention_left_s(self, key: Key, lag: int | None, age_s: float) -> float:
+    def _kept_s(self, key: Key) -> float:
         topic = self._topics.get(key[0])
-        return nan if topic is None or lag == 0 else topic.retention_s - age_s
+        return nan if topic is None else topic.retention_s
 
     def _others(
         self, names: Iterable[str], committed: Mapping[str, Any], known: Mapping[tuple[str, Key], bytes | None]
@@ -545,7 +546,7 @@ BROKER = Broker(
     "Kafka",
     "consumer groups by topic and partition: lag, time lag, members, rebalances",
     "kafka://host:9092,host:9092?groups=orders*&topics=orders",
-    "no groups: all of them; TLS and SASL: a section, see docs/queues.md",
+    "no groups: all of them; TLS and SASL: a section, see docs/queues-kafka.md",
     parse,
     KafkaCluster,
     KafkaServer,

@@ -7,7 +7,8 @@ A queue's counts are those of its last statistics, which the server makes every 
 at once. So ``lag_messages`` is marked inexact, rates are those of the channels, and ``lag_s`` is estimated from the
 time at which the channels had published that many messages.
 
-The management API adds what the metrics lack: which queues are delay queues, and the port of AMQP.
+The management API adds what the metrics lack: which queues are delay queues, where consumers are and how many messages
+they may hold, blocked publishers, and the port of AMQP.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from agent.common.http_get import HttpClient, HttpDown
 from agent.common.settings import setting, text
 from agent.errors import USAGE, AgentError
 from agent.queues.catalogue import Broker, Row
+from agent.queues.listing import listed
 from agent.queues.prometheus_text import MetricSample, NotPrometheus, metric_samples, whole_number
 from agent.queues.rabbitmq_management import Management
 from agent.queues.redis_reading import shown
@@ -53,7 +55,10 @@ BOUNDS = (
 )
 
 _DETAILED = "rabbitmq_detailed_"
-_FAMILIES = ("queue_coarse_metrics", "queue_consumer_count", "node_coarse_metrics", "node_metrics")
+_FAMILIES = (
+    *("queue_coarse_metrics", "queue_consumer_count", "node_coarse_metrics", "node_metrics"),
+    "stream_consumer_metrics",  # 4.0; 3.10 reports no such family
+)
 #: With the first message of each queue, and much else.
 _HEADS = "queue_metrics"
 #: Families with the messages that were published and delivered, by queue (newer versions) or by channel and queue.
@@ -63,7 +68,10 @@ _HAS_BY_QUEUE = f"# TYPE {_DETAILED}queue_messages_acked_total".encode()
 _READY, _UNACKED, _HAS_CONSUMERS = _FIGURES = ("queue_messages_ready", "queue_messages_unacked", "queue_consumers")
 #: Work of the queue's process: it changes with each of its statistics; 0: a stream, which has no such process.
 _WORK = "queue_process_reductions_total"
-_GAUGES = {f"{_DETAILED}{name}".encode(): name for name in (*_FIGURES, _WORK)}
+#: Of a stream: messages that were not yet sent to the slowest of its consumers by the stream protocol; missing without
+#: such a consumer.
+_OFFSET_LAG = "stream_consumer_max_offset_lag"
+_GAUGES = {f"{_DETAILED}{name}".encode(): name for name in (*_FIGURES, _WORK, _OFFSET_LAG)}
 _NODE = {
     f"{_DETAILED}process_resident_memory_bytes".encode(): "memory_bytes",
     f"{_DETAILED}resident_memory_limit_bytes".encode(): "memory_limit_bytes",
@@ -497,13 +505,14 @@ class RabbitQueues:
         if not counting:
             problems.append((b"", "rates are unknown: the server takes too long to report its channels"))
         if self._management is not None:
-            self._management.ask(now_ns, deadline_s, login)
+            self._management.ask(now_ns, deadline_s, login, bool(self._alarms))
             if problem := self._management.problem or self._management.unseen(self._queues):
                 problems.append((b"", f"management API: {problem}"))
         node |= {"clients": self._clients, "errors": ", ".join(f"{kind} 1" for kind in self._alarms)}
         if self._alarms:
             words = " and ".join(_ALARM_WORDS[kind] for kind in self._alarms)
-            node["reason"] = f"{words} alarm: publishers are blocked"
+            blocked = None if self._management is None else self._management.blocked
+            node["reason"] = f"{words} alarm: publishers are blocked" + (f": {blocked} connections" if blocked else "")
         return [
             *({**node, **self._row(queue, now_ns)} for queue in self._queues.values()),
             *(() if self._queues else ({**node, "status": "ok"},)),
@@ -584,6 +593,9 @@ class RabbitQueues:
             "pending": queue.gauges.get(_UNACKED),
             "consumers": consumers,
         }
+        its = None if self._management is None else self._management.consumers.get(name)
+        if its is not None and consumers:  # these are asked for less often
+            row |= {"workers": listed(its.addresses, "workers"), "prefetch": its.limit}
         if counting:
             row |= {
                 "added": queue.totals.published if known_in else None,
@@ -592,7 +604,9 @@ class RabbitQueues:
                 "redelivered": min(queue.redelivered, _MOST) if known_out else None,
             }
         if queue.stream or (about is not None and about.stream):
-            return row | {"lag_messages": None, "exact": None, "inexact_reason": "a stream: what it keeps is no lag"}
+            lag = queue.gauges.get(_OFFSET_LAG)
+            why = "a stream: what it keeps is no lag" if lag is None else "a stream: the largest lag of its consumers"
+            return row | {"lag_messages": lag, "exact": None if lag is None else False, "inexact_reason": why}
         delays = _DELAYS.fullmatch(queue.name) is not None if about is None else about.delays
         if delays and consumers == 0:
             return row | {"lag_messages": 0, "delayed": ready}

@@ -25,7 +25,7 @@ from agent.queues.redis_gone import Gone, Key
 from agent.queues.redis_info import COMMANDS
 from agent.queues.redis_lag import Lag
 from agent.queues.redis_lists import ListQueues
-from agent.queues.redis_pending import SAMPLE, PendingEntries
+from agent.queues.redis_pending import SAMPLE, SAMPLES, PendingEntries
 from agent.queues.redis_places import ClusterStreams, SentinelStreams
 from agent.queues.redis_reading import Id, Stream, after, age_s, entry_id, fields, named, shown, shown_id
 from agent.queues.redis_rewound import DataHistory
@@ -34,7 +34,7 @@ from agent.queues.redis_scan import MAX_NAME_BYTES, MAX_STREAMS, Scan, is_patter
 from agent.queues.redis_server import RedisServer
 from agent.queues.redis_walk import walk
 
-MAX_GROUPS = 256  # the number of groups left out is reported in a row
+MAX_GROUPS = 1024  # the number of groups left out is reported in a row
 #: For docs/limits.md.
 BOUNDS = (UpperBound("queues", "consumer groups", MAX_GROUPS, "not watched", "`queue_lag.reason`"),)
 _MAX_HEADS = 256  # entries that are read in one poll for their ids
@@ -85,7 +85,6 @@ class RedisStreams(RedisServer):
         self._shard = shard
         self._rights, self._user = Rights(), url.user or "default"
         self.moved = False  # a stream is of another server of the cluster
-        self.role: object = None  # as of the last poll
         self._named: list[bytes] = [s.encode() for s in url.streams if not is_pattern(s)]
         patterns = [s for s in url.streams if is_pattern(s)]
         self._lists = ListQueues(url.queues) if url.queues else None
@@ -94,7 +93,7 @@ class RedisStreams(RedisServer):
         self._gone, self._history = Gone(self._named), DataHistory()
         self._values = dict[str, object]()
         self._now_ns = self._turn = 0
-        self._heads, self._streams_at_once = _MAX_HEADS, 4 * MAX_STREAMS
+        self._heads, self._streams_at_once, self._sample = _MAX_HEADS, MAX_STREAMS, SAMPLE
 
     def choose(self, named: list[bytes]) -> None:
         """Queries these streams from now on, beside those that match a pattern."""
@@ -110,7 +109,7 @@ class RedisStreams(RedisServer):
         return replies
 
     def _poll(self, now_ns: int) -> list[Row]:
-        self.moved, self.role = False, None
+        self.moved = False
         self._now_ns = now_ns
         self._turn += 1
         self._rights.errors = Counter()
@@ -125,7 +124,7 @@ class RedisStreams(RedisServer):
         problems += [
             (group.stream.name, f"group {shown(group.name).decode('utf-8', 'replace')}: {what}")
             for group in alive
-            for what in _remarks(group)
+            for what in _remarks(group, self._sample)
         ]
         rows = self._rewound(alive, server_ms)
         rows += [_unread(group) for group in self._groups.values() if group.problem]
@@ -137,7 +136,6 @@ class RedisStreams(RedisServer):
             {"destination": shown(stream), "reason": "; ".join(why for name, why in problems if name == stream)}
             for stream in dict.fromkeys(stream for stream, _ in problems)
         ]
-        self.role = self._values.get("server_role")
         missing = self._rights.missing(now_ns)
         if missing:
             why = f"refused by the ACL; ACL SETUSER {self._user} {_listed(missing)}"
@@ -286,10 +284,11 @@ class RedisStreams(RedisServer):
         takers: list[tuple[_Group, str]] = []
         consumers = 0
         at = self._turn % len(groups) if groups else 0
+        self._sample = min(SAMPLE, SAMPLES // max(1, sum(bool(group.info["pending"]) for group in groups)))
         for group in [*groups[at:], *groups[:at]]:
             key = group.stream.name, group.name
             if group.info["pending"]:
-                commands.append(("XPENDING", *key, "-", "+", SAMPLE))
+                commands.append(("XPENDING", *key, "-", "+", self._sample))
                 takers.append((group, "pending"))
             if 0 < group.info["consumers"] <= min(MAX_CONSUMERS, MAX_AT_ONCE - consumers):
                 consumers += group.info["consumers"]
@@ -324,7 +323,7 @@ class RedisStreams(RedisServer):
             group.pending.judge()
 
     def _interrupted(self) -> list[Row]:
-        self.moved, self.role = False, None
+        self.moved = False
         known = self._groups.values()
         for group in known:
             group.consumers = Consumers()
@@ -344,13 +343,13 @@ def _listed(rules: list[str]) -> str:
     return " ".join(some)
 
 
-def _remarks(group: _Group) -> list[str]:
+def _remarks(group: _Group, sample: int) -> list[str]:
     """What an operator would otherwise hunt for."""
     out = []
     if group.lag.removed:
         out.append(f"{group.lag.removed} entries were removed before they were delivered")
     if group.pending.deleted:
-        least = "at least " if group.pending.deleted == SAMPLE else ""
+        least = "at least " if group.pending.deleted >= sample else ""
         out.append(f"{least}{group.pending.deleted} pending entries no longer exist (deleted or trimmed): XACK them")
     return out
 
