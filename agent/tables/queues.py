@@ -28,8 +28,8 @@ DECLARED = (
         i64("pending", "delivered, not acknowledged"),
         i64(
             "redelivered",
-            "delivered more than once: of the oldest pending (Redis Streams: 100, Celery: 2,000), or of the deliveries"
-            " since the previous poll (RabbitMQ)",
+            "delivered more than once: of the oldest pending (Redis Streams: 100, Celery: 2,000), of all pending"
+            " (NATS), or of the deliveries since the previous poll (RabbitMQ)",
         ),
         i64("consumers", "consumers"),
         f64("in_per_s", "arrivals", "1/s"),
@@ -108,10 +108,10 @@ DECLARED = (
         enum(
             "lag_basis",
             "history log_append create",
-            "source of lag_s (Kafka): end offsets at earlier polls, or the time of the first unread record by the"
-            " broker's clock (log_append) or the producer's (create)",
+            "source of lag_s (Kafka, NATS): end offsets at earlier polls, or the time of the first unread record by"
+            " the broker's clock (log_append) or the producer's (create)",
         ),
-        f64("retention_left_s", "time until the first unread message may be deleted for its age (Kafka)", "s"),
+        f64("retention_left_s", "time until the first unread message may be deleted for its age (Kafka, NATS)", "s"),
         measure="lag_messages",
     ),
     table(

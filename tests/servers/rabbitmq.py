@@ -21,7 +21,7 @@ from typing import Any
 
 import amqp
 
-from tests.kernel.test_tls_versions import CACHE, archive
+from tests.releases import CACHE, archive
 
 ROOT = Path(__file__).parents[2]
 LIB = Path("/usr/lib/rabbitmq/bin")

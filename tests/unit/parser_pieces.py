@@ -38,7 +38,9 @@ from agent.limiters.model_settings import Declared
 from agent.limiters.redis_settings import RedisLimiterSettings, ScriptSettings
 from agent.limiters.script import RedisCall, expression
 from agent.limiters.settings import LimiterSettings
+from agent.queues.brokers.nats import NatsConsumers, NatsUrl
 from agent.queues.brokers.rabbitmq import RabbitQueues, RabbitUrl
+from agent.queues.judged import Judged
 from agent.queues.packing import pack
 from agent.queues.prometheus_text import NotPrometheus
 from agent.queues.rabbitmq_management import about_queues, amqp_port
@@ -407,6 +409,100 @@ def management(rng: random.Random) -> None:
     about_queues(json.loads(mutated(rng, _QUEUES, 2)))
 
 
+class Canned:
+    """In place of an HTTP client: the answers of a server, by the beginning of the path."""
+
+    peer = "127.0.0.1", 1
+
+    def __init__(self, answers: dict[str, bytes]) -> None:
+        self.answers = answers
+
+    def get(self, path: str, *_: Any, **__: Any) -> bytes:
+        return next(answer for name, answer in self.answers.items() if path.startswith(name))
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def changed(rng: random.Random, given: Any) -> Any:
+    """A copy of a JSON document with some of its values replaced, or left out."""
+    if isinstance(given, dict):
+        kept = [(key, it) for key, it in given.items() if rng.random() > 0.01]
+        return {key: changed(rng, it) for key, it in kept}
+    if isinstance(given, list):
+        return [changed(rng, it) for it in given for _ in range(rng.choice((1, 1, 1, 1, 0, 2)))]
+    if rng.random() < 0.9:
+        return given
+    return rng.choice([*_STRANGE, *([rng.randrange(20)] * 40 if isinstance(given, int) else [])])
+
+
+NATS_VARZ: dict[str, Any] = {
+    "server_id": "A",
+    "server_name": "n1",
+    "port": 4222,
+    "mem": 1 << 20,
+    "connections": 3,
+    "max_connections": 65536,
+    "cluster": {},
+}
+NATS_JSZ: dict[str, Any] = {
+    "server_id": "A",
+    "now": "2026-11-26T14:29:47.546155223Z",
+    "config": {"domain": ""},
+    "account_details": [
+        {
+            "name": "$G",
+            "stream_detail": [
+                {
+                    "name": "ORD",
+                    "cluster": {"leader": "n1"},
+                    "config": {"retention": "limits", "max_age": 3_600_000_000_000},
+                    "state": {
+                        "messages": 17,
+                        "first_seq": 1,
+                        "first_ts": "2026-11-26T14:28:47.49Z",
+                        "last_seq": 17,
+                        "last_ts": "2026-11-26T14:29:47.4Z",
+                    },
+                    "consumer_detail": [
+                        {
+                            "name": "bill",
+                            "config": {"durable_name": "bill", "max_ack_pending": 1000},
+                            "delivered": {"consumer_seq": 5, "stream_seq": 5, "last_active": "2026-11-26T14:29:40Z"},
+                            "ack_floor": {"consumer_seq": 2, "stream_seq": 2},
+                            "num_ack_pending": 3,
+                            "num_redelivered": 0,
+                            "num_waiting": 0,
+                            "num_pending": 12,
+                        }
+                    ],
+                }
+            ],
+        }
+    ],
+}
+
+
+def polled(rng: random.Random, queue: Any, documents: dict[str, Any]) -> None:
+    """Three polls of one source. Raises ValueError if each of them is refused."""
+    judged, refused = Judged("any", queue), 0
+    for _ in range(3):
+        answers = {path: json.dumps(changed(rng, it)).encode() for path, it in documents.items()}
+        if rng.random() < 0.3:
+            answers = {path: mutated(rng, it) for path, it in answers.items()}
+        queue._client, queue._not_before_ns = Canned(answers), 0
+        rows = judged.poll()
+        pack(rows)
+        assert rows and not any((row.get("lag_messages") or 0) < 0 for row in rows), rows
+        refused += any(row.get("failure") for row in rows)
+    if refused == 3:
+        raise ValueError
+
+
+def nats(rng: random.Random) -> None:
+    polled(rng, NatsConsumers(NatsUrl("127.0.0.1")), {"/varz": NATS_VARZ, "/jsz": NATS_JSZ})
+
+
 #: What each may say of an input, beside taking it.
 PARSERS: dict[str, tuple[Callable[[random.Random], None], tuple[type[BaseException], ...]]] = {
     "message": (message, (ValueError, RecursionError)),
@@ -419,6 +515,7 @@ PARSERS: dict[str, tuple[Callable[[random.Random], None], tuple[type[BaseExcepti
     "yaml": (yaml, (AgentError,)),
     "prometheus": (prometheus, (NotPrometheus,)),
     "management": (management, (TypeError, ValueError, RecursionError)),
+    "nats": (nats, (ValueError,)),
     "code": (code, (ElfError,)),
     "tables": (tables, (ElfError,)),
     "build": (build, ()),
