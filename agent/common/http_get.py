@@ -23,16 +23,17 @@ if TYPE_CHECKING:
 MAX_BODY_BYTES = 8 << 20
 _HEAD_BYTES = 64 << 10
 _PIECE_BYTES = 64 << 10
+_EXPLANATION_BYTES = 4 << 10
 
 
 class HttpDown(Exception):
     """No usable answer; the text is the reason, ``failure`` its kind (``queue_lag.failure``), ``status`` the status of
-    an answer that is not 200, else 0.
+    an answer that is not 200, else 0, ``body`` its body, if it is short.
     """
 
-    def __init__(self, reason: str, failure: str = "other", status: int = 0) -> None:
+    def __init__(self, reason: str, failure: str = "other", status: int = 0, body: bytes = b"") -> None:
         super().__init__(reason)
-        self.failure, self.status = failure, status
+        self.failure, self.status, self.body = failure, status, body
 
 
 class TooLarge(HttpDown):
@@ -162,9 +163,9 @@ class HttpClient:
             self._connection.request("GET" if body is None else "POST", path, body, headers)
             answer = self._connection.getresponse()
             if answer.status != 200:
-                self.close()
                 failure = "login" if answer.status in (401, 403) else "other"
-                raise HttpDown(f"HTTP {answer.status} {answer.reason[:40]}".rstrip(), failure, answer.status)
+                reason = f"HTTP {answer.status} {answer.reason[:40]}".rstrip()
+                raise HttpDown(reason, failure, answer.status, _explanation(answer))
             if answer.getheader("Content-Encoding", "identity") != "identity":
                 raise HttpDown("its answer is compressed, which was not asked for")
             if (answer.length or 0) > most_bytes:
@@ -202,6 +203,14 @@ class HttpClient:
         self._connection = http.HTTPConnection(self._host, self._port)
         self._connection.auto_open = 0
         self._connection.sock = _Bounded(sock, self._budget)
+
+
+def _explanation(answer: Any) -> bytes:
+    """The beginning of an error's body, if its end is announced."""
+    try:
+        return bytes(answer.read(_EXPLANATION_BYTES)) if answer.length or answer.chunked else b""
+    except Exception:  # noqa: BLE001 - the status says enough
+        return b""
 
 
 def _failure(error: OSError) -> str:

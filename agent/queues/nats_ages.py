@@ -8,35 +8,13 @@ our own polls, or else those of the server. So an age has two bounds.
 from __future__ import annotations
 
 from math import inf
-from typing import NamedTuple
 
+from agent.queues.age_bounds import AgeBounds
 from agent.queues.kafka_history import EndOffsets
 from agent.queues.nats_report import NatsConsumer, NatsStream
 
-#: Bounds that are closer than this, or than a tenth of the age, are a number with an error.
-_CLOSE_S = 1.0
 #: What a poll reports was so at most this long before or after the middle of its request.
 _READ_NS = 50_000_000
-
-
-class AgeBounds(NamedTuple):
-    """Seconds. history: whether both bounds are of our own polls, and not of the server's wall clock."""
-
-    least: float
-    most: float
-    history: bool
-
-    @property
-    def age_s(self) -> float:
-        return (self.least + self.most) / 2
-
-    @property
-    def error_s(self) -> float:
-        return (self.most - self.least) / 2
-
-    @property
-    def close(self) -> bool:
-        return self.most - self.least <= max(_CLOSE_S, 0.1 * self.most)
 
 
 class SeenSequences:

@@ -63,7 +63,8 @@ DECLARED = (
         text(
             "server_role",
             16,
-            "role of the server: primary, replica, or cut off (a replica without a connection to its primary)",
+            "role of the server: primary, replica, or cut off (a replica without a connection to its primary); etcd:"
+            " the leader is the primary",
         ),
         f64(
             "errors_per_s",
@@ -74,7 +75,7 @@ DECLARED = (
             "errors",
             64,
             "kinds and counts of these replies since the previous poll; MEMORY_ALARM and DISK_ALARM: RabbitMQ blocks"
-            " publishers",
+            " publishers; NOSPACE and CORRUPT: etcd refuses writes",
         ),
         i64("memory_bytes", "memory used by the server", "bytes"),
         i64("memory_limit_bytes", "memory limit of the server", "bytes"),

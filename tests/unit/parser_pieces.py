@@ -38,6 +38,7 @@ from agent.limiters.model_settings import Declared
 from agent.limiters.redis_settings import RedisLimiterSettings, ScriptSettings
 from agent.limiters.script import RedisCall, expression
 from agent.limiters.settings import LimiterSettings
+from agent.queues.brokers.etcd import EtcdQueues, EtcdUrl
 from agent.queues.brokers.nats import NatsConsumers, NatsUrl
 from agent.queues.brokers.rabbitmq import RabbitQueues, RabbitUrl
 from agent.queues.judged import Judged
@@ -503,6 +504,58 @@ def nats(rng: random.Random) -> None:
     polled(rng, NatsConsumers(NatsUrl("127.0.0.1")), {"/varz": NATS_VARZ, "/jsz": NATS_JSZ})
 
 
+ETCD_METRICS = (
+    b"# TYPE etcd_server_proposals_pending gauge\netcd_server_proposals_pending 3\n",
+    b"etcd_debugging_mvcc_pending_events_total 128\netcd_debugging_mvcc_slow_watcher_total 1\n",
+    b"etcd_debugging_mvcc_watcher_total 2\netcd_server_quota_backend_bytes 2.147483648e+09\n",
+    b'process_resident_memory_bytes 2.7e+07\ngrpc_server_started_total{grpc_method="Put"} 0\n',
+    b"etcd_server_proposals_pending NaN\n",
+)
+_HEADER = {
+    "cluster_id": "12101053776118486841",
+    "member_id": "15985099378392235387",
+    "revision": "20",
+    "raft_term": "2",
+}
+ETCD_STATUS: dict[str, Any] = {
+    "header": _HEADER,
+    "version": "3.4.23",
+    "dbSize": "32768",
+    "leader": "15985099378392235387",
+    "raftIndex": "40",
+    "raftAppliedIndex": "37",
+    "errors": ["memberID:1 alarm:NOSPACE "],
+}
+ETCD_RANGE: dict[str, Any] = {
+    "header": _HEADER,
+    "kvs": [{"key": "YS9i", "mod_revision": "2", "value": "MQ=="}, {"key": "YS9j", "mod_revision": "7"}],
+    "count": "2",
+}
+
+
+def etcd(rng: random.Random) -> None:
+    """A member and a copy whose answers have nothing to do with each other."""
+    queue = EtcdQueues(EtcdUrl.parse("http://127.0.0.1:1?prefix=a/&copy=http://127.0.0.2:1"))
+    judged, refused = Judged("any", queue), 0
+    assert queue._copy is not None
+    for _ in range(4):
+        documents = {"/v3/kv/range": ETCD_RANGE, "/v3/maintenance/status": ETCD_STATUS}
+        documents["/v3/cluster"] = {"members": [{"ID": "15985099378392235387", "name": "e1"}]}
+        for member in (queue._members[0].client, queue._copy):
+            answers = {path: json.dumps(changed(rng, it)).encode() for path, it in documents.items()}
+            answers["/metrics"] = b"".join(rng.choices(ETCD_METRICS, k=4))
+            if rng.random() < 0.3:
+                answers = {path: mutated(rng, it) for path, it in answers.items()}
+            member._client = Canned(answers)  # type: ignore[assignment]
+        queue._members[0].not_before_ns = queue._compared[0]._next_ns = 0
+        rows = judged.poll()
+        pack(rows)
+        assert rows and not any((row.get("lag_messages") or 0) < 0 for row in rows), rows
+        refused += rows[0].get("status") == "down"
+    if refused == 4:
+        raise ValueError
+
+
 #: What each may say of an input, beside taking it.
 PARSERS: dict[str, tuple[Callable[[random.Random], None], tuple[type[BaseException], ...]]] = {
     "message": (message, (ValueError, RecursionError)),
@@ -516,6 +569,7 @@ PARSERS: dict[str, tuple[Callable[[random.Random], None], tuple[type[BaseExcepti
     "prometheus": (prometheus, (NotPrometheus,)),
     "management": (management, (TypeError, ValueError, RecursionError)),
     "nats": (nats, (ValueError,)),
+    "etcd": (etcd, (ValueError,)),
     "code": (code, (ElfError,)),
     "tables": (tables, (ElfError,)),
     "build": (build, ()),

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from math import isfinite, nan
+from math import nan
 from urllib.parse import quote
 
 from agent.common.address import peer_bytes
@@ -21,7 +21,7 @@ from agent.common.http_get import HttpDown
 from agent.common.settings import setting, text
 from agent.queues.catalogue import Broker, Row
 from agent.queues.http_server import HttpServer, HttpUrl, http_url, names_of, port_number
-from agent.queues.nats_ages import AgeBounds, SeenSequences, pending_age, undelivered_age
+from agent.queues.nats_ages import SeenSequences, pending_age, undelivered_age
 from agent.queues.nats_report import (
     NatsConsumer,
     NatsReport,
@@ -296,19 +296,16 @@ class NatsConsumers:
             row |= {"lag_s": 0.0, "lag_error_s": 0.0}
         elif stream.messages and not self._known[key].doubted:
             age = undelivered_age(consumer, stream, server_ns, appended, now_ns)
-            row["oldest_undelivered_s"] = age.age_s if age.close else age.least
-            if age.close:
-                row |= {"lag_s": age.age_s, "lag_error_s": age.error_s if age.history else nan}
-                row["lag_basis"] = "history" if age.history else "log_append"
-            else:
-                notes.append(f"age: {_between(age)}")
+            row |= age.columns()
+            if not age.close:
+                notes.append(f"age: {age.text()}")
             if stream.kept_s and age.close:
                 row |= {"kept_s": stream.kept_s, "retention_left_s": stream.kept_s - age.age_s}
         if consumer.pending:
             age = pending_age(consumer, stream, server_ns, appended, delivered, now_ns)
-            row["oldest_pending_s"] = age.age_s if age.close else age.least
+            row["oldest_pending_s"] = age.age_s
             if not age.close:
-                notes.append(f"pending for {_between(age)}")
+                notes.append(f"pending for {age.text()}")
         return row
 
     def _down(self, reason: str, failure: str = "other") -> list[Row]:
@@ -336,10 +333,6 @@ def _redelivered(consumer: NatsConsumer) -> int | None:
     if consumer.pending == 0:
         return 0
     return consumer.redelivered if consumer.redelivered <= consumer.pending else None
-
-
-def _between(age: AgeBounds) -> str:
-    return f"{age.least:.1f} " + (f"to {age.most:.1f} s" if isfinite(age.most) else "s or more")
 
 
 def _is_pattern(name: str) -> bool:
