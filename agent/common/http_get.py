@@ -1,4 +1,4 @@
-"""GET requests over HTTP, each within a deadline and a bound of bytes.
+"""Requests over HTTP that read, each within a deadline and a bound of bytes.
 
 http.client bounds the time of one read only, so a server that sends one byte a second could hold a poll for ever. It is
 imported at the first request (1.6 MB), without TLS unless it is needed.
@@ -23,16 +23,17 @@ if TYPE_CHECKING:
 MAX_BODY_BYTES = 8 << 20
 _HEAD_BYTES = 64 << 10
 _PIECE_BYTES = 64 << 10
+_EXPLANATION_BYTES = 4 << 10
 
 
 class HttpDown(Exception):
     """No usable answer; the text is the reason, ``failure`` its kind (``queue_lag.failure``), ``status`` the status of
-    an answer that is not 200, else 0.
+    an answer that is not 200, else 0, ``body`` its body, if it is short.
     """
 
-    def __init__(self, reason: str, failure: str = "other", status: int = 0) -> None:
+    def __init__(self, reason: str, failure: str = "other", status: int = 0, body: bytes = b"") -> None:
         super().__init__(reason)
-        self.failure, self.status = failure, status
+        self.failure, self.status, self.body = failure, status, body
 
 
 class TooLarge(HttpDown):
@@ -102,22 +103,31 @@ class HttpClient:
         self.peer: tuple[str, int] | None = None
 
     def get(
-        self, path: str, deadline_s: float, *, login: tuple[str, str] | None = None, most_bytes: int = MAX_BODY_BYTES
+        self,
+        path: str,
+        deadline_s: float,
+        *,
+        login: tuple[str, str] | None = None,
+        token: str = "",
+        body: bytes | None = None,
+        most_bytes: int = MAX_BODY_BYTES,
     ) -> bytes:
-        """The body of an answer with status 200. deadline_s: time.monotonic. login: user and password. Raises
-        HttpDown.
+        """The body of an answer with status 200. deadline_s: time.monotonic. login: user and password; or token: the
+        whole header Authorization. body: JSON for a POST that changes nothing: it may be sent twice. Raises HttpDown.
         """
         self._budget.deadline_s = deadline_s
-        headers = {"Accept": "*/*"}
+        headers = {"Accept": "*/*"} | ({} if body is None else {"Content-Type": "application/json"})
         if login is not None:
             headers["Authorization"] = "Basic " + base64.b64encode(":".join(login).encode()).decode()
+        elif token:
+            headers["Authorization"] = token
         try:
             if self._connection is not None:
                 try:
-                    return self._request(path, headers, most_bytes)
+                    return self._request(path, headers, body, most_bytes)
                 except (ConnectionError, EOFError):  # the server closed it while it was idle
                     self.close()
-            return self._request(path, headers, most_bytes)
+            return self._request(path, headers, body, most_bytes)
         except HttpDown:
             self.close()
             raise
@@ -140,7 +150,7 @@ class HttpClient:
             self._socket.close()
         self._socket = self._connection = None
 
-    def _request(self, path: str, headers: dict[str, str], most_bytes: int) -> bytes:
+    def _request(self, path: str, headers: dict[str, str], body: bytes | None, most_bytes: int) -> bytes:
         if self._tls is None:
             with without("ssl"):
                 import http.client as http
@@ -150,12 +160,12 @@ class HttpClient:
         if self._connection is None:
             self._connect(http)
         try:
-            self._connection.request("GET", path, headers=headers)
+            self._connection.request("GET" if body is None else "POST", path, body, headers)
             answer = self._connection.getresponse()
             if answer.status != 200:
-                self.close()
                 failure = "login" if answer.status in (401, 403) else "other"
-                raise HttpDown(f"HTTP {answer.status} {answer.reason[:40]}".rstrip(), failure, answer.status)
+                reason = f"HTTP {answer.status} {answer.reason[:40]}".rstrip()
+                raise HttpDown(reason, failure, answer.status, _explanation(answer))
             if answer.getheader("Content-Encoding", "identity") != "identity":
                 raise HttpDown("its answer is compressed, which was not asked for")
             if (answer.length or 0) > most_bytes:
@@ -173,10 +183,10 @@ class HttpClient:
             raise EOFError
         if self._connection.sock is None:  # the server does not keep the connection
             self.close()
-        body = b"".join(pieces)
-        if len(body) > most_bytes:
+        whole = b"".join(pieces)
+        if len(whole) > most_bytes:
             raise TooLarge("its answer is too large")
-        return body
+        return whole
 
     def _connect(self, http: Any) -> None:
         sock = socket.create_connection((self._host, self._port), timeout=self._budget.left_s())
@@ -193,6 +203,14 @@ class HttpClient:
         self._connection = http.HTTPConnection(self._host, self._port)
         self._connection.auto_open = 0
         self._connection.sock = _Bounded(sock, self._budget)
+
+
+def _explanation(answer: Any) -> bytes:
+    """The beginning of an error's body, if its end is announced."""
+    try:
+        return bytes(answer.read(_EXPLANATION_BYTES)) if answer.length or answer.chunked else b""
+    except Exception:  # noqa: BLE001 - the status says enough
+        return b""
 
 
 def _failure(error: OSError) -> str:

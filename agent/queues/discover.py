@@ -42,7 +42,7 @@ KINDS = (
     KnownBroker("redis", (6379,), re.compile(r"(\S*/)?(redis|valkey|keydb)-server\b")),
     KnownBroker("kafka", (9092,), re.compile(r"(\S*/)?java\b.*\bkafka\.Kafka\b")),
     KnownBroker("rabbitmq", (5672, 15692, 15672), re.compile(r"(\S*/)?beam(\.smp)?\b.*\brabbit")),
-    KnownBroker("nats", (4222,), re.compile(r"(\S*/)?nats-server\b")),
+    KnownBroker("nats", (4222, 8222), re.compile(r"(\S*/)?nats-server\b")),
     KnownBroker("etcd", (2379,), re.compile(r"(\S*/)?etcd(\s|$)")),
     KnownBroker("postgresql", (5432,), re.compile(r"(\S*/)?(postgres|postmaster)\b")),
 )

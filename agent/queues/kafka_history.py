@@ -51,10 +51,20 @@ class EndOffsets:
         """Age of the record at this offset, linear between two polls. None if it is older than the history, or not yet
         there.
         """
-        after = bisect_right(self._ends, offset)
-        if not 0 < after < len(self._ends):
+        after = self._after(offset)
+        if after is None:
             return None
         before = after - 1
         step_ns = self._t_ns[after] - self._t_ns[before]
         share = (offset - self._ends[before] + 0.5) / (self._ends[after] - self._ends[before])
         return Age((now_ns - self._t_ns[before] - share * step_ns) / 1e9, max(share, 1 - share) * step_ns / 1e9)
+
+    def between(self, offset: int) -> tuple[int, int] | None:
+        """The times of the two polls between which the record at this offset was appended; None as for ``age``."""
+        after = self._after(offset)
+        return None if after is None else (self._t_ns[after - 1], self._t_ns[after])
+
+    def _after(self, offset: int) -> int | None:
+        """Index of the first sample that has the record; None without one before it."""
+        after = bisect_right(self._ends, offset)
+        return after if 0 < after < len(self._ends) else None

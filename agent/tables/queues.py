@@ -28,8 +28,8 @@ DECLARED = (
         i64("pending", "delivered, not acknowledged"),
         i64(
             "redelivered",
-            "delivered more than once: of the oldest pending (Redis Streams: 100, Celery: 2,000), or of the deliveries"
-            " since the previous poll (RabbitMQ)",
+            "delivered more than once: of the oldest pending (Redis Streams: 100, Celery: 2,000), of all pending"
+            " (NATS), or of the deliveries since the previous poll (RabbitMQ)",
         ),
         i64("consumers", "consumers"),
         f64("in_per_s", "arrivals", "1/s"),
@@ -63,7 +63,8 @@ DECLARED = (
         text(
             "server_role",
             16,
-            "role of the server: primary, replica, or cut off (a replica without a connection to its primary)",
+            "role of the server: primary, replica, or cut off (a replica without a connection to its primary); etcd:"
+            " the leader is the primary",
         ),
         f64(
             "errors_per_s",
@@ -74,7 +75,7 @@ DECLARED = (
             "errors",
             64,
             "kinds and counts of these replies since the previous poll; MEMORY_ALARM and DISK_ALARM: RabbitMQ blocks"
-            " publishers",
+            " publishers; NOSPACE and CORRUPT: etcd refuses writes",
         ),
         i64("memory_bytes", "memory used by the server", "bytes"),
         i64("memory_limit_bytes", "memory limit of the server", "bytes"),
@@ -108,10 +109,10 @@ DECLARED = (
         enum(
             "lag_basis",
             "history log_append create",
-            "source of lag_s (Kafka): end offsets at earlier polls, or the time of the first unread record by the"
-            " broker's clock (log_append) or the producer's (create)",
+            "source of lag_s (Kafka, NATS): end offsets at earlier polls, or the time of the first unread record by"
+            " the broker's clock (log_append) or the producer's (create)",
         ),
-        f64("retention_left_s", "time until the first unread message may be deleted for its age (Kafka)", "s"),
+        f64("retention_left_s", "time until the first unread message may be deleted for its age (Kafka, NATS)", "s"),
         text(
             "workers",
             128,

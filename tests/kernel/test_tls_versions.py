@@ -1,13 +1,8 @@
-"""OpenSSL 1.1.1 and 3.5 beside the host's own: other Debian releases' libraries, run with their own dynamic linker.
-
-Downloaded once with apt into a directory of its own (TICKSCOPE_TEST_CACHE, else the user's cache); skipped where there
-is no archive to be had.
-"""
+"""OpenSSL 1.1.1 and 3.5 beside the host's own: other Debian releases' (tests/releases.py)."""
 
 from __future__ import annotations
 
 import os
-import platform
 import ssl
 import subprocess
 from collections.abc import Iterator
@@ -17,29 +12,14 @@ from pathlib import Path
 import pytest
 
 from tests.kernel.tls_rig import Rig, names
+from tests.releases import program, unpacked
 
 pytest_plugins = ["tests.kernel.tls_fixtures"]
 
-CACHE = Path(os.environ.get("TICKSCOPE_TEST_CACHE", Path.home() / ".cache/tickscope-tests"))
 RELEASES = {
     "bullseye": ("1.1.1", ("libssl1.1", "openssl", "libc6")),
     "trixie": ("3.5.", ("libssl3t64", "openssl", "libc6", "libzstd1", "zlib1g")),
 }
-
-
-def archive() -> str:
-    """The archive that this host's own release comes from, by apt's sources; other releases are there too."""
-    own = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
-    listed = subprocess.run(
-        ["apt-get", "indextargets", "--format", "$(RELEASE) $(REPO_URI)", "Created-By: Packages"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    found = [line.partition(" ")[2] for line in listed.stdout.splitlines() if line.partition(" ")[0] == own]
-    if not found:
-        pytest.skip(f"apt's sources have no archive of {own or 'this system'}")
-    return found[0]
 
 
 class Tree:
@@ -47,48 +27,10 @@ class Tree:
 
     def __init__(self, release: str) -> None:
         self.version, packages = RELEASES[release]
-        self.root = CACHE / release
-        if not (self.root / "done").exists():
-            self._fetch(release, packages)
-
-    def _fetch(self, release: str, packages: tuple[str, ...]) -> None:
-        apt = self.root / "apt"
-        for name in ("lists/partial", "cache/archives/partial", "debs"):
-            (apt / name).mkdir(parents=True, exist_ok=True)
-        (apt / "status").touch()
-        key = "/usr/share/keyrings/debian-archive-keyring.gpg"
-        (apt / "sources.list").write_text(f"deb [signed-by={key}] {archive()} {release} main\n")
-        settings = {
-            "Dir::Etc::sourcelist": apt / "sources.list",
-            "Dir::Etc::sourceparts": "-",
-            "Dir::State::lists": apt / "lists",
-            "Dir::Cache": apt / "cache",
-            "Dir::State::status": apt / "status",
-            "APT::Sandbox::User": "root",
-        }
-        options = [word for name, value in settings.items() for word in ("-o", f"{name}={value}")]
-        for command in (["update"], ["download", *packages]):
-            done = subprocess.run(
-                ["apt-get", "-q", *options, *command], cwd=apt / "debs", capture_output=True, text=True, check=False
-            )
-            if done.returncode:
-                pytest.skip(f"cannot fetch {release}: {done.stderr.strip().splitlines()[-1:]}")
-        for package in (apt / "debs").glob("*.deb"):
-            subprocess.run(["dpkg-deb", "-x", package, self.root], check=True)
-        (self.root / "done").touch()
+        self.root = unpacked(release, release, packages)
 
     def openssl(self, *arguments: str | Path) -> list[str]:
-        libraries = [
-            str(d) for d in (self.root / "usr/lib/x86_64-linux-gnu", self.root / "lib/x86_64-linux-gnu") if d.is_dir()
-        ]
-        linker = next(p for p in self.root.rglob("ld-*.so*") if p.is_file() and not p.is_symlink())
-        return [
-            str(linker),
-            "--library-path",
-            ":".join(libraries),
-            str(self.root / "usr/bin/openssl"),
-            *map(str, arguments),
-        ]
+        return [*program(self.root, "usr/bin/openssl"), *map(str, arguments)]
 
 
 @pytest.fixture(scope="module", params=sorted(RELEASES))

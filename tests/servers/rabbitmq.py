@@ -22,7 +22,7 @@ from typing import Any
 
 import amqp
 
-from tests.kernel.test_tls_versions import CACHE, archive
+from tests.releases import CACHE, archive
 from tests.servers.certificates import certificates
 
 ROOT = Path(__file__).parents[2]

@@ -534,7 +534,7 @@ def test_what_is_no_url_is_refused_without_its_password(url: str) -> None:
 def test_a_section_has_its_password_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = tmp_path / "password"
     secret.write_text("s3cret\n")
-    monkeypatch.setenv("RABBIT_PASSWORD", "t0psecret")
+    monkeypatch.setenv("TICKSCOPE_RABBITMQ_PASSWORD", "t0psecret")
     heads: list[bytes] = []
 
     def say(connection: socket.socket) -> None:
@@ -547,7 +547,7 @@ def test_a_section_has_its_password_elsewhere(tmp_path: Path, monkeypatch: pytes
 
     server = Listening(say)
     url = f"http://127.0.0.1:{server.port}"
-    for given in ({"password_file": str(secret)}, {"password_variable": "RABBIT_PASSWORD"}):
+    for given in ({"password_file": str(secret)}, {"password_variable": "TICKSCOPE_RABBITMQ_PASSWORD"}):
         (queue,) = BROKER.sources([{"url": url, "user": "watch", **given}])
         poll(queue)
         queue.close()
@@ -561,7 +561,8 @@ def test_a_section_has_its_password_elsewhere(tmp_path: Path, monkeypatch: pytes
         {},
         {"url": "http://u:pw@h", "user": "u"},
         {"url": "http://u:pw@h", "key_file": "x"},
-        {"url": url, "password_file": "a", "password_variable": "b"},
+        {"url": url, "password_file": "a", "password_variable": "TICKSCOPE_RABBITMQ_B"},
+        {"url": url, "password_variable": "RABBIT_PASSWORD"},  # the broker process would not get it
     ):
         with pytest.raises(AgentError) as error:
             BROKER.sources([given])

@@ -38,7 +38,10 @@ from agent.limiters.model_settings import Declared
 from agent.limiters.redis_settings import RedisLimiterSettings, ScriptSettings
 from agent.limiters.script import RedisCall, expression
 from agent.limiters.settings import LimiterSettings
+from agent.queues.brokers.etcd import EtcdQueues, EtcdUrl
+from agent.queues.brokers.nats import NatsConsumers, NatsUrl
 from agent.queues.brokers.rabbitmq import RabbitQueues, RabbitUrl
+from agent.queues.judged import Judged
 from agent.queues.packing import pack
 from agent.queues.prometheus_text import NotPrometheus
 from agent.queues.rabbitmq_management import about_queues, amqp_port, blocked, queue_consumers, unlimited
@@ -430,6 +433,152 @@ def consumers(rng: random.Random) -> None:
     blocked(channels)
 
 
+class Canned:
+    """In place of an HTTP client: the answers of a server, by the beginning of the path."""
+
+    peer = "127.0.0.1", 1
+
+    def __init__(self, answers: dict[str, bytes]) -> None:
+        self.answers = answers
+
+    def get(self, path: str, *_: Any, **__: Any) -> bytes:
+        return next(answer for name, answer in self.answers.items() if path.startswith(name))
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+def changed(rng: random.Random, given: Any) -> Any:
+    """A copy of a JSON document with some of its values replaced, or left out."""
+    if isinstance(given, dict):
+        kept = [(key, it) for key, it in given.items() if rng.random() > 0.01]
+        return {key: changed(rng, it) for key, it in kept}
+    if isinstance(given, list):
+        return [changed(rng, it) for it in given for _ in range(rng.choice((1, 1, 1, 1, 0, 2)))]
+    if rng.random() < 0.9:
+        return given
+    return rng.choice([*_STRANGE, *([rng.randrange(20)] * 40 if isinstance(given, int) else [])])
+
+
+NATS_VARZ: dict[str, Any] = {
+    "server_id": "A",
+    "server_name": "n1",
+    "port": 4222,
+    "mem": 1 << 20,
+    "connections": 3,
+    "max_connections": 65536,
+    "cluster": {},
+}
+NATS_JSZ: dict[str, Any] = {
+    "server_id": "A",
+    "now": "2026-11-26T14:29:47.546155223Z",
+    "config": {"domain": ""},
+    "account_details": [
+        {
+            "name": "$G",
+            "stream_detail": [
+                {
+                    "name": "ORD",
+                    "cluster": {"leader": "n1"},
+                    "config": {"retention": "limits", "max_age": 3_600_000_000_000},
+                    "state": {
+                        "messages": 17,
+                        "first_seq": 1,
+                        "first_ts": "2026-11-26T14:28:47.49Z",
+                        "last_seq": 17,
+                        "last_ts": "2026-11-26T14:29:47.4Z",
+                    },
+                    "consumer_detail": [
+                        {
+                            "name": "bill",
+                            "config": {"durable_name": "bill", "max_ack_pending": 1000},
+                            "delivered": {"consumer_seq": 5, "stream_seq": 5, "last_active": "2026-11-26T14:29:40Z"},
+                            "ack_floor": {"consumer_seq": 2, "stream_seq": 2},
+                            "num_ack_pending": 3,
+                            "num_redelivered": 0,
+                            "num_waiting": 0,
+                            "num_pending": 12,
+                        }
+                    ],
+                }
+            ],
+        }
+    ],
+}
+
+
+def polled(rng: random.Random, queue: Any, documents: dict[str, Any]) -> None:
+    """Three polls of one source. Raises ValueError if each of them is refused."""
+    judged, refused = Judged("any", queue), 0
+    for _ in range(3):
+        answers = {path: json.dumps(changed(rng, it)).encode() for path, it in documents.items()}
+        if rng.random() < 0.3:
+            answers = {path: mutated(rng, it) for path, it in answers.items()}
+        queue._client, queue._not_before_ns = Canned(answers), 0
+        rows = judged.poll()
+        pack(rows)
+        assert rows and not any((row.get("lag_messages") or 0) < 0 for row in rows), rows
+        refused += any(row.get("failure") for row in rows)
+    if refused == 3:
+        raise ValueError
+
+
+def nats(rng: random.Random) -> None:
+    polled(rng, NatsConsumers(NatsUrl("127.0.0.1")), {"/varz": NATS_VARZ, "/jsz": NATS_JSZ})
+
+
+ETCD_METRICS = (
+    b"# TYPE etcd_server_proposals_pending gauge\netcd_server_proposals_pending 3\n",
+    b"etcd_debugging_mvcc_pending_events_total 128\netcd_debugging_mvcc_slow_watcher_total 1\n",
+    b"etcd_debugging_mvcc_watcher_total 2\netcd_server_quota_backend_bytes 2.147483648e+09\n",
+    b'process_resident_memory_bytes 2.7e+07\ngrpc_server_started_total{grpc_method="Put"} 0\n',
+    b"etcd_server_proposals_pending NaN\n",
+)
+_HEADER = {
+    "cluster_id": "12101053776118486841",
+    "member_id": "15985099378392235387",
+    "revision": "20",
+    "raft_term": "2",
+}
+ETCD_STATUS: dict[str, Any] = {
+    "header": _HEADER,
+    "version": "3.4.23",
+    "dbSize": "32768",
+    "leader": "15985099378392235387",
+    "raftIndex": "40",
+    "raftAppliedIndex": "37",
+    "errors": ["memberID:1 alarm:NOSPACE "],
+}
+ETCD_RANGE: dict[str, Any] = {
+    "header": _HEADER,
+    "kvs": [{"key": "YS9i", "mod_revision": "2", "value": "MQ=="}, {"key": "YS9j", "mod_revision": "7"}],
+    "count": "2",
+}
+
+
+def etcd(rng: random.Random) -> None:
+    """A member and a copy whose answers have nothing to do with each other."""
+    queue = EtcdQueues(EtcdUrl.parse("http://127.0.0.1:1?prefix=a/&copy=http://127.0.0.2:1"))
+    judged, refused = Judged("any", queue), 0
+    assert queue._copy is not None
+    for _ in range(4):
+        documents = {"/v3/kv/range": ETCD_RANGE, "/v3/maintenance/status": ETCD_STATUS}
+        documents["/v3/cluster"] = {"members": [{"ID": "15985099378392235387", "name": "e1"}]}
+        for member in (queue._members[0].client, queue._copy):
+            answers = {path: json.dumps(changed(rng, it)).encode() for path, it in documents.items()}
+            answers["/metrics"] = b"".join(rng.choices(ETCD_METRICS, k=4))
+            if rng.random() < 0.3:
+                answers = {path: mutated(rng, it) for path, it in answers.items()}
+            member._client = Canned(answers)  # type: ignore[assignment]
+        queue._members[0].not_before_ns = queue._compared[0]._next_ns = 0
+        rows = judged.poll()
+        pack(rows)
+        assert rows and not any((row.get("lag_messages") or 0) < 0 for row in rows), rows
+        refused += rows[0].get("status") == "down"
+    if refused == 4:
+        raise ValueError
+
+
 #: What each may say of an input, beside taking it.
 PARSERS: dict[str, tuple[Callable[[random.Random], None], tuple[type[BaseException], ...]]] = {
     "message": (message, (ValueError, RecursionError)),
@@ -443,6 +592,8 @@ PARSERS: dict[str, tuple[Callable[[random.Random], None], tuple[type[BaseExcepti
     "prometheus": (prometheus, (NotPrometheus,)),
     "management": (management, (TypeError, ValueError, RecursionError)),
     "consumers": (consumers, (TypeError,)),
+    "nats": (nats, (ValueError,)),
+    "etcd": (etcd, (ValueError,)),
     "code": (code, (ElfError,)),
     "tables": (tables, (ElfError,)),
     "build": (build, ()),

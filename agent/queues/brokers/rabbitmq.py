@@ -13,7 +13,6 @@ they may hold, blocked publishers, and the port of AMQP.
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from bisect import bisect_left
@@ -21,23 +20,19 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from math import nan
-from typing import TYPE_CHECKING
-from urllib.parse import parse_qs, quote, unquote, urlsplit
+from urllib.parse import quote
 
-from agent.common.address import peer_bytes, with_port
+from agent.common.address import peer_bytes
 from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
-from agent.common.http_get import HttpClient, HttpDown
+from agent.common.http_get import HttpDown
 from agent.common.settings import setting, text
-from agent.errors import USAGE, AgentError
 from agent.queues.catalogue import Broker, Row
+from agent.queues.http_server import HttpServer, HttpUrl, http_url, names_of, port_number
 from agent.queues.listing import listed
 from agent.queues.prometheus_text import MetricSample, NotPrometheus, metric_samples, whole_number
 from agent.queues.rabbitmq_management import Management
 from agent.queues.redis_reading import shown
-
-if TYPE_CHECKING:
-    import ssl
 
 TIMEOUT_S = 0.8  # of a poll, with all its requests
 MAX_QUEUES = 1024
@@ -122,122 +117,35 @@ _DELAYS = re.compile(rb"celery_delayed_[0-9]+")
 Name = tuple[bytes, bytes]  #: virtual host, queue
 
 
-class _BadUrl(ValueError):
-    """An error with our own text; Python's could contain parts of a password."""
+_EXAMPLE = "http://host:15692?queues=orders,mail*&management=15672"
 
 
 @dataclass(frozen=True)
-class RabbitUrl:
+class RabbitUrl(HttpUrl):
     """``http[s]://[user:password@]host[:15692][?queues=a,b*&management=15672&amqp=5672]``."""
 
-    host: str
     port: int = 15692
-    tls: bool = False
-    user: str = ""
-    password: str = field(default="", repr=False)
     queues: tuple[str, ...] = ()
     management: int | None = None
     amqp: int | None = None
 
-    @property
-    def server(self) -> str:
-        return with_port(self.host, self.port)
-
     @classmethod
     def parse(cls, url: str) -> RabbitUrl:
         """Raises AgentError for an invalid URL; the message leaves the password out."""
-        try:
-            parts = urlsplit(url)
-            query = parse_qs(parts.query, strict_parsing=bool(parts.query))
-            if parts.scheme not in ("http", "https"):
-                raise _BadUrl(f"it begins with {parts.scheme}:" if parts.scheme else "it names no scheme")
-            unknown = set(query) - {"queues", "management", "amqp"}
-            if unknown:
-                raise _BadUrl(f"unknown option {min(unknown)!r}")
-            if not parts.hostname:
-                raise _BadUrl("it names no host")
-            if parts.path.strip("/"):
-                raise _BadUrl("it has a path")
-            return cls(
-                parts.hostname,
-                15692 if parts.port is None else _port(parts.port),
-                parts.scheme == "https",
-                unquote(parts.username or ""),
-                unquote(parts.password or ""),
-                tuple(name for name in ",".join(query.get("queues", [])).split(",") if name),
-                *(_port(query[name][-1]) if name in query else None for name in ("management", "amqp")),
-            )
-        except ValueError as error:
-            raise AgentError(
-                "a RabbitMQ URL of the configuration cannot be read",
-                why=str(error) if isinstance(error, _BadUrl) else "its host, a port or an option cannot be read",
-                remedy=(
-                    "write it as http://host:15692?queues=orders,mail*&management=15672; in a password / # ? @ : are"
-                    " %2F %23 %3F %40 %3A"
-                ),
-                exit_code=USAGE,
-            ) from None
-
-
-def _port(given: str | int) -> int:
-    port = int(given)
-    if not 0 < port < 65536:
-        raise _BadUrl("a port is no port")
-    return port
+        options = {"queues": names_of, "management": port_number, "amqp": port_number}
+        return cls(**http_url(url, "RabbitMQ", _EXAMPLE, cls.port, options))
 
 
 @dataclass(frozen=True)
-class RabbitServer:
+class RabbitServer(HttpServer):
     """A server as a section of the settings."""
+
+    TITLE = "RabbitMQ"
+    VARIABLES = "TICKSCOPE_RABBITMQ_"
 
     url: RabbitUrl = setting(
         "", text("http://host:15692?queues=orders&management=15672", RabbitUrl.parse), "its address"
     )
-    user: str = setting("", text("a user"), "user of the HTTP endpoints")
-    password_file: str = setting("", text("the path of a file"), "file with the password, readable to the agent's user")
-    password_variable: str = setting(
-        "", text("the name of a variable"), "variable of the environment with the password"
-    )
-    ca_file: str = setting("", text("the path of a file"), "certificates of the authorities to trust (https)")
-    certificate_file: str = setting("", text("the path of a file"), "certificate of tickscope (https)")
-    key_file: str = setting("", text("the path of a file"), "key of that certificate")
-
-    def check(self) -> None:
-        """Raises AgentError, without the values: there may be a password among them."""
-        beside = self.user or self.password_file or self.password_variable
-        wrong = (
-            (not self.url, "it has no url"),
-            (self.password_file and self.password_variable, "it has a password_file and a password_variable"),
-            (self.url and self.url.password and beside, "it has a password in its url and a login beside it"),
-            (self.key_file and not self.certificate_file, "it has a key_file and no certificate_file"),
-        )
-        if why := next((why for is_wrong, why in wrong if is_wrong), ""):
-            raise AgentError("a RabbitMQ server of the settings cannot be used", why=why, exit_code=USAGE)
-
-    def login(self) -> tuple[str, str] | None:
-        """User and password now, None without any. Raises HttpDown if the password cannot be had."""
-        user, password = self.user or self.url.user, self.url.password
-        if self.password_variable:
-            if self.password_variable not in os.environ:
-                raise HttpDown(f"no variable {self.password_variable} with the password", "login")
-            password = os.environ[self.password_variable]
-        elif self.password_file:
-            try:
-                with open(self.password_file, encoding="utf-8") as file:
-                    password = file.read(4096).rstrip("\r\n")
-            except (OSError, ValueError) as error:
-                why = getattr(error, "strerror", None) or type(error).__name__
-                raise HttpDown(f"password file: {why}: {self.password_file}", "login") from None
-        return (user, password) if user or password else None
-
-    def tls(self) -> ssl.SSLContext:
-        """Raises OSError if a file cannot be used."""
-        import ssl
-
-        context = ssl.create_default_context(cafile=self.ca_file or None)
-        if self.certificate_file:
-            context.load_cert_chain(self.certificate_file, self.key_file or None)
-        return context
 
 
 @dataclass
@@ -433,10 +341,9 @@ class RabbitQueues:
         url = self._server.url
         self.name = f"rabbitmq {url.server}"
         self._timeout_s = timeout_s
-        tls = self._server.tls if url.tls else None
-        self._client = HttpClient(url.host, url.port, tls)
+        self._client = url.client(self._server)
         self._management = (
-            None if url.management is None else Management(HttpClient(url.host, url.management, tls), url.amqp is None)
+            None if url.management is None else Management(url.client(self._server, url.management), url.amqp is None)
         )
         self._queues: dict[Name, _Queue] = {}
         self._counters = _Counters()

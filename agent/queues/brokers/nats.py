@@ -1,0 +1,359 @@
+"""Consumers of NATS JetStream, by the monitoring endpoint of a server (2.9 and later).
+
+``/jsz`` reports each stream, its consumers, and their counts at that instant, so a lag is exact. Ages follow from our
+own history of sequence numbers, or from the server's times of the first and last message (agent/queues/nats_ages.py).
+Of a cluster, each server reports the consumers that it leads: other members' counts differ.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from math import nan
+from urllib.parse import quote
+
+from agent.common.address import peer_bytes
+from agent.common.clocks import boot_ns
+from agent.common.fairness import UpperBound
+from agent.common.http_get import HttpDown
+from agent.common.settings import setting, text
+from agent.queues.catalogue import Broker, Row
+from agent.queues.http_server import HttpServer, HttpUrl, http_url, names_of, port_number
+from agent.queues.nats_ages import SeenSequences, pending_age, undelivered_age
+from agent.queues.nats_report import (
+    NatsConsumer,
+    NatsReport,
+    NatsServer,
+    NatsStream,
+    NotNats,
+    read_report,
+    read_server,
+)
+from agent.queues.redis_gone import Gone
+from agent.queues.redis_reading import shown
+
+TIMEOUT_S = 0.8  # of a poll, with all its requests
+MAX_CONSUMERS = 2048
+#: Interval between two requests for what changes seldom: the server's name and port, its memory and clients.
+SELDOM_NS = 10_000_000_000
+LOGIN_RETRY_NS = 10_000_000_000  # a refused login (of a proxy) is not repeated at each poll
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "queues",
+        "consumers of a NATS server",
+        MAX_CONSUMERS,
+        "not watched",
+        "`queue_lag.reason`",
+        setting="`?streams=` in the URL",
+    ),
+)
+_REPORT = "/jsz?accounts=true&streams=true&consumers=true&config=true"
+_EXAMPLE = "http://host:8222?streams=ORDERS,mail*"
+_USUAL_ACCOUNT = "$G"
+
+Key = tuple[bytes, bytes]  #: stream and consumer, as the row has them
+
+
+@dataclass(frozen=True)
+class NatsUrl(HttpUrl):
+    """``http[s]://[user:password@]host[:8222][?streams=a,b*&client=4222]``: the monitoring endpoint. client: the port
+    of clients, where the server does not report the one that they use.
+    """
+
+    port: int = 8222
+    streams: tuple[str, ...] = ()
+    client_port: int | None = None
+
+    @classmethod
+    def parse(cls, url: str) -> NatsUrl:
+        """Raises AgentError for an invalid URL; the message leaves the password out."""
+        found = http_url(url, "NATS", _EXAMPLE, cls.port, {"streams": names_of, "client": port_number})
+        client = found.pop("client", None)
+        return cls(**found, client_port=client)
+
+
+@dataclass(frozen=True)
+class NatsMonitoring(HttpServer):
+    """A server as a section of the settings."""
+
+    TITLE = "NATS"
+    VARIABLES = "TICKSCOPE_NATS_"
+
+    url: NatsUrl = setting("", text(_EXAMPLE, NatsUrl.parse), "its monitoring endpoint")
+
+
+@dataclass
+class _Known:
+    """What is kept of one consumer between polls. read: messages that were delivered, each once. asked_ns: when one of
+    its subscribers last asked for messages, as far as polls can show. doubted: it counted more than the stream has.
+    """
+
+    delivered: SeenSequences = field(default_factory=SeenSequences)
+    stream_seq: int | None = None
+    deliveries: int = 0
+    waits: int = 0
+    read: int = 0
+    asked_ns: int = 0
+    doubted: bool = False
+    durable: bool = False
+
+    def update(self, now: NatsConsumer, stream: NatsStream, from_ns: int, to_ns: int) -> None:
+        # The stream's last number was read after the counts of the previous poll, so those cannot be newer than it.
+        before = self.stream_seq
+        was_too_many = before is not None and self.waits > max(0, stream.last - before)
+        self.doubted = was_too_many and now.waits > max(0, stream.last - now.delivered)
+        if before is None or now.delivered < before or now.deliveries < self.deliveries:
+            self.read = now.delivered
+        else:  # less than both: messages that were skipped, and messages that were delivered again
+            self.read += min(now.delivered - before, now.deliveries - self.deliveries)
+        if before != now.delivered or now.requests or not self.asked_ns:
+            self.asked_ns = to_ns
+        self.stream_seq, self.deliveries, self.waits = now.delivered, now.deliveries, now.waits
+        self.durable = now.durable
+        self.delivered.add(from_ns, to_ns, now.delivered)
+
+
+class NatsConsumers:
+    """One NATS server. ``poll`` returns one row per consumer, one row for the server if it has none, or ``down`` rows
+    if it does not answer.
+    """
+
+    def __init__(self, server: NatsUrl | NatsMonitoring, timeout_s: float = TIMEOUT_S) -> None:
+        self._server = server if isinstance(server, NatsMonitoring) else NatsMonitoring(server)
+        self._url = self._server.url
+        self.name = f"nats {self._url.server}"
+        self._timeout_s = timeout_s
+        self._client = self._url.client(self._server)
+        self._about: NatsServer | None = None
+        self._cluster = ""
+        self._seldom_ns = self._not_before_ns = 0
+        self._refusal = ""
+        self._known: dict[Key, _Known] = {}
+        self._appended: dict[bytes, SeenSequences] = {}
+        self._gone = Gone([name.encode() for name in self._url.streams if not _is_pattern(name)])
+
+    def poll(self) -> list[Row]:
+        """One request, every 10 s a second one. Raises nothing, whatever the server answers."""
+        now_ns = boot_ns()
+        try:
+            if now_ns < self._not_before_ns:
+                raise HttpDown(self._refusal, "login")
+            rows = self._poll(now_ns, time.monotonic() + self._timeout_s)
+        except HttpDown as error:
+            if error.failure == "login" and now_ns >= self._not_before_ns:
+                self._not_before_ns, self._refusal = now_ns + LOGIN_RETRY_NS, str(error)
+            rows = self._down(str(error), error.failure)
+        except NotNats as error:
+            self._client.close()
+            rows = self._down(f"its answer is not that of a NATS server's monitoring port: {error}")
+        common: dict[str, object] = {"peer": self._peer()}
+        if self._cluster:
+            common["cluster"] = self._cluster
+        return [{**common, **row} for row in rows]
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _peer(self) -> bytes | None:
+        """Where clients connect, not where we do."""
+        if self._client.peer is None:
+            return None
+        found = 4222 if self._about is None else self._about.port
+        return peer_bytes(self._client.peer[0], self._url.client_port or found)
+
+    def _poll(self, now_ns: int, deadline_s: float) -> list[Row]:
+        login = self._server.login()
+        if self._about is None or now_ns >= self._seldom_ns:
+            self._about = read_server(self._client.get("/varz", deadline_s, login=login))
+            self._seldom_ns = now_ns + SELDOM_NS
+        from_ns = boot_ns()
+        answer = self._client.get(_REPORT, deadline_s, login=login)
+        to_ns = boot_ns()
+        report = read_report(answer)
+        if report.server_id != self._about.server_id:  # it was started again
+            self._about = read_server(self._client.get("/varz", deadline_s, login=login))
+        self._cluster = self._about.cluster or report.domain
+        common = {
+            "memory_bytes": self._about.memory_bytes,
+            "clients": self._about.clients,
+            "clients_limit": self._about.clients_limit,
+        }
+        rows = [{**common, **row} for row in self._rows(report, from_ns, to_ns)]
+        return rows or [{**common, "status": "ok", "reason": "" if report.enabled else "JetStream is not enabled"}]
+
+    def _rows(self, report: NatsReport, from_ns: int, to_ns: int) -> Iterator[Row]:
+        chosen = [(_stream_name(stream), stream) for stream in report.streams]
+        chosen = [(name, stream) for name, stream in chosen if self._chosen(name)]
+        self._appended = {name: self._appended.get(name) or SeenSequences() for name, _ in chosen}
+        before, self._known = self._known, {}
+        left_out = 0
+        for name, stream in chosen:
+            self._appended[name].add(from_ns, to_ns, stream.last)
+            for consumer in stream.consumers:
+                key = name, shown(consumer.name.encode(errors="replace"))
+                if not self._leads(consumer.leader or stream.leader):
+                    continue
+                if len(self._known) == MAX_CONSUMERS:
+                    left_out += 1
+                    continue
+                known = self._known[key] = before.get(key) or _Known()
+                known.update(consumer, stream, from_ns, to_ns)
+                yield self._row(key, consumer, stream, report.now_ns, (from_ns + to_ns) // 2)
+            if not stream.consumers and stream.work and self._leads(stream.leader):
+                yield _unconsumed(name, stream)
+        yield from self._gone_rows(before, dict(chosen), to_ns)
+        if left_out:
+            yield {"reason": f"more than {MAX_CONSUMERS} consumers are not watched: choose with ?streams= in the URL"}
+        for missing in self._missing(name for name, _ in chosen):
+            yield {"destination": missing, "reason": "the server has no such stream"}
+
+    def _chosen(self, name: bytes) -> bool:
+        wanted = self._url.streams
+        return not wanted or any(fnmatchcase(name.decode(errors="replace"), pattern) for pattern in wanted)
+
+    def _missing(self, names: Iterable[bytes]) -> list[bytes]:
+        """The streams that the URL names and the server does not have; those with deleted consumers have rows."""
+        known = {*names, *self._gone.streams}
+        return [shown(name) for name in sorted(self._gone.named - known)]
+
+    def _leads(self, leader: str | None) -> bool:
+        """Whether this server leads it, as the only one outside a cluster."""
+        assert self._about is not None
+        return not leader or leader == self._about.name
+
+    def _gone_rows(self, before: Mapping[Key, _Known], streams: Mapping[bytes, NatsStream], now_ns: int) -> list[Row]:
+        """Durable consumers that were deleted. In a cluster another server may have become the leader of one."""
+        assert self._about is not None
+        for key, one in before.items():
+            stream = streams.get(key[0])
+            if key in self._known or not one.durable:
+                continue
+            if stream is None and not self._about.cluster:
+                self._gone.add(key, "the stream was deleted", now_ns)
+            elif stream is not None and all(shown(c.name.encode(errors="replace")) != key[1] for c in stream.consumers):
+                self._gone.add(key, "the consumer was deleted", now_ns)
+        for key in self._known:
+            self._gone.back(key)
+        return self._gone.rows(0, now_ns)
+
+    def _row(self, key: Key, consumer: NatsConsumer, stream: NatsStream, server_ns: int, now_ns: int) -> Row:
+        known = self._known[key]
+        row: dict[str, object] = {
+            "destination": key[0],
+            "consumer_group": key[1],
+            "lag_messages": consumer.waits,
+            "exact": True,
+            "pending": consumer.pending,
+            "redelivered": _redelivered(consumer),
+            "consumers": 0 if consumer.push and not consumer.bound else None,
+            "acked": known.read - consumer.pending,
+            "position": consumer.delivered,
+        }
+        if consumer.leader == "" or (consumer.leader is None and stream.leader == ""):
+            why = "it has no leader, so its counts may be old"
+            return {**row, "lag_messages": None, "exact": None, "inexact_reason": why, "acked": None, "position": None}
+        notes = list(self._notes(known, consumer, stream))
+        if known.doubted:
+            row |= {"lag_messages": max(0, stream.last - consumer.delivered), "exact": False}
+        if consumer.filtered:
+            row["in_per_s"] = nan
+        else:
+            row["added"] = stream.last
+        full = 0 < consumer.most_pending <= consumer.pending
+        if not consumer.push and not full and consumer.paused_s is None:
+            row["asked_s"] = (now_ns - known.asked_ns) / 1e9
+        row |= self._ages(key, consumer, stream, server_ns, now_ns, notes)
+        row["inexact_reason"] = "; ".join(notes)
+        if consumer.paused_s is not None:
+            row["reason"] = f"paused for another {consumer.paused_s:.0f} s"
+        elif full and consumer.waits:
+            row["reason"] = f"max_ack_pending ({consumer.most_pending}) is reached: delivery waits for acknowledgements"
+        return row
+
+    def _notes(self, known: _Known, consumer: NatsConsumer, stream: NatsStream) -> Iterator[str]:
+        if known.doubted:
+            yield f"upper bound: the server counts {consumer.waits}, more than there are"
+        deleted = stream.first - consumer.delivered - 1
+        if stream.trims and not consumer.filtered and deleted > 0 and consumer.delivered:
+            yield f"{deleted} messages were deleted before they were delivered"
+
+    def _ages(
+        self,
+        key: Key,
+        consumer: NatsConsumer,
+        stream: NatsStream,
+        server_ns: int,
+        now_ns: int,
+        notes: list[str],
+    ) -> dict[str, object]:
+        """The columns of time. Bounds that are far apart are texts of ``notes``, and the lower one a column."""
+        appended, delivered = self._appended[key[0]], self._known[key].delivered
+        row: dict[str, object] = {}
+        if consumer.waits == 0:
+            row |= {"lag_s": 0.0, "lag_error_s": 0.0}
+        elif stream.messages and not self._known[key].doubted:
+            age = undelivered_age(consumer, stream, server_ns, appended, now_ns)
+            row |= age.columns()
+            if not age.close:
+                notes.append(f"age: {age.text()}")
+            if stream.kept_s and age.close:
+                row |= {"kept_s": stream.kept_s, "retention_left_s": stream.kept_s - age.age_s}
+        if consumer.pending:
+            age = pending_age(consumer, stream, server_ns, appended, delivered, now_ns)
+            row["oldest_pending_s"] = age.age_s
+            if not age.close:
+                notes.append(f"pending for {age.text()}")
+        return row
+
+    def _down(self, reason: str, failure: str = "other") -> list[Row]:
+        """One row for each known consumer, so that its series continues; else one for the server."""
+        self._about = None
+        row = {"status": "down", "reason": f"{self.name}: {reason}", "failure": failure}
+        return [{**row, "destination": stream, "consumer_group": name} for stream, name in self._known] or [row]
+
+
+def _unconsumed(name: bytes, stream: NatsStream) -> Row:
+    """A work queue to which nobody listens: what it holds waits for a consumer."""
+    return {
+        "destination": name,
+        "lag_messages": stream.messages,
+        "exact": True,
+        "pending": 0,
+        "consumers": 0,
+        "added": stream.last,
+        "position": 0,
+    }
+
+
+def _redelivered(consumer: NatsConsumer) -> int | None:
+    """The server keeps counting messages that were purged."""
+    if consumer.pending == 0:
+        return 0
+    return consumer.redelivered if consumer.redelivered <= consumer.pending else None
+
+
+def _is_pattern(name: str) -> bool:
+    return any(letter in name for letter in "*?[")
+
+
+def _stream_name(stream: NatsStream) -> bytes:
+    """``ACCOUNT/STREAM``, with % and / of the account as in a URL; of the usual account the stream's name alone."""
+    if stream.account == _USUAL_ACCOUNT:
+        return shown(stream.name.encode(errors="replace"))
+    account = quote(stream.account, safe=" !$&()*+,:;=@[]", errors="replace")
+    return shown(f"{account}/{stream.name}".encode(errors="replace"))
+
+
+BROKER = Broker(
+    "nats",
+    "NATS JetStream",
+    "consumers of streams: messages that wait, unacknowledged and redelivered ones, ages",
+    _EXAMPLE,
+    "its monitoring endpoint; no streams: all",
+    NatsUrl.parse,
+    NatsConsumers,
+    NatsMonitoring,
+)

@@ -1,0 +1,276 @@
+"""What an etcd member answers: the JSON gateway (``/v3/...``) and ``/metrics``. Parsers are pure and strict: a document
+of another form is refused as a whole.
+
+The gateway's JSON is that of protobuf: numbers are texts, keys and values are base64, and what is 0, false or empty is
+left out.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from agent.common.address import peer_bytes
+from agent.common.http_get import HttpClient, HttpDown
+from agent.queues.http_server import HttpServer, HttpUrl
+from agent.queues.prometheus_text import NotPrometheus, metric_samples, whole_number
+
+_MOST = (1 << 63) - 1
+_MOST_ID = (1 << 64) - 1
+_MOST_TEXT = 256
+#: Metrics -> their names here. Those of etcd_debugging are not promised to stay.
+_METRICS = {
+    b"etcd_server_proposals_pending": "proposals",
+    b"etcd_server_proposals_committed_total": "committed",
+    b"etcd_server_proposals_failed_total": "failed",
+    b"etcd_server_quota_backend_bytes": "quota_bytes",
+    b"etcd_debugging_mvcc_pending_events_total": "events",
+    b"etcd_debugging_mvcc_events_total": "sent",
+    b"etcd_debugging_mvcc_slow_watcher_total": "slow_watchers",
+    b"etcd_debugging_mvcc_watcher_total": "watchers",
+    b"process_resident_memory_bytes": "memory_bytes",
+}
+_LINES = re.compile(b"^(?:" + b"|".join(_METRICS) + rb") .*\n", re.MULTILINE)
+_ALARM = re.compile(r"\balarm:\s?([A-Z]+)")
+
+
+class NotEtcd(ValueError):
+    """The document is not of the form."""
+
+
+@dataclass(frozen=True)
+class MemberStatus:
+    """``/v3/maintenance/status``. leader: a member's id, 0 without one. committed, applied: entries of the raft log.
+    alarms: NOSPACE, CORRUPT.
+    """
+
+    cluster_id: int
+    member_id: int
+    leader: int
+    revision: int
+    committed: int
+    applied: int
+    db_bytes: int
+    learner: bool
+    version: str
+    alarms: tuple[str, ...]
+
+
+class KeyState(NamedTuple):
+    """mod: the revision at which the key was last changed. value: a hash of its value."""
+
+    mod: int
+    value: bytes
+
+
+@dataclass(frozen=True)
+class KeyPage:
+    """``/v3/kv/range``. revision: of the whole store, when it was read. count: keys of the range. more: whether keys
+    follow the last one here.
+    """
+
+    revision: int
+    count: int
+    more: bool
+    keys: dict[bytes, KeyState]
+
+
+def read_status(answer: bytes) -> MemberStatus:
+    """Raises NotEtcd."""
+    given = _document(answer)
+    header = _mapping(given.get("header"))
+    errors = given.get("errors", [])
+    if not isinstance(errors, list):
+        raise NotEtcd("errors is no list")
+    applied = given.get("raftAppliedIndex")
+    committed = number(given, "raftIndex")
+    return MemberStatus(
+        number(header, "cluster_id", _MOST_ID),
+        number(header, "member_id", _MOST_ID),
+        number(given, "leader", _MOST_ID),
+        number(header, "revision"),
+        committed,
+        committed if applied is None else number(given, "raftAppliedIndex"),
+        number(given, "dbSize"),
+        given.get("isLearner", False) is True,
+        _text(given, "version"),
+        tuple(dict.fromkeys(name for one in errors if isinstance(one, str) for name in _ALARM.findall(one)))[:4],
+    )
+
+
+def read_members(answer: bytes) -> dict[int, str]:
+    """Names by id; a member that has not started yet has an empty one. Raises NotEtcd."""
+    members = _document(answer).get("members", [])
+    if not isinstance(members, list):
+        raise NotEtcd("members is no list")
+    return {number(_mapping(one), "ID", _MOST_ID): _text(one, "name") for one in members}
+
+
+def read_page(answer: bytes) -> KeyPage:
+    """Raises NotEtcd."""
+    given = _document(answer)
+    found = given.get("kvs", [])
+    if not isinstance(found, list):
+        raise NotEtcd("kvs is no list")
+    keys = {}
+    for one in map(_mapping, found):
+        value = blake2b(_bytes(one, "value"), digest_size=8).digest()
+        keys[_bytes(one, "key")] = KeyState(number(one, "mod_revision"), value)
+    revision = number(_mapping(given.get("header")), "revision")
+    return KeyPage(revision, number(given, "count"), given.get("more", False) is True, keys)
+
+
+def read_metrics(answer: bytes) -> dict[str, int]:
+    """Those that are there, by their names here. Raises NotPrometheus."""
+    if not answer.endswith(b"\n"):
+        raise NotPrometheus("it is cut off")
+    text = b"".join(_LINES.findall(answer))  # 99 of 100 lines are of histograms
+    found = {_METRICS[one.name]: whole_number(one.value) for one in metric_samples(text, _METRICS)}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def number(given: dict[str, Any], key: str, most: int = _MOST) -> int:
+    """0 if it is left out. Raises NotEtcd."""
+    found = given.get(key, 0)
+    if isinstance(found, str) and found.isascii() and found.isdecimal() and len(found) <= 20:
+        found = int(found)
+    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= most:
+        raise NotEtcd(f"{key} is no count")
+    return found
+
+
+def prefix_end(prefix: bytes) -> bytes:
+    """The first key after all that begin with the prefix; a zero byte for all keys."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1]) if kept else b"\0"
+
+
+def _document(answer: bytes) -> dict[str, Any]:
+    try:
+        return _mapping(json.loads(answer))
+    except (ValueError, RecursionError):
+        raise NotEtcd("it is no JSON of etcd's gateway") from None
+
+
+def _mapping(given: Any) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise NotEtcd("no object")
+    return given
+
+
+def _text(given: dict[str, Any], key: str) -> str:
+    found = given.get(key, "")
+    if not isinstance(found, str) or len(found) > _MOST_TEXT:
+        raise NotEtcd(f"{key} is no text")
+    return found
+
+
+def _bytes(given: dict[str, Any], key: str) -> bytes:
+    found = given.get(key, "")
+    if not isinstance(found, str):
+        raise NotEtcd(f"{key} is no text")
+    try:
+        return base64.b64decode(found, validate=True)
+    except (binascii.Error, ValueError):
+        raise NotEtcd(f"{key} is not base64") from None
+
+
+class EtcdMember:
+    """One connection to one member. Methods raise HttpDown, NotEtcd or NotPrometheus."""
+
+    def __init__(self, url: HttpUrl, server: HttpServer) -> None:
+        self.name = url.server
+        self._client: HttpClient = url.client(server)
+        self._server = server
+        self._token, self._open = "", False
+
+    @property
+    def peer(self) -> bytes | None:
+        return None if self._client.peer is None else peer_bytes(*self._client.peer)
+
+    def status(self, deadline_s: float) -> MemberStatus:
+        return read_status(self._ask("maintenance/status", {}, deadline_s))
+
+    def members(self, deadline_s: float) -> dict[int, str]:
+        return read_members(self._ask("cluster/member/list", {}, deadline_s))
+
+    def metrics(self, deadline_s: float) -> dict[str, int]:
+        return read_metrics(self._client.get("/metrics", deadline_s))
+
+    def page(
+        self,
+        prefix: bytes,
+        deadline_s: float,
+        *,
+        start: bytes = b"",
+        limit: int = 0,
+        since: int = 0,
+        at: int = 0,
+        count_only: bool = False,
+        keys_only: bool = False,
+    ) -> KeyPage:
+        """Keys of a prefix, in their order. start: the first one. since: only those changed at this revision or later.
+        at: as of this revision. Reads the member's own data, without asking the others (``serializable``).
+        """
+        wanted = {
+            "key": base64.b64encode(start or prefix or b"\0").decode(),
+            "range_end": base64.b64encode(prefix_end(prefix)).decode(),
+            "limit": limit,
+            "min_mod_revision": since,
+            "revision": at,
+            "count_only": count_only,
+            "keys_only": keys_only,
+            "serializable": True,
+        }
+        return read_page(self._ask("kv/range", wanted, deadline_s))
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _ask(self, what: str, given: dict[str, object], deadline_s: float) -> bytes:
+        login = self._server.login()
+        if login is not None and not self._token and not self._open:
+            self._log_in(login, deadline_s)
+        body = json.dumps(given).encode()
+        try:
+            return self._client.get(f"/v3/{what}", deadline_s, token=self._token, body=body)
+        except HttpDown as error:
+            if error.status == 401 and login is not None:  # the token has expired, or the member was started again
+                self._log_in(login, deadline_s)
+                return self._client.get(f"/v3/{what}", deadline_s, token=self._token, body=body)
+            self._open = False
+            raise explained(error) from None
+
+    def _log_in(self, login: tuple[str, str], deadline_s: float) -> None:
+        self._token = ""
+        body = json.dumps(dict(zip(("name", "password"), login, strict=True))).encode()
+        try:
+            given = _document(self._client.get("/v3/auth/authenticate", deadline_s, body=body))
+        except HttpDown as error:
+            why = explained(error)
+            if "authentication is not enabled" in str(why):  # whoever has users may not use them yet
+                self._open = True
+                return
+            raise HttpDown(str(why), "login" if error.status else why.failure, error.status) from None
+        self._token = _text(given, "token")
+        if not self._token.isprintable() or not self._token.isascii():
+            self._token = ""
+            raise NotEtcd("its token is no text")
+
+
+def explained(error: HttpDown) -> HttpDown:
+    """With etcd's own words for it."""
+    try:
+        words = _text(_document(error.body), "error") if error.body else ""
+    except NotEtcd:
+        words = ""
+    if not words:
+        return error
+    # Without a user, a cluster with users refuses as if the request were wrong.
+    failure = "login" if error.status in (401, 403) or "user name is empty" in words else error.failure
+    return HttpDown(words.removeprefix("etcdserver: ")[:80], failure, error.status)

@@ -1,0 +1,151 @@
+"""A server that is asked over HTTP, as the settings name it: its URL, its login, its certificates. Shared by the kinds
+of brokers that have such an endpoint.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from agent.common.address import with_port
+from agent.common.http_get import HttpClient, HttpDown
+from agent.common.settings import setting, text
+from agent.errors import USAGE, AgentError
+
+if TYPE_CHECKING:
+    import ssl
+
+_PASSWORD_BYTES = 4096
+
+
+class _BadUrl(ValueError):
+    """An error with our own text; Python's could contain parts of a password."""
+
+
+@dataclass(frozen=True)
+class HttpUrl:
+    """``http[s]://[user:password@]host[:port][?option=value]``. Each kind adds its options as fields."""
+
+    host: str
+    port: int
+    tls: bool = False
+    user: str = ""
+    password: str = field(default="", repr=False)
+
+    @property
+    def server(self) -> str:
+        return with_port(self.host, self.port)
+
+    def client(self, server: HttpServer, port: int | None = None) -> HttpClient:
+        """A client for this address, or for another port of its host."""
+        return HttpClient(self.host, port or self.port, server.tls if self.tls else None)
+
+
+def http_url(
+    url: str, title: str, example: str, port: int, options: Mapping[str, Callable[[str], object]]
+) -> dict[str, Any]:
+    """The fields of a URL: those of HttpUrl, and the options that it has. port: the usual one. options: what reads the
+    value of each; a ValueError of it must not contain the value.
+
+    Raises AgentError for an invalid URL; the message leaves the password out.
+    """
+    try:
+        parts = urlsplit(url)
+        query = parse_qs(parts.query, strict_parsing=bool(parts.query))
+        if parts.scheme not in ("http", "https"):
+            raise _BadUrl(f"it begins with {parts.scheme}:" if parts.scheme else "it names no scheme")
+        if unknown := set(query) - set(options):
+            raise _BadUrl(f"unknown option {min(unknown)!r}")
+        if not parts.hostname:
+            raise _BadUrl("it names no host")
+        if parts.path.strip("/"):
+            raise _BadUrl("it has a path")
+        return {
+            "host": parts.hostname,
+            "port": port if parts.port is None else port_number(parts.port),
+            "tls": parts.scheme == "https",
+            "user": unquote(parts.username or ""),
+            "password": unquote(parts.password or ""),
+            **{name: options[name](",".join(given)) for name, given in query.items()},
+        }
+    except ValueError as error:
+        raise AgentError(
+            f"a URL of {title} in the configuration cannot be read",
+            why=str(error) if isinstance(error, _BadUrl) else "its host, a port or an option cannot be read",
+            remedy=f"write it as {example}; in a password / # ? @ : are %2F %23 %3F %40 %3A",
+            exit_code=USAGE,
+        ) from None
+
+
+def port_number(given: str | int) -> int:
+    port = int(given)
+    if not 0 < port < 65536:
+        raise _BadUrl("a port is no port")
+    return port
+
+
+def names_of(given: str) -> tuple[str, ...]:
+    """An option that is a list of names or patterns, separated by commas."""
+    return tuple(name for name in given.split(",") if name)
+
+
+@dataclass(frozen=True)
+class HttpServer:
+    """A server as a section of the settings. A kind declares ``TITLE``, ``VARIABLES`` (how the names of its variables
+    begin: only these reach its process) and its own ``url``.
+    """
+
+    TITLE: ClassVar[str]
+    VARIABLES: ClassVar[str]
+
+    url: Any = setting("", text("a URL"), "its address")
+    user: str = setting("", text("a user"), "user of the HTTP endpoints")
+    password_file: str = setting("", text("the path of a file"), "file with the password, readable to the agent's user")
+    password_variable: str = setting(
+        "", text("the name of a variable"), "variable of the environment with the password"
+    )
+    ca_file: str = setting("", text("the path of a file"), "certificates of the authorities to trust (https)")
+    certificate_file: str = setting("", text("the path of a file"), "certificate of tickscope (https)")
+    key_file: str = setting("", text("the path of a file"), "key of that certificate")
+
+    def check(self) -> None:
+        """Raises AgentError, without the values: there may be a password among them."""
+        variable = self.password_variable
+        beside = self.user or self.password_file or variable
+        wrong = (
+            (not self.url, "it has no url"),
+            (self.password_file and variable, "it has a password_file and a password_variable"),
+            (variable and not variable.startswith(self.VARIABLES), f"password_variable begins with {self.VARIABLES}"),
+            (self.url and self.url.password and beside, "it has a password in its url and a login beside it"),
+            (self.key_file and not self.certificate_file, "it has a key_file and no certificate_file"),
+        )
+        if why := next((why for is_wrong, why in wrong if is_wrong), ""):
+            raise AgentError(f"a server of {self.TITLE} in the settings cannot be used", why=why, exit_code=USAGE)
+
+    def login(self) -> tuple[str, str] | None:
+        """User and password now, None without any. Raises HttpDown if the password cannot be had."""
+        user, password = self.user or self.url.user, self.url.password
+        if self.password_variable:
+            if self.password_variable not in os.environ:
+                raise HttpDown(f"no variable {self.password_variable} with the password", "login")
+            password = os.environ[self.password_variable]
+        elif self.password_file:
+            try:
+                with open(self.password_file, encoding="utf-8") as file:
+                    password = file.read(_PASSWORD_BYTES).rstrip("\r\n")
+            except (OSError, ValueError) as error:
+                why = getattr(error, "strerror", None) or type(error).__name__
+                raise HttpDown(f"password file: {why}: {self.password_file}", "login") from None
+        return (user, password) if user or password else None
+
+    def tls(self) -> ssl.SSLContext:
+        """Raises OSError if a file cannot be used."""
+        import ssl
+
+        context = ssl.create_default_context(cafile=self.ca_file or None)
+        if self.certificate_file:
+            context.load_cert_chain(self.certificate_file, self.key_file or None)
+        return context

@@ -1,0 +1,212 @@
+"""A NATS server with JetStream of a test's own, and its clients, which speak the text protocol themselves.
+
+``python -m tests.servers.nats consume PORT STREAM CONSUMER BATCH``: pulls that many messages at a time and acknowledges
+each. It prints a line when it consumes. ``publish PORT SUBJECT PER_SECOND``: publishes until it is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.servers.rabbitmq import ROOT, free_ports
+
+SECOND = 1_000_000_000
+
+
+class NatsMessage:
+    """subject: on which it was received. answer_to: where an answer or acknowledgement goes."""
+
+    def __init__(self, subject: str, answer_to: str, data: bytes) -> None:
+        self.subject, self.answer_to, self.data = subject, answer_to, data
+
+
+class NatsClient:
+    """A connection. ``ask`` is for one answer at a time."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), 20)
+        self._file = self._socket.makefile("rb")
+        self._inbox, self._sid = f"_INBOX.{os.getpid()}.{id(self):x}", 1
+        self._file.readline()
+        options = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True}
+        self.send(f"CONNECT {json.dumps(options)}\r\nSUB {self._inbox} 1\r\n".encode())
+
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def publish(self, subject: str, data: bytes = b"", answer_to: str = "") -> None:
+        self.send(f"PUB {subject} {answer_to} {len(data)}\r\n".encode() + data + b"\r\n")
+
+    def subscribe(self, subject: str) -> None:
+        self._sid += 1
+        self.send(f"SUB {subject} {self._sid}\r\n".encode())
+
+    def receive(self) -> NatsMessage:
+        """The next message. Raises TimeoutError, ConnectionError."""
+        while True:
+            line = self._file.readline()
+            words = line.split()
+            if not words:
+                raise ConnectionError
+            if words[0] == b"PING":
+                self.send(b"PONG\r\n")
+            elif words[0] in (b"MSG", b"HMSG"):
+                head = 1 if words[0] == b"HMSG" else 0
+                data = self._file.read(int(words[-1]) + 2)[:-2]
+                middle = [word.decode() for word in words[3 : len(words) - 1 - head]]
+                return NatsMessage(words[1].decode(), middle[0] if middle else "", data)
+            elif words[0] == b"-ERR":
+                raise ConnectionError(line)
+
+    def ask(self, subject: str, given: Any = None) -> dict[str, Any]:
+        """An answer of JetStream's API, or to a message that a stream takes. Raises AssertionError for an error."""
+        data = b"" if given is None else given if isinstance(given, bytes) else json.dumps(given).encode()
+        self.publish(subject, data, self._inbox)
+        found: dict[str, Any] = json.loads(self.receive().data)
+        assert "error" not in found, found
+        return found
+
+    def api(self, what: str, given: Any = None) -> dict[str, Any]:
+        return self.ask(f"$JS.API.{what}", given)
+
+    def stream(self, name: str, **config: Any) -> None:
+        """A stream of the subjects ``name.>`` in memory."""
+        self.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], "storage": "memory", **config})
+
+    def consumer(self, stream: str, name: str, **config: Any) -> None:
+        settings = {"durable_name": name, "ack_policy": "explicit", **config}
+        self.api(f"CONSUMER.DURABLE.CREATE.{stream}.{name}", {"stream_name": stream, "config": settings})
+
+    def fill(self, subject: str, n: int) -> None:
+        """Messages that the stream has acknowledged."""
+        for i in range(n):
+            self.ask(subject, str(i).encode())
+
+    def pull(self, stream: str, consumer: str, batch: int, expires_s: float = 20) -> list[NatsMessage]:
+        """The next messages, at most ``batch``, without acknowledging them; waits for each."""
+        request = {"batch": batch, "expires": int(expires_s * SECOND)}
+        self.publish(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", json.dumps(request).encode(), self._inbox)
+        out: list[NatsMessage] = []
+        while len(out) < batch:
+            message = self.receive()
+            if not message.answer_to:  # a status: the request has expired
+                break
+            out.append(message)
+        return out
+
+    def acknowledge(self, *messages: NatsMessage, how: bytes = b"+ACK") -> None:
+        """Returns when the server has done it."""
+        for message in messages:
+            self.publish(message.answer_to, how, self._inbox)
+            self.receive()
+
+    def close(self) -> None:
+        self._file.close()
+        self._socket.close()
+
+
+class Nats:
+    """A server on free ports. command: the beginning of its command line. more: lines of its configuration."""
+
+    def __init__(
+        self,
+        directory: Path,
+        command: Sequence[str] = ("nats-server",),
+        more: str = "",
+        name: str = "one",
+        scheme: str = "http",
+    ) -> None:
+        self.directory, self.command, self._scheme = directory, command, scheme
+        self.port, self.monitoring = free_ports(2)
+        self.config = directory / "nats.conf"
+        self.config.write_text(
+            f"listen: 127.0.0.1:{self.port}\n{scheme}: 127.0.0.1:{self.monitoring}\nserver_name: {name}\n"
+            f"jetstream {{ store_dir: {directory}/js, max_mem: 256MB, max_file: 256MB }}\n{more}\n"
+        )
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"{self._scheme}://127.0.0.1:{self.monitoring}"
+
+    def start(self, wait: bool = True) -> None:
+        with (self.directory / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [*self.command, "-c", str(self.config)], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+        until = time.monotonic() + 60
+        while wait:
+            try:
+                for port in (self.port, self.monitoring):
+                    socket.create_connection(("127.0.0.1", port), 1).close()
+                return
+            except OSError:
+                text = (self.directory / "log").read_text()
+                assert self.process.poll() is None and time.monotonic() < until, text
+                time.sleep(0.02)
+
+    def client(self) -> NatsClient:
+        return NatsClient(self.port)
+
+    def signal(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+    def stop(self) -> None:
+        """SIGSTOP; returns when all its threads are stopped."""
+        self.signal(signal.SIGSTOP)
+        for stat in Path(f"/proc/{self.process.pid}/task").glob("*/stat"):
+            while stat.read_text().rpartition(") ")[2][0] != "T":
+                time.sleep(0.001)
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.signal(signal.SIGKILL)
+        self.process.wait()
+
+
+@contextlib.contextmanager
+def client(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """A process of this module's, after its first line; killed at the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.servers.nats", *map(str, arguments)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def consume(port: str, stream: str, consumer: str, batch: str) -> None:
+    connection = NatsClient(int(port))
+    print("begun", flush=True)
+    while True:
+        for message in connection.pull(stream, consumer, int(batch)):
+            connection.publish(message.answer_to, b"+ACK")
+
+
+def publish(port: str, subject: str, per_s: str) -> None:
+    connection = NatsClient(int(port))
+    print("begun", flush=True)
+    at = time.monotonic()
+    while True:
+        connection.publish(subject, b"x" * 100)
+        at += 1 / float(per_s)
+        time.sleep(max(0.0, at - time.monotonic()))
+
+
+if __name__ == "__main__":
+    {"consume": consume, "publish": publish}[sys.argv[1]](*sys.argv[2:])

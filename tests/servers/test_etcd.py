@@ -1,0 +1,359 @@
+"""etcd against real clusters of one and three members. Counts are prime, so that no doubling or halving goes unseen.
+
+What a copy lacks is exact at the instant of the poll: it is compared while nothing moves, with what the script wrote.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+
+from agent.errors import AgentError
+from agent.queues.brokers.etcd import BROKER, EtcdUrl
+from agent.queues.catalogue import Queue
+from agent.queues.packing import TABLE, pack
+from tests.patience import PATIENCE
+from tests.releases import program, unpacked
+from tests.servers.etcd import Etcd, EtcdNode, Watcher, ask, end_of, text
+from tests.servers.test_rabbitmq import Odd, _endless, _once, _slowly
+
+FAILURES = TABLE.by_name["failure"].names
+
+
+@pytest.fixture(scope="module", params=["own", "trixie"])
+def command(request: pytest.FixtureRequest) -> list[str]:
+    """This host's release (Debian 12: 3.4), and Debian 13's (3.5)."""
+    if request.param == "own":
+        return ["etcd"]
+    return program(unpacked(f"{request.param}-etcd", request.param, ("etcd-server", "libc6")), "usr/bin/etcd")
+
+
+@pytest.fixture
+def two(tmp_path: Path, command: list[str]) -> Iterator[tuple[EtcdNode, EtcdNode]]:
+    """A member of a cluster, and one of another cluster."""
+    clusters = [Etcd(tmp_path / name, 1, command, name=name) for name in ("west", "east")]
+    yield clusters[0].nodes[0], clusters[1].nodes[0]
+    for one in clusters:
+        one.end()
+
+
+@pytest.fixture
+def three(tmp_path: Path, command: list[str]) -> Iterator[Etcd]:
+    # Without a majority, a leader stays one for this long.
+    cluster = Etcd(tmp_path / "three", 3, command, ("--heartbeat-interval", "100", "--election-timeout", "3000"))
+    yield cluster
+    cluster.end()
+
+
+@contextmanager
+def watched(server: str | dict[str, str]) -> Iterator[Queue]:
+    (queue,) = BROKER.sources([server])
+    try:
+        yield queue
+    finally:
+        queue.close()
+
+
+def poll(queue: Queue) -> np.ndarray:
+    return np.frombuffer(pack(queue.poll()), TABLE.dtype)
+
+
+def failed(row: Any) -> str:
+    return FAILURES[row["failure"]] if row["failure"] >= 0 else ""
+
+
+def row_of(rows: np.ndarray, destination: str, group: str = "") -> Any:
+    found = rows[rows["destination"] == destination.encode()]
+    found = found[[group.encode() in one for one in found["consumer_group"].tolist()]]
+    assert len(found) <= 1, rows
+    return found[0] if len(found) else None
+
+
+def until(queue: Queue, destination: str, group: str, what: Callable[[Any], bool], limit_s: float = 30) -> Any:
+    """The first row for which it is so; polls ten times a second."""
+    end = time.monotonic() + limit_s * PATIENCE
+    while True:
+        row = row_of(rows := poll(queue), destination, group)
+        if row is not None and what(row):
+            return row
+        shown = [(one["destination"], one["lag_messages"], one["status"], one["reason"]) for one in rows]
+        assert time.monotonic() < end, shown
+        time.sleep(0.1)
+
+
+def known(row: Any) -> bool:
+    return bool(row["lag_messages"] >= 0 and not row["inexact_reason"].startswith(b"as of"))
+
+
+def test_keys_that_a_copy_lacks(two: tuple[EtcdNode, EtcdNode]) -> None:
+    source, copy = two
+    for number in range(1237):  # more than one page
+        source.put(f"/shop/{number}", str(number))
+    for number in range(1100):
+        copy.put(f"/shop/{number}", str(number))
+    source.put("/other", "is not compared")
+    url = f"http://127.0.0.1:{source.port}?prefix=/shop/&copy=http://127.0.0.1:{copy.port}"
+    with watched(url) as queue:
+
+        def behind() -> Any:
+            """The row of a poll that began now."""
+            asked_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+            return until(queue, "/shop/", "", lambda row: known(row) and row["t_ns"] - row["poll_ns"] > asked_ns)
+
+        row = behind()
+        assert (row["lag_messages"], row["exact"]) == (137, 1)
+        assert b"age: " in row["inexact_reason"] and b"or more" in row["inexact_reason"]
+        assert row["consumer_group"] == f"copy 127.0.0.1:{copy.port}".encode()
+        assert row["peer"].tobytes()[16:] == source.port.to_bytes(2, "little")
+        for number in range(1100, 1237):
+            copy.put(f"/shop/{number}", str(number))
+        row = behind()
+        assert (row["lag_messages"], row["exact"], row["lag_s"]) == (0, 1, 0)
+        before = time.monotonic()
+        for number in range(0, 505, 5):
+            source.put(f"/shop/{number}", "changed")
+        after = time.monotonic()
+        assert behind()["lag_messages"] == 101
+        for number in range(0, 185, 5):
+            copy.put(f"/shop/{number}", "changed")
+        row = behind()
+        assert (row["lag_messages"], row["exact"]) == (64, 1)
+        polled = time.monotonic()
+        least = polled - row["poll_ns"] / 1e9 - after
+        assert least - 0.01 <= row["lag_s"] + row["lag_error_s"]
+        assert row["lag_s"] - row["lag_error_s"] <= polled - before + 0.01
+        for number in range(3, 23, 4):
+            source.delete(f"/shop/{number}")
+        assert behind()["lag_messages"] == 69
+        for number in range(3, 23, 4):
+            copy.delete(f"/shop/{number}")
+        for number in range(185, 505, 5):  # back to what the copy has
+            source.put(f"/shop/{number}", str(number))
+        copy.put("/shop/extra", "is of the copy alone")
+        row = behind()
+        assert (row["lag_messages"], row["exact"]) == (0, 1)
+        assert row["inexact_reason"] == b"1 keys are only in the copy"
+        source.put("/shop/a", "1")
+        revision = int(source.status()["header"]["revision"])
+        source.ask("kv/compaction", {"revision": revision})
+        assert behind()["lag_messages"] == 1
+        copy.stop()
+        row = until(queue, "/shop/", "", lambda row: row["lag_messages"] < 0)
+        assert row["status"] == b"unknown"
+        assert row["reason"] == f"not compared: 127.0.0.1:{copy.port}: no answer in time".encode()
+        assert row_of(poll(queue), "raft", "west0")["status"] == b"ok"
+        copy.go_on()
+        assert behind()["lag_messages"] == 1
+        copy.put("/shop/a", "1")
+        assert behind()["lag_messages"] == 0
+
+
+def test_a_copy_under_another_prefix_that_is_never_right(two: tuple[EtcdNode, EtcdNode]) -> None:
+    source, copy = two
+    url = f"http://127.0.0.1:{source.port}?prefix=a/&copy=" + quote(f"http://127.0.0.1:{copy.port}/b/")
+    with watched(url) as queue:
+        until(queue, "a/", "/b/", lambda row: row["lag_messages"] == 0)
+        source.put("a/1", "x")
+        copy.put("/b/1", "y")
+        copy.put("a/1", "x")
+        row = until(queue, "a/", "/b/", lambda row: row["lag_messages"] == 1)
+        row = until(queue, "a/", "/b/", lambda row: row["status"] == b"stalled")
+        assert b"nothing read for" in row["reason"]
+        copy.put("/b/1", "x")
+        until(queue, "a/", "/b/", lambda row: row["lag_messages"] == 0 and row["status"] == b"ok")
+
+
+def test_members_their_leader_and_its_change(three: Etcd) -> None:
+    with watched(three.url) as queue:
+        rows = poll(queue)
+        leader = three.leader()
+        assert {(row["consumer_group"].decode(), row["server_role"]) for row in rows} == {
+            (node.name, b"primary" if node is leader else b"replica") for node in three.nodes
+        }
+        for node in three.nodes:
+            for _ in range(19):
+                node.put("a", "b")
+        for node in three.nodes:
+            row = until(queue, "raft", node.name, lambda row: row["lag_messages"] == 0 and row["exact"])
+            assert row["cluster"] == f"{int(leader.status()['header']['cluster_id']):x}".encode()
+            assert row["peer"].tobytes()[16:] == node.port.to_bytes(2, "little")
+            assert row_of(poll(queue), "proposals", node.name)["lag_messages"] == 0
+        follower = next(node for node in three.nodes if node is not leader)
+        follower.stop()
+        rows = poll(queue)
+        assert failed(row_of(rows, "raft", follower.name)) == "no_answer"
+        assert row_of(rows, "raft", leader.name)["status"] == b"ok"
+        for _ in range(503):
+            leader.put("a", "c")
+        follower.go_on()
+        until(queue, "raft", follower.name, lambda row: row["status"] != b"down" and row["lag_messages"] == 0)
+        leader.end()
+        row = until(queue, "raft", follower.name, lambda row: row["reason"].startswith(b"the leader changed"))
+        assert failed(row_of(poll(queue), "raft", leader.name)) == "refused"
+        leader.start(three.command)
+        until(queue, "raft", leader.name, lambda row: row["status"] == b"ok" and row["server_role"] == b"replica")
+
+
+def test_proposals_wait_for_a_majority_and_a_member_without_one_is_cut_off(three: Etcd) -> None:
+    leader = three.leader()
+    others = [node for node in three.nodes if node is not leader]
+    with watched(three.url) as queue:
+        until(queue, "raft", leader.name, lambda row: row["status"] == b"ok")
+        for node in others:
+            node.stop()
+
+        def put() -> None:
+            with suppress(AssertionError, OSError):  # it succeeds if the majority is back in time
+                ask(leader.port, "kv/put", {"key": text("k"), "value": ""}, timeout_s=10)
+
+        writers = [threading.Thread(target=put) for _ in range(7)]
+        for one in writers:
+            one.start()
+        row = until(queue, "proposals", leader.name, lambda row: row["lag_messages"] == 7)
+        assert row["exact"]
+        row = until(queue, "raft", leader.name, lambda row: row["server_role"] == b"cut off", 60)
+        assert (row["reason"], row["lag_messages"] < 0) == (b"no leader", True)
+        for node in others:
+            node.go_on()
+        for one in writers:
+            one.join()
+        until(queue, "raft", leader.name, lambda row: row["lag_messages"] == 0, 60)
+        until(queue, "proposals", leader.name, lambda row: row["lag_messages"] == 0)
+
+
+def test_events_that_wait_for_a_watcher_that_does_not_read(two: tuple[EtcdNode, EtcdNode]) -> None:
+    node, _ = two
+    with watched(f"http://127.0.0.1:{node.port}") as queue:
+        watcher = Watcher(node.port, "/w/")
+        row = until(queue, "watchers", "", lambda row: row["consumers"] == 1)
+        assert (row["lag_messages"], row["exact"]) == (0, 1)
+        number = 0
+        while row_of(poll(queue), "watchers")["exact"]:
+            for _ in range(50):
+                node.put(f"/w/{number % 7}", b"x" * 60_000)
+                number += 1
+            assert number < 10_000
+        row = row_of(poll(queue), "watchers")
+        assert 0 < row["lag_messages"] <= number
+        assert row["inexact_reason"] == b"lower bound: 1 slow watcher lacks more"
+        watcher.close()
+        until(queue, "watchers", "", lambda row: row["lag_messages"] == 0 and row["exact"])
+
+
+def test_a_full_database_refuses_writes(tmp_path: Path, command: list[str]) -> None:
+    cluster = Etcd(tmp_path / "full", 1, command, ("--quota-backend-bytes", str(4 << 20)))
+    node = cluster.nodes[0]
+    try:
+        with watched(cluster.url) as queue:
+            until(queue, "raft", "", lambda row: row["errors"] == b"")
+            with pytest.raises(AssertionError):
+                while True:
+                    node.put("k", b"x" * 500_000)
+            row = until(queue, "raft", "", lambda row: row["errors"] == b"NOSPACE 1")
+            assert row["reason"] == b"alarm NOSPACE: writes are refused"
+    finally:
+        cluster.end()
+
+
+def test_least_rights_and_wrong_passwords(
+    two: tuple[EtcdNode, EtcdNode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for node in two:
+        for name, password in (("root", "rootpw"), ("tickscope", "p:w")):
+            node.ask("auth/user/add", {"name": name, "password": password})
+        node.ask("auth/role/add", {"name": "copies"})
+        permission = {"permType": "READ", "key": text("/a/"), "range_end": end_of("/a/")}
+        node.ask("auth/role/grant", {"name": "copies", "perm": permission})
+        node.ask("auth/role/add", {"name": "root"})
+        node.ask("auth/user/grant", {"user": "root", "role": "root"})
+        node.ask("auth/user/grant", {"user": "tickscope", "role": "copies"})
+        node.put("/a/1", "x")
+        node.ask("auth/enable")
+    first, second = two
+    (tmp_path / "password").write_text("p:w\n")
+    monkeypatch.setenv("TICKSCOPE_ETCD_WRONG", "wrong")
+    url = f"http://127.0.0.1:{first.port}?prefix=/a/,/b/&copy=http://127.0.0.1:{second.port}"
+    with watched({"url": url, "user": "tickscope", "password_file": str(tmp_path / "password")}) as queue:
+        until(queue, "/a/", "", lambda row: row["lag_messages"] == 0)
+        row = until(queue, "/b/", "", lambda row: b"permission denied" in row["reason"])
+        assert row["status"] == b"unknown" and row["lag_messages"] < 0
+    with watched(url) as queue:
+        row = until(queue, "/a/", "", lambda row: b"user name is empty" in row["reason"])
+        assert row_of(poll(queue), "raft")["status"] == b"ok"
+    with watched({"url": url, "user": "tickscope", "password_variable": "TICKSCOPE_ETCD_WRONG"}) as queue:
+        for _ in range(3):
+            (row,) = poll(queue)
+            assert (row["status"], failed(row)) == (b"down", "login")
+            assert b"authentication failed" in row["reason"] and b"wrong" not in row["reason"]
+
+
+def test_a_wrong_certificate(tmp_path: Path) -> None:
+    for name in ("ours", "theirs"):
+        command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+        files = ["-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", "/CN=x", "-addext"]
+        subprocess.run([*command, *files, "subjectAltName=IP:127.0.0.1"], cwd=tmp_path, check=True, capture_output=True)
+    files = ["--cert-file", str(tmp_path / "ours.pem"), "--key-file", str(tmp_path / "ours.key")]
+    cluster = Etcd(tmp_path / "tls", 1, more=files)
+    try:
+        for authority, status in (("ours", b"ok"), ("theirs", b"down")):
+            section = {"url": cluster.url.replace("http", "https"), "ca_file": f"{tmp_path}/{authority}.pem"}
+            with watched(section) as queue:
+                row = until(queue, "raft", "", lambda row, status=status: row["status"] == status)
+                assert status == b"ok" or b"certificate verify failed" in row["reason"].lower()
+    finally:
+        cluster.end()
+
+
+@pytest.mark.parametrize(
+    ("say", "failure", "words"),
+    [
+        (_slowly, "no_answer", "no answer in time"),
+        (_endless(b"HTTP/1.1 200 OK\r\n\r\n", b" " * 65536), "other", "too large"),
+        (_once(b'HTTP/1.1 403 Forbidden\r\nContent-Length: 18\r\n\r\n{"error":"refused"}'[:-1]), "login", "HTTP 403"),
+        (_once(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>"), "other", "JSON gateway"),
+        (_once(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nnull"), "other", "JSON gateway"),
+    ],
+)
+def test_a_server_that_answers_badly_is_down_with_the_reason(
+    say: Callable[[Any], None], failure: str, words: str
+) -> None:
+    server = Odd(say)
+    with watched(f"http://127.0.0.1:{server.port}") as queue:
+        (row,) = poll(queue)
+    server.close()
+    assert (row["status"], failed(row)) == (b"down", failure), row["reason"]
+    assert words in row["reason"].decode()
+
+
+def test_servers_as_texts() -> None:
+    found = EtcdUrl.parse("https://u:p%40@a,b:3,[::1]:4?prefix=/x/,/y/&copy=http://c/z/")
+    assert (found.server, found.tls, found.user, found.password) == ("a:2379", True, "u", "p@")
+    assert [one.server for one in found.others] == ["b:3", "[::1]:4"] and all(one.tls for one in found.others)
+    assert found.prefix == ("/x/", "/y/")
+    assert found.copy is not None and (found.copy.url.server, found.copy.prefix) == ("c:2379", "/z/")
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        "etcd://u:pw@h",
+        "http://u:pw@",
+        "http://u:pw@h,",
+        "http://u:pw@h:0",
+        "http://u:pw@h?copy=x:pw@y",
+        "http://u:pw@h?keys=a",
+    ],
+)
+def test_a_server_that_cannot_be_used_is_refused_without_its_password(server: str) -> None:
+    with pytest.raises(AgentError) as error:
+        BROKER.sources([server])
+    assert "pw" not in str(error.value)

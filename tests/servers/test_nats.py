@@ -1,0 +1,410 @@
+"""NATS JetStream's consumers against real servers. Counts are prime, so that no doubling or halving goes unseen.
+
+Counts are exact at the instant of the poll: they are compared while nothing moves. An age is compared with the times
+between which the script sent or took the message.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent.errors import AgentError
+from agent.queues.brokers.nats import BROKER, TIMEOUT_S
+from agent.queues.catalogue import Queue
+from agent.queues.packing import TABLE, pack
+from tests.patience import PATIENCE
+from tests.releases import program, unpacked
+from tests.servers.nats import SECOND, Nats, NatsClient, client
+from tests.servers.rabbitmq import free_ports
+from tests.servers.test_rabbitmq import Odd, _endless, _once, _slowly
+
+FAILURES = TABLE.by_name["failure"].names
+
+
+@pytest.fixture(scope="module", params=["own", "trixie"])
+def nats(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nats]:
+    """This host's release (Debian 12: 2.9), and Debian 13's (2.10)."""
+    command: list[str] = ["nats-server"]
+    if request.param != "own":
+        packages = ("nats-server", "libc6")
+        command = program(unpacked(f"{request.param}-nats", request.param, packages), "usr/sbin/nats-server")
+    server = Nats(tmp_path_factory.mktemp("nats"), command)
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def js(nats: Nats) -> Iterator[NatsClient]:
+    """A connection. Streams are deleted at the end."""
+    connection = nats.client()
+    yield connection
+    for name in connection.api("STREAM.NAMES")["streams"] or ():
+        connection.api(f"STREAM.DELETE.{name}")
+    connection.close()
+
+
+@contextmanager
+def watched(url: str | dict[str, str]) -> Iterator[Queue]:
+    (queue,) = BROKER.sources([url])
+    try:
+        yield queue
+    finally:
+        queue.close()
+
+
+def poll(queue: Queue) -> np.ndarray:
+    return np.frombuffer(pack(queue.poll()), TABLE.dtype)
+
+
+def row_of(rows: np.ndarray, stream: str, consumer: str) -> Any:
+    found = rows[(rows["destination"] == stream.encode()) & (rows["consumer_group"] == consumer.encode())]
+    assert len(found) <= 1, rows
+    return found[0] if len(found) else None
+
+
+def now(queue: Queue, stream: str, consumer: str) -> Any:
+    row = row_of(poll(queue), stream, consumer)
+    assert row is not None
+    return row
+
+
+def until(queue: Queue, stream: str, consumer: str, what: Callable[[Any], bool], limit_s: float = 30) -> Any:
+    """The first row for which it is so; polls four times a second."""
+    end = time.monotonic() + limit_s * PATIENCE
+    while True:
+        row = row_of(rows := poll(queue), stream, consumer)
+        if row is not None and what(row):
+            return row
+        assert time.monotonic() < end, rows
+        time.sleep(0.25)
+
+
+def failed(row: Any) -> str:
+    return FAILURES[row["failure"]] if row["failure"] >= 0 else ""
+
+
+def counts(row: Any) -> tuple[int, ...]:
+    return tuple(int(row[name]) for name in ("lag_messages", "pending", "redelivered"))
+
+
+def test_waiting_delivered_redelivered_and_acknowledged_messages(nats: Nats, js: NatsClient) -> None:
+    js.stream("orders", max_age=3600 * SECOND)
+    js.consumer("orders", "bill", ack_wait=2 * SECOND)
+    with watched(nats.url) as queue:
+        row = now(queue, "orders", "bill")
+        assert counts(row) == (0, 0, 0) and row["exact"] and row["lag_s"] == 0
+        assert row["peer"].tobytes() == b"\0" * 10 + b"\xff\xff\x7f\0\0\x01" + nats.port.to_bytes(2, "little")
+        began = time.monotonic()
+        js.fill("orders.a", 101)
+        assert counts(now(queue, "orders", "bill")) == (101, 0, 0)
+        taken = js.pull("orders", "bill", 37)
+        took = time.monotonic()
+        row = now(queue, "orders", "bill")
+        ended = time.monotonic()
+        assert counts(row) == (101 - 37, 37, 0)
+        assert row["exact"] and not row["inexact_reason"]
+        assert abs(row["lag_s"] - (ended - began)) < row["lag_error_s"] + (ended - began)
+        assert 3590 < row["retention_left_s"] <= 3600
+        js.acknowledge(*taken[:11], *taken[12:13])  # one of them out of order
+        row = now(queue, "orders", "bill")
+        assert counts(row) == (101 - 37, 25, 0)
+        assert 0 <= row["oldest_pending_s"] < time.monotonic() - took + 2
+        time.sleep(2.5)  # AckWait is over
+        assert counts(now(queue, "orders", "bill")) == (101 - 37, 25, 0)  # nobody has asked for them
+        again = js.pull("orders", "bill", 7)
+        row = now(queue, "orders", "bill")
+        assert counts(row) == (101 - 37, 25, 7)
+        assert row["oldest_pending_s"] > 2  # since the first delivery
+        js.acknowledge(*again)
+        assert counts(now(queue, "orders", "bill")) == (101 - 37, 18, 0)
+
+
+def test_an_age_is_between_the_bounds_that_the_script_knows(nats: Nats, js: NatsClient) -> None:
+    js.stream("dated")
+    js.consumer("dated", "all")
+    js.consumer("dated", "few", filter_subject="dated.rare")
+    sent: list[tuple[float, float]] = []
+
+    def send(subject: str) -> None:
+        before = time.monotonic()
+        js.fill(subject, 1)
+        sent.append((before, time.monotonic()))
+
+    def check(row: Any, number: int, before: float, after: float) -> None:
+        """The oldest is the one of this number (from 0)."""
+        least, most = before - sent[number][1], after - sent[number][0]
+        if isnan(row["lag_s"]):
+            assert row["oldest_undelivered_s"] <= most + 0.01, row
+            assert b"age: " in row["inexact_reason"]
+        else:
+            error = 0.01 if isnan(row["lag_error_s"]) else row["lag_error_s"]
+            assert least - error <= row["lag_s"] <= most + error, (row, least, most)
+
+    with watched(nats.url) as queue:
+        for number in range(12):
+            send("dated.rare" if number == 7 else "dated.often")
+            before = time.monotonic()
+            rows = poll(queue)
+            check(row_of(rows, "dated", "all"), 0, before, time.monotonic())
+            if number >= 7:
+                check(row_of(rows, "dated", "few"), 7, before, time.monotonic())
+            time.sleep(0.3)
+        for number in range(11):
+            js.acknowledge(*js.pull("dated", "all", 1))
+            before = time.monotonic()
+            row = now(queue, "dated", "all")
+            check(row, number + 1, before, time.monotonic())
+            assert row["lag_s"] > 0
+    with watched(nats.url) as queue:  # one that was not there when the messages came: the server's times are left
+        before = time.monotonic()
+        row = now(queue, "dated", "all")
+        check(row, 11, before, time.monotonic())
+        assert row["lag_messages"] == 1 and TABLE.by_name["lag_basis"].names[row["lag_basis"]] == "log_append"
+
+
+def test_growing_then_draining_then_idle(nats: Nats, js: NatsClient) -> None:
+    js.stream("mails")
+    js.consumer("mails", "smtp")
+    with watched(nats.url + "?streams=mails") as queue:
+        with client("publish", nats.port, "mails.a", 200):
+            for message in js.pull("mails", "smtp", 3):  # reads a little, and far too little
+                js.acknowledge(message)
+            deadline = time.monotonic() + 30 * PATIENCE
+            while (row := now(queue, "mails", "smtp"))["status"] != b"lagging":
+                js.acknowledge(*js.pull("mails", "smtp", 1))
+                assert time.monotonic() < deadline, row
+                time.sleep(0.25)
+            assert 150 < row["in_per_s"] < 250 and row["lag_messages"] > 300
+        left = now(queue, "mails", "smtp")["lag_messages"]
+        with client("publish", nats.port, "mails.a", 1), client("consume", nats.port, "mails", "smtp", 50):
+            row = until(queue, "mails", "smtp", lambda row: row["lag_messages"] < left)
+            until(queue, "mails", "smtp", lambda row: row["lag_messages"] == 0 and row["lag_s"] == 0)
+        row = until(queue, "mails", "smtp", lambda row: row["in_per_s"] == 0)
+        assert row["status"] == b"ok"
+
+
+def test_a_stopped_consumer_and_one_that_nobody_uses(nats: Nats, js: NatsClient) -> None:
+    js.stream("stops")
+    js.consumer("stops", "held")
+    js.consumer("stops", "unused")
+    js.consumer("stops", "pushed", deliver_subject="to.nobody")
+    with (
+        watched(nats.url) as queue,
+        client("publish", nats.port, "stops.a", 60),
+        client("consume", nats.port, "stops", "held", 5) as consumer,
+    ):
+        until(queue, "stops", "held", lambda row: row["out_per_s"] > 30)
+        os.kill(consumer.pid, signal.SIGSTOP)
+        row = until(queue, "stops", "held", lambda row: row["status"] in (b"stopped", b"stalled"), 60)
+        assert 0 < row["pending"] <= 5 and row["lag_messages"] > 100 and row["out_per_s"] == 0
+        row = until(queue, "stops", "unused", lambda row: row["status"] == b"stopped")
+        assert b"no consumer asked" in row["reason"]
+        row = until(queue, "stops", "pushed", lambda row: row["status"] == b"stopped")
+        assert row["consumers"] == 0 and b"no consumer for" in row["reason"]
+        os.kill(consumer.pid, signal.SIGCONT)
+        until(queue, "stops", "held", lambda row: row["status"] in (b"ok", b"draining") and row["lag_messages"] < 100)
+
+
+def test_messages_that_were_deleted_are_not_counted(nats: Nats, js: NatsClient) -> None:
+    js.stream("short", max_msgs=23)
+    js.consumer("short", "late")
+    js.consumer("short", "few", filter_subject="short.few")
+    with watched(nats.url) as queue:
+        js.fill("short.a", 11)
+        js.acknowledge(*js.pull("short", "late", 3))
+        js.fill("short.few", 3)
+        js.fill("short.a", 47)
+        row = now(queue, "short", "late")
+        assert counts(row) == (23, 0, 0) and row["exact"]
+        assert row["inexact_reason"].startswith(b"35 messages were deleted before they were delivered")
+        assert counts(now(queue, "short", "few")) == (0, 0, 0)
+        taken = js.pull("short", "late", 2)
+        before = now(queue, "short", "late")
+        js.api("STREAM.PURGE.short", {"keep": 7})
+        row = until(queue, "short", "late", lambda row: row["lag_messages"] == 7)
+        # Those that were pending may be among them, but none that was not delivered.
+        assert row["out_per_s"] * (row["t_ns"] - before["t_ns"]) / SECOND < 2.01
+        js.acknowledge(*taken)
+        js.api("STREAM.PURGE.short")
+        assert counts(until(queue, "short", "late", lambda row: row["lag_messages"] == 0)) == (0, 0, 0)
+        js.api("CONSUMER.DELETE.short.late")
+        row = now(queue, "short", "late")
+        assert (row["status"], row["reason"]) == (b"gone", b"the consumer was deleted; 0 s ago")
+        js.consumer("short", "late")
+        assert now(queue, "short", "late")["status"] == b"ok"
+        js.api("STREAM.DELETE.short")
+        assert now(queue, "short", "late")["reason"] == b"the stream was deleted; 0 s ago"
+
+
+def test_a_full_consumer_a_work_queue_and_names(nats: Nats, js: NatsClient) -> None:
+    js.stream("work", retention="workqueue")
+    js.fill("work.a", 13)
+    with watched(nats.url + "?streams=wor*,ful*,none") as queue:
+        row = now(queue, "work", "")
+        assert (row["lag_messages"], row["consumers"], row["exact"]) == (13, 0, 1)
+        js.consumer("work", "hands")
+        js.acknowledge(*js.pull("work", "hands", 5))
+        assert counts(now(queue, "work", "hands")) == (8, 0, 0)
+        assert row_of(poll(queue), "work", "") is None
+        js.stream("full")
+        js.consumer("full", "slow", max_ack_pending=3)
+        js.fill("full.a", 17)
+        assert len(js.pull("full", "slow", 5, expires_s=0.5)) == 3
+        row = now(queue, "full", "slow")
+        assert counts(row) == (14, 3, 0)
+        assert row["reason"].startswith(b"max_ack_pending (3) is reached")
+        assert row_of(poll(queue), "none", "")["reason"] == b"the server has no such stream"
+
+
+def test_a_stopped_a_killed_and_a_returned_server(nats: Nats) -> None:
+    js = nats.client()
+    js.stream("lasts", storage="file")
+    js.consumer("lasts", "one")
+    js.fill("lasts.a", 5)
+    js.acknowledge(*js.pull("lasts", "one", 2))
+    with watched(nats.url + "?streams=lasts") as queue:
+        assert counts(now(queue, "lasts", "one")) == (3, 0, 0)
+        nats.stop()
+        try:
+            (row,) = poll(queue)
+        finally:
+            nats.signal(signal.SIGCONT)
+        assert (row["status"], row["consumer_group"], failed(row)) == (b"down", b"one", "no_answer")
+        assert row["poll_ns"] >= TIMEOUT_S * SECOND
+        assert counts(until(queue, "lasts", "one", lambda row: row["status"] != b"down")) == (3, 0, 0)
+        nats.end()
+        row = until(queue, "lasts", "one", lambda row: failed(row) == "refused")
+        assert row["status"] == b"down" and row["lag_messages"] < 0
+        nats.start()
+        js = nats.client()
+        row = until(queue, "lasts", "one", lambda row: row["status"] != b"down")
+        truth = js.api("CONSUMER.INFO.lasts.one")  # a killed server may have forgotten the last acknowledgements
+        assert counts(row) == (truth["num_pending"], truth["num_ack_pending"], 0)
+        assert row["lag_messages"] in (3, 5)
+        js.api("STREAM.DELETE.lasts")
+    js.close()
+
+
+def test_only_the_leader_of_a_consumer_reports_it(nats: Nats, tmp_path: Path) -> None:
+    """Three servers; the one that leads is killed, and another one goes on with the same queue."""
+    ports = free_ports(3)
+    routes = ", ".join(f"nats://127.0.0.1:{port}" for port in ports)
+    servers: list[Nats] = []
+    try:
+        for number, port in enumerate(ports):
+            (tmp_path / str(number)).mkdir()
+            more = f"cluster {{ name: shop, listen: 127.0.0.1:{port}, routes: [{routes}] }}"
+            servers.append(Nats(tmp_path / str(number), nats.command, more, f"n{number}"))
+        end = time.monotonic() + 60 * PATIENCE
+        while True:
+            try:
+                js = servers[0].client()
+                js.stream("spread", num_replicas=3)
+                break
+            except (AssertionError, OSError):  # no leader yet
+                assert time.monotonic() < end
+                time.sleep(0.2)
+        js.consumer("spread", "one")
+        js.fill("spread.a", 19)
+        js.acknowledge(*js.pull("spread", "one", 6))
+        js.close()
+        queues = [BROKER.sources([server.url])[0] for server in servers]
+
+        def rows() -> list[tuple[int, Any]]:
+            found = [(number, row_of(poll(queue), "spread", "one")) for number, queue in enumerate(queues)]
+            return [(number, row) for number, row in found if row is not None and row["status"] == b"ok"]
+
+        def reported() -> tuple[int, Any]:
+            while len(found := rows()) != 1 or counts(found[0][1]) != (13, 0, 0):
+                assert time.monotonic() < end, found
+                time.sleep(0.2)
+            return found[0]
+
+        leader, row = reported()
+        assert row["cluster"] == b"shop"
+        servers[leader].end()
+        end = time.monotonic() + 60 * PATIENCE
+        other, row = reported()
+        assert other != leader and row["cluster"] == b"shop"
+        for queue in queues:
+            queue.close()
+    finally:
+        for server in servers:
+            server.end()
+
+
+def test_wrong_certificates_wrong_passwords_and_a_server_without_jetstream(tmp_path: Path) -> None:
+    for name in ("ours", "theirs"):
+        command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+        files = ["-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", "/CN=x", "-addext"]
+        subprocess.run([*command, *files, "subjectAltName=IP:127.0.0.1"], cwd=tmp_path, check=True, capture_output=True)
+    tls = f"tls {{ cert_file: {tmp_path}/ours.pem, key_file: {tmp_path}/ours.key }}"
+    server = Nats(tmp_path, more=tls, scheme="https")
+    try:
+        for authority, failure in (("ours", ""), ("theirs", "unreachable")):
+            section = {"url": server.url, "ca_file": f"{tmp_path}/{authority}.pem"}
+            with watched(section) as queue:
+                (row,) = poll(queue)
+                assert (row["status"], failed(row)) == (b"down" if failure else b"ok", failure), row
+                assert not failure or b"certificate" in row["reason"].lower()
+    finally:
+        server.end()
+    server.config.write_text(f"listen: 127.0.0.1:{server.port}\nhttp: 127.0.0.1:{server.monitoring}\n")
+    server.start()
+    try:
+        with watched(f"http://127.0.0.1:{server.monitoring}") as queue:
+            (row,) = poll(queue)
+            assert (row["status"], row["reason"]) == (b"ok", b"JetStream is not enabled")
+    finally:
+        server.end()
+
+
+@pytest.mark.parametrize(
+    ("say", "failure", "words"),
+    [
+        (_slowly, "no_answer", "no answer in time"),
+        (_endless(b"HTTP/1.1 200 OK\r\n\r\n", b" " * 65536), "other", "too large"),
+        (_once(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n"), "login", "HTTP 401"),
+        (_once(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>"), "other", "monitoring port"),
+        (_once(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"), "other", "monitoring port"),
+        (_once(b"INFO {}\r\n"), "other", "not HTTP"),
+    ],
+)
+def test_a_server_that_answers_badly_is_down_with_the_reason(
+    say: Callable[[Any], None], failure: str, words: str
+) -> None:
+    server = Odd(say)
+    with watched(f"http://guest:secret@127.0.0.1:{server.port}") as queue:
+        (row,) = poll(queue)
+    server.close()
+    assert (row["status"], failed(row)) == (b"down", failure), row["reason"]
+    assert words in row["reason"].decode() and b"secret" not in row["reason"]
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        "nats://u:pw@h:4222",
+        "http://u:pw@",
+        "http://u:pw@h:0",
+        "http://u:pw@h?stream=a",
+        "http://u:pw@h?client=x",
+        {"url": "http://u:pw@h", "user": "u"},
+        {"url": "http://h", "password_variable": "NATS_pw"},
+    ],
+)
+def test_a_server_that_cannot_be_used_is_refused_without_its_password(server: str | dict[str, str]) -> None:
+    with pytest.raises(AgentError) as error:
+        BROKER.sources([server])
+    assert "pw" not in str(error.value)

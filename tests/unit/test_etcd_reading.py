@@ -1,0 +1,209 @@
+"""What is made of the answers of etcd's members: lags with bounds while entries arrive, copies of keys, alarms."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from agent.queues.brokers.etcd import EtcdQueues, EtcdUrl
+from agent.queues.catalogue import Row
+from agent.queues.etcd_copies import Behind, Comparison, Side, TooManyKeys
+from agent.queues.etcd_gateway import KeyPage, KeyState, NotEtcd, prefix_end, read_metrics, read_page, read_status
+from agent.queues.prometheus_text import NotPrometheus
+from tests.unit.parser_pieces import ETCD_METRICS, ETCD_RANGE, ETCD_STATUS, Canned
+
+S = 1_000_000_000
+LEADER, FOLLOWER = "15985099378392235387", "7"
+
+
+def status(member: str, committed: int, applied: int, leader: str = LEADER) -> bytes:
+    header = {**ETCD_STATUS["header"], "member_id": member}
+    indexes = {"raftIndex": str(committed), "raftAppliedIndex": str(applied), "leader": leader}
+    return json.dumps({**ETCD_STATUS, "header": header, "errors": [], **indexes}).encode()
+
+
+class Answers(Canned):
+    """One status after the other; the last one again and again."""
+
+    def __init__(self, *statuses: bytes) -> None:
+        super().__init__({"/metrics": b"".join(ETCD_METRICS[:4]), "/v3/cluster": b"{}"})
+        self._statuses = list(statuses)
+
+    def get(self, path: str, *given: Any, **more: Any) -> bytes:
+        if "status" not in path:
+            return super().get(path, *given, **more)
+        return self._statuses.pop(0) if len(self._statuses) > 1 else self._statuses[0]
+
+
+def poll(*members: Answers) -> dict[tuple[str, str], Row]:
+    queue = EtcdQueues(EtcdUrl.parse("http://" + ",".join(f"127.0.0.{n}" for n, _ in enumerate(members, 1))))
+    for member, answers in zip(queue._members, members, strict=True):
+        member.client._client = answers  # type: ignore[assignment]
+    queue.poll()
+    return {(row["destination"].decode(), row["consumer_group"].decode()): row for row in queue.poll()}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("after", "columns"),
+    [
+        (40, {"lag_messages": 7, "exact": True}),
+        (
+            45,
+            {
+                "lag_messages": 12,
+                "exact": False,
+                "lag_at_least": 7,
+                "inexact_reason": "5 entries came while it was asked",
+            },
+        ),
+    ],
+)
+def test_a_follower_lacks_what_the_leader_had_before_and_after_it_was_asked(
+    after: int, columns: dict[str, object]
+) -> None:
+    # In the second poll, the leader answers once before the follower, and once after it.
+    leader = Answers(*[status(LEADER, 40, 40)] * 3, status(LEADER, after, 40))
+    row = poll(leader, Answers(status(FOLLOWER, 38, 33)))["raft", FOLLOWER]
+    assert {name: row.get(name) for name in columns} == columns
+    assert (row["server_role"], row["position"]) == ("replica", 33)
+
+
+def test_without_the_leader_a_lag_is_a_lower_bound_and_without_any_it_is_not_known() -> None:
+    alone = poll(Answers(status(FOLLOWER, 38, 33)))["raft", FOLLOWER]
+    assert (alone["lag_messages"], alone["exact"]) == (5, False)
+    assert str(alone["inexact_reason"]).startswith("lower bound: the leader is not named")
+    cut_off = poll(Answers(status(FOLLOWER, 38, 33, "0")))["raft", FOLLOWER]
+    assert (cut_off["lag_messages"], cut_off["server_role"], cut_off["inexact_reason"]) == (
+        None,
+        "cut off",
+        "no leader",
+    )
+
+
+def test_metrics_and_alarms_are_rows_of_their_member() -> None:
+    rows = poll(Answers(json.dumps(ETCD_STATUS).encode()))
+    member = f"{int(LEADER):x}"
+    assert rows["raft", member]["errors"] == "NOSPACE 1"
+    assert (rows["proposals", member]["lag_messages"], rows["proposals", member]["exact"]) == (3, True)
+    watchers = rows["watchers", member]
+    assert (watchers["lag_messages"], watchers["exact"], watchers["consumers"]) == (128, False, 2)
+    assert watchers["inexact_reason"] == "lower bound: 1 slow watcher lacks more"
+
+
+@pytest.mark.parametrize("raw", [b"", b"etcd_server_proposals_pending 3", b"etcd_server_proposals_pending x\n"])
+def test_metrics_of_another_form_are_refused(raw: bytes) -> None:
+    with pytest.raises(NotPrometheus):
+        read_metrics(raw)
+
+
+def test_documents_of_another_form_are_refused() -> None:
+    for wrong in ({}, [], {**ETCD_STATUS, "raftIndex": "-1"}, {**ETCD_STATUS, "errors": 1}, {"header": None}):
+        with pytest.raises(NotEtcd):
+            read_status(json.dumps(wrong).encode())
+    for wrong in ({**ETCD_RANGE, "kvs": {}}, {**ETCD_RANGE, "kvs": [{"key": "?"}]}, {"kvs": []}):
+        with pytest.raises(NotEtcd):
+            read_page(json.dumps(wrong).encode())
+
+
+@pytest.mark.parametrize(("prefix", "end"), [(b"a/", b"a0"), (b"a\xff", b"b"), (b"\xff\xff", b"\0"), (b"", b"\0")])
+def test_the_end_of_a_prefix(prefix: bytes, end: bytes) -> None:
+    assert prefix_end(prefix) == end
+
+
+class Store:
+    """A member, as Side asks it: keys with values, and the revisions of their last changes."""
+
+    name = "store"
+
+    def __init__(self, most: int = 3) -> None:
+        self.keys: dict[bytes, KeyState] = {}
+        self.revision, self.most = 1, most
+        self.before: Any = None  # done once, before the next answer
+
+    def put(self, *keys: str, value: str = "") -> None:
+        for key in keys:
+            self.revision += 1
+            self.keys[f"p/{key}".encode()] = KeyState(self.revision, value.encode())
+
+    def delete(self, *keys: str) -> None:
+        self.revision += 1
+        for key in keys:
+            del self.keys[f"p/{key}".encode()]
+
+    def page(self, prefix: bytes, deadline_s: float, *, start: bytes = b"", since: int = 0, **_: Any) -> KeyPage:
+        if self.before is not None:
+            self.before()
+            self.before = None
+        kept = sorted((key, it) for key, it in self.keys.items() if key >= start and it.mod >= since)
+        return KeyPage(self.revision, len(self.keys), len(kept) > self.most, dict(kept[: self.most]))
+
+
+class Two:
+    """A source, its copy, and a clock that says when they were compared."""
+
+    def __init__(self) -> None:
+        self.source, self.copy, self.second = Store(), Store(), 0
+        self.comparison = Comparison.of(b"p/", b"p/")
+        self.comparison._clock = lambda: self.second * S
+
+    def behind(self, second: int) -> Behind:
+        self.second = second
+        for _ in range(10):
+            found = self.comparison.update(self.source, self.copy, 0.0)  # type: ignore[arg-type]
+            if found is not None:
+                return found
+        raise AssertionError("it is never read")
+
+
+def test_a_copy_is_compared_by_keys_and_values() -> None:
+    two = Two()
+    two.source.put(*"abcdefgh", value="1")
+    two.copy.put(*"abcdefg", value="1")
+    assert two.behind(1)[:2] == (1, 1)
+    two.copy.put("h", value="1")
+    assert two.behind(2) == (0, 0, None, 0)
+    two.source.put("b", value="2")
+    two.source.delete("c", "d")
+    assert two.behind(5) == (3, 3, (0, 3, True), 0)
+    two.source.put("b", value="3")  # the first change counts
+    assert two.behind(8) == (3, 3, (3, 6, True), 0)
+    two.copy.delete("c", "d")
+    two.copy.put("x")
+    assert two.behind(9) == (1, 1, (4, 7, True), 1)
+    two.copy.put("b", value="3")
+    assert two.behind(10) == (0, 0, None, 1)
+
+
+def test_what_changes_during_a_poll_widens_the_bounds() -> None:
+    two = Two()
+    two.source.put(*"abc", value="1")
+    two.copy.put(*"ab", value="1")
+    assert two.behind(1)[:2] == (1, 1)
+    two.copy.before = lambda: two.source.put("a", "d", value="2")
+    assert two.behind(2)[:2] == (3, 1)
+    two.copy.put("a", "d", value="2")
+    two.copy.before = lambda: two.source.put("b", value="1")  # as it was
+    assert two.behind(3)[:2] == (2, 1)
+    assert two.behind(4)[:2] == (1, 1)
+
+
+def test_a_store_that_went_back_is_read_anew_and_too_many_keys_are_refused() -> None:
+    two = Two()
+    two.source.put(*"abc")
+    two.copy.put(*"abc")
+    assert two.behind(1).keys == 0
+    two.copy.keys, two.copy.revision = {}, 1
+    assert two.behind(2).keys == 3
+    side, store = Side(b"p/"), Store(10**9)
+    store.put(*map(str, range(10_001)))
+    with pytest.raises(TooManyKeys):
+        side.update(store, 0.0)  # type: ignore[arg-type]
+
+
+def test_keys_are_base64_and_values_only_hashes() -> None:
+    value = base64.b64encode(b"secret").decode()
+    page = read_page(json.dumps({**ETCD_RANGE, "kvs": [{"key": "YS9i", "mod_revision": "2", "value": value}]}).encode())
+    assert list(page.keys) == [b"a/b"] and b"secret" not in page.keys[b"a/b"].value and page.count == 2

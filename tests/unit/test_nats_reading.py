@@ -1,0 +1,118 @@
+"""What is made of a NATS server's report: times, bounds of ages, counts that cannot be, and what newer servers add."""
+
+from __future__ import annotations
+
+import copy
+import json
+from math import inf
+from typing import Any
+
+import pytest
+
+from agent.queues.brokers.nats import NatsConsumers, NatsUrl
+from agent.queues.catalogue import Row
+from agent.queues.nats_ages import SeenSequences
+from agent.queues.nats_report import NotNats, read_report, time_ns
+from tests.unit.parser_pieces import NATS_JSZ, NATS_VARZ, Canned
+
+S = 1_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [
+        ("2026-11-26T14:29:47.546155223Z", 1795703387546155223),
+        ("2026-11-26T14:29:47Z", 1795703387 * S),
+        ("2026-11-26T15:29:47.5+01:00", 1795703387 * S + S // 2),
+        ("2026-11-26T12:59:47-01:30", 1795703387 * S),
+        ("0001-01-01T00:00:00Z", 0),
+    ],
+)
+def test_times_as_go_writes_them(text: str, ns: int) -> None:
+    assert time_ns(text) == ns
+
+
+@pytest.mark.parametrize("text", ["", "now", "2026-13-26T14:29:47Z", "2026-02-29T14:29:47Z", "2026-11-26T24:00:00Z"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(NotNats):
+        time_ns(text)
+
+
+def report(**consumer: Any) -> dict[str, Any]:
+    given = copy.deepcopy(NATS_JSZ)
+    given["account_details"][0]["stream_detail"][0]["consumer_detail"][0] |= consumer
+    return given
+
+
+def rows(source: NatsConsumers, given: dict[str, Any]) -> list[Row]:
+    source._client = Canned({"/varz": json.dumps(NATS_VARZ).encode(), "/jsz": json.dumps(given).encode()})  # type: ignore[assignment]
+    return source.poll()
+
+
+def row(**consumer: Any) -> Row:
+    (found,) = rows(NatsConsumers(NatsUrl("127.0.0.1")), report(**consumer))
+    return found
+
+
+def test_an_age_that_is_not_known_closely_has_bounds() -> None:
+    found = row()
+    # The sixth of 17 messages of one minute; three of five are pending, and were delivered 7.5 s ago at the latest.
+    assert found["oldest_undelivered_s"] == pytest.approx(0.146, abs=0.001)
+    assert found["oldest_pending_s"] == pytest.approx(7.546, abs=0.001)
+    assert found["inexact_reason"] == "age: 0.1 to 60.1 s; pending for 7.5 to 60.1 s"
+    assert "lag_s" not in found and "retention_left_s" not in found
+    assert (found["lag_messages"], found["exact"], found["pending"]) == (12, True, 3)
+
+
+def test_a_history_bounds_the_ages_of_what_it_saw() -> None:
+    seen = SeenSequences()
+    seen.add(0, 0, 5)
+    assert seen.age(5, 10 * S) == (9.95, inf, False)
+    assert seen.age(6, 10 * S) == (0, inf, False)
+    seen.add(2 * S, 2 * S, 9)
+    for sequence in (6, 9):
+        age = seen.age(sequence, 10 * S)
+        assert age == (7.95, 10.05, True)
+    seen.add(4 * S, 5 * S, 12)  # slow: when it was so is not known closely enough
+    assert not seen.age(10, 10 * S).history
+    seen.add(6 * S, 6 * S, 3)  # made anew
+    assert seen.age(3, 10 * S) == (3.95, inf, False)
+
+
+@pytest.mark.parametrize(
+    ("consumer", "columns"),
+    [
+        ({"num_ack_pending": 0, "num_redelivered": 2}, {"redelivered": 0}),  # what was purged is still counted
+        ({"num_redelivered": 5}, {"redelivered": None}),
+        ({"config": {"deliver_subject": "a"}}, {"consumers": 0}),
+        ({"config": {"deliver_subject": "a"}, "push_bound": True}, {"consumers": None}),
+        ({"paused": True, "pause_remaining": 90 * S}, {"reason": "paused for another 90 s"}),
+        (
+            {"cluster": {"leader": ""}},
+            {"lag_messages": None, "inexact_reason": "it has no leader, so its counts may be old"},
+        ),
+    ],
+)
+def test_what_a_consumer_says_of_itself(consumer: dict[str, Any], columns: dict[str, object]) -> None:
+    found = row(**consumer)
+    assert {name: found[name] for name in columns} == columns
+
+
+def test_a_consumer_that_another_server_leads_is_left_to_it() -> None:
+    assert row(cluster={"leader": "n2"})["status"] == "ok"
+    assert "lag_messages" not in row(cluster={"leader": "n2"})
+
+
+def test_a_count_above_what_the_stream_has_is_doubted_once_it_is_sure() -> None:
+    source = NatsConsumers(NatsUrl("127.0.0.1"))
+    (first,) = rows(source, report(num_pending=40))  # a message may have come between the two numbers
+    (second,) = rows(source, report(num_pending=40))
+    assert first["exact"] is True
+    assert (second["lag_messages"], second["exact"]) == (12, False)
+    assert str(second["inexact_reason"]).startswith("upper bound: the server counts 40")
+
+
+def test_a_report_of_another_form_is_refused_as_a_whole() -> None:
+    for wrong in ({}, [], {"server_id": "A", "now": "x"}, report(num_pending=-1), report(delivered=None)):
+        with pytest.raises(NotNats):
+            read_report(json.dumps(wrong).encode())
