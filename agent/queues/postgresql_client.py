@@ -69,12 +69,13 @@ class QueryAnswer(NamedTuple):
 
 
 class PostgresConnection:
-    """A connection. settings: of libpq. deadline_s: time.monotonic. Raises PostgresDown."""
+    """A connection. settings: of libpq. deadline_s: time.monotonic. timeout_s: of a question. Raises PostgresDown."""
 
-    def __init__(self, settings: Mapping[str, object], deadline_s: float) -> None:
+    def __init__(self, settings: Mapping[str, object], deadline_s: float, timeout_s: float) -> None:
         import psycopg2
 
         self._errors = psycopg2
+        self._timeout_s = timeout_s
         self._link: Any = None
         try:
             self._link = psycopg2.connect("", async_=1, **settings)
@@ -87,11 +88,11 @@ class PostgresConnection:
             raise
 
     def ask(self, statement: str, deadline_s: float) -> QueryAnswer:
-        """Raises StatementError, and PostgresDown if the connection is of no use any more."""
+        """Raises StatementError, and PostgresDown if the connection is of no use any more. deadline_s: of the poll."""
         try:
             with self._link.cursor() as cursor:
                 cursor.execute(statement)
-                self._wait(deadline_s)
+                self._wait(min(deadline_s, time.monotonic() + self._timeout_s))
                 if cursor.description is None:
                     return QueryAnswer([], [])
                 return QueryAnswer(

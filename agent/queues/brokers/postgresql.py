@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from random import uniform
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -19,6 +18,7 @@ from agent.common.settings import flag, one_of, setting, text
 from agent.errors import USAGE, AgentError
 from agent.queues import postgresql_wal as wal
 from agent.queues.addresses import Addresses
+from agent.queues.asking import Asking
 from agent.queues.catalogue import Broker, Row
 from agent.queues.credentials import secret
 from agent.queues.postgresql_client import (
@@ -32,15 +32,11 @@ from agent.queues.postgresql_client import (
 )
 from agent.queues.postgresql_jobs import MAX_QUEUES, PRESETS, JobQueues, UnfitQuery, probe, statement
 
-TIMEOUT_S = 0.8  # of a poll, with all its questions
+TIMEOUT_S = 0.8  # of a question
+_POLL_S = 3.0  # of a poll with all its questions, or of a new connection: 20 round trips to another continent
 #: Of one statement on the server, and of its wait for a lock.
 STATEMENT_MS, LOCK_MS = 500, 100
 _RETRY_NS = 10_000_000_000  # a refused login is not repeated at each poll: servers log it
-#: A query that failed is asked again after this, twice as long each time; with jitter.
-_AGAIN_NS, _LATEST_NS = 1_000_000_000, 60_000_000_000
-#: A query takes at most this share of the time, so one that takes long is asked less often.
-_SHARE = 0.1
-_QUICK_NS = 50_000_000  # and a shorter one at each poll
 _VARIABLES = "TICKSCOPE_POSTGRESQL_"
 #: For docs/limits.md.
 BOUNDS = (
@@ -206,17 +202,14 @@ class PostgresServer:
 
 @dataclass
 class _Query:
-    """The job query between polls. statement: None until its columns are known. problem: why it has no answer."""
+    """The job query between polls. statement: None until its columns are known. rows: of its last answer."""
 
     text: str
     statement: str | None = None
     names: tuple[str, ...] = ()
     queues: JobQueues = field(default_factory=JobQueues)
     rows: list[Row] = field(default_factory=list)
-    asked_ns: int = 0
-    next_ns: int = 0
-    pause_ns: int = 0
-    problem: dict[str, object] = field(default_factory=dict)
+    asking: Asking = field(default_factory=Asking)
 
 
 class PostgresQueues:
@@ -238,7 +231,7 @@ class PostgresQueues:
 
     def poll(self) -> list[Row]:
         """One transaction. Raises nothing that depends on the server."""
-        now_ns, deadline_s = boot_ns(), time.monotonic() + self._timeout_s
+        now_ns, deadline_s = boot_ns(), time.monotonic() + max(_POLL_S, self._timeout_s)
         peer = self._peer()
         try:
             if now_ns < self._not_before_ns:
@@ -269,7 +262,8 @@ class PostgresQueues:
         if self._connection is None:
             if peer is None and not self._server.url.host.startswith("/"):
                 raise PostgresDown("its name has no address", "unreachable")
-            self._connection = PostgresConnection(self._server.libpq(peer), deadline_s)
+            self._connection = PostgresConnection(self._server.libpq(peer), deadline_s, self._timeout_s)
+            deadline_s = time.monotonic() + max(_POLL_S, self._timeout_s)
         ask = self._connection.ask
         rows: list[Row] = []
         if self._readers is not None:
@@ -290,26 +284,18 @@ class PostgresQueues:
 
     def _jobs(self, query: _Query, now_ns: int, deadline_s: float) -> list[Row]:
         """The rows of the query; between two questions those of the last one."""
-        if now_ns >= query.next_ns:
+        if query.asking.due(now_ns):
             assert self._connection is not None
             begun_ns = boot_ns()
             problem = self._ask_jobs(self._connection, query, deadline_s)
-            took_ns = boot_ns() - begun_ns
-            query.asked_ns = now_ns
             if problem:
-                query.pause_ns = min(2 * query.pause_ns or _AGAIN_NS, _LATEST_NS)
-                query.next_ns = now_ns + int(query.pause_ns * uniform(0.8, 1.2))
+                query.asking.refused(now_ns)
                 query.rows = [{**known, **problem} for known in query.queues.known] or [problem]
             else:
-                query.pause_ns = 0
-                query.next_ns = now_ns + int(took_ns / _SHARE) if took_ns > _QUICK_NS else 0
-            query.problem = problem
+                query.asking.answered(now_ns, boot_ns() - begun_ns)
             return query.rows
-        if query.problem:
-            return query.rows
-        age_s = (now_ns - query.asked_ns) / 1e9
-        old = {"exact": False, "inexact_reason": f"as of {age_s:.0f} s ago: the query takes long"}
-        return [{**row, **(old if "lag_messages" in row else {})} for row in query.rows]
+        stale = {} if query.asking.failed else query.asking.stale(now_ns)
+        return [{**row, **(stale if "lag_messages" in row else {})} for row in query.rows]
 
     def _ask_jobs(self, connection: PostgresConnection, query: _Query, deadline_s: float) -> dict[str, object]:
         """Asks the query. Returns why it has no answer, as columns; empty if it has one."""
@@ -335,7 +321,7 @@ class PostgresQueues:
         row = {"status": "down", "reason": f"{self.name}: {error}", "failure": error.failure}
         known = [*(self._readers.known if self._readers else ()), *(self._query.queues.known if self._query else ())]
         if self._query is not None:
-            self._query.next_ns = 0
+            self._query.asking.forget()
         return [{**one, **row} for one in known] or [row]
 
 
