@@ -37,6 +37,7 @@ setup(
         "pyarrow>=18,<27",
         "hiredis>=3,<4",
         "confluent-kafka>=2.6,<3",
+        "psycopg2-binary>=2.9.10,<3",
         "PyYAML>=6,<7",
     ],
     extras_require={

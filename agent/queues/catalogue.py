@@ -40,9 +40,9 @@ class Queue(Protocol):
 class Broker:
     """A kind of broker.
 
-    name: of its setting, a list of servers, and of ``queue_lag.system``. title: for display. watched: what is reported.
-    form: an example of a server; note: a remark on it. parse: such a text -> a server; raises AgentError without any
-    password in its text.
+    name: of its setting, a list of servers, and of ``queue_lag.system``, unless ``system_of`` gives that by the server.
+    title: for display. watched: what is reported. form: an example of a server; note: a remark on it. parse: such a
+    text -> a server; raises AgentError without any password in its text.
 
     open: a server -> what is polled. section: the dataclass of a server that may also be written as `key: value` lines
     (agent/common/settings.py); ``open`` then accepts it, too.
@@ -56,6 +56,7 @@ class Broker:
     parse: Callable[[str], Any]
     open: Callable[[Any], Queue]
     section: type | None = None
+    system_of: Callable[[Any], str] | None = None
 
     @property
     def variable(self) -> str:
@@ -83,7 +84,17 @@ class Broker:
 
     def sources(self, servers: Iterable[Any]) -> list[Queue]:
         """What is polled, one per server. Raises AgentError."""
-        return [Judged(self.name, self.open(self.server(server))) for server in servers]
+        read_ones = [self.server(server) for server in servers]
+        return [Judged(self._system(one), self.open(one)) for one in read_ones]
+
+    def systems(self, servers: Iterable[Any]) -> frozenset[str]:
+        """``queue_lag.system`` of the rows of these servers. Raises AgentError."""
+        if self.system_of is None:
+            return frozenset({self.name})
+        return frozenset(self._system(self.server(server)) for server in servers)
+
+    def _system(self, server: Any) -> str:
+        return self.name if self.system_of is None else self.system_of(server)
 
 
 def names() -> list[str]:

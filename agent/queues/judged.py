@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from agent.queues.catalogue import Queue, Row
 
 #: Members of a row that are no columns.
-_MEMBERS = ("position", "acked", "added", "asked_s", "kept_s", "prefetch")
+_MEMBERS = ("position", "acked", "added", "asked_s", "kept_s", "prefetch", "lag_bytes", "room")
 
 
 class Judged:
@@ -25,7 +25,9 @@ class Judged:
     ``pending``, ``consumers``, ``exact``, ``oldest_undelivered_s``, the server's memory and, where known, from members
     that are no columns: ``added`` and ``acked``, running totals of any origin; ``position``, any mark of how far was
     read; ``asked_s``, the time since any consumer asked for messages; ``kept_s``, how long the broker keeps a message;
-    ``prefetch``, how many messages the consumers may have unacknowledged, all together.
+    ``prefetch``, how many messages the consumers may have unacknowledged, all together; ``lag_bytes``, what waits in a
+    log that has no messages (``added`` and ``acked`` are then bytes, and no rates of messages); ``room``, a limit that
+    is not the server's memory: (bytes used, of how many, what happens then).
 
     ``system``, ``t_ns``, ``poll_ns`` and ``cluster`` (the server as in the settings) are filled in where they are
     missing.
@@ -50,20 +52,25 @@ class Judged:
 
     def _whole(self, row: dict[str, Any], before: dict[tuple[object, ...], Progress]) -> Row:
         members = {name: row.pop(name, None) for name in _MEMBERS}
-        if "status" in row or "lag_messages" not in row:
+        in_bytes, room = members.pop("lag_bytes"), members.pop("room")
+        if "status" in row or ("lag_messages" not in row and in_bytes is None):
             return row
         key = tuple(row.get(name) for name in ("destination", "partition", "consumer_group"))
         progress = self._progress[key] = before.get(key) or Progress()
         age_s = row.get("oldest_undelivered_s")
+        memory = row.get("memory_bytes"), row.get("memory_limit_bytes"), "memory full"
+        used, limit, full = room or memory
         sample = Sample(
             row["t_ns"],
-            row["lag_messages"],
+            row.get("lag_messages") if in_bytes is None else in_bytes,
             row.get("pending") or 0,
             row.get("consumers"),
             exact=row.get("exact") is not False,
             age_s=None if age_s is None or isnan(age_s) else age_s,
-            memory_bytes=row.get("memory_bytes"),
-            memory_limit_bytes=row.get("memory_limit_bytes"),
+            unit="" if in_bytes is None else " bytes",
+            memory_bytes=used,
+            memory_limit_bytes=limit,
+            full=full,
             **members,
         )
         progress.add(sample)
@@ -72,8 +79,8 @@ class Judged:
         if judged.status == "unknown" and row.get("inexact_reason"):
             reason = row["inexact_reason"]
         return {
-            "in_per_s": progress.per_second("added"),
-            "out_per_s": progress.per_second("acked"),
+            "in_per_s": progress.per_second("added") if in_bytes is None else None,
+            "out_per_s": progress.per_second("acked") if in_bytes is None else None,
             "status": judged.status,
             "reason": reason,
             "drains_in_s": judged.drains_in_s,

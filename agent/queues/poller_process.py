@@ -20,6 +20,7 @@ from agent.contracts import Failing, Owning, Pending
 from agent.errors import printable
 from agent.log import log_message
 from agent.posix.supervisor import SILENT_S, Restarts, Supervised, spawn_with_settings
+from agent.queues.catalogue import broker
 from agent.queues.packing import TABLE
 from agent.queues.received import MOST_BYTES, MalformedMessage, checked
 
@@ -42,6 +43,7 @@ class BrokerPoller(Failing, Owning, Pending):
         self._reported_ns = self._since_ns = 0
         self._interval_s = 0.0
         self._servers: tuple[Any, ...] = ()
+        self._systems: frozenset[str] = frozenset()
         self.use(servers, interval_s)
 
     def use(self, servers: Sequence[Any], interval_s: float) -> None:
@@ -51,6 +53,7 @@ class BrokerPoller(Failing, Owning, Pending):
         if (tuple(servers), interval_s) == (self._servers, self._interval_s):
             return
         self._servers, self._interval_s = tuple(servers), interval_s
+        self._systems = _systems(self.kind, self._servers)
         self.process.renew()
         self.process.start()
 
@@ -90,7 +93,7 @@ class BrokerPoller(Failing, Owning, Pending):
                 if not data:  # it has ended
                     self.process.drained = True
                     break
-                message = checked(data, self.kind, self._since_ns, boot_ns())
+                message = checked(data, self._systems, self._since_ns, boot_ns())
                 self.process.beat()
                 dropped += message.dropped
                 if message.failures is None:
@@ -143,3 +146,11 @@ class BrokerPoller(Failing, Owning, Pending):
                 failure=TABLE.code("failure", "unasked"),
                 reason=self.process.problem.encode(),
             )
+
+
+def _systems(kind: str, servers: Sequence[Any]) -> frozenset[str]:
+    """``queue_lag.system`` of what the process sends."""
+    try:
+        return broker(kind).systems(servers)
+    except Exception:  # noqa: BLE001 - the process reports a kind or a server that cannot be used
+        return frozenset({kind})

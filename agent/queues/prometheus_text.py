@@ -92,13 +92,14 @@ def _sample(line: bytes, wanted: Collection[bytes], known: dict[bytes, dict[byte
     if name not in wanted:
         return None
     raw = raw or b""
-    labels = known.get(raw)
-    if labels is None:
-        labels = known[raw] = _labels(raw)
-    return MetricSample(name, labels, float(number), raw)
+    its = known.get(raw)
+    if its is None:
+        its = known[raw] = labels(raw)
+    return MetricSample(name, its, float(number), raw)
 
 
-def _labels(raw: bytes) -> dict[bytes, bytes]:
+def labels(raw: bytes) -> dict[bytes, bytes]:
+    """The labels between the braces. Raises NotPrometheus."""
     found: dict[bytes, bytes] = {}
     at = 0
     while raw[at:].strip(b" \t"):

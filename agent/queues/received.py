@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -30,8 +31,8 @@ class Report(NamedTuple):
     dropped: int
 
 
-def checked(data: bytes, system: str, from_ns: int, now_ns: int) -> Report:
-    """system: the kind that is polled. Rows must be of it, with ``t_ns`` after ``from_ns`` and until ``now_ns``
+def checked(data: bytes, systems: Collection[str], from_ns: int, now_ns: int) -> Report:
+    """systems: those that are polled. Rows must be of them, with ``t_ns`` after ``from_ns`` and until ``now_ns``
     (CLOCK_BOOTTIME). Raises MalformedMessage.
     """
     if not HEADER.size <= len(data) < MOST_BYTES:
@@ -41,19 +42,20 @@ def checked(data: bytes, system: str, from_ns: int, now_ns: int) -> Report:
         raise MalformedMessage(f"{dropped} rows dropped")
     body = data[HEADER.size :]
     if kind == ROWS:
-        return Report(_rows(body, system, from_ns, now_ns), None, dropped)
+        return Report(_rows(body, systems, from_ns, now_ns), None, dropped)
     if kind == ALIVE:
         return Report(TABLE.empty(0), _failures(body), dropped)
     raise MalformedMessage(f"kind {kind}")
 
 
-def _rows(body: bytes, system: str, from_ns: int, now_ns: int) -> npt.NDArray[np.void]:
+def _rows(body: bytes, systems: Collection[str], from_ns: int, now_ns: int) -> npt.NDArray[np.void]:
     if not body or len(body) > PIECE_BYTES or len(body) % TABLE.dtype.itemsize:
         raise MalformedMessage(f"{len(body)} bytes of rows")
     rows: npt.NDArray[np.void] = np.frombuffer(body, TABLE.dtype)
     if not ((rows["t_ns"] > from_ns) & (rows["t_ns"] <= now_ns)).all():
         raise MalformedMessage("rows of another time")
-    if not (rows["system"] == system.encode()[: TABLE.dtype["system"].itemsize]).all():
+    width = TABLE.dtype["system"].itemsize
+    if not np.isin(rows["system"], [system.encode()[:width] for system in systems]).all():
         raise MalformedMessage("rows of another kind of broker")
     for column in TABLE.columns:
         if column.kind == "enum" and not ((rows[column.name] >= -1) & (rows[column.name] < len(column.names))).all():

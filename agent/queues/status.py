@@ -44,8 +44,9 @@ def severity(status: str | None) -> int:
 class Sample(NamedTuple):
     """One poll; None is unknown. ``added`` and ``acked`` are running totals (any origin), ``position`` is any mark of
     how far the group read. exact: whether lag and acked are. asked_s: time since any of its consumers asked for
-    messages. age_s: of the oldest undelivered message; kept_s: how long the broker keeps a message.
-    prefetch: how many messages its consumers may have unacknowledged, all together.
+    messages. age_s: of the oldest undelivered message; kept_s: how long the broker keeps a message. prefetch: how many
+    messages its consumers may have unacknowledged, all together. unit: of the lag, for texts; empty: messages. full:
+    what happens when the memory, or other room for the queue, is used.
     """
 
     t_ns: int
@@ -62,6 +63,8 @@ class Sample(NamedTuple):
     prefetch: int | None = None
     memory_bytes: int | None = None
     memory_limit_bytes: int | None = None
+    unit: str = ""
+    full: str = "memory full"
 
 
 class QueueState(NamedTuple):
@@ -239,13 +242,13 @@ class Progress:
     def _stands_still(self, last: Sample) -> tuple[str, str] | None:
         t_ns, lag = last.t_ns, last.lag or 0
         if lag and self._unserved.too_long(t_ns, self.window_ns):
-            return "stopped", f"no consumer for {_s(self._unserved.lasted_ns(t_ns))}, {lag} undelivered"
+            return "stopped", f"no consumer for {_s(self._unserved.lasted_ns(t_ns))}, {lag}{last.unit} undelivered"
         if lag and self._reads.too_long(t_ns, self.window_ns):
             for_ns = self._reads.lasted_ns(t_ns)
             if last.asked_s is not None and last.asked_s * 1e9 >= 0.9 * for_ns:
-                return "stopped", f"no consumer asked for {_s(for_ns)}, {lag} undelivered"
+                return "stopped", f"no consumer asked for {_s(for_ns)}, {lag}{last.unit} undelivered"
             full = f"; prefetch exhausted: {last.pending} of {last.prefetch}" if _full(last) else ""
-            return "stalled", f"nothing read for {_s(for_ns)}, {lag} undelivered{full}"
+            return "stalled", f"nothing read for {_s(for_ns)}, {lag}{last.unit} undelivered{full}"
         grown = last.pending - self.samples[0].pending
         if grown > 0 and self._acks.too_long(t_ns, self.window_ns):
             for_ns = self._acks.lasted_ns(t_ns)
@@ -256,7 +259,7 @@ class Progress:
         if self._rewound is None or last.t_ns - self._rewound[0] > self.window_ns:
             return None
         since, messages = self._rewound
-        return "rewound", f"went back by {messages} messages {_s(last.t_ns - since)} ago"
+        return "rewound", f"went back by {messages}{self.samples[-1].unit or ' messages'} {_s(last.t_ns - since)} ago"
 
     def _see_trend(self, last: Sample) -> None:
         if not last.lag:
@@ -286,7 +289,7 @@ class Progress:
         begins = found.significant(_BEGINS) and newest * found.per_s > 0
         if not begins and not (status == self._trend.status and found.significant(_ENDS)):
             return _Trend()
-        return _Trend(status, f"lag {verb} from {first} to {last} in {_s(last_ns - first_ns)}", found)
+        return _Trend(status, f"lag {verb} from {first} to {last}{known[-1].unit} in {_s(last_ns - first_ns)}", found)
 
     def _turned(self) -> bool:
         """Whether the last samples go against the trend. A minute's slope shows that too late."""
@@ -309,7 +312,7 @@ class Progress:
             growth = slope(used)
             if growth is not None and growth.per_s > 0 and growth.significant(_BEGINS):
                 left = growth.until(max(last.memory_limit_bytes - last.memory_bytes, 0))
-                found.append((*left, f"memory full in {_s(left[0] * 1e9)}"))
+                found.append((*left, f"{last.full} in {_s(left[0] * 1e9)}"))
         if last.kept_s is not None and last.age_s is not None:
             # In ms, since the error of a slope is that of whole numbers.
             ages = [(s.t_ns, s.age_s * 1000) for s in self.samples if s.age_s is not None]

@@ -38,11 +38,14 @@ from agent.limiters.model_settings import Declared
 from agent.limiters.redis_settings import RedisLimiterSettings, ScriptSettings
 from agent.limiters.script import RedisCall, expression
 from agent.limiters.settings import LimiterSettings
+from agent.queues import mapping
 from agent.queues.brokers.etcd import EtcdQueues, EtcdUrl
 from agent.queues.brokers.nats import NatsConsumers, NatsUrl
 from agent.queues.brokers.rabbitmq import RabbitQueues, RabbitUrl
 from agent.queues.judged import Judged
 from agent.queues.packing import pack
+from agent.queues.postgresql_jobs import COUNTS, TEXTS, TIMES, JobQueues, UnfitQuery
+from agent.queues.postgresql_wal import WalReaders
 from agent.queues.prometheus_text import NotPrometheus
 from agent.queues.rabbitmq_management import about_queues, amqp_port, blocked, queue_consumers, unlimited
 from tests.unit.hostile_elf import many_returns
@@ -398,6 +401,70 @@ def prometheus(rng: random.Random) -> None:
         pack([{name: it for name, it in row.items() if name not in ("added", "acked", "position")} for row in rows])
 
 
+_PAGE = (
+    b"# TYPE q gauge\n",
+    b'q{queue="a",shard="1"} 17\n',
+    b'q{queue="b"} NaN\n',
+    b"# TYPE d counter\n",
+    b'd{queue="a"} 1e300\n',
+    b'at{queue="a"} 1.7e9\n',
+)
+_VARS = (
+    b'{"queues":{"a":{"len":3,"cap":1e9,"done":-1},"b":{"len":99999999999999999999,"cap":null}},"l":[{"len":1},[2]]}'
+)
+_MEMBERS = ("position", "added", "acked", "asked_s", "lag_bytes", "room")
+
+
+def _packed(rows: Any) -> None:
+    pack([{name: it for name, it in row.items() if name not in _MEMBERS} for row in rows])
+
+
+def mapped(rng: random.Random) -> None:
+    """An answer by a mapping; then its rows can be packed."""
+    sources = ("q", 'q{shard="1"}', "d", "at", "none")
+    paths = ("/queues/*/len", "/queues/*/cap", "/*/*/done", "/l/0/len", "/l/*/*", "/")
+    in_json = rng.random() < 0.5
+    keys = ("length", "limit", "done", "oldest_at_s", "oldest_s", "pending")
+    given = {key: mapping.MetricSource.parse(rng.choice(paths if in_json else sources)) for key in keys}
+    one = mapping.MappedQueues(name=rng.choice(("a", "{queue}", "{1}", "{2}")), **given)  # type: ignore[arg-type]
+    text = _VARS if in_json else b"".join(rng.choices(_PAGE, k=rng.randint(1, 9)))
+    _packed(mapping.read([one], mutated(rng, text) if rng.random() < 0.8 else text, 1.7e9))
+
+
+def selector(rng: random.Random) -> None:
+    mapping.MetricSource.parse(mutated(rng, rng.choice((b'q{a="b",c="\\""}', b"/a/*/~1~0"))).decode("latin-1"))
+
+
+def jobs(rng: random.Random) -> None:
+    """Three answers of a query, with any values of the types that the server gives."""
+    names = ["queue", "ready", *rng.sample([name for name in (*COUNTS, *TIMES, "holder") if name != "ready"], 3)]
+    texts, counts = ("", "a", "ü" * 300), (None, 0, 1, -1, (1 << 63) - 1, -(1 << 63))
+    times = (None, 0.0, -1.5, 1e300, float("inf"), float("nan"))
+    queues = JobQueues()
+    for _ in range(3):
+        rows = [
+            [f"queue {number}" if rng.random() < 0.95 else rng.choice((None, *texts))]
+            + [rng.choice(texts if name in TEXTS else counts if name in COUNTS else times) for name in names[1:]]
+            for number in range(rng.randrange(4))
+        ]
+        _packed(queues.rows(names, rows))
+
+
+def wal(rng: random.Random) -> None:
+    """Three polls of a server's slots, with any values of their types."""
+    readers = WalReaders()
+
+    def whole() -> int | None:
+        return rng.choice((None, 0, 5, 1 << 40, (1 << 63) - 1, -5))
+
+    for t_ns in (1, 2, 90_000_000_000):
+        states, whys, replies = ("reserved", "lost", ""), ("", "", "wal_removed", "x" * 99), (None, -1.0, 1e9)
+        figures = whole(), whole(), whole(), rng.choice(whys), "app", "::1", rng.choice(replies)
+        slots = [("s", "d", rng.randrange(2), rng.choice(states), *figures)] * rng.randrange(2)
+        standbys = [("b" * 80, "", rng.randrange(2), whole(), None) for _ in range(rng.randrange(2))]
+        _packed(readers.rows(slots, standbys, (rng.randrange(2), whole(), 0, whole()), (t_ns, t_ns)))
+
+
 _OVERVIEW = b'{"listeners":[{"protocol":"amqp","port":5672},{"protocol":"amqp/ssl","port":5671}]}'
 _QUEUES = (
     b'[{"vhost":"/","name":"a","type":"classic","arguments":{"x-message-ttl":5,"x-dead-letter-exchange":""},'
@@ -594,6 +661,10 @@ PARSERS: dict[str, tuple[Callable[[random.Random], None], tuple[type[BaseExcepti
     "consumers": (consumers, (TypeError,)),
     "nats": (nats, (ValueError,)),
     "etcd": (etcd, (ValueError,)),
+    "mapped": (mapped, (ValueError, RecursionError)),
+    "selector": (selector, (ValueError,)),
+    "jobs": (jobs, (UnfitQuery,)),
+    "wal": (wal, ()),
     "code": (code, (ElfError,)),
     "tables": (tables, (ElfError,)),
     "build": (build, ()),

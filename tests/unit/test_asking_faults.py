@@ -68,15 +68,15 @@ GOOD = HEADER.pack(ROWS, 3) + rows()
 )
 def test_what_is_no_message_is_refused(data: bytes) -> None:
     with pytest.raises(MalformedMessage):
-        checked(data, "redis", 4, 9)
+        checked(data, ["redis"], 4, 9)
 
 
 def test_what_is_a_message_is_taken() -> None:
-    message = checked(GOOD, "redis", 4, 9)
+    message = checked(GOOD, ["redis"], 4, 9)
     assert (message.rows["t_ns"].tolist(), message.failures, message.dropped) == ([5], None, 3)
     message = checked(HEADER.pack(ALIVE, 0) + b'{"a": "b"}', (), 4, 9)
     assert (len(message.rows), message.failures) == (0, {"a": "b"})
-    long = checked(HEADER.pack(ROWS, 0) + pack([{"t_ns": 5, "system": "n" * 20}]), "n" * 20, 4, 9)
+    long = checked(HEADER.pack(ROWS, 0) + pack([{"t_ns": 5, "system": "n" * 20}]), ["n" * 20], 4, 9)
     assert long.rows.dtype == TABLE.dtype
 
 

@@ -1,0 +1,257 @@
+"""Queues from a page of metrics (Prometheus's text format) or a JSON document (expvar), by a mapping. Pure.
+
+A source of a figure is a metric with labels, ``NAME`` or ``NAME{label="value"}``, or a path in JSON, ``/queues/*/len``
+(RFC 6901 with ``*`` for each member or element). The name of a queue is a text with ``{label}`` in it; what the n-th
+``*`` of a path stands for is the label ``n``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent.common.settings import setting, text
+from agent.errors import USAGE, AgentError
+from agent.queues.catalogue import Row
+from agent.queues.prometheus_text import NotPrometheus, labels, metric_samples, whole_number
+from agent.queues.redis_reading import shown
+
+MAX_QUEUES = 1024
+#: Of one source, in one answer.
+MAX_SAMPLES = 20_000
+#: Counts -> column of ``queue_lag``, or member of a row (agent/queues/judged.py).
+_COUNTS = {
+    "length": "lag_messages",
+    "pending": "pending",
+    "delayed": "delayed",
+    "consumers": "consumers",
+    "added": "added",
+    "done": "acked",
+}
+_TOTALS = ("added", "done")
+_TIMES = ("oldest_s", "oldest_at_s")
+_SELECTOR = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?")
+_PLACE = re.compile(r"\{(\w+)\}")
+_TYPE = re.compile(rb"^# TYPE (\S+) (\S+)[ \t]*$", re.MULTILINE)
+_PART = re.compile(rb"_(total|count|sum|bucket)$")
+_EARLIEST_S = 1_000_000_000
+
+Samples = Iterator[tuple[Mapping[str, str], Any]]  #: labels and value
+#: What an answer has for a figure and its source. Raises Problem.
+Find = Callable[[str, "MetricSource"], Samples]
+
+
+class Problem(ValueError):
+    """A figure cannot be had; the text is the reason."""
+
+
+@dataclass(frozen=True)
+class MetricSource:
+    """A metric, or a path in JSON. labels: that a sample of the metric must have."""
+
+    text: str
+    name: bytes = b""
+    labels: Mapping[bytes, bytes] = field(default_factory=dict)
+    path: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, given: str) -> MetricSource:
+        """Raises ValueError."""
+        if given.startswith("/"):
+            return cls(given, path=tuple(part.replace("~1", "/").replace("~0", "~") for part in given[1:].split("/")))
+        found = _SELECTOR.fullmatch(given)
+        try:
+            if found is None:
+                raise NotPrometheus
+            return cls(given, found[1].encode(), labels((found[2] or "").encode()))
+        except NotPrometheus:
+            raise ValueError('it is a metric, NAME or NAME{label="value"}, or a path in JSON, /queues/*/len') from None
+
+
+_SOURCE = text("a metric, or a path in JSON", MetricSource.parse)
+
+
+@dataclass(frozen=True)
+class MappedQueues:
+    """Queues of one endpoint that have the same metrics."""
+
+    name: str = setting("", text("a text with {label} in it"), "name of the queue")
+    group: str = setting("", text("a text with {label} in it"), "consumer group")
+    length: MetricSource | None = setting(None, _SOURCE, "messages that wait")
+    pending: MetricSource | None = setting(None, _SOURCE, "messages in work")
+    delayed: MetricSource | None = setting(None, _SOURCE, "messages that wait for a set time")
+    consumers: MetricSource | None = setting(None, _SOURCE, "consumers, workers")
+    limit: MetricSource | None = setting(None, _SOURCE, "capacity of the queue")
+    added: MetricSource | None = setting(None, _SOURCE, "counter of the messages that were added")
+    done: MetricSource | None = setting(None, _SOURCE, "counter of the messages that were taken or done")
+    oldest_s: MetricSource | None = setting(None, _SOURCE, "age of the oldest message, in seconds")
+    oldest_at_s: MetricSource | None = setting(None, _SOURCE, "when the oldest message came, in seconds since 1970")
+
+    def check(self) -> None:
+        wrong = (
+            (not self.name, "a queue has no name"),
+            (self.length is None, f"queue {self.name[:40]} has no length"),
+            (self.oldest_s and self.oldest_at_s, "oldest_s and oldest_at_s are the same figure: give one of them"),
+            (len({bool(one.path) for one in self.sources().values()}) > 1, "its sources are metrics and paths in JSON"),
+        )
+        if why := next((why for is_wrong, why in wrong if is_wrong), ""):
+            raise AgentError("a mapping of queues cannot be used", why=why, exit_code=USAGE)
+
+    def sources(self) -> dict[str, MetricSource]:
+        names = (*_COUNTS, "limit", *_TIMES)
+        return {name: source for name in names if (source := getattr(self, name)) is not None}
+
+
+def read(mapped: Sequence[MappedQueues], answer: bytes, wall_s: float) -> list[Row]:
+    """The rows of an answer: one for each queue, and one for each problem. wall_s: now, seconds since 1970. Raises
+    NotPrometheus, or ValueError and RecursionError if the answer is no JSON.
+    """
+    sources = [source for one in mapped for source in one.sources().values()]
+    find = _in_json(json.loads(answer)) if sources and sources[0].path else _in_page(answer, sources)
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    problems: dict[str, None] = {}
+    for one in mapped:
+        for figure, source in one.sources().items():
+            try:
+                for labels_of, value in find(figure, source):
+                    key = _named(one.name, labels_of, source), _named(one.group, labels_of, source)
+                    if key in found or (figure == "length" and len(found) < MAX_QUEUES):
+                        _add(found.setdefault(key, {}), figure, value)
+                    elif figure == "length":
+                        problems[f"more than {MAX_QUEUES} queues are not watched: choose by labels"] = None
+            except Problem as problem:
+                problems[f"{figure}: {problem}"] = None
+    rows: list[Row] = [_row(*key, figures, wall_s) for key, figures in found.items()]
+    return [*rows, *({"reason": why} for why in problems)]
+
+
+def _in_page(answer: bytes, sources: Sequence[MetricSource]) -> Find:
+    wanted = {source.name for source in sources}
+    kinds = dict(_TYPE.findall(answer))
+    by_name: dict[bytes, list[tuple[Mapping[bytes, bytes], float]]] = {}
+    unread: list[bytes] = []
+    for sample in metric_samples(answer, wanted, unread):
+        samples = by_name.setdefault(sample.name, [])
+        if len(samples) <= MAX_SAMPLES:
+            samples.append((sample.labels, sample.value))
+    if unread and not by_name:
+        raise NotPrometheus(unread[0][:40].decode(errors="replace"))
+
+    def find(figure: str, source: MetricSource) -> Samples:
+        kind = kinds.get(source.name) or kinds.get(_PART.sub(b"", source.name), b"")
+        samples = [
+            ({name.decode(errors="replace"): its.decode(errors="replace") for name, its in one.items()}, value)
+            for one, value in by_name.get(source.name, ())
+            if source.labels.items() <= one.items()
+        ]
+        if not samples:
+            raise Problem(f"the page has no {source.text}")
+        if len(samples) > MAX_SAMPLES:
+            raise Problem(f"more than {MAX_SAMPLES} samples of {source.text}")
+        if figure not in _TOTALS and kind in (b"counter", b"histogram", b"summary"):
+            raise Problem(f"{source.text} is a {kind.decode()}, not a gauge: a counter is for added or done")
+        yield from samples
+
+    return find
+
+
+def _in_json(document: Any) -> Find:
+    def find(_: str, source: MetricSource) -> Samples:
+        found: list[tuple[dict[str, str], Any]] = [({}, document)]
+        for part in source.path:
+            found = [step for stars, value in found for step in _step(stars, value, part)]
+            if len(found) > MAX_SAMPLES:
+                raise Problem(f"more than {MAX_SAMPLES} values of {source.text}")
+        if not found:
+            raise Problem(f"the document has no {source.text}")
+        yield from found
+
+    return find
+
+
+def _step(stars: dict[str, str], value: Any, part: str) -> Iterator[tuple[dict[str, str], Any]]:
+    members: Mapping[Any, Any] = {}
+    if isinstance(value, dict):
+        members = value
+    elif isinstance(value, list):
+        members = {str(at): element for at, element in enumerate(value)}
+    if part == "*":
+        number = str(len(stars) + 1)
+        yield from (({**stars, number: key}, member) for key, member in members.items())
+    elif part in members:
+        yield stars, members[part]
+
+
+def _named(form: str, labels_of: Mapping[str, str], source: MetricSource) -> str:
+    def fill(match: re.Match[str]) -> str:
+        if match[1] not in labels_of:
+            raise Problem(f"{source.text} has no label {match[1]}")
+        return labels_of[match[1]]
+
+    return _PLACE.sub(fill, form)
+
+
+def _add(figures: dict[str, Any], figure: str, value: Any) -> None:
+    """Samples of one queue are added up; of ages the largest counts."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise Problem("it is not a number")
+    before = figures.get(figure)
+    if before is None:
+        figures[figure] = value
+    elif figure == "oldest_s":
+        figures[figure] = max(before, value)
+    elif figure == "oldest_at_s":
+        figures[figure] = min(before, value)
+    else:
+        try:
+            figures[figure] = before + value
+        except OverflowError:
+            raise Problem("it is too large") from None
+
+
+def _row(name: str, group: str, figures: Mapping[str, Any], wall_s: float) -> Row:
+    row: dict[str, Any] = {"destination": shown(name.encode(errors="replace")), "lag_messages": None}
+    if group:
+        row["consumer_group"] = shown(group.encode(errors="replace"))
+    odd = []
+    for figure, column in _COUNTS.items():
+        if figure in figures:
+            row[column] = count = _count(figures[figure])
+            if count is None:
+                odd.append(f"{figure} is {str(figures[figure])[:20]}, not a count")
+    limit = _count(figures.get("limit"))
+    if row["lag_messages"] is not None and limit:
+        row["room"] = row["lag_messages"], limit, "queue full"
+    age = _age(figures, wall_s)
+    if row["lag_messages"] == 0:
+        row["lag_s"] = 0.0
+    elif age is not None:
+        row["lag_s"] = row["oldest_undelivered_s"] = age
+    if "done" in figures:
+        row["position"] = row["acked"]
+    if odd:
+        row["inexact_reason"] = ", ".join(odd)
+    return row
+
+
+def _count(value: float | None) -> int | None:
+    """None if it is no count."""
+    try:
+        return None if value is None else whole_number(float(value))
+    except OverflowError:
+        return None
+
+
+def _age(figures: Mapping[str, Any], wall_s: float) -> float | None:
+    """Seconds; None if unknown, or no age."""
+    try:
+        age, at = (float(figures.get(name, math.nan)) for name in _TIMES)
+    except OverflowError:
+        return None
+    if not math.isnan(at):
+        age = wall_s - at if at >= _EARLIEST_S else math.nan
+    return age if math.isfinite(age) and age >= 0 else None

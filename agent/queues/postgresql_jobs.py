@@ -1,0 +1,152 @@
+"""Job tables of PostgreSQL, by a query of the settings: each row is a queue. Pure.
+
+The query becomes a part of a statement of ours. So it is one SELECT, its number of rows is bounded, and each column is
+converted by the server to the type that is expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+from agent.queues.catalogue import Row
+from agent.queues.redis_reading import shown
+
+MAX_QUEUES = 1024
+_LETTERS = 256
+_MOST = (1 << 63) - 1
+
+#: Columns that a query may have -> column of ``queue_lag``, or member of a row (agent/queues/judged.py).
+TEXTS = {"queue": "destination", "consumer_group": "consumer_group", "holder": "holder"}
+COUNTS = {
+    "ready": "lag_messages",
+    "pending": "pending",
+    "delayed": "delayed",
+    "redelivered": "redelivered",
+    "consumers": "consumers",
+    "added": "added",
+    "done": "acked",
+}
+TIMES = {"oldest": "oldest_undelivered_s", "oldest_pending": "oldest_pending_s"}
+_NEEDED = ("queue", "ready")
+_WITHIN = "SELECT {} FROM (\n{}\n) AS jobs LIMIT {}"
+#: OIDs of types: bigint, smallint, integer, numeric; timestamp with and without time zone.
+_WHOLE, _WITH_ZONE, _WITHOUT_ZONE = (20, 21, 23, 1700), 1184, 1114
+
+#: Queries for the tables of job libraries, by the library's name.
+PRESETS: dict[str, str] = {}
+
+
+class UnfitQuery(ValueError):
+    """The query does not fit; the text is the reason."""
+
+
+def probe(query: str) -> str:
+    """A statement that returns the query's columns, and no row."""
+    return _WITHIN.format("*", query, 0)
+
+
+def statement(query: str, columns: Sequence[tuple[str, int]]) -> str:
+    """What is asked at each poll, by the columns (name, OID of the type) of ``probe``. Raises UnfitQuery."""
+    names = [name for name, _ in columns]
+    known = (*TEXTS, *COUNTS, *TIMES)
+    for name in _NEEDED:
+        if name not in names:
+            raise UnfitQuery(f"the query has no column {name}")
+    for at, (name, type_oid) in enumerate(columns):
+        if name not in known:
+            raise UnfitQuery(f"the query has an unknown column {name[:40]}; known: {', '.join(known)}")
+        if name in names[:at]:
+            raise UnfitQuery(f"the query has two columns {name}")
+        if name in COUNTS and type_oid not in _WHOLE:
+            raise UnfitQuery(f"column {name} is not a whole number")
+        if name in TIMES and type_oid == _WITHOUT_ZONE:
+            raise UnfitQuery(f"column {name} has no time zone: write it as {name} AT TIME ZONE 'UTC'")
+        if name in TIMES and type_oid != _WITH_ZONE:
+            raise UnfitQuery(f"column {name} is not a timestamp with time zone")
+    wanted = ", ".join(_converted(name) for name in names)
+    return _WITHIN.format(wanted, query, MAX_QUEUES + 1)
+
+
+def _converted(name: str) -> str:
+    if name in TEXTS:
+        return f"left(jobs.{name}::text, {_LETTERS}) AS {name}"
+    if name in COUNTS:
+        return f"jobs.{name}::bigint AS {name}"
+    # Not the difference of the times: PostgreSQL before 17 refuses to subtract an infinite one.
+    return f"(extract(epoch FROM statement_timestamp()) - extract(epoch FROM jobs.{name}))::float8 AS {name}"
+
+
+class JobQueues:
+    """The queues of one query, and what is kept of them between polls."""
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[object, ...], tuple[dict[str, Any], int]] = {}
+
+    @property
+    def known(self) -> list[Row]:
+        """What identifies the queues of the last answer."""
+        return [{"destination": name, "consumer_group": group} for name, group in self._before]
+
+    def rows(self, names: Sequence[str], answer: Iterable[Sequence[Any]]) -> list[Row]:
+        """names: of the columns. Raises UnfitQuery."""
+        now: dict[tuple[object, ...], tuple[dict[str, Any], int]] = {}
+        out: list[Row] = []
+        for number, values in enumerate(answer):
+            if number == MAX_QUEUES:
+                out.append({"reason": f"more than {MAX_QUEUES} queues are not watched: choose in the query"})
+                break
+            out.append(self._row(dict(zip(names, values, strict=True)), now))
+        self._before = now
+        return out
+
+    def _row(self, found: dict[str, Any], now: dict[tuple[object, ...], tuple[dict[str, Any], int]]) -> Row:
+        if not found["queue"]:
+            raise UnfitQuery("the query has a row without a queue")
+        row: dict[str, Any] = {TEXTS[name]: shown(found[name].encode()) for name in TEXTS if found.get(name)}
+        key = row["destination"], row.get("consumer_group")
+        if key in now:
+            raise UnfitQuery(f"the query has two rows of queue {found['queue'][:40]}")
+        problems = []
+        for name, column in COUNTS.items():
+            count = found.get(name)
+            if count is not None and not 0 <= count <= _MOST:
+                problems.append(f"{name} is negative")
+                count = found[name] = None
+            row[column] = count
+        for name, column in TIMES.items():
+            age = found.get(name)
+            if age is not None and not (isfinite(age) and age >= 0):
+                problems.append(f"{name} is in the future" if isfinite(age) else f"{name} is infinite")
+                age = None
+            row[column] = age
+        row["lag_messages"] = found["ready"]
+        row["exact"] = found["ready"] is not None
+        if found["ready"] == 0:
+            row["lag_s"] = 0.0
+        elif row["oldest_undelivered_s"] is not None:
+            row["lag_s"] = row["oldest_undelivered_s"]
+        last, reads = self._before.get(key, (None, 0))
+        if last is not None and _was_read(last, found):
+            reads += 1
+        now[key] = found, reads
+        if found.get("oldest") is not None or found.get("done") is not None:
+            row["position"] = reads
+        if problems:
+            row["inexact_reason"] = ", ".join(problems)
+        elif found["ready"] is None:
+            row["inexact_reason"] = "ready is NULL"
+        return row
+
+
+def _was_read(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    """Whether a job was taken between two polls: fewer are ready, the oldest is another one, or others run or are
+    done. An age grows by the time between the polls if its job is the same.
+    """
+    if any(before.get(name) != now.get(name) for name in ("pending", "done", "holder")):
+        return True
+    if (now.get("ready") or 0) < (before.get("ready") or 0):
+        return True
+    was, is_now = before.get("oldest"), now.get("oldest")
+    return was is None or is_now is None or is_now < was

@@ -1,0 +1,3 @@
+module example.com/goqueues
+
+go 1.18

@@ -1,0 +1,575 @@
+"""Job tables and replication slots of a real PostgreSQL. Counts are prime, so no doubling or halving goes unseen."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psycopg2
+import pytest
+
+from agent.errors import AgentError
+from agent.queues import asking
+from agent.queues.brokers.postgresql import BROKER, LOCK_MS, STATEMENT_MS, TIMEOUT_S, PostgresQueues
+from agent.queues.catalogue import Queue
+from agent.queues.discover import discover
+from agent.queues.judged import Judged
+from agent.queues.packing import TABLE as QUEUE_LAG
+from agent.queues.packing import pack
+from tests.patience import PATIENCE
+from tests.servers.postgresql import QUERY, TABLE, TAKE, USER, Postgres, client
+from tests.servers.test_rabbitmq import Odd
+
+S = 10**9
+FAILURES = QUEUE_LAG.by_name["failure"].names
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Postgres]:
+    server = Postgres()
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def postgres(running: Postgres) -> Postgres:
+    """Empty, but for the table."""
+    running.do("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+    running.do("DROP TABLE IF EXISTS jobs")
+    running.do(TABLE)
+    return running
+
+
+def source(server: Postgres, **more: Any) -> Queue:
+    (queue,) = BROKER.sources([{"url": server.url, "query": QUERY, **more}])
+    return queue
+
+
+def poll(queue: Queue) -> np.ndarray:
+    return np.frombuffer(pack(queue.poll()), QUEUE_LAG.dtype)
+
+
+def row_of(rows: np.ndarray, name: str, group: str = "") -> Any:
+    found = rows[(rows["destination"] == name.encode()) & (rows["consumer_group"] == group.encode())]
+    assert len(found) == 1, rows
+    return found[0]
+
+
+def until(what: Callable[[], Any], limit_s: float = 40) -> Any:
+    end = time.monotonic() + limit_s * PATIENCE
+    while not (found := what()):
+        assert time.monotonic() < end
+        time.sleep(0.3)
+    return found
+
+
+def add(server: Postgres, n: int, **values: str) -> None:
+    names = ", ".join(values) or "queue"
+    server.do(
+        f"INSERT INTO jobs ({names}) SELECT {', '.join(values.values()) or repr('mail')} FROM generate_series(1, {n})"
+    )
+
+
+def take(server: Postgres, n: int, *, finish: bool = True) -> None:
+    for _ in range(n):
+        taken = server.do(TAKE)
+        if taken and finish:
+            server.do(f"UPDATE jobs SET state = 'done' WHERE id = {taken[0][0]}")
+
+
+def test_each_figure_is_the_tables(postgres: Postgres) -> None:
+    queue = source(postgres)
+    add(postgres, 101)
+    add(postgres, 7, run_at="now() + interval '1 hour'")
+    add(postgres, 13, queue="'sms'", state="'done'")
+    take(postgres, 17)
+    take(postgres, 5, finish=False)
+    postgres.do("UPDATE jobs SET attempts = 3 WHERE id BETWEEN 90 AND 92")
+    began = time.monotonic()
+    rows = poll(queue)
+    row = row_of(rows, "mail")
+    figures = {name: row[name] for name in ("lag_messages", "pending", "delayed", "redelivered")}
+    assert figures == {"lag_messages": 101 - 17 - 5, "pending": 5, "delayed": 7, "redelivered": 3}
+    assert (row["system"], row["exact"], row["server_role"]) == (b"postgresql", 1, b"primary")
+    assert row["peer"].tobytes()[16:] == postgres.port.to_bytes(2, "little")
+    first = poll(queue)
+    ages = {name: row[name] for name in ("oldest_undelivered_s", "oldest_pending_s")}
+    later = row_of(first, "mail")
+    passed = time.monotonic() - began
+    assert all(0 <= ages[name] <= later[name] <= ages[name] + passed + 0.05 for name in ages), (ages, later)
+    sms = row_of(rows, "sms")
+    assert (sms["lag_messages"], sms["lag_s"], sms["status"]) == (0, 0, b"ok")
+    queue.close()
+
+
+def growing(server: Postgres, i: int) -> None:
+    add(server, 7)
+    take(server, 3)
+
+
+def draining(server: Postgres, i: int) -> None:
+    add(server, 307 if i == 0 else 2)
+    take(server, 7)
+
+
+def worker_stops(server: Postgres, i: int) -> None:
+    add(server, 2)
+    if i < 13:
+        take(server, 5)
+
+
+def idle_producer(server: Postgres, i: int) -> None:
+    add(server, 11 if i < 3 else 0)
+    take(server, 13)
+
+
+def never_finishes(server: Postgres, i: int) -> None:
+    add(server, 3)
+    take(server, 3, finish=False)
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "words"),
+    [
+        (growing, b"lagging", b"lag grew from"),
+        (draining, b"draining", b"lag fell from"),
+        (worker_stops, b"stalled", b"nothing read for"),
+        (idle_producer, b"ok", b""),
+        (never_finishes, b"stalled", b"none acknowledged for"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_the_state_is_what_the_script_did(
+    postgres: Postgres,
+    script: Callable[[Postgres, int], None],
+    status: bytes,
+    words: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(asking, "_QUICK_NS", 10 * S)  # each poll asks, also on a busy host
+    now_ns = [0]
+    its = BROKER.server({"url": postgres.url, "query": QUERY, "slots": False})
+    queue = Judged("postgresql", PostgresQueues(its, timeout_s=20), lambda: now_ns[0])
+    for i in range(26):
+        script(postgres, i)
+        now_ns[0] += S
+        row = row_of(poll(queue), "mail")
+    queue.close()
+    assert (row["status"], words in row["reason"]) == (status, True), row["reason"]
+    if script is draining:
+        assert row["lag_messages"] == 307 + 25 * 2 - 26 * 7
+        assert abs(row["drains_in_s"] - 35) <= row["forecast_err_s"] < 5
+
+
+def test_real_workers_that_stop_are_slow_and_are_killed(postgres: Postgres) -> None:
+    queue = source(postgres)
+    with client("produce", postgres.port, 40), client("work", postgres.port, 0.3) as worker:
+        row = until(lambda: (row := row_of(poll(queue), "mail"))["out_per_s"] > 0 and row)
+        assert row["pending"] == 1
+        until(lambda: row_of(poll(queue), "mail")["in_per_s"] > 20)
+        worker.send_signal(signal.SIGSTOP)
+        row = until(lambda: (row := row_of(poll(queue), "mail"))["status"] == b"stalled" and row)
+        assert b"nothing read" in row["reason"]
+    (before,) = postgres.do("SELECT count(*) FROM jobs WHERE state = 'ready'")[0]
+    row = row_of(poll(queue), "mail")
+    assert (row["lag_messages"], row["pending"]) == (before, 1)  # what the worker had taken when it was killed
+    queue.close()
+
+
+def test_a_worker_that_holds_a_row_keeps_nobody_waiting(postgres: Postgres) -> None:
+    """Its job is ready for everybody else until it commits, and again when it is killed."""
+    add(postgres, 11)
+    queue = source(postgres)
+    holder = psycopg2.connect(postgres.url)
+    try:
+        with holder.cursor() as cursor:
+            cursor.execute(TAKE)
+        assert row_of(poll(queue), "mail")["lag_messages"] == 11
+    finally:
+        os.kill(holder.info.backend_pid, signal.SIGTERM)
+        holder.close()
+    assert row_of(poll(queue), "mail")["lag_messages"] == 11
+    queue.close()
+
+
+def test_nothing_is_locked_between_polls_and_a_locked_table_costs_only_its_queues(postgres: Postgres) -> None:
+    add(postgres, 5)
+    postgres.do("SELECT pg_create_physical_replication_slot('site', true)")
+    queue = source(postgres)
+    poll(queue)
+    about = "FROM pg_stat_activity WHERE application_name = 'tickscope'"
+    assert postgres.do(f"SELECT state, backend_xmin {about}") == [("idle", None)]
+    assert postgres.do(f"SELECT 1 FROM pg_locks WHERE pid IN (SELECT pid {about})") == []
+    with contextlib.closing(psycopg2.connect(postgres.url)) as other, other.cursor() as cursor:
+        cursor.execute("LOCK TABLE jobs IN ACCESS EXCLUSIVE MODE")
+        rows = poll(queue)
+        row = row_of(rows, "mail")
+        assert (row["status"], row["reason"]) == (
+            b"unknown",
+            f"a table of the query is locked for over {LOCK_MS} ms (ACCESS EXCLUSIVE): see pg_locks".encode(),
+        )
+        assert row_of(rows, "wal", "site")["consumers"] == 0
+        assert FAILURES[row["failure"]] == "other"
+    row = until(lambda: (row := row_of(poll(queue), "mail"))["lag_messages"] == 5 and row)
+    assert row["status"] == b"ok"
+    assert len(postgres.do(f"SELECT 1 {about}")) == 1
+    queue.close()
+
+
+def test_a_slow_query_is_asked_seldom_and_its_figures_are_marked(postgres: Postgres) -> None:
+    add(postgres, 3)
+    slow = "SELECT 'mail' AS queue, count(*) AS ready FROM jobs, pg_sleep(0.2)"
+    queue = source(postgres, query=slow, slots=False)
+    assert row_of(poll(queue), "mail")["exact"] == 1
+    add(postgres, 2)
+    row = row_of(poll(queue), "mail")
+    assert (row["lag_messages"], row["exact"], row["inexact_reason"]) == (3, 0, b"as of 0 s ago: asking takes long")
+    assert row["poll_ns"] < 0.2 * S
+    until(lambda: row_of(poll(queue), "mail")["lag_messages"] == 5)
+    queue.close()
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("SELECT count(*) AS ready FROM jobs", "no column queue"),
+        ("SELECT queue FROM jobs", "no column ready"),
+        ("SELECT queue, 1 AS ready, 2 AS failed FROM jobs", "unknown column failed; known: queue"),
+        ("SELECT queue, 1 AS ready, 2 AS ready FROM jobs", "two columns ready"),
+        ("SELECT queue, 1.5::float8 AS ready FROM jobs", "column ready is not a whole number"),
+        ("SELECT queue, 1 AS ready, run_at::timestamp AS oldest FROM jobs", "no time zone: write it as oldest AT TIME"),
+        ("SELECT queue, 1 AS ready, 5 AS oldest FROM jobs", "oldest is not a timestamp"),
+        ("SELECT queue, 1 AS ready FROM jobs UNION ALL SELECT queue, 2 FROM jobs", "two rows of queue mail"),
+        ("SELECT NULL::text AS queue, 1 AS ready", "a row without a queue"),
+        ("SELECT queue, id AS ready FROM jobs FOR UPDATE SKIP LOCKED", "must only read: cannot execute SELECT FOR UP"),
+        ("DELETE FROM jobs RETURNING queue, 1 AS ready", "query: syntax error"),
+        ("SELECT 'a' AS queue, 1 AS ready; DROP TABLE jobs", "query: syntax error"),
+        ("SELECT queue, 1 AS ready FROM nothing", 'query: relation "nothing" does not exist'),
+        (
+            f"SELECT 'a' AS queue, 1 AS ready FROM pg_sleep({STATEMENT_MS / 1000 + 1})",
+            f"over {STATEMENT_MS} ms: add an",
+        ),
+        ("SELECT 'a' AS queue, 1 / 0 AS ready FROM jobs", "query: division by zero"),
+        ("SELECT 'a' AS queue, 1e30::numeric AS ready", "query: bigint out of range"),
+    ],
+)
+def test_a_query_that_does_not_fit_is_refused_in_words_and_costs_nothing_else(
+    postgres: Postgres, query: str, words: str
+) -> None:
+    add(postgres, 1)
+    add(postgres, 1)
+    postgres.do("SELECT pg_create_physical_replication_slot('site', true)")
+    queue = source(postgres, query=query)
+    rows = poll(queue)
+    (problem,) = rows[rows["destination"] == b""]
+    assert words in problem["reason"].decode(), problem["reason"]
+    assert problem["status"] == b"unknown"
+    assert row_of(rows, "wal", "site")["status"] == b"ok"
+    assert postgres.do("SELECT count(*) FROM jobs") == [(2,)]
+    queue.close()
+
+
+def test_odd_values_are_unknown_with_a_reason(postgres: Postgres) -> None:
+    odd = """VALUES ('a', -1, 3::bigint, now()), ('b', NULL, -5, now()), ('c', 7, 0, now() + interval '1 h'),
+        ('d', 2, 1, 'infinity'), (repeat('x', 999), 1, 0, NULL)"""
+    queue = source(postgres, query=f"SELECT * FROM ({odd}) AS v (queue, ready, pending, oldest);")
+    rows = poll(queue)
+    assert set(rows["destination"][rows["destination"] != b""].tolist()) >= {b"a", b"b", b"c", b"d"}, rows
+    found = [row_of(rows, name) for name in "abcd"]
+    assert [(bytes(row["inexact_reason"]), row["lag_messages"] < 0) for row in found] == [
+        (b"ready is negative", True),
+        (b"pending is negative", True),
+        (b"oldest is in the future", False),
+        (b"oldest is infinite", False),
+    ]
+    assert all(isnan(row["oldest_undelivered_s"]) for row in found[2:])
+    assert row_of(rows, "b")["status"] == b"unknown"
+    queue.close()
+
+
+def lsn(server: Postgres, of: str) -> int:
+    return int(server.do(f"SELECT pg_wal_lsn_diff({of}, '0/0')::bigint")[0][0])
+
+
+def behind(row: Any) -> int:
+    return int(row["inexact_reason"].split()[3])
+
+
+def test_slots_in_bytes_and_seconds(postgres: Postgres) -> None:
+    queue = source(postgres)
+    postgres.do("SELECT pg_create_physical_replication_slot('unused')")
+    postgres.do("SELECT pg_create_logical_replication_slot('site', 'test_decoding')")
+    with client("read", postgres.port, "site") as reader:
+        row = until(lambda: (row := row_of(poll(queue), "postgres", "site"))["consumers"] == 1 and row)
+        assert row["holder"] == b"reader@127.0.0.1"
+        with client("produce", postgres.port, 50):
+            until(lambda: row_of(poll(queue), "postgres", "site")["lag_s"] < 5)
+        reader.send_signal(signal.SIGSTOP)
+        where = "FROM pg_replication_slots WHERE slot_name = 'site'"
+        rows = poll(queue)
+        began = time.monotonic()
+        add(postgres, 199)
+        confirmed, end = lsn(postgres, f"(SELECT confirmed_flush_lsn {where})"), lsn(postgres, "pg_current_wal_lsn()")
+        row = row_of(poll(queue), "postgres", "site")
+        assert end - confirmed <= behind(row) <= lsn(postgres, "pg_current_wal_lsn()") - confirmed
+        assert row["lag_messages"] == QUEUE_LAG.by_name["lag_messages"].null
+        until(lambda: row_of(poll(queue), "postgres", "site")["lag_s"] > 3)
+        row = row_of(poll(queue), "postgres", "site")
+        assert row["lag_s"] - row["lag_error_s"] <= time.monotonic() - began + 15  # of what was not confirmed before
+        assert row["lag_basis"] == QUEUE_LAG.by_name["lag_basis"].code("history")
+        row = row_of(rows, "wal", "unused")
+        assert b"reserved no WAL" in row["reason"]
+    row = until(lambda: (row := row_of(poll(queue), "postgres", "site"))["status"] == b"stopped" and row)
+    assert b"no consumer for" in row["reason"] and b"bytes undelivered" in row["reason"]
+    assert isnan(row["in_per_s"])
+    postgres.do("SELECT pg_drop_replication_slot('site')")
+    row = row_of(poll(queue), "postgres", "site")
+    assert (row["status"], b"slot was dropped" in row["reason"]) == (b"gone", True)
+    queue.close()
+
+
+def test_a_slot_that_loses_its_wal() -> None:
+    server = Postgres(segment_mb=1, max_slot_wal_keep_size="4MB", min_wal_size="2MB", max_wal_size="2MB")
+    try:
+        server.do(TABLE)
+        server.do("SELECT pg_create_physical_replication_slot('late', true)")
+        queue = source(server)
+        assert row_of(poll(queue), "wal", "late")["status"] == b"ok"
+        server.do("SELECT pg_create_logical_replication_slot('other', 'test_decoding')")
+
+        def grown() -> Any:
+            for _ in range(2):
+                server.do("INSERT INTO jobs (queue) SELECT repeat('x', 5000) || i FROM generate_series(1, 3) AS i")
+                server.do("SELECT pg_switch_wal()")
+            server.do("CHECKPOINT")
+            return (row := row_of(poll(queue), "wal", "late"))["status"] == b"gone" and row
+
+        row = until(grown)
+        assert b"max_slot_wal_keep_size" in row["reason"] and b"set its consumer up anew" in row["reason"]
+        assert server.do("SELECT wal_status FROM pg_replication_slots WHERE slot_name = 'late'") == [("lost",)]
+        queue.close()
+    finally:
+        server.end()
+
+
+def test_a_standby_and_its_replay(postgres: Postgres) -> None:
+    standby = Postgres.standby(postgres, "site")
+    try:
+        queue, its = source(postgres), source(standby)
+        until(lambda: row_of(poll(queue), "wal", "site")["consumers"] == 1)
+        until(lambda: b"standby (replay)" in poll(queue)["consumer_group"])
+        row = until(lambda: (row := row_of(poll(queue), "wal", "standby (replay)"))["lag_s"] == 0 and row)
+        assert row["holder"] == b"standby@127.0.0.1"
+        add(postgres, 23)
+        row = until(lambda: (row := row_of(poll(its), "mail"))["lag_messages"] == 23 and row)
+        assert row["server_role"] == b"replica"
+        standby.do("SELECT pg_wal_replay_pause()")
+        until(lambda: b"replay is paused" in row_of(poll(its), "wal", "replay")["inexact_reason"] or add(postgres, 1))
+        add(postgres, 59)
+        row = until(lambda: (row := row_of(poll(its), "wal", "replay"))["lag_s"] > 1 and row)
+        assert b"replay is paused" in row["inexact_reason"] and behind(row) > 59
+        row = until(lambda: (row := row_of(poll(queue), "wal", "standby (replay)"))["lag_s"] > 1 and row)
+        received = row_of(poll(queue), "wal", "site")
+        assert behind(received) < behind(row)
+        standby.do("SELECT pg_wal_replay_resume()")
+        until(lambda: row_of(poll(its), "wal", "replay")["lag_s"] == 0)
+        standby.stop()
+        until(lambda: row_of(poll(queue), "wal", "site")["consumers"] == 0)
+        (row,) = {bytes(row["status"]) for row in poll(its)}
+        assert row == b"down"
+        queue.close()
+        its.close()
+    finally:
+        standby.end()
+
+
+def test_least_rights(postgres: Postgres) -> None:
+    postgres.do("DROP ROLE IF EXISTS watch")
+    postgres.do("CREATE ROLE watch LOGIN")
+    postgres.do("SELECT pg_create_physical_replication_slot('site', true)")
+    add(postgres, 19)
+    url = postgres.url.replace(f"{USER}@", "watch@")
+    queue = source(postgres, url=url)
+    rows = poll(queue)
+    assert row_of(rows, "wal", "site")["consumers"] == 0
+    (problem,) = rows[rows["destination"] == b""]
+    assert (FAILURES[problem["failure"]], problem["reason"]) == (
+        "permission",
+        b"permission denied for table jobs: GRANT SELECT to this role",
+    )
+    postgres.do("GRANT SELECT ON jobs TO watch")
+    until(lambda: 19 in poll(queue)["lag_messages"])
+    receive = [str(postgres._bin / "pg_receivewal"), "-D", str(postgres.directory), "-U", USER, "-h", "127.0.0.1"]
+    with subprocess.Popen(
+        [*receive, "-p", str(postgres.port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as other:
+        try:
+            until(lambda: any(b"pg_read_all_stats" in row["reason"] for row in poll(queue)))
+            postgres.do("GRANT pg_read_all_stats TO watch")
+            until(lambda: b"pg_receivewal (replay)" in poll(queue)["consumer_group"])
+        finally:
+            other.kill()
+    queue.close()
+    postgres.do("REVOKE SELECT ON jobs FROM watch")
+    postgres.do("DROP ROLE watch")
+
+
+def test_a_stopped_a_dead_and_a_returned_server(postgres: Postgres) -> None:
+    add(postgres, 5)
+    queue = source(postgres)
+    assert row_of(poll(queue), "mail")["lag_messages"] == 5
+    postgres.signal(signal.SIGSTOP)
+    try:
+        row = row_of(poll(queue), "mail")
+    finally:
+        postgres.signal(signal.SIGCONT)
+    assert (row["status"], FAILURES[row["failure"]]) == (b"down", "no_answer")
+    assert TIMEOUT_S * S <= row["poll_ns"] < 10 * S * PATIENCE
+    until(lambda: row_of(poll(queue), "mail")["status"] == b"ok")
+    postgres.stop()
+    until(lambda: FAILURES[row_of(poll(queue), "mail")["failure"]] == "refused")
+    postgres.start()
+    row = until(lambda: (row := row_of(poll(queue), "mail"))["status"] == b"ok" and row)
+    assert row["lag_messages"] == 5
+    queue.close()
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Postgres, Path]]:
+    """A server with TLS and passwords, and the directory of its certificate, which signs itself."""
+    here = tmp_path_factory.mktemp("tls")
+    for name in ("server", "other"):
+        options = f"req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test -keyout {name}.key -out {name}.pem"
+        subject = ["-addext", "subjectAltName=IP:127.0.0.1"]
+        subprocess.run(["openssl", *options.split(), *subject], cwd=here, check=True, capture_output=True)
+    hba = f"local all all trust\nhostssl all {USER} 127.0.0.1/32 trust\nhostssl all all 127.0.0.1/32 scram-sha-256\n"
+    server = Postgres(hba=hba, tls=here / "server", ssl="on")
+    server.do("CREATE ROLE watch LOGIN PASSWORD 's3cret'")
+    yield server, here
+    server.end()
+
+
+@pytest.mark.parametrize(
+    ("url", "section", "failure", "words"),
+    [
+        ("watch@127.0.0.1:{}/postgres", {"ca_file": "server.pem", "password_file": "password"}, "", ""),
+        ("watch:s3cret@127.0.0.1:{}/postgres?sslmode=require", {}, "", ""),
+        ("watch:no@127.0.0.1:{}/postgres", {}, "login", "password authentication failed"),
+        ("watch@127.0.0.1:{}/postgres", {}, "login", "no password supplied"),
+        ("watch@127.0.0.1:{}/postgres", {"password_file": "none"}, "login", "password file: No such file"),
+        ("watch:s3cret@127.0.0.1:{}/none", {}, "login", 'database "none" does not exist'),
+        ("watch:s3cret@127.0.0.1:{}/postgres?sslmode=disable", {}, "login", "no encryption"),
+        ("watch:s3cret@127.0.0.1:{}/postgres", {"ca_file": "other.pem"}, "login", "certificate verify failed"),
+        (
+            "watch:s3cret@localhost:{}/postgres",
+            {"ca_file": "server.pem"},
+            "login",
+            'does not match host name "localhost"',
+        ),
+    ],
+)
+def test_login_and_certificates(
+    secured: tuple[Postgres, Path], url: str, section: dict[str, str], failure: str, words: str
+) -> None:
+    server, here = secured
+    (here / "password").write_text("s3cret\n")
+    files = {name: str(here / path) for name, path in section.items()}
+    its = BROKER.server({"url": f"postgresql://{url.format(server.port)}", **files})
+    queue = Judged("postgresql", PostgresQueues(its, timeout_s=20))
+    until(lambda: b"no address" not in poll(queue)[0]["reason"])
+    (row,) = poll(queue)
+    assert words in row["reason"].decode(), row["reason"]
+    assert b"s3cret" not in row["reason"]
+    if failure:
+        assert (row["status"], FAILURES[row["failure"]]) == (b"down", failure)
+        log = server.directory / "log"
+        size = log.stat().st_size
+        assert [FAILURES[row["failure"]] for row in poll(queue)] == [failure]
+        assert log.stat().st_size == size  # it is not asked again at once
+    else:
+        assert row["status"] == b"ok"
+    queue.close()
+
+
+def _slowly(connection: Any) -> None:
+    for letter in b"R\0\0\0\x08\0\0\0\0" + b"S\0\0\0\x09a\0bb\0" * 99:
+        connection.sendall(bytes([letter]))
+        time.sleep(0.1)
+
+
+def _endless(connection: Any) -> None:
+    connection.sendall(b"R\0\0\0\x08\0\0\0\0")
+    while True:
+        connection.sendall(b"S\0\0\0\x08a\0b\0" * 1000)
+
+
+@pytest.mark.parametrize(
+    ("say", "failures"),
+    [
+        (_slowly, ("no_answer",)),
+        (lambda _: time.sleep(20), ("no_answer",)),
+        (_endless, ("no_answer", "other")),
+        (lambda c: c.sendall(b"SSH-2.0-OpenSSH_9.2\r\n"), ("closed", "other", "login", "no_answer")),
+        (lambda c: c.shutdown(2), ("closed",)),
+        (lambda c: c.sendall(b"R\x7f\xff\xff\xff\0\0\0\0" + b"x" * 9999), ("closed", "other", "login", "no_answer")),
+    ],
+)
+def test_a_server_that_answers_badly_is_down_with_the_reason(
+    say: Callable[[Any], None], failures: tuple[str, ...]
+) -> None:
+    server = Odd(say)
+    (queue,) = BROKER.sources([f"postgresql://u:s3cret@127.0.0.1:{server.port}/d?sslmode=disable"])
+    began = time.monotonic()
+    (row,) = poll(queue)
+    took = time.monotonic() - began
+    queue.close()
+    server.close()
+    assert row["status"] == b"down" and FAILURES[row["failure"]] in failures, row["reason"]
+    assert row["reason"] and b"s3cret" not in row["reason"]
+    assert took < 10 * PATIENCE
+    assert threading.active_count() < 50
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "mysql://u:pw@h",
+        "postgresql://u:pw@",
+        "postgresql://u:pw@h:0",
+        "postgresql://u:pw@h:99999/d",
+        "postgresql://u:pw@h/d?sslmode=maybe",
+        "postgresql://u:pw@h/d?application_name=x",
+        "postgresql://u:pw@h/d/e",
+        "postgresql:///d?host=relative",
+        {},
+        {"url": "postgresql://u:pw@h", "password_file": "/a"},
+        {"url": "postgresql://h", "password_file": "/a", "password_variable": "TICKSCOPE_POSTGRESQL_PW"},
+        {"url": "postgresql://h", "password_variable": "PW"},
+        {"url": "postgresql://h", "key_file": "/a"},
+        {"url": "postgresql://h", "ca_file": "relative"},
+        {"url": "postgresql://h", "slots": False},
+        {"url": "postgresql://h", "jobs": "nothing"},
+    ],
+)
+def test_what_is_no_server_is_refused_without_its_password(given: Any) -> None:
+    with pytest.raises(AgentError) as error:
+        BROKER.sources([given])
+    assert "pw" not in str(error.value)
+
+
+def test_a_server_of_this_node_is_found_with_its_setting(postgres: Postgres) -> None:
+    with contextlib.closing(psycopg2.connect(postgres.url)):
+        (found,) = (one for one in discover({}) if one.port == postgres.port)
+    assert (found.system, found.how, found.by) == ("postgresql", "listens", "process")
+    assert found.setting == f"postgresql: ['postgresql://127.0.0.1:{postgres.port}']"
+    (found,) = (one for one in discover({"postgresql": ({"url": postgres.url},)}) if one.port == postgres.port)
+    assert found.configured

@@ -1,0 +1,329 @@
+"""Queues by a mapping, from real endpoints: a Go program with expvar, a Python program with prometheus_client, and
+RabbitMQ's and Prometheus's own pages. Counts are prime.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent.errors import AgentError
+from agent.queues.brokers.queues_from import BROKER, MAX_BODY_BYTES
+from agent.queues.catalogue import Queue
+from agent.queues.packing import TABLE, pack
+from tests.patience import PATIENCE
+from tests.servers.rabbitmq import free_ports
+from tests.servers.test_rabbitmq import Odd, _endless, _once, _slowly
+
+HERE = Path(__file__).parent
+FAILURES = TABLE.by_name["failure"].names
+NULL = TABLE.by_name["lag_messages"].null
+PYTHON = """
+import sys
+from prometheus_client import Counter, Gauge, Histogram, start_http_server
+
+waiting = Gauge("shop_queue_waiting", "Jobs that wait", ["queue", "shard"])
+running = Gauge("shop_queue_running", "Jobs that run", ["queue", "state"])
+oldest = Gauge("shop_queue_oldest_timestamp_seconds", "When the oldest came", ["queue"])
+taken = Counter("shop_queue_taken", "Jobs that were taken", ["queue"])
+duration = Histogram("shop_job_seconds", "Time of a job")
+workers = Gauge("shop_workers", "Workers", ["queue"])
+port = int(sys.argv[1])
+start_http_server(port, "127.0.0.1")
+print("begun", flush=True)
+for line in sys.stdin:
+    exec(line)
+    print("done", flush=True)
+"""
+
+
+class Program:
+    """A program that does what it is told on its standard input."""
+
+    def __init__(self, *command: str, cwd: Path | None = None) -> None:
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=cwd)
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self._into, self._from = self.process.stdin, self.process.stdout
+        self.first = self._from.readline().strip()
+
+    def do(self, line: str) -> None:
+        self._into.write(line + "\n")
+        self._into.flush()
+        assert self._from.readline() == "done\n"
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._into.close()
+        self._from.close()
+
+
+@pytest.fixture
+def python() -> Iterator[tuple[Program, str]]:
+    (port,) = free_ports(1)
+    program = Program(sys.executable, "-c", PYTHON, str(port))
+    yield program, f"http://127.0.0.1:{port}/metrics"
+    program.end()
+
+
+@pytest.fixture(scope="module")
+def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("go") / "goqueues"
+    subprocess.run(["go", "build", "-o", str(out), "."], cwd=HERE / "goqueues", check=True)
+    return out
+
+
+@pytest.fixture
+def go(binary: Path) -> Iterator[tuple[Program, str]]:
+    program = Program(str(binary))
+    yield program, f"http://127.0.0.1:{program.first}/debug/vars"
+    program.end()
+
+
+def source(given: Any) -> Queue:
+    (queue,) = BROKER.sources([given])
+    return queue
+
+
+def poll(queue: Queue) -> np.ndarray:
+    return np.frombuffer(pack(queue.poll()), TABLE.dtype)
+
+
+def row_of(rows: np.ndarray, name: str) -> Any:
+    (row,) = rows[rows["destination"] == name.encode()]
+    return row
+
+
+def reasons(rows: np.ndarray) -> list[str]:
+    return [bytes(row["reason"]).decode() for row in rows if row["destination"] == b""]
+
+
+def until(what: Callable[[], Any]) -> Any:
+    end = time.monotonic() + 40 * PATIENCE
+    while not (found := what()):
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    return found
+
+
+VARS = {
+    "name": "{1}",
+    "length": "/queues/*/len",
+    "limit": "/queues/*/cap",
+    "pending": "/queues/*/busy",
+    "consumers": "/queues/*/workers",
+    "added": "/queues/*/added",
+    "done": "/queues/*/done",
+}
+
+
+def test_channels_of_a_go_program_by_expvar(go: tuple[Program, str]) -> None:
+    program, url = go
+    queue = source({"url": url, "system": "shop", "queues": [VARS]})
+    program.do("mail 101")
+    program.do("sms 13")
+    row = until(lambda: (row := row_of(poll(queue), "sms"))["pending"] == 2 and row)
+    assert (row["lag_messages"], row["consumers"], row["system"]) == (13 - 2, 2, b"shop")
+    assert row["peer"].tobytes()[16:] == int(program.first).to_bytes(2, "little")
+    assert row_of(poll(queue), "mail")["lag_messages"] == 101
+    program.do("release 5")
+    row = until(lambda: (row := row_of(poll(queue), "sms"))["lag_messages"] == 13 - 7 and row)
+    until(lambda: row_of(poll(queue), "sms")["pending"] == 2)
+    row = until(lambda: (row := row_of(poll(queue), "mail"))["status"] == b"stopped" and row)
+    assert b"no consumer for" in row["reason"]
+    program.process.kill()
+    row = until(lambda: (row := row_of(poll(queue), "mail"))["status"] == b"down" and row)
+    assert FAILURES[row["failure"]] in ("refused", "closed")
+    queue.close()
+
+
+MAPPED = {
+    "name": "{queue}",
+    "length": "shop_queue_waiting",
+    "pending": 'shop_queue_running{state="busy"}',
+    "oldest_at_s": "shop_queue_oldest_timestamp_seconds",
+    "done": "shop_queue_taken_total",
+    "consumers": "shop_workers",
+}
+
+
+def test_a_python_program_with_prometheus_client(python: tuple[Program, str]) -> None:
+    program, url = python
+    queue = source({"url": url, "queues": MAPPED})
+    assert set(reasons(poll(queue))) >= {"length: the page has no shop_queue_waiting"}
+    program.do('waiting.labels("mail", "a").set(17); waiting.labels("mail", "b").set(2)')
+    program.do('running.labels("mail", "busy").set(3); running.labels("mail", "idle").set(97)')
+    program.do("import time; oldest.labels('mail').set(time.time() - 61)")
+    program.do('taken.labels("mail").inc(5); workers.labels("mail").set(4)')
+    rows = poll(queue)
+    row = row_of(rows, "mail")
+    assert (row["lag_messages"], row["pending"], row["consumers"], reasons(rows)) == (19, 3, 4, [])
+    assert 61 <= row["lag_s"] == row["oldest_undelivered_s"] < 61 + 20 * PATIENCE
+    program.do('taken.labels("mail").inc(50)')
+    assert until(lambda: (row := row_of(poll(queue), "mail"))["out_per_s"] >= 0 and row)["system"] == b"http"
+    program.do('waiting.labels("mail", "a").set(float("nan"))')
+    row = row_of(poll(queue), "mail")
+    assert (row["lag_messages"], row["status"]) == (NULL, b"unknown")
+    assert row["reason"] == b"length is nan, not a count"
+    program.do('waiting.labels("mail", "a").set(0); waiting.labels("mail", "b").set(0)')
+    row = row_of(poll(queue), "mail")
+    assert (row["lag_messages"], row["lag_s"], row["status"]) == (0, 0, b"ok")
+    queue.close()
+
+
+@pytest.mark.parametrize(
+    ("mapping", "words"),
+    [
+        ({"name": "q", "length": "nothing"}, "length: the page has no nothing"),
+        (
+            {"name": "q", "length": "shop_queue_taken_total"},
+            "is a counter, not a gauge: a counter is for added or done",
+        ),
+        ({"name": "q", "length": "shop_job_seconds_count"}, "is a histogram, not a gauge"),
+        ({"name": "q", "length": "shop_workers", "done": "shop_job_seconds_count"}, ""),
+        ({"name": "{zone}", "length": "shop_workers"}, "length: shop_workers has no label zone"),
+        ({"name": "q", "length": 'shop_workers{queue="x"}'}, 'the page has no shop_workers{queue="x"}'),
+    ],
+)
+def test_what_does_not_fit_is_a_reason(python: tuple[Program, str], mapping: dict[str, str], words: str) -> None:
+    program, url = python
+    program.do('workers.labels("mail").set(4); taken.labels("mail").inc()')
+    queue = source({"url": url, "queues": [mapping]})
+    rows = poll(queue)
+    assert any(words in reason for reason in reasons(rows)) if words else len(rows) == 1, rows
+    queue.close()
+
+
+def test_another_exporter_by_one_line(tmp_path: Path) -> None:
+    """Prometheus has metrics of its own queue of notifications."""
+    (port,) = free_ports(1)
+    (tmp_path / "prometheus.yml").write_text("{}")
+    options = (f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data")
+    server = subprocess.Popen(
+        ["prometheus", f"--web.listen-address=127.0.0.1:{port}", *options], stderr=subprocess.DEVNULL
+    )
+    try:
+        length, limit = "prometheus_notifications_queue_length", "prometheus_notifications_queue_capacity"
+        queue = source(f"http://127.0.0.1:{port}/metrics#name=notifications&length={length}&limit={limit}")
+        row = until(lambda: (row := poll(queue)[0])["status"] == b"ok" and row)
+        assert (row["destination"], row["lag_messages"], row["lag_s"]) == (b"notifications", 0, 0)
+        queue.close()
+        queue = source(f"http://127.0.0.1:{port}/metrics#name=a&length=prometheus_http_requests_total")
+        (reason,) = until(lambda: reasons(poll(queue)))
+        assert "prometheus_http_requests_total is a counter, not a gauge" in reason
+        queue.close()
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.parametrize(
+    ("say", "failure", "words"),
+    [
+        (_slowly, "no_answer", "no answer in time"),
+        (lambda _: time.sleep(20), "no_answer", "no answer in time"),
+        (_endless(b"HTTP/1.1 200 OK\r\n\r\n", b"# x\n" * 16384), "other", "too large"),
+        (_once(b"HTTP/1.1 200 OK\r\nContent-Length: 999999999\r\n\r\n"), "other", "too large"),
+        (_once(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"), "other", "HTTP 404"),
+        (_once(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n"), "login", "HTTP 401"),
+        (_once(b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n<html>\n"), "other", "is not Prometheus' format"),
+    ],
+)
+def test_an_endpoint_that_answers_badly_is_down_with_the_reason(
+    say: Callable[[Any], None], failure: str, words: str
+) -> None:
+    server = Odd(say)
+    queue = source(f"http://u:secret@127.0.0.1:{server.port}/metrics#name=mail&length=up")
+    (row,) = poll(queue)
+    queue.close()
+    server.close()
+    assert (row["status"], FAILURES[row["failure"]]) == (b"down", failure), row["reason"]
+    assert words in row["reason"].decode() and b"secret" not in row["reason"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"[" * 100_000, "is no JSON"),
+        (b'{"a": {"len": 1}', "is no JSON"),
+        (b"\xff\xfe", "is no JSON"),
+        (b"9" * 5000, "is no JSON"),
+        (b'{"a": {"len": true}}', "length: it is not a number"),
+        (b'{"a": {"len": "5"}}', "length: it is not a number"),
+        (b'{"a": {"len": -5}}', "length is -5, not a count"),
+        (b'{"a": {"len": 1e400}}', "length is inf, not a count"),
+        (b'{"a": {"len": ' + b"9" * 400 + b"}}", "not a count"),
+        (b'{"a": 5}', "length: the document has no /*/len"),
+        (b"[]", "length: the document has no /*/len"),
+        (b"{" + b",".join(b'"%d": {"len": 1}' % i for i in range(1500)) + b"}", "more than 1024 queues"),
+        (b"{" + b",".join(b'"%d": {"len": 1}' % i for i in range(21000)) + b"}", "more than 20000 values"),
+    ],
+)
+def test_odd_documents(body: bytes, words: str) -> None:
+    server = Odd(_once(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)))
+    queue = source(f"http://127.0.0.1:{server.port}/#name={{1}}&length=/*/len")
+    rows = poll(queue)
+    queue.close()
+    server.close()
+    assert any(words in bytes(row["reason"]).decode() for row in rows), rows["reason"]
+    assert len(rows) <= 1025
+
+
+def test_a_slow_page_is_asked_seldom() -> None:
+    asked = []
+
+    def say(connection: Any) -> None:
+        asked.append(1)
+        time.sleep(0.3)
+        _once(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nup 7\n")(connection)
+
+    server = Odd(say)
+    queue = source(f"http://127.0.0.1:{server.port}/metrics#name=mail&length=up")
+    assert row_of(poll(queue), "mail")["lag_messages"] == 7
+    row = row_of(poll(queue), "mail")
+    assert (row["lag_messages"], row["exact"], b"ago: asking takes long" in row["inexact_reason"]) == (7, 0, True)
+    assert len(asked) == 1
+    queue.close()
+    server.close()
+
+
+def test_a_large_page_is_read_within_its_bound() -> None:
+    page = b"".join(b'other{id="%d"} %d\n' % (i, i) for i in range(150_000)) + b"up 7\n"
+    assert len(page) < MAX_BODY_BYTES
+    server = Odd(_once(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(page), page)))
+    (queue,) = BROKER.sources([f"http://127.0.0.1:{server.port}/metrics#name=mail&length=up"])
+    row = poll(queue)[0]
+    assert row["lag_messages"] == 7 or FAILURES[row["failure"]] == "no_answer"  # a busy host
+    queue.close()
+    server.close()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "ftp://u:pw@h/#name=a&length=b",
+        "http://u:pw@h:99999/#name=a&length=b",
+        "http://u:pw@h/metrics",
+        "http://u:pw@h/metrics#length=b",
+        "http://u:pw@h/metrics#name=a",
+        "http://u:pw@h/metrics#name=a&length=b&other=c",
+        "http://u:pw@h/metrics#name=a&length=b{c}",
+        {"url": "http://u:pw@h/metrics", "queues": []},
+        {"url": "http://u:pw@h/metrics", "queues": [{"name": "a", "length": "b", "pending": "/c"}]},
+        {"url": "http://u:pw@h", "queues": [{"name": "a", "length": "b"}, {"name": "a", "length": "/c"}]},
+        {"url": "http://u:pw@h", "queues": [{"name": "a", "length": "b", "oldest_s": "c", "oldest_at_s": "d"}]},
+        {"url": "http://h", "queues": [{"name": "a", "length": "b"}], "password_variable": "PW"},
+        {"queues": [{"name": "a", "length": "b"}]},
+    ],
+)
+def test_what_is_no_mapping_is_refused_without_its_password(given: Any) -> None:
+    with pytest.raises(AgentError) as error:
+        BROKER.sources([given])
+    assert "pw" not in str(error.value)
