@@ -81,7 +81,7 @@ class Broker:
             self.server(server, place.below(number))
         return tuple(servers)
 
-    def sources(self, servers: Iterable[Any]) -> list[Queue]:
+    def sources(self, servers: Iterable[Any]) -> list[Judged]:
         """What is polled, one per server. Raises AgentError."""
         return [Judged(self.name, self.open(self.server(server))) for server in servers]
 
