@@ -10,8 +10,18 @@ from agent.cli import options
 from agent.cli.limiters_replay import Signed
 from agent.errors import NO_ROWS, UNREACHABLE, AgentError
 
-_COLUMNS = ("system", "destination", "object", "kind", "timers", "clock", "was_due_ns", "is_due_ns", "moved_ns")
-_COLUMNS += ("consequence",)
+_COLUMNS = (
+    "system",
+    "destination",
+    "object",
+    "kind",
+    "timers",
+    "clock",
+    "was_due_ns",
+    "is_due_ns",
+    "moved_ns",
+    "consequence",
+)
 
 
 @click.command("what-if")

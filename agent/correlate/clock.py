@@ -120,9 +120,9 @@ class ClockWatch:
                 self.counting.append(made)
             else:
                 made.series.complete = False
-        for jump in self.counting if timers is not None else ():
-            self._count_timers(jump, timers)
         for jump in self.counting:
+            if timers is not None:
+                self._count_timers(jump, timers)
             if jump.until_ns <= until_ns:
                 self._guard.attempt("replay of limiters", self._replay, jump, otherwise=None)
         self.counting = [jump for jump in self.counting if jump.until_ns > until_ns]

@@ -155,8 +155,8 @@ class Correlator:
             self._late += late if table in self._judged else 0
             if late < n:
                 self._gathered.setdefault(table, []).append(rows[late:n])
-        of_clock = (part.get(table) for table in ("clock_change", "limiter_decision"))
-        for series in self._clock.feed(*of_clock, until_ns, part.get("timer_effect")):
+        changes, timers = part.get("clock_change"), part.get("timer_effect")
+        for series in self._clock.feed(changes, part.get("limiter_decision"), until_ns, timers):
             self._view.jumps = [*self._view.jumps, *(j for j in series.last_jumps if j not in self._view.jumps)][-64:]
             if series not in self._pending_jumps:
                 self._pending_jumps.append(series)

@@ -48,7 +48,7 @@ class Judged:
     def timers(self) -> list[Row]:
         """Rows of ``timer_effect`` without a jump (agent/queues/timers.py), as of the last poll; none if it failed."""
         found = self._queue.timers() if isinstance(self._queue, TimedQueue) else None
-        return [] if found is None else rows(self._system, self._cluster, found, self.polled_ns)
+        return [*rows(self._system, self._cluster, found, self.polled_ns)] if found is not None else []
 
     def close(self) -> None:
         self._queue.close()

@@ -59,7 +59,8 @@ def effects(rows: np.ndarray, t_ns: int, size_ns: int, real_boot_ns: int) -> np.
         mine = (out["system"] == one.system.encode()) & (out["kind"] == TABLE.code("kind", one.kind))
         out["consequence"][mine & known] = (one.forward if size_ns > 0 else one.backward).encode()
     again = moved & (out["kind"] == _REDELIVERY) & (due > t_ns)
-    return out[(was > t_ns) | again | (was == NULL_I64)]
+    left: np.ndarray = out[(was > t_ns) | again | (was == NULL_I64)]
+    return left
 
 
 def plain(row: np.void) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def _plain(column: Column, value: Any) -> Any:
     number = int(value)
     if number == column.null:
         return None
-    return {"enum": column.word, "bool": bool}.get(column.kind, int)(number)
+    return column.word(number) if column.kind == "enum" else bool(number) if column.kind == "bool" else number
 
 
 def row_of(given: dict[str, Any]) -> bytes:
