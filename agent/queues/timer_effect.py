@@ -35,6 +35,8 @@ _WALL, _MONOTONIC = TABLE.code("clock", "wall"), TABLE.code("clock", "monotonic"
 _REDELIVERY = TABLE.code("kind", "redelivery")
 #: States that are kept of a server: one may be of after the jump.
 _KEPT = 2
+#: More than any process of ours sends: servers, and rows of one poll of a server.
+_MOST_SERVERS, _MOST_OF_SERVER = 1024, 1024
 
 
 def effects(rows: np.ndarray, t_ns: int, size_ns: int, real_boot_ns: int) -> np.ndarray:
@@ -101,9 +103,11 @@ class Timers:
             mine = rows[(rows["system"] == key[0]) & (rows["cluster"] == key[1])]
             for t_ns in np.unique(mine["t_ns"]):
                 new = mine[mine["t_ns"] == t_ns]
+                if key not in self._states and len(self._states) >= _MOST_SERVERS:
+                    continue
                 states = self._states.setdefault(key, [])
                 if states and states[-1]["t_ns"][0] == t_ns:
-                    states[-1] = np.concatenate([states[-1], new])
+                    states[-1] = np.concatenate([states[-1], new])[:_MOST_OF_SERVER]
                 else:
                     states.append(new)
                     del states[:-_KEPT]

@@ -144,3 +144,14 @@ def test_a_clock_that_is_stepped_without_end_makes_no_rows_without_end(timers: T
     made = sum(len(one.rows) for one in batches if one.table == "timer_effect")
     lost = sum(one.rows["count"].sum() for one in batches if one.table == "loss")
     assert (made, lost) == (MOST_ROWS, MOST_ROWS)
+
+
+def test_a_process_that_sends_without_end_takes_no_memory_without_end(timers: Timers) -> None:
+    many = packed(*(wall(60, name=b"%d" % i) for i in range(MAX_TIMERS)))
+    for _ in range(30):
+        timers.see(many)
+    for i in range(1100):
+        other = many[:1].copy()
+        other["cluster"] = b"%d" % i
+        timers.see(other)
+    assert len(timers.latest(T0)) <= 2 * 1024
