@@ -241,6 +241,7 @@ def _assemble(
     """Everything unprivileged: sources, store, correlator, sinks, the control socket and the live view; and what
     settings can change in it.
     """
+    from agent.clock import sample
     from agent.clock.history import History
     from agent.clock.last import LastReading
     from agent.clock.notices import NoticeSource
@@ -252,6 +253,7 @@ def _assemble(
     from agent.probes.syscalls import WatchedProcesses
     from agent.queues import catalogue
     from agent.queues.poller_process import BrokerPoller
+    from agent.queues.timer_effect import Timers
     from agent.resources.resource_source import Resources
     from agent.resources.spaces import Spaces
     from agent.service.bounds import Bounds
@@ -278,7 +280,9 @@ def _assemble(
     notices, queues = NoticeSource(watch, hook), _queues(config.queues.poll_s, loaded, older)
     daemons = _time_daemons(config.ntp, history)
     configured, poll_s = config.queues.brokers, config.queues.poll_s
-    brokers = [BrokerPoller(kind, configured.get(kind, ()), poll_s) for kind in catalogue.names()]
+    timers = Timers(lambda: sample.read().boot_mono_ns)
+    answers["timers"] = timers.document
+    brokers = [BrokerPoller(kind, configured.get(kind, ()), poll_s, timers) for kind in catalogue.names()]
     receiver = None
     if config.otlp_receiver.http:  # it is not in the memory of others
         from agent.receiver.receiver_process import start as start_receiver
@@ -307,7 +311,7 @@ def _assemble(
         log_message(f"tickscope: /proc: {loop.failures['/proc']}", NOTICE)
     if "syscalls" in loaded.families:
         loop.filters.append(ReportedWaits(WatchedProcesses(loaded.families["syscalls"])))
-    loop.filters.append(resources)
+    loop.filters += [resources, timers]
     profiling = investigator(kernel, helper, targets, kallsyms, correlator.active_episodes)
     if profiling is not None:
         loop.add(profiling)

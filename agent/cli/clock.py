@@ -1,6 +1,4 @@
-"""``tickscope clock``: this host's clocks now. clock_history.py, clock_watch.py and clock_convert.py have its
-subcommands.
-"""
+"""``tickscope clock``: this host's clocks now. Its subcommands are in the files clock_*.py."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from typing import Any
 
 import click
 
-from agent.cli import clock_convert, clock_daemons, clock_history, clock_watch, options
+from agent.cli import clock_convert, clock_daemons, clock_history, clock_watch, clock_what_if, options
 from agent.errors import AgentError
 
 _CHANGES = ("t_ns", "wall_ns", "kind", "size_ns", "err_ns", "freq_after_ppb", "via", "pid", "comm", "ret")
@@ -31,12 +29,13 @@ def command(ctx: click.Context, fmt: str, store: str) -> None:
     \b
     tickscope clock history --since 1d
     tickscope clock convert boot+3600
+    tickscope clock what-if -- -500ms
     """
     if ctx.invoked_subcommand is None:
         _now(fmt, store)
 
 
-for _each in (clock_history.command, clock_watch.command, clock_convert.command):
+for _each in (clock_history.command, clock_watch.command, clock_convert.command, clock_what_if.command):
     command.add_command(_each)
 
 

@@ -46,7 +46,8 @@ class RedisUrl:
     ``redis[s]+sentinel://...@host[:26379],host2/SERVICE[/db]``: the primary that Sentinel names. ``redis[s]+cluster://``:
     the primaries of a Redis Cluster. addresses: all of them; the user and password are those of the servers,
     ``?sentinel_password=`` (and ``sentinel_user``) those of the Sentinels. queues: (option, name) of lists and sorted
-    sets that are queues, ``?rq=default,mails``.
+    sets that are queues, ``?rq=default,mails``. expiring: (option, key or pattern) of keys with an expiry,
+    ``?locks=lock:*``.
     """
 
     host: str = ""
@@ -58,6 +59,7 @@ class RedisUrl:
     tls: bool = False
     streams: tuple[str, ...] = ()
     queues: tuple[tuple[str, str], ...] = ()
+    expiring: tuple[tuple[str, str], ...] = ()
     kind: str = ""
     service: str = ""
     addresses: tuple[tuple[str, int], ...] = ()
@@ -85,12 +87,15 @@ class RedisUrl:
             if scheme not in ("redis", "rediss", "unix") or kind not in _KINDS or (kind and scheme == "unix"):
                 raise _BadReply(f"it begins with {parts.scheme}:" if parts.scheme else "it names no scheme")
             sentinels = _SENTINELS if kind == "sentinel" else ()
-            unknown = set(query) - {"streams", "db", *DECLARED, *sentinels}
+            unknown = set(query) - {"streams", "db", *DECLARED, *EXPIRING, *sentinels}
             if unknown:
                 raise _BadReply(f"unknown option {min(unknown)!r}")
             queues = tuple((kind, name) for kind in DECLARED for name in _names(query, kind))
+            expiring = tuple((kind, name) for kind in EXPIRING for name in _names(query, kind))
             if queues and kind == "cluster":
                 raise _BadReply("only streams of a cluster are watched")
+            if expiring and kind:
+                raise _BadReply("keys with an expiry are watched on servers that are named: no Sentinel, no Cluster")
             if parts.scheme == "unix" and not parts.path:
                 raise _BadReply("no socket path")
             service, _, below = parts.path.strip("/").partition("/") if kind == "sentinel" else ("", "", parts.path)
@@ -113,6 +118,7 @@ class RedisUrl:
                 addresses=addresses if kind else (),
                 streams=tuple(_names(query, "streams")),
                 queues=queues,
+                expiring=expiring,
             )
         except ValueError as error:
             raise AgentError(
@@ -134,6 +140,8 @@ _KINDS = ("", "sentinel", "cluster")
 _SENTINELS = ("sentinel_user", "sentinel_password")
 #: Options whose names are lists and sorted sets that are queues (agent/queues/redis_lists.py).
 DECLARED = ("lists", "sorted_sets", "sidekiq", "rq", "bullmq")
+#: Options whose names are keys with an expiry (agent/queues/redis_expiring.py) -> ``timer_effect.kind``.
+EXPIRING = {"locks": "lock", "leases": "lease", "dedup": "dedup", "ttl": "ttl"}
 
 
 def _names(query: dict[str, list[str]], option: str) -> list[str]:

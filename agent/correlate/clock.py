@@ -15,18 +15,19 @@ from typing import Any
 import numpy as np
 
 from agent.batch import Batch
+from agent.columns import NULL_I64
 from agent.correlate.catalogue import causes, dtypes
 from agent.correlate.guard import Guard
 from agent.correlate.limiters import at_work
 from agent.correlate.rows import LastRows, groups
-from agent.correlate.steps import Affected, ClockJump, JumpSeries
+from agent.correlate.steps import Affected, ClockJump, JumpSeries, MovedTimers
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.words import fit, text
 from agent.limiters.replay import jump as replay
 from agent.limiters.replay.jump import Decisions
 from agent.tables import TABLES
 
-_CHANGE, _OUTCOME = TABLES["clock_change"], TABLES["limiter_jump"]
+_CHANGE, _OUTCOME, _TIMER = TABLES["clock_change"], TABLES["limiter_jump"], TABLES["timer_effect"]
 #: Columns read for jumps and their effects.
 READS = {
     "clock_change": (
@@ -59,7 +60,9 @@ READS = {
         "unlimited",
         "member",
     ),
+    "timer_effect": ("system", "destination", "kind", "timers", "jump_t_ns", "moved_ns"),
 }
+_TIMER_GROUPS = 64  # queues with timers that a jump moved
 _RECENT = 16  # series with a last jump that another process may undo
 _REPLAYED, _MEMBERS = 3, 64  # limiters, as many as a sentence names; members of all of them
 _REFUSED = (TABLES["limiter_decision"].code("result", "refused"), TABLES["limiter_decision"].code("result", "error"))
@@ -87,9 +90,15 @@ class ClockWatch:
         """Sets the thresholds for later jumps."""
         self._config = config
 
-    def feed(self, changes: np.ndarray | None, decisions: np.ndarray | None, until_ns: int) -> list[JumpSeries]:
+    def feed(
+        self,
+        changes: np.ndarray | None,
+        decisions: np.ndarray | None,
+        until_ns: int,
+        timers: np.ndarray | None = None,
+    ) -> list[JumpSeries]:
         """Takes rows before ``until_ns``; returns the series that are new or grew. Jumps whose time is over leave
-        ``counting``.
+        ``counting``. timers: rows of ``timer_effect``.
 
         Beyond ``max_findings`` simultaneous jumps, more jumps of a series are only counted, and others are left out
         (``skipped``).
@@ -112,10 +121,31 @@ class ClockWatch:
             else:
                 made.series.complete = False
         for jump in self.counting:
+            if timers is not None:
+                self._count_timers(jump, timers)
             if jump.until_ns <= until_ns:
                 self._guard.attempt("replay of limiters", self._replay, jump, otherwise=None)
         self.counting = [jump for jump in self.counting if jump.until_ns > until_ns]
         return list(grown.values())
+
+    @staticmethod
+    def _count_timers(jump: ClockJump, rows: np.ndarray) -> None:
+        """Of the first jump of a series."""
+        mine = rows[(rows["jump_t_ns"] == jump.t_ns) & (rows["moved_ns"] != NULL_I64) & (rows["moved_ns"] != 0)]
+        if not len(mine) or jump is not jump.series.first:
+            return
+        first, group = groups([mine["system"], mine["destination"], mine["kind"]])
+        for i, at in enumerate(first[:_TIMER_GROUPS]):
+            row, moved = mine[at], mine["moved_ns"][group == i]
+            jump.series.timers.append(
+                MovedTimers(
+                    text(row["system"]),
+                    text(row["destination"]),
+                    _TIMER.by_name["kind"].word(int(row["kind"])),
+                    int(mine["timers"][group == i].sum()),
+                    int(np.abs(moved).max()),
+                )
+            )
 
     def _replay(self, jump: ClockJump) -> None:
         """Replays the limiters that the sentence names on true time. A jump that is not alone is not replayed, since

@@ -155,7 +155,8 @@ class Correlator:
             self._late += late if table in self._judged else 0
             if late < n:
                 self._gathered.setdefault(table, []).append(rows[late:n])
-        for series in self._clock.feed(part.get("clock_change"), part.get("limiter_decision"), until_ns):
+        changes, timers = part.get("clock_change"), part.get("timer_effect")
+        for series in self._clock.feed(changes, part.get("limiter_decision"), until_ns, timers):
             self._view.jumps = [*self._view.jumps, *(j for j in series.last_jumps if j not in self._view.jumps)][-64:]
             if series not in self._pending_jumps:
                 self._pending_jumps.append(series)

@@ -11,6 +11,16 @@ from agent.correlate.words import Words, aside, joined, listing, process, render
 
 _AFFECTED = ("decisions in the interval", "not affected: ignores the wall clock")
 _FIRST = 16  # jumps of a series that are listed as evidence
+#: Words for kinds of timers: what is counted, and more.
+_TIMERS = {
+    "redelivery": ("message", " to be delivered again"),
+    "eta": ("task", " with a set time"),
+    "lock": ("lock", ""),
+    "lease": ("lease", ""),
+    "dedup": ("deduplication key", ""),
+    "ttl": ("key", " with an expiry"),
+    "retention": ("record", " to be deleted"),
+}
 _NEAR = 64  # jumps of a series that are checked for a decision, so that it counts once
 
 
@@ -35,6 +45,17 @@ class Affected:
     @property
     def inside(self) -> int:
         return self.inside_allowed + self.inside_refused
+
+
+@dataclass(frozen=True)
+class MovedTimers:
+    """Timers of one queue that a jump moved (``timer_effect``). most_ns: how far one of them, at most."""
+
+    system: str
+    destination: str
+    kind: str
+    count: int
+    most_ns: int
 
 
 @dataclass(eq=False)
@@ -82,8 +103,8 @@ class JumpSeries:
 
     rivals: by command name, the last pid of each of these actors; empty for a single actor. open_until_ns: the end of
     the wait for the next such jump. run_ns: the sum of the last jumps of one actor. count, sum_ns, back, least_ns,
-    most_ns are of all jumps; ``first_jumps`` holds the first, ``last_jumps`` the last of them in detail. complete:
-    False if some decisions near them may not have been counted.
+    most_ns are of all jumps; timers of the first one; ``first_jumps`` holds the first, ``last_jumps`` the last of them
+    in detail. complete: False if some decisions near them may not have been counted.
     """
 
     def __init__(self, first: ClockJump) -> None:
@@ -92,6 +113,7 @@ class JumpSeries:
         self.pids: dict[int, None] = {}
         self.rivals: dict[str, int | None] = {}
         self.affected: dict[tuple[bytes, int, int], Affected] = {}
+        self.timers: list[MovedTimers] = []
         self.count = self.sum_ns = self.back = self.most_ns = self.run_ns = self.open_until_ns = 0
         self.least_ns = abs(first.size_ns)
         self.end_ns = self.until_ns = first.t_ns
@@ -185,7 +207,21 @@ class JumpSeries:
             )
             for a in self._sorted()
         ]
-        return [_change(self.first), *many, *hit, *map(_change, self.first_jumps[1:])]
+        moved = [
+            item(
+                "timer_effect",
+                t.kind,
+                t.count,
+                "timers",
+                column="timers",
+                t_ns=self.first.t_ns,
+                end_ns=self.first.t_ns,
+                most_ns=t.most_ns,
+                keys={"system": t.system, "destination": t.destination, "kind": t.kind},
+            )
+            for t in self.timers[:_FIRST]
+        ]
+        return [_change(self.first), *many, *hit, *moved, *map(_change, self.first_jumps[1:])]
 
     def sentence(self) -> Words:
         hit = [a for a in self._sorted() if not a.immune]
@@ -212,7 +248,23 @@ class JumpSeries:
                     else ""
                 ),
                 "" if hit or immune else f" No limiter decision was seen near {it}.",
+                self._timers() if self.timers else "",
             ]
+        )
+
+    def _timers(self) -> Words:
+        """Of the first jump."""
+        moved = sorted(self.timers, key=lambda t: -t.count)
+        each = []
+        for t in moved:
+            counted, more = _TIMERS.get(t.kind, ("timer", ""))
+            queue = f" {t.destination}" if t.destination else ""
+            each.append(render("{n}{more} ({of})", n=value(t.count, counted), more=more, of=f"{t.system}{queue}"))
+        return render(
+            " Up to {size} {how}: {timers}.",
+            size=span(max(t.most_ns for t in moved)),
+            how="late" if self.first.backward else "early",
+            timers=listing(each),
         )
 
     def _inside(self, inside: list[Affected]) -> Words:

@@ -82,7 +82,7 @@ class Broker:
             self.server(server, place.below(number))
         return tuple(servers)
 
-    def sources(self, servers: Iterable[Any]) -> list[Queue]:
+    def sources(self, servers: Iterable[Any]) -> list[Judged]:
         """What is polled, one per server. Raises AgentError."""
         read_ones = [self.server(server) for server in servers]
         return [Judged(self._system(one), self.open(one)) for one in read_ones]

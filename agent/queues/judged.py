@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.common.clocks import boot_ns
 from agent.queues.status import Progress, Sample
+from agent.queues.timers import TimedQueue, rows
 
 if TYPE_CHECKING:
     from agent.queues.catalogue import Queue, Row
@@ -37,18 +38,27 @@ class Judged:
         self.name = queue.name
         self._system, self._queue, self._clock = system, queue, clock
         self._progress: dict[tuple[object, ...], Progress] = {}
+        self.polled_ns = 0
 
     def poll(self) -> list[Row]:
         asked_ns = self._clock()
         rows = self._queue.poll()
-        now_ns = self._clock()
+        now_ns = self.polled_ns = self._clock()
         before, self._progress = self._progress, {}
-        cluster = self.name.removeprefix(f"{self._system} ")
-        common = {"system": self._system, "cluster": cluster, "t_ns": now_ns, "poll_ns": now_ns - asked_ns}
+        common = {"system": self._system, "cluster": self._cluster, "t_ns": now_ns, "poll_ns": now_ns - asked_ns}
         return [self._whole({**common, **row}, before) for row in rows]
+
+    def timers(self) -> list[Row]:
+        """Rows of ``timer_effect`` without a jump (agent/queues/timers.py), as of the last poll; none if it failed."""
+        found = self._queue.timers() if isinstance(self._queue, TimedQueue) else None
+        return [*rows(self._system, self._cluster, found, self.polled_ns)] if found is not None else []
 
     def close(self) -> None:
         self._queue.close()
+
+    @property
+    def _cluster(self) -> str:
+        return self.name.removeprefix(f"{self._system} ")
 
     def _whole(self, row: dict[str, Any], before: dict[tuple[object, ...], Progress]) -> Row:
         members = {name: row.pop(name, None) for name in _MEMBERS}

@@ -1,4 +1,4 @@
-"""Packs rows of ``queue_lag`` in the brokers' process, which has no numpy."""
+"""Packs rows of ``queue_lag`` and ``timer_effect`` in the brokers' process, which has no numpy."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from agent.common.packing import Packer
 from agent.queues.catalogue import Row
 from agent.tables import TABLES
 
-TABLE = TABLES["queue_lag"]
-_PACKER = Packer(TABLE)
-ROW_BYTES = _PACKER.row_bytes
+TABLE, TIMER_TABLE = TABLES["queue_lag"], TABLES["timer_effect"]
+_PACKER, _TIMER_PACKER = Packer(TABLE), Packer(TIMER_TABLE)
+ROW_BYTES, TIMER_BYTES = _PACKER.row_bytes, _TIMER_PACKER.row_bytes
 
 
 def pack(rows: Iterable[Row]) -> bytes:
     """As ``Packer.pack``."""
     return _PACKER.pack(rows)
+
+
+def pack_timers(rows: Iterable[Row]) -> bytes:
+    """As ``Packer.pack``."""
+    return _TIMER_PACKER.pack(rows)

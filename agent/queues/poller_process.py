@@ -23,6 +23,7 @@ from agent.posix.supervisor import SILENT_S, Restarts, Supervised, spawn_with_se
 from agent.queues.catalogue import broker
 from agent.queues.packing import TABLE
 from agent.queues.received import MOST_BYTES, MalformedMessage, checked
+from agent.queues.timer_effect import Timers
 
 #: Messages per drain; the rest waits for the next one.
 _AT_ONCE = 64
@@ -31,14 +32,15 @@ _MODULE = "agent.queues.worker"
 
 class BrokerPoller(Failing, Owning, Pending):
     """A ``Source`` (agent/contracts.py): rows of ``queue_lag`` of the servers of one kind. While its process is not
-    running, one row with ``failure`` unasked.
+    running, one row with ``failure`` unasked. timers: is handed the servers' timers.
     """
 
-    def __init__(self, kind: str, servers: Sequence[Any], interval_s: float) -> None:
+    def __init__(self, kind: str, servers: Sequence[Any], interval_s: float, timers: Timers | None = None) -> None:
         self.kind, self.name = kind, f"{kind} poller"
         self.process = Supervised(
             self.name, f"polls {kind}", self._start, self._over, silent_s=SILENT_S, restarts=Restarts()
         )
+        self._timers = timers
         self._failures: dict[str, str] = {}
         self._reported_ns = self._since_ns = 0
         self._interval_s = 0.0
@@ -54,6 +56,8 @@ class BrokerPoller(Failing, Owning, Pending):
             return
         self._servers, self._interval_s = tuple(servers), interval_s
         self._systems = _systems(self.kind, self._servers)
+        if self._timers is not None:
+            self._timers.forget(self.kind)
         self.process.renew()
         self.process.start()
 
@@ -96,10 +100,12 @@ class BrokerPoller(Failing, Owning, Pending):
                 message = checked(data, self._systems, self._since_ns, boot_ns())
                 self.process.beat()
                 dropped += message.dropped
-                if message.failures is None:
-                    pieces.append(message.rows)
-                else:
+                if message.failures is not None:
                     self._failed(message.failures)
+                elif len(message.timers):
+                    self._due(message.timers)
+                else:
+                    pieces.append(message.rows)
         except MalformedMessage as error:
             self.process.fail(f"sent a malformed message: {error}")
         except (BlockingIOError, ConnectionResetError):  # data sent before a reset is still read first
@@ -115,6 +121,10 @@ class BrokerPoller(Failing, Owning, Pending):
             if self._failures.get(name) != why:
                 log_message(f"tickscope: {name}: {why}")
         self._failures = failures
+
+    def _due(self, rows: np.ndarray) -> None:
+        if self._timers is not None:
+            self._timers.see(rows)
 
     def _over(self) -> None:
         self._failures = {}

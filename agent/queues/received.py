@@ -9,8 +9,18 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from agent.queues.packing import TABLE
-from agent.queues.worker import ALIVE, HEADER, MOST_FAILURES, PIECE_BYTES, REASON_CHARACTERS, ROWS
+from agent.common.table import Table
+from agent.queues.packing import TABLE, TIMER_TABLE
+from agent.queues.worker import (
+    ALIVE,
+    HEADER,
+    MOST_FAILURES,
+    PIECE_BYTES,
+    REASON_CHARACTERS,
+    ROWS,
+    TIMER_PIECE_BYTES,
+    TIMERS,
+)
 
 #: Of a message.
 MOST_BYTES = 1 << 18
@@ -22,13 +32,14 @@ class MalformedMessage(ValueError):
 
 
 class Report(NamedTuple):
-    """rows: of ``queue_lag``; failures: name -> reason, None if the message has rows; dropped: rows since the previous
-    message.
+    """rows: of ``queue_lag``; failures: name -> reason, None if the message has rows or timers; dropped: rows since the
+    previous message; timers: rows of ``timer_effect``.
     """
 
     rows: npt.NDArray[np.void]
     failures: dict[str, str] | None
     dropped: int
+    timers: npt.NDArray[np.void]
 
 
 def checked(data: bytes, systems: Collection[str], from_ns: int, now_ns: int) -> Report:
@@ -41,23 +52,29 @@ def checked(data: bytes, systems: Collection[str], from_ns: int, now_ns: int) ->
     if dropped > _MOST_DROPPED:
         raise MalformedMessage(f"{dropped} rows dropped")
     body = data[HEADER.size :]
+    none, no_timers = TABLE.empty(0), TIMER_TABLE.empty(0)
     if kind == ROWS:
-        return Report(_rows(body, systems, from_ns, now_ns), None, dropped)
+        return Report(_rows(TABLE, PIECE_BYTES, body, systems, from_ns, now_ns), None, dropped, no_timers)
     if kind == ALIVE:
-        return Report(TABLE.empty(0), _failures(body), dropped)
+        return Report(none, _failures(body), dropped, no_timers)
+    if kind == TIMERS:
+        timers = _rows(TIMER_TABLE, TIMER_PIECE_BYTES, body, systems, from_ns, now_ns)
+        return Report(none, None, dropped, timers)
     raise MalformedMessage(f"kind {kind}")
 
 
-def _rows(body: bytes, systems: Collection[str], from_ns: int, now_ns: int) -> npt.NDArray[np.void]:
-    if not body or len(body) > PIECE_BYTES or len(body) % TABLE.dtype.itemsize:
+def _rows(
+    table: Table, most: int, body: bytes, systems: Collection[str], from_ns: int, now_ns: int
+) -> npt.NDArray[np.void]:
+    if not body or len(body) > most or len(body) % table.dtype.itemsize:
         raise MalformedMessage(f"{len(body)} bytes of rows")
-    rows: npt.NDArray[np.void] = np.frombuffer(body, TABLE.dtype)
+    rows: npt.NDArray[np.void] = np.frombuffer(body, table.dtype)
     if not ((rows["t_ns"] > from_ns) & (rows["t_ns"] <= now_ns)).all():
         raise MalformedMessage("rows of another time")
-    width = TABLE.dtype["system"].itemsize
+    width = table.dtype["system"].itemsize
     if not np.isin(rows["system"], [system.encode()[:width] for system in systems]).all():
         raise MalformedMessage("rows of another kind of broker")
-    for column in TABLE.columns:
+    for column in table.columns:
         if column.kind == "enum" and not ((rows[column.name] >= -1) & (rows[column.name] < len(column.names))).all():
             raise MalformedMessage(f"rows with no such {column.name}")
     return rows

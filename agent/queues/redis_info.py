@@ -33,7 +33,7 @@ REFUSING = frozenset(
         "NOGROUP",
     ]
 )
-COMMANDS = tuple(("INFO", section) for section in ("clients", "memory", "stats", "replication", "errorstats"))
+COMMANDS = tuple(("INFO", section) for section in ("server", "clients", "memory", "stats", "replication", "errorstats"))
 _MAX_BYTES, _MAX_LINES = 65536, 512
 _MOST = (1 << 63) - 1
 _MAX_ID = 64  # characters
@@ -47,6 +47,7 @@ class Counters:
         self._t_ns = 0
         self.refused: dict[str, int] = {}  #: kinds and counts since the previous poll
         self.replication: Replication | None = None  #: as of the last poll
+        self.version = ""  #: of the server; ``valkey 8.1.1`` of Valkey; empty: not known
 
     def forget(self) -> None:
         """Forgets the counters, since another server may answer after an outage."""
@@ -62,7 +63,7 @@ class Counters:
                 lines = reply.decode("utf-8", "replace").split("\r\n")[:_MAX_LINES]
                 info.update((key, value) for key, colon, value in (line.partition(":") for line in lines) if colon)
         limit = _number(info.get("maxmemory"))
-        self.replication = _replication(info)
+        self.replication, self.version = _replication(info), _version(info)
         return {
             "server_role": _role(info),
             "memory_bytes": _number(info.get("used_memory")),
@@ -96,6 +97,11 @@ class Counters:
 def errors(replies: Iterable[object]) -> Counter[str]:
     """The kinds of the error replies among them."""
     return Counter(str(reply).partition(" ")[0] for reply in replies if isinstance(reply, hiredis.ReplyError))
+
+
+def _version(info: dict[str, str]) -> str:
+    valkey = info.get("valkey_version")
+    return (f"valkey {valkey}" if valkey else info.get("redis_version", ""))[:_MAX_ID]
 
 
 def _role(info: dict[str, str]) -> str | None:

@@ -22,6 +22,7 @@ _CONTAINERS = frozenset(("XINFO", "CLIENT", "MEMORY"))
 _KEY_AT = {
     "XINFO": 2,
     **dict.fromkeys(("XRANGE", "XPENDING", "LLEN", "LINDEX", "ZCARD", "ZCOUNT", "ZRANGE"), 1),
+    "PEXPIRETIME": 1,
     **dict.fromkeys(("SMEMBERS", "SCARD", "HGET", "HMGET", "HVALS"), 1),
 }
 

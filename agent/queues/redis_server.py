@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from functools import lru_cache
 
 from agent.common.address import peer_bytes
 from agent.common.clocks import boot_ns
 from agent.common.resp import RedisDown, RedisUrl, RespClient
 from agent.queues.catalogue import Row
 from agent.queues.redis_info import Counters
+from agent.queues.timers import QueueTimer, ServerTimers, TimedQueue, on_this_host
 
 LOGIN_RETRY_NS = 10_000_000_000  # a refused login is not repeated at each poll: servers log and count refusals
 
@@ -16,7 +18,7 @@ LOGIN_RETRY_NS = 10_000_000_000  # a refused login is not repeated at each poll:
 _ODD = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
 
 
-class RedisServer(ABC):
+class RedisServer(TimedQueue):
     """One Redis server. ``poll`` returns the rows of the subclass, or ``down`` rows if the server does not answer."""
 
     def __init__(self, name: str, url: RedisUrl, timeout_s: float) -> None:
@@ -25,10 +27,11 @@ class RedisServer(ABC):
         self._server = Counters()
         self._not_before_ns, self._refusal = 0, ""
         self.role: object = None  # as of the last poll
+        self._due: list[QueueTimer] | None = None  # as of the last poll, if the subclass has timers
 
     def poll(self) -> list[Row]:
         """Raises nothing, whatever the server answers."""
-        started_ns, self.role = boot_ns(), None
+        started_ns, self.role, self._due = boot_ns(), None, None
         try:
             if started_ns < self._not_before_ns:
                 raise RedisDown(self._refusal, failure="login")
@@ -43,6 +46,13 @@ class RedisServer(ABC):
             rows = self._down(f"its answer cannot be read ({type(error).__name__})")
         peer = None if self._client.peer is None else peer_bytes(*self._client.peer)
         return [{**row, "peer": peer} for row in rows]
+
+    def timers(self) -> ServerTimers | None:
+        if self._due is None:
+            return None
+        host = self._client.peer[0] if self._client.peer is not None else ""
+        elsewhere = f"{host} is no address of this host: its clock may be another one" if not _here(host) else ""
+        return ServerTimers(self._due, self._server.version, elsewhere)
 
     def use(self, url: RedisUrl) -> None:
         """Queries another server of the same data from now on, after a fail-over."""
@@ -69,3 +79,9 @@ class RedisServer(ABC):
         status = "unknown" if failure == "permission" else "down"
         row = {"status": status, "reason": f"{self.name}: {reason}", "failure": failure}
         return [{**row, **queue} for queue in self._interrupted()] or [row]
+
+
+@lru_cache(1)
+def _here(host: str) -> bool:
+    """A Unix socket has no address."""
+    return not host or on_this_host(host)

@@ -24,16 +24,17 @@ from typing import Any
 from agent.common.fairness import UpperBound
 from agent.posix import privilege
 from agent.posix.stacks import limit_stacks
-from agent.queues.catalogue import Queue, Row, broker
-from agent.queues.packing import ROW_BYTES, pack
+from agent.queues.catalogue import Row, broker
+from agent.queues.judged import Judged
+from agent.queues.packing import ROW_BYTES, TIMER_BYTES, pack, pack_timers
 from agent.queues.rounds import Rounds
 
-#: Kind of the payload (rows, or as a heartbeat the failures that are errors of our own, as JSON), and the number of
-#: rows dropped since the previous message.
+#: Kind of the payload (rows; as a heartbeat the failures that are errors of our own, as JSON; or timers), and the
+#: number of rows dropped since the previous message.
 HEADER = struct.Struct("<BQ")
-ROWS, ALIVE = range(2)
+ROWS, ALIVE, TIMERS = range(3)
 #: A message fits well into a socket's default buffer.
-PIECE_BYTES = 64 * ROW_BYTES
+PIECE_BYTES, TIMER_PIECE_BYTES = 64 * ROW_BYTES, 64 * TIMER_BYTES
 #: Of writable memory of the process, including its threads' stacks. Allocations beyond fail, and with them that poll.
 BUDGET_BYTES = 256 << 20
 #: For docs/limits.md.
@@ -56,6 +57,20 @@ _BEAT_S, _LATE_S = 1.0, 0.5
 _PAUSES = 16
 #: Failures in one message, and characters of each name and reason.
 MOST_FAILURES, REASON_CHARACTERS = 16, 200
+
+
+Answer = tuple[list[Row], list[Row]]  #: of ``queue_lag`` and ``timer_effect``
+
+
+class _Polled:
+    """A queue with its timers."""
+
+    def __init__(self, queue: Judged) -> None:
+        self.name, self._queue, self.close = queue.name, queue, queue.close
+
+    def poll(self) -> Answer:
+        found = self._queue.poll()
+        return found, self._queue.timers()
 
 
 class Worker:
@@ -82,21 +97,24 @@ class Worker:
             self._send(ALIVE, json.dumps(failures_by_name, ensure_ascii=False).encode(errors="replace"))
             time.sleep(_BEAT_S)
 
-    def _sources(self, name: str, servers: Iterable[Any]) -> list[Queue]:
+    def _sources(self, name: str, servers: Iterable[Any]) -> list[_Polled]:
         try:
-            return broker(name).sources(servers)
+            return [_Polled(queue) for queue in broker(name).sources(servers)]
         except Exception as error:  # noqa: BLE001 - one client that cannot be used must not end the others
             self._unusable[name] = f"{type(error).__name__}: {error}"
             return []
 
-    def _take(self, rows: list[Row], asked_s: float) -> None:
+    def _take(self, answer: Answer, asked_s: float) -> None:
+        rows, timers = answer
         if self._stood_still(asked_s):  # the rows would show this process's pause, not the server's latency
             with self._lock:
                 self._dropped += len(rows)
             return
-        data = pack(rows)
+        data, due = pack(rows), pack_timers(timers)
         for at in range(0, len(data), PIECE_BYTES):
             self._send(ROWS, data[at : at + PIECE_BYTES])
+        for at in range(0, len(due), TIMER_PIECE_BYTES):
+            self._send(TIMERS, due[at : at + TIMER_PIECE_BYTES])
 
     def _stood_still(self, since_s: float) -> bool:
         """Whether this process could not run for most of the time since then."""

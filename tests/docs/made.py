@@ -461,6 +461,17 @@ def bounds() -> str:
     )
 
 
+def timers() -> str:
+    from agent.queues.timers import RULES
+
+    rows = [
+        (f"`{r.system}`", f"`{r.kind}`", ", ".join(r.versions) or "any", r.clock, r.forward, r.backward, r.measured)
+        for r in RULES
+    ]
+    heads = ("system", "kind", "server", "clock", "a jump forward", "a jump back", "measured with")
+    return _table(heads, rows)
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     f.__name__: f
     for f in (
@@ -478,5 +489,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
         brokers,
         models,
         bounds,
+        timers,
     )
 }

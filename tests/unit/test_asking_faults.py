@@ -21,11 +21,11 @@ import pytest
 
 from agent.common.clocks import boot_ns
 from agent.posix.supervisor import Restarts
-from agent.queues.packing import TABLE, pack
+from agent.queues.packing import TABLE, pack, pack_timers
 from agent.queues.poller_process import BrokerPoller
 from agent.queues.received import MalformedMessage, checked
 from agent.queues.rounds import Rounds
-from agent.queues.worker import ALIVE, HEADER, MOST_FAILURES, PIECE_BYTES, ROWS, Worker
+from agent.queues.worker import ALIVE, HEADER, MOST_FAILURES, PIECE_BYTES, ROWS, TIMERS, Worker
 from tests.patience import PATIENCE
 from tests.unit.test_asking import Kept
 
@@ -39,6 +39,10 @@ def kept() -> Iterator[Kept]:
 
 def rows(**more: object) -> bytes:
     return pack([{"t_ns": 5, "system": "redis", **more}])
+
+
+def timers(**more: object) -> bytes:
+    return pack_timers([{"t_ns": 5, "system": "redis", **more}])
 
 
 GOOD = HEADER.pack(ROWS, 3) + rows()
@@ -59,6 +63,9 @@ GOOD = HEADER.pack(ROWS, 3) + rows()
         HEADER.pack(ROWS, 0) + rows(system="kafka"),
         HEADER.pack(ROWS, 0) + rows(failure=99),
         HEADER.pack(ROWS, 0) + rows() * (PIECE_BYTES // len(rows()) + 1),
+        HEADER.pack(TIMERS, 0) + rows(),
+        HEADER.pack(TIMERS, 0) + timers(t_ns=10),
+        HEADER.pack(TIMERS, 0) + timers(kind=99),
         *(
             HEADER.pack(ALIVE, 0) + output
             for output in (b"", b"[]", b"{", b"\xff", b'{"a": 1}', b'{"a": "%s"}' % (b"x" * 201), b"[" * 100_000)
@@ -78,6 +85,8 @@ def test_what_is_a_message_is_taken() -> None:
     assert (len(message.rows), message.failures) == (0, {"a": "b"})
     long = checked(HEADER.pack(ROWS, 0) + pack([{"t_ns": 5, "system": "n" * 20}]), ["n" * 20], 4, 9)
     assert long.rows.dtype == TABLE.dtype
+    message = checked(HEADER.pack(TIMERS, 0) + timers(timers=0), "redis", 4, 9)
+    assert (len(message.rows), message.timers["t_ns"].tolist(), message.failures) == (0, [5], None)
 
 
 def liar(monkeypatch: pytest.MonkeyPatch, code: str) -> None:

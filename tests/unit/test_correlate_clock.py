@@ -285,3 +285,28 @@ def test_what_is_kept_of_a_decision_suffices_to_count_it_on_both_clocks() -> Non
     watch.feed(None, compact(batch.table, batch.rows), T0 + S)
     (row,) = watch.decisions.between(T0, T0 + 1)
     assert (row["key"], row["remaining"], row["program_wall_ns"], row["sample_rate"]) == (b"customer", 3.5, 17, 0.25)
+
+
+@pytest.mark.parametrize(("sign", "how"), [(-1, "late"), (1, "early")])
+def test_timers_that_the_step_moved_are_counted_by_queue(sign: int, how: str) -> None:
+    host, at = Host(), T0 + 10 * S
+    host.step(10, sign * 500 * MS)
+    timers = [(b"celery", b"mail", "redelivery", 37, 500 * MS), (b"redis", b"lock:*", "lock", 1, 20 * MS)]
+    timers.append((b"celery", b"mail", "eta", 7, 0))  # immune
+    for system, destination, kind, count, moved in timers:
+        host.add(
+            "timer_effect",
+            1,
+            t_ns=at,
+            jump_t_ns=at,
+            system=system,
+            destination=destination,
+            kind=code("timer_effect", "kind", kind),
+            timers=count,
+            moved_ns=-sign * moved,
+        )
+    (found,) = latest(run(host, 20))
+    words = f"Up to 500 ms {how}: 37 messages to be delivered again (celery mail) and 1 lock (redis lock:*)."
+    assert words in str(found["sentence"])
+    counted = [(e["destination"], e["value"]) for e in found["evidence"] if e["table"] == "timer_effect"]  # type: ignore[attr-defined]
+    assert counted == [("mail", 37), ("lock:*", 1)]

@@ -28,5 +28,6 @@ SYMPTOM = Symptom(
     "clock_change",
     READS,
     clause,
-    "see who moved it, and which decisions fell into that time: tickscope explain last, tickscope clock history",
+    "see who moved it, which decisions fell into that time and which timers moved: tickscope explain last,"
+    " tickscope clock history, tickscope query timer_effect",
 )

@@ -13,6 +13,7 @@ Times of delivery are the workers' wall clocks; they are compared with the serve
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
@@ -36,6 +37,7 @@ from agent.queues.redis_places import SentinelStreams
 from agent.queues.redis_reading import shown
 from agent.queues.redis_scan import MAX_NAME_BYTES, Scan
 from agent.queues.redis_server import RedisServer
+from agent.queues.timers import QueueTimer, ServerTimers
 
 MAX_QUEUES = 256
 MAX_BINDINGS = 1000  # of an exchange
@@ -273,6 +275,7 @@ class CeleryQueues(RedisServer):
         self._queues: dict[bytes, _Queue] = {}
         self._bindings: dict[bytes, list[kombu.Binding]] = {}
         self._messages: dict[Entry, kombu.KombuMessage | None] = {}  # of the unacknowledged ones; None: not readable
+        self._etas: dict[Entry, int] = {}  # CLOCK_BOOTTIME, as of when the message was first seen
         self._own = Counter[str]()  # errors that this poll caused
         self._mutex, self._unindexed = b"", 0  # as of the last poll
         self._problems: list[str] = []
@@ -306,6 +309,7 @@ class CeleryQueues(RedisServer):
             if not queue.failed:
                 some = bool(refused or unread or queue.name in shared)
                 queue.see(mine.get(queue.name, {}), some, asked_ns, answered_ns)
+        self._due = self._deadlines([entry for entry in entries if entry not in gone], total - len(entries))
         doubt = f"pending: {unread} of {total} unacknowledged not read" if unread else ""
         if lost and self._scan and self._scan.whole:
             self._problems.append(f"{lost} unacknowledged messages belong to no queue")
@@ -583,6 +587,34 @@ class CeleryQueues(RedisServer):
             with suppress(RedisDown):
                 self._client.pipeline(self._bus.last())
         super().close()
+
+    def timers(self) -> ServerTimers | None:
+        """Redeliveries are the workers', so that neither the server's version nor its clock matters."""
+        return None if self._due is None else ServerTimers(self._due)
+
+    def _deadlines(self, entries: list[Entry], more: int) -> list[QueueTimer]:
+        """When these unacknowledged messages are delivered again, and their workers begin those with a set time. more:
+        how many there are beside.
+        """
+        due: list[QueueTimer] = []
+        ahead_ns = time.time_ns() - boot_ns()
+        before, self._etas = self._etas, {}
+        of = {entry: shown(queue.name) for queue in self._queues.values() for entry in queue.mine}
+        if self._visibility_s is None:
+            why = "when is not known: the setting has no visibility_timeout"
+            counts = Counter(of.get(entry, b"") for entry in entries)
+            due += [QueueTimer(name, b"", "redelivery", timers=count, unknown=why) for name, count in counts.items()]
+        for entry in entries:
+            (tag, at_s), one = entry, self._messages.get(entry)
+            if self._visibility_s is not None:
+                at_ns = int((at_s + self._visibility_s) * 1e9)
+                due.append(QueueTimer(of.get(entry, b""), tag, "redelivery", due_wall_ns=at_ns))
+            if one is not None and one.eta_s is not None:
+                self._etas[entry] = before.get(entry, int(one.eta_s * 1e9) - ahead_ns)
+                due.append(QueueTimer(of.get(entry, b""), tag, "eta", due_ns=self._etas[entry]))
+        if more > 0:
+            due.append(QueueTimer(b"", b"", "redelivery", timers=more, unknown=f"beyond the {MAX_UNACKED} oldest"))
+        return due
 
     def _interrupted(self) -> list[Row]:
         if self._bus is not None:

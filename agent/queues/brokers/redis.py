@@ -21,6 +21,7 @@ from agent.common.fairness import UpperBound
 from agent.common.resp import RedisDown, RedisUrl, Reply, ReplyTooLarge
 from agent.queues.catalogue import Broker, Queue, Row
 from agent.queues.redis_consumers import MAX_AT_ONCE, MAX_CONSUMERS, Consumers, Held, held
+from agent.queues.redis_expiring import ExpiringKeys
 from agent.queues.redis_gone import Gone, Key
 from agent.queues.redis_info import COMMANDS
 from agent.queues.redis_lag import Lag
@@ -88,7 +89,8 @@ class RedisStreams(RedisServer):
         self._named: list[bytes] = [s.encode() for s in url.streams if not is_pattern(s)]
         patterns = [s for s in url.streams if is_pattern(s)]
         self._lists = ListQueues(url.queues) if url.queues else None
-        self._scan = Scan(patterns) if patterns or not (url.streams or url.queues) else None
+        self._expiring = ExpiringKeys(url.expiring) if url.expiring else None
+        self._scan = Scan(patterns) if patterns or not (url.streams or url.queues or url.expiring) else None
         self._groups: dict[Key, _Group] = {}
         self._gone, self._history = Gone(self._named), DataHistory()
         self._values = dict[str, object]()
@@ -131,6 +133,8 @@ class RedisStreams(RedisServer):
         rows += self._gone.rows(self._server.refused.get("NOGROUP", 0), now_ns)
         if self._lists is not None:
             rows += self._lists.rows(self.pipeline, server_ms / 1000)
+        if self._expiring is not None:
+            self._due = self._expiring.timers(self, now_ns)
         rows += self._limits()
         rows += [
             {"destination": shown(stream), "reason": "; ".join(why for name, why in problems if name == stream)}

@@ -1,0 +1,152 @@
+"""What a jump of the wall clock does to the timers of the servers that are polled: rows of ``timer_effect``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from agent.batch import Batch, Loss, losses
+from agent.columns import NULL_I64, Column
+from agent.common.clocks import boot_ns
+from agent.common.fairness import Budget, UpperBound
+from agent.common.packing import Packer
+from agent.queues.timers import RULES
+from agent.tables import TABLES
+
+TABLE = TABLES["timer_effect"]
+#: Servers keep their timers in ms.
+LEAST_NS = 1_000_000
+ROWS_PER_S, MOST_ROWS = 500.0, 10_000
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "queues",
+        "rows of `timer_effect`, of all jumps",
+        MOST_ROWS,
+        f"{ROWS_PER_S:g} a second",
+        "`loss` row `timers`",
+    ),
+)
+_CHANGES = TABLES["clock_change"]
+_KINDS = [_CHANGES.code("kind", kind) for kind in ("step", "leap")]
+_WALL, _MONOTONIC = TABLE.code("clock", "wall"), TABLE.code("clock", "monotonic")
+_REDELIVERY = TABLE.code("kind", "redelivery")
+#: States that are kept of a server: one may be of after the jump.
+_KEPT = 2
+#: More than any process of ours sends: servers, and rows of one poll of a server.
+_MOST_SERVERS, _MOST_OF_SERVER = 1024, 1024
+
+
+def effects(rows: np.ndarray, t_ns: int, size_ns: int, real_boot_ns: int) -> np.ndarray:
+    """The rows that a jump concerns, with what it does. rows: timers as of a poll. t_ns: of the jump, CLOCK_BOOTTIME;
+    real_boot_ns: REALTIME - BOOTTIME before it.
+
+    A timer that had fired by then has no row, but a message that was due and not delivered again yet waits again after
+    a jump back.
+    """
+    out = rows[rows["timers"] != 0].copy()
+    out["t_ns"] = out["jump_t_ns"] = t_ns
+    out["size_ns"] = size_ns
+    wall, timed = out["clock"] == _WALL, out["due_wall_ns"] != NULL_I64
+    moved = wall & timed
+    was = np.where(moved, out["due_wall_ns"] - real_boot_ns, out["was_due_ns"])
+    due = np.where(moved, np.maximum(was - size_ns, t_ns), was)
+    out["was_due_ns"], out["is_due_ns"] = was, np.where(out["clock"] == -1, NULL_I64, due)
+    known = (out["was_due_ns"] != NULL_I64) & (out["is_due_ns"] != NULL_I64)
+    out["moved_ns"] = np.where(known, due - was, NULL_I64)
+    out["immune"] = np.where(out["clock"] == _MONOTONIC, 1, np.where(wall, 0, -1))
+    for one in RULES:
+        mine = (out["system"] == one.system.encode()) & (out["kind"] == TABLE.code("kind", one.kind))
+        out["consequence"][mine & known] = (one.forward if size_ns > 0 else one.backward).encode()
+    again = moved & (out["kind"] == _REDELIVERY) & (due > t_ns)
+    left: np.ndarray = out[(was > t_ns) | again | (was == NULL_I64)]
+    return left
+
+
+def plain(row: np.void) -> dict[str, Any]:
+    """A row's values by column, as JSON has them; None if unknown."""
+    return {column.name: _plain(column, row[column.name]) for column in TABLE.columns}
+
+
+def _plain(column: Column, value: Any) -> Any:
+    if column.kind == "str":
+        return bytes(value).decode(errors="replace")
+    number = int(value)
+    if number == column.null:
+        return None
+    return column.word(number) if column.kind == "enum" else bool(number) if column.kind == "bool" else number
+
+
+def row_of(given: dict[str, Any]) -> bytes:
+    """A row of the control socket's answer as the table stores it. Raises ValueError and others if it is none."""
+    return Packer(TABLE).pack([given])
+
+
+class Timers:
+    """The timers of all servers as of their last polls; a Filter (agent/contracts.py), which adds rows to jumps.
+
+    boot_mono_ns: BOOTTIME - MONOTONIC now.
+    """
+
+    name = "timers"
+
+    def __init__(self, boot_mono_ns: Callable[[], int]) -> None:
+        self._boot_mono_ns = boot_mono_ns
+        self._states: dict[tuple[bytes, bytes], list[np.ndarray]] = {}
+        self._budget = Budget(ROWS_PER_S, MOST_ROWS)
+
+    def see(self, rows: np.ndarray) -> None:
+        """Takes rows of ``timer_effect`` without a jump, of one poll or of a part of one."""
+        for key in {(bytes(row["system"]), bytes(row["cluster"])) for row in rows}:
+            mine = rows[(rows["system"] == key[0]) & (rows["cluster"] == key[1])]
+            for t_ns in np.unique(mine["t_ns"]):
+                new = mine[mine["t_ns"] == t_ns]
+                if key not in self._states and len(self._states) >= _MOST_SERVERS:
+                    continue
+                states = self._states.setdefault(key, [])
+                if states and states[-1]["t_ns"][0] == t_ns:
+                    states[-1] = np.concatenate([states[-1], new])[:_MOST_OF_SERVER]
+                else:
+                    states.append(new)
+                    del states[:-_KEPT]
+
+    def forget(self, system: str) -> None:
+        """Its servers are not polled any more, or others are."""
+        self._states = {key: states for key, states in self._states.items() if key[0] != system.encode()}
+
+    def __call__(self, batch: Batch, now_ns: int) -> Iterable[Batch]:
+        yield batch
+        if batch.table != "clock_change" or not self._states:
+            return
+        for change in batch.rows:
+            found = self._of(change)
+            if not len(found):
+                continue
+            if len(found) > self._budget.left(0, now_ns):
+                yield losses("intake", Loss(self.name, len(found), t_ns=now_ns))
+                continue
+            self._budget.spend(0, len(found), now_ns)
+            yield Batch(TABLE.name, found)
+
+    def latest(self, before_ns: int) -> np.ndarray:
+        """Of each server those of its last poll before then, CLOCK_BOOTTIME."""
+        chosen = [
+            next((state for state in reversed(states) if state["t_ns"][0] <= before_ns), None)
+            for states in self._states.values()
+        ]
+        return np.concatenate([TABLE.empty(0), *(one for one in chosen if one is not None)])
+
+    def document(self) -> dict[str, Any]:
+        """For the control socket: the timers now, as ``row_of`` takes them."""
+        found = self.latest(boot_ns())
+        return {"rows": [plain(row) for row in found if row["timers"] != 0]}
+
+    def _of(self, change: np.void) -> np.ndarray:
+        size_ns, before_ns, ret = (int(change[name]) for name in ("size_ns", "real_mono_before_ns", "ret"))
+        refused = ret != NULL_I64 and ret < 0
+        if change["kind"] not in _KINDS or refused or NULL_I64 in (size_ns, before_ns) or abs(size_ns) < LEAST_NS:
+            return TABLE.empty(0)
+        t_ns = int(change["t_ns"])
+        return effects(self.latest(t_ns), t_ns, size_ns, before_ns - self._boot_mono_ns())

@@ -1,0 +1,188 @@
+"""Timers of the servers that are polled, and what a jump of the wall clock does to each kind of them.
+
+``RULES`` has one row for each kind of timer that was measured: on a real server, in a virtual machine with a clock that
+was stepped by 2 h and back (tests/vm/guest_timer_clocks.py). A version that was not measured has no rule: its clock is
+unknown, and no consequence is claimed. Pure, but for ``on_this_host``; without numpy, for the brokers' process.
+"""
+
+from __future__ import annotations
+
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agent.common.fairness import UpperBound
+
+#: Listed one by one, of a server; the others are counted by queue.
+MAX_TIMERS = 100
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "queues",
+        "timers of a server that `timer_effect` lists one by one",
+        MAX_TIMERS,
+        "those due first are listed, the others are counted by queue",
+        "`timer_effect.timers`",
+    ),
+)
+_NEVER_NS = 1 << 63
+
+
+@dataclass(frozen=True)
+class TimerRule:
+    """A kind of timer. versions: prefixes of those that were measured; empty: servers do not report it. forward,
+    backward: what a jump does. measured: with what.
+    """
+
+    system: str
+    kind: str
+    versions: tuple[str, ...]
+    clock: str
+    forward: str
+    backward: str
+    measured: str
+
+    def holds_for(self, version: str) -> bool:
+        return not self.versions or any(version == one or version.startswith(f"{one}.") for one in self.versions)
+
+
+_KOMBU = "kombu 5.2.4, 5.3.7, 5.4.2, 5.5.4 and 5.7.0 on Redis 7.0.15"
+_REDIS = "Redis 7.0.15: SET PX and PEXPIREAT"
+_MEASURED = ("7.0",)
+RULES = (
+    TimerRule(
+        "celery",
+        "redelivery",
+        (),
+        "wall",
+        "workers on this host deliver it again early, also if it still runs: it may run twice",
+        "workers on this host deliver it again late",
+        f"{_KOMBU}: the visibility timeout",
+    ),
+    TimerRule(
+        "celery",
+        "eta",
+        (),
+        "monotonic",
+        "runs when it was due while its worker holds it",
+        "runs when it was due while its worker holds it",
+        "Celery 5.7.0: a task with a countdown that a worker holds",
+    ),
+    TimerRule("redis", "ttl", _MEASURED, "wall", "the key expires early", "the key expires late", _REDIS),
+    TimerRule(
+        "redis",
+        "lock",
+        _MEASURED,
+        "wall",
+        "the lock is free early, while its owner still works: two may hold it",
+        "a lock that its owner does not release is free late",
+        _REDIS,
+    ),
+    TimerRule(
+        "redis",
+        "lease",
+        _MEASURED,
+        "wall",
+        "the lease ends early: another may take it while its owner still works",
+        "the lease of an owner that is gone ends late",
+        _REDIS,
+    ),
+    TimerRule(
+        "redis",
+        "dedup",
+        _MEASURED,
+        "wall",
+        "the window ends early: duplicates pass",
+        "the window ends late: repeats that are meant are dropped",
+        _REDIS,
+    ),
+)
+
+
+def rule(system: str, kind: str, version: str) -> TimerRule | None:
+    """What was measured for it; None: nothing."""
+    return next((r for r in RULES if (r.system, r.kind) == (system, kind) and r.holds_for(version)), None)
+
+
+@dataclass(frozen=True)
+class QueueTimer:
+    """One timer. destination: its queue; object: the message or key. due_wall_ns: when it fires, ns since 1970, if it
+    runs on the wall clock; due_ns: CLOCK_BOOTTIME, if not. None: not known, and ``unknown`` says why. timers: how many
+    this one stands for.
+    """
+
+    destination: bytes
+    object: bytes
+    kind: str
+    due_wall_ns: int | None = None
+    due_ns: int | None = None
+    timers: int = 1
+    unknown: str = ""
+
+
+@dataclass(frozen=True)
+class ServerTimers:
+    """The timers of a server as of one poll. version: the server's. elsewhere: why its clock may not be this host's."""
+
+    timers: Sequence[QueueTimer] = ()
+    version: str = ""
+    elsewhere: str = ""
+
+
+class TimedQueue(ABC):
+    """A queue with timers."""
+
+    @abstractmethod
+    def timers(self) -> ServerTimers | None:
+        """As of the last poll; None: that poll failed."""
+
+
+def on_this_host(host: str) -> bool:
+    """Whether that IP address is one of this host, as this process sees it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))
+    except OSError:
+        return False
+    return True
+
+
+def rows(system: str, cluster: str, found: ServerTimers, now_ns: int) -> list[dict[str, Any]]:
+    """Rows of ``timer_effect`` without a jump; one without timers if there are none. now_ns: of the poll,
+    CLOCK_BOOTTIME.
+    """
+    common = {"system": system, "cluster": cluster, "t_ns": now_ns, "polled_ns": now_ns, "version": found.version}
+    if not found.timers:
+        return [{**common, "timers": 0}]
+    return [{**common, **_columns(system, one, found)} for one in _bounded(found.timers)]
+
+
+def _columns(system: str, one: QueueTimer, found: ServerTimers) -> dict[str, Any]:
+    known = rule(system, one.kind, found.version)
+    why = one.unknown or found.elsewhere
+    if known is None:
+        why = f"not measured for {system} {found.version or 'of an unknown version'}"
+    clock = None if known is None or found.elsewhere else known.clock
+    return {
+        "destination": one.destination,
+        "object": one.object,
+        "kind": one.kind,
+        "timers": one.timers,
+        "clock": clock,
+        "due_wall_ns": one.due_wall_ns,
+        "was_due_ns": one.due_ns,
+        "consequence": why,
+    }
+
+
+def _bounded(timers: Iterable[QueueTimer]) -> list[QueueTimer]:
+    """The first, one by one; the others as one for each queue and kind."""
+    ordered = sorted(timers, key=lambda one: one.due_wall_ns or one.due_ns or _NEVER_NS)
+    groups: dict[tuple[bytes, str], list[QueueTimer]] = {}
+    for one in ordered[MAX_TIMERS:]:
+        groups.setdefault((one.destination, one.kind), []).append(one)
+    many = [replace(some[0], object=b"", timers=sum(one.timers for one in some)) for some in groups.values()]
+    return [*ordered[:MAX_TIMERS], *many]

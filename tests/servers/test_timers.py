@@ -1,0 +1,116 @@
+"""Timers of a real Celery application and of keys of a real Redis, as the agent and ``clock what-if`` have them: each
+time equals the server's own. What a step does to them is shown in a VM (tests/vm/test_timers.py).
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.queues.poller_process import BrokerPoller
+from agent.queues.timer_effect import Timers, plain
+from agent.service.control import Control
+from tests.commands import tickscope
+from tests.servers.celery_pieces import Worker, application, wait
+from tests.servers.test_redis_streams import Redis
+
+VISIBILITY_S, LATER_S = 600, 3600
+RUNNING, HELD, LOCKS = 1, 7, 5
+S = 10**9
+
+
+class Looked:
+    """The pollers of an agent, looked after as its loop does."""
+
+    def __init__(self, servers: dict[str, str], ends: ExitStack) -> None:
+        self.timers = Timers(lambda: 0)
+        self._pollers = [BrokerPoller(kind, (url,), 0.1, self.timers) for kind, url in servers.items()]
+        for one in self._pollers:
+            ends.callback(one.close)
+
+    def rows(self) -> list[dict[str, Any]]:
+        now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        for one in self._pollers:
+            list(one.drain(now_ns))
+        return [plain(row) for row in self.timers.latest(now_ns) if row["timers"]]
+
+
+@pytest.fixture
+def ends() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def test_times_are_the_servers_own_and_what_if_moves_them(ends: ExitStack, tmp_path: Path) -> None:
+    redis = Redis(tmp_path)
+    ends.callback(redis.stop)
+    worker = Worker(redis.url, tmp_path, options={"visibility_timeout": VISIBILITY_S})
+    ends.callback(worker.end)
+    app = application(redis.url, visibility_timeout=VISIBILITY_S)
+    for _ in range(HELD):  # the worker has room for them until it runs something
+        app.send_task("early", (0,), countdown=LATER_S)
+    wait(lambda: redis.do("ZCARD", "unacked_index") == HELD)
+    for _ in range(RUNNING):
+        app.send_task("late", (LATER_S,))
+    wait(lambda: redis.do("ZCARD", "unacked_index") == RUNNING + HELD)
+    for i in range(LOCKS):
+        redis.do("SET", f"lock:{i}", "1", "PX", (LATER_S + i) * 1000)
+    redis.do("SET", "lock:for ever", "1")
+    flat: Any = redis.do("ZRANGE", "unacked_index", 0, -1, "WITHSCORES")
+    due = {tag.decode(): (float(at) + VISIBILITY_S) * S for tag, at in zip(flat[::2], flat[1::2], strict=True)}
+    due |= {f"lock:{i}": int(redis.do("PEXPIRETIME", f"lock:{i}")) * 10**6 for i in range(LOCKS)}  # type: ignore[call-overload]
+
+    urls = {"celery": f"{redis.url}?visibility_timeout={VISIBILITY_S}", "redis": f"{redis.url}?locks=lock:*"}
+    looked = Looked(urls, ends)
+    count = RUNNING + HELD + HELD + LOCKS  # those that are held have a set time, too
+    wait(lambda: len(looked.rows()) == count)
+    rows = looked.rows()
+    assert {row["object"] for row in rows} == set(due)
+    wall = {row["object"]: row["due_wall_ns"] for row in rows if row["clock"] == "wall"}
+    assert all(abs(wall[name] - at) < 1000 for name, at in due.items())  # Redis prints scores as doubles
+    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    set_times = [row["was_due_ns"] - now_ns for row in rows if row["kind"] == "eta"]
+    assert len(set_times) == HELD
+    assert all(0 < ns < LATER_S * S for ns in set_times)
+
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(tmp_path / "control.sock"))
+    listening.listen()
+    listening.setblocking(False)
+    control, over = Control(listening, {"timers": looked.timers.document}), threading.Event()
+
+    def serve() -> None:
+        while not over.wait(0.02):
+            control.serve()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    ends.callback(control.close)
+    ends.callback(thread.join)
+    ends.callback(over.set)
+    for size, moved_s in (("2h", None), ("-500ms", 0.5), ("1s", -1)):
+        done = tickscope("clock", "what-if", "-o", "json", "--", size, TICKSCOPE_RUN_DIR=str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        found = json.loads(done.stdout)["rows"]
+        assert {(row["object"], row["kind"]) for row in found} == {(row["object"], row["kind"]) for row in rows}
+        assert all(row["moved_ns"] == 0 and row["immune"] for row in found if row["kind"] == "eta")
+        moved = [row["moved_ns"] for row in found if row["kind"] != "eta"]
+        at_once = [row["is_due_ns"] == row["jump_t_ns"] for row in found if row["kind"] != "eta"]
+        assert all(at_once) if moved_s is None else moved == [int(moved_s * S)] * len(due)
+
+    redis.do("DEL", *(f"lock:{i}" for i in range(LOCKS)))
+    worker.end()
+    redis.do("DEL", "unacked", "unacked_index")
+    wait(lambda: looked.rows() == [])
+    done = tickscope("clock", "what-if", "1s", TICKSCOPE_RUN_DIR=str(tmp_path))
+    assert (done.returncode, done.stdout) == (3, b""), done
+    assert tickscope("clock", "what-if", "1s", TICKSCOPE_RUN_DIR=str(tmp_path / "no")).returncode == 4
+    assert tickscope("clock", "what-if", "soon").returncode == 2

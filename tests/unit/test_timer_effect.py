@@ -1,0 +1,157 @@
+"""What a jump does to the timers of polled servers. tests/vm/test_timers.py shows that the rules are right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent.batch import Batch, make
+from agent.columns import NULL_I64
+from agent.queues.packing import pack_timers
+from agent.queues.timer_effect import LEAST_NS, MOST_ROWS, TABLE, Timers, effects, plain
+from agent.queues.timers import MAX_TIMERS, QueueTimer, ServerTimers, rows, rule
+from agent.tables import TABLES
+
+S, H = 10**9, 3600 * 10**9
+#: CLOCK_BOOTTIME of the jump, and REALTIME - BOOTTIME before it.
+T0, OFFSET = 1000 * S, 1_800_000_000 * S
+CHANGES = TABLES["clock_change"]
+
+
+def packed(
+    *timers: QueueTimer, system: str = "redis", version: str = "7.0.15", elsewhere: str = "", t_ns: int = T0 - S
+) -> np.ndarray:
+    found = rows(system, "here", ServerTimers(timers, version, elsewhere), t_ns)
+    return np.frombuffer(pack_timers(found), TABLE.dtype)
+
+
+def wall(after_s: float, kind: str = "lock", name: bytes = b"lock:1") -> QueueTimer:
+    """Due so long after the jump, without it."""
+    return QueueTimer(b"lock:*", name, kind, due_wall_ns=T0 + int(after_s * S) + OFFSET)
+
+
+@pytest.mark.parametrize(
+    ("system", "kind", "after_s", "size_ns", "moved_ns"),
+    [
+        ("redis", "lock", 60, 2 * H, -60 * S),  # at once
+        ("redis", "lock", 7201, 2 * H, -2 * H),
+        ("redis", "lock", 60, -2 * H, 2 * H),
+        ("redis", "dedup", 60, -500_000_000, 500_000_000),
+        ("redis", "lock", -1, -2 * H, None),  # it has expired
+        ("redis", "lock", -1, 2 * H, None),
+        ("celery", "redelivery", 60, 2 * H, -60 * S),
+        ("celery", "redelivery", -1, 2 * H, None),
+        ("celery", "redelivery", -1, -2 * H, 2 * H),  # not delivered again yet: it waits anew
+    ],
+)
+def test_how_far_a_timer_on_the_wall_clock_moves(
+    system: str, kind: str, after_s: float, size_ns: int, moved_ns: int | None
+) -> None:
+    found = [plain(row) for row in effects(packed(wall(after_s, kind), system=system), T0, size_ns, OFFSET)]
+    assert [one["moved_ns"] for one in found] == ([] if moved_ns is None else [moved_ns])
+    for one in found:
+        known = rule(system, kind, "7.0.15")
+        assert known is not None
+        assert one["consequence"] == (known.forward if size_ns > 0 else known.backward)
+        assert (one["immune"], one["was_due_ns"]) == (False, T0 + after_s * S)
+        assert one["is_due_ns"] == max(one["was_due_ns"] - size_ns, T0)
+
+
+def test_a_timer_on_a_monotonic_clock_is_immune() -> None:
+    eta = QueueTimer(b"celery", b"tag", "eta", due_ns=T0 + 60 * S)
+    (row,) = effects(packed(eta, system="celery"), T0, 2 * H, OFFSET)
+    assert (row["immune"], row["moved_ns"], row["was_due_ns"]) == (1, 0, T0 + 60 * S)
+
+
+@pytest.mark.parametrize(
+    ("version", "elsewhere", "why"),
+    [
+        ("7.0.15", "10.0.0.9 is no address of this host: its clock may be another one", "10.0.0.9"),
+        ("6.2.1", "", "not measured for redis 6.2.1"),
+        ("7.09", "", "not measured for redis 7.09"),
+        ("valkey 7.0.1", "", "not measured for redis valkey 7.0.1"),
+        ("", "", "not measured for redis of an unknown version"),
+    ],
+)
+def test_what_was_not_measured_has_no_consequence(version: str, elsewhere: str, why: str) -> None:
+    (row,) = [plain(one) for one in effects(packed(wall(60), version=version, elsewhere=elsewhere), T0, H, OFFSET)]
+    assert why in row["consequence"]
+    assert [row[name] for name in ("clock", "immune", "was_due_ns", "is_due_ns", "moved_ns")] == [None] * 5
+    assert row["due_wall_ns"] is not None
+
+
+def test_beyond_a_number_timers_are_counted_by_queue() -> None:
+    timers = [wall(60 + i, name=b"lock:%d" % i) for i in range(MAX_TIMERS + 37)]
+    found = effects(packed(*reversed(timers)), T0, H, OFFSET)
+    assert found["timers"].sum() == MAX_TIMERS + 37
+    assert found["object"].tolist() == [b"lock:%d" % i for i in range(MAX_TIMERS)] + [b""]
+    assert found["was_due_ns"][-1] == T0 + (60 + MAX_TIMERS) * S
+
+
+def change(size_ns: int = H, t_ns: int = T0, kind: str = "step", ret: int = 0) -> Batch:
+    return make(
+        "clock_change",
+        1,
+        t_ns=t_ns,
+        kind=CHANGES.code("kind", kind),
+        size_ns=size_ns,
+        ret=ret,
+        real_mono_before_ns=OFFSET + 7 * S,
+    )
+
+
+def moved(timers: Timers, batch: Batch) -> list[dict[str, Any]]:
+    first, *more = timers(batch, T0 + S)
+    assert first is batch
+    return [plain(row) for one in more if one.table == "timer_effect" for row in one.rows]
+
+
+@pytest.fixture
+def timers() -> Timers:
+    """A machine that was suspended for 7 s."""
+    return Timers(lambda: 7 * S)
+
+
+def test_a_jump_is_judged_by_the_last_poll_before_it(timers: Timers) -> None:
+    timers.see(packed(wall(60, name=b"gone"), t_ns=T0 - 3 * S))
+    whole = packed(wall(60, name=b"a"), wall(61, name=b"b"), t_ns=T0 - S)
+    timers.see(whole[:1])
+    timers.see(whole[1:])  # another message of the same poll
+    timers.see(packed(wall(60 + 3600, name=b"after"), t_ns=T0 + 1))
+    assert [(one["object"], one["polled_ns"]) for one in moved(timers, change())] == [("a", T0 - S), ("b", T0 - S)]
+    assert {one["t_ns"] for one in moved(timers, change())} == {T0}
+    timers.see(packed(t_ns=T0 + 2))
+    assert moved(timers, change(t_ns=T0 + 3)) == []
+    timers.forget("redis")
+    assert moved(timers, change()) == []
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [change(LEAST_NS - 1), change(kind="slew"), change(kind="suspend"), change(ret=-1), change(NULL_I64)],
+    ids=("small", "slew", "suspend", "refused", "unknown"),
+)
+def test_changes_that_move_no_timer(timers: Timers, batch: Batch) -> None:
+    timers.see(packed(wall(60)))
+    assert moved(timers, batch) == []
+
+
+def test_a_clock_that_is_stepped_without_end_makes_no_rows_without_end(timers: Timers) -> None:
+    timers.see(packed(*(wall(60, name=b"%d" % i) for i in range(MAX_TIMERS))))
+    batches = [one for _ in range(2 * MOST_ROWS // MAX_TIMERS) for one in timers(change(), T0 + S)]
+    made = sum(len(one.rows) for one in batches if one.table == "timer_effect")
+    lost = sum(one.rows["count"].sum() for one in batches if one.table == "loss")
+    assert (made, lost) == (MOST_ROWS, MOST_ROWS)
+
+
+def test_a_process_that_sends_without_end_takes_no_memory_without_end(timers: Timers) -> None:
+    many = packed(*(wall(60, name=b"%d" % i) for i in range(MAX_TIMERS)))
+    for _ in range(30):
+        timers.see(many)
+    for i in range(1100):
+        other = many[:1].copy()
+        other["cluster"] = b"%d" % i
+        timers.see(other)
+    assert len(timers.latest(T0)) <= 2 * 1024

@@ -1,0 +1,86 @@
+"""What fires early or late after a step, by ``timer_effect``, equals what a real Celery and a real Redis did
+(guest_timers.py); and each rule about a kind of timer equals what its server did (guest_timer_clocks.py).
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.queues.timers import rule
+from tests.vm import machine
+from tests.vm.guest_timers import HELD, LASTING, LOCKS, RUNNING, SEEN, STEP_S, WAIT_S, S
+from tests.vm.suite import CHECKOUT
+
+KERNEL, LIMIT_S = "6.1", 2400.0
+#: What of RULES one try is about: (system, kind) of a rule, by (system, kind) of a try.
+ABOUT = {
+    ("redis", "key expiry"): [("redis", kind) for kind in ("ttl", "lock", "lease", "dedup")],
+    ("redis", "key expiry at a time"): [("redis", kind) for kind in ("ttl", "lock", "lease", "dedup")],
+    ("kombu", "redelivery"): [("celery", "redelivery")],
+    ("celery", "eta"): [("celery", "eta")],
+}
+
+
+@dataclass(frozen=True)
+class Booted:
+    out: Path
+    run: Future[machine.Outcome]
+
+
+def begin(pool: ThreadPoolExecutor, folders: pytest.TempPathFactory) -> Booted:
+    out = folders.mktemp("timers")
+    guest = [sys.executable, "-m", "tests.vm.guest_timers", "/run/out/seen.json"]
+    clocks = [sys.executable, "-m", "tests.vm.guest_timer_clocks", "redis", "kombu", "celery"]
+    script = f"{shlex.join(clocks)} > /run/out/clocks && {shlex.join(guest)}"
+    run = pool.submit(machine.run, KERNEL, ["sh", "-c", script], limit_s=LIMIT_S, cwd=CHECKOUT, out=out)
+    return Booted(out, run)
+
+
+@pytest.fixture
+def booted(machines: dict[str, Any]) -> Booted:
+    found: Booted = machines["test_timers"]
+    done = found.run.result()
+    assert done.status == 0, done.output[-4000:] + done.console
+    return found
+
+
+def test_each_rule_equals_what_its_server_did(booted: Booted) -> None:
+    tried = [json.loads(line) for line in (booted.out / "clocks").read_text().splitlines() if line.startswith("{")]
+    assert {(one["system"], one["kind"]) for one in tried} >= set(ABOUT)
+    for one in tried:
+        for system, kind in ABOUT.get((one["system"], one["kind"]), ()):
+            known = rule(system, kind, one["version"])
+            assert known is None or known.clock == one["clock"], one
+
+
+def test_what_the_table_says_is_what_was_delivered_again_and_expired(booted: Booted) -> None:
+    late, early = steps = json.loads((booted.out / "seen.json").read_text())
+    messages, keys = RUNNING + HELD, LOCKS + SEEN
+    for one in steps:
+        rows = one["effects"]
+        assert one["ended"] == []  # no task with a set time began
+        assert {(row["kind"], row["immune"]) for row in rows if row["clock"] == "monotonic"} == {("eta", True)}
+        assert all(abs(row["size_ns"] - one["size_s"] * S) < S for row in rows)
+        assert all(row["polled_ns"] <= row["jump_t_ns"] for row in rows)
+        assert all(one["from_ns"] <= row["jump_t_ns"] <= one["to_ns"] + S for row in rows)
+
+    def at_once(rows: list[dict[str, Any]]) -> list[str]:
+        return sorted(row["object"] for row in rows if row["clock"] == "wall" and row["is_due_ns"] == row["jump_t_ns"])
+
+    rows = [row for row in late["effects"] if row["clock"] == "wall"]
+    due = [row for row in rows if row["was_due_ns"] < row["jump_t_ns"] + WAIT_S * S]
+    assert len(due) == messages + keys  # without the step they would have fired while the guest waited
+    assert len(rows) == messages + keys + LASTING
+    assert all(abs(row["moved_ns"] - STEP_S * S) < S for row in rows)
+    assert late["fired"] == at_once(late["effects"]) == at_once(late["would"]) == []
+
+    assert early["fired"] == at_once(early["effects"]) == at_once(early["would"])
+    assert len(early["fired"]) == messages + keys
