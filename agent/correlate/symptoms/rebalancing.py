@@ -32,7 +32,8 @@ def judge(watch: QueueWatch, second: Second) -> list[Episode]:
         if episode is not None:
             if _more(counts[i : i + 1, -_LASTS_S:])[0] > 0:
                 watch.extend(episode, second.at, n)
-                episode.facts["unstable_s"] = float(np.nansum(unstable[i]))
+                longest = max(episode.facts["unstable_s"], float(np.nansum(unstable[i])))
+                episode.facts["unstable_s"] = longest
         elif (n >= _STORM or np.nansum(unstable[i]) >= _UNSTABLE_S) and n > _RATIO * _more(
             counts[i : i + 1, :-_WITHIN_S]
         )[0]:

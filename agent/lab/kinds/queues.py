@@ -170,7 +170,7 @@ def _of(system: str) -> Iterator[Kind]:
     yield Kind(
         f"{system}_network_delay",
         f"packets to and from {system} take longer",
-        Size("delay_s", 0.05, 0.4),
+        Size("delay_s", 0.15, 0.5),
         (system,),
         (Right("network_rtt"),),
         treated("delay_s"),

@@ -58,11 +58,11 @@ def consume(run: Run) -> None:
     run.listen()
     app, work = _app(), Work(run)
 
-    @app.task(name="bill")
     def bill(sent_ns: int, poison: bool) -> None:
         if not work(sent_ns, poison):
             raise Reject("cannot be handled", requeue=True)
 
+    app.task(bill, name="bill")
     quiet = ("--without-gossip", "--without-mingle", "--loglevel=CRITICAL", f"--hostname={run.program.name}@lab")
     app.worker_main(["worker", "--pool=threads", f"--concurrency={THREADS}", *quiet])
 

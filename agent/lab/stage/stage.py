@@ -157,17 +157,20 @@ class Stage:
             return
 
         def listens() -> bool:
+            if gone := self.processes.ended():
+                raise self._failed(f"{', '.join(gone)} ended by itself")
             with self.node.entered(), contextlib.suppress(OSError):
                 socket.create_connection(program.listens, 1.0).close()  # type: ignore[arg-type]
                 return True
-            return bool(self.processes.ended())
+            return False
 
-        came = wait_for(listens, LISTENS_S * self._patience)
-        if not came or self.processes.members[program.name].lives[-1].end_ns:
-            raise AgentError(
-                f"the laboratory's {program.name} did not start",
-                why=(self._out / "logs" / "errors.txt").read_text().strip()[-800:],
-            )
+        if not wait_for(listens, LISTENS_S * self._patience):
+            raise self._failed(f"{program.name} did not listen in time")
+
+    def _failed(self, what: str) -> AgentError:
+        return AgentError(
+            f"the laboratory's {what}", why=(self._out / "logs" / "errors.txt").read_text().strip()[-800:]
+        )
 
     def _mounts(self) -> None:
         """Runs in the first process of the namespaces."""
