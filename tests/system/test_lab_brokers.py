@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,12 +22,13 @@ from tests.servers.kafka_server import fetched
 
 
 @pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory as that of Kafka's own archive."""
-    home = tmp_path_factory.mktemp("kafka")
-    (home / "libs").mkdir()
-    fetched(home / "libs")
-    return home
+def kafka() -> Iterator[Path]:
+    """A directory as that of Kafka's own archive. The laboratory's programs run as user nobody, and must read it."""
+    with tempfile.TemporaryDirectory() as home:
+        Path(home).chmod(0o755)
+        (Path(home) / "libs").mkdir()
+        fetched(Path(home) / "libs")
+        yield Path(home)
 
 
 @pytest.mark.timeout(600 * PATIENCE)
@@ -56,7 +59,9 @@ def test_faults_of_a_broker_have_an_impact_and_their_cause_is_found(
     verdicts, _ = judge(truth, reported(tmp_path / "out" / RECORDING))
     # Other processes of this host may be stopped and killed meanwhile, so it need not be the first finding.
     found = {v.fault.kind: any(cause_right(f.last, v.fault) for f in v.reported) for v in verdicts}
-    assert found == dict.fromkeys(names, True)
+    assert found == dict.fromkeys(names, True), [
+        (f.last["cause"], f.last["sentence"]) for v in verdicts for f in v.reported
+    ]
 
 
 def test_a_broker_that_is_not_installed_is_named_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,32 @@ def test_a_group_that_is_rebalanced_again_and_again(
     assert found(host) == expected
 
 
+def test_a_consumer_that_crashes_again_and_again_is_why_its_group_is_rebalanced() -> None:
+    kafka: dict[str, Any] = {"system": b"kafka", "partition": b"0", "rebalances": 3, "group_state": b"stable"}
+    host = around(lambda h: h.queue(30, 50, **{**WELL, **kafka, "rebalances": 3 + np.arange(20) // 3}), **kafka)
+    begun = 0
+    for n, ended in enumerate((30, 34, 38, 42, 46, UNTIL)):
+        process = {"pid": 601 + n, "proc_start_ns": START + begun * S, "comm": b"worker"}
+        t = T0 + np.arange(begun, ended) * S
+        host.add(
+            "tcp_rtt",
+            len(t),
+            t_ns=t,
+            **process,
+            role=code("tcp_rtt", "role", "client"),
+            peer=PEER,
+            samples=20,
+            srtt_us=45,
+            interval_ns=S,
+        )
+        if ended < UNTIL:
+            crash = {"kind": code("process_event", "kind", "killed"), "signal": 11, "uid": 1000}
+            host.add("process_event", 1, t_ns=T0 + ended * S, **process, **crash)
+        begun = ended
+    (finding,) = [f for f in latest(run(host, UNTIL)) if f["symptom"] == "rebalancing"]
+    assert (finding["cause"], finding["culprit_comm"]) == ("process_killed", "worker")
+
+
 def test_unread_messages_that_are_near_their_retention() -> None:
     """Nothing is read, so that they get older; of a queue with much time left nothing is found."""
     kafka: dict[str, Any] = {"system": b"kafka", "partition": b"0", "lag": 50, "retention_left_s": 3600.0}

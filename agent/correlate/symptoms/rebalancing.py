@@ -26,23 +26,23 @@ def judge(watch: QueueWatch, second: Second) -> list[Episode]:
     counts = watch.series.recent("rebalances", slots, second.at, _BEFORE_S)
     unstable = watch.series.recent("unstable", slots, second.at, _WITHIN_S)
     opened = []
-    for i in np.flatnonzero(_more(counts[:, -_WITHIN_S:]) > 0):
-        slot, n = int(slots[i]), float(_more(counts[i : i + 1, -_WITHIN_S:])[0])
+    times, took = _more(counts[:, -_WITHIN_S:]), np.nansum(unstable, axis=1)
+    goes_on = (_more(counts[:, -_LASTS_S:]) > 0) | (np.nansum(unstable[:, -_LASTS_S:], axis=1) > 0)
+    many = ((times >= _STORM) | (took >= _UNSTABLE_S)) & (times > _RATIO * _more(counts[:, :-_WITHIN_S]))
+    for i in np.flatnonzero(goes_on):
+        slot = int(slots[i])
         episode = watch.active.get((SYMPTOM.name, slot))
         if episode is not None:
-            if _more(counts[i : i + 1, -_LASTS_S:])[0] > 0:
-                watch.extend(episode, second.at, n)
-                longest = max(episode.facts["unstable_s"], float(np.nansum(unstable[i])))
-                episode.facts["unstable_s"] = longest
-        elif (n >= _STORM or np.nansum(unstable[i]) >= _UNSTABLE_S) and n > _RATIO * _more(
-            counts[i : i + 1, :-_WITHIN_S]
-        )[0]:
+            watch.extend(episode, second.at, float(times[i]))
+        elif many[i]:
             episode = watch.describe(SYMPTOM.name, slot)
             first = int(np.argmax(counts[i, -_WITHIN_S:] > np.nanmin(counts[i, -_WITHIN_S:])))
             episode.metric, episode.start_ns = "rebalances", (second.at - _WITHIN_S + 1 + first) * SECOND
-            episode.facts["unstable_s"] = float(np.nansum(unstable[i]))
-            watch.open(episode, second.at, n, 1)
+            watch.open(episode, second.at, float(times[i]), 1)
             opened.append(episode)
+        else:
+            continue
+        episode.facts["unstable_s"] = max(episode.facts.get("unstable_s", 0.0), float(took[i]))
     return opened
 
 
