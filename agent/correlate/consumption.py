@@ -18,7 +18,11 @@ from agent.correlate.waits import CPUS
 from agent.correlate.words import Words, render, value
 
 FACTS = ("consumers", "in", "out", "taken", "since_s", "crept")
-READS = {**CLIENTS, **CPUS, "queue_lag": ("destination", "consumer_group", "peer", "idle_consumer", "idle_s")}
+READS = {
+    **CLIENTS,
+    **CPUS,
+    "queue_lag": ("destination", "partition", "consumer_group", "peer", "idle_consumer", "idle_s"),
+}
 _STARVING = 0.3  # share of the time from which a wait for a CPU counts
 _NOTHING = 0.03  # of the usual rate: messages in progress when all consumers stopped
 _STOPPED = 0.6  # a consumer without requests for this share of the time has stopped
@@ -187,15 +191,19 @@ def _consumption(episode: Episode, view: View) -> Consumption:
     )
 
 
+def polls_of(episode: Episode, view: View, before_ns: int = 0) -> np.ndarray:
+    """Rows of ``queue_lag`` of the episode's queue, from ``before_ns`` before it."""
+    _, destination, partition, group, _ = (str(part).encode() for part in episode.key)
+    polls = view.rings["queue_lag"].between(episode.start_ns - before_ns, episode.end_ns)
+    polls = polls[(polls["destination"] == destination) & (polls["consumer_group"] == group)]
+    return np.asarray(polls[polls["partition"] == partition])
+
+
 def _idle_share(episode: Episode, view: View) -> float | None:
     """The longest time without a request, as a share of the episode. Slow consumers have such times, too, but a stopped
     one has nothing else.
     """
-    _, destination, _, group, server = episode.key
-    polls = view.rings["queue_lag"].between(episode.start_ns, episode.end_ns)
-    polls = polls[
-        (polls["destination"] == str(destination).encode()) & (polls["consumer_group"] == str(group).encode())
-    ]
+    server, polls = episode.key[-1], polls_of(episode, view)
     longest = float(np.nan_to_num(polls["idle_s"][[row.tobytes() == server for row in polls["peer"]]]).max(initial=0))
     lasted = (episode.end_ns - episode.start_ns) / SECOND
     return min(1.0, longest / lasted) if longest > 0 and lasted > 0 else None

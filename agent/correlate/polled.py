@@ -33,7 +33,7 @@ _SHORTLY_NS = 5 * SECOND
 @dataclass(frozen=True)
 class Polled:
     """blind_ns: how long tickscope itself, or its poller, did not run; starved_ns: how long the server waited for a
-    CPU. usual, worst: smoothed RTT, us.
+    CPU. usual, worst: smoothed RTT, us. took_ns: the time without an answer; longest_ns: the longest poll of it.
     """
 
     where: str
@@ -44,6 +44,7 @@ class Polled:
     usual: float | None
     worst: float | None
     took_ns: float
+    longest_ns: float
     seen: Evidence
     rtt: Evidence
     again: int = 0  # retransmitted segments between tickscope's host and the server, unless it had most of them already
@@ -68,7 +69,7 @@ class Polled:
             usual is not None
             and worst is not None
             and worst > 2 * usual
-            and (worst - usual) * 1e3 >= SHARE * self.took_ns
+            and (worst - usual) * 1e3 >= SHARE * self.longest_ns
         )
 
 
@@ -107,10 +108,18 @@ def _polled(episode: Episode, view: View) -> Polled:
         usual,
         worst,
         episode.value,
+        _longest_ns(episode, view, raw),
         seen,
         item("tcp_rtt", "smoothed RTT", worst, "us", column="srtt_us", baseline=usual, keys={"peer": where}),
         again,
     )
+
+
+def _longest_ns(episode: Episode, view: View, raw: bytes) -> float:
+    """The longest of the polls that make the episode: each of them gives up after a while."""
+    polls = view.during("queue_lag", episode)
+    longest = float(polls["poll_ns"][polls["peer"] == np.frombuffer(raw, "V18")[0]].max(initial=0))
+    return min(longest, episode.value) if longest > 0 else episode.value
 
 
 def _preempted_ns(episode: Episode, view: View) -> float:

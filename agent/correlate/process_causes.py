@@ -270,6 +270,8 @@ IMPACTED: dict[str, Rule] = {
     "refusals": peers,
     "service_errors": answered,
     "queue_lag": consumers,
+    "rebalancing": consumers,
+    "redelivery": consumers,
     "accept_overflow": own,
     "service_latency": answering,
     "blocked_time": stopped,

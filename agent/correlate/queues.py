@@ -11,6 +11,7 @@ from agent.common.copies import only, pick
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.guard import Guard
+from agent.correlate.redeliveries import Redeliveries
 from agent.correlate.rows import columns_of, groups, known
 from agent.correlate.series import SECONDS
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
@@ -40,6 +41,10 @@ READS = {
         "idle_consumer",
         "idle_s",
         "errors",
+        "redelivered",
+        "rebalances",
+        "group_state",
+        "retention_left_s",
     )
 }
 _WELL_NS = 200_000_000  # a poll that took longer depends more on the server than on its queues
@@ -71,7 +76,12 @@ class QueueWatch(Watch):
     """One subject is one consumer group of one destination (and partition) of a cluster, whichever server answers."""
 
     #: gone: 1 while the queue is deleted, 2 while its server's clients are refused for that.
-    metrics = ("age_s", "pending_s", "lag", "pending", "in", "out", "consumers", "stuck", "at_s", "idle_s", "gone")
+    #: rebalances: so far; unstable: 1 while the group is rebalancing; left_s: until the first unread message may be
+    #: deleted.
+    metrics = (
+        *("age_s", "pending_s", "lag", "pending", "in", "out", "consumers", "stuck", "at_s", "idle_s", "gone"),
+        *("rebalances", "unstable", "left_s"),
+    )
 
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
@@ -80,6 +90,7 @@ class QueueWatch(Watch):
         self.holders: dict[int, str] = {}  # the consumer with the oldest delivered message, as of the last poll
         self.idle: dict[int, str] = {}  # and the consumer idle for longest
         self.fresh = np.empty(0, np.int64)  # the slots that were polled in the second, by a healthy server
+        self.redelivered: dict[int, Redeliveries] = {}
         self._ill: dict[tuple[bytes, bytes], int] = {}
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -104,6 +115,8 @@ class QueueWatch(Watch):
                 slots.tolist(), polls["holder"].tolist(), polls["idle_consumer"].tolist(), strict=True
             ):
                 self.holders[slot], self.idle[slot] = text(holder), text(idle_one)
+            for i in np.flatnonzero(polls["redelivered"] > 0):
+                self.redelivered.setdefault(int(slots[i]), Redeliveries()).add(polls[i])
             lag = _nan(polls["lag_messages"])
             undelivered, pending, idle = (
                 _age(polls[c]) for c in ("oldest_undelivered_s", "oldest_pending_s", "idle_s")
@@ -124,6 +137,9 @@ class QueueWatch(Watch):
                 stuck=still.astype(np.float64),
                 consumers=_nan(polls["consumers"]),
                 gone=np.where(polls["status"] == b"gone", 1.0 + asked_for, 0.0),
+                rebalances=_nan(polls["rebalances"]),
+                unstable=(polls["group_state"] == b"rebalancing").astype(np.float64),
+                left_s=polls["retention_left_s"],
                 **{"in": polls["in_per_s"]},
             )
         return self.series.carry(second, slots, _CARRY_S)
@@ -142,6 +158,8 @@ class QueueWatch(Watch):
         system, destination, partition, group = map(text, names)
         slot = self.series.slot((system, destination, partition, group, cluster or raw), second)
         if slot >= 0:
+            if self.names.get(slot, ())[:4] != (system, destination, partition, group):
+                self.redelivered.pop(slot, None)  # of another queue, which had this place before
             self.names[slot], self._cluster[slot] = (system, destination, partition, group, raw), text(cluster)
         return slot
 

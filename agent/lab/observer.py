@@ -19,11 +19,11 @@ READY_S, STOP_S = 60.0, 20.0
 
 
 class Observer:
-    """recording: the file that ``stop`` completes. patience: factor for the time limits of start and end. Raises
-    AgentError if the agent or the recorder does not become ready.
+    """polled: systems and URLs of the servers to poll. recording: the file that ``stop`` completes. patience:
+    factor for the time limits of start and end. Raises AgentError if the agent or the recorder does not become ready.
     """
 
-    def __init__(self, stage: Stage, redis: Sequence[str], recording: Path, patience: float = 1.0) -> None:
+    def __init__(self, stage: Stage, polled: Sequence[tuple[str, str]], recording: Path, patience: float = 1.0) -> None:
         self._stage, root, self._stop_s = stage, stage.directory, STOP_S * patience
         config = root / "tickscope.yaml"
         config.write_text("prometheus: ''\n")
@@ -40,7 +40,7 @@ class Observer:
         self._log = root / "agent.log"
         self._processes: list[subprocess.Popen[bytes]] = []
         stage.children.append(lambda: {process.pid for process in self._processes if process.poll() is None})
-        self._agent = self._start("run", *(word for url in redis for word in ("--redis", url)))
+        self._agent = self._start("run", *(word for system, url in polled for word in (f"--{system}", url)))
         if (
             not wait_for(
                 lambda: b"ready attached=" in self._log.read_bytes() or self._agent.poll() is not None,

@@ -24,9 +24,14 @@ def one(kind: Kind, seed: int) -> Fault:
 
 def session(kinds: Sequence[Kind], seed: int, faults: int, there: Mapping[str, LabProgram]) -> list[Group]:
     """Faults for one session: kinds in a random order, each as often as the others, give or take one. Some come in
-    pairs, if no program of the workload (``there``) can be impacted by both.
+    pairs, if no program of the workload (``there``) can be impacted by both. If the kinds are of several brokers, a
+    session has those of one: each broker that runs costs processor time and memory.
     """
     chance = random.Random(f"sitting/{seed}")
+    brokers = sorted({kind.system for kind in kinds} - {""})
+    if len(brokers) > 1:
+        one_of = {"", chance.choice(brokers)}
+        kinds = [kind for kind in kinds if kind.system in one_of]
     names: list[Kind] = []
     while len(names) < faults:
         names += chance.sample(list(kinds), len(kinds))

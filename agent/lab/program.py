@@ -39,6 +39,9 @@ class LabProgram:
     root: bool = False
     comm: str = ""
     group: str = ""  # its cgroup, if it shares one with others
+    system: str = ""  # the broker that it belongs to: it runs in sessions with faults of that broker only
+    listens: tuple[str, int] | None = None  # address and port; others start when it accepts connections there
+    polled: tuple[str, str] | None = None  # the agent's option, and the URL, with which the agent polls it
     prepare: Callable[[Path], None] | None = (
         # called once before, by the laboratory, with ``Run.shared``; raises OSError if the program is not available
         None
@@ -109,6 +112,12 @@ class Ticks:
         now = time.monotonic()
         self._next = max(self._next + 1 / self.per_s, now)
         time.sleep(self._next - now)
+
+
+def with_systems(there: Mapping[str, LabProgram], systems: Iterable[str]) -> dict[str, LabProgram]:
+    """The programs of no broker, and those of these brokers."""
+    wanted = {"", *systems}
+    return {name: program for name, program in there.items() if program.system in wanted}
 
 
 def reach(there: Mapping[str, LabProgram], touched: Iterable[str]) -> frozenset[str]:

@@ -35,7 +35,7 @@ def catalogue(kinds: Sequence[Kind]) -> list[dict[str, Any]]:
             "hard": k.size.hard,
             "targets": list(k.targets),
             "causes": list(dict.fromkeys(r.cause for r in k.right)),
-            "needs": list(k.needs),
+            "needs": [*([k.system] if k.system else []), *k.needs],
         }
         for k in kinds
     ]

@@ -21,9 +21,8 @@ from agent.lab.kind import Fault, Kind, Offender, kinds
 from agent.lab.life import Life
 from agent.lab.observer import Observer
 from agent.lab.plan import Group
-from agent.lab.program import LabProgram, programs
-from agent.lab.programs.redis_server import PLACES, PORT
-from agent.lab.stage.stage import Stage
+from agent.lab.program import LabProgram, programs, with_systems
+from agent.lab.stage.stage import LISTENS_S, Stage
 
 WARM_S, LAST_S = 14.0, 8.0
 #: Longer than the start and end of agent and workload take.
@@ -33,7 +32,8 @@ START_S = 180.0
 class LabSession:
     """Plays a plan and writes recording, truth and logs into ``out``. simulated: kinds that are written into the truth,
     but not injected. observed: whether an agent observes and records; without it only the effects are known. report:
-    progress. workload: programs, all by default. patience: factor for time limits on a slow machine.
+    progress. workload: programs; by default all, of brokers only those that a fault needs. patience: factor for time
+    limits on a slow machine.
     """
 
     def __init__(
@@ -55,12 +55,13 @@ class LabSession:
             observed,
             report,
         )
-        self._kinds, self._workload, self._patience = (
-            kinds(),
-            dict(programs() if workload is None else workload),
-            patience,
-        )
+        self._kinds, self._patience = kinds(), patience
+        self._workload = dict(self._needed() if workload is None else workload)
         self._left_out: list[dict[str, str]] = []
+
+    def _needed(self) -> dict[str, LabProgram]:
+        systems = {self._kinds[fault.kind].system for group in self._plan for fault in group}
+        return with_systems(programs(), systems)
 
     def play(self) -> truth.Truth:
         """Raises AgentError. Removes everything at the end, except what is in ``out``."""
@@ -70,17 +71,15 @@ class LabSession:
         shutil.rmtree(self._out / truth.LOGS, ignore_errors=True)  # of an aborted session, like its recording
         (self._out / truth.RECORDING).unlink(missing_ok=True)
         with (
-            at_most(START_S * self._patience + 2 * self._planned_s()),
-            Stage(self._out, self._workload, self._seed) as self._stage,
+            at_most((START_S + self._brokers_s()) * self._patience + 2 * self._planned_s()),
+            Stage(self._out, self._workload, self._seed, self._patience) as self._stage,
         ):
             for note in self._stage.notes:
                 self._report(note)
             self._life = Life(self._stage, self._seed)
-            watched = [
-                f"redis://{address}:{PORT}/0" for name, address in PLACES.items() if name in self._stage.programs
-            ]
+            polled = [program.polled for program in self._stage.programs.values() if program.polled]
             self._observer = (
-                Observer(self._stage, watched, self._out / truth.RECORDING, self._patience) if self._observed else None
+                Observer(self._stage, polled, self._out / truth.RECORDING, self._patience) if self._observed else None
             )
             self._rest(WARM_S / 2)
             from_ns = boot_ns()
@@ -95,6 +94,9 @@ class LabSession:
                 for name, m in self._stage.processes.members.items()
             }
         return self._write(from_ns, until_ns, members, done)
+
+    def _brokers_s(self) -> float:
+        return LISTENS_S * sum(program.listens is not None for program in self._workload.values())
 
     def _planned_s(self) -> float:
         return (

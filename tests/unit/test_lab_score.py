@@ -18,7 +18,7 @@ from agent.lab.judge import Reported, judge
 from agent.lab.kind import Right, kinds
 from agent.lab.oplog import Ops
 from agent.lab.plan import one, seeds, session
-from agent.lab.program import FAR, programs, reach
+from agent.lab.program import FAR, programs, reach, with_systems
 from agent.lab.programs.dns_server import LONG, answer
 from agent.lab.score import Score
 from agent.lab.truth import Done, Truth, quiet
@@ -389,8 +389,9 @@ def test_the_same_seed_gives_the_same_faults() -> None:
     assert session(known, 7, 40, there) == session(known, 7, 40, there)
     assert session(known, 7, 40, there) != session(known, 8, 40, there)
     assert one(known[0], 3) == one(known[0], 3)
-    groups = [group for seed in range(5) for group in session(known, seed, len(known), there)]
-    assert sorted(f.kind for group in groups for f in group) == sorted(5 * list(kinds())), (
+    always = [kind for kind in known if not kind.system]
+    groups = [group for seed in range(5) for group in session(always, seed, len(always), there)]
+    assert sorted(f.kind for group in groups for f in group) == sorted(5 * [kind.name for kind in always]), (
         "each kind as often as the others"
     )
     pairs = [group for group in groups if len(group) > 1]
@@ -400,6 +401,18 @@ def test_the_same_seed_gives_the_same_faults() -> None:
             "nobody can feel both"
         )
     assert seeds(5, 30, 12) == [(5, 12), (6, 12), (7, 6)]
+
+
+def test_a_session_runs_one_broker_and_another_session_another_one() -> None:
+    of = {kind.name: kind.system for kind in kinds().values()}
+    sessions = [session(list(kinds().values()), seed, 90, programs()) for seed in range(20)]
+    brokers = [{of[fault.kind] for group in groups for fault in group} - {""} for groups in sessions]
+    assert {len(some) for some in brokers} == {1}
+    assert set().union(*brokers) == {"celery", "kafka", "rabbitmq"}
+    for system in set().union(*brokers):
+        there = with_systems(programs(), {system})
+        for kind in kinds().values():
+            assert kind.system != system or kind.reach(one(kind, 1), there), f"{kind.name} impacts none of its broker"
 
 
 def test_kinds_draw_within_their_sizes() -> None:

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause
-from agent.correlate.consumption import FACTS, READS, consumption
+from agent.correlate.consumption import FACTS, READS, Consumption, consumption
+from agent.correlate.dependencies import READS as WAITS
+from agent.correlate.dependencies import dependency
 from agent.correlate.episode import Episode, Verdict
 from agent.correlate.view import View
-from agent.correlate.words import render, value
+from agent.correlate.words import render, span, value
+
+_MOSTLY = 0.5
 
 
 def slow(episode: Episode, view: View) -> Iterator[Verdict]:
     group = consumption(episode, view)
     if group.gone:
         return
+    yield from _waiting(episode, view, group)
     out = value(group.out, "message/s")
     if group.out is None:
         yield Verdict(CAUSE.name, 0.0, "", "the rate of acknowledgements is not known")
@@ -47,11 +52,27 @@ def slow(episode: Episode, view: View) -> Iterator[Verdict]:
         )
 
 
+def _waiting(episode: Episode, view: View, group: Consumption) -> Iterator[Verdict]:
+    """They wait for another server. If they acknowledge nothing, it must have kept them for most of the time."""
+    it = dependency(episode, view)
+    if it is None or group.grown or not (group.idle or group.out is None or group.out < 0.9 * (group.out_was or 0)):
+        return
+    if group.idle and it.longest_ns < _MOSTLY * (episode.end_ns - episode.start_ns):
+        return
+    words = render(
+        "its consumer {client} waited {longest} for {server}",
+        client=it.client,
+        longest=span(it.longest_ns),
+        server=it.who,
+    )
+    yield Verdict(CAUSE.name, 0.93, episode.scope, words, (it.seen, *group.rates), "dependency", it.culprit)
+
+
 CAUSE = Cause(
     "consumer_slow",
     120,
     "a group's consumers acknowledge less than what arrives, or than they usually do",
-    READS,
+    {**READS, **WAITS, "syscall_latency": tuple(dict.fromkeys((*WAITS["syscall_latency"], *READS["syscall_latency"])))},
     "see what each message costs them, or add consumers: tickscope queues",
     {"queue_lag": slow},
     facts=FACTS,

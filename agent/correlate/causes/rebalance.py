@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause
-from agent.correlate.consumption import FACTS, READS, consumption
+from agent.correlate.consumption import FACTS, READS, consumption, polls_of
 from agent.correlate.episode import Episode, Verdict, item
 from agent.correlate.rows import known
 from agent.correlate.thresholds import SECOND
@@ -47,10 +47,8 @@ def changed(episode: Episode, view: View) -> Iterator[Verdict]:
 
 def _rebalances(episode: Episode, view: View) -> int:
     """Rebalances of the group since shortly before the episode; 0 if the broker does not count them."""
-    _, destination, _, name, _ = episode.key
-    polls = view.rings["queue_lag"].between(episode.start_ns - _BEFORE_NS, episode.end_ns)
-    polls = polls[(polls["destination"] == str(destination).encode()) & (polls["consumer_group"] == str(name).encode())]
-    counts = polls["rebalances"][known(polls["rebalances"])]
+    counts = polls_of(episode, view, _BEFORE_NS)["rebalances"]
+    counts = counts[known(counts)]
     return int(counts.max() - counts.min()) if len(counts) else 0
 
 

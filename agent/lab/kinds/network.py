@@ -9,11 +9,14 @@ from contextlib import AbstractContextManager, contextmanager
 from agent.lab.kind import Fault, Kind, Offender, Right, Size
 from agent.lab.program import FAR
 from agent.lab.programs.link import USUAL
+from agent.lab.programs.queue_work import BROKER_PORTS
 from agent.lab.stage.stage import Stage
 from agent.lab.stage.wire import DEVICE
 
 #: Affected traffic by target: port and IP protocol.
-TRAFFIC = {"all": (0, 0), "redis": (6379, 6), "tls": (8443, 6), "http": (8000, 6), "dns": (53, 17)}
+TRAFFIC = {"all": (0, 0), "redis": (6379, 6), "tls": (8443, 6), "http": (8000, 6), "dns": (53, 17)} | {
+    system: (port, 6) for system, port in BROKER_PORTS.items()
+}
 
 
 def treated(setting: str, value: bool | None = None) -> Callable[[Stage, Fault], AbstractContextManager[Offender]]:

@@ -21,9 +21,9 @@ def stopped(stage: Stage, fault: Fault) -> Iterator[Offender]:
 
 
 @contextmanager
-def all_stopped(stage: Stage, fault: Fault) -> Iterator[Offender]:
+def all_stopped(stage: Stage, fault: Fault, group: str = "group") -> Iterator[Offender]:
     """All consumers of the group."""
-    names = [name for name, program in stage.programs.items() if "group" in program.uses]
+    names = [name for name, program in stage.programs.items() if group in program.uses]
     with ExitStack() as undo:
         for name in names:
             undo.enter_context(stopped(stage, replace(fault, target=name)))

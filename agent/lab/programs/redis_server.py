@@ -50,6 +50,7 @@ PROGRAMS = tuple(
         names=(f"{address}:{PORT}",),
         server=True,
         comm="redis-server",
+        polled=("redis", f"redis://{address}:{PORT}/0"),
     )
     for name, address in PLACES.items()
 )

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from agent.lab.stage.cgroups import CONTROLLERS, Cgroups
 from agent.lab.stage.ledger import BASE, PREFIX, Ledger, sweep
 from agent.lab.stage.namespaces import ENDED_S, Namespaces, reap
 from agent.lab.stage.netns import Namespace
-from agent.lab.stage.processes import StageProcesses
+from agent.lab.stage.processes import StageProcesses, wait_for
 from agent.lab.stage.wire import tun
 
 #: A child of the run's cgroups for what faults start, beside one per program.
@@ -30,6 +31,8 @@ GUESTS = "guests"
 #: The object of programs that use the run's disk; without them there is no disk.
 DISK = "disk"
 DISK_BYTES_PER_S = 16 << 20
+#: Time limit for the start of a server that is slow to start.
+LISTENS_S = 90.0
 
 
 class Stage:
@@ -37,7 +40,7 @@ class Stage:
     cannot be set up.
     """
 
-    def __init__(self, out: Path, programs: dict[str, LabProgram], seed: int) -> None:
+    def __init__(self, out: Path, programs: dict[str, LabProgram], seed: int, patience: float = 1.0) -> None:
         if os.geteuid():
             raise AgentError(
                 "the laboratory needs root: it makes namespaces, cgroups and a loop device",
@@ -46,7 +49,7 @@ class Stage:
             )
         _reserve()
         self.notes = [f"a dead run left {text}" for text in sweep()]
-        self.programs, self._seed = programs, seed
+        self.programs, self._seed, self._patience = programs, seed, patience
         self.directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=BASE))
         self.directory.chmod(0o711)
         self._ledger = Ledger(self.directory)
@@ -130,8 +133,12 @@ class Stage:
         )
         self.children.append(lambda: self.processes.pids)
         self._held.callback(self.processes.close)
-        for program in sorted(self.programs.values(), key=lambda p: not p.server):
-            self.processes.start(program)
+        for servers in (True, False):
+            here = [program for program in self.programs.values() if program.server == servers]
+            for program in here:
+                self.processes.start(program)
+            for program in here:
+                self._await(program)
 
     def _prepare(self) -> None:
         """Leaves out programs that are not available."""
@@ -140,8 +147,30 @@ class Stage:
                 if program.prepare is not None:
                     program.prepare(self.shared)
             except OSError as error:
-                self.notes.append(f"{name} is left out: {error}")
-                del self.programs[name]
+                self.notes.append(f"{program.system or name} is left out: {error}")
+                for other in [name, *(n for n, p in self.programs.items() if p.system == (program.system or None))]:
+                    self.programs.pop(other, None)
+
+    def _await(self, program: LabProgram) -> None:
+        """Waits until it listens. Raises AgentError if it ends, or takes too long."""
+        if program.listens is None:
+            return
+
+        def listens() -> bool:
+            if gone := self.processes.ended():
+                raise self._failed(f"{', '.join(gone)} ended by itself")
+            with self.node.entered(), contextlib.suppress(OSError):
+                socket.create_connection(program.listens, 1.0).close()  # type: ignore[arg-type]
+                return True
+            return False
+
+        if not wait_for(listens, LISTENS_S * self._patience):
+            raise self._failed(f"{program.name} did not listen in time")
+
+    def _failed(self, what: str) -> AgentError:
+        return AgentError(
+            f"the laboratory's {what}", why=(self._out / "logs" / "errors.txt").read_text().strip()[-800:]
+        )
 
     def _mounts(self) -> None:
         """Runs in the first process of the namespaces."""

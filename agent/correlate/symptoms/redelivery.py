@@ -1,0 +1,52 @@
+"""Messages that are delivered again and again."""
+
+from __future__ import annotations
+
+from agent.correlate.catalogue import Symptom
+from agent.correlate.episode import Episode
+from agent.correlate.queues import READS, QueueWatch
+from agent.correlate.thresholds import SECOND
+from agent.correlate.watch import Second
+from agent.correlate.words import Words, opening, render, value, when
+
+
+def judge(watch: QueueWatch, second: Second) -> list[Episode]:
+    """Redelivered messages at poll after poll. One consumer that ended, with what it held, is no repetition."""
+    opened = []
+    for slot, seen in watch.redelivered.items():
+        if not seen.repeated or seen.last_ns < second.at * SECOND:
+            continue
+        episode = watch.active.get((SYMPTOM.name, slot))
+        if episode is not None:
+            watch.extend(episode, second.at, float(seen.times))
+            continue
+        episode = watch.describe(SYMPTOM.name, slot)
+        episode.metric, episode.start_ns = "redelivered", seen.first_ns
+        watch.open(episode, second.at, float(seen.times), 1)
+        opened.append(episode)
+    return opened
+
+
+def clause(episode: Episode) -> Words:
+    return render(
+        "Messages of {queue} were delivered again and again {when}: redelivered ones were seen at {n}",
+        queue=opening(episode.subject),
+        when=when(episode),
+        n=value(episode.value, "poll"),
+    )
+
+
+SYMPTOM = Symptom(
+    "redelivery",
+    46,
+    "messages are delivered again and again",
+    "a consumer group of a queue",
+    "",
+    "queue_lag",
+    READS,
+    clause,
+    "find the message, and why its consumers give it back: their logs; limit its deliveries",
+    QueueWatch,
+    judge,
+    measured={"redelivered": "redelivered"},
+)

@@ -1,0 +1,271 @@
+"""Faults of Celery on Redis, of RabbitMQ and of Kafka, their consumers, and what those depend on. They have the names
+``BROKER_FAULT``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from agent.lab.kind import Fault, Kind, Offender, Right, Size
+from agent.lab.kinds.disks import frozen, slowed
+from agent.lab.kinds.killed import killed
+from agent.lab.kinds.network import treated
+from agent.lab.kinds.stopped import all_stopped, stopped
+from agent.lab.kinds.workers import setting_fault
+from agent.lab.programs import celery_queue, kafka_queue, rabbitmq_queue
+from agent.lab.programs.queue_work import ledger
+from agent.lab.stage.stage import DISK, GUESTS, Stage
+
+Injection = Callable[[Stage, Fault], AbstractContextManager[Offender]]
+SERVERS = {"celery": celery_queue.REDIS, "kafka": kafka_queue.NODE, "rabbitmq": rabbitmq_queue.NODE}
+CONSUMERS = {
+    "celery": celery_queue.WORKERS,
+    "kafka": kafka_queue.CONSUMERS,
+    "rabbitmq": rabbitmq_queue.CONSUMERS,
+}
+PRODUCERS = {
+    "celery": celery_queue.PRODUCER_NAME,
+    "kafka": kafka_queue.PRODUCER_NAME,
+    "rabbitmq": rabbitmq_queue.PRODUCER_NAME,
+}
+_TOOL_S = 60.0
+
+
+def poisoned(system: str) -> Injection:
+    """The producer sends one message that the consumers cannot handle: each time they work on it for the fault's size,
+    and give it back.
+    """
+
+    @contextmanager
+    def inject(stage: Stage, fault: Fault) -> Iterator[Offender]:
+        for name in CONSUMERS[system]:
+            stage.processes.set_settings(name, poison_s=fault.size)
+        stage.processes.set_settings(PRODUCERS[system], poison=True)
+        try:
+            yield Offender()
+        finally:
+            for name in CONSUMERS[system]:
+                stage.processes.set_settings(name, poison_s=0.0)
+
+    return inject
+
+
+@contextmanager
+def alarmed(stage: Stage, fault: Fault) -> Iterator[Offender]:
+    """The node's memory limit is below what it uses, so it blocks publishers."""
+    _set_memory_limit(stage, "0.001")
+    try:
+        yield Offender(fault.target)
+    finally:
+        _set_memory_limit(stage, "0.4")
+
+
+def _set_memory_limit(stage: Stage, share: str) -> None:
+    """Raises OSError if the node refuses it."""
+    place = stage.processes.members[rabbitmq_queue.NODE].directory
+
+    def ask() -> None:
+        tool = str(rabbitmq_queue.TOOLS / "rabbitmqctl")
+        command = [tool, "-q", "set_vm_memory_high_watermark", share]
+        subprocess.run(command, env=rabbitmq_queue.environment(place), check=True, timeout=_TOOL_S)
+
+    pid = stage.processes.fork(ask, GUESTS, "far", "lab-operator", root=False)
+    if os.waitpid(pid, 0)[1]:
+        raise OSError("rabbitmqctl failed: see logs/errors.txt")
+
+
+@contextmanager
+def storming(stage: Stage, fault: Fault) -> Iterator[Offender]:
+    """Another consumer joins the group and leaves it, again and again."""
+
+    def join() -> None:
+        from confluent_kafka import Consumer
+
+        while True:
+            consumer = Consumer({**kafka_queue.CONSUMING, "client.id": "visitor"})
+            consumer.subscribe([kafka_queue.TOPIC])
+            until = time.monotonic() + fault.size
+            while time.monotonic() < until:
+                consumer.poll(0.1)  # what it gets is lost: it commits when it leaves
+            consumer.close()
+
+    pid = stage.processes.fork(join, GUESTS, "node", "lab-visitor", root=False)
+    try:
+        yield Offender("lab-visitor", "visitor", (pid,))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _group(system: str) -> str:
+    """The object of a group's consumers."""
+    return {"celery": "celery-workers"}.get(system, f"{system}-consumers")
+
+
+def _all_stopped(system: str) -> Injection:
+    return lambda stage, fault: all_stopped(stage, fault, _group(system))
+
+
+_DISK = (Right("disk"), Right("syscall", "fsync"), Right("broker_slow"))
+_STOPPED = (Right("consumer_stopped"), Right("process_stopped", culprit=True))
+
+
+def _of(system: str) -> Iterator[Kind]:
+    server, consumers, group = SERVERS[system], CONSUMERS[system], _group(system)
+    everywhere = {group: (group,)}
+    yield Kind(
+        f"{system}_consumers_stopped",
+        f"all consumers of {system} are stopped",
+        Size("duration_s", 3.0, 12.0),
+        (group,),
+        _STOPPED if system == "kafka" else (*_STOPPED, Right("prefetch_full")),
+        _all_stopped(system),
+        settle_s=4.0,
+        touches=everywhere,
+        system=system,
+    )
+    yield Kind(
+        f"{system}_consumer_killed",
+        f"one of the two consumers of {system} is killed, with what it holds",
+        Size("duration_s", 4.0, 12.0),
+        consumers,
+        (
+            Right("process_killed", culprit=True),
+            Right("consumer_stopped"),
+            Right("rebalance"),
+        ),
+        killed,
+        settle_s=20.0 if system == "celery" else 6.0,  # what it held is delivered again after that time
+        touches={name: (name, group) for name in consumers},
+        system=system,
+    )
+    yield Kind(
+        f"{system}_ledger_slow",
+        f"the database of the consumers of {system} answers slowly",
+        Size("sleep_s", 0.6, 3.0),
+        (ledger(system),),
+        (Right("consumer_slow", "dependency"), Right("asleep", "clock_nanosleep", culprit=True), Right("broker_slow")),
+        setting_fault("sleep_s", lambda f, _: f.size),
+        (6.0, 10.0),
+        settle_s=6.0,
+        system=system,
+    )
+    yield Kind(
+        f"{system}_server_stopped",
+        f"the server of {system} is stopped",
+        Size("duration_s", 1.0, 5.0),
+        (server,),
+        (Right("process_stopped", culprit=True), Right("peer_stopped", culprit=True), Right("broker_slow")),
+        stopped,
+        settle_s=3.0,
+        system=system,
+    )
+    yield Kind(
+        f"{system}_network_delay",
+        f"packets to and from {system} take longer",
+        Size("delay_s", 0.15, 0.5),
+        (system,),
+        (Right("network_rtt"),),
+        treated("delay_s"),
+        (4.0, 8.0),
+        settle_s=3.0,
+        touches={system: (server,)},
+        system=system,
+    )
+    yield Kind(
+        f"{system}_network_loss",
+        f"packets to and from {system} are lost",
+        Size("loss", 0.1, 0.4),
+        (system,),
+        (Right("network_loss"),),
+        treated("loss"),
+        (5.0, 9.0),
+        settle_s=3.0,
+        touches={system: (server,)},
+        system=system,
+    )
+    if system != "rabbitmq":
+        yield Kind(
+            f"{system}_disk_slow",
+            f"the disk of {system} writes slowly",
+            Size("bytes_per_s", 4e4, 4e3),
+            (server,),
+            _DISK,
+            slowed,
+            (4.0, 7.0),
+            ("blkio",),
+            settle_s=4.0,
+            touches={server: (DISK,)},
+            system=system,
+        )
+        yield Kind(
+            f"{system}_disk_frozen",
+            f"the file system of {system} is frozen, as for a snapshot",
+            Size("duration_s", 1.0, 4.0),
+            (server,),
+            _DISK,
+            frozen,
+            settle_s=4.0,
+            touches={server: (DISK,)},
+            system=system,
+        )
+    if system != "kafka":  # its consumers choose what they read again
+        yield Kind(
+            f"{system}_poison",
+            f"a message of {system} cannot be handled, and is delivered again and again",
+            Size("work_s", 0.4, 2.0),
+            (group,),
+            (Right("poison_message"),),
+            poisoned(system),
+            (8.0, 14.0),
+            settle_s=3.0,
+            touches=everywhere,
+            system=system,
+        )
+        yield Kind(
+            f"{system}_prefetch_full",
+            f"the consumers of {system} hold all that they may hold, and do nothing",
+            Size("duration_s", 5.0, 12.0),
+            (group,),
+            (Right("prefetch_full"), Right("consumer_stopped")),
+            setting_fault("hold", lambda _f, _u: True, consumers),
+            settle_s=4.0,
+            touches=everywhere,
+            system=system,
+        )
+
+
+KINDS = (
+    *_of("celery"),
+    *_of("rabbitmq"),
+    *_of("kafka"),
+    Kind(
+        "rabbitmq_memory_alarm",
+        "RabbitMQ has a memory alarm, and blocks publishers",
+        Size("duration_s", 4.0, 10.0),
+        (rabbitmq_queue.NODE,),
+        (Right("resource_limit", "memory"),),
+        alarmed,
+        settle_s=3.0,
+        system="rabbitmq",
+    ),
+    Kind(
+        "kafka_rebalance_storm",
+        "a consumer joins the group and leaves it, again and again",
+        Size("stays_s", 2.0, 0.5),
+        (_group("kafka"),),
+        (Right("rebalance", "storm"), Right("rebalance")),
+        storming,
+        (10.0, 16.0),
+        settle_s=4.0,
+        touches={_group("kafka"): (_group("kafka"),)},
+        system="kafka",
+    ),
+)

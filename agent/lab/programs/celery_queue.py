@@ -1,0 +1,112 @@
+"""Celery on a Redis of its own, which syncs each write to the run's disk: a producer and two workers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from agent.common.clocks import boot_ns
+from agent.lab.program import FAR, LabProgram, Run
+from agent.lab.programs.queue_work import BROKER_PORTS, CONSUMER, PRODUCER, Orders, Work, ledger
+
+SYSTEM, QUEUE = "celery", "invoices"
+PORT, VISIBILITY_S, THREADS, MULTIPLIER = BROKER_PORTS[SYSTEM], 15, 2, 4
+URL = f"redis://{FAR}:{PORT}/0"
+REDIS, PRODUCER_NAME, WORKERS = "celery-redis", "celery-send", ("celery1", "celery2")
+
+
+def available(_shared: Path) -> None:
+    if shutil.which("redis-server") is None:
+        raise FileNotFoundError("redis-server is not installed (apt install redis-server)")
+    if any(find_spec(name) is None for name in ("celery", "redis")):
+        raise FileNotFoundError("Celery is not installed (pip install 'celery[redis]')")
+
+
+def serve(run: Run) -> None:
+    program = shutil.which("redis-server") or ""
+    place = run.shared / "disk" / "celery"
+    place.mkdir(exist_ok=True)
+    durable = ("--save", "", "--appendonly", "yes", "--appendfsync", "always", "--dir", str(place))
+    where = ("--port", str(PORT), "--bind", FAR, "--protected-mode", "no", "--daemonize", "no")
+    os.execve(program, [program, *where, *durable], {"PATH": os.environ.get("PATH", "")})
+
+
+def _app() -> Any:
+    from celery import Celery
+
+    app = Celery("lab", broker=URL)
+    app.conf.update(
+        broker_connection_retry_on_startup=True,
+        broker_transport_options={"visibility_timeout": VISIBILITY_S, "socket_timeout": 30},
+        task_acks_late=True,
+        task_default_queue=QUEUE,
+        task_ignore_result=True,
+        worker_prefetch_multiplier=MULTIPLIER,
+    )
+    return app
+
+
+def consume(run: Run) -> None:
+    """A worker with threads."""
+    from celery.exceptions import Reject
+
+    os.chdir(run.directory)
+    run.listen()
+    app, work = _app(), Work(run)
+
+    def bill(sent_ns: int, poison: bool) -> None:
+        if not work(sent_ns, poison):
+            raise Reject("cannot be handled", requeue=True)
+
+    app.task(bill, name="bill")
+    quiet = ("--without-gossip", "--without-mingle", "--loglevel=CRITICAL", f"--hostname={run.program.name}@lab")
+    app.worker_main(["worker", "--pool=threads", f"--concurrency={THREADS}", *quiet])
+
+
+def produce(run: Run) -> None:
+    from kombu.exceptions import OperationalError
+
+    app, orders = _app(), Orders(run)
+    while True:
+        start_ns, poison = orders.next()
+        try:
+            app.send_task("bill", (start_ns, poison), retry=False)
+        except (OperationalError, OSError):
+            run.log("add", start_ns, "down")
+            time.sleep(0.2)
+        else:
+            run.log("add", start_ns, end_ns=boot_ns())
+
+
+PROGRAMS = (
+    LabProgram(
+        REDIS,
+        serve,
+        "far",
+        names=(f"{FAR}:{PORT}",),
+        uses=("disk", "link"),
+        server=True,
+        comm="redis-server",
+        group="disk",
+        system=SYSTEM,
+        listens=(FAR, PORT),
+        polled=("celery", f"{URL}?queues={QUEUE}&visibility_timeout={VISIBILITY_S}"),
+        prepare=available,
+    ),
+    LabProgram(PRODUCER_NAME, produce, settings=PRODUCER, names=(QUEUE,), uses=(REDIS,), system=SYSTEM),
+    *(
+        LabProgram(
+            name,
+            consume,
+            settings=CONSUMER,
+            names=(QUEUE,),
+            uses=(REDIS, PRODUCER_NAME, ledger(SYSTEM), "celery-workers"),
+            system=SYSTEM,
+        )
+        for name in WORKERS
+    ),
+)

@@ -1,0 +1,109 @@
+"""What the consumers of the brokers do for each message, and the server that they ask for it: a ledger, one for each
+broker, which stands for a consumer's database.
+
+Messages are sent with their time (CLOCK_BOOTTIME); the consumers' logs have the time from then until a message is done.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from functools import partial
+
+from agent.common.clocks import boot_ns
+from agent.lab.program import OTHER, LabProgram, Run
+
+#: Of the brokers, on the far side.
+BROKER_PORTS = {"celery": 6380, "kafka": 9092, "rabbitmq": 5672}
+_LEDGER_PORTS = {"celery": 8091, "kafka": 8092, "rabbitmq": 8093}
+_REQUEST, _ANSWER = b"GET / HTTP/1.1\r\nHost: ledger\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok\n"
+_TIMEOUT_S = 20.0
+#: Settings of a consumer. hold: it keeps what it has, and does nothing; poison_s: time for which it works on a message
+#: that it cannot handle, before it gives it back; 0: it can handle it.
+CONSUMER = {"work_s": 0.01, "hold": False, "poison_s": 0.0}
+#: Settings of a producer. poison: the next message is one that no consumer can handle.
+PRODUCER = {"per_s": 12.0, "poison": False}
+
+
+def ledger(system: str) -> str:
+    """The name of a broker's ledger."""
+    return f"{system}-ledger"
+
+
+class Work:
+    """A consumer's work. Threads of it have a connection each."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._own = run, threading.local()
+
+    def __call__(self, sent_ns: int, poison: bool) -> bool:
+        """Whether the message is done; if not, it must be given back."""
+        settings = self._run.settings
+        while settings["hold"]:
+            time.sleep(0.02)
+        if poison and settings["poison_s"]:
+            time.sleep(settings["poison_s"])
+            return False
+        time.sleep(settings["work_s"])
+        self._run.log("handle", sent_ns, self._ask())
+        return True
+
+    def _ask(self) -> str:
+        try:
+            if getattr(self._own, "connection", None) is None:
+                address = OTHER, _LEDGER_PORTS[self._run.program.system]
+                self._own.connection = socket.create_connection(address, _TIMEOUT_S)
+            self._own.connection.sendall(_REQUEST)
+            if self._own.connection.recv(4096):
+                return "ok"
+        except OSError:
+            pass
+        self._own.connection = None
+        return "no_answer"
+
+
+class Orders:
+    """What a producer sends: a message each tick. ``next`` waits for the tick, and returns the time of sending and
+    whether this is a poison message.
+    """
+
+    def __init__(self, run: Run) -> None:
+        run.listen()
+        self._run, self._tick = run, run.every(run.settings["per_s"])
+
+    def next(self) -> tuple[int, bool]:
+        self._tick()
+        poison, self._run.settings["poison"] = bool(self._run.settings["poison"]), False
+        return boot_ns(), poison
+
+
+def serve(system: str, run: Run) -> None:
+    """Each answer waits for ``sleep_s``."""
+    run.listen()
+
+    def answer(connection: socket.socket) -> None:
+        with connection:
+            while connection.recv(4096):
+                if run.settings["sleep_s"]:
+                    time.sleep(run.settings["sleep_s"])
+                connection.sendall(_ANSWER)
+
+    listener = socket.create_server((OTHER, _LEDGER_PORTS[system]), backlog=64)
+    while True:
+        threading.Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()
+
+
+PROGRAMS = tuple(
+    LabProgram(
+        ledger(system),
+        partial(serve, system),
+        settings={"sleep_s": 0.0},
+        names=(f"{OTHER}:{port}",),
+        server=True,
+        root=True,  # a user's share of on-demand profiles is small
+        comm=f"lab-{system[:5]}-db",
+        system=system,
+    )
+    for system, port in _LEDGER_PORTS.items()
+)

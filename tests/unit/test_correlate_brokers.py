@@ -1,0 +1,158 @@
+"""Faults of brokers and their consumers by rows alone: deliveries that repeat, rebalances, prefetch, retention,
+and the database for which consumers wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.unit.correlate_scenarios import PEER, START, T0, UNTIL, Host, S, code, latest, peer, run
+
+LEDGER = np.frombuffer(peer("10.0.0.9", 5432), "V18")
+#: A queue that is well: messages are done as fast as they arrive.
+WELL: dict[str, Any] = {"lag": 0, "age": 0.05, "incoming": 20, "oldest_pending_s": 0.05, "pending": 2}
+
+
+def around(bad: Callable[[Host], None], a: int = 30, b: int = 50, **usual: Any) -> Host:
+    host = Host()
+    host.queue(0, a, **{**WELL, **usual})
+    bad(host)
+    host.queue(b, UNTIL, **{**WELL, **usual})
+    return host
+
+
+def found(host: Host) -> list[tuple[str, str, str]]:
+    return [(str(f["symptom"]), str(f["cause"]), str(f["cause_detail"])) for f in latest(run(host, UNTIL))]
+
+
+RABBIT: dict[str, Any] = {"system": b"rabbitmq", "consumer_group": b""}
+CELERY: dict[str, Any] = {"system": b"celery", "consumer_group": b""}
+
+
+@pytest.mark.parametrize(
+    ("usual", "more", "expected"),
+    [
+        (RABBIT, {"redelivered": np.arange(20) % 2}, True),  # at every other poll
+        (RABBIT, {"redelivered": np.where(np.arange(20) < 2, 10, 0)}, False),  # what an ended consumer held
+        (CELERY, {"redelivered": 1, "oldest_pending_s": np.arange(20) % 3 + 0.1}, True),
+        (CELERY, {"redelivered": 1, "oldest_pending_s": np.arange(20) + 0.1}, False),  # once, and a long task
+        (RABBIT, {"redelivered": -(2**63)}, False),  # not known
+    ],
+)
+def test_messages_that_are_delivered_again_and_again(
+    usual: dict[str, Any], more: dict[str, Any], expected: bool
+) -> None:
+    host = around(lambda h: h.queue(30, 50, **{**WELL, **usual, **more}), **usual, redelivered=0)
+    assert (("redelivery", "poison_message", "") in found(host)) == expected
+
+
+@pytest.mark.parametrize(
+    ("rebalances", "unstable", "expected"),
+    [
+        (3 + np.arange(20) // 3, 6, [("rebalancing", "rebalance", "storm")]),
+        (np.where(np.arange(20) < 3, 3, 4), 14, [("rebalancing", "rebalance", "")]),  # one that takes long
+        (np.where(np.arange(20) < 3, 3, 4), 3, []),  # a consumer came
+        (-(2**63), 0, []),
+    ],
+)
+def test_a_group_that_is_rebalanced_again_and_again(
+    rebalances: object, unstable: int, expected: list[tuple[str, str, str]]
+) -> None:
+    kafka: dict[str, Any] = {"system": b"kafka", "partition": b"0", "rebalances": 3, "group_state": b"stable"}
+    state = np.where(np.arange(20) < unstable, b"rebalancing", b"stable")
+    host = around(
+        lambda h: h.queue(30, 50, **{**WELL, **kafka, "rebalances": rebalances, "group_state": state}), **kafka
+    )
+    assert found(host) == expected
+
+
+def test_a_consumer_that_crashes_again_and_again_is_why_its_group_is_rebalanced() -> None:
+    kafka: dict[str, Any] = {"system": b"kafka", "partition": b"0", "rebalances": 3, "group_state": b"stable"}
+    host = around(lambda h: h.queue(30, 50, **{**WELL, **kafka, "rebalances": 3 + np.arange(20) // 3}), **kafka)
+    begun = 0
+    for n, ended in enumerate((30, 34, 38, 42, 46, UNTIL)):
+        process = {"pid": 601 + n, "proc_start_ns": START + begun * S, "comm": b"worker"}
+        t = T0 + np.arange(begun, ended) * S
+        host.add(
+            "tcp_rtt",
+            len(t),
+            t_ns=t,
+            **process,
+            role=code("tcp_rtt", "role", "client"),
+            peer=PEER,
+            samples=20,
+            srtt_us=45,
+            interval_ns=S,
+        )
+        if ended < UNTIL:
+            crash = {"kind": code("process_event", "kind", "killed"), "signal": 11, "uid": 1000}
+            host.add("process_event", 1, t_ns=T0 + ended * S, **process, **crash)
+        begun = ended
+    (finding,) = [f for f in latest(run(host, UNTIL)) if f["symptom"] == "rebalancing"]
+    assert (finding["cause"], finding["culprit_comm"]) == ("process_killed", "worker")
+
+
+def test_unread_messages_that_are_near_their_retention() -> None:
+    """Nothing is read, so that they get older; of a queue with much time left nothing is found."""
+    kafka: dict[str, Any] = {"system": b"kafka", "partition": b"0", "lag": 50, "retention_left_s": 3600.0}
+    for kept_s, expected in ((60.0, True), (3600.0, False)):
+        ages = np.arange(25) + 30.0
+        near = {**kafka, "age": ages, "retention_left_s": kept_s - ages, "out": 0}
+        host = around(lambda h, near=near: h.queue(30, 55, **{**WELL, **near}), b=55, **kafka, age=30.0)  # type: ignore[misc]
+        assert ("retention_near" in {symptom for symptom, _, _ in found(host)}) == expected
+
+
+def test_consumers_that_hold_all_that_they_may() -> None:
+    """While they do, and acknowledge nothing; a queue of consumers that are only slow has another number at each
+    poll.
+    """
+    ages = np.arange(20) + 0.5
+    for pending, out, cause in ((20, 0.0, "prefetch_full"), (18 + np.arange(20) % 3, 4, "consumer_slow")):
+        now = {"lag": (20 * ages).astype(int), "age": ages, "pending": pending, "out": out, "oldest_pending_s": ages}
+        host = around(lambda h, now=now: h.queue(30, 50, **{**WELL, **RABBIT, **now}), **RABBIT)  # type: ignore[misc]
+        assert found(host)[0][1] == cause
+
+
+def test_consumers_that_wait_for_their_database() -> None:
+    ages = np.arange(20) + 0.5
+    now = {"lag": (15 * ages).astype(int), "age": ages, "out": 5}
+    host = around(lambda h: h.queue(30, 50, **{**WELL, **RABBIT, **now}), **RABBIT)
+    seconds = np.arange(0, UNTIL)
+    t = T0 + seconds * S
+    bad = (seconds >= 30) & (seconds < 50)
+    who = {"pid": 501, "proc_start_ns": START, "comm": b"worker"}
+    for to in (PEER, LEDGER):
+        host.add(
+            "tcp_rtt",
+            len(t),
+            t_ns=t,
+            **who,
+            role=code("tcp_rtt", "role", "client"),
+            peer=to,
+            samples=20,
+            srtt_us=45,
+            interval_ns=S,
+        )
+    host.add(
+        "syscall_latency",
+        len(t),
+        t_ns=t,
+        **who,
+        basis=code("syscall_latency", "basis", "blocked"),
+        kind=code("syscall_latency", "kind", "waiting"),
+        peer=LEDGER,
+        interval_ns=S,
+        count=20,
+        max_ns=np.where(bad, 800_000_000, 6_000_000),
+    )
+    (finding,) = latest(run(host, UNTIL))
+    assert (finding["symptom"], finding["cause"], finding["cause_detail"]) == (
+        "queue_lag",
+        "consumer_slow",
+        "dependency",
+    )
+    assert finding["culprit_object"] == "10.0.0.9:5432"
