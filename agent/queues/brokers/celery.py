@@ -434,7 +434,7 @@ class CeleryQueues(RedisServer):
         """Names of the next tasks. left: bytes that may still be read."""
         some = list[tuple[_List, int]]()
         for one in lists:
-            mean = max(1, usages[one] // one.length)
+            mean = max(1, usages[one] // max(one.length, 1))
             n = min(_NAMED, left // mean)
             if n:
                 some.append((one, n))
