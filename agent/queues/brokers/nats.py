@@ -181,7 +181,7 @@ class NatsConsumers:
             "clients": self._about.clients,
             "clients_limit": self._about.clients_limit,
         }
-        rows = [{**common, **row} for row in self._rows(report, from_ns, to_ns)]
+        rows: list[Row] = [{**common, **row} for row in self._rows(report, from_ns, to_ns)]
         return rows or [{**common, "status": "ok", "reason": "" if report.enabled else "JetStream is not enabled"}]
 
     def _rows(self, report: NatsReport, from_ns: int, to_ns: int) -> Iterator[Row]:
