@@ -102,7 +102,7 @@ def test_unread_messages_that_are_near_their_retention() -> None:
     for kept_s, expected in ((60.0, True), (3600.0, False)):
         ages = np.arange(25) + 30.0
         near = {**kafka, "age": ages, "retention_left_s": kept_s - ages, "out": 0}
-        host = around(lambda h, near=near: h.queue(30, 55, **{**WELL, **near}), b=55, **kafka, age=30.0)  # type: ignore[misc]
+        host = around(lambda h, near=near: h.queue(30, 55, **{**WELL, **near}), b=55, **kafka, age=30.0)
         assert ("retention_near" in {symptom for symptom, _, _ in found(host)}) == expected
 
 
@@ -113,7 +113,7 @@ def test_consumers_that_hold_all_that_they_may() -> None:
     ages = np.arange(20) + 0.5
     for pending, out, cause in ((20, 0.0, "prefetch_full"), (18 + np.arange(20) % 3, 4, "consumer_slow")):
         now = {"lag": (20 * ages).astype(int), "age": ages, "pending": pending, "out": out, "oldest_pending_s": ages}
-        host = around(lambda h, now=now: h.queue(30, 50, **{**WELL, **RABBIT, **now}), **RABBIT)  # type: ignore[misc]
+        host = around(lambda h, now=now: h.queue(30, 50, **{**WELL, **RABBIT, **now}), **RABBIT)
         assert found(host)[0][1] == cause
 
 

@@ -232,7 +232,9 @@ def _of(system: str) -> Iterator[Kind]:
         yield Kind(
             f"{system}_prefetch_full",
             f"the consumers of {system} hold all that they may hold, and do nothing",
-            Size("duration_s", 5.0, 12.0),
+            # Rates of a Celery queue that is read are not known, so its age must rise for some seconds. Shorter than
+            # Celery's visibility timeout.
+            Size("duration_s", 11.0, 14.0),
             (group,),
             (Right("prefetch_full"), Right("consumer_stopped")),
             setting_fault("hold", lambda _f, _u: True, consumers),
