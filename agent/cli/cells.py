@@ -25,8 +25,11 @@ _BOOT_TIMES = {
     "excess_from_ns",
     "excess_to_ns",
     "until_ns",
+    "was_due_ns",
+    "is_due_ns",
+    "polled_ns",
 }
-_WALL_TIMES = {"wall_ns", "wall_alt_ns", "program_wall_ns"}
+_WALL_TIMES = {"wall_ns", "wall_alt_ns", "program_wall_ns", "due_wall_ns"}
 _OFFSETS = {
     "real_mono_ns",
     "boot_mono_ns",

@@ -33,8 +33,10 @@ _CHANGES = TABLES["clock_change"]
 _KINDS = [_CHANGES.code("kind", kind) for kind in ("step", "leap")]
 _WALL, _MONOTONIC = TABLE.code("clock", "wall"), TABLE.code("clock", "monotonic")
 _REDELIVERY = TABLE.code("kind", "redelivery")
-#: States that are kept of a server: one may be of after the jump.
-_KEPT = 2
+#: States that are kept of a server: several may be of after the jump if the agent's loop stood still. Equal ones share
+#: their rows.
+_KEPT = 8
+_POLLED = ("t_ns", "polled_ns")
 #: More than any process of ours sends: servers, and rows of one poll of a server.
 _MOST_SERVERS, _MOST_OF_SERVER = 1024, 1024
 
@@ -94,23 +96,28 @@ class Timers:
 
     def __init__(self, boot_mono_ns: Callable[[], int]) -> None:
         self._boot_mono_ns = boot_mono_ns
-        self._states: dict[tuple[bytes, bytes], list[np.ndarray]] = {}
+        self._states: dict[tuple[bytes, bytes], list[tuple[int, np.ndarray]]] = {}  # (time of the poll, its rows)
         self._budget = Budget(ROWS_PER_S, MOST_ROWS)
 
     def see(self, rows: np.ndarray) -> None:
         """Takes rows of ``timer_effect`` without a jump, of one poll or of a part of one."""
         for key in {(bytes(row["system"]), bytes(row["cluster"])) for row in rows}:
             mine = rows[(rows["system"] == key[0]) & (rows["cluster"] == key[1])]
-            for t_ns in np.unique(mine["t_ns"]):
-                new = mine[mine["t_ns"] == t_ns]
-                if key not in self._states and len(self._states) >= _MOST_SERVERS:
-                    continue
+            if key in self._states or len(self._states) < _MOST_SERVERS:
                 states = self._states.setdefault(key, [])
-                if states and states[-1]["t_ns"][0] == t_ns:
-                    states[-1] = np.concatenate([states[-1], new])[:_MOST_OF_SERVER]
-                else:
-                    states.append(new)
-                    del states[:-_KEPT]
+                for t_ns in np.unique(mine["t_ns"]).tolist():
+                    self._add(states, t_ns, mine[mine["t_ns"] == t_ns])
+
+    @staticmethod
+    def _add(states: list[tuple[int, np.ndarray]], t_ns: int, rows: np.ndarray) -> None:
+        if states and states[-1][0] == t_ns:
+            rows = np.concatenate([states.pop()[1], rows])[:_MOST_OF_SERVER]
+        for name in _POLLED:
+            rows[name] = 0
+        if states and np.array_equal(states[-1][1], rows):
+            rows = states[-1][1]
+        states.append((t_ns, rows))
+        del states[:-_KEPT]
 
     def forget(self, system: str) -> None:
         """Its servers are not polled any more, or others are."""
@@ -132,11 +139,13 @@ class Timers:
 
     def latest(self, before_ns: int) -> np.ndarray:
         """Of each server those of its last poll before then, CLOCK_BOOTTIME."""
-        chosen = [
-            next((state for state in reversed(states) if state["t_ns"][0] <= before_ns), None)
-            for states in self._states.values()
-        ]
-        return np.concatenate([TABLE.empty(0), *(one for one in chosen if one is not None)])
+        found = [TABLE.empty(0)]
+        for states in self._states.values():
+            t_ns, rows = next((state for state in reversed(states) if state[0] <= before_ns), (0, found[0]))
+            found.append(rows.copy())
+            for name in _POLLED:
+                found[-1][name] = t_ns
+        return np.concatenate(found)
 
     def document(self) -> dict[str, Any]:
         """For the control socket: the timers now, as ``row_of`` takes them."""

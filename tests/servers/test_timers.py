@@ -106,6 +106,10 @@ def test_times_are_the_servers_own_and_what_if_moves_them(ends: ExitStack, tmp_p
         at_once = [row["is_due_ns"] == row["jump_t_ns"] for row in found if row["kind"] != "eta"]
         assert all(at_once) if moved_s is None else moved == [int(moved_s * S)] * len(due)
 
+    done = tickscope("clock", "what-if", "--", "-500ms", TICKSCOPE_RUN_DIR=str(tmp_path), COLUMNS="300")
+    assert done.stdout.count(b"500ms") == len(due), done.stdout
+    assert done.stdout.count(b"boot+") >= len(rows), done.stdout
+
     redis.do("DEL", *(f"lock:{i}" for i in range(LOCKS)))
     worker.end()
     redis.do("DEL", "unacked", "unacked_index")

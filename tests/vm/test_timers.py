@@ -70,7 +70,7 @@ def test_what_the_table_says_is_what_was_delivered_again_and_expired(booted: Boo
         assert {(row["kind"], row["immune"]) for row in rows if row["clock"] == "monotonic"} == {("eta", True)}
         assert all(abs(row["size_ns"] - one["size_s"] * S) < S for row in rows)
         assert all(row["polled_ns"] <= row["jump_t_ns"] for row in rows)
-        assert all(one["from_ns"] <= row["jump_t_ns"] <= one["to_ns"] + S for row in rows)
+        assert all(one["from_ns"] <= row["jump_t_ns"] <= one["to_ns"] + 30 * S for row in rows)  # when it was noticed
 
     def at_once(rows: list[dict[str, Any]]) -> list[str]:
         return sorted(row["object"] for row in rows if row["clock"] == "wall" and row["is_due_ns"] == row["jump_t_ns"])
