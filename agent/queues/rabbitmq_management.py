@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from agent.common.address import with_port
 from agent.common.http_get import HttpClient, HttpDown
 
-INTERVAL_NS = 5_000_000_000
+#: Of requests, for queues and for consumers in turns, so that one slow answer does not cost the other.
+INTERVAL_NS = 2_500_000_000
 #: After a failure: the API is slower than the metrics, and refused logins are logged.
 RETRY_NS = 10_000_000_000
 _QUEUES = "/api/queues?columns=vhost,name,type,arguments,effective_policy_definition"
@@ -53,7 +54,12 @@ class Management:
         self.consumers: dict[Name, QueueConsumers] = {}
         self.blocked: int | None = None
         self.amqp_port: int | None = None
-        self.problem = ""
+        self._consumers_next = False
+        self._problems = {False: "", True: ""}  # of queues, of consumers
+
+    @property
+    def problem(self) -> str:
+        return self._problems[False] or self._problems[True]
 
     def ask(self, now_ns: int, deadline_s: float, login: tuple[str, str] | None, alarmed: bool = False) -> None:
         """Asks again if it is time. now_ns: CLOCK_BOOTTIME; deadline_s: time.monotonic. alarmed: also for connections
@@ -61,28 +67,28 @@ class Management:
         """
         if now_ns < self._next_ns:
             return
-        self._next_ns = now_ns + INTERVAL_NS
-        self.consumers, self.blocked = {}, None
+        turn, self._consumers_next = self._consumers_next, not self._consumers_next
 
         def get(path: str) -> Any:
             return json.loads(self._client.get(path, deadline_s, login=login))
 
         try:
-            if self._find_port and self.amqp_port is None:
-                self.amqp_port = amqp_port(get("/api/overview"))
-            self.queues = about_queues(get(_QUEUES))
-            found = get(_CONSUMERS)
-            self.consumers = queue_consumers(found, get(_CHANNELS) if unlimited(found) else [])
-            if alarmed:
-                self.blocked = blocked(get(_CONNECTIONS))
-            self.problem = ""
+            if turn:
+                self.consumers, self.blocked = {}, None
+                found = get(_CONSUMERS)
+                self.consumers = queue_consumers(found, get(_CHANNELS) if unlimited(found) else [])
+                self.blocked = blocked(get(_CONNECTIONS)) if alarmed else None
+            else:
+                if self._find_port and self.amqp_port is None:
+                    self.amqp_port = amqp_port(get("/api/overview"))
+                self.queues = about_queues(get(_QUEUES))
+            self._problems[turn] = ""
         except HttpDown as error:
-            self.problem = str(error)
+            self._problems[turn] = str(error)
         except (TypeError, ValueError, RecursionError):
             self._client.close()
-            self.problem = "its answer is no such JSON"
-        if self.problem:
-            self._next_ns = now_ns + RETRY_NS
+            self._problems[turn] = "its answer is no such JSON"
+        self._next_ns = now_ns + (RETRY_NS if self._problems[turn] else INTERVAL_NS)
 
     def unseen(self, names: Iterable[Name]) -> str:
         """What is wrong if it answers without queues that exist; else empty."""

@@ -360,7 +360,7 @@ class RabbitQueues:
         self._heads_next = False
 
     def poll(self) -> list[Row]:
-        """One request, every 2.5 s a second one, and every 5 s one to the management API. Raises nothing, whatever the
+        """One request, every 2.5 s a second one and up to three to the management API. Raises nothing, whatever the
         server answers.
         """
         now_ns = boot_ns()
