@@ -41,6 +41,31 @@ ONLY_ALL: dict[str, str | None] = {
             "a_stopped_a_dead_and_a_returned_node",
         )
     },
+    **{
+        f"tests/servers/test_nats.py::test_{name}": "own*"
+        for name in (
+            "waiting_delivered_redelivered_and_acknowledged_messages",
+            "an_age_is_between_the_bounds_that_the_script_knows",
+            "growing_then_draining_then_idle",
+            "a_stopped_consumer_and_one_that_nobody_uses",
+            "messages_that_were_deleted_are_not_counted",
+            "a_full_consumer_a_work_queue_and_names",
+            "a_stopped_a_killed_and_a_returned_server",
+            "only_the_leader_of_a_consumer_reports_it",
+        )
+    },
+    **{
+        f"tests/servers/test_etcd.py::test_{name}": "own*"
+        for name in (
+            "keys_that_a_copy_lacks",
+            "a_copy_under_another_prefix_that_is_never_right",
+            "members_their_leader_and_its_change",
+            "proposals_wait_for_a_majority_and_a_member_without_one_is_cut_off",
+            "events_that_wait_for_a_watcher_that_does_not_read",
+            "a_full_database_refuses_writes",
+            "least_rights_and_wrong_passwords",
+        )
+    },
     "tests/servers/test_otlp_releases.py::test_all_arrives_valid_and_what_is_rejected_is_read": "oldest-*",
     # weeks of seconds; test_correlate_hours.py has other tests of the bound, of habits that change, and of two weeks
     "tests/unit/test_correlate_hours.py::test_silence_at_an_hour_that_is_usually_silent_is_not_reported": None,

@@ -125,6 +125,10 @@ class HttpServer:
         if why := next((why for is_wrong, why in wrong if is_wrong), ""):
             raise AgentError(f"a server of {self.TITLE} in the settings cannot be used", why=why, exit_code=USAGE)
 
+    @property
+    def has_login(self) -> bool:
+        return bool(self.user or self.url.user or self.url.password or self.password_file or self.password_variable)
+
     def login(self) -> tuple[str, str] | None:
         """User and password now, None without any. Raises HttpDown if the password cannot be had."""
         user, password = self.user or self.url.user, self.url.password

@@ -112,12 +112,13 @@ class _Member:
     not_before_ns: int = 0
     queues: set[_Queue] = field(default_factory=set)
 
-    def ask(self, now_ns: int, deadline_s: float) -> None:
-        """Its status, and then its metrics. Raises nothing."""
+    def ask(self, now_ns: int, deadline_s: float, alone: bool) -> None:
+        """Its status, and then its metrics. alone: whether no other member waits for it. Raises nothing."""
         if now_ns < self.not_before_ns:
             return
         self.status = self.metrics = self.problem = None
-        deadline_s = min(deadline_s, time.monotonic() + _MEMBER_S)
+        if not alone and not self.client.logs_in:
+            deadline_s = min(deadline_s, time.monotonic() + _MEMBER_S)
         try:
             self.status = self.client.status(deadline_s)
             self.metrics_problem = ""
@@ -164,13 +165,15 @@ class EtcdQueues:
                 if one.problem is not None and one.problem.failure != "login":
                     one.not_before_ns = 0
         for one in order:
-            one.ask(now_ns, deadline_s)
+            one.ask(now_ns, deadline_s, len(order) == 1)
         self._leader_first = self._leads(order[0])
         alive = [one for one in self._members if one.status is not None]
         self._see_cluster(alive, now_ns, deadline_s)
         rows = [row for one in self._members for row in self._rows(one, now_ns, deadline_s)]
         if alive:
             rows += (compared.row(self._source(alive), self._copy, now_ns, deadline_s) for compared in self._compared)
+        else:
+            rows += ({**_failed(self._members[0]), **compared.named} for compared in self._compared)
         if self._cluster_id:
             rows = [{"cluster": f"{self._cluster_id:x}", **row} for row in rows]
         return rows
@@ -185,7 +188,7 @@ class EtcdQueues:
         return member.status is not None and 0 < member.status.leader == member.status.member_id
 
     def _source(self, alive: list[_Member]) -> EtcdMember:
-        """The same one as long as it answers: another one may not have as many revisions."""
+        """The leader, as no other member has more revisions."""
         return next((one for one in alive if self._leads(one)), alive[0]).client
 
     def _see_cluster(self, alive: Iterable[_Member], now_ns: int, deadline_s: float) -> None:
@@ -266,23 +269,23 @@ class EtcdQueues:
         return row
 
     def _down(self, member: _Member, common: dict[str, object]) -> Iterator[Row]:
-        problem = member.problem or HttpDown("no answer in time", "no_answer")
-        row = {
-            **common,
-            "status": "down",
-            "reason": f"etcd {member.client.name}: {problem}",
-            "failure": problem.failure,
-        }
+        row = {**common, **_failed(member)}
         for queue in sorted(member.queues) or [_Queue(b"raft", member.name)]:
             yield {**row, "destination": queue.destination, "consumer_group": queue.group}
+
+
+def _failed(member: _Member) -> dict[str, object]:
+    problem = member.problem or HttpDown("no answer in time", "no_answer")
+    reason = f"etcd {member.client.name}: {problem}"
+    return {"peer": member.client.peer, "status": "down", "reason": reason, "failure": problem.failure}
 
 
 def _from_metrics(member: _Member) -> Iterator[dict[str, Any]]:
     """Proposals that wait for the cluster's decision, and events that wait for watchers."""
     found = member.metrics
     if found is None:
-        if member.metrics_problem:
-            yield {"destination": b"proposals", "lag_messages": None, "inexact_reason": member.metrics_problem}
+        for name in sorted({one.destination for one in member.queues} - {b"raft"}) or [b"proposals"]:
+            yield {"destination": name, "lag_messages": None, "inexact_reason": member.metrics_problem}
         return
     if "proposals" in found:
         yield {
@@ -309,7 +312,7 @@ class _Compared:
 
     def __init__(self, prefix: str, copy: EtcdCopy) -> None:
         copied = copy.prefix or prefix
-        self._row: dict[str, Any] = {
+        self.named: dict[str, Any] = {
             "destination": shown(prefix.encode() or b"all keys"),
             "consumer_group": shown(f"copy {copy.url.server}{copied if copied != prefix else ''}".encode()),
         }
@@ -320,7 +323,7 @@ class _Compared:
     def row(self, source: EtcdMember, copy: EtcdMember | None, now_ns: int, deadline_s: float) -> Row:
         assert copy is not None
         if now_ns < self._next_ns:
-            row = {**self._row, "peer": source.peer, **self._last}
+            row = {**self.named, "peer": source.peer, **self._last}
             if row.get("lag_messages") is not None:  # that many at that time; how old they are now is not known
                 row |= {"exact": False, "inexact_reason": f"as of {(now_ns - self._as_of_ns) / 1e9:.1f} s ago"}
                 row = {name: it for name, it in row.items() if name not in _AGES}
@@ -337,9 +340,9 @@ class _Compared:
             self._last = {"lag_messages": None, "inexact_reason": f"more than {MAX_KEYS:,} keys are not compared"}
             self._next_ns = now_ns + 60 * 10**9
         took_s = time.monotonic() - began_s
-        if took_s > _CHEAP_S:
+        if took_s > _CHEAP_S and self._last["lag_messages"] is not None:  # the first reading is a page a poll
             self._next_ns = max(self._next_ns, now_ns + int(_PART * took_s * 1e9))
-        return {**self._row, "peer": source.peer, **self._last}
+        return {**self.named, "peer": source.peer, **self._last}
 
     def _compare(self, source: EtcdMember, copy: EtcdMember, deadline_s: float) -> dict[str, Any]:
         comparison = self._comparison
