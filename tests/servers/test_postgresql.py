@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -293,6 +294,49 @@ def test_odd_values_are_unknown_with_a_reason(postgres: Postgres) -> None:
     ]
     assert all(isnan(row["oldest_undelivered_s"]) for row in found[2:])
     assert row_of(rows, "b")["status"] == b"unknown"
+    queue.close()
+
+
+PROCRASTINATE = """
+import sys, time
+import procrastinate
+
+app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=sys.argv[1]))
+
+@app.task(queue="mail", name="send")
+def send(n):
+    time.sleep(1e6 if n == 5 else 0)
+
+if sys.argv[2] == "work":
+    app.run_worker(queues=["mail"], wait=True, concurrency=1, install_signal_handlers=False)
+else:
+    with app.open():
+        app.schema_manager.apply_schema()
+        for n in range(17):
+            app.configure_task("send", queue="mail").defer(n=n)
+        for n in range(7):
+            app.configure_task("send", queue="mail", schedule_in={"hours": 1}).defer(n=100 + n)
+"""
+
+
+def test_jobs_of_procrastinate(postgres: Postgres) -> None:
+    """Its worker takes five jobs, and keeps the sixth."""
+    command = [sys.executable, "-c", PROCRASTINATE, postgres.url]
+    subprocess.run([*command, "fill"], check=True, timeout=120)
+    queue = source(postgres, query="", jobs="procrastinate")
+    row = row_of(poll(queue), "mail")
+    assert (row["lag_messages"], row["pending"], row["delayed"], row["status"]) == (17, 0, 7, b"ok")
+    assert 0 <= row["lag_s"] < 60 * PATIENCE
+    with subprocess.Popen([*command, "work"], stderr=subprocess.DEVNULL) as worker:
+        try:
+            row = until(lambda: (row := row_of(poll(queue), "mail"))["lag_messages"] == 17 - 6 and row)
+            assert (row["pending"], row["delayed"], row["redelivered"]) == (1, 7, 0)
+            assert 0 <= row["oldest_pending_s"] < 60 * PATIENCE
+        finally:
+            worker.kill()
+    postgres.do("UPDATE procrastinate_jobs SET status = 'succeeded'")
+    row = row_of(poll(queue), "mail")  # no group is left of it
+    assert (row["lag_messages"], row["pending"], row["delayed"], row["lag_s"]) == (0, 0, 0, 0)
     queue.close()
 
 
