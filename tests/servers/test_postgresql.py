@@ -28,15 +28,22 @@ from agent.queues.packing import TABLE as QUEUE_LAG
 from agent.queues.packing import pack
 from tests.patience import PATIENCE
 from tests.servers.postgresql import QUERY, TABLE, TAKE, USER, Postgres, client
+from tests.servers.rabbitmq import release_root
 from tests.servers.test_rabbitmq import Odd
 
 S = 10**9
 FAILURES = QUEUE_LAG.by_name["failure"].names
 
 
+@pytest.fixture(scope="module", params=["own", "trixie"])
+def root(request: pytest.FixtureRequest) -> Path | None:
+    """This host's release (Debian 12: PostgreSQL 15), and Debian 13's (17)."""
+    return None if request.param == "own" else release_root(request.param, "postgresql")
+
+
 @pytest.fixture(scope="module")
-def running() -> Iterator[Postgres]:
-    server = Postgres()
+def running(root: Path | None) -> Iterator[Postgres]:
+    server = Postgres(root=root)
     yield server
     server.end()
 
@@ -381,8 +388,8 @@ def test_slots_in_bytes_and_seconds(postgres: Postgres) -> None:
     queue.close()
 
 
-def test_a_slot_that_loses_its_wal() -> None:
-    server = Postgres(segment_mb=1, max_slot_wal_keep_size="4MB", min_wal_size="2MB", max_wal_size="2MB")
+def test_a_slot_that_loses_its_wal(root: Path | None) -> None:
+    server = Postgres(root=root, segment_mb=1, max_slot_wal_keep_size="4MB", min_wal_size="2MB", max_wal_size="2MB")
     try:
         server.do(TABLE)
         server.do("SELECT pg_create_physical_replication_slot('late', true)")
@@ -452,10 +459,8 @@ def test_least_rights(postgres: Postgres) -> None:
     )
     postgres.do("GRANT SELECT ON jobs TO watch")
     until(lambda: 19 in poll(queue)["lag_messages"])
-    receive = [str(postgres._bin / "pg_receivewal"), "-D", str(postgres.directory), "-U", USER, "-h", "127.0.0.1"]
-    with subprocess.Popen(
-        [*receive, "-p", str(postgres.port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as other:
+    where = ("-D", str(postgres.directory), "-U", USER, "-h", "127.0.0.1", "-p", str(postgres.port))
+    with subprocess.Popen(postgres.command("pg_receivewal", *where), stderr=subprocess.DEVNULL) as other:
         try:
             until(lambda: any(b"pg_read_all_stats" in row["reason"] for row in poll(queue)))
             postgres.do("GRANT pg_read_all_stats TO watch")
