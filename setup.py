@@ -57,6 +57,7 @@ setup(
             "limits>=5,<6",
             "prometheus-client>=0.21,<1",
             "uvloop>=0.19,<1",
+            "procrastinate>=3.2,<4",
             "pyrate-limiter>=3,<5",
             "aiolimiter>=1.1,<2",
             "throttled-py>=3.5,<4",

@@ -66,6 +66,26 @@ ONLY_ALL: dict[str, str | None] = {
             "least_rights_and_wrong_passwords",
         )
     },
+    **{
+        f"tests/servers/test_postgresql.py::test_{name}": "own*"
+        for name in (
+            "each_figure_is_the_tables",
+            "the_state_is_what_the_script_did",
+            "real_workers_that_stop_are_slow_and_are_killed",
+            "a_worker_that_holds_a_row_keeps_nobody_waiting",
+            "nothing_is_locked_between_polls_and_a_locked_table_costs_only_its_queues",
+            "a_slow_query_is_asked_seldom_and_its_figures_are_marked",
+            "a_query_that_does_not_fit_is_refused_in_words_and_costs_nothing_else",
+            "odd_values_are_unknown_with_a_reason",
+            "jobs_of_procrastinate",
+            "slots_in_bytes_and_seconds",
+            "a_slot_that_loses_its_wal",
+            "a_standby_and_its_replay",
+            "least_rights",
+            "a_stopped_a_dead_and_a_returned_server",
+            "a_server_of_this_node_is_found_with_its_setting",
+        )
+    },
     "tests/servers/test_otlp_releases.py::test_all_arrives_valid_and_what_is_rejected_is_read": "oldest-*",
     # weeks of seconds; test_correlate_hours.py has other tests of the bound, of habits that change, and of two weeks
     "tests/unit/test_correlate_hours.py::test_silence_at_an_hour_that_is_usually_silent_is_not_reported": None,

@@ -30,12 +30,29 @@ COUNTS = {
 }
 TIMES = {"oldest": "oldest_undelivered_s", "oldest_pending": "oldest_pending_s"}
 _NEEDED = ("queue", "ready")
+#: 0 if a queue that was there before has no row.
+_EMPTY = ("ready", "pending", "delayed", "redelivered")
 _WITHIN = "SELECT {} FROM (\n{}\n) AS jobs LIMIT {}"
 #: OIDs of types: bigint, smallint, integer, numeric; timestamp with and without time zone.
 _WHOLE, _WITH_ZONE, _WITHOUT_ZONE = (20, 21, 23, 1700), 1184, 1114
 
 #: Queries for the tables of job libraries, by the library's name.
-PRESETS: dict[str, str] = {}
+PRESETS = {
+    "procrastinate": """
+WITH known AS (
+    SELECT queue_name, min(id) FILTER (WHERE status = 'doing') AS running,
+        count(*) FILTER (WHERE status = 'todo' AND coalesce(scheduled_at, now()) <= now()) AS ready,
+        min(id) FILTER (WHERE status = 'todo' AND coalesce(scheduled_at, now()) <= now()) AS waiting,
+        count(*) FILTER (WHERE status = 'doing') AS pending,
+        count(*) FILTER (WHERE status = 'todo' AND scheduled_at > now()) AS delayed,
+        count(*) FILTER (WHERE attempts > 0) AS redelivered
+    FROM procrastinate_jobs WHERE status IN ('todo', 'doing') GROUP BY queue_name)
+SELECT queue_name AS queue, ready, pending, delayed, redelivered,
+    (SELECT max(at) FROM procrastinate_events WHERE job_id = waiting AND at <= now()) AS oldest,
+    (SELECT max(at) FROM procrastinate_events WHERE job_id = running AND type = 'started') AS oldest_pending
+FROM known
+"""
+}
 
 
 class UnfitQuery(ValueError):
@@ -98,13 +115,19 @@ class JobQueues:
                 out.append({"reason": f"more than {MAX_QUEUES} queues are not watched: choose in the query"})
                 break
             out.append(self._row(dict(zip(names, values, strict=True)), now))
+        empty = {**dict.fromkeys(names), **{name: 0 for name in _EMPTY if name in names}}
+        # A query by groups has no row for a queue without jobs.
+        without = [key for key in self._before if key not in now][: MAX_QUEUES - len(now)]
+        out += [self._row({**empty, "key": key}, now) for key in without]
         self._before = now
         return out
 
     def _row(self, found: dict[str, Any], now: dict[tuple[object, ...], tuple[dict[str, Any], int]]) -> Row:
-        if not found["queue"]:
-            raise UnfitQuery("the query has a row without a queue")
         row: dict[str, Any] = {TEXTS[name]: shown(found[name].encode()) for name in TEXTS if found.get(name)}
+        if "key" in found:
+            row["destination"], row["consumer_group"] = found.pop("key")
+        elif not found["queue"]:
+            raise UnfitQuery("the query has a row without a queue")
         key = row["destination"], row.get("consumer_group")
         if key in now:
             raise UnfitQuery(f"the query has two rows of queue {found['queue'][:40]}")

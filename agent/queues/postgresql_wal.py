@@ -112,8 +112,9 @@ class WalReaders:
         name, database, active, wal_status, safe_bytes, position, restart, invalid, application, address, reply_s = slot
         key = database.encode() or _WAL, shown(name.encode())
         if wal_status == "lost" or invalid:
-            why = {"": "WAL that it needs was removed (max_slot_wal_keep_size)", "wal_removed": "WAL was removed"}
-            reason = f"slot is lost: {why.get(invalid, invalid)}: drop it, and set its consumer up anew"
+            removed = invalid in ("", "wal_removed")
+            why = "WAL that it needs was removed (max_slot_wal_keep_size)" if removed else invalid
+            reason = f"slot is lost: {why}: drop it, and set its consumer up anew"
             self._kept[key] = _Kept(Commits(), now_ns)
             self._rows.append({**_named(key), "status": "gone", "reason": reason, "consumers": 0})
             return

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import shutil
 import signal
 import subprocess
@@ -23,7 +22,7 @@ from typing import Any
 import psycopg2
 import psycopg2.extras
 
-from tests.servers.rabbitmq import ROOT, free_ports
+from tests.servers.rabbitmq import IN_ROOT, ROOT, free_ports
 
 USER = "postgres"
 #: Jobs with a state, as most libraries have them.
@@ -49,33 +48,60 @@ RETURNING id
 """
 
 
-def binaries() -> Path:
-    """The directory with initdb and postgres: of the newest version that is installed."""
-    return max(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
+def binaries(root: Path) -> Path:
+    """The directory with initdb and postgres, within a root: of the newest version that is installed."""
+    found = max((root / "usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
+    return Path("/", found.relative_to(root))
+
+
+def owner(root: Path) -> tuple[int, int]:
+    """User and group ids of the package's user."""
+    lines = (root / "etc/passwd").read_text().splitlines()
+    return next((int(line.split(":")[2]), int(line.split(":")[3])) for line in lines if line.startswith(f"{USER}:"))
 
 
 class Postgres:
     """A server on a free port of 127.0.0.1, without durability. settings: of postgresql.conf. tls: path of a
-    certificate (.pem) and its key (.key), without suffix. hba: pg_hba.conf.
+    certificate (.pem) and its key (.key), without suffix. hba: pg_hba.conf. root: another system's, of which it is.
     """
 
-    def __init__(self, *, hba: str = "", tls: Path | None = None, segment_mb: int = 16, **settings: object) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="tickscope-postgres-"))
-        self.data = self.directory / "data"
-        shutil.chown(self.directory, USER, USER)
-        (self.port,) = free_ports(1)
-        self._bin = binaries()
+    def __init__(
+        self,
+        *,
+        hba: str = "",
+        tls: Path | None = None,
+        segment_mb: int = 16,
+        root: Path | None = None,
+        **settings: object,
+    ) -> None:
+        self._prepare(root)
         options = ("-A", "trust", "-U", USER, "--no-sync", "-E", "UTF8", f"--wal-segsize={segment_mb}")
-        self._as_owner("initdb", "-D", str(self.data), *options)
+        self._do("initdb", "-D", str(self.data), *options)
         if tls is not None:
             for name, kind in (("server.crt", "pem"), ("server.key", "key")):
                 shutil.copy(f"{tls}.{kind}", self.data / name)
-                shutil.chown(self.data / name, USER, USER)
+                os.chown(self.data / name, *self._owner)
                 (self.data / name).chmod(0o600)
         self._configure(settings)
         if hba:
             (self.data / "pg_hba.conf").write_text(hba)
         self.start()
+
+    def _prepare(self, root: Path | None) -> None:
+        self.root = root
+        self.directory = Path(tempfile.mkdtemp(prefix="tickscope-postgres-"))
+        self.data = self.directory / "data"
+        self._owner = owner(root or Path("/"))
+        os.chown(self.directory, *self._owner)
+        self._bin = binaries(root or Path("/"))
+        (self.port,) = free_ports(1)
+
+    def command(self, name: str, *arguments: str) -> list[str]:
+        """A command of PostgreSQL, as its user."""
+        wrap = () if self.root is None else ("sh", "-c", IN_ROOT, str(self.root), str(self.directory))
+        uid, gid = self._owner
+        user = ("setpriv", f"--reuid={uid}", f"--regid={gid}", "--clear-groups")
+        return [*wrap, *user, str(self._bin / name), *arguments]
 
     def _configure(self, settings: dict[str, object]) -> None:
         given = {
@@ -95,13 +121,9 @@ class Postgres:
     def standby(cls, of: Postgres, slot: str) -> Postgres:
         """A hot standby that streams from this server, through a slot."""
         self = cls.__new__(cls)
-        self.directory = Path(tempfile.mkdtemp(prefix="tickscope-postgres-"))
-        self.data = self.directory / "data"
-        shutil.chown(self.directory, USER, USER)
-        (self.port,) = free_ports(1)
-        self._bin = of._bin
+        self._prepare(of.root)
         where = f"host=127.0.0.1 port={of.port} user={USER} application_name=standby"
-        self._as_owner("pg_basebackup", "-D", str(self.data), "-d", where, "-R", "-C", "-S", slot, "-c", "fast")
+        self._do("pg_basebackup", "-D", str(self.data), "-d", where, "-R", "-C", "-S", slot, "-c", "fast")
         self._configure({})
         self.start()
         return self
@@ -113,10 +135,7 @@ class Postgres:
     def start(self) -> None:
         with open(self.directory / "log", "ab") as log:
             self.process = subprocess.Popen(
-                [str(self._bin / "postgres"), "-D", str(self.data)],
-                user=USER,
-                group=USER,
-                extra_groups=[],
+                self.command("postgres", "-D", str(self.data)),
                 env=self._env,
                 stdout=log,
                 stderr=log,
@@ -139,17 +158,9 @@ class Postgres:
     def _env(self) -> dict[str, str]:
         return {"PATH": os.environ["PATH"], "HOME": str(self.directory), "LC_ALL": "C.UTF-8"}
 
-    def _as_owner(self, name: str, *arguments: str) -> None:
-        done = subprocess.run(
-            [str(self._bin / name), *arguments],
-            user=USER,
-            group=USER,
-            extra_groups=[],
-            env=self._env,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    def _do(self, name: str, *arguments: str) -> None:
+        command = self.command(name, *arguments)
+        done = subprocess.run(command, env=self._env, capture_output=True, text=True, check=False, timeout=300)
         assert done.returncode == 0, done.stderr
 
     def do(self, statement: str) -> list[tuple[Any, ...]]:
@@ -183,6 +194,9 @@ class Postgres:
     def end(self) -> None:
         self.stop()
         shutil.rmtree(self.directory, ignore_errors=True)
+        if self.root is not None:
+            with contextlib.suppress(OSError):
+                os.removedirs(f"{self.root}{self.directory}")
 
 
 @contextlib.contextmanager
@@ -250,5 +264,4 @@ def read(port: str, slot: str) -> None:
 
 
 if __name__ == "__main__":
-    assert pwd.getpwnam(USER)
     {"work": work, "produce": produce, "read": read}[sys.argv[1]](*sys.argv[2:])

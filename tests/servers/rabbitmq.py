@@ -38,8 +38,8 @@ def free_ports(n: int) -> list[int]:
         return [probe.getsockname()[1] for probe in probes]
 
 
-#: Runs a command in another root, with this system's devices, processes and names of hosts, and the node's directory.
-_IN_ROOT = """
+#: Runs a command in another root, with this system's devices, processes and names of hosts, and a directory.
+IN_ROOT = """
 root=$0 directory=$1
 shift
 mkdir -p "$root$directory"
@@ -60,7 +60,7 @@ class Rabbit:
 
     def __init__(self, directory: Path, interval_ms: int = 1000, root: Path | None = None) -> None:
         self.directory, self._root = directory, root
-        self._wrap = () if root is None else ("sh", "-c", _IN_ROOT, str(root), str(directory))
+        self._wrap = () if root is None else ("sh", "-c", IN_ROOT, str(root), str(directory))
         self.port, self.metrics_port, self.management_port, self.stream_port, self._epmd_port, dist, *tls = free_ports(
             8
         )
@@ -252,14 +252,14 @@ def _text(given: str) -> bytes:
     return struct.pack(">H", len(given)) + given.encode()
 
 
-def release_root(release: str) -> Path:
-    """A root of another Debian release with its rabbitmq-server; made once, from the archive of this host's release."""
-    root = CACHE / f"{release}-rabbitmq"
+def release_root(release: str, package: str = "rabbitmq-server") -> Path:
+    """A root of another Debian release with a package; made once, from the archive of this host's release."""
+    root = CACHE / f"{release}-{package.removesuffix('-server')}"
     if not root.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=CACHE, ignore_cleanup_errors=True) as new:
             made = Path(new) / "root"
-            options = ("--variant=apt", "--include=rabbitmq-server", release, str(made), archive())
+            options = ("--variant=apt", f"--include={package}", release, str(made), archive())
             subprocess.run(["mmdebstrap", "--quiet", *options], check=True)
             with contextlib.suppress(OSError):  # another run has made it
                 made.rename(root)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,15 +28,22 @@ from agent.queues.packing import TABLE as QUEUE_LAG
 from agent.queues.packing import pack
 from tests.patience import PATIENCE
 from tests.servers.postgresql import QUERY, TABLE, TAKE, USER, Postgres, client
+from tests.servers.rabbitmq import release_root
 from tests.servers.test_rabbitmq import Odd
 
 S = 10**9
 FAILURES = QUEUE_LAG.by_name["failure"].names
 
 
+@pytest.fixture(scope="module", params=["own", "trixie"])
+def root(request: pytest.FixtureRequest) -> Path | None:
+    """This host's release (Debian 12: PostgreSQL 15), and Debian 13's (17)."""
+    return None if request.param == "own" else release_root(request.param, "postgresql")
+
+
 @pytest.fixture(scope="module")
-def running() -> Iterator[Postgres]:
-    server = Postgres()
+def running(root: Path | None) -> Iterator[Postgres]:
+    server = Postgres(root=root)
     yield server
     server.end()
 
@@ -296,6 +304,49 @@ def test_odd_values_are_unknown_with_a_reason(postgres: Postgres) -> None:
     queue.close()
 
 
+PROCRASTINATE = """
+import sys, time
+import procrastinate
+
+app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=sys.argv[1]))
+
+@app.task(queue="mail", name="send")
+def send(n):
+    time.sleep(1e6 if n == 5 else 0)
+
+if sys.argv[2] == "work":
+    app.run_worker(queues=["mail"], wait=True, concurrency=1, install_signal_handlers=False)
+else:
+    with app.open():
+        app.schema_manager.apply_schema()
+        for n in range(17):
+            app.configure_task("send", queue="mail").defer(n=n)
+        for n in range(7):
+            app.configure_task("send", queue="mail", schedule_in={"hours": 1}).defer(n=100 + n)
+"""
+
+
+def test_jobs_of_procrastinate(postgres: Postgres) -> None:
+    """Its worker takes five jobs, and keeps the sixth."""
+    command = [sys.executable, "-c", PROCRASTINATE, postgres.url]
+    subprocess.run([*command, "fill"], check=True, timeout=120)
+    queue = source(postgres, query="", jobs="procrastinate")
+    row = row_of(poll(queue), "mail")
+    assert (row["lag_messages"], row["pending"], row["delayed"], row["status"]) == (17, 0, 7, b"ok")
+    assert 0 <= row["lag_s"] < 60 * PATIENCE
+    with subprocess.Popen([*command, "work"], stderr=subprocess.DEVNULL) as worker:
+        try:
+            row = until(lambda: (row := row_of(poll(queue), "mail"))["lag_messages"] == 17 - 6 and row)
+            assert (row["pending"], row["delayed"], row["redelivered"]) == (1, 7, 0)
+            assert 0 <= row["oldest_pending_s"] < 60 * PATIENCE
+        finally:
+            worker.kill()
+    postgres.do("UPDATE procrastinate_jobs SET status = 'succeeded'")
+    row = row_of(poll(queue), "mail")  # no group is left of it
+    assert (row["lag_messages"], row["pending"], row["delayed"], row["lag_s"]) == (0, 0, 0, 0)
+    queue.close()
+
+
 def lsn(server: Postgres, of: str) -> int:
     return int(server.do(f"SELECT pg_wal_lsn_diff({of}, '0/0')::bigint")[0][0])
 
@@ -337,8 +388,8 @@ def test_slots_in_bytes_and_seconds(postgres: Postgres) -> None:
     queue.close()
 
 
-def test_a_slot_that_loses_its_wal() -> None:
-    server = Postgres(segment_mb=1, max_slot_wal_keep_size="4MB", min_wal_size="2MB", max_wal_size="2MB")
+def test_a_slot_that_loses_its_wal(root: Path | None) -> None:
+    server = Postgres(root=root, segment_mb=1, max_slot_wal_keep_size="4MB", min_wal_size="2MB", max_wal_size="2MB")
     try:
         server.do(TABLE)
         server.do("SELECT pg_create_physical_replication_slot('late', true)")
@@ -408,10 +459,8 @@ def test_least_rights(postgres: Postgres) -> None:
     )
     postgres.do("GRANT SELECT ON jobs TO watch")
     until(lambda: 19 in poll(queue)["lag_messages"])
-    receive = [str(postgres._bin / "pg_receivewal"), "-D", str(postgres.directory), "-U", USER, "-h", "127.0.0.1"]
-    with subprocess.Popen(
-        [*receive, "-p", str(postgres.port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as other:
+    where = ("-D", str(postgres.directory), "-U", USER, "-h", "127.0.0.1", "-p", str(postgres.port))
+    with subprocess.Popen(postgres.command("pg_receivewal", *where), stderr=subprocess.DEVNULL) as other:
         try:
             until(lambda: any(b"pg_read_all_stats" in row["reason"] for row in poll(queue)))
             postgres.do("GRANT pg_read_all_stats TO watch")
