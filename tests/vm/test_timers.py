@@ -39,7 +39,7 @@ def begin(pool: ThreadPoolExecutor, folders: pytest.TempPathFactory) -> Booted:
     out = folders.mktemp("timers")
     guest = [sys.executable, "-m", "tests.vm.guest_timers", "/run/out/seen.json"]
     clocks = [sys.executable, "-m", "tests.vm.guest_timer_clocks", "redis", "kombu", "celery"]
-    script = f"{shlex.join(clocks)} > /run/out/clocks && {shlex.join(guest)}"
+    script = f"{shlex.join(clocks)} | tee /run/out/clocks && {shlex.join(guest)}"
     run = pool.submit(machine.run, KERNEL, ["sh", "-c", script], limit_s=LIMIT_S, cwd=CHECKOUT, out=out)
     return Booted(out, run)
 
