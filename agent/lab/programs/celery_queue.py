@@ -11,7 +11,7 @@ from typing import Any
 
 from agent.common.clocks import boot_ns
 from agent.lab.program import FAR, LabProgram, Run
-from agent.lab.programs.queue_work import BROKER_PORTS, CONSUMER, PRODUCER, Orders, Work, ledger
+from agent.lab.programs.queue_work import BROKER_PORTS, CONSUMER, PRODUCER, Orders, OrderWork, ledger
 
 SYSTEM, QUEUE = "celery", "invoices"
 PORT, VISIBILITY_S, THREADS, MULTIPLIER = BROKER_PORTS[SYSTEM], 15, 2, 4
@@ -56,7 +56,7 @@ def consume(run: Run) -> None:
 
     os.chdir(run.directory)
     run.listen()
-    app, work = _app(), Work(run)
+    app, work = _app(), OrderWork(run)
 
     def bill(sent_ns: int, poison: bool) -> None:
         if not work(sent_ns, poison):

@@ -16,7 +16,7 @@ from typing import Any
 
 from agent.common.clocks import boot_ns
 from agent.lab.program import FAR, LabProgram, Run
-from agent.lab.programs.queue_work import BROKER_PORTS, CONSUMER, PRODUCER, Orders, Work, ledger
+from agent.lab.programs.queue_work import BROKER_PORTS, CONSUMER, PRODUCER, Orders, OrderWork, ledger
 
 SYSTEM, TOPIC, GROUP = "kafka", "events", "audit"
 PORT, PARTITIONS = BROKER_PORTS[SYSTEM], 2
@@ -100,7 +100,7 @@ def consume(run: Run) -> None:
 
     run.listen()
     _make_topic()
-    work, consumer = Work(run), Consumer(CONSUMING | {"client.id": run.program.name})
+    work, consumer = OrderWork(run), Consumer(CONSUMING | {"client.id": run.program.name})
     consumer.subscribe([TOPIC])
     while True:
         message = consumer.poll(0.5)

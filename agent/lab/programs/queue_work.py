@@ -31,7 +31,7 @@ def ledger(system: str) -> str:
     return f"{system}-ledger"
 
 
-class Work:
+class OrderWork:
     """A consumer's work. Threads of it have a connection each."""
 
     def __init__(self, run: Run) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from agent.common.clocks import boot_ns
 from agent.lab.program import FAR, LabProgram, Run
-from agent.lab.programs.queue_work import BROKER_PORTS, CONSUMER, PRODUCER, Orders, Work, ledger
+from agent.lab.programs.queue_work import BROKER_PORTS, CONSUMER, PRODUCER, Orders, OrderWork, ledger
 
 SYSTEM, QUEUE = "rabbitmq", "shipments"
 PORT, METRICS_PORT, PREFETCH = BROKER_PORTS[SYSTEM], 15692, 10
@@ -79,7 +79,7 @@ def consume(run: Run) -> None:
     import amqp
 
     run.listen()
-    work = Work(run)
+    work = OrderWork(run)
     while True:
         try:
             connection, channel = _channel()
