@@ -88,10 +88,10 @@ def add(server: Postgres, n: int, **values: str) -> None:
 
 
 def take(server: Postgres, n: int, *, finish: bool = True) -> None:
-    for _ in range(n):
-        taken = server.do(TAKE)
-        if taken and finish:
-            server.do(f"UPDATE jobs SET state = 'done' WHERE id = {taken[0][0]}")
+    taken = TAKE.replace("id = (", "id IN (").replace("LIMIT 1", f"LIMIT {n}")
+    ids = [str(one) for (one,) in server.do(taken)]
+    if ids and finish:
+        server.do(f"UPDATE jobs SET state = 'done' WHERE id IN ({', '.join(ids)})")
 
 
 def test_each_figure_is_the_tables(postgres: Postgres) -> None:
