@@ -176,12 +176,12 @@ class NatsConsumers:
         if report.server_id != self._about.server_id:  # it was started again
             self._about = read_server(self._client.get("/varz", deadline_s, login=login))
         self._cluster = self._about.cluster or report.domain
-        common = {
+        common: dict[str, object] = {
             "memory_bytes": self._about.memory_bytes,
             "clients": self._about.clients,
             "clients_limit": self._about.clients_limit,
         }
-        rows = [{**common, **row} for row in self._rows(report, from_ns, to_ns)]
+        rows: list[Row] = [{**common, **row} for row in self._rows(report, from_ns, to_ns)]
         return rows or [{**common, "status": "ok", "reason": "" if report.enabled else "JetStream is not enabled"}]
 
     def _rows(self, report: NatsReport, from_ns: int, to_ns: int) -> Iterator[Row]:
