@@ -167,7 +167,8 @@ def client(*arguments: object) -> Iterator[subprocess.Popen[str]]:
     finally:
         process.kill()
         process.wait()
-        process.stdout.close()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 class _Kept:

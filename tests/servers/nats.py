@@ -187,7 +187,8 @@ def client(*arguments: object) -> Iterator[subprocess.Popen[str]]:
     finally:
         process.kill()
         process.wait()
-        process.stdout.close()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def consume(port: str, stream: str, consumer: str, batch: str) -> None:
@@ -209,4 +210,4 @@ def publish(port: str, subject: str, per_s: str) -> None:
 
 
 if __name__ == "__main__":
-    {"consume": consume, "publish": publish}[sys.argv[1]](*sys.argv[2:])
+    (consume if sys.argv[1] == "consume" else publish)(*sys.argv[2:])

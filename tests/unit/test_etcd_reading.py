@@ -100,6 +100,7 @@ def test_metrics_of_another_form_are_refused(raw: bytes) -> None:
 
 
 def test_documents_of_another_form_are_refused() -> None:
+    wrong: Any
     for wrong in ({}, [], {**ETCD_STATUS, "raftIndex": "-1"}, {**ETCD_STATUS, "errors": 1}, {"header": None}):
         with pytest.raises(NotEtcd):
             read_status(json.dumps(wrong).encode())

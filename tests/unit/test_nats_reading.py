@@ -113,6 +113,7 @@ def test_a_count_above_what_the_stream_has_is_doubted_once_it_is_sure() -> None:
 
 
 def test_a_report_of_another_form_is_refused_as_a_whole() -> None:
+    wrong: Any
     for wrong in ({}, [], {"server_id": "A", "now": "x"}, report(num_pending=-1), report(delivered=None)):
         with pytest.raises(NotNats):
             read_report(json.dumps(wrong).encode())

@@ -176,7 +176,7 @@ class NatsConsumers:
         if report.server_id != self._about.server_id:  # it was started again
             self._about = read_server(self._client.get("/varz", deadline_s, login=login))
         self._cluster = self._about.cluster or report.domain
-        common = {
+        common: dict[str, object] = {
             "memory_bytes": self._about.memory_bytes,
             "clients": self._about.clients,
             "clients_limit": self._about.clients_limit,
