@@ -85,7 +85,7 @@ def test_what_is_a_message_is_taken() -> None:
     assert (len(message.rows), message.failures) == (0, {"a": "b"})
     long = checked(HEADER.pack(ROWS, 0) + pack([{"t_ns": 5, "system": "n" * 20}]), ["n" * 20], 4, 9)
     assert long.rows.dtype == TABLE.dtype
-    message = checked(HEADER.pack(TIMERS, 0) + timers(timers=0), "redis", 4, 9)
+    message = checked(HEADER.pack(TIMERS, 0) + timers(timers=0), ["redis"], 4, 9)
     assert (len(message.rows), message.timers["t_ns"].tolist(), message.failures) == (0, [5], None)
 
 

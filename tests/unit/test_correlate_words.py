@@ -208,6 +208,18 @@ TOLD = [
         "The redis server at 10.0.0.2:6379 lost data WHEN: orders: fail-over: at least 23 entries are gone",
     ),
     (
+        episode("redelivery", "celery queue mail", "redelivered", "", 5.0),
+        "Messages of celery queue mail were delivered again and again WHEN: redelivered ones were seen at 5 polls",
+    ),
+    (
+        episode("rebalancing", "kafka queue orders group g", "rebalances", "", 4.0, unstable_s=2.5),
+        "The partitions of kafka queue orders group g were assigned anew 4 times WHEN, 2.5 s of it without an assignment",
+    ),
+    (
+        episode("retention_near", "kafka queue orders group g", "age_s", "s", 540.0, left_s=60.0),
+        "kafka queue orders group g has unread messages that may be deleted in 60 s: the first was 9 min old WHEN",
+    ),
+    (
         episode("queue_lag", "redis queue jobs group g", "gone", "", 1.0),
         "redis queue jobs group g was deleted while clients asked for it WHEN",
     ),
