@@ -213,7 +213,10 @@ TOLD = [
     ),
     (
         episode("rebalancing", "kafka queue orders group g", "rebalances", "", 4.0, unstable_s=2.5),
-        "The partitions of kafka queue orders group g were assigned anew 4 times WHEN, 2.5 s of it without an assignment",
+        (
+            "The partitions of kafka queue orders group g were assigned anew 4 times WHEN, 2.5 s of it without an"
+            " assignment"
+        ),
     ),
     (
         episode("retention_near", "kafka queue orders group g", "age_s", "s", 540.0, left_s=60.0),
