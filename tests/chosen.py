@@ -24,6 +24,7 @@ ONLY_ALL: dict[str, str | None] = {
     "tests/kernel/test_redis_envoy.py::test_each_decision_by_the_services_own_answers": "environ0",
     "tests/kernel/test_tls_versions.py::test_handshakes_of_another_release": "bullseye",
     "tests/kernel/test_tls_versions.py::test_messages_after_the_handshake_are_none": "bullseye",
+    "tests/system/test_lab_brokers.py::test_faults_of_a_broker_have_an_impact_and_their_cause_is_found": "celery*",
     **{
         f"tests/servers/test_rabbitmq.py::test_{name}": "own*"
         for name in (
