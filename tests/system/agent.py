@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,14 @@ class Agent:
             if self.process.poll() is None:
                 os.killpg(self.process.pid, signal.SIGKILL)
                 self.process.wait()
+
+    def until(self, what: Callable[[], Any], limit_s: float = 60) -> Any:
+        """What it returns once that is true."""
+        end = time.monotonic() + limit_s * PATIENCE
+        while not (found := what()):
+            assert time.monotonic() < end, self.log()
+            time.sleep(0.5)
+        return found
 
     def log(self) -> str:
         return self.errors.read_text()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE
 from tests.servers.etcd import Etcd, client
 from tests.servers.rabbitmq import free_ports
 from tests.system.agent import Agent
@@ -27,14 +25,6 @@ def two(tmp_path: Path) -> Iterator[list[Etcd]]:
     yield clusters
     for one in clusters:
         one.end()
-
-
-def until(what: Callable[[], Any], agent: Agent) -> Any:
-    end = time.monotonic() + 40 * PATIENCE
-    while not (found := what()):
-        assert time.monotonic() < end, agent.log()
-        time.sleep(0.5)
-    return found
 
 
 def test_a_stopped_copier_is_a_finding_that_names_it(start: Callable[..., Agent], two: list[Etcd]) -> None:
@@ -56,7 +46,7 @@ def test_a_stopped_copier_is_a_finding_that_names_it(start: Callable[..., Agent]
         def lag() -> list[dict[str, Any]]:
             return [row for row in agent.json("findings")["rows"] if row["symptom"] == "queue_lag"]
 
-        (finding, *_) = until(lag, agent)
+        (finding, *_) = agent.until(lag)
         assert (finding["cause"], finding["culprit_pid"]) == ("process_stopped", copier.pid), finding
         with urllib.request.urlopen(f"http://127.0.0.1:{page}/metrics", timeout=20) as answer:
             lines = answer.read().decode().splitlines()

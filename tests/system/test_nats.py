@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE
 from tests.servers.nats import Nats, client
 from tests.servers.rabbitmq import free_ports
 from tests.system.agent import Agent
@@ -26,14 +24,6 @@ def nats(tmp_path: Path) -> Iterator[Nats]:
     server = Nats(tmp_path)
     yield server
     server.end()
-
-
-def until(what: Callable[[], Any], agent: Agent) -> Any:
-    end = time.monotonic() + 40 * PATIENCE
-    while not (found := what()):
-        assert time.monotonic() < end, agent.log()
-        time.sleep(0.5)
-    return found
 
 
 def test_a_stopped_consumer_is_a_finding_that_names_it(start: Callable[..., Agent], nats: Nats) -> None:
@@ -60,7 +50,7 @@ def test_a_stopped_consumer_is_a_finding_that_names_it(start: Callable[..., Agen
         def lag() -> list[dict[str, Any]]:
             return [row for row in agent.json("findings")["rows"] if row["symptom"] == "queue_lag"]
 
-        (finding, *_) = until(lag, agent)
+        (finding, *_) = agent.until(lag)
         assert (finding["cause"], finding["culprit_pid"]) == ("process_stopped", consumer.pid), finding
         with urllib.request.urlopen(f"http://127.0.0.1:{page}/metrics", timeout=20) as answer:
             lines = answer.read().decode().splitlines()

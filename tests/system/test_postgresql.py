@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE
 from tests.servers.postgresql import QUERY, TABLE, Postgres, client
 from tests.servers.rabbitmq import free_ports
 from tests.system.agent import Agent
@@ -28,14 +26,6 @@ def postgres() -> Iterator[Postgres]:
     server.end()
 
 
-def until(what: Callable[[], Any], agent: Agent) -> Any:
-    end = time.monotonic() + 60 * PATIENCE
-    while not (found := what()):
-        assert time.monotonic() < end, agent.log()
-        time.sleep(0.5)
-    return found
-
-
 def test_a_stopped_worker_is_a_finding_that_names_it(start: Callable[..., Agent], postgres: Postgres) -> None:
     (page,) = free_ports(1)
     query = " ".join(QUERY.split())
@@ -49,14 +39,14 @@ def test_a_stopped_worker_is_a_finding_that_names_it(start: Callable[..., Agent]
             rows = [row for row in agent.json("queues")["rows"] if row["system"] == "postgresql"]
             return next((row for row in rows if row["status"] == "stalled"), None)
 
-        queue = until(stalled, agent)
+        queue = agent.until(stalled)
         assert (queue["queue"], queue["peer"]) == ("mail", f"127.0.0.1:{postgres.port}")
         assert queue["length"] > 100
 
         def lag() -> list[dict[str, Any]]:
             return [row for row in agent.json("findings")["rows"] if row["symptom"] == "queue_lag"]
 
-        (finding, *_) = until(lag, agent)
+        (finding, *_) = agent.until(lag)
         assert (finding["cause"], finding["culprit_pid"]) == ("process_stopped", worker.pid), finding
         with urllib.request.urlopen(f"http://127.0.0.1:{page}/metrics", timeout=20) as answer:
             lines = answer.read().decode().splitlines()

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.patience import PATIENCE
 from tests.servers.rabbitmq import Rabbit, client, free_ports
 from tests.system.agent import Agent
 
@@ -25,14 +24,6 @@ def rabbit(tmp_path: Path) -> Iterator[Rabbit]:
     server = Rabbit(tmp_path)
     yield server
     server.end()
-
-
-def until(what: Callable[[], Any], agent: Agent) -> Any:
-    end = time.monotonic() + 40 * PATIENCE
-    while not (found := what()):
-        assert time.monotonic() < end, agent.log()
-        time.sleep(0.5)
-    return found
 
 
 def test_a_stopped_consumer_is_a_finding_that_names_it(start: Callable[..., Agent], rabbit: Rabbit) -> None:
@@ -53,7 +44,7 @@ def test_a_stopped_consumer_is_a_finding_that_names_it(start: Callable[..., Agen
         def lag() -> list[dict[str, Any]]:
             return [row for row in agent.json("findings")["rows"] if row["symptom"] == "queue_lag"]
 
-        (finding, *_) = until(lag, agent)
+        (finding, *_) = agent.until(lag)
         assert (finding["cause"], finding["culprit_pid"]) == ("process_stopped", consumer.pid), finding
         with urllib.request.urlopen(f"http://127.0.0.1:{page}/metrics", timeout=20) as answer:
             lines = answer.read().decode().splitlines()
