@@ -24,6 +24,7 @@ app.conf.update(
     task_default_queue_type="quorum",
     worker_prefetch_multiplier=2,
     broker_connection_retry_on_startup=True,
+    broker_transport_options={"confirm_publish": True},
 )
 
 
