@@ -12,13 +12,13 @@ from agent.kernel.steps import Steps, Wait, at_once
 
 class LocalAttacher:
     """``open_proc`` and ``attach_uprobe`` as the helper has them; ``close`` detaches what the caller has not closed
-    itself.
+    itself. The caller may still close the descriptors: until then they are /dev/null.
     """
 
     took_s, alive, silent, busy = 0.0, True, False, False
 
     def __init__(self) -> None:
-        self._links: list[int] = []
+        self._links: dict[int, str] = {}
 
     def fds(self) -> list[int]:
         return []
@@ -52,7 +52,7 @@ class LocalAttacher:
     ) -> list[int]:
         """Attaches for all processes; closing what is returned detaches. Raises OSError."""
         links = attaching.attach_uprobe(program_fd, file_fd, list(offsets), ret, pid)
-        self._links += links
+        self._links |= {fd: information(fd) for fd in links}
         return links
 
     def attach_raw_tracepoints(self, program_fds: list[int], names: list[str]) -> list[int]:
@@ -60,8 +60,16 @@ class LocalAttacher:
         return attaching.attach_raw_tracepoints(program_fds, [name.encode() for name in names])
 
     def close(self) -> None:
-        for fd in self._links:
-            link = Path(f"/proc/self/fd/{fd}")
-            if link.is_symlink() and os.readlink(link) in ("anon_inode:[perf_event]", "anon_inode:bpf_link"):
-                os.close(fd)
+        with open(os.devnull) as null:
+            for fd, known in self._links.items():
+                if information(fd) == known:  # else the caller closed it, and the number may be another's
+                    os.dup2(null.fileno(), fd, inheritable=False)
         self._links.clear()
+
+
+def information(fd: int) -> str:
+    """What the kernel says of an open descriptor: a link's number is in it. Empty if it is not open."""
+    try:
+        return Path(f"/proc/self/fdinfo/{fd}").read_text()
+    except OSError:
+        return ""

@@ -70,7 +70,7 @@ def until(queue: Queue, name: str, what: Callable[[Any], bool], limit_s: float =
         row = row_of(rows, name)
         if row is not None and what(row):
             return row
-        assert time.monotonic() < end, [dict(zip(rows.dtype.names, r)) for r in rows.tolist()]
+        assert time.monotonic() < end, rows
         time.sleep(0.5)
 
 
