@@ -192,7 +192,7 @@ class Datagrams(Inlet):
         headers, control = self._headers[:n], self._control[:n]
         stamps, credentials = control[:, 0], control[:, 1]  # in the order of unix_dgram_recvmsg (net/unix/af_unix.c)
         sent_by = credentials["kind"] == _SENT_BY_KIND
-        uids: list[int] = np.where(sent_by, credentials["uid"], NULL_I64).tolist()
+        uids: list[int] = np.where(sent_by, credentials["uid"].astype(np.int64), NULL_I64).tolist()
         counts = Counter({its_uid: uids.count(its_uid) for its_uid in unparsed})
         if counts.total() == n:
             return [], counts
