@@ -252,6 +252,7 @@ def _assemble(
     from agent.limiters import intake as intake_room
     from agent.probes.syscalls import WatchedProcesses
     from agent.queues import catalogue
+    from agent.queues.message_reports import MessageReports
     from agent.queues.poller_process import BrokerPoller
     from agent.queues.timer_effect import Timers
     from agent.resources.resource_source import Resources
@@ -276,7 +277,12 @@ def _assemble(
     sources, clock, targets = _kernel_sources(config, loaded, kernel, helper, parts, analyzers)
     answers: dict[str, control.Answer] = {}
     server = control.Control(control_socket, answers)
-    intake = intake_room.Intake(*intake_sockets, keys=config.limiters.intake_keys, names=config.limiters.limiter_names)
+    intake = intake_room.Intake(
+        *intake_sockets,
+        keys=config.limiters.intake_keys,
+        names=config.limiters.limiter_names,
+        messages=MessageReports(),
+    )
     notices, queues = NoticeSource(watch, hook), _queues(config.queues.poll_s, loaded, older)
     daemons = _time_daemons(config.ntp, history)
     configured, poll_s = config.queues.brokers, config.queues.poll_s

@@ -47,7 +47,7 @@ class RedisUrl:
     the primaries of a Redis Cluster. addresses: all of them; the user and password are those of the servers,
     ``?sentinel_password=`` (and ``sentinel_user``) those of the Sentinels. queues: (option, name) of lists and sorted
     sets that are queues, ``?rq=default,mails``. expiring: (option, key or pattern) of keys with an expiry,
-    ``?locks=lock:*``.
+    ``?locks=lock:*``. message: fields of a stream's entries with their id, and their number, ``?id=order&seq=n``.
     """
 
     host: str = ""
@@ -60,6 +60,7 @@ class RedisUrl:
     streams: tuple[str, ...] = ()
     queues: tuple[tuple[str, str], ...] = ()
     expiring: tuple[tuple[str, str], ...] = ()
+    message: tuple[str, str] = ("", "")
     kind: str = ""
     service: str = ""
     addresses: tuple[tuple[str, int], ...] = ()
@@ -87,7 +88,7 @@ class RedisUrl:
             if scheme not in ("redis", "rediss", "unix") or kind not in _KINDS or (kind and scheme == "unix"):
                 raise _BadReply(f"it begins with {parts.scheme}:" if parts.scheme else "it names no scheme")
             sentinels = _SENTINELS if kind == "sentinel" else ()
-            unknown = set(query) - {"streams", "db", *DECLARED, *EXPIRING, *sentinels}
+            unknown = set(query) - {"streams", "db", "id", "seq", *DECLARED, *EXPIRING, *sentinels}
             if unknown:
                 raise _BadReply(f"unknown option {min(unknown)!r}")
             queues = tuple((kind, name) for kind in DECLARED for name in _names(query, kind))
@@ -96,6 +97,9 @@ class RedisUrl:
                 raise _BadReply("only streams of a cluster are watched")
             if expiring and kind:
                 raise _BadReply("keys with an expiry are watched on servers that are named: no Sentinel, no Cluster")
+            message = query.get("id", [""])[0], query.get("seq", [""])[0]
+            if message[1] and not message[0]:
+                raise _BadReply("seq needs id: the field with the id of a message")
             if parts.scheme == "unix" and not parts.path:
                 raise _BadReply("no socket path")
             service, _, below = parts.path.strip("/").partition("/") if kind == "sentinel" else ("", "", parts.path)
@@ -119,6 +123,7 @@ class RedisUrl:
                 streams=tuple(_names(query, "streams")),
                 queues=queues,
                 expiring=expiring,
+                message=message,
             )
         except ValueError as error:
             raise AgentError(

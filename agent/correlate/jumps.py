@@ -155,6 +155,7 @@ def rules(cause: str) -> dict[str, Rule]:
         "refusals": after(cause, lambda _: 10e6),
         "decision_latency": risen,
         "queue_lag": risen,
+        "duplicates": after(cause, lambda _: 1e9),
         "clock_disagreement": unknown_to(cause),
     }
 

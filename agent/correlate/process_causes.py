@@ -214,6 +214,18 @@ def consumers(episode: Episode, view: View) -> list[ScoredEvent]:
     ]
 
 
+def had_first(episode: Episode, view: View) -> list[ScoredEvent]:
+    """For the consumer that had a message first: it ended or was stopped before it acknowledged it."""
+    pid = int(episode.facts.get("first_pid", 0))
+    if not pid:
+        return []
+    lead_ns = _LEAD_NS + min(int(episode.facts.get("repeated_s", 0.0) * SECOND), _BEFORE_NS)
+    return [
+        replace(one, score=one.score * LESS) if one.termination.orderly else one
+        for one in _during(episode, view, {pid}, SECOND, _SURE, lead_ns)
+    ]
+
+
 def _servers(raw: bytes, episode: Episode, view: View) -> list[tuple[str, int]]:
     """The current and earlier servers of a peer for the episode's process; the latest first."""
     netns = view.netns(episode, raw)
@@ -272,6 +284,7 @@ IMPACTED: dict[str, Rule] = {
     "queue_lag": consumers,
     "rebalancing": consumers,
     "redelivery": consumers,
+    "duplicates": had_first,
     "accept_overflow": own,
     "service_latency": answering,
     "blocked_time": stopped,

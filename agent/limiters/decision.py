@@ -34,7 +34,7 @@ _COMMAS = bytes(byte in b",[{" for byte in range(256))
 #: Shorter messages take less time to parse than to check.
 _SHORT_BYTES = 256
 #: More than a program can have dropped between two messages.
-_MOST_DROPPED = 1 << 31
+MOST_DROPPED = 1 << 31
 #: Keys whose hash is kept, and their length.
 _KEPT, _KEPT_LENGTH = 4096, 64
 _salt = b""
@@ -108,7 +108,7 @@ class Decoder:
                 columns[name] = values
             elif name == "key" and _all(values, str, int):
                 columns[name] = [self._key(str(value)) for value in values]
-            elif name == "dropped" and _all(values, int) and _within(values, 0, _MOST_DROPPED):
+            elif name == "dropped" and _all(values, int) and _within(values, 0, MOST_DROPPED):
                 dropped = sum(values)
             elif name in _READ or name == "unlimited":
                 return None
@@ -146,7 +146,7 @@ class Decoder:
                     raise Malformed(name)
                 values[name] = _text(value, NAMES[name])
             elif name == "dropped":
-                dropped = int(_number(value, most=_MOST_DROPPED))
+                dropped = int(_number(value, most=MOST_DROPPED))
         return values, dropped
 
 

@@ -14,6 +14,9 @@ A full queue blocks a blocking sender, and gives a non-blocking one EAGAIN (unix
 Senders must not block: deploy/examples/report.py. The number of datagrams that fit is fixed when the socket is created.
 
 A decision's time is when it was sent, however late the agent reads it.
+
+An object with a ``message`` and without a ``limiter`` is no decision: a consumer reports a message of a queue
+(``Messages``).
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -36,7 +39,18 @@ from agent.common.copies import pick, together
 from agent.common.fairness import UpperBound
 from agent.contracts import Due, Finishing, Pending, Stating, Waking
 from agent.limiters.arrival import stamp
-from agent.limiters.decision import FLOATS, IDS, INTEGERS, NAMES, TABLE, Columns, Decoder, Malformed, use_salt
+from agent.limiters.decision import (
+    FLOATS,
+    IDS,
+    INTEGERS,
+    MOST_DROPPED,
+    NAMES,
+    TABLE,
+    Columns,
+    Decoder,
+    Malformed,
+    use_salt,
+)
 from agent.limiters.naming import Names
 from agent.limiters.senders import CONNECTIONS, Message, Senders
 from agent.limiters.settings import read_salt
@@ -60,6 +74,7 @@ REASONS = {
     "refused": "connections refused, since their user had its share of the places",
     "unlooked": "decisions whose thread is not known, since there was no time to look for it",
     "no_descriptor": "times no connection could be taken for want of descriptors",
+    "unchecked": "messages of queues not checked for duplicates, since users or queues had no place left",
     "unparsed": "messages not parsed, since their user was over the budget for malformed ones",
 }
 #: Messages that the busiest sender may have in flight at the next read (its SO_SNDBUF holds 166 datagrams of 1 KB), and
@@ -69,7 +84,7 @@ _MODE = 0o666
 _QLEN_SYSCTL = Path("/proc/sys/net/unix/max_dgram_qlen")
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _IDENTITY_NS = 1_000_000_000
-_LOSS_INTERVAL_NS = 1_000_000_000
+_LOSS_INTERVAL_NS = MESSAGES_NS = 1_000_000_000
 #: ``source`` of the ``loss`` rows: invalid messages, decisions that senders dropped, messages lost with closed
 #: connections. Messages that were not parsed have their user: ``intake uid N``.
 _MALFORMED, _DROPPED, _UNREAD = "intake", "intake senders", "intake connections"
@@ -98,6 +113,18 @@ class Identity(NamedTuple):
     start_ns: int
     comm: bytes
     ahead_ns: int
+
+
+class Messages(Protocol):
+    """Takes the messages that consumers report (agent/queues/message_reports.py)."""
+
+    unchecked: int
+
+    def add(self, members: dict[str, Any], consumer: tuple[int, int, bytes], uid: int, t_ns: int) -> None:
+        """consumer: pid, start, command name. Raises ValueError for an invalid report."""
+
+    def batches(self, now_ns: int, interval_ns: int) -> Iterator[Batch]:
+        """Rows, if messages came for this long."""
 
 
 _NOBODY = Identity(NULL_I64, b"", NULL_I64)
@@ -173,7 +200,9 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
         keys: str = "hashed",
         max_messages: int = 512,
         names: Mapping[str, object] | None = None,
+        messages: Messages | None = None,
     ) -> None:
+        self._messages = messages
         self.senders = Senders(datagrams, *listeners)
         self._max_messages, self._decoder = max_messages, Decoder(keys, Names(names).called)
         self._identities: dict[int, tuple[int, Identity]] = {}
@@ -214,6 +243,8 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
     def drain(self, now_ns: int) -> Iterator[Batch]:
         self._receive(now_ns)
         yield from self._parse()
+        if self._messages is not None:
+            yield from self._messages.batches(now_ns, MESSAGES_NS)
         yield from self._loss(now_ns, _LOSS_INTERVAL_NS)
 
     def finish(self, now_ns: int, wait: Callable[[float], None]) -> Iterator[Batch]:
@@ -226,6 +257,8 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
             self._read()
             yield from self._parse()
         yield from self._parse()
+        if self._messages is not None:
+            yield from self._messages.batches(now_ns, 0)
         yield from self._loss(time.clock_gettime_ns(time.CLOCK_BOOTTIME), 0)
 
     def _receive(self, now_ns: int) -> None:
@@ -266,6 +299,9 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
                 if not message.whole:
                     raise Malformed("too long")
                 members = self._decoder.read(message.data)
+                if self._messages is not None and "message" in members and "limiter" not in members:
+                    self._report(self._messages, message, members)
+                    continue
                 alike.setdefault(tuple(members), []).append((message, members))
             except (ValueError, RecursionError):
                 self._malformed(message, began_ns)
@@ -278,6 +314,19 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
             rows = pick(rows, np.argsort([place[id(message)] for messages, _ in parts for message in messages]))
         if len(rows):
             yield Batch(TABLE.name, rows)
+
+    def _report(self, messages: Messages, message: Message, members: dict[str, Any]) -> None:
+        """A message of a queue. Raises ValueError."""
+        dropped = members.get("dropped", 0)
+        if type(dropped) is not int or not 0 <= dropped < MOST_DROPPED:
+            raise Malformed("dropped")
+        at_ns = members.get("t_ns", message.sent_ns)
+        if type(at_ns) is not int:
+            raise Malformed("t_ns")
+        at_ns = self._when(at_ns, message) if "t_ns" in members else at_ns
+        who = self._identity(message.pid, message.sent_ns)
+        messages.add(members, (message.pid, who.start_ns, who.comm), message.uid, at_ns)
+        self._lost[_DROPPED] += dropped
 
     def _columns(self, some: list[tuple[Message, dict[str, Any]]]) -> tuple[list[Message], Columns]:
         """Decisions with the same members, without those that are malformed."""
@@ -349,7 +398,8 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
 
     def state(self) -> dict[str, int]:
         """For ``status``."""
-        return {**self.senders.state(), **self.losses(), "unlooked": self._threads.skipped_reads}
+        more = {} if self._messages is None else {"unchecked": self._messages.unchecked}
+        return {**self.senders.state(), **self.losses(), "unlooked": self._threads.skipped_reads, **more}
 
     def close(self) -> None:
         self.senders.close()

@@ -9,6 +9,7 @@ from math import isnan
 from typing import TYPE_CHECKING, Any
 
 from agent.common.clocks import boot_ns
+from agent.queues.order import OrderedQueue
 from agent.queues.status import Progress, Sample
 from agent.queues.timers import TimedQueue, rows
 
@@ -52,6 +53,12 @@ class Judged:
         """Rows of ``timer_effect`` without a jump (agent/queues/timers.py), as of the last poll; none if it failed."""
         found = self._queue.timers() if isinstance(self._queue, TimedQueue) else None
         return [*rows(self._system, self._cluster, found, self.polled_ns)] if found is not None else []
+
+    def order(self) -> list[Row]:
+        """Rows of ``message_order``: what the last poll read of the queues' messages."""
+        found = self._queue.order() if isinstance(self._queue, OrderedQueue) else []
+        common = {"system": self._system, "cluster": self._cluster, "t_ns": self.polled_ns, "source": "sample"}
+        return [{**common, **row} for row in found]
 
     def close(self) -> None:
         self._queue.close()

@@ -1,23 +1,21 @@
-"""Packs rows of ``queue_lag`` and ``timer_effect`` in the brokers' process, which has no numpy."""
+"""Packs rows in the brokers' process, which has no numpy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from agent.common.packing import Packer
 from agent.queues.catalogue import Row
 from agent.tables import TABLES
 
-TABLE, TIMER_TABLE = TABLES["queue_lag"], TABLES["timer_effect"]
-_PACKER, _TIMER_PACKER = Packer(TABLE), Packer(TIMER_TABLE)
-ROW_BYTES, TIMER_BYTES = _PACKER.row_bytes, _TIMER_PACKER.row_bytes
+TABLE = TABLES["queue_lag"]
+#: The tables whose rows a broker process sends, in the order of their numbers in its messages.
+SENT = (TABLE, TABLES["timer_effect"], TABLES["message_order"])
+_PACKERS = {table.name: Packer(table) for table in SENT}
+#: Of a row, by table.
+ROW_BYTES: Mapping[str, int] = {name: packer.row_bytes for name, packer in _PACKERS.items()}
 
 
-def pack(rows: Iterable[Row]) -> bytes:
+def pack(rows: Iterable[Row], table: str = TABLE.name) -> bytes:
     """As ``Packer.pack``."""
-    return _PACKER.pack(rows)
-
-
-def pack_timers(rows: Iterable[Row]) -> bytes:
-    """As ``Packer.pack``."""
-    return _TIMER_PACKER.pack(rows)
+    return _PACKERS[table].pack(rows)

@@ -23,6 +23,7 @@ from agent.posix.supervisor import SILENT_S, Restarts, Supervised, spawn_with_se
 from agent.queues.catalogue import broker
 from agent.queues.packing import TABLE
 from agent.queues.received import MOST_BYTES, MalformedMessage, checked
+from agent.queues.timer_effect import TABLE as TIMERS
 from agent.queues.timer_effect import Timers
 
 #: Messages per drain; the rest waits for the next one.
@@ -89,7 +90,7 @@ class BrokerPoller(Failing, Owning, Pending):
         self.process.close()
 
     def _received(self, source: socket.socket, now_ns: int) -> Iterator[Batch]:
-        pieces = []
+        pieces = dict[str, list[np.ndarray]]()
         dropped = 0
         try:
             for _ in range(_AT_ONCE):
@@ -102,18 +103,18 @@ class BrokerPoller(Failing, Owning, Pending):
                 dropped += message.dropped
                 if message.failures is not None:
                     self._failed(message.failures)
-                elif len(message.timers):
-                    self._due(message.timers)
+                elif message.table == TIMERS.name:
+                    self._due(message.rows)
                 else:
-                    pieces.append(message.rows)
+                    pieces.setdefault(message.table, []).append(message.rows)
         except MalformedMessage as error:
             self.process.fail(f"sent a malformed message: {error}")
         except (BlockingIOError, ConnectionResetError):  # data sent before a reset is still read first
             pass
         if dropped:
             yield losses("intake", Loss(self.name, dropped, t_ns=now_ns))
-        if pieces:
-            yield Batch(TABLE.name, np.concatenate(pieces))
+        for table, some in pieces.items():
+            yield Batch(table, np.concatenate(some))
 
     def _failed(self, failures: dict[str, str]) -> None:
         failures = {printable(name): printable(why) for name, why in failures.items()}

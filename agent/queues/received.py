@@ -10,17 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.common.table import Table
-from agent.queues.packing import TABLE, TIMER_TABLE
-from agent.queues.worker import (
-    ALIVE,
-    HEADER,
-    MOST_FAILURES,
-    PIECE_BYTES,
-    REASON_CHARACTERS,
-    ROWS,
-    TIMER_PIECE_BYTES,
-    TIMERS,
-)
+from agent.queues.packing import ROW_BYTES, SENT, TABLE
+from agent.queues.worker import ALIVE, HEADER, MOST_FAILURES, PIECE_ROWS, REASON_CHARACTERS
 
 #: Of a message.
 MOST_BYTES = 1 << 18
@@ -32,14 +23,14 @@ class MalformedMessage(ValueError):
 
 
 class Report(NamedTuple):
-    """rows: of ``queue_lag``; failures: name -> reason, None if the message has rows or timers; dropped: rows since the
-    previous message; timers: rows of ``timer_effect``.
+    """rows: of ``table``; failures: name -> reason, None if the message has rows; dropped: rows since the previous
+    message.
     """
 
+    table: str
     rows: npt.NDArray[np.void]
     failures: dict[str, str] | None
     dropped: int
-    timers: npt.NDArray[np.void]
 
 
 def checked(data: bytes, systems: Collection[str], from_ns: int, now_ns: int) -> Report:
@@ -52,21 +43,16 @@ def checked(data: bytes, systems: Collection[str], from_ns: int, now_ns: int) ->
     if dropped > _MOST_DROPPED:
         raise MalformedMessage(f"{dropped} rows dropped")
     body = data[HEADER.size :]
-    none, no_timers = TABLE.empty(0), TIMER_TABLE.empty(0)
-    if kind == ROWS:
-        return Report(_rows(TABLE, PIECE_BYTES, body, systems, from_ns, now_ns), None, dropped, no_timers)
     if kind == ALIVE:
-        return Report(none, _failures(body), dropped, no_timers)
-    if kind == TIMERS:
-        timers = _rows(TIMER_TABLE, TIMER_PIECE_BYTES, body, systems, from_ns, now_ns)
-        return Report(none, None, dropped, timers)
+        return Report(TABLE.name, TABLE.empty(0), _failures(body), dropped)
+    if kind < len(SENT):
+        return Report(SENT[kind].name, _rows(SENT[kind], body, systems, from_ns, now_ns), None, dropped)
     raise MalformedMessage(f"kind {kind}")
 
 
-def _rows(
-    table: Table, most: int, body: bytes, systems: Collection[str], from_ns: int, now_ns: int
-) -> npt.NDArray[np.void]:
-    if not body or len(body) > most or len(body) % table.dtype.itemsize:
+def _rows(table: Table, body: bytes, systems: Collection[str], from_ns: int, now_ns: int) -> npt.NDArray[np.void]:
+    size = ROW_BYTES[table.name]
+    if not body or len(body) > PIECE_ROWS * size or len(body) % size:
         raise MalformedMessage(f"{len(body)} bytes of rows")
     rows: npt.NDArray[np.void] = np.frombuffer(body, table.dtype)
     if not ((rows["t_ns"] > from_ns) & (rows["t_ns"] <= now_ns)).all():

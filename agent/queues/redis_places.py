@@ -5,7 +5,7 @@ server answers: what is known of it is kept, and its rows have the cluster of th
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from binascii import crc_hqx
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
 from agent.common.resp import RedisDown, RedisUrl, RespClient
 from agent.queues.catalogue import Row
+from agent.queues.order import OrderedQueue
 from agent.queues.redis_scan import is_pattern
 
 #: The place is asked for so often, and at once when a server does not answer, or is no primary.
@@ -40,6 +41,8 @@ class OneServer(Protocol):
     def use(self, url: RedisUrl) -> None: ...
 
     def poll(self) -> list[Row]: ...
+
+    def order(self) -> list[Row]: ...
 
     def close(self) -> None: ...
 
@@ -100,7 +103,7 @@ class _Asking:
         self.places = [*(one for one in self.places if one != place), place]
 
 
-class _Places(ABC):
+class _Places(OrderedQueue):
     """Polls the servers on which the data are now. ``_doubt``: they are to be found at the next poll. name: of the
     source; by default that of Redis Streams.
     """
@@ -125,6 +128,17 @@ class _Places(ABC):
     @abstractmethod
     def _find(self) -> None:
         """Finds the servers. Raises RedisDown, and any of ``_ODD``."""
+
+    def order(self) -> list[Row]:
+        return [row for one in self._servers() for row in one.order()]
+
+    def close(self) -> None:
+        for one in self._servers():
+            one.close()
+
+    @abstractmethod
+    def _servers(self) -> list[Any]:
+        """Those that are polled: each a ``OneServer``."""
 
     @abstractmethod
     def _known(self) -> bool:
@@ -157,9 +171,8 @@ class SentinelStreams(_Places):
         self._doubt = self._streams.role != "primary"
         return rows
 
-    def close(self) -> None:
-        if self._streams is not None:
-            self._streams.close()
+    def _servers(self) -> list[Any]:
+        return [self._streams] if self._streams is not None else []
 
     def _known(self) -> bool:
         return self._streams is not None
@@ -201,9 +214,8 @@ class ClusterStreams(_Places):
             rows.append({"reason": f"more than {MAX_SHARDS} primaries: {self._left_out} are not watched"})
         return rows
 
-    def close(self) -> None:
-        for _, streams in self._shards.values():
-            streams.close()
+    def _servers(self) -> list[Any]:
+        return [streams for _, streams in self._shards.values()]
 
     def _known(self) -> bool:
         return bool(self._shards)

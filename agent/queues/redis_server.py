@@ -9,6 +9,7 @@ from agent.common.address import peer_bytes
 from agent.common.clocks import boot_ns
 from agent.common.resp import RedisDown, RedisUrl, RespClient
 from agent.queues.catalogue import Row
+from agent.queues.order import OrderedQueue
 from agent.queues.redis_info import Counters
 from agent.queues.timers import QueueTimer, ServerTimers, TimedQueue, on_this_host
 
@@ -18,7 +19,7 @@ LOGIN_RETRY_NS = 10_000_000_000  # a refused login is not repeated at each poll:
 _ODD = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
 
 
-class RedisServer(TimedQueue):
+class RedisServer(TimedQueue, OrderedQueue):
     """One Redis server. ``poll`` returns the rows of the subclass, or ``down`` rows if the server does not answer."""
 
     def __init__(self, name: str, url: RedisUrl, timeout_s: float) -> None:
@@ -28,10 +29,11 @@ class RedisServer(TimedQueue):
         self._not_before_ns, self._refusal = 0, ""
         self.role: object = None  # as of the last poll
         self._due: list[QueueTimer] | None = None  # as of the last poll, if the subclass has timers
+        self._ordered: list[Row] = []  # rows of ``message_order`` of the last poll
 
     def poll(self) -> list[Row]:
         """Raises nothing, whatever the server answers."""
-        started_ns, self.role, self._due = boot_ns(), None, None
+        started_ns, self.role, self._due, self._ordered = boot_ns(), None, None, []
         try:
             if started_ns < self._not_before_ns:
                 raise RedisDown(self._refusal, failure="login")
@@ -46,6 +48,9 @@ class RedisServer(TimedQueue):
             rows = self._down(f"its answer cannot be read ({type(error).__name__})")
         peer = None if self._client.peer is None else peer_bytes(*self._client.peer)
         return [{**row, "peer": peer} for row in rows]
+
+    def order(self) -> list[Row]:
+        return self._ordered
 
     def timers(self) -> ServerTimers | None:
         if self._due is None:

@@ -26,15 +26,15 @@ from agent.posix import privilege
 from agent.posix.stacks import limit_stacks
 from agent.queues.catalogue import Row, broker
 from agent.queues.judged import Judged
-from agent.queues.packing import ROW_BYTES, TIMER_BYTES, pack, pack_timers
+from agent.queues.packing import ROW_BYTES, SENT, TABLE, pack
 from agent.queues.rounds import Rounds
 
-#: Kind of the payload (rows; as a heartbeat the failures that are errors of our own, as JSON; or timers), and the
-#: number of rows dropped since the previous message.
+#: Kind of the payload (rows of the table with that number in ``SENT``; or as a heartbeat the failures that are errors
+#: of our own, as JSON), and the number of rows dropped since the previous message.
 HEADER = struct.Struct("<BQ")
-ROWS, ALIVE, TIMERS = range(3)
-#: A message fits well into a socket's default buffer.
-PIECE_BYTES, TIMER_PIECE_BYTES = 64 * ROW_BYTES, 64 * TIMER_BYTES
+ALIVE = 255
+#: Of a message, which fits well into a socket's default buffer.
+PIECE_ROWS = 64
 #: Of writable memory of the process, including its threads' stacks. Allocations beyond fail, and with them that poll.
 BUDGET_BYTES = 256 << 20
 #: For docs/limits.md.
@@ -59,18 +59,17 @@ _PAUSES = 16
 MOST_FAILURES, REASON_CHARACTERS = 16, 200
 
 
-Answer = tuple[list[Row], list[Row]]  #: of ``queue_lag`` and ``timer_effect``
+Answer = tuple[list[Row], ...]  #: of the tables in ``SENT``
 
 
 class _Polled:
-    """A queue with its timers."""
+    """A queue with its timers, and its messages' order."""
 
     def __init__(self, queue: Judged) -> None:
         self.name, self._queue, self.close = queue.name, queue, queue.close
 
     def poll(self) -> Answer:
-        found = self._queue.poll()
-        return found, self._queue.timers()
+        return self._queue.poll(), self._queue.timers(), self._queue.order()
 
 
 class Worker:
@@ -105,16 +104,14 @@ class Worker:
             return []
 
     def _take(self, answer: Answer, asked_s: float) -> None:
-        rows, timers = answer
         if self._stood_still(asked_s):  # the rows would show this process's pause, not the server's latency
             with self._lock:
-                self._dropped += len(rows)
+                self._dropped += len(answer[0])
             return
-        data, due = pack(rows), pack_timers(timers)
-        for at in range(0, len(data), PIECE_BYTES):
-            self._send(ROWS, data[at : at + PIECE_BYTES])
-        for at in range(0, len(due), TIMER_PIECE_BYTES):
-            self._send(TIMERS, due[at : at + TIMER_PIECE_BYTES])
+        for kind, (table, rows) in enumerate(zip(SENT, answer, strict=True)):
+            data, most = pack(rows, table.name), PIECE_ROWS * ROW_BYTES[table.name]
+            for at in range(0, len(data), most):
+                self._send(kind, data[at : at + most])
 
     def _stood_still(self, since_s: float) -> bool:
         """Whether this process could not run for most of the time since then."""
@@ -139,7 +136,7 @@ class Worker:
             except (BrokenPipeError, ConnectionResetError):
                 os._exit(0)  # the agent has ended
             except OSError:  # it does not read, or the kernel has no memory for this
-                self._dropped += len(data) // ROW_BYTES if kind == ROWS else 0
+                self._dropped += len(data) // ROW_BYTES[TABLE.name] if SENT[kind : kind + 1] == (TABLE,) else 0
 
 
 def main() -> None:

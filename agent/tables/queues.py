@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent.columns import boolean, enum, f64, i64, peer, text
-from agent.tables.shared import PROC, SOCK, table
+from agent.tables.shared import INTERVAL, PROC, SOCK, table
 
 DECLARED = (
     table(
@@ -126,6 +126,39 @@ DECLARED = (
             " most 10 messages of each priority)",
         ),
         measure="lag_messages",
+    ),
+    table(
+        "message_order",
+        "messages that a consumer reported, or that were read from a queue, in an interval: how many came twice or out"
+        " of order (docs/queues-order.md)",
+        *PROC,
+        text("system", 16, "messaging system", "messaging.system"),
+        text("cluster", 64, "as in queue_lag; empty: not reported"),
+        text("destination", 64, "stream, topic or queue", "messaging.destination.name"),
+        text("partition", 16, "partition", "messaging.destination.partition.id"),
+        text("consumer_group", 64, "consumer group", "messaging.consumer.group.name"),
+        enum(
+            "source",
+            "consumer sample",
+            "consumer: reported to the intake by the process; sample: read from the queue, as it was produced",
+        ),
+        INTERVAL,
+        i64("messages", "messages"),
+        i64("duplicates", "messages whose id came before, within the ids that are remembered"),
+        i64(
+            "out_of_order",
+            "other messages whose number is below one that came before, from the same producer to the same consumer"
+            " (RFC 4737)",
+        ),
+        i64("unread", "sample: messages that were not read, for the bound of a poll"),
+        text("duplicate_id", 64, "id of the first of the duplicates"),
+        f64("repeated_s", "time between its first arrival and this one", "s"),
+        i64("first_pid", "process that had it first"),
+        i64("first_proc_start_ns", "start of that process, CLOCK_BOOTTIME", "ns"),
+        text("first_comm", 16, "command name of that process"),
+        text("out_of_order_id", 64, "id of the message that was furthest out of order"),
+        i64("behind", "by how much its number was below the highest one"),
+        measure="duplicates",
     ),
     table(
         "socket_queue",

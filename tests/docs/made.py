@@ -11,8 +11,9 @@ from importlib import import_module
 import click
 
 from agent.common.settings import Setting, declared
+from agent.correlate import catalogue
 from agent.queues.catalogue import brokers as known_brokers
-from tests.docs import ROOT, catalogue
+from tests.docs import ROOT
 
 
 def _cell(text: object) -> str:
@@ -240,8 +241,8 @@ def _reloaded() -> list[str]:
 
 def symptoms() -> str:
     table = _table(
-        ("symptom", "what is wrong", "what to check first", "reported"),
-        [(f"`{s.name}`", s.meaning, s.todo or "-", "yes" if s.output else "-") for s in catalogue.symptoms()],
+        ("symptom", "what is wrong", "what to check first"),
+        [(f"`{name}`", s.meaning, s.todo) for name, s in sorted(catalogue.symptoms().items())],
     )
     return _anchored("symptom", table)
 
@@ -254,14 +255,11 @@ def _anchored(what: str, table: str) -> str:
 def causes() -> str:
     from agent.lab.kind import kinds
 
-    of = {
-        c.name: [k.name for k in kinds().values() if any(r.cause == c.name for r in k.right)]
-        for c in catalogue.causes()
-    }
+    declared = sorted(catalogue.causes().items())
+    of = {name: [k.name for k in kinds().values() if any(r.cause == name for r in k.right)] for name, _ in declared}
     heads = ("cause", "what it means", "what to do next", "faults of the laboratory for which it is a right answer")
     rows = [
-        (f"`{c.name}`", c.meaning, c.todo or "-", " ".join(f"`{k}`" for k in of[c.name]) or "-")
-        for c in catalogue.causes()
+        (f"`{name}`", c.meaning, c.todo or "-", " ".join(f"`{k}`" for k in of[name]) or "-") for name, c in declared
     ]
     return _anchored("cause", _table(heads, rows))
 

@@ -21,11 +21,11 @@ import pytest
 
 from agent.common.clocks import boot_ns
 from agent.posix.supervisor import Restarts
-from agent.queues.packing import TABLE, pack, pack_timers
+from agent.queues.packing import SENT, TABLE, pack
 from agent.queues.poller_process import BrokerPoller
 from agent.queues.received import MalformedMessage, checked
 from agent.queues.rounds import Rounds
-from agent.queues.worker import ALIVE, HEADER, MOST_FAILURES, PIECE_BYTES, ROWS, TIMERS, Worker
+from agent.queues.worker import ALIVE, HEADER, MOST_FAILURES, PIECE_ROWS, Worker
 from tests.patience import PATIENCE
 from tests.unit.test_asking import Kept
 
@@ -42,9 +42,10 @@ def rows(**more: object) -> bytes:
 
 
 def timers(**more: object) -> bytes:
-    return pack_timers([{"t_ns": 5, "system": "redis", **more}])
+    return pack([{"t_ns": 5, "system": "redis", **more}], "timer_effect")
 
 
+ROWS, TIMERS, ORDER = range(len(SENT))
 GOOD = HEADER.pack(ROWS, 3) + rows()
 
 
@@ -62,7 +63,7 @@ GOOD = HEADER.pack(ROWS, 3) + rows()
         HEADER.pack(ROWS, 0) + rows(t_ns=None),
         HEADER.pack(ROWS, 0) + rows(system="kafka"),
         HEADER.pack(ROWS, 0) + rows(failure=99),
-        HEADER.pack(ROWS, 0) + rows() * (PIECE_BYTES // len(rows()) + 1),
+        HEADER.pack(ROWS, 0) + rows() * (PIECE_ROWS + 1),
         HEADER.pack(TIMERS, 0) + rows(),
         HEADER.pack(TIMERS, 0) + timers(t_ns=10),
         HEADER.pack(TIMERS, 0) + timers(kind=99),
@@ -86,7 +87,9 @@ def test_what_is_a_message_is_taken() -> None:
     long = checked(HEADER.pack(ROWS, 0) + pack([{"t_ns": 5, "system": "n" * 20}]), ["n" * 20], 4, 9)
     assert long.rows.dtype == TABLE.dtype
     message = checked(HEADER.pack(TIMERS, 0) + timers(timers=0), ["redis"], 4, 9)
-    assert (len(message.rows), message.timers["t_ns"].tolist(), message.failures) == (0, [5], None)
+    assert (message.table, message.rows["t_ns"].tolist(), message.failures) == ("timer_effect", [5], None)
+    order = pack([{"t_ns": 5, "system": "redis", "duplicates": 3}], "message_order")
+    assert checked(HEADER.pack(ORDER, 0) + order, ["redis"], 4, 9).rows["duplicates"].tolist() == [3]
 
 
 def liar(monkeypatch: pytest.MonkeyPatch, code: str) -> None:

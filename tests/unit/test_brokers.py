@@ -26,7 +26,7 @@ from agent.posix import privilege
 from agent.queues import brokers as room
 from agent.queues import catalogue
 from agent.queues.judged import Judged
-from agent.queues.packing import ROW_BYTES, TABLE, pack
+from agent.queues.packing import ROW_BYTES, SENT, TABLE, pack
 from agent.tables import TABLES
 
 ROOT = Path(__file__).parents[2]
@@ -264,7 +264,7 @@ def test_the_forms_of_columns_are_their_numpy_types() -> None:
     for table in TABLES.values():
         for column in table.columns:
             assert struct.calcsize("<" + column.form) == column.dtype.itemsize, column.name
-    assert TABLE.dtype.itemsize == ROW_BYTES
+    assert {table.name: table.dtype.itemsize for table in SENT} == ROW_BYTES
 
 
 def test_a_packed_row_is_the_tables_row() -> None:

@@ -27,11 +27,12 @@ def episode(
     key: tuple[object, ...] = (),
     count: int = 1,
     comm: str = "",
+    words: str = "",
     **facts: float,
 ) -> Episode:
     """From 5 s to 6 s after boot."""
     made = Episode(symptom, key, 0, subject, "", 5 * S, 6 * S, metric, unit, base, value, 0.0, 6)
-    made.count, made.comm, made.facts = count, comm, facts
+    made.count, made.comm, made.words, made.facts = count, comm, words, facts
     return made
 
 
@@ -221,6 +222,25 @@ TOLD = [
     (
         episode("retention_near", "kafka queue orders group g", "age_s", "s", 540.0, left_s=60.0),
         "kafka queue orders group g has unread messages that may be deleted in 60 s: the first was 9 min old WHEN",
+    ),
+    (
+        episode(
+            *("duplicates", "celery queue mails", "duplicates", "", 3.0, 0.0, (), 1, "", "mail-1"),
+            duplicates=5.0,
+            messages=40.0,
+            repeated_s=6.0,
+        ),
+        "5 of 40 messages of celery queue mails were consumed again WHEN (mail-1 after 6 s)",
+    ),
+    (
+        episode(
+            *("out_of_order", "redis queue mails", "out_of_order", "", 1.0, 0.0, (), 1, "", "mail-1"),
+            out_of_order=1.0,
+            messages=1.0,
+            behind=3.0,
+            produced=1.0,
+        ),
+        "1 of 1 message of redis queue mails were produced out of order WHEN (mail-1 was 3 behind)",
     ),
     (
         episode("queue_lag", "redis queue jobs group g", "gone", "", 1.0),

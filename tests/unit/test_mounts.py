@@ -12,6 +12,11 @@ import pytest
 from agent.kernel.steps import Wait, at_once, run
 from agent.targets.mounts import Layer, Mount, MountWatch, Present, parse
 
+#: The watch is of the host's mounts.
+of_the_host = pytest.mark.skipif(
+    Path("/proc/self/mountinfo").read_bytes() != Path("/proc/1/mountinfo").read_bytes(),
+    reason="this is not the mount namespace of the host",
+)
 ROOT = Mount("254:0", "/", "/", "ext4", "rw")
 DATA = Mount("254:16", "/", "/var/lib/docker", "xfs", "rw")
 FRESH = Mount("7:0", "/", "/mnt", "squashfs", "ro")
@@ -83,6 +88,7 @@ def read(watch: MountWatch) -> list[Layer]:
     return found[0]
 
 
+@of_the_host
 def test_a_mount_is_reported_once(watch: MountWatch, tmp_path: Path) -> None:
     folders = [tmp_path / name for name in ("one", "two", "image", "bound")]
     for folder in folders:
@@ -109,6 +115,7 @@ def test_a_mount_is_reported_once(watch: MountWatch, tmp_path: Path) -> None:
     assert watch.changed() and read(watch) == [] and not watch.mounted() & set(new)
 
 
+@of_the_host
 def test_a_change_wakes_once(watch: MountWatch, tmp_path: Path) -> None:
     import selectors
 
@@ -126,6 +133,7 @@ def test_a_change_wakes_once(watch: MountWatch, tmp_path: Path) -> None:
         assert loop.select(5)
 
 
+@of_the_host
 def test_what_has_been_mounted_lately_is_passing(watch: MountWatch, tmp_path: Path) -> None:
     read(watch)
     subprocess.run(["mount", "-t", "tmpfs", "none", tmp_path], check=True)

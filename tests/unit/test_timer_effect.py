@@ -9,7 +9,7 @@ import pytest
 
 from agent.batch import Batch, make
 from agent.columns import NULL_I64
-from agent.queues.packing import pack_timers
+from agent.queues.packing import pack
 from agent.queues.timer_effect import LEAST_NS, MOST_ROWS, TABLE, Timers, effects, plain
 from agent.queues.timers import MAX_TIMERS, QueueTimer, ServerTimers, rows, rule
 from agent.tables import TABLES
@@ -24,7 +24,7 @@ def packed(
     *timers: QueueTimer, system: str = "redis", version: str = "7.0.15", elsewhere: str = "", t_ns: int = T0 - S
 ) -> np.ndarray:
     found = rows(system, "here", ServerTimers(timers, version, elsewhere), t_ns)
-    return np.frombuffer(pack_timers(found), TABLE.dtype)
+    return np.frombuffer(pack(found, TABLE.name), TABLE.dtype)
 
 
 def wall(after_s: float, kind: str = "lock", name: bytes = b"lock:1") -> QueueTimer:

@@ -45,6 +45,15 @@ def changed(episode: Episode, view: View) -> Iterator[Verdict]:
         )
 
 
+def assigned_anew(episode: Episode, view: View) -> Iterator[Verdict]:
+    """What was read and not committed is read again."""
+    rebalances = _rebalances(episode, view)
+    if rebalances:
+        words = render("its partitions were assigned anew {n}", n=value(rebalances, "time"))
+        seen = item("queue_lag", "rebalances", rebalances, "", column="rebalances", keys=episode.keys)
+        yield Verdict(CAUSE.name, 0.8, episode.scope, words, (seen,))
+
+
 def _rebalances(episode: Episode, view: View) -> int:
     """Rebalances of the group since shortly before the episode; 0 if the broker does not count them."""
     counts = polls_of(episode, view, _BEFORE_NS)["rebalances"]
@@ -58,6 +67,6 @@ CAUSE = Cause(
     "the members of a consumer group changed, or its partitions were assigned anew",
     {**READS, "queue_lag": (*READS["queue_lag"], "rebalances")},
     "see which consumer came or went, and why: its log",
-    {"queue_lag": changed},
+    {"queue_lag": changed, "duplicates": assigned_anew, "out_of_order": assigned_anew},
     facts=FACTS,
 )

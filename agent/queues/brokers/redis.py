@@ -33,6 +33,7 @@ from agent.queues.redis_rewound import DataHistory
 from agent.queues.redis_rights import Command, Rights, missing_rule
 from agent.queues.redis_scan import MAX_NAME_BYTES, MAX_STREAMS, Scan, is_pattern
 from agent.queues.redis_server import RedisServer
+from agent.queues.redis_tail import EntryField, Tail
 from agent.queues.redis_walk import walk
 
 MAX_GROUPS = 1024  # the number of groups left out is reported in a row
@@ -90,8 +91,11 @@ class RedisStreams(RedisServer):
         patterns = [s for s in url.streams if is_pattern(s)]
         self._lists = ListQueues(url.queues) if url.queues else None
         self._expiring = ExpiringKeys(url.expiring) if url.expiring else None
+        message, number = url.message
+        self._tail = Tail(EntryField.parse(message), EntryField.parse(number) if number else None) if message else None
         self._scan = Scan(patterns) if patterns or not (url.streams or url.queues or url.expiring) else None
         self._groups: dict[Key, _Group] = {}
+        self._found: list[Stream] = []  # in this poll
         self._gone, self._history = Gone(self._named), DataHistory()
         self._values = dict[str, object]()
         self._now_ns = self._turn = 0
@@ -131,6 +135,9 @@ class RedisStreams(RedisServer):
         rows = self._rewound(alive, server_ms)
         rows += [_unread(group) for group in self._groups.values() if group.problem]
         rows += self._gone.rows(self._server.refused.get("NOGROUP", 0), now_ns)
+        if self._tail is not None:
+            self._ordered = self._tail.read(self._found, self.pipeline, now_ns)
+            problems += self._tail.problems()
         if self._lists is not None:
             rows += self._lists.rows(self.pipeline, server_ms / 1000)
         if self._expiring is not None:
@@ -179,7 +186,7 @@ class RedisStreams(RedisServer):
         found: dict[Key, _Group] = {}
         named_here: set[Key] = set()
         why: dict[bytes, str] = {}
-        self._left_out = 0
+        self._left_out, self._found = 0, []
         replies = self._about(streams)
         for name, about, groups in zip(streams, replies[::2], replies[1::2], strict=True):
             failed = next((r for r in (about, groups) if isinstance(r, hiredis.ReplyError)), None)
@@ -195,6 +202,7 @@ class RedisStreams(RedisServer):
                     problems.append((name, why[name]))
                 continue
             stream = Stream.read(name, about)
+            self._found.append(stream)
             if not groups:
                 problems.append((name, "no consumer group"))
             for info in map(fields, groups):

@@ -1,0 +1,152 @@
+"""Duplicates and order of a stream's entries, by a field with their id and one with their number: what was produced. At
+the first poll the last ``FIRST`` entries are read, from then on all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import hiredis
+
+from agent.common.fairness import UpperBound
+from agent.common.resp import Reply, ReplyTooLarge
+from agent.queues.catalogue import Row
+from agent.queues.order import MessageArrival, MessageOrder
+from agent.queues.redis_reading import Id, Stream, after, entry_id, shown
+from agent.queues.redis_rights import Command
+
+#: Entries of each stream at the first poll; of all streams in a poll; of one command; and the least of one.
+FIRST, MOST, _AT_ONCE, _LEAST = 1000, 5000, 1000, 8
+#: A stream that is this many entries ahead of what was read is read from its end on; those between are ``unread``.
+_SKIP = 4 * MOST
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "queues",
+        "entries of a Redis server's streams that are read in one poll for duplicates",
+        MOST,
+        f"the rest at the next poll; {_SKIP:,} entries behind, the rest is skipped",
+        "`message_order.unread`",
+    ),
+)
+Ask = Callable[[Sequence[Command]], list[Reply]]
+
+
+@dataclass(frozen=True)
+class EntryField:
+    """A field of an entry, or a value in it if it is JSON: ``order`` or ``body/order/id``."""
+
+    name: bytes
+    pointer: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> EntryField:
+        name, *pointer = text.split("/")
+        return cls(name.encode(), tuple(pointer))
+
+    def __str__(self) -> str:
+        return "/".join([self.name.decode(errors="replace"), *self.pointer])
+
+    def of(self, entry: list[bytes]) -> str | int | None:
+        """The value; None if the entry has none."""
+        try:
+            value: Any = entry[entry[::2].index(self.name) * 2 + 1].decode(errors="backslashreplace")
+            if self.pointer:
+                value = json.loads(value)
+                for part in self.pointer:
+                    value = value[int(part)] if isinstance(value, list) else value[part]
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+            return None
+        return value if type(value) in (str, int) and value != "" else None
+
+
+class Tail:
+    """number: None if only duplicates are of interest."""
+
+    def __init__(self, message: EntryField, number: EntryField | None) -> None:
+        self._message, self._number = message, number
+        self._order = MessageOrder()
+        self._read: dict[bytes, tuple[Id, int]] = {}  # the last id that was read, and how many were added until then
+        self._at_once, self._polled_ns = _AT_ONCE, 0
+        self._without: Counter[bytes] = Counter()  # entries without an id in the last poll, by stream
+
+    def read(self, streams: Sequence[Stream], ask: Ask, now_ns: int) -> list[Row]:
+        """Rows of ``message_order`` of the new entries. now_ns: CLOCK_BOOTTIME. Raises RedisDown."""
+        unread, left = Counter[bytes](), MOST
+        self._without.clear()
+        known, self._read = self._read, {}
+        took_ns, self._polled_ns = now_ns - (self._polled_ns or now_ns), now_ns
+        turn = now_ns % len(streams) if streams else 0
+        for stream in [*streams[turn:], *streams[:turn]]:
+            last, added = stream.last_generated or stream.last, stream.added
+            if last is None:
+                continue
+            if stream.name not in known and stream.length > FIRST:
+                left -= self._first(stream, ask, now_ns)
+                self._read[stream.name] = last, added or 0
+                continue
+            at, count = known.get(stream.name, ((0, 0), (added or 0) - stream.length))
+            if at > last:  # the stream was deleted and made anew, or its server lost entries
+                at, count = (0, 0), 0
+            if added is not None and added - count > _SKIP:
+                unread[stream.name] = added - count
+                at, count = last, added
+            while at < last and left > 0:
+                most = min(left, self._at_once)
+                entries = self._entries(("XRANGE", stream.name, after(at), "+", "COUNT", most), ask)
+                if entries is None:
+                    break
+                self._take(stream.name, entries, now_ns)
+                left -= len(entries)
+                if len(entries) < most:
+                    at, count = max([last, *(entry_id(entry[0]) for entry in entries[-1:])]), added or 0
+                    break
+                at, count = entry_id(entries[-1][0]), count + len(entries)
+            self._read[stream.name] = at, count
+        rows: list[Row] = [
+            {**columns, "destination": shown(name), "interval_ns": took_ns} for name, _, columns in self._order.rows()
+        ]
+        return [*rows, *({"destination": shown(name), "messages": 0, "unread": n} for name, n in unread.items())]
+
+    def problems(self) -> list[tuple[bytes, str]]:
+        """By stream, what the last ``read`` could not find."""
+        return [
+            (stream, f"{n} new entries have no {self._message}: option id of the server's URL")
+            for stream, n in self._without.items()
+        ]
+
+    def _first(self, stream: Stream, ask: Ask, now_ns: int) -> int:
+        entries = self._entries(("XREVRANGE", stream.name, "+", "-", "COUNT", min(FIRST, self._at_once)), ask) or []
+        self._take(stream.name, entries[::-1], now_ns)
+        return len(entries)
+
+    def _entries(self, command: Command, ask: Ask) -> list[Any] | None:
+        """None if they were refused, or are too large: then fewer are read at a time."""
+        try:
+            (reply,) = ask([command])
+        except ReplyTooLarge:
+            self._at_once = max(_LEAST, self._at_once // 4)
+            return None
+        self._at_once = min(_AT_ONCE, self._at_once + _LEAST)
+        return None if isinstance(reply, hiredis.ReplyError) else reply
+
+    def _take(self, stream: bytes, entries: list[Any], now_ns: int) -> None:
+        for _, entry in entries:
+            message = self._message.of(entry)
+            if message is None:
+                self._without[stream] += 1
+                continue
+            number = self._number.of(entry) if self._number is not None else None
+            whole = number if isinstance(number, int) else _whole(number)
+            self._order.add(MessageArrival(stream, None, None, str(message), whole, now_ns))
+
+
+def _whole(text: str | None) -> int | None:
+    try:
+        return int(text[:20]) if text is not None else None
+    except ValueError:
+        return None

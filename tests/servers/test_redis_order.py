@@ -1,0 +1,158 @@
+"""Duplicates and order of the entries of a real stream, by a producer that knows its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent.common.resp import RedisUrl, RespClient
+from agent.errors import AgentError
+from agent.queues.brokers.redis import BROKER
+from agent.queues.packing import pack
+from agent.queues.redis_tail import _SKIP, FIRST, MOST
+from agent.tables import TABLES
+from tests.servers.test_redis_streams import Redis
+from tests.unit.test_message_order import shuffled
+
+TABLE = TABLES["message_order"]
+
+
+@pytest.fixture(scope="module")
+def redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
+    server = Redis(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.stop()
+
+
+def produce(
+    redis: Redis, stream: str, numbers: Sequence[int], form: str = "{}", field: str = "n", more: int = 0
+) -> None:
+    client = RespClient(RedisUrl.parse(redis.url), timeout_s=20)
+    for at in range(0, len(numbers), 500):
+        some = numbers[at : at + 500]
+        client.pipeline(
+            [("XADD", stream, "*", "id", form.format(f"o{n}"), field, n, "payload", "x" * more) for n in some]
+        )
+    client.close()
+
+
+class Polled:
+    """The server's queues, polled once at the start."""
+
+    def __init__(self, redis: Redis, options: str) -> None:
+        (self.queue,) = BROKER.sources([f"{redis.url}?{options}"])
+        self.lag: list[dict[str, Any]] = []
+        self.rows = TABLE.empty(0)
+        self.poll()
+
+    def poll(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.lag = self.queue.poll()
+            rows = np.frombuffer(pack(self.queue.order(), TABLE.name), TABLE.dtype)
+            self.rows = np.concatenate([self.rows, rows])
+
+    def sums(self, *names: str) -> list[int]:
+        return [
+            int(np.maximum(self.rows[name], 0).sum()) for name in names or ("messages", "duplicates", "out_of_order")
+        ]
+
+
+def test_23_duplicates_and_7_swaps_among_10_007_entries(redis: Redis) -> None:
+    polled = Polled(redis, "streams=orders&id=id&seq=n")
+    order = shuffled(10_007 - 23, 23, 7, 11)
+    for at in range(0, len(order), 900):
+        produce(redis, "orders", order[at : at + 900])
+        polled.poll()
+    assert polled.sums() == [10_007, 23, 7]
+    assert set(polled.rows["cluster"].tolist()) == {f"127.0.0.1:{redis.port}".encode()}
+    assert set(polled.rows["source"].tolist()) == {TABLE.code("source", "sample")}
+    twice = polled.rows[polled.rows["duplicates"] > 0]
+    assert all(name.startswith(b"o") for name in twice["duplicate_id"].tolist())
+    polled.poll(2)
+    assert polled.sums() == [10_007, 23, 7]
+    polled.queue.close()
+
+
+def test_more_than_a_poll_reads_is_read_later(redis: Redis) -> None:
+    produce(redis, "burst", [1])
+    polled = Polled(redis, "streams=burst&id=id&seq=n")
+    produce(redis, "burst", shuffled(2 * MOST + 7, 5, 3, 1)[1:])
+    polled.poll()
+    assert polled.sums("messages") == [MOST + 1]
+    polled.poll(2)
+    assert polled.sums("messages", "unread") == [2 * MOST + 12, 0]
+    polled.queue.close()
+
+
+def test_what_is_far_behind_is_skipped_and_counted(redis: Redis) -> None:
+    produce(redis, "flood", [1])
+    polled = Polled(redis, "streams=flood&id=id")
+    produce(redis, "flood", range(2, _SKIP + 14))
+    polled.poll()
+    assert polled.sums("messages", "unread") == [1, _SKIP + 12]
+    produce(redis, "flood", [0, 0])
+    polled.poll()
+    assert polled.sums("messages", "duplicates") == [3, 1]
+    polled.queue.close()
+
+
+def test_entries_that_were_there_before_are_checked_too(redis: Redis) -> None:
+    produce(redis, "old", [*range(FIRST), 5, 6])
+    polled = Polled(redis, "streams=old&id=id&seq=n")
+    assert polled.sums() == [FIRST, 2, 0]
+    polled.queue.close()
+
+
+def test_fields_within_json_and_entries_without_one(redis: Redis) -> None:
+    polled = Polled(redis, "streams=mails&id=id/order/0/key&seq=n")
+    form = json.dumps({"order": [{"key": "KEY"}]}).replace("{", "{{").replace("}", "}}").replace("KEY", "{}")
+    produce(redis, "mails", [1, 2, 4, 3, 1], form)
+    produce(redis, "mails", [5, 6], form="no JSON")
+    produce(redis, "mails", [7], form="[" * 50_000)
+    polled.poll()
+    assert polled.sums() == [5, 1, 1]
+    (why,) = {row["reason"] for row in polled.lag if "entries have" in str(row.get("reason"))}
+    assert why == "no consumer group; 3 new entries have no id/order/0/key: option id of the server's URL"
+    polled.queue.close()
+
+
+def test_a_stream_that_is_made_anew_and_one_that_is_trimmed(redis: Redis) -> None:
+    produce(redis, "anew", range(50))
+    polled = Polled(redis, "streams=anew&id=id&seq=n")
+    redis.do("DEL", "anew")
+    polled.poll()
+    produce(redis, "anew", range(100, 110))
+    polled.poll()
+    redis.do("XTRIM", "anew", "MAXLEN", 0)
+    produce(redis, "anew", range(110, 113))
+    polled.poll()
+    assert polled.sums() == [63, 0, 0]
+    polled.queue.close()
+
+
+def test_large_entries_are_read_a_few_at_a_time(redis: Redis) -> None:
+    polled = Polled(redis, "streams=big&id=id")
+    produce(redis, "big", [*range(40), 3], more=200_000)
+    polled.poll(12)
+    assert polled.sums() == [41, 1, 0]
+    assert not any(row.get("status") == "down" for row in polled.lag)
+    polled.queue.close()
+
+
+def test_a_user_who_may_not_read_entries_is_told_the_rule(redis: Redis) -> None:
+    redis.do("ACL", "SETUSER", "watch", "on", ">pw", "~*", "+@all", "-xrange", "-xrevrange")
+    produce(redis, "closed", range(3))
+    (one,) = BROKER.sources([f"redis://watch:pw@127.0.0.1:{redis.port}?streams=closed&id=id"])
+    assert any("+xrange" in str(row.get("reason")) for row in one.poll()), one.poll()
+    assert one.order() == []
+    one.close()
+
+
+@pytest.mark.parametrize("options", ["seq=n", "id=a&nope=b"])
+def test_options_that_do_not_fit_are_refused(redis: Redis, options: str) -> None:
+    with pytest.raises(AgentError, match="cannot be read"):
+        RedisUrl.parse(f"{redis.url}?{options}")

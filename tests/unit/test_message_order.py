@@ -1,0 +1,224 @@
+"""Duplicates and messages out of order: by a script that knows which there are, at the intake's real socket."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent.limiters.intake import Intake
+from agent.queues.message_reports import PAIRS, TABLE, USERS, Consumer, MessageReports
+from agent.queues.order import IDS, MOST_CONSUMERS, MessageArrival, MessageOrder, SeenIds
+from tests.lab import sockets
+
+#: In a process of its own: each line of its input is a report.
+CONSUMER = """
+import socket, sys
+out = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+out.connect(sys.argv[1])
+for line in sys.stdin:
+    if line == "\\n":
+        print(flush=True)
+    else:
+        out.send(line.encode())
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "intake.sock"
+
+
+@pytest.fixture
+def intake(path: Path) -> Iterator[Intake]:
+    source = Intake(sockets.datagrams(path), messages=MessageReports())
+    yield source
+    source.close()
+
+
+def report(source: Intake, path: Path, messages: list[dict[str, Any]]) -> int:
+    """Pid of a process that reports these."""
+    command = [sys.executable, "-c", CONSUMER, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin is not None and child.stdout is not None
+        for at in range(0, len(messages), 100):
+            child.stdin.writelines([*(json.dumps(one) + "\n" for one in messages[at : at + 100]), "\n"])
+            child.stdin.flush()
+            child.stdout.readline()  # it has sent them, and lives
+            rows_of(source)
+        child.stdin.close()
+    return child.pid
+
+
+FOUND: dict[int, list[np.ndarray]] = {}
+
+
+def rows_of(source: Intake) -> list[np.ndarray]:
+    """All rows so far."""
+    found = FOUND.setdefault(id(source), [])
+    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    found += [batch.rows for batch in source.drain(now_ns) if batch.table == TABLE.name]
+    return found
+
+
+def ended(source: Intake) -> np.ndarray:
+    """Also what waits still."""
+    found = rows_of(source)
+    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    found += [batch.rows for batch in source.finish(now_ns, time.sleep) if batch.table == TABLE.name]
+    return np.concatenate([TABLE.empty(0), *FOUND.pop(id(source))])
+
+
+def shuffled(n: int, duplicates: int, swaps: int, seed: int) -> list[int]:
+    """0 to n - 1 in order, but for so many neighbours that are swapped, and so many that come again later."""
+    pick = random.Random(seed)
+    out = list(range(n))
+    for at in pick.sample(range(0, n - 1, 3), swaps):
+        out[at], out[at + 1] = out[at + 1], out[at]
+    for one in pick.sample(range(n), duplicates):
+        out.insert(pick.randrange(out.index(one) + 1, len(out) + 1), one)
+    return out
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_23_duplicates_and_7_swaps_among_10_007_messages_and_no_others(intake: Intake, path: Path, seed: int) -> None:
+    order = shuffled(10_007 - 23, 23, 7, seed)
+    assert len(order) == 10_007
+    pid = report(intake, path, [{"message": f"order-{n}", "queue": "orders", "seq": n} for n in order])
+    rows = ended(intake)
+    assert set(rows["pid"].tolist()) == {pid} and set(rows["destination"].tolist()) == {b"orders"}
+    assert [rows[name].sum() for name in ("messages", "duplicates", "out_of_order")] == [10_007, 23, 7]
+    assert set(rows["behind"][rows["out_of_order"] > 0].tolist()) == {1}
+    assert set(rows["first_pid"][rows["duplicates"] > 0].tolist()) == {pid}
+
+
+def test_two_consumers_of_a_group_share_duplicates_and_have_an_order_each(intake: Intake, path: Path) -> None:
+    """The second process gets the odd messages, and 5 of the first one's again."""
+    even, odd = range(0, 200, 2), range(1, 200, 2)
+    shared = {"queue": "orders", "group": "billing", "system": "kafka", "partition": 3}
+    first = report(intake, path, [{"message": n, "seq": n, **shared} for n in even])
+    again = report(intake, path, [{"message": n, "seq": n, **shared} for n in (*odd, *[*even][:5])])
+    # Another group, another partition's numbers and another producer's are neither.
+    report(intake, path, [{"message": n, "seq": n, **shared, "group": "mails"} for n in even])
+    report(intake, path, [{"message": f"a{n}", "seq": n, **shared, "producer": f"p{n % 2}"} for n in (8, 7, 10, 9)])
+    rows = ended(intake)
+    twice = rows[rows["duplicates"] > 0]
+    assert (twice["pid"].item(), twice["first_pid"].item(), twice["duplicates"].item()) == (again, first, 5)
+    assert twice["duplicate_id"].item() == b"0" and 0 < twice["repeated_s"].item() < 60
+    assert (twice["system"].item(), twice["partition"].item(), twice["consumer_group"].item()) == (
+        b"kafka",
+        b"3",
+        b"billing",
+    )
+    assert rows["out_of_order"].sum() == 0
+
+
+@pytest.mark.parametrize(
+    ("numbers", "late"),
+    [
+        ([1, 2, 5, 3, 4, 6], 2),  # RFC 4737, section 4.2.3: each that follows a higher one
+        ([1, 2, 2, 3], 0),
+        ([*range(100, 120), 1, 2, 3], 0),  # the producer was restarted
+        ([3, 1, 2], 2),
+        ([-2, -1, 7, None, 8], 0),
+    ],
+)
+def test_a_number_below_one_before_it_is_out_of_order(numbers: list[int | None], late: int) -> None:
+    order = MessageOrder()
+    for i, number in enumerate(numbers):
+        order.add(MessageArrival("orders", None, 1, f"m{i}", number, i))
+    ((_, _, columns),) = order.rows()
+    assert (columns["messages"], columns["duplicates"], columns["out_of_order"]) == (len(numbers), 0, late)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"message": None, "queue": "q"},
+        {"message": "", "queue": "q"},
+        {"message": True, "queue": "q"},
+        {"message": ["a"], "queue": "q"},
+        {"message": "a"},
+        {"message": "a", "queue": ""},
+        {"message": "a", "queue": {}},
+        {"message": "a", "queue": "q", "seq": 1.5},
+        {"message": "a", "queue": "q", "seq": 1 << 63},
+        {"message": "a", "queue": "q", "seq": True},
+        {"message": "a", "queue": "q", "producer": []},
+        {"message": "a", "queue": "q", "group": 1.5},
+        {"message": "a", "queue": "q", "dropped": -1},
+        {"message": "a", "queue": "q", "t_ns": "now"},
+        {"message": "a", "queue": "q", "t_ns": 1},
+    ],
+)
+def test_a_wrong_report_is_counted_and_costs_no_other(intake: Intake, path: Path, wrong: dict[str, Any]) -> None:
+    right = {"message": "right", "queue": "q"}
+    report(intake, path, [right, wrong, {**right, "message": "x" * 300}, {"limiter": "a", "result": "allowed"}])
+    rows = ended(intake)
+    assert rows["messages"].sum() == 2 and intake.losses() == {"malformed": 1, "dropped": 0}
+
+
+def test_what_a_consumer_could_not_send_is_a_loss(intake: Intake, path: Path) -> None:
+    report(intake, path, [{"message": "a", "queue": "q", "dropped": 3}])
+    assert ended(intake)["messages"].sum() == 1 and intake.losses()["dropped"] == 3
+
+
+def test_no_user_takes_the_others_places() -> None:
+    reports = MessageReports()
+    who = (1, 2, b"shop")
+    for uid in range(1000, 1000 + 2 * USERS):
+        reports.add({"message": 1, "queue": "q"}, who, uid, 1)
+    reports.add({"message": 1, "queue": "q"}, who, 0, 1)
+    assert reports.unchecked == USERS + 1
+    for i in range(PAIRS):
+        reports.add({"message": 1, "queue": f"q{i}"}, who, 0, 1)
+    assert reports.unchecked == USERS + 2
+    reports.add({"message": 1, "queue": "q"}, who, 0, 1)
+    (batch,) = reports.batches(2_000_000_000)
+    assert batch.rows["duplicates"].sum() == 1  # message 1 of q of root; other users have their own
+
+
+def test_ids_are_remembered_for_long_and_memory_is_bounded() -> None:
+    seen, n = SeenIds(), IDS // 4
+    assert not any(seen.add(("q", i), i, "a") for i in range(10 * n))
+    assert sum(seen.add(("q", i), 0, "a") is not None for i in range(9 * n, 10 * n)) > n * (1 - 1 / 1000)
+    assert seen.add(("q", 0), 0, "a") is None
+
+
+def test_who_had_a_message_first_is_right_or_unknown() -> None:
+    seen, ms = SeenIds(), 1_000_000
+    for i in range(3 * MOST_CONSUMERS):
+        seen.add(("q", i), i * ms, f"consumer {i}")
+    for i in range(3 * MOST_CONSUMERS):
+        before = seen.add(("q", i), 0, "consumer")
+        assert before is not None and before.t_ns == i * ms
+        assert before.consumer == (f"consumer {i}" if i >= 2 * MOST_CONSUMERS else None)
+
+
+def test_a_path_without_queues_is_a_decision(intake: Intake, path: Path) -> None:
+    """A decision may have a member that is called message."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+        out.connect(str(path))
+        out.send(json.dumps({"limiter": "a", "result": "allowed", "message": "hello"}).encode())
+    found = [batch.table for batch in intake.drain(time.clock_gettime_ns(time.CLOCK_BOOTTIME))]
+    assert found == ["limiter_decision"]
+
+
+def test_columns_of_a_row_are_those_of_the_queue_and_the_process() -> None:
+    reports = MessageReports()
+    reports.add({"message": 7, "queue": "q", "cluster": "eu"}, Consumer(1, 2, b"shop"), 0, 5)
+    reports.add({"message": 7, "queue": "q", "cluster": "eu"}, Consumer(3, 4, b"shop"), 0, 2_000_000_005)
+    (batch,) = reports.batches(3_000_000_000)
+    rows = batch.rows[np.argsort(batch.rows["pid"])]
+    assert rows["cluster"].tolist() == [b"eu", b"eu"] and rows["proc_start_ns"].tolist() == [2, 4]
+    assert rows["duplicates"].tolist() == [0, 1] and rows["repeated_s"][1] == pytest.approx(2, abs=0.001)
+    assert (rows["first_pid"][1], rows["first_proc_start_ns"][1], rows["first_comm"][1]) == (1, 2, b"shop")
