@@ -584,7 +584,7 @@ METRICS: tuple[Metric, ...] = (
     *_counted(
         "tickscope.queue.messages.duplicates",
         "{message}",
-        "Those of them that came before.",
+        "Checked messages that came before.",
         "message_order",
         "queue",
         ("source",),
@@ -594,7 +594,7 @@ METRICS: tuple[Metric, ...] = (
     *_counted(
         "tickscope.queue.messages.out_of_order",
         "{message}",
-        "Those of them that came after later ones.",
+        "Checked messages that came after later ones.",
         "message_order",
         "queue",
         ("source",),
