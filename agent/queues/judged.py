@@ -16,6 +16,8 @@ from agent.queues.timers import TimedQueue, rows
 if TYPE_CHECKING:
     from agent.queues.catalogue import Queue, Row
 
+#: Polls in a row that a server may leave unanswered before its queues begin anew, as after any other failure.
+_UNANSWERED = 3
 #: Members of a row that are no columns.
 _MEMBERS = ("position", "acked", "added", "asked_s", "kept_s", "prefetch", "lag_bytes", "room")
 
@@ -39,13 +41,14 @@ class Judged:
         self.name = queue.name
         self._system, self._queue, self._clock = system, queue, clock
         self._progress: dict[tuple[object, ...], Progress] = {}
-        self.polled_ns = 0
+        self.polled_ns = self._unanswered = 0
 
     def poll(self) -> list[Row]:
         asked_ns = self._clock()
         rows = self._queue.poll()
         now_ns = self.polled_ns = self._clock()
         before, self._progress = self._progress, {}
+        self._unanswered = self._unanswered + 1 if any(row.get("failure") == "no_answer" for row in rows) else 0
         common = {"system": self._system, "cluster": self._cluster, "t_ns": now_ns, "poll_ns": now_ns - asked_ns}
         return [self._whole({**common, **row}, before) for row in rows]
 
@@ -70,9 +73,11 @@ class Judged:
     def _whole(self, row: dict[str, Any], before: dict[tuple[object, ...], Progress]) -> Row:
         members = {name: row.pop(name, None) for name in _MEMBERS}
         in_bytes, room = members.pop("lag_bytes"), members.pop("room")
+        key = tuple(row.get(name) for name in ("destination", "partition", "consumer_group"))
+        if row.get("failure") == "no_answer" and key in before and self._unanswered <= _UNANSWERED:
+            self._progress[key] = before[key]
         if "status" in row or ("lag_messages" not in row and in_bytes is None):
             return row
-        key = tuple(row.get(name) for name in ("destination", "partition", "consumer_group"))
         progress = self._progress[key] = before.get(key) or Progress()
         age_s = row.get("oldest_undelivered_s")
         memory = row.get("memory_bytes"), row.get("memory_limit_bytes"), "memory full"

@@ -172,10 +172,19 @@ def test_whether_a_queue_moves_is_judged_for_every_broker() -> None:
     assert (gone["status"], gone["reason"]) == ("unknown", "no offsets")
 
 
-def test_what_a_broker_reports_itself_stays_and_an_outage_begins_anew() -> None:
+def test_what_a_broker_reports_itself_stays_and_an_outage_begins_anew_but_no_missed_answer() -> None:
     still: list[catalogue.Row] = [{"destination": "a", "lag_messages": 5, "position": 3}]
-    (last,) = judged(*[still] * 6, [{"destination": "a", "status": "down", "failure": "refused"}], still)[-1]
-    assert last["status"] == "ok"
+    for failure, times, status in (
+        ("refused", 1, "ok"),
+        ("closed", 1, "ok"),
+        ("no_answer", 1, "stalled"),
+        ("no_answer", 3, "stalled"),
+        ("no_answer", 4, "ok"),
+    ):
+        (last,) = judged(*[still] * 6, *[[{"destination": "a", "status": "down", "failure": failure}]] * times, still)[
+            -1
+        ]
+        assert last["status"] == status, (failure, times)
     (own,) = judged(
         [{"destination": "a", "lag_messages": 5, "status": "stalled", "in_per_s": 7.0, "t_ns": 4, "system": "mine"}]
     )[0]
