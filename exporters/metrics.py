@@ -513,6 +513,9 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "tickscope.queue.lag", "{message}", "gauge", "Messages not yet delivered.", "queue_lag", _QUEUE, "lag_messages"
     ),
+    Metric(
+        "tickscope.queue.lag.size", "By", "gauge", "Bytes of a log not yet delivered.", "queue_lag", _QUEUE, "lag_bytes"
+    ),
     Metric("tickscope.queue.lag.age", "s", "gauge", "Age of the lag in time.", "queue_lag", _QUEUE, "lag_s"),
     Metric(
         "tickscope.queue.oldest_undelivered",

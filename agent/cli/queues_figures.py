@@ -89,6 +89,12 @@ def _plot(series: QueueSeries, columns: int, rows: int, plain: bool, colour: boo
     return out
 
 
+def _lag(one: Row, inexact: str) -> str:
+    if one["length"] is None:
+        return f"unknown{inexact}" if one["lag_bytes"] is None else lag_text(one)
+    return f"{lag_text(one)} messages{inexact}"
+
+
 def _figures(series: QueueSeries, one: Row, worst: Row) -> list[tuple[str, str]]:
     """(topic, words). one: all partitions; worst: the row of the partition in the worst state."""
     since = next((c for c in reversed(series.changes) if c["status"] == one["status"]), None)
@@ -97,7 +103,7 @@ def _figures(series: QueueSeries, one: Row, worst: Row) -> list[tuple[str, str]]
     behind_s = behind(one)
     lines = [
         ("state", f"{one['status'] or 'unknown'}{changed}" + (f": {one['reason']}" if one["reason"] else "")),
-        ("lag", f"{lag_text(one)} messages{inexact}" if one["length"] is not None else f"unknown{inexact}"),
+        ("lag", _lag(one, inexact)),
         ("behind", "unknown" if behind_s is None else seconds(behind_s)),
     ]
     error = (

@@ -13,7 +13,7 @@ COLUMNS = (
     *("system", "queue", "consumer_group", "length", "limit", "exact", "inexact_reason", "oldest_s", "pending"),
     *("oldest_pending_s", "consumers", "in_per_s", "out_per_s", "overflows", "drops", "status", "reason", "peer"),
     *("t_ns", "wall_ns", "host", "cluster", "partition", "lag_s", "drains_in_s", "limit_in_s", "forecast_err_s"),
-    *("trend", "delayed", "redelivery_s", "lag_at_least", "group_state", "workers", "tasks"),
+    *("trend", "delayed", "redelivery_s", "lag_at_least", "group_state", "workers", "tasks", "lag_bytes"),
 )
 _NAMED = {"queue": "destination", "length": "lag_messages", "oldest_s": "oldest_undelivered_s"}
 #: A queue's identity; the server that answers may change (a fail-over). Before there was ``cluster``, it was the peer.
@@ -116,8 +116,9 @@ def _trends(source: RowSource, rows: Sequence[Row]) -> dict[Key, list[int | None
     recent = (Where("boot_id", "=", last["boot_id"]), Where("t_ns", ">=", since), Where("t_ns", "<", until))
     identity = ", ".join(IDENTITY)
     found = source.run(
-        f"SELECT {identity}, peer, (t_ns - ({since})) // {PIECE_NS} AS piece, max(lag_messages) AS lag FROM queue_lag"
-        f" WHERE {conditions(Question('queue_lag', where=recent), source.window)} AND lag_messages IS NOT NULL"
+        f"SELECT {identity}, peer, (t_ns - ({since})) // {PIECE_NS} AS piece, max(coalesce(lag_messages, lag_bytes)) AS lag"
+        f" FROM queue_lag WHERE {conditions(Question('queue_lag', where=recent), source.window)}"
+        " AND coalesce(lag_messages, lag_bytes) IS NOT NULL"
         f" GROUP BY {identity}, peer, piece"
     )
     out: dict[Key, list[int | None]] = {}

@@ -69,8 +69,8 @@ def series(source: RowSource, row: dict[str, Any]) -> QueueSeries:
     every = max(_LEAST_NS, 2 * (last - first) // max(ends["polls"] - 1, 1), -(-(last - first + 1) // PIECES))
     its = conditions(Question("queue_lag", where=where), source.window)
     each = (
-        f"SELECT (t_ns - {first}) // {every} AS piece, max(lag_messages) AS lag, max(coalesce(lag_s,"
-        f" oldest_undelivered_s)) AS behind_s FROM queue_lag WHERE {its} GROUP BY piece, partition"
+        f"SELECT (t_ns - {first}) // {every} AS piece, max(coalesce(lag_messages, lag_bytes)) AS lag,"
+        f" max(coalesce(lag_s, oldest_undelivered_s)) AS behind_s FROM queue_lag WHERE {its} GROUP BY piece, partition"
     )
     found = source.run(f"SELECT piece, sum(lag), max(behind_s) FROM ({each}) GROUP BY piece ORDER BY piece")
     values = {int(piece): (lag, behind_s) for piece, lag, behind_s in found.rows}

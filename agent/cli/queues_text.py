@@ -75,8 +75,18 @@ def label(row: Row) -> str:
     return f"{name}{partition}" + (f" ({row['consumer_group']})" if row["consumer_group"] else "")
 
 
+def bytes_text(count: int) -> str:
+    """For example 16.8 MB."""
+    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count} B"
+
+
 def lag_text(row: Row) -> str:
     """The lag; ``~`` if it is not exact."""
+    if row["length"] is None and row["lag_bytes"] is not None:
+        return bytes_text(row["lag_bytes"])
     return "-" if row["length"] is None else f"{'~' if row['exact'] is False else ''}{row['length']}"
 
 
@@ -122,7 +132,7 @@ def added_up(rows: list[Row]) -> Row:
     return {
         **worst,
         "partition": None,
-        **{name: of(name, sum) for name in ("length", "pending", "in_per_s", "out_per_s")},
+        **{name: of(name, sum) for name in ("length", "lag_bytes", "pending", "in_per_s", "out_per_s")},
         **{name: of(name, max) for name in ("lag_s", "oldest_s", "consumers")},
         "exact": all(row["exact"] is not False and row["length"] is not None for row in rows),
         "drains_in_s": of("drains_in_s", max) if draining else None,

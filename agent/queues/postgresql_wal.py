@@ -149,7 +149,7 @@ class WalReaders:
             row |= {"lag_s": max(0.0, age.age_s), "lag_error_s": age.error_s, "lag_basis": "history"}
         return row | {
             "lag_bytes": behind,
-            "inexact_reason": f"bytes, not messages: {behind} behind",
+            "inexact_reason": "counted in bytes",
             "oldest_undelivered_s": row.get("lag_s", nan) if behind else nan,
             "added": end_at,
             "acked": position,

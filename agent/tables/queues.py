@@ -125,6 +125,7 @@ DECLARED = (
             "names of the tasks that are next in the queue, each with its number: most first (Celery on Redis: of at"
             " most 10 messages of each priority)",
         ),
+        i64("lag_bytes", "what waits in bytes, of a log without messages (PostgreSQL)", "bytes"),
         measure="lag_messages",
     ),
     table(

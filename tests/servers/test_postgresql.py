@@ -352,7 +352,7 @@ def lsn(server: Postgres, of: str) -> int:
 
 
 def behind(row: Any) -> int:
-    return int(row["inexact_reason"].split()[3])
+    return int(row["lag_bytes"])
 
 
 def test_slots_in_bytes_and_seconds(postgres: Postgres) -> None:

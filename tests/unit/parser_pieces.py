@@ -412,7 +412,7 @@ _PAGE = (
 _VARS = (
     b'{"queues":{"a":{"len":3,"cap":1e9,"done":-1},"b":{"len":99999999999999999999,"cap":null}},"l":[{"len":1},[2]]}'
 )
-_MEMBERS = ("position", "added", "acked", "asked_s", "lag_bytes", "room")
+_MEMBERS = ("position", "added", "acked", "asked_s", "room")
 
 
 def _packed(rows: Any) -> None:
