@@ -116,8 +116,8 @@ def _trends(source: RowSource, rows: Sequence[Row]) -> dict[Key, list[int | None
     recent = (Where("boot_id", "=", last["boot_id"]), Where("t_ns", ">=", since), Where("t_ns", "<", until))
     identity = ", ".join(IDENTITY)
     found = source.run(
-        f"SELECT {identity}, peer, (t_ns - ({since})) // {PIECE_NS} AS piece, max(coalesce(lag_messages, lag_bytes)) AS lag"
-        f" FROM queue_lag WHERE {conditions(Question('queue_lag', where=recent), source.window)}"
+        f"SELECT {identity}, peer, (t_ns - ({since})) // {PIECE_NS} AS piece,"
+        f" max(coalesce(lag_messages, lag_bytes)) AS lag FROM queue_lag WHERE {conditions(Question('queue_lag', where=recent), source.window)}"
         " AND coalesce(lag_messages, lag_bytes) IS NOT NULL"
         f" GROUP BY {identity}, peer, piece"
     )

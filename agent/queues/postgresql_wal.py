@@ -142,6 +142,8 @@ class WalReaders:
         row: dict[str, Any] = {**_named(key), "consumers": consumers}
         if behind < 0:  # on a standby that has lost its place, or after pg_resetwal
             return {**row, "inexact_reason": f"it is {-behind} bytes ahead of the log"}
+        if behind >= 1 << 63:
+            return {**row, "inexact_reason": f"it is {behind} bytes behind, which cannot be"}
         age = None if behind == 0 else self._history.age(position, now_ns)
         if behind == 0:
             row |= {"lag_s": 0.0, "lag_error_s": 0.0}
