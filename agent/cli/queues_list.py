@@ -117,7 +117,8 @@ def _trends(source: RowSource, rows: Sequence[Row]) -> dict[Key, list[int | None
     identity = ", ".join(IDENTITY)
     found = source.run(
         f"SELECT {identity}, peer, (t_ns - ({since})) // {PIECE_NS} AS piece,"
-        f" max(coalesce(lag_messages, lag_bytes)) AS lag FROM queue_lag WHERE {conditions(Question('queue_lag', where=recent), source.window)}"
+        f" max(coalesce(lag_messages, lag_bytes)) AS lag FROM queue_lag"
+        f" WHERE {conditions(Question('queue_lag', where=recent), source.window)}"
         " AND coalesce(lag_messages, lag_bytes) IS NOT NULL"
         f" GROUP BY {identity}, peer, piece"
     )
