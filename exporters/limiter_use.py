@@ -28,7 +28,7 @@ BOUNDS = (
         "limiters",
         "limiters with metrics of rate, refusals and use",
         MOST,
-        "the others have none",
+        "the others have no such metrics",
         "`loss` (`limiter_use limiter_limit`)",
     ),
 )

@@ -63,7 +63,7 @@ BOUNDS = (
     ),
     UpperBound(
         "metrics",
-        "time to ask for the metrics page; to read it",
+        "time for a request of the metrics page to arrive; for the client to read the answer",
         f"{REQUEST_S:g} s; {ANSWER_S:g} s",
         "closed",
         "`tickscope_page_dropped_total`, `status` (`export`)",

@@ -20,42 +20,38 @@ class CorrelatorConfig:
     clock_min_ns: int = 0  #: smallest clock step that is a finding even if no limiter is affected
     clock_alarm_ns: int = 128_000_000  #: smallest clock jump that is an alarm (the step threshold of RFC 5905)
     slew_min_ns: int = 128_000_000  #: smallest slew that is reported (the step threshold of RFC 5905)
-    clock_settle_ns: int = 2 * SECOND  #: the effects of a step are counted for its size plus this time
-    clock_cap_ns: int = 10 * SECOND  #: ... but for at most this time
+    clock_settle_ns: int = 2 * SECOND  #: effects of a step are counted for the size of the step plus this time
+    clock_cap_ns: int = 10 * SECOND  #: effects of a step are counted for at most this time
 
     stall_ns: int = 200_000_000  #: one decision slower than this, and far outside its baseline, is a symptom at once
     held_ns: int = (
-        250_000_000  #: several slow decisions are a symptom if at least one of them was pending for this long in total
+        250_000_000  #: several slow decisions are a symptom if at least one was pending for this long in total
     )
-    held_s: int = 3  #: ... within this many seconds
-    held_least: int = 3  #: ... if there are this many
-    held_least_ns: int = 20_000_000  #: ... and each took this much longer than the slowest of a usual second
-    poll_stall_ns: int = (
-        250_000_000  #: a broker that took this long to answer one poll (a poll sees but the end of a stall)
-    )
-    stall_ratio: float = (
-        20.0  #: for stall_ns: also this many times the usual time (of decisions, only while the baseline is short)
-    )
+    held_s: int = 3  #: for held_ns: the decisions are those of this many seconds
+    held_least: int = 3  #: for held_ns: smallest number of slow decisions
+    held_least_ns: int = 20_000_000  #: for held_ns: smallest rise above the slowest decision of a usual second
+    poll_stall_ns: int = 250_000_000  #: a broker that takes this long to answer a poll is a symptom
+    stall_ratio: float = 20.0  #: for stall_ns (with a short baseline) and poll_stall_ns: this many times the usual time
     latency_rise_ns: int = 20_000_000  #: smallest lasting rise of the median decision time
     tail_rise_ns: int = 100_000_000  #: smallest lasting rise of the 90th percentile of the decision time
-    refusal_rise: float = 0.2  #: smallest lasting rise of the refused share
+    refusal_rise: float = 0.2  #: smallest lasting rise of the share of refused decisions
     refusals_min: int = 10  #: fewer refusals within persist_s are not a symptom
     age_rise_s: float = 3.0  #: smallest lasting rise of the oldest undelivered message's age
     pending_rise_s: float = 10.0  #: smallest lasting rise of the oldest unacknowledged message's age
     late_s: float = 0.6  #: a message that waits this long, and far longer than usual in its queue, is a symptom at once
-    later_s: float = 0.25  #: ... and one that waits this long and still waits at the next poll
-    flooded_s: float = 0.1  #: ... or this long, if far more messages arrive than ever before
+    later_s: float = 0.25  #: a message that waits this long, and still waits at the next poll, is a symptom
+    flooded_s: float = 0.1  #: as later_s, if far more messages arrive than ever before
     idle_s: float = 2.0  #: a consumer without a request for this long, while others continue, is idle
     lag_rise: float = 100.0  #: smallest lasting rise of the lag in messages, if its age is unknown
 
-    stopped_ns: int = 150_000_000  #: longest unreported stop of a process with dependants (cpulimit: 100 ms)
-    worker_stopped_ns: int = SECOND  #: ... and of a worker process
+    stopped_ns: int = 150_000_000  #: longest unreported stop of a process that others depend on (cpulimit: 100 ms)
+    worker_stopped_ns: int = SECOND  #: longest unreported stop of a worker process
     lived_ns: int = 10 * SECOND  #: the end of a younger process is not reported
 
     silence_ns: int = SECOND  #: shortest pause that is a silence
 
     persist_s: int = 5  #: duration of a lasting rise
-    explained_s: int = 2  #: ... of refusals with a known cause
+    explained_s: int = 2  #: duration of a lasting rise of refusals with a known cause
     warm_s: int = 10  #: shortest baseline for judging a lasting rise
     quiet_s: int = 5  #: a finding closes after this many seconds without its symptom
     hold_s: int = 15  #: an episode waits at most this long for late rows of its time
@@ -64,16 +60,16 @@ class CorrelatorConfig:
     burst_ns: int = SECOND  #: clock jumps by one process, each within this time of the previous one, are one finding
     undone_ns: int = (
         1200 * SECOND
-    )  #: ... and so are jumps of processes that undo each other's jumps (NTP polls every 1024 s)
+    )  #: jumps of processes that undo each other's jumps within this time are one finding (NTP polls every 1024 s)
     repeat_s: int = 10  #: an open finding that only lasts longer is emitted again at this interval
 
     keep_ns: int = 120 * SECOND  #: rows are kept this long as evidence
     keep_rows: int = 4096  #: rows kept as evidence, per table
-    keep_decisions: int = 8192
+    keep_decisions: int = 8192  #: decisions kept as evidence
     pending_rows: int = 50_000  #: rows that wait for the watermark, per table
     subjects: int = 256  #: watched limiters, queues, brokers and listeners, of each kind
-    servers: int = 4096  #: processes with a listening address that is known
-    server_age_ns: int = 600 * SECOND  #: ... for this long after the last activity
+    servers: int = 4096  #: processes with a known listening address
+    server_age_ns: int = 600 * SECOND  #: a listening address is kept for this long after its last activity
     max_findings: int = 64  #: findings that are open at once
     evidence_floor_ns: int = 5_000_000  #: shorter calls and handshakes are never evidence
 
@@ -91,7 +87,7 @@ BOUNDS = (
         "findings",
         "rows of a table waiting for the correlator",
         CorrelatorConfig.pending_rows,
-        "not used for findings",
+        "further rows are not used for findings",
         "`status`, `probe_status` row `correlator`, a note of `findings`",
     ),
     UpperBound(

@@ -39,7 +39,7 @@ BOUNDS = (
     ),
     UpperBound(
         "findings",
-        "on-demand profiles, of the time",
+        "share of time with on-demand profiles",
         f"{SHARE:.0%}, {SHARE / 4:.1%} per user",
         "refused or shorter",
         "`status` (`investigation`: `refused`)",
@@ -47,8 +47,8 @@ BOUNDS = (
     ),
     UpperBound(
         "findings",
-        "time until the same process is profiled again",
-        f"{PAUSE_NS / 1e9:g} s, twice as long each time up to {LONGEST_PAUSE_NS / 1e9:g} s",
+        "pause between on-demand profiles of one process",
+        f"{PAUSE_NS / 1e9:g} s, doubled each time, up to {LONGEST_PAUSE_NS / 1e9:g} s",
         "not profiled",
         "`investigation`",
     ),

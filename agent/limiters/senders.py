@@ -47,7 +47,7 @@ BOUNDS = (
         "report",
         "connections to `intake.seq.sock` and `intake.stream.sock`",
         CONNECTIONS,
-        "refused, with what was sent already",
+        "refused; messages already sent on it are lost",
         "`status` (`bounds`, `intake`), `probe_status` row `intake`, `loss` (`intake connections`)",
         shared=True,
     ),

@@ -38,16 +38,16 @@ SILENT_S, HUNG_S = 3.0, 30.0
 BOUNDS = (
     UpperBound(
         "processes",
-        "silence of a child process",
-        f"silent after {SILENT_S:g} s, killed after {HUNG_S:g} s",
+        "time since the last heartbeat of a child process",
+        f"shown as silent after {SILENT_S:g} s, killed after {HUNG_S:g} s",
         "restarted",
         "`status` (`sources`), `probe_status`, stderr",
     ),
     UpperBound(
         "processes",
         "restarts of a child process in a row",
-        f"{IN_A_ROW} that lived less than {STEADY_S:g} s",
-        "given up until its settings change or the agent restarts",
+        f"{IN_A_ROW} within {STEADY_S:g} s of their start",
+        "not restarted until its settings change or the agent restarts",
         "`status` (`sources`), `probe_status`, stderr",
     ),
 )

@@ -36,7 +36,7 @@ BOUNDS = (
         "report",
         "sequences (of a queue, producer and consumer) per user; queues and consumers with messages in one second",
         f"{MOST_SEQUENCES:,}; {PAIRS}",
-        "the oldest are forgotten; messages of further ones are not checked",
+        "the oldest are forgotten; messages of the others are not checked",
         "`status` (`bounds`), `probe_status` row `intake`",
     ),
 )

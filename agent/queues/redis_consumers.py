@@ -13,7 +13,9 @@ MAX_AT_ONCE = 4096  # of all groups in one poll; the next poll queries the other
 MAX_NAME_BYTES = 256
 #: For docs/limits.md.
 BOUNDS = (
-    UpperBound("queues", "consumers of a group", MAX_CONSUMERS, "its consumers are not queried", "null in `idle_s`"),
+    UpperBound(
+        "queues", "consumers of a Redis group", MAX_CONSUMERS, "its consumers are not queried", "null in `idle_s`"
+    ),
 )
 _WORKS_NS = 60_000_000_000  # a consumer counts as working for this long after its last request
 IDLE_MS = 60_000  # one that holds entries, without a request for so long

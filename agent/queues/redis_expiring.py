@@ -18,9 +18,9 @@ from agent.queues.timers import QueueTimer
 BOUNDS = (
     UpperBound(
         "queues",
-        "keys with an expiry, of a declared pattern",
+        "Redis keys of a declared pattern",
         MAX_STREAMS,
-        "no timers of the others",
+        "timers of the others are not known",
         "`timer_effect.consequence`",
         setting="a narrower pattern",
     ),

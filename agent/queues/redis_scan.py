@@ -30,7 +30,7 @@ BOUNDS = (
         "queues",
         "keys searched for streams in one poll",
         SCAN_STEPS * SCAN_COUNT,
-        "the next poll goes on",
+        "the next poll continues",
         "`queue_lag.reason`",
         setting="`?streams=`",
     ),

@@ -27,9 +27,9 @@ _SKIP = 4 * MOST
 BOUNDS = (
     UpperBound(
         "queues",
-        "entries of a Redis server's streams that are read in one poll for duplicates",
+        "entries of Redis streams read in one poll to find duplicates",
         MOST,
-        f"the rest at the next poll; {_SKIP:,} entries behind, the rest is skipped",
+        f"the next poll continues; if more than {_SKIP:,} entries are left, they are skipped",
         "`message_order.unread`",
     ),
 )

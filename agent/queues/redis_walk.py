@@ -38,7 +38,7 @@ BOUNDS = (
         "queues",
         "entries read in one poll to count a backlog (and 1 MiB, and 50 ms)",
         MAX_ENTRIES,
-        "the next poll goes on; `lag_messages` has bounds",
+        "the next poll continues; `lag_messages` has bounds",
         "`queue_lag.lag_at_least`, `inexact_reason`",
     ),
 )

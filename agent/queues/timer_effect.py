@@ -23,9 +23,9 @@ ROWS_PER_S, MOST_ROWS = 500.0, 10_000
 BOUNDS = (
     UpperBound(
         "queues",
-        "rows of `timer_effect`, of all jumps",
-        MOST_ROWS,
-        f"{ROWS_PER_S:g} a second",
+        "rows of `timer_effect`, all jumps together",
+        f"{MOST_ROWS:,} at once, {ROWS_PER_S:g} per second",
+        "dropped",
         "`loss` row `timers`",
     ),
 )

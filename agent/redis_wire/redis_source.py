@@ -49,7 +49,7 @@ BOUNDS = (
         "limiters",
         "decisions in Redis per second and user",
         DECISIONS_PER_S,
-        "the next row stands for the others",
+        "the next row counts the others",
         "`sample_rate`",
         setting="`redis_decisions_per_s`",
     ),

@@ -29,7 +29,7 @@ MOST = 64
 BOUNDS = (
     UpperBound(
         "rows",
-        "processes polled for quotas, memory, descriptors and disks, of those that report decisions or serve others",
+        "processes with limiter decisions or clients that are polled for quotas, memory, descriptors and disks",
         f"{MOST}, {MOST // 2} per user",
         "the others are not polled",
         "-",

@@ -42,7 +42,14 @@ BOUNDS = (
         "`status` (`store`: stalled), `loss` (`store`)",
         "MiB",
     ),
-    UpperBound("store", "wait for such a file system at exit", CLOSE_S, "the agent exits with status 4", "stderr", "s"),
+    UpperBound(
+        "store",
+        "wait at exit for a file system that does not answer",
+        CLOSE_S,
+        "the agent exits with status 4",
+        "stderr",
+        "s",
+    ),
 )
 #: Maximal age of the directory's sizes in ``state``.
 _CHECK_S = 0.5

@@ -269,7 +269,7 @@ def thresholds() -> str:
     from agent.correlate.thresholds import CorrelatorConfig
 
     inuse, source = CorrelatorConfig(), (ROOT / "agent/correlate/thresholds.py").read_text()
-    meanings = re.findall(r"^    (\w+): \w+ = .+?  #: (.+)$", source, re.MULTILINE)
+    meanings = re.findall(r"^    (\w+): \w+ = [^#]+?  #: (.+)$", source, re.MULTILINE)
 
     def shown(name: str) -> str:
         value = getattr(inuse, name)
@@ -419,13 +419,13 @@ AREAS = {
     "findings": "A finding is missing",
     "metrics": "Metrics or spans are missing",
     "store": "The store",
-    "processes": "A process of the agent is silent",
+    "processes": "A process of the agent does not answer",
 }
 #: Events of one user's processes that the kernel programs limit (bpf/tickscope.h), by the stem of its definitions.
 SHARES = {
-    "PROCESS": ("stops and ends of one user's processes", "process_shares"),
-    "DNS": ("lookups of one user's processes", "dns_shares"),
-    "SYSCALLS_SLOW": ("slow calls of one user's processes", "syscalls_shares"),
+    "PROCESS": ("stops and exits of one user's processes", "process_shares"),
+    "DNS": ("DNS lookups of one user's processes", "dns_shares"),
+    "SYSCALLS_SLOW": ("slow system calls of one user's processes", "syscalls_shares"),
     "SYSCALLS_CPU": ("waits for a CPU of one user's processes", "syscalls_shares"),
     "SYSCALLS_HOLDERS": ("holders of file locks that one user's processes wait for", "syscalls_shares"),
     "TCP_ANSWERS": ("servers of one user in `service_answer`", "tcp_shares"),
@@ -443,12 +443,16 @@ def bounds() -> str:
     text = "".join(path.read_text() for path in sorted((ROOT / "bpf").glob("*.[ch]")))
     for stem, (what, lost) in SHARES.items():
         each_ns, most = (int(re.findall(rf"#define {stem}_{name} (\d+)", text)[0]) for name in ("EACH_NS", "MOST"))
-        rate = f"{most} at once, {1e9 / each_ns:,.0f} per second; all users but root together twice that"
+        rate = f"{most} at once, {1e9 / each_ns:,.0f} per second; all users other than root together: twice that"
         found.append(UpperBound("rows", what, rate, "dropped", f"`loss` (`kernel`: `{lost}`)"))
-    rings = [int(pages) * 4 for pages in re.findall(r"BPF_RINGBUF_OUTPUT\(\w+, (\d+)\)", text)]
+    named = dict(re.findall(r"#define (\w+_PAGES) (\d+)", text))
+    pages = re.findall(r"BPF_RINGBUF_OUTPUT\(\w+, (\w+)\)", text)
+    rings = [4 * int(named.get(one, one)) for one in pages if one in named or one.isdecimal()]
     size = f"{min(rings)} KiB to {max(rings) >> 10} MiB"
     found.append(
-        UpperBound("rows", "ring of kernel events", size, "new records are dropped", "`loss` (`kernel`, by ring)")
+        UpperBound(
+            "rows", "ring buffer of kernel events", size, "new records are dropped", "`loss` (`kernel`, by ring)"
+        )
     )
     assert {one.area for one in found} == AREAS.keys()
     heads = ("what", "bound", "then", "shown in", "setting")

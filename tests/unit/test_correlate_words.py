@@ -215,7 +215,7 @@ TOLD = [
     (
         episode("rebalancing", "kafka queue orders group g", "rebalances", "", 4.0, unstable_s=2.5),
         (
-            "The partitions of kafka queue orders group g were assigned anew 4 times WHEN, 2.5 s of it without an"
+            "The partitions of kafka queue orders group g were reassigned 4 times WHEN, 2.5 s of it without an"
             " assignment"
         ),
     ),

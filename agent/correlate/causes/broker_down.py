@@ -196,7 +196,7 @@ CAUSE = Cause(
     20,
     "a broker, or another server, refused connections or did not run",
     {**POLLS, **READS, **PEERS, **ANSWERS, "tcp_close": (*ANSWERS["tcp_close"], "duration_ns", "bytes_in")},
-    "see whether it runs, and why it ended: its log, and its unit's state",
+    "check whether it runs, and why it ended: its log, and the state of its unit",
     {
         "broker_down": unreachable,
         "decision_latency": refused,

@@ -11,8 +11,7 @@ CAUSE = Cause(
     11,
     "the wall clock was slewed: it ran faster or slower",
     jumps.READS,
-    "see why the clock was that far off: tickscope clock; a daemon that steps at its start, and slews less later, is"
-    " gentler",
+    "see why the clock was that far off: tickscope clock; let the time daemon step at its start, and slew slowly later",
     jumps.rules(NAME),
     jumps=Jumping("slew", "is being slewed", "was slewed", moves=False, least_ns=lambda config: config.slew_min_ns),
 )

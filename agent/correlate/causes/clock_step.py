@@ -29,7 +29,7 @@ CAUSE = Cause(
     10,
     "the wall clock was stepped: set to another time at once",
     jumps.READS,
-    "let one time daemon alone set the clock, and let it slew; let limiters, leases and queues use a monotonic clock",
+    "let only one time daemon set the clock, by slewing; use a monotonic clock in limiters, leases and queues",
     {
         **{symptom: _or_not(rule, jumps.near, "the wall clock was not moved") for symptom, rule in _RULES.items()},
         "clock_disagreement": _or_not(_DISAGREEING, jumps.moved, "no step of that size was seen"),

@@ -51,7 +51,7 @@ CAUSE = Cause(
     90,
     "a limiter's limit or burst was lowered",
     {},
-    "see who changed it, and whether that was meant: tickscope limiters",
+    "see who changed it, and whether that was intended: tickscope limiters",
     {"refusals": lowered},
     facts=("limit", "burst"),
 )

@@ -73,7 +73,7 @@ CAUSE = Cause(
     120,
     "a group's consumers acknowledge less than what arrives, or than they usually do",
     {**READS, **WAITS, "syscall_latency": tuple(dict.fromkeys((*WAITS["syscall_latency"], *READS["syscall_latency"])))},
-    "see what each message costs them, or add consumers: tickscope queues",
+    "see how long a message takes, or add consumers: tickscope queues",
     {"queue_lag": slow},
     facts=FACTS,
 )

@@ -159,7 +159,7 @@ CAUSE = Cause(
     80,
     "a process was ready to run, but got no CPU: other processes ran, or a quota throttled it",
     {**PEERS, **CPUS, **READS},
-    "see what else runs there: top; who ran instead: tickscope query cpu_wait; cgroup limits (cpu.stat: nr_throttled)",
+    "see what else runs: top; what ran instead: tickscope query cpu_wait; cgroup limits (cpu.stat: nr_throttled)",
     {
         "decision_latency": either,
         "refusals": peers,

@@ -216,7 +216,7 @@ CAUSE = Cause(
     45,
     "a name resolved slowly or not at all: its name server was slow, silent, refusing or down",
     {**ANSWERS, **READS, **CPUS},
-    "ask it yourself: dig +tries=1 @SERVER NAME; its log and load; tickscope query dns_lookup --group-by peer",
+    "query it: dig +tries=1 @SERVER NAME; its log and load; tickscope query dns_lookup --group-by peer",
     {
         "decision_latency": unresolved,
         "service_latency": unresolved,

@@ -126,7 +126,7 @@ CAUSE = Cause(
     72,
     "threads waited for a kernel lock",
     READS,
-    "see which lock, and on which way: tickscope query lock_contention --columns"
+    "see which lock, and on which code path: tickscope query lock_contention --columns"
     " comm,lock,kind,path,max_ns,kernel_stack; fewer threads on one file, one mapping, or one listener (SO_REUSEPORT),"
     " or a newer kernel",
     {

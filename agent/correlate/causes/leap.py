@@ -11,7 +11,7 @@ CAUSE = Cause(
     12,
     "the kernel inserted or deleted a leap second",
     jumps.READS,
-    "let time servers smear leap seconds, all of them alike",
+    "let all time servers smear leap seconds in the same way",
     jumps.rules(NAME),
     jumps=Jumping("leap", "made a leap second,", "was moved by leap seconds", takes_actor=False),
 )

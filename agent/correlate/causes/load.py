@@ -126,7 +126,7 @@ CAUSE = Cause(
     140,
     "more requests or messages arrived than usual, or than the limit allows",
     READS,
-    "see who asks: tickscope limiters; raise the limit, or slow them down",
+    "see which clients send requests: tickscope limiters; raise the limit, or slow them down",
     {"refusals": asked_beyond, "decision_latency": more_requests, "queue_lag": arriving, "service_latency": answered},
     facts=("n", "cost", "others", "in", "out", "limit", "watched"),
 )

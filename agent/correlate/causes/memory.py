@@ -84,7 +84,7 @@ CAUSE = Cause(
     58,
     "a process has too little memory: its pages are reclaimed and read again, or the kernel kills it",
     {**READS, **STARVED, **PEERS},
-    "give its cgroup more memory (memory.max), or have it use less; what the limit did: memory.events, memory.failcnt;"
+    "give its cgroup more memory (memory.max), or reduce its use; effects of the limit: memory.events, memory.failcnt;"
     " tickscope query resource",
     {"decision_latency": slowed, "service_latency": slowed, "blocked_time": reclaimed, "resource_low": killed},
 )

@@ -73,6 +73,6 @@ CAUSE = Cause(
     54,
     "the other end of a connection stopped reading or writing, although the network was fine",
     READS,
-    "see what that process does instead: its log, its stacks (gdb -p, py-spy dump), tickscope query slow_syscall",
+    "see what that process did meanwhile: its log, its stacks (gdb -p, py-spy dump), tickscope query slow_syscall",
     {"receiver_stalled": not_reading, "sender_stalled": not_writing, "window_shut": not_taking},
 )

@@ -36,9 +36,8 @@ def given_back(episode: Episode, view: View) -> Iterator[Verdict]:
 CAUSE = Cause(
     "poison_message",
     105,
-    "a message that consumers cannot handle is given back, and delivered again and again",
+    "a message that consumers cannot handle is rejected and redelivered repeatedly",
     {"queue_lag": ("destination", "consumer_group", "partition", *COLUMNS)},
-    "find it in the consumers' logs; limit its deliveries (x-delivery-limit, max_retries), and set it aside"
-    " (dead letters)",
+    "find it in the consumers' logs; limit its deliveries (x-delivery-limit, max_retries), and use a dead-letter queue",
     {"queue_lag": given_back, "redelivery": given_back},
 )

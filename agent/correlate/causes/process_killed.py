@@ -10,8 +10,8 @@ CAUSE = Cause(
     19,
     "a process was killed, crashed, or exited",
     READS,
-    "see who ended it (tickscope query process_event), its log, and its unit's state; after oom, the limit of its"
-    " cgroup",
+    "see which process ended it (tickscope query process_event), its log, and its unit's state; after oom, the limit of"
+    " its cgroup",
     explains("process_killed", lambda termination: 0.0 if termination.stop else 0.99),
     merge_group="process end",
 )

@@ -28,6 +28,6 @@ CAUSE = Cause(
     13,
     "a stream or a consumer group was deleted while clients use it",
     {"queue_lag": ("destination", "consumer_group", "status", "reason")},
-    "see who deleted it (DEL, FLUSHALL, XGROUP DESTROY, an expiry, a server without persistence), and make it again",
+    "see who deleted it (DEL, FLUSHALL, XGROUP DESTROY, an expiry, a server without persistence), and create it again",
     {"queue_lag": deleted},
 )

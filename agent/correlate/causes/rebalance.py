@@ -1,4 +1,4 @@
-"""The members of a consumer group changed, or its partitions were assigned anew."""
+"""The members of a consumer group changed, or its partitions were reassigned."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def changed(episode: Episode, view: View) -> Iterator[Verdict]:
         return
     rebalances = _rebalances(episode, view)
     if rebalances:
-        words = render("its partitions were assigned anew {n}", n=value(rebalances, "time"))
+        words = render("its partitions were reassigned {n}", n=value(rebalances, "time"))
         seen = item("queue_lag", "rebalances", rebalances, "", column="rebalances", keys=group.keys)
         yield Verdict(
             CAUSE.name,
@@ -49,7 +49,7 @@ def assigned_anew(episode: Episode, view: View) -> Iterator[Verdict]:
     """What was read and not committed is read again."""
     rebalances = _rebalances(episode, view)
     if rebalances:
-        words = render("its partitions were assigned anew {n}", n=value(rebalances, "time"))
+        words = render("its partitions were reassigned {n}", n=value(rebalances, "time"))
         seen = item("queue_lag", "rebalances", rebalances, "", column="rebalances", keys=episode.keys)
         yield Verdict(CAUSE.name, 0.8, episode.scope, words, (seen,))
 
@@ -64,9 +64,9 @@ def _rebalances(episode: Episode, view: View) -> int:
 CAUSE = Cause(
     "rebalance",
     110,
-    "the members of a consumer group changed, or its partitions were assigned anew",
+    "the members of a consumer group changed, or its partitions were reassigned",
     {**READS, "queue_lag": (*READS["queue_lag"], "rebalances")},
-    "see which consumer came or went, and why: its log",
+    "see which consumer joined or left, and why: its log",
     {"queue_lag": changed, "duplicates": assigned_anew, "out_of_order": assigned_anew},
     facts=FACTS,
 )

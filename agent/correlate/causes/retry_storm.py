@@ -94,7 +94,7 @@ CAUSE = Cause(
     48,
     "a program repeated failed connects at once, without back-off",
     PEERS,
-    "have it wait longer after each failure (back-off with jitter), and give up at some point; see who it is: tickscope"
+    "use back-off with jitter and a maximum number of attempts; the program: tickscope"
     " query tcp_connect --group-by comm",
     {
         "retry_storm": itself,

@@ -60,6 +60,6 @@ CAUSE = Cause(
     95,
     "a server fails requests and reports the error itself",
     READS,
-    "see what it says: its log; tickscope query service_answer --where \"code <> ''\"",
+    "see its log; tickscope query service_answer --where \"code <> ''\"",
     {"service_errors": itself},
 )

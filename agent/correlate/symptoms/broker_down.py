@@ -35,7 +35,7 @@ SYMPTOM = Symptom(
     "queue_lag",
     READS,
     clause,
-    "see whether it runs, and what it says: tickscope queues",
+    "check whether it runs, and how the poll failed: tickscope queues",
     BrokerWatch,
     judge,
     polled_by_agent=True,

@@ -28,6 +28,6 @@ SYMPTOM = Symptom(
     "clock_change",
     READS,
     clause,
-    "see who moved it, which decisions fell into that time and which timers moved: tickscope explain last,"
+    "see which process moved it, and which decisions and timers are affected: tickscope explain last,"
     " tickscope clock history, tickscope query timer_effect",
 )

@@ -65,7 +65,7 @@ def clause(episode: Episode) -> Words:
 SYMPTOM = Symptom(
     "connect_latency",
     57,
-    "connects to a peer take far longer than ever; reported only with a known cause",
+    "connects to a peer take far longer than ever before; reported only with a known cause",
     "a peer",
     "ns",
     "tcp_connect",

@@ -81,8 +81,8 @@ SYMPTOM = Symptom(
     "tcp_close",
     READS,
     clause,
-    'see what was waited for: tickscope query tcp_close --where "waited_ns > 0" --group-by peer; what that server does'
-    " instead: tickscope query slow_syscall",
+    'see which server did not answer: tickscope query tcp_close --where "waited_ns > 0" --group-by peer; what that'
+    " server did meanwhile: tickscope query slow_syscall",
     AbandonedWatch,
     judge,
     measured={"age_ns": "waited_ns"},

@@ -26,5 +26,5 @@ SYMPTOM = symptom(
     order=51,
     meaning="messages were produced or consumed more than once",
     clause=clause,
-    todo="see which consumer had it first, and whether it acknowledged it: tickscope query message_order",
+    todo="see which consumer received the message first, and whether it acknowledged it: tickscope query message_order",
 )

@@ -36,7 +36,7 @@ def clause(episode: Episode) -> Words:
 SYMPTOM = Symptom(
     "entries_lost",
     65,
-    "a broker lost entries that it had, at a fail-over or a restart",
+    "a broker lost stored entries in a fail-over or a restart",
     "a broker",
     "",
     "queue_lag",

@@ -59,7 +59,7 @@ def clause(episode: Episode) -> Words:
 SYMPTOM = Symptom(
     "handshake_latency",
     61,
-    "TLS handshakes with an address take far longer than ever; reported only with a known cause",
+    "TLS handshakes with an address take far longer than ever before; reported only with a known cause",
     "an address",
     "ns",
     "tls_handshake",

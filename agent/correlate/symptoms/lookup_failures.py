@@ -59,7 +59,7 @@ SYMPTOM = Symptom(
     "dns_lookup",
     READS,
     clause,
-    "ask its name server yourself: dig +tries=1 @SERVER NAME; tickscope query dns_lookup --group-by peer,result",
+    "query its name server: dig +tries=1 @SERVER NAME; tickscope query dns_lookup --group-by peer,result",
     LookupWatch,
     judge,
     measured={"lost": "result"},

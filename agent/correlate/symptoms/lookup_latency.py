@@ -66,7 +66,7 @@ SYMPTOM = Symptom(
     "dns_lookup",
     READS,
     clause,
-    f"see which, and who was asked: tickscope query dns_lookup --where 'duration_ns > {SLOW_NS}' --group-by peer,name",
+    f"see which names and servers: tickscope query dns_lookup --where 'duration_ns > {SLOW_NS}' --group-by peer,name",
     LookupWatch,
     judge,
     bare=False,

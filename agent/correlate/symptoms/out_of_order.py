@@ -26,6 +26,6 @@ SYMPTOM = symptom(
     order=53,
     meaning="messages were produced or consumed after later ones of their sequence",
     clause=clause,
-    todo="see which one it was, and who produced it: tickscope query message_order; one producer a sequence, one"
+    todo="see the message and its producer: tickscope query message_order; use one producer per sequence, and one"
     " consumer at a time",
 )

@@ -46,7 +46,7 @@ SYMPTOM = Symptom(
     "process_event",
     READS,
     clause,
-    "see how it ended, and who made it: tickscope query process_event",
+    "see how it ended, and which process ended it: tickscope query process_event",
     ProcessWatch,
     judge,
 )

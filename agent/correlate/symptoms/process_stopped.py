@@ -49,7 +49,7 @@ SYMPTOM = Symptom(
     "process_event",
     READS,
     clause,
-    "see who stopped it: tickscope query process_event; kill -CONT lets it go on",
+    "see who stopped it: tickscope query process_event; kill -CONT continues it",
     ProcessWatch,
     judge,
 )

@@ -52,7 +52,7 @@ SYMPTOM = Symptom(
     "limiter_decision",
     READS,
     clause,
-    "see who asks it, and whether they still run and reach it: tickscope query tcp_connect --group-by peer; tickscope"
+    "check whether its clients still run and reach it: tickscope query tcp_connect --group-by peer; tickscope"
     " query process_event",
     HourWatch,
     judge,

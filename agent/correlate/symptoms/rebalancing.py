@@ -1,4 +1,4 @@
-"""Consumer groups whose partitions are assigned anew again and again."""
+"""Consumer groups with partitions that are reassigned repeatedly."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _more(counts: np.ndarray) -> np.ndarray:
 def clause(episode: Episode) -> Words:
     unstable = episode.facts.get("unstable_s", 0.0)
     return render(
-        "The partitions of {queue} were assigned anew {n} {when}{unstable}",
+        "The partitions of {queue} were reassigned {n} {when}{unstable}",
         queue=opening(episode.subject),
         n=value(episode.value, "time"),
         when=when(episode),
@@ -68,13 +68,13 @@ def clause(episode: Episode) -> Words:
 SYMPTOM = Symptom(
     "rebalancing",
     43,
-    "a consumer group's partitions are assigned anew again and again",
+    "the partitions of a consumer group are reassigned repeatedly",
     "a consumer group of a queue",
     "",
     "queue_lag",
     READS,
     clause,
-    "see which member comes and goes, and why: its log, session.timeout.ms, max.poll.interval.ms",
+    "see which member joins and leaves, and why: its log, session.timeout.ms, max.poll.interval.ms",
     QueueWatch,
     judge,
     measured={"rebalances": "rebalances"},

@@ -77,7 +77,7 @@ SYMPTOM = Symptom(
     "limiter_decision",
     READS,
     clause,
-    "compare what was asked for with the limit: tickscope limiters",
+    "compare the requests with the limit: tickscope limiters",
     LimiterWatch,
     judge,
     measured={"share": "result"},

@@ -144,7 +144,7 @@ SYMPTOM = Symptom(
     "resource",
     READS,
     clause,
-    "see what uses it up: tickscope query resource; of the processor: tickscope query cpu_wait",
+    "see what uses it up: tickscope query resource; for CPU: tickscope query cpu_wait",
     ResourceWatch,
     judge,
     measured={

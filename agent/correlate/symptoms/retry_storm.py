@@ -75,7 +75,7 @@ SYMPTOM = Symptom(
     "tcp_connect",
     READS,
     clause,
-    "see what it tries, and why that fails: tickscope query tcp_connect --group-by peer; its log",
+    "see which peer it connects to, and why that fails: tickscope query tcp_connect --group-by peer; its log",
     RetryWatch,
     judge,
 )

@@ -182,7 +182,7 @@ SYMPTOM = Symptom(
     "limiter_decision",
     READS,
     clause,
-    "see what the errors say: the program's log; tickscope queues; tickscope query service_answer --group-by code",
+    "see the errors: the program's log; tickscope queues; tickscope query service_answer --group-by code",
     ServiceWatch,
     judge,
     measured={"share": "result", "answers": "count", "replies": "errors", "alarms": "errors"},

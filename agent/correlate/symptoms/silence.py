@@ -78,7 +78,7 @@ SYMPTOM = Symptom(
     "limiter_decision",
     READS,
     clause,
-    "see whether its process runs, and who asks it: tickscope query process_event",
+    "check whether its process and its clients run: tickscope query process_event",
     PauseWatch,
     judge,
     bare=False,

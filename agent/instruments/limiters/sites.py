@@ -35,7 +35,9 @@ STACKS, _FORGOTTEN, PLACES, _RESOLVED = 4096, 512, 1024, 24
 SITES = 256
 #: For docs/limits.md.
 BOUNDS = (
-    UpperBound("limiters", "callers of limiters of one program", SITES, "the id of the others ends in `@?`", "the id"),
+    UpperBound(
+        "limiters", "call sites of limiters in one program", SITES, "the id of the others ends in `@?`", "the id"
+    ),
 )
 _AGAIN_NS = 3_600_000_000_000
 #: The part of the time that the ELF analyzer may take for programs of all users but root; its burst, s.

@@ -72,15 +72,15 @@ BOUNDS = (
         "queues",
         "Celery's unacknowledged messages read in one poll",
         READ_BYTES,
-        "the next poll goes on",
+        "the next poll continues",
         "`queue_lag.inexact_reason`",
         "bytes",
     ),
     UpperBound(
         "queues",
-        "average size of messages in a list whose oldest message is read",
+        "average message size in a list of Celery",
         TAIL_BYTES,
-        "no age, no rates",
+        "age and rates are unknown",
         "`queue_lag.inexact_reason`",
         "bytes",
     ),
@@ -93,7 +93,7 @@ _REFUSED_NS = 60_000_000_000  # a refused command for names is not repeated for 
 
 @dataclass(frozen=True)
 class CeleryServer:
-    """queues: empty: found by itself. visibility_timeout_s: as in the application's ``broker_transport_options``; None:
+    """queues: empty: all. visibility_timeout_s: as in the application's ``broker_transport_options``; None:
     not known. prefix: its ``global_keyprefix``. workers: whether to ask the workers (agent/queues/celery_control.py).
     tasks: whether to read the names of tasks.
     """
@@ -654,7 +654,7 @@ BROKER = Broker(
     "Celery on Redis",
     "queues of Celery and kombu: waiting, unacknowledged and delayed messages, and when they are delivered again",
     FORM,
-    "no queues: found by itself; workers=true: asks the workers, too; tasks=false: reads no names of tasks",
+    "without queues: all; workers=true: also asks the workers; tasks=false: does not read names of tasks",
     CeleryServer.parse,
     opened,
 )

@@ -32,10 +32,17 @@ _VARIABLES = "TICKSCOPE_QUEUES_FROM_"
 _SYSTEM = "http"
 #: For docs/limits.md.
 BOUNDS = (
-    UpperBound("queues", "queues of an endpoint", MAX_QUEUES, "not watched", "`queue_lag.reason`", setting="labels"),
+    UpperBound(
+        "queues", "queues of a metrics endpoint", MAX_QUEUES, "not watched", "`queue_lag.reason`", setting="labels"
+    ),
     UpperBound("queues", "samples of one metric of an endpoint", MAX_SAMPLES, "not read", "`queue_lag.reason`"),
     UpperBound(
-        "queues", "an endpoint's answer", MAX_BODY_BYTES >> 20, "its queues are down", "`queue_lag.reason`", "MiB"
+        "queues",
+        "answer of a metrics endpoint",
+        MAX_BODY_BYTES >> 20,
+        "its queues have `status` down",
+        "`queue_lag.reason`",
+        "MiB",
     ),
 )
 

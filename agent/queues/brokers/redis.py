@@ -38,7 +38,7 @@ from agent.queues.redis_walk import walk
 
 MAX_GROUPS = 1024  # the number of groups left out is reported in a row
 #: For docs/limits.md.
-BOUNDS = (UpperBound("queues", "consumer groups", MAX_GROUPS, "not watched", "`queue_lag.reason`"),)
+BOUNDS = (UpperBound("queues", "consumer groups of a Redis server", MAX_GROUPS, "not watched", "`queue_lag.reason`"),)
 _MAX_HEADS = 256  # entries that are read in one poll for their ids
 _LOOKED_FOR = 10  # of these, pending entries that may have been deleted
 _RULES_CHARACTERS = 80
@@ -419,7 +419,7 @@ BROKER = Broker(
     "Redis Streams",
     "consumer groups of streams: lag, age, pending and redelivered entries; declared lists",
     "redis://[user:password@]host:port/db?streams=orders,mails",
-    "no streams: found by itself; lists by ?rq=, ?bullmq=, ?sidekiq=, ?lists=; redis+sentinel://host:26379/SERVICE/db, redis+cluster://host:port",
+    "without streams: all; lists by ?rq=, ?bullmq=, ?sidekiq=, ?lists=; redis+sentinel://host:26379/SERVICE/db, redis+cluster://host:port",
     RedisUrl.parse,
     opened,
 )
