@@ -105,6 +105,8 @@ class Apt:
             "-o",
             "APT::Sandbox::User=root",
             "-o",
+            "Acquire::Check-Valid-Until=false",  # a mirror may be behind
+            "-o",
             "Acquire::Languages=none",
             "-o",
             "APT::Architecture=amd64",
