@@ -49,8 +49,8 @@ class TimerRule:
 
 
 _KOMBU = "kombu 5.2.4, 5.3.7, 5.4.2, 5.5.4 and 5.7.0 on Redis 7.0.15"
-_REDIS = "Redis 7.0.15: SET PX and PEXPIREAT"
-_MEASURED = ("7.0",)
+_REDIS = "Redis 7.0.15 and 8.0.2: SET PX and PEXPIREAT"
+_MEASURED = ("7.0", "8.0")
 RULES = (
     TimerRule(
         "celery",
