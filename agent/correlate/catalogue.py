@@ -184,7 +184,8 @@ def kept() -> dict[str, tuple[str, ...]]:
     an unknown table or column.
     """
     read: dict[str, set[str]] = {}
-    for one in (*symptoms().values(), *causes().values()):
+    every: list[Symptom | Cause] = [*symptoms().values(), *causes().values()]
+    for one in every:
         for table, columns in one.reads.items():
             where = f"{type(one).__name__.lower()} {one.name}: reads"
             if table not in TABLES:
