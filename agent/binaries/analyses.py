@@ -4,14 +4,14 @@ ElfError, OSError.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import Any
 
 from agent.binaries import gocallers, nearest
 from agent.binaries.contract import Analysis, Attachment
 from agent.binaries.elf import Elf
+from agent.common.declared import all_declared
 
 #: The package of the kinds of binaries: each module's ``KIND`` (agent/instruments/kind.py).
 _KINDS = "agent.instruments"
@@ -43,11 +43,10 @@ KINDS: dict[str, Callable[..., Any]] = {
 
 
 def discover() -> dict[str, Any]:
-    """Every kind of binary, by name (``agent.instruments.kind.BinaryKind``). Registers their analyzers."""
-    package, found = importlib.import_module(_KINDS), dict[str, Any]()
-    for module in pkgutil.iter_modules(package.__path__):
-        kind = getattr(importlib.import_module(f"{_KINDS}.{module.name}"), "KIND", None)
-        if kind is not None:
-            found[kind.name] = kind
-            KINDS[kind.name] = kind.analyze
+    """Every kind of binary, by name (``agent.instruments.kind.BinaryKind``). Registers their analyzers. Raises
+    AgentError for a wrong declaration.
+    """
+    declaration: type[Any] = import_module(f"{_KINDS}.kind").BinaryKind
+    found = {one.name: one for one in all_declared(import_module(_KINDS), "KIND", declaration, optional=True)}
+    KINDS.update((name, kind.analyze) for name, kind in found.items())
     return found

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib import import_module
-from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from agent.common.declared import all_declared
 from agent.errors import AgentError
 from agent.tables import TABLES
 
@@ -128,7 +127,7 @@ def symptoms() -> dict[str, Symptom]:
     """All of them by name, in order. Raises AgentError for a file without a valid declaration."""
     from agent.correlate import symptoms as room
 
-    return _found(room.__name__, room.__path__, "SYMPTOM")
+    return _in_order(all_declared(room, "SYMPTOM", Symptom, named=True))
 
 
 @cache
@@ -138,17 +137,13 @@ def causes() -> dict[str, Cause]:
     """
     from agent.correlate import causes as room
 
-    return joined(symptoms(), _found(room.__name__, room.__path__, "CAUSE"))
+    return joined(symptoms(), _in_order(all_declared(room, "CAUSE", Cause, named=True)))
 
 
-def _found(room: str, path: Any, what: str) -> dict[str, Any]:
-    found = []
-    for info in iter_modules(path):
-        one = getattr(import_module(f"{room}.{info.name}"), what, None)
-        if one is None or one.name != info.name:
-            declared = f"a {what} named {one.name!r}" if one else f"no {what}"
-            raise AgentError(f"{room}.{info.name} declares {declared}", remedy=f"it is one named {info.name!r}")
-        found.append(one)
+_Ordered = TypeVar("_Ordered", Symptom, Cause)
+
+
+def _in_order(found: list[_Ordered]) -> dict[str, _Ordered]:
     return {one.name: one for one in sorted(found, key=lambda one: (one.order, one.name))}
 
 
@@ -185,12 +180,19 @@ _ALWAYS = ("t_ns", "pid", "proc_start_ns", "comm")
 
 @cache
 def kept() -> dict[str, tuple[str, ...]]:
-    """By table, the columns that some symptom or cause reads, both in the order of declaration."""
+    """By table, the columns that some symptom or cause reads, both in the order of declaration. Raises AgentError for
+    an unknown table or column.
+    """
     read: dict[str, set[str]] = {}
-    for reads in (*(s.reads for s in symptoms().values()), *(c.reads for c in causes().values())):
-        for table, columns in reads.items():
+    every: list[Symptom | Cause] = [*symptoms().values(), *causes().values()]
+    for one in every:
+        for table, columns in one.reads.items():
+            where = f"{type(one).__name__.lower()} {one.name}: reads"
+            if table not in TABLES:
+                raise _unknown(where, table, TABLES)
+            for column in {*columns} - {*_ALWAYS} - {*TABLES[table].by_name}:
+                raise _unknown(f"{where} {table}", column, TABLES[table].by_name)
             read.setdefault(table, {*_ALWAYS}).update(columns)
-    assert all(its - {*_ALWAYS} <= set(TABLES[table].by_name) for table, its in read.items())
     return {name: tuple(c for c in table.by_name if c in read[name]) for name, table in TABLES.items() if name in read}
 
 

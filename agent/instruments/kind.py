@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.binaries.analyses import discover
 from agent.binaries.contract import Analysis, Analyzer, Instance
+from agent.errors import AgentError
 from agent.kernel.probe import Parts, Probe, Program
 from agent.targets.asked import ProbeRequest
 
@@ -74,14 +75,18 @@ class BinaryKind:
             targets.exe(ProbeRequest(self.name, found, self.family, arguments | of_executables))
 
 
-def extended(probe: Probe) -> Probe:
-    """A family with the programs of its kinds."""
-    kinds = [kind for kind in discover().values() if kind.family == probe.name]
-    return replace(
-        probe,
-        programs=(*probe.programs, *(program for kind in kinds for program in kind.programs)),
-        more=(*probe.more, *(source for kind in kinds for source in kind.sources)),
-    )
+def extended(probes: Mapping[str, Probe]) -> dict[str, Probe]:
+    """The families by name, with the programs of their kinds. Raises AgentError for a kind of an unknown family."""
+    out = dict(probes)
+    for kind in discover().values():
+        if kind.family not in out:
+            raise AgentError(
+                f"agent/instruments/: the kind {kind.name!r} has an unknown family {kind.family!r}",
+                remedy=f"one of: {', '.join(out)}",
+            )
+        probe = out[kind.family]
+        out[kind.family] = replace(probe, programs=(*probe.programs, *kind.programs), more=(*probe.more, *kind.sources))
+    return out
 
 
 def setup(family: Family, kernel: KernelSource, helper: Attacher, targets: Targets, parts: Parts) -> list[Source]:

@@ -58,13 +58,15 @@ def with_kernel_functions(code: bytes) -> bytes:
 
 
 class Compiled:
-    """maps: descriptor by name. ``code(function)``: a program's instructions, which refer to these descriptors."""
+    """maps: descriptor by name. ``code(function)``: a program's instructions, which refer to these descriptors; empty
+    if there is no such function.
+    """
 
     def __init__(self, maps: dict[str, int], programs: dict[str, bytes]) -> None:
         self.maps, self._programs = maps, programs
 
     def code(self, function: str) -> bytes:
-        return self._programs[function]
+        return self._programs.get(function, b"")
 
 
 def compile_text(text: str, cflags: list[str]) -> Compiled:

@@ -14,7 +14,7 @@ from pathlib import Path
 from agent.errors import PRIVILEGE, AgentError
 from agent.kernel.loading import LoaderProcess
 from agent.kernel.probe import Probe, ordered
-from agent.kernel.wire import Wire
+from agent.kernel.wire import Wire, WireError
 
 BPF_DIR = Path(__file__).resolve().parents[2] / "bpf"
 _MAX_FDS = 256
@@ -94,6 +94,15 @@ def _structs_of(probe: Probe) -> list[str]:
     return sorted({r.wire for r in probe.rings} | {n for a in probe.aggregates for n in (a.key, a.value)})
 
 
+def _assertions(wire: Wire, probe: Probe) -> str:
+    try:
+        return wire.assertions(_structs_of(probe))
+    except WireError as error:
+        raise AgentError(
+            f"probe {probe.name}: {error}", remedy=f"correct bpf/{' or bpf/'.join(probe.sources)}"
+        ) from error
+
+
 def _pid_namespace() -> list[str]:
     """Compiler flags that make the programs use this PID namespace's process numbers, if it is not the host's
     (include/linux/proc_ns.h).
@@ -103,6 +112,10 @@ def _pid_namespace() -> list[str]:
 
 
 def _job(probes: list[Probe], options: Mapping[str, int], bpf_dir: Path, btf: str) -> tuple[dict[str, object], Wire]:
+    for probe in probes:
+        for source in probe.sources:
+            if not (bpf_dir / source).exists():
+                raise AgentError(f"{bpf_dir / source} does not exist", why=f"it is a BPF source of probe {probe.name}")
     wire = Wire.read(bpf_dir / "events.h", bpf_dir / "tickscope.h", *(bpf_dir / s for p in probes for s in p.sources))
     chosen = {name: options.get(name, value) for p in probes for name, value in p.options.items()}
     counted = [m for p in probes for m in loss_counted(p)]
@@ -128,7 +141,7 @@ def _job(probes: list[Probe], options: Mapping[str, int], bpf_dir: Path, btf: st
             ),
         ],
         "after": {p.name: p.after for p in probes},
-        "behind": {p.name: p.text + wire.assertions(_structs_of(p)) for p in probes},
+        "behind": {p.name: p.text + _assertions(wire, p) for p in probes},
         "families": [
             {"name": p.name, "maps": maps_of(p), "programs": [vars(program) for program in p.programs]} for p in probes
         ],
@@ -139,7 +152,8 @@ def _job(probes: list[Probe], options: Mapping[str, int], bpf_dir: Path, btf: st
 class Loading:
     """Programs that are being compiled, loaded and attached; ``finish`` waits for them.
 
-    loader: a process that was started before. Raises ValueError for families with a circular order, or with more maps
+    loader: a process that was started before. Raises AgentError for BPF sources that are missing or have wrong wire
+    structs; ValueError for families with a circular order, or with more maps
     than counters; OSError if the loader cannot be started.
     """
 

@@ -224,6 +224,10 @@ class Loader:
 
     def load_one(self, compiled: Compiled, program: ProgramPlan) -> int | None:
         code, name = compiled.code(program.function), program.function
+        if not code:
+            program.attach, program.reason = False, "its family's BPF sources have no function of this name"
+            program.remedy = "correct the name in agent/probes/ (or agent/instruments/) or in bpf/"
+            return None
         if program.kind.startswith("u") and not on_own_stack(code):
             program.attach, program.reason = False, f"{name} does not begin with on_own_stack()"
             program.remedy = "add it (bpf/tickscope.h)"

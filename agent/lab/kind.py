@@ -7,10 +7,9 @@ import random
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
-from importlib import import_module
-from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
+from agent.common.declared import files, load
 from agent.lab.program import LabProgram, reach
 from agent.tables import CAUSES
 
@@ -119,8 +118,8 @@ def kinds() -> dict[str, Kind]:
     from agent.lab import kinds as package
 
     found: dict[str, Kind] = {}
-    for info in sorted(iter_modules(package.__path__), key=lambda i: i.name):
-        for value in vars(import_module(f"{package.__name__}.{info.name}")).values():
+    for file in files(package):
+        for value in vars(load(package.__name__, file)).values():
             for kind in value if isinstance(value, tuple) else (value,):
                 if isinstance(kind, Kind):
                     found[kind.name] = kind

@@ -10,12 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import Any
 
 from agent.common.clocks import boot_ns
+from agent.common.declared import all_declared
 
 #: Addresses of the two namespaces: the node itself (loopback, another address of its own, its end of the link), and the
 #: far side.
@@ -136,9 +135,4 @@ def programs() -> dict[str, LabProgram]:
     """All programs by name: each file of ``agent/lab/programs`` has a tuple ``PROGRAMS``."""
     from agent.lab import programs as package
 
-    found = [
-        p
-        for info in iter_modules(package.__path__)
-        for p in getattr(import_module(f"{package.__name__}.{info.name}"), "PROGRAMS", ())
-    ]
-    return {program.name: program for program in found}
+    return {one.name: one for one in all_declared(package, "PROGRAMS", LabProgram, optional=True)}

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
-from pkgutil import iter_modules
 
+from agent.common.declared import all_declared
 from agent.limiters import libraries
 from agent.limiters.library import LimiterLibrary, Seen, Step
 
 
 def _found() -> tuple[LimiterLibrary, ...]:
     """The libraries: those whose decisions are observed first, then by name."""
-    found: list[LimiterLibrary] = [
-        import_module(f"{libraries.__name__}.{info.name}").LIBRARY for info in iter_modules(libraries.__path__)
-    ]
+    found = all_declared(libraries, "LIBRARY", LimiterLibrary)
     return tuple(sorted(found, key=lambda one: (one.seen is None, one.library)))
 
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib import import_module
-from pkgutil import iter_modules
 
+from agent.common.declared import all_declared
 from agent.limiters import scripts
 from agent.limiters.script import SCRIPT_COMMANDS, RedisCall, RedisLimiter
 
 
 def known() -> tuple[RedisLimiter, ...]:
-    found: list[RedisLimiter] = []
-    for info in iter_modules(scripts.__path__):
-        found += import_module(f"{scripts.__name__}.{info.name}").LIMITERS
-    return tuple(found)
+    return tuple(all_declared(scripts, "LIMITERS", RedisLimiter))
 
 
 class Limiters:

@@ -6,11 +6,11 @@ that source or in bpf/events.h, and named here. A table of its own is declared i
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from agent.common.declared import all_declared
 from agent.instruments.kind import extended
 from agent.kernel.probe import Probe
 
@@ -20,15 +20,10 @@ if TYPE_CHECKING:
 
 def discover(functions: Sequence[FunctionSettings] = ()) -> dict[str, Probe]:
     """Every family declared in this package, by name. functions: the setting ``limiter_functions``, of which programs
-    are made too.
+    are made too. Raises AgentError for a wrong declaration.
     """
     if functions:
         from agent.limiters.functions.settings import declare_all
 
         declare_all(functions)
-    found = {}
-    for module in pkgutil.iter_modules(__path__):
-        probe = None if module.ispkg else getattr(importlib.import_module(f"{__name__}.{module.name}"), "PROBE", None)
-        if isinstance(probe, Probe):
-            found[probe.name] = extended(probe)
-    return found
+    return extended({probe.name: probe for probe in all_declared(sys.modules[__name__], "PROBE", Probe, named=True)})

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
-from pkgutil import iter_modules
 from typing import Any, Protocol
 
+from agent.common.declared import declared, files
 from agent.common.settings import TOP, Place, read, value
 from agent.queues.judged import Judged
 
@@ -101,14 +100,15 @@ def names() -> list[str]:
     """Names of all kinds. Loads none of them."""
     from agent.queues import brokers as package
 
-    return sorted(info.name for info in iter_modules(package.__path__))
+    return files(package)
 
 
 @cache
 def broker(name: str) -> Broker:
-    """The kind of this name; loads no other. Raises ModuleNotFoundError."""
-    found: Broker = import_module(f"agent.queues.brokers.{name}").BROKER
-    assert found.name == name, f"agent.queues.brokers.{name} declares {found.name}"
+    """The kind of this name; loads no other. Raises ModuleNotFoundError, and AgentError for a wrong
+    declaration.
+    """
+    (found,) = declared("agent.queues.brokers", name, "BROKER", Broker, named=True)
     return found
 
 

@@ -34,6 +34,7 @@ FAMILIES = {
         " FIRST; }"
     ),
     "strange": "int strange_program(struct bpf_raw_tracepoint_args *ctx) { return 0; }",
+    "misnamed": "int misnamed_other(struct bpf_raw_tracepoint_args *ctx) { return 0; }",
     "shared": "int shared_program(struct pt_regs *ctx) { return 0; }",
     "padded": (
         "struct padded_event { u32 a; u32 b; };\nint padded_program(struct bpf_raw_tracepoint_args *ctx) { return 0; }"
@@ -113,6 +114,7 @@ def test_programs_of_all_kernels_have_no_atomics_but_additions() -> None:
         ("refused", "the kernel refused it"),
         ("broken", "nothing_of_that_name"),
         ("strange", "no tracepoint no_such_tracepoint"),
+        ("misnamed", "misnamed_program: its family's BPF sources have no function of this name"),
         ("shared", "on_own_stack()"),
     ],
 )

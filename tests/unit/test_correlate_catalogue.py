@@ -23,6 +23,7 @@ from agent.correlate.correlator import Correlator
 from agent.correlate.episode import Episode, Verdict
 from agent.correlate.guard import IN_A_ROW
 from agent.correlate.view import View
+from agent.errors import AgentError
 from agent.tables import TABLES
 from tests.unit.correlate_scenarios import ALL, T0, UNTIL, S, broker_slow, lagging, latest, refusing
 
@@ -130,6 +131,20 @@ def test_the_catalogue_is_printed(verb: str, names: Any, fmt: str) -> None:
         [sys.executable, "-m", "agent", verb, "-o", fmt], capture_output=True, text=True, check=True
     ).stdout
     assert [name for name in names() if name not in out] == []
+
+
+@pytest.mark.parametrize(
+    ("reads", "said"),
+    [
+        ({"tcp_nothing": ("peer",)}, "'tcp_nothing'"),
+        ({"tcp_close": ("nothing",)}, "tcp_close: there is no 'nothing'"),
+    ],
+)
+def test_what_a_cause_reads_exists(monkeypatch: pytest.MonkeyPatch, reads: Any, said: str) -> None:
+    wrong = {**causes(), "busy": replace(causes()["busy"], reads=reads)}
+    monkeypatch.setattr("agent.correlate.catalogue.causes", lambda: wrong)
+    with pytest.raises(AgentError, match=f"cause busy: reads.*{said}"):
+        kept.__wrapped__()
 
 
 def test_declarations_are_whole() -> None:

@@ -7,9 +7,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from itertools import permutations
+from typing import Any
 
 import pytest
 
+from agent.errors import AgentError
+from agent.instruments.kind import extended
 from agent.kernel import compiler
 from agent.kernel.load import BPF_DIR, LOST_COUNTERS, _job, load, loss_counted
 from agent.kernel.plan import plan
@@ -118,3 +121,21 @@ def test_what_is_optional_is_no_degradation_unless_nothing_else_is_there(there: 
     assert (alone.state, "no tracepoint end" in alone.reason) == (
         ("attached", False) if "end" in there else ("unavailable", True)
     )
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"parts": ("exec_nowhere.h",)}, "exec_nowhere.h does not exist"),
+        ({"rings": (Ring("exec_events", "exec_nothing"),)}, "probe exec: struct exec_nothing is declared nowhere"),
+    ],
+)
+def test_a_wrong_declaration_names_its_source(changed: dict[str, Any], said: str) -> None:
+    with pytest.raises(AgentError) as error:
+        _job([replace(discover()["exec"], **changed)], {}, BPF_DIR, "btf")
+    assert said in error.value.what
+
+
+def test_a_kind_of_binary_of_an_unknown_family_is_refused() -> None:
+    with pytest.raises(AgentError, match="has an unknown family 'dns'"):
+        extended({name: probe for name, probe in discover().items() if name != "dns"})

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from pkgutil import iter_modules
-
+from agent.common.declared import all_declared
 from agent.limiters import models
 from agent.limiters.models.model import Model
 
-_NOT_MODELS = ("catalogue", "model")
-
 
 def _found() -> dict[str, Model]:
-    found: list[Model] = []
-    for info in iter_modules(models.__path__):
-        if info.name not in _NOT_MODELS:
-            found += import_module(f"{models.__name__}.{info.name}").MODELS
+    found = all_declared(models, "MODELS", Model, optional=True)
     return {one.name: one for one in sorted(found, key=lambda one: one.name.lower())}
 
 
