@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from agent.common.lean import without
+from agent.common.tls import client_context
 
 with without("ssl"):  # OpenSSL is 2 MB, and only https needs it
     from http.client import HTTPConnection, HTTPException, HTTPResponse, IncompleteRead
@@ -102,13 +103,7 @@ class Transport:
     def _context(self) -> ssl.SSLContext | None:
         if not self._tls:
             return None
-        import ssl
-
-        authority, certificate, key = self._certificates
-        context = ssl.create_default_context(cafile=authority or None)
-        if certificate:
-            context.load_cert_chain(certificate, key or None)
-        return context
+        return client_context(*self._certificates)
 
     def abort(self) -> None:
         """Ends the request under way. May be called from any thread."""

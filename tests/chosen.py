@@ -24,6 +24,7 @@ ONLY_ALL: dict[str, str | None] = {
     "tests/kernel/test_redis_envoy.py::test_each_decision_by_the_services_own_answers": "environ0",
     "tests/kernel/test_tls_versions.py::test_handshakes_of_another_release": "bullseye",
     "tests/kernel/test_tls_versions.py::test_messages_after_the_handshake_are_none": "bullseye",
+    "tests/system/test_celery.py::test_a_worker_that_ends_is_a_finding_about_its_queue": "19*",
     "tests/system/test_lab_brokers.py::test_faults_of_a_broker_have_an_impact_and_their_cause_is_found": "celery*",
     **{
         f"tests/servers/test_rabbitmq.py::test_{name}": "own*"
@@ -40,6 +41,9 @@ ONLY_ALL: dict[str, str | None] = {
             "a_wrong_password_of_the_management_port_costs_only_what_that_port_has",
             "least_rights_for_the_management_port",
             "a_stopped_a_dead_and_a_returned_node",
+            "a_worker_of_celery_that_holds_all_that_it_may_and_is_killed",
+            "a_retry_of_celery_waits_in_the_worker",
+            "tls",
         )
     },
     **{
@@ -88,6 +92,11 @@ ONLY_ALL: dict[str, str | None] = {
         )
     },
     "tests/servers/test_otlp_releases.py::test_all_arrives_valid_and_what_is_rejected_is_read": "oldest-*",
+    # the way from a stopped consumer to its finding; Celery, Kafka and RabbitMQ have it
+    "tests/system/test_celery.py::test_a_worker_that_goes_on_with_its_second_broker_is_listed_with_the_queue": None,
+    "tests/system/test_etcd.py::test_a_stopped_copier_is_a_finding_that_names_it": None,
+    "tests/system/test_nats.py::test_a_stopped_consumer_is_a_finding_that_names_it": None,
+    "tests/system/test_postgresql.py::test_a_stopped_worker_is_a_finding_that_names_it": None,
     # weeks of seconds; test_correlate_hours.py has other tests of the bound, of habits that change, and of two weeks
     "tests/unit/test_correlate_hours.py::test_silence_at_an_hour_that_is_usually_silent_is_not_reported": None,
     "tests/unit/test_correlate_hours.py::test_any_number_of_strangers_takes_nobodys_place": None,

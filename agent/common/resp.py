@@ -18,6 +18,7 @@ import hiredis
 
 from agent.common.address import with_port
 from agent.common.framing import ReplyBounds, TooMuch
+from agent.common.tls import client_context
 from agent.errors import USAGE, AgentError
 
 Reply = Any  #: bytes, int, None, list of these, or hiredis.ReplyError
@@ -222,9 +223,7 @@ class RespClient:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.peer = self._socket.getpeername()[:2]
         if url.tls:
-            import ssl
-
-            self._socket = ssl.create_default_context().wrap_socket(self._socket, server_hostname=url.host)
+            self._socket = client_context().wrap_socket(self._socket, server_hostname=url.host)
         commands: list[tuple[bytes | str | int, ...]] = [("CLIENT", "SETNAME", "tickscope")]
         if url.password:
             commands.insert(0, ("AUTH", url.user, url.password) if url.user else ("AUTH", url.password))

@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from agent.common.address import with_port
 from agent.common.http_get import HttpClient, HttpDown
 from agent.common.settings import setting, text
+from agent.common.tls import client_context
 from agent.errors import USAGE, AgentError
 
 if TYPE_CHECKING:
@@ -147,9 +148,4 @@ class HttpServer:
 
     def tls(self) -> ssl.SSLContext:
         """Raises OSError if a file cannot be used."""
-        import ssl
-
-        context = ssl.create_default_context(cafile=self.ca_file or None)
-        if self.certificate_file:
-            context.load_cert_chain(self.certificate_file, self.key_file or None)
-        return context
+        return client_context(self.ca_file, self.certificate_file, self.key_file)

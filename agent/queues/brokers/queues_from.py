@@ -16,6 +16,7 @@ from agent.common.fairness import UpperBound
 from agent.common.http_get import HttpClient, HttpDown
 from agent.common.settings import Place, ValueType, setting, text
 from agent.common.settings import read as read_section
+from agent.common.tls import client_context
 from agent.errors import USAGE, AgentError
 from agent.queues.asking import Asking
 from agent.queues.catalogue import Broker, Row
@@ -152,12 +153,7 @@ class MetricsEndpoint:
 
     def tls(self) -> ssl.SSLContext:
         """Raises OSError if a file cannot be used."""
-        import ssl
-
-        context = ssl.create_default_context(cafile=self.ca_file or None)
-        if self.certificate_file:
-            context.load_cert_chain(self.certificate_file, self.key_file or None)
-        return context
+        return client_context(self.ca_file, self.certificate_file, self.key_file)
 
 
 class EndpointQueues:
