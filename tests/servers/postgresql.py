@@ -162,7 +162,9 @@ class Postgres:
 
     def _do(self, name: str, *arguments: str) -> None:
         command = self.command(name, *arguments)
-        done = subprocess.run(command, env=self._env, capture_output=True, text=True, check=False, timeout=300)
+        done = subprocess.run(
+            command, env=self._env, capture_output=True, text=True, check=False, timeout=300 * PATIENCE
+        )
         assert done.returncode == 0, done.stderr
 
     def do(self, statement: str) -> list[tuple[Any, ...]]:

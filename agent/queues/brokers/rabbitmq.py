@@ -425,11 +425,10 @@ class RabbitQueues(TimedQueue):
             self._management.ask(now_ns, deadline_s, login, bool(self._alarms))
             if problem := self._management.problem or self._management.unseen(self._queues):
                 problems.append((b"", f"management API: {problem}"))
-            if self._version:  # it is known from the second poll on
-                self._timers = [one for queue in self._queues.values() for one in self._due(queue, self._management)]
-                if self._management.problem and not self._management.queues:
-                    why = f"management API: {self._management.problem}"
-                    self._timers = [QueueTimer(b"", b"", "ttl", unknown=why, where="classic queues")]
+            self._timers = [one for queue in self._queues.values() for one in self._due(queue, self._management)]
+            if self._management.problem and not self._management.queues:
+                why = f"management API: {self._management.problem}"
+                self._timers = [QueueTimer(b"", b"", "ttl", unknown=why, where="classic queues")]
         node |= {"clients": self._clients, "errors": ", ".join(f"{kind} 1" for kind in self._alarms)}
         if self._alarms:
             words = " and ".join(_ALARM_WORDS[kind] for kind in self._alarms)
