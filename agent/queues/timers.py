@@ -1,7 +1,7 @@
 """Timers of the servers that are polled, and what a jump of the wall clock does to each kind of them.
 
 ``RULES`` has one row for each kind of timer that was measured: on a real server, in a virtual machine with a clock that
-was stepped by 2 h and back (tests/vm/guest_timer_clocks.py). A version that was not measured has no rule: its clock is
+was stepped by 2 h and back (tests/vm/guest_timer_clocks.py), or whose clock a library shifted. A version that was not measured has no rule: its clock is
 unknown, and no consequence is claimed. Pure, but for ``on_this_host``; without numpy, for the brokers' process.
 """
 
@@ -52,7 +52,7 @@ class TimerRule:
 
 
 _KOMBU = "kombu 5.2.4, 5.3.7, 5.4.2, 5.5.4 and 5.7.0 on Redis 7.0.15"
-_RABBIT = "RabbitMQ 3.10.8: x-message-ttl"
+_RABBIT = "RabbitMQ 3.10.8 with a shifted clock: x-message-ttl"
 _REDIS = "Redis 7.0.15: SET PX and PEXPIREAT"
 _MEASURED = ("7.0",)
 RULES = (
@@ -126,7 +126,7 @@ RULES = (
         "monotonic",
         "the queue is deleted when it was due, up to 1 % early",
         "the queue is deleted when it was due, up to 1 % late",
-        "RabbitMQ 3.10.8: x-expires",
+        "RabbitMQ 3.10.8 with a shifted clock: x-expires",
     ),
     TimerRule(
         "kafka",
@@ -135,7 +135,7 @@ RULES = (
         "wall",
         "records that were not read are deleted early",
         "records are deleted late",
-        "Kafka 4.4.0: retention.ms with CreateTime and LogAppendTime",
+        "Kafka 4.4.0 with a shifted clock: retention.ms with CreateTime and LogAppendTime",
     ),
     TimerRule(
         "postgresql",
@@ -144,7 +144,7 @@ RULES = (
         "wall",
         "the job runs early",
         "the job runs late",
-        "PostgreSQL 15.18: a job table's `run_at <= now()`",
+        "PostgreSQL 15.18 with a shifted clock: a job table's `run_at <= now()`",
     ),
 )
 

@@ -366,6 +366,7 @@ SYSTEMS: dict[str, Callable[[Path], Iterator[Tried]]] = {
 def main() -> None:
     require_throwaway()
     for name in sys.argv[1:]:
+        print(f"{name} starts", file=sys.stderr, flush=True)  # this takes minutes for some
         with tempfile.TemporaryDirectory() as directory:
             for one in SYSTEMS[name](Path(directory)):
                 print(json.dumps(tried(one)), flush=True)
