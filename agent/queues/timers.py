@@ -1,8 +1,9 @@
 """Timers of the servers that are polled, and what a jump of the wall clock does to each kind of them.
 
 ``RULES`` has one row for each kind of timer that was measured: on a real server, in a virtual machine with a clock that
-was stepped by 2 h and back (tests/vm/guest_timer_clocks.py), or whose clock a library shifted. A version that was not measured has no rule: its clock is
-unknown, and no consequence is claimed. Pure, but for ``on_this_host``; without numpy, for the brokers' process.
+was stepped by 2 h and back (tests/vm/guest_timer_clocks.py), or whose clock a library shifted. A version that was not
+measured has no rule: its clock is unknown, and no consequence is claimed. Pure, but for ``on_this_host``; without
+numpy, for the brokers' process.
 """
 
 from __future__ import annotations
