@@ -34,12 +34,14 @@ _SETTINGS = {
 class FirstRecord(NamedTuple):
     """The first record at or behind an offset. offset: its own; if there is none, the end of the partition. t_ns: its
     timestamp, as CLOCK_BOOTTIME; None if it has none, or there is no record. basis: whose clock that is: log_append
-    (the broker's) or create (the producer's); empty if there is no record.
+    (the broker's) or create (the producer's); empty if there is no record. wall_ms: the timestamp itself, ms since
+    1970.
     """
 
     offset: int
     t_ns: int | None = None
     basis: str = ""
+    wall_ms: int | None = None
 
 
 class RecordReader:
@@ -77,6 +79,6 @@ class RecordReader:
                     known = kind != TIMESTAMP_NOT_AVAILABLE
                     t_ns = boot_ns() - time.time_ns() + t_ms * 1_000_000 if known else None
                     basis = "log_append" if kind == TIMESTAMP_LOG_APPEND_TIME else "create"
-                    found[key] = FirstRecord(message.offset(), t_ns, basis)
+                    found[key] = FirstRecord(message.offset(), t_ns, basis, t_ms if known else None)
                 elif error.code() == KafkaError._PARTITION_EOF:
                     found[key] = FirstRecord(message.offset())

@@ -108,6 +108,11 @@ class PostgresConnection:
             raise StatementError("a text in its answer is not UTF-8", "22021") from None
 
     @property
+    def version(self) -> str:
+        """The server's, as 15.18; empty if it did not report it."""
+        return (self._link.get_parameter_status("server_version") or "").partition(" ")[0]
+
+    @property
     def closed(self) -> bool:
         return bool(self._link.closed)
 

@@ -12,10 +12,12 @@ from typing import Any
 
 from agent.queues.catalogue import Row
 from agent.queues.redis_reading import shown
+from agent.queues.timers import QueueTimer
 
 MAX_QUEUES = 1024
 _LETTERS = 256
 _MOST = (1 << 63) - 1
+_LATEST_S = 9e9  # later times do not fit as ns
 
 #: Columns that a query may have -> column of ``queue_lag``, or member of a row (agent/queues/judged.py).
 TEXTS = {"queue": "destination", "consumer_group": "consumer_group", "holder": "holder"}
@@ -29,6 +31,8 @@ COUNTS = {
     "done": "acked",
 }
 TIMES = {"oldest": "oldest_undelivered_s", "oldest_pending": "oldest_pending_s"}
+#: When the first delayed job may run: a timer (agent/queues/timers.py), and no column.
+DUE = "next_due"
 _NEEDED = ("queue", "ready")
 #: 0 if a queue that was there before has no row.
 _EMPTY = ("ready", "pending", "delayed", "redelivered")
@@ -45,11 +49,12 @@ WITH known AS (
         min(id) FILTER (WHERE status = 'todo' AND coalesce(scheduled_at, now()) <= now()) AS waiting,
         count(*) FILTER (WHERE status = 'doing') AS pending,
         count(*) FILTER (WHERE status = 'todo' AND scheduled_at > now()) AS delayed,
+        min(scheduled_at) FILTER (WHERE status = 'todo' AND scheduled_at > now()) AS next_due,
         count(*) FILTER (WHERE attempts > 0) AS redelivered
     FROM procrastinate_jobs WHERE status IN ('todo', 'doing') GROUP BY queue_name)
 SELECT queue_name AS queue, ready, pending, delayed, redelivered,
     (SELECT max(at) FROM procrastinate_events WHERE job_id = waiting AND at <= now()) AS oldest,
-    (SELECT max(at) FROM procrastinate_events WHERE job_id = running AND type = 'started') AS oldest_pending
+    (SELECT max(at) FROM procrastinate_events WHERE job_id = running AND type = 'started') AS oldest_pending, next_due
 FROM known
 """
 }
@@ -67,7 +72,7 @@ def probe(query: str) -> str:
 def statement(query: str, columns: Sequence[tuple[str, int]]) -> str:
     """What is asked at each poll, by the columns (name, OID of the type) of ``probe``. Raises UnfitQuery."""
     names = [name for name, _ in columns]
-    known = (*TEXTS, *COUNTS, *TIMES)
+    known, times = (*TEXTS, *COUNTS, *TIMES, DUE), (*TIMES, DUE)
     for name in _NEEDED:
         if name not in names:
             raise UnfitQuery(f"the query has no column {name}")
@@ -78,9 +83,9 @@ def statement(query: str, columns: Sequence[tuple[str, int]]) -> str:
             raise UnfitQuery(f"the query has two columns {name}")
         if name in COUNTS and type_oid not in _WHOLE:
             raise UnfitQuery(f"column {name} is not a whole number")
-        if name in TIMES and type_oid == _WITHOUT_ZONE:
+        if name in times and type_oid == _WITHOUT_ZONE:
             raise UnfitQuery(f"column {name} has no time zone: write it as {name} AT TIME ZONE 'UTC'")
-        if name in TIMES and type_oid != _WITH_ZONE:
+        if name in times and type_oid != _WITH_ZONE:
             raise UnfitQuery(f"column {name} is not a timestamp with time zone")
     wanted = ", ".join(_converted(name) for name in names)
     return _WITHIN.format(wanted, query, MAX_QUEUES + 1)
@@ -91,15 +96,20 @@ def _converted(name: str) -> str:
         return f"left(jobs.{name}::text, {_LETTERS}) AS {name}"
     if name in COUNTS:
         return f"jobs.{name}::bigint AS {name}"
+    if name == DUE:
+        return f"extract(epoch FROM jobs.{name})::float8 AS {name}"
     # Not the difference of the times: PostgreSQL before 17 refuses to subtract an infinite one.
     return f"(extract(epoch FROM statement_timestamp()) - extract(epoch FROM jobs.{name}))::float8 AS {name}"
 
 
 class JobQueues:
-    """The queues of one query, and what is kept of them between polls."""
+    """The queues of one query, and what is kept of them between polls. timers: their delayed jobs, as of the last
+    answer.
+    """
 
     def __init__(self) -> None:
         self._before: dict[tuple[object, ...], tuple[dict[str, Any], int]] = {}
+        self.timers: list[QueueTimer] = []
 
     @property
     def known(self) -> list[Row]:
@@ -110,6 +120,7 @@ class JobQueues:
         """names: of the columns. Raises UnfitQuery."""
         now: dict[tuple[object, ...], tuple[dict[str, Any], int]] = {}
         out: list[Row] = []
+        self.timers = []
         for number, values in enumerate(answer):
             if number == MAX_QUEUES:
                 out.append({"reason": f"more than {MAX_QUEUES} queues are not watched: choose in the query"})
@@ -154,6 +165,8 @@ class JobQueues:
         if last is not None and _was_read(last, found):
             reads += 1
         now[key] = found, reads
+        if row.get("delayed"):
+            self.timers.append(_delayed(row["destination"], row["delayed"], found.get(DUE), DUE in found))
         if found.get("oldest") is not None or found.get("done") is not None:
             row["position"] = reads
         if problems:
@@ -161,6 +174,14 @@ class JobQueues:
         elif found["ready"] is None:
             row["inexact_reason"] = "ready is NULL"
         return row
+
+
+def _delayed(queue: bytes, jobs: int, due_s: float | None, asked: bool) -> QueueTimer:
+    """Delayed jobs of a queue. due_s: of the first, since 1970. asked: whether the query has that column."""
+    if due_s is not None and 0 <= due_s < _LATEST_S:
+        return QueueTimer(queue, b"", "eta", due_wall_ns=round(due_s * 1e6) * 1000, timers=jobs)
+    why = f"{DUE} is NULL or out of range" if asked else f"the query has no column {DUE}"
+    return QueueTimer(queue, b"", "eta", timers=jobs, unknown=f"when is not known: {why}")
 
 
 def _was_read(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

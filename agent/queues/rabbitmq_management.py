@@ -26,10 +26,14 @@ Name = tuple[bytes, bytes]  #: virtual host, queue
 
 
 class AboutQueue(NamedTuple):
-    """stream: whether it is one. delays: whether its messages leave it by a time-out, for another queue."""
+    """type: classic, quorum or stream. ttl_ms: how long messages stay in it at most. delays: whether they leave it by
+    that time-out, for another queue. expires_ms: after so long without a use it is deleted. None: no such limit.
+    """
 
-    stream: bool
+    type: str
     delays: bool
+    ttl_ms: int | None = None
+    expires_ms: int | None = None
 
 
 @dataclass
@@ -126,12 +130,17 @@ def about_queues(given: Any) -> dict[Name, AboutQueue]:
         if not isinstance(one, dict) or not all(isinstance(one.get(key), str) for key in ("vhost", "name")):
             raise TypeError("no queue")
         arguments, policy = (_mapping(one.get(key)) for key in ("arguments", "effective_policy_definition"))
-        ttl = _number(arguments.get("x-message-ttl")) or _number(policy.get("message-ttl"))
+        ttl, expires = (
+            min(filter(None, (_number(arguments.get(f"x-{key}")), _number(policy.get(key)))), default=None)
+            for key in ("message-ttl", "expires")
+        )
         target = arguments.get("x-dead-letter-exchange", policy.get("dead-letter-exchange"))
         name = tuple(one[key].encode(errors="replace") for key in ("vhost", "name"))
         found[name[0], name[1]] = AboutQueue(
-            one.get("type") == "stream",
+            str(one.get("type") or ""),
             ttl is not None and isinstance(target, str),
+            ttl,
+            expires,
         )
     return found
 

@@ -58,10 +58,14 @@ def effects(rows: np.ndarray, t_ns: int, size_ns: int, real_boot_ns: int) -> np.
     out["was_due_ns"], out["is_due_ns"] = was, np.where(out["clock"] == -1, NULL_I64, due)
     known = (out["was_due_ns"] != NULL_I64) & (out["is_due_ns"] != NULL_I64)
     out["moved_ns"] = np.where(known, due - was, NULL_I64)
-    out["immune"] = np.where(out["clock"] == _MONOTONIC, 1, np.where(wall, 0, -1))
+    out["immune"] = np.where(out["clock"] == _MONOTONIC, 1, np.where(out["clock"] == -1, -1, 0))
     for one in RULES:
         mine = (out["system"] == one.system.encode()) & (out["kind"] == TABLE.code("kind", one.kind))
-        out["consequence"][mine & known] = (one.forward if size_ns > 0 else one.backward).encode()
+        mine &= out["clock"] == TABLE.code("clock", one.clock)  # kinds that differ by version or queue differ by clock
+        follows = (one.forward if size_ns > 0 else one.backward).encode()
+        out["consequence"][mine & known] = follows
+        for at in np.flatnonzero(mine & ~known):  # when is not known, what follows is
+            out["consequence"][at] = follows + b"; " + bytes(out["consequence"][at])
     again = moved & (out["kind"] == _REDELIVERY) & (due > t_ns)
     left: np.ndarray = out[(was > t_ns) | again | (was == NULL_I64)]
     return left

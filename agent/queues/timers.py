@@ -1,8 +1,9 @@
 """Timers of the servers that are polled, and what a jump of the wall clock does to each kind of them.
 
 ``RULES`` has one row for each kind of timer that was measured: on a real server, in a virtual machine with a clock that
-was stepped by 2 h and back (tests/vm/guest_timer_clocks.py). A version that was not measured has no rule: its clock is
-unknown, and no consequence is claimed. Pure, but for ``on_this_host``; without numpy, for the brokers' process.
+was stepped by 2 h and back (tests/vm/guest_timer_clocks.py), or whose clock a library shifted. A version that was not
+measured has no rule: its clock is unknown, and no consequence is claimed. Pure, but for ``on_this_host``; without
+numpy, for the brokers' process.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from agent.common.fairness import UpperBound
@@ -32,8 +34,9 @@ _NEVER_NS = 1 << 63
 
 @dataclass(frozen=True)
 class TimerRule:
-    """A kind of timer. versions: prefixes of those that were measured; empty: servers do not report it. forward,
-    backward: what a jump does. measured: with what.
+    """A kind of timer. versions: prefixes of those that were measured; empty: servers do not report it. clock: wall,
+    monotonic, or mixed: it waits on the monotonic clock and then asks the wall clock. forward, backward: what a jump
+    does. measured: with what. where: of which kind of queue, if they differ.
     """
 
     system: str
@@ -43,12 +46,14 @@ class TimerRule:
     forward: str
     backward: str
     measured: str
+    where: str = ""
 
     def holds_for(self, version: str) -> bool:
         return not self.versions or any(version == one or version.startswith(f"{one}.") for one in self.versions)
 
 
 _KOMBU = "kombu 5.2.4, 5.3.7, 5.4.2, 5.5.4 and 5.7.0 on Redis 7.0.15"
+_RABBIT = "RabbitMQ 3.10.8 with a shifted clock: x-message-ttl"
 _REDIS = "Redis 7.0.15 and 8.0.2: SET PX and PEXPIREAT"
 _MEASURED = ("7.0", "8.0")
 RULES = (
@@ -98,19 +103,65 @@ RULES = (
         "the window ends late: repeats that are meant are dropped",
         _REDIS,
     ),
+    *(
+        TimerRule("rabbitmq", kind, ("3.10",), "mixed", forward, backward, _RABBIT, "classic queues")
+        for kind, forward, backward in (
+            ("ttl", "the first expires when it was due, those behind it with it: early", "messages expire late"),
+            ("eta", "the first leaves when it was due, those behind it with it: early", "messages leave late"),
+        )
+    ),
+    *(
+        TimerRule(
+            *("rabbitmq", kind, ("3.10",), "monotonic"),
+            f"{what} when they were due, up to 1 % early",
+            f"{what} when they were due, up to 1 % late",
+            _RABBIT,
+            "quorum queues",
+        )
+        for kind, what in (("ttl", "messages expire"), ("eta", "messages leave"))
+    ),
+    TimerRule(
+        "rabbitmq",
+        "lease",
+        ("3.10",),
+        "monotonic",
+        "the queue is deleted when it was due, up to 1 % early",
+        "the queue is deleted when it was due, up to 1 % late",
+        "RabbitMQ 3.10.8 with a shifted clock: x-expires",
+    ),
+    TimerRule(
+        "kafka",
+        "retention",
+        (),
+        "wall",
+        "records that were not read are deleted early",
+        "records are deleted late",
+        "Kafka 4.4.0 with a shifted clock: retention.ms with CreateTime and LogAppendTime",
+    ),
+    TimerRule(
+        "postgresql",
+        "eta",
+        ("15",),
+        "wall",
+        "the job runs early",
+        "the job runs late",
+        "PostgreSQL 15.18 with a shifted clock: a job table's `run_at <= now()`",
+    ),
 )
 
 
-def rule(system: str, kind: str, version: str) -> TimerRule | None:
+def rule(system: str, kind: str, version: str, where: str = "") -> TimerRule | None:
     """What was measured for it; None: nothing."""
-    return next((r for r in RULES if (r.system, r.kind) == (system, kind) and r.holds_for(version)), None)
+    wanted = system, kind, where
+    return next((r for r in RULES if (r.system, r.kind, r.where) == wanted and r.holds_for(version)), None)
 
 
 @dataclass(frozen=True)
 class QueueTimer:
     """One timer. destination: its queue; object: the message or key. due_wall_ns: when it fires, ns since 1970, if it
     runs on the wall clock; due_ns: CLOCK_BOOTTIME, if not. None: not known, and ``unknown`` says why. timers: how many
-    this one stands for.
+    this one stands for. elsewhere: as ServerTimers.elsewhere, if servers of one cluster differ. where: as
+    TimerRule.where.
     """
 
     destination: bytes
@@ -120,6 +171,8 @@ class QueueTimer:
     due_ns: int | None = None
     timers: int = 1
     unknown: str = ""
+    elsewhere: str = ""
+    where: str = ""
 
 
 @dataclass(frozen=True)
@@ -150,6 +203,14 @@ def on_this_host(host: str) -> bool:
     return True
 
 
+@lru_cache(64)
+def elsewhere(host: str) -> str:
+    """Why the clock of the server at that IP address may not be this host's; empty for this host's own addresses, and
+    for a Unix socket, which has no address.
+    """
+    return "" if not host or on_this_host(host) else f"{host} is no address of this host: its clock may be another one"
+
+
 def rows(system: str, cluster: str, found: ServerTimers, now_ns: int) -> list[dict[str, Any]]:
     """Rows of ``timer_effect`` without a jump; one without timers if there are none. now_ns: of the poll,
     CLOCK_BOOTTIME.
@@ -161,11 +222,12 @@ def rows(system: str, cluster: str, found: ServerTimers, now_ns: int) -> list[di
 
 
 def _columns(system: str, one: QueueTimer, found: ServerTimers) -> dict[str, Any]:
-    known = rule(system, one.kind, found.version)
-    why = one.unknown or found.elsewhere
+    known = rule(system, one.kind, found.version, one.where)
+    away = one.elsewhere or found.elsewhere
+    why = one.unknown or away
     if known is None:
         why = f"not measured for {system} {found.version or 'of an unknown version'}"
-    clock = None if known is None or found.elsewhere else known.clock
+    clock = None if known is None or away else known.clock
     return {
         "destination": one.destination,
         "object": one.object,
@@ -184,5 +246,8 @@ def _bounded(timers: Iterable[QueueTimer]) -> list[QueueTimer]:
     groups: dict[tuple[bytes, str], list[QueueTimer]] = {}
     for one in ordered[MAX_TIMERS:]:
         groups.setdefault((one.destination, one.kind), []).append(one)
-    many = [replace(some[0], object=b"", timers=sum(one.timers for one in some)) for some in groups.values()]
+    many = [
+        replace(some[0], object=b"", timers=min(sum(one.timers for one in some), _NEVER_NS - 1))
+        for some in groups.values()
+    ]
     return [*ordered[:MAX_TIMERS], *many]

@@ -467,7 +467,15 @@ def timers() -> str:
     from agent.queues.timers import RULES
 
     rows = [
-        (f"`{r.system}`", f"`{r.kind}`", ", ".join(r.versions) or "any", r.clock, r.forward, r.backward, r.measured)
+        (
+            f"`{r.system}`",
+            f"`{r.kind}`" + (f" ({r.where})" if r.where else ""),
+            ", ".join(r.versions) or "any",
+            r.clock,
+            r.forward,
+            r.backward,
+            r.measured,
+        )
         for r in RULES
     ]
     heads = ("system", "kind", "server", "clock", "a jump forward", "a jump back", "measured with")

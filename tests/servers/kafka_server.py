@@ -17,6 +17,8 @@ import pytest
 from tests.patience import PATIENCE
 from tests.servers.certificates import certificates
 
+#: As in its pom.xml.
+VERSION = "4.4.0"
 POM = Path(__file__).parent / "kafka" / "pom.xml"
 #: On the SASL listener. Clients of the plain listener may do all; these only what an ACL allows.
 USERS = {"tickscope": "right", "other": "else"}
@@ -44,14 +46,18 @@ def free_ports(n: int) -> list[int]:
 
 
 class Kafka:
-    """plain, sasl, tls: ports of 127.0.0.1. ca: the file with which its certificate was signed."""
+    """plain, sasl, tls: ports of 127.0.0.1. ca: the file with which its certificate was signed. settings: more of
+    server.properties.
+    """
 
-    def __init__(self, libraries: Path, directory: Path) -> None:
+    def __init__(self, libraries: Path, directory: Path, **settings: object) -> None:
         self.libraries, self.directory = libraries, directory
         self.plain, self.sasl, self.tls, self.controller = free_ports(4)
         self.ca, self.other_ca = directory / "ca.pem", directory / "other.pem"
         self._certificates()
-        (directory / "server.properties").write_text("\n".join(f"{k}={v}" for k, v in self._properties().items()))
+        (directory / "server.properties").write_text(
+            "\n".join(f"{k}={v}" for k, v in (self._properties() | settings).items())
+        )
         self._run("kafka.tools.StorageTool", "format", "-t", "3Db5QLSqSZieL3rJBUUegA", "-c", "server.properties")
         self.start()
 

@@ -22,6 +22,7 @@ from typing import Any
 import psycopg2
 import psycopg2.extras
 
+from tests.patience import PATIENCE
 from tests.servers.rabbitmq import IN_ROOT, ROOT, free_ports
 
 USER = "postgres"
@@ -35,6 +36,7 @@ QUERY = """
 SELECT queue, count(*) FILTER (WHERE state = 'ready' AND run_at <= now()) AS ready,
     count(*) FILTER (WHERE state = 'running') AS pending,
     count(*) FILTER (WHERE state = 'ready' AND run_at > now()) AS delayed,
+    min(run_at) FILTER (WHERE state = 'ready' AND run_at > now()) AS next_due,
     min(run_at) FILTER (WHERE state = 'ready' AND run_at <= now()) AS oldest,
     min(started) FILTER (WHERE state = 'running') AS oldest_pending,
     count(*) FILTER (WHERE attempts > 1) AS redelivered,
@@ -142,7 +144,7 @@ class Postgres:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        until = time.monotonic() + 60
+        until = time.monotonic() + 60 * PATIENCE
         while True:
             try:
                 psycopg2.connect(self.url).close()
@@ -160,7 +162,9 @@ class Postgres:
 
     def _do(self, name: str, *arguments: str) -> None:
         command = self.command(name, *arguments)
-        done = subprocess.run(command, env=self._env, capture_output=True, text=True, check=False, timeout=300)
+        done = subprocess.run(
+            command, env=self._env, capture_output=True, text=True, check=False, timeout=300 * PATIENCE
+        )
         assert done.returncode == 0, done.stderr
 
     def do(self, statement: str) -> list[tuple[Any, ...]]:

@@ -8,6 +8,7 @@ publishes until it is killed.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -16,12 +17,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import amqp
 
+from tests.patience import PATIENCE
 from tests.releases import CACHE, archive
 from tests.servers.certificates import certificates
 
@@ -115,7 +118,7 @@ class Rabbit:
 
     def start(self) -> None:
         self._server = self._run(str(LIB / "rabbitmq-server"), output=self.directory / "console")
-        until = time.monotonic() + 120
+        until = time.monotonic() + 120 * PATIENCE
         while True:
             try:
                 self.connect().close()
@@ -165,6 +168,18 @@ class Rabbit:
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
+
+    def manage(self, method: str, path: str, content: Any = None) -> Any:
+        """Asks the management API."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.management_port}/api/{path}",
+            None if content is None else json.dumps(content).encode(),
+            {"Authorization": "Basic Z3Vlc3Q6Z3Vlc3Q=", "Content-Type": "application/json"},  # guest:guest
+            method=method,
+        )
+        with urllib.request.urlopen(request, timeout=20 * PATIENCE) as answer:
+            content = answer.read()
+        return json.loads(content) if content else None
 
     def connect(self, vhost: str = "/") -> Any:
         connection = amqp.Connection(

@@ -199,6 +199,48 @@ def test_the_time_of_records_older_than_our_history_is_theirs(
     assert raw["kept_s"] == 7000
 
 
+@pytest.mark.parametrize("clock", ["CreateTime", "LogAppendTime"])
+def test_the_retention_of_the_first_unread_record_is_a_timer(kafka: Kafka, clock: str) -> None:
+    """Also of a record that was appended while tickscope was there. A producer's clock is an hour behind."""
+    from confluent_kafka import Consumer, Producer, TopicPartition
+
+    name = f"kept-{clock}"
+    create(kafka, name, 2, message_timestamp_type=clock, retention_ms="90000000")
+    commit(kafka, name, name, 0)
+    (queue,) = BROKER.sources([f"{kafka.address}?groups={name}"])
+    queue.poll()
+    assert [row["timers"] for row in queue.timers()] == [0]  # it has read all
+    producer = Producer({"bootstrap.servers": kafka.address})
+    behind_ms = time.time_ns() // 1_000_000 - 3_600_000
+    for n in range(7):
+        producer.produce(name, b"x", partition=0, timestamp=behind_ms + n)
+    assert producer.flush(20) == 0
+    commit(kafka, name, name, 3)
+    reader = Consumer({"bootstrap.servers": kafka.address, "group.id": "truth"})
+    reader.assign([TopicPartition(name, 0, 3)])
+    record = reader.poll(20 * PATIENCE)
+    assert (record is not None, record.offset()) == (True, 3)
+    _, at_ms = record.timestamp()
+    reader.close()
+    assert (at_ms == behind_ms + 3) == (clock == "CreateTime")
+
+    end = time.monotonic() + 60 * PATIENCE
+    while [row.get("due_wall_ns") for row in queue.timers()] != [(at_ms + 90_000_000) * 1_000_000]:
+        assert time.monotonic() < end, queue.timers()
+        queue.poll()
+        time.sleep(0.2)
+    (row,) = queue.timers()
+    assert (row["destination"], row["object"]) == (name.encode(), f"{name}/0 {clock}".encode())
+    assert (row["kind"], row["clock"], row["timers"]) == ("retention", "wall", 1)
+    queue.close()
+
+    (quiet,) = BROKER.sources([{"servers": kafka.address, "groups": [name], "records": False}])
+    quiet.poll()
+    (row,) = quiet.timers()
+    assert (row["due_wall_ns"], row["consequence"]) == (None, "when is not known: the setting has records: false")
+    quiet.close()
+
+
 def test_a_record_from_the_future_has_no_age(kafka: Kafka, opened: Callable[..., Queue]) -> None:
     from confluent_kafka import Producer
 

@@ -57,7 +57,7 @@ def postgres(running: Postgres) -> Postgres:
     return running
 
 
-def source(server: Postgres, **more: Any) -> Queue:
+def source(server: Postgres, **more: Any) -> Judged:
     (queue,) = BROKER.sources([{"url": server.url, "query": QUERY, **more}])
     return queue
 
@@ -117,6 +117,52 @@ def test_each_figure_is_the_tables(postgres: Postgres) -> None:
     sms = row_of(rows, "sms")
     assert (sms["lag_messages"], sms["lag_s"], sms["status"]) == (0, 0, b"ok")
     queue.close()
+
+
+def test_delayed_jobs_are_timers_of_the_servers_wall_clock(postgres: Postgres) -> None:
+    queue = source(postgres)
+    add(postgres, 5)
+    poll(queue)
+    assert [row["timers"] for row in queue.timers()] == [0]
+    add(postgres, 7, run_at="now() + interval '2 hours'")
+    add(postgres, 3, run_at="now() + interval '1 hour'")
+    add(postgres, 2, queue="'sms'", run_at="'infinity'")
+    ((micros, version),) = postgres.do(
+        "SELECT (extract(epoch FROM min(run_at) FILTER (WHERE run_at > now())) * 1000000)::bigint,"
+        " current_setting('server_version_num')::int / 10000 FROM jobs"
+    )
+    mail, sms = sorted(timers(queue, 12), key=lambda row: bytes(row["destination"]))
+    assert (mail["destination"], mail["kind"], mail["timers"], mail["due_wall_ns"]) == (
+        b"mail",
+        "eta",
+        10,
+        micros * 1000,
+    )
+    assert mail["version"].split(".")[0] == str(version)
+    assert (mail["clock"] == "wall") == (version == 15)  # as RULES has it
+    assert (sms["destination"], sms["timers"], sms["due_wall_ns"]) == (b"sms", 2, None)
+    assert version != 15 or "next_due is NULL or out of range" in sms["consequence"]
+    queue.close()
+
+    queue = source(postgres, query="SELECT queue, 0 AS ready, count(*) AS delayed FROM jobs GROUP BY queue")
+    found = timers(queue, 12 + 5)
+    assert {(row["due_wall_ns"], "no column next_due" in row["consequence"]) for row in found} == {
+        (None, version == 15)
+    }
+    postgres.do("ALTER TABLE jobs RENAME TO away")
+    until(lambda: row_of(poll(queue), "mail")["status"] == b"unknown")
+    assert queue.timers() == []  # what was known before holds on
+    postgres.do("ALTER TABLE away RENAME TO jobs")
+    queue.close()
+
+
+def timers(queue: Judged, jobs: int) -> list[Any]:
+    """Rows of ``timer_effect`` once they have so many jobs: a busy server is asked less often."""
+    return [
+        *until(
+            lambda: poll(queue) is not None and sum(row["timers"] for row in queue.timers()) == jobs and queue.timers()
+        )
+    ]
 
 
 def growing(server: Postgres, i: int) -> None:
@@ -334,6 +380,10 @@ def test_jobs_of_procrastinate(postgres: Postgres) -> None:
     row = row_of(poll(queue), "mail")
     assert (row["lag_messages"], row["pending"], row["delayed"], row["status"]) == (17, 0, 7, b"ok")
     assert 0 <= row["lag_s"] < 60 * PATIENCE
+    ((micros,),) = postgres.do(
+        "SELECT (extract(epoch FROM min(scheduled_at)) * 1000000)::bigint FROM procrastinate_jobs"
+    )
+    assert [(timer["timers"], timer["due_wall_ns"]) for timer in timers(queue, 7)] == [(7, micros * 1000)]
     with subprocess.Popen([*command, "work"], stderr=subprocess.DEVNULL) as worker:
         try:
             row = until(lambda: (row := row_of(poll(queue), "mail"))["lag_messages"] == 17 - 6 and row)

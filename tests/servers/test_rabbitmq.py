@@ -41,7 +41,7 @@ def rabbit(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     server.end()
 
 
-def source(url: str) -> Queue:
+def source(url: str) -> Judged:
     (queue,) = BROKER.sources([url])
     return queue
 
@@ -192,6 +192,62 @@ def test_a_delay_queue_holds_delayed_messages_until_they_are_dead_lettered(rabbi
     assert isnan(row["in_per_s"])  # no channel published them
     until(queue, "later", lambda row: row["delayed"] == 0)
     queue.close()
+
+
+def test_time_outs_of_messages_and_queues_are_timers(rabbit: Rabbit) -> None:
+    rabbit.declare("timed", x_message_ttl=600_000)
+    rabbit.declare("timed-later", "quorum", x_message_ttl=900_000, x_dead_letter_exchange="")
+    rabbit.declare("timed-by-policy", x_expires=1_200_000)
+    rabbit.declare("timed-empty", x_message_ttl=600_000)
+    rabbit.declare("timed-not")
+    policy = {"pattern": "^timed-by-policy$", "definition": {"message-ttl": 300_000, "expires": 9_000_000}}
+    rabbit.manage("PUT", "policies/%2F/short", policy)
+    counts = {"timed": 17, "timed-later": 11, "timed-by-policy": 5, "timed-not": 3}
+    for name, count in counts.items():
+        rabbit.publish(name, count)
+    queue = source(rabbit.with_management + "&queues=timed*")
+    due = {("timed", "ttl"): 17, ("timed-later", "eta"): 11, ("timed-by-policy", "ttl"): 5}
+    due[("timed-by-policy", "lease")] = 1
+    end = time.monotonic() + 60 * PATIENCE
+    while {(row["destination"].decode(), row["kind"]): row["timers"] for row in timers(queue)} != due:
+        assert time.monotonic() < end, timers(queue)
+        time.sleep(0.5)
+    found = {(row["destination"].decode(), row["kind"]): row for row in timers(queue)}
+    version = rabbit.manage("GET", "overview")["rabbitmq_version"]
+    assert {row["version"] for row in found.values()} == {version}
+    if version.startswith("3.10."):  # as RULES has it
+        clocks = {name: found[name]["clock"] for name in due}
+        assert clocks.pop(("timed-later", "eta")) == clocks.pop(("timed-by-policy", "lease")) == "monotonic"
+        assert set(clocks.values()) == {"mixed"}
+        words = [found[name]["consequence"] for name in due]
+        after = (
+            "600 s after each message",
+            "900 s after each message",
+            "300 s after each message",
+            "1200 s after its last",
+        )
+        assert all(part in one for part, one in zip(after, words, strict=True)), words
+    else:
+        assert {row["clock"] for row in found.values()} == {None}
+        assert all(row["consequence"] == f"not measured for rabbitmq {version}" for row in found.values())
+    with client("consume", rabbit.port, "timed-by-policy", 1, "never"):
+        until(queue, "timed-by-policy", lambda row: row["consumers"] == 1)
+        assert "lease" not in {row["kind"] for row in timers(queue)}  # it is used
+    rabbit.manage("DELETE", "policies/%2F/short")
+    queue.close()
+
+    queue = source(rabbit.with_management.replace("guest:guest", "guest:wrong") + "&queues=timed*")
+    until(queue, "timed", lambda row: row["lag_messages"] == 17)
+    (row,) = timers(queue)
+    assert row["timers"] == 1
+    assert row["consequence"] == "management API: HTTP 401 Unauthorized" or not version.startswith("3.10.")
+    queue.close()
+
+
+def timers(queue: Judged) -> list[Any]:
+    """Rows of ``timer_effect`` after a poll."""
+    poll(queue)
+    return queue.timers()
 
 
 def test_tasks_of_celery_with_a_countdown_are_delayed_until_they_are_due(

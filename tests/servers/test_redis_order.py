@@ -77,6 +77,23 @@ def test_23_duplicates_and_7_swaps_among_10_007_entries(redis: Redis) -> None:
     polled.queue.close()
 
 
+@pytest.mark.parametrize(
+    ("back_ms", "duplicates", "out_of_order"),
+    [(7_200_000, 0, 700), (300, 300, 0)],  # docs/timers.md
+    ids=("2 h", "0.3 s"),
+)
+def test_snowflake_ids_after_a_step_back(redis: Redis, back_ms: int, duplicates: int, out_of_order: int) -> None:
+    """Of a worker that takes its clock as it is, and makes one id each ms."""
+    stream, now_ms = f"snowflakes{back_ms}", 250_000_000_000
+    polled = Polled(redis, f"streams={stream}&id=id&seq=n")
+    times = [*range(now_ms, now_ms + 1000), *range(now_ms + 1000 - back_ms, now_ms + 1700 - back_ms)]
+    for at in range(0, len(times), 850):
+        produce(redis, stream, [ms << 22 | 5 << 12 for ms in times[at : at + 850]])
+        polled.poll()
+    assert polled.sums() == [1700, duplicates, out_of_order]
+    polled.queue.close()
+
+
 def test_more_than_a_poll_reads_is_read_later(redis: Redis) -> None:
     produce(redis, "burst", [1])
     polled = Polled(redis, "streams=burst&id=id&seq=n")

@@ -38,13 +38,13 @@ from agent.limiters.model_settings import Declared
 from agent.limiters.redis_settings import RedisLimiterSettings, ScriptSettings
 from agent.limiters.script import RedisCall, expression
 from agent.limiters.settings import LimiterSettings
-from agent.queues import mapping
+from agent.queues import mapping, timers
 from agent.queues.brokers.etcd import EtcdQueues, EtcdUrl
 from agent.queues.brokers.nats import NatsConsumers, NatsUrl
 from agent.queues.brokers.rabbitmq import RabbitQueues, RabbitUrl
 from agent.queues.judged import Judged
 from agent.queues.packing import pack
-from agent.queues.postgresql_jobs import COUNTS, TEXTS, TIMES, JobQueues, UnfitQuery
+from agent.queues.postgresql_jobs import COUNTS, DUE, TEXTS, TIMES, JobQueues, UnfitQuery
 from agent.queues.postgresql_wal import WalReaders
 from agent.queues.prometheus_text import NotPrometheus
 from agent.queues.rabbitmq_management import about_queues, amqp_port, blocked, queue_consumers, unlimited
@@ -437,7 +437,7 @@ def selector(rng: random.Random) -> None:
 
 def jobs(rng: random.Random) -> None:
     """Three answers of a query, with any values of the types that the server gives."""
-    names = ["queue", "ready", *rng.sample([name for name in (*COUNTS, *TIMES, "holder") if name != "ready"], 3)]
+    names = ["queue", "ready", *rng.sample([name for name in (*COUNTS, *TIMES, DUE, "holder") if name != "ready"], 3)]
     texts, counts = ("", "a", "ü" * 300), (None, 0, 1, -1, (1 << 63) - 1, -(1 << 63))
     times = (None, 0.0, -1.5, 1e300, float("inf"), float("nan"))
     queues = JobQueues()
@@ -448,6 +448,7 @@ def jobs(rng: random.Random) -> None:
             for number in range(rng.randrange(4))
         ]
         _packed(queues.rows(names, rows))
+        pack(timers.rows("postgresql", "db", timers.ServerTimers(queues.timers), 1), "timer_effect")
 
 
 def wal(rng: random.Random) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,31 @@ def test_a_timer_on_a_monotonic_clock_is_immune() -> None:
     eta = QueueTimer(b"celery", b"tag", "eta", due_ns=T0 + 60 * S)
     (row,) = effects(packed(eta, system="celery"), T0, 2 * H, OFFSET)
     assert (row["immune"], row["moved_ns"], row["was_due_ns"]) == (1, 0, T0 + 60 * S)
+
+
+@pytest.mark.parametrize(
+    ("where", "size_ns", "clock", "immune", "follows"),
+    [
+        ("classic queues", H, "mixed", False, "the first expires when it was due, those behind it with it: early"),
+        ("classic queues", -H, "mixed", False, "messages expire late"),
+        ("quorum queues", H, "monotonic", True, "messages expire when they were due, up to 1 % early"),
+    ],
+)
+def test_where_the_time_is_not_known_what_follows_is(
+    where: str, size_ns: int, clock: str, immune: bool, follows: str
+) -> None:
+    timer = QueueTimer(b"later", b"", "ttl", timers=17, unknown="when is not known: why", where=where)
+    (row,) = [plain(one) for one in effects(packed(timer, system="rabbitmq", version="3.10.8"), T0, size_ns, OFFSET)]
+    assert (row["clock"], row["immune"], row["timers"]) == (clock, immune, 17)
+    assert row["consequence"] == f"{follows}; when is not known: why"
+    assert [row[name] for name in ("was_due_ns", "is_due_ns", "moved_ns")] == [None] * 3
+
+
+def test_a_server_of_a_cluster_may_be_elsewhere() -> None:
+    here, away = (replace(wall(60, "retention"), elsewhere=why) for why in ("", "10.0.0.9 is no address of this host"))
+    found = [plain(row) for row in effects(packed(here, away, system="kafka", version=""), T0, 2 * H, OFFSET)]
+    assert [(one["clock"], one["moved_ns"]) for one in found] == [("wall", -60 * S), (None, None)]
+    assert found[1]["consequence"] == "10.0.0.9 is no address of this host"
 
 
 @pytest.mark.parametrize(

@@ -194,16 +194,179 @@ def celery_timers(root: Path) -> Iterator[Tried]:
         server.stop()
 
 
+class RabbitTries:
+    """A node with one queue for each try. Expired messages are counted in the queue to which they are dead-lettered,
+    so that nothing is asked of the queue itself.
+    """
+
+    def __init__(self, root: Path) -> None:
+        from tests.servers.rabbitmq import Rabbit
+
+        self.server, self._name, self._number = Rabbit(root), "", 0
+        self._channel = self.server.connect().channel()
+        self._channel.queue_declare("dead", durable=True, auto_delete=False)
+
+    def declare(self, kind: str, **more: Any) -> None:
+        """A new queue; the former is deleted."""
+        if self._name:
+            self._channel.queue_delete(self._name)
+        self._channel.queue_purge("dead")
+        self._number += 1
+        self._name = f"queue {self._number}"
+        named = {"x-queue-type": kind, "x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead", **more}
+        self._channel.queue_declare(self._name, durable=True, auto_delete=False, arguments=named)
+
+    def publish(self, n: int = 1, **properties: Any) -> None:
+        import amqp
+
+        for _ in range(n):
+            self._channel.basic_publish(amqp.Message("m", **properties), routing_key=self._name)
+
+    def with_ttl(self, kind: str, n: int = 1) -> Callable[[float], None]:
+        def begin(seconds: float) -> None:
+            self.declare(kind, **{"x-message-ttl": int(seconds * 1000)})
+            self.publish(n)
+
+        return begin
+
+    def expiring(self, seconds: float) -> None:
+        self.declare("classic")
+        self.publish(expiration=str(int(seconds * 1000)))
+
+    def unused(self, seconds: float) -> None:
+        self.declare("classic", **{"x-expires": int(seconds * 1000)})
+
+    def dead(self) -> bool:
+        return bool(self._channel.queue_declare("dead", passive=True)[1])
+
+    def dead_if_published(self) -> bool:
+        """While others publish to the queue."""
+        self.publish()
+        return self.dead()
+
+    def dead_if_taken(self) -> bool:
+        """Behind a message that a consumer takes."""
+        if self._channel.queue_declare(self._name, passive=True)[1] == 2:
+            self._channel.basic_get(self._name, no_ack=True)
+        return self.dead()
+
+    def deleted(self) -> bool:
+        return self._name not in {one["name"] for one in self.server.manage("GET", "queues?columns=name")}
+
+
+def rabbitmq_timers(root: Path) -> Iterator[Tried]:
+    its = RabbitTries(root)
+    try:
+        version = its.server.manage("GET", "overview?columns=rabbitmq_version")["rabbitmq_version"]
+        for kind in ("classic", "quorum"):
+            name = f"message TTL of a {kind} queue"
+            for more, n, fired in (
+                ("", 1, its.dead),
+                (", published to", 1, its.dead_if_published),
+                (", consumed", 2, its.dead_if_taken),
+            ):
+                yield Tried("rabbitmq", version, name + more, its.with_ttl(kind, n), fired, 15.0, 10.0)
+        yield Tried("rabbitmq", version, "expiration of a message", its.expiring, its.dead, 15.0, 10.0)
+        yield Tried("rabbitmq", version, "x-expires of a queue", its.unused, its.deleted, 15.0, 10.0)
+    finally:
+        its.server.end()
+
+
+def kafka_timers(root: Path) -> Iterator[Tried]:
+    """Its libraries are in /run/out/kafka-libraries, or fetched."""
+    from confluent_kafka import Producer, TopicPartition
+    from confluent_kafka.admin import NewTopic, OffsetSpec
+
+    from tests.servers.kafka_server import VERSION, Kafka, fetched
+
+    libraries = Path("/run/out/kafka-libraries")
+    often = {"log.retention.check.interval.ms": 1000, "log.initial.task.delay.ms": 1000}
+    server = Kafka(libraries if libraries.exists() else fetched(root), root, **often)
+    topics: list[str] = []
+
+    def kept(by: str) -> Callable[[float], None]:
+        def begin(seconds: float) -> None:
+            topics.append(f"topic{len(topics)}")
+            config = {"retention.ms": str(int(seconds * 1000)), "message.timestamp.type": by}
+            new = NewTopic(topics[-1], 1, 1, config=config)
+            server.admin.create_topics([new])[topics[-1]].result(120)
+            producer = Producer({"bootstrap.servers": server.address, "linger.ms": 0})
+            for n in range(3):
+                producer.produce(topics[-1], str(n))
+            assert producer.flush(120) == 0
+
+        return begin
+
+    def deleted() -> bool:
+        at = TopicPartition(topics[-1], 0)
+        return bool(server.admin.list_offsets({at: OffsetSpec.earliest()})[at].result(120).offset)
+
+    try:
+        for by in ("CreateTime", "LogAppendTime"):
+            yield Tried("kafka", VERSION, f"retention by {by}", kept(by), deleted, 15.0, 10.0)
+    finally:
+        server.stop()
+
+
+def postgresql_timers(root: Path) -> Iterator[Tried]:
+    import psycopg2
+
+    from tests.servers.postgresql import TABLE, Postgres
+
+    server = Postgres()
+    server.do(TABLE)
+    ((version,),) = server.do("SHOW server_version")
+    running: list[Any] = []
+
+    def delayed(seconds: float) -> None:
+        server.do("TRUNCATE jobs")
+        server.do(f"INSERT INTO jobs (run_at) VALUES (now() + interval '{seconds} s')")
+
+    def due() -> bool:
+        return bool(server.do("SELECT count(*) FROM jobs WHERE state = 'ready' AND run_at <= now()")[0][0])
+
+    def statement(seconds: float) -> None:
+        for one in running:
+            one.close()
+        connection = psycopg2.connect(server.url, async_=1, options=f"-c statement_timeout={int(seconds * 1000)}")
+        running[:] = [connection]
+        while connection.poll() != psycopg2.extensions.POLL_OK:
+            time.sleep(0.05)
+        running.append(connection.cursor())
+        running[-1].execute("SELECT pg_sleep(1000000)")
+
+    def cancelled() -> bool:
+        try:
+            running[0].poll()
+        except psycopg2.errors.QueryCanceled:
+            return True
+        except psycopg2.Error as error:
+            return "statement timeout" in str(error)
+        return False
+
+    try:
+        yield Tried("postgresql", version.split()[0], "delayed job", delayed, due, 15.0, 10.0)
+        yield Tried("postgresql", version.split()[0], "statement_timeout", statement, cancelled, 15.0, 10.0)
+    finally:
+        for one in running:
+            one.close()
+        server.end()
+
+
 SYSTEMS: dict[str, Callable[[Path], Iterator[Tried]]] = {
     "redis": redis_timers,
     "kombu": kombu_timers,
     "celery": celery_timers,
+    "rabbitmq": rabbitmq_timers,
+    "postgresql": postgresql_timers,
+    "kafka": kafka_timers,
 }
 
 
 def main() -> None:
     require_throwaway()
     for name in sys.argv[1:]:
+        print(f"{name} starts", file=sys.stderr, flush=True)  # this takes minutes for some
         with tempfile.TemporaryDirectory() as directory:
             for one in SYSTEMS[name](Path(directory)):
                 print(json.dumps(tried(one)), flush=True)

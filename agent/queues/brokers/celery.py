@@ -601,7 +601,7 @@ class CeleryQueues(RedisServer):
         before, self._etas = self._etas, {}
         of = {entry: shown(queue.name) for queue in self._queues.values() for entry in queue.mine}
         if self._visibility_s is None:
-            why = "when is not known: the setting has no visibility_timeout"
+            why = "the setting has no visibility_timeout"
             counts = Counter(of.get(entry, b"") for entry in entries)
             due += [QueueTimer(name, b"", "redelivery", timers=count, unknown=why) for name, count in counts.items()]
         for entry in entries:

@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from agent.columns import fitted
+from agent.common.address import addr_text
 from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
 from agent.common.settings import flag, one_of, setting, text, texts
@@ -29,6 +30,7 @@ from agent.queues.kafka_client import Failure, KafkaConnection, KafkaDown, Key
 from agent.queues.kafka_groups import Commits, KafkaGroup
 from agent.queues.kafka_history import EndOffsets
 from agent.queues.kafka_records import FirstRecord, RecordReader
+from agent.queues.timers import QueueTimer, ServerTimers, TimedQueue, elsewhere
 from agent.tables import TABLES
 
 MAX_GROUPS, MAX_ROWS = 256, 2048
@@ -41,6 +43,7 @@ _TIMEOUT_S = 0.8  # of the first question of a poll
 _RETRY_NS = 10_000_000_000  # after a refused login, or settings that librdkafka refuses
 _LEADERS_NS, _CONFIGS_NS = 10_000_000_000, 60_000_000_000  # how long leaders and settings of topics are used
 _READING_S = 0.3  # a poll, for single records
+_TIMES_NS = 10_000_000_000  # between two reads of single records only for when they may be deleted
 _PASSWORD_BYTES = 4096
 _PORT = 9092
 _VARIABLES = "TICKSCOPE_KAFKA_"
@@ -177,18 +180,20 @@ def parse(given: str) -> KafkaServer:
 @dataclass
 class _Topic:
     """leaders: a node (host, port) by partition. compacted: None if unknown. retention_s: after this time a record may
-    be deleted; NaN if never, or unknown.
+    be deleted; NaN if never, or unknown. create_time: whether records have their producers' times, not the broker's.
     """
 
     asked_ns: int
     leaders: Mapping[int, Any] = field(default_factory=dict)
     compacted: bool | None = None
     retention_s: float = nan
+    create_time: bool = True
 
     def configure(self, settings: Mapping[str, str]) -> None:
         """settings: of the topic, by Kafka's names."""
         policy, limit_ms = settings.get("cleanup.policy", ""), int(settings.get("retention.ms", -1))
         self.compacted = "compact" in policy
+        self.create_time = settings.get("message.timestamp.type") != "LogAppendTime"
         self.retention_s = limit_ms / 1000 if "delete" in policy and limit_ms >= 0 else nan
 
 
@@ -203,7 +208,7 @@ class _Offsets:
     stable: int | None = None
 
 
-class KafkaCluster:
+class KafkaCluster(TimedQueue):
     """One cluster. ``poll`` returns one row per group and partition, one row for a group without partitions, one for a
     cluster without groups, or ``down`` rows.
     """
@@ -224,7 +229,8 @@ class KafkaCluster:
         self._ends: dict[Key, EndOffsets] = {}
         self._reader: RecordReader | None = None
         self._first_records: dict[tuple[Key, int], FirstRecord] = {}  # by partition and committed offset
-        self._no_reading_ns = 0
+        self._no_reading_ns = self._timed_ns = 0
+        self._timers: list[QueueTimer] | None = None
         self._known: dict[tuple[str, Key], bytes | None] = {}
         self._left_out: list[str] = []
         self._doubtful = False  # a question about a group had no answer: see KafkaConnection
@@ -233,7 +239,7 @@ class KafkaCluster:
         """Some rounds of questions. A cluster that does not answer is asked only the first, for ``timeout_s``. Raises
         nothing that depends on the cluster.
         """
-        now_ns = boot_ns()
+        now_ns, self._timers = boot_ns(), None
         try:
             if now_ns < self._not_before_ns:
                 raise self._refusal
@@ -249,6 +255,10 @@ class KafkaCluster:
             self.close()
             rows = self._down(error)
         return [{"cluster": self._cluster, **row} if self._cluster else row for row in rows]
+
+    def timers(self) -> ServerTimers | None:
+        """When unread records may be deleted for their age. No broker reports its version."""
+        return None if self._timers is None else ServerTimers(self._timers)
 
     def close(self) -> None:
         self._connection = self._reader = None
@@ -272,6 +282,7 @@ class KafkaCluster:
         self._refresh(connection, list(offsets), now_ns)
         self._read(wanted, committed, offsets, now_ns)
         known, self._known = self._known, {}
+        self._timers = [*self._retentions(wanted, committed, offsets)]
         rows = [
             *self._partitions(wanted, committed, offsets, now_ns),
             *self._others(names, committed, known),
@@ -366,6 +377,7 @@ class KafkaCluster:
     ) -> None:
         """Reads the first records that wait, where only they tell the time, or whether any wait at all."""
         known, self._first_records = self._first_records, {}
+        timing = now_ns - self._timed_ns > _TIMES_NS
         missing: dict[Key, int] = {}
         for name, key in wanted:
             at, offset = offsets[key], committed[name].get(key)
@@ -374,10 +386,15 @@ class KafkaCluster:
             first = known.get((key, offset))
             if first is not None and first.offset >= ((at.start or 0) if first.basis else at.end):
                 self._first_records[key, offset] = first
-            elif self._ends[key].age(offset, now_ns) is None or self._doubt(key[0], offset, at):
+            elif (
+                (timing and not isnan(self._kept_s(key)))
+                or self._ends[key].age(offset, now_ns) is None
+                or self._doubt(key[0], offset, at)
+            ):
                 missing[key] = max(offset, at.start or 0)
         if not missing or not self._server.records or now_ns < self._no_reading_ns:
             return
+        self._timed_ns = now_ns if timing else self._timed_ns
         if self._reader is None:
             self._reader = RecordReader(self._server.librdkafka())
         turn = sample(sorted(missing.items()), len(missing))  # those that are left out come another time
@@ -427,6 +444,32 @@ class KafkaCluster:
             }
         for name, group in self._groups.items():
             group.keep({key for one, key in self._known if one == name})
+
+    def _retentions(
+        self,
+        wanted: Iterable[tuple[str, Key]],
+        committed: Mapping[str, Any],
+        offsets: Mapping[Key, _Offsets | Failure],
+    ) -> Iterator[QueueTimer]:
+        """When the first unread record of each group and partition may be deleted for its age."""
+        for name, key in wanted:
+            at, offset, kept_s = offsets[key], committed[name].get(key), self._kept_s(key)
+            first = self._first_records.get((key, -1 if offset is None else offset))
+            if isinstance(at, Failure) or offset is None or isnan(kept_s) or offset >= at.end:
+                continue
+            if first is not None and first.offset >= at.end:
+                continue  # only markers of transactions are there
+            create = self._topics[key[0]].create_time
+            about = _shown(f"{name}/{key[1]} {'CreateTime' if create else 'LogAppendTime'}")
+            peer = self._leader(key)
+            away = "its leader is not known" if peer is None else elsewhere(addr_text(peer[:16]))
+            due_ns, why = None, ""
+            if first is not None and first.wall_ms is not None:
+                due_ns = (first.wall_ms + round(kept_s * 1000)) * 1_000_000
+            else:
+                why = "its first record was not read" if self._server.records else "the setting has records: false"
+                why = f"when is not known: {why}"
+            yield QueueTimer(_shown(key[0]), about, "retention", due_ns, unknown=why, elsewhere=away)
 
     def _lag(self, key: Key, committed: int | None, at: _Offsets) -> tuple[int | None, bool, str]:
         """(messages, exact, reason if not)."""

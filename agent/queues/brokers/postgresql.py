@@ -31,6 +31,7 @@ from agent.queues.postgresql_client import (
     StatementError,
 )
 from agent.queues.postgresql_jobs import MAX_QUEUES, PRESETS, JobQueues, UnfitQuery, probe, statement
+from agent.queues.timers import ServerTimers, TimedQueue, elsewhere
 
 TIMEOUT_S = 0.8  # of a question
 _POLL_S = 3.0  # of a poll with all its questions, or of a new connection: 20 round trips to another continent
@@ -212,7 +213,7 @@ class _Query:
     asking: Asking = field(default_factory=Asking)
 
 
-class PostgresQueues:
+class PostgresQueues(TimedQueue):
     """One server. ``poll`` returns one row per slot, standby and queue, one row for a server without any, or ``down``
     rows if it does not answer.
     """
@@ -228,11 +229,12 @@ class PostgresQueues:
         query = self._server.query or PRESETS.get(self._server.jobs, "")
         self._query = _Query(query.strip().rstrip(";")) if query else None
         self._not_before_ns, self._refusal = 0, PostgresDown("")
+        self._timers: ServerTimers | None = None
 
     def poll(self) -> list[Row]:
         """One transaction. Raises nothing that depends on the server."""
         now_ns, deadline_s = boot_ns(), time.monotonic() + max(_POLL_S, self._timeout_s)
-        peer = self._peer()
+        peer, self._timers = self._peer(), None
         try:
             if now_ns < self._not_before_ns:
                 raise self._refusal
@@ -248,6 +250,9 @@ class PostgresQueues:
         if self._server.cluster:
             common["cluster"] = self._server.cluster
         return [{**common, **row} for row in rows]
+
+    def timers(self) -> ServerTimers | None:
+        return self._timers
 
     def close(self) -> None:
         if self._connection is not None:
@@ -280,6 +285,9 @@ class PostgresQueues:
                     ask("ROLLBACK", deadline_s)
         if self._query is not None:
             rows += self._jobs(self._query, now_ns, deadline_s)
+            if self._connection is not None and not self._query.asking.failed:
+                host = "" if peer is None else addr_text(peer[:16])
+                self._timers = ServerTimers(self._query.queues.timers, self._connection.version, elsewhere(host))
         return rows or [{"status": "ok"}]
 
     def _jobs(self, query: _Query, now_ns: int, deadline_s: float) -> list[Row]:

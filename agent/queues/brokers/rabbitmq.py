@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 import time
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from math import nan
@@ -33,6 +33,7 @@ from agent.queues.listing import listed
 from agent.queues.prometheus_text import MetricSample, NotPrometheus, metric_samples, whole_number
 from agent.queues.rabbitmq_management import Management
 from agent.queues.redis_reading import shown
+from agent.queues.timers import QueueTimer, ServerTimers, TimedQueue, elsewhere
 
 TIMEOUT_S = 0.8  # of a poll, with all its requests
 MAX_QUEUES = 1024
@@ -104,8 +105,8 @@ _ALARMS = {
     b"rabbitmq_alarms_free_disk_space_watermark": "DISK_ALARM",
 }
 _ALARM_WORDS = {"MEMORY_ALARM": "memory", "DISK_ALARM": "disk"}
-_CONNECTIONS = b"rabbitmq_connections"
-_NODE_WANTED = frozenset((*_ALARMS, _CONNECTIONS))
+_CONNECTIONS, _BUILD = b"rabbitmq_connections", b"rabbitmq_build_info"
+_NODE_WANTED = frozenset((*_ALARMS, _CONNECTIONS, _BUILD))
 _MOST = (1 << 63) - 1
 #: A queue has another source of messages if this many more are in it, or left it, than channels published, in so many
 #: statistics in a row.
@@ -331,7 +332,7 @@ class _Answer:
             self.streams.add(name)
 
 
-class RabbitQueues:
+class RabbitQueues(TimedQueue):
     """One RabbitMQ node. ``poll`` returns one row per queue, one row for the node if it has none, or ``down`` rows if
     it does not answer.
     """
@@ -352,6 +353,8 @@ class RabbitQueues:
         self._slow_until_ns = self._not_before_ns = self._seldom_ns = 0
         self._refusal = ""
         self._cluster: str | None = None
+        self._version = ""
+        self._timers: list[QueueTimer] | None = None
         self._alarms: tuple[str, ...] = ()
         self._clients: int | None = None
         #: Times of first ready messages, set by their publishers, seconds since 1970, as of _heads_ns.
@@ -364,6 +367,7 @@ class RabbitQueues:
         server answers.
         """
         now_ns = boot_ns()
+        self._timers = None
         try:
             if now_ns < self._not_before_ns:
                 raise HttpDown(self._refusal, "login")
@@ -379,6 +383,12 @@ class RabbitQueues:
         if self._cluster is not None:
             common["cluster"] = self._cluster
         return [{**common, **row} for row in rows]
+
+    def timers(self) -> ServerTimers | None:
+        """Of queues; those of messages with an ``expiration`` of their own are not known."""
+        if self._timers is None:
+            return None
+        return ServerTimers(self._timers, self._version, elsewhere(self._client.peer[0] if self._client.peer else ""))
 
     def close(self) -> None:
         self._client.close()
@@ -415,6 +425,10 @@ class RabbitQueues:
             self._management.ask(now_ns, deadline_s, login, bool(self._alarms))
             if problem := self._management.problem or self._management.unseen(self._queues):
                 problems.append((b"", f"management API: {problem}"))
+            self._timers = [one for queue in self._queues.values() for one in self._due(queue, self._management)]
+            if self._management.problem and not self._management.queues:
+                why = f"management API: {self._management.problem}"
+                self._timers = [QueueTimer(b"", b"", "ttl", unknown=why, where="classic queues")]
         node |= {"clients": self._clients, "errors": ", ".join(f"{kind} 1" for kind in self._alarms)}
         if self._alarms:
             words = " and ".join(_ALARM_WORDS[kind] for kind in self._alarms)
@@ -443,7 +457,9 @@ class RabbitQueues:
     def _read_node(self, answer: bytes) -> None:
         alarms = []
         for sample in metric_samples(answer, _NODE_WANTED):
-            if sample.name == _CONNECTIONS:
+            if sample.name == _BUILD:
+                self._version = sample.labels.get(b"rabbitmq_version", b"").decode(errors="replace")
+            elif sample.name == _CONNECTIONS:
                 self._clients = whole_number(sample.value)
             elif sample.value == 1:
                 alarms.append(_ALARMS[sample.name])
@@ -510,7 +526,7 @@ class RabbitQueues:
                 "position": queue.totals.delivered if known_out or consumers == 0 else None,
                 "redelivered": min(queue.redelivered, _MOST) if known_out else None,
             }
-        if queue.stream or (about is not None and about.stream):
+        if queue.stream or (about is not None and about.type == "stream"):
             lag = queue.gauges.get(_OFFSET_LAG)
             why = "a stream: what it keeps is no lag" if lag is None else "a stream: the largest lag of its consumers"
             return row | {"lag_messages": lag, "exact": None if lag is None else False, "inexact_reason": why}
@@ -524,6 +540,21 @@ class RabbitQueues:
         if ready:
             row["oldest_undelivered_s"] = self._head_age_s(name, queue)
         return row
+
+    def _due(self, queue: _Queue, management: Management) -> Iterator[QueueTimer]:
+        """The time-outs of its messages, and its own."""
+        name = queue.vhost, queue.name
+        about, ready = management.queues.get(name), queue.gauges.get(_READY)
+        if about is None or about.type == "stream":
+            return
+        shown_name = shown(text_of(name).encode())
+        if about.ttl_ms is not None and ready:
+            kind, why = "eta" if about.delays else "ttl", f"{about.ttl_ms / 1000:g} s after each message came"
+            where = f"{about.type} queues"
+            yield QueueTimer(shown_name, b"", kind, timers=ready, unknown=f"when is not known: {why}", where=where)
+        if about.expires_ms is not None and queue.gauges.get(_HAS_CONSUMERS) == 0:
+            why = f"{about.expires_ms / 1000:g} s after its last use"
+            yield QueueTimer(shown_name, b"", "lease", unknown=f"when is not known: {why}")
 
     def _head_age_s(self, name: Name, queue: _Queue) -> float:
         """Age of the first ready message; NaN if unknown, also where it may have been delivered since."""
