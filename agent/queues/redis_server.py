@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from functools import lru_cache
 
 from agent.common.address import peer_bytes
 from agent.common.clocks import boot_ns
@@ -11,7 +10,7 @@ from agent.common.resp import RedisDown, RedisUrl, RespClient
 from agent.queues.catalogue import Row
 from agent.queues.order import OrderedQueue
 from agent.queues.redis_info import Counters
-from agent.queues.timers import QueueTimer, ServerTimers, TimedQueue, on_this_host
+from agent.queues.timers import QueueTimer, ServerTimers, TimedQueue, elsewhere
 
 LOGIN_RETRY_NS = 10_000_000_000  # a refused login is not repeated at each poll: servers log and count refusals
 
@@ -56,8 +55,7 @@ class RedisServer(TimedQueue, OrderedQueue):
         if self._due is None:
             return None
         host = self._client.peer[0] if self._client.peer is not None else ""
-        elsewhere = f"{host} is no address of this host: its clock may be another one" if not _here(host) else ""
-        return ServerTimers(self._due, self._server.version, elsewhere)
+        return ServerTimers(self._due, self._server.version, elsewhere(host))
 
     def use(self, url: RedisUrl) -> None:
         """Queries another server of the same data from now on, after a fail-over."""
@@ -84,9 +82,3 @@ class RedisServer(TimedQueue, OrderedQueue):
         status = "unknown" if failure == "permission" else "down"
         row = {"status": status, "reason": f"{self.name}: {reason}", "failure": failure}
         return [{**row, **queue} for queue in self._interrupted()] or [row]
-
-
-@lru_cache(1)
-def _here(host: str) -> bool:
-    """A Unix socket has no address."""
-    return not host or on_this_host(host)
