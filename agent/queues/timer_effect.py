@@ -58,12 +58,13 @@ def effects(rows: np.ndarray, t_ns: int, size_ns: int, real_boot_ns: int) -> np.
     later = np.where(both, by_monotonic, NULL_I64)
     was = np.where(moved, np.maximum(by_wall, later), by_monotonic)
     due = np.where(moved, np.maximum(np.maximum(by_wall - size_ns, t_ns), later), by_monotonic)
+    immune = (out["clock"] == _MONOTONIC) | (both & moved & (np.abs(due - was) < LEAST_NS))
+    due = np.where(immune, was, due)
     out["was_due_ns"] = was
     out["is_due_ns"] = np.where((out["clock"] == -1) | (checked & (size_ns > 0)), NULL_I64, due)
     known = (out["was_due_ns"] != NULL_I64) & (out["is_due_ns"] != NULL_I64)
     out["moved_ns"] = np.where(known, due - was, NULL_I64)
-    immune = (out["clock"] == _MONOTONIC) | (both & known & (np.abs(due - was) < LEAST_NS))
-    out["immune"] = np.where(immune, 1, np.where(out["clock"] == -1, -1, 0))
+    out["immune"] = np.where(immune, 1, np.where((out["clock"] == -1) | (both & ~moved), -1, 0))
     _add_consequences(out, size_ns > 0)
     again = moved & ((out["kind"] == _REDELIVERY) | checked) & (due > t_ns)
     left: np.ndarray = out[(was > t_ns) | again | (was == NULL_I64)]

@@ -69,6 +69,7 @@ def test_a_timer_on_a_monotonic_clock_is_immune() -> None:
     ("version", "wall_s", "monotonic_s", "size_ns", "moved_ns", "immune"),
     [
         ("3.4.23", 60, 60, 2 * H, 0, True),
+        ("3.4.23", 60.00001, 60, 2 * H, 0, True),  # the clocks were read one after the other
         ("3.4.23", 60, 60, -2 * H, 2 * H, False),
         ("3.4.23", 60, 7260, -H, 0, True),  # after a jump forward of 2 h
         ("3.4.23", 7260, 60, H, -H, False),  # after a jump back of 2 h
@@ -79,9 +80,9 @@ def test_a_timer_on_a_monotonic_clock_is_immune() -> None:
     ],
 )
 def test_a_lease_on_both_clocks_ends_once_it_is_due_on_both(
-    version: str, wall_s: int, monotonic_s: int, size_ns: int, moved_ns: int | None, immune: bool | None
+    version: str, wall_s: float, monotonic_s: int, size_ns: int, moved_ns: int | None, immune: bool | None
 ) -> None:
-    lease = QueueTimer(b"leases", b"11", "lease", T0 + wall_s * S + OFFSET, T0 + monotonic_s * S)
+    lease = QueueTimer(b"leases", b"11", "lease", T0 + int(wall_s * S) + OFFSET, T0 + monotonic_s * S)
     found = [plain(row) for row in effects(packed(lease, system="etcd", version=version), T0, size_ns, OFFSET)]
     assert [(one["moved_ns"], one["immune"]) for one in found] == ([] if immune is None else [(moved_ns, immune)])
     known = rule("etcd", "lease", version)
@@ -113,6 +114,9 @@ def test_a_checked_timer_fires_when_its_server_looks(after_s: int, size_ns: int,
 def test_what_a_jump_does_is_known_also_if_the_time_is_not() -> None:
     why = "AckWait 30 s; the server does not report when"
     unacked = QueueTimer(b"orders", b"bill", "redelivery", timers=7, unknown=why)
+    lease = QueueTimer(b"leases", b"11", "lease", unknown="its time to live was not asked for yet")
+    (asked,) = [plain(row) for row in effects(packed(lease, system="etcd", version="3.4.23"), T0, -H, OFFSET)]
+    assert (asked["immune"], asked["moved_ns"], asked["clock"]) == (None, None, "both")
     (one,) = [plain(row) for row in effects(packed(unacked, system="nats", version="2.9.10"), T0, -H, OFFSET)]
     assert one["consequence"] == f"delivered again late; {why}"
     assert [one[name] for name in ("was_due_ns", "is_due_ns", "moved_ns")] == [None] * 3
