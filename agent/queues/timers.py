@@ -56,7 +56,7 @@ _KOMBU = "kombu 5.2.4, 5.3.7, 5.4.2, 5.5.4 and 5.7.0 on Redis 7.0.15"
 _REDIS = "Redis 7.0.15: SET PX and PEXPIREAT"
 _MEASURED = ("7.0",)
 _ETCD = "a lease with a key"
-_NATS, _NATS_MEASURED = ("2.9",), "NATS 2.9.10"
+_NATS, _NATS_MEASURED = ("2.9", "2.10"), "NATS 2.9.10 and 2.10.27"
 RULES = (
     TimerRule(
         "celery",

@@ -189,11 +189,13 @@ class NatsConsumers(TimedQueue):
             "clients": self._about.clients,
             "clients_limit": self._about.clients_limit,
         }
-        self._due = []
-        rows: list[Row] = [{**common, **row} for row in self._rows(report, from_ns, to_ns)]
+        due: list[QueueTimer] = []
+        rows: list[Row] = [{**common, **row} for row in self._rows(report, from_ns, to_ns, due)]
+        self._due = due
         return rows or [{**common, "status": "ok", "reason": "" if report.enabled else "JetStream is not enabled"}]
 
-    def _rows(self, report: NatsReport, from_ns: int, to_ns: int) -> Iterator[Row]:
+    def _rows(self, report: NatsReport, from_ns: int, to_ns: int, due: list[QueueTimer]) -> Iterator[Row]:
+        """due: takes the timers of the same streams and consumers."""
         chosen = [(_stream_name(stream), stream) for stream in report.streams]
         chosen = [(name, stream) for name, stream in chosen if self._chosen(name)]
         self._appended = {name: self._appended.get(name) or SeenSequences() for name, _ in chosen}
@@ -202,7 +204,7 @@ class NatsConsumers(TimedQueue):
         for name, stream in chosen:
             self._appended[name].add(from_ns, to_ns, stream.last)
             if self._leads(stream.leader):
-                self._due += _of_stream(name, stream, report.now_ns)
+                due.extend(_of_stream(name, stream, report.now_ns))
             for consumer in stream.consumers:
                 key = name, shown(consumer.name.encode(errors="replace"))
                 if not self._leads(consumer.leader or stream.leader):
@@ -212,7 +214,7 @@ class NatsConsumers(TimedQueue):
                     continue
                 known = self._known[key] = before.get(key) or _Known()
                 known.update(consumer, stream, from_ns, to_ns)
-                self._due += _of_consumer(key, consumer)
+                due.extend(_of_consumer(key, consumer))
                 yield self._row(key, consumer, stream, report.now_ns, (from_ns + to_ns) // 2)
             if not stream.consumers and stream.work and self._leads(stream.leader):
                 yield _unconsumed(name, stream)
