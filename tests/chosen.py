@@ -55,6 +55,7 @@ ONLY_ALL: dict[str, str | None] = {
             "a_stopped_consumer_and_one_that_nobody_uses",
             "messages_that_were_deleted_are_not_counted",
             "a_full_consumer_a_work_queue_and_names",
+            "timers_are_those_of_the_server",
             "a_stopped_a_killed_and_a_returned_server",
             "only_the_leader_of_a_consumer_reports_it",
         )
@@ -67,6 +68,9 @@ ONLY_ALL: dict[str, str | None] = {
             "members_their_leader_and_its_change",
             "proposals_wait_for_a_majority_and_a_member_without_one_is_cut_off",
             "events_that_wait_for_a_watcher_that_does_not_read",
+            "leases_end_when_they_were_granted_for",
+            "without_the_right_to_read_keys_leases_have_no_keys",
+            "a_compaction_that_slow_watchers_may_not_survive_is_named",
             "a_full_database_refuses_writes",
             "least_rights_and_wrong_passwords",
         )

@@ -16,13 +16,14 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from agent.common.address import peer_bytes
-from agent.common.http_get import HttpClient, HttpDown
+from agent.common.http_get import MAX_BODY_BYTES, HttpClient, HttpDown
 from agent.queues.http_server import HttpServer, HttpUrl
 from agent.queues.prometheus_text import NotPrometheus, metric_samples, whole_number
 
 _MOST = (1 << 63) - 1
 _MOST_ID = (1 << 64) - 1
 _MOST_TEXT = 256
+_MOST_S = 9_000_000_000  # etcd's longest time to live
 #: Metrics -> their names here. Those of etcd_debugging are not promised to stay.
 _METRICS = {
     b"etcd_server_proposals_pending": "proposals",
@@ -33,6 +34,7 @@ _METRICS = {
     b"etcd_debugging_mvcc_events_total": "sent",
     b"etcd_debugging_mvcc_slow_watcher_total": "slow_watchers",
     b"etcd_debugging_mvcc_watcher_total": "watchers",
+    b"etcd_debugging_mvcc_compact_revision": "compacted",
     b"process_resident_memory_bytes": "memory_bytes",
 }
 _LINES = re.compile(b"^(?:" + b"|".join(_METRICS) + rb") .*\n", re.MULTILINE)
@@ -45,13 +47,14 @@ class NotEtcd(ValueError):
 
 @dataclass(frozen=True)
 class MemberStatus:
-    """``/v3/maintenance/status``. leader: a member's id, 0 without one. committed, applied: entries of the raft log.
-    alarms: NOSPACE, CORRUPT.
+    """``/v3/maintenance/status``. leader: a member's id, 0 without one. term: number of the election. committed,
+    applied: entries of the raft log. alarms: NOSPACE, CORRUPT.
     """
 
     cluster_id: int
     member_id: int
     leader: int
+    term: int
     revision: int
     committed: int
     applied: int
@@ -66,6 +69,15 @@ class KeyState(NamedTuple):
 
     mod: int
     value: bytes
+
+
+class LeaseState(NamedTuple):
+    """``/v3/lease/timetolive``. left_s: its time to live in whole seconds, rounded towards 0. key: one of its keys;
+    empty: none, or they were not asked for.
+    """
+
+    left_s: int
+    key: bytes
 
 
 @dataclass(frozen=True)
@@ -93,6 +105,7 @@ def read_status(answer: bytes) -> MemberStatus:
         number(header, "cluster_id", _MOST_ID),
         number(header, "member_id", _MOST_ID),
         number(given, "leader", _MOST_ID),
+        number(given, "raftTerm"),
         number(header, "revision"),
         committed,
         committed if applied is None else number(given, "raftAppliedIndex"),
@@ -109,6 +122,28 @@ def read_members(answer: bytes) -> dict[int, str]:
     if not isinstance(members, list):
         raise NotEtcd("members is no list")
     return {number(_mapping(one), "ID", _MOST_ID): _text(one, "name") for one in members}
+
+
+def read_leases(answer: bytes) -> list[int]:
+    """Ids, those that end first before the others. Raises NotEtcd."""
+    leases = _document(answer).get("leases", [])
+    if not isinstance(leases, list):
+        raise NotEtcd("leases is no list")
+    return [number(_mapping(one), "ID") for one in leases]
+
+
+def read_lease(answer: bytes) -> LeaseState | None:
+    """None if there is no such lease. Raises NotEtcd."""
+    given = _document(answer)
+    keys = given.get("keys", [])
+    if not isinstance(keys, list):
+        raise NotEtcd("keys is no list")
+    late = str(given.get("TTL", "")).startswith("-")
+    left_s = number({"TTL": str(given["TTL"])[1:]} if late else given, "TTL", _MOST_S)
+    granted_s = number(given, "grantedTTL", _MOST_S)
+    if late and not granted_s:
+        return None
+    return LeaseState(-left_s if late else left_s, _bytes({"key": keys[0]}, "key") if keys else b"")
 
 
 def read_page(answer: bytes) -> KeyPage:
@@ -194,6 +229,11 @@ class EtcdMember:
         return None if self._client.peer is None else peer_bytes(*self._client.peer)
 
     @property
+    def host(self) -> str:
+        """Its IP address; empty before it is connected."""
+        return "" if self._client.peer is None else self._client.peer[0]
+
+    @property
     def logs_in(self) -> bool:
         """Whether the next request begins with a login, for which etcd computes for a tenth of a second."""
         return self._server.has_login and not self._token and not self._open
@@ -203,6 +243,14 @@ class EtcdMember:
 
     def members(self, deadline_s: float) -> dict[int, str]:
         return read_members(self._ask("cluster/member/list", {}, deadline_s))
+
+    def leases(self, deadline_s: float, most_bytes: int) -> list[int]:
+        return read_leases(self._ask("lease/leases", {}, deadline_s, most_bytes))
+
+    def lease(self, number: int, deadline_s: float, most_bytes: int, *, keys: bool) -> LeaseState | None:
+        """A member that is not the leader asks the leader. keys: asks for the names of all of its keys, too."""
+        given = {"ID": str(number), "keys": keys}
+        return read_lease(self._ask("lease/timetolive", given, deadline_s, most_bytes))
 
     def metrics(self, deadline_s: float) -> dict[str, int]:
         return read_metrics(self._client.get("/metrics", deadline_s))
@@ -237,17 +285,21 @@ class EtcdMember:
     def close(self) -> None:
         self._client.close()
 
-    def _ask(self, what: str, given: dict[str, object], deadline_s: float) -> bytes:
+    def _ask(self, what: str, given: dict[str, object], deadline_s: float, most_bytes: int = MAX_BODY_BYTES) -> bytes:
         login = self._server.login()
         if login is not None and not self._token and not self._open:
             self._log_in(login, deadline_s)
         body = json.dumps(given).encode()
+
+        def answer() -> bytes:
+            return self._client.get(f"/v3/{what}", deadline_s, token=self._token, body=body, most_bytes=most_bytes)
+
         try:
-            return self._client.get(f"/v3/{what}", deadline_s, token=self._token, body=body)
+            return answer()
         except HttpDown as error:
             if error.status == 401 and login is not None:  # the token has expired, or the member was started again
                 self._log_in(login, deadline_s)
-                return self._client.get(f"/v3/{what}", deadline_s, token=self._token, body=body)
+                return answer()
             self._open = False
             raise explained(error) from None
 

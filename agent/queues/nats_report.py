@@ -12,6 +12,7 @@ from typing import Any
 
 _MOST = (1 << 63) - 1
 _MOST_TEXT = 1024
+_MOST_BACKOFF = 16
 #: RFC 3339 as Go writes it: any number of digits of a second.
 _TIME = re.compile(r"(\d{4})-(\d\d)-(\d\d)T(\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?(?:Z|([+-])(\d\d):(\d\d))", re.ASCII)
 _EARLIEST_NS = 1_000_000_000_000_000_000  # 2001: what is before is no time; Go's zero is of the year 1
@@ -23,7 +24,9 @@ class NotNats(ValueError):
 
 @dataclass(frozen=True)
 class NatsServer:
-    """``/varz``. name: as consumers and streams name their leader. cluster: empty without one. port: of clients."""
+    """``/varz``. name: as consumers and streams name their leader. cluster: empty without one. port: of clients.
+    version: empty if it is not reported.
+    """
 
     server_id: str
     name: str
@@ -32,6 +35,7 @@ class NatsServer:
     memory_bytes: int | None
     clients: int | None
     clients_limit: int | None
+    version: str
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,8 @@ class NatsConsumer:
 
     floor: all before it, and it, are acknowledged. waits: messages that were not delivered. requests: waiting requests
     of a pull consumer. bound: whether a push consumer has a subscriber. delivered_ns: of the last delivery, the
-    server's wall clock; 0 if unknown. paused_s: for how long it stays paused. leader: None outside a cluster.
+    server's wall clock; 0 if unknown. paused_s: for how long it stays paused. leader: None outside a cluster. ack_s:
+    after how long an unacknowledged message is delivered again; several times with a back-off.
     """
 
     name: str
@@ -59,11 +64,13 @@ class NatsConsumer:
     most_pending: int
     paused_s: float | None
     leader: str | None
+    ack_s: tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class NatsStream:
-    """Times are of the server's wall clock, 0 if unknown. kept_s: 0 without a limit of age. work: each message is
+    """Times are of the server's wall clock, 0 if unknown. kept_s: 0 without a limit of age. window_s: of deduplication,
+    0 without one. work: each message is
     for one consumer and is removed when it is acknowledged. trims: messages are removed by limits only.
     """
 
@@ -76,6 +83,7 @@ class NatsStream:
     last: int
     last_ns: int
     kept_s: float
+    window_s: float
     work: bool
     trims: bool
     consumers: tuple[NatsConsumer, ...]
@@ -104,6 +112,7 @@ def read_server(answer: bytes) -> NatsServer:
         _count(given, "mem") if "mem" in given else None,
         _count(given, "connections") if "connections" in given else None,
         _count(given, "max_connections") if "max_connections" in given else None,
+        _text(given, "version", ""),
     )
 
 
@@ -157,6 +166,7 @@ def _stream(account: str, given: dict[str, Any]) -> NatsStream:
         _count(state, "last_seq"),
         time_ns(_text(state, "last_ts")),
         _count(config, "max_age", 0) / 1e9,
+        _count(config, "duplicate_window", 0) / 1e9,
         retention == "workqueue",
         retention == "limits",
         tuple(map(_consumer, _list(given, "consumer_detail"))),
@@ -183,7 +193,15 @@ def _consumer(given: dict[str, Any]) -> NatsConsumer:
         most_pending=max(0, _whole(config.get("max_ack_pending", 0))),
         paused_s=_count(given, "pause_remaining", 0) / 1e9 if _flag(given, "paused") else None,
         leader=_leader(given),
+        ack_s=_ack_s(config),
     )
+
+
+def _ack_s(config: dict[str, Any]) -> tuple[float, ...]:
+    given = config.get("backoff") or [config.get("ack_wait", 0)]
+    if not isinstance(given, list) or not all(_whole(one) >= 0 for one in given[:_MOST_BACKOFF]):
+        raise NotNats("backoff is no list of times")
+    return tuple(one / 1e9 for one in given[:_MOST_BACKOFF])
 
 
 def _leader(given: dict[str, Any]) -> str | None:

@@ -12,11 +12,11 @@ from agent.columns import NULL_I64, Column
 from agent.common.clocks import boot_ns
 from agent.common.fairness import Budget, UpperBound
 from agent.common.packing import Packer
-from agent.queues.timers import RULES
+from agent.queues.timers import rule_of
 from agent.tables import TABLES
 
 TABLE = TABLES["timer_effect"]
-#: Servers keep their timers in ms.
+#: Servers keep their timers in ms. Of timers on both clocks, the two due times are as close as these were read.
 LEAST_NS = 1_000_000
 ROWS_PER_S, MOST_ROWS = 500.0, 10_000
 #: For docs/limits.md.
@@ -31,7 +31,8 @@ BOUNDS = (
 )
 _CHANGES = TABLES["clock_change"]
 _KINDS = [_CHANGES.code("kind", kind) for kind in ("step", "leap")]
-_WALL, _MONOTONIC = TABLE.code("clock", "wall"), TABLE.code("clock", "monotonic")
+_WALL, _MONOTONIC, _BOTH, _CHECKED = (TABLE.code("clock", one) for one in ("wall", "monotonic", "both", "checked"))
+_CONSEQUENCE_BYTES = TABLE.dtype["consequence"].itemsize
 _REDELIVERY = TABLE.code("kind", "redelivery")
 #: States that are kept of a server: several may be of after the jump if the agent's loop stood still. Equal ones share
 #: their rows.
@@ -45,30 +46,43 @@ def effects(rows: np.ndarray, t_ns: int, size_ns: int, real_boot_ns: int) -> np.
     """The rows that a jump concerns, with what it does. rows: timers as of a poll. t_ns: of the jump, CLOCK_BOOTTIME;
     real_boot_ns: REALTIME - BOOTTIME before it.
 
-    A timer that had fired by then has no row, but a message that was due and not delivered again yet waits again after
-    a jump back.
+    A timer that had fired by then has no row, but what was due and had not been delivered again or checked yet waits
+    again after a jump back.
     """
     out = rows[rows["timers"] != 0].copy()
     out["t_ns"] = out["jump_t_ns"] = t_ns
     out["size_ns"] = size_ns
-    wall, timed = out["clock"] == _WALL, out["due_wall_ns"] != NULL_I64
-    moved = wall & timed
-    was = np.where(moved, out["due_wall_ns"] - real_boot_ns, out["was_due_ns"])
-    due = np.where(moved, np.maximum(was - size_ns, t_ns), was)
-    out["was_due_ns"], out["is_due_ns"] = was, np.where(out["clock"] == -1, NULL_I64, due)
+    wall, both, checked = (out["clock"] == clock for clock in (_WALL, _BOTH, _CHECKED))
+    moved = (wall | both | checked) & (out["due_wall_ns"] != NULL_I64)
+    by_wall, by_monotonic = out["due_wall_ns"] - real_boot_ns, out["was_due_ns"]  # the latter null: before any time
+    later = np.where(both, by_monotonic, NULL_I64)
+    was = np.where(moved, np.maximum(by_wall, later), by_monotonic)
+    due = np.where(moved, np.maximum(np.maximum(by_wall - size_ns, t_ns), later), by_monotonic)
+    immune = (out["clock"] == _MONOTONIC) | (both & moved & (np.abs(due - was) < LEAST_NS))
+    due = np.where(immune, was, due)
+    out["was_due_ns"] = was
+    out["is_due_ns"] = np.where((out["clock"] == -1) | (checked & (size_ns > 0)), NULL_I64, due)
     known = (out["was_due_ns"] != NULL_I64) & (out["is_due_ns"] != NULL_I64)
     out["moved_ns"] = np.where(known, due - was, NULL_I64)
-    out["immune"] = np.where(out["clock"] == _MONOTONIC, 1, np.where(out["clock"] == -1, -1, 0))
-    for one in RULES:
-        mine = (out["system"] == one.system.encode()) & (out["kind"] == TABLE.code("kind", one.kind))
-        mine &= out["clock"] == TABLE.code("clock", one.clock)  # kinds that differ by version or queue differ by clock
-        follows = (one.forward if size_ns > 0 else one.backward).encode()
-        out["consequence"][mine & known] = follows
-        for at in np.flatnonzero(mine & ~known):  # when is not known, what follows is
-            out["consequence"][at] = follows + b"; " + bytes(out["consequence"][at])
-    again = moved & (out["kind"] == _REDELIVERY) & (due > t_ns)
+    out["immune"] = np.where(immune, 1, np.where((out["clock"] == -1) | (both & ~moved), -1, 0))
+    _add_consequences(out, size_ns > 0)
+    again = moved & ((out["kind"] == _REDELIVERY) | checked) & (due > t_ns)
     left: np.ndarray = out[(was > t_ns) | again | (was == NULL_I64)]
     return left
+
+
+def _add_consequences(rows: np.ndarray, forward: bool) -> None:
+    """Before what is not known, if there is such a thing."""
+    named = rows[["system", "kind", "version", "clock"]]
+    for one in np.unique(named[rows["clock"] != -1]):
+        kind, clock = (TABLE.by_name[name].word(int(one[name])) for name in ("kind", "clock"))
+        known = rule_of(one["system"].decode(errors="replace"), kind, one["version"].decode(errors="replace"), clock)
+        if known is None:
+            continue
+        words = (known.forward if forward else known.backward).encode()
+        mine = (named == one) & (rows["clock"] != -1)
+        before = rows["consequence"][mine]
+        rows["consequence"][mine] = [b"; ".join(filter(None, (words, why)))[:_CONSEQUENCE_BYTES] for why in before]
 
 
 def plain(row: np.void) -> dict[str, Any]:

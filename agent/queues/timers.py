@@ -25,7 +25,7 @@ BOUNDS = (
         "queues",
         "timers of a server that `timer_effect` lists one by one",
         MAX_TIMERS,
-        "those due first are listed, the others are counted by queue",
+        f"those due first are listed, the others are counted by queue, of the first {MAX_TIMERS} queues",
         "`timer_effect.timers`",
     ),
 )
@@ -34,9 +34,11 @@ _NEVER_NS = 1 << 63
 
 @dataclass(frozen=True)
 class TimerRule:
-    """A kind of timer. versions: prefixes of those that were measured; empty: servers do not report it. clock: wall,
-    monotonic, or mixed: it waits on the monotonic clock and then asks the wall clock. forward, backward: what a jump
-    does. measured: with what. where: of which kind of queue, if they differ.
+    """A kind of timer. versions: prefixes of those that were measured; empty: servers do not report it. forward,
+    backward: what a jump does. measured: with what. where: of which kind of queue, if they differ.
+
+    clock: wall; monotonic; both: it fires once it is due on both; checked: the server compares the wall clock when a
+    monotonic timer of its own fires, at the latest when the first one of a queue was due.
     """
 
     system: str
@@ -56,6 +58,8 @@ _KOMBU = "kombu 5.2.4, 5.3.7, 5.4.2, 5.5.4 and 5.7.0 on Redis 7.0.15"
 _RABBIT = "RabbitMQ 3.10.8 with a shifted clock: x-message-ttl"
 _REDIS = "Redis 7.0.15 and 8.0.2: SET PX and PEXPIREAT"
 _MEASURED = ("7.0", "8.0")
+_ETCD = "a lease with a key"
+_NATS, _NATS_MEASURED = ("2.9", "2.10"), "NATS 2.9.10 and 2.10.27"
 RULES = (
     TimerRule(
         "celery",
@@ -104,7 +108,7 @@ RULES = (
         _REDIS,
     ),
     *(
-        TimerRule("rabbitmq", kind, ("3.10",), "mixed", forward, backward, _RABBIT, "classic queues")
+        TimerRule("rabbitmq", kind, ("3.10",), "checked", forward, backward, _RABBIT, "classic queues")
         for kind, forward, backward in (
             ("ttl", "the first expires when it was due, those behind it with it: early", "messages expire late"),
             ("eta", "the first leaves when it was due, those behind it with it: early", "messages leave late"),
@@ -147,6 +151,51 @@ RULES = (
         "the job runs late",
         "PostgreSQL 15.18 with a shifted clock: a job table's `run_at <= now()`",
     ),
+    TimerRule(
+        "etcd",
+        "lease",
+        ("3.4",),
+        "both",
+        "the lease ends when it was due",
+        "the lease of an owner that is gone ends late, and its keys stay",
+        f"etcd 3.4.23: {_ETCD}",
+    ),
+    TimerRule(
+        "etcd",
+        "lease",
+        ("3.5",),
+        "monotonic",
+        "the lease ends when it was due",
+        "the lease ends when it was due",
+        f"etcd 3.5.16: {_ETCD}",
+    ),
+    TimerRule(
+        "nats",
+        "retention",
+        _NATS,
+        "checked",
+        "messages are deleted early, when the server looks next: at the latest when the first was due",
+        "messages are deleted late",
+        f"{_NATS_MEASURED}: MaxAge, in memory and in files",
+    ),
+    TimerRule(
+        "nats",
+        "redelivery",
+        _NATS,
+        "checked",
+        "delivered again early, when the server looks next, also if it is still worked on",
+        "delivered again late",
+        f"{_NATS_MEASURED}: AckWait",
+    ),
+    TimerRule(
+        "nats",
+        "dedup",
+        _NATS,
+        "checked",
+        "the window ends early, when the server looks next: duplicates pass",
+        "the window ends late: repeats that are meant are dropped",
+        f"{_NATS_MEASURED}: Nats-Msg-Id",
+    ),
 )
 
 
@@ -156,12 +205,18 @@ def rule(system: str, kind: str, version: str, where: str = "") -> TimerRule | N
     return next((r for r in RULES if (r.system, r.kind, r.where) == wanted and r.holds_for(version)), None)
 
 
+def rule_of(system: str, kind: str, version: str, clock: str) -> TimerRule | None:
+    """The same by the clock, in which kinds of one name differ by version or by queue."""
+    wanted = system, kind, clock
+    return next((r for r in RULES if (r.system, r.kind, r.clock) == wanted and r.holds_for(version)), None)
+
+
 @dataclass(frozen=True)
 class QueueTimer:
-    """One timer. destination: its queue; object: the message or key. due_wall_ns: when it fires, ns since 1970, if it
-    runs on the wall clock; due_ns: CLOCK_BOOTTIME, if not. None: not known, and ``unknown`` says why. timers: how many
-    this one stands for. elsewhere: as ServerTimers.elsewhere, if servers of one cluster differ. where: as
-    TimerRule.where.
+    """One timer. destination: its queue; object: the message, key, lease or consumer. due_wall_ns: when it fires, ns
+    since 1970, if it runs on the wall clock; due_ns: CLOCK_BOOTTIME, if not. The rule of the version decides where both
+    are given. None: not known, and ``unknown`` says why. timers: how many this one stands for. elsewhere: as
+    ServerTimers.elsewhere, if servers of one cluster differ. where: as TimerRule.where.
     """
 
     destination: bytes
@@ -228,26 +283,32 @@ def _columns(system: str, one: QueueTimer, found: ServerTimers) -> dict[str, Any
     if known is None:
         why = f"not measured for {system} {found.version or 'of an unknown version'}"
     clock = None if known is None or away else known.clock
+    due_wall_ns, due_ns = one.due_wall_ns, one.due_ns
+    if due_wall_ns is not None and due_ns is not None and clock != "both":
+        due_wall_ns, due_ns = (None, due_ns) if clock == "monotonic" else (due_wall_ns, None)
     return {
         "destination": one.destination,
         "object": one.object,
         "kind": one.kind,
         "timers": one.timers,
         "clock": clock,
-        "due_wall_ns": one.due_wall_ns,
-        "was_due_ns": one.due_ns,
+        "due_wall_ns": due_wall_ns,
+        "was_due_ns": due_ns,
         "consequence": why,
     }
 
 
 def _bounded(timers: Iterable[QueueTimer]) -> list[QueueTimer]:
-    """The first, one by one; the others as one for each queue and kind."""
+    """The first, one by one; the others as one for each queue and kind, and beyond as many for each kind."""
     ordered = sorted(timers, key=lambda one: one.due_wall_ns or one.due_ns or _NEVER_NS)
     groups: dict[tuple[bytes, str], list[QueueTimer]] = {}
     for one in ordered[MAX_TIMERS:]:
-        groups.setdefault((one.destination, one.kind), []).append(one)
+        key = one.destination, one.kind
+        groups.setdefault(key if key in groups or len(groups) < MAX_TIMERS else (b"", one.kind), []).append(one)
     many = [
-        replace(some[0], object=b"", timers=min(sum(one.timers for one in some), _NEVER_NS - 1))
-        for some in groups.values()
+        replace(
+            some[0], destination=destination, object=b"", timers=min(sum(one.timers for one in some), _NEVER_NS - 1)
+        )
+        for (destination, _), some in groups.items()
     ]
     return [*ordered[:MAX_TIMERS], *many]

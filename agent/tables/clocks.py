@@ -115,24 +115,29 @@ DECLARED = (
         text(
             "object",
             64,
-            "the message (Celery: its delivery tag) or key; Kafka: group, partition and whose time the records have;"
-            " empty: several",
+            "the message (Celery: its delivery tag), key, lease (etcd: its id and a key) or consumer; Kafka: group,"
+            " partition and whose time the records have; empty: several",
         ),
         enum("kind", "redelivery lease lock ttl dedup retention eta", "what happens when the timer fires"),
         i64("timers", "timers in this row; was_due_ns, is_due_ns and due_wall_ns are then those of the first"),
         enum(
             "clock",
-            "wall monotonic mixed",
-            "the clock on which the timer runs; mixed: it waits on the monotonic clock and then asks the wall clock;"
-            " null: not measured for this version",
+            "wall monotonic both checked",
+            "the clock on which the timer runs; both: it fires once it is due on both; checked: the wall clock, which"
+            " the server reads when a monotonic timer of its own fires; null: not measured for this version",
         ),
-        i64("due_wall_ns", "due time of a timer that runs on the wall clock, ns since 1970", "ns"),
+        i64("due_wall_ns", "due time on the wall clock, ns since 1970", "ns"),
         i64("was_due_ns", "when it would have fired without the jump, CLOCK_BOOTTIME", "ns"),
-        i64("is_due_ns", "when it fires since the jump, CLOCK_BOOTTIME; not before the jump", "ns"),
+        i64(
+            "is_due_ns",
+            "when it fires since the jump, CLOCK_BOOTTIME; not before the jump; null for a checked one and a jump"
+            " forward: between the jump and was_due_ns",
+            "ns",
+        ),
         i64("moved_ns", "is_due_ns - was_due_ns: negative: early, positive: late", "ns"),
         boolean("immune", "the jump does not move it, or by 1 % of its time at most (RabbitMQ)"),
         text("version", 16, "the server's version; empty: not known to the server (Celery)"),
-        text("consequence", 128, "what follows; why clock or a time is null"),
+        text("consequence", 192, "what follows; then why something is not known, if clock or a time is null"),
         i64("polled_ns", "time of the poll that found the timer, CLOCK_BOOTTIME", "ns"),
         measure="moved_ns",
     ),

@@ -47,6 +47,15 @@ class NatsClient:
     def publish(self, subject: str, data: bytes = b"", answer_to: str = "") -> None:
         self.send(f"PUB {subject} {answer_to} {len(data)}\r\n".encode() + data + b"\r\n")
 
+    def put(self, subject: str, message_id: bytes) -> bool:
+        """Sends a message that is its own id. Whether the stream took it as a duplicate."""
+        head = b"NATS/1.0\r\nNats-Msg-Id: %s\r\n\r\n" % message_id
+        sizes = f"{len(head)} {len(head) + len(message_id)}"
+        self.send(f"HPUB {subject} {self._inbox} {sizes}\r\n".encode() + head + message_id + b"\r\n")
+        found: dict[str, Any] = json.loads(self.receive().data)
+        assert "error" not in found, found
+        return bool(found.get("duplicate", False))
+
     def subscribe(self, subject: str) -> None:
         self._sid += 1
         self.send(f"SUB {subject} {self._sid}\r\n".encode())
@@ -62,7 +71,7 @@ class NatsClient:
                 self.send(b"PONG\r\n")
             elif words[0] in (b"MSG", b"HMSG"):
                 head = 1 if words[0] == b"HMSG" else 0
-                data = self._file.read(int(words[-1]) + 2)[:-2]
+                data = self._file.read(int(words[-1]) + 2)[int(words[-2]) if head else 0 : -2]
                 middle = [word.decode() for word in words[3 : len(words) - 1 - head]]
                 return NatsMessage(words[1].decode(), middle[0] if middle else "", data)
             elif words[0] == b"-ERR":

@@ -5,15 +5,18 @@ What a copy lacks is exact at the instant of the poll: it is compared while noth
 
 from __future__ import annotations
 
+import json
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from math import isnan
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -21,12 +24,14 @@ import pytest
 from agent.errors import AgentError
 from agent.queues.brokers.etcd import BROKER, EtcdUrl
 from agent.queues.catalogue import Queue
+from agent.queues.judged import Judged
 from agent.queues.packing import TABLE, pack
 from tests.patience import PATIENCE
 from tests.releases import program, unpacked
 from tests.servers.etcd import Etcd, EtcdNode, Watcher, ask, end_of, text
 from tests.servers.test_rabbitmq import Odd, _endless, _once, _slowly
 
+S = 10**9
 FAILURES = TABLE.by_name["failure"].names
 
 
@@ -56,7 +61,7 @@ def three(tmp_path: Path, command: list[str]) -> Iterator[Etcd]:
 
 
 @contextmanager
-def watched(server: str | dict[str, str]) -> Iterator[Queue]:
+def watched(server: str | dict[str, str]) -> Iterator[Judged]:
     (queue,) = BROKER.sources([server])
     try:
         yield queue
@@ -267,6 +272,168 @@ def test_a_full_database_refuses_writes(tmp_path: Path, command: list[str]) -> N
             assert row["reason"] == b"alarm NOSPACE: writes are refused"
     finally:
         cluster.end()
+
+
+def boot_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+def leases(queue: Judged) -> dict[str, dict[str, Any]]:
+    """Timers after a poll, by their objects."""
+    queue.poll()
+    return {row["object"].decode(): dict(row) for row in queue.timers() if row["timers"]}  # type: ignore[attr-defined]
+
+
+def test_leases_end_when_they_were_granted_for(two: tuple[EtcdNode, EtcdNode], monkeypatch: pytest.MonkeyPatch) -> None:
+    node, _ = two
+    monkeypatch.setattr("agent.queues.etcd_leases.MAX_LEASES", 7)
+    monkeypatch.setattr("agent.queues.etcd_leases.ASKED", 3)
+    due: dict[str, tuple[int, int]] = {}  # when it ends, CLOCK_BOOTTIME: bounds
+
+    def see(name: str, ttl_s: int, what: Callable[[], Any]) -> Any:
+        from_ns = boot_ns()
+        answer = what()
+        due[name] = from_ns + ttl_s * S, boot_ns() + ttl_s * S
+        return answer
+
+    def grant(number: int, ttl_s: int) -> str:
+        name = f"{number:x}"
+        see(name, ttl_s, lambda: node.ask("lease/grant", {"ID": str(number), "TTL": str(ttl_s)}))
+        return name
+
+    def check(row: dict[str, Any], polled_ns: int) -> None:
+        """The lower bound of what etcd rounds to whole seconds."""
+        least, most = due[row["object"].decode().partition(" ")[0]]
+        assert (row["destination"], row["kind"]) == (b"leases", "lease")
+        assert row["clock"] == ("both" if row["version"].startswith("3.4.") else "monotonic"), row
+        assert least - 2 * S - (boot_ns() - polled_ns) <= row["was_due_ns"] <= most, (row, least, most)
+        assert (row["due_wall_ns"] is None) == (row["clock"] == "monotonic")
+        if row["due_wall_ns"] is not None:
+            assert abs(row["due_wall_ns"] - row["was_due_ns"] - (time.time_ns() - boot_ns())) < S // 100
+
+    with watched(f"http://127.0.0.1:{node.port}") as queue:
+        assert leases(queue) == {}
+        held = grant(0x7FFF_FFFF_FFFF_FFFB, 3600)
+        node.put("/locks/a", lease=str(int(held, 16)))
+        others = [grant(number, 3600 + 10 * number) for number in range(1, 11)]
+        began_ns, end = boot_ns(), time.monotonic() + 60 * PATIENCE
+        found = leases(queue)
+        while sum(row["was_due_ns"] is not None for row in found.values()) < 7:
+            assert time.monotonic() < end, found
+            found = leases(queue)
+        more = found.pop("")
+        assert more["timers"] == 4 and more["consequence"].startswith("only the 7 leases")
+        assert found.keys() == {f"{held} /locks/a", *others[:6]}  # those that end first
+        for row in found.values():
+            check(row, began_ns)
+        renewed = {"ID": str(int(others[0], 16))}
+        node.ask("lease/revoke", {"ID": str(int(held, 16))})
+        see(others[0], 3610, lambda: node.ask("lease/keepalive", renewed))
+        for name in others[1:]:
+            node.ask("lease/revoke", {"ID": str(int(name, 16))})
+        while (found := leases(queue)).keys() != {others[0]}:
+            assert time.monotonic() < end, found
+        check(found[others[0]], boot_ns())
+        node.ask("lease/revoke", renewed)
+        assert leases(queue) == {}
+
+
+def test_without_the_right_to_read_keys_leases_have_no_keys(two: tuple[EtcdNode, EtcdNode]) -> None:
+    node, _ = two
+    node.ask("auth/user/add", {"name": "root", "password": "rootpw"})
+    node.ask("auth/role/add", {"name": "root"})
+    node.ask("auth/user/grant", {"user": "root", "role": "root"})
+    node.ask("lease/grant", {"ID": "17", "TTL": "3600"})
+    node.put("/locks/a", lease="17")
+    node.ask("auth/enable")
+    end = time.monotonic() + 30 * PATIENCE
+    refused = not node.status()["version"].startswith("3.4.23")  # the fix of CVE-2023-32082
+    with watched(f"http://127.0.0.1:{node.port}") as queue:
+        while (found := leases(queue)).keys() != {"11" if refused else "11 /locks/a"}:
+            assert time.monotonic() < end, found
+        while (row := next(iter(leases(queue).values())))["was_due_ns"] is None:
+            assert time.monotonic() < end, row
+        assert row_of(poll(queue), "raft")["status"] == b"ok"
+
+
+@pytest.mark.parametrize(
+    ("what", "answer", "why"),
+    [
+        ("leases", b"{}]", "not that of etcd's gateway"),
+        ("leases", b'{"leases": [{"ID": "-1"}]}', "not that of etcd's gateway"),
+        ("leases", b'{"leases": [' + b'{"ID": "1"},' * 100_000 + b'{"ID": "1"}]}', "more leases than are read"),
+        ("timetolive", b'{"TTL": "1e3", "grantedTTL": "60"}', "not that of etcd's gateway"),
+        ("leases", None, "permission denied"),
+    ],
+)
+def test_leases_that_cannot_be_read_cost_only_their_rows(
+    tmp_path: Path, what: str, answer: bytes | None, why: str
+) -> None:
+    """A real member behind a server that answers one request in its own way."""
+    cluster = Etcd(tmp_path / "etcd")
+    node = cluster.nodes[0]
+    node.ask("lease/grant", {"ID": "17", "TTL": "3600"})
+
+    class Between(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            sent = self.rfile.read(int(self.headers["Content-Length"]))
+            if self.path == f"/v3/lease/{what}":
+                refusal = json.dumps({"error": "etcdserver: permission denied", "code": 7}).encode()
+                self._answer(403 if answer is None else 200, refusal if answer is None else answer)
+            else:
+                self._ask(Request(f"http://127.0.0.1:{node.port}{self.path}", sent))
+
+        def do_GET(self) -> None:
+            self._ask(Request(f"http://127.0.0.1:{node.port}{self.path}"))
+
+        def _ask(self, request: Request) -> None:
+            with urlopen(request) as answered:
+                self._answer(200, answered.read())
+
+        def _answer(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Not on the terminal."""
+
+    between = ThreadingHTTPServer(("127.0.0.1", 0), Between)
+    threading.Thread(target=between.serve_forever, daemon=True).start()
+    try:
+        with watched(f"http://127.0.0.1:{between.server_port}") as queue:
+            until(queue, "raft", "", lambda row: row["status"] == b"ok" and row["lag_messages"] == 0)
+            until(queue, "proposals", "", lambda row: row["lag_messages"] == 0)
+            end = time.monotonic() + 30 * PATIENCE
+            while why not in (found := leases(queue)).get("", {}).get("consequence", ""):
+                assert time.monotonic() < end, found
+            assert len(found) == 1 and found[""]["was_due_ns"] is None
+    finally:
+        between.shutdown()
+        between.server_close()
+        cluster.end()
+
+
+def test_a_compaction_that_slow_watchers_may_not_survive_is_named(two: tuple[EtcdNode, EtcdNode]) -> None:
+    node, _ = two
+    with watched(f"http://127.0.0.1:{node.port}") as queue:
+        watcher = Watcher(node.port, "/w/")
+        number = 0
+        while until(queue, "watchers", "", lambda row: row["lag_messages"] >= 0)["exact"]:
+            for _ in range(50):
+                node.put("/w/a", b"x" * 60_000)
+                number += 1
+            assert number < 10_000
+        revision = int(node.status()["header"]["revision"])
+        assert b"compacted" not in row_of(poll(queue), "watchers")["reason"]
+        node.ask("kv/compaction", {"revision": str(revision)})
+        row = until(queue, "watchers", "", lambda row: b"compacted" in row["reason"])
+        assert row["reason"].startswith(b"revision %d was compacted" % revision)
+        assert b"1 watcher" in row["reason"]
+        watcher.close()
 
 
 def test_least_rights_and_wrong_passwords(

@@ -22,7 +22,10 @@ import pytest
 from agent.errors import AgentError
 from agent.queues.brokers.nats import BROKER, TIMEOUT_S
 from agent.queues.catalogue import Queue
+from agent.queues.judged import Judged
+from agent.queues.nats_report import time_ns
 from agent.queues.packing import TABLE, pack
+from agent.queues.timers import rule
 from tests.patience import PATIENCE
 from tests.releases import program, unpacked
 from tests.servers.nats import SECOND, Nats, NatsClient, client
@@ -55,7 +58,7 @@ def js(nats: Nats) -> Iterator[NatsClient]:
 
 
 @contextmanager
-def watched(url: str | dict[str, str]) -> Iterator[Queue]:
+def watched(url: str | dict[str, str]) -> Iterator[Judged]:
     (queue,) = BROKER.sources([url])
     try:
         yield queue
@@ -265,6 +268,46 @@ def test_a_full_consumer_a_work_queue_and_names(nats: Nats, js: NatsClient) -> N
         assert counts(row) == (14, 3, 0)
         assert row["reason"].startswith(b"max_ack_pending (3) is reached")
         assert row_of(poll(queue), "none", "")["reason"] == b"the server has no such stream"
+
+
+def test_timers_are_those_of_the_server(nats: Nats, js: NatsClient) -> None:
+    js.stream("aged", max_age=3600 * SECOND)
+    js.fill("aged.a", 13)
+    js.consumer("aged", "once", ack_wait=90 * SECOND)
+    js.consumer("aged", "often", backoff=[2 * SECOND, 50 * SECOND], max_deliver=5)
+    js.pull("aged", "once", 7)
+    js.pull("aged", "often", 5)
+    js.stream("kept", duplicate_window=SECOND)
+    js.put("kept.a", b"one")
+    with watched(nats.url) as queue:
+
+        def timers() -> dict[tuple[str, str, str], dict[str, Any]]:
+            queue.poll()
+            rows = [dict(row) for row in queue.timers()]
+            return {(row["destination"].decode(), row["object"].decode(), row["kind"]): row for row in rows}
+
+        found = timers()
+        state = js.api("STREAM.INFO.aged")["state"]
+        assert {key: row["timers"] for key, row in found.items() if key[0] == "aged"} == {
+            ("aged", "", "retention"): 13,
+            ("aged", "", "dedup"): 1,
+            ("aged", "once", "redelivery"): 7,
+            ("aged", "often", "redelivery"): 5,
+        }
+        measured = {key: rule("nats", row["kind"], row["version"]) for key, row in found.items()}
+        assert all(row["clock"] == (measured[key] and "checked") for key, row in found.items()), found
+        assert found["aged", "", "retention"]["due_wall_ns"] == time_ns(state["first_ts"]) + 3600 * SECOND
+        for name, why in (("once", "AckWait 90 s;"), ("often", "BackOff 2 50 s;")):
+            row = found["aged", name, "redelivery"]
+            known = measured["aged", name, "redelivery"]
+            assert row["consequence"].startswith(why if known else f"not measured for nats {row['version']}"), row
+        end = time.monotonic() + 30 * PATIENCE
+        while ("kept", "", "dedup") in timers():  # until its window has ended
+            assert time.monotonic() < end
+        js.api("STREAM.PURGE.aged")
+        while timers().keys() - {("aged", "", "dedup")}:  # of messages that are pending and deleted
+            js.pull("aged", "once", 1, 0.2)
+            assert time.monotonic() < end, timers()
 
 
 def test_a_stopped_a_killed_and_a_returned_server(nats: Nats) -> None:

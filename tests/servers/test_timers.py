@@ -15,11 +15,14 @@ from typing import Any
 
 import pytest
 
+from agent.clock import sample
 from agent.queues.poller_process import BrokerPoller
-from agent.queues.timer_effect import Timers, plain
+from agent.queues.timer_effect import Timers, effects, plain
 from agent.service.control import Control
 from tests.commands import tickscope
 from tests.servers.celery_pieces import Worker, application, wait
+from tests.servers.etcd import Etcd
+from tests.servers.nats import SECOND, Nats
 from tests.servers.test_redis_streams import Redis
 
 VISIBILITY_S, LATER_S = 600, 3600
@@ -118,3 +121,45 @@ def test_times_are_the_servers_own_and_what_if_moves_them(ends: ExitStack, tmp_p
     assert (done.returncode, done.stdout) == (3, b""), done
     assert tickscope("clock", "what-if", "1s", TICKSCOPE_RUN_DIR=str(tmp_path / "no")).returncode == 4
     assert tickscope("clock", "what-if", "soon").returncode == 2
+
+
+def test_a_jump_and_the_timers_of_etcd_and_nats(ends: ExitStack, tmp_path: Path) -> None:
+    etcd, nats = Etcd(tmp_path / "etcd"), Nats(tmp_path)
+    ends.callback(etcd.end)
+    ends.callback(nats.end)
+    etcd.nodes[0].ask("lease/grant", {"ID": "17", "TTL": str(LATER_S)})
+    js = nats.client()
+    ends.callback(js.close)
+    js.stream("aged", max_age=LATER_S * SECOND)
+    js.fill("aged.a", 13)
+    js.consumer("aged", "c", ack_wait=LATER_S * SECOND)
+    js.pull("aged", "c", 7)
+    looked = Looked({"etcd": etcd.url, "nats": nats.url}, ends)
+    wait(lambda: [row["was_due_ns"] is not None for row in looked.rows() if row["kind"] == "lease"] == [True])
+    wait(lambda: len(looked.rows()) == 4)
+    for size_s in (7200, -7200):
+        now = sample.read()
+        made = effects(looked.timers.latest(now.t_ns), now.t_ns, size_s * S, now.real_boot_ns)
+        rows = {row["kind"]: row for row in map(plain, made)}
+        assert {kind: row["timers"] for kind, row in rows.items()} == {
+            "lease": 1,
+            "retention": 13,
+            "redelivery": 7,
+            "dedup": 1,
+        }
+        assert {kind: row["clock"] for kind, row in rows.items()} == {
+            "lease": "both",  # etcd 3.4
+            "retention": "checked",
+            "redelivery": "checked",
+            "dedup": "checked",
+        }
+        early = size_s > 0
+        lease, retention = rows["lease"], rows["retention"]
+        assert lease["immune"] == early
+        assert abs(lease["moved_ns"] - (0 if early else 7200 * S)) < S // 100
+        assert (retention["immune"], retention["moved_ns"]) == (False, None if early else 7200 * S)
+        assert 0 < retention["was_due_ns"] - now.t_ns <= LATER_S * S
+        for kind in ("redelivery", "dedup"):
+            assert (rows[kind]["immune"], rows[kind]["was_due_ns"], rows[kind]["moved_ns"]) == (False, None, None)
+        word = "early" if early else "late"
+        assert all(word in rows[kind]["consequence"] for kind in ("retention", "redelivery", "dedup"))

@@ -585,6 +585,7 @@ def polled(rng: random.Random, queue: Any, documents: dict[str, Any]) -> None:
         queue._client, queue._not_before_ns = Canned(answers), 0
         rows = judged.poll()
         pack(rows)
+        pack(judged.timers(), "timer_effect")
         lags = [row.get("lag_messages") for row in rows]
         assert rows and all(lag is None or (isinstance(lag, int) and lag >= 0) for lag in lags), rows
         refused += any(row.get("failure") for row in rows)
@@ -615,6 +616,7 @@ ETCD_STATUS: dict[str, Any] = {
     "dbSize": "32768",
     "leader": "15985099378392235387",
     "raftIndex": "40",
+    "raftTerm": "2",
     "raftAppliedIndex": "37",
     "errors": ["memberID:1 alarm:NOSPACE "],
 }
@@ -625,6 +627,10 @@ ETCD_RANGE: dict[str, Any] = {
 }
 
 
+ETCD_LEASES: dict[str, Any] = {"header": _HEADER, "leases": [{"ID": "6884774683706575621"}, {"ID": "17"}]}
+ETCD_LEASE: dict[str, Any] = {"header": _HEADER, "ID": "17", "TTL": "59", "grantedTTL": "60", "keys": ["L2xvY2tzL2E="]}
+
+
 def etcd(rng: random.Random) -> None:
     """A member and a copy whose answers have nothing to do with each other."""
     queue = EtcdQueues(EtcdUrl.parse("http://127.0.0.1:1?prefix=a/&copy=http://127.0.0.2:1"))
@@ -632,6 +638,7 @@ def etcd(rng: random.Random) -> None:
     assert queue._copy is not None
     for _ in range(4):
         documents = {"/v3/kv/range": ETCD_RANGE, "/v3/maintenance/status": ETCD_STATUS}
+        documents |= {"/v3/lease/leases": ETCD_LEASES, "/v3/lease/timetolive": ETCD_LEASE}
         documents["/v3/cluster"] = {"members": [{"ID": "15985099378392235387", "name": "e1"}]}
         for member in (queue._members[0].client, queue._copy):
             answers = {path: json.dumps(changed(rng, it)).encode() for path, it in documents.items()}
@@ -642,6 +649,7 @@ def etcd(rng: random.Random) -> None:
         queue._members[0].not_before_ns = queue._compared[0]._next_ns = 0
         rows = judged.poll()
         pack(rows)
+        pack(judged.timers(), "timer_effect")
         lags = [row.get("lag_messages") for row in rows]
         assert rows and all(lag is None or (isinstance(lag, int) and lag >= 0) for lag in lags), rows
         refused += rows[0].get("status") == "down"

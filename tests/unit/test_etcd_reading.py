@@ -11,9 +11,19 @@ import pytest
 from agent.queues.brokers.etcd import EtcdQueues, EtcdUrl
 from agent.queues.catalogue import Row
 from agent.queues.etcd_copies import Behind, Comparison, Side, TooManyKeys
-from agent.queues.etcd_gateway import KeyPage, KeyState, NotEtcd, prefix_end, read_metrics, read_page, read_status
+from agent.queues.etcd_gateway import (
+    KeyPage,
+    KeyState,
+    NotEtcd,
+    prefix_end,
+    read_lease,
+    read_leases,
+    read_metrics,
+    read_page,
+    read_status,
+)
 from agent.queues.prometheus_text import NotPrometheus
-from tests.unit.parser_pieces import ETCD_METRICS, ETCD_RANGE, ETCD_STATUS, Canned
+from tests.unit.parser_pieces import ETCD_LEASE, ETCD_METRICS, ETCD_RANGE, ETCD_STATUS, Canned
 
 S = 1_000_000_000
 LEADER, FOLLOWER = "15985099378392235387", "7"
@@ -29,7 +39,7 @@ class Answers(Canned):
     """One status after the other; the last one again and again."""
 
     def __init__(self, *statuses: bytes) -> None:
-        super().__init__({"/metrics": b"".join(ETCD_METRICS[:4]), "/v3/cluster": b"{}"})
+        super().__init__({"/metrics": b"".join(ETCD_METRICS[:4]), "/v3/cluster": b"{}", "/v3/lease": b"{}"})
         self._statuses = list(statuses)
 
     def get(self, path: str, *given: Any, **more: Any) -> bytes:
@@ -107,6 +117,39 @@ def test_documents_of_another_form_are_refused() -> None:
     for wrong in ({**ETCD_RANGE, "kvs": {}}, {**ETCD_RANGE, "kvs": [{"key": "?"}]}, {"kvs": []}):
         with pytest.raises(NotEtcd):
             read_page(json.dumps(wrong).encode())
+    for wrong in ({"leases": {}}, {"leases": [7]}, {"leases": [{"ID": "-7"}]}, {"leases": [{"ID": str(1 << 63)}]}):
+        with pytest.raises(NotEtcd):
+            read_leases(json.dumps(wrong).encode())
+    for name, wrong in (("TTL", "soon"), ("TTL", "--1"), ("TTL", "-"), ("TTL", "9" * 20), ("keys", {}), ("keys", [1])):
+        with pytest.raises(NotEtcd):
+            read_lease(json.dumps({**ETCD_LEASE, name: wrong}).encode())
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({}, (59, b"/locks/a")),
+        ({"keys": None}, (59, b"")),
+        ({"TTL": None}, (0, b"/locks/a")),  # less than a second
+        ({"TTL": "-3"}, (-3, b"/locks/a")),  # overdue
+        ({"TTL": "-1", "grantedTTL": None, "keys": None}, None),  # it has ended
+    ],
+)
+def test_what_a_lease_has_left(given: dict[str, object], found: object) -> None:
+    answer = {name: it for name, it in {**ETCD_LEASE, **given}.items() if it is not None}
+    assert read_lease(json.dumps(answer).encode()) == found
+
+
+def test_the_leader_may_be_elected_anew_and_others_may_be_late_to_know() -> None:
+    def at(term: int, leader: str) -> bytes:
+        return json.dumps({**json.loads(status(leader, 40, 40, leader)), "raftTerm": str(term)}).encode()
+
+    statuses = [at(2, LEADER), at(4, LEADER), at(3, FOLLOWER), at(5, FOLLOWER)]
+    queue = EtcdQueues(EtcdUrl.parse("http://127.0.0.1"))
+    queue._members[0].client._client = Answers(*statuses)  # type: ignore[assignment]
+    reasons = [str(queue.poll()[0].get("reason", "")).partition(" 0 s ago")[0] for _ in statuses]
+    anew, changed = "the leader was elected anew", "the leader changed"
+    assert reasons == ["", anew, anew, changed]
 
 
 @pytest.mark.parametrize(("prefix", "end"), [(b"a/", b"a0"), (b"a\xff", b"b"), (b"\xff\xff", b"\0"), (b"", b"\0")])

@@ -69,8 +69,8 @@ def test_a_timer_on_a_monotonic_clock_is_immune() -> None:
 @pytest.mark.parametrize(
     ("where", "size_ns", "clock", "immune", "follows"),
     [
-        ("classic queues", H, "mixed", False, "the first expires when it was due, those behind it with it: early"),
-        ("classic queues", -H, "mixed", False, "messages expire late"),
+        ("classic queues", H, "checked", False, "the first expires when it was due, those behind it with it: early"),
+        ("classic queues", -H, "checked", False, "messages expire late"),
         ("quorum queues", H, "monotonic", True, "messages expire when they were due, up to 1 % early"),
     ],
 )
@@ -89,6 +89,63 @@ def test_a_server_of_a_cluster_may_be_elsewhere() -> None:
     found = [plain(row) for row in effects(packed(here, away, system="kafka", version=""), T0, 2 * H, OFFSET)]
     assert [(one["clock"], one["moved_ns"]) for one in found] == [("wall", -60 * S), (None, None)]
     assert found[1]["consequence"] == "10.0.0.9 is no address of this host"
+
+
+@pytest.mark.parametrize(
+    ("version", "wall_s", "monotonic_s", "size_ns", "moved_ns", "immune"),
+    [
+        ("3.4.23", 60, 60, 2 * H, 0, True),
+        ("3.4.23", 60.00001, 60, 2 * H, 0, True),  # the clocks were read one after the other
+        ("3.4.23", 60, 60, -2 * H, 2 * H, False),
+        ("3.4.23", 60, 7260, -H, 0, True),  # after a jump forward of 2 h
+        ("3.4.23", 7260, 60, H, -H, False),  # after a jump back of 2 h
+        ("3.4.23", 60, -1, -2 * H, 2 * H, False),  # a jump back has kept it
+        ("3.4.23", -1, -1, 2 * H, None, None),
+        ("3.5.16", 60, 60, 2 * H, 0, True),
+        ("3.5.16", 60, 60, -2 * H, 0, True),
+    ],
+)
+def test_a_lease_on_both_clocks_ends_once_it_is_due_on_both(
+    version: str, wall_s: float, monotonic_s: int, size_ns: int, moved_ns: int | None, immune: bool | None
+) -> None:
+    lease = QueueTimer(b"leases", b"11", "lease", T0 + int(wall_s * S) + OFFSET, T0 + monotonic_s * S)
+    found = [plain(row) for row in effects(packed(lease, system="etcd", version=version), T0, size_ns, OFFSET)]
+    assert [(one["moved_ns"], one["immune"]) for one in found] == ([] if immune is None else [(moved_ns, immune)])
+    known = rule("etcd", "lease", version)
+    assert known is not None
+    assert all(one["consequence"] == (known.forward if size_ns > 0 else known.backward) for one in found)
+
+
+@pytest.mark.parametrize(
+    ("after_s", "size_ns", "is_due_s"),
+    [
+        (60, 2 * H, None),  # when its server looks next
+        (60, -2 * H, 7260),
+        (-1, 2 * H, ()),
+        (-1, -2 * H, 7199),  # the server has not looked yet
+    ],
+)
+def test_a_checked_timer_fires_when_its_server_looks(after_s: int, size_ns: int, is_due_s: object) -> None:
+    aged = QueueTimer(b"orders", b"", "retention", T0 + after_s * S + OFFSET, timers=13)
+    found = [plain(row) for row in effects(packed(aged, system="nats", version="2.9.10"), T0, size_ns, OFFSET)]
+    if is_due_s == ():
+        assert found == []
+        return
+    (one,) = found
+    assert (one["was_due_ns"], one["timers"], one["immune"]) == (T0 + after_s * S, 13, False)
+    assert one["is_due_ns"] == (None if is_due_s is None else T0 + is_due_s * S)  # type: ignore[operator]
+    assert one["moved_ns"] == (None if is_due_s is None else one["is_due_ns"] - one["was_due_ns"])
+
+
+def test_what_a_jump_does_is_known_also_if_the_time_is_not() -> None:
+    why = "AckWait 30 s; the server does not report when"
+    unacked = QueueTimer(b"orders", b"bill", "redelivery", timers=7, unknown=why)
+    lease = QueueTimer(b"leases", b"11", "lease", unknown="its time to live was not asked for yet")
+    (asked,) = [plain(row) for row in effects(packed(lease, system="etcd", version="3.4.23"), T0, -H, OFFSET)]
+    assert (asked["immune"], asked["moved_ns"], asked["clock"]) == (None, None, "both")
+    (one,) = [plain(row) for row in effects(packed(unacked, system="nats", version="2.9.10"), T0, -H, OFFSET)]
+    assert one["consequence"] == f"delivered again late; {why}"
+    assert [one[name] for name in ("was_due_ns", "is_due_ns", "moved_ns")] == [None] * 3
 
 
 @pytest.mark.parametrize(
@@ -114,6 +171,14 @@ def test_beyond_a_number_timers_are_counted_by_queue() -> None:
     assert found["timers"].sum() == MAX_TIMERS + 37
     assert found["object"].tolist() == [b"lock:%d" % i for i in range(MAX_TIMERS)] + [b""]
     assert found["was_due_ns"][-1] == T0 + (60 + MAX_TIMERS) * S
+
+
+def test_many_queues_make_no_more_rows() -> None:
+    n = 3 * MAX_TIMERS + 37
+    timers = [QueueTimer(b"%d" % i, b"", kind, unknown="x") for i in range(n) for kind in ("dedup", "redelivery")]
+    found = packed(*timers, system="nats", version="2.9.10")
+    assert found["timers"].sum() == 2 * n
+    assert len(found) <= 2 * MAX_TIMERS + 2
 
 
 def change(size_ns: int = H, t_ns: int = T0, kind: str = "step", ret: int = 0) -> Batch:

@@ -1,9 +1,15 @@
 """In the VM: which clock the timers of real servers run on. tests/vm/README.md has the command.
 
 Each timer is tried twice. One of an hour must have fired after a step of +2 h if it runs on the wall clock. One of a
-few seconds must still wait after a step of -2 h and more than these seconds. A timer on a monotonic clock does neither.
+few seconds must still wait after a step of -2 h and more than these seconds. A timer on a monotonic clock does neither;
+one that waits for both clocks does the second only.
 
-Prints a JSON object a timer: system, version, kind, and what it did at each step.
+A server may look at all of its timers when the first one is due. Such timers are tried once more behind another one:
+the first is due in a few seconds, the second half of that time later. At a step of +2 h, the second must not wait for
+its own time.
+
+Prints a JSON object a timer: system, version, kind, and what it did at each step. ``nats@trixie`` is the server of
+Debian 13, which the host has unpacked (tests/releases.py).
 """
 
 from __future__ import annotations
@@ -12,21 +18,32 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
 
 from agent.lab.stage.wallclock import require_throwaway, step
+from tests.releases import program, unpacked
+
+if TYPE_CHECKING:
+    from tests.servers.nats import NatsClient
 
 STEP_S, LONG_S = 7200.0, 3600.0
+#: Of a timer that has another one behind it: half of it is more than the requests of an emulated machine take.
+BEHIND_S = 60.0
+#: After the kind of such a timer.
+BEHIND = " behind another"
 
 
 @dataclass(frozen=True)
 class Tried:
     """One timer. begin: starts it, for so many seconds. fired: whether it has. short_s: of the try with the step back.
-    settle_s: how long after it is due it may still wait for its server's next round.
+    settle_s: how long after it is due it may still wait for its server's next round. behind: starts a second one, which
+    ``fired`` is then about.
     """
 
     system: str
@@ -36,11 +53,12 @@ class Tried:
     fired: Callable[[], bool]
     short_s: float = 3.0
     settle_s: float = 3.0
+    behind: Callable[[], None] | None = None
 
 
 def clock(early: bool, late: bool) -> str:
     """early: it fired at the step forward; late: it had not fired after the step back."""
-    return {(True, True): "wall", (False, False): "monotonic"}.get((early, late), "mixed")
+    return {(True, True): "wall", (False, False): "monotonic", (False, True): "both"}.get((early, late), "mixed")
 
 
 @contextmanager
@@ -53,37 +71,66 @@ def stepped(seconds: float) -> Iterator[None]:
         step(-seconds)
 
 
-def watched(fired: Callable[[], bool], seconds: float) -> bool:
-    """Whether it fires within that time, CLOCK_MONOTONIC."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if fired():
-            return True
-        time.sleep(0.2)
-    return fired()
+def begin(ones: Sequence[Tried], long: bool = False) -> float:
+    """Begins each; a second one half of its time after the first, and those without a second one then. long: the
+    latter with an hour. Returns when the first of the second ones is due, CLOCK_MONOTONIC.
+    """
+    second_s = inf
+    behind = [one for one in ones if one.behind is not None]
+    for one in behind:
+        one.begin(one.short_s)
+    time.sleep(max((one.short_s / 2 for one in behind), default=0.0))
+    for one in ones:
+        if one.behind is None:
+            one.begin(LONG_S if long else one.short_s)
+        else:
+            second_s = min(second_s, time.monotonic() + one.short_s)
+            one.behind()
+    return second_s
 
 
-def tried(one: Tried) -> dict[str, Any]:
-    one.begin(LONG_S)
-    assert not one.fired(), f"{one.kind}: fired at once"
+def watched(ones: Sequence[Tried], seconds: float) -> list[bool]:
+    """Which of them fire within that time, CLOCK_MONOTONIC."""
+    fired, end = [False] * len(ones), time.monotonic() + seconds
+    while True:
+        last = time.monotonic() >= end
+        fired = [done or one.fired() for done, one in zip(fired, ones, strict=True)]
+        if last or all(fired):
+            return fired
+        time.sleep(0.2 if len(ones) == 1 else 5.0)  # they are asked one after another
+
+
+def tried(ones: Sequence[Tried]) -> list[dict[str, Any]]:
+    """Timers that do not depend on each other, at the same steps."""
+    settle_s = max(one.settle_s for one in ones)
+    long_s = max(one.short_s * (1.5 if one.behind else 1) for one in ones)
+    second_s = begin(ones, long=True)
+    assert not any(one.fired() for one in ones)
     with stepped(STEP_S):
-        early = watched(one.fired, one.settle_s)
-    one.begin(one.short_s)
+        # A first one that is due in a few seconds takes the second one with it.
+        left_s = max((one.short_s / 2 for one in ones if one.behind), default=0.0)
+        early = watched(ones, left_s + settle_s)
+        assert time.monotonic() < second_s
+    begin(ones)
     with stepped(-STEP_S):
-        late = not watched(one.fired, one.short_s + one.settle_s)
-    one.begin(one.short_s)
-    assert watched(one.fired, 4 * (one.short_s + one.settle_s)), f"{one.kind}: does not fire without a step"
-    return {
-        "system": one.system,
-        "version": one.version,
-        "kind": one.kind,
-        "fires_at_forward": early,
-        "waits_at_backward": late,
-        "clock": clock(early, late),
-    }
+        late = [not fired for fired in watched(ones, long_s + settle_s)]
+    begin(ones)
+    for one, fired in zip(ones, watched(ones, 4 * (long_s + settle_s)), strict=True):
+        assert fired, f"{one.kind}: does not fire without a step"
+    return [
+        {
+            "system": one.system,
+            "version": one.version,
+            "kind": one.kind,
+            "fires_at_forward": early[i],
+            "waits_at_backward": late[i],
+            "clock": clock(early[i], late[i]),
+        }
+        for i, one in enumerate(ones)
+    ]
 
 
-def redis_timers(root: Path) -> Iterator[Tried]:
+def redis_timers(root: Path, _: str) -> Iterator[list[Tried]]:
     from tests.servers.test_redis_streams import Redis
 
     server = Redis(root)
@@ -117,21 +164,21 @@ def redis_timers(root: Path) -> Iterator[Tried]:
         return bool(found[1])
 
     try:
-        yield Tried(
+        key = Tried(
             name,
             version,
             "key expiry",
             lambda s: server.do("SET", "in", "1", "PX", int(s * 1000)) and None,
             lambda: server.do("EXISTS", "in") == 0,
         )
-        yield Tried(name, version, "key expiry at a time", at, lambda: server.do("EXISTS", "at") == 0)
-        yield Tried(name, version, "idle time of pending entries", pending, claimable)
-        yield Tried(name, version, "XAUTOCLAIM", pending, claimed)
+        yield [key, Tried(name, version, "key expiry at a time", at, lambda: server.do("EXISTS", "at") == 0)]
+        yield [Tried(name, version, "idle time of pending entries", pending, claimable)]
+        yield [Tried(name, version, "XAUTOCLAIM", pending, claimed)]
     finally:
         server.stop()
 
 
-def kombu_timers(root: Path) -> Iterator[Tried]:
+def kombu_timers(root: Path, _: str) -> Iterator[list[Tried]]:
     import kombu
     from kombu.transport import redis as transport
 
@@ -161,14 +208,14 @@ def kombu_timers(root: Path) -> Iterator[Tried]:
 
     assert transport
     try:
-        yield Tried("kombu", kombu.__version__, "redelivery", begin, restored)
+        yield [Tried("kombu", kombu.__version__, "redelivery", begin, restored)]
     finally:
         for one in opened:
             one.close()
         server.stop()
 
 
-def celery_timers(root: Path) -> Iterator[Tried]:
+def celery_timers(root: Path, _: str) -> Iterator[list[Tried]]:
     """A task with a countdown that a worker holds."""
     import celery
 
@@ -188,7 +235,8 @@ def celery_timers(root: Path) -> Iterator[Tried]:
         time.sleep(2)
 
     try:
-        yield Tried("celery", celery.__version__, "eta", begin, lambda: sent[-1] in worker.did("begin"), 20.0, 15.0)
+        began = lambda: sent[-1] in worker.did("begin")  # noqa: E731
+        yield [Tried("celery", celery.__version__, "eta", begin, began, 20.0, 15.0)]
     finally:
         worker.end()
         server.stop()
@@ -353,13 +401,131 @@ def postgresql_timers(root: Path) -> Iterator[Tried]:
         server.end()
 
 
-SYSTEMS: dict[str, Callable[[Path], Iterator[Tried]]] = {
+def of_release(name: str, package: str, path: str) -> list[str]:
+    """The beginning of a command line: this host's program, or that of another Debian release."""
+    system, _, release = name.partition("@")
+    if not release:
+        return [Path(path).name]
+    return program(unpacked(f"{release}-{system}", release, (package, "libc6")), path)
+
+
+class NatsStream:
+    """A stream of a try's own, made anew by each ``begin``. config: of the stream, for so many seconds; consumer: of
+    its consumer, if it has one.
+    """
+
+    def __init__(
+        self,
+        js: NatsClient,
+        name: str,
+        config: Callable[[int], dict[str, Any]],
+        consumer: Callable[[int], dict[str, Any]] | None = None,
+    ) -> None:
+        self._js, self._name, self._config, self._consumer = js, name, config, consumer
+        self._number, self._last = 0, b""
+
+    @property
+    def _stream(self) -> str:
+        return f"{self._name}{self._number}"
+
+    def begin(self, seconds: float) -> None:
+        ns = int(seconds * 1e9)
+        self._number += 1
+        self._js.stream(self._stream, **self._config(ns))
+        if self._consumer is not None:
+            self._js.consumer(self._stream, "c", **self._consumer(ns))
+        self.more()
+
+    def more(self) -> None:
+        """Another message, which is delivered if there is a consumer."""
+        self._last = b"%d" % (int(self._last or 0) + 1)
+        assert not self._js.put(f"{self._stream}.a", self._last)
+        if self._consumer is not None:
+            assert [one.data for one in self._js.pull(self._stream, "c", 1)] == [self._last]
+
+    def empty(self) -> bool:
+        return not self._js.api(f"STREAM.INFO.{self._stream}")["state"]["messages"]
+
+    def delivered_again(self) -> bool:
+        """Whether the last message is."""
+        return self._last in [one.data for one in self._js.pull(self._stream, "c", 2, 0.5)]
+
+    def taken_again(self) -> bool:
+        """Whether the last message, sent once more, is no duplicate any more."""
+        return not self._js.put(f"{self._stream}.a", self._last)
+
+
+def nats_timers(root: Path, name: str) -> Iterator[list[Tried]]:
+    from tests.servers.nats import Nats
+
+    server = Nats(root, of_release(name, "nats-server", "usr/sbin/nats-server"))
+    js = server.client()
+    with urlopen(f"{server.url}/varz") as answer:
+        version = json.load(answer)["version"]
+    ones = []
+
+    def add(kind: str, stream: Callable[[str], NatsStream], fired: Callable[[NatsStream], Callable[[], bool]]) -> None:
+        alone, behind = (stream(f"{which}{len(ones)}") for which in ("alone", "behind"))
+        ones.append(Tried("nats", version, kind, alone.begin, fired(alone), BEHIND_S / 3))
+        ones.append(Tried("nats", version, kind + BEHIND, behind.begin, fired(behind), BEHIND_S, 3.0, behind.more))
+
+    def aged(storage: str) -> Callable[[str], NatsStream]:
+        return lambda name: NatsStream(js, name, lambda ns: {"storage": storage, "max_age": ns})
+
+    try:
+        for storage in ("memory", "file"):
+            add(f"MaxAge, {storage}", aged(storage), lambda one: one.empty)
+        add(
+            "AckWait",
+            lambda name: NatsStream(js, name, lambda _: {}, lambda ns: {"ack_wait": ns}),
+            lambda one: one.delivered_again,
+        )
+        add(
+            "duplicate window",
+            lambda name: NatsStream(js, name, lambda ns: {"duplicate_window": ns}),
+            lambda one: one.taken_again,
+        )
+        yield ones
+    finally:
+        js.close()
+        server.end()
+
+
+def etcd_timers(root: Path, name: str) -> Iterator[list[Tried]]:
+    from tests.servers.etcd import Etcd, text
+
+    server = Etcd(root / "etcd", 1, of_release(name, "etcd-server", "usr/bin/etcd"))
+    node = server.nodes[0]
+
+    def lease(key: str) -> Tried:
+        def grant(seconds: float) -> None:
+            node.put(key, lease=node.ask("lease/grant", {"TTL": str(int(seconds))})["ID"])
+
+        def gone() -> bool:
+            return not node.ask("kv/range", {"key": text(key)}).get("kvs")
+
+        return Tried("etcd", node.status()["version"], "lease", grant, gone, 3.0, 4.0)
+
+    try:
+        yield [lease("leased")]
+    finally:
+        server.end()
+
+
+def one_by_one(timers: Callable[[Path], Iterator[Tried]]) -> Callable[[Path, str], Iterator[list[Tried]]]:
+    """For servers with a timer at a time."""
+    return lambda root, _: ([one] for one in timers(root))
+
+
+SYSTEMS: dict[str, Callable[[Path, str], Iterator[list[Tried]]]] = {
     "redis": redis_timers,
     "kombu": kombu_timers,
     "celery": celery_timers,
-    "rabbitmq": rabbitmq_timers,
-    "postgresql": postgresql_timers,
-    "kafka": kafka_timers,
+    "nats": nats_timers,
+    "etcd": etcd_timers,
+    "rabbitmq": one_by_one(rabbitmq_timers),
+    "postgresql": one_by_one(postgresql_timers),
+    "kafka": one_by_one(kafka_timers),
 }
 
 
@@ -368,8 +534,9 @@ def main() -> None:
     for name in sys.argv[1:]:
         print(f"{name} starts", file=sys.stderr, flush=True)  # this takes minutes for some
         with tempfile.TemporaryDirectory() as directory:
-            for one in SYSTEMS[name](Path(directory)):
-                print(json.dumps(tried(one)), flush=True)
+            for ones in SYSTEMS[name.partition("@")[0]](Path(directory), name):
+                for found in tried(ones):
+                    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

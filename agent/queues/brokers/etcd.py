@@ -20,9 +20,12 @@ from agent.common.settings import setting, text
 from agent.queues.catalogue import Broker, Row
 from agent.queues.etcd_copies import MAX_KEYS, Comparison, TooManyKeys
 from agent.queues.etcd_gateway import EtcdMember, MemberStatus, NotEtcd
+from agent.queues.etcd_leases import NAME as LEASES
+from agent.queues.etcd_leases import Leases
 from agent.queues.http_server import HttpServer, HttpUrl, http_url, names_of
 from agent.queues.prometheus_text import NotPrometheus
 from agent.queues.redis_reading import shown
+from agent.queues.timers import QueueTimer, ServerTimers, TimedQueue, elsewhere
 
 TIMEOUT_S = 0.8  # of a poll, with all its requests
 _MEMBER_S = 0.3  # of it, for one member
@@ -30,7 +33,8 @@ MAX_MEMBERS = 9
 #: A member that does not answer is asked again after this time, if others do; a refused login, too.
 RETRY_NS = 5_000_000_000
 SELDOM_NS = 10_000_000_000  # names of the members
-_NEW_LEADER_NS = 60_000_000_000
+#: How long a reason names a change of the leader, and a compaction.
+_NEW_LEADER_NS = _COMPACTED_NS = 60_000_000_000
 #: Comparing a prefix takes at most one part in so many of the time, if it takes longer than _CHEAP_S.
 _PART, _CHEAP_S = 20, 0.02
 #: A database is nearly full at this part of its quota, as in etcd's own alert rules.
@@ -111,6 +115,10 @@ class _Member:
     metrics_problem: str = ""
     not_before_ns: int = 0
     queues: set[_Queue] = field(default_factory=set)
+    compacted: int | None = None  # up to this revision
+    compacted_ns: int = 0  # of the last compaction that was seen while watchers were slow
+    slow: tuple[int, int] = (0, 0)  # watchers, at the last two polls
+    lacking: int = 0  # of them, at that compaction
 
     def ask(self, now_ns: int, deadline_s: float, alone: bool) -> None:
         """Its status, and then its metrics. alone: whether no other member waits for it. Raises nothing."""
@@ -123,6 +131,7 @@ class _Member:
             self.status = self.client.status(deadline_s)
             self.metrics_problem = ""
             self.metrics = self.client.metrics(deadline_s)
+            self._see_compaction(self.metrics, now_ns)
         except HttpDown as error:
             if self.status is None:
                 self.problem, self.not_before_ns = error, now_ns + RETRY_NS
@@ -134,8 +143,24 @@ class _Member:
             self.client.close()
             self.problem = HttpDown(f"its answer is not that of etcd's JSON gateway: {error}")
 
+    def _see_compaction(self, metrics: dict[str, int], now_ns: int) -> None:
+        """etcd cancels a watcher that lacks events which are compacted, and counts it nowhere."""
+        self.slow = self.slow[1], metrics.get("slow_watchers", 0)
+        before, self.compacted = self.compacted, metrics.get("compacted", 0)
+        if before is not None and self.compacted > before and any(self.slow):
+            self.compacted_ns, self.lacking = now_ns, max(self.slow)
 
-class EtcdQueues:
+    def compaction(self, now_ns: int) -> str:
+        """What one of the last minute may have done to watchers."""
+        ago_ns = now_ns - self.compacted_ns
+        if not self.compacted_ns or ago_ns >= _COMPACTED_NS:
+            return ""
+        which = f"revision {self.compacted} was compacted {ago_ns / 1e9:.0f} s ago"
+        slow = "1 watcher was" if self.lacking == 1 else f"{self.lacking} watchers were"
+        return f"{which} while {slow} slow: etcd cancels a watcher that lacks older events"
+
+
+class EtcdQueues(TimedQueue):
     """One etcd cluster. ``poll`` returns rows of each member and of each copy; ``down`` rows of members that do not
     answer.
     """
@@ -149,8 +174,11 @@ class EtcdQueues:
         self._cluster_id = 0
         self._names: dict[int, str] = {}
         self._names_ns = 0
-        self._leader = 0
-        self._leader_ns = 0  # of the last change that was seen
+        self._leader = self._term = 0
+        self._leader_ns = 0  # of the last election that was seen
+        self._reelected = False  # whether the leader was the same one before it
+        self._leases = Leases()
+        self._due: ServerTimers | None = None
         self._leader_first = False  # whether it was asked before the others
         self._copy = None if url.copy is None else EtcdMember(url.copy.url, self._server)
         self._compared = [] if url.copy is None else [_Compared(one, url.copy) for one in url.prefix or ("",)]
@@ -170,6 +198,7 @@ class EtcdQueues:
         alive = [one for one in self._members if one.status is not None]
         self._see_cluster(alive, now_ns, deadline_s)
         rows = [row for one in self._members for row in self._rows(one, now_ns, deadline_s)]
+        self._due = self._timers(alive, deadline_s) if alive else None
         if alive:
             rows += (compared.row(self._source(alive), self._copy, now_ns, deadline_s) for compared in self._compared)
         else:
@@ -177,6 +206,9 @@ class EtcdQueues:
         if self._cluster_id:
             rows = [{"cluster": f"{self._cluster_id:x}", **row} for row in rows]
         return rows
+
+    def timers(self) -> ServerTimers | None:
+        return self._due
 
     def close(self) -> None:
         for one in self._members:
@@ -191,15 +223,29 @@ class EtcdQueues:
         """The leader, as no other member has more revisions."""
         return next((one for one in alive if self._leads(one)), alive[0]).client
 
+    def _timers(self, alive: list[_Member], deadline_s: float) -> ServerTimers:
+        """Of the leader, which ends leases."""
+        leader = next((one for one in alive if self._leads(one)), None)
+        member = leader or alive[0]
+        assert member.status is not None
+        if not member.status.leader:
+            found = [QueueTimer(LEASES, b"", "lease", unknown="no leader: leases do not end")]
+        else:
+            found = self._leases.timers(member.client, deadline_s)
+        where = elsewhere(member.client.host)
+        if leader is None:
+            where = "the leader is not named in the setting, or does not answer: its clock is not known"
+        return ServerTimers(found, member.status.version, where)
+
     def _see_cluster(self, alive: Iterable[_Member], now_ns: int, deadline_s: float) -> None:
         for one in alive:
             assert one.status is not None
             self._cluster_id = self._cluster_id or one.status.cluster_id
-            if one.status.leader and one.status.cluster_id == self._cluster_id and one.status.leader != self._leader:
-                if self._leader and one.status.leader == one.status.member_id:
-                    self._leader_ns = now_ns
-                if not self._leader or one.status.leader == one.status.member_id:
-                    self._leader = one.status.leader
+            # Of two members that know different leaders, the one with the higher term is right.
+            if one.status.leader and one.status.cluster_id == self._cluster_id and one.status.term > self._term:
+                if self._term:
+                    self._leader_ns, self._reelected = now_ns, one.status.leader == self._leader
+                self._leader, self._term = one.status.leader, one.status.term
             if now_ns >= self._names_ns or one.status.member_id not in self._names:
                 try:
                     self._names = one.client.members(min(deadline_s, time.monotonic() + _MEMBER_S))
@@ -232,8 +278,9 @@ class EtcdQueues:
             raft["reason"] = f"the database uses {100 * status.db_bytes // quota_bytes} % of its quota"
         elif now_ns - self._leader_ns < _NEW_LEADER_NS and self._leader_ns:
             ago_s = (now_ns - self._leader_ns) / 1e9
-            raft["reason"] = f"the leader changed {ago_s:.0f} s ago: the time to live of each lease began anew"
-        rows = [{"destination": b"raft", **raft}, *_from_metrics(member)]
+            what = "was elected anew" if self._reelected else "changed"
+            raft["reason"] = f"the leader {what} {ago_s:.0f} s ago: the time to live of each lease began anew"
+        rows = [{"destination": b"raft", **raft}, *_from_metrics(member, now_ns)]
         member.queues = {_Queue(one["destination"], member.name) for one in rows}
         for row in rows:
             yield {**common, **row}
@@ -280,7 +327,7 @@ def _failed(member: _Member) -> dict[str, object]:
     return {"peer": member.client.peer, "status": "down", "reason": reason, "failure": problem.failure}
 
 
-def _from_metrics(member: _Member) -> Iterator[dict[str, Any]]:
+def _from_metrics(member: _Member, now_ns: int) -> Iterator[dict[str, Any]]:
     """Proposals that wait for the cluster's decision, and events that wait for watchers."""
     found = member.metrics
     if found is None:
@@ -297,7 +344,9 @@ def _from_metrics(member: _Member) -> Iterator[dict[str, Any]]:
     if "events" in found:
         slow = found.get("slow_watchers", 0)
         words = f"lower bound: {slow} slow watcher{'s lack' if slow > 1 else ' lacks'} more"
+        compaction = member.compaction(now_ns)
         yield {
+            **({"reason": compaction} if compaction else {}),
             "destination": b"watchers",
             "lag_messages": found["events"],
             "exact": not slow,

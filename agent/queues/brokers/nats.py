@@ -33,6 +33,7 @@ from agent.queues.nats_report import (
 )
 from agent.queues.redis_gone import Gone
 from agent.queues.redis_reading import shown
+from agent.queues.timers import QueueTimer, ServerTimers, TimedQueue, elsewhere
 
 TIMEOUT_S = 0.8  # of a poll, with all its requests
 MAX_CONSUMERS = 2048
@@ -53,6 +54,7 @@ BOUNDS = (
 _REPORT = "/jsz?accounts=true&streams=true&consumers=true&config=true"
 _EXAMPLE = "http://host:8222?streams=ORDERS,mail*"
 _USUAL_ACCOUNT = "$G"
+_MOST_NS = 1 << 63
 
 Key = tuple[bytes, bytes]  #: stream and consumer, as the row has them
 
@@ -116,7 +118,7 @@ class _Known:
         self.delivered.add(from_ns, to_ns, now.delivered)
 
 
-class NatsConsumers:
+class NatsConsumers(TimedQueue):
     """One NATS server. ``poll`` returns one row per consumer, one row for the server if it has none, or ``down`` rows
     if it does not answer.
     """
@@ -133,11 +135,12 @@ class NatsConsumers:
         self._refusal = ""
         self._known: dict[Key, _Known] = {}
         self._appended: dict[bytes, SeenSequences] = {}
+        self._due: list[QueueTimer] | None = None
         self._gone = Gone([name.encode() for name in self._url.streams if not _is_pattern(name)])
 
     def poll(self) -> list[Row]:
         """One request, every 10 s a second one. Raises nothing, whatever the server answers."""
-        now_ns = boot_ns()
+        now_ns, self._due = boot_ns(), None
         try:
             if now_ns < self._not_before_ns:
                 raise HttpDown(self._refusal, "login")
@@ -153,6 +156,11 @@ class NatsConsumers:
         if self._cluster:
             common["cluster"] = self._cluster
         return [{**common, **row} for row in rows]
+
+    def timers(self) -> ServerTimers | None:
+        if self._due is None or self._about is None or self._client.peer is None:
+            return None
+        return ServerTimers(self._due, self._about.version, elsewhere(self._client.peer[0]))
 
     def close(self) -> None:
         self._client.close()
@@ -181,10 +189,13 @@ class NatsConsumers:
             "clients": self._about.clients,
             "clients_limit": self._about.clients_limit,
         }
-        rows: list[Row] = [{**common, **row} for row in self._rows(report, from_ns, to_ns)]
+        due: list[QueueTimer] = []
+        rows: list[Row] = [{**common, **row} for row in self._rows(report, from_ns, to_ns, due)]
+        self._due = due
         return rows or [{**common, "status": "ok", "reason": "" if report.enabled else "JetStream is not enabled"}]
 
-    def _rows(self, report: NatsReport, from_ns: int, to_ns: int) -> Iterator[Row]:
+    def _rows(self, report: NatsReport, from_ns: int, to_ns: int, due: list[QueueTimer]) -> Iterator[Row]:
+        """due: takes the timers of the same streams and consumers."""
         chosen = [(_stream_name(stream), stream) for stream in report.streams]
         chosen = [(name, stream) for name, stream in chosen if self._chosen(name)]
         self._appended = {name: self._appended.get(name) or SeenSequences() for name, _ in chosen}
@@ -192,6 +203,8 @@ class NatsConsumers:
         left_out = 0
         for name, stream in chosen:
             self._appended[name].add(from_ns, to_ns, stream.last)
+            if self._leads(stream.leader):
+                due.extend(_of_stream(name, stream, report.now_ns))
             for consumer in stream.consumers:
                 key = name, shown(consumer.name.encode(errors="replace"))
                 if not self._leads(consumer.leader or stream.leader):
@@ -201,6 +214,7 @@ class NatsConsumers:
                     continue
                 known = self._known[key] = before.get(key) or _Known()
                 known.update(consumer, stream, from_ns, to_ns)
+                due.extend(_of_consumer(key, consumer))
                 yield self._row(key, consumer, stream, report.now_ns, (from_ns + to_ns) // 2)
             if not stream.consumers and stream.work and self._leads(stream.leader):
                 yield _unconsumed(name, stream)
@@ -326,6 +340,27 @@ def _unconsumed(name: bytes, stream: NatsStream) -> Row:
         "added": stream.last,
         "position": 0,
     }
+
+
+def _of_stream(name: bytes, stream: NatsStream, server_ns: int) -> Iterator[QueueTimer]:
+    """When its messages are deleted for their age, and its window of deduplication if it may hold ids."""
+    if stream.kept_s and stream.messages:
+        due_ns = stream.first_ns + round(stream.kept_s * 1e9)
+        if stream.first_ns and due_ns < _MOST_NS:
+            yield QueueTimer(name, b"", "retention", due_wall_ns=due_ns, timers=stream.messages)
+        else:
+            yield QueueTimer(name, b"", "retention", unknown="the age of its first message", timers=stream.messages)
+    if stream.window_s and stream.last_ns and server_ns < stream.last_ns + stream.window_s * 1e9:
+        why = f"duplicate_window {stream.window_s:g} s; the server does not report its ids"
+        yield QueueTimer(name, b"", "dedup", unknown=why)
+
+
+def _of_consumer(key: Key, consumer: NatsConsumer) -> Iterator[QueueTimer]:
+    if consumer.pending:
+        times = " ".join(f"{one:g}" for one in consumer.ack_s)
+        what = f"BackOff {times} s" if len(consumer.ack_s) > 1 else f"AckWait {times} s"
+        why = f"{what}; the server does not report when"
+        yield QueueTimer(key[0], key[1], "redelivery", timers=consumer.pending, unknown=why)
 
 
 def _redelivered(consumer: NatsConsumer) -> int | None:
