@@ -236,7 +236,7 @@ def test_doctor_asks_each_server_once(heap: Path, tmp_path: Path, monkeypatch: p
         "TICKSCOPE_CONFIG",
         write(tmp_path, f"redis: ['redis://:secret@127.0.0.1:{port}']\nheap: [{heap}, {heap}/none]\n"),
     )
-    for directory in (*list(heap.parents)[:3], heap):  # the agent's own user has to get there, where this is root
+    for directory in (*list(heap.parents)[:4], heap):  # the agent's own user has to get there, where this is root
         os.chmod(directory, 0o755)
     redis, there, missing = doctor.brokers()
     assert (redis.id, redis.state, redis.found) == ("redis", "warn", f"redis 127.0.0.1:{port}: Connection refused")
