@@ -20,6 +20,7 @@ from tests.kernel.conftest import Attached
 from tests.kernel.test_tls_results import server
 from tests.kernel.tls_rig import Rig, names
 from tests.patience import PATIENCE
+from tests.unit.test_mounts import of_the_host
 
 pytest_plugins = ["tests.kernel.tls_fixtures"]
 
@@ -126,6 +127,7 @@ class Mounted:
                 subprocess.run(["umount", "-l", image], check=True)
 
 
+@of_the_host
 def test_what_an_image_does_first_is_seen(rig: Rig, certs: Path, tmp_path: Path) -> None:
     """Its libraries get their probes when it is mounted, and it can be unmounted at once."""
     mounted = Mounted(tmp_path, "image", "again")
