@@ -86,12 +86,15 @@ class Tail:
             if last is None:
                 continue
             if stream.name not in known and stream.length > FIRST:
-                left -= self._first(stream, ask, now_ns)
-                self._read[stream.name] = last, added or 0
+                entries = self._entries(("XREVRANGE", stream.name, "+", "-", "COUNT", min(FIRST, self._at_once)), ask)
+                self._take(stream.name, (entries or [])[::-1], now_ns)
+                left -= len(entries or [])
+                # Entries may have come since ``last`` was asked for.
+                self._read[stream.name] = max([last, *(entry_id(one[0]) for one in (entries or [])[:1])]), added or 0
                 continue
             at, count = known.get(stream.name, ((0, 0), (added or 0) - stream.length))
-            if at > last:  # the stream was deleted and made anew, or its server lost entries
-                at, count = (0, 0), 0
+            if at > last:  # its server lost entries, or the stream was deleted and made anew
+                at, count = last, added or 0
             if added is not None and added - count > _SKIP:
                 unread[stream.name] = added - count
                 at, count = last, added
@@ -118,11 +121,6 @@ class Tail:
             (stream, f"{n} new entries have no {self._message}: option id of the server's URL")
             for stream, n in self._without.items()
         ]
-
-    def _first(self, stream: Stream, ask: Ask, now_ns: int) -> int:
-        entries = self._entries(("XREVRANGE", stream.name, "+", "-", "COUNT", min(FIRST, self._at_once)), ask) or []
-        self._take(stream.name, entries[::-1], now_ns)
-        return len(entries)
 
     def _entries(self, command: Command, ask: Ask) -> list[Any] | None:
         """None if they were refused, or are too large: then fewer are read at a time."""

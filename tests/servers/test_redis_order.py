@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -121,6 +122,44 @@ def test_entries_that_were_there_before_are_checked_too(redis: Redis) -> None:
     produce(redis, "old", [*range(FIRST), 5, 6])
     polled = Polled(redis, "streams=old&id=id&seq=n")
     assert polled.sums() == [FIRST, 2, 0]
+    polled.queue.close()
+
+
+def test_entries_that_come_while_a_poll_asks_are_read_once(redis: Redis) -> None:
+    produce(redis, "busy", range(FIRST + 7))
+    over, at = threading.Event(), FIRST + 7
+
+    def go_on() -> None:
+        nonlocal at
+        while not over.is_set():
+            produce(redis, "busy", range(at, at + 50))
+            at += 50
+
+    writer = threading.Thread(target=go_on)
+    writer.start()
+    try:
+        for _ in range(5):
+            polled = Polled(redis, "streams=busy&id=id&seq=n")
+            polled.poll(5)
+            assert polled.sums("duplicates", "out_of_order") == [0, 0]
+            polled.queue.close()
+    finally:
+        over.set()
+        writer.join()
+
+
+def test_entries_that_a_server_lost_are_not_read_again(redis: Redis) -> None:
+    redis.do("FLUSHALL")
+    produce(redis, "lost", range(50))
+    polled = Polled(redis, "streams=lost&id=id&seq=n")
+    dump = redis.do("DUMP", "lost")
+    produce(redis, "lost", range(50, 60))
+    polled.poll()
+    redis.do("RESTORE", "lost", 0, dump, "REPLACE")  # type: ignore[arg-type]
+    polled.poll()
+    produce(redis, "lost", range(60, 65))
+    polled.poll()
+    assert polled.sums() == [65, 0, 0]
     polled.queue.close()
 
 
