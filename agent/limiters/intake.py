@@ -398,8 +398,8 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
 
     def state(self) -> dict[str, int]:
         """For ``status``."""
-        more = {} if self._messages is None else {"unchecked": self._messages.unchecked}
-        return {**self.senders.state(), **self.losses(), "unlooked": self._threads.skipped_reads, **more}
+        unchecked = 0 if self._messages is None else self._messages.unchecked
+        return {**self.senders.state(), **self.losses(), "unlooked": self._threads.skipped_reads, "unchecked": unchecked}
 
     def close(self) -> None:
         self.senders.close()

@@ -191,7 +191,7 @@ def test_explain_last_reports_the_newest_with_what_was_ruled_out(tmp_path: Path)
         "Ruled out",
         "clock_step, confidence 0.99: the wall clock was stepped: set to another time at once",
         "culprit  chronyd pid 812\n",
-        "next     let one time daemon alone set the clock",
+        "next     let only one time daemon set the clock",
         "about    tickscope causes clock_step\n",
     ):
         assert part in out
