@@ -105,7 +105,7 @@ def _note(episode: Episode, row: np.void) -> None:
     """What is told of the first one."""
     episode.words = text(row["duplicate_id"] if episode.metric == "duplicates" else row["out_of_order_id"])
     for name in ("repeated_s", "behind", "first_pid"):
-        if known(np.atleast_1d(row[name]))[0]:
+        if known(np.atleast_1d(row[name]))[0] and np.isfinite(row[name]):
             episode.facts[name] = float(row[name])
 
 

@@ -219,7 +219,7 @@ def had_first(episode: Episode, view: View) -> list[ScoredEvent]:
     pid = int(episode.facts.get("first_pid", 0))
     if not pid:
         return []
-    lead_ns = _LEAD_NS + int(min(max(episode.facts.get("repeated_s", 0.0) * SECOND, 0.0), _BEFORE_NS))
+    lead_ns = _LEAD_NS + int(min(episode.facts.get("repeated_s", 0.0) * SECOND, _BEFORE_NS))
     return [
         replace(one, score=one.score * LESS) if one.termination.orderly else one
         for one in _during(episode, view, {pid}, SECOND, _SURE, lead_ns)

@@ -399,7 +399,12 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
     def state(self) -> dict[str, int]:
         """For ``status``."""
         unchecked = 0 if self._messages is None else self._messages.unchecked
-        return {**self.senders.state(), **self.losses(), "unlooked": self._threads.skipped_reads, "unchecked": unchecked}
+        return {
+            **self.senders.state(),
+            **self.losses(),
+            "unlooked": self._threads.skipped_reads,
+            "unchecked": unchecked,
+        }
 
     def close(self) -> None:
         self.senders.close()
