@@ -23,6 +23,7 @@ READS = {
     )
 }
 _SAMPLE = TABLES["message_order"].code("source", "sample")
+_LONGEST_S = 1e9
 _QUEUE = ("system", "cluster", "destination", "partition", "consumer_group")
 
 
@@ -105,7 +106,7 @@ def _note(episode: Episode, row: np.void) -> None:
     """What is told of the first one."""
     episode.words = text(row["duplicate_id"] if episode.metric == "duplicates" else row["out_of_order_id"])
     for name in ("repeated_s", "behind", "first_pid"):
-        if known(np.atleast_1d(row[name]))[0] and np.isfinite(row[name]):
+        if known(np.atleast_1d(row[name]))[0] and not (name == "repeated_s" and row[name] > _LONGEST_S):
             episode.facts[name] = float(row[name])
 
 
