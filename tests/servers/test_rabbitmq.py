@@ -218,7 +218,7 @@ def test_time_outs_of_messages_and_queues_are_timers(rabbit: Rabbit) -> None:
     if version.startswith("3.10."):  # as RULES has it
         clocks = {name: found[name]["clock"] for name in due}
         assert clocks.pop(("timed-later", "eta")) == clocks.pop(("timed-by-policy", "lease")) == "monotonic"
-        assert set(clocks.values()) == {"mixed"}
+        assert set(clocks.values()) == {"checked"}
         words = [found[name]["consequence"] for name in due]
         after = (
             "600 s after each message",
