@@ -28,6 +28,10 @@ READS = {
 _NO_ANSWER, _UNASKED = (TABLES["queue_lag"].code("failure", name) for name in ("no_answer", "unasked"))
 _POLLER = b"tickscope-poll"
 _SHORTLY_NS = 5 * SECOND
+#: Round trips of a poll that asks several questions, or connects first.
+_TRIPS = 4
+#: What a delayed acknowledgement adds to a round trip at most (TCP_DELACK_MAX of Linux), us.
+_DELAYED_ACK_US = 200_000.0
 
 
 @dataclass(frozen=True)
@@ -63,14 +67,15 @@ class Polled:
 
     @property
     def slower(self) -> bool:
-        """Whether the network explains it."""
+        """Whether the network explains it. Round trips after the first count without what may be a delayed
+        acknowledgement, which a server that is slow also has.
+        """
         usual, worst = self.usual, self.worst
-        return (
-            usual is not None
-            and worst is not None
-            and worst > 2 * usual
-            and (worst - usual) * 1e3 >= SHARE * self.longest_ns
-        )
+        if usual is None or worst is None or worst <= 2 * usual:
+            return False
+        more = worst - usual
+        us = more + (_TRIPS - 1) * max(0.0, more - _DELAYED_ACK_US)
+        return us * 1e3 >= SHARE * self.longest_ns
 
 
 def polled(episode: Episode, view: View) -> Polled:

@@ -92,7 +92,7 @@ def peers(episode: Episode, view: View) -> list[ScoredEvent]:
         share = max(wait.share, 1.0 if len(wait.failed) else 0.0)
         served = _servers(wait.raw, episode, view)
         names = {pid: comm for comm, pid in served}
-        scored_events = _named(_during(episode, view, [*names], wait.longest, _SURE * share * wait.sure), names)
+        scored_events = _named(_serving(episode, view, [*names], wait.longest, _SURE * share * wait.sure), names)
         found += [
             replace(b, score=b.score * LESS) if over(b.termination, wait.raw, served, episode, view) else b
             for b in scored_events
@@ -127,7 +127,7 @@ def chained(episode: Episode, view: View) -> list[ScoredEvent]:
         served = [pid for _, pid in _servers(hop.raw, episode, view)]
         found += [
             replace(scored, score=scored.score * 0.9**n)
-            for scored in _during(episode, view, served, episode.value, _SURE)
+            for scored in _serving(episode, view, served, episode.value, _SURE)
         ]
     return found
 
@@ -138,12 +138,20 @@ def answered(episode: Episode, view: View) -> list[ScoredEvent]:
     for n, one in enumerate(reversed(answers(episode, view))):
         found += [
             replace(scored, score=scored.score * 0.9**n)
-            for scored in _during(episode, view, [*one.pids], SECOND, _SURE)
-            if scored.termination.stop
-            or not scored.termination.orderly
-            or not _go_on(scored.termination, one.pids, episode, view)
+            for scored in _serving(episode, view, [*one.pids], SECOND, _SURE)
         ]
     return found
+
+
+def _serving(episode: Episode, view: View, pids: list[int], needed_ns: float, sure: float) -> list[ScoredEvent]:
+    """As ``_during``, for the processes of a server; without orderly terminations after which the others go on."""
+    return [
+        scored
+        for scored in _during(episode, view, pids, needed_ns, sure)
+        if scored.termination.stop
+        or not scored.termination.orderly
+        or not _go_on(scored.termination, pids, episode, view)
+    ]
 
 
 def _go_on(termination: Termination, pids: Collection[int], episode: Episode, view: View) -> bool:
@@ -165,7 +173,7 @@ def tried(episode: Episode, view: View) -> list[ScoredEvent]:
     """For the server that it connects to again and again."""
     raw = episode.key[1]
     assert isinstance(raw, bytes)
-    return _during(episode, view, [pid for _, pid in _servers(raw, episode, view)], SECOND, _SURE)
+    return _serving(episode, view, [pid for _, pid in _servers(raw, episode, view)], SECOND, _SURE)
 
 
 def connected(episode: Episode, view: View) -> list[ScoredEvent]:
@@ -181,7 +189,7 @@ def broker(episode: Episode, view: View) -> list[ScoredEvent]:
     assert isinstance(raw, bytes)
     if polled(episode, view).blind:
         return []
-    return _during(episode, view, [pid for _, pid in _servers(raw, episode, view)], episode.value, _SURE)
+    return _serving(episode, view, [pid for _, pid in _servers(raw, episode, view)], episode.value, _SURE)
 
 
 def consumers(episode: Episode, view: View) -> list[ScoredEvent]:

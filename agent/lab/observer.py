@@ -4,11 +4,12 @@ own.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agent.errors import AgentError
@@ -19,14 +20,23 @@ READY_S, STOP_S = 60.0, 20.0
 
 
 class Observer:
-    """polled: systems and URLs of the servers to poll. recording: the file that ``stop`` completes. patience:
+    """polled: servers to poll, as ``LabProgram.polled``. recording: the file that ``stop`` completes. patience:
     factor for the time limits of start and end. Raises AgentError if the agent or the recorder does not become ready.
     """
 
-    def __init__(self, stage: Stage, polled: Sequence[tuple[str, str]], recording: Path, patience: float = 1.0) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        polled: Sequence[tuple[str, str | Mapping[str, str]]],
+        recording: Path,
+        patience: float = 1.0,
+    ) -> None:
         self._stage, root, self._stop_s = stage, stage.directory, STOP_S * patience
         config = root / "tickscope.yaml"
-        config.write_text("prometheus: ''\n")
+        settings: dict[str, object] = {"prometheus": ""}
+        for system in {system for system, _ in polled}:
+            settings[system] = [server for key, server in polled if key == system]
+        config.write_text(json.dumps(settings))
         self._store = root / "store"
         code = str(Path(__file__).resolve().parents[2])
         self._env = {
@@ -40,7 +50,7 @@ class Observer:
         self._log = root / "agent.log"
         self._processes: list[subprocess.Popen[bytes]] = []
         stage.children.append(lambda: {process.pid for process in self._processes if process.poll() is None})
-        self._agent = self._start("run", *(word for system, url in polled for word in (f"--{system}", url)))
+        self._agent = self._start("run")
         if (
             not wait_for(
                 lambda: b"ready attached=" in self._log.read_bytes() or self._agent.poll() is not None,

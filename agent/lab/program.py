@@ -40,7 +40,7 @@ class LabProgram:
     group: str = ""  # its cgroup, if it shares one with others
     system: str = ""  # the broker that it belongs to: it runs in sessions with faults of that broker only
     listens: tuple[str, int] | None = None  # address and port; others start when it accepts connections there
-    polled: tuple[str, str] | None = None  # the agent's option, and the URL, with which the agent polls it
+    polled: tuple[str, str | Mapping[str, str]] | None = None  # how the agent polls it: a key of its settings, a server
     prepare: Callable[[Path], None] | None = (
         # called once before, by the laboratory, with ``Run.shared``; raises OSError if the program is not available
         None

@@ -12,7 +12,7 @@ from agent.lab.judge import cause_right, judge
 from agent.lab.kind import kinds
 from agent.lab.plan import one
 from agent.lab.program import programs, with_systems
-from agent.lab.programs import celery_queue, rabbitmq_queue
+from agent.lab.programs import celery_queue, postgresql_queue, rabbitmq_queue
 from agent.lab.replay import reported
 from agent.lab.session import LabSession
 from agent.lab.stage.stage import Stage
@@ -38,6 +38,7 @@ def kafka() -> Iterator[Path]:
         ("celery", ("celery_poison", "celery_prefetch_full")),
         ("rabbitmq", ("rabbitmq_memory_alarm", "rabbitmq_ledger_slow")),
         ("kafka", ("kafka_rebalance_storm",)),
+        ("postgresql", ("postgresql_network_loss", "postgresql_server_stopped")),
     ],
 )
 def test_faults_of_a_broker_have_an_impact_and_their_cause_is_found(
@@ -47,13 +48,14 @@ def test_faults_of_a_broker_have_an_impact_and_their_cause_is_found(
         monkeypatch.setenv("KAFKA_HOME", str(request.getfixturevalue("kafka")))
     else:
         try:
-            {"celery": celery_queue, "rabbitmq": rabbitmq_queue}[system].available(tmp_path)
+            there = {"celery": celery_queue, "postgresql": postgresql_queue, "rabbitmq": rabbitmq_queue}
+            there[system].available(tmp_path)
         except FileNotFoundError as error:
             pytest.skip(str(error))
     all_ = with_systems(programs(), {system})
-    there = {name: program for name, program in all_.items() if program.system or name == "link"}
+    workload = {name: program for name, program in all_.items() if program.system or name == "link"}
     plan = [(one(kinds()[name], 4),) for name in names]
-    truth = LabSession(plan, 4, tmp_path / "out", workload=there, patience=PATIENCE).play()
+    truth = LabSession(plan, 4, tmp_path / "out", workload=workload, patience=PATIENCE).play()
     assert truth.left_out == []
     assert [fault.kind for fault in truth.faults if fault.victims] == [*names]
     verdicts, _ = judge(truth, reported(tmp_path / "out" / RECORDING))

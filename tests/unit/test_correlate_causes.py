@@ -140,6 +140,19 @@ def test_a_stalled_redis_shows_in_its_poller_alone() -> None:
     assert [f["cause"] for f in latest(run(host, UNTIL))] == ["broker_slow"]
 
 
+@pytest.mark.parametrize(("rtt_ms", "cause"), [(630, "network_rtt"), (180, "broker_slow")])
+def test_a_poll_of_several_round_trips_takes_several_times_as_long(rtt_ms: int, cause: str) -> None:
+    host = Host()
+    host.queue(0, 30)
+    host.rtt(0, 30)
+    host.queue(30, 34, status=b"down", failure=code("queue_lag", "failure", "no_answer"), poll_ms=3_000)
+    host.rtt(30, 34, us=rtt_ms * 1e3)
+    host.queue(34, UNTIL)
+    host.rtt(34, UNTIL)
+    (found,) = [f for f in latest(run(host, UNTIL)) if f["symptom"] == "broker_stall"]
+    assert found["cause"] == cause
+
+
 @pytest.mark.parametrize(("waited_ms", "cause"), [(1_200, "cpu"), (90, "broker_slow")])
 def test_a_poller_that_got_no_processor_blames_no_broker(waited_ms: int, cause: str) -> None:
     host = Host()

@@ -235,6 +235,23 @@ def test_who_served_an_address_before_is_remembered(kind: str, columns: dict[str
     assert (found["cause"], found["culprit_pid"]) == (cause, REDIS_PID)
 
 
+@pytest.mark.parametrize("one_for_each_client", [True, False])
+def test_a_process_for_each_client_ends_with_its_connection(one_for_each_client: bool) -> None:
+    """As PostgreSQL's: another one serves other clients all the time. Without it, the server was restarted."""
+    host = Host(1).healthy(0, 30)
+    host.queue(30, 34, status=b"down", failure=code("queue_lag", "failure", "no_answer"), poll_ms=3_000)
+    host.queue(34, 60)
+    host.server(31, 60)
+    host.made[-1].rows["pid"], host.made[-1].rows["proc_start_ns"] = 902, T0 + 30 * S + 500 * MS
+    if one_for_each_client:
+        host.server(0, 60)
+        host.made[-1].rows["pid"] = 901
+        host.server(0.2, 30)
+    event(host, "exited", 30.2, signal=NULL_I64, exit_code=0, sender_pid=NULL_I64, sender_comm=b"")
+    (found,) = [f for f in latest(run(host, 60)) if f["symptom"] == "broker_stall"]
+    assert ("process_restarted" in {one["cause"] for one in found["causes"]}) != one_for_each_client  # type: ignore[attr-defined]
+
+
 def test_many_events_are_bounded() -> None:
     host = Host(1).healthy(0, 40)
     t = T0 + np.sort(np.random.default_rng(1).integers(0, 40 * S, 20_000))

@@ -1,5 +1,5 @@
-"""Faults of Celery on Redis, of RabbitMQ and of Kafka, their consumers, and what those depend on. They have the names
-``BROKER_FAULT``.
+"""Faults of Celery on Redis, of RabbitMQ, Kafka and PostgreSQL, their consumers, and what those depend on. Their names
+are ``BROKER_FAULT``.
 """
 
 from __future__ import annotations
@@ -18,20 +18,27 @@ from agent.lab.kinds.killed import killed
 from agent.lab.kinds.network import treated
 from agent.lab.kinds.stopped import all_stopped, stopped
 from agent.lab.kinds.workers import setting_fault
-from agent.lab.programs import celery_queue, kafka_queue, rabbitmq_queue
+from agent.lab.programs import celery_queue, kafka_queue, postgresql_queue, rabbitmq_queue
 from agent.lab.programs.queue_work import ledger
 from agent.lab.stage.stage import DISK, GUESTS, Stage
 
 Injection = Callable[[Stage, Fault], AbstractContextManager[Offender]]
-SERVERS = {"celery": celery_queue.REDIS, "kafka": kafka_queue.NODE, "rabbitmq": rabbitmq_queue.NODE}
+SERVERS = {
+    "celery": celery_queue.REDIS,
+    "kafka": kafka_queue.NODE,
+    "postgresql": postgresql_queue.SERVER,
+    "rabbitmq": rabbitmq_queue.NODE,
+}
 CONSUMERS = {
     "celery": celery_queue.WORKERS,
     "kafka": kafka_queue.CONSUMERS,
+    "postgresql": postgresql_queue.WORKERS,
     "rabbitmq": rabbitmq_queue.CONSUMERS,
 }
 PRODUCERS = {
     "celery": celery_queue.PRODUCER_NAME,
     "kafka": kafka_queue.PRODUCER_NAME,
+    "postgresql": postgresql_queue.PRODUCER_NAME,
     "rabbitmq": rabbitmq_queue.PRODUCER_NAME,
 }
 _TOOL_S = 60.0
@@ -229,6 +236,7 @@ def _of(system: str) -> Iterator[Kind]:
             touches=everywhere,
             system=system,
         )
+    if system in ("celery", "rabbitmq"):  # the others' consumers hold one message
         yield Kind(
             f"{system}_prefetch_full",
             f"the consumers of {system} hold all that they may hold, and do nothing",
@@ -248,6 +256,7 @@ KINDS = (
     *_of("celery"),
     *_of("rabbitmq"),
     *_of("kafka"),
+    *_of("postgresql"),
     Kind(
         "rabbitmq_memory_alarm",
         "RabbitMQ has a memory alarm, and blocks publishers",

@@ -15,8 +15,8 @@ from agent.common.clocks import boot_ns
 from agent.lab.program import OTHER, LabProgram, Run
 
 #: Of the brokers, on the far side.
-BROKER_PORTS = {"celery": 6380, "kafka": 9092, "rabbitmq": 5672}
-_LEDGER_PORTS = {"celery": 8091, "kafka": 8092, "rabbitmq": 8093}
+BROKER_PORTS = {"celery": 6380, "kafka": 9092, "rabbitmq": 5672, "postgresql": 5432}
+_LEDGER_PORTS = {"celery": 8091, "kafka": 8092, "rabbitmq": 8093, "postgresql": 8094}
 _REQUEST, _ANSWER = b"GET / HTTP/1.1\r\nHost: ledger\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nok\n"
 _TIMEOUT_S = 20.0
 #: Settings of a consumer. hold: it keeps what it has, and does nothing; poison_s: time for which it works on a message

@@ -72,10 +72,6 @@ class Cgroups:
             return two / run / child, True
         return None
 
-    def pids(self, child: str) -> list[int]:
-        """Processes of a child."""
-        return pids(self.made[0] / child)
-
 
 def pids(group: Path) -> list[int]:
     """Processes in a group and below."""

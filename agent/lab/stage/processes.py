@@ -168,12 +168,17 @@ class StageProcesses:
 
     def signal(self, name: str, number: int) -> None:
         """Signals all processes of a program."""
-        os.killpg(self.members[name].pid, number)
+        first = self.members[name].pid
+        below = _descendants(first)  # PostgreSQL's have process groups of their own
+        os.killpg(first, number)
+        for pid in below:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def workers(self, name: str) -> set[int]:
-        """Processes of a program beside its first; empty if it shares its cgroup with others."""
+        """Processes of a program beside its first."""
         member = self.members.get(name)
-        return set(self._groups.pids(name)) - {member.pid} if member and not member.program.group else set()
+        return set(_descendants(member.pid)) if member else set()
 
     def kill(self, name: str) -> None:
         """Kills it and waits for its end."""
@@ -227,6 +232,16 @@ class StageProcesses:
                     how = os.waitstatus_to_exitcode(status)
                     gone.append(f"{name_of[pid]} ({signal.Signals(-how).name if how < 0 else f'status {how}'})")
         return gone
+
+
+def _descendants(pid: int) -> list[int]:
+    """Processes below one; empty if it has ended."""
+    found: list[int] = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child_pid in map(int, children.read_text().split()):
+                found += [child_pid, *_descendants(child_pid)]
+    return found
 
 
 def wait_for(condition: Callable[[], bool], limit_s: float) -> bool:
