@@ -16,6 +16,7 @@ from agent.lab.kind import Fault, Kind, Offender, Right, Size
 from agent.lab.kinds.disks import frozen, slowed
 from agent.lab.kinds.killed import killed
 from agent.lab.kinds.network import treated
+from agent.lab.kinds.redis import full_of_data, read_only
 from agent.lab.kinds.stopped import all_stopped, stopped
 from agent.lab.kinds.workers import setting_fault
 from agent.lab.programs import celery_queue, kafka_queue, postgresql_queue, rabbitmq_queue
@@ -63,28 +64,49 @@ def poisoned(system: str) -> Injection:
     return inject
 
 
-@contextmanager
-def alarmed(stage: Stage, fault: Fault) -> Iterator[Offender]:
-    """The node's memory limit is below what it uses, so it blocks publishers."""
-    _set_memory_limit(stage, "0.001")
-    try:
-        yield Offender(fault.target)
-    finally:
-        _set_memory_limit(stage, "0.4")
+def alarmed(limit: str, far: str, usual: str) -> Injection:
+    """The node's limit (a verb of rabbitmqctl) is set so far that it has an alarm, and blocks publishers."""
+
+    @contextmanager
+    def inject(stage: Stage, fault: Fault) -> Iterator[Offender]:
+        _set_limit(stage, limit, far)
+        try:
+            yield Offender(fault.target)
+        finally:
+            _set_limit(stage, limit, usual)
+
+    return inject
 
 
-def _set_memory_limit(stage: Stage, share: str) -> None:
+def _set_limit(stage: Stage, limit: str, value: str) -> None:
     """Raises OSError if the node refuses it."""
     place = stage.processes.members[rabbitmq_queue.NODE].directory
 
     def ask() -> None:
         tool = str(rabbitmq_queue.TOOLS / "rabbitmqctl")
-        command = [tool, "-q", "set_vm_memory_high_watermark", share]
+        command = [tool, "-q", limit, value]
         subprocess.run(command, env=rabbitmq_queue.environment(place), check=True, timeout=_TOOL_S)
 
     pid = stage.processes.fork(ask, GUESTS, "far", "lab-operator", root=False)
     if os.waitpid(pid, 0)[1]:
         raise OSError("rabbitmqctl failed: see logs/errors.txt")
+
+
+def ending_workers(injection: Injection) -> Injection:
+    """Workers of Celery end when their server refuses what they ask; they start again after that."""
+
+    @contextmanager
+    def inject(stage: Stage, fault: Fault) -> Iterator[Offender]:
+        for name in CONSUMERS["celery"]:
+            stage.processes.expect_end(name)
+        try:
+            with injection(stage, fault) as culprit:
+                yield culprit
+        finally:
+            for name in CONSUMERS["celery"]:
+                stage.processes.revive(name)
+
+    return inject
 
 
 @contextmanager
@@ -257,15 +279,41 @@ KINDS = (
     *_of("rabbitmq"),
     *_of("kafka"),
     *_of("postgresql"),
+    *(
+        Kind(
+            f"rabbitmq_{what}_alarm",
+            f"RabbitMQ has a {what} alarm, and blocks publishers",
+            Size("duration_s", 4.0, 10.0),
+            (rabbitmq_queue.NODE,),
+            (Right("resource_limit", detail),),
+            alarmed(*setting),
+            settle_s=3.0,
+            system="rabbitmq",
+        )
+        for what, detail, setting in (
+            ("memory", "memory", ("set_vm_memory_high_watermark", "0.001", "0.4")),
+            ("disk", "disk_full", ("set_disk_free_limit", "9000GB", "1MB")),
+        )
+    ),
     Kind(
-        "rabbitmq_memory_alarm",
-        "RabbitMQ has a memory alarm, and blocks publishers",
-        Size("duration_s", 4.0, 10.0),
-        (rabbitmq_queue.NODE,),
+        "celery_full_memory",
+        "the Redis of Celery refuses to write: its memory is full",
+        Size("duration_s", 2.0, 8.0),
+        (celery_queue.REDIS,),
         (Right("resource_limit", "memory"),),
-        alarmed,
-        settle_s=3.0,
-        system="rabbitmq",
+        ending_workers(full_of_data),
+        settle_s=8.0,
+        system="celery",
+    ),
+    Kind(
+        "celery_failover",
+        "the Redis of Celery refuses to write: it was made a replica, as in a fail-over",
+        Size("duration_s", 2.0, 8.0),
+        (celery_queue.REDIS,),
+        (Right("failover", culprit=True), Right("broker_down")),
+        ending_workers(read_only),
+        settle_s=8.0,
+        system="celery",
     ),
     Kind(
         "kafka_rebalance_storm",

@@ -11,6 +11,7 @@ import hiredis
 
 from agent.common.resp import RedisUrl, RespClient
 from agent.lab.kind import Fault, Kind, Offender, Right, Size
+from agent.lab.program import LabProgram
 from agent.lab.programs.redis_server import PLACES, PORT
 from agent.lab.stage.stage import GUESTS, Stage
 
@@ -31,8 +32,10 @@ def _send(client: RespClient, *commands: tuple[object, ...]) -> None:
             raise reply
 
 
-def _client(address: str) -> RespClient:
-    return RespClient(RedisUrl.parse(f"redis://{address}:{PORT}/0"), timeout_s=30)
+def _client(program: LabProgram) -> RespClient:
+    """Of a Redis of the workload."""
+    address, port = program.listens or (PLACES[program.name], PORT)
+    return RespClient(RedisUrl.parse(f"redis://{address}:{port}/0"), timeout_s=30)
 
 
 def busy(command: Command) -> Callable[[Stage, Fault], AbstractContextManager[Offender]]:
@@ -40,10 +43,9 @@ def busy(command: Command) -> Callable[[Stage, Fault], AbstractContextManager[Of
 
     @contextmanager
     def inject(stage: Stage, fault: Fault) -> Iterator[Offender]:
-        address = PLACES[fault.target]
-        space = "far" if fault.target.endswith("far") else "node"
+        server = stage.programs[fault.target]
         stage.processes.fork(
-            lambda: _send(_client(address), command(fault.size)), GUESTS, space, "lab-asker", root=False
+            lambda: _send(_client(server), command(fault.size)), GUESTS, server.space, "lab-asker", root=False
         )
         yield Offender(fault.target)
 
@@ -95,17 +97,17 @@ def send_setting(
     stage: Stage, fault: Fault, commands: tuple[tuple[object, ...], ...], after: tuple[object, ...]
 ) -> Iterator[None]:
     """Uses one connection throughout: a full server accepts no other one to undo it."""
-    address, space = PLACES[fault.target], "far" if fault.target.endswith("far") else "node"
+    server = stage.programs[fault.target]
     done_r, done_w = os.pipe()
 
     def both() -> None:
-        client = _client(address)
+        client = _client(server)
         for command in commands:
             _send(client, command)
         sys.stdin.read()
         _send(client, after)
 
-    pid = stage.processes.fork(both, GUESTS, space, "lab-operator", root=False, stdin=done_r)
+    pid = stage.processes.fork(both, GUESTS, server.space, "lab-operator", root=False, stdin=done_r)
     os.close(done_r)
     try:
         yield
