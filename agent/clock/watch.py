@@ -191,7 +191,8 @@ class Sleeper:
         self._send_notice("leap" if leap else "step", t_ns, offset, err, pid, comm)
 
     def _send_notice(self, kind: str, t_ns: int, real_boot: int, err: int, pid: int, comm: bytes) -> None:
-        if abs(real_boot - self._offset) <= _NOISE_NS:
+        """Nothing for a call that moved the clock by less than can be measured, as time daemons make at their start."""
+        if abs(real_boot - self._offset) <= max(_NOISE_NS, err + self._err):
             return
         before, offset, before_err = self._offset + self._slept, real_boot + self._slept, self._err
         message = self._message(t_ns, self._offset, real_boot, err + before_err, pid)
