@@ -16,11 +16,12 @@ from agent.correlate.abandoned import READS as GIVEN
 from agent.correlate.abandoned import given_up
 from agent.correlate.episode import Culprit, Episode
 from agent.correlate.local import in_netns
+from agent.correlate.path import rtt_us
 from agent.correlate.resent import resent
 from agent.correlate.rows import groups
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import NO_PEER, View, place, to_peer
-from agent.correlate.waits import CPUS, PEERS, WAITING
+from agent.correlate.waits import CPUS, PEERS, SHARE, WAITING
 from agent.correlate.words import peer, process
 from agent.tables import TABLES
 
@@ -35,7 +36,7 @@ _MOST = 0.5  # a server's own wait explains the wait for it from this share on
 class Hop:
     """A server that was called. raw: ip:port as in rows. given: abandoned requests to it; unanswered: those of them
     without an answer to the SYN; again: segments to it that were retransmitted meanwhile; lost: how much of the
-    abandoned requests that explains, from 0 to 1. starved_ns: how long it waited for a CPU.
+    abandoned requests that explains, from 0 to 1. starved_ns: how long it waited for a CPU. usual, worst: RTT, us.
     """
 
     raw: bytes
@@ -46,6 +47,15 @@ class Hop:
     again: int
     lost: float
     starved_ns: float
+    usual: float | None
+    worst: float | None
+
+    def slower(self, gave_up_ns: float) -> bool:
+        """Whether round trips to it rose to half of the time after which it was given up, or more."""
+        usual, worst = self.usual, self.worst
+        if usual is None or worst is None or worst <= 2 * usual:
+            return False
+        return (worst - usual) * 1e3 >= SHARE * gave_up_ns
 
     @property
     def dark(self) -> bool:
@@ -107,6 +117,7 @@ def _hop(raw: bytes, netns: int | None, episode: Episode, view: View) -> Hop:
     back = resent(episode, view, raw, netns, rows, 0, None)
     hit = len(groups([rows["saddr"], rows["sport"]])[0]) if len(rows) else 0  # connections, one per request
     starved = view.starved_ns(server[1], episode) if server else 0.0
+    usual, _, worst = rtt_us(view, raw, netns, episode)
     return Hop(
         raw,
         netns,
@@ -116,6 +127,8 @@ def _hop(raw: bytes, netns: int | None, episode: Episode, view: View) -> Hop:
         back.again,
         min(1.0, hit / max(given, 1)) * back.explains(episode.value),
         starved,
+        usual,
+        worst,
     )
 
 

@@ -134,6 +134,17 @@ def test_segments_to_it_were_lost() -> None:
     assert (found["cause"], found["culprit_object"]) == ("network_loss", "10.0.0.3:8083")
 
 
+@pytest.mark.parametrize(("rtt_ms", "cause"), [(700, "network_rtt"), (90, "broker_slow")])
+def test_round_trips_to_it_took_that_long(rtt_ms: int, cause: str) -> None:
+    """By another connection to it, which is kept."""
+    host = chain()
+    for a, b, ms in ((0, 30, 0.4), (30, 36, rtt_ms), (36, UNTIL, 0.4)):
+        host.rtt(a, b, us=ms * 1e3, to=BACK, pid=MIDDLE_PID)
+        host.made[-1].rows["netns"] = NETNS
+    found = [f["cause"] for f in latest(run(host, UNTIL)) if f["symptom"] == "deadline_exceeded"]
+    assert found == [cause]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_requests_that_are_given_up_by_chance_are_none(seed: int) -> None:
     """By users, after between a tenth of a second and ten."""

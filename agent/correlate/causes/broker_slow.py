@@ -64,7 +64,7 @@ def holding_back(episode: Episode, view: View) -> Iterator[Verdict]:
 def kept_waiting(episode: Episode, view: View) -> Iterator[Verdict]:
     """The server at the end of a chain of abandoned requests."""
     *hops_before, end = hops(episode, view)
-    if is_starved(end.starved_ns, episode):
+    if is_starved(end.starved_ns, episode) or end.slower(episode.value):
         return
     if end.dark:
         yield Verdict(CAUSE.name, 0.0, "", f"connects to {end.name} were not answered either")

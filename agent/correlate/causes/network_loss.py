@@ -153,7 +153,9 @@ def on_the_chain(episode: Episode, view: View) -> Iterator[Verdict]:
     """The path to the server at the end of a chain of abandoned requests."""
     end = hops(episode, view)[-1]
     entry = item("tcp_retransmit", "retransmitted segments", end.again, "", column="count", keys={"peer": end.name})
-    if end.dark:
+    if end.slower(episode.value):
+        yield Verdict(CAUSE.name, 0.0, "", f"round trips to {end.name} alone took that long", (entry,))
+    elif end.dark:
         words = render("{n} to {who} were not answered at all", n=value(end.unanswered, "connect"), who=end.who)
         unanswered = item(
             "tcp_connect", "connects not answered", end.unanswered, "", column="result", keys={"peer": end.name}

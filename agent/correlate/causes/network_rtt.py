@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause
-from agent.correlate.episode import Culprit, Episode, Verdict
+from agent.correlate.chain import READS as CHAIN
+from agent.correlate.chain import hops
+from agent.correlate.episode import Culprit, Episode, Verdict, item
 from agent.correlate.local import is_unix
 from agent.correlate.pairs import pair
 from agent.correlate.path import Path, cpu_saturated
@@ -64,6 +66,17 @@ def to_broker(episode: Episode, view: View) -> Iterator[Verdict]:
         )
 
 
+def on_the_chain(episode: Episode, view: View) -> Iterator[Verdict]:
+    """The path to the server at the end of a chain of abandoned requests."""
+    end = hops(episode, view)[-1]
+    if end.slower(episode.value):
+        words = render("the network RTT to {who} {rose}", who=end.who, rose=_from_to(end.usual, end.worst))
+        rtt = item(
+            "tcp_rtt", "smoothed RTT", end.worst, "us", column="srtt_us", baseline=end.usual, keys={"peer": end.name}
+        )
+        yield Verdict(CAUSE.name, 0.9, end.host, words, (rtt,), "", Culprit(object=end.name))
+
+
 def _no_reason(wait: PeerWait) -> Words:
     """The network RTT, and why it explains nothing."""
     worst, rose = wait.worst or 0, _from_to(wait.usual, wait.worst)
@@ -109,7 +122,7 @@ CAUSE = Cause(
     "network_rtt",
     40,
     "round trips to a peer took far longer than usual",
-    PEERS,
+    {**PEERS, **CHAIN},
     "see whether a link is full or a path has changed: tickscope query tcp_rtt --group-by peer; tc -s qdisc",
     {
         "decision_latency": slower,
@@ -121,5 +134,6 @@ CAUSE = Cause(
         "network_rtt": of_peer,
         "network_loss": of_peer,
         "connect_latency": of_peer,
+        "deadline_exceeded": on_the_chain,
     },
 )
