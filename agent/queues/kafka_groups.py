@@ -50,7 +50,8 @@ class Commits:
 @dataclass
 class KafkaGroup:
     """members: number of members, None if unknown, as for a group whose consumers choose their partitions themselves.
-    holders: the consumer by partition. rebalances: seen so far; two between two polls count once.
+    holders: the consumer by partition. rebalances: seen so far, as a state, or as members or partitions that changed
+    between two polls; two between two polls count once.
     """
 
     name: str
@@ -60,7 +61,7 @@ class KafkaGroup:
     coordinator: Any = None
     rebalances: int = 0
     commits: dict[Key, Commits] = field(default_factory=dict)
-    _assigned: frozenset[tuple[str, Key]] | None = None
+    _assigned: frozenset[tuple[str, Key | None]] | None = None
 
     def update(self, described: Any) -> None:
         """described: a ConsumerGroupDescription, None if it is not known."""
@@ -73,16 +74,18 @@ class KafkaGroup:
         simple = described.is_simple_consumer_group and not described.members
         self.members = None if simple else len(described.members)
         self.coordinator = described.coordinator
-        self.holders, assigned = {}, set()
+        self.holders, assigned = {}, set[tuple[str, Key | None]]()
         for member in described.members:
+            identity = member.group_instance_id or member.member_id  # of a static member: a restart is no rebalance
+            assigned.add((identity, None))  # more members than partitions: some have none
             who = f"{member.group_instance_id or member.client_id}@{member.host.lstrip('/')}"
             for partition in member.assignment.topic_partitions if member.assignment else ():
                 key = (partition.topic, partition.partition)
                 self.holders[key] = who
-                assigned.add((member.member_id, key))
+                assigned.add((identity, key))
         self._count(before, frozenset(assigned))
 
-    def _count(self, before: str, assigned: frozenset[tuple[str, Key]]) -> None:
+    def _count(self, before: str, assigned: frozenset[tuple[str, Key | None]]) -> None:
         known, self._assigned = self._assigned, assigned
         if known is None or before == "rebalancing":
             return

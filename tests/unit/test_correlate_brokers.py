@@ -70,6 +70,16 @@ def test_a_group_that_is_rebalanced_again_and_again(
     assert found(host) == expected
 
 
+@pytest.mark.parametrize(("before", "storm"), [(2, True), (6, False)])
+def test_a_storm_is_far_more_rebalances_than_in_the_minutes_before(before: int, storm: bool) -> None:
+    kafka: dict[str, Any] = {**WELL, "system": b"kafka", "partition": b"0", "group_state": b"stable"}
+    host = Host()
+    host.queue(0, 90, **kafka, rebalances=1 + np.arange(90) * before // 89)
+    host.queue(90, 102, **kafka, rebalances=1 + before + np.arange(12) // 4)
+    host.queue(102, 110, **kafka, rebalances=4 + before)
+    assert ("rebalancing" in {f["symptom"] for f in latest(run(host, 110))}) == storm
+
+
 def test_a_consumer_that_crashes_again_and_again_is_why_its_group_is_rebalanced() -> None:
     kafka: dict[str, Any] = {"system": b"kafka", "partition": b"0", "rebalances": 3, "group_state": b"stable"}
     host = around(lambda h: h.queue(30, 50, **{**WELL, **kafka, "rebalances": 3 + np.arange(20) // 3}), **kafka)

@@ -186,13 +186,15 @@ def test_rebalances_are_counted_also_between_two_polls() -> None:
         (described("STABLE", ("a", [0, 1])), 0, "stable", 1),
         (described("STABLE", ("a", [0, 1])), 0, "stable", 1),
         (described("STABLE", ("a", [0]), ("b", [1])), 1, "stable", 2),
-        (described("PREPARING_REBALANCING", ("a", []), ("b", [])), 2, "rebalancing", 2),
-        (described("COMPLETING_REBALANCING", ("a", []), ("b", [])), 2, "rebalancing", 2),
-        (described("STABLE", ("a", [0, 1])), 2, "stable", 1),
-        (described("UNKNOWN", ("a", [0]), kind="CONSUMER"), 3, "rebalancing", 1),
-        (described("STABLE", ("a", [0, 1])), 3, "stable", 1),
-        (described("EMPTY"), 3, "empty", 0),
-        (described("EMPTY", simple=True), 3, "empty", None),
+        (described("STABLE", ("a", [0]), ("b", [1]), ("c", [])), 2, "stable", 3),  # as many have partitions as before
+        (described("STABLE", ("a", [0]), ("b", [1])), 3, "stable", 2),
+        (described("PREPARING_REBALANCING", ("a", []), ("b", [])), 4, "rebalancing", 2),
+        (described("COMPLETING_REBALANCING", ("a", []), ("b", [])), 4, "rebalancing", 2),
+        (described("STABLE", ("a", [0, 1])), 4, "stable", 1),
+        (described("UNKNOWN", ("a", [0]), kind="CONSUMER"), 5, "rebalancing", 1),
+        (described("STABLE", ("a", [0, 1])), 5, "stable", 1),
+        (described("EMPTY"), 5, "empty", 0),
+        (described("EMPTY", simple=True), 5, "empty", None),
     ):
         group.update(about)
         assert (group.rebalances, group.state, group.members) == (rebalances, state, members)
@@ -200,6 +202,15 @@ def test_rebalances_are_counted_also_between_two_polls() -> None:
     assert group.holders == {("t", 0): "A@10.0.0.1", ("t", 1): "A@10.0.0.1"}
     group.update(None)
     assert (group.state, group.members, group.holders) == ("", None, {})
+
+
+def test_a_static_member_that_starts_again_is_no_rebalance() -> None:
+    group = KafkaGroup("g")
+    for name in ("a-1", "a-2"):
+        about = described("STABLE", (name, [0, 1]))
+        about.members[0].group_instance_id = "a"
+        group.update(about)
+    assert group.rebalances == 0
 
 
 def test_the_threads_of_many_clusters_fit_into_the_memory_of_one_process() -> None:

@@ -14,7 +14,7 @@ from agent.correlate.words import Words, measured, opening, render, value, when
 #: A consumer that stops leads to one rebalance, and so does one that starts. A rebalance usually takes less than this.
 _STORM, _UNSTABLE_S, _WITHIN_S = 3, 6, 30
 _LASTS_S = 10  # it goes on while there was one in this time
-_RATIO = 2  # times as many as in the rest of two minutes
+_RATIO = 3  # times as many in the same time as in the rest of two minutes
 _BEFORE_S = 120
 
 
@@ -28,7 +28,9 @@ def judge(watch: QueueWatch, second: Second) -> list[Episode]:
     opened = []
     times, took = _more(counts[:, -_WITHIN_S:]), np.nansum(unstable, axis=1)
     goes_on = (_more(counts[:, -_LASTS_S:]) > 0) | (np.nansum(unstable[:, -_LASTS_S:], axis=1) > 0)
-    many = ((times >= _STORM) | (took >= _UNSTABLE_S)) & (times > _RATIO * _more(counts[:, :-_WITHIN_S]))
+    many = ((times >= _STORM) | (took >= _UNSTABLE_S)) & (
+        times * (_BEFORE_S - _WITHIN_S) > _RATIO * _WITHIN_S * _more(counts[:, :-_WITHIN_S])
+    )
     for i in np.flatnonzero(goes_on):
         slot = int(slots[i])
         episode = watch.active.get((SYMPTOM.name, slot))
