@@ -70,13 +70,13 @@ def test_a_group_that_is_rebalanced_again_and_again(
     assert found(host) == expected
 
 
-@pytest.mark.parametrize(("before", "storm"), [(2, True), (6, False)])
-def test_a_storm_is_far_more_rebalances_than_in_the_minutes_before(before: int, storm: bool) -> None:
+@pytest.mark.parametrize(("before", "each_s", "storm"), [(2, 4, True), (6, 12, False)])
+def test_a_storm_is_far_more_rebalances_than_in_the_minutes_before(before: int, each_s: int, storm: bool) -> None:
     kafka: dict[str, Any] = {**WELL, "system": b"kafka", "partition": b"0", "group_state": b"stable"}
     host = Host()
     host.queue(0, 90, **kafka, rebalances=1 + np.arange(90) * before // 89)
-    host.queue(90, 102, **kafka, rebalances=1 + before + np.arange(12) // 4)
-    host.queue(102, 110, **kafka, rebalances=4 + before)
+    host.queue(90, 102, **kafka, rebalances=1 + before + np.arange(12) // each_s)
+    host.queue(102, 110, **kafka, rebalances=1 + before + 12 // each_s)
     assert ("rebalancing" in {f["symptom"] for f in latest(run(host, 110))}) == storm
 
 
