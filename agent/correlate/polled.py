@@ -66,16 +66,24 @@ class Polled:
         return self.blind or self.starved_ns > 0.5 * self.took_ns
 
     @property
-    def slower(self) -> bool:
-        """Whether the network explains it. Round trips after the first count without what may be a delayed
-        acknowledgement, which a server that is slow also has.
+    def slow_trips(self) -> float:
+        """How certainly round trips explain it. Those after the first count without what may be a delayed
+        acknowledgement, which a server that is slow also has; and not if segments were lost, since a loss makes a round
+        trip long.
         """
         usual, worst = self.usual, self.worst
         if usual is None or worst is None or worst <= 2 * usual:
-            return False
-        more = worst - usual
-        us = more + (_TRIPS - 1) * max(0.0, more - _DELAYED_ACK_US)
-        return us * 1e3 >= SHARE * self.longest_ns
+            return 0.0
+        more, needed = worst - usual, SHARE * self.longest_ns / 1e3
+        if more >= needed:
+            return 0.85
+        others = 0.0 if self.again else (_TRIPS - 1) * max(0.0, more - _DELAYED_ACK_US)
+        return 0.75 if more + others >= needed else 0.0
+
+    @property
+    def slower(self) -> bool:
+        """Whether the network explains it."""
+        return self.slow_trips > 0
 
 
 def polled(episode: Episode, view: View) -> Polled:

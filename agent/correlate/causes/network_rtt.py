@@ -59,7 +59,7 @@ def to_broker(episode: Episode, view: View) -> Iterator[Verdict]:
     if poll.slower and not poll.starving:
         yield Verdict(
             CAUSE.name,
-            0.85,
+            poll.slow_trips,
             poll.scope,
             render("the network RTT to it {rose}", rose=_from_to(poll.usual, poll.worst)),
             (poll.rtt, poll.seen),
