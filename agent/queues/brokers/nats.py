@@ -248,7 +248,11 @@ class NatsConsumers(TimedQueue):
                 continue
             if stream is None and not self._about.cluster:
                 self._gone.add(key, "the stream was deleted", now_ns)
-            elif stream is not None and key[1] and all(shown(c.name.encode(errors="replace")) != key[1] for c in stream.consumers):
+            elif (
+                stream is not None
+                and key[1]
+                and all(shown(c.name.encode(errors="replace")) != key[1] for c in stream.consumers)
+            ):
                 self._gone.add(key, "the consumer was deleted", now_ns)
         for key in self._known:
             self._gone.back(key)
