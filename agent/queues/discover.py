@@ -193,9 +193,9 @@ def _listening(rows: Iterable[_Row], owners: _Owners) -> Iterator[FoundBroker]:
         at = with_port(address or "127.0.0.1", usual[0])
         one = FoundBroker(name, at, usual[0], "listens", known_by, its[:1], frozenset(listeners))
         if known_by == "process":
-            port, one.tls = _endpoint(_kind(name), its[0], listeners)
-            if port is not None:
-                one.endpoint = with_port(listeners[port][0] or "127.0.0.1", port)
+            named, one.tls = _endpoint(_kind(name), its[0], listeners)
+            if named is not None:
+                one.endpoint = with_port(listeners[named][0] or "127.0.0.1", named)
             elif _kind(name).metrics is not None:
                 one.lacks = _kind(name).lacks
         yield one
