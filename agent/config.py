@@ -17,6 +17,7 @@ from agent.clock.settings import ClockSettings
 from agent.common.settings import (
     Place,
     Setting,
+    SettingError,
     beside,
     declared,
     directory,
@@ -163,9 +164,32 @@ def resolve(given: Mapping[str, Any], env: Mapping[str, str], path: str | None =
     if merged != values:
         kept = {key for key, value in merged.items() if values.get(key) == value}
         lines = {at: line for at, line in place.lines.items() if at[0] in kept}
-        config = read(Config, merged, dataclasses.replace(place, lines=lines))
+        try:
+            config = read(Config, merged, dataclasses.replace(place, lines=lines))
+        except SettingError as error:
+            where = _origin(error.keys, values, env, options)
+            raise SettingError(error.keys, f"{where}{error.what}", error.why, error.remedy) from error
     source = {"file": str(file), "chosen": bool(chosen), "flags": {**own, **options}}
     return dataclasses.replace(config, source=source, **own)
+
+
+def _origin(keys: tuple[object, ...], given: dict[str, Any], env: Mapping[str, str], options: dict[str, Any]) -> str:
+    """What set a value other than the file, as the beginning of a message; empty if the file did."""
+
+    def in_force(variables: Mapping[str, str]) -> Any:
+        found: Any = with_environment(Config, given, variables)
+        for key in keys[:2]:
+            found = found.get(key) if isinstance(found, Mapping) else found
+        return found
+
+    if not keys:
+        return ""
+    if keys[0] in options:
+        return f"--{str(keys[0]).replace('_', '-')}: "
+    own = {name: it for name, it in env.items() if name.startswith(("TICKSCOPE_", "OTEL_"))}
+    now = in_force(own)
+    found = [name for name in own if in_force({key: it for key, it in own.items() if key != name}) != now]
+    return f"{found[0]}: " if found else ""
 
 
 class Applier(NamedTuple):

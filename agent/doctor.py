@@ -293,7 +293,7 @@ def unwatched_brokers() -> list[Check]:
     for one in found:
         process = f"{one.processes[0].comm} (pid {one.processes[0].pid})" if one.processes else "a process"
         verb = "listens on" if one.how == "listens" else "talks to"
-        remedy = f"to watch its queues: {one.setting}" if one.setting else ""
+        remedy = f"to watch its queues: {one.setting}" if one.setting else one.lacks
         words = "not watched" if one.supported else "this version cannot watch it"
         out.append(Check("queues", "ok", f"{one.system}: {process} {verb} {one.address}: {words}", remedy))
     return out

@@ -145,9 +145,9 @@ def timeline(row: dict[str, Any], began_ns: int, left_open: str = "") -> list[st
             lines += ["", title]
             for e in some:
                 lines += _wrapped(f"{e['cause']}: {_entry(e)}", "  ")
-    if row["ruled_out"]:
-        lines += ["", "Ruled out"]
-        for c in row["ruled_out"]:
+    for name, title in (("ruled_out", "Ruled out"), ("not_checked", "Not checked")):
+        lines += ["", title] if row.get(name) else []
+        for c in row.get(name, ()):
             lines += _wrapped(f"{c['cause']}: {c['words']}", "  ")
     return lines
 

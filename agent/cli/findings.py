@@ -35,7 +35,7 @@ _EVIDENCE = (
     "details",
 )
 #: Members of a finding in JSON that come from those tables.
-DETAILS = ("causes", "ruled_out", "evidence")
+DETAILS = ("causes", "ruled_out", "not_checked", "evidence")
 _COLUMNS = ("finding_id", "state", "began", "lasted", "cause", "symptom", "confidence", "sentence")
 
 
@@ -175,9 +175,14 @@ def joined(
         "causes": [
             {"cause": v["cause"], "confidence": v["score"], "words": v["reason"]}
             for v in mine[0]
-            if not v["ruled_out"] and v["cause"] != "unknown"
+            if v["score"] > 0 and v["cause"] != "unknown"
         ],
         "ruled_out": [{"cause": v["cause"], "words": v["reason"]} for v in mine[0] if v["ruled_out"]],
+        "not_checked": [
+            {"cause": v["cause"], "words": v["reason"]}
+            for v in mine[0]
+            if not v["ruled_out"] and v["score"] <= 0 and v["cause"] != "unknown"
+        ],
         "evidence": [{name: e[name] for name in _EVIDENCE if e[name] not in (None, "", {})} for e in seen],
     }
 

@@ -77,5 +77,5 @@ def row(one: Any) -> dict[str, Any]:
         "pid": None if first is None else first.pid,
         "configured": one.configured,
         "setting": None if one.configured else one.setting,
-        "remark": _UNSUPPORTED if not one.supported else _UNKNOWN if one.setting is None else None,
+        "remark": _UNSUPPORTED if not one.supported else one.lacks or (_UNKNOWN if one.setting is None else None),
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agent.common.lean import without
+from agent.common.printable import printable
 
 if TYPE_CHECKING:
     import ssl
@@ -24,6 +26,7 @@ MAX_BODY_BYTES = 8 << 20
 _HEAD_BYTES = 64 << 10
 _PIECE_BYTES = 64 << 10
 _EXPLANATION_BYTES = 4 << 10
+_LOGIN = re.compile("//[^/@]*@")
 
 
 class HttpDown(Exception):
@@ -93,6 +96,7 @@ class HttpClient:
     """One connection to one server, kept between requests. Every failure closes it; the next request connects again.
 
     tls: makes the context of TLS; None: plain HTTP. ``peer``: address and port of the server, once connected.
+    ``announced``: whether the last answer had a length or chunks, so that one that was cut off was refused.
     """
 
     def __init__(self, host: str, port: int, tls: Callable[[], ssl.SSLContext] | None = None) -> None:
@@ -101,6 +105,7 @@ class HttpClient:
         self._socket: socket.socket | None = None
         self._connection: Any = None
         self.peer: tuple[str, int] | None = None
+        self.announced = False
 
     def get(
         self,
@@ -164,12 +169,13 @@ class HttpClient:
             answer = self._connection.getresponse()
             if answer.status != 200:
                 failure = "login" if answer.status in (401, 403) else "other"
-                reason = f"HTTP {answer.status} {answer.reason[:40]}".rstrip()
+                reason = f"HTTP {answer.status} {answer.reason[:40]}".rstrip() + _elsewhere(answer)
                 raise HttpDown(reason, failure, answer.status, _explanation(answer))
             if answer.getheader("Content-Encoding", "identity") != "identity":
                 raise HttpDown("its answer is compressed, which was not asked for")
             if (answer.length or 0) > most_bytes:
                 raise TooLarge("its answer is too large")
+            self.announced = answer.chunked or answer.length is not None
             pieces = []
             while piece := answer.read(_PIECE_BYTES):
                 pieces.append(piece)
@@ -211,6 +217,12 @@ def _explanation(answer: Any) -> bytes:
         return bytes(answer.read(_EXPLANATION_BYTES)) if answer.length or answer.chunked else b""
     except Exception:  # noqa: BLE001 - the status says enough
         return b""
+
+
+def _elsewhere(answer: Any) -> str:
+    """Where an answer refers to, without a login or a query, which may be secrets."""
+    location = answer.getheader("Location") if 300 <= answer.status < 400 else None
+    return f", to {printable(_LOGIN.sub('//', location.partition('?')[0]))[:120]}" if location else ""
 
 
 def _failure(error: OSError) -> str:

@@ -120,7 +120,8 @@ class Verdict:
     score: 0 (evaluated, does not explain it) to 1. scope: what it is about, for example the peer; empty matches any.
     words: completes "... because" (for a score of 0, what was evaluated). detail: of the cause
     (``finding.cause_detail``). blamed: processes that it is about, beside the culprit. short: replaces ``words``, in
-    parentheses after the symptom, if both are about the same subject.
+    parentheses after the symptom, if both are about the same subject. checked: false if nothing was recorded that could
+    show this cause; the score is then 0, and the cause is not ruled out.
     """
 
     cause: str
@@ -132,6 +133,7 @@ class Verdict:
     culprit: Culprit = UNKNOWN_CULPRIT
     blamed: tuple[int, ...] = ()
     short: Words = ""
+    checked: bool = True
 
 
 def item(

@@ -51,7 +51,7 @@ def verdicts(finding: Finding, t_ns: int) -> Batch:
     rows["cause"] = [v.cause.encode() for v in considered]
     rows["cause_detail"] = [fit(v.detail, 24) for v in considered]
     rows["score"] = [round(v.score, 2) for v in considered]
-    rows["ruled_out"] = [v.score <= 0 and v.cause != UNKNOWN for v in considered]
+    rows["ruled_out"] = [v.score <= 0 and v.checked and v.cause != UNKNOWN for v in considered]
     rows["reason"] = [fit(plain(pieces(v.words)), 256) for v in considered]
     return Batch("verdict", rows)
 

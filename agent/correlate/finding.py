@@ -239,7 +239,7 @@ class Finding:
             return render("{moved}{after}", moved=self.steps.sentence(), after=after)
         cause = self.cause
         if cause.cause == UNKNOWN:
-            ruled_out = sorted({v.cause.replace("_", " ") for v in self.ranked()})
+            ruled_out = sorted({v.cause.replace("_", " ") for v in self.ranked() if v.checked})
             why: Words = f"; cause unknown; ruled out: {', '.join(ruled_out)}" if ruled_out else "; cause unknown"
         elif cause.short:
             why = render(" ({cause})" if cause.score >= 0.7 else " (probably {cause})", cause=cause.short)

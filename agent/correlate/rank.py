@@ -10,8 +10,12 @@ from agent.correlate.catalogue import Cause, Rule, causes
 from agent.correlate.episode import Episode, Evidence, Verdict
 from agent.correlate.guard import Guard
 from agent.correlate.view import View
+from agent.correlate.words import render
+from agent.tables import TABLES
 
 _LEAST = 0.3  # a verdict below this is no explanation
+#: Tables that have rows all the time, whatever happens, if they are recorded at all: by a column that they have.
+_STEADY = ("interval_ns", "poll_ns")
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Judge:
         if episode.ranked is None or episode.ranked.of != state or not view.unchanged(episode.ranked.tracked):
             tracked = view.track()
             verdicts = [
-                v if v.score >= _LEAST else replace(v, score=0.0)
+                v if v.score >= _LEAST else _no_explanation(v, cause, view)
                 for cause in self._causes
                 if (rule := cause.explains.get(episode.symptom))
                 for v in self._guard.attempt(
@@ -52,6 +56,15 @@ class Judge:
             ]
             episode.ranked = Ranked(sorted(verdicts, key=best_first), state, view.tracked(tracked))
         return episode.ranked.verdicts
+
+
+def _no_explanation(verdict: Verdict, cause: Cause, view: View) -> Verdict:
+    """A verdict that rules its cause out; or, if there are no rows at all that could show it, one that does not."""
+    steady = any(name in TABLES[table].by_name for table in cause.reads for name in _STEADY)
+    if not steady or cause.facts or not view.recorded.isdisjoint(cause.reads):
+        return replace(verdict, score=0.0)
+    words = render("not checked: no rows of {tables} were recorded", tables=" and ".join(cause.reads))
+    return replace(verdict, score=0.0, words=words, evidence=(), checked=False)
 
 
 def best_first(verdict: Verdict) -> tuple[bool, bool, float]:

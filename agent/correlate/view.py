@@ -58,6 +58,7 @@ class View:
         read = {table: None for cause in causes().values() for table in cause.reads if table not in _ELSEWHERE}
         self.rings = {t: LastRows(dtypes()[t], config.keep_rows, config.keep_ns) for t in read}
         self.decisions = LastRows(dtypes()["limiter_decision"], config.keep_rows, config.keep_ns)
+        self.recorded: set[str] = set()  # the tables of which there was any row
         self.jumps: list[ClockJump] = []
         self.storms: list[Episode] = []  # of retries, the last ones
         self.servers = Servers(config.servers, config.server_age_ns)
@@ -95,7 +96,13 @@ class View:
     def _beside(self) -> tuple[object, ...]:
         """State outside of the rings: jumps and their affected limiters, servers."""
         storms = [(id(storm), storm.end_ns) for storm in self.storms]
-        return self.home, self.servers.version, [(id(jump), len(jump.series.affected)) for jump in self.jumps], storms
+        return (
+            self.home,
+            self.servers.version,
+            len(self.recorded),
+            [(id(jump), len(jump.series.affected)) for jump in self.jumps],
+            storms,
+        )
 
     def note(self, active: Iterable[Episode]) -> None:
         """Records symptoms that may be the cause of others."""
@@ -104,6 +111,7 @@ class View:
 
     def add(self, rows: Mapping[str, np.ndarray]) -> None:
         floor = self.config.evidence_floor_ns
+        self.recorded.update(table for table, its in rows.items() if len(its))
         if "unix_peer" in rows and "tcp_rtt" in self.rings:
             rows = {**rows, "tcp_rtt": with_unix(rows.get("tcp_rtt"), rows["unix_peer"])}
         for table, ring in self.rings.items():

@@ -52,7 +52,8 @@ def _others(without: Collection[str]) -> tuple[Cause, ...]:
 def _row(state: State) -> dict[str, object]:
     """A finding's row, with the names of its causes, best first, and all names in its evidence."""
     row = {c.name: _plain(state.finding[c.name][0]) for c in TABLES["finding"].columns}
-    held = state.verdicts[state.verdicts["ruled_out"] != 1]
+    verdicts = state.verdicts
+    held = verdicts[(verdicts["score"] > 0) | (verdicts["cause"] == b"unknown")]
     named = [_plain(text) for one in state.evidence for text in (one["object"], one["keys"], one["details"])]
     return {**row, "causes": list(map(_plain, held["cause"])), "evidence": " ".join(map(str, named))}
 

@@ -7,9 +7,11 @@ elsewhere is known by its usual port only.
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import stat
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,21 +33,65 @@ _PLACES = re.compile("url|uri|server|host|address|broker|node|endpoint", re.IGNO
 class KnownBroker:
     """A kind of broker: its name (of the setting and of ``queue_lag.system``), its usual ports, and how the command
     line of its process begins.
+
+    metrics: the usual port of its metrics, if the setting names that one. lacks: what to do if it is not open.
+    endpoint: finds the port that the setting names (group ``port``; another one is not empty if it wants TLS) in the
+    command line, the environment, or the file of settings that ``config`` finds in these.
     """
 
     name: str
     ports: tuple[int, ...]
     process: re.Pattern[str]
+    metrics: int | None = None
+    lacks: str = ""
+    endpoint: re.Pattern[str] | None = None
+    config: re.Pattern[str] | None = None
 
 
 KINDS = (
     KnownBroker("redis", (6379,), re.compile(r"(\S*/)?(redis|valkey|keydb)-server\b")),
-    KnownBroker("kafka", (9092,), re.compile(r"(\S*/)?java\b.*\bkafka\.Kafka\b")),
-    KnownBroker("rabbitmq", (5672, 15692, 15672), re.compile(r"(\S*/)?beam(\.smp)?\b.*\brabbit")),
-    KnownBroker("nats", (4222, 8222), re.compile(r"(\S*/)?nats-server\b")),
-    KnownBroker("etcd", (2379,), re.compile(r"(\S*/)?etcd(\s|$)")),
+    KnownBroker(
+        "kafka",
+        (9092,),
+        re.compile(r"(\S*/)?java\b.*\bkafka\.Kafka\b"),
+        endpoint=re.compile(
+            r"^[ \t]*listeners[ \t]*=(?:CONTROLLER://[^,\n]*,|[ \t])*\w+://[^,\n]*:(?P<port>\d+)", re.M
+        ),
+        config=re.compile(r"kafka\.Kafka (\S+)"),
+    ),
+    KnownBroker(
+        "rabbitmq",
+        (5672, 15692, 15672),
+        re.compile(r"(\S*/)?beam(\.smp)?\b.*\brabbit"),
+        15692,
+        "its metrics' usual port 15692 is not open: rabbitmq-plugins enable rabbitmq_prometheus",
+        re.compile(r"^[ \t]*prometheus\.(?:tcp|(?P<s1>ssl))\.port[ \t]*=[ \t]*(?P<port>\d+)", re.M),
+        re.compile(r"^RABBITMQ_CONFIG_FILE=(\S+)", re.M),
+    ),
+    KnownBroker(
+        "nats",
+        (4222, 8222),
+        re.compile(r"(\S*/)?nats-server\b"),
+        8222,
+        "it has no monitoring port: add `http: 127.0.0.1:8222` to its configuration",
+        re.compile(
+            r"(?:\s(?:-m(?P<s1>s?)|--?http(?P<s2>s?)_port)[ =]"
+            r"|^\s*(?:http(?P<s3>s?)(?:_port)?|monitor_port)\b\s*[:=]?)\s*"
+            r"[\"']?(?:[\w.-]*:|\[[\da-fA-F:]*\]:)?(?P<port>\d+)",
+            re.M,
+        ),
+        re.compile(r"\s(?:-c|--?config)[ =](\S+)"),
+    ),
+    KnownBroker(
+        "etcd",
+        (2379,),
+        re.compile(r"(\S*/)?etcd(\s|$)"),
+        endpoint=re.compile(r"listen[-_]client[-_]urls[\"']?[=:\s]+[\"']?http(?P<s1>s?)://[^,\s]*:(?P<port>\d+)", re.I),
+        config=re.compile(r"--config-file[ =](\S+)"),
+    ),
     KnownBroker("postgresql", (5432,), re.compile(r"(\S*/)?(postgres|postmaster)\b")),
 )
+_CONFIG_BYTES = 256 << 10
 _CELERY = re.compile(r"\bcelery\b.*\bworker\b")
 
 
@@ -60,6 +106,7 @@ class SocketOwner:
 class FoundBroker:
     """A broker. address: ``ip:port``. how: listens (here), or connects (a process here talks to it). by: what it is
     known by, process or port. processes: the broker's own (listens), or its clients. ports: all on which it listens.
+    endpoint: what the setting names, if it is known; tls: by TLS. lacks: why there is nothing that it could name.
     """
 
     system: str
@@ -69,6 +116,9 @@ class FoundBroker:
     by: str
     processes: list[SocketOwner] = field(default_factory=list)
     ports: frozenset[int] = frozenset()
+    endpoint: str = ""
+    tls: bool = False
+    lacks: str = ""
     configured: bool = False
 
     @property
@@ -77,8 +127,8 @@ class FoundBroker:
 
     @property
     def setting(self) -> str | None:
-        """The line for tickscope.yaml; None if this kind cannot be watched."""
-        server = _server(self) if self.supported else None
+        """The line for tickscope.yaml; None if this kind cannot be watched, or lacks what it takes."""
+        server = _server(self) if self.supported and not self.lacks else None
         return None if server is None else f"{self.system}: [{server!r}]"
 
 
@@ -141,7 +191,47 @@ def _listening(rows: Iterable[_Row], owners: _Owners) -> Iterator[FoundBroker]:
         usual = [port for port in _kind(name).ports if port in listeners] or [min(listeners)]
         address, its = listeners[usual[0]]
         at = with_port(address or "127.0.0.1", usual[0])
-        yield FoundBroker(name, at, usual[0], "listens", known_by, its[:1], frozenset(listeners))
+        one = FoundBroker(name, at, usual[0], "listens", known_by, its[:1], frozenset(listeners))
+        if known_by == "process":
+            named, one.tls = _endpoint(_kind(name), its[0], listeners)
+            if named is not None:
+                one.endpoint = with_port(listeners[named][0] or "127.0.0.1", named)
+            elif _kind(name).metrics is not None:
+                one.lacks = _kind(name).lacks
+        yield one
+
+
+def _endpoint(kind: KnownBroker, process: SocketOwner, listening: Collection[int]) -> tuple[int | None, bool]:
+    """The listening port that the setting names, None if it is not known, and whether it wants TLS."""
+    if kind.endpoint is not None:
+        for text in _says(kind, process):
+            for found in kind.endpoint.finditer(text):
+                if int(found["port"]) in listening:
+                    named = found.groupdict()
+                    return int(found["port"]), any(its for name, its in named.items() if name != "port")
+    usual = (kind.ports[0] if kind.metrics is None else kind.metrics,)
+    return next((port for port in usual if port in listening), None), False
+
+
+def _says(kind: KnownBroker, process: SocketOwner) -> Iterator[str]:
+    """Where a process may name its ports: command line, configuration, environment."""
+    environment = _file(f"/proc/{process.pid}/environ").replace("\0", "\n")
+    yield from (process.line, environment)
+    for text in (process.line, environment):
+        if kind.config is not None and (named := kind.config.search(text)) is not None:
+            above = "root" if named[1].startswith("/") else "cwd"
+            path = f"/proc/{process.pid}/{above}/{named[1]}"
+            yield _file(path) or _file(f"{path}.conf")
+
+
+def _file(path: str) -> str:
+    """The beginning of a file; empty if it cannot be read, or is none: a pipe would block."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        with open(fd, "rb") as file:
+            return file.read(_CONFIG_BYTES).decode(errors="replace") if stat.S_ISREG(os.fstat(fd).st_mode) else ""
+    except OSError:
+        return ""
 
 
 def _talked_to(
@@ -175,7 +265,7 @@ def _kind(name: str) -> KnownBroker:
 def _server(found: FoundBroker) -> str | None:
     """The server as in the settings, made from the kind's own example; None if the example has no place for it."""
     one = broker(found.system)
-    host, _, port = found.address.rpartition(":")
+    host, _, port = (found.endpoint or found.address).rpartition(":")
     if found.system == "celery":
         given = f"redis://{host}:{port}"
     else:
@@ -185,7 +275,9 @@ def _server(found: FoundBroker) -> str | None:
             return None
         # A port in the example that is not the first of the usual ones is another service, as RabbitMQ's metrics.
         other = int(match[2]) in _kind(found.system).ports[1:] if (match[2] or "").isdigit() else False
-        given = f"{match[1]}{host}:{match[2] if other else port}"
+        given = f"{match[1]}{host}:{match[2] if other and not found.endpoint else port}"
+        if found.tls:
+            given = given.replace("http://", "https://", 1)
     try:
         one.parse(given)
     except Exception:  # noqa: BLE001 - whatever a kind says to it, this is no server of it

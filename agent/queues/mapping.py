@@ -33,10 +33,12 @@ _COUNTS = {
     "done": "acked",
 }
 _TOTALS = ("added", "done")
-_TIMES = ("oldest_s", "oldest_at_s")
+#: Ages, and what they are.
+_TIMES = {"oldest_s": "an age in seconds", "oldest_at_s": "a past time in seconds"}
 _SELECTOR = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?")
 _PLACE = re.compile(r"\{(\w+)\}")
 _TYPE = re.compile(rb"^# TYPE (\S+) (\S+)[ \t]*$", re.MULTILINE)
+_NAME_ENDS = re.compile(rb"[\s{]")
 _PART = re.compile(rb"_(total|count|sum|bucket)$")
 _EARLIEST_S = 1_000_000_000
 
@@ -118,7 +120,11 @@ def read(mapped: Sequence[MappedQueues], answer: bytes, wall_s: float) -> list[R
         for figure, source in one.sources().items():
             try:
                 for labels_of, value in find(figure, source):
-                    key = _named(one.name, labels_of, source), _named(one.group, labels_of, source)
+                    try:
+                        key = _named(one.name, labels_of, source), _named(one.group, labels_of, source)
+                    except Problem as problem:  # other samples may have what this one lacks
+                        problems[f"{figure}: {problem}"] = None
+                        continue
                     if key in found or (figure == "length" and len(found) < MAX_QUEUES):
                         _add(found.setdefault(key, {}), figure, value)
                     elif figure == "length":
@@ -140,6 +146,7 @@ def _in_page(answer: bytes, sources: Sequence[MetricSource]) -> Find:
             samples.append((sample.labels, sample.value))
     if unread and not by_name:
         raise NotPrometheus(unread[0][:40].decode(errors="replace"))
+    malformed = {_NAME_ENDS.split(line.lstrip(), 1)[0]: line for line in unread}
 
     def find(figure: str, source: MetricSource) -> Samples:
         kind = kinds.get(source.name) or kinds.get(_PART.sub(b"", source.name), b"")
@@ -148,6 +155,8 @@ def _in_page(answer: bytes, sources: Sequence[MetricSource]) -> Find:
             for one, value in by_name.get(source.name, ())
             if source.labels.items() <= one.items()
         ]
+        if (line := malformed.get(source.name)) is not None:  # a sum without it would be wrong
+            raise Problem(f"a line of the page cannot be read: {line[:80].decode(errors='replace')}")
         if not samples:
             raise Problem(f"the page has no {source.text}")
         if len(samples) > MAX_SAMPLES:
@@ -196,12 +205,14 @@ def _named(form: str, labels_of: Mapping[str, str], source: MetricSource) -> str
 
 
 def _add(figures: dict[str, Any], figure: str, value: Any) -> None:
-    """Samples of one queue are added up; of ages the largest counts."""
+    """Samples of one queue are added up; of ages the largest counts. What is no number is kept as a text."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise Problem("it is not a number")
+        value = json.dumps(value)
     before = figures.get(figure)
-    if before is None:
+    if before is None or isinstance(value, str):
         figures[figure] = value
+    elif isinstance(before, str):
+        pass
     elif figure == "oldest_s":
         figures[figure] = max(before, value)
     elif figure == "oldest_at_s":
@@ -210,7 +221,7 @@ def _add(figures: dict[str, Any], figure: str, value: Any) -> None:
         try:
             figures[figure] = before + value
         except OverflowError:
-            raise Problem("it is too large") from None
+            figures[figure] = math.inf
 
 
 def _row(name: str, group: str, figures: Mapping[str, Any], wall_s: float) -> Row:
@@ -222,7 +233,7 @@ def _row(name: str, group: str, figures: Mapping[str, Any], wall_s: float) -> Ro
         if figure in figures:
             row[column] = count = _count(figures[figure])
             if count is None:
-                odd.append(f"{figure} is {str(figures[figure])[:20]}, not a count")
+                odd.append(f"{figure} is {_short(figures[figure])}, not a count")
     limit = _count(figures.get("limit"))
     if row["lag_messages"] is not None and limit:
         row["room"] = row["lag_messages"], limit, "queue full"
@@ -231,6 +242,8 @@ def _row(name: str, group: str, figures: Mapping[str, Any], wall_s: float) -> Ro
         row["lag_s"] = 0.0
     elif age is not None:
         row["lag_s"] = row["oldest_undelivered_s"] = age
+    else:
+        odd += [f"{name} is {_short(figures[name])}, not {what}" for name, what in _TIMES.items() if name in figures]
     if "done" in figures:
         row["position"] = row["acked"]
     if odd:
@@ -238,18 +251,23 @@ def _row(name: str, group: str, figures: Mapping[str, Any], wall_s: float) -> Ro
     return row
 
 
-def _count(value: float | None) -> int | None:
+def _count(value: float | str | None) -> int | None:
     """None if it is no count."""
     try:
-        return None if value is None else whole_number(float(value))
+        return None if value is None or isinstance(value, str) else whole_number(float(value))
     except OverflowError:
         return None
+
+
+def _short(value: float | str) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)[:20]
 
 
 def _age(figures: Mapping[str, Any], wall_s: float) -> float | None:
     """Seconds; None if unknown, or no age."""
     try:
-        age, at = (float(figures.get(name, math.nan)) for name in _TIMES)
+        given = (figures.get(name, math.nan) for name in _TIMES)
+        age, at = (math.nan if isinstance(one, str) else float(one) for one in given)
     except OverflowError:
         return None
     if not math.isnan(at):

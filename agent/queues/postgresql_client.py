@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 #: SQLSTATE of errors about a statement, by what they mean.
-LOCKED, TIMED_OUT, DENIED, READ_ONLY = "55P03", "57014", "42501", "25006"
+LOCKED, TIMED_OUT, DENIED, READ_ONLY, SYNTAX = "55P03", "57014", "42501", "25006", "42601"
 #: Classes of errors after which the connection is of no use: the server ends it, or shuts down.
 _ENDING = ("08", "57P")
 #: Of a failed connection, the failure of ``queue_lag`` by a part of libpq's text.
@@ -23,6 +23,8 @@ _FAILURES = (
     ("remaining connection slots", "refused"),
     ("starting up", "refused"),
     ("shutting down", "refused"),
+    ("no more connections allowed", "refused"),
+    ("terminating connection", "closed"),
     ("not yet accepting", "refused"),
     ("timeout expired", "no_answer"),
     ("No route", "unreachable"),

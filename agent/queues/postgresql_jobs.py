@@ -38,7 +38,8 @@ _NEEDED = ("queue", "ready")
 _EMPTY = ("ready", "pending", "delayed", "redelivered")
 _WITHIN = "SELECT {} FROM (\n{}\n) AS jobs LIMIT {}"
 #: OIDs of types: bigint, smallint, integer, numeric; timestamp with and without time zone.
-_WHOLE, _WITH_ZONE, _WITHOUT_ZONE = (20, 21, 23, 1700), 1184, 1114
+_NUMERIC = 1700
+_WHOLE, _WITH_ZONE, _WITHOUT_ZONE = (20, 21, 23, _NUMERIC), 1184, 1114
 
 #: Queries for the tables of job libraries, by the library's name.
 PRESETS = {
@@ -87,11 +88,16 @@ def statement(query: str, columns: Sequence[tuple[str, int]]) -> str:
             raise UnfitQuery(f"column {name} has no time zone: write it as {name} AT TIME ZONE 'UTC'")
         if name in times and type_oid != _WITH_ZONE:
             raise UnfitQuery(f"column {name} is not a timestamp with time zone")
-    wanted = ", ".join(_converted(name) for name in names)
+    wanted = ", ".join(_converted(name, type_oid) for name, type_oid in columns)
     return _WITHIN.format(wanted, query, MAX_QUEUES + 1)
 
 
-def _converted(name: str) -> str:
+def _converted(name: str, type_oid: int) -> str:
+    if name in COUNTS and type_oid == _NUMERIC:
+        # A conversion alone would round 2.5 to 3, and refuse the whole answer for NaN.
+        it = f"jobs.{name}"
+        whole = f"WHEN {it} <= {_MOST} AND {it} = trunc({it}) THEN {it}::bigint"
+        return f"CASE WHEN {it} IS NULL THEN NULL WHEN {it} < 0 THEN -1 {whole} ELSE -{_MOST} END AS {name}"
     if name in TEXTS:
         return f"left(jobs.{name}::text, {_LETTERS}) AS {name}"
     if name in COUNTS:
@@ -121,32 +127,44 @@ class JobQueues:
         now: dict[tuple[object, ...], tuple[dict[str, Any], int]] = {}
         out: list[Row] = []
         self.timers = []
+        twice: set[tuple[object, ...]] = set()
         for number, values in enumerate(answer):
+            found = dict(zip(names, values, strict=True))
             if number == MAX_QUEUES:
                 out.append({"reason": f"more than {MAX_QUEUES} queues are not watched: choose in the query"})
                 break
-            out.append(self._row(dict(zip(names, values, strict=True)), now))
+            if not found["queue"]:
+                out.append({"reason": "a row without a queue is not watched: give it a name, as by coalesce"})
+                continue
+            row = self._row(found, now)
+            if row is None:
+                twice.add(_key(found))
+            else:
+                out.append(row)
+        for key in twice:
+            its = {"destination": key[0], "consumer_group": key[1]}
+            why = {"status": "unknown", "reason": "the query has several rows of this queue", "failure": "other"}
+            out = [{**its, **why} if (one.get("destination"), one.get("consumer_group")) == key else one for one in out]
         empty = {**dict.fromkeys(names), **{name: 0 for name in _EMPTY if name in names}}
         # A query by groups has no row for a queue without jobs.
         without = [key for key in self._before if key not in now][: MAX_QUEUES - len(now)]
-        out += [self._row({**empty, "key": key}, now) for key in without]
+        out += [row for key in without if (row := self._row({**empty, "key": key}, now)) is not None]
         self._before = now
         return out
 
-    def _row(self, found: dict[str, Any], now: dict[tuple[object, ...], tuple[dict[str, Any], int]]) -> Row:
+    def _row(self, found: dict[str, Any], now: dict[tuple[object, ...], tuple[dict[str, Any], int]]) -> Row | None:
+        """None if there is already a row of that queue."""
         row: dict[str, Any] = {TEXTS[name]: shown(found[name].encode()) for name in TEXTS if found.get(name)}
         if "key" in found:
             row["destination"], row["consumer_group"] = found.pop("key")
-        elif not found["queue"]:
-            raise UnfitQuery("the query has a row without a queue")
         key = row["destination"], row.get("consumer_group")
         if key in now:
-            raise UnfitQuery(f"the query has two rows of queue {found['queue'][:40]}")
+            return None
         problems = []
         for name, column in COUNTS.items():
             count = found.get(name)
             if count is not None and not 0 <= count <= _MOST:
-                problems.append(f"{name} is negative")
+                problems.append(f"{name} is {'no whole number' if count == -_MOST else 'negative'}")
                 count = found[name] = None
             row[column] = count
         for name, column in TIMES.items():
@@ -174,6 +192,11 @@ class JobQueues:
         elif found["ready"] is None:
             row["inexact_reason"] = "ready is NULL"
         return row
+
+
+def _key(found: Mapping[str, Any]) -> tuple[object, ...]:
+    group = found.get("consumer_group")
+    return shown(found["queue"].encode()), shown(group.encode()) if group else None
 
 
 def _delayed(queue: bytes, jobs: int, due_s: float | None, asked: bool) -> QueueTimer:

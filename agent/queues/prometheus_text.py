@@ -1,5 +1,6 @@
-"""Parses the text format of Prometheus (prometheus.io/docs/instrumenting/exposition_formats). Pure, strict and
-bounded: a text that is not of this format is refused as a whole, unless the caller takes the lines that are.
+"""Parses the text format of Prometheus (prometheus.io/docs/instrumenting/exposition_formats), and what OpenMetrics has
+beside it: times as fractions, exemplars. Pure, strict and bounded: a text that is not of this format is refused as a
+whole, unless the caller takes the lines that are.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _LINE = re.compile(
     rb"([a-zA-Z_:][a-zA-Z0-9_:]*)[ \t]*"
     rb'(?:\{((?:[^"{}\\]|"(?:[^"\\]|\\.)*")*)\}[ \t]*)?'
     rb"(?<=[ \t}])([+-]?(?:[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?|[Ii]nf|NaN|nan))"
-    rb"(?:[ \t]+-?[0-9]+)?[ \t]*"
+    rb"(?:[ \t]+-?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)?[ \t]*(?:[ \t]# \{.*)?"
 )
 _LABEL = re.compile(rb'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"((?:[^"\\]|\\.)*)"[ \t]*(?:,|$)')
 _ESCAPED = re.compile(rb"\\(.)")
@@ -53,7 +54,7 @@ def metric_samples(
     Raises NotPrometheus, also for a line of another metric; with ``left_out`` only if the text is cut off or too large.
     """
     if text and not text.endswith(b"\n"):
-        raise NotPrometheus("it is cut off")
+        raise NotPrometheus("its last line does not end: it may be cut off")
     known = {} if known is None else known
     if len(known) > MAX_KNOWN:
         known.clear()
@@ -66,6 +67,7 @@ def metric_samples(
             continue
         if left_out is not None:
             name, labelled, _ = line.partition(b"{")
+            name = name.rstrip()
             if labelled and (name not in wanted or (name in sparse and line.endswith(b"} 0"))):
                 continue
         try:

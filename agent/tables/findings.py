@@ -59,7 +59,7 @@ DECLARED = (
         text("cause", 24, "the cause", names=CAUSES),
         text("cause_detail", 24, "detail of the cause, as in finding"),
         f64("score", "how well it explains the finding, 0 to 1"),
-        boolean("ruled_out", "whether the cause was ruled out"),
+        boolean("ruled_out", "whether the cause was ruled out; a score of 0 without it: it was not checked"),
         text("reason", 256, "reason, in words"),
         measure="score",
         latest_by="finding_id",

@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from agent import doctor
 from agent.queues.catalogue import Broker, broker, names
 from agent.queues.discover import KINDS, FoundBroker, _hosts, _kind, _same, _server, discover
 from tests.commands import tickscope_text
+from tests.patience import PATIENCE
+from tests.servers.rabbitmq import free_ports
 from tests.servers.test_redis_streams import Redis
 
 
@@ -91,6 +94,50 @@ def test_the_verb_and_doctor_print_the_setting(redis: Redis, tmp_path: Path, mon
     ]
     monkeypatch.setenv("TICKSCOPE_REDIS_URL", configured["TICKSCOPE_REDIS_URL"])
     assert not [one for one in doctor.unwatched_brokers() if f":{redis.port}:" in one.found]
+
+
+@pytest.mark.parametrize(
+    ("command", "setting"),
+    [
+        ("nats-server -a 127.0.0.1 -p {0} -m {1}", "nats: ['http://127.0.0.1:{1}']"),
+        ("nats-server -a ::1 -p {0} --http_port={1}", "nats: ['http://[::1]:{1}']"),
+        ("nats-server -c nats.conf", "nats: ['http://127.0.0.1:{1}']"),
+        ("nats-server -a 127.0.0.1 -p {0}", None),
+        (
+            (
+                "etcd --data-dir {2}/a --listen-peer-urls http://127.0.0.1:{0} --listen-client-urls"
+                " http://127.0.0.1:{1} --advertise-client-urls http://127.0.0.1:{1}"
+            ),
+            "etcd: ['http://127.0.0.1:{1}']",
+        ),
+        ("etcd --config-file {2}/etcd.yml", "etcd: ['http://[::1]:{1}']"),
+        ("redis-server --port {1} --bind ::1", "redis: ['redis://[::1]:{1}']"),
+    ],
+)
+def test_the_setting_names_the_port_that_is_asked(tmp_path: Path, command: str, setting: str | None) -> None:
+    """Which is not the lowest one, and not the usual one."""
+    first, second = sorted(free_ports(2))
+    (tmp_path / "nats.conf").write_text(f"listen: 127.0.0.1:{first}\n  http: 127.0.0.1:{second}\n")
+    (tmp_path / "etcd.yml").write_text(
+        f"data-dir: {tmp_path}/b\nlisten-peer-urls: http://127.0.0.1:{first}\n"
+        f"listen-client-urls: 'http://[::1]:{second}'\nadvertise-client-urls: 'http://[::1]:{second}'\n"
+    )
+    words = command.format(first, second, tmp_path).split()
+    server = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 60 * PATIENCE
+        ports = {second} if words[0] == "redis-server" else {first} if setting is None else {first, second}
+        while True:
+            found = [one for one in discover({}) if server.pid in [process.pid for process in one.processes]]
+            if found and ports <= found[0].ports:
+                break
+            assert server.poll() is None and time.monotonic() < until
+        assert len(found) == 1
+        assert found[0].setting == (setting and setting.format(first, second))
+        assert bool(found[0].lacks) is (setting is None)
+    finally:
+        server.kill()
+        server.wait()
 
 
 def test_the_broker_of_a_celery_worker_is_named_too(redis: Redis) -> None:

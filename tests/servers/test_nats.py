@@ -251,11 +251,20 @@ def test_messages_that_were_deleted_are_not_counted(nats: Nats, js: NatsClient) 
 
 
 def test_a_full_consumer_a_work_queue_and_names(nats: Nats, js: NatsClient) -> None:
+    began = time.monotonic()
     js.stream("work", retention="workqueue")
     js.fill("work.a", 13)
     with watched(nats.url + "?streams=wor*,ful*,none") as queue:
         row = now(queue, "work", "")
         assert (row["lag_messages"], row["consumers"], row["exact"]) == (13, 0, 1)
+        assert 0 < row["oldest_undelivered_s"] < time.monotonic() - began
+        nats.stop()
+        try:
+            (row,) = poll(queue)
+        finally:
+            nats.signal(signal.SIGCONT)
+        assert (row["destination"], row["status"], row["consumer_group"]) == (b"work", b"down", b"")
+        until(queue, "work", "", lambda row: row["status"] != b"down")
         js.consumer("work", "hands")
         js.acknowledge(*js.pull("work", "hands", 5))
         assert counts(now(queue, "work", "hands")) == (8, 0, 0)
@@ -268,6 +277,11 @@ def test_a_full_consumer_a_work_queue_and_names(nats: Nats, js: NatsClient) -> N
         assert counts(row) == (14, 3, 0)
         assert row["reason"].startswith(b"max_ack_pending (3) is reached")
         assert row_of(poll(queue), "none", "")["reason"] == b"the server has no such stream"
+        js.api("CONSUMER.DELETE.work.hands")
+        assert now(queue, "work", "")["lag_messages"] == 8
+        js.api("STREAM.DELETE.work")
+        row = now(queue, "work", "")
+        assert (row["status"], row["reason"]) == (b"gone", b"the stream was deleted; 0 s ago")
 
 
 def test_timers_are_those_of_the_server(nats: Nats, js: NatsClient) -> None:

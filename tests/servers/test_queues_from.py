@@ -233,6 +233,12 @@ def test_another_exporter_by_one_line(tmp_path: Path) -> None:
         (_once(b"HTTP/1.1 200 OK\r\nContent-Length: 999999999\r\n\r\n"), "other", "too large"),
         (_once(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"), "other", "HTTP 404"),
         (_once(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n"), "login", "HTTP 401"),
+        (
+            _once(b"HTTP/1.1 307 Moved\r\nLocation: http://u:secret@h/metrics/?t=secret\r\nContent-Length: 0\r\n\r\n"),
+            "other",
+            "HTTP 307 Moved, to http://h/metrics/",
+        ),
+        (_once(b"HTTP/1.1 200 OK\r\n\r\nup 7"), "other", "its last line does not end: it may be cut off"),
         (_once(b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n<html>\n"), "other", "is not Prometheus' format"),
     ],
 )
@@ -255,8 +261,8 @@ def test_an_endpoint_that_answers_badly_is_down_with_the_reason(
         (b'{"a": {"len": 1}', "is no JSON"),
         (b"\xff\xfe", "is no JSON"),
         (b"9" * 5000, "is no JSON"),
-        (b'{"a": {"len": true}}', "length: it is not a number"),
-        (b'{"a": {"len": "5"}}', "length: it is not a number"),
+        (b'{"a": {"len": true}}', "length is true, not a count"),
+        (b'{"a": {"len": "5"}}', 'length is "5", not a count'),
         (b'{"a": {"len": -5}}', "length is -5, not a count"),
         (b'{"a": {"len": 1e400}}', "length is inf, not a count"),
         (b'{"a": {"len": ' + b"9" * 400 + b"}}", "not a count"),
@@ -274,6 +280,59 @@ def test_odd_documents(body: bytes, words: str) -> None:
     server.close()
     assert any(words in bytes(row["reason"]).decode() for row in rows), rows["reason"]
     assert len(rows) <= 1025
+
+
+JSON_LENGTHS = {"name": "{1}", "length": "/q/*/len"}
+LENGTHS = {"name": "{queue}", "length": "waits", "done": "taken_total", "oldest_at_s": "came"}
+
+
+@pytest.mark.parametrize(
+    ("mapping", "answer", "known", "words"),
+    [
+        (  # OpenMetrics: times as fractions, an exemplar
+            LENGTHS,
+            b'waits{queue="a",s="1"} 5 1604.5\nwaits{queue="a",s="2"} 7\ntaken_total 2 # {id="x"} 1 1\n# EOF',
+            {"a": 12},
+            "oldest_at_s: the page has no came",
+        ),
+        (LENGTHS, b'waits {queue="a"} 5', {"a": 5}, ""),
+        (
+            LENGTHS,
+            b'waits{queue="a",s="1"} 5\nwaits{queue="a",s="2"} 0x10\n',
+            {},
+            'be read: waits{queue="a",s="2"} 0x10',
+        ),
+        (LENGTHS, b'waits 9\nwaits{queue="a"} 5\n', {"a": 5}, "length: waits has no label queue"),
+        (
+            LENGTHS,
+            b'waits{queue="a"} 5\ncame{queue="a"} 1.7e12\n',
+            {"a": 5},
+            "oldest_at_s is 1.7e+12, not a past time in seconds",
+        ),
+        (
+            LENGTHS,
+            b'waits{queue="a"} 5\ncame{queue="a"} NaN\n',
+            {"a": 5},
+            "oldest_at_s is nan, not a past time in seconds",
+        ),
+        (
+            JSON_LENGTHS,
+            b'{"q": {"a": {"len": 3}, "b": {"len": null}, "c": {"len": "7"}, "d": {"len": 5}}}',
+            {"a": 3, "b": NULL, "c": NULL, "d": 5},
+            "length is null, not a count",
+        ),
+    ],
+)
+def test_an_odd_sample_spoils_its_own_queue_only(
+    mapping: dict[str, str], answer: bytes, known: dict[str, int], words: str
+) -> None:
+    server = Odd(_once(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(answer), answer)))
+    queue = source({"url": f"http://127.0.0.1:{server.port}/metrics", "queues": [mapping]})
+    rows = poll(queue)
+    queue.close()
+    server.close()
+    assert {row["destination"].decode(): row["lag_messages"] for row in rows if row["destination"]} == known
+    assert any(words.encode() in row[column] for row in rows for column in ("reason", "inexact_reason")), rows
 
 
 def test_a_slow_page_is_asked_seldom() -> None:

@@ -32,6 +32,27 @@ def test_flag_beats_environment_beats_file(tmp_path: Path) -> None:
     assert resolve({"store": "/flag"}, {"TICKSCOPE_STORE": "/env"}, file).store.store == "/flag"
 
 
+@pytest.mark.parametrize(
+    ("given", "env", "begins"),
+    [
+        ({}, {"TICKSCOPE_NATS_URL": "h:8222", "TICKSCOPE_STORE": "/a"}, "TICKSCOPE_NATS_URL: a URL of NATS"),
+        ({}, {"TICKSCOPE_KAFKA_URL": "kafka://a kafka://b:0"}, "TICKSCOPE_KAFKA_URL: a Kafka server"),
+        ({}, {"TICKSCOPE_QUEUES_FROM_URL": "http://h/metrics"}, "TICKSCOPE_QUEUES_FROM_URL: an endpoint"),
+        ({}, {"TICKSCOPE_STORE": "", "TICKSCOPE_RUN_DIR": "/" + "x" * 100}, "TICKSCOPE_RUN_DIR: run_dir cannot be"),
+        ({}, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://[x"}, "OTEL_EXPORTER_OTLP_ENDPOINT: otlp.endpoint cannot be"),
+        ({"poll_s": 0}, {"TICKSCOPE_NATS_URL": "http://h"}, "--poll-s: poll_s cannot be"),
+        ({"queues_from": ["http://h"]}, {"TICKSCOPE_QUEUES_FROM_URL": "x"}, "--queues-from: an endpoint"),
+    ],
+)
+def test_a_mistake_of_a_variable_or_a_flag_names_it(
+    tmp_path: Path, given: dict[str, object], env: dict[str, str], begins: str
+) -> None:
+    file = str(write(tmp_path, "store: /file\nnats: ['http://ok:8222']\n"))
+    with pytest.raises(AgentError) as raised:
+        resolve(given, env, file)
+    assert str(raised.value).startswith(begins)
+
+
 def test_it_survives_the_way_to_the_agent() -> None:
     given = {
         "redis": ["redis://a", "redis://b"],

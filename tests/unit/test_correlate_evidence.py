@@ -14,11 +14,15 @@ import pytest
 from agent.ask.names import quote
 from agent.ask.sql import literal
 from agent.correlate import evidence
-from agent.correlate.catalogue import causes
+from agent.correlate.catalogue import Cause, causes, dtypes
 from agent.correlate.correlator import Correlator
 from agent.correlate.episode import Episode, Verdict, item
 from agent.correlate.finding import Finding
+from agent.correlate.guard import Guard
+from agent.correlate.rank import Judge
 from agent.correlate.replay import states
+from agent.correlate.thresholds import CorrelatorConfig
+from agent.correlate.view import View
 from agent.store.recorded import Recorded
 from agent.store.recording import Recording
 from agent.tables import TABLES
@@ -53,6 +57,21 @@ def test_the_first_verdict_is_the_findings_cause() -> None:
     assert sorted(v["score"] for v in last) == [v["score"] for v in last][::-1]
     assert {v["cause"] for v in last if v["ruled_out"]} >= {"clock_step", "load", "network_rtt"}
     assert all(v["reason"] for v in last)
+
+
+def test_a_cause_without_any_recorded_rows_is_not_ruled_out() -> None:
+    episode = Episode("refusals", ("api", 1, 2), 0, "limiter api", "1/2", T0, T0 + S, "share", "", 0.1, 0.6, 0.3, 0)
+    verdict = Verdict("network_rtt", 0.1, "", "it stayed low")
+    cause = Cause("network_rtt", 1, "", {"cpu_wait": ()}, "", {"refusals": lambda *_: iter([verdict])})
+    view, judge, found = View(CorrelatorConfig()), Judge([cause], Guard()), Finding(T0, T0 + S, 0, "abc")
+    for rows, ruled_out, reason in (
+        ({}, 0, "not checked: no rows of cpu_wait were recorded"),
+        ({"cpu_wait": np.zeros(1, dtypes()["cpu_wait"])}, 1, "it stayed low"),
+    ):
+        view.add(rows)
+        found.add_verdicts(episode, judge.rank(episode, view))
+        (row,) = [one for one in evidence.verdicts(found, T0).rows if one["cause"] == b"network_rtt"]
+        assert (row["ruled_out"], row["reason"], row["score"]) == (ruled_out, reason.encode(), 0)
 
 
 def test_what_was_ruled_out_is_evidence_against() -> None:

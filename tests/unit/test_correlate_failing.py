@@ -91,7 +91,7 @@ def test_a_finding_whose_evidence_fails_is_reported(monkeypatch: pytest.MonkeyPa
     (sound,) = latest(reported(Correlator(), broker_slow()))
     monkeypatch.setattr(evidence, "changed", fails)
     (found,) = latest(reported(Correlator(), broker_slow()))
-    assert found == {**sound, "causes": [], "ruled_out": [], "evidence": []}
+    assert found == {**sound, "causes": [], "ruled_out": [], "not_checked": [], "evidence": []}
 
 
 def test_a_jump_is_found_though_the_least_one_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:

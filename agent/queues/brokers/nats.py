@@ -21,7 +21,7 @@ from agent.common.http_get import HttpDown
 from agent.common.settings import setting, text
 from agent.queues.catalogue import Broker, Row
 from agent.queues.http_server import HttpServer, HttpUrl, http_url, names_of, port_number
-from agent.queues.nats_ages import SeenSequences, pending_age, undelivered_age
+from agent.queues.nats_ages import SeenSequences, message_age, pending_age, undelivered_age
 from agent.queues.nats_report import (
     NatsConsumer,
     NatsReport,
@@ -217,7 +217,8 @@ class NatsConsumers(TimedQueue):
                 due.extend(_of_consumer(key, consumer))
                 yield self._row(key, consumer, stream, report.now_ns, (from_ns + to_ns) // 2)
             if not stream.consumers and stream.work and self._leads(stream.leader):
-                yield _unconsumed(name, stream)
+                self._known[name, b""] = before.get((name, b"")) or _Known(durable=True)
+                yield self._unconsumed(name, stream, report.now_ns, (from_ns + to_ns) // 2)
         yield from self._gone_rows(before, dict(chosen), to_ns)
         if left_out:
             yield {"reason": f"more than {MAX_CONSUMERS} consumers are not watched: choose with ?streams= in the URL"}
@@ -247,7 +248,11 @@ class NatsConsumers(TimedQueue):
                 continue
             if stream is None and not self._about.cluster:
                 self._gone.add(key, "the stream was deleted", now_ns)
-            elif stream is not None and all(shown(c.name.encode(errors="replace")) != key[1] for c in stream.consumers):
+            elif (
+                stream is not None
+                and key[1]
+                and all(shown(c.name.encode(errors="replace")) != key[1] for c in stream.consumers)
+            ):
                 self._gone.add(key, "the consumer was deleted", now_ns)
         for key in self._known:
             self._gone.back(key)
@@ -326,20 +331,29 @@ class NatsConsumers(TimedQueue):
         """One row for each known consumer, so that its series continues; else one for the server."""
         self._about = None
         row = {"status": "down", "reason": f"{self.name}: {reason}", "failure": failure}
-        return [{**row, "destination": stream, "consumer_group": name} for stream, name in self._known] or [row]
+        known = [{"destination": stream} | ({"consumer_group": name} if name else {}) for stream, name in self._known]
+        return [{**row, **one} for one in known] or [row]
 
-
-def _unconsumed(name: bytes, stream: NatsStream) -> Row:
-    """A work queue to which nobody listens: what it holds waits for a consumer."""
-    return {
-        "destination": name,
-        "lag_messages": stream.messages,
-        "exact": True,
-        "pending": 0,
-        "consumers": 0,
-        "added": stream.last,
-        "position": 0,
-    }
+    def _unconsumed(self, name: bytes, stream: NatsStream, server_ns: int, now_ns: int) -> Row:
+        """A work queue to which nobody listens: what it holds waits for a consumer."""
+        row: dict[str, object] = {
+            "destination": name,
+            "lag_messages": stream.messages,
+            "exact": True,
+            "pending": 0,
+            "consumers": 0,
+            "added": stream.last,
+            "position": 0,
+        }
+        if not stream.messages:
+            return {**row, "lag_s": 0.0, "lag_error_s": 0.0}
+        age = message_age(stream.first, stream, server_ns, self._appended[name].age(stream.first, now_ns))
+        row |= age.columns()
+        if not age.close:
+            row["inexact_reason"] = f"age: {age.text()}"
+        elif stream.kept_s:
+            row |= {"kept_s": stream.kept_s, "retention_left_s": stream.kept_s - age.age_s}
+        return row
 
 
 def _of_stream(name: bytes, stream: NatsStream, server_ns: int) -> Iterator[QueueTimer]:

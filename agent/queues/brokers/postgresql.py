@@ -25,6 +25,7 @@ from agent.queues.postgresql_client import (
     DENIED,
     LOCKED,
     READ_ONLY,
+    SYNTAX,
     TIMED_OUT,
     PostgresConnection,
     PostgresDown,
@@ -345,7 +346,8 @@ def _refused(error: StatementError) -> dict[str, object]:
         return {"status": "unknown", "reason": f"{error}: GRANT SELECT to this role", "failure": "permission"}
     if error.state == READ_ONLY:
         return {"status": "unknown", "reason": f"the query must only read: {error}", "failure": "other"}
-    return {"status": "unknown", "reason": f"query: {error}", "failure": "other"}
+    what = "the query is not one SELECT" if error.state == SYNTAX else "query"
+    return {"status": "unknown", "reason": f"{what}: {error}", "failure": "other"}
 
 
 BROKER = Broker(

@@ -156,12 +156,18 @@ class MetricsEndpoint:
         return client_context(self.ca_file, self.certificate_file, self.key_file)
 
 
+def _line(given: str) -> MetricsEndpoint:
+    """An endpoint as one line. Raises AgentError."""
+    endpoint = MetricsEndpoint(EndpointUrl.parse(given))
+    endpoint.check()
+    return endpoint
+
+
 class EndpointQueues:
     """One endpoint. ``poll`` returns one row per queue and per problem, or ``down`` rows if it does not answer."""
 
-    def __init__(self, endpoint: EndpointUrl | MetricsEndpoint, timeout_s: float = TIMEOUT_S) -> None:
-        self._endpoint = endpoint if isinstance(endpoint, MetricsEndpoint) else MetricsEndpoint(endpoint)
-        self._endpoint.check()
+    def __init__(self, endpoint: MetricsEndpoint, timeout_s: float = TIMEOUT_S) -> None:
+        self._endpoint = endpoint
         url = self._endpoint.url
         self.name = f"{self._endpoint.system} {with_port(url.host, url.port)}"
         self._timeout_s = timeout_s
@@ -204,6 +210,8 @@ class EndpointQueues:
         answer = self._client.get(
             self._endpoint.url.path, deadline_s, login=self._endpoint.login(), most_bytes=MAX_BODY_BYTES
         )
+        if self._client.announced or answer.endswith(b"# EOF"):
+            answer += b"\n"  # many programs leave the last one out
         self._rows = read(self._endpoint.mapped, answer, time.time()) or [{"status": "ok", "reason": "no queues"}]
         self._asking.answered(now_ns, boot_ns() - begun_ns)
 
@@ -224,8 +232,8 @@ BROKER = Broker(
     "queues by a mapping: length, in work, consumers, age, capacity, rates",
     "http://host:8080/metrics#name={queue}&length=METRIC",
     "several queues, JSON (expvar), passwords: a section, see docs/queues-mapping.md",
-    EndpointUrl.parse,
+    _line,
     EndpointQueues,
     MetricsEndpoint,
-    lambda server: server.system if isinstance(server, MetricsEndpoint) else _SYSTEM,
+    lambda server: server.system,
 )
