@@ -56,6 +56,8 @@ ONLY_ALL: dict[str, str | None] = {
     "tests/unit/test_correlate_silence.py::test_findings_do_not_depend_on_how_often_the_watermark_moves": "700",
     "tests/unit/test_parser_pieces.py::test_hostile_inputs_are_taken_or_refused": "*-1009",
     "tests/unit/test_queues_cli.py::test_watch_repeats_until_it_is_interrupted": "ndjson",
+    # some of the kept recordings: test_lab_kept.py replays all
+    "tests/unit/test_correlate_evidence.py::test_evidence_names_the_rows_that_it_rests_on": "00*",
     # each replays all kept recordings once more; the scenarios of each symptom and cause have the rule taken out, too
     "tests/unit/test_lab_kept.py::test_without_a_rule_its_kinds_suffer_and_no_others": None,
     # one minute of the laboratory; test_lab.py has another run of it, with an agent and of the mild end, too
