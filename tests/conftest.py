@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,8 +25,8 @@ with contextlib.suppress(ImportError):
 from tests import chosen
 from tests.lab.hostclock import clock_to_ourselves
 
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
+settings.register_profile("all", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("sample", settings.get_profile("all"), max_examples=40)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 #: A receiver's gRPC in this process would stop its threads at each fork, and has waited for ever for one (the
 #: laboratory forks without exec).
@@ -37,6 +38,10 @@ for name in ("COLUMNS", "LINES"):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also the tests that CI leaves out (tests/chosen.py)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("all" if config.getoption("--all") else "sample")
 
 
 def name_and_seed(item: pytest.Item) -> tuple[str, Any]:
@@ -61,6 +66,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if chosen.alone(item.nodeid):
             item.add_marker("alone")
+    size = Counter(chosen.worker(item.nodeid) for item in items)
+    items.sort(key=lambda item: (chosen.rank(item.nodeid), -size[chosen.worker(item.nodeid)]))
 
 
 class Scheduling(LoadScopeScheduling):
@@ -73,6 +80,7 @@ class Scheduling(LoadScopeScheduling):
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    config.option.loadscopereorder = False  # in the order of the items
     return Scheduling(config, log)
 
 

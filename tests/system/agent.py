@@ -8,13 +8,27 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from agent.cli.status import memory_of
+from agent.errors import AgentError
+from agent.service.control import ask
 from tests.patience import PATIENCE
 
 TICKSCOPE = Path(sys.executable).with_name("tickscope")
+
+
+def asking_until(end: float, first_s: float) -> Iterator[None]:
+    """Again and again until then, ever more seldom: a command takes half a second of a processor."""
+    pause_s = first_s
+    while True:
+        yield
+        if time.monotonic() > end:
+            return
+        time.sleep(pause_s)
+        pause_s = min(1.5 * pause_s, 2)
 
 
 class Agent:
@@ -59,16 +73,13 @@ class Agent:
 
     def rows(self, table: str, where: str, enough: int = 0, limit_s: float = 10) -> list[dict[str, Any]]:
         """Rows of a table; waits until there are ``enough``, then a second longer, so that a surplus shows."""
-        end = time.monotonic() + limit_s * PATIENCE
-        while True:
-            rows: list[dict[str, Any]] = self.json("query", table, "--where", where)["rows"]
+        rows: list[dict[str, Any]] = []
+        for _ in asking_until(time.monotonic() + limit_s * PATIENCE, 0.2):
+            rows = self.json("query", table, "--where", where)["rows"]
             if len(rows) >= enough:
-                break
-            if time.monotonic() > end:
-                return rows
-            time.sleep(0.2)
-        time.sleep(1)
-        return list(self.json("query", table, "--where", where)["rows"])
+                time.sleep(1)
+                return list(self.json("query", table, "--where", where)["rows"])
+        return rows
 
     def ready(self, limit_s: float = 30) -> Agent:
         end = time.monotonic() + limit_s * PATIENCE
@@ -79,7 +90,17 @@ class Agent:
         return self
 
     def status(self) -> dict[str, Any]:
-        return self.json("status", "--wait", str(10 * PATIENCE))
+        """As `tickscope status --wait` has it. Asked from here, since tests ask often."""
+        end = time.monotonic() + 10 * PATIENCE
+        while True:
+            try:
+                answer: dict[str, Any] = ask(self.env["TICKSCOPE_RUN_DIR"], "status")
+                break
+            except AgentError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.05)
+        return {**answer, "processes": [memory_of(one) for one in answer["processes"]]}
 
     def pid(self, role: str = "agent") -> int:
         return int(next(p["pid"] for p in self.status()["processes"] if p["role"] == role))
@@ -100,11 +121,10 @@ class Agent:
 
     def until(self, what: Callable[[], Any], limit_s: float = 60) -> Any:
         """What it returns once that is true."""
-        end = time.monotonic() + limit_s * PATIENCE
-        while not (found := what()):
-            assert time.monotonic() < end, self.log()
-            time.sleep(0.5)
-        return found
+        for _ in asking_until(time.monotonic() + limit_s * PATIENCE, 0.3):
+            if found := what():
+                return found
+        raise AssertionError(self.log())
 
     def log(self) -> str:
         return self.errors.read_text()

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from typing import Any
 import hiredis
 
 from agent.common.resp import RedisUrl, RespClient
-from tests.patience import PATIENCE
 from tests.servers.test_redis_failover import Pair
 from tests.system.agent import Agent
 
@@ -25,28 +23,20 @@ def brokers(agent: Agent) -> list[int]:
     return [int(p["pid"]) for p in agent.status()["processes"] if p["role"] == "redis poller"]
 
 
-def until(agent: Agent, what: Callable[[], Any]) -> Any:
-    end = time.monotonic() + 20 * PATIENCE
-    while not (found := what()):
-        assert time.monotonic() < end, agent.log()
-        time.sleep(0.2)
-    return found
-
-
 def test_it_is_there_while_a_broker_is_configured(start: Callable[..., Agent]) -> None:
     agent = start(config=BASE).ready()
     agent.root.chmod(0o755)  # its own user reads the settings again
     assert brokers(agent) == []
     agent.config.write_text(f"{BASE}redis: ['redis://:secret@127.0.0.1:1/0?streams=a']\n")
     os.kill(agent.process.pid, signal.SIGHUP)
-    (pid,) = until(agent, lambda: brokers(agent))
+    (pid,) = agent.until(lambda: brokers(agent))
     assert "brokers are now 1 of redis" in agent.log()
     assert "secret" not in agent.log()
     row, *_ = agent.rows("queue_lag", "failure = 'refused'", 1)
     assert (row["system"], row["status"], row["peer"]) == ("redis", "down", None)
 
     os.kill(pid, signal.SIGKILL)
-    (again,) = until(agent, lambda: [one for one in brokers(agent) if one != pid])
+    (again,) = agent.until(lambda: [one for one in brokers(agent) if one != pid])
     assert "redis poller: the process that polls redis ended (SIGKILL)" in agent.log()
     row, *_ = agent.rows("queue_lag", "failure = 'unasked'", 1)
     assert "SIGKILL" in row["reason"]
@@ -55,11 +45,11 @@ def test_it_is_there_while_a_broker_is_configured(start: Callable[..., Agent]) -
 
     agent.config.write_text(BASE)
     os.kill(agent.process.pid, signal.SIGHUP)
-    until(agent, lambda: not brokers(agent))
-    until(agent, lambda: not os.path.exists(f"/proc/{again}"))  # nobody waits for its end
+    agent.until(lambda: not brokers(agent))
+    agent.until(lambda: not os.path.exists(f"/proc/{again}"))  # nobody waits for its end
     agent.config.write_text(f"{BASE}redis: ['redis://127.0.0.1:1']\n")
     os.kill(agent.process.pid, signal.SIGHUP)
-    (last,) = until(agent, lambda: brokers(agent))
+    (last,) = agent.until(lambda: brokers(agent))
     assert agent.stop() == 130
     assert not os.path.exists(f"/proc/{last}")
 
@@ -68,7 +58,7 @@ def test_it_ends_with_an_agent_that_is_killed(start: Callable[..., Agent]) -> No
     agent = start(config=f"{BASE}redis: ['redis://127.0.0.1:1']\n").ready()
     (pid,) = brokers(agent)
     agent.stop(signal.SIGKILL)
-    until(agent, lambda: not os.path.exists(f"/proc/{pid}"))
+    agent.until(lambda: not os.path.exists(f"/proc/{pid}"))
 
 
 def test_a_deleted_group_and_a_fail_over_are_findings(start: Callable[..., Agent], tmp_path: Path) -> None:
@@ -92,7 +82,7 @@ def test_a_deleted_group_and_a_fail_over_are_findings(start: Callable[..., Agent
             assert isinstance(reply, hiredis.ReplyError)
             return found("queue_lag")
 
-        (finding, *_) = until(agent, asked_in_vain)
+        (finding, *_) = agent.until(asked_in_vain)
         assert (finding["cause"], finding["state"]) == ("queue_deleted", "open")
 
         consumer.pipeline([("XGROUP", "CREATE", "jobs", "g", "0")])
@@ -101,7 +91,7 @@ def test_a_deleted_group_and_a_fail_over_are_findings(start: Callable[..., Agent
         consumer.pipeline([("XADD", "jobs", "*", "k", "v" * 1000) for _ in range(23)])
         assert agent.rows("queue_lag", "destination = 'jobs' AND lag_messages = 24", 1, limit_s=20)
         pair.fail_over()
-        (finding, *_) = until(agent, lambda: found("entries_lost"))
+        (finding, *_) = agent.until(lambda: found("entries_lost"))
         assert finding["cause"] == "failover"
         assert "fail-over: writes of at least" in finding["sentence"]
     finally:

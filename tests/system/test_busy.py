@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE
-from tests.system.agent import Agent
+from tests.system.agent import Agent, asking_until
 
 #: Answers each line; one that says how long a text to search computes first, by a pattern that tries all ways.
 LOOP = """
@@ -80,13 +80,12 @@ def reported(agent: Agent, pid: int, cause: str, limit_s: float = 15) -> dict[st
     """The finding that says this of a process; where others keep the processors busy, too, that may be its first
     cause.
     """
-    end, found = time.monotonic() + limit_s * PATIENCE, list[dict[str, Any]]()
-    while time.monotonic() < end:
+    found = list[dict[str, Any]]()
+    for _ in asking_until(time.monotonic() + limit_s * PATIENCE, 0.3):
         found = agent.json("findings")["rows"]
         for one in found:
             if any(held["cause"] == cause and f"pid {pid} " in held["words"] for held in one["causes"]):
                 return one
-        time.sleep(0.3)
     raise AssertionError([(one["cause"], one["culprit_pid"], one["sentence"]) for one in found])
 
 

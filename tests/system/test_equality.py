@@ -69,38 +69,36 @@ def no_loss(agent: Agent) -> None:
     assert [r for r in rows if not r["source"].endswith(" runs")] == []
 
 
-def test_connections_of_both_families(start: Callable[..., Agent]) -> None:
-    agent = start().ready()
+def test_connections_of_both_families(shared: Agent) -> None:
     for version, host in (("4", "127.0.0.1"), ("6", "[::1]")):
         before = time.monotonic_ns()
         pid, out = run(CONNECTS, version)
         took = time.monotonic_ns() - before
         port, nobody = out.split()
-        rows = agent.rows("tcp_connect", f"pid = {pid}", 124)
+        rows = shared.rows("tcp_connect", f"pid = {pid}", 124)
         assert Counter((r["peer"], r["result"], r["errno"]) for r in rows) == {
             (f"{host}:{port}", "ok", None): 101,
             (f"{host}:{nobody}", "failed", 111): 23,
         }
         assert all(0 < r["duration_ns"] < took for r in rows)
-        closes = agent.rows("tcp_close", f"pid = {pid} and (sport = {port} or dport = {port})", 202)
+        closes = shared.rows("tcp_close", f"pid = {pid} and (sport = {port} or dport = {port})", 202)
         assert Counter((r["role"], r["bytes_in"], r["bytes_out"]) for r in closes) == {
             ("client", 0, 1000): 101,
             ("server", 1000, 0): 101,
         }
-    no_loss(agent)
+    no_loss(shared)
 
 
-def test_datagrams_of_a_program(start: Callable[..., Agent]) -> None:
-    agent = start().ready()
-    pid, _ = run(DATAGRAMS, str(agent.run_dir / "intake.sock"))
-    rows = agent.rows("limiter_decision", f"pid = {pid}", 1009)
+def test_datagrams_of_a_program(shared: Agent) -> None:
+    pid, _ = run(DATAGRAMS, str(shared.run_dir / "intake.sock"))
+    rows = shared.rows("limiter_decision", f"pid = {pid}", 1009)
     assert Counter((r["limiter_id"], r["result"]) for r in rows) == {
         ("orders", "refused"): 145,
         ("orders", "allowed"): 864,
     }
     assert sorted(r["duration_ns"] for r in rows) == list(range(1000, 2009))
-    assert sum(r["count"] for r in agent.json("query", "loss", "--where", "stage = 'intake'")["rows"]) == 101
-    no_loss(agent)
+    assert sum(r["count"] for r in shared.json("query", "loss", "--where", "stage = 'intake'")["rows"]) == 101
+    no_loss(shared)
 
 
 @pytest.mark.usefixtures("own_clock")
@@ -137,11 +135,10 @@ def test_every_call_with_full_timing(start: Callable[..., Agent]) -> None:
     no_loss(agent)
 
 
-def test_a_wait_inside_a_reported_decision_is_a_row(start: Callable[..., Agent]) -> None:
+def test_a_wait_inside_a_reported_decision_is_a_row(shared: Agent) -> None:
     """A limiter that asks a server over TCP, which answers late: the wait, with its peer, is what explains the
     decision.
     """
-    agent = start().ready()
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         code = """
@@ -156,11 +153,11 @@ decide(False); sys.stdin.readline()
 for i in range(13): decide(True); time.sleep(0.05)
 """
         child = subprocess.Popen(
-            [sys.executable, "-c", code, str(agent.run_dir / "intake.sock"), str(port)], stdin=subprocess.PIPE
+            [sys.executable, "-c", code, str(shared.run_dir / "intake.sock"), str(port)], stdin=subprocess.PIPE
         )
         connection, _ = server.accept()
         assert (
-            len(agent.rows("limiter_decision", f"pid = {child.pid}", 1)) == 1
+            len(shared.rows("limiter_decision", f"pid = {child.pid}", 1)) == 1
         )  # from here on the process is known as a limiter
         assert child.stdin is not None
         child.stdin.close()
@@ -169,8 +166,8 @@ for i in range(13): decide(True); time.sleep(0.05)
             time.sleep(0.1)
             connection.sendall(b"!")
         child.wait(20)
-    rows = agent.rows("slow_syscall", f"pid = {child.pid} and kind = 'waiting'", 13)
-    decisions = agent.rows("limiter_decision", f"pid = {child.pid}", 14)
+    rows = shared.rows("slow_syscall", f"pid = {child.pid} and kind = 'waiting'", 13)
+    decisions = shared.rows("limiter_decision", f"pid = {child.pid}", 14)
     assert len(rows) == 13
     assert {r["peer"] for r in rows} == {f"127.0.0.1:{port}"}
     assert {(r["syscall"], r["fd_type"]) for r in rows} == {("recvfrom", "socket")}

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE
-from tests.system.agent import Agent
+from tests.system.agent import Agent, asking_until
 
 #: ioctl of ext4: from now on every access fails with EIO, as on a disk that is gone.
 _EXT4_SHUTDOWN, _NO_FLUSH = 0x8004587D, struct.pack("<I", 2)
@@ -93,11 +93,10 @@ class Flood:
 
 
 def until(what: Callable[[], Any]) -> Any:
-    end = time.monotonic() + 40 * PATIENCE
-    while not (got := what()):
-        assert time.monotonic() < end
-        time.sleep(0.2)
-    return got
+    for _ in asking_until(time.monotonic() + 40 * PATIENCE, 0.2):
+        if got := what():
+            return got
+    raise AssertionError
 
 
 def memory(agent: Agent) -> int:
@@ -121,7 +120,9 @@ def test_what_a_full_disk_costs_is_reported_while_it_is_full_and_adds_up_after(
                 <= {loss["source"] for loss in agent.status()["loss"] if loss["stage"] == "store"}
             )
         )
-        assert "No space left" in agent.status()["store"]["reason"]
+        store = agent.status()["store"]
+        assert "No space left" in store["reason"]
+        assert store["remedy"]
         first = until(lambda: lost(agent, "limiter_decision"))
         until(lambda: lost(agent, "limiter_decision") > first)
         asked = agent.cli("query", "tcp_close", "--limit", "1", check=False)

@@ -13,7 +13,6 @@ import pytest
 
 from tests.servers.kafka_server import Kafka, fetched, free_ports
 from tests.system.agent import Agent
-from tests.system.test_brokers import until
 
 CONSUMER = """
 import sys
@@ -51,7 +50,7 @@ def test_a_stopped_consumer_is_a_finding(kafka: Kafka, start: Callable[..., Agen
     programs = [subprocess.Popen([sys.executable, "-c", code, kafka.address]) for code in (CONSUMER, PRODUCER)]
     consumer = programs[0]
     try:
-        agent.rows("queue_lag", "consumer_group = 'billing' AND lag_messages IS NOT NULL", 40, limit_s=60)
+        agent.rows("queue_lag", "consumer_group = 'billing' AND lag_messages IS NOT NULL", 25, limit_s=60)
         consumer.send_signal(signal.SIGSTOP)
 
         def found() -> list[dict[str, Any]]:
@@ -61,7 +60,7 @@ def test_a_stopped_consumer_is_a_finding(kafka: Kafka, start: Callable[..., Agen
                 if one["symptom"] == "queue_lag" and "orders" in one["subject"]
             ]
 
-        until(agent, found)
+        agent.until(found)
         (row,) = [q for q in agent.json("queues")["rows"] if q["queue"] == "orders"]
         assert (row["system"], row["partition"], row["consumer_group"]) == ("kafka", "0", "billing")
         assert row["length"] > 20
@@ -73,7 +72,7 @@ def test_a_stopped_consumer_is_a_finding(kafka: Kafka, start: Callable[..., Agen
             for line in metrics
             if line.startswith("tickscope_queue_lag{") and 'system="kafka"' in line and float(line.split()[-1]) > 20
         ], metrics
-        (finding,) = until(agent, lambda: [one for one in found() if one["culprit_pid"] == consumer.pid])
+        (finding,) = agent.until(lambda: [one for one in found() if one["culprit_pid"] == consumer.pid])
         assert finding["cause"] == "process_stopped"
         others = {cause["cause"]: cause["words"] for cause in finding["causes"]}
         assert "1 client stopped talking to the server" in others["consumer_stopped"]

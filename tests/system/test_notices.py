@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.kernel.clock_rig import PROLOGUE
-from tests.system.agent import PATIENCE, TICKSCOPE, Agent
+from tests.system.agent import PATIENCE, TICKSCOPE, Agent, asking_until
 
 
 def free_port() -> int:
@@ -37,11 +37,10 @@ def step() -> None:
 
 
 def wait(what: Callable[[], Any]) -> Any:
-    end = time.monotonic() + 20 * PATIENCE
-    while not (got := what()):
-        assert time.monotonic() < end
-        time.sleep(0.1)
-    return got
+    for _ in asking_until(time.monotonic() + 20 * PATIENCE, 0.1):
+        if got := what():
+            return got
+    raise AssertionError
 
 
 @pytest.mark.usefixtures("own_clock")

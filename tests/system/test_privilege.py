@@ -50,8 +50,8 @@ def held(agent: Agent, **more: int) -> None:
     assert os.sched_getscheduler(agent.pid()) == os.SCHED_BATCH
 
 
-def test_each_process_holds_only_what_is_promised(start: Callable[..., Agent]) -> None:
-    held(start().ready())
+def test_each_process_holds_only_what_is_promised(shared: Agent) -> None:
+    held(shared)
 
 
 def test_who_asks_brokers_holds_nothing(start: Callable[..., Agent]) -> None:
@@ -62,18 +62,16 @@ def test_who_asks_brokers_holds_nothing(start: Callable[..., Agent]) -> None:
     assert all(link.startswith("socket:") for link in links), links
 
 
-def test_helper_and_watch_hold_few_descriptors(start: Callable[..., Agent]) -> None:
-    agent = start().ready()
+def test_helper_and_watch_hold_few_descriptors(shared: Agent) -> None:
     for role, limit in (("helper", 6), ("clock watch", 16)):
-        links = [os.readlink(f.path) for f in os.scandir(f"/proc/{agent.pid(role)}/fd")]
+        links = [os.readlink(f.path) for f in os.scandir(f"/proc/{shared.pid(role)}/fd")]
         assert len(links) <= limit, links
-        assert not [link for link in links if "control.sock" in link or str(agent.store) in link]
+        assert not [link for link in links if "control.sock" in link or str(shared.store) in link]
 
 
-def test_no_file_of_the_store_belongs_to_root(start: Callable[..., Agent]) -> None:
-    agent = start().ready()
-    assert {p.stat().st_uid for p in agent.store.rglob("*")} == {pwd.getpwnam("tickscope").pw_uid}
-    assert agent.store.stat().st_mode & 0o7777 == 0o750
+def test_no_file_of_the_store_belongs_to_root(shared: Agent) -> None:
+    assert {p.stat().st_uid for p in shared.store.rglob("*")} == {pwd.getpwnam("tickscope").pw_uid}
+    assert shared.store.stat().st_mode & 0o7777 == 0o750
 
 
 def test_not_root_is_reported_so() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.patience import PATIENCE
-from tests.system.agent import Agent
+from tests.system.agent import Agent, asking_until
 from tests.system.frozen import FrozenDisk
 
 USUAL_S, FREEZE_S, FAULT_S = 16, 0.7, 40
@@ -116,9 +116,10 @@ def freezing(below: FrozenDisk) -> Iterator[None]:
 
 
 def until(found: Callable[[], Any], limit_s: float) -> Any:
-    end = time.monotonic() + limit_s * PATIENCE
-    while not (value := found()) and time.monotonic() < end:
-        time.sleep(0.5)
+    value = None
+    for _ in asking_until(time.monotonic() + limit_s * PATIENCE, 0.5):
+        if value := found():
+            break
     return value
 
 

@@ -35,16 +35,15 @@ def ask(agent: Agent, groups: str, *argv: str) -> subprocess.CompletedProcess[st
     return subprocess.run([*who, str(TICKSCOPE), *argv], env=agent.env, capture_output=True, text=True, timeout=60)
 
 
-@pytest.fixture
-def agent(start: Callable[..., Agent]) -> Agent:
+@pytest.fixture(scope="module")
+def agent(shared: Agent) -> Agent:
     """An agent that has decisions to show, below directories that anybody may enter."""
-    started = start().ready()
-    started.root.chmod(0o755)
+    shared.root.chmod(0o755)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         for _ in range(DECISIONS):
-            sender.sendto(b'{"limiter": "shop", "result": "refused"}', str(started.run_dir / "intake.sock"))
-    assert started.rows("limiter_decision", "limiter_id = 'shop'", DECISIONS)
-    return started
+            sender.sendto(b'{"limiter": "shop", "result": "refused"}', str(shared.run_dir / "intake.sock"))
+    assert shared.rows("limiter_decision", "limiter_id = 'shop'", DECISIONS)
+    return shared
 
 
 def test_a_member_of_the_group_may_ask(agent: Agent) -> None:

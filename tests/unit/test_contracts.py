@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,19 @@ OPTIONAL = {"finish": Finishing, "due_ns": Due, "state": Stating, "failures": Fa
 STORE = {"agent/store/hot.py:HotStore", "agent/store/writer.py:Writer"}
 
 
+@cache
+def sources() -> list[tuple[Path, list[ast.AST]]]:
+    """Each file with its classes and calls."""
+    return [
+        (path, [node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, ast.ClassDef | ast.Call)])
+        for path in [*ROOT.glob("agent/**/*.py"), *ROOT.glob("exporters/*.py")]
+    ]
+
+
 def parts() -> Iterator[tuple[str, set[str], set[str]]]:
     """Classes that can be sources or sinks: name, methods, names of their bases."""
-    for path in [*ROOT.glob("agent/**/*.py"), *ROOT.glob("exporters/*.py")]:
-        for node in ast.walk(ast.parse(path.read_bytes())):
+    for path, nodes in sources():
+        for node in nodes:
             if isinstance(node, ast.ClassDef):
                 methods = {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
                 bases = {base.id for base in node.bases if isinstance(base, ast.Name)}
@@ -46,11 +56,11 @@ def test_a_method_of_the_same_name_alone_makes_no_contract() -> None:
 
 
 def test_nothing_of_the_agent_is_found_by_hasattr() -> None:
-    files = [path for path in ROOT.glob("agent/**/*.py") if "lab" not in path.parts] + [*ROOT.glob("exporters/*.py")]
-    calls = [
-        (path, node.func)
-        for path in files
-        for node in ast.walk(ast.parse(path.read_bytes()))
-        if isinstance(node, ast.Call)
+    found = [
+        path
+        for path, nodes in sources()
+        if "lab" not in path.parts
+        for node in nodes
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "hasattr"
     ]
-    assert [path for path, called in calls if isinstance(called, ast.Name) and called.id == "hasattr"] == []
+    assert found == []

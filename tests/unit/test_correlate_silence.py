@@ -95,7 +95,7 @@ def test_order_of_arrival_leaves_no_trace(scenario: object, seed: int) -> None:
     assert plain == shuffled
 
 
-@pytest.mark.parametrize("every_ms", [100, 300])
+@pytest.mark.parametrize("every_ms", [100, 300, 700])
 def test_findings_do_not_depend_on_how_often_the_watermark_moves(every_ms: int) -> None:
     for scenario in ALL:
         other = latest(run(scenario(), 75, every_ms=every_ms))

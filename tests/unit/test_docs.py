@@ -10,6 +10,7 @@ import re
 import textwrap
 import time
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -56,11 +57,16 @@ def test_everything_that_can_be_made_is_somewhere() -> None:
     assert sorted(found[2] for text in PAGES.values() for found in BLOCK.finditer(text)) == sorted(made.BLOCKS)
 
 
+@cache
+def words_of_the_code() -> set[str]:
+    files = [f for f in ROOT.rglob("*") if f.suffix in (".py", ".c", ".h", ".sh", ".go")]
+    return {word for f in files for word in re.findall(r"\w+", f"{f} {f.read_text()}")} | {*dir(builtins)}
+
+
 @pytest.mark.parametrize("page", ["ARCHITECTURE.md", "HACKING.md"])
 def test_names_in_code_are_names_of_the_code(page: str) -> None:
     """But for those with NAME in them, which stand for the reader's own, and those that the examples define."""
-    files = [f for f in ROOT.rglob("*") if f.suffix in (".py", ".c", ".h", ".sh", ".go")]
-    there = set(re.findall(r"\w+", " ".join(f"{f} {f.read_text()}" for f in files))) | {*dir(builtins)}
+    there = set(words_of_the_code())
     for node in (node for code in examples(page) for node in ast.walk(ast.parse(code))):
         match node:
             case ast.FunctionDef() | ast.ClassDef():
@@ -87,19 +93,24 @@ def headings(text: str) -> set[str]:
     }
 
 
+@cache
+def anchors(file: Path) -> set[str]:
+    return headings(file.read_text())
+
+
 def links() -> Iterator[tuple[str, str]]:
     for name, text in PAGES.items():
         outside = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
         yield from ((name, target) for target in re.findall(r"\]\(([^)\s]+)\)", outside) if "://" not in target)
 
 
-@pytest.mark.parametrize(("page", "target"), sorted(set(links())))
-def test_links_lead_somewhere(page: str, target: str) -> None:
-    path, _, anchor = target.partition("#")
-    file = (ROOT / page).parent / path if path else ROOT / page
-    assert file.exists()
-    if anchor:
-        assert anchor in headings(file.read_text())
+def test_links_lead_somewhere() -> None:
+    def leads(page: str, target: str) -> bool:
+        path, _, anchor = target.partition("#")
+        file = (ROOT / page).parent / path if path else ROOT / page
+        return file.exists() and (not anchor or anchor in anchors(file))
+
+    assert [link for link in sorted(set(links())) if not leads(*link)] == []
 
 
 def test_pages_that_files_name_exist() -> None:

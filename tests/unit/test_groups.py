@@ -23,6 +23,8 @@ ROOT = Path(__file__).parents[2]
         ("tests/kernel/test_limiter.py::test_allow_in_every_kind_of_binary[plain]", True),
         ("tests/kernel/test_limiter.py::test_allow_in_every_kind_of_binary[piestripped]", False),
         ("tests/servers/test_limiter_models.py::test_go_libraries[go.mod-names0]", False),
+        ("tests/servers/test_etcd.py::test_keys_that_a_copy_lacks[trixie]", True),
+        ("tests/servers/test_postgresql.py::test_the_state_is_what_the_script_did[own-growing--]", False),
         ("tests/unit/test_lab_kept.py::test_without_a_rule_its_kinds_suffer_and_no_others[syscall]", True),
     ],
 )
@@ -39,6 +41,14 @@ def test_what_is_left_out_is_there(test: str) -> None:
 @pytest.mark.parametrize("pattern", [*chosen.ALONE, *(one for files in chosen.WORKERS.values() for one in files)])
 def test_files_are_there(pattern: str) -> None:
     assert list(ROOT.glob(pattern))
+
+
+def test_workers_that_begin_first_are_there() -> None:
+    assert [one for one in chosen.FIRST if one not in chosen.WORKERS and not (ROOT / one).exists()] == []
+    assert [chosen.rank(test) for test in ("tests/kernel/test_limiter_hot.py::test", "tests/unit/x.py::test")] == [
+        0,
+        len(chosen.FIRST),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def imported(*nodes: ast.AST, types: bool = False) -> Iterator[str]:
                     if below.is_dir() or below.with_suffix(".py").exists()
                     else node.module
                 )
-        else:
+        elif not isinstance(node, ast.expr):  # expressions hold no statements, and are most nodes
             yield from imported(*ast.iter_child_nodes(node), types=types)
 
 

@@ -23,9 +23,10 @@ NAMES = os.environ.get("TICKSCOPE_TEST_CLOCK_KERNELS", os.environ.get("TICKSCOPE
 #: Which of the table's events: pytest's -k. Empty for all of them.
 CHOSEN = os.environ.get("TICKSCOPE_TEST_CLOCK_EVENTS", "")
 LIMIT_S = 1800 + float(os.environ.get("TICKSCOPE_TEST_QUIET_S", "20"))
-#: The two halves of the table, each in a machine of its own: it waits for more than half of its time. The second ends
-#: with the suspend.
-HALVES = ("test_event[", "not test_event[")
+#: The two halves of the table, as long as each other, each in a machine of its own: it waits for more than half of its
+#: time. The second ends with the suspend.
+_FIRST = "test_event[ or test_chronyd or test_a_stopped_vm"
+HALVES = (f"{_FIRST} or test_stated_errors", f"not ({_FIRST})")
 Booted = dict[tuple[str, str], Future[suite.Run]]
 
 
