@@ -40,7 +40,11 @@ def test_a_cluster_is_a_text(given: str, servers: str, groups: tuple[str, ...], 
 
 
 @pytest.mark.parametrize(
-    "given", ["", "kafka://", "http://a", "kafka://user:pw@a", "a:0", "a:x", "::1", "a:1?group=b", "kafka://a b", "a?x"]
+    "given",
+    [
+        *("", "kafka://", "http://a", "kafka://user:pw@a", "a:0", "a:x", "::1", "a:1?group=b", "kafka://a b", "a?x"),
+        *("a?topics=^orders", "a?topics=a|b", "a?seq=n", "a?id=a//b", "a?id=header:"),
+    ],
 )
 def test_what_is_no_cluster_is_refused_without_its_password(given: str) -> None:
     with pytest.raises(AgentError) as error:
@@ -53,6 +57,10 @@ SECTIONS = [
     ("{servers: 'a:1', tls: true, ca: /ca.pem}", ""),
     ("{servers: 'a:1', user: me, password_file: /p, groups: [a, 'b*'], topics: t}", ""),
     ("{servers: 'a:1', user: me, password_variable: TICKSCOPE_KAFKA_PASSWORD, mechanism: PLAIN}", ""),
+    ("{servers: 'a:1', topics: ['a.b-c_*', '[a-c]?', '[!d]'], id: a/0/b, seq: 'header:x/y'}", ""),
+    ("{servers: 'a:1', topics: ['orders-.+']}", "patterns are like orders*, not regular expressions"),
+    ("{servers: 'a:1', seq: n}", "seq needs id"),
+    ("{servers: 'a:1', id: 'header:'}", "such as order/id, or header:NAME"),
     ("{groups: [a]}", "a Kafka cluster has `servers"),
     ("{servers: 'a:1', ca: /ca.pem}", "need `tls: true`"),
     ("{servers: 'a:1', tls: true, ca: ca.pem}", "it is an absolute path"),

@@ -1,18 +1,20 @@
-"""Consumer groups that were deleted, with their stream or alone. Their clients get NOGROUP until somebody makes the
-group again, and the server no longer reports their lag.
-"""
+"""Consumer groups that were deleted, with their stream or topic, or alone. Their server no longer reports their lag."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from agent.columns import fitted
 from agent.queues.catalogue import Row
-from agent.queues.redis_reading import shown
+from agent.tables import TABLES
 
 MAX_GONE = 64  # the oldest are forgotten
-_SHOWN_NS = 60_000_000_000  # after the deletion, or the last NOGROUP reply to a client
+_SHOWN_NS = 60_000_000_000  # after the deletion, or the last sign that a client misses the group
 
-Key = tuple[bytes, bytes]  #: stream, group
+Key = tuple[bytes, ...]  #: stream or topic, group, and partition if it has any
+_COLUMNS = ("destination", "consumer_group", "partition")
+_WIDTHS = {name: TABLES["queue_lag"].by_name[name].width for name in _COLUMNS}
 
 
 @dataclass
@@ -23,15 +25,15 @@ class _Deleted:
 
 
 class Gone:
-    """The deleted groups of one server. named: streams of the settings, whose groups are shown until they are back."""
+    """Deleted groups of one server. named: streams or groups of the settings, which are shown until they are back."""
 
-    def __init__(self, named: list[bytes]) -> None:
+    def __init__(self, named: Iterable[bytes]) -> None:
         self.named = frozenset(named)
         self._groups: dict[Key, _Deleted] = {}
 
     @property
     def streams(self) -> list[bytes]:
-        return list(dict.fromkeys(stream for stream, _ in self._groups))
+        return list(dict.fromkeys(key[0] for key in self._groups))
 
     def add(self, key: Key, why: str, now_ns: int) -> None:
         self._groups.setdefault(key, _Deleted(why, now_ns, now_ns))
@@ -47,17 +49,17 @@ class Gone:
     def back(self, key: Key) -> None:
         self._groups.pop(key, None)
 
-    def rows(self, refused: int, now_ns: int) -> list[Row]:
-        """One row each. refused: NOGROUP replies to the server's clients since the previous poll."""
+    def rows(self, now_ns: int, missed: str = "") -> list[Row]:
+        """One row each. missed: how the server's clients missed a group since the previous poll."""
         out: list[Row] = []
         for key, deleted in list(self._groups.items()):
-            if refused:
+            if missed:
                 deleted.seen_ns = now_ns
-            if key[0] not in self.named and now_ns - deleted.seen_ns > _SHOWN_NS:
+            if self.named.isdisjoint(key[:2]) and now_ns - deleted.seen_ns > _SHOWN_NS:
                 del self._groups[key]
                 continue
             ago = f"{(now_ns - deleted.at_ns) / 1e9:.0f} s ago"
-            clients = f"; the server's clients got NOGROUP {refused} times" if refused else ""
-            why = f"{deleted.why}; {ago}{clients}"
-            out.append({"destination": shown(key[0]), "consumer_group": shown(key[1]), "status": "gone", "reason": why})
+            why = "; ".join(filter(None, (deleted.why, ago, missed)))
+            names = {column: fitted(name, _WIDTHS[column]) for column, name in zip(_COLUMNS, key, strict=False)}
+            out.append({**names, "status": "gone", "reason": why})
         return out
