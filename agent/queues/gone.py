@@ -35,6 +35,9 @@ class Gone:
     def streams(self) -> list[bytes]:
         return list(dict.fromkeys(key[0] for key in self._groups))
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._groups
+
     def add(self, key: Key, why: str, now_ns: int) -> None:
         self._groups.setdefault(key, _Deleted(why, now_ns, now_ns))
         while len(self._groups) > MAX_GONE:

@@ -17,9 +17,10 @@ from agent.common.clocks import boot_ns
 from agent.config import resolve
 from agent.errors import AgentError
 from agent.queues.brokers.kafka import BROKER, KafkaServer
+from agent.queues.commits import Commits
+from agent.queues.end_offsets import SAMPLES, EndOffsets
 from agent.queues.kafka_client import KafkaDown
-from agent.queues.kafka_groups import Commits, KafkaGroup
-from agent.queues.kafka_history import SAMPLES, EndOffsets
+from agent.queues.kafka_groups import KafkaGroup
 from agent.queues.poller_process import BrokerPoller
 from agent.queues.status import WINDOW_NS
 from tests.patience import PATIENCE

@@ -2,7 +2,7 @@
 
 Committed offsets are read first and end offsets after that, so that a lag is never negative. The lag counts offsets.
 Where some of them are no messages that the group will get, the row says so: records that compaction removed, markers of
-transactions. Its time comes from our own history of end offsets (agent/queues/kafka_history.py).
+transactions. Its time comes from our own history of end offsets (agent/queues/end_offsets.py).
 
 The client is librdkafka (confluent-kafka). It is imported when a server is opened.
 """
@@ -27,10 +27,11 @@ from agent.common.settings import flag, one_of, setting, text, texts
 from agent.errors import USAGE, AgentError
 from agent.queues.addresses import Addresses
 from agent.queues.catalogue import Broker, Row
+from agent.queues.commits import Commits
+from agent.queues.end_offsets import EndOffsets
 from agent.queues.gone import Gone
 from agent.queues.kafka_client import Failure, KafkaConnection, KafkaDown, Key
-from agent.queues.kafka_groups import Commits, KafkaGroup
-from agent.queues.kafka_history import EndOffsets
+from agent.queues.kafka_groups import KafkaGroup
 from agent.queues.kafka_records import FirstRecord, RecordReader
 from agent.queues.kafka_tail import RecordField, RecordTail
 from agent.queues.order import OrderedQueue
@@ -470,7 +471,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
             self._known[name, key] = peer
             row = {**_named(group, key), "peer": peer}
             if isinstance(found, Failure):
-                if found.kind != "gone":
+                if _gone_key(name, key) not in self._gone:
                     yield {**row, **_failed(self.name, found, "topic")}
                 continue
             lag, exact, why = self._lag(key, offset, found)
@@ -623,20 +624,19 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         self._committed = {one for one in before if isinstance(committed[one[0]], Failure)}
         for name, found in committed.items():
             if not isinstance(found, Failure):
-                self._committed |= {(name, key) for key in found if _chosen(key[0], self._server.topics)}
+                keys = {key for key in found if _chosen(key[0], self._server.topics)}
+                self._committed |= {(name, key) for key in keys if not _is_gone(offsets.get(key))}
+        for name, key in self._committed:
+            self._gone.back(_gone_key(name, key))
         lost = before - self._committed
         topics = connection.topics({key[0] for _, key in lost})
-        for name, key in before | self._committed:
-            one = _shown(key[0]), _shown(name), str(key[1]).encode()
-            found = topics[key[0]] if (name, key) in lost else offsets.get(key)
-            if isinstance(found, Failure) and found.kind == "gone":
-                self._gone.add(one, "the topic was deleted", now_ns)
-            elif (name, key) not in lost:
-                self._gone.back(one)
+        for name, key in lost:
+            why = "its committed offset was deleted, or has expired"
+            if _is_gone(topics[key[0]]) or _is_gone(offsets.get(key)):
+                why = "the topic was deleted"
             elif self._groups[name].state == "dead":
-                self._gone.add(one, "the group was deleted", now_ns)
-            else:
-                self._gone.add(one, "its committed offset was deleted, or has expired", now_ns)
+                why = "the group was deleted"
+            self._gone.add(_gone_key(name, key), why, now_ns)
         return self._gone.rows(now_ns)
 
     def _order(self, offsets: Mapping[Key, _Offsets | Failure], now_ns: int) -> Iterator[Row]:
@@ -678,6 +678,14 @@ def _more(what: str, most: int) -> str:
 
 def _shown(name: str) -> bytes:
     return fitted(name.encode(errors="replace"), _WIDTH)
+
+
+def _is_gone(found: object) -> bool:
+    return isinstance(found, Failure) and found.kind == "gone"
+
+
+def _gone_key(group: str, key: Key) -> tuple[bytes, ...]:
+    return _shown(key[0]), _shown(group), str(key[1]).encode()
 
 
 def _named(group: KafkaGroup, key: Key | None = None) -> dict[str, object]:

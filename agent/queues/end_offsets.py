@@ -1,8 +1,9 @@
-"""When records were appended to a partition of Kafka, from our own history of its end offsets. Pure.
+"""When messages were added to a log, from our own history of its end: of a partition of Kafka, a stream of NATS, or the
+log of PostgreSQL. Pure.
 
-The broker reports how many records wait, not how long. The record at offset ``c`` was appended between the last poll
-that saw an end offset of at most ``c`` and the next one. This holds whatever timestamp a producer wrote, and needs no
-record to be read.
+The server reports how much waits, not for how long. The message at offset ``c`` was added between the last poll that
+saw an end of at most ``c`` and the next one. This holds whatever timestamp a producer wrote, and needs no message to be
+read.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ from array import array
 from bisect import bisect_right
 from typing import NamedTuple
 
-#: Samples of one partition: 2 KiB.
+#: Samples of one log: 2 KiB.
 SAMPLES = 128
 
 
 class Age(NamedTuple):
-    """Seconds since a record was appended, and the largest error of that."""
+    """Seconds since a message was added, and the largest error of that."""
 
     age_s: float
     error_s: float
 
 
 class EndOffsets:
-    """End offsets of one partition, by the time of their polls (one clock, in ns).
+    """End offsets of one log, by the time of their polls (one clock, in ns).
 
     Never more than ``samples``: beyond that, every second sample of the older half is dropped. So the history reaches
     back to the first poll, and its error grows with the age.
@@ -34,7 +35,7 @@ class EndOffsets:
         self._t_ns, self._ends = array("q"), array("q")
 
     def add(self, t_ns: int, end: int) -> None:
-        """Times must increase. A smaller end than before, after a topic was made anew, starts a new history."""
+        """Times must increase. A smaller end than before, after the log was made anew, starts a new history."""
         if self._ends and end < self._ends[-1]:
             self._t_ns, self._ends = array("q"), array("q")
         if len(self._ends) > 1 and end == self._ends[-1] == self._ends[-2]:
@@ -48,7 +49,7 @@ class EndOffsets:
             self._ends = self._ends[:half:2] + self._ends[half:]
 
     def age(self, offset: int, now_ns: int) -> Age | None:
-        """Age of the record at this offset, linear between two polls. None if it is older than the history, or not yet
+        """Age of the message at this offset, linear between two polls. None if it is older than the history, or not yet
         there.
         """
         after = self._after(offset)
@@ -60,11 +61,11 @@ class EndOffsets:
         return Age((now_ns - self._t_ns[before] - share * step_ns) / 1e9, max(share, 1 - share) * step_ns / 1e9)
 
     def between(self, offset: int) -> tuple[int, int] | None:
-        """The times of the two polls between which the record at this offset was appended; None as for ``age``."""
+        """The times of the two polls between which the message at this offset was added; None as for ``age``."""
         after = self._after(offset)
         return None if after is None else (self._t_ns[after - 1], self._t_ns[after])
 
     def _after(self, offset: int) -> int | None:
-        """Index of the first sample that has the record; None without one before it."""
+        """Index of the first sample that has the message; None without one before it."""
         after = bisect_right(self._ends, offset)
         return after if 0 < after < len(self._ends) else None
