@@ -12,7 +12,7 @@ from array import array
 from bisect import bisect_right
 from typing import NamedTuple
 
-#: Samples of one log: 2 KiB.
+#: Samples of one log: 3 KiB.
 SAMPLES = 128
 
 
@@ -32,21 +32,25 @@ class EndOffsets:
 
     def __init__(self, samples: int = SAMPLES) -> None:
         self._samples = samples
-        self._t_ns, self._ends = array("q"), array("q")
+        self._t_ns, self._ends, self._off_ns = array("q"), array("q"), array("q")
 
-    def add(self, t_ns: int, end: int) -> None:
-        """Times must increase. A smaller end than before, after the log was made anew, starts a new history."""
+    def add(self, t_ns: int, end: int, off_ns: int = 0) -> None:
+        """The end was read at this time, or at most so much before or after it. Times must increase. A smaller end than
+        before, after the log was made anew, starts a new history.
+        """
         if self._ends and end < self._ends[-1]:
-            self._t_ns, self._ends = array("q"), array("q")
+            self._t_ns, self._ends, self._off_ns = array("q"), array("q"), array("q")
         if len(self._ends) > 1 and end == self._ends[-1] == self._ends[-2]:
-            self._t_ns[-1] = t_ns  # of equal ends, the first and the last are of use
+            self._t_ns[-1], self._off_ns[-1] = t_ns, off_ns  # of equal ends, the first and the last are of use
             return
         self._t_ns.append(t_ns)
         self._ends.append(end)
+        self._off_ns.append(off_ns)
         if len(self._ends) > self._samples:
             half = len(self._ends) // 2
             self._t_ns = self._t_ns[:half:2] + self._t_ns[half:]
             self._ends = self._ends[:half:2] + self._ends[half:]
+            self._off_ns = self._off_ns[:half:2] + self._off_ns[half:]
 
     def age(self, offset: int, now_ns: int) -> Age | None:
         """Age of the message at this offset, linear between two polls. None if it is older than the history, or not yet
@@ -57,8 +61,9 @@ class EndOffsets:
             return None
         before = after - 1
         step_ns = self._t_ns[after] - self._t_ns[before]
-        share = (offset - self._ends[before] + 0.5) / (self._ends[after] - self._ends[before])
-        return Age((now_ns - self._t_ns[before] - share * step_ns) / 1e9, max(share, 1 - share) * step_ns / 1e9)
+        since_ns = (offset - self._ends[before] + 0.5) / (self._ends[after] - self._ends[before]) * step_ns
+        error_ns = max(since_ns + self._off_ns[before], step_ns - since_ns + self._off_ns[after])
+        return Age(max(0.0, now_ns - self._t_ns[before] - since_ns) / 1e9, error_ns / 1e9)
 
     def between(self, offset: int) -> tuple[int, int] | None:
         """The times of the two polls between which the message at this offset was added; None as for ``age``."""

@@ -342,6 +342,12 @@ def test_what_no_consumer_will_get_is_told(kafka: Kafka, opened: Callable[..., Q
     row = one(opened("late"))
     assert (row["lag_messages"], row["exact"]) == (33, 0)
     assert row["inexact_reason"] == b"17 records were deleted before they were read"
+    (deleted,) = admin.delete_records([TopicPartition("kept", 0, 53)]).values()
+    deleted.result(20)
+    queue = opened("late")
+    for _ in range(2):  # also after it has seen that no record is there
+        (row,) = until(queue, lambda rows: rows["lag_messages"].tolist() == [0])
+        assert row["inexact_reason"] == b"50 records were deleted before they were read"
 
     create(kafka, "states", cleanup_policy="compact")
     produce(kafka, "states", 29)

@@ -121,20 +121,25 @@ def appended(seed: int) -> Iterator[tuple[int, int, list[int]]]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_time_of_a_record_lies_within_its_error(seed: int) -> None:
+    """The broker answers at some time of a poll, which takes up to 0.8 s."""
     history, checked, worst = EndOffsets(), 0, 0.0
     history.add(0, 0)
+    slow = random.Random(seed)
     for now, end, times in appended(seed):
-        history.add(now, end)
+        off = slow.randrange(1, 4 * SECOND // 10)
+        history.add(now + slow.randrange(-off, off), end, off)
+        now += off
         for back in (1, 2, 7, 50, 400, 3000):
             age = history.age(end - back, now)
             if age is None:
                 assert end - back < 0
                 continue
             truth = (now - times[end - back]) / SECOND
+            assert age.age_s >= 0
             assert abs(age.age_s - truth) <= age.error_s + 1e-6, (now, back)
             checked, worst = checked + 1, max(worst, age.error_s / (truth + 1))
     assert checked > 1000
-    assert worst < 1.01  # the error does not grow faster than the age
+    assert worst < 1.81  # the error does not grow faster than the age
     assert len(history._ends) <= SAMPLES
     assert history.age(end, now) is None  # not yet there
 

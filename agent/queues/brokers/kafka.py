@@ -321,6 +321,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         offsets = self._offsets(connection, wanted, committed)
         self._refresh(connection, list(offsets), now_ns)
         self._read(wanted, committed, offsets, now_ns)
+        now_ns = boot_ns()  # a slow broker takes seconds for its answers
         known, self._known = self._known, {}
         gone = self._see_gone(connection, committed, offsets, now_ns)
         self._timers = [*self._retentions(wanted, committed, offsets)]
@@ -401,7 +402,7 @@ class KafkaCluster(TimedQueue, OrderedQueue):
             else:
                 found[key] = _Offsets(end)
                 self._ends[key] = histories.get(key) or EndOffsets()
-                self._ends[key].add((before_ns + after_ns) // 2, end)
+                self._ends[key].add((before_ns + after_ns) // 2, end, (after_ns - before_ns) // 2)
         waits = dict.fromkeys(
             key
             for name, key in wanted
@@ -539,7 +540,8 @@ class KafkaCluster(TimedQueue, OrderedQueue):
             return 0, True, ""
         why, first = self._doubt(key[0], committed, at), self._first_records.get((key, committed))
         if first is not None and first.offset >= at.end:
-            return 0, True, ""  # no record is there, only markers of transactions
+            deleted = at.start is not None and at.start > committed
+            return 0, not deleted, why if deleted else ""  # no record is there, only markers of transactions
         return at.end - max(committed, at.start or 0, first.offset if first is not None else 0), not why, why
 
     def _doubt(self, topic: str, committed: int, at: _Offsets) -> str:
