@@ -107,11 +107,14 @@ class RecordTail:
         unread = self._places({key: end for key, end in ends.items() if key[0] not in self._refused}, settings)
         self._take(now_ns)
         rows: list[Row] = [
-            {**columns, "destination": topic, "partition": str(number), "interval_ns": took_ns}
+            {
+                **{name: value for name, value in columns.items() if name != "first"},
+                "destination": topic,
+                "partition": str(number),
+                "interval_ns": took_ns,
+            }
             for topic, number, columns in self._order.rows()
         ]
-        for row in rows:
-            row.pop("first", None)
         return [
             *rows,
             *({"destination": t, "partition": str(p), "messages": 0, "unread": n} for (t, p), n in unread.items()),
