@@ -11,12 +11,15 @@ from agent.cli.cells import cell, duration
 from agent.cli.clock_text import Dots, arrows, can, clock_line, nice, paint, step_line
 from agent.cli.output import coloured
 from agent.cli.queues_clients import ClientProcess
+from agent.cli.queues_order import OrderCounts
 from agent.cli.queues_series import QueueSeries
 from agent.cli.queues_text import behind, count, label, lag_text, seconds
 from agent.errors import printable
 
 _LISTED = 6
 _LABEL = 14
+#: By ``message_order.source``.
+_CHECKED = {"consumer": "consumed", "sample": "produced"}
 Row = dict[str, Any]
 
 
@@ -25,11 +28,12 @@ def text(
     shown: Sequence[Row],
     rows: Sequence[Row],
     clients: Sequence[ClientProcess],
+    checked: Sequence[OrderCounts],
     columns: int,
     height: int = 10,
 ) -> list[str]:
     """Lines of at most ``columns`` characters. shown: the rows (of ``queue_lag``) of the group that is plotted, one for
-    each partition. rows: of all groups. clients: processes that talk to the queue's servers.
+    each partition. rows: of all groups. clients: processes that talk to the queue's servers. checked: its messages.
     """
     plain = not can("⣿▲▼┤└─", sys.stdout.encoding)
     colour = coloured(sys.stdout)
@@ -38,7 +42,8 @@ def text(
     out = [printable(f"{one['system']} {label(one)} of {one['cluster'] or one['peer'] or '?'}")[:columns], ""]
     out += _plot(series, columns, height, plain, colour)
     out.append("")
-    for name, value in _figures(series, one, worst):
+    order = [(_CHECKED.get(counts.source, counts.source), counts.text()) for counts in checked]
+    for name, value in [*_figures(series, one, worst), *order]:
         lines = layout.wrapped(printable(value), columns - _LABEL, "", "")
         out += [f"  {name if i == 0 else '':{_LABEL - 2}}{line}" for i, line in enumerate(lines)]
     if len(rows) > 1:

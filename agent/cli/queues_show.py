@@ -32,7 +32,8 @@ def command(
     name: str, group: str | None, cluster: str | None, since: str, until: str | None, fmt: str, store: str
 ) -> None:
     """Show one queue: its lag over time, its state and why, its partitions and consumer groups, its consumers, the
-    processes of the host that talk to its servers, and when its state changed.
+    processes of the host that talk to its servers, messages that came twice or out of order, and when its state
+    changed.
 
     NAME is the name of the queue, stream or topic, the beginning of the name, or a part of it that no other one has;
     `tickscope queues` lists them. The lags of partitions are added up in the plot.
@@ -42,14 +43,14 @@ def command(
     tickscope queues show orders --group billing --since 6h
     tickscope queues show orders -o json
     """
-    from agent.cli import queues_clients, queues_list
+    from agent.cli import queues_clients, queues_list, queues_order
     from agent.cli.chosen import chosen
     from agent.cli.gaps import report_gaps
     from agent.cli.output import emit_doc, emit_rows, quiet_pipe
     from agent.cli.queues_series import series
     from agent.store.sources import opened
 
-    tables = ["queue_lag", "clock_change", "clock_offset", "loss", *queues_clients.TABLES]
+    tables = ["queue_lag", "clock_change", "clock_offset", "loss", *queues_clients.TABLES, *queues_order.TABLES]
     with opened(store, tables, since, until, whole=True) as source:
         known = [row for row in queues_list.latest(source) if row["destination"] is not None]
         rows = _only(known, cluster)
@@ -64,20 +65,21 @@ def command(
         rows = [row for row in rows if row["destination"] == found]
         shown = _shown(rows, group)
         drawn = series(source, shown[0])
-        its = queues_clients.clients(source, shown)
+        its, checked = queues_clients.clients(source, shown), queues_order.order(source, shown[0])
         gaps, notes = source.gaps(), source.notes
     report_gaps(gaps, notes, fmt)
     if fmt == "table":
         from agent.cli.queues_figures import text
 
         with quiet_pipe():
-            click.echo("\n".join(text(drawn, shown, rows, its, shutil.get_terminal_size((100, 40)).columns)))
+            click.echo("\n".join(text(drawn, shown, rows, its, checked, shutil.get_terminal_size((100, 40)).columns)))
     elif fmt == "json":
         emit_doc(
             {
                 **_document(drawn),
                 "queues": rows,
                 "clients": list(map(asdict, its)),
+                "order": list(map(asdict, checked)),
                 "gaps": gaps,
                 "rows": [asdict(p) for p in drawn.pieces],
             }

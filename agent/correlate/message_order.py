@@ -12,7 +12,7 @@ from agent.correlate.episode import Episode
 from agent.correlate.rows import groups, known
 from agent.correlate.thresholds import SECOND
 from agent.correlate.watch import Second, Watch
-from agent.correlate.words import text
+from agent.correlate.words import Words, render, text, value, when
 from agent.tables import TABLES
 
 READS = {
@@ -110,15 +110,32 @@ def _note(episode: Episode, row: np.void) -> None:
             episode.facts[name] = float(row[name])
 
 
-def symptom(**more: Any) -> Symptom:
-    """What both have in common."""
+def symptom(how: str, first: Callable[[Episode], Words], **more: Any) -> Symptom:
+    """What both have in common. how: the messages came; first: what is to be said of the first of them."""
+    metric = more["name"]
+
+    def clause(episode: Episode) -> Words:
+        facts = episode.facts
+        return render(
+            "{n} of {all} {queue} were {came} {how} {when} ({id} {first})",
+            n=value(facts.get(metric, episode.value)),
+            all=value(facts.get("messages", episode.value), "message"),
+            queue=render("of {queue}", queue=episode.subject),
+            came="produced" if facts.get("produced") else "consumed",
+            how=how,
+            when=when(episode),
+            id=episode.words,
+            first=first(episode),
+        )
+
     return Symptom(
+        clause=clause,
         subject="a queue",
         unit="",
         table="message_order",
         reads=READS,
         watch=OrderWatch,
-        judge=judge(more["name"]),
-        measured={more["name"]: more["name"]},
+        judge=judge(metric),
+        measured={metric: metric},
         **more,
     )

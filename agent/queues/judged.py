@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: Polls in a row that a server may leave unanswered before its queues begin anew, as after any other failure.
 _UNANSWERED = 3
 #: Members of a row that are no columns.
-_MEMBERS = ("position", "acked", "added", "asked_s", "kept_s", "prefetch", "room")
+_MEMBERS = ("acked_exact", "position", "acked", "added", "asked_s", "kept_s", "prefetch", "room")
 
 
 class Judged:
@@ -72,7 +72,7 @@ class Judged:
 
     def _whole(self, row: dict[str, Any], before: dict[tuple[object, ...], Progress]) -> Row:
         members = {name: row.pop(name, None) for name in _MEMBERS}
-        room = members.pop("room")
+        room, acked_exact = members.pop("room"), members.pop("acked_exact")
         in_bytes = row.get("lag_bytes") if "lag_messages" not in row else None
         key = tuple(row.get(name) for name in ("destination", "partition", "consumer_group"))
         if row.get("failure") == "no_answer" and key in before and self._unanswered <= _UNANSWERED:
@@ -88,7 +88,7 @@ class Judged:
             row.get("lag_messages") if in_bytes is None else in_bytes,
             row.get("pending") or 0,
             row.get("consumers"),
-            exact=row.get("exact") is not False,
+            exact=acked_exact or row.get("exact") is not False,
             age_s=None if age_s is None or isnan(age_s) else age_s,
             unit="" if in_bytes is None else " bytes",
             memory_bytes=used,

@@ -6,13 +6,9 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
+from agent.queues.commits import Commits
 from agent.queues.kafka_client import Key
-from agent.queues.status import WINDOW_NS
 
-#: Without a known commit interval, a group that commits nothing for this long reads nothing.
-_PATIENCE_NS = 60_000_000_000
-#: Times the longest of the last intervals between commits.
-_INTERVALS, _REMEMBERED = 3, 5
 #: Names of ConsumerGroupState. A KIP-848 group that assigns or reconciles comes as UNKNOWN.
 _STATES = {
     "STABLE": "stable",
@@ -21,30 +17,6 @@ _STATES = {
     "PREPARING_REBALANCING": "rebalancing",
     "COMPLETING_REBALANCING": "rebalancing",
 }
-
-
-class Commits:
-    """The committed offset of one partition. A consumer commits every few seconds, or minutes, so an offset that stays
-    the same shows only after a while that nothing is read.
-    """
-
-    def __init__(self) -> None:
-        self._offset, self._since_ns = -1, 0
-        self._intervals_ns: list[int] = []
-
-    def position(self, offset: int, lag: int | None, consumed: bool, now_ns: int) -> int | None:
-        """``position`` for agent/queues/judged.py: the offset once it means that nothing is read, else None. consumed:
-        whether the group may have a consumer.
-        """
-        if offset != self._offset:
-            if self._offset >= 0:
-                self._intervals_ns = [*self._intervals_ns, now_ns - self._since_ns][-_REMEMBERED:]
-            self._offset, self._since_ns = offset, now_ns
-        elif lag == 0:
-            self._since_ns = now_ns  # nothing to commit
-        patience_ns = _INTERVALS * max(self._intervals_ns) if self._intervals_ns else _PATIENCE_NS
-        quiet_ns = now_ns - self._since_ns
-        return offset if not consumed or quiet_ns >= patience_ns - WINDOW_NS else None
 
 
 @dataclass

@@ -10,7 +10,7 @@ from __future__ import annotations
 from math import inf
 
 from agent.queues.age_bounds import AgeBounds
-from agent.queues.kafka_history import EndOffsets
+from agent.queues.end_offsets import EndOffsets
 from agent.queues.nats_report import NatsConsumer, NatsStream
 
 #: What a poll reports was so at most this long before or after the middle of its request.

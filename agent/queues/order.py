@@ -24,6 +24,8 @@ MOST_CONSUMERS = (1 << _WHO_BITS) - 1
 MOST_SEQUENCES = 4096
 #: A number up to 1, after numbers from here on, begins anew: the producer was restarted.
 _RESTARTED = 16
+#: That a column holds.
+_LARGEST = 2**63 - 1
 #: Shortest interval of a row of ``message_order``.
 INTERVAL_NS = 1_000_000_000
 
@@ -142,8 +144,9 @@ class MessageOrder:
                 self._highest[key] = one.number
                 return
             counts.out_of_order += 1
-            if highest - one.number > counts.more.get("behind", 0):
-                counts.more |= {"out_of_order_id": one.message, "behind": highest - one.number}
+            behind = min(highest - one.number, _LARGEST)
+            if behind > counts.more.get("behind", 0):
+                counts.more |= {"out_of_order_id": one.message, "behind": behind}
 
     def rows(self) -> list[tuple[Any, Any, dict[str, Any]]]:
         """(queue, consumer, columns of ``message_order``) since the last call. Beside the columns, ``first`` is the

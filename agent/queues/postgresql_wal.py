@@ -1,7 +1,7 @@
 """Replication slots, standbys and the replay of a standby: how far each is behind the write-ahead log (WAL). Pure.
 
 What waits is counted in bytes, and a byte is no message, so ``lag_messages`` is null. ``lag_s`` comes from our own
-history of the end of the log (agent/queues/kafka_history.py). The server's own lags (``flush_lag``, ``replay_lag``) are
+history of the end of the log (agent/queues/end_offsets.py). The server's own lags (``flush_lag``, ``replay_lag``) are
 of no use: of an idle slot they grow and then turn null.
 """
 
@@ -13,8 +13,8 @@ from math import nan
 from typing import Any
 
 from agent.queues.catalogue import Row
-from agent.queues.kafka_groups import Commits
-from agent.queues.kafka_history import EndOffsets
+from agent.queues.commits import Commits
+from agent.queues.end_offsets import EndOffsets
 from agent.queues.redis_reading import shown
 
 MAX_SLOTS = 256

@@ -4,7 +4,6 @@ the first poll the last ``FIRST`` entries are read, from then on all.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import hiredis
 from agent.common.fairness import UpperBound
 from agent.common.resp import Reply, ReplyTooLarge
 from agent.queues.catalogue import Row
+from agent.queues.message_values import value_at, whole
 from agent.queues.order import MessageArrival, MessageOrder
 from agent.queues.redis_reading import Id, Stream, after, entry_id, shown
 from agent.queues.redis_rights import Command
@@ -54,14 +54,10 @@ class EntryField:
     def of(self, entry: list[bytes]) -> str | int | None:
         """The value; None if the entry has none."""
         try:
-            value: Any = entry[entry[::2].index(self.name) * 2 + 1].decode(errors="backslashreplace")
-            if self.pointer:
-                value = json.loads(value)
-                for part in self.pointer:
-                    value = value[int(part)] if isinstance(value, list) else value[part]
-        except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+            text = entry[entry[::2].index(self.name) * 2 + 1]
+        except ValueError:
             return None
-        return value if type(value) in (str, int) and value != "" else None
+        return value_at(text, self.pointer)
 
 
 class Tail:
@@ -138,13 +134,5 @@ class Tail:
             if message is None:
                 self._without[stream] += 1
                 continue
-            number = self._number.of(entry) if self._number is not None else None
-            whole = number if isinstance(number, int) else _whole(number)
-            self._order.add(MessageArrival(stream, None, None, str(message), whole, now_ns))
-
-
-def _whole(text: str | None) -> int | None:
-    try:
-        return int(text[:20]) if text is not None else None
-    except ValueError:
-        return None
+            number = whole(self._number.of(entry)) if self._number is not None else None
+            self._order.add(MessageArrival(stream, None, None, str(message), number, now_ns))

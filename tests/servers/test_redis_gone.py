@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.queues import redis_gone
+from agent.queues import gone
 from agent.queues.brokers.redis import BROKER
 from tests.servers.test_redis_lag import fill
 from tests.servers.test_redis_streams import Redis, poll, redis
@@ -44,7 +44,7 @@ def test_a_deleted_group_is_a_state_of_its_own(
     (row,) = [row for row in poll(queue) if row["consumer_group"] == b"g"]
     assert (row["status"], row["errors"]) == (b"gone", b"")
     assert row["server_role"] == b"primary"
-    monkeypatch.setattr(redis_gone, "_SHOWN_NS", 0)  # a group that nobody misses is forgotten, unless it is configured
+    monkeypatch.setattr(gone, "_SHOWN_NS", 0)  # a group that nobody misses is forgotten, unless it is configured
     assert (b"gone" in poll(queue)["status"].tolist()) == bool(named)
     monkeypatch.undo()
     redis.do("DEL", "s")

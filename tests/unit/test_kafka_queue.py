@@ -17,9 +17,10 @@ from agent.common.clocks import boot_ns
 from agent.config import resolve
 from agent.errors import AgentError
 from agent.queues.brokers.kafka import BROKER, KafkaServer
+from agent.queues.commits import Commits
+from agent.queues.end_offsets import SAMPLES, EndOffsets
 from agent.queues.kafka_client import KafkaDown
-from agent.queues.kafka_groups import Commits, KafkaGroup
-from agent.queues.kafka_history import SAMPLES, EndOffsets
+from agent.queues.kafka_groups import KafkaGroup
 from agent.queues.poller_process import BrokerPoller
 from agent.queues.status import WINDOW_NS
 from tests.patience import PATIENCE
@@ -40,7 +41,11 @@ def test_a_cluster_is_a_text(given: str, servers: str, groups: tuple[str, ...], 
 
 
 @pytest.mark.parametrize(
-    "given", ["", "kafka://", "http://a", "kafka://user:pw@a", "a:0", "a:x", "::1", "a:1?group=b", "kafka://a b", "a?x"]
+    "given",
+    [
+        *("", "kafka://", "http://a", "kafka://user:pw@a", "a:0", "a:x", "::1", "a:1?group=b", "kafka://a b", "a?x"),
+        *("a?topics=^orders", "a?topics=a|b", "a?seq=n", "a?id=a//b", "a?id=header:"),
+    ],
 )
 def test_what_is_no_cluster_is_refused_without_its_password(given: str) -> None:
     with pytest.raises(AgentError) as error:
@@ -53,6 +58,10 @@ SECTIONS = [
     ("{servers: 'a:1', tls: true, ca: /ca.pem}", ""),
     ("{servers: 'a:1', user: me, password_file: /p, groups: [a, 'b*'], topics: t}", ""),
     ("{servers: 'a:1', user: me, password_variable: TICKSCOPE_KAFKA_PASSWORD, mechanism: PLAIN}", ""),
+    ("{servers: 'a:1', topics: ['a.b-c_*', '[a-c]?', '[!d]'], id: a/0/b, seq: 'header:x/y'}", ""),
+    ("{servers: 'a:1', topics: ['orders-.+']}", "patterns are like orders*, not regular expressions"),
+    ("{servers: 'a:1', seq: n}", "seq needs id"),
+    ("{servers: 'a:1', id: 'header:'}", "such as order/id, or header:NAME"),
     ("{groups: [a]}", "a Kafka cluster has `servers"),
     ("{servers: 'a:1', ca: /ca.pem}", "need `tls: true`"),
     ("{servers: 'a:1', tls: true, ca: ca.pem}", "it is an absolute path"),
@@ -112,20 +121,25 @@ def appended(seed: int) -> Iterator[tuple[int, int, list[int]]]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_time_of_a_record_lies_within_its_error(seed: int) -> None:
+    """The broker answers at some time of a poll, which takes up to 0.8 s."""
     history, checked, worst = EndOffsets(), 0, 0.0
     history.add(0, 0)
+    slow = random.Random(seed)
     for now, end, times in appended(seed):
-        history.add(now, end)
+        off = slow.randrange(1, 4 * SECOND // 10)
+        history.add(now + slow.randrange(-off, off), end, off)
+        now += off
         for back in (1, 2, 7, 50, 400, 3000):
             age = history.age(end - back, now)
             if age is None:
                 assert end - back < 0
                 continue
             truth = (now - times[end - back]) / SECOND
+            assert age.age_s >= 0
             assert abs(age.age_s - truth) <= age.error_s + 1e-6, (now, back)
             checked, worst = checked + 1, max(worst, age.error_s / (truth + 1))
     assert checked > 1000
-    assert worst < 1.01  # the error does not grow faster than the age
+    assert worst < 1.81  # the error does not grow faster than the age
     assert len(history._ends) <= SAMPLES
     assert history.age(end, now) is None  # not yet there
 

@@ -18,6 +18,7 @@ import pytest
 from agent.limiters.intake import Intake
 from agent.queues.message_reports import PAIRS, TABLE, USERS, Consumer, MessageReports
 from agent.queues.order import IDS, MOST_CONSUMERS, MessageArrival, MessageOrder, SeenIds
+from agent.queues.packing import pack
 from tests.lab import sockets
 
 #: In a process of its own: each line of its input is a report.
@@ -130,6 +131,7 @@ def test_two_consumers_of_a_group_share_duplicates_and_have_an_order_each(intake
         ([*range(100, 120), 1, 2, 3], 0),  # the producer was restarted
         ([3, 1, 2], 2),
         ([-2, -1, 7, None, 8], 0),
+        ([10**30, 5, 7], 2),
     ],
 )
 def test_a_number_below_one_before_it_is_out_of_order(numbers: list[int | None], late: int) -> None:
@@ -138,6 +140,7 @@ def test_a_number_below_one_before_it_is_out_of_order(numbers: list[int | None],
         order.add(MessageArrival("orders", None, 1, f"m{i}", number, i))
     ((_, _, columns),) = order.rows()
     assert (columns["messages"], columns["duplicates"], columns["out_of_order"]) == (len(numbers), 0, late)
+    pack([columns], TABLE.name)
 
 
 @pytest.mark.parametrize(

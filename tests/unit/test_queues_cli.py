@@ -177,6 +177,38 @@ def test_the_clients_of_a_queue_and_their_servers(tmp_path: Path) -> None:
     assert re.search(r"next tasks +mail.send 3", shown)
 
 
+def test_duplicates_and_messages_out_of_order_of_a_queue(tmp_path: Path) -> None:
+    """As its producers made them, in two partitions, and as its group consumed them; a consumer need not report more
+    than the queue. Those of other queues, groups and servers do not count.
+    """
+    now = boot_now()
+    mine: dict[str, Any] = {"destination": "orders", "messages": 1009, "duplicates": 5, "out_of_order": 2}
+    sample, consumer = (TABLES["message_order"].code("source", name) for name in ("sample", "consumer"))
+    server = {"system": "redis", "cluster": "10.0.0.1:6379"}
+    rows = [
+        {**server, "source": sample, "partition": "0", "unread": 7},
+        {**server, "source": sample, "partition": "1"},
+        {"source": consumer, "pid": 7},
+        {**server, "source": consumer, "consumer_group": "billing"},
+        {**server, "source": consumer, "consumer_group": "other"},
+        {**server, "source": consumer, "destination": "others"},
+        {**server, "source": sample, "cluster": "10.0.0.2:6379"},
+    ]
+    batches = [make("message_order", 1, t_ns=now - S, **{**mine, **row}) for row in rows]
+    write(tmp_path, lag(now - 60 * S, 3), lag(now - 60 * S, 0, "quiet"), *batches)
+    doc = json.loads(tickscope_text("queues", "show", "orders", "--store", tmp_path, "-o", "json").stdout)
+    sums = {"messages": 2018, "duplicates": 10, "out_of_order": 4}
+    assert sorted(doc["order"], key=lambda one: one["source"]) == [
+        {"source": "consumer", **sums, "unread": None},
+        {"source": "sample", **sums, "unread": 7},
+    ]
+    shown = on_terminal("queues", "show", "orders", "--store", tmp_path, columns=80, NO_COLOR="1", TZ="UTC")
+    assert re.search(r"consumed +2,018 messages, 10 duplicates, 4 out of order\n", shown)
+    assert re.search(r"produced +2,018 messages, 10 duplicates, 4 out of order, 7 unread\n", shown)
+    quiet = on_terminal("queues", "show", "quiet", "--store", tmp_path, columns=80, NO_COLOR="1", TZ="UTC")
+    assert "duplicates" not in quiet
+
+
 #: Seconds ago, and the server.
 TURNS = ((40, 1), (35, 1), (20, 2), (10, 1))
 

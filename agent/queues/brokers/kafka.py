@@ -2,7 +2,7 @@
 
 Committed offsets are read first and end offsets after that, so that a lag is never negative. The lag counts offsets.
 Where some of them are no messages that the group will get, the row says so: records that compaction removed, markers of
-transactions. Its time comes from our own history of end offsets (agent/queues/kafka_history.py).
+transactions. Its time comes from our own history of end offsets (agent/queues/end_offsets.py).
 
 The client is librdkafka (confluent-kafka). It is imported when a server is opened.
 """
@@ -10,7 +10,8 @@ The client is librdkafka (confluent-kafka). It is imported when a server is open
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from math import isnan, nan
@@ -26,10 +27,14 @@ from agent.common.settings import flag, one_of, setting, text, texts
 from agent.errors import USAGE, AgentError
 from agent.queues.addresses import Addresses
 from agent.queues.catalogue import Broker, Row
+from agent.queues.commits import Commits
+from agent.queues.end_offsets import EndOffsets
+from agent.queues.gone import Gone
 from agent.queues.kafka_client import Failure, KafkaConnection, KafkaDown, Key
-from agent.queues.kafka_groups import Commits, KafkaGroup
-from agent.queues.kafka_history import EndOffsets
+from agent.queues.kafka_groups import KafkaGroup
 from agent.queues.kafka_records import FirstRecord, RecordReader
+from agent.queues.kafka_tail import RecordField, RecordTail
+from agent.queues.order import OrderedQueue
 from agent.queues.timers import QueueTimer, ServerTimers, TimedQueue, elsewhere
 from agent.tables import TABLES
 
@@ -48,7 +53,8 @@ _PASSWORD_BYTES = 4096
 _PORT = 9092
 _VARIABLES = "TICKSCOPE_KAFKA_"
 _TRANSACTIONS = "__transaction_state"  # this topic is there once any producer has used transactions
-_WIDTH = TABLES["queue_lag"].by_name["destination"].width
+_NO_TOPIC = re.compile(r"[^\w.*?![\]-]", re.ASCII)
+_WIDTH, _REASON = (TABLES["queue_lag"].by_name[name].width for name in ("destination", "inexact_reason"))
 
 
 def _bootstrap(given: str) -> str:
@@ -82,6 +88,12 @@ def _path(given: str) -> str:
     return given
 
 
+def _field(given: str) -> str:
+    if given:
+        RecordField.parse(given)
+    return given
+
+
 def _file(what: str) -> Any:
     return setting("", text("an absolute path", _path), what)
 
@@ -95,6 +107,14 @@ class KafkaServer:
     topics: tuple[str, ...] = setting((), texts("a list of names or patterns"), "topics; none: all of them")
     records: bool = setting(
         True, flag(), "read single records for their timestamps, where the agent was not there when they were appended"
+    )
+    id: str = setting(
+        "",
+        text("a path in JSON, or header:NAME", _field),
+        "where records have their id, to find duplicates: `order/id` in JSON, or `header:NAME`",
+    )
+    seq: str = setting(
+        "", text("a path in JSON, or header:NAME", _field), "where they have their number, to find those out of order"
     )
     tls: bool = setting(False, flag(), "encrypt the connection")
     ca: str = _file("certificates that sign the brokers' certificates (PEM)")
@@ -112,6 +132,10 @@ class KafkaServer:
     def check(self) -> None:
         if not self.servers:
             raise ValueError("a Kafka cluster has `servers: host:port,host:port`")
+        if odd := next(filter(_NO_TOPIC.search, self.topics), ""):
+            raise ValueError(f"no topic has the name {odd!r}: patterns are like orders*, not regular expressions")
+        if self.seq and not self.id:
+            raise ValueError("seq needs id: where records have their id")
         if (self.ca or self.certificate or self.key) and not self.tls:
             raise ValueError("ca, certificate and key need `tls: true`")
         if bool(self.certificate) != bool(self.key):
@@ -161,10 +185,13 @@ def parse(given: str) -> KafkaServer:
     try:
         address, _, query = given.removeprefix("kafka://").partition("?")
         options = parse_qs(query, strict_parsing=bool(query))
-        if unknown := set(options) - {"groups", "topics"}:
+        if unknown := set(options) - {"groups", "topics", "id", "seq"}:
             raise ValueError(f"unknown option {min(unknown)!r}")
+        fields = {name: _field(options.pop(name, [""])[-1]) for name in ("id", "seq")}
         named = {name: tuple(filter(None, ",".join(values).split(","))) for name, values in options.items()}
-        return KafkaServer(servers=_bootstrap(address.rstrip("/")), **named)  # type: ignore[arg-type]
+        server = KafkaServer(servers=_bootstrap(address.rstrip("/")), **named, **fields)  # type: ignore[arg-type]
+        server.check()
+        return server
     except ValueError as error:
         raise AgentError(
             "a Kafka server of the configuration cannot be read",
@@ -179,13 +206,15 @@ def parse(given: str) -> KafkaServer:
 
 @dataclass
 class _Topic:
-    """leaders: a node (host, port) by partition. compacted: None if unknown. retention_s: after this time a record may
-    be deleted; NaN if never, or unknown. create_time: whether records have their producers' times, not the broker's.
+    """leaders: a node (host, port) by partition. compacted: None if unknown; denied: for a missing right. retention_s:
+    after this time a record may be deleted; NaN if never, or unknown. create_time: whether records have their
+    producers' times, not the broker's.
     """
 
     asked_ns: int
     leaders: Mapping[int, Any] = field(default_factory=dict)
     compacted: bool | None = None
+    denied: bool = False
     retention_s: float = nan
     create_time: bool = True
 
@@ -208,7 +237,7 @@ class _Offsets:
     stable: int | None = None
 
 
-class KafkaCluster(TimedQueue):
+class KafkaCluster(TimedQueue, OrderedQueue):
     """One cluster. ``poll`` returns one row per group and partition, one row for a group without partitions, one for a
     cluster without groups, or ``down`` rows.
     """
@@ -231,7 +260,13 @@ class KafkaCluster(TimedQueue):
         self._first_records: dict[tuple[Key, int], FirstRecord] = {}  # by partition and committed offset
         self._no_reading_ns = self._timed_ns = 0
         self._timers: list[QueueTimer] | None = None
+        self._tail: RecordTail | None = None
+        if server.id:
+            self._tail = RecordTail(RecordField.parse(server.id), RecordField.parse(server.seq) if server.seq else None)
+        self._ordered: list[Row] = []
         self._known: dict[tuple[str, Key], bytes | None] = {}
+        self._committed: set[tuple[str, Key]] = set()  # at the last poll
+        self._gone = Gone(name.encode() for name in server.groups if not _is_pattern(name))
         self._left_out: list[str] = []
         self._doubtful = False  # a question about a group had no answer: see KafkaConnection
 
@@ -239,7 +274,7 @@ class KafkaCluster(TimedQueue):
         """Some rounds of questions. A cluster that does not answer is asked only the first, for ``timeout_s``. Raises
         nothing that depends on the cluster.
         """
-        now_ns, self._timers = boot_ns(), None
+        now_ns, self._timers, self._ordered = boot_ns(), None, []
         try:
             if now_ns < self._not_before_ns:
                 raise self._refusal
@@ -260,8 +295,13 @@ class KafkaCluster(TimedQueue):
         """When unread records may be deleted for their age. No broker reports its version."""
         return None if self._timers is None else ServerTimers(self._timers)
 
+    def order(self) -> list[Row]:
+        return self._ordered
+
     def close(self) -> None:
         self._connection = self._reader = None
+        if self._tail is not None:
+            self._tail.close()
 
     def _poll(self, connection: KafkaConnection, now_ns: int) -> list[Row]:
         self._cluster = connection.cluster_id()
@@ -281,11 +321,15 @@ class KafkaCluster(TimedQueue):
         offsets = self._offsets(connection, wanted, committed)
         self._refresh(connection, list(offsets), now_ns)
         self._read(wanted, committed, offsets, now_ns)
+        now_ns = boot_ns()  # a slow broker takes seconds for its answers
         known, self._known = self._known, {}
+        gone = self._see_gone(connection, committed, offsets, now_ns)
         self._timers = [*self._retentions(wanted, committed, offsets)]
         rows = [
             *self._partitions(wanted, committed, offsets, now_ns),
-            *self._others(names, committed, known),
+            *self._order(offsets, now_ns),
+            *gone,
+            *self._others(names, committed, known, {row["consumer_group"] for row in gone}),
             *({"reason": why} for why in self._left_out),
         ]
         return rows or [{"status": "ok", "peer": self._addresses.peer(*self._first)}]
@@ -293,10 +337,12 @@ class KafkaCluster(TimedQueue):
     def _names(self, connection: KafkaConnection) -> list[str]:
         """Names of the groups to watch."""
         patterns = self._server.groups
-        if patterns and not any(letter in name for name in patterns for letter in "*?["):
+        if patterns and not any(map(_is_pattern, patterns)):
             names = sorted(set(patterns))
         else:
-            names = sorted(name for name in connection.groups() if name and _chosen(name, patterns))
+            # A group that is not listed may be that of a broker that does not answer.
+            known = {name for name, group in self._groups.items() if group.state != "dead"}
+            names = sorted(name for name in {*connection.groups(), *known} if name and _chosen(name, patterns))
         self._left_out = [_more("groups", MAX_GROUPS)] if len(names) > MAX_GROUPS else []
         return names[:MAX_GROUPS]
 
@@ -326,8 +372,13 @@ class KafkaCluster(TimedQueue):
         if used and (new or now_ns - self._configs_ns > _CONFIGS_NS):
             self._configs_ns = now_ns
             for name, settings in connection.configs(used).items():
+                topic = self._topics[name]
                 if not isinstance(settings, Failure):
-                    self._topics[name].configure(settings)
+                    topic.configure(settings)
+                    continue
+                topic.denied = settings.kind == "denied"
+                if not topic.denied:
+                    self._configs_ns = now_ns - _CONFIGS_NS + _RETRY_NS
             marker = connection.topics([_TRANSACTIONS])[_TRANSACTIONS]
             self._transactions = not (isinstance(marker, Failure) and marker.kind == "gone")
 
@@ -351,7 +402,7 @@ class KafkaCluster(TimedQueue):
             else:
                 found[key] = _Offsets(end)
                 self._ends[key] = histories.get(key) or EndOffsets()
-                self._ends[key].add((before_ns + after_ns) // 2, end)
+                self._ends[key].add((before_ns + after_ns) // 2, end, (after_ns - before_ns) // 2)
         waits = dict.fromkeys(
             key
             for name, key in wanted
@@ -421,26 +472,31 @@ class KafkaCluster(TimedQueue):
             self._known[name, key] = peer
             row = {**_named(group, key), "peer": peer}
             if isinstance(found, Failure):
-                yield {**row, **_failed(self.name, found, "topic")}
+                if _gone_key(name, key) not in self._gone:
+                    yield {**row, **_failed(self.name, found, "topic")}
                 continue
             lag, exact, why = self._lag(key, offset, found)
-            age_s, error_s, basis = self._age(key, offset, lag, now_ns)
+            age_s, error_s, basis, unknown = self._age(key, offset, lag, now_ns)
             commits = group.commits.setdefault(key, Commits())
             position = None if offset is None else commits.position(offset, lag, group.members != 0, now_ns)
+            both = "; ".join(filter(None, (why, unknown)))
+            left_s = nan if lag == 0 else self._left_s(key, offset, age_s, now_ns)
+            kept_s = left_s + age_s
             yield {
                 **row,
                 "lag_messages": lag,
                 "exact": exact,
-                "inexact_reason": why,
+                "inexact_reason": both if len(both) <= _REASON else why,
                 "lag_s": age_s,
                 "lag_error_s": error_s,
                 "lag_basis": basis,
-                "retention_left_s": nan if lag == 0 else self._kept_s(key) - age_s,
+                "retention_left_s": left_s,
                 "oldest_undelivered_s": nan if lag == 0 else age_s,
                 "added": found.end,
                 "acked": offset,
+                "acked_exact": True,
                 "position": position,
-                "kept_s": None if isnan(kept_s := self._kept_s(key)) else kept_s,
+                "kept_s": None if isnan(kept_s) else kept_s,
             }
         for name, group in self._groups.items():
             group.keep({key for one, key in self._known if one == name})
@@ -479,12 +535,13 @@ class KafkaCluster(TimedQueue):
                 return 0, True, ""
             return None, False, "no offset was committed" + ("" if most is None else f": at most {most}")
         if committed > at.end:
-            return None, False, "committed beyond the end: the topic was made anew, or cut"
+            return None, False, "committed beyond the end: topic made anew or cut, or offset set"
         if committed == at.end:
             return 0, True, ""
         why, first = self._doubt(key[0], committed, at), self._first_records.get((key, committed))
         if first is not None and first.offset >= at.end:
-            return 0, True, ""  # no record is there, only markers of transactions
+            deleted = at.start is not None and at.start > committed
+            return 0, not deleted, why if deleted else ""  # no record is there, only markers of transactions
         return at.end - max(committed, at.start or 0, first.offset if first is not None else 0), not why, why
 
     def _doubt(self, topic: str, committed: int, at: _Offsets) -> str:
@@ -497,30 +554,48 @@ class KafkaCluster(TimedQueue):
         if at.stable < at.end:
             return f"upper bound: {at.end - max(at.stable, committed)} in open transactions"
         if known is None or known.compacted is None:
-            return "upper bound: may be compacted (no DescribeConfigs right)"
+            why = "no DescribeConfigs right" if known is not None and known.denied else "its settings are not known"
+            return f"upper bound: may be compacted ({why})"
         if known.compacted:
             return "upper bound: the topic is compacted"
         return "upper bound: counts markers of transactions" if self._transactions else ""
 
-    def _age(self, key: Key, committed: int | None, lag: int | None, now_ns: int) -> tuple[float, float, str | None]:
-        """(seconds, largest error, whose clock); NaN if unknown."""
+    def _age(
+        self, key: Key, committed: int | None, lag: int | None, now_ns: int
+    ) -> tuple[float, float, str | None, str]:
+        """(seconds, largest error, whose clock, why unknown); NaN if unknown."""
         if lag == 0:
-            return 0.0, 0.0, None
+            return 0.0, 0.0, None, ""
         if committed is None or lag is None:
-            return nan, nan, None
+            return nan, nan, None, ""
         if (age := self._ends[key].age(committed, now_ns)) is not None:
-            return age.age_s, age.error_s, "history"
+            return age.age_s, age.error_s, "history", ""
         first = self._first_records.get((key, committed))
-        if first is None or first.t_ns is None or first.t_ns > now_ns:
-            return nan, nan, None
-        return (now_ns - first.t_ns) / 1e9, nan, first.basis
+        if first is None or first.t_ns is None:
+            return nan, nan, None, "age: not read"
+        if first.t_ns > now_ns:
+            return nan, nan, None, f"age: {(first.t_ns - now_ns) / 1e9:.0f} s ahead"
+        return (now_ns - first.t_ns) / 1e9, nan, first.basis, ""
+
+    def _left_s(self, key: Key, committed: int | None, age_s: float, now_ns: int) -> float:
+        """Until the first unread record may be deleted for its age. Its own timestamp counts for that, whoever wrote
+        it; as long as that is not known, the time since it was appended.
+        """
+        first = None if committed is None else self._first_records.get((key, committed))
+        if first is not None and first.t_ns is not None:
+            age_s = (now_ns - first.t_ns) / 1e9
+        return self._kept_s(key) - age_s
 
     def _kept_s(self, key: Key) -> float:
         topic = self._topics.get(key[0])
         return nan if topic is None else topic.retention_s
 
     def _others(
-        self, names: Iterable[str], committed: Mapping[str, Any], known: Mapping[tuple[str, Key], bytes | None]
+        self,
+        names: Iterable[str],
+        committed: Mapping[str, Any],
+        known: Mapping[tuple[str, Key], bytes | None],
+        gone: Container[object],
     ) -> Iterator[Row]:
         """Groups without a partition: they have no commits, or their coordinator did not answer."""
         have = {name for name, _ in self._known}
@@ -534,9 +609,49 @@ class KafkaCluster(TimedQueue):
                 yield from ({**row, **_named(group, key), **failed} for key in keys)
                 if not keys:
                     yield {**row, **failed}
-            elif name not in have and not self._left_out:
-                missing = group.state == "dead"
-                yield {**row, "status": "ok", "reason": "no such group" if missing else "no committed offsets"}
+            elif name not in have and not self._left_out and row["consumer_group"] not in gone:
+                where = " in the topics of the setting" if self._server.topics else ""
+                why = "no such group" if group.state == "dead" else f"no committed offsets{where}"
+                yield {**row, "status": "ok", "reason": why}
+
+    def _see_gone(
+        self,
+        connection: KafkaConnection,
+        committed: Mapping[str, Mapping[Key, int] | Failure],
+        offsets: Mapping[Key, _Offsets | Failure],
+        now_ns: int,
+    ) -> list[Row]:
+        """Rows of partitions in which a group had committed an offset: its topic, the group or the offset is gone."""
+        before = {one for one in self._committed if one[0] in committed}
+        self._committed = {one for one in before if isinstance(committed[one[0]], Failure)}
+        for name, found in committed.items():
+            if not isinstance(found, Failure):
+                keys = {key for key in found if _chosen(key[0], self._server.topics)}
+                self._committed |= {(name, key) for key in keys if not _is_gone(offsets.get(key))}
+        for name, key in self._committed:
+            self._gone.back(_gone_key(name, key))
+        lost = before - self._committed
+        topics = connection.topics({key[0] for _, key in lost})
+        for name, key in lost:
+            why = "its committed offset was deleted, or has expired"
+            if _is_gone(topics[key[0]]) or _is_gone(offsets.get(key)):
+                why = "the topic was deleted"
+            elif self._groups[name].state == "dead":
+                why = "the group was deleted"
+            self._gone.add(_gone_key(name, key), why, now_ns)
+        return self._gone.rows(now_ns)
+
+    def _order(self, offsets: Mapping[Key, _Offsets | Failure], now_ns: int) -> Iterator[Row]:
+        """Reads new records for ``order``. Rows: what it could not find, by topic."""
+        if self._tail is None:
+            return
+        ends = {key: at.end for key, at in offsets.items() if isinstance(at, _Offsets)}
+        found = self._tail.read(ends, self._server.librdkafka(), now_ns)
+        self._ordered = [
+            {**row, "cluster": self._cluster, "destination": _shown(str(row["destination"]))} for row in found
+        ]
+        for topic, why in self._tail.problems():
+            yield {"destination": _shown(topic), "reason": why}
 
     def _leader(self, key: Key) -> bytes | None:
         topic = self._topics.get(key[0])
@@ -555,12 +670,24 @@ def _chosen(name: str, patterns: Iterable[str]) -> bool:
     return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
+def _is_pattern(name: str) -> bool:
+    return any(letter in name for letter in "*?[")
+
+
 def _more(what: str, most: int) -> str:
     return f"more than {most} {what} are not watched: choose with groups and topics of the setting kafka"
 
 
 def _shown(name: str) -> bytes:
     return fitted(name.encode(errors="replace"), _WIDTH)
+
+
+def _is_gone(found: object) -> bool:
+    return isinstance(found, Failure) and found.kind == "gone"
+
+
+def _gone_key(group: str, key: Key) -> tuple[bytes, ...]:
+    return _shown(key[0]), _shown(group), str(key[1]).encode()
 
 
 def _named(group: KafkaGroup, key: Key | None = None) -> dict[str, object]:
@@ -589,7 +716,7 @@ BROKER = Broker(
     "Kafka",
     "consumer groups by topic and partition: lag, time lag, members, rebalances",
     "kafka://host:9092,host:9092?groups=orders*&topics=orders",
-    "no groups: all of them; TLS and SASL: a section, see docs/queues-kafka.md",
+    "no groups: all of them; id=order/id&seq=n: finds duplicates; TLS and SASL: a section, see docs/queues-kafka.md",
     parse,
     KafkaCluster,
     KafkaServer,

@@ -20,6 +20,7 @@ from agent.common.fairness import UpperBound
 from agent.common.http_get import HttpDown
 from agent.common.settings import setting, text
 from agent.queues.catalogue import Broker, Row
+from agent.queues.gone import Gone
 from agent.queues.http_server import HttpServer, HttpUrl, http_url, names_of, port_number
 from agent.queues.nats_ages import SeenSequences, message_age, pending_age, undelivered_age
 from agent.queues.nats_report import (
@@ -31,7 +32,6 @@ from agent.queues.nats_report import (
     read_report,
     read_server,
 )
-from agent.queues.redis_gone import Gone
 from agent.queues.redis_reading import shown
 from agent.queues.timers import QueueTimer, ServerTimers, TimedQueue, elsewhere
 
@@ -256,7 +256,7 @@ class NatsConsumers(TimedQueue):
                 self._gone.add(key, "the consumer was deleted", now_ns)
         for key in self._known:
             self._gone.back(key)
-        return self._gone.rows(0, now_ns)
+        return self._gone.rows(now_ns)
 
     def _row(self, key: Key, consumer: NatsConsumer, stream: NatsStream, server_ns: int, now_ns: int) -> Row:
         known = self._known[key]

@@ -20,9 +20,9 @@ from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
 from agent.common.resp import RedisDown, RedisUrl, Reply, ReplyTooLarge
 from agent.queues.catalogue import Broker, Queue, Row
+from agent.queues.gone import Gone, Key
 from agent.queues.redis_consumers import MAX_AT_ONCE, MAX_CONSUMERS, Consumers, Held, held
 from agent.queues.redis_expiring import ExpiringKeys
-from agent.queues.redis_gone import Gone, Key
 from agent.queues.redis_info import COMMANDS
 from agent.queues.redis_lag import Lag
 from agent.queues.redis_lists import ListQueues
@@ -134,7 +134,8 @@ class RedisStreams(RedisServer):
         ]
         rows = self._rewound(alive, server_ms)
         rows += [_unread(group) for group in self._groups.values() if group.problem]
-        rows += self._gone.rows(self._server.refused.get("NOGROUP", 0), now_ns)
+        refused = self._server.refused.get("NOGROUP", 0)
+        rows += self._gone.rows(now_ns, f"the server's clients got NOGROUP {refused} times" if refused else "")
         if self._tail is not None:
             self._ordered = self._tail.read(self._found, self.pipeline, now_ns)
             problems += self._tail.problems()

@@ -1,0 +1,59 @@
+"""What is known of the messages of a queue: how many came twice or out of order (docs/queues-order.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agent.ask.row_source import RowSource
+
+#: What ``order`` reads.
+TABLES = ("message_order",)
+
+
+@dataclass(frozen=True)
+class OrderCounts:
+    """Sums in the window. source: consumer (messages as its consumers had them) or sample (as they were produced).
+    unread: of those in the queue, how many were not read; None if that is not known.
+    """
+
+    source: str
+    messages: int
+    duplicates: int
+    out_of_order: int
+    unread: int | None
+
+    def text(self) -> str:
+        counts = ((self.messages, "messages"), (self.duplicates, "duplicates"), (self.out_of_order, "out of order"))
+        unread = [f"{self.unread:,} unread"] if self.unread else []
+        return ", ".join([*(f"{n:,} {what}" for n, what in counts), *unread])
+
+
+def order(source: RowSource, row: Mapping[str, Any]) -> list[OrderCounts]:
+    """Of the queue and group of this row of ``queue_lag``, all partitions, in the boot of the row. What a consumer did
+    not report (its system, cluster or group) is not compared.
+    """
+    from agent.ask.question import Question, Where
+    from agent.ask.sql import conditions
+
+    names = [name for name in ("system", "cluster", "consumer_group") if row[name] is not None]
+    where = (
+        Where("boot_id", "=", row["boot_id"]),
+        Where("destination", "=", row["destination"]),
+        *(Where(name, "=", row[name], or_unknown=True) for name in names),
+    )
+    its = conditions(Question("message_order", where=where), source.window)
+    found = source.run(
+        "SELECT source, sum(messages) AS messages, sum(duplicates) AS duplicates, sum(out_of_order) AS out_of_order,"
+        f" sum(unread) AS unread FROM message_order WHERE {its} GROUP BY source ORDER BY source"
+    )
+    return [
+        OrderCounts(
+            one["source"] or "",
+            *(int(one[name] or 0) for name in ("messages", "duplicates", "out_of_order")),
+            None if one["unread"] is None else int(one["unread"]),
+        )
+        for one in found.dicts()
+    ]
