@@ -49,7 +49,8 @@ MOVED = "it is on another server of a Redis Cluster"
 @dataclass
 class _Group:
     """One group as of this poll, and what is kept of it between polls. before: its position at the previous poll.
-    problem: why this poll has no answer.
+    problem: why this poll has no answer. removed: entries that left the queue unread, by trimming or deletion, as far
+    as two polls show it.
     """
 
     stream: Stream
@@ -65,6 +66,8 @@ class _Group:
     consumers: Consumers = field(default_factory=Consumers)
     idlest: tuple[bytes, float] | None = None
     held: Held | None = None
+    removed: int = 0
+    _exactly: tuple[int, int, int | None] | None = None  # lag, entries-added, entries-read
 
     def see(self, stream: Stream, info: dict[str, Any], now_ns: int) -> None:
         self.stream, self.info, self.problem, self.refused = stream, info, "", False
@@ -75,6 +78,21 @@ class _Group:
             self.pending.forget()
         else:
             self.pending.none()
+
+    def count_removed(self) -> None:
+        """After the lag was judged."""
+        lag, added, read = self.lag.value, self.stream.added, self.info.get("entries-read")
+        before, self._exactly = self._exactly, None
+        if lag is None or self.lag.reason or added is None:
+            return
+        self._exactly = lag, added, read
+        if before is None:
+            return
+        left = before[0] + added - before[1] - lag
+        if self.delivered == self.before:
+            self.removed += max(0, left)
+        elif read is not None and before[2] is not None and read >= before[2]:
+            self.removed += max(0, left - (read - before[2]))
 
 
 class RedisStreams(RedisServer):
@@ -125,6 +143,7 @@ class RedisStreams(RedisServer):
         walk(counted, self.pipeline, self._turn)
         for group in alive:
             group.lag.judge(group.info, group.stream)
+            group.count_removed()
         self._read_heads(alive)
         server_ms = self._details(alive)
         problems += [
@@ -218,7 +237,7 @@ class RedisStreams(RedisServer):
         for key, group in before.items():
             if key not in named_here:
                 self._lost(group, key, why.get(key[0], ""))
-        self._history.forget({name for name, _ in before} - {name for name, _ in self._groups})
+        self._history.forget(before.keys() - self._groups.keys(), {name for name, _ in self._groups})
         return problems
 
     def _about(self, streams: list[bytes]) -> list[Reply]:
@@ -403,7 +422,7 @@ def _row(group: _Group, server_ms: int) -> Row:
         "idle_holders": None if group.held is None else group.held.names,
         "consumers": group.info["consumers"],
         "added": added,
-        "acked": None if read is None else read - count,
+        "acked": None if read is None else read - count - group.removed,
         "position": group.info["last-delivered-id"],
     }
 
