@@ -547,8 +547,8 @@ class RabbitQueues(TimedQueue):
         head_s = self._head_age_s(name, queue) if ready else nan
         if ready and (refuses or (about is not None and about.priorities)):  # others wait than those published last
             least_s = max((one for one in (age_s, head_s) if not isnan(one)), default=nan)
-            why = "" if isnan(least_s) else f"; age: {least_s:.1f} s or more"
-            return row | {"oldest_undelivered_s": least_s, "inexact_reason": f"{row['inexact_reason']}{why}"}
+            why = "" if isnan(least_s) else f"age: {least_s:.1f} s or more; "  # at most 64 characters
+            return row | {"oldest_undelivered_s": least_s, "inexact_reason": f"{why}as of its last statistics"}
         unknown = 0.0 if ready == 0 else None
         return row | {"lag_s": unknown if isnan(age_s) else age_s, "oldest_undelivered_s": head_s}
 
