@@ -257,7 +257,7 @@ class SpanEncoder:
         causes = [
             {"cause": v["cause"], "confidence": v["score"], "words": v.get("reason", "")}
             for v in verdicts
-            if not v["ruled_out"] and (v["score"] > 0 or v["cause"] == "unknown")
+            if not v["ruled_out"] and (v["score"] or v["cause"] == "unknown")
         ]
         for word, listed in (("cause", causes), ("evidence", evidence)):
             for one in listed:

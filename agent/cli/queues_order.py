@@ -52,7 +52,9 @@ def order(source: RowSource, row: Mapping[str, Any]) -> list[OrderCounts]:
     return [
         OrderCounts(
             one["source"] or "",
-            *(int(one[name] or 0) for name in ("messages", "duplicates", "out_of_order")),
+            int(one["messages"] or 0),
+            int(one["duplicates"] or 0),
+            int(one["out_of_order"] or 0),
             None if one["unread"] is None else int(one["unread"]),
         )
         for one in found.dicts()

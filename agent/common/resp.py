@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import hiredis
@@ -20,6 +20,9 @@ from agent.common.address import with_port
 from agent.common.framing import ReplyBounds, TooMuch
 from agent.common.tls import client_context
 from agent.errors import USAGE, AgentError
+
+if TYPE_CHECKING:
+    import ssl
 
 Reply = Any  #: bytes, int, None, list of these, or hiredis.ReplyError
 
@@ -49,6 +52,8 @@ class RedisUrl:
     ``?sentinel_password=`` (and ``sentinel_user``) those of the Sentinels. queues: (option, name) of lists and sorted
     sets that are queues, ``?rq=default,mails``. expiring: (option, key or pattern) of keys with an expiry,
     ``?locks=lock:*``. message: fields of a stream's entries with their id, and their number, ``?id=order&seq=n``.
+    tls_files: of ``rediss://``: authorities, certificate and key of the client, by redis-py's and Celery's options
+    ``ssl_ca_certs``, ``ssl_certfile``, ``ssl_keyfile``.
     """
 
     host: str = ""
@@ -67,6 +72,7 @@ class RedisUrl:
     addresses: tuple[tuple[str, int], ...] = ()
     sentinel_user: str = ""
     sentinel_password: str = field(default="", repr=False)
+    tls_files: tuple[str, str, str] = ("", "", "")
 
     @property
     def server(self) -> str:
@@ -89,11 +95,14 @@ class RedisUrl:
             if scheme not in ("redis", "rediss", "unix") or kind not in _KINDS or (kind and scheme == "unix"):
                 raise _BadReply(f"it begins with {parts.scheme}:" if parts.scheme else "it names no scheme")
             sentinels = _SENTINELS if kind == "sentinel" else ()
-            unknown = set(query) - {"streams", "db", "id", "seq", *DECLARED, *EXPIRING, *sentinels}
+            tls = set(_TLS_FILES) | {_TLS_CHECK} if scheme == "rediss" else set[str]()
+            unknown = set(query) - {"streams", "db", "id", "seq", *DECLARED, *EXPIRING, *sentinels, *tls}
             if unknown:
                 raise _BadReply(f"unknown option {min(unknown)!r}")
             queues = tuple((kind, name) for kind in DECLARED for name in _names(query, kind))
             expiring = tuple((kind, name) for kind in EXPIRING for name in _names(query, kind))
+            if query.get(_TLS_CHECK, [""])[0].lower().removeprefix("cert_") not in ("", "required"):
+                raise _BadReply("the certificate of the server is always verified: name its authorities, ssl_ca_certs=")
             if queues and kind == "cluster":
                 raise _BadReply("only streams of a cluster are watched")
             if expiring and kind:
@@ -125,6 +134,7 @@ class RedisUrl:
                 queues=queues,
                 expiring=expiring,
                 message=message,
+                tls_files=tuple(query.get(name, [""])[0] for name in _TLS_FILES),  # type: ignore[arg-type]
             )
         except ValueError as error:
             raise AgentError(
@@ -144,6 +154,7 @@ class RedisUrl:
 
 _KINDS = ("", "sentinel", "cluster")
 _SENTINELS = ("sentinel_user", "sentinel_password")
+_TLS_FILES, _TLS_CHECK = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"), "ssl_cert_reqs"
 #: Options whose names are lists and sorted sets that are queues (agent/queues/redis_lists.py).
 DECLARED = ("lists", "sorted_sets", "sidekiq", "rq", "bullmq")
 #: Options whose names are keys with an expiry (agent/queues/redis_expiring.py) -> ``timer_effect.kind``.
@@ -223,7 +234,7 @@ class RespClient:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self.peer = self._socket.getpeername()[:2]
         if url.tls:
-            self._socket = client_context().wrap_socket(self._socket, server_hostname=url.host)
+            self._socket = _context(url.tls_files).wrap_socket(self._socket, server_hostname=url.host)
         commands: list[tuple[bytes | str | int, ...]] = [("CLIENT", "SETNAME", "tickscope")]
         if url.password:
             commands.insert(0, ("AUTH", url.user, url.password) if url.user else ("AUTH", url.password))
@@ -235,7 +246,8 @@ class RespClient:
                     str(reply) if command[0] != "AUTH" else str(reply).partition(",")[0]
                 )  # some servers repeat the password
                 failure = "permission" if text.startswith("NOPERM") else "other"
-                raise RedisDown(f"login refused: {text}", command[0] != "SELECT", failure)
+                what = f"database {url.db}" if command[0] == "SELECT" else "login"
+                raise RedisDown(f"{what} refused: {text}", command[0] != "SELECT", failure)
             if isinstance(reply, hiredis.ReplyError) and "max number of clients" in str(reply):
                 raise RedisDown(str(reply).removeprefix("ERR "), failure="refused")
 
@@ -258,6 +270,15 @@ class RespClient:
             self._bounds.take(data)
             self._reader.feed(data)
         return replies
+
+
+def _context(files: tuple[str, str, str]) -> ssl.SSLContext:
+    """Raises RedisDown if a file cannot be used."""
+    try:
+        return client_context(*files)
+    except OSError as error:
+        names = ", ".join(filter(None, files))
+        raise RedisDown(f"the files of ssl_ca_certs, ssl_certfile, ssl_keyfile: {error.strerror}: {names}") from None
 
 
 def _failure(error: Exception) -> str:

@@ -23,8 +23,8 @@ from typing import Any
 from agent.kernel import syscall
 
 CACHE = Path("/var/cache/tickscope")
-#: Files in the cache, the last used ones.
-_KEEP = 16
+#: Files in the cache, the last used ones, of some 60 KB: two for each set of programs that was loaded.
+_KEEP = 64
 _MAP_CREATE, _OBJ_GET_INFO = 0, 15
 _LOAD_IMM64, _PSEUDO_MAP_FD = 0x18, 1
 #: struct bpf_insn: code, registers, off, imm.

@@ -52,7 +52,8 @@ class CeleryWorker:
 class ControlBus:
     """Of one database. workers: those that replied last, by name. listening: how many workers had subscribed to the
     channel then; None: not known. missing: how many of these did not reply. problem: why nothing is known; empty
-    otherwise.
+    otherwise. taken: workers took messages since the last question; the user sets it. deaf: they did while none of them
+    had subscribed.
     """
 
     def __init__(self, prefix: bytes, db: int) -> None:
@@ -61,6 +62,7 @@ class ControlBus:
         self._key = prefix + self._address.encode()
         self._asked_ns: int | None = None
         self._read = True
+        self.taken, self._unheard = False, 0
         self.forget()
 
     def forget(self) -> None:
@@ -89,9 +91,11 @@ class ControlBus:
         failed = next((str(one) for one in replies if isinstance(one, hiredis.ReplyError)), "")
         if failed:
             self.forget()
-            self.problem = failed
+            self.problem, self._read = failed, True
         elif not self._read:
-            self.listening = replies[-1] if isinstance(replies[-1], int) else None
+            before, self.listening = self.listening, replies[-1] if isinstance(replies[-1], int) else None
+            self._unheard = 0 if self.listening else self._unheard + (before == 0 and self.taken)
+            self.taken = False
             self.workers = self.workers if self.listening else {}
         else:
             self.problem = ""
@@ -102,9 +106,16 @@ class ControlBus:
         return [one for name, one in sorted(self.workers.items()) if queue in one.queues]
 
     @property
+    def deaf(self) -> bool:
+        """Between two questions that nobody heard a worker may have come and gone, but not again and again."""
+        return self._unheard > 1
+
+    @property
     def complete(self) -> bool:
         """Whether all workers replied."""
-        return self.listening is not None and len(self.workers) >= self.listening and not self.problem
+        if self.listening is None or self.problem or (not self.listening and (self.deaf or self.taken)):
+            return False
+        return len(self.workers) >= self.listening
 
     def last(self) -> list[Command]:
         """What to send before the connection is closed."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 #: Polls in a row that a server may leave unanswered before its queues begin anew, as after any other failure.
 _UNANSWERED = 3
 #: Members of a row that are no columns.
-_MEMBERS = ("acked_exact", "position", "acked", "added", "asked_s", "kept_s", "prefetch", "room")
+_MEMBERS = ("acked_exact", "position", "acked", "added", "asked_s", "kept_s", "prefetch", "held", "room")
 
 
 class Judged:
@@ -29,7 +29,8 @@ class Judged:
     ``pending``, ``consumers``, ``exact``, ``oldest_undelivered_s``, the server's memory and, where known, from members
     that are no columns: ``added`` and ``acked``, running totals of any origin; ``position``, any mark of how far was
     read; ``asked_s``, the time since any consumer asked for messages; ``kept_s``, how long the broker keeps a message;
-    ``prefetch``, how many messages the consumers may have unacknowledged, all together; ``room``, a limit that is not
+    ``prefetch``, how many messages the consumers may have unacknowledged, all together; ``held``, true if pending
+    messages stay pending when their consumers end; ``room``, a limit that is not
     the server's memory: (bytes used, of how many, what happens then). With ``lag_bytes`` and without ``lag_messages``
     it is a log that has no messages: ``added`` and ``acked`` are then bytes, and no rates of messages.
 
@@ -72,7 +73,7 @@ class Judged:
 
     def _whole(self, row: dict[str, Any], before: dict[tuple[object, ...], Progress]) -> Row:
         members = {name: row.pop(name, None) for name in _MEMBERS}
-        room, acked_exact = members.pop("room"), members.pop("acked_exact")
+        room, acked_exact, held = members.pop("room"), members.pop("acked_exact"), bool(members.pop("held"))
         in_bytes = row.get("lag_bytes") if "lag_messages" not in row else None
         key = tuple(row.get(name) for name in ("destination", "partition", "consumer_group"))
         if row.get("failure") == "no_answer" and key in before and self._unanswered <= _UNANSWERED:
@@ -94,6 +95,7 @@ class Judged:
             memory_bytes=used,
             memory_limit_bytes=limit,
             full=full,
+            held=held,
             **members,
         )
         progress.add(sample)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,26 +18,27 @@ PRIORITIES = range(10)
 BINDINGS = b"_kombu.binding."
 UNACKED, INDEX, MUTEX = b"unacked", b"unacked_index", b"unacked_mutex"
 _MAX_WORDS = 64
+_MAX_BODY = 64 << 10
 #: Celery's own exchanges, for remote control and events. Their messages are published to subscribers, not queued.
 _OWN_EXCHANGES = (b"celeryev", b"celery.pidbox", b"reply.celery.pidbox")
 
 Binding = tuple[bytes, bytes]  #: routing key, queue
 
 
-def lists(queue: bytes) -> list[bytes]:
+def lists(queue: bytes, separator: bytes = SEPARATOR) -> list[bytes]:
     """The keys of a queue's lists, by priority."""
-    return [queue + SEPARATOR + b"%d" % priority if priority else queue for priority in PRIORITIES]
+    return [queue + separator + b"%d" % priority if priority else queue for priority in PRIORITIES]
 
 
 def carries_tasks(exchange: bytes) -> bool:
     return exchange not in _OWN_EXCHANGES and not exchange.endswith(b".pidbox")
 
 
-def binding(member: bytes) -> Binding | None:
+def binding(member: bytes, separator: bytes = SEPARATOR) -> Binding | None:
     """A member of an exchange's set; None if it is not a binding of a queue with tasks. The part between is the routing
     key as a regular expression. ``bcast.`` is the prefix of a ``Broadcast`` queue, which has no list.
     """
-    parts = member.split(SEPARATOR)
+    parts = member.split(separator)
     if len(parts) != 3 or not parts[2] or parts[2].startswith(b"bcast."):
         return None
     return parts[0], parts[2]
@@ -86,7 +88,8 @@ def message(value: bytes) -> KombuMessage | None:
         content, exchange, key = json.loads(value)
         headers, delivery = _dict(content, "headers"), _dict(_dict(content, "properties"), "delivery_info")
         again = headers.get("redelivered") is True or delivery.get("redelivered") is True
-        return KombuMessage(_bytes(exchange), _bytes(key), _unix_s(headers.get("eta")), again)
+        eta = headers.get("eta") or (None if "task" in headers else _body(content).get("eta"))
+        return KombuMessage(_bytes(exchange), _bytes(key), _unix_s(eta), again)
     except (AttributeError, TypeError, ValueError, OverflowError, RecursionError):
         return None
 
@@ -98,6 +101,20 @@ def task(value: bytes) -> str | None:
     except (ValueError, RecursionError):
         return None
     return name if isinstance(name, str) and name else None
+
+
+def _body(content: object) -> dict[str, object]:
+    """The body of a message of Celery's first protocol (``task_protocol=1``), which has the set time; empty if it is
+    not JSON.
+    """
+    text = content.get("body") if isinstance(content, dict) else None
+    if not isinstance(text, str) or len(text) > _MAX_BODY:
+        return {}
+    try:
+        found = json.loads(b64decode(text) if _dict(content, "properties").get("body_encoding") == "base64" else text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _dict(within: object, name: str) -> dict[str, object]:

@@ -28,12 +28,16 @@ Name = tuple[bytes, bytes]  #: virtual host, queue
 class AboutQueue(NamedTuple):
     """type: classic, quorum or stream. ttl_ms: how long messages stay in it at most. delays: whether they leave it by
     that time-out, for another queue. expires_ms: after so long without a use it is deleted. None: no such limit.
+    rejects: whether it refuses messages when it is full. priorities: whether it delivers some messages before older
+    ones.
     """
 
     type: str
     delays: bool
     ttl_ms: int | None = None
     expires_ms: int | None = None
+    rejects: bool = False
+    priorities: bool = False
 
 
 @dataclass
@@ -135,12 +139,15 @@ def about_queues(given: Any) -> dict[Name, AboutQueue]:
             for key in ("message-ttl", "expires")
         )
         target = arguments.get("x-dead-letter-exchange", policy.get("dead-letter-exchange"))
+        overflow = arguments.get("x-overflow", policy.get("overflow"))
         name = tuple(one[key].encode(errors="replace") for key in ("vhost", "name"))
         found[name[0], name[1]] = AboutQueue(
             str(one.get("type") or ""),
             ttl is not None and isinstance(target, str),
             ttl,
             expires,
+            isinstance(overflow, str) and overflow.startswith("reject-publish"),
+            _number(arguments.get("x-max-priority")) is not None,
         )
     return found
 

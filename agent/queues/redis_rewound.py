@@ -8,7 +8,7 @@ that poll is not known, so all numbers are lower bounds. Streams show it by thei
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from agent.queues.redis_reading import Id, Stream, shown_id
@@ -66,10 +66,15 @@ class DataHistory:
         self._streams = seen
         self._events = {key: one for key, one in self._events.items() if now_ns - one.at_ns < _SHOWN_NS}
 
-    def forget(self, streams: Iterable[bytes]) -> None:
-        """Streams that were deleted: those that are made again under their names are others."""
-        for name in streams:
-            self._streams.pop(name, None)
+    def forget(self, gone: Iterable[tuple[bytes, bytes]], left: Container[bytes]) -> None:
+        """Groups (stream, group) that were deleted: those that are made again under their names are others. left:
+        streams that still have groups.
+        """
+        for stream, group in gone:
+            self._events.pop((stream, group), None)
+            if stream not in left:
+                self._streams.pop(stream, None)
+                self._events.pop((stream, b""), None)
 
     def group(self, stream: bytes, group: bytes, before: Id, now: Id, now_ns: int) -> None:
         """The position of a group at the previous poll and now."""

@@ -23,7 +23,9 @@ _KEY_AT = {
     "XINFO": 2,
     **dict.fromkeys(("XRANGE", "XPENDING", "LLEN", "LINDEX", "ZCARD", "ZCOUNT", "ZRANGE"), 1),
     "PEXPIRETIME": 1,
-    **dict.fromkeys(("SMEMBERS", "SCARD", "HGET", "HMGET", "HVALS"), 1),
+    **dict.fromkeys(("SMEMBERS", "SCARD", "HGET", "HMGET", "HVALS", "HLEN", "HSTRLEN", "GET", "PTTL", "SSCAN"), 1),
+    **dict.fromkeys(("LRANGE", "DEL", "RPUSH", "EXPIRE"), 1),
+    "MEMORY": 2,
 }
 
 
@@ -80,6 +82,8 @@ def missing_rule(command: Command, reply: Reply) -> str:
     if not isinstance(reply, hiredis.ReplyError) or not str(reply).startswith("NOPERM"):
         return ""
     its = rules(command)
+    if "channels" in str(reply) and len(command) > 1:
+        return f"&{_text(command[1])}"
     return its[-1] if len(its) > 1 and " key" in str(reply) else its[0]
 
 
@@ -87,6 +91,8 @@ def rules(command: Command) -> list[str]:
     """The rules that a command needs: for itself, and for its key if it has one."""
     name = _text(command[0])
     its = [f"+{name.lower()}|{_text(command[1]).lower()}" if name in _CONTAINERS else f"+{name.lower()}"]
+    if name == "PUBLISH":
+        return [*its, f"&{_text(command[1])}"]
     at = _KEY_AT.get(name)
     return its if at is None else [*its, f"~{_text(command[at])}"]
 

@@ -45,7 +45,8 @@ class Sample(NamedTuple):
     """One poll; None is unknown. ``added`` and ``acked`` are running totals (any origin), ``position`` is any mark of
     how far the group read. exact: whether lag and acked are. asked_s: time since any of its consumers asked for
     messages. age_s: of the oldest undelivered message; kept_s: how long the broker keeps a message. prefetch: how many
-    messages its consumers may have unacknowledged, all together. unit: of the lag, for texts; empty: messages. full:
+    messages its consumers may have unacknowledged, all together. held: whether pending messages stay pending when their
+    consumers end. unit: of the lag, for texts; empty: messages. full:
     what happens when the memory, or other room for the queue, is used.
     """
 
@@ -61,6 +62,7 @@ class Sample(NamedTuple):
     age_s: float | None = None
     kept_s: float | None = None
     prefetch: int | None = None
+    held: bool = False
     memory_bytes: int | None = None
     memory_limit_bytes: int | None = None
     unit: str = ""
@@ -187,7 +189,8 @@ class Progress:
         acked = last is not None and last.acked != sample.acked
         self._reads.see(sample.t_ns, waiting and sample.position is not None, read)
         self._acks.see(sample.t_ns, sample.pending > 0 and sample.acked is not None, acked)
-        self._unserved.see(sample.t_ns, waiting and sample.consumers == 0, read or sample.consumers != 0)
+        unserved = sample.consumers == 0 and (waiting or (sample.held and sample.pending > 0))
+        self._unserved.see(sample.t_ns, unserved, read or not unserved)
         self._see_position(sample)
         self.samples.append(sample)
         while len(self.samples) > _LEAST and self.samples[1].t_ns <= sample.t_ns - self.window_ns:
@@ -241,8 +244,10 @@ class Progress:
 
     def _stands_still(self, last: Sample) -> tuple[str, str] | None:
         t_ns, lag = last.t_ns, last.lag or 0
-        if lag and self._unserved.too_long(t_ns, self.window_ns):
-            return "stopped", f"no consumer for {_s(self._unserved.lasted_ns(t_ns))}, {lag}{last.unit} undelivered"
+        if self._unserved.too_long(t_ns, self.window_ns):
+            pending = f", {last.pending} pending" if last.held and last.pending else ""
+            for_ns = self._unserved.lasted_ns(t_ns)
+            return "stopped", f"no consumer for {_s(for_ns)}, {lag}{last.unit} undelivered{pending}"
         if lag and self._reads.too_long(t_ns, self.window_ns):
             for_ns = self._reads.lasted_ns(t_ns)
             if last.asked_s is not None and last.asked_s * 1e9 >= 0.9 * for_ns:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from agent.contracts import Source
-from agent.kernel import bpf, compiler
+from agent.kernel import bpf
 from agent.kernel.kernel_source import KernelSource
 from agent.kernel.load import Loaded, load, release
 from agent.kernel.probe import Parts
@@ -23,8 +23,6 @@ from agent.tables import TABLES
 from tests.kernel.limiter_rig import Watch
 from tests.kernel.local_attach import LocalAttacher
 from tests.patience import PATIENCE
-
-compiler._KEEP = 64  # the agent loads the same families each time; the files of this folder load a dozen of sets
 
 
 class Attached:

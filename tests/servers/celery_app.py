@@ -1,5 +1,5 @@
 """A Celery application for tests. Its worker writes what it does to the file of the variable LOG: a line ``EVENT TASK``
-each. BROKER is the URL, OPTIONS the transport's options as JSON.
+each. BROKER is the URL, OPTIONS the transport's options as JSON, SETTINGS other ones.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ app.conf.update(
     task_ignore_result=True,
     worker_prefetch_multiplier=1,
 )
+app.conf.update(json.loads(os.environ.get("SETTINGS", "{}")))
 
 
 def note(event: str, task: str) -> None:

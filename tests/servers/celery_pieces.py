@@ -32,11 +32,18 @@ class Worker:
     """A worker with one or more processes, in a process group of its own. It is ready once made."""
 
     def __init__(
-        self, broker: str, directory: Path, processes: int = 1, queues: str = "celery", options: Any = None
+        self,
+        broker: str,
+        directory: Path,
+        processes: int = 1,
+        queues: str = "celery",
+        options: Any = None,
+        settings: Any = None,
     ) -> None:
         self.log = directory / f"worker{time.monotonic_ns()}"
         self.log.touch()
         env = {**os.environ, "BROKER": broker, "OPTIONS": json.dumps(options or {}), "LOG": str(self.log)}
+        env["SETTINGS"] = json.dumps(settings or {})
         self.name = f"{self.log.name}@test"
         command = f"-A tests.servers.celery_app worker -n {self.name} --without-mingle --without-gossip -l warning"
         self.process = subprocess.Popen(

@@ -531,6 +531,7 @@ def test_a_stalled_a_dead_and_a_returned_server(redis: Redis) -> None:
     dead = row(queue)
     assert (dead["status"], TABLE.by_name["failure"].names[dead["failure"]]) == (b"down", "refused")
     redis.start()
+    assert state(row(queue)) == (0, 0, 0)
     (empty,) = poll(queue)
     assert (empty["status"], empty["destination"]) == (b"ok", b"")
     redis.do("CONFIG", "SET", "requirepass", "right")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import socket
+from base64 import b64encode
 
 import numpy as np
 import pytest
@@ -60,6 +61,21 @@ def test_a_message(headers: object, delivery: object, eta_s: float | None, redel
     content = {"headers": headers, "properties": {"delivery_info": delivery}}
     found = kombu.message(json.dumps([content, "", "celery"]).encode())
     assert found == kombu.KombuMessage(b"", b"celery", eta_s, redelivered)
+
+
+@pytest.mark.parametrize(
+    ("body", "eta_s"),
+    [
+        (b'{"task": "a", "eta": "2026-01-01T00:00:00"}', 1767225600),
+        (b'{"task": "a", "eta": null}', None),
+        (b"\x80\x04pickle", None),
+        (b"[" * 100_000, None),
+        (b"[]", None),
+    ],
+)
+def test_the_set_time_of_the_first_protocol(body: bytes, eta_s: float | None) -> None:
+    content = {"body": b64encode(body).decode(), "headers": {}, "properties": {"body_encoding": "base64"}}
+    assert kombu.message(json.dumps([content, "", "a"]).encode()) == kombu.KombuMessage(b"", b"a", eta_s)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,12 @@ RULES: dict[str, tuple[list[Sample], str, str]] = {
     ),
     "no consumer": (polled([5] * 11, position=7, consumers=0), "stopped", "no consumer for 10 s, 5 undelivered"),
     "no consumer, and no mark of progress": (polled([5] * 11, consumers=0), "stopped", "no consumer for 10 s"),
+    "no consumer, and the last ones took all": (
+        polled([0] * 11, pending=4, position=7, consumers=0, held=True),
+        "stopped",
+        "no consumer for 10 s, 0 undelivered, 4 pending",
+    ),
+    "no consumer, and messages are taken one by one": (polled([0] * 11, pending=1, position=7, consumers=0), "ok", ""),
     "consumers are registered, none asks": (
         polled([5] * 15, position=7, consumers=3, asked_s=lambda i: i + 1.0),
         "stopped",

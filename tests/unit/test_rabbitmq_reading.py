@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from agent.common.http_get import HttpClient
 from agent.queues.brokers.rabbitmq import ArrivalTimes, RabbitQueues, RabbitUrl, text_of
 from agent.queues.catalogue import Row
 from agent.queues.judged import Judged
 from agent.queues.prometheus_text import MAX_LINE_BYTES, NotPrometheus, metric_samples
-from agent.queues.rabbitmq_management import queue_consumers, unlimited
+from agent.queues.rabbitmq_management import Management, about_queues, queue_consumers, unlimited
 
 S = 1_000_000_000
 D = "rabbitmq_detailed_"
@@ -94,7 +95,7 @@ class Played:
     def __init__(self) -> None:
         self.node = RabbitQueues(RabbitUrl("127.0.0.1"))
         self.name, self.second = "rabbitmq node", 0
-        self.text = ""
+        self.text, self.fresh = "", False  # fresh: with new statistics of the queue at each second
         self.judged = Judged("rabbitmq", self, lambda: self.second * S)
 
     def poll(self) -> list[Row]:
@@ -111,6 +112,7 @@ class Played:
             f"{D}queue_messages_ready{at} {ready}",
             f"{D}queue_messages_unacked{at} {unacked}",
             f"{D}queue_consumers{at} {consumers}",
+            *((f"{D}queue_process_reductions_total{at} {self.second + 1}",) if self.fresh else ()),
         ]
         for channel, (published, delivered, acked, redelivered) in channels.items():
             labels = f'{{channel="{channel}",vhost="/",queue="q"}}'
@@ -154,6 +156,41 @@ def test_arrivals_that_no_channel_published_make_the_rate_unknown() -> None:
         row = node.second_of(100 * second, a=(1000 + 10 * second, 0, 0, 0))
     assert row["in_per_s"] != row["in_per_s"]
     assert row.get("lag_s") is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "known"),
+    [
+        (None, False),  # without the management API
+        ({"x-max-length": 13, "x-overflow": "reject-publish"}, False),
+        ({"x-max-length": 13, "x-overflow": "reject-publish-dlx"}, False),
+        ({"x-max-length": 13}, True),
+        ({"x-max-length": 13, "x-max-priority": 9}, False),
+    ],
+)
+def test_the_age_in_a_queue_that_is_full(arguments: dict[str, Any] | None, known: bool) -> None:
+    """Ten messages a second are published: those that wait are the last ones only if the queue drops the oldest."""
+    node = Played()
+    node.fresh = True
+    if arguments is not None:
+        node.node._management = management = Management(HttpClient("127.0.0.1", 1), False)
+        management.queues = about_queues([{"vhost": "/", "name": "q", "type": "classic", "arguments": arguments}])
+    for second in range(30):
+        row = node.second_of(min(13, 10 * second), a=(10 * second, 0, 0, 0))
+    if known:
+        assert row["lag_s"] == pytest.approx(1.2)
+        assert row["in_per_s"] == 10
+    else:
+        assert row.get("lag_s") is None
+        assert "age: 1.2 s or more" in row["inexact_reason"]
+        assert row["oldest_undelivered_s"] == pytest.approx(1.2)
+        assert isnan(row["in_per_s"]) == ("x-max-priority" not in (arguments or {}))
+    for _ in range(3):  # it is emptied
+        node.second_of(0, a=(290, 13, 13, 0))
+    for second in range(5):
+        row = node.second_of(second, a=(290 + second, 13, 13, 0))
+    if "x-max-priority" not in (arguments or {}):
+        assert row["lag_s"] == pytest.approx(3)
 
 
 def test_old_statistics_make_no_message_older_than_it_is() -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import inf, isfinite
@@ -32,9 +32,10 @@ from agent.queues import kombu
 from agent.queues.catalogue import Broker, Queue, Row
 from agent.queues.celery_control import ControlBus
 from agent.queues.listing import listed
-from agent.queues.redis_info import COMMANDS, errors
+from agent.queues.redis_info import COMMANDS
 from agent.queues.redis_places import SentinelStreams
 from agent.queues.redis_reading import shown
+from agent.queues.redis_rights import Command, Rights
 from agent.queues.redis_scan import MAX_NAME_BYTES, Scan
 from agent.queues.redis_server import RedisServer
 from agent.queues.timers import QueueTimer, ServerTimers
@@ -95,7 +96,8 @@ _REFUSED_NS = 60_000_000_000  # a refused command for names is not repeated for 
 class CeleryServer:
     """queues: empty: all. visibility_timeout_s: as in the application's ``broker_transport_options``; None:
     not known. prefix: its ``global_keyprefix``. workers: whether to ask the workers (agent/queues/celery_control.py).
-    tasks: whether to read the names of tasks.
+    tasks: whether to read the names of tasks. separator, unacked, index, mutex: its ``sep``, ``unacked_key``,
+    ``unacked_index_key``, ``unacked_mutex_key``.
     """
 
     redis: RedisUrl
@@ -104,22 +106,31 @@ class CeleryServer:
     prefix: str = ""
     workers: bool = False
     tasks: bool = True
+    separator: bytes = kombu.SEPARATOR
+    unacked: bytes = kombu.UNACKED
+    index: bytes = kombu.INDEX
+    mutex: bytes = kombu.MUTEX
 
     @classmethod
     def parse(cls, url: str) -> CeleryServer:
         """``RedisUrl`` with options ``queues``, ``visibility_timeout`` (seconds), ``prefix``, ``workers`` and ``tasks``
-        (true or false). Raises AgentError, as that does.
+        (true or false), ``sep``, ``unacked_key``, ``unacked_index_key``, ``unacked_mutex_key``. Raises AgentError, as
+        that does.
         """
         _not_amqp(url)
+        url = _as_celery_writes(url)
         address, _, query = url.partition("?")
         try:
             options = {name: ",".join(values) for name, values in parse_qs(query).items()}
+            if "global_keyprefix" in options:
+                options["prefix"] = options.pop("global_keyprefix")
         except ValueError:
             raise _refused("its options cannot be read") from None
         queues = tuple(name for name in options.pop("queues", "").split(",") if name)
         prefix, seconds = options.pop("prefix", ""), options.pop("visibility_timeout", None)
-        flags = options.pop("workers", "false"), options.pop("tasks", "true")
-        if not {*flags} <= {"true", "false"}:
+        workers, tasks = options.pop("workers", "false"), options.pop("tasks", "true")
+        keys = {name: options.pop(option).encode() for option, name in _KEYS.items() if option in options}
+        if not {workers, tasks} <= {"true", "false"}:
             raise _refused("workers and tasks are true or false")
         if "+cluster" in address.partition(":")[0]:
             raise _refused("Celery has no queues in a Redis Cluster")
@@ -135,7 +146,7 @@ class CeleryServer:
             redis = RedisUrl.parse(f"{address}?{urlencode(options)}" if options else address)
         except AgentError as error:
             raise _refused(error.why) from None
-        return cls(redis, queues, timeout_s, prefix, *(flag == "true" for flag in flags))
+        return cls(redis, queues, timeout_s, prefix, workers == "true", tasks == "true", **keys)
 
 
 def _not_amqp(url: str) -> None:
@@ -155,6 +166,24 @@ def _not_amqp(url: str) -> None:
         raise _refused("its address cannot be read") from None
 
 
+#: Options of the transport that name keys.
+_KEYS = {"sep": "separator", "unacked_key": "unacked", "unacked_index_key": "index", "unacked_mutex_key": "mutex"}
+
+
+def _as_celery_writes(url: str) -> str:
+    """The address as ``RedisUrl`` has it. Raises AgentError for Celery's list of Sentinels, which lacks the service."""
+    if url.startswith("sentinel://"):
+        raise _refused(
+            "Celery's sentinel:// lacks the service (master_name): redis+sentinel://HOST:26379,HOST2:26379/SERVICE/DB"
+        )
+    if url.startswith(_SOCKET):
+        return "unix://" + url.removeprefix(_SOCKET).replace("virtual_host=", "db=", 1)
+    return url
+
+
+_SOCKET = "redis+socket://"
+
+
 def _refused(why: str) -> AgentError:
     return AgentError(
         "a Redis URL of the setting celery cannot be read",
@@ -172,6 +201,7 @@ class _List:
     """The messages of one queue and priority. tail: hash of the next message; 0: there is none, None: not known.
     since_ns: when it was first seen there. empty_ns: when the list was last seen empty. held: it was there at the
     previous poll, too. still: messages may only have arrived since then, if the queue was not read; arrived: how many.
+    taken: its next message is no longer there.
     used: it has had messages. tasks: names of the tasks of the next messages, as of named_ns.
     """
 
@@ -182,6 +212,7 @@ class _List:
     empty_ns: int | None = None
     held: bool = False
     still: bool = False
+    taken: bool = False
     arrived: int = 0
     used: bool = False
     unreadable_until_ns: int = 0
@@ -192,6 +223,7 @@ class _List:
         """Takes one poll, made between these times, CLOCK_BOOTTIME."""
         self.held = bool(tail) and tail == self.tail and length >= self.length
         self.still = self.held or (self.tail == 0 and tail is not None)
+        self.taken = bool(self.tail) and tail is not None and tail != self.tail
         self.arrived = length - self.length
         if tail != self.tail or tail is None:
             self.since_ns = answered_ns
@@ -205,8 +237,8 @@ class _List:
 class _Queue:
     """One queue, as of this poll, and what is kept of it between polls. failed: why it could not be read. asked_ns,
     answered_ns: the times of the poll. mine: its unacknowledged messages, as far as they were read. some: there may be
-    more of them. tags: theirs; a message that is delivered again keeps its tag. rates: columns. found: it has had
-    messages or a binding.
+    more of them. tags: theirs; a message that is delivered again keeps its tag. taken: a consumer took messages since
+    the poll before. rates: columns. found: it has had messages or a binding.
     """
 
     name: bytes
@@ -217,6 +249,7 @@ class _Queue:
     mine: dict[Entry, kombu.KombuMessage] = field(default_factory=dict)
     some: bool = False
     tags: frozenset[bytes] = frozenset()
+    taken: bool = False
     rates: Row = field(default_factory=dict)
     found: bool = False
 
@@ -225,6 +258,7 @@ class _Queue:
         queue: they would have taken it, after those of the lists before, which must not be in use.
         """
         before, self.tags = self.tags, frozenset(tag for tag, _ in mine)
+        self.taken = bool(self.tags - before) or any(one.taken for one in self.lists)
         gone, since_s = len(before - self.tags), (answered_ns - self.answered_ns) / 1e9
         self.rates = {}
         first = next((one for one in self.lists if one.used), None)
@@ -267,6 +301,9 @@ class CeleryQueues(RedisServer):
         url = server.redis
         super().__init__(_name(url), url, timeout_s)
         self._visibility_s, self._prefix = server.visibility_timeout_s, server.prefix.encode()
+        self._separator = server.separator
+        self._keys = [self._prefix + key for key in (server.unacked, server.index, server.mutex)]
+        self._user = url.user or "default"
         self._named = [name.encode() for name in server.queues]
         self._bus = ControlBus(self._prefix, url.db) if server.workers else None
         self._names_from_ns = 0 if server.tasks else inf
@@ -276,25 +313,23 @@ class CeleryQueues(RedisServer):
         self._bindings: dict[bytes, list[kombu.Binding]] = {}
         self._messages: dict[Entry, kombu.KombuMessage | None] = {}  # of the unacknowledged ones; None: not readable
         self._etas: dict[Entry, int] = {}  # CLOCK_BOOTTIME, as of when the message was first seen
-        self._own = Counter[str]()  # errors that this poll caused
+        self._rights, self._now_ns = Rights(), 0
+        self._unreadable: set[bytes] = set()  # exchanges with bindings of another separator
         self._mutex, self._unindexed = b"", 0  # as of the last poll
         self._problems: list[str] = []
 
     def _poll(self, now_ns: int) -> list[Row]:
-        self._own, self._problems = Counter(), []
+        self._now_ns, self._rights.errors, self._problems = now_ns, Counter(), []
         names = self._find(now_ns)
-        self._queues = {
-            name: self._queues.get(name) or _Queue(name, [_List(self._prefix + key) for key in kombu.lists(name)])
-            for name in names
-        }
+        self._queues = {name: self._queues.get(name) or self._new(name) for name in names}
         asked_ns = boot_ns()
         lengths, entries, total, refused = self._lengths()
         filled = [one for one, length in lengths.items() if length]
         new = [entry for entry in entries if entry not in self._messages][:READ_UNACKED]
-        sizes = self._ask(
+        sizes = self.pipeline(
             [
                 *(("MEMORY", "USAGE", one.key) for one in filled),
-                *(("HSTRLEN", self._prefix + kombu.UNACKED, tag) for tag, _ in new),
+                *(("HSTRLEN", self._keys[0], tag) for tag, _ in new),
             ]
         )
         answered_ns = self._tails(lengths, dict(zip(filled, sizes, strict=False)), asked_ns)
@@ -313,44 +348,55 @@ class CeleryQueues(RedisServer):
         doubt = f"pending: {unread} of {total} unacknowledged not read" if unread else ""
         if lost and self._scan and self._scan.whole:
             self._problems.append(f"{lost} unacknowledged messages belong to no queue")
-        rows: list[Row] = [self._row(queue, server_s, refused, doubt) for queue in self._queues.values()]
-        if self._problems:
-            rows.append({"reason": "; ".join(self._problems)})
-        elif not rows:
-            rows.append({"status": "ok"})
-        return [{**values, **row} for row in rows]
+        if self._bus is not None:
+            self._bus.taken |= any(queue.taken for queue in self._queues.values())
+        rows = [self._row(queue, server_s, refused, doubt) for queue in self._queues.values()]
+        return [{**values, **row} for row in [*rows, *self._remarks()] or [{"status": "ok"}]]
 
-    def _ask(self, commands: Iterable[tuple[bytes | str | int, ...]]) -> list[Reply]:
-        replies = self._client.pipeline([*commands])
+    def _remarks(self) -> Iterator[Row]:
+        """Rows without a destination."""
+        if self._problems:
+            yield {"reason": "; ".join(self._problems)}
+        missing = self._rights.missing(self._now_ns)
+        if missing:
+            why = f"refused by the ACL; ACL SETUSER {self._user} {' '.join(missing)}"
+            yield {"status": "unknown", "failure": "permission", "reason": why}
+
+    def _new(self, name: bytes) -> _Queue:
+        return _Queue(name, [_List(self._prefix + key) for key in kombu.lists(name, self._separator)])
+
+    def pipeline(self, commands: Sequence[Command]) -> list[Reply]:
+        """As ``RespClient.pipeline``, without what the server's ACL refuses. Raises RedisDown."""
+        replies = self._rights.pipeline(self._client, commands, self._now_ns)
         for reply in replies:
             if isinstance(reply, hiredis.ReplyError) and str(reply).startswith(("LOADING", "MASTERDOWN")):
                 raise RedisDown(str(reply))
-        self._own += errors(replies)
         return replies
 
     def _find(self, now_ns: int) -> list[bytes]:
         """The names of the queues. Reads the bindings of all known exchanges."""
         start = self._prefix + kombu.BINDINGS
-        found = self._scan.step(self._client, now_ns) if self._scan else []
+        found = self._scan.step(self, now_ns) if self._scan else []
         exchanges = {*self._named, *(key.removeprefix(start) for key in found)}
         exchanges |= {m.exchange for m in self._messages.values() if m and len(m.exchange) <= MAX_NAME_BYTES}
         asked = sorted(filter(kombu.carries_tasks, exchanges - {b""}))[:MAX_QUEUES]
-        replies = self._ask([("SSCAN", start + one, 0, "COUNT", MAX_BINDINGS) for one in asked])
-        self._bindings, more = {}, self._scan is not None and self._scan.more
+        replies = self.pipeline([("SSCAN", start + one, 0, "COUNT", MAX_BINDINGS) for one in asked])
+        self._bindings, self._unreadable, more = {}, set(), self._scan is not None and self._scan.more
         for exchange, reply in zip(asked, replies, strict=True):
             if isinstance(reply, hiredis.ReplyError):
                 self._problems.append(f"bindings of exchange {exchange.decode(errors='replace')}: {reply}")
                 continue
             cursor, members = reply
             more |= cursor != b"0" or len(members) > MAX_BINDINGS
-            if any(kombu.SEPARATOR not in member for member in members):
+            if any(self._separator not in member for member in members):
                 name = exchange.decode(errors="replace")
-                self._problems.append(f"bindings of exchange {name} cannot be read: has the transport another sep?")
-            bound = [kombu.binding(member) for member in members[:MAX_BINDINGS]]
+                self._unreadable.add(exchange)
+                self._problems.append(f"bindings of exchange {name} cannot be read: {_OTHER_SEP}")
+            bound = [kombu.binding(member, self._separator) for member in members[:MAX_BINDINGS]]
             self._bindings[exchange] = [one for one in bound if one and len(one[1]) <= MAX_NAME_BYTES]
         if self._named:
             return self._named
-        names = sorted({queue for bound in self._bindings.values() for _, queue in bound})
+        names = sorted({*self._bound(), *self._unbound()})
         if self._scan and not self._scan.whole:
             self._problems.append("the keyspace is still being scanned: queues may be missing")
         if more or len(names) > MAX_QUEUES:
@@ -359,18 +405,28 @@ class CeleryQueues(RedisServer):
             )
         return names[:MAX_QUEUES]
 
+    def _bound(self) -> set[bytes]:
+        return {queue for bound in self._bindings.values() for _, queue in bound}
+
+    def _unbound(self) -> set[bytes]:
+        """Queues that have messages, with or without a binding: a producer that publishes to the default exchange needs
+        none, and a flushed database has lost them.
+        """
+        held = {m.key for m in self._messages.values() if m and not m.exchange and 0 < len(m.key) <= MAX_NAME_BYTES}
+        return held | {name for name, queue in self._queues.items() if any(one.length for one in queue.lists)}
+
     def _lengths(self) -> tuple[dict[_List, int], list[Entry], int, str]:
         """Lengths of the lists; the oldest unacknowledged messages; how many there are in all; why they are not
         known.
         """
         lists = [one for queue in self._queues.values() for one in queue.lists]
-        index = self._prefix + kombu.INDEX
-        *replies, stored, mutex, left_ms, total, oldest = self._ask(
+        unacked, index, its_mutex = self._keys
+        *replies, stored, mutex, left_ms, total, oldest = self.pipeline(
             [
                 *(("LLEN", one.key) for one in lists),
-                ("HLEN", self._prefix + kombu.UNACKED),
-                ("GET", self._prefix + kombu.MUTEX),
-                ("PTTL", self._prefix + kombu.MUTEX),
+                ("HLEN", unacked),
+                ("GET", its_mutex),
+                ("PTTL", its_mutex),
                 ("ZCARD", index),
                 ("ZRANGE", index, 0, MAX_UNACKED - 1, "WITHSCORES"),
             ]
@@ -415,7 +471,7 @@ class CeleryQueues(RedisServer):
         tails: dict[_List, int | None] = {}
         due = [one for one in read if asked_ns >= self._names_from_ns and _old(one.named_ns, asked_ns)]
         try:
-            replies = self._ask([c for one in read for c in (("LLEN", one.key), ("LINDEX", one.key, -1))])
+            replies = self.pipeline([c for one in read for c in (("LLEN", one.key), ("LINDEX", one.key, -1))])
             for one, length, tail in zip(read, replies[::2], replies[1::2], strict=True):
                 lengths[one] = _count(length)
                 tails[one] = (hash(tail) or 1) if isinstance(tail, bytes) else None
@@ -442,7 +498,7 @@ class CeleryQueues(RedisServer):
         if not some:
             return
         try:
-            replies = self._ask([("LRANGE", one.key, -n, -1) for one, n in some])
+            replies = self.pipeline([("LRANGE", one.key, -n, -1) for one, n in some])
         except RedisDown as error:
             if error.failure != "other":
                 raise
@@ -458,10 +514,13 @@ class CeleryQueues(RedisServer):
             return
         try:
             commands = self._bus.commands(now_ns)
-            self._bus.take(self._ask(commands) if commands else [])
+            self._bus.take(self.pipeline(commands) if commands else [])
         except RedisDown as error:
             if error.failure != "other":
                 raise
+        if self._bus.deaf:
+            why = "is worker_enable_remote_control off, or fanout_prefix set?"
+            self._problems.append(f"messages are taken by workers that do not listen to the control bus: {why}")
         if self._bus.problem:
             self._problems.append(f"workers are not known: {self._bus.problem}")
         elif self._bus.missing:
@@ -482,8 +541,8 @@ class CeleryQueues(RedisServer):
             elif size <= left:
                 left -= size
                 read.append(entry)
-        messages = ("HMGET", self._prefix + kombu.UNACKED, *(tag for tag, _ in read))
-        replies = self._ask([*((messages,) if read else ()), *COMMANDS, ("TIME",)])
+        messages = ("HMGET", self._keys[0], *(tag for tag, _ in read))
+        replies = self.pipeline([*((messages,) if read else ()), *COMMANDS, ("TIME",)])
         values = replies.pop(0) if read else []
         if isinstance(values, hiredis.ReplyError):
             failed, values = str(values), []
@@ -495,7 +554,7 @@ class CeleryQueues(RedisServer):
         *about, clock = replies
         server_s = None if isinstance(clock, hiredis.ReplyError) else int(clock[0]) + int(clock[1]) / 1e6
         failed = failed or (str(clock) if server_s is None else "")
-        return self._server.parse_info(about, self._own, boot_ns()), server_s, gone, failed
+        return self._server.parse_info(about, self._rights.errors, boot_ns()), server_s, gone, failed
 
     def _routed(self) -> tuple[dict[bytes, dict[Entry, kombu.KombuMessage]], set[bytes], int]:
         """The unacknowledged messages by queue; queues to which others may belong; the number of those that belong to
@@ -520,7 +579,10 @@ class CeleryQueues(RedisServer):
 
     def _row(self, queue: _Queue, server_s: float | None, refused: str, doubt: str) -> Row:
         if queue.failed:
-            return {"destination": shown(queue.name), "reason": queue.failed}
+            failure = {"failure": "permission"} if queue.failed.startswith("NOPERM") else {}
+            return {"destination": shown(queue.name), "status": "unknown", "reason": queue.failed, **failure}
+        if self._unreadable and queue.name not in self._bound():
+            return {"destination": shown(queue.name), "status": "unknown", "reason": f"not known: {_OTHER_SEP}"}
         lag, age_s = sum(one.length for one in queue.lists), queue.age_s
         doubts = [doubt] if doubt else []
         if refused:
@@ -531,7 +593,7 @@ class CeleryQueues(RedisServer):
             doubts.append("age not known: its oldest message was not read")
         elif lag and age_s is not None:
             doubts.append(f"age: {age_s[0]:.1f} " + (f"to {age_s[1]:.1f} s" if isfinite(age_s[1]) else "s or more"))
-        if not queue.found and not any(name == queue.name for bound in self._bindings.values() for _, name in bound):
+        if not queue.found and queue.name not in self._bound():
             unseen = {"reason": "no message and no binding seen: is the name right?"}
         else:
             queue.found, unseen = True, {}
@@ -558,7 +620,8 @@ class CeleryQueues(RedisServer):
         its = self._bus.of(queue.name.decode(errors="replace"))
         row: dict[str, object] = {"workers": listed((one.text for one in its), "workers")}
         if self._bus.complete:
-            row["consumers"] = len(its)
+            # Without a worker, messages that the last ones took wait for another one.
+            row |= {"consumers": len(its), "held": True}
             # A worker's limit is for all of its queues, and grows with each task that waits for a set time in it.
             alone = all(one.prefetch and len(one.queues) == 1 for one in its)
             if its and alone and not any(one.eta_s for one in queue.mine.values()):
@@ -623,6 +686,9 @@ class CeleryQueues(RedisServer):
             for one in queue.lists:
                 one.empty_ns = None
         return [{"destination": shown(name)} for name in self._queues]
+
+
+_OTHER_SEP = "has the transport another sep? add it: ?sep="
 
 
 def _name(url: RedisUrl) -> str:

@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from math import nan
+from math import isnan, nan
 from urllib.parse import quote
 
 from agent.common.address import peer_bytes
@@ -231,7 +231,8 @@ class ArrivalTimes:
 @dataclass
 class _Queue:
     """One queue as of this poll, and what is kept of it between polls. seen: totals when the present statistics were
-    first seen. taken_ns: the last delivery. redelivered: since the previous poll.
+    first seen. taken_ns: the last delivery. redelivered: since the previous poll. lost: at least so many messages that
+    channels published since the queue was empty were refused, dropped, expired or purged.
     """
 
     vhost: bytes
@@ -243,6 +244,9 @@ class _Queue:
     redelivered: int = 0
     arrivals: ArrivalTimes | None = None
     least_balance: int | None = None
+    most_balance: int | None = None
+    falls: int = 0
+    lost: int = 0
     surpluses: int = 0
     uncounted: bool = False
     stream: bool = False
@@ -262,7 +266,7 @@ class _Queue:
         self.arrivals.add(now_ns, totals.published)
 
     def _balance(self, gauges: dict[str, int], now: _Totals, before: _Totals) -> None:
-        """Finds out whether messages come from elsewhere, such as a dead-letter exchange."""
+        """Finds out whether messages come from elsewhere, such as a dead-letter exchange, or are lost."""
         ready, unacked = gauges.get(_READY), gauges.get(_UNACKED)
         if ready is None or unacked is None:
             return
@@ -270,6 +274,11 @@ class _Queue:
         if self.least_balance is None or balance < self.least_balance:
             self.least_balance = balance
         flow = now.published - before.published + now.acked - before.acked
+        if self.most_balance is None or balance > self.most_balance or not ready:
+            self.most_balance = balance
+        fell = self.most_balance - balance - 2 * flow
+        self.falls = self.falls + 1 if fell > 0 else 0
+        self.lost = 0 if not ready else max(self.lost, fell) if self.falls >= _IN_A_ROW else self.lost
         more = balance > self.least_balance + _UNCOUNTED + 2 * flow
         self.surpluses = self.surpluses + 1 if more else 0
         self.uncounted |= self.surpluses >= _IN_A_ROW
@@ -507,6 +516,7 @@ class RabbitQueues(TimedQueue):
         ready, consumers = queue.gauges.get(_READY), queue.gauges.get(_HAS_CONSUMERS)
         known_in = name in self._counters.publishing and not queue.uncounted
         known_out = name in self._counters.consuming
+        refuses = queue.lost > 0 and about.rejects if about is not None else queue.lost > _UNCOUNTED
         counting = now_ns >= self._slow_until_ns
         row: dict[str, object] = {
             "destination": shown(text_of(name).encode()),
@@ -521,7 +531,7 @@ class RabbitQueues(TimedQueue):
             row |= {"workers": listed(its.addresses, "workers"), "prefetch": its.limit}
         if counting:
             row |= {
-                "added": queue.totals.published if known_in else None,
+                "added": queue.totals.published if known_in and not refuses else None,
                 "acked": queue.totals.acked if known_out else None,
                 "position": queue.totals.delivered if known_out or consumers == 0 else None,
                 "redelivered": min(queue.redelivered, _MOST) if known_out else None,
@@ -533,13 +543,14 @@ class RabbitQueues(TimedQueue):
         delays = _DELAYS.fullmatch(queue.name) is not None if about is None else about.delays
         if delays and consumers == 0:
             return row | {"lag_messages": 0, "delayed": ready}
-        if counting and known_in and queue.arrivals is not None:
-            row["lag_s"] = queue.arrivals.age_s(queue.waiting() or 0)
-        elif ready == 0:
-            row["lag_s"] = 0.0
-        if ready:
-            row["oldest_undelivered_s"] = self._head_age_s(name, queue)
-        return row
+        age_s = queue.arrivals.age_s(queue.waiting() or 0) if counting and known_in and queue.arrivals else nan
+        head_s = self._head_age_s(name, queue) if ready else nan
+        if ready and (refuses or (about is not None and about.priorities)):  # others wait than those published last
+            least_s = max((one for one in (age_s, head_s) if not isnan(one)), default=nan)
+            why = "" if isnan(least_s) else f"age: {least_s:.1f} s or more; "  # at most 64 characters
+            return row | {"oldest_undelivered_s": least_s, "inexact_reason": f"{why}as of its last statistics"}
+        unknown = 0.0 if ready == 0 else None
+        return row | {"lag_s": unknown if isnan(age_s) else age_s, "oldest_undelivered_s": head_s}
 
     def _due(self, queue: _Queue, management: Management) -> Iterator[QueueTimer]:
         """The time-outs of its messages, and its own."""

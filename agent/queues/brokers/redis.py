@@ -20,7 +20,7 @@ from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
 from agent.common.resp import RedisDown, RedisUrl, Reply, ReplyTooLarge
 from agent.queues.catalogue import Broker, Queue, Row
-from agent.queues.gone import Gone, Key
+from agent.queues.gone import Gone
 from agent.queues.redis_consumers import MAX_AT_ONCE, MAX_CONSUMERS, Consumers, Held, held
 from agent.queues.redis_expiring import ExpiringKeys
 from agent.queues.redis_info import COMMANDS
@@ -36,6 +36,7 @@ from agent.queues.redis_server import RedisServer
 from agent.queues.redis_tail import EntryField, Tail
 from agent.queues.redis_walk import walk
 
+Key = tuple[bytes, bytes]  #: stream, consumer group
 MAX_GROUPS = 1024  # the number of groups left out is reported in a row
 #: For docs/limits.md.
 BOUNDS = (UpperBound("queues", "consumer groups of a Redis server", MAX_GROUPS, "not watched", "`queue_lag.reason`"),)
@@ -49,7 +50,8 @@ MOVED = "it is on another server of a Redis Cluster"
 @dataclass
 class _Group:
     """One group as of this poll, and what is kept of it between polls. before: its position at the previous poll.
-    problem: why this poll has no answer.
+    problem: why this poll has no answer. removed: entries that left the queue unread, by trimming or deletion, as far
+    as two polls show it.
     """
 
     stream: Stream
@@ -65,6 +67,8 @@ class _Group:
     consumers: Consumers = field(default_factory=Consumers)
     idlest: tuple[bytes, float] | None = None
     held: Held | None = None
+    removed: int = 0
+    _exactly: tuple[int, int, int | None] | None = None  # lag, entries-added, entries-read
 
     def see(self, stream: Stream, info: dict[str, Any], now_ns: int) -> None:
         self.stream, self.info, self.problem, self.refused = stream, info, "", False
@@ -75,6 +79,21 @@ class _Group:
             self.pending.forget()
         else:
             self.pending.none()
+
+    def count_removed(self) -> None:
+        """After the lag was judged."""
+        lag, added, read = self.lag.value, self.stream.added, self.info.get("entries-read")
+        before, self._exactly = self._exactly, None
+        if lag is None or self.lag.reason or added is None:
+            return
+        self._exactly = lag, added, read
+        if before is None:
+            return
+        left = before[0] + added - before[1] - lag
+        if self.delivered == self.before:
+            self.removed += max(0, left)
+        elif read is not None and before[2] is not None and read >= before[2]:
+            self.removed += max(0, left - (read - before[2]))
 
 
 class RedisStreams(RedisServer):
@@ -125,6 +144,7 @@ class RedisStreams(RedisServer):
         walk(counted, self.pipeline, self._turn)
         for group in alive:
             group.lag.judge(group.info, group.stream)
+            group.count_removed()
         self._read_heads(alive)
         server_ms = self._details(alive)
         problems += [
@@ -196,8 +216,7 @@ class RedisStreams(RedisServer):
                 if why[name].startswith(("MOVED", "ASK")):
                     self.moved = True
                     why[name] = f"{MOVED}: use redis+cluster://"
-                command = "XINFO", "STREAM" if failed is about else "GROUPS", name
-                rule = missing_rule(command, failed)
+                rule = missing_rule(("XINFO", "STREAM" if failed is about else "GROUPS", name), failed)
                 why[name] = f"missing ACL rule {rule}" if rule else why[name]
                 if name in self._named and not (self._shard and self.moved) and not (rule and rule.startswith("+")):
                     problems.append((name, why[name]))
@@ -219,7 +238,7 @@ class RedisStreams(RedisServer):
         for key, group in before.items():
             if key not in named_here:
                 self._lost(group, key, why.get(key[0], ""))
-        self._history.forget({name for name, _ in before} - {name for name, _ in self._groups})
+        self._history.forget(before.keys() - self._groups.keys(), {name for name, _ in self._groups})
         return problems
 
     def _about(self, streams: list[bytes]) -> list[Reply]:
@@ -404,7 +423,7 @@ def _row(group: _Group, server_ms: int) -> Row:
         "idle_holders": None if group.held is None else group.held.names,
         "consumers": group.info["consumers"],
         "added": added,
-        "acked": None if read is None else read - count,
+        "acked": None if read is None else read - count - group.removed,
         "position": group.info["last-delivered-id"],
     }
 

@@ -1,0 +1,181 @@
+"""Celery applications with settings that differ from the defaults, on a real redis-server."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.errors import AgentError
+from agent.queues.brokers.celery import BROKER, CeleryServer
+from agent.queues.catalogue import Queue
+from agent.queues.packing import TABLE
+from tests.patience import PATIENCE
+from tests.servers.celery_pieces import Worker, application, wait
+from tests.servers.certificates import certificates
+from tests.servers.test_celery import reasons, redis, row, state, watch, worker
+from tests.servers.test_redis_streams import Redis, poll
+
+__all__ = ["redis", "worker"]
+
+OWN_KEYS = {"sep": ":", "unacked_key": "u1", "unacked_index_key": "u2", "priority_steps": [*range(10)]}
+
+
+def until(queue: Queue, what: Callable[[Any], bool]) -> Any:
+    """The queue's row once it is so; a poll a second."""
+    end = time.monotonic() + 90 * PATIENCE
+    while not what(found := row(queue)):
+        assert time.monotonic() < end, found
+        time.sleep(1)
+    return found
+
+
+def test_keys_with_other_names(redis: Redis, worker: Callable[..., Worker]) -> None:
+    app = application(redis.url, **OWN_KEYS)
+    for priority in range(10):
+        app.send_task("late", (600,), priority=priority)
+    with closing(watch(redis.url, "?queues=celery")) as unaware:
+        found = row(unaware)
+        assert (found["status"], found["lag_messages"] < 0) == (b"unknown", True)
+        assert b"?sep=" in found["reason"]
+    with closing(watch(redis.url, "?sep=:&unacked_key=u1&unacked_index_key=u2")) as queue:
+        assert state(row(queue)) == (10, 0, 0)
+        worker(options=OWN_KEYS)
+        wait(lambda: redis.do("ZCARD", "u2") == 1)
+        wait(lambda: state(row(queue)) == (9, 1, 0))
+
+
+def test_workers_that_end_with_all_messages(redis: Redis, worker: Callable[..., Worker]) -> None:
+    """None waits in the queue, yet nothing is done before the visibility timeout."""
+    app = application(redis.url)
+    app.send_task("late", (600,))
+    its = worker()
+    wait(lambda: its.did("begin"))
+    with closing(watch(redis.url, "?workers=true&visibility_timeout=3600")) as queue:
+        until(queue, lambda found: found["consumers"] == 1)
+        its.signal(signal.SIGKILL)
+        found = until(queue, lambda found: found["status"] == b"stopped")
+        assert state(found) == (0, 1, 0)
+        assert found["reason"].endswith(b"0 undelivered, 1 pending")
+
+
+def test_workers_without_remote_control_are_not_counted(redis: Redis, worker: Callable[..., Worker]) -> None:
+    app = application(redis.url)
+    its = worker(settings={"worker_enable_remote_control": False})
+    with closing(watch(redis.url, "?workers=true")) as queue:
+
+        def known(found: Any) -> bool:
+            app.send_task("early", (0,))
+            return b"control bus" in reasons(queue)
+
+        until(queue, known)
+        found = row(queue)
+        assert its.did("end")
+        assert found["consumers"] < 0
+        assert found["status"] == b"ok"
+
+
+def test_a_queue_with_messages_and_without_a_binding(redis: Redis) -> None:
+    """A producer of the default exchange goes on after the keys were flushed, and declares nothing."""
+    app = application(redis.url)
+    with closing(watch(redis.url)) as queue:
+        app.send_task("early", (0,))
+        assert state(row(queue)) == (1, 0, 0)
+        redis.do("DEL", "_kombu.binding.celery")
+        app.send_task("early", (0,))
+        assert state(row(queue)) == (2, 0, 0)
+        redis.do("DEL", "celery")
+        assert state(row(queue)) == (0, 0, 0)
+        (alone,) = poll(queue)
+        assert alone["destination"] == b""
+
+
+def denied(redis: Redis) -> int:
+    """How many commands the server has refused."""
+    return sum(one[1] for one in redis.do("ACL", "LOG"))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("refused", "rule", "column"),
+    [
+        (["-llen"], b"+llen", "lag_messages"),
+        (["-zrange"], b"+zrange", "pending"),
+        (["-publish"], b"+publish", "consumers"),
+        (["resetchannels"], b"&/0.celery.pidbox", "consumers"),
+    ],
+)
+def test_a_refused_command_names_the_rule(redis: Redis, refused: list[str], rule: bytes, column: str) -> None:
+    application(redis.url).send_task("early", (0,))
+    redis.do("ACL", "SETUSER", "mon", "on", ">pw", "allkeys", "allchannels", "+@all", *refused)
+    with closing(watch(redis.url.replace("//", "//mon:pw@"), "?workers=true")) as queue:
+        poll(queue)
+        refusals = denied(redis)
+        rows = [poll(queue) for _ in range(4)][-1]
+        (found,) = [one for one in rows if one["destination"] == b"celery"]
+        (told,) = [one for one in rows if one["reason"].startswith(b"refused by the ACL")]
+        assert (found[column] < 0, told["reason"]) == (True, b"refused by the ACL; ACL SETUSER mon " + rule)
+        assert (told["status"], TABLE.by_name["failure"].names[told["failure"]]) == (b"unknown", "permission")
+        assert denied(redis) == refusals > 0
+
+
+@pytest.fixture
+def secure(tmp_path: Path) -> Iterator[str]:
+    """The address of a server with a certificate of a private authority, ``ca.pem``."""
+    certificates(tmp_path)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    files = {"cert": "server.pem", "key": "server.key", "ca-cert": "ca.pem"}
+    options = [part for name, file in files.items() for part in (f"--tls-{name}-file", str(tmp_path / file))]
+    server = Redis(tmp_path, "--tls-port", str(port), "--tls-auth-clients", "no", *options)
+    yield f"rediss://127.0.0.1:{port}/0"
+    server.stop()
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "words"),
+    [
+        ("?ssl_cert_reqs=CERT_REQUIRED&ssl_ca_certs={0}/ca.pem", b"ok", b""),
+        ("", b"down", b"CERTIFICATE_VERIFY_FAILED"),
+        ("?ssl_ca_certs={0}/other.pem", b"down", b"CERTIFICATE_VERIFY_FAILED"),
+        ("?ssl_ca_certs={0}/none", b"down", b"ssl_ca_certs"),
+    ],
+)
+def test_a_private_authority(secure: str, tmp_path: Path, options: str, status: bytes, words: bytes) -> None:
+    with closing(watch(secure, options.format(tmp_path))) as queue:
+        (found,) = poll(queue)
+    assert found["status"] == status
+    assert words in found["reason"]
+
+
+@pytest.mark.parametrize(
+    ("url", "path", "db"),
+    [
+        ("redis+socket:///run/redis.sock", "/run/redis.sock", 0),
+        ("redis+socket://:pw@/run/redis.sock?virtual_host=3&queues=a", "/run/redis.sock", 3),
+    ],
+)
+def test_a_socket_as_celery_writes_it(url: str, path: str, db: int) -> None:
+    server = CeleryServer.parse(url)
+    assert (server.redis.path, server.redis.db) == (path, db)
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("sentinel://:pw@a:26379;sentinel://:pw@b:26379", "redis+sentinel://HOST:26379,HOST2:26379/SERVICE/DB"),
+        ("rediss://:pw@host/0?ssl_cert_reqs=none", "always verified"),
+        ("redis://:pw@host/0?ssl_ca_certs=/ca.pem", "unknown option 'ssl_ca_certs'"),
+    ],
+)
+def test_what_is_written_for_celery_and_cannot_be_used_is_refused(url: str, why: str) -> None:
+    with pytest.raises(AgentError) as error:
+        BROKER.sources([url])
+    assert why in str(error.value.why)
+    assert "pw" not in f"{error.value} {error.value.why}"
