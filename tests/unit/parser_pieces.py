@@ -44,7 +44,7 @@ from agent.queues.brokers.nats import NatsConsumers, NatsUrl
 from agent.queues.brokers.rabbitmq import RabbitQueues, RabbitUrl
 from agent.queues.judged import Judged
 from agent.queues.packing import pack
-from agent.queues.postgresql_jobs import COUNTS, DUE, TEXTS, TIMES, JobQueues, UnfitQuery
+from agent.queues.postgresql_jobs import COUNTS, DUE, TEXTS, TIMES, JobQueues
 from agent.queues.postgresql_wal import WalReaders
 from agent.queues.prometheus_text import NotPrometheus
 from agent.queues.rabbitmq_management import about_queues, amqp_port, blocked, queue_consumers, unlimited
@@ -674,7 +674,7 @@ PARSERS: dict[str, tuple[Callable[[random.Random], None], tuple[type[BaseExcepti
     "etcd": (etcd, (ValueError,)),
     "mapped": (mapped, (ValueError, RecursionError)),
     "selector": (selector, (ValueError,)),
-    "jobs": (jobs, (UnfitQuery,)),
+    "jobs": (jobs, ()),
     "wal": (wal, ()),
     "code": (code, (ElfError,)),
     "tables": (tables, (ElfError,)),
