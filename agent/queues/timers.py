@@ -55,7 +55,7 @@ class TimerRule:
 
 
 _KOMBU = "kombu 5.2.4, 5.3.7, 5.4.2, 5.5.4 and 5.7.0 on Redis 7.0.15"
-_RABBIT = "RabbitMQ 3.10.8 with a shifted clock: x-message-ttl"
+_RABBIT = "RabbitMQ 3.10.8: x-message-ttl"
 _REDIS = "Redis 7.0.15 and 8.0.2: SET PX and PEXPIREAT"
 _MEASURED = ("7.0", "8.0")
 _ETCD = "a lease with a key"
@@ -131,7 +131,7 @@ RULES = (
         "monotonic",
         "the queue is deleted when it was due, up to 1 % early",
         "the queue is deleted when it was due, up to 1 % late",
-        "RabbitMQ 3.10.8 with a shifted clock: x-expires",
+        "RabbitMQ 3.10.8: x-expires",
     ),
     TimerRule(
         "kafka",
@@ -149,7 +149,7 @@ RULES = (
         "wall",
         "the job runs early",
         "the job runs late",
-        "PostgreSQL 15.18 with a shifted clock: a job table's `run_at <= now()`",
+        "PostgreSQL 15.18: a job table's `run_at <= now()`",
     ),
     TimerRule(
         "etcd",
