@@ -151,7 +151,7 @@ def test_keys_that_a_copy_lacks(two: tuple[EtcdNode, EtcdNode]) -> None:
         copy.put("/shop/extra", "is of the copy alone")
         row = behind()
         assert (row["lag_messages"], row["exact"]) == (0, 1)
-        assert row["inexact_reason"] == b"1 keys are only in the copy"
+        assert row["inexact_reason"] == b"keys that only the copy has: 1"
         source.put("/shop/a", "1")
         revision = int(source.status()["header"]["revision"])
         source.ask("kv/compaction", {"revision": revision})

@@ -405,7 +405,7 @@ class _Compared:
         row["position"] = comparison.changes
         if found.keys != found.least:
             row["lag_at_least"] = found.least
-            notes.append(f"{found.keys - found.least} keys changed during the poll")
+            notes.append(f"keys that changed during the poll: {found.keys - found.least}")
         if found.keys == 0:
             row |= {"lag_s": 0.0, "lag_error_s": 0.0}
         elif found.age is not None:
@@ -413,7 +413,7 @@ class _Compared:
             if not found.age.close:
                 notes.append(f"age: {found.age.text()}")
         if found.extra:
-            notes.append(f"{found.extra} keys are only in the copy")
+            notes.append(f"keys that only the copy has: {found.extra}")
         return {**row, "inexact_reason": "; ".join(notes)}
 
 
