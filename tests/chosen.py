@@ -23,6 +23,8 @@ ONLY_ALL: dict[str, str | None] = {
     "tests/kernel/test_limiter_libraries.py::test_each_decision_as_the_program_was_reported": "plain",
     "tests/kernel/test_limiter_sites.py::test_who_asks_is_the_name": "piestripped",
     "tests/servers/test_limiter_models.py::test_go_libraries": "go.mod-*",
+    "tests/unit/test_gosym.py::test_build_information": "pie",
+    "tests/unit/test_gosym.py::test_functions_and_returns_agree_with_objdump": "pie",
     # one release, or set of settings, of a foreign program; one of several runtimes
     "tests/kernel/test_redis_envoy.py::test_each_decision_by_the_services_own_answers": "environ0",
     "tests/kernel/test_tls_versions.py::test_handshakes_of_another_release": "bullseye",
