@@ -334,6 +334,7 @@ def test_another_program_in_its_place_while_it_has_its_probes(
         first.end()
         shutil.copyfile(other, path)  # the same inode
         w.until(lambda: not one.links)
+        detach.finish()  # a program that starts before that has breakpoints at the former places
     else:
         other.rename(path)
     second = Limits.start(path, "allow", 211)

@@ -96,7 +96,7 @@ def test_it_is_seen_where_its_function_is_declared(
     program, w = Lender(path), Watch(attach, functions=kept)
     try:
         log = program.go(1)
-        w.until(lambda: w.attached_to(path, "own:lent"))
+        w.until(lambda: w.attached_to(path, "own:lent"), 20)
         log = program.go(17)
         rows = w.rows(program.child.pid, 17)
         assert names(rows) == [("refused", "allowed")[one] for one in log]

@@ -1,5 +1,5 @@
 module example.com/shared
 
-go 1.26.0
+go 1.19
 
-require golang.org/x/time v0.16.0
+require golang.org/x/time v0.3.0
