@@ -231,8 +231,8 @@ class QueueWatch(Watch):
         if not after.any() or np.isnan(rates[after]).any():
             return
         since_s = float(polled[after][-1] - begun)
-        # The first of these rates is of an interval that had begun before.
-        early = usual * max(0.0, 1.0 - float(polled[after][0] - begun))
+        # The first of these rates is of an interval that had begun before, maybe with consumers that were slow by then.
+        early = min(usual * max(0.0, 1.0 - float(polled[after][0] - begun)), float(rates[after][0]))
         episode.facts["since_s"] = since_s
         took = rates[after][2:] > 0
         episode.facts["crept"] = float(np.any(took[:-1] & ~took[1:]))

@@ -127,6 +127,18 @@ def test_consumers_that_hold_all_that_they_may() -> None:
         assert found(host)[0][1] == cause
 
 
+def test_slow_consumers_that_always_hold_all_that_they_may_acknowledge_some() -> None:
+    """Also where the first second of the symptom begins just before a poll."""
+    usual: dict[str, Any] = {**WELL, **RABBIT, "incoming": 12}
+    host = Host()
+    host.queue(0, 27, **{**usual, "out": 12})
+    host.queue(27, 30, **{**usual, "out": 2, "pending": np.array([4, 15, 20])})
+    late = np.arange(6)
+    host.queue(30, 36, **{**usual, "out": 2, "pending": 20, "lag": 10 * (late + 1), "age": late + 0.05})
+    host.queue(36, UNTIL, **{**usual, "out": 12})
+    assert found(host) == [("queue_lag", "consumer_slow", "")]
+
+
 def test_consumers_that_wait_for_their_database() -> None:
     ages = np.arange(20) + 0.5
     now = {"lag": (15 * ages).astype(int), "age": ages, "out": 5}
