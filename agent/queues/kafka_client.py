@@ -25,6 +25,15 @@ CONNECTING = {
     "reconnect.backoff.max.ms": 2000,
     "socket.keepalive.enable": True,
 }
+#: Of a consumer that reads records and commits nothing.
+READING = {
+    **CONNECTING,
+    "group.id": "tickscope",  # it has to be there; nothing joins it
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    "allow.auto.create.topics": False,
+}
 #: Names of librdkafka's and Kafka's errors (KafkaError.name), by ``Failure.kind``.
 _KINDS = {
     "gone": "UNKNOWN_TOPIC_OR_PART _UNKNOWN_TOPIC _UNKNOWN_PARTITION UNKNOWN_TOPIC_ID GROUP_ID_NOT_FOUND",

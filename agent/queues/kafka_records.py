@@ -12,18 +12,14 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from agent.common.clocks import boot_ns
-from agent.queues.kafka_client import CONNECTING, Key
+from agent.queues.kafka_client import READING, Key
 
 #: Partitions at a time: with more, librdkafka stalls.
 _AT_ONCE = 20
 _SETTINGS = {
-    "group.id": "tickscope",  # it has to be there; nothing joins it
-    "enable.auto.commit": False,
-    "enable.auto.offset.store": False,
+    **READING,
     "auto.offset.reset": "error",
-    "enable.partition.eof": True,
     "check.crcs": False,
-    "allow.auto.create.topics": False,
     # The broker sends at least one batch of records a request, however large it is.
     "fetch.message.max.bytes": 1024,
     "fetch.wait.max.ms": 5,
@@ -50,7 +46,7 @@ class RecordReader:
     def __init__(self, settings: Mapping[str, object]) -> None:
         from confluent_kafka import Consumer
 
-        self._consumer: Any = Consumer({**CONNECTING, **_SETTINGS, **settings})
+        self._consumer: Any = Consumer({**_SETTINGS, **settings})
 
     def read(self, offsets: Mapping[Key, int], budget_s: float) -> dict[Key, FirstRecord]:
         """The first record from each of these offsets, as far as the time allows; a partition that fails is missing."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from agent.common.fairness import UpperBound
 from agent.queues.catalogue import Row
-from agent.queues.kafka_client import CONNECTING, Key
+from agent.queues.kafka_client import READING, Key
 from agent.queues.message_values import value_at, whole
 from agent.queues.order import MessageArrival, MessageOrder
 
@@ -43,13 +43,9 @@ BOUNDS = (
 Headers = Sequence[tuple[str, bytes | None]]
 _HEADER = "header:"
 _SETTINGS = {
-    "group.id": "tickscope",  # it has to be there; nothing joins it
-    "enable.auto.commit": False,
-    "enable.auto.offset.store": False,
+    **READING,
     "auto.offset.reset": "earliest",
-    "enable.partition.eof": True,
     "isolation.level": "read_committed",
-    "allow.auto.create.topics": False,
     "fetch.message.max.bytes": 1 << 18,
     "fetch.wait.max.ms": 500,
     "queued.max.messages.kbytes": _QUEUED_KIB,
@@ -150,7 +146,7 @@ class RecordTail:
             from confluent_kafka import Consumer, TopicPartition
 
             if self._consumer is None:
-                self._consumer = Consumer({**CONNECTING, **_SETTINGS, **settings})
+                self._consumer = Consumer({**_SETTINGS, **settings})
             self._consumer.assign([TopicPartition(*key, self._next[key]) for key in ends])
             self._assigned = frozenset(ends)
         if len(self._next) > _PLACES:
