@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from agent.common.clocks import boot_ns
 from agent.lab.program import FAR, LabProgram, Run
-from agent.lab.programs.queue_work import BROKER_PORTS, CONSUMER, PRODUCER, Orders, OrderWork, ledger
+from agent.lab.programs.queue_work import BROKER_PORTS, CONSUMER, PRODUCER, OrderWork, ledger, produce
 
 SYSTEM, QUEUE = "celery", "invoices"
 PORT, VISIBILITY_S, THREADS, MULTIPLIER = BROKER_PORTS[SYSTEM], 15, 2, 4
@@ -67,19 +65,11 @@ def consume(run: Run) -> None:
     app.worker_main(["worker", "--pool=threads", f"--concurrency={THREADS}", *quiet])
 
 
-def produce(run: Run) -> None:
+def send(run: Run) -> None:
     from kombu.exceptions import OperationalError
 
-    app, orders = _app(), Orders(run)
-    while True:
-        start_ns, poison = orders.next()
-        try:
-            app.send_task("bill", (start_ns, poison), retry=False)
-        except (OperationalError, OSError):
-            run.log("add", start_ns, "down")
-            time.sleep(0.2)
-        else:
-            run.log("add", start_ns, end_ns=boot_ns())
+    app = _app()
+    produce(run, lambda: lambda *order: app.send_task("bill", order, retry=False), OperationalError, OSError)
 
 
 PROGRAMS = (
@@ -97,7 +87,7 @@ PROGRAMS = (
         polled=("celery", f"{URL}?queues={QUEUE}&visibility_timeout={VISIBILITY_S}"),
         prepare=available,
     ),
-    LabProgram(PRODUCER_NAME, produce, settings=PRODUCER, names=(QUEUE,), uses=(REDIS,), system=SYSTEM),
+    LabProgram(PRODUCER_NAME, send, settings=PRODUCER, names=(QUEUE,), uses=(REDIS,), system=SYSTEM),
     *(
         LabProgram(
             name,

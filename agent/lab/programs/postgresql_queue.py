@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 from agent.common.clocks import boot_ns
 from agent.lab.program import FAR, LabProgram, Run
-from agent.lab.programs.queue_work import BROKER_PORTS, CONSUMER, PRODUCER, Orders, OrderWork, ledger
+from agent.lab.programs.queue_work import BROKER_PORTS, CONSUMER, PRODUCER, OrderWork, ledger, produce
 
 SYSTEM, QUEUE = "postgresql", "refunds"
 PORT = BROKER_PORTS[SYSTEM]
@@ -118,22 +119,14 @@ def consume(run: Run) -> None:
             time.sleep(0.2)
 
 
-def produce(run: Run) -> None:
+def send(run: Run) -> None:
     import psycopg2
 
-    orders, cursor = Orders(run), None
-    while True:
-        start_ns, poison = orders.next()
-        try:
-            if cursor is None:
-                cursor = _cursor()
-            cursor.execute(_ADD, (start_ns, poison))
-        except psycopg2.Error:
-            cursor = None
-            run.log("add", start_ns, "down")
-            time.sleep(0.2)
-        else:
-            run.log("add", start_ns, end_ns=boot_ns())
+    def connect() -> Callable[[int, bool], object]:
+        cursor = _cursor()
+        return lambda *order: cursor.execute(_ADD, order)
+
+    produce(run, connect, psycopg2.Error)
 
 
 PROGRAMS = (
@@ -151,7 +144,7 @@ PROGRAMS = (
         polled=("postgresql", {"url": URL, "query": _QUERY}),
         prepare=available,
     ),
-    LabProgram(PRODUCER_NAME, produce, settings=PRODUCER, names=(QUEUE,), uses=(SERVER,), system=SYSTEM),
+    LabProgram(PRODUCER_NAME, send, settings=PRODUCER, names=(QUEUE,), uses=(SERVER,), system=SYSTEM),
     *(
         LabProgram(
             name,

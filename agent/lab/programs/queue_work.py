@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 
 from agent.common.clocks import boot_ns
@@ -76,6 +77,24 @@ class Orders:
         self._tick()
         poison, self._run.settings["poison"] = bool(self._run.settings["poison"]), False
         return boot_ns(), poison
+
+
+def produce(run: Run, connect: Callable[[], Callable[[int, bool], object]], *errors: type[Exception]) -> None:
+    """Sends ``Orders``. connect: returns what sends one (its time, whether it is poison) and raises ``errors``, after
+    which it is called again.
+    """
+    orders, send = Orders(run), None
+    while True:
+        start_ns, poison = orders.next()
+        try:
+            send = send or connect()
+            send(start_ns, poison)
+        except errors:
+            send = None
+            run.log("add", start_ns, "down")
+            time.sleep(0.2)
+        else:
+            run.log("add", start_ns)
 
 
 def serve(system: str, run: Run) -> None:

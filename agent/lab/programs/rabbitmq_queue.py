@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from agent.common.clocks import boot_ns
 from agent.lab.program import FAR, LabProgram, Run
-from agent.lab.programs.queue_work import BROKER_PORTS, CONSUMER, PRODUCER, Orders, OrderWork, ledger
+from agent.lab.programs.queue_work import BROKER_PORTS, CONSUMER, PRODUCER, OrderWork, ledger, produce
 
 SYSTEM, QUEUE = "rabbitmq", "shipments"
 PORT, METRICS_PORT, PREFETCH = BROKER_PORTS[SYSTEM], 15692, 10
@@ -100,23 +101,19 @@ def consume(run: Run) -> None:
             time.sleep(0.2)
 
 
-def produce(run: Run) -> None:
+def send(run: Run) -> None:
     import amqp
 
-    orders, channel = Orders(run), None
-    while True:
-        start_ns, poison = orders.next()
-        order = json.dumps({"sent_ns": start_ns, "poison": poison})
-        try:
-            if channel is None:
-                _, channel = _channel()
+    def connect() -> Callable[[int, bool], object]:
+        channel = _channel()[1]
+
+        def publish(sent_ns: int, poison: bool) -> None:
+            order = json.dumps({"sent_ns": sent_ns, "poison": poison})
             channel.basic_publish(amqp.Message(order, delivery_mode=2), routing_key=QUEUE)
-        except (amqp.AMQPError, OSError):
-            channel = None
-            run.log("add", start_ns, "down")
-            time.sleep(0.2)
-        else:
-            run.log("add", start_ns)
+
+        return publish
+
+    produce(run, connect, amqp.AMQPError, OSError)
 
 
 PROGRAMS = (
@@ -133,7 +130,7 @@ PROGRAMS = (
         polled=("rabbitmq", f"http://{FAR}:{METRICS_PORT}?queues={QUEUE}&amqp={PORT}"),
         prepare=available,
     ),
-    LabProgram(PRODUCER_NAME, produce, settings=PRODUCER, names=(QUEUE,), uses=(NODE,), system=SYSTEM),
+    LabProgram(PRODUCER_NAME, send, settings=PRODUCER, names=(QUEUE,), uses=(NODE,), system=SYSTEM),
     *(
         LabProgram(
             name,
