@@ -2,7 +2,7 @@
 (agent/kernel/spaces.py).
 
 Each process is asked every ten seconds which file systems it writes to. For each file system the first such process is
-asked again each half second.
+asked again before it can have become full: each half second, or more seldom while there is much room.
 """
 
 from __future__ import annotations
@@ -26,15 +26,20 @@ _ESCAPED = re.compile(rb"\\([0-7]{3})")
 _AT_ONCE = 4
 #: A file system is full when less is free than this share of its bytes or files, or than this many bytes.
 SHARE, BYTES = 0.005, 64 << 20
+#: What no host writes in a second: bytes, and new files.
+_MOST_BYTES_PER_S, _MOST_FILES_PER_S = 4 << 30, 1_000_000
 
 
 class Space(NamedTuple):
-    """used, limit: bytes, or files if those are scarcer. full: next to nothing is free."""
+    """used, limit: bytes, or files if those are scarcer. full: next to nothing is free. fills_ns: the shortest time in
+    which it can become full.
+    """
 
     point: bytes
     used: int
     limit: int
     full: bool
+    fills_ns: int
 
     @classmethod
     def parse(cls, text: bytes) -> list[Space]:
@@ -47,7 +52,10 @@ class Space(NamedTuple):
                 point = _ESCAPED.sub(lambda match: bytes([int(match[1], 8) & 255]), words[5])
                 few = files > 0 and free * max(size, 1) < left * files and free < SHARE * files
                 used, limit = (files - free, files) if few else (size - left, size)
-                out.append(cls(point, used, limit, few or left <= min(SHARE * size, BYTES)))
+                fills_s = left / _MOST_BYTES_PER_S
+                if files:
+                    fills_s = min(fills_s, free / _MOST_FILES_PER_S)
+                out.append(cls(point, used, limit, few or left <= min(SHARE * size, BYTES), int(fills_s * 1e9)))
         return out
 
 
@@ -134,7 +142,7 @@ class Spaces(Pending):
         if known.requested != key:
             return
         changed, known.was_full = known.was_full != space.full, space.full
-        known.due_ns = now_ns + POLL_NS - POLL_NS // 4
+        known.due_ns = now_ns + min(max(space.fills_ns, POLL_NS), AGAIN_NS) - POLL_NS // 4
         if due(known.reported, "disk", space.used, space.limit, now_ns) or changed or space.full:
             self._rows.append(
                 {**who(one), "kind": "disk", "object": space.point, "used": space.used, "limit": space.limit}

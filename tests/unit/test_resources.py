@@ -19,8 +19,8 @@ from agent.batch import make
 from agent.kernel.spaces import spaces
 from agent.resources import cgroups, process_stat
 from agent.resources.cgroups import Group, Mounts
-from agent.resources.resource_source import AGAIN_NS, POLL_NS, Resources
-from agent.resources.spaces import Space
+from agent.resources.resource_source import AGAIN_NS, POLL_NS, Resources, Watched
+from agent.resources.spaces import Space, Spaces
 from agent.tables import TABLES
 
 TABLE = TABLES["resource"]
@@ -194,3 +194,15 @@ def test_room_that_is_left() -> None:
     assert (full.full, full.used) == (True, size - 4096)
     assert (few.full, few.used, few.limit) == (True, 1000, 1000)
     assert Space.parse(b"nonsense\n1 2 3\n-1 2 3 4 5 /\n") == []
+
+
+@pytest.mark.parametrize(
+    ("left", "files", "rest", "seconds"),
+    [(64 << 20, 0, 0, 0.5), (8 << 30, 0, 0, 2), (900 << 30, 0, 0, 10), (900 << 30, 9_000_000, 3_000_000, 3)],
+)
+def test_much_room_is_asked_for_seldom(left: int, files: int, rest: int, seconds: float) -> None:
+    polled = Spaces(None, Resources())  # type: ignore[arg-type]
+    space = Space.parse(b"%d %d %d %d 3 /\n" % (1 << 40, left, files, rest))
+    polled._take(Watched(7, 5, b"it", 1, 0), (7, 0), space, 0)
+    (known,) = polled._known.values()
+    assert known.due_ns == seconds * 1e9 - POLL_NS // 4

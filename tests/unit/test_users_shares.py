@@ -158,9 +158,9 @@ def test_file_systems_that_are_no_longer_reported_are_forgotten() -> None:
     polled, one = Resources(), Watched(7, 5, b"toy", 1, NOBODY)
     spaces = Spaces(None, polled)  # type: ignore[arg-type]
     for n in range(200):
-        spaces._take(one, (7, 0), [Space(b"/tmp", 0, 4096 + n, False)], n * S)
+        spaces._take(one, (7, 0), [Space(b"/tmp", 0, 4096 + n, False, 0)], n * S)
     assert len(spaces._known) == 1
-    spaces._take(Watched(8, 5, b"it", 1, 0), (8, 0), [Space(b"/tmp", 0, 4295, False)], 300 * S)
+    spaces._take(Watched(8, 5, b"it", 1, 0), (8, 0), [Space(b"/tmp", 0, 4295, False, 0)], 300 * S)
     assert len(spaces._known) == 2  # another's, though it looks the same
 
 
