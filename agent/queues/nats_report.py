@@ -103,12 +103,14 @@ class NatsReport:
 def read_server(answer: bytes) -> NatsServer:
     """Raises NotNats."""
     given = _document(answer)
-    cluster = given.get("cluster", {})
+    cluster, port = given.get("cluster", {}), _count(given, "port", 4222)
+    if port > 65535:
+        raise NotNats("port is none")
     return NatsServer(
         _text(given, "server_id"),
         _text(given, "server_name", ""),
         _text(_mapping(cluster), "name", ""),
-        _count(given, "port", 4222),
+        port,
         _count(given, "mem") if "mem" in given else None,
         _count(given, "connections") if "connections" in given else None,
         _count(given, "max_connections") if "max_connections" in given else None,

@@ -112,6 +112,13 @@ def test_a_count_above_what_the_stream_has_is_doubted_once_it_is_sure() -> None:
     assert str(second["inexact_reason"]).startswith("upper bound: the server counts 40")
 
 
+def test_an_impossible_port_of_clients_is_a_state() -> None:
+    source = NatsConsumers(NatsUrl("127.0.0.1"))
+    source._client = Canned({"/varz": json.dumps(NATS_VARZ | {"port": 1 << 20}).encode()})  # type: ignore[assignment]
+    (found,) = source.poll()
+    assert "port is none" in str(found["reason"])
+
+
 def test_a_report_of_another_form_is_refused_as_a_whole() -> None:
     wrong: Any
     for wrong in ({}, [], {"server_id": "A", "now": "x"}, report(num_pending=-1), report(delivered=None)):
