@@ -12,6 +12,7 @@ import click
 
 from agent.cli import options
 from agent.cli.output import knows_escapes
+from agent.common.lean import without_docstrings
 from agent.config import Config, resolve
 from agent.log import use
 from agent.posix.signals import hold
@@ -34,7 +35,8 @@ def run_agent(config: Config) -> None:
         "MALLOC_TRIM_THRESHOLD_": "262144",
     }
     hold()
-    os.execve(sys.executable, [sys.executable, "-P", "-m", "agent.start", str(settings)], environment)
+    command = [sys.executable, "-P", *without_docstrings(), "-m", "agent.start", str(settings)]
+    os.execve(sys.executable, command, environment)
 
 
 def flags(duration: float | None, **given: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Prevents imports of large modules that are not needed."""
+"""Saves memory: no docstrings, no imports of large modules that are not needed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+
+def without_docstrings() -> tuple[str, ...]:
+    """Options of an interpreter that loads no docstrings (4 MB of the agent's) and no assertions. None where
+    deploy/install.sh has not compiled the modules for it: to compile them at each start takes more than it saves.
+    """
+    compiled = Path(sys.prefix) / "pycache"
+    return ("-OO", "-X", f"pycache_prefix={compiled}") if compiled.is_dir() else ()
 
 
 @contextmanager
