@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from agent.common.fairness import UpperBound
+from agent.common.lean import without_docstrings
 from agent.errors import AgentError
 from agent.log import NOTICE, WARNING, log_message
 from agent.posix.child import Child
@@ -127,7 +128,8 @@ def spawn(
     if environment is None:
         environment = {**{name: os.environ[name] for name in _PASSED if name in os.environ}, "LC_ALL": "C.UTF-8"}
     paths = (str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH"))
-    command = [sys.executable, "-P", "-m", module] if isinstance(module, str) else module
+    python = [sys.executable, "-P", *without_docstrings(), "-m"]
+    command = [*python, module] if isinstance(module, str) else module
     uid, gid = user or (None, None)
     with sheltered():
         return subprocess.Popen(
