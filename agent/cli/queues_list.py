@@ -97,8 +97,8 @@ def _superseded(source: RowSource, key: Key, row: Row, newest: dict[Key, tuple[i
 def _missing(source: RowSource, row: Row, newest: tuple[int, int]) -> Row:
     """The row, with status ``unknown`` if its queue is missing in the latest polls of its cluster."""
     boot, t_ns = _when(source, row)
-    if newest[0] == boot and newest[1] - t_ns <= _MISSING_NS:
-        return row
+    if row["status"] == "gone" or (newest[0] == boot and newest[1] - t_ns <= _MISSING_NS):
+        return row  # a deleted queue is in the polls for a while only
     for_s = f" for {(newest[1] - t_ns) / 1e9:.0f} s" if newest[0] == boot else ""
     return {**row, "status": "unknown", "reason": f"not in the polls{for_s}: was it deleted?"}
 
