@@ -109,8 +109,8 @@ class Management:
 
 
 def amqp_port(overview: Any) -> int | None:
-    """The port of AMQP, or else of AMQP with TLS; None if there is neither, or the user may not see listeners. Raises
-    TypeError for another document.
+    """The node's port of AMQP, or else of AMQP with TLS; None if there is neither, or the user may not see listeners.
+    Raises TypeError for another document.
     """
     listeners = overview.get("listeners", []) if isinstance(overview, dict) else None
     if not isinstance(listeners, list):
@@ -118,7 +118,7 @@ def amqp_port(overview: Any) -> int | None:
     ports = {
         one.get("protocol"): one.get("port")
         for one in reversed(listeners)
-        if isinstance(one, dict) and isinstance(one.get("protocol"), str)
+        if isinstance(one, dict) and isinstance(one.get("protocol"), str) and one.get("node") == overview.get("node")
     }
     return next(
         (port for name in ("amqp", "amqp/ssl") if isinstance(port := ports.get(name), int) and 0 < port < 65536), None

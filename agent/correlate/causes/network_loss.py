@@ -125,7 +125,7 @@ def to_broker(episode: Episode, view: View) -> Iterator[Verdict]:
     poll = polled(episode, view)
     if poll.again and not poll.slower and not poll.starving:
         entry = item(
-            "tcp_retransmit", "retransmitted segments", poll.again, "", column="count", keys={"peer": poll.where}
+            "tcp_retransmit", "retransmitted segments", poll.again, "", column="count", keys={"peer": poll.asked}
         )
         words = render("{lost} between here and it had to be retransmitted", lost=value(poll.again, "TCP segment"))
         yield Verdict(CAUSE.name, 0.92, poll.scope, words, (entry, poll.seen))
