@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest

@@ -30,11 +30,11 @@ from agent.common.settings import setting, text
 from agent.queues.catalogue import Broker, Row
 from agent.queues.gone import Gone
 from agent.queues.http_server import HttpServer, HttpUrl, http_url, names_of, port_number
+from agent.queues.judged import UNANSWERED
 from agent.queues.listing import listed
 from agent.queues.prometheus_text import MetricSample, NotPrometheus, metric_samples, whole_number
 from agent.queues.rabbitmq_management import Management
 from agent.queues.redis_reading import shown
-from agent.queues.judged import UNANSWERED
 from agent.queues.timers import QueueTimer, ServerTimers, TimedQueue, elsewhere
 
 TIMEOUT_S = 0.8  # of a poll, with all its requests
