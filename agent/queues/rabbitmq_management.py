@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from agent.common.address import with_port
 from agent.common.http_get import HttpClient, HttpDown
+from agent.common.printable import printable
 
 #: Of requests, for queues and for consumers in turns, so that one slow answer does not cost the other.
 INTERVAL_NS = 2_500_000_000
@@ -92,7 +93,7 @@ class Management:
                 self.queues = about_queues(get(_QUEUES))
             self._problems[turn] = ""
         except HttpDown as error:
-            self._problems[turn] = str(error)
+            self._problems[turn] = ": ".join(filter(None, (str(error), explanation(error.body))))
         except (TypeError, ValueError, RecursionError):
             self._client.close()
             self._problems[turn] = "its answer is no such JSON"
@@ -106,6 +107,15 @@ class Management:
 
     def close(self) -> None:
         self._client.close()
+
+
+def explanation(body: bytes) -> str:
+    """The reason in the body of a refusal, such as ``Not management user``; empty if there is none."""
+    try:
+        reason = _mapping(json.loads(body)).get("reason")
+    except (ValueError, RecursionError):
+        return ""
+    return printable(reason)[:80] if isinstance(reason, str) else ""
 
 
 def amqp_port(overview: Any) -> int | None:

@@ -132,7 +132,13 @@ def test_a_wrong_password_of_the_management_port_costs_only_what_that_port_has(r
     rabbit.declare("there")
     queue = source(rabbit.with_management.replace("guest:guest", "guest:wrong"))
     until(queue, "there", lambda row: row["lag_messages"] == 0)
-    assert api_problems(queue) == [b"management API: HTTP 401 Unauthorized"]
+    (problem,) = api_problems(queue)
+    assert problem.startswith(b"management API: HTTP 401 Unauthorized")
+    queue.close()
+    rabbit.ctl("add_user", "untagged", "pw")
+    queue = source(rabbit.with_management.replace("guest:guest", "untagged:pw"))
+    until(queue, "there", lambda row: row["lag_messages"] == 0)
+    assert api_problems(queue) == [b"management API: HTTP 401 Unauthorized: Not management user"]
     queue.close()
 
 
