@@ -14,7 +14,7 @@ from agent.queues.brokers.rabbitmq import ArrivalTimes, RabbitQueues, RabbitUrl,
 from agent.queues.catalogue import Row
 from agent.queues.judged import Judged
 from agent.queues.prometheus_text import MAX_LINE_BYTES, NotPrometheus, metric_samples
-from agent.queues.rabbitmq_management import Management, about_queues, queue_consumers, unlimited
+from agent.queues.rabbitmq_management import Management, about_queues, amqp_port, queue_consumers, unlimited
 
 S = 1_000_000_000
 D = "rabbitmq_detailed_"
@@ -279,6 +279,11 @@ def test_consumers_of_a_queue_and_how_much_they_may_hold(
     channels = [{"name": "shared", "global_prefetch_count": 5}, {"name": "b (1)", "global_prefetch_count": 0}, None]
     its = queue_consumers(consumers, channels)[b"/", b"q"]
     assert (its.addresses, its.limit) == (addresses, limit)
+
+
+def test_the_port_is_that_of_the_node_that_answers() -> None:
+    listeners = [{"node": node, "protocol": "amqp", "port": port} for node, port in (("a", 5673), ("b", 5672))]
+    assert [amqp_port({"node": node, "listeners": listeners}) for node in "ab"] == [5673, 5672]
 
 
 @pytest.mark.parametrize("given", [None, {}, [7], [{"queue": 7}], [{"queue": {"vhost": "/"}}]])
