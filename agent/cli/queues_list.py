@@ -53,7 +53,11 @@ def latest(source: RowSource) -> list[Row]:
     # The peer too, since it identifies the server of a row without a cluster.
     found = source.rows(Question("queue_lag", latest=(*IDENTITY, "peer"), order=("t_ns",)))
     found.sort(key=lambda row: _when(source, row))
-    rows = {key_of(row): row for row in found}  # the newest of each
+    rows: dict[Key, Row] = {}  # the newest of each
+    for row in found:
+        other = rows.get(key_of(row))
+        if other is None or not _answered_elsewhere(source, other, row):
+            rows[key_of(row)] = row
     newest: dict[Key, tuple[int, int]] = {}
     for key, row in rows.items():
         newest[key[:3]] = newest[key[:2]] = _when(source, row)
@@ -94,11 +98,18 @@ def _superseded(source: RowSource, key: Key, row: Row, newest: dict[Key, tuple[i
     return row["destination"] is None and _when(source, row) < newest[key[:3] if key[2] else key[:2]]
 
 
+def _answered_elsewhere(source: RowSource, other: Row, row: Row) -> bool:
+    """Whether another server of the cluster, polled just before, has the queue of one that is down."""
+    (boot, t_ns), (other_boot, other_ns) = _when(source, row), _when(source, other)
+    lately = boot == other_boot and t_ns - other_ns <= _MISSING_NS
+    return lately and row["status"] == "down" != other["status"] and row["peer"] != other["peer"]
+
+
 def _missing(source: RowSource, row: Row, newest: tuple[int, int]) -> Row:
     """The row, with status ``unknown`` if its queue is missing in the latest polls of its cluster."""
     boot, t_ns = _when(source, row)
-    if newest[0] == boot and newest[1] - t_ns <= _MISSING_NS:
-        return row
+    if row["status"] == "gone" or (newest[0] == boot and newest[1] - t_ns <= _MISSING_NS):
+        return row  # a deleted queue is in the polls for a while only
     for_s = f" for {(newest[1] - t_ns) / 1e9:.0f} s" if newest[0] == boot else ""
     return {**row, "status": "unknown", "reason": f"not in the polls{for_s}: was it deleted?"}
 

@@ -25,6 +25,10 @@ _PATIENT, _ALIKE = (
     0.5,
 )  # waiting is by design from so many waiting requests on, on average; and from this share of those that wait now
 _MOST = 1 << 32  # larger numbers of requests a second are not believed
+#: Brokers that send a message when there is one: what follows an acknowledgement is no answer to it.
+_PUSHING = (b"rabbitmq", b"nats")
+#: What tells their ports.
+POLLS = {"queue_lag": ("system", "peer")}
 
 
 class AnswerWatch(Watch):
@@ -40,9 +44,13 @@ class AnswerWatch(Watch):
     def __init__(self, config: CorrelatorConfig, symptoms: Sequence[Symptom] = (), guard: Guard | None = None) -> None:
         super().__init__(config, symptoms, guard)
         self.worst: dict[int, np.void] = {}
+        self._pushing = set[int]()  # ports of such brokers
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         self.worst = {}
+        if (polls := rows.get("queue_lag")) is not None:
+            ends = np.unique(polls["peer"][np.isin(polls["system"], _PUSHING)])
+            self._pushing |= {int.from_bytes(end.tobytes()[16:], "little") for end in ends}
         latencies = rows.get("service_latency")
         if latencies is not None:
             latencies = latencies[
@@ -89,14 +97,17 @@ class AnswerWatch(Watch):
         self.series.put(second - 1, slots[none], **{name: values[name][none] for name in ("med_ns", "high_ns")})
 
     def by_design(self, slots: np.ndarray, second: int, since: np.ndarray) -> np.ndarray:
-        """For each port, whether about as many requests waited for long before as do now. Such requests wait for an
-        event (long polling), and the lack of events is no fault. since: the first second of "now".
+        """For each port, whether it is one of a broker that sends messages, or about as many requests waited for long
+        before as do now. Such requests wait for an event (long polling), and the lack of events is no fault. since: the
+        first second of "now".
         """
         return np.array(
             [self._patient(int(slot), second, int(of)) for slot, of in zip(slots, since, strict=True)], np.bool_
         )
 
     def _patient(self, slot: int, second: int, since: int) -> bool:
+        if slot in self.worst and int(self.worst[slot]["sport"]) in self._pushing:
+            return True
         lasted, at = max(1, min(_MOST_S, second - since + 1)), np.array([slot])
         held, waiting = (self.series.recent(name, at, second, lasted + _MOST_S)[0] for name in ("held", "waiting"))
         before, now = (

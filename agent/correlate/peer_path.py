@@ -10,14 +10,15 @@ import numpy as np
 from agent.correlate.episode import Episode
 from agent.correlate.local import in_netns
 from agent.correlate.path import Path, cpu_saturated, path
-from agent.correlate.resent import had_already
+from agent.correlate.resent import resent
 from agent.correlate.view import View, to_peer
 from agent.correlate.words import peer
 
 
 @dataclass(frozen=True)
 class PeerPath:
-    """again: retransmitted segments; spurious: the peer had them already. cpu_saturated: this host's CPUs were so busy
+    """again: retransmitted segments; spurious: the peer had them already; lost: it would report those that it had, and
+    did not have most of them. cpu_saturated: this host's CPUs were so busy
     that everything on it was slow.
     """
 
@@ -25,6 +26,7 @@ class PeerPath:
     path: Path
     again: int
     spurious: bool
+    lost: bool
     cpu_saturated: bool
 
     @property
@@ -43,5 +45,7 @@ def _peer_path(episode: Episode, view: View) -> PeerPath:
     took = path(episode, view, raw, netns, episode.value, spans, here)
     rows = in_netns(to_peer(view.during("tcp_retransmit", episode), raw), netns)
     again = int(np.maximum(rows["count"], 1).sum())
-    had = had_already(episode, view, raw, netns, again)
-    return PeerPath(peer(raw), took, again, had, cpu_saturated(view, episode))
+    sums = resent(episode, view, raw, netns, rows[:0], again, None)
+    had = again > 0 and sums.spurious
+    lost = again > 0 and sums.sent is not None and not had
+    return PeerPath(peer(raw), took, again, had, lost, cpu_saturated(view, episode))

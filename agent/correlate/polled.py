@@ -12,7 +12,7 @@ from agent.correlate.path import rtt_us
 from agent.correlate.preemption import preempted_ns
 from agent.correlate.resent import had_already
 from agent.correlate.thresholds import SECOND
-from agent.correlate.view import View, place
+from agent.correlate.view import View, addresses, place
 from agent.correlate.waits import CPUS, NETWORK, SHARE
 from agent.correlate.words import peer, process, text
 from agent.tables import TABLES
@@ -22,12 +22,13 @@ READS = {
     **POLLS,
     **NETWORK,
     **CPUS,
+    "tcp_rtt": (*NETWORK["tcp_rtt"], "comm"),
     "tcp_retransmit": ("netns", "peer", "count"),
     "cpu_wait": ("interval_ns", "wait_ns"),
 }
 _NO_ANSWER, _UNASKED = (TABLES["queue_lag"].code("failure", name) for name in ("no_answer", "unasked"))
 _POLLER = b"tickscope-poll"
-_SHORTLY_NS = 5 * SECOND
+_SHORTLY_NS, _REACH_NS = 5 * SECOND, 60 * SECOND
 #: Round trips of a poll that asks several questions, or connects first.
 _TRIPS = 4
 #: What a delayed acknowledgement adds to a round trip at most (TCP_DELACK_MAX of Linux), us.
@@ -36,11 +37,13 @@ _DELAYED_ACK_US = 200_000.0
 
 @dataclass(frozen=True)
 class Polled:
-    """blind_ns: how long tickscope itself, or its poller, did not run; starved_ns: how long the server waited for a
+    """asked: the end that the poller asks: another port of the broker's address, if that is not the port of clients.
+    blind_ns: how long tickscope itself, or its poller, did not run; starved_ns: how long the server waited for a
     CPU. usual, worst: smoothed RTT, us. took_ns: the time without an answer; longest_ns: the longest poll of it.
     """
 
     where: str
+    asked: str
     scope: str
     server: tuple[str, int] | None
     blind_ns: float
@@ -94,12 +97,13 @@ def _polled(episode: Episode, view: View) -> Polled:
     raw = episode.key[1]
     assert isinstance(raw, bytes)
     where, netns = peer(raw), view.netns(episode, raw)
-    usual, _, worst = rtt_us(view, raw, netns, episode) if where else (None, None, None)
+    asked = _asked(episode, view, raw, netns)
+    usual, _, worst = rtt_us(view, asked, netns, episode) if where else (None, None, None)
     server = view.server(raw, netns, episode)
     starved = min(view.starved_ns(server[1], episode), episode.value) if server else 0.0
     rows = in_netns(view.during("tcp_retransmit", episode), netns)
-    again = int(np.maximum(rows["count"], 1)[rows["peer"] == np.frombuffer(raw, "V18")[0]].sum())
-    again = 0 if had_already(episode, view, raw, netns, again) else again
+    again = int(np.maximum(rows["count"], 1)[rows["peer"] == np.frombuffer(asked, "V18")[0]].sum())
+    again = 0 if had_already(episode, view, asked, netns, again) else again
     seen = item(
         "queue_lag",
         "time without an answer",
@@ -114,6 +118,7 @@ def _polled(episode: Episode, view: View) -> Polled:
     )
     return Polled(
         where,
+        peer(asked),
         place(where, raw, netns),
         server,
         max(view.blind_ns(episode), _preempted_ns(episode, view)),
@@ -123,9 +128,17 @@ def _polled(episode: Episode, view: View) -> Polled:
         episode.value,
         _longest_ns(episode, view, raw),
         seen,
-        item("tcp_rtt", "smoothed RTT", worst, "us", column="srtt_us", baseline=usual, keys={"peer": where}),
+        item("tcp_rtt", "smoothed RTT", worst, "us", column="srtt_us", baseline=usual, keys={"peer": peer(asked)}),
         again,
     )
+
+
+def _asked(episode: Episode, view: View, raw: bytes, netns: int | None) -> bytes:
+    """The port of that address to which pollers talk most, unless they talk to this one."""
+    rows = in_netns(view.rings["tcp_rtt"].between(episode.start_ns - _REACH_NS, episode.end_ns + SECOND), netns)
+    rows = rows[(rows["comm"] == _POLLER) & (addresses(rows) == np.frombuffer(raw, np.uint8)[:16]).all(axis=1)]
+    ends, times = np.unique(rows["peer"], return_counts=True)
+    return raw if raw in ends.tolist() or not len(ends) else bytes(ends[int(np.argmax(times))].tobytes())
 
 
 def _longest_ns(episode: Episode, view: View, raw: bytes) -> float:

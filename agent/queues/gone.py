@@ -1,4 +1,6 @@
-"""Consumer groups that were deleted, with their stream or topic, or alone. Their server no longer reports their lag."""
+"""Queues and consumer groups that were deleted, with their stream or topic, or alone. Their server no longer reports
+their lag.
+"""
 
 from __future__ import annotations
 

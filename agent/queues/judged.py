@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from agent.queues.catalogue import Queue, Row
 
 #: Polls in a row that a server may leave unanswered before its queues begin anew, as after any other failure.
-_UNANSWERED = 3
+UNANSWERED = 3
 #: Members of a row that are no columns.
 _MEMBERS = ("acked_exact", "position", "acked", "added", "asked_s", "kept_s", "prefetch", "held", "room")
 
@@ -76,7 +76,7 @@ class Judged:
         room, acked_exact, held = members.pop("room"), members.pop("acked_exact"), bool(members.pop("held"))
         in_bytes = row.get("lag_bytes") if "lag_messages" not in row else None
         key = tuple(row.get(name) for name in ("destination", "partition", "consumer_group"))
-        if row.get("failure") == "no_answer" and key in before and self._unanswered <= _UNANSWERED:
+        if row.get("failure") == "no_answer" and key in before and self._unanswered <= UNANSWERED:
             self._progress[key] = before[key]
         if "status" in row or ("lag_messages" not in row and in_bytes is None):
             return row

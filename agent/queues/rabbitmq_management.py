@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from agent.common.address import with_port
 from agent.common.http_get import HttpClient, HttpDown
+from agent.common.printable import printable
 
 #: Of requests, for queues and for consumers in turns, so that one slow answer does not cost the other.
 INTERVAL_NS = 2_500_000_000
@@ -92,7 +93,7 @@ class Management:
                 self.queues = about_queues(get(_QUEUES))
             self._problems[turn] = ""
         except HttpDown as error:
-            self._problems[turn] = str(error)
+            self._problems[turn] = ": ".join(filter(None, (str(error), explanation(error.body))))
         except (TypeError, ValueError, RecursionError):
             self._client.close()
             self._problems[turn] = "its answer is no such JSON"
@@ -108,9 +109,18 @@ class Management:
         self._client.close()
 
 
+def explanation(body: bytes) -> str:
+    """The reason in the body of a refusal, such as ``Not management user``; empty if there is none."""
+    try:
+        reason = _mapping(json.loads(body)).get("reason")
+    except (ValueError, RecursionError):
+        return ""
+    return printable(reason)[:80] if isinstance(reason, str) else ""
+
+
 def amqp_port(overview: Any) -> int | None:
-    """The port of AMQP, or else of AMQP with TLS; None if there is neither, or the user may not see listeners. Raises
-    TypeError for another document.
+    """The node's port of AMQP, or else of AMQP with TLS; None if there is neither, or the user may not see listeners.
+    Raises TypeError for another document.
     """
     listeners = overview.get("listeners", []) if isinstance(overview, dict) else None
     if not isinstance(listeners, list):
@@ -118,7 +128,7 @@ def amqp_port(overview: Any) -> int | None:
     ports = {
         one.get("protocol"): one.get("port")
         for one in reversed(listeners)
-        if isinstance(one, dict) and isinstance(one.get("protocol"), str)
+        if isinstance(one, dict) and isinstance(one.get("protocol"), str) and one.get("node") == overview.get("node")
     }
     return next(
         (port for name in ("amqp", "amqp/ssl") if isinstance(port := ports.get(name), int) and 0 < port < 65536), None

@@ -185,8 +185,8 @@ class Progress:
             vars(self).update(vars(Progress(self.window_ns)))
             last = None
         waiting = bool(sample.lag)
-        read = last is not None and last.position != sample.position
-        acked = last is not None and last.acked != sample.acked
+        read = last is not None and _differ(last.position, sample.position)
+        acked = last is not None and _differ(last.acked, sample.acked)
         self._reads.see(sample.t_ns, waiting and sample.position is not None, read)
         self._acks.see(sample.t_ns, sample.pending > 0 and sample.acked is not None, acked)
         unserved = sample.consumers == 0 and (waiting or (sample.held and sample.pending > 0))
@@ -326,6 +326,11 @@ class Progress:
                 left = growth.until(max(last.kept_s - last.age_s, 0.0) * 1000)
                 found.append((*left, f"deleted in {_s(left[0] * 1e9)}"))
         return min(found, key=lambda one: one[0])
+
+
+def _differ(before: Hashable, now: Hashable) -> bool:
+    """Whether both are known and differ: what becomes known, or unknown, is no progress."""
+    return before is not None and now is not None and before != now
 
 
 def _mark(sample: Sample) -> Hashable:

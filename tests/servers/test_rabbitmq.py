@@ -110,12 +110,13 @@ def test_names_virtual_hosts_and_patterns(rabbit: Rabbit) -> None:
 
 def test_a_memory_alarm_is_reported_with_every_queue(rabbit: Rabbit) -> None:
     rabbit.declare("alarmed")
-    queue = source(rabbit.url + "&queues=alarmed")
+    queue = source(rabbit.url + "&queues=alarmed,missing")
     until(queue, "alarmed", lambda row: row["errors"] == b"")
     rabbit.ctl("set_vm_memory_high_watermark", "absolute", "1MiB")
     try:
         row = until(queue, "alarmed", lambda row: row["errors"] == b"MEMORY_ALARM 1")
         assert row["reason"] == b"memory alarm: publishers are blocked"
+        assert row_of(poll(queue), "missing")["errors"] == b"MEMORY_ALARM 1"
         with client("publish", rabbit.port, "alarmed", 10), client("publish", rabbit.port, "alarmed", 10):
             managed = source(rabbit.with_management + "&queues=alarmed")
             until(managed, "alarmed", lambda row: row["reason"].endswith(b"publishers are blocked: 2 connections"))
@@ -131,7 +132,13 @@ def test_a_wrong_password_of_the_management_port_costs_only_what_that_port_has(r
     rabbit.declare("there")
     queue = source(rabbit.with_management.replace("guest:guest", "guest:wrong"))
     until(queue, "there", lambda row: row["lag_messages"] == 0)
-    assert api_problems(queue) == [b"management API: HTTP 401 Unauthorized"]
+    (problem,) = api_problems(queue)
+    assert problem.startswith(b"management API: HTTP 401 Unauthorized")
+    queue.close()
+    rabbit.ctl("add_user", "untagged", "pw")
+    queue = source(rabbit.with_management.replace("guest:guest", "untagged:pw"))
+    until(queue, "there", lambda row: row["lag_messages"] == 0)
+    assert api_problems(queue) == [b"management API: HTTP 401 Unauthorized: Not management user"]
     queue.close()
 
 
@@ -287,6 +294,29 @@ def test_a_server_that_answers_badly_is_down_with_the_reason(
     assert (row["status"], FAILURES[row["failure"]]) == (b"down", failure), row["reason"]
     assert words in row["reason"].decode()
     assert b"secret" not in row["reason"]
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_statistics_of_channels_are_left_out_if_they_alone_take_long(always: bool) -> None:
+    asked = []
+
+    class Slow(Odd):
+        def _one(self, connection: socket.socket) -> None:
+            asked.append(b"delivery_metrics" in connection.recv(65536))
+            if asked[-1] or always:
+                time.sleep(0.6)
+            body = b'rabbitmq_detailed_queue_messages_ready{vhost="/",queue="a"} 7\n'
+            with contextlib.suppress(OSError):
+                _once(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)(connection)
+
+    server = Slow(lambda _: None)
+    queue = RabbitQueues(RabbitUrl("127.0.0.1", server.port), timeout_s=0.4)
+    queue._seldom_ns = 1 << 62  # only queues are asked for
+    states = [queue.poll()[0].get("status", "judged") for _ in range(6)]
+    queue.close()
+    server.close()
+    assert asked[:6] == [True, True, True, False, always, always]
+    assert states == ["down"] * 3 + ["down" if always else "judged"] * 3
 
 
 def test_a_refused_login_is_not_repeated_at_once() -> None:

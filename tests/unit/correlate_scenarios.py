@@ -77,7 +77,14 @@ class Host:
         self.add("limiter_decision", n, **(columns | more))
 
     def rtt(
-        self, a: float, b: float, us: float = 45, to: bytes = REDIS, pid: int = APP_PID, every: float = 1.0
+        self,
+        a: float,
+        b: float,
+        us: float = 45,
+        to: bytes = REDIS,
+        pid: int = APP_PID,
+        every: float = 1.0,
+        **more: object,
     ) -> None:
         t = T0 + (np.arange(a, b, every) * S).astype(np.int64)
         v = self.rng.normal(us, us / 10, len(t)).astype(np.int64)
@@ -96,6 +103,7 @@ class Host:
             srtt_us=v,
             sock_id=77,
             interval_ns=S,
+            **more,
         )
 
     def server(self, a: float, b: float) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.unit.correlate_scenarios import MS, START, T0, UNTIL, Host, S, call, code, latest, run
+from tests.unit.correlate_scenarios import MS, START, T0, UNTIL, Host, S, call, code, latest, peer, run
 
 SHOP_PID, PORT, TICK = 1700, 8080, 4 * MS
 
@@ -373,6 +373,18 @@ def test_who_waits_for_something_to_happen_is_no_fault_when_nothing_happens(desi
                 p90_ns=5 * S,
             )
     assert bool([one for one in latest(run(host, 60)) if one["symptom"] == "service_latency"]) is not design
+
+
+@pytest.mark.parametrize(("system", "expected"), [(b"rabbitmq", 0), (b"nats", 0), (b"redis", 1)])
+def test_messages_that_a_broker_sends_more_seldom_are_no_slow_answers(system: bytes, expected: int) -> None:
+    """A consumer acknowledges each message, and gets the next one when it is published."""
+    host = Host()
+    broker: dict[str, object] = {"system": system, "peer": np.frombuffer(peer("127.0.0.1", PORT), "V18")}
+    host.queue(0, 60, **broker)
+    for a, b, n, ms in ((0, 30, 100, 10), (30, 60, 20, 50)):
+        for second in range(a, b):
+            served(host, second, requests=n, sum_ns=S, max_ns=(ms + 2) * MS, p50_ns=ms * MS, p90_ns=ms * MS)
+    assert len([one for one in latest(run(host, 60)) if one["symptom"] == "service_latency"]) == expected
 
 
 def test_a_stall_of_who_has_others_wait_by_design_is_reported() -> None:

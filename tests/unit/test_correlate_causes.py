@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -141,14 +142,16 @@ def test_a_stalled_redis_shows_in_its_poller_alone() -> None:
 
 
 @pytest.mark.parametrize(("rtt_ms", "cause"), [(630, "network_rtt"), (180, "broker_slow")])
-def test_a_poll_of_several_round_trips_takes_several_times_as_long(rtt_ms: int, cause: str) -> None:
+@pytest.mark.parametrize("asked", [6399, 15692])  # the port of clients, and one for metrics
+def test_a_poll_of_several_round_trips_takes_several_times_as_long(rtt_ms: int, cause: str, asked: int) -> None:
     host = Host()
+    poller: dict[str, Any] = {"to": peer("127.0.0.1", asked), "comm": b"tickscope-poll"}
     host.queue(0, 30)
-    host.rtt(0, 30)
+    host.rtt(0, 30, **poller)
     host.queue(30, 34, status=b"down", failure=code("queue_lag", "failure", "no_answer"), poll_ms=3_000)
-    host.rtt(30, 34, us=rtt_ms * 1e3)
+    host.rtt(30, 34, us=rtt_ms * 1e3, **poller)
     host.queue(34, UNTIL)
-    host.rtt(34, UNTIL)
+    host.rtt(34, UNTIL, **poller)
     (found,) = [f for f in latest(run(host, UNTIL)) if f["symptom"] == "broker_stall"]
     assert found["cause"] == cause
 

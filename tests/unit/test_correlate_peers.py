@@ -198,6 +198,25 @@ def jittery(doubled: int) -> Host:
     return host
 
 
+@pytest.mark.parametrize(("doubled", "cause"), [(0, "network_loss"), (2, "unknown")])
+def test_losses_on_a_crowded_host_are_known_by_what_the_peer_did_not_have(doubled: int, cause: str) -> None:
+    host = Host()
+    asked(host, SECONDS, 300, np.where(BAD, 460, 6), segments=40, again=np.where(BAD, 3, 0), doubled=doubled * BAD)
+    sent_again(host, np.arange(30.2, 36, 0.3))
+    host.add(
+        "syscall_latency",
+        UNTIL,
+        t_ns=T0 + (SECONDS * S).astype(np.int64),
+        pid=55,
+        comm=b"cc1",
+        run_queue_ns=np.where(BAD, S, 10 * MS),
+        count=1,
+        basis=code("syscall_latency", "basis", "blocked"),
+        kind=code("syscall_latency", "kind", "slow"),
+    )
+    assert [(found["symptom"], found["cause"]) for found in latest(run(host, UNTIL))] == [("network_loss", cause)]
+
+
 def test_delays_that_vary_are_no_loss() -> None:
     (found,) = latest(run(jittery(2), UNTIL))
     assert (found["symptom"], found["cause"]) == ("network_rtt", "network_rtt")

@@ -59,6 +59,11 @@ RULES: dict[str, tuple[list[Sample], str, str]] = {
         "19 undelivered; prefetch exhausted: 4 of 4",
     ),
     "no consumer": (polled([5] * 11, position=7, consumers=0), "stopped", "no consumer for 10 s, 5 undelivered"),
+    "a position that is unknown now and then": (
+        polled([5] * 12, position=lambda i: 7 if i % 4 else None, consumers=0),
+        "stopped",
+        "no consumer for 11 s",
+    ),
     "no consumer, and no mark of progress": (polled([5] * 11, consumers=0), "stopped", "no consumer for 10 s"),
     "no consumer, and the last ones took all": (
         polled([0] * 11, pending=4, position=7, consumers=0, held=True),

@@ -14,7 +14,7 @@ from agent.queues.brokers.rabbitmq import ArrivalTimes, RabbitQueues, RabbitUrl,
 from agent.queues.catalogue import Row
 from agent.queues.judged import Judged
 from agent.queues.prometheus_text import MAX_LINE_BYTES, NotPrometheus, metric_samples
-from agent.queues.rabbitmq_management import Management, about_queues, queue_consumers, unlimited
+from agent.queues.rabbitmq_management import Management, about_queues, amqp_port, queue_consumers, unlimited
 
 S = 1_000_000_000
 D = "rabbitmq_detailed_"
@@ -100,7 +100,8 @@ class Played:
 
     def poll(self) -> list[Row]:
         self.node._read(self.text.encode(), self.second * S)
-        return [self.node._row(queue, self.second * S) for queue in self.node._queues.values()]
+        rows = [self.node._row(queue, self.second * S) for queue in self.node._queues.values()]
+        return [*rows, *self.node._gone_rows(self.second * S)]
 
     def close(self) -> None:
         """Nothing is open."""
@@ -203,6 +204,46 @@ def test_old_statistics_make_no_message_older_than_it_is() -> None:
     assert ages == [0.0] * 5
 
 
+def test_messages_that_are_given_back_again_and_again_are_not_read() -> None:
+    """A consumer gives its five messages back, a hundred times a second, while ten a second arrive."""
+    node = Played()
+    node.fresh = True
+    for second in range(30):
+        row = node.second_of(10 * second, 5, a=(10 * second + 5, 5 + 100 * second, 0, 100 * second))
+    assert row["status"] == "stalled"
+    node.fresh = False
+    ages = [node.second_of(290, 5, a=(295, 2905 + 100 * n, 0, 2900 + 100 * n))["lag_s"] for n in range(5)]
+    assert ages == pytest.approx([29.9, 30.9, 31.9, 32.9, 33.9])
+    # After a restart of the server, all messages count as delivered again.
+    for n in range(5):
+        row = node.second_of(290, 5, a=(295, 3400 + 100 * n, 100 * n, 3395 + 100 * n))
+    assert row["lag_s"] == 0
+
+
+@pytest.mark.parametrize("clustered", [False, True])
+@pytest.mark.parametrize("elsewhere", [None, False, True])  # None: without the management API
+def test_a_queue_that_is_no_longer_listed(clustered: bool, elsewhere: bool | None) -> None:
+    node = Played()
+    if elsewhere is not None:
+        node.node._management = management = Management(HttpClient("127.0.0.1", 1), False)
+        names = ("other", "q") if elsewhere else ("other",)
+        management.queues = about_queues([{"vhost": "/", "name": name, "type": "quorum"} for name in names])
+    node.node._read_node(b'erlang_vm_dist_node_state{peer="rabbitmqcli-1-a@b"} 3\n')  # rabbitmqctl
+    if clustered:
+        node.node._read_node(b'erlang_vm_dist_node_state{peer="rabbit@b"} 3\n')
+    for _ in range(3):
+        node.second_of(7)
+    node.text = f'{D}queue_messages_ready{{vhost="/",queue="other"}} 0\n'
+    late = []
+    for _ in range(15):
+        node.second += 1
+        late.append([(row["destination"], row["status"]) for row in node.judged.poll()])
+    assert late[5] == [(b"other", "ok")]  # its statistics may be late
+    gone = not elsewhere if elsewhere is not None else not clustered
+    assert late[-1] == [(b"other", "ok"), *([(b"q", "gone")] if gone else [])]
+    assert node.second_of(7)["status"] == "ok"
+
+
 def _consumer(queue: str, channel: str, port: int, prefetch: int, ack: bool = True) -> dict[str, object]:
     details = {"name": channel, "peer_host": "10.0.0.1", "peer_port": port}
     return {
@@ -238,6 +279,11 @@ def test_consumers_of_a_queue_and_how_much_they_may_hold(
     channels = [{"name": "shared", "global_prefetch_count": 5}, {"name": "b (1)", "global_prefetch_count": 0}, None]
     its = queue_consumers(consumers, channels)[b"/", b"q"]
     assert (its.addresses, its.limit) == (addresses, limit)
+
+
+def test_the_port_is_that_of_the_node_that_answers() -> None:
+    listeners = [{"node": node, "protocol": "amqp", "port": port} for node, port in (("a", 5673), ("b", 5672))]
+    assert [amqp_port({"node": node, "listeners": listeners}) for node in "ab"] == [5673, 5672]
 
 
 @pytest.mark.parametrize("given", [None, {}, [7], [{"queue": 7}], [{"queue": {"vhost": "/"}}]])

@@ -95,7 +95,8 @@ def between(episode: Episode, view: View) -> Iterator[Verdict]:
 
 def of_peer(episode: Episode, view: View) -> Iterator[Verdict]:
     link = peer_path(episode, view)
-    if link.cpu_saturated:
+    # A host without CPU time delays acknowledgements: its peers then report most retransmitted segments as duplicates.
+    if link.cpu_saturated and not link.lost:
         yield Verdict(CAUSE.name, 0.0, "", "the CPUs of this host were busy, so that all of it is slow")
     elif link.spurious:
         had = item("tcp_retransmit", "retransmitted segments", link.again, "", column="count", keys={"peer": link.name})
@@ -112,7 +113,7 @@ def of_peer(episode: Episode, view: View) -> Iterator[Verdict]:
         words = render("{lost} to {name} had to be retransmitted{dark}", lost=lost, name=link.name, dark=dark)
         yield Verdict(
             CAUSE.name,
-            0.45 if link.path.slower and not dark else 0.8,
+            (0.45 if link.path.slower and not dark else 0.8) * (0.7 if link.cpu_saturated else 1.0),
             link.host,
             words,
             (entry,),
@@ -125,7 +126,7 @@ def to_broker(episode: Episode, view: View) -> Iterator[Verdict]:
     poll = polled(episode, view)
     if poll.again and not poll.slower and not poll.starving:
         entry = item(
-            "tcp_retransmit", "retransmitted segments", poll.again, "", column="count", keys={"peer": poll.where}
+            "tcp_retransmit", "retransmitted segments", poll.again, "", column="count", keys={"peer": poll.asked}
         )
         words = render("{lost} between here and it had to be retransmitted", lost=value(poll.again, "TCP segment"))
         yield Verdict(CAUSE.name, 0.92, poll.scope, words, (entry, poll.seen))

@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from agent.correlate.answers import AnswerWatch
+from agent.correlate.answers import POLLS, AnswerWatch
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
 from agent.correlate.outliers import bars
@@ -137,7 +137,7 @@ SYMPTOM = Symptom(
     "a port that a process serves",
     "ns",
     "service_latency",
-    READS,
+    {**READS, **POLLS},
     clause,
     "see what it waits for: tickscope query slow_syscall, cpu_wait; how long it takes: tickscope query service_latency",
     AnswerWatch,

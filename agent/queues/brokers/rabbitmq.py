@@ -28,7 +28,9 @@ from agent.common.fairness import UpperBound
 from agent.common.http_get import HttpDown
 from agent.common.settings import setting, text
 from agent.queues.catalogue import Broker, Row
+from agent.queues.gone import Gone
 from agent.queues.http_server import HttpServer, HttpUrl, http_url, names_of, port_number
+from agent.queues.judged import UNANSWERED
 from agent.queues.listing import listed
 from agent.queues.prometheus_text import MetricSample, NotPrometheus, metric_samples, whole_number
 from agent.queues.rabbitmq_management import Management
@@ -41,8 +43,9 @@ MAX_QUEUES = 1024
 SELDOM_NS = 2_500_000_000
 LOGIN_RETRY_NS = 10_000_000_000  # a refused login is not repeated at each poll: servers log and count refusals
 STATISTICS_NS = 6_000_000_000  # a queue's statistics are at most this old: an interval of 5 s, and a poll
-#: Statistics of channels are left out for this long after they took half of a poll's time.
-TOO_SLOW_NS = 60_000_000_000
+#: Statistics of channels are left out for this long if, so many polls in a row, an answer with them took half of a
+#: poll's time, and the next one without them did not. Lost packets and a server that is stopped delay both.
+TOO_SLOW_NS, _SLOW_POLLS = 60_000_000_000, 3
 #: For docs/limits.md.
 BOUNDS = (
     UpperBound(
@@ -106,7 +109,9 @@ _ALARMS = {
 }
 _ALARM_WORDS = {"MEMORY_ALARM": "memory", "DISK_ALARM": "disk"}
 _CONNECTIONS, _BUILD = b"rabbitmq_connections", b"rabbitmq_build_info"
-_NODE_WANTED = frozenset((*_ALARMS, _CONNECTIONS, _BUILD))
+#: Of another node of the cluster, or of a command that asks this node.
+_OTHER, _COMMAND = b"erlang_vm_dist_node_state", b"rabbitmqcli"
+_NODE_WANTED = frozenset((*_ALARMS, _CONNECTIONS, _BUILD, _OTHER))
 _MOST = (1 << 63) - 1
 #: A queue has another source of messages if this many more are in it, or left it, than channels published, in so many
 #: statistics in a row.
@@ -157,6 +162,15 @@ class _Totals:
     delivered: int = 0
     acked: int = 0
     redelivered: int = 0
+
+    @property
+    def delivered_first(self) -> int:
+        return self.delivered - self.redelivered
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How far the queue was read: not by messages that are given back and delivered again."""
+        return self.delivered_first, self.acked
 
 
 class _Counters:
@@ -284,14 +298,15 @@ class _Queue:
         self.uncounted |= self.surpluses >= _IN_A_ROW
 
     def waiting(self) -> int | None:
-        """Ready messages now, by what channels did since the statistics."""
-        ready = self.gauges.get(_READY)
+        """Ready messages now, by what channels did since the statistics. One that is delivered again was given back
+        before: neither changes the number. A restarted server says so of messages that it delivers first: these
+        are seen when they are acknowledged.
+        """
+        ready, now, seen = self.gauges.get(_READY), self.totals, self.seen
         if ready is None:
             return None
-        return max(
-            0,
-            ready + (self.totals.published - self.seen.published) - (self.totals.delivered - self.seen.delivered),
-        )
+        left = max(now.delivered_first - seen.delivered_first, now.acked - seen.acked - self.gauges.get(_UNACKED, 0))
+        return max(0, ready + now.published - seen.published - left)
 
 
 class _Answer:
@@ -356,10 +371,14 @@ class RabbitQueues(TimedQueue):
             None if url.management is None else Management(url.client(self._server, url.management), url.amqp is None)
         )
         self._queues: dict[Name, _Queue] = {}
+        self._gone = Gone(name.encode() for name in url.queues if not _is_pattern(name))
+        self._vanished: dict[Name, int] = {}  # queues that the node no longer lists, and since when
+        self._clustered = False
         self._counters = _Counters()
         self._labels: dict[bytes, dict[bytes, bytes]] = {}
         self._families: tuple[str, ...] = _BY_QUEUE
-        self._slow_until_ns = self._not_before_ns = self._seldom_ns = 0
+        self._slow_until_ns = self._not_before_ns = self._seldom_ns = self._slow = self._unanswered = 0
+        self._counting = True
         self._refusal = ""
         self._cluster: str | None = None
         self._version = ""
@@ -381,6 +400,7 @@ class RabbitQueues(TimedQueue):
             if now_ns < self._not_before_ns:
                 raise HttpDown(self._refusal, "login")
             rows = self._poll(now_ns, time.monotonic() + self._timeout_s)
+            self._unanswered = 0
         except HttpDown as error:
             if error.failure == "login" and now_ns >= self._not_before_ns:
                 self._not_before_ns, self._refusal = now_ns + LOGIN_RETRY_NS, str(error)
@@ -413,22 +433,22 @@ class RabbitQueues(TimedQueue):
 
     def _poll(self, now_ns: int, deadline_s: float) -> list[Row]:
         login = self._server.login()
-        counting = now_ns >= self._slow_until_ns
+        counting = self._counting = now_ns >= self._slow_until_ns and self._slow < _SLOW_POLLS
         asked_s = time.monotonic()
         families = (*_FAMILIES, *(self._families if counting else ()))
-        answer = self._client.get(_detailed(*families), deadline_s, login=login)
+        try:
+            answer = self._client.get(_detailed(*families), deadline_s, login=login)
+        finally:
+            self._note_slow(now_ns, counting, time.monotonic() - asked_s > self._timeout_s / 2)
         if counting and self._families is _BY_QUEUE and _HAS_BY_QUEUE not in answer:
             self._families = _BY_CHANNEL
         if not counting:
             self._counters.forget()
-        elif time.monotonic() - asked_s > self._timeout_s / 2:
-            self._slow_until_ns = now_ns + TOO_SLOW_NS
         node, problems = self._read(answer, now_ns)
         if now_ns >= self._seldom_ns:
             self._seldom_ns = now_ns + SELDOM_NS
             self._ask_more(now_ns, deadline_s, login)
-        problems += self._missing()
-        if not counting:
+        if now_ns < self._slow_until_ns:
             problems.append((b"", "rates are unknown: the server takes too long to report its channels"))
         if self._management is not None:
             self._management.ask(now_ns, deadline_s, login, bool(self._alarms))
@@ -438,6 +458,8 @@ class RabbitQueues(TimedQueue):
             if self._management.problem and not self._management.queues:
                 why = f"management API: {self._management.problem}"
                 self._timers = [QueueTimer(b"", b"", "ttl", unknown=why, where="classic queues")]
+        gone = self._gone_rows(now_ns)
+        problems += self._missing()
         node |= {"clients": self._clients, "errors": ", ".join(f"{kind} 1" for kind in self._alarms)}
         if self._alarms:
             words = " and ".join(_ALARM_WORDS[kind] for kind in self._alarms)
@@ -446,8 +468,17 @@ class RabbitQueues(TimedQueue):
         return [
             *({**node, **self._row(queue, now_ns)} for queue in self._queues.values()),
             *(() if self._queues else ({**node, "status": "ok"},)),
-            *({"destination": shown(what), "reason": why} for what, why in problems),
+            *({**node, **row} for row in gone),
+            *({**node, "destination": shown(what), "reason": why} for what, why in problems),
         ]
+
+    def _note_slow(self, now_ns: int, counting: bool, slow: bool) -> None:
+        """counting: whether statistics of channels were asked for; slow: whether the answer was slow, or none."""
+        if counting:
+            self._slow = self._slow + 1 if slow else 0
+        elif now_ns >= self._slow_until_ns:  # the poll that shows what they cost
+            self._slow = 0
+            self._slow_until_ns = 0 if slow else now_ns + TOO_SLOW_NS
 
     def _ask_more(self, now_ns: int, deadline_s: float, login: tuple[str, str] | None) -> None:
         """In turns alarms and connections, and the first message of each queue. Without an answer they are unknown."""
@@ -465,11 +496,14 @@ class RabbitQueues(TimedQueue):
 
     def _read_node(self, answer: bytes) -> None:
         alarms = []
+        self._clustered = False
         for sample in metric_samples(answer, _NODE_WANTED):
             if sample.name == _BUILD:
                 self._version = sample.labels.get(b"rabbitmq_version", b"").decode(errors="replace")
             elif sample.name == _CONNECTIONS:
                 self._clients = whole_number(sample.value)
+            elif sample.name == _OTHER:
+                self._clustered |= not sample.labels.get(b"peer", b"").startswith(_COMMAND)
             elif sample.value == 1:
                 alarms.append(_ALARMS[sample.name])
         self._alarms = tuple(sorted(alarms))
@@ -485,6 +519,8 @@ class RabbitQueues(TimedQueue):
         names = set(listed[:MAX_QUEUES])
         self._counters.take(one for one in said.counted if one[0] in names)
         self._counters.keep(names)
+        missing = {**dict.fromkeys(self._queues, now_ns), **self._vanished}
+        self._vanished = {name: missing[name] for name in missing.keys() - listed}
         self._queues = {name: self._queues.get(name) or _Queue(*name) for name in listed[:MAX_QUEUES]}
         for name, queue in self._queues.items():
             gauges = said.gauges[name]
@@ -504,11 +540,32 @@ class RabbitQueues(TimedQueue):
     def _missing(self) -> list[tuple[bytes, str]]:
         """The queues that the URL names and the node does not list."""
         known = {text_of(name) for name in self._queues}
+        known |= {name for name in self._server.url.queues if (shown(name.encode()),) in self._gone}
         return [
             (name.encode(), "the node has no statistics of such a queue")
             for name in self._server.url.queues
-            if not any(letter in name for letter in "*?[") and name not in known
+            if not _is_pattern(name) and name not in known
         ]
+
+    def _gone_rows(self, now_ns: int) -> list[Row]:
+        """Queues that were deleted. After a restart a node may list its queues late, and in a cluster another node may
+        lead one: whether it still exists is then known by the management API only.
+        """
+        for name, since_ns in list(self._vanished.items()):
+            if now_ns - since_ns > STATISTICS_NS:
+                del self._vanished[name]
+                if not self._elsewhere(name):
+                    self._gone.add((shown(text_of(name).encode()),), "the queue was deleted", since_ns)
+        for name in self._queues:
+            self._gone.back((shown(text_of(name).encode()),))
+        return self._gone.rows(now_ns)
+
+    def _elsewhere(self, name: Name) -> bool:
+        """Whether the cluster has, or may have, such a queue."""
+        its = self._management
+        if its is None or its.problem or its.unseen([name]):
+            return self._clustered
+        return name in its.queues
 
     def _row(self, queue: _Queue, now_ns: int) -> dict[str, object]:
         name = queue.vhost, queue.name
@@ -517,7 +574,7 @@ class RabbitQueues(TimedQueue):
         known_in = name in self._counters.publishing and not queue.uncounted
         known_out = name in self._counters.consuming
         refuses = queue.lost > 0 and about.rejects if about is not None else queue.lost > _UNCOUNTED
-        counting = now_ns >= self._slow_until_ns
+        counting = self._counting
         row: dict[str, object] = {
             "destination": shown(text_of(name).encode()),
             "lag_messages": ready,
@@ -533,7 +590,7 @@ class RabbitQueues(TimedQueue):
             row |= {
                 "added": queue.totals.published if known_in and not refuses else None,
                 "acked": queue.totals.acked if known_out else None,
-                "position": queue.totals.delivered if known_out or consumers == 0 else None,
+                "position": queue.totals.progress if known_out or consumers == 0 else None,
                 "redelivered": min(queue.redelivered, _MOST) if known_out else None,
             }
         if queue.stream or (about is not None and about.type == "stream"):
@@ -576,14 +633,22 @@ class RabbitQueues(TimedQueue):
         return max(0.0, wall_s - head_s)
 
     def _down(self, reason: str, failure: str = "other") -> list[Row]:
-        """One row for each known queue, so that its series continues; else one for the server."""
-        self._counters.forget()
+        """One row for each known queue, so that its series continues; else one for the server. Counts go on where it
+        left a few polls unanswered.
+        """
+        self._unanswered = self._unanswered + 1 if failure == "no_answer" else UNANSWERED + 1
+        if self._unanswered > UNANSWERED:
+            self._counters.forget()
+            self._queues = {name: _Queue(*name) for name in self._queues}
         self._seldom_ns = 0
         self._alarms, self._clients, self._heads, self._heads_next = (), None, None, False
         row = {"status": "down", "reason": f"{self.name}: {reason}", "failure": failure}
         known = [shown(text_of(name).encode()) for name in self._queues]
-        self._queues = {name: _Queue(*name) for name in self._queues}
         return [{**row, "destination": name} for name in known] or [row]
+
+
+def _is_pattern(name: str) -> bool:
+    return any(letter in name for letter in "*?[")
 
 
 def _detailed(*families: str) -> str:
