@@ -38,6 +38,7 @@ _METRICS = {
     b"process_resident_memory_bytes": "memory_bytes",
 }
 _LINES = re.compile(b"^(?:" + b"|".join(_METRICS) + rb") .*\n", re.MULTILINE)
+_NO_USER = "user name is empty"
 _ALARM = re.compile(r"\balarm:\s?([A-Z]+)")
 
 
@@ -222,7 +223,7 @@ class EtcdMember:
         self.name = url.server
         self._client: HttpClient = url.client(server)
         self._server = server
-        self._token, self._open = "", False
+        self._token, self._asked = "", False
 
     @property
     def peer(self) -> bytes | None:
@@ -236,7 +237,7 @@ class EtcdMember:
     @property
     def logs_in(self) -> bool:
         """Whether the next request begins with a login, for which etcd computes for a tenth of a second."""
-        return self._server.has_login and not self._token and not self._open
+        return self._asked and not self._token
 
     def status(self, deadline_s: float) -> MemberStatus:
         return read_status(self._ask("maintenance/status", {}, deadline_s))
@@ -286,9 +287,6 @@ class EtcdMember:
         self._client.close()
 
     def _ask(self, what: str, given: dict[str, object], deadline_s: float, most_bytes: int = MAX_BODY_BYTES) -> bytes:
-        login = self._server.login()
-        if login is not None and not self._token and not self._open:
-            self._log_in(login, deadline_s)
         body = json.dumps(given).encode()
 
         def answer() -> bytes:
@@ -297,11 +295,19 @@ class EtcdMember:
         try:
             return answer()
         except HttpDown as error:
-            if error.status == 401 and login is not None:  # the token has expired, or the member was started again
-                self._log_in(login, deadline_s)
-                return answer()
-            self._open = False
-            raise explained(error) from None
+            why, login = explained(error), self._server.login()
+            # Without a token, or with one that has expired or is of the member before it was started again.
+            if login is None or not (error.status == 401 or _NO_USER in str(why)):
+                raise why from None
+        self._asked, refused = True, None
+        try:
+            self._log_in(login, deadline_s)
+        except HttpDown as error:  # what needs no right is answered nevertheless
+            refused = error
+        try:
+            return answer()
+        except HttpDown as error:
+            raise refused or explained(error) from None
 
     def _log_in(self, login: tuple[str, str], deadline_s: float) -> None:
         self._token = ""
@@ -310,9 +316,6 @@ class EtcdMember:
             given = _document(self._client.get("/v3/auth/authenticate", deadline_s, body=body))
         except HttpDown as error:
             why = explained(error)
-            if "authentication is not enabled" in str(why):  # whoever has users may not use them yet
-                self._open = True
-                return
             raise HttpDown(str(why), "login" if error.status else why.failure, error.status) from None
         self._token = _text(given, "token")
         if not self._token.isprintable() or not self._token.isascii():
@@ -330,5 +333,5 @@ def explained(error: HttpDown) -> HttpDown:
     if not words:
         return error
     # Without a user, a cluster with users refuses as if the request were wrong.
-    failure = "login" if error.status in (401, 403) or "user name is empty" in words else error.failure
+    failure = "login" if error.status in (401, 403) or _NO_USER in words else error.failure
     return HttpDown(words.removeprefix("etcdserver: ")[:80], failure, error.status)

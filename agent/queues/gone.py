@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from agent.columns import fitted
@@ -34,6 +34,9 @@ class Gone:
     @property
     def streams(self) -> list[bytes]:
         return list(dict.fromkeys(key[0] for key in self._groups))
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._groups)
 
     def __contains__(self, key: object) -> bool:
         return key in self._groups
