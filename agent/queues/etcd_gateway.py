@@ -23,6 +23,7 @@ from agent.queues.prometheus_text import NotPrometheus, metric_samples, whole_nu
 _MOST = (1 << 63) - 1
 _MOST_ID = (1 << 64) - 1
 _MOST_TEXT = 256
+_MOST_URLS = 8  # of a member
 _MOST_S = 9_000_000_000  # etcd's longest time to live
 #: Metrics -> their names here. Those of etcd_debugging are not promised to stay.
 _METRICS = {
@@ -117,12 +118,20 @@ def read_status(answer: bytes) -> MemberStatus:
     )
 
 
-def read_members(answer: bytes) -> dict[int, str]:
-    """Names by id; a member that has not started yet has an empty one. Raises NotEtcd."""
+def read_members(answer: bytes) -> dict[int | str, str]:
+    """Names by id, and by ``host:port`` for clients; a member that has not started yet has an empty one. Raises
+    NotEtcd.
+    """
     members = _document(answer).get("members", [])
     if not isinstance(members, list):
         raise NotEtcd("members is no list")
-    return {number(_mapping(one), "ID", _MOST_ID): _text(one, "name") for one in members}
+    found: dict[int | str, str] = {}
+    for one in map(_mapping, members):
+        name, urls = _text(one, "name"), one.get("clientURLs", [])
+        if not isinstance(urls, list) or not all(isinstance(url, str) for url in urls):
+            raise NotEtcd("clientURLs is no list")
+        found |= {number(one, "ID", _MOST_ID): name} | {url.rpartition("/")[2]: name for url in urls[:_MOST_URLS]}
+    return found
 
 
 def read_leases(answer: bytes) -> list[int]:
@@ -242,7 +251,7 @@ class EtcdMember:
     def status(self, deadline_s: float) -> MemberStatus:
         return read_status(self._ask("maintenance/status", {}, deadline_s))
 
-    def members(self, deadline_s: float) -> dict[int, str]:
+    def members(self, deadline_s: float) -> dict[int | str, str]:
         return read_members(self._ask("cluster/member/list", {}, deadline_s))
 
     def leases(self, deadline_s: float, most_bytes: int) -> list[int]:

@@ -50,7 +50,7 @@ class Gone:
         """What was found missing at this poll was so since another server, or other data, answer."""
         for deleted in self._groups.values():
             if how and deleted.at_ns == now_ns:
-                deleted.why = how + deleted.why.replace("was deleted", "is missing")
+                deleted.why = how + deleted.why.removesuffix(" or renamed").replace("was deleted", "is missing")
 
     def back(self, key: Key) -> None:
         self._groups.pop(key, None)

@@ -252,21 +252,22 @@ class NatsConsumers(TimedQueue):
     def _gone_rows(
         self, before: Mapping[Key, _Known], streams: Mapping[bytes, NatsStream], now_ns: int, deadline_s: float
     ) -> list[Row]:
-        """Consumers that were deleted. A work queue without consumers is none, and another server of the cluster may
-        have become the leader of one. A server that starts does not report all that it has.
+        """Consumers that were deleted, and work queues without any. In a cluster another server may have become their
+        leader. A server that starts does not report all that it has.
         """
         for key in self._known:
             self._gone.back(key)
             if self._cluster:
                 _led[self._cluster, key] = self, now_ns
         missing: dict[Key, str] = {}
-        for key, one in before.items():
-            if key not in self._known and key[1] and not self._elsewhere(key, now_ns):
-                stream = streams.get(key[0])
-                names = {shown(other.name.encode(errors="replace")) for other in stream.consumers} if stream else ()
-                if key[1] not in names:
-                    what = "consumer" if stream is not None else "stream"
-                    missing[key] = f"the {what} was deleted" if one.durable else "the ephemeral consumer ended"
+        for key, known in before.items():
+            if key in self._known or self._elsewhere(key, now_ns):
+                continue
+            stream = streams.get(key[0])
+            if stream is None:
+                missing[key] = "the stream was deleted"
+            elif key[1] and all(shown(one.name.encode(errors="replace")) != key[1] for one in stream.consumers):
+                missing[key] = "the consumer was deleted" if known.durable else "the ephemeral consumer ended"
         if missing and not self._healthy(deadline_s):
             self._known |= {key: before[key] for key in missing}
             missing.clear()
