@@ -92,13 +92,13 @@ def _when(source: RowSource, row: Row) -> tuple[int, int]:
 def _superseded(source: RowSource, key: Key, row: Row, newest: dict[Key, tuple[int, int]]) -> bool:
     """Whether a row says nothing any more, since later polls have other rows: one about a server (without a cluster,
     about all servers of its kind; while others of the cluster answer, one that does not is shown), about a queue
-    without consumers that has some now, or about one that was deleted or whose server was down.
+    without consumers that has some now, or about one whose server was down.
     """
     when = _when(source, row)
     late = _late(when, newest[key[:3]])
     if row["destination"] is not None:
         consumed = row["consumer_group"] is None and when < newest.get(key[:4], when)
-        return consumed or (late is not None and row["status"] in ("gone", "down"))
+        return consumed or (late is not None and row["status"] == "down")
     if not key[2]:
         return when < newest[key[:2]]
     return when < newest[*key[:3], row["peer"]] or (
@@ -116,7 +116,7 @@ def _late(when: tuple[int, int], newest: tuple[int, int]) -> str | None:
 def _missing(source: RowSource, row: Row, newest: tuple[int, int]) -> Row:
     """The row, with status ``unknown`` if its queue is missing."""
     late = _late(_when(source, row), newest)
-    if late is None:
+    if late is None or row["status"] == "gone":  # a deleted queue is in the polls for a while only
         return row
     return {**row, "status": "unknown", "reason": f"not in the polls{late}: was it deleted?"}
 

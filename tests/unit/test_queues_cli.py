@@ -94,7 +94,7 @@ def test_each_queue_in_its_latest_state(store: Path) -> None:
 
 
 def test_rows_that_say_nothing_any_more_are_left_out(tmp_path: Path) -> None:
-    """Of what was deleted or down and is not polled now, of a work queue that has consumers now, and of a server that
+    """Of what was down and is not polled now, of a work queue that has consumers now, and of a server that
     answers again; but not of a server that is down while others of its cluster answer.
     """
     end = boot_now()
@@ -116,6 +116,7 @@ def test_rows_that_say_nothing_any_more_are_left_out(tmp_path: Path) -> None:
     shown = {(row["queue"], row["consumer_group"], row["status"], row["peer"]) for row in rows(tmp_path)}
     assert shown == {
         ("alive", "billing", "ok", "10.0.0.1:6379"),
+        ("deleted", "billing", "gone", "10.0.0.1:6379"),
         ("work", "w1", "ok", "10.0.0.1:6379"),
         (None, None, "down", "10.0.0.3:4222"),
     }

@@ -59,7 +59,7 @@ _MOST_NS = 1 << 63
 Key = tuple[bytes, bytes]  #: stream and consumer, as the row has them
 #: Which server of a cluster last had a row of a consumer, and when. The threads of all servers share it, as any of them
 #: may become the leader: the others then say nothing of it, for this long.
-_led: dict[tuple[str, Key], tuple[object, int]] = {}
+_led: dict[tuple[str, tuple[bytes, ...]], tuple[object, int]] = {}
 _LED_NS = 3_000_000_000
 
 
@@ -274,11 +274,11 @@ class NatsConsumers(TimedQueue):
         for key, why in missing.items():
             self._gone.add(key, why, now_ns)
             _led.pop((self._cluster, key), None)
-        for key in [key for key in self._gone if self._elsewhere(key, now_ns)]:
-            self._gone.back(key)
+        for moved in [key for key in self._gone if self._elsewhere(key, now_ns)]:
+            self._gone.back(moved)
         return self._gone.rows(now_ns)
 
-    def _elsewhere(self, key: Key, now_ns: int) -> bool:
+    def _elsewhere(self, key: tuple[bytes, ...], now_ns: int) -> bool:
         """Whether another server of the cluster is its leader."""
         server, at_ns = _led.get((self._cluster, key), (self, 0))
         return server is not self and now_ns - at_ns < _LED_NS
