@@ -283,6 +283,13 @@ def test_a_full_consumer_a_work_queue_and_names(nats: Nats, js: NatsClient) -> N
         row = now(queue, "full", "slow")
         assert counts(row) == (14, 3, 0)
         assert row["reason"].startswith(b"max_ack_pending (3) is reached")
+        js.consumer("full", "tries", max_deliver=2, ack_wait=SECOND // 5)
+        for _ in range(2):
+            assert len(js.pull("full", "tries", 3)) == 3
+            time.sleep(0.3)
+        assert len(js.pull("full", "tries", 1)) == 1  # the fourth message
+        row = until(queue, "full", "tries", lambda row: row["pending"] == 1)
+        assert row["inexact_reason"].startswith(b"at least 2 messages reached max_deliver")
         assert row_of(poll(queue), "none", "")["reason"] == b"the server has no such stream"
         js.api("CONSUMER.DELETE.work.hands")
         assert now(queue, "work", "")["lag_messages"] == 8

@@ -332,6 +332,9 @@ class NatsConsumers(TimedQueue):
             deleted += max(0, stream.first - consumer.delivered - 1)
         if deleted:
             yield f"{deleted} messages were deleted before they were delivered"
+        given_up = consumer.redelivered - consumer.pending  # the server keeps counting these
+        if consumer.most_deliveries and given_up > 0:
+            yield f"at least {given_up} messages reached max_deliver, or were deleted"
 
     def _ages(
         self,
