@@ -42,10 +42,11 @@ class NatsServer:
 class NatsConsumer:
     """Sequence numbers are those of the stream; ``deliveries`` counts them, repeated ones too.
 
-    floor: all before it, and it, are acknowledged. waits: messages that were not delivered. requests: waiting requests
-    of a pull consumer. bound: whether a push consumer has a subscriber. delivered_ns: of the last delivery, the
-    server's wall clock; 0 if unknown. most_deliveries: of one message; 0 without a limit. paused_s: for how long it stays paused. leader: None outside a cluster. ack_s:
-    after how long an unacknowledged message is delivered again; several times with a back-off.
+    floor: all before it, and it, are acknowledged. waits: messages that were not delivered. requests: waiting
+    requests of a pull consumer. bound: whether a push consumer has a subscriber. delivered_ns: of the last delivery,
+    the server's wall clock; 0 if unknown. most_deliveries: of one message; 0 without a limit. paused_s: for how long
+    it stays paused. leader: None outside a cluster. ack_s: after how long an unacknowledged message is delivered
+    again; several times with a back-off.
     """
 
     name: str

@@ -483,14 +483,21 @@ def test_a_wrong_certificate(tmp_path: Path) -> None:
         files = ["-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", "/CN=x", "-addext"]
         subprocess.run([*command, *files, "subjectAltName=IP:127.0.0.1"], cwd=tmp_path, check=True, capture_output=True)
     files = ["--cert-file", str(tmp_path / "ours.pem"), "--key-file", str(tmp_path / "ours.key")]
+    files += ["--client-cert-auth", "--trusted-ca-file", str(tmp_path / "ours.pem")]
     cluster = Etcd(tmp_path / "tls", 1, more=files)
+    ours, none = {"certificate_file": f"{tmp_path}/ours.pem"}, f"{tmp_path}/none.key"
     try:
-        for authority, status in (("ours", b"ok"), ("theirs", b"down")):
-            section = {"url": cluster.url.replace("http", "https"), "ca_file": f"{tmp_path}/{authority}.pem"}
+        for authority, own, reason in (
+            ("ours", {**ours, "key_file": f"{tmp_path}/ours.key"}, ""),
+            ("theirs", {**ours, "key_file": f"{tmp_path}/ours.key"}, "certificate verify failed"),
+            ("ours", {}, "it may require a client certificate"),
+            ("ours", {**ours, "key_file": none}, f"no such file or directory: {tmp_path}/ours.pem, {none}"),
+        ):
+            section = {"url": cluster.url.replace("http", "https"), "ca_file": f"{tmp_path}/{authority}.pem", **own}
             with watched(section) as queue:
                 row = until(queue, "raft", "", lambda row: failed(row) != "refused" and row["status"] != b"unknown")
-                assert row["status"] == status, row["reason"]
-                assert status == b"ok" or b"certificate verify failed" in row["reason"].lower()
+                assert row["status"] == (b"down" if reason else b"ok"), row["reason"]
+                assert reason[:80] in row["reason"].decode().lower()
     finally:
         cluster.end()
 

@@ -460,6 +460,8 @@ def test_wrong_certificates_wrong_passwords_and_a_server_without_jetstream(tmp_p
         with watched(f"http://127.0.0.1:{server.monitoring}") as queue:
             (row,) = poll(queue)
             assert (row["status"], row["reason"]) == (b"ok", b"JetStream is not enabled")
+        with watched(f"https://127.0.0.1:{server.monitoring}") as queue:
+            assert poll(queue)[0]["reason"].endswith(b"the server speaks no TLS at this port")
     finally:
         server.end()
 
