@@ -20,7 +20,7 @@ def client_context(authority: str = "", certificate: str = "", key: str = "") ->
     """
     import ssl
 
-    files = (authority,)
+    files: tuple[str, ...] = (authority,)
     try:
         context = ssl.create_default_context(cafile=authority or None)
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
@@ -28,7 +28,8 @@ def client_context(authority: str = "", certificate: str = "", key: str = "") ->
             files = (certificate, key)
             context.load_cert_chain(certificate, key or None)
     except OSError as error:
-        raise OSError(error.errno, f"{error_text(error)}: {', '.join(filter(None, files))}") from None
+        # Not the number: OpenSSL's are no errno, and would make it a TimeoutError or the like.
+        raise OSError(0, f"{error_text(error)}: {', '.join(filter(None, files))}") from None
     return context
 
 
