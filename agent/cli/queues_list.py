@@ -60,7 +60,9 @@ def latest(source: RowSource) -> list[Row]:
             rows[key_of(row)] = row
     newest: dict[Key, tuple[int, int]] = {}
     for key, row in rows.items():
-        newest[key[:3]] = newest[key[:2]] = _when(source, row)
+        newest[key[:3]] = newest[key[:2]] = newest[*key[:3], row["peer"]] = _when(source, row)
+        if row["consumer_group"] is not None:
+            newest[key[:4]] = _when(source, row)
     kept = {key: row for key, row in rows.items() if not _superseded(source, key, row, newest)}
     trends = _trends(source, list(kept.values()))
     return [
@@ -92,10 +94,27 @@ def _when(source: RowSource, row: Row) -> tuple[int, int]:
 
 
 def _superseded(source: RowSource, key: Key, row: Row, newest: dict[Key, tuple[int, int]]) -> bool:
-    """Whether a row about a server says nothing any more, since a later poll has other rows. A row without a cluster is
-    about all servers of its kind.
+    """Whether a row says nothing any more, since later polls have other rows: one about a server (without a cluster,
+    about all servers of its kind; while others of the cluster answer, one that does not is shown), about a queue
+    without consumers that has some now, or about one whose server was down.
     """
-    return row["destination"] is None and _when(source, row) < newest[key[:3] if key[2] else key[:2]]
+    when = _when(source, row)
+    late = _late(when, newest[key[:3]])
+    if row["destination"] is not None:
+        consumed = row["consumer_group"] is None and when < newest.get(key[:4], when)
+        return consumed or (late is not None and row["status"] == "down")
+    if not key[2]:
+        return when < newest[key[:2]]
+    return when < newest[*key[:3], row["peer"]] or (
+        when < newest[key[:3]] and (late is not None or row["peer"] is None or row["status"] != "down")
+    )
+
+
+def _late(when: tuple[int, int], newest: tuple[int, int]) -> str | None:
+    """For how long a queue is missing in the latest polls of its cluster, in words; None if it is not."""
+    if newest[0] == when[0] and newest[1] - when[1] <= _MISSING_NS:
+        return None
+    return f" for {(newest[1] - when[1]) / 1e9:.0f} s" if newest[0] == when[0] else ""
 
 
 def _answered_elsewhere(source: RowSource, other: Row, row: Row) -> bool:
@@ -106,12 +125,11 @@ def _answered_elsewhere(source: RowSource, other: Row, row: Row) -> bool:
 
 
 def _missing(source: RowSource, row: Row, newest: tuple[int, int]) -> Row:
-    """The row, with status ``unknown`` if its queue is missing in the latest polls of its cluster."""
-    boot, t_ns = _when(source, row)
-    if row["status"] == "gone" or (newest[0] == boot and newest[1] - t_ns <= _MISSING_NS):
-        return row  # a deleted queue is in the polls for a while only
-    for_s = f" for {(newest[1] - t_ns) / 1e9:.0f} s" if newest[0] == boot else ""
-    return {**row, "status": "unknown", "reason": f"not in the polls{for_s}: was it deleted?"}
+    """The row, with status ``unknown`` if its queue is missing."""
+    late = _late(_when(source, row), newest)
+    if late is None or row["status"] == "gone":  # a deleted queue is in the polls for a while only
+        return row
+    return {**row, "status": "unknown", "reason": f"not in the polls{late}: was it deleted?"}
 
 
 def _trends(source: RowSource, rows: Sequence[Row]) -> dict[Key, list[int | None]]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.common.lean import without
 from agent.common.printable import printable
+from agent.common.tls import error_text
 
 if TYPE_CHECKING:
     import ssl
@@ -144,7 +145,7 @@ class HttpClient:
             raise HttpDown("connection closed by the server", "closed") from None
         except OSError as error:
             self.close()
-            raise HttpDown(error.strerror or str(error) or type(error).__name__, _failure(error)) from None
+            raise HttpDown(error_text(error), _failure(error)) from None
         except (ValueError, MemoryError) as error:
             self.close()
             raise HttpDown(f"its answer cannot be read ({type(error).__name__})") from None

@@ -18,7 +18,7 @@ import hiredis
 
 from agent.common.address import with_port
 from agent.common.framing import ReplyBounds, TooMuch
-from agent.common.tls import client_context
+from agent.common.tls import client_context, error_text
 from agent.errors import USAGE, AgentError
 
 if TYPE_CHECKING:
@@ -212,9 +212,8 @@ class RespClient:
             raise ReplyTooLarge(f"refused {error}") from None
         except (OSError, hiredis.ProtocolError, MemoryError) as error:
             self.close()
-            raise RedisDown(
-                getattr(error, "strerror", None) or str(error) or type(error).__name__, failure=_failure(error)
-            ) from None
+            words = error_text(error) if isinstance(error, OSError) else str(error) or type(error).__name__
+            raise RedisDown(words, failure=_failure(error)) from None
 
     def close(self) -> None:
         """Closes the connection, if there is one."""
@@ -277,8 +276,7 @@ def _context(files: tuple[str, str, str]) -> ssl.SSLContext:
     try:
         return client_context(*files)
     except OSError as error:
-        names = ", ".join(filter(None, files))
-        raise RedisDown(f"the files of ssl_ca_certs, ssl_certfile, ssl_keyfile: {error.strerror}: {names}") from None
+        raise RedisDown(f"the files of ssl_ca_certs, ssl_certfile, ssl_keyfile: {error.strerror}") from None
 
 
 def _failure(error: Exception) -> str:

@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import ssl
 
+_PLACE = re.compile(r" \(_ssl\.c:\d+\)$")
+
 
 def client_context(authority: str = "", certificate: str = "", key: str = "") -> ssl.SSLContext:
     """The context of a client that checks the server's certificate and name. authority: a file, empty for those of the
-    system; certificate, key: of the client. Raises OSError if a file cannot be used.
+    system; certificate, key: of the client. Raises OSError, which names the files, if one cannot be used.
 
     Python 3.13 also refuses authorities without the extensions of RFC 5280 (VERIFY_X509_STRICT), which private ones
     often lack and other clients accept; this flag is not set.
     """
     import ssl
 
-    context = ssl.create_default_context(cafile=authority or None)
-    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    if certificate:
-        context.load_cert_chain(certificate, key or None)
+    files: tuple[str, ...] = (authority,)
+    try:
+        context = ssl.create_default_context(cafile=authority or None)
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        if certificate:
+            files = (certificate, key)
+            context.load_cert_chain(certificate, key or None)
+    except OSError as error:
+        # Not the number: OpenSSL's are no errno, and would make it a TimeoutError or the like.
+        raise OSError(0, f"{error_text(error)}: {', '.join(filter(None, files))}") from None
     return context
+
+
+def error_text(error: OSError) -> str:
+    """What went wrong, for a user. OpenSSL's words for a server that hangs up, or speaks no TLS, name no cause."""
+    text = _PLACE.sub("", error.strerror or str(error) or type(error).__name__)
+    if "(EOF)" in text or "EOF occurred" in text:
+        return "the server ended the TLS connection: it may require a client certificate, or speak no TLS"
+    return "the server speaks no TLS at this port" if "WRONG_VERSION_NUMBER" in text else text

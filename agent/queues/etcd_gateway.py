@@ -23,6 +23,7 @@ from agent.queues.prometheus_text import NotPrometheus, metric_samples, whole_nu
 _MOST = (1 << 63) - 1
 _MOST_ID = (1 << 64) - 1
 _MOST_TEXT = 256
+_MOST_URLS = 8  # of a member
 _MOST_S = 9_000_000_000  # etcd's longest time to live
 #: Metrics -> their names here. Those of etcd_debugging are not promised to stay.
 _METRICS = {
@@ -38,6 +39,7 @@ _METRICS = {
     b"process_resident_memory_bytes": "memory_bytes",
 }
 _LINES = re.compile(b"^(?:" + b"|".join(_METRICS) + rb") .*\n", re.MULTILINE)
+_NO_USER = "user name is empty"
 _ALARM = re.compile(r"\balarm:\s?([A-Z]+)")
 
 
@@ -116,12 +118,20 @@ def read_status(answer: bytes) -> MemberStatus:
     )
 
 
-def read_members(answer: bytes) -> dict[int, str]:
-    """Names by id; a member that has not started yet has an empty one. Raises NotEtcd."""
+def read_members(answer: bytes) -> dict[int | str, str]:
+    """Names by id, and by ``host:port`` for clients; a member that has not started yet has an empty one. Raises
+    NotEtcd.
+    """
     members = _document(answer).get("members", [])
     if not isinstance(members, list):
         raise NotEtcd("members is no list")
-    return {number(_mapping(one), "ID", _MOST_ID): _text(one, "name") for one in members}
+    found: dict[int | str, str] = {}
+    for one in map(_mapping, members):
+        name, urls = _text(one, "name"), one.get("clientURLs", [])
+        if not isinstance(urls, list) or not all(isinstance(url, str) for url in urls):
+            raise NotEtcd("clientURLs is no list")
+        found |= {number(one, "ID", _MOST_ID): name} | {url.rpartition("/")[2]: name for url in urls[:_MOST_URLS]}
+    return found
 
 
 def read_leases(answer: bytes) -> list[int]:
@@ -222,7 +232,7 @@ class EtcdMember:
         self.name = url.server
         self._client: HttpClient = url.client(server)
         self._server = server
-        self._token, self._open = "", False
+        self._token, self._asked = "", False
 
     @property
     def peer(self) -> bytes | None:
@@ -236,12 +246,12 @@ class EtcdMember:
     @property
     def logs_in(self) -> bool:
         """Whether the next request begins with a login, for which etcd computes for a tenth of a second."""
-        return self._server.has_login and not self._token and not self._open
+        return self._asked and not self._token
 
     def status(self, deadline_s: float) -> MemberStatus:
         return read_status(self._ask("maintenance/status", {}, deadline_s))
 
-    def members(self, deadline_s: float) -> dict[int, str]:
+    def members(self, deadline_s: float) -> dict[int | str, str]:
         return read_members(self._ask("cluster/member/list", {}, deadline_s))
 
     def leases(self, deadline_s: float, most_bytes: int) -> list[int]:
@@ -286,9 +296,6 @@ class EtcdMember:
         self._client.close()
 
     def _ask(self, what: str, given: dict[str, object], deadline_s: float, most_bytes: int = MAX_BODY_BYTES) -> bytes:
-        login = self._server.login()
-        if login is not None and not self._token and not self._open:
-            self._log_in(login, deadline_s)
         body = json.dumps(given).encode()
 
         def answer() -> bytes:
@@ -297,11 +304,19 @@ class EtcdMember:
         try:
             return answer()
         except HttpDown as error:
-            if error.status == 401 and login is not None:  # the token has expired, or the member was started again
-                self._log_in(login, deadline_s)
-                return answer()
-            self._open = False
-            raise explained(error) from None
+            why, login = explained(error), self._server.login()
+            # Without a token, or with one that has expired or is of the member before it was started again.
+            if login is None or not (error.status == 401 or _NO_USER in str(why)):
+                raise why from None
+        self._asked, refused = True, None
+        try:
+            self._log_in(login, deadline_s)
+        except HttpDown as error:  # what needs no right is answered nevertheless
+            refused = error
+        try:
+            return answer()
+        except HttpDown as error:
+            raise refused or explained(error) from None
 
     def _log_in(self, login: tuple[str, str], deadline_s: float) -> None:
         self._token = ""
@@ -310,9 +325,6 @@ class EtcdMember:
             given = _document(self._client.get("/v3/auth/authenticate", deadline_s, body=body))
         except HttpDown as error:
             why = explained(error)
-            if "authentication is not enabled" in str(why):  # whoever has users may not use them yet
-                self._open = True
-                return
             raise HttpDown(str(why), "login" if error.status else why.failure, error.status) from None
         self._token = _text(given, "token")
         if not self._token.isprintable() or not self._token.isascii():
@@ -330,5 +342,5 @@ def explained(error: HttpDown) -> HttpDown:
     if not words:
         return error
     # Without a user, a cluster with users refuses as if the request were wrong.
-    failure = "login" if error.status in (401, 403) or "user name is empty" in words else error.failure
+    failure = "login" if error.status in (401, 403) or _NO_USER in words else error.failure
     return HttpDown(words.removeprefix("etcdserver: ")[:80], failure, error.status)

@@ -4,7 +4,7 @@ their lag.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from agent.columns import fitted
@@ -37,6 +37,9 @@ class Gone:
     def streams(self) -> list[bytes]:
         return list(dict.fromkeys(key[0] for key in self._groups))
 
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._groups)
+
     def __contains__(self, key: object) -> bool:
         return key in self._groups
 
@@ -49,7 +52,7 @@ class Gone:
         """What was found missing at this poll was so since another server, or other data, answer."""
         for deleted in self._groups.values():
             if how and deleted.at_ns == now_ns:
-                deleted.why = how + deleted.why.replace("was deleted", "is missing")
+                deleted.why = how + deleted.why.removesuffix(" or renamed").replace("was deleted", "is missing")
 
     def back(self, key: Key) -> None:
         self._groups.pop(key, None)

@@ -42,10 +42,11 @@ class NatsServer:
 class NatsConsumer:
     """Sequence numbers are those of the stream; ``deliveries`` counts them, repeated ones too.
 
-    floor: all before it, and it, are acknowledged. waits: messages that were not delivered. requests: waiting requests
-    of a pull consumer. bound: whether a push consumer has a subscriber. delivered_ns: of the last delivery, the
-    server's wall clock; 0 if unknown. paused_s: for how long it stays paused. leader: None outside a cluster. ack_s:
-    after how long an unacknowledged message is delivered again; several times with a back-off.
+    floor: all before it, and it, are acknowledged. waits: messages that were not delivered. requests: waiting
+    requests of a pull consumer. bound: whether a push consumer has a subscriber. delivered_ns: of the last delivery,
+    the server's wall clock; 0 if unknown. most_deliveries: of one message; 0 without a limit. paused_s: for how long
+    it stays paused. leader: None outside a cluster. ack_s: after how long an unacknowledged message is delivered
+    again; several times with a back-off.
     """
 
     name: str
@@ -62,6 +63,7 @@ class NatsConsumer:
     bound: bool
     filtered: bool
     most_pending: int
+    most_deliveries: int
     paused_s: float | None
     leader: str | None
     ack_s: tuple[float, ...]
@@ -193,6 +195,7 @@ def _consumer(given: dict[str, Any]) -> NatsConsumer:
         bound=_flag(given, "push_bound"),
         filtered=bool(_text(config, "filter_subject", "") or config.get("filter_subjects")),
         most_pending=max(0, _whole(config.get("max_ack_pending", 0))),
+        most_deliveries=max(0, _whole(config.get("max_deliver", 0))),
         paused_s=_count(given, "pause_remaining", 0) / 1e9 if _flag(given, "paused") else None,
         leader=_leader(given),
         ack_s=_ack_s(config),

@@ -16,9 +16,11 @@ from typing import Any
 
 import hiredis
 
+from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
 from agent.common.resp import Reply, ReplyTooLarge
 from agent.queues.catalogue import Row
+from agent.queues.gone import Gone
 from agent.queues.redis_reading import shown
 from agent.queues.redis_rights import Command, missing_rule
 
@@ -78,6 +80,7 @@ class ListQueues:
     def __init__(self, declared: Sequence[tuple[str, str]]) -> None:
         self._declared = declared
         self.known: list[str] = []
+        self._gone = Gone(())
 
     def rows(self, ask: Ask, now_s: float) -> list[Row]:
         """Two or three round trips. now_s: the server's Unix time, 0 if unknown. Raises RedisDown and errors of
@@ -87,11 +90,17 @@ class ListQueues:
         queues = [_KINDS[kind](name, now_s) for kind, name in names[:MAX_QUEUES]]
         if any(kind == "sidekiq" for kind, _ in names):
             queues += [_sorted_by_time(key, now_s) for key in ("schedule", "retry")]
-        self.known = [queue.name for queue in queues]
+        before, self.known = self.known, [queue.name for queue in queues]
         self._fill(queues, ask)
+        now_ns = boot_ns()
+        for name in before if not problems and len(names) <= MAX_QUEUES else ():
+            self._gone.add((shown(name.encode()),), "it is no longer in the list of queues", now_ns)
+        for name in self.known:
+            self._gone.back((shown(name.encode()),))
         if len(names) > MAX_QUEUES:
             problems.append(f"more than {MAX_QUEUES} lists are not watched")
-        return [*(queue.row(now_s) for queue in queues), *({"reason": why} for why in problems)]
+        rows = [queue.row(now_s) for queue in queues]
+        return [*rows, *self._gone.rows(now_ns), *({"reason": why} for why in problems)]
 
     def _names(self, ask: Ask) -> tuple[list[tuple[str, str]], list[str]]:
         out: list[tuple[str, str]] = []

@@ -170,6 +170,8 @@ class Progress:
     _reads: _Pauses = field(default_factory=_Pauses)
     _acks: _Pauses = field(default_factory=_Pauses)
     _unserved: _Pauses = field(default_factory=_Pauses)
+    _position: Hashable = None  # the last ones that were known
+    _acked: int | None = None
     _furthest: Sample | None = None
     _behind: int = 0  # samples in a row that are behind ``_furthest``
     _rewound: tuple[int, int] | None = None  # (time, messages)
@@ -185,8 +187,10 @@ class Progress:
             vars(self).update(vars(Progress(self.window_ns)))
             last = None
         waiting = bool(sample.lag)
-        read = last is not None and _differ(last.position, sample.position)
-        acked = last is not None and _differ(last.acked, sample.acked)
+        read = None not in (self._position, sample.position) and self._position != sample.position
+        acked = None not in (self._acked, sample.acked) and self._acked != sample.acked
+        self._position = self._position if sample.position is None else sample.position
+        self._acked = self._acked if sample.acked is None else sample.acked
         self._reads.see(sample.t_ns, waiting and sample.position is not None, read)
         self._acks.see(sample.t_ns, sample.pending > 0 and sample.acked is not None, acked)
         unserved = sample.consumers == 0 and (waiting or (sample.held and sample.pending > 0))
@@ -326,11 +330,6 @@ class Progress:
                 left = growth.until(max(last.kept_s - last.age_s, 0.0) * 1000)
                 found.append((*left, f"deleted in {_s(left[0] * 1e9)}"))
         return min(found, key=lambda one: one[0])
-
-
-def _differ(before: Hashable, now: Hashable) -> bool:
-    """Whether both are known and differ: what becomes known, or unknown, is no progress."""
-    return before is not None and now is not None and before != now
 
 
 def _mark(sample: Sample) -> Hashable:

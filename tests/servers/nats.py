@@ -153,8 +153,12 @@ class Nats:
             self.process = subprocess.Popen(
                 [*self.command, "-c", str(self.config)], stdout=log, stderr=log, stdin=subprocess.DEVNULL
             )
+        if wait:
+            self.wait()
+
+    def wait(self) -> None:
         until = time.monotonic() + 60
-        while wait:
+        while True:
             try:
                 for port in (self.port, self.monitoring):
                     socket.create_connection(("127.0.0.1", port), 1).close()

@@ -211,6 +211,13 @@ def test_members_their_leader_and_its_change(three: Etcd) -> None:
         assert failed(row_of(poll(queue), "raft", leader.name)) == "refused"
         leader.start(three.command)
         until(queue, "raft", leader.name, lambda row: row["status"] == b"ok" and row["server_role"] == b"replica")
+        number = follower.status()["header"]["member_id"]
+        follower.end()
+        with watched(three.url) as later:  # it has its name, though it never answered
+            until(later, "raft", follower.name, lambda row: failed(row) == "refused")
+        three.wait(follower)
+        leader.ask("cluster/member/remove", {"ID": number})
+        until(queue, "raft", follower.name, lambda row: row["status"] == b"gone")
 
 
 def test_proposals_wait_for_a_majority_and_a_member_without_one_is_cut_off(three: Etcd) -> None:
@@ -354,6 +361,9 @@ def test_without_the_right_to_read_keys_leases_have_no_keys(two: tuple[EtcdNode,
         while (row := next(iter(leases(queue).values())))["was_due_ns"] is None:
             assert time.monotonic() < end, row
         assert row_of(poll(queue), "raft")["status"] == b"ok"
+    with watched(f"http://root:rootpw@127.0.0.1:{node.port}") as queue:
+        while leases(queue).keys() != {"11 /locks/a"}:
+            assert time.monotonic() < end
 
 
 @pytest.mark.parametrize(
@@ -462,9 +472,9 @@ def test_least_rights_and_wrong_passwords(
         row = until(queue, "/a/", "", lambda row: b"user name is empty" in row["reason"])
         assert row_of(poll(queue), "raft")["status"] == b"ok"
     with watched({"url": url, "user": "tickscope", "password_variable": "TICKSCOPE_ETCD_WRONG"}) as queue:
-        row = until(queue, "raft", "", lambda row: failed(row) == "login")
-        assert row["status"] == b"down"
-        assert b"authentication failed" in row["reason"] and b"wrong" not in row["reason"]
+        row = until(queue, "/a/", "", lambda row: b"authentication failed" in row["reason"])
+        assert row["status"] == b"unknown" and b"wrong" not in row["reason"]
+        assert row_of(poll(queue), "raft")["status"] == b"ok"
 
 
 def test_a_wrong_certificate(tmp_path: Path) -> None:
@@ -473,14 +483,21 @@ def test_a_wrong_certificate(tmp_path: Path) -> None:
         files = ["-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", "/CN=x", "-addext"]
         subprocess.run([*command, *files, "subjectAltName=IP:127.0.0.1"], cwd=tmp_path, check=True, capture_output=True)
     files = ["--cert-file", str(tmp_path / "ours.pem"), "--key-file", str(tmp_path / "ours.key")]
+    files += ["--client-cert-auth", "--trusted-ca-file", str(tmp_path / "ours.pem")]
     cluster = Etcd(tmp_path / "tls", 1, more=files)
+    ours, none = {"certificate_file": f"{tmp_path}/ours.pem"}, f"{tmp_path}/none.key"
     try:
-        for authority, status in (("ours", b"ok"), ("theirs", b"down")):
-            section = {"url": cluster.url.replace("http", "https"), "ca_file": f"{tmp_path}/{authority}.pem"}
+        for authority, own, reason in (
+            ("ours", {**ours, "key_file": f"{tmp_path}/ours.key"}, ""),
+            ("theirs", {**ours, "key_file": f"{tmp_path}/ours.key"}, "certificate verify failed"),
+            ("ours", {}, "it may require a client certificate"),
+            ("ours", {**ours, "key_file": none}, f"no such file or directory: {tmp_path}/ours.pem, {none}"),
+        ):
+            section = {"url": cluster.url.replace("http", "https"), "ca_file": f"{tmp_path}/{authority}.pem", **own}
             with watched(section) as queue:
                 row = until(queue, "raft", "", lambda row: failed(row) != "refused" and row["status"] != b"unknown")
-                assert row["status"] == status, row["reason"]
-                assert status == b"ok" or b"certificate verify failed" in row["reason"].lower()
+                assert row["status"] == (b"down" if reason else b"ok"), row["reason"]
+                assert reason[:80] in row["reason"].decode().lower()
     finally:
         cluster.end()
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent.common.address import peer_bytes
 from agent.errors import AgentError
 from agent.queues.brokers.nats import BROKER, TIMEOUT_S
 from agent.queues.catalogue import Queue
@@ -82,15 +83,17 @@ def now(queue: Queue, stream: str, consumer: str) -> Any:
     return row
 
 
-def until(queue: Queue, stream: str, consumer: str, what: Callable[[Any], bool], limit_s: float = 30) -> Any:
-    """The first row for which it is so; polls four times a second."""
+def until(
+    queue: Queue, stream: str, consumer: str, what: Callable[[Any], bool], limit_s: float = 30, every_s: float = 0.25
+) -> Any:
+    """The first row for which it is so."""
     end = time.monotonic() + limit_s * PATIENCE
     while True:
         row = row_of(rows := poll(queue), stream, consumer)
         if row is not None and what(row):
             return row
         assert time.monotonic() < end, rows
-        time.sleep(0.25)
+        time.sleep(every_s)
 
 
 def failed(row: Any) -> str:
@@ -223,6 +226,7 @@ def test_messages_that_were_deleted_are_not_counted(nats: Nats, js: NatsClient) 
     js.stream("short", max_msgs=23)
     js.consumer("short", "late")
     js.consumer("short", "few", filter_subject="short.few")
+    js.consumer("short", "never")
     with watched(nats.url) as queue:
         js.fill("short.a", 11)
         js.acknowledge(*js.pull("short", "late", 3))
@@ -231,6 +235,7 @@ def test_messages_that_were_deleted_are_not_counted(nats: Nats, js: NatsClient) 
         row = now(queue, "short", "late")
         assert counts(row) == (23, 0, 0) and row["exact"]
         assert row["inexact_reason"].startswith(b"35 messages were deleted before they were delivered")
+        assert now(queue, "short", "never")["inexact_reason"].startswith(b"38 messages were deleted")
         assert counts(now(queue, "short", "few")) == (0, 0, 0)
         taken = js.pull("short", "late", 2)
         before = now(queue, "short", "late")
@@ -240,7 +245,9 @@ def test_messages_that_were_deleted_are_not_counted(nats: Nats, js: NatsClient) 
         assert row["out_per_s"] * (row["t_ns"] - before["t_ns"]) / SECOND < 2.01
         js.acknowledge(*taken)
         js.api("STREAM.PURGE.short")
-        assert counts(until(queue, "short", "late", lambda row: row["lag_messages"] == 0)) == (0, 0, 0)
+        row = until(queue, "short", "late", lambda row: row["lag_messages"] == 0)
+        assert counts(row) == (0, 0, 0)
+        assert row["inexact_reason"].startswith(b"56 messages were deleted before they were delivered")
         js.api("CONSUMER.DELETE.short.late")
         row = now(queue, "short", "late")
         assert (row["status"], row["reason"]) == (b"gone", b"the consumer was deleted; 0 s ago")
@@ -276,6 +283,13 @@ def test_a_full_consumer_a_work_queue_and_names(nats: Nats, js: NatsClient) -> N
         row = now(queue, "full", "slow")
         assert counts(row) == (14, 3, 0)
         assert row["reason"].startswith(b"max_ack_pending (3) is reached")
+        js.consumer("full", "tries", max_deliver=2, ack_wait=SECOND // 5)
+        for _ in range(2):
+            assert len(js.pull("full", "tries", 3)) == 3
+            time.sleep(0.3)
+        assert len(js.pull("full", "tries", 1)) == 1  # the fourth message
+        row = until(queue, "full", "tries", lambda row: row["pending"] == 1)
+        assert row["inexact_reason"].startswith(b"at least 2 messages reached max_deliver")
         assert row_of(poll(queue), "none", "")["reason"] == b"the server has no such stream"
         js.api("CONSUMER.DELETE.work.hands")
         assert now(queue, "work", "")["lag_messages"] == 8
@@ -326,6 +340,8 @@ def test_timers_are_those_of_the_server(nats: Nats, js: NatsClient) -> None:
 
 def test_a_stopped_a_killed_and_a_returned_server(nats: Nats) -> None:
     js = nats.client()
+    for number in range(40):  # read before the other one, when it is started
+        js.stream(f"first{number}", storage="file")
     js.stream("lasts", storage="file")
     js.consumer("lasts", "one")
     js.fill("lasts.a", 5)
@@ -343,14 +359,29 @@ def test_a_stopped_a_killed_and_a_returned_server(nats: Nats) -> None:
         nats.end()
         row = until(queue, "lasts", "one", lambda row: failed(row) == "refused")
         assert row["status"] == b"down" and row["lag_messages"] < 0
-        nats.start()
+        nats.start(wait=False)
+        row = until(queue, "lasts", "one", lambda row: row["status"] != b"down", every_s=0)  # none that is gone
+        nats.wait()
         js = nats.client()
-        row = until(queue, "lasts", "one", lambda row: row["status"] != b"down")
         truth = js.api("CONSUMER.INFO.lasts.one")  # a killed server may have forgotten the last acknowledgements
         assert counts(row) == (truth["num_pending"], truth["num_ack_pending"], 0)
         assert row["lag_messages"] in (3, 5)
-        js.api("STREAM.DELETE.lasts")
+        for name in js.api("STREAM.NAMES")["streams"]:
+            js.api(f"STREAM.DELETE.{name}")
     js.close()
+
+
+def _once_there_is_a_leader(server: Nats, what: Callable[[NatsClient], object]) -> NatsClient:
+    end = time.monotonic() + 120 * PATIENCE
+    while True:
+        try:
+            js = server.client()
+            what(js)
+        except (AssertionError, OSError):
+            assert time.monotonic() < end
+            time.sleep(0.2)
+        else:
+            return js
 
 
 def test_only_the_leader_of_a_consumer_reports_it(nats: Nats, tmp_path: Path) -> None:
@@ -363,20 +394,13 @@ def test_only_the_leader_of_a_consumer_reports_it(nats: Nats, tmp_path: Path) ->
             (tmp_path / str(number)).mkdir()
             more = f"cluster {{ name: shop, listen: 127.0.0.1:{port}, routes: [{routes}] }}"
             servers.append(Nats(tmp_path / str(number), nats.command, more, f"n{number}"))
-        end = time.monotonic() + 60 * PATIENCE
-        while True:
-            try:
-                js = servers[0].client()
-                js.stream("spread", num_replicas=3)
-                break
-            except (AssertionError, OSError):  # no leader yet
-                assert time.monotonic() < end
-                time.sleep(0.2)
+        js = _once_there_is_a_leader(servers[0], lambda js: js.stream("spread", num_replicas=3))
         js.consumer("spread", "one")
         js.fill("spread.a", 19)
         js.acknowledge(*js.pull("spread", "one", 6))
         js.close()
         queues = [BROKER.sources([server.url])[0] for server in servers]
+        end = time.monotonic() + 60 * PATIENCE
 
         def rows() -> list[tuple[int, Any]]:
             found = [(number, row_of(poll(queue), "spread", "one")) for number, queue in enumerate(queues)]
@@ -394,6 +418,19 @@ def test_only_the_leader_of_a_consumer_reports_it(nats: Nats, tmp_path: Path) ->
         end = time.monotonic() + 60 * PATIENCE
         other, row = reported()
         assert other != leader and row["cluster"] == b"shop"
+        down = poll(queues[leader])  # the server is, but not the queue
+        assert [(one["status"], one["destination"]) for one in down] == [(b"down", b"")]
+        assert down[0]["peer"].tobytes() == peer_bytes("127.0.0.1", servers[leader].port)
+        # One without an answer may have deleted it.
+        delete = lambda js: js.api("STREAM.NAMES")["streams"] and js.api("STREAM.DELETE.spread")  # noqa: E731
+        _once_there_is_a_leader(servers[other], delete).close()
+        end = time.monotonic() + 60 * PATIENCE
+        while True:
+            found = [(n, row_of(poll(queue), "spread", "one")) for n, queue in enumerate(queues) if n != leader]
+            told = [(n, row["reason"].partition(b";")[0]) for n, row in found if row is not None]
+            if told == [(other, b"the stream was deleted")]:
+                break
+            assert time.monotonic() < end, told
         for queue in queues:
             queue.close()
     finally:
@@ -423,6 +460,8 @@ def test_wrong_certificates_wrong_passwords_and_a_server_without_jetstream(tmp_p
         with watched(f"http://127.0.0.1:{server.monitoring}") as queue:
             (row,) = poll(queue)
             assert (row["status"], row["reason"]) == (b"ok", b"JetStream is not enabled")
+        with watched(f"https://127.0.0.1:{server.monitoring}") as queue:
+            assert poll(queue)[0]["reason"].endswith(b"the server speaks no TLS at this port")
     finally:
         server.end()
 

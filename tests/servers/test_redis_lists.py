@@ -181,6 +181,10 @@ def test_sidekiq(redis: Redis, unit: int) -> None:
     assert (low["lag_messages"], low["pending"], low["consumers"]) == (0, 1, 2)
     assert (rows[b"schedule"]["lag_messages"], rows[b"retry"]["lag_messages"]) == (1, 0)
     assert 19 <= rows[b"schedule"]["oldest_undelivered_s"] < 50
+    redis.do("SREM", "queues", "low")
+    assert {row["destination"]: row["status"] for row in poll(queue)}[b"queue:low"] == b"gone"
+    redis.do("SADD", "queues", "low")
+    assert {row["destination"]: row["status"] for row in poll(queue)}[b"queue:low"] == b"ok"
 
 
 def test_plain_lists_and_sorted_sets_have_a_length_and_no_age(redis: Redis) -> None:

@@ -135,6 +135,25 @@ def test_a_server_of_a_cluster_that_is_queried_alone_names_the_setting(cluster: 
     assert any(b"redis+cluster://" in row["reason"] for row in poll(queue))
 
 
+def test_a_stream_that_is_being_moved_to_another_server_is_unknown_meanwhile(cluster: list[Redis]) -> None:
+    primaries = [server.port for server in cluster if "role:master" in cli(server.port, "info", "replication")]
+    here = next(port for port in primaries if "MOVED" not in cli(port, "XADD", "orders", "1-0", "k", "v"))
+    there = next(port for port in primaries if port != here)
+    cli(here, "XGROUP", "CREATE", "orders", "g", "0")
+    (queue,) = BROKER.sources([f"redis+cluster://127.0.0.1:{here}?streams=orders"])
+    assert of_groups(poll(queue))[b"orders"][1:] == (1, b"ok")
+    number, ids = str(slot(b"orders")), {p: cli(p, "CLUSTER", "MYID").strip() for p in (here, there)}
+    cli(there, "CLUSTER", "SETSLOT", number, "IMPORTING", ids[here])
+    cli(here, "CLUSTER", "SETSLOT", number, "MIGRATING", ids[there])
+    cli(here, "MIGRATE", "127.0.0.1", str(there), "orders", "0", "5000")
+    (row,) = (row for row in poll(queue) if row["consumer_group"] == b"g")
+    assert (row["status"], row["reason"]) == (b"unknown", f"it is being moved to 127.0.0.1:{there}".encode())
+    for port in primaries:
+        cli(port, "CLUSTER", "SETSLOT", number, "NODE", ids[there])
+    until(lambda: of_groups(poll(queue)).get(b"orders", ())[1:] == (1, b"ok"))
+    queue.close()
+
+
 def begin_sentinel(directory: Path, primary: Redis) -> tuple[subprocess.Popen[bytes], int]:
     """A Sentinel of the service shop, with a password, and its port."""
     config = directory / "sentinel.conf"

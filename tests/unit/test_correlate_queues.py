@@ -459,6 +459,19 @@ def test_the_workers_of_a_celery_queue_that_stop_are_found_by_the_rows_alone(
     assert "celery queue orders" in str(finding["subject"])
 
 
+def test_consumers_that_never_asked_for_a_message_are_named_by_the_rows_alone() -> None:
+    """Nothing more arrives, and none was ever read: no rate shows that they stopped."""
+    host, seconds = Host(), np.arange(22)
+    its = {"system": b"nats", "consumer_group": b"slow", "consumers": -(2**63), "pending": 0, "incoming": 0, "out": 0}
+    host.queue(0, 30, lag=0, age=np.nan, **its)
+    host.queue(30, 40, lag=50, age=seconds[:10] + 1, **its)
+    reasons = np.array([f"no consumer asked for {s} s, 50 undelivered".encode() for s in seconds[10:]])
+    host.queue(40, 52, lag=50, age=seconds[10:] + 1, **its, status=b"stopped", reason=reasons)
+    (finding,) = found(host)
+    assert (finding["symptom"], finding["cause"]) == ("queue_lag", "consumer_stopped")
+    assert "because no consumer asked for " in str(finding["sentence"])
+
+
 def test_a_celery_queue_that_grows_while_it_is_read_is_found_by_its_length() -> None:
     host = Host()
     celery(host, 0, 30, lag=20)

@@ -48,6 +48,11 @@ RULES: dict[str, tuple[list[Sample], str, str]] = {
     "a steady backlog": (polled([500, 503, 498, 501, 499, 502] * 5, position=reads), "ok", ""),
     "as much comes as is read": (polled([500] * 30, position=reads), "ok", ""),
     "nothing is read": (polled([5] * 11, position=7, consumers=2), "stalled", "nothing read for 10 s, 5 undelivered"),
+    "a poll that knows nothing is no reading": (
+        polled([5 if i % 9 else None for i in range(30)], position=lambda i: 7 if i % 9 else None, consumers=2),
+        "stalled",
+        "nothing read for 28 s, 5 undelivered",
+    ),
     "nothing is read of what grows": (
         polled(range(5, 30), position=7, consumers=2),
         "stalled",

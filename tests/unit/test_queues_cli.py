@@ -99,6 +99,35 @@ def test_each_queue_in_its_latest_state(store: Path) -> None:
     assert found[-1]["trend"] is None
 
 
+def test_rows_that_say_nothing_any_more_are_left_out(tmp_path: Path) -> None:
+    """Of what was down and is not polled now, of a work queue that has consumers now, and of a server that
+    answers again; but not of a server that is down while others of its cluster answer.
+    """
+    end = boot_now()
+    its = {"system": "nats", "cluster": "C1"}
+    others = {n: peer_bytes(f"10.0.0.{n}", 4222) for n in (2, 3)}
+    batches = []
+    for i in range(60):
+        t = end - (60 - i) * S
+        batches.append(lag(t, 7, "alive", **its))
+        if i < 30:
+            batches.append(lag(t, None, "deleted", **its, status="gone"))
+            batches.append(lag(t, None, "raft", "10.0.0.2:2379", **its, status="down"))
+            batches.append(lag(t, 3, "work", "", **its))
+            batches.append(lag(t, None, "", "", **its, status="down", peer=others[2]))
+        else:
+            batches.append(lag(t, 3, "work", "w1", **its))
+            batches.append(lag(t - S // 2, None, "", "", **its, status="down", peer=others[3]))
+    write(tmp_path, *batches)
+    shown = {(row["queue"], row["consumer_group"], row["status"], row["peer"]) for row in rows(tmp_path)}
+    assert shown == {
+        ("alive", "billing", "ok", "10.0.0.1:6379"),
+        ("deleted", "billing", "gone", "10.0.0.1:6379"),
+        ("work", "w1", "ok", "10.0.0.1:6379"),
+        (None, None, "down", "10.0.0.3:4222"),
+    }
+
+
 @pytest.mark.parametrize("columns", [60, 80, 120, 200])
 def test_one_line_each_that_fits(store: Path, columns: int) -> None:
     shown = on_terminal("queues", "--store", store, columns=columns, NO_COLOR="1")

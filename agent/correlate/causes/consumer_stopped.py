@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause
-from agent.correlate.consumption import FACTS, READS, consumption
+from agent.correlate.consumption import FACTS, READS, consumption, polls_of
 from agent.correlate.episode import UNKNOWN_CULPRIT, Episode, Verdict
 from agent.correlate.view import View
-from agent.correlate.words import render, value
+from agent.correlate.words import render, text, value
 
 
 def stopped(episode: Episode, view: View) -> Iterator[Verdict]:
@@ -60,6 +60,9 @@ def stopped(episode: Episode, view: View) -> Iterator[Verdict]:
         yield Verdict(
             CAUSE.name, 0.88 * group.sure, episode.scope, words, (*group.rates, group.members), culprit=group.culprit
         )
+    elif len(polls := polls_of(episode, view)) and polls["status"][-1] == b"stopped":
+        words = render("{what}", what=text(polls["reason"][-1]).partition(",")[0])
+        yield Verdict(CAUSE.name, 0.8 * group.sure, episode.scope, words, (*group.rates, group.members))
 
 
 #: After this time without an acknowledgement, it is more than each consumer being busy with one message.
@@ -68,7 +71,7 @@ CAUSE = Cause(
     "consumer_stopped",
     100,
     "a group has no consumers, or they acknowledge nothing",
-    READS,
+    {**READS, "queue_lag": (*READS["queue_lag"], "status", "reason")},
     "see whether the consumers run, and what they wait for: tickscope queues; tickscope query slow_syscall",
     {"queue_lag": stopped},
     facts=FACTS,

@@ -109,6 +109,7 @@ class _Member:
 
     client: EtcdMember
     name: bytes = b""
+    number: int = 0  # its id in the cluster, 0 before it answered
     status: MemberStatus | None = None
     metrics: dict[str, int] | None = None
     problem: HttpDown | None = None
@@ -172,7 +173,7 @@ class EtcdQueues(TimedQueue):
         self._timeout_s = timeout_s
         self._members = [_Member(EtcdMember(one, self._server), one.server.encode()) for one in (url, *url.others)]
         self._cluster_id = 0
-        self._names: dict[int, str] = {}
+        self._names: dict[int | str, str] = {}
         self._names_ns = 0
         self._leader = self._term = 0
         self._leader_ns = 0  # of the last election that was seen
@@ -252,7 +253,11 @@ class EtcdQueues(TimedQueue):
                     self._names_ns = now_ns + SELDOM_NS
                 except (HttpDown, NotEtcd):
                     self._names_ns = now_ns + SELDOM_NS
+            one.number = one.status.member_id
             one.name = shown((self._names.get(one.status.member_id) or f"{one.status.member_id:x}").encode())
+        for one in self._members:
+            if one.status is None and not one.queues:  # it never answered
+                one.name = shown((self._names.get(one.client.name) or one.client.name).encode())
 
     def _rows(self, member: _Member, now_ns: int, deadline_s: float) -> Iterator[Row]:
         common: dict[str, object] = {"peer": member.client.peer}
@@ -317,6 +322,8 @@ class EtcdQueues(TimedQueue):
 
     def _down(self, member: _Member, common: dict[str, object]) -> Iterator[Row]:
         row = {**common, **_failed(member)}
+        if member.number and member.number not in self._names:
+            row = {**common, "status": "gone", "reason": "the member was removed from the cluster"}
         for queue in sorted(member.queues) or [_Queue(b"raft", member.name)]:
             yield {**row, "destination": queue.destination, "consumer_group": queue.group}
 

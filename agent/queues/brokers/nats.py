@@ -57,6 +57,10 @@ _USUAL_ACCOUNT = "$G"
 _MOST_NS = 1 << 63
 
 Key = tuple[bytes, bytes]  #: stream and consumer, as the row has them
+#: Which server of a cluster last had a row of a consumer, and when. The threads of all servers share it, as any of them
+#: may become the leader: the others then say nothing of it, for this long.
+_led: dict[tuple[str, tuple[bytes, ...]], tuple[object, int]] = {}
+_LED_NS = 3_000_000_000
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,7 @@ class NatsMonitoring(HttpServer):
 class _Known:
     """What is kept of one consumer between polls. read: messages that were delivered, each once. asked_ns: when one of
     its subscribers last asked for messages, as far as polls can show. doubted: it counted more than the stream has.
+    removed: messages that it passed over, since they were no longer there.
     """
 
     delivered: SeenSequences = field(default_factory=SeenSequences)
@@ -101,6 +106,7 @@ class _Known:
     asked_ns: int = 0
     doubted: bool = False
     durable: bool = False
+    removed: int = 0
 
     def update(self, now: NatsConsumer, stream: NatsStream, from_ns: int, to_ns: int) -> None:
         # The stream's last number was read after the counts of the previous poll, so those cannot be newer than it.
@@ -111,6 +117,8 @@ class _Known:
             self.read = now.delivered
         else:  # less than both: messages that were skipped, and messages that were delivered again
             self.read += min(now.delivered - before, now.deliveries - self.deliveries)
+            if stream.trims and not now.filtered:
+                self.removed += max(0, now.delivered - before - (now.deliveries - self.deliveries))
         if before != now.delivered or now.requests or not self.asked_ns:
             self.asked_ns = to_ns
         self.stream_seq, self.deliveries, self.waits = now.delivered, now.deliveries, now.waits
@@ -190,11 +198,13 @@ class NatsConsumers(TimedQueue):
             "clients_limit": self._about.clients_limit,
         }
         due: list[QueueTimer] = []
-        rows: list[Row] = [{**common, **row} for row in self._rows(report, from_ns, to_ns, due)]
+        rows: list[Row] = [{**common, **row} for row in self._rows(report, from_ns, to_ns, due, deadline_s)]
         self._due = due
         return rows or [{**common, "status": "ok", "reason": "" if report.enabled else "JetStream is not enabled"}]
 
-    def _rows(self, report: NatsReport, from_ns: int, to_ns: int, due: list[QueueTimer]) -> Iterator[Row]:
+    def _rows(
+        self, report: NatsReport, from_ns: int, to_ns: int, due: list[QueueTimer], deadline_s: float
+    ) -> Iterator[Row]:
         """due: takes the timers of the same streams and consumers."""
         chosen = [(_stream_name(stream), stream) for stream in report.streams]
         chosen = [(name, stream) for name, stream in chosen if self._chosen(name)]
@@ -219,7 +229,7 @@ class NatsConsumers(TimedQueue):
             if not stream.consumers and stream.work and self._leads(stream.leader):
                 self._known[name, b""] = before.get((name, b"")) or _Known(durable=True)
                 yield self._unconsumed(name, stream, report.now_ns, (from_ns + to_ns) // 2)
-        yield from self._gone_rows(before, dict(chosen), to_ns)
+        yield from self._gone_rows(before, dict(chosen), to_ns, deadline_s)
         if left_out:
             yield {"reason": f"more than {MAX_CONSUMERS} consumers are not watched: choose with ?streams= in the URL"}
         for missing in self._missing(name for name, _ in chosen):
@@ -239,24 +249,46 @@ class NatsConsumers(TimedQueue):
         assert self._about is not None
         return not leader or leader == self._about.name
 
-    def _gone_rows(self, before: Mapping[Key, _Known], streams: Mapping[bytes, NatsStream], now_ns: int) -> list[Row]:
-        """Durable consumers that were deleted. In a cluster another server may have become the leader of one."""
-        assert self._about is not None
-        for key, one in before.items():
-            stream = streams.get(key[0])
-            if key in self._known or not one.durable:
-                continue
-            if stream is None and not self._about.cluster:
-                self._gone.add(key, "the stream was deleted", now_ns)
-            elif (
-                stream is not None
-                and key[1]
-                and all(shown(c.name.encode(errors="replace")) != key[1] for c in stream.consumers)
-            ):
-                self._gone.add(key, "the consumer was deleted", now_ns)
+    def _gone_rows(
+        self, before: Mapping[Key, _Known], streams: Mapping[bytes, NatsStream], now_ns: int, deadline_s: float
+    ) -> list[Row]:
+        """Consumers that were deleted, and work queues without any. In a cluster another server may have become their
+        leader. A server that starts does not report all that it has.
+        """
         for key in self._known:
             self._gone.back(key)
+            if self._cluster:
+                _led[self._cluster, key] = self, now_ns
+        missing: dict[Key, str] = {}
+        for key, known in before.items():
+            if key in self._known or self._elsewhere(key, now_ns):
+                continue
+            stream = streams.get(key[0])
+            if stream is None:
+                missing[key] = "the stream was deleted"
+            elif key[1] and all(shown(one.name.encode(errors="replace")) != key[1] for one in stream.consumers):
+                missing[key] = "the consumer was deleted" if known.durable else "the ephemeral consumer ended"
+        if missing and not self._healthy(deadline_s):
+            self._known |= {key: before[key] for key in missing}
+            missing.clear()
+        for key, why in missing.items():
+            self._gone.add(key, why, now_ns)
+            _led.pop((self._cluster, key), None)
+        for moved in [key for key in self._gone if self._elsewhere(key, now_ns)]:
+            self._gone.back(moved)
         return self._gone.rows(now_ns)
+
+    def _elsewhere(self, key: tuple[bytes, ...], now_ns: int) -> bool:
+        """Whether another server of the cluster is its leader."""
+        server, at_ns = _led.get((self._cluster, key), (self, 0))
+        return server is not self and now_ns - at_ns < _LED_NS
+
+    def _healthy(self, deadline_s: float) -> bool:
+        """Whether it has read all its streams since it was started."""
+        try:
+            return b'"ok"' in self._client.get("/healthz", deadline_s, login=self._server.login())
+        except HttpDown:
+            return False
 
     def _row(self, key: Key, consumer: NatsConsumer, stream: NatsStream, server_ns: int, now_ns: int) -> Row:
         known = self._known[key]
@@ -295,9 +327,14 @@ class NatsConsumers(TimedQueue):
     def _notes(self, known: _Known, consumer: NatsConsumer, stream: NatsStream) -> Iterator[str]:
         if known.doubted:
             yield f"upper bound: the server counts {consumer.waits}, more than there are"
-        deleted = stream.first - consumer.delivered - 1
-        if stream.trims and not consumer.filtered and deleted > 0 and consumer.delivered:
+        deleted = known.removed
+        if stream.trims and not consumer.filtered:
+            deleted += max(0, stream.first - consumer.delivered - 1)
+        if deleted:
             yield f"{deleted} messages were deleted before they were delivered"
+        given_up = consumer.redelivered - consumer.pending  # the server keeps counting these
+        if consumer.most_deliveries and given_up > 0:
+            yield f"at least {given_up} messages reached max_deliver, or were deleted"
 
     def _ages(
         self,
@@ -329,10 +366,11 @@ class NatsConsumers(TimedQueue):
 
     def _down(self, reason: str, failure: str = "other") -> list[Row]:
         """One row for each known consumer, so that its series continues; else one for the server."""
-        self._about = None
+        self._seldom_ns = 0
         row = {"status": "down", "reason": f"{self.name}: {reason}", "failure": failure}
-        known = [{"destination": stream} | ({"consumer_group": name} if name else {}) for stream, name in self._known]
-        return [{**row, **one} for one in known] or [row]
+        known = [key for key in self._known if not self._elsewhere(key, boot_ns())]
+        queues = [{"destination": stream} | ({"consumer_group": name} if name else {}) for stream, name in known]
+        return [{**row, **one} for one in queues] or [row]
 
     def _unconsumed(self, name: bytes, stream: NatsStream, server_ns: int, now_ns: int) -> Row:
         """A work queue to which nobody listens: what it holds waits for a consumer."""

@@ -213,6 +213,9 @@ class RedisStreams(RedisServer):
             failed = next((r for r in (about, groups) if isinstance(r, hiredis.ReplyError)), None)
             if failed is not None:
                 why[name] = str(failed)
+                if why[name].startswith("ASK ") and self._shard:
+                    why[name] = f"it is being moved to {why[name].rpartition(' ')[2]}"
+                    continue
                 if why[name].startswith(("MOVED", "ASK")):
                     self.moved = True
                     why[name] = f"{MOVED}: use redis+cluster://"
@@ -239,7 +242,8 @@ class RedisStreams(RedisServer):
             if key not in named_here:
                 self._lost(group, key, why.get(key[0], ""))
         self._history.forget(before.keys() - self._groups.keys(), {name for name, _ in self._groups})
-        return problems
+        gone = self._gone.streams
+        return [(name, what) for name, what in problems if name not in gone or not what.endswith("no such key")]
 
     def _about(self, streams: list[bytes]) -> list[Reply]:
         """``XINFO STREAM`` and ``GROUPS`` of each. The former has two entries with their content: fewer streams are
@@ -268,7 +272,7 @@ class RedisStreams(RedisServer):
         if not why:
             why = "the group was deleted"
         else:
-            why = "the stream was deleted" if why.endswith("no such key") else "the key is no stream since"
+            why = "the stream was deleted or renamed" if why.endswith("no such key") else "the key is no stream since"
         self._gone.add(key, why, self._now_ns)
 
     def _limits(self) -> list[Row]:
