@@ -594,7 +594,8 @@ def polled(rng: random.Random, queue: Any, documents: dict[str, Any]) -> None:
 
 
 def nats(rng: random.Random) -> None:
-    polled(rng, NatsConsumers(NatsUrl("127.0.0.1")), {"/varz": NATS_VARZ, "/jsz": NATS_JSZ})
+    answers = {"/varz": NATS_VARZ, "/jsz": NATS_JSZ, "/healthz": {"status": "ok"}}
+    polled(rng, NatsConsumers(NatsUrl("127.0.0.1")), answers)
 
 
 ETCD_METRICS = (
