@@ -53,11 +53,7 @@ def latest(source: RowSource) -> list[Row]:
     # The peer too, since it identifies the server of a row without a cluster.
     found = source.rows(Question("queue_lag", latest=(*IDENTITY, "peer"), order=("t_ns",)))
     found.sort(key=lambda row: _when(source, row))
-    rows: dict[Key, Row] = {}  # the newest of each
-    for row in found:
-        other = rows.get(key_of(row))
-        if other is None or not _answered_elsewhere(source, other, row):
-            rows[key_of(row)] = row
+    rows = {key_of(row): row for row in found}  # the newest of each
     newest: dict[Key, tuple[int, int]] = {}
     for key, row in rows.items():
         newest[key[:3]] = newest[key[:2]] = newest[*key[:3], row["peer"]] = _when(source, row)
@@ -115,13 +111,6 @@ def _late(when: tuple[int, int], newest: tuple[int, int]) -> str | None:
     if newest[0] == when[0] and newest[1] - when[1] <= _MISSING_NS:
         return None
     return f" for {(newest[1] - when[1]) / 1e9:.0f} s" if newest[0] == when[0] else ""
-
-
-def _answered_elsewhere(source: RowSource, other: Row, row: Row) -> bool:
-    """Whether another server of the cluster, polled just before, has the queue of one that is down."""
-    (boot, t_ns), (other_boot, other_ns) = _when(source, row), _when(source, other)
-    lately = boot == other_boot and t_ns - other_ns <= _MISSING_NS
-    return lately and row["status"] == "down" != other["status"] and row["peer"] != other["peer"]
 
 
 def _missing(source: RowSource, row: Row, newest: tuple[int, int]) -> Row:

@@ -67,8 +67,6 @@ def store(tmp_path: Path) -> Path:
         rows.append(
             lag(t, 100, "topic", system="kafka", cluster="k", partition="11", status="stalled", reason="nothing read")
         )
-    rows.append(lag(end - 2 * S, 3, "both", peer=peer_bytes("10.0.0.2", 6379)))
-    rows.append(lag(end - S, None, "both", status="down"))  # it led the queue before
     rows.append(lag(end - 100 * S, None, "", "", status="ok"))  # the server had no group then
     rows.append(make("socket_queue", 1, t_ns=end - S, kind=0, queue=2, limit=128, sport=80, saddr=b"\0" * 16))
     write(tmp_path, *rows)
@@ -85,13 +83,12 @@ def test_each_queue_in_its_latest_state(store: Path) -> None:
     found = rows(store)
     assert [tuple(row) for row in found] == [queues_list.COLUMNS] * len(found)
     by_name = {(row["queue"], row["partition"]): row for row in found}
-    assert [row["system"] for row in found] == [*["kafka"] * 12, *["redis"] * 5, "accept"]
+    assert [row["system"] for row in found] == [*["kafka"] * 12, *["redis"] * 4, "accept"]
     assert [row["partition"] for row in found[:12]] == [str(p) for p in range(12)]
     moved, orders, deleted = by_name["moved", None], by_name["orders", None], by_name["deleted", None]
     assert (moved["peer"], moved["length"], moved["drains_in_s"]) == ("10.0.0.2:6379", 7, 70.0)
     assert (orders["length"], orders["lag_s"], orders["status"]) == (179, 89.5, "lagging")
     assert (deleted["status"], deleted["reason"]) == ("unknown", "not in the polls for 120 s: was it deleted?")
-    assert (by_name["both", None]["status"], by_name["both", None]["length"]) == ("ok", 3)
     dropped = by_name["dropped", None]
     assert (dropped["status"], dropped["reason"]) == ("gone", "the queue was deleted; 59 s ago")
     assert orders["trend"] == [None] * 4 + [29, 59, 89, 119, 149, 179]
@@ -134,7 +131,7 @@ def test_one_line_each_that_fits(store: Path, columns: int) -> None:
     lines = shown.splitlines()
     assert max(map(len, lines)) <= columns
     kafka, *redis = (line for line in lines if re.match("kafka|redis", line))
-    assert len(redis) == 5
+    assert len(redis) == 4
     assert re.search(r"^kafka +(k +)?topic \(billin\S+ +66[01] ", kafka) and "stalled" in kafka  # 12 partitions
     if columns >= 80:
         assert all(word in lines[0].split() for word in ("system", "queue", "lag", "trend", "status", "why"))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agent.common.clocks import boot_ns
 from agent.common.http_get import HttpClient
 from agent.queues.brokers.rabbitmq import ArrivalTimes, RabbitQueues, RabbitUrl, text_of
 from agent.queues.catalogue import Row
@@ -242,6 +243,17 @@ def test_a_queue_that_is_no_longer_listed(clustered: bool, elsewhere: bool | Non
     gone = not elsewhere if elsewhere is not None else not clustered
     assert late[-1] == [(b"other", "ok"), *([(b"q", "gone")] if gone else [])]
     assert node.second_of(7)["status"] == "ok"
+
+
+def test_a_node_that_is_down_says_nothing_of_a_queue_that_another_one_leads() -> None:
+    down, leader = Played(), Played()
+    for node in (down, leader):
+        node.node._cluster = "c"
+        node.second = boot_ns() // S - 1
+    down.second_of(7)
+    assert [row.get("destination") for row in down.node._down("refused")] == [b"q"]
+    leader.second_of(3)
+    assert [row.get("destination") for row in down.node._down("refused")] == [None]
 
 
 def _consumer(queue: str, channel: str, port: int, prefetch: int, ack: bool = True) -> dict[str, object]:

@@ -22,6 +22,7 @@ from agent.common.settings import setting, text
 from agent.queues.catalogue import Broker, Row
 from agent.queues.gone import Gone
 from agent.queues.http_server import HttpServer, HttpUrl, http_url, names_of, port_number
+from agent.queues.leaders import Leaders
 from agent.queues.nats_ages import SeenSequences, message_age, pending_age, undelivered_age
 from agent.queues.nats_report import (
     NatsConsumer,
@@ -57,10 +58,7 @@ _USUAL_ACCOUNT = "$G"
 _MOST_NS = 1 << 63
 
 Key = tuple[bytes, bytes]  #: stream and consumer, as the row has them
-#: Which server of a cluster last had a row of a consumer, and when. The threads of all servers share it, as any of them
-#: may become the leader: the others then say nothing of it, for this long.
-_led: dict[tuple[str, tuple[bytes, ...]], tuple[object, int]] = {}
-_LED_NS = 3_000_000_000
+_LEADERS = Leaders()
 
 
 @dataclass(frozen=True)
@@ -257,11 +255,10 @@ class NatsConsumers(TimedQueue):
         """
         for key in self._known:
             self._gone.back(key)
-            if self._cluster:
-                _led[self._cluster, key] = self, now_ns
+        _LEADERS.lead(self._cluster, self._known, self, now_ns)
         missing: dict[Key, str] = {}
         for key, known in before.items():
-            if key in self._known or self._elsewhere(key, now_ns):
+            if key in self._known or _LEADERS.elsewhere(self._cluster, key, self, now_ns):
                 continue
             stream = streams.get(key[0])
             if stream is None:
@@ -273,15 +270,10 @@ class NatsConsumers(TimedQueue):
             missing.clear()
         for key, why in missing.items():
             self._gone.add(key, why, now_ns)
-            _led.pop((self._cluster, key), None)
-        for moved in [key for key in self._gone if self._elsewhere(key, now_ns)]:
+            _LEADERS.forget(self._cluster, key)
+        for moved in [key for key in self._gone if _LEADERS.elsewhere(self._cluster, key, self, now_ns)]:
             self._gone.back(moved)
         return self._gone.rows(now_ns)
-
-    def _elsewhere(self, key: tuple[bytes, ...], now_ns: int) -> bool:
-        """Whether another server of the cluster is its leader."""
-        server, at_ns = _led.get((self._cluster, key), (self, 0))
-        return server is not self and now_ns - at_ns < _LED_NS
 
     def _healthy(self, deadline_s: float) -> bool:
         """Whether it has read all its streams since it was started."""
@@ -368,7 +360,8 @@ class NatsConsumers(TimedQueue):
         """One row for each known consumer, so that its series continues; else one for the server."""
         self._seldom_ns = 0
         row = {"status": "down", "reason": f"{self.name}: {reason}", "failure": failure}
-        known = [key for key in self._known if not self._elsewhere(key, boot_ns())]
+        now_ns = boot_ns()
+        known = [key for key in self._known if not _LEADERS.elsewhere(self._cluster, key, self, now_ns)]
         queues = [{"destination": stream} | ({"consumer_group": name} if name else {}) for stream, name in known]
         return [{**row, **one} for one in queues] or [row]
 

@@ -31,6 +31,7 @@ from agent.queues.catalogue import Broker, Row
 from agent.queues.gone import Gone
 from agent.queues.http_server import HttpServer, HttpUrl, http_url, names_of, port_number
 from agent.queues.judged import UNANSWERED
+from agent.queues.leaders import Leaders
 from agent.queues.listing import listed
 from agent.queues.prometheus_text import MetricSample, NotPrometheus, metric_samples, whole_number
 from agent.queues.rabbitmq_management import Management
@@ -53,6 +54,7 @@ BOUNDS = (
     ),
 )
 
+_LEADERS = Leaders()
 _DETAILED = "rabbitmq_detailed_"
 _FAMILIES = (
     *("queue_coarse_metrics", "queue_consumer_count", "node_coarse_metrics", "node_metrics"),
@@ -554,14 +556,18 @@ class RabbitQueues(TimedQueue):
         for name, since_ns in list(self._vanished.items()):
             if now_ns - since_ns > STATISTICS_NS:
                 del self._vanished[name]
-                if not self._elsewhere(name):
-                    self._gone.add((shown(text_of(name).encode()),), "the queue was deleted", since_ns)
-        for name in self._queues:
-            self._gone.back((shown(text_of(name).encode()),))
+                if not self._elsewhere(name, now_ns):
+                    self._gone.add(_key(name), "the queue was deleted", since_ns)
+        listed = [_key(name) for name in self._queues]
+        for key in listed:
+            self._gone.back(key)
+        _LEADERS.lead(self._cluster, listed, self, now_ns)
         return self._gone.rows(now_ns)
 
-    def _elsewhere(self, name: Name) -> bool:
+    def _elsewhere(self, name: Name, now_ns: int) -> bool:
         """Whether the cluster has, or may have, such a queue."""
+        if _LEADERS.elsewhere(self._cluster, _key(name), self, now_ns):
+            return True
         its = self._management
         if its is None or its.problem or its.unseen([name]):
             return self._clustered
@@ -576,7 +582,7 @@ class RabbitQueues(TimedQueue):
         refuses = queue.lost > 0 and about.rejects if about is not None else queue.lost > _UNCOUNTED
         counting = self._counting
         row: dict[str, object] = {
-            "destination": shown(text_of(name).encode()),
+            "destination": _key(name)[0],
             "lag_messages": ready,
             "exact": False,
             "inexact_reason": "as of its last statistics: up to 5 s ago by default",
@@ -615,7 +621,7 @@ class RabbitQueues(TimedQueue):
         about, ready = management.queues.get(name), queue.gauges.get(_READY)
         if about is None or about.type == "stream":
             return
-        shown_name = shown(text_of(name).encode())
+        (shown_name,) = _key(name)
         if about.ttl_ms is not None and ready:
             kind, why = "eta" if about.delays else "ttl", f"{about.ttl_ms / 1000:g} s after each message came"
             where = f"{about.type} queues"
@@ -643,8 +649,14 @@ class RabbitQueues(TimedQueue):
         self._seldom_ns = 0
         self._alarms, self._clients, self._heads, self._heads_next = (), None, None, False
         row = {"status": "down", "reason": f"{self.name}: {reason}", "failure": failure}
-        known = [shown(text_of(name).encode()) for name in self._queues]
-        return [{**row, "destination": name} for name in known] or [row]
+        now_ns = boot_ns()
+        known = [key for key in map(_key, self._queues) if not _LEADERS.elsewhere(self._cluster, key, self, now_ns)]
+        return [{**row, "destination": name} for (name,) in known] or [row]
+
+
+def _key(name: Name) -> tuple[bytes]:
+    """As its row has it."""
+    return (shown(text_of(name).encode()),)
 
 
 def _is_pattern(name: str) -> bool:
