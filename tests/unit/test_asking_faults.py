@@ -98,7 +98,8 @@ def liar(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
 
     def popen(command: list[str], **more: object) -> subprocess.Popen[bytes]:
         body = f"import socket, sys, time; s = socket.socket(fileno=int(sys.argv[1]))\n{code}\ntime.sleep(60)"
-        return real([sys.executable, "-c", body, *command[4:]], **more)  # type: ignore[call-overload, no-any-return]
+        given = command[command.index("-m") + 2 :]
+        return real([sys.executable, "-c", body, *given], **more)  # type: ignore[call-overload, no-any-return]
 
     monkeypatch.setattr("agent.posix.supervisor.subprocess.Popen", popen)
 
