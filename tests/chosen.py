@@ -33,6 +33,7 @@ ONLY_ALL: dict[str, str | None] = {
     "tests/servers/test_otlp_releases.py::test_all_arrives_valid_and_what_is_rejected_is_read": "oldest-*",
     "tests/kernel/test_tls_memory.py::test_an_event_loop": "asyncio*",
     "tests/servers/test_otlp_collector.py::test_counts_in_the_collectors_file": "gzip-*",
+    "tests/servers/test_celery_settings.py::test_workers_without_remote_control_are_not_counted": None,
     "tests/system/test_foreign_programs.py::test_runtimes_with_a_tls_of_their_own": "node-*",
     # one of several ways into the same state; the virtual machines' table has all calls that move a clock
     "tests/kernel/test_clock.py::test_a_frequency_change_and_its_undoing_and_no_reads": "adjtimex",
@@ -42,9 +43,10 @@ ONLY_ALL: dict[str, str | None] = {
     "tests/system/test_export_faults.py::test_a_collector_that_fails_holds_nothing_up": "[hr]*",
     "tests/system/test_hidden_processes.py::test_processes_of_others_are_seen": "hidepid=ptraceable*",
     "tests/system/test_lab.py::test_a_killed_laboratory_leaves_nothing": "is killed too",
-    # the way from a stopped consumer to its finding; Kafka and RabbitMQ have it, and test_lab_brokers.py with Celery
+    # the way from a stopped consumer to its finding; Kafka has it, and test_lab_brokers.py with Celery
     "tests/system/test_celery.py::test_a_worker_that_ends_is_a_finding_about_its_queue": None,
     "tests/system/test_celery.py::test_a_worker_that_goes_on_with_its_second_broker_is_listed_with_the_queue": None,
+    "tests/system/test_rabbitmq.py::test_a_stopped_consumer_is_a_finding_that_names_it": None,
     "tests/system/test_etcd.py::test_a_stopped_copier_is_a_finding_that_names_it": None,
     "tests/system/test_nats.py::test_a_stopped_consumer_is_a_finding_that_names_it": None,
     "tests/system/test_postgresql.py::test_a_stopped_worker_is_a_finding_that_names_it": None,
