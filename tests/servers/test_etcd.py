@@ -215,8 +215,7 @@ def test_members_their_leader_and_its_change(three: Etcd) -> None:
         follower.end()
         with watched(three.url) as later:  # it has its name, though it never answered
             until(later, "raft", follower.name, lambda row: failed(row) == "refused")
-        three.wait(follower)
-        leader.ask("cluster/member/remove", {"ID": number})
+        three.remove(number, leader)
         until(queue, "raft", follower.name, lambda row: row["status"] == b"gone")
 
 

@@ -143,6 +143,7 @@ class NatsConsumers(TimedQueue):
         self._appended: dict[bytes, SeenSequences] = {}
         self._due: list[QueueTimer] | None = None
         self._gone = Gone([name.encode() for name in self._url.streams if not _is_pattern(name)])
+        self._missed: set[Key] = set()  # not in the last report; the server was healthy after it
 
     def poll(self) -> list[Row]:
         """One request, every 10 s a second one. Raises nothing, whatever the server answers."""
@@ -188,6 +189,7 @@ class NatsConsumers(TimedQueue):
         to_ns = boot_ns()
         report = read_report(answer)
         if report.server_id != self._about.server_id:  # it was started again
+            self._missed.clear()
             self._about = read_server(self._client.get("/varz", deadline_s, login=login))
         self._cluster = self._about.cluster or report.domain
         common: dict[str, object] = {
@@ -239,7 +241,7 @@ class NatsConsumers(TimedQueue):
 
     def _missing(self, names: Iterable[bytes]) -> list[bytes]:
         """The streams that the URL names and the server does not have; those with deleted consumers have rows."""
-        known = {*names, *self._gone.streams}
+        known = {*names, *self._gone.streams, *(stream for stream, _ in self._known)}
         return [shown(name) for name in sorted(self._gone.named - known)]
 
     def _leads(self, leader: str | None) -> bool:
@@ -251,7 +253,7 @@ class NatsConsumers(TimedQueue):
         self, before: Mapping[Key, _Known], streams: Mapping[bytes, NatsStream], now_ns: int, deadline_s: float
     ) -> list[Row]:
         """Consumers that were deleted, and work queues without any. In a cluster another server may have become their
-        leader. A server that starts does not report all that it has.
+        leader. A server that starts reports less than it has, so a report counts if it was healthy before.
         """
         for key in self._known:
             self._gone.back(key)
@@ -265,10 +267,15 @@ class NatsConsumers(TimedQueue):
                 missing[key] = "the stream was deleted"
             elif key[1] and all(shown(one.name.encode(errors="replace")) != key[1] for one in stream.consumers):
                 missing[key] = "the consumer was deleted" if known.durable else "the ephemeral consumer ended"
-        if missing and not self._healthy(deadline_s):
-            self._known |= {key: before[key] for key in missing}
-            missing.clear()
+        doubtful = missing.keys() - self._missed
+        self._missed = set()
+        if doubtful:
+            self._known |= {key: before[key] for key in doubtful}
+            if self._healthy(deadline_s):
+                self._missed = doubtful
         for key, why in missing.items():
+            if key in doubtful:
+                continue
             self._gone.add(key, why, now_ns)
             _LEADERS.forget(self._cluster, key)
         for moved in [key for key in self._gone if _LEADERS.elsewhere(self._cluster, key, self, now_ns)]:
