@@ -240,6 +240,8 @@ class RespClient:
         if url.db:
             commands.append(("SELECT", url.db))
         for command, reply in zip(commands, self._exchange(commands, deadline), strict=True):
+            if isinstance(reply, hiredis.ReplyError) and "max number of clients" in str(reply):
+                raise RedisDown(str(reply).removeprefix("ERR "), failure="refused")
             if isinstance(reply, hiredis.ReplyError) and (command[0] != "CLIENT" or str(reply).startswith("NOAUTH")):
                 text = (
                     str(reply) if command[0] != "AUTH" else str(reply).partition(",")[0]
@@ -247,8 +249,6 @@ class RespClient:
                 failure = "permission" if text.startswith("NOPERM") else "other"
                 what = f"database {url.db}" if command[0] == "SELECT" else "login"
                 raise RedisDown(f"{what} refused: {text}", command[0] != "SELECT", failure)
-            if isinstance(reply, hiredis.ReplyError) and "max number of clients" in str(reply):
-                raise RedisDown(str(reply).removeprefix("ERR "), failure="refused")
 
     def _exchange(self, commands: Sequence[tuple[bytes | str | int, ...]], deadline: float) -> list[Reply]:
         assert self._socket is not None

@@ -22,7 +22,16 @@ READS = {"queue_lag": ("system", "destination", "status", "reason", "failure", "
 #: How reasons of losses begin (agent/queues/redis_rewound.py).
 FAIL_OVER, REPLACED = "fail-over: ", "restarted or replaced: "
 LOST = (b"rewound", b"gone")
-_NO_ANSWER, _UNASKED = (TABLES["queue_lag"].code("failure", name) for name in ("no_answer", "unasked"))
+_NO_ANSWER = TABLES["queue_lag"].code("failure", "no_answer")
+#: Failures that are tickscope's own: its poller was down, or its login is wrong.
+_OURS = [TABLES["queue_lag"].code("failure", name) for name in ("unasked", "login")]
+#: The process that polls.
+POLLER = b"tickscope-poll"
+
+
+def failed_by_itself(polls: np.ndarray) -> np.ndarray:
+    """Whether each poll failed for a reason that is tickscope's own: it says nothing of the server. Reads failure."""
+    return np.isin(polls["failure"], _OURS)
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,7 @@ class BrokerWatch(Watch):
         polled = rows.get("queue_lag")
         self.polls = {}
         if polled is not None:
-            polled = only(polled, polled["failure"] != _UNASKED)
+            polled = only(polled, ~failed_by_itself(polled))
         if polled is None or not len(polled):
             return np.empty(0, np.int64)
         lost = _lost(polled)

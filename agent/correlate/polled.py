@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agent.correlate.brokers import POLLER, failed_by_itself
 from agent.correlate.episode import Culprit, Episode, Evidence, item
 from agent.correlate.local import in_netns
 from agent.correlate.path import rtt_us
@@ -26,8 +27,7 @@ READS = {
     "tcp_retransmit": ("netns", "peer", "count"),
     "cpu_wait": ("interval_ns", "wait_ns"),
 }
-_NO_ANSWER, _UNASKED = (TABLES["queue_lag"].code("failure", name) for name in ("no_answer", "unasked"))
-_POLLER = b"tickscope-poll"
+_NO_ANSWER = TABLES["queue_lag"].code("failure", "no_answer")
 _SHORTLY_NS, _REACH_NS = 5 * SECOND, 60 * SECOND
 #: Round trips of a poll that asks several questions, or connects first.
 _TRIPS = 4
@@ -136,7 +136,7 @@ def _polled(episode: Episode, view: View) -> Polled:
 def _asked(episode: Episode, view: View, raw: bytes, netns: int | None) -> bytes:
     """The port of that address to which pollers talk most, unless they talk to this one."""
     rows = in_netns(view.rings["tcp_rtt"].between(episode.start_ns - _REACH_NS, episode.end_ns + SECOND), netns)
-    rows = rows[(rows["comm"] == _POLLER) & (addresses(rows) == np.frombuffer(raw, np.uint8)[:16]).all(axis=1)]
+    rows = rows[(rows["comm"] == POLLER) & (addresses(rows) == np.frombuffer(raw, np.uint8)[:16]).all(axis=1)]
     ends, times = np.unique(rows["peer"], return_counts=True)
     return raw if raw in ends.tolist() or not len(ends) else bytes(ends[int(np.argmax(times))].tobytes())
 
@@ -152,7 +152,7 @@ def _preempted_ns(episode: Episode, view: View) -> float:
     """How long tickscope's poller process waited for a CPU."""
     waits = view.rings["cpu_wait"]
     rows = waits.between(episode.start_ns, episode.end_ns + 2 * SECOND)
-    pids = np.unique(rows["pid"][rows["comm"] == _POLLER])
+    pids = np.unique(rows["pid"][rows["comm"] == POLLER])
     return max((preempted_ns(waits, int(pid), episode) for pid in pids), default=0.0)
 
 
@@ -182,7 +182,7 @@ def _away(episode: Episode, view: View) -> BrokerOutage | None:
     assert isinstance(raw, bytes)
     where = peer(raw)
     polls = view.rings["queue_lag"].between(episode.start_ns - _SHORTLY_NS, episode.end_ns)
-    polls = polls[(polls["peer"] == np.frombuffer(raw, "V18")[0]) & (polls["failure"] != _UNASKED)]
+    polls = polls[(polls["peer"] == np.frombuffer(raw, "V18")[0]) & ~failed_by_itself(polls)]
     polls = polls[np.unique(polls["t_ns"], return_index=True)[1]]
     down = polls["status"] == b"down"
     bad = polls[down | (polls["poll_ns"] >= view.config.poll_stall_ns)]

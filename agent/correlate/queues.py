@@ -16,7 +16,7 @@ from agent.correlate.rows import columns_of, groups, known
 from agent.correlate.series import SECONDS
 from agent.correlate.thresholds import SECOND, CorrelatorConfig
 from agent.correlate.watch import Watch
-from agent.correlate.words import text
+from agent.correlate.words import peer, text
 
 #: Columns that a symptom of queues reads.
 READS = {
@@ -170,11 +170,13 @@ class QueueWatch(Watch):
         return (f"{symptom} of one" if metric in DELIVERED else symptom), slot
 
     def describe(self, symptom: str, slot: int) -> Episode:
-        system, destination, partition, group, _ = self.names[slot]
+        system, destination, partition, group, raw = self.names[slot]
         queue = f"{system} queue {destination}{f'/{partition}' if partition else ''}" + (
             f" group {group}" if group else ""
         )
         cluster = self._cluster[slot]
+        if any(other[:4] == self.names[slot][:4] for one, other in self.names.items() if one != slot):
+            queue += f" at {peer(raw)}"  # another cluster has a queue of that name
         scope = f"queue {destination}/{group}{f' of {cluster}' if cluster else ''}"
         episode = Episode(symptom, self.names[slot], slot, queue, scope, 0, 0, "", "", 0.0, 0.0, 0.0, 0)
         episode.keys = {

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agent.correlate.brokers import failed_by_itself
 from agent.correlate.episode import Culprit, Episode, Evidence, item
 from agent.correlate.local import is_loopback
 from agent.correlate.rows import known
@@ -100,7 +101,7 @@ def _one(episode: Episode, view: View, raw: bytes, own: bool, rows: np.ndarray) 
     totals = rows["clients_refused"][known(rows["clients_refused"])].astype(np.int64)
     late = int(np.count_nonzero(known(now["clients_refused"])))
     turned = int(np.diff(totals[-late - 1 :]).clip(0).sum()) if late else 0
-    down = now[(now["status"] == b"down") & (now["reason"] != b"")]
+    down = now[(now["status"] == b"down") & (now["reason"] != b"") & ~failed_by_itself(now)]
     return Refusing(
         name,
         place(name, raw, netns),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from agent.common.disk_full import full_below
 from agent.correlate.episode import Episode
 from agent.correlate.rows import start_ticks
 from agent.correlate.thresholds import SECOND
@@ -27,8 +28,6 @@ READS = {
         "direction",
     )
 }
-#: A file system is full below this share of its space, or of its files, but never above so many bytes.
-_DISK_SHARE, _DISK_BYTES = 0.005, 64 << 20
 #: A killed process is reported after its end, and may have been slow for some seconds before.
 _AFTER_NS, _BEFORE_NS = 3 * SECOND, 11 * SECOND
 
@@ -36,7 +35,7 @@ _AFTER_NS, _BEFORE_NS = 3 * SECOND, 11 * SECOND
 def full(rows: np.ndarray) -> np.ndarray:
     """Which of them report that nothing is left."""
     left = rows["limit"] - rows["used"]
-    none = np.where(rows["kind"] == DISK, left <= np.minimum(_DISK_SHARE * rows["limit"], _DISK_BYTES), left <= 0)
+    none = np.where(rows["kind"] == DISK, left <= full_below(rows["limit"]), left <= 0)
     failed = (rows["kind"] == PIDS) & (rows["events"] > 0)
     return np.asarray(failed | (none & (rows["limit"] >= 0) & (rows["used"] >= 0) & np.isin(rows["kind"], (FD, DISK))))
 

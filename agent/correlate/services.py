@@ -11,6 +11,7 @@ import numpy as np
 
 from agent.common.copies import only
 from agent.correlate.answered import error_name, faults
+from agent.correlate.brokers import POLLER
 from agent.correlate.catalogue import Symptom
 from agent.correlate.codes import Codes
 from agent.correlate.episode import Episode
@@ -27,7 +28,7 @@ from agent.tables import TABLES
 READS = {
     "limiter_decision": ("limiter_id", "result"),
     "queue_lag": ("system", "status", "peer", "errors", "clients_refused"),
-    "service_answer": ("netns", "peer", "protocol", "code", "count"),
+    "service_answer": ("netns", "peer", "comm", "protocol", "code", "count"),
 }
 _MOST = 1 << 32  # larger numbers of answers in an interval are not believed
 _ERROR = TABLES["limiter_decision"].code("result", "error")
@@ -116,7 +117,7 @@ class ServiceWatch(Watch):
     def _answers(self, second: int, answers: np.ndarray | None) -> np.ndarray:
         if answers is None:
             return np.empty(0, np.int64)
-        answers = answers[(answers["count"] > 0) & (answers["count"] < _MOST)]
+        answers = answers[(answers["count"] > 0) & (answers["count"] < _MOST) & (answers["comm"] != POLLER)]
         if not len(answers):
             return np.empty(0, np.int64)
         first, group = groups([answers["netns"], answers["peer"]])

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent.batch import Batch
+from agent.common.disk_full import SHARE, full_below
 from agent.contracts import Pending
 from agent.kernel import steps
 from agent.resources.resource_source import AGAIN_NS, POLL_NS, Resources, Watched, batch_of, due, who
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 #: Concurrent requests, so that the helper stays free for other work.
 _AT_ONCE = 4
-#: A file system is full when less is free than this share of its bytes or files, or than this many bytes.
-SHARE, BYTES = 0.005, 64 << 20
 #: What no host writes in a second: bytes, and new files.
 _MOST_BYTES_PER_S, _MOST_FILES_PER_S = 4 << 30, 1_000_000
 
@@ -55,7 +54,7 @@ class Space(NamedTuple):
                 fills_s = left / _MOST_BYTES_PER_S
                 if files:
                     fills_s = min(fills_s, free / _MOST_FILES_PER_S)
-                out.append(cls(point, used, limit, few or left <= min(SHARE * size, BYTES), int(fills_s * 1e9)))
+                out.append(cls(point, used, limit, few or bool(left <= full_below(size)), int(fills_s * 1e9)))
         return out
 
 

@@ -135,17 +135,16 @@ class Etcd:
 
     def remove(self, member_id: int, asked: EtcdNode) -> None:
         """Removes a member that has ended; it may have been the leader, so again until there is another one."""
-        until = time.monotonic() + 120
-        while True:
+        until, left = time.monotonic() + 120, True
+        while left:
+            assert time.monotonic() < until
             try:
                 ask(asked.port, "cluster/member/remove", {"ID": member_id}, timeout_s=5)
             except (OSError, AssertionError) as failure:
-                if "member not found" in str(failure):
-                    return
-                assert time.monotonic() < until, failure
+                left = "member not found" not in str(failure)
                 time.sleep(0.1)
             else:
-                return
+                left = False
 
     def leader(self) -> EtcdNode:
         return next(node for node in self.nodes if node.process.poll() is None and node.leads)

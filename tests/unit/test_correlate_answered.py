@@ -65,9 +65,9 @@ def answers(
     protocol: bytes,
     output: bytes = b"",
     n: int = 20,
-    uid: int | None = None,
+    **more: object,
 ) -> None:
-    t, who = times(a, b), {} if uid is None else {"uid": uid}
+    t = times(a, b)
     host.add(
         "service_answer",
         len(t),
@@ -80,7 +80,7 @@ def answers(
         code=output,
         count=n,
         interval_ns=S,
-        **who,
+        **more,
     )
 
 
@@ -151,6 +151,14 @@ def test_an_error_among_usual_ones_is_reported_as_what_it_is() -> None:
     assert (finding["cause"], finding["cause_detail"], finding["start_ns"]) == ("resource_limit", "memory", T0 + 29 * S)
     assert "(OOM)" in str(finding["sentence"])
     assert "ERR)" not in str(finding["sentence"])
+
+
+def test_errors_in_answer_to_tickscope_impact_nobody() -> None:
+    host = Host()
+    answers(host, 0, UNTIL, APP, DATABASE_AT, b"redis", comm=b"gunicorn")
+    answers(host, 0, 30, CLIENT, DATABASE_AT, b"redis", comm=b"tickscope-poll")
+    answers(host, 30, UNTIL, CLIENT, DATABASE_AT, b"redis", b"ERR", comm=b"tickscope-poll")
+    assert latest(run(host, UNTIL)) == []
 
 
 def test_one_of_many_clients_that_fails_is_reported() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from agent.correlate.outlier_bars import RATIO, bars
 from agent.correlate.series import Series
-from tests.unit.correlate_scenarios import PEER, START, T0, UNTIL, Host, S, code, latest, run
+from tests.unit.correlate_scenarios import PEER, START, T0, UNTIL, Host, S, code, latest, peer, run
 
 CONSUMERS = {b"worker-1": 501, b"worker-2": 502, b"worker-3": 503}
 
@@ -293,6 +293,18 @@ def test_a_burst_that_takes_longer_to_work_off_than_to_arrive() -> None:
     (finding,) = found(host)
     assert (finding["symptom"], finding["cause"]) == ("queue_lag", "load")
     assert "the messages arriving rose" in str(finding["sentence"])
+
+
+def test_queues_of_one_name_in_two_clusters_are_told_apart() -> None:
+    host = Host()
+    for cluster, port in ((b"east", 6399), (b"west", 6400)):
+        where = {"cluster": cluster, "peer": np.frombuffer(peer("127.0.0.1", port), "V18")}
+        well(0, 30, host, **where)
+        well(30, UNTIL, host, lag=np.arange(UNTIL - 30) * 40, age=np.arange(UNTIL - 30) * 1.0, out=0, **where)
+    sentences = [str(finding["sentence"]) for finding in found(host)]
+    assert len(sentences) == 2
+    for port in (6399, 6400):
+        assert any(f"at 127.0.0.1:{port}" in sentence for sentence in sentences), sentences
 
 
 @pytest.mark.parametrize(("failure", "cause"), [("no_answer", "broker_slow"), ("refused", "broker_down")])

@@ -193,6 +193,15 @@ def test_room_that_is_left() -> None:
     assert (roomy.point, roomy.full, roomy.used, roomy.limit) == (b"/mnt/a b", False, size // 2, size)
     assert (full.full, full.used) == (True, size - 4096)
     assert (few.full, few.used, few.limit) == (True, 1000, 1000)
+    for size, left, is_full in (  # a redis-server stopped at the first of these
+        (48 << 20, 466_000, True),
+        (48 << 20, 2 << 20, False),
+        (1 << 20, 40_000, True),
+        (1 << 20, 100_000, False),
+        (100 << 30, 60 << 20, True),
+        (100 << 30, 70 << 20, False),
+    ):
+        assert Space.parse(line % (size, left, 1000, 900))[0].full == is_full, (size, left)
     assert Space.parse(b"nonsense\n1 2 3\n-1 2 3 4 5 /\n") == []
 
 
