@@ -21,7 +21,7 @@ _LEFT_OUT = frozenset(
         "hist",
         "start_ns",
         "end_ns",
-        "said",
+        "sentence_parts",
     }
 )
 #: Not a column: the probability with which a decision of its kind became a span.

@@ -217,7 +217,7 @@ class SpanEncoder:
         """
         out = cells_of(table, rows)
         if "sentence" in out:
-            sentences = zip(rows["said"].tolist(), rows["sentence"].tolist(), strict=True)
+            sentences = zip(rows["sentence_parts"].tolist(), rows["sentence"].tolist(), strict=True)
             out["sentence"] = [text_of(pieces(*one), self._to_wall, utc=True) if one[1] else None for one in sentences]
         return out
 

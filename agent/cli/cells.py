@@ -71,7 +71,7 @@ _EXPENDABLE = (
     "poll_ns",
     "trace_id",
     "span_id",
-    "said",
+    "sentence_parts",
     "details",
     "freq_after_ppb",
     "err_ns",

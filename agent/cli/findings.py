@@ -130,7 +130,7 @@ def in_wall_time(source: RowSource, row: dict[str, Any], utc: bool) -> str:
     from agent.common.sentence import pieces, text_of
 
     return text_of(
-        pieces(json.dumps(row.get("said") or None), row["sentence"]),
+        pieces(json.dumps(row.get("sentence_parts") or None), row["sentence"]),
         lambda t_ns: source.wall(row["boot_id"], t_ns),
         utc,
     )
@@ -149,7 +149,7 @@ def none(gaps: Sequence[dict[str, Any]], left_out: Sequence[str], when: str = ""
 
 def decoded(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows with their JSON columns decoded."""
-    return [{**row, "said": _list(row.get("said"))} for row in rows]
+    return [{**row, "sentence_parts": _list(row.get("sentence_parts"))} for row in rows]
 
 
 def with_details(source: RowSource, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -98,13 +98,13 @@ def profiles(profile_state: dict[str, Any]) -> str:
         return "off; --investigate auto turns it on"
     now = profile_state["running"]
     doing = (
-        f"now at pid {', '.join(map(str, now['pids']))} ({now['symptom']}): {' '.join(now['looked'])}"
+        f"now at pid {', '.join(map(str, now['pids']))} ({now['symptom']}): {' '.join(now['families'])}"
         if now
         else "none now"
     )
     refused = "".join(f"; {n} left out: {why}" for why, n in profile_state["refused"].items())
     off = "" if profile_state["on"] else "turned off; "
-    return f"{off}{doing}; {profile_state['looks']} so far, {profile_state['spent_s']:.1f} s{refused}"
+    return f"{off}{doing}; {profile_state['profiles']} so far, {profile_state['spent_s']:.1f} s{refused}"
 
 
 def _human(d: dict[str, Any]) -> None:

@@ -216,7 +216,7 @@ class Finding:
             culprit_object=fit(cause.culprit.object, 128),
             confidence=round(cause.score, 2) if cause.cause != UNKNOWN else 0.3,
             sentence=plain(parts).encode(),
-            said=_in_json(parts),
+            sentence_parts=_in_json(parts),
         )
 
     def _plainly(self) -> Words:
@@ -274,7 +274,7 @@ class Finding:
 def _in_json(parts: list[Piece]) -> bytes:
     """Empty if the escaped text is too long for the column."""
     raw = json.dumps(parts, ensure_ascii=False, separators=(",", ":")).encode()
-    return raw if len(raw) <= _FINDING.by_name["said"].width else b""
+    return raw if len(raw) <= _FINDING.by_name["sentence_parts"].width else b""
 
 
 def _clause(e: Episode) -> Words:

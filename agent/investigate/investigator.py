@@ -83,7 +83,7 @@ class _Case:
             symptom=one.active_episode.symptom.encode(),
             finding_id=one.active_episode.finding_id.encode(),
             state=_TABLE.code("state", self.state),
-            looked=" ".join(self.profile.attached_families).encode(),
+            families=" ".join(self.profile.attached_families).encode(),
             begun_ns=one.since_ns,
             interval_ns=(self.ended_ns or t_ns) - one.since_ns,
             found=one.found if self.state == "done" else NULL_I64,
@@ -180,13 +180,13 @@ class Investigator(Due, Finishing, Pending, Stating):
             else {
                 "symptom": case.subjects[0].active_episode.symptom,
                 "pids": [one.process.pid for one in case.subjects],
-                "looked": case.profile.attached_families,
+                "families": case.profile.attached_families,
             }
         )
         return {
             "on": self.on,
             "running": running,
-            "looks": self._profiles,
+            "profiles": self._profiles,
             "spent_s": round(self._budget.spent_ns / 1e9, 3),
             "refused": dict(self._budget.refused),
         }

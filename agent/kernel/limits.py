@@ -104,7 +104,7 @@ BOUNDS = (
         "processes waiting to be examined",
         SCANS_WAITING,
         "found by the full scan (10 s)",
-        "`status` (`examining.looks_dropped`)",
+        "`status` (`examining.scans_dropped`)",
         shared=True,
     ),
     UpperBound(

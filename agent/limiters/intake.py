@@ -72,7 +72,7 @@ BOUNDS = (
 #: Names of reached bounds (agent/service/bounds.py).
 REASONS = {
     "refused": "connections refused, since their user had its share of the places",
-    "unlooked": "decisions whose thread is not known, since there was no time to look for it",
+    "threads_unread": "decisions whose thread is not known, since there was no time to look for it",
     "no_descriptor": "times no connection could be taken for want of descriptors",
     "unchecked": "messages of queues not checked for duplicates, since users or queues had no place left",
     "unparsed": "messages not parsed, since their user was over the budget for malformed ones",
@@ -402,7 +402,7 @@ class Intake(Stating, Finishing, Waking, Due, Pending):
         return {
             **self.senders.state(),
             **self.losses(),
-            "unlooked": self._threads.skipped_reads,
+            "threads_unread": self._threads.skipped_reads,
             "unchecked": unchecked,
         }
 

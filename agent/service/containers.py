@@ -84,7 +84,7 @@ class Containers:
         if key not in self._processes:
             if len(self._processes) >= LIMIT:
                 self._processes.clear()
-            self._processes[key] = _read(pid)
+            self._processes[key] = of_process(pid)
         return self._processes[key]
 
 
@@ -94,11 +94,12 @@ def container_of(path: bytes) -> bytes:
     return match.group(1) if match else b""
 
 
-def _read(pid: int) -> bytes:
+def of_process(pid: int) -> bytes:
+    """The container of a process now; empty if it has none, or has ended."""
     try:
         fd = os.open(f"/proc/{pid}/cgroup", os.O_RDONLY)
     except OSError:
-        return b""  # the process has ended: unknown
+        return b""
     try:
         return container_of(os.read(fd, 8192))
     except OSError:

@@ -1,6 +1,4 @@
-"""Each finding on stderr, once when it is opened and once when it is closed: what a service tells where nobody watches
-it.
-"""
+"""Each finding as a line on stderr, once when it is opened and once when it is closed: for the journal of a service."""
 
 from __future__ import annotations
 
@@ -9,10 +7,12 @@ from collections.abc import Callable
 import numpy as np
 
 from agent.batch import Batch
+from agent.common import host
 from agent.common.duration import instant, span
 from agent.common.sentence import pieces, text_of
 from agent.errors import printable
 from agent.log import INFO, NOTICE, WARNING, log_message
+from agent.service.containers import of_process
 from agent.tables import TABLES
 
 _TABLE = TABLES["finding"]
@@ -44,6 +44,14 @@ class FindingLog:
         for old in [f for f, still in self._open.items() if not still][:-_KEPT]:
             del self._open[old]
 
+    def _culprit(self, row: np.void) -> dict[str, object]:
+        """Its fields that are known."""
+        pid = int(row["culprit_pid"])
+        names = {name: printable(row[name]) for name in ("culprit_comm", "culprit_object")}
+        if pid > 0:
+            names |= {"culprit_pid": pid, "container_id": of_process(pid).decode()}
+        return {name: value for name, value in names.items() if value}
+
     def losses(self) -> dict[str, int]:
         return {}
 
@@ -56,7 +64,7 @@ class FindingLog:
         lasted = f" after {span(took)}" if event == "closed" and not instant(took) else ""
         finding_id, sentence = (
             printable(row["finding_id"]),
-            printable(text_of(pieces(bytes(row["said"]), bytes(row["sentence"])), self._wall)),
+            printable(text_of(pieces(bytes(row["sentence_parts"]), bytes(row["sentence"])), self._wall)),
         )
         level = INFO if event == "closed" else NOTICE if severity == "notice" else WARNING
         log_message(
@@ -70,6 +78,8 @@ class FindingLog:
             cause=printable(row["cause"]),
             confidence=float(row["confidence"]),
             sentence=sentence,
+            host=host.name(),
+            **self._culprit(row),
             start_ns=int(row["start_ns"]),
             end_ns=int(row["end_ns"]),
         )

@@ -203,7 +203,9 @@ class Live:
         yield Part(1, [_label("findings") + ("" if self._findings else "none")])
         for i, found in enumerate(sorted(self._findings.values(), key=_weight)[::-1]):
             state = TABLES["finding"].by_name["state"].names[found["state"]]
-            sentence = printable(text_of(pieces(bytes(found["said"]), bytes(found["sentence"])), self._status.wall))
+            sentence = printable(
+                text_of(pieces(bytes(found["sentence_parts"]), bytes(found["sentence"])), self._status.wall)
+            )
             yield Part(
                 1 if i == 0 else 3 if all(_weight(found)) else 7, _wrapped(f"  {state}: {sentence}", width), "finding"
             )

@@ -14,5 +14,7 @@ def in_utc(batch: Batch, to_wall: ToWall) -> Batch:
     if batch.table != "finding":
         return batch
     rows = copied(batch.rows)
-    rows["sentence"] = [text_of(pieces(row["said"], row["sentence"]), to_wall, utc=True).encode() for row in rows]
+    rows["sentence"] = [
+        text_of(pieces(row["sentence_parts"], row["sentence"]), to_wall, utc=True).encode() for row in rows
+    ]
     return Batch(batch.table, rows)

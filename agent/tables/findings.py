@@ -42,7 +42,7 @@ DECLARED = (
             "the finding as one sentence, times in UTC; boot+SECONDS while the wall clock was not known yet",
         ),
         json_text(
-            "said",
+            "sentence_parts",
             1024,
             "the sentence as a list of texts, instants (CLOCK_BOOTTIME ns) and values ([value, unit]); a"
             " reader formats them in its own time zone",

@@ -21,7 +21,7 @@ DECLARED = (
         text("symptom", 24, "the symptom (docs/symptoms-causes.md)", names=SYMPTOMS),
         text("finding_id", 32, "the finding that includes the symptom, if there is one yet", "tickscope.finding.id"),
         enum("state", "running done failed", "failed: no program could be attached"),
-        text("looked", 96, "attached families: calls oncpu offcpu block contention reclaim synack"),
+        text("families", 96, "attached families: calls oncpu offcpu block contention reclaim synack"),
         i64("begun_ns", "start of the profile, CLOCK_BOOTTIME", "ns"),
         i64("interval_ns", "duration", "ns"),
         i64("found", "rows of the profile"),

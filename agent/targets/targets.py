@@ -203,7 +203,7 @@ class Targets:
         return {
             "processes": len(self.analyzers.pids),
             "overruns": self.analyzers.overruns.total(),
-            "looks_dropped": self._dropped,
+            "scans_dropped": self._dropped,
             "probe_descriptors": self.shares.used,
             "probe_descriptors_limit": self.shares.limit,
         }

@@ -1,5 +1,5 @@
-"""Telling tickscope of a limiter's decisions without ever waiting for it: python3 report.py [INTAKE_SOCKET]. Standard
-library only.
+"""Reporting a limiter's decisions to tickscope without ever waiting for it: python3 report.py [INTAKE_SOCKET].
+Standard library only.
 """
 
 import json
@@ -7,13 +7,13 @@ import socket
 import sys
 
 
-# The lines to copy; one object a thread. What cannot be sent (no agent, or it is behind) is counted, and told with the
-# next that can: a row of `loss`.
+# The lines to copy; one object a thread. What cannot be sent (no agent, or it is behind) is counted, and reported with
+# the next that can: a row of `loss`.
 class Decisions:
     def __init__(self, path: str = "/run/tickscope/intake.seq.sock") -> None:
         self.path, self.dropped, self.sock = path, 0, None
 
-    def tell(self, limiter: str, result: str, **more: object) -> None:
+    def report(self, limiter: str, result: str, **more: object) -> None:
         try:
             if self.sock is None:
                 self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -33,5 +33,5 @@ class Decisions:
 if __name__ == "__main__":
     decisions = Decisions(*sys.argv[1:2])
     for line in sys.stdin:  # a line is a request's key
-        decisions.tell("example", "allowed", key=line.strip(), duration_ns=812_000)
-        print(f"{decisions.dropped} to be told", flush=True)
+        decisions.report("example", "allowed", key=line.strip(), duration_ns=812_000)
+        print(f"{decisions.dropped} to be reported", flush=True)

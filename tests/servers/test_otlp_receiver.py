@@ -426,7 +426,7 @@ def _finding(state: str, now: int) -> object:
         end_ns=now,
         cause=b"clock_step",
         sentence=b"stepped",
-        said=b'["stepped at ", %d]' % now,
+        sentence_parts=b'["stepped at ", %d]' % now,
     )
 
 

@@ -166,7 +166,7 @@ def test_a_slow_disk_is_checked(start: Callable[..., Agent], tmp_path: Path, slo
         )
         assert profile["symptom"] in ("decision_latency", "blocked_time", "silence")  # whichever is known first
         assert profile["reason"] is None
-        assert {"offcpu", "block"} <= set(profile["looked"].split())
+        assert {"offcpu", "block"} <= set(profile["families"].split())
         of_profile = f"investigation = '{profile['investigation']}'"
         where = agent.json(
             "query", "off_cpu", "--where", f"{of_profile} and pid = {pid} and syscall = 'fsync' and kind = 'slow'"
@@ -180,7 +180,7 @@ def test_a_slow_disk_is_checked(start: Callable[..., Agent], tmp_path: Path, slo
         assert all(len(line) <= 100 for line in reported.splitlines())
     status = agent.status()
     assert not [row for row in status["loss"] if row["source"].startswith(("offcpu", "block", "contention"))]
-    assert status["investigation"]["looks"] >= 1 and status["investigation"]["spent_s"] <= 15
+    assert status["investigation"]["profiles"] >= 1 and status["investigation"]["spent_s"] <= 15
     assert "on-demand profile  none now; " in agent.cli("status").stdout
     assert until(lambda: always_attached(agent.pid()) == attached, 10)
 

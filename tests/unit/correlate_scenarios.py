@@ -356,7 +356,7 @@ def read(row: np.void) -> dict[str, Any]:
         if column.kind == "enum":
             out[column.name] = column.word(int(value))
         elif isinstance(value, bytes):
-            out[column.name] = json.loads(value or b"[]") if column.name == "said" else value.decode()
+            out[column.name] = json.loads(value or b"[]") if column.name == "sentence_parts" else value.decode()
         else:
             out[column.name] = None if value != value else value.item()
     return out

@@ -63,7 +63,7 @@ def adapter(place: Path) -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    module.teller.path = str(place / "intake.seq.sock")
+    module.reporter.path = str(place / "intake.seq.sock")
     return module
 
 
@@ -243,18 +243,18 @@ def test_nobody_is_held_up_and_what_is_not_reported_is_counted(adapter: Any, pla
         unhurt(lambda: [limiter.hit(FIVE, "x") for _ in range(count)])
 
     ask(11)  # no agent
-    assert adapter.teller.dropped == 11
+    assert adapter.reporter.dropped == 11
     reported = Reported(place)
     time.sleep(2 * adapter._PAUSE_S)
     ask(3001)  # an agent that is stopped, or behind
-    assert adapter.teller.dropped > 0
+    assert adapter.reporter.dropped > 0
     reported.read()
     ask(1)
     reported.read()
-    assert (len(reported.rows) + reported.dropped(), adapter.teller.dropped) == (11 + 3001 + 1, 0)
+    assert (len(reported.rows) + reported.dropped(), adapter.reporter.dropped) == (11 + 3001 + 1, 0)
     reported.close()
     ask(5)
-    assert adapter.teller.dropped == 5
+    assert adapter.reporter.dropped == 5
     again = Reported(place)
     time.sleep(2 * adapter._PAUSE_S)
     ask(2)
@@ -262,7 +262,7 @@ def test_nobody_is_held_up_and_what_is_not_reported_is_counted(adapter: Any, pla
     again.close()  # another takes its place before it is missed: nothing is lost
     third = Reported(place)
     ask(1)
-    assert (len(third.until(1)), third.dropped(), adapter.teller.dropped) == (1, 0, 0)
+    assert (len(third.until(1)), third.dropped(), adapter.reporter.dropped) == (1, 0, 0)
     third.close()
 
 
@@ -275,8 +275,8 @@ def test_a_full_backlog_does_not_hold_it_up_either(adapter: Any, place: Path) ->
         listener.listen(1)
         for sock in waiting:
             sock.connect(str(place / "intake.seq.sock"))
-        unhurt(lambda: [adapter.teller.tell("x", "allowed") for _ in range(101)])
-    assert adapter.teller.dropped == 101
+        unhurt(lambda: [adapter.reporter.report("x", "allowed") for _ in range(101)])
+    assert adapter.reporter.dropped == 101
 
 
 def test_threads_and_children_report_each_decision_once(adapter: Any, reported: Reported) -> None:
@@ -288,10 +288,10 @@ def test_threads_and_children_report_each_decision_once(adapter: Any, reported: 
     assert len(columns(reported.until(1 + 11 * 7), "tid")) == 1 + 11
     for thread in threads:
         thread.join()
-    with adapter.teller._lock:  # as if another thread was just telling
+    with adapter.reporter._lock:  # as if another thread was just telling
         child = os.fork()
         if child == 0:
-            adapter.teller.tell("child", "allowed", dropped=0)
+            adapter.reporter.report("child", "allowed", dropped=0)
             os._exit(0)
     end = time.monotonic() + 60 * PATIENCE
     while (done := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < end:
@@ -309,9 +309,9 @@ def test_what_cannot_be_reported_is_no_exception(adapter: Any, reported: Reporte
     for key in ("\udcff", "x" * 100_000, "\0", "\U0001f600" * 9000):
         assert limiter.hit(FIVE, key)
     reported.until(4)
-    adapter.teller.tell("x", "allowed", cost=float("nan"))
-    adapter.teller.tell("x", "allowed", key=object())
-    assert adapter.teller.dropped == 2
+    adapter.reporter.report("x", "allowed", cost=float("nan"))
+    adapter.reporter.report("x", "allowed", key=object())
+    assert adapter.reporter.dropped == 2
     with pytest.raises(TypeError):
         limiter.hit()
     with pytest.warns(UserWarning, match="knows no"):

@@ -62,7 +62,7 @@ http {{
                 local key = ngx.var.remote_addr
                 local left = 5 - ngx.shared.asked:incr(key, 1, 0, 60)
                 local refused = left < 0
-                require("tickscope").tell("lua shop", refused and "refused" or "allowed",
+                require("tickscope").report("lua shop", refused and "refused" or "allowed",
                     {{ key = key, burst = 5, remaining = left, window_ns = 60e9 }})
                 if refused then return ngx.exit(429) end
             }}

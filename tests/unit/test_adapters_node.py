@@ -106,8 +106,8 @@ def test_it_has_a_queue_of_its_own(run: Callable[[Path], Program], tmp_path: Pat
 def test_a_program_ends_though_its_socket_is_open(tmp_path: Path) -> None:
     reported = Reported(tmp_path)
     code = (
-        "const t = require(process.argv[1]); t.path = process.argv[2]; t.tell('once', 'allowed'); setTimeout(() =>"
-        " t.tell('odd', 'refused', {cost: 1n}), 50); setTimeout(() => {}, 100)"
+        "const t = require(process.argv[1]); t.path = process.argv[2]; t.report('once', 'allowed'); setTimeout(() =>"
+        " t.report('odd', 'refused', {cost: 1n}), 50); setTimeout(() => {}, 100)"
     )
     where = [str(ADAPTERS / "tickscope.js"), str(tmp_path / "intake.stream.sock")]
     done = subprocess.run(
@@ -129,7 +129,7 @@ def test_who_is_skipped_behind_another_limiter_reports_nothing(tmp_path: Path) -
         request.rateLimit = { limit: 5, remaining: 4 }; next(); }, 'first');
     const skips = t.watch(async (request, _, next) => next(), 'skips');
     const request = {};
-    skips(request, {}, () => first(request, {}, () => skips(request, {}, () => t.tell('last', 'allowed'))));
+    skips(request, {}, () => first(request, {}, () => skips(request, {}, () => t.report('last', 'allowed'))));
     setTimeout(() => {}, 100);"""
     where = [str(ADAPTERS / "tickscope.js"), str(tmp_path / "intake.stream.sock")]
     subprocess.run([str(NODE), "-e", code, *where], timeout=60, check=True, env={**os.environ, "NODE_OPTIONS": ""})

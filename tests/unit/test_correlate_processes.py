@@ -310,7 +310,7 @@ def test_what_has_no_length_is_not_asked_to_last(ns: int, none: bool) -> None:
         "causes": [],
         "evidence": [],
         "ruled_out": [],
-        "said": [],
+        "sentence_parts": [],
     }
     lines = " ".join(timeline(row, NULL_I64))
     assert ("over at once" in lines) == none

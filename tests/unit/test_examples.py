@@ -82,7 +82,7 @@ def counted(source: Intake) -> tuple[int, int]:
 
 def test_a_caller_is_never_held_up_and_every_decision_is_reported_or_counted(place: Path, decisions: Any) -> None:
     def render(count: int) -> None:
-        unhurt(lambda: [decisions.tell("api", "allowed") for _ in range(count)] and None)
+        unhurt(lambda: [decisions.report("api", "allowed") for _ in range(count)] and None)
 
     render(11)  # no agent
     assert decisions.dropped == 11
@@ -110,7 +110,7 @@ def test_a_full_backlog_does_not_hold_it_up_either(place: Path, decisions: Any) 
     waiting = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
     for sock in waiting:
         sock.connect(str(place / "intake.seq.sock"))
-    unhurt(lambda: [decisions.tell("api", "allowed") for _ in range(100)] and None)
+    unhurt(lambda: [decisions.report("api", "allowed") for _ in range(100)] and None)
     assert decisions.dropped == 100
     for sock in (listener, *waiting):
         sock.close()

@@ -172,7 +172,11 @@ def test_the_answer_is_what_a_narrow_screen_shows(filled: Path, tmp_path: Path) 
     assert {"finding_id", "state", "cause"} <= set(heading("replay", recording))
     assert {"finding_id", "state", "cause"} <= set(heading("findings"))
     assert heading("limiters", "--known")[0] == "library"
-    assert heading("query", "finding", "--group-by", "boot_id,host,said")[:3] == ["boot_id", "host", "said"]
+    assert heading("query", "finding", "--group-by", "boot_id,host,sentence_parts")[:3] == [
+        "boot_id",
+        "host",
+        "sentence_parts",
+    ]
 
 
 def test_no_findings_is_exit_3(tmp_path: Path) -> None:
@@ -256,7 +260,7 @@ def test_a_name_cannot_pass_for_an_instant() -> None:
     host = refusing()
     host.step(29.5, -30 * S, comm=b"boot+1.000 \x1e5\x1e")
     found = latest(run(host, 47))[0]
-    output = pieces(json.dumps(found["said"]), None)
+    output = pieces(json.dumps(found["sentence_parts"]), None)
     instants = [part for part in output if isinstance(part, int)]
     assert instants[0] == T0 + 29_500 * MS and min(instants) >= T0 and len(instants) == 3
     assert "boot+1.000" in text_of(output, lambda t_ns: t_ns)
@@ -312,8 +316,8 @@ def test_a_refusal_names_the_share_and_the_time() -> None:
 
 
 def test_json_that_somebody_else_wrote_ends_no_verb() -> None:
-    (row,) = decoded([{"said": "{no json", "finding_id": "a"}])
-    assert row == {"said": [], "finding_id": "a"}
+    (row,) = decoded([{"sentence_parts": "{no json", "finding_id": "a"}])
+    assert row == {"sentence_parts": [], "finding_id": "a"}
     piece = dict.fromkeys(TABLES["evidence"].by_name) | {"finding_id": "a", "keys": "{no", "details": "3", "t_ns": 1}
     assert joined(row, [], [piece])["evidence"] == [{"t_ns": 1}]
     assert pieces('[[2.5e299, "s"]]', "as it was") == ["as it was"]

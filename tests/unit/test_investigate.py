@@ -238,7 +238,7 @@ LOOK = {
     "begun_ns": NOW + SECOND,
     "t_ns": NOW + 4 * SECOND,
     "state": "done",
-    "looked": "offcpu block",
+    "families": "offcpu block",
     "reason": None,
     "off_cpu": [
         {

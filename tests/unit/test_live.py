@@ -70,7 +70,7 @@ def test_alarms_are_not_pushed_out_by_notices(live: Live) -> None:
 
 def test_a_sentence_reports_wall_time(live: Live) -> None:
     batch = finding(7, "open", "alarm")
-    batch.rows["said"] = b'["it began at ", 7250000000]'
+    batch.rows["sentence_parts"] = b'["it began at ", 7250000000]'
     live.offer(batch)
     began = datetime.fromtimestamp(1_700_000_007.25).astimezone().isoformat(timespec="milliseconds")
     assert shown(live)[-1] == f"  open: it began at {began.replace('+00:00', 'Z')}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -116,6 +117,22 @@ def test_each_finding_is_reported_once_when_opened_and_once_when_closed(monkeypa
         ("a", "finding_opened_again", 4),
         ("a", "finding_closed", 6),
     ]
+
+
+def test_its_fields_name_the_host_the_culprit_and_its_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    output: list[dict[str, object]] = []
+    monkeypatch.setattr(finding_log, "log_message", lambda text, level, **fields: output.append(fields))
+    monkeypatch.setattr(finding_log, "of_process", lambda pid: b"c" * 64 if pid == 7 else b"")
+    batch = finding(b"a", "open")
+    batch.rows["culprit_pid"], batch.rows["culprit_comm"] = 7, b"chronyd"
+    log = FindingLog(lambda t_ns: t_ns)
+    log.offer(batch)
+    log.offer(finding(b"b", "open"))
+    shown = [
+        {name: it for name, it in one.items() if name.startswith(("culprit", "container", "host"))} for one in output
+    ]
+    here = {"host": socket.gethostname()}
+    assert shown == [{**here, "culprit_comm": "chronyd", "culprit_pid": 7, "container_id": "c" * 64}, here]
 
 
 def test_many_findings_are_not_kept_for_ever(capfd: pytest.CaptureFixture[str]) -> None:

@@ -146,7 +146,7 @@ def _finding(state: str, at: int, **more: object) -> np.ndarray:
             "cause": b"clock_step",
             "severity": 1,
             "sentence": b"a step",
-            "said": b'["a step at ", 1250000000]',
+            "sentence_parts": b'["a step at ", 1250000000]',
             **more,
         },
     ).rows

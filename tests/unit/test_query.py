@@ -341,14 +341,14 @@ def test_formats_agree(tmp_path: Path) -> None:
             2,
             finding_id=[b"a", b"b"],
             t_ns=[1, 2],
-            said=[b'[{"cause":"tls"}]', b'[{"cut off'],
+            sentence_parts=[b'[{"cause":"tls"}]', b'[{"cut off'],
             sentence=b'a "quoted", one',
             confidence=0.5,
         ),
     )
-    argv = ["query", "finding", "--columns", "t_ns,sentence,said,confidence"]
+    argv = ["query", "finding", "--columns", "t_ns,sentence,sentence_parts,confidence"]
     rows = ask(tmp_path, *argv)["rows"]
-    assert [r["said"] for r in rows] == [[{"cause": "tls"}], '[{"cut off']
+    assert [r["sentence_parts"] for r in rows] == [[{"cause": "tls"}], '[{"cut off']
     assert [json.loads(line) for line in verb(tmp_path, *argv, "-o", "ndjson").stdout.splitlines()] == rows
     lines = list(csv.DictReader(io.StringIO(verb(tmp_path, *argv, "-o", "csv").stdout)))
     assert [(line["t_ns"], line["sentence"], line["confidence"]) for line in lines] == [
@@ -356,7 +356,7 @@ def test_formats_agree(tmp_path: Path) -> None:
         ("2", 'a "quoted", one', "0.5"),
     ]
     table = verb(tmp_path, *argv).stdout.splitlines()
-    assert table[0].split() == ["t_ns", "sentence", "said", "confidence"]
+    assert table[0].split() == ["t_ns", "sentence", "sentence_parts", "confidence"]
     assert "\x1b" not in table[0]
 
 

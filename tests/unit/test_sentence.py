@@ -164,7 +164,7 @@ def test_what_is_stored_is_read(raw: bytes | None, want: list[Piece]) -> None:
 @pytest.mark.parametrize("scenario", ALL, ids=lambda s: s.__name__)
 def test_a_findings_numbers_stay_numbers(scenario: Callable[[], Host]) -> None:
     for found in latest(run(scenario(), 60)):
-        output = pieces(json.dumps(found["said"]), None)
+        output = pieces(json.dumps(found["sentence_parts"]), None)
         texts = " ".join(part for part in output if isinstance(part, str))
         assert not re.search(r"\d (ns|us|ms|s|min|h|%|per second)\b|boot\+", texts), texts
         assert {found["start_ns"], found["end_ns"]} & {part for part in output if isinstance(part, int)}

@@ -75,7 +75,7 @@ def test_files_have_what_a_finding_reports_in_utc(tmp_path: Path) -> None:
             1,
             t_ns=8 * S,
             finding_id=name,
-            said=b'["it was so at ",7250000000,", for ",[1420000000,"ns"],"."]',
+            sentence_parts=b'["it was so at ",7250000000,", for ",[1420000000,"ns"],"."]',
             sentence=b"-",
         )
         for name in (b"a", b"b")

@@ -361,4 +361,4 @@ def test_looks_for_which_there_is_no_place_are_counted(rig: Rig, monkeypatch: py
     records = np.zeros(5, columns)
     records["proc"]["pid"] = range(1 << 30, (1 << 30) + 5)
     rig.targets.on_exec(records)
-    assert rig.targets.examining()["looks_dropped"] == 3
+    assert rig.targets.examining()["scans_dropped"] == 3

@@ -9,7 +9,7 @@ import java.util.concurrent.locks.ReentrantLock;
 import java.util.function.BooleanSupplier;
 
 /**
- * Tells tickscope what a rate limiter decides. Copy this file into your program, and TickscopeBucket4j, TickscopeResilience4j or TickscopeGuava beside it; any other
+ * Reports to tickscope what a rate limiter decides. Copy this file into your program, and TickscopeBucket4j, TickscopeResilience4j or TickscopeGuava beside it; any other
  * limiter: <pre>if (Tickscope.decide("api", limiter::tryAcquire, Map.of("key", customer))) ...</pre>
  * Java 16 or newer, nothing else. No caller waits for tickscope or gets an exception of it; where there is no agent, decisions are counted.
  */
@@ -25,7 +25,7 @@ public final class Tickscope {
 
     private Tickscope() {}
 
-    /** Decisions that could not be sent so far; the next that can tells it, and it is 0 again. */
+    /** Decisions that could not be sent so far; the next that can reports it, and it is 0 again. */
     public static long dropped() {
         LOCK.lock();
         try {
@@ -35,17 +35,17 @@ public final class Tickscope {
         }
     }
 
-    /** Asks the limiter, tells its answer with the time that it took, and returns the answer. */
+    /** Asks the limiter, reports its answer with the time that it took, and returns the answer. */
     public static boolean decide(String limiter, BooleanSupplier ask, Map<String, ?> more) {
         long began = System.nanoTime();
         boolean allowed = ask.getAsBoolean();
-        tell(limiter, allowed ? "allowed" : "refused", System.nanoTime() - began, more);
+        report(limiter, allowed ? "allowed" : "refused", System.nanoTime() - began, more);
         return allowed;
     }
 
     /** result: allowed, refused, delayed, error or cancelled; durationNs: how long it took, below 0 unknown; more: members as in tickscope's docs/limiters-reference.md, their values
      * texts, numbers or booleans. Waits for nobody, throws nothing. */
-    public static void tell(String limiter, String result, long durationNs, Map<String, ?> more) {
+    public static void report(String limiter, String result, long durationNs, Map<String, ?> more) {
         boolean interrupted = Thread.interrupted(); // else the channel would be closed
         LOCK.lock();
         try {

@@ -9,7 +9,7 @@ import java.util.Map;
 public final class TickscopeBucket4j {
     private TickscopeBucket4j() {}
 
-    /** The bucket, telling what it answers. key: whose it is, or null. What is left is asked only of a bucket in this process: a remote one answers by a round trip. */
+    /** The bucket, which reports what it answers. key: whose it is, or null. What is left is asked only of a bucket in this process: a remote one answers by a round trip. */
     public static Bucket watch(Bucket bucket, String name, String key) {
         Map<String, Object> known = new HashMap<>();
         known.put("key", key);
@@ -22,7 +22,7 @@ public final class TickscopeBucket4j {
             known.put("window_ns", tightest.getRefillPeriodNanos());
         }
         return bucket.toListenable(new BucketListener() {
-            private void tell(String result, long tokens) {
+            private void report(String result, long tokens) {
                 Map<String, Object> more = new HashMap<>(known);
                 more.put("cost", tokens);
                 try {
@@ -30,32 +30,32 @@ public final class TickscopeBucket4j {
                 } catch (RuntimeException error) {
                     // then what is left is not known
                 }
-                Tickscope.tell(name, result, -1, more);
+                Tickscope.report(name, result, -1, more);
             }
 
             @Override
             public void onConsumed(long tokens) {
-                tell("allowed", tokens);
+                report("allowed", tokens);
             }
 
             @Override
             public void onRejected(long tokens) {
-                tell("refused", tokens);
+                report("refused", tokens);
             }
 
             @Override
             public void onParked(long nanos) {
-                // onConsumed has told it
+                // onConsumed has reported it
             }
 
             @Override
             public void onInterrupted(InterruptedException error) {
-                // onConsumed has told it
+                // onConsumed has reported it
             }
 
             @Override
             public void onDelayed(long nanos) {
-                // onConsumed has told it
+                // onConsumed has reported it
             }
         });
     }

@@ -17,7 +17,7 @@ public final class TickscopeGuava {
         if (waited > 0) {
             more.put("wait_ns", (long) (waited * 1e9));
         }
-        Tickscope.tell(name, waited > 0 ? "delayed" : "allowed", System.nanoTime() - began, more);
+        Tickscope.report(name, waited > 0 ? "delayed" : "allowed", System.nanoTime() - began, more);
         return waited;
     }
 

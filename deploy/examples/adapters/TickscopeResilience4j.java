@@ -6,15 +6,15 @@ import java.util.Map;
 public final class TickscopeResilience4j {
     private TickscopeResilience4j() {}
 
-    /** Has the limiter tell its answers under its own name; returns it. */
+    /** Has the limiter report its answers under its own name; returns it. */
     public static RateLimiter watch(RateLimiter limiter) {
         limiter.getEventPublisher()
-                .onSuccess(event -> tell(limiter, "allowed", event.getNumberOfPermits()))
-                .onFailure(event -> tell(limiter, "refused", event.getNumberOfPermits()));
+                .onSuccess(event -> report(limiter, "allowed", event.getNumberOfPermits()))
+                .onFailure(event -> report(limiter, "refused", event.getNumberOfPermits()));
         return limiter;
     }
 
-    private static void tell(RateLimiter limiter, String result, int permits) {
+    private static void report(RateLimiter limiter, String result, int permits) {
         Map<String, Object> more = new HashMap<>();
         try {
             long periodNs = limiter.getRateLimiterConfig().getLimitRefreshPeriod().toNanos();
@@ -29,6 +29,6 @@ public final class TickscopeResilience4j {
         } catch (RuntimeException error) {
             // then less is known
         }
-        Tickscope.tell(limiter.getName(), result, -1, more);
+        Tickscope.report(limiter.getName(), result, -1, more);
     }
 }

@@ -1,6 +1,6 @@
 //go:build unix
 
-// Package tickscope tells tickscope what a rate limiter decides. Copy this file into a directory tickscope of your module, then wrap what you limit:
+// Package tickscope reports to tickscope what a rate limiter decides. Copy this file into a directory tickscope of your module, then wrap what you limit:
 //
 //	http.Handle("/pay", tickscope.Handler("pay", pay, func(r *http.Request) (bool, tickscope.Fields) {
 //		return limiter.Allow(), tickscope.Fields{"limit_per_s": limiter.Limit(), "burst": limiter.Burst(), "remaining": limiter.Tokens()}
@@ -28,27 +28,27 @@ var Path = "/run/tickscope/intake.seq.sock"
 // Between two attempts to find an agent.
 const pause = 100 * time.Millisecond
 
-var teller struct {
+var reporter struct {
 	sync.Mutex
 	conn    *net.UnixConn
 	again   time.Time
 	dropped int
 }
 
-// Dropped is how many decisions could not be sent so far; the next that can tells it, and it is 0 again.
+// Dropped is how many decisions could not be sent so far; the next that can reports it, and it is 0 again.
 func Dropped() int {
-	teller.Lock()
-	defer teller.Unlock()
-	return teller.dropped
+	reporter.Lock()
+	defer reporter.Unlock()
+	return reporter.dropped
 }
 
-// Tell tells one decision: result is allowed, refused, delayed, error or cancelled. It waits for nobody.
-func Tell(limiter, result string, more Fields) {
-	teller.Lock()
-	defer teller.Unlock()
-	teller.dropped++ // unless it comes to its end
+// Report reports one decision: result is allowed, refused, delayed, error or cancelled. It waits for nobody.
+func Report(limiter, result string, more Fields) {
+	reporter.Lock()
+	defer reporter.Unlock()
+	reporter.dropped++ // unless it comes to its end
 	defer func() { _ = recover() }()
-	message := Fields{"dropped": teller.dropped - 1}
+	message := Fields{"dropped": reporter.dropped - 1}
 	for name, value := range more {
 		if text, ok := value.(string); ok && len(text) > 500 {
 			value = text[:500]
@@ -58,25 +58,25 @@ func Tell(limiter, result string, more Fields) {
 	message["limiter"], message["result"] = limiter, result
 	data, err := json.Marshal(message)
 	if err == nil && send(data) == nil {
-		teller.dropped = 0
+		reporter.dropped = 0
 	}
 }
 
 func send(data []byte) (err error) {
 	for try := 0; try < 2; try++ { // an agent that was started again is found at once
-		if teller.conn == nil {
+		if reporter.conn == nil {
 			now := time.Now()
-			if now.Before(teller.again) {
+			if now.Before(reporter.again) {
 				return syscall.ENOTCONN
 			}
-			teller.again = now.Add(pause)
+			reporter.again = now.Add(pause)
 			conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: Path, Net: "unixpacket"})
 			if err != nil {
 				return err
 			}
-			teller.conn, teller.again = conn, time.Time{}
+			reporter.conn, reporter.again = conn, time.Time{}
 		}
-		raw, failed := teller.conn.SyscallConn()
+		raw, failed := reporter.conn.SyscallConn()
 		if failed == nil {
 			failed = raw.Write(func(fd uintptr) bool {
 				_, err = syscall.Write(int(fd), data)
@@ -86,13 +86,13 @@ func send(data []byte) (err error) {
 		if failed == nil && (err == nil || errors.Is(err, syscall.EAGAIN)) { // sent, or the agent is behind
 			return err
 		}
-		teller.conn.Close()
-		teller.conn = nil
+		reporter.conn.Close()
+		reporter.conn = nil
 	}
 	return syscall.ENOTCONN
 }
 
-// Decide asks a limiter, tells its answer with the time that it took, and returns the answer.
+// Decide asks a limiter, reports its answer with the time that it took, and returns the answer.
 func Decide(limiter string, ask func() (result string, more Fields)) string {
 	began := time.Now()
 	result, more := ask()
@@ -100,7 +100,7 @@ func Decide(limiter string, ask func() (result string, more Fields)) string {
 	for name, value := range more {
 		all[name] = value
 	}
-	Tell(limiter, result, all)
+	Report(limiter, result, all)
 	return result
 }
 

@@ -1,11 +1,11 @@
 'use strict';
-/* Tells tickscope what a rate limiter decides. Copy this file into your program (as tickscope.cjs beside ES modules), then
+/* Reports to tickscope what a rate limiter decides. Copy this file into your program (as tickscope.cjs beside ES modules), then
  *
  *     const tickscope = require('./tickscope.js');
  *     app.use(tickscope.watch(rateLimit({ windowMs: 60_000, limit: 100 }), 'api', { window_ms: 60_000 }));
  *     tickscope.watch(new RateLimiterMemory({ points: 5, duration: 1 }), 'login');
  *
- * express-rate-limit 6 to 8, the limiters of rate-limiter-flexible; any other: tickscope.tell('mail', 'refused', { key: customer }).
+ * express-rate-limit 6 to 8, the limiters of rate-limiter-flexible; any other: tickscope.report('mail', 'refused', { key: customer }).
  * Node 18 or newer, nothing else. No caller waits for tickscope or gets an exception of it; where there is no agent, decisions are counted.
  */
 const net = require('node:net');
@@ -13,14 +13,14 @@ const net = require('node:net');
 const PAUSE_MS = 100; // between two attempts to find an agent
 const BEHIND = 65536; // bytes that wait for an agent that does not read
 
-const tickscope = { path: '/run/tickscope/intake.stream.sock', dropped: 0, tell, watch };
+const tickscope = { path: '/run/tickscope/intake.stream.sock', dropped: 0, report, watch };
 module.exports = tickscope;
 
 let socket = null;
 let notBefore = 0;
 
 /** result: allowed, refused, delayed, error or cancelled. more: members as in tickscope's docs/limiters-reference.md; what is undefined is left out. */
-function tell(limiter, result, more = {}) {
+function report(limiter, result, more = {}) {
   try {
     const { dropped } = tickscope;
     const fields = { ...more, limiter, result, dropped };
@@ -60,7 +60,7 @@ function connected() {
   return opened;
 }
 
-/** Has this limiter tell its decisions; returns it (express-rate-limit's middleware: another in its place). more: further members of each decision, window_ms too. */
+/** Has this limiter report its decisions; returns it (express-rate-limit's middleware: another in its place). more: further members of each decision, window_ms too. */
 function watch(limiter, name, { window_ms, ...more } = {}) {
   if (window_ms) more.window_ns = window_ms * 1e6;
   return typeof limiter === 'function' ? express(limiter, name, more) : flexible(limiter, name, more);
@@ -73,14 +73,14 @@ function express(middleware, name, more) {
     const began = process.hrtime.bigint();
     const program_wall_ns = Date.now() * 1e6;
     const { rateLimit: others } = request; // of a limiter before it
-    let told = false;
+    let reported = false;
     const say = (result) => {
       const seen = request.rateLimit === others ? undefined : request.rateLimit;
-      const over = told || !(seen || result === 'error'); // it was skipped
-      told = true; // who comes behind it may leave something there, too
+      const over = reported || !(seen || result === 'error'); // it was skipped
+      reported = true; // who comes behind it may leave something there, too
       if (over) return;
       const duration_ns = Number(process.hrtime.bigint() - began);
-      tell(name, result, { library, duration_ns, program_wall_ns, key: seen?.key, cost: 1, burst: seen?.limit, remaining: seen?.remaining, ...more });
+      report(name, result, { library, duration_ns, program_wall_ns, key: seen?.key, cost: 1, burst: seen?.limit, remaining: seen?.remaining, ...more });
     };
     await middleware(request, response, (error) => {
       say(error ? 'error' : 'allowed');
@@ -102,7 +102,7 @@ function flexible(limiter, name, more) {
       const { points: burst, duration } = limiter;
       const window_ns = duration ? duration * 1e9 : undefined;
       const library = 'rate-limiter-flexible';
-      tell(name, result, { library, duration_ns, program_wall_ns, key, cost: points, burst, window_ns, remaining: answer?.remainingPoints, ...more });
+      report(name, result, { library, duration_ns, program_wall_ns, key, cost: points, burst, window_ns, remaining: answer?.remainingPoints, ...more });
     };
     try {
       const answer = await consume.call(limiter, key, points, ...rest);

@@ -1,6 +1,6 @@
--- A limiter in nginx's Lua tells tickscope what it decides: copy this file to where lua_package_path leads, and after a decision, in access_by_lua or content_by_lua, add
---     require("tickscope").tell("checkout", "refused", { key = customer, burst = 5, remaining = left })
--- Nobody waits for it: what cannot be sent at once, since there is no agent or it is behind, is counted by each worker, and told with the next that can (dropped).
+-- A limiter in nginx's Lua reports to tickscope what it decides: copy this file to where lua_package_path leads, and after a decision, in access_by_lua or content_by_lua, add
+--     require("tickscope").report("checkout", "refused", { key = customer, burst = 5, remaining = left })
+-- Nobody waits for it: what cannot be sent at once, since there is no agent or it is behind, is counted by each worker, and reported with the next that can (dropped).
 -- The other fields: docs/limiters-reference.md, "Message". OpenResty, or Debian's libnginx-mod-http-lua.
 
 local tickscope = { path = "unix:/run/tickscope/intake.sock" }
@@ -38,16 +38,16 @@ local function sent(text)
 end
 
 -- result: allowed, refused, delayed, error or cancelled. more: further fields, or nil. Raises nothing.
-function tickscope.tell(limiter, result, more)
+function tickscope.report(limiter, result, more)
     local fields = { limiter = limiter, result = result, library = "nginx lua", dropped = dropped }
     for name, given in pairs(more or {}) do
         fields[name] = given
     end
     dropped = dropped + 1 -- until it is sent: another request's turn may come meanwhile
-    local told = dropped
+    local reported = dropped
     local done, ok = pcall(function() return sent(message(fields)) end)
     if done and ok then
-        dropped = dropped - told
+        dropped = dropped - reported
     end
 end
 

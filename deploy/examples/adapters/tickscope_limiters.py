@@ -1,4 +1,4 @@
-"""Tells tickscope what a Python rate limiter decides. Copy this file into your program, then
+"""Reports to tickscope what a Python rate limiter decides. Copy this file into your program, then
 
     import tickscope_limiters
     tickscope_limiters.watch(limiter)
@@ -31,9 +31,9 @@ _PAUSE_S = 0.1  # between two attempts to find an agent
 _ROUTES = 64  # with a name of their own: slowapi takes each path for one
 
 
-class Teller:
+class Reporter:
     """One connection a process, for all its threads. ``dropped``: decisions that could not be sent; the next that can
-    tells how many.
+    reports how many.
     """
 
     def __init__(self, path: str = INTAKE) -> None:
@@ -49,7 +49,7 @@ class Teller:
         self._sock: socket.socket | None = None
         self._lock = threading.RLock()  # a handler of signals may ask a limiter, too
 
-    def tell(self, limiter: str, result: str, **more: Any) -> None:
+    def report(self, limiter: str, result: str, **more: Any) -> None:
         """more: members, see docs/limiters-reference.md of tickscope; None is left out. Never blocks or raises."""
         with self._lock:
             try:
@@ -88,11 +88,11 @@ class Teller:
         return sock
 
 
-teller = Teller()
+reporter = Reporter()
 
 
 def watch(limiter: Any, name: str = "", remaining: bool | None = None) -> Any:
-    """Has this limiter tell its decisions from now on; returns it. name: how it is called in tickscope.
+    """Has this limiter report its decisions from now on; returns it. name: how it is called in tickscope.
 
     remaining: whether limits' storage is asked what is left after each decision. By default only this process's memory
     is: any other answers by a round trip.
@@ -123,7 +123,7 @@ class _Decision:
         self.seen: tuple[Any, ...] = ()
         self.wall_ns, self._began_ns = time.time_ns(), time.perf_counter_ns()
 
-    def tell(self, describe: _Describe, answer: Any, left: Any = None) -> None:
+    def report(self, describe: _Describe, answer: Any, left: Any = None) -> None:
         """answer: the limiter's, or the exception in its place. left: what ``_watched`` was to ask. Raises nothing."""
         self.duration_ns = duration_ns = time.perf_counter_ns() - self._began_ns
         result = "allowed" if answer else "refused"
@@ -133,7 +133,7 @@ class _Decision:
         with contextlib.suppress(Exception):  # of a library that has changed less is known
             more |= {"t_ns": time.clock_gettime_ns(time.CLOCK_BOOTTIME), "tid": threading.get_native_id()}
             more |= describe(self, answer, left)
-        teller.tell(**more)
+        reporter.report(**more)
 
 
 _Describe = Callable[[_Decision, Any, Any], dict[str, Any]]
@@ -141,7 +141,7 @@ _inside: ContextVar[_Decision | None] = ContextVar("_inside", default=None)  # a
 
 
 def _watched(method: Callable[..., Any], describe: _Describe, left: Callable[..., Any] | None = None) -> Any:
-    """The method, with its answer told; an awaitable where that is one. left: to be asked with the same arguments
+    """The method, with its answer reported; an awaitable where that is one. left: to be asked with the same arguments
     afterwards.
     """
 
@@ -154,13 +154,13 @@ def _watched(method: Callable[..., Any], describe: _Describe, left: Callable[...
         try:
             answer = method(*args, **kwargs)
         except BaseException as error:
-            decision.tell(describe, error)
+            decision.report(describe, error)
             raise
         finally:
             _inside.reset(token)
         if inspect.isawaitable(answer):
             return later(decision, answer)
-        decision.tell(describe, answer, ask(args, kwargs))
+        decision.report(describe, answer, ask(args, kwargs))
         return answer
 
     async def later(decision: _Decision, awaitable: Any) -> Any:
@@ -168,14 +168,14 @@ def _watched(method: Callable[..., Any], describe: _Describe, left: Callable[...
         try:
             answer = await awaitable
         except BaseException as error:
-            decision.tell(describe, error)
+            decision.report(describe, error)
             raise
         finally:
             _inside.reset(token)
         stats = ask(decision.args, decision.kwargs)
         if inspect.isawaitable(stats):
             stats = (await asyncio.gather(stats, return_exceptions=True))[0]
-        decision.tell(describe, answer, stats)
+        decision.report(describe, answer, stats)
         return answer
 
     def ask(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -237,16 +237,16 @@ def _pyrate(limiter: Any, name: str) -> None:
     def describe(decision: _Decision, answer: Any, _: Any) -> dict[str, Any]:
         key = decision.kwargs.get("name", (*decision.args, "pyrate")[0])
         cost = decision.kwargs.get("weight", decision.args[1] if len(decision.args) > 1 else 1)
-        told = {"limiter": name or "pyrate", "library": "pyrate-limiter", "library_version": version}
-        told |= {"key": str(key)[:500], "cost": cost}
+        reported = {"limiter": name or "pyrate", "library": "pyrate-limiter", "library_version": version}
+        reported |= {"key": str(key)[:500], "cost": cost}
         if type(answer).__name__ in ("BucketFullException", "LimiterDelayException", "TimeoutError"):
-            told["result"] = "refused"
+            reported["result"] = "refused"
         if decision.seen:
             item, first_ms, bucket = decision.seen
             if answer is True and item.timestamp > first_ms:  # it slept, and asked again
-                told |= {"result": "delayed", "wait_ns": (item.timestamp - first_ms) * 1_000_000}
-            told |= _tightest(item, bucket)
-        return told
+                reported |= {"result": "delayed", "wait_ns": (item.timestamp - first_ms) * 1_000_000}
+            reported |= _tightest(item, bucket)
+        return reported
 
     if not inspect.isfunction(vars(factory).get("get")):  # not watched yet
         factory.get = got
@@ -293,13 +293,15 @@ def _aio(limiter: Any, name: str) -> None:
         return there
 
     def describe(decision: _Decision, answer: Any, _: Any) -> dict[str, Any]:
-        told = {"limiter": name or "aiolimiter", "library": "aiolimiter", "library_version": version}
-        told |= {"limit_per_s": limiter.max_rate / limiter.time_period, "burst": limiter.max_rate}
-        told |= {"cost": decision.kwargs.get("amount", (*decision.args[1:], 1)[0])}
+        reported = {"limiter": name or "aiolimiter", "library": "aiolimiter", "library_version": version}
+        reported |= {"limit_per_s": limiter.max_rate / limiter.time_period, "burst": limiter.max_rate}
+        reported |= {"cost": decision.kwargs.get("amount", (*decision.args[1:], 1)[0])}
         if answer is None:
-            told |= {"result": "delayed", "wait_ns": decision.duration_ns} if decision.seen else {"result": "allowed"}
-            told |= {"remaining": limiter.max_rate - limiter._level}
-        return told
+            reported |= (
+                {"result": "delayed", "wait_ns": decision.duration_ns} if decision.seen else {"result": "allowed"}
+            )
+            reported |= {"remaining": limiter.max_rate - limiter._level}
+        return reported
 
     if not hasattr(kind, "_tickscope"):  # not watched yet; its slots take no method of one limiter alone
         body = {"__slots__": (), "_tickscope": True, "has_capacity": has_capacity}

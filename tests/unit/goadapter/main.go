@@ -56,7 +56,7 @@ func main() {
 		switch name {
 		case "bad": // nothing that JSON has
 			for i := 0; i < count; i++ {
-				tickscope.Tell("bad", "allowed", tickscope.Fields{"key": func() {}})
+				tickscope.Report("bad", "allowed", tickscope.Fields{"key": func() {}})
 			}
 		case "crowd": // many goroutines, one connection
 			var group sync.WaitGroup

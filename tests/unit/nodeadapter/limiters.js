@@ -8,7 +8,7 @@ tickscope.path = process.argv[3];
 let left = 5;
 function own() {
   const allowed = left-- > 0;
-  tickscope.tell('own', allowed ? 'allowed' : 'refused', { key: 17, burst: 5, nothing: undefined });
+  tickscope.report('own', allowed ? 'allowed' : 'refused', { key: 17, burst: 5, nothing: undefined });
   return allowed;
 }
 
