@@ -41,13 +41,6 @@ from exporters.otlp_settings import OTLP, OtlpSettings
 from exporters.page_settings import PageSettings
 
 DEFAULT_FILE = Path("/etc/tickscope/tickscope.yaml")
-#: Settings that earlier versions had: why each was removed, and what replaces it.
-_REMOVED = {
-    "redis_tls": (
-        "reading what Redis is asked by TLS cost both ends 2.3 times the CPU",
-        "delete the line; have the program report its decisions by an adapter (docs/adapters.md)",
-    ),
-}
 #: What sun_path holds (unix(7)), less the longest name that is put below run_dir.
 _MAX_RUN_DIR_BYTES = 107 - len("/notices.sock")
 
@@ -139,9 +132,6 @@ def _from_file(path: Path, required: bool) -> tuple[dict[str, Any], Place]:
         return {}, place
     if not isinstance(given, dict):
         raise place.error(f"{path} must hold `key: value` lines")
-    for key in given:
-        if key in _REMOVED:
-            raise place.below(key).error(f"the setting {key} was removed", *_REMOVED[key])
     return given, place
 
 

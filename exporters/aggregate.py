@@ -192,7 +192,7 @@ class MetricStore:
 
     def _wanted(self, metric: Metric, rows: np.ndarray) -> np.ndarray:
         rows = fold.of(metric, rows)
-        if metric.value and metric.value != "hist":
+        if (metric.value and metric.value != "hist") or (metric.values and metric.instrument == "gauge"):
             rows = rows[~fold.is_null(metric, rows)]
         if metric.distinct and len(rows):
             seen = self._distinct[metric.name]

@@ -175,7 +175,9 @@ def ends(rows: np.ndarray, inverse: np.ndarray, n: int) -> list[tuple[int, int]]
 
 def set_gauges(metric: Metric, rows: np.ndarray, inverse: np.ndarray, series: list[MetricSeries]) -> None:
     for s, (_, at) in zip(series, ends(rows, inverse, len(series)), strict=True):
-        t_ns, value = int(rows["t_ns"][at]), rows[metric.value][at].item()
+        one = rows[at : at + 1]
+        value = (metric.values(one) if metric.values else one[metric.value])[0].item()
+        t_ns = int(one["t_ns"][0])
         if not metric.drift:
             s.value, s.ready = value, True
         elif s.slope_from is None:

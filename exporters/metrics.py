@@ -23,6 +23,7 @@ from typing import Any
 from agent.common.fairness import UpperBound
 from agent.correlate.limiters import took
 from exporters.metric import Metric
+from exporters.queue_values import answered, stuck
 
 #: Series per metric before new ones are folded into one marked ``otel.metric.overflow`` (the SDK's own default), or
 #: left out and counted if their sum would be meaningless (gauges).
@@ -39,7 +40,7 @@ BOUNDS = (
     ),
 )
 
-_QUEUE = ("system", "destination", "partition", "consumer_group")
+_QUEUE = ("system", "cluster", "destination", "partition", "consumer_group")
 _CALL = ("syscall", "basis", "kind")
 _LIMITER = ("comm", "limiter_id", "library", "source", "result")
 _SOCKETS = ("comm", "kind", "saddr", "sport", "device")
@@ -555,6 +556,62 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric(
         "tickscope.queue.consumers", "{consumer}", "gauge", "Consumers of the queue.", "queue_lag", _QUEUE, "consumers"
+    ),
+    Metric(
+        "tickscope.queue.redelivered",
+        "{message}",
+        "gauge",
+        "Messages that were delivered more than once (see the table `queue_lag`).",
+        "queue_lag",
+        _QUEUE,
+        "redelivered",
+    ),
+    Metric("tickscope.queue.arrival.rate", "{message}/s", "gauge", "Arrivals.", "queue_lag", _QUEUE, "in_per_s"),
+    Metric(
+        "tickscope.queue.acknowledged.rate",
+        "{message}/s",
+        "gauge",
+        "Acknowledgements.",
+        "queue_lag",
+        _QUEUE,
+        "out_per_s",
+    ),
+    Metric(
+        "tickscope.queue.up",
+        "{server}",
+        "gauge",
+        "1: the server answered the last poll; 0: it did not.",
+        "queue_lag",
+        _QUEUE,
+        values=answered,
+    ),
+    Metric(
+        "tickscope.queue.stuck",
+        "{queue}",
+        "gauge",
+        "1: messages wait, and nothing reads them (status stalled or stopped).",
+        "queue_lag",
+        _QUEUE,
+        values=stuck,
+    ),
+    Metric(
+        "tickscope.queue.poll.duration",
+        "s",
+        "gauge",
+        "Duration of the last poll of the server.",
+        "queue_lag",
+        _QUEUE[:2],
+        "poll_ns",
+        "ns",
+    ),
+    Metric(
+        "tickscope.queue.retention_left",
+        "s",
+        "gauge",
+        "Time until the oldest unread message is deleted for its age.",
+        "queue_lag",
+        _QUEUE,
+        "retention_left_s",
     ),
     Metric(
         "tickscope.queue.drains_in",

@@ -38,7 +38,7 @@ def _grpc(given: object) -> None:
 
 @dataclass(frozen=True)
 class ReceiverSettings:
-    """http: address and port, None where it is off. grpc: was removed; it can only be empty."""
+    """http: address and port, None where it is off. grpc: is not received; it can only be empty."""
 
     http: tuple[str, int] | None = setting(
         None,

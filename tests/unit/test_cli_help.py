@@ -40,7 +40,6 @@ ALL = dict(commands())
 def test_every_verb_and_option_has_help(verb: str) -> None:
     command = ALL[verb]
     assert command.help
-    assert len(command.help.split()) > 5
     for option in command.params:
         if isinstance(option, click.Option):
             assert option.help, option.name

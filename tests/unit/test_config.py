@@ -78,7 +78,6 @@ def test_it_survives_the_way_to_the_agent() -> None:
         ("redis: [1]\n", 1, "redis"),
         ("ntp: []\n", 1, "ntp"),
         ("live: true\n", 1, "live"),
-        ("store: /a\nredis_tls: true\n", 2, "redis_tls was removed"),
         ("max_bytes: yes\n", 1, "max_bytes"),
         ("store: /a\nmax_bytes: .inf\n", 2, "max_bytes"),
         ("store: /a\nmax_bytes: .nan\n", 2, "max_bytes"),

@@ -633,6 +633,20 @@ def test_a_servers_peers_are_one_series() -> None:
     assert sorted(s.count for s in _series(store, "tickscope.tcp.rtt")) == [1, 1, 1, 3]
 
 
+def test_queues_of_one_name_in_two_clusters_have_series_of_their_own() -> None:
+    store = MetricStore()
+    clusters = [b"east", b"west"]
+    store.offer(
+        make("queue_lag", 2, t_ns=_S, destination=b"q", cluster=clusters, lag_messages=[5, 9], status=b"stalled")
+    )
+    store.offer(make("queue_lag", 2, t_ns=2 * _S, destination=b"q", cluster=clusters, status=[b"down", b"ok"]))
+    values = {
+        name: {dict(s.attributes)["tickscope.cluster"]: s.value for s in _series(store, f"tickscope.queue.{name}")}
+        for name in ("lag", "up", "stuck")
+    }
+    assert values == {"lag": {}, "up": {"east": 0.0, "west": 1.0}, "stuck": {"west": 0.0}}
+
+
 def test_a_gauge_is_the_newest_value_and_goes_stale() -> None:
     store = MetricStore()
     store.offer(make("queue_lag", 2, t_ns=[2 * _S, _S], destination=b"q", lag_messages=[5, 9]))
