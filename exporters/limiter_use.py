@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from agent.batch import Batch
+from agent.columns import NULL_I64
 from agent.common.fairness import UpperBound
 from agent.tables import TABLES
 from agent.tables.limiters import WATCHED_NS
@@ -45,18 +47,21 @@ _FAILED = tuple(_TABLE.code("result", name) for name in ("refused", "error"))
 @dataclass
 class _Used:
     """One limiter's data since the gauges were last set. bits: of members and keys, by hash. limits: the last one of
-    each, units per second, NaN if unknown or unlimited.
+    each, units per second, NaN if unknown or unlimited. before: its decisions in the interval before. joined: limiters
+    that ask the same members at other places.
     """
 
     attributes: Attributes
     seen_ns: int = 0
     decisions: float = 0.0
+    before: float = 0.0
     judged: float = 0.0
     failed: float = 0.0
     units: float = 0.0
     probed: float = 0.0
     bits: np.ndarray = field(default_factory=lambda: np.zeros(_BITS, np.bool_))
     limits: np.ndarray = field(default_factory=lambda: np.full(_BITS, np.nan, np.float32))
+    joined: set[int] = field(default_factory=set)
 
     def apart(self) -> float:
         """The number of members and keys with decisions; NaN if there were too many."""
@@ -66,6 +71,25 @@ class _Used:
     def limit(self) -> float:
         """The sum of all limits; NaN if one is unknown."""
         return self.apart() * float(self.limits[self.bits].mean(dtype=np.float64)) if self.bits.any() else math.nan
+
+    def with_places(self, others: Iterable[_Used]) -> _Used:
+        """The data of its members at all places where they are asked."""
+        total = replace(self, bits=self.bits.copy(), limits=self.limits.copy())
+        for one in others:
+            total.judged, total.failed, total.units = (
+                getattr(total, name) + getattr(one, name) for name in ("judged", "failed", "units")
+            )
+            total.limits = np.where(one.bits & ~total.bits, one.limits, total.limits)
+            total.bits |= one.bits
+        return total
+
+
+def _known_members(rows: np.ndarray) -> np.ndarray:
+    """pid, member and key of each row. pid: -1 where the member is not known, since processes may share the limiter."""
+    out = np.zeros(len(rows), [("pid", np.int64), ("member", np.int64), ("key", rows["key"].dtype)])
+    out["member"], out["key"] = rows["member"], rows["key"]
+    out["pid"] = np.where(rows["member"] == NULL_I64, -1, rows["pid"])
+    return out
 
 
 class LimiterUse:
@@ -111,7 +135,8 @@ class LimiterUse:
             return
         rows = np.concatenate(waiting) if len(waiting) > 1 else waiting[0]
         ids, first, group = np.unique(self._mixed(rows, _SAME), return_index=True, return_inverse=True)
-        member = self._mixed(rows, ("member", "key"))
+        asked = _known_members(rows)
+        member = self._mixed(asked, ("pid", "member", "key"))
         weights = {
             "decisions": np.ones(len(rows)),
             "probed": (rows["source"] == _UPROBE).astype(np.float64),
@@ -123,7 +148,7 @@ class LimiterUse:
         }
         sums = {name: np.bincount(group, given, len(ids)) for name, given in weights.items()}
         for at in np.argsort(-sums["decisions"]).tolist():
-            one = self._of(int(ids[at]), rows[first[at]])
+            one = self._of(int(ids[at]), rows[first[at]], float(sums["decisions"][at]))
             if one is None:
                 self.left_out += int(sums["decisions"][at])
                 continue
@@ -134,9 +159,35 @@ class LimiterUse:
             place = (member[of_limiter] % np.uint64(_BITS)).astype(np.int64)
             one.bits[place] = True
             one.limits[place] = np.where(rows["unlimited"][of_limiter] == 1, np.nan, rows["limit_per_s"][of_limiter])
+        self._join(asked, ids[group])
 
-    def _of(self, number: int, row: np.void) -> _Used | None:
+    def _join(self, asked: np.ndarray, limiters: np.ndarray) -> None:
+        """Joins the limiters that have members in common. limiters: of each row, by number."""
+        known = asked["pid"] >= 0
+        if not known.any():
+            return
+        pairs = np.unique(np.stack([self._mixed(asked[known], ("pid", "member")), limiters[known]]), axis=1)
+        for at in np.flatnonzero(pairs[0, 1:] == pairs[0, :-1]):
+            one, other = (int(pairs[1, i]) for i in (at, at + 1))
+            if one in self._used and other in self._used:
+                self._used[one].joined.add(other)
+                self._used[other].joined.add(one)
+
+    def _places(self, number: int) -> set[int]:
+        """The numbers of all limiters joined with it, directly or not; its own is not among them."""
+        found, waiting = {number}, [number]
+        while waiting:
+            new = {other for other in self._used[waiting.pop()].joined if other in self._used} - found
+            found |= new
+            waiting += new
+        return found - {number}
+
+    def _of(self, number: int, row: np.void, decisions: float) -> _Used | None:
         one = self._used.get(number)
+        if one is None and len(self._used) >= MOST:
+            least = min(self._used, key=lambda other: self._used[other].decisions + self._used[other].before)
+            if self._used[least].decisions + self._used[least].before < decisions:
+                del self._used[least]
         if one is None and len(self._used) < MOST:
             labels = (
                 (_TABLE.by_name[name].attribute or f"tickscope.{name}", row[name].decode("utf-8", "backslashreplace"))
@@ -163,16 +214,20 @@ class LimiterUse:
         gauges: dict[str, list[tuple[Attributes, float]]] = {
             name: [] for name in ("rate", "refused_share", "limit", "use", "watch_cost")
         }
-        for one in self._used.values():
-            limit = one.limit()
+        for number, one in self._used.items():
+            places = self._places(number)
+            total = one.with_places(self._used[other] for other in places) if places else one
+            limit = total.limit()
             gauges["rate"].append((one.attributes, one.decisions / seconds))
-            if one.judged:
-                gauges["refused_share"].append((one.attributes, one.failed / one.judged))
+            if total.judged:
+                gauges["refused_share"].append((one.attributes, total.failed / total.judged))
             if limit > 0:
                 gauges["limit"].append((one.attributes, limit))
-                gauges["use"].append((one.attributes, one.units / seconds / limit))
+                gauges["use"].append((one.attributes, total.units / seconds / limit))
             if one.probed:
                 gauges["watch_cost"].append((one.attributes, one.probed / seconds * WATCHED_NS / 1e9))
+        for one in self._used.values():
+            one.before = one.decisions
             one.decisions = one.judged = one.failed = one.units = one.probed = 0.0
             if one.seen_ns > now_ns - EVERY_NS:
                 one.bits[:] = False

@@ -170,7 +170,7 @@ def test_use_of_the_limit_in_ten_seconds() -> None:
     use.offer(many)
     use.offer(make("tcp_rtt", 1, t_ns=5 * EVERY_NS))
     assert len(next(series for m, series in store.collect() if m.name == "tickscope.limiter.rate")) == MOST
-    assert use.losses()["limiter_limit"] == MOST + 1
+    assert use.losses()["limiter_limit"] == MOST
 
 
 def test_the_limit_of_members_that_have_each_their_own() -> None:
@@ -196,6 +196,47 @@ def test_the_limit_of_members_that_have_each_their_own() -> None:
         series = {m.name: [one.value for one in values] for m, values in store.collect()}
         reported.append(series.get("tickscope.limiter.limit"))
     assert reported[0] == [49.0] and not reported[1]
+
+
+def _gauges(rows: list[dict[str, object]]) -> dict[str, dict[str, float]]:
+    """The gauges of ten seconds with these decisions, by limiter."""
+    store = MetricStore()
+    use = LimiterUse(store)
+    for one in rows:
+        use.offer(make("limiter_decision", 100, t_ns=S, library=b"x", result=0, cost=1.0, limit_per_s=10.0, **one))
+    use.offer(make("tcp_rtt", 1, t_ns=S + EVERY_NS))
+    return {
+        m.name.removeprefix("tickscope.limiter."): {
+            str(dict(s.attributes)["rate_limiting.limiter.id"]): s.value for s in series
+        }
+        for m, series in store.collect()
+        if m.name in {f"tickscope.limiter.{gauge}" for gauge in ("rate", "limit", "use")}
+    }
+
+
+def test_a_limiter_that_is_asked_at_two_places_has_one_use() -> None:
+    """Each place asks for 10 a second of the 10 a second that the limiter lets through; another one is apart."""
+    found = _gauges(
+        [{"limiter_id": name, "pid": 7, "member": member} for name, member in ((b"a", 1), (b"b", 1), (b"c", 2))]
+    )
+    assert found["rate"] == {"a": 10, "b": 10, "c": 10}
+    assert found["limit"] == {"a": 10, "b": 10, "c": 10}
+    assert found["use"] == {"a": 2, "b": 2, "c": 1}
+
+
+def test_the_same_address_in_two_processes_is_two_limiters() -> None:
+    found = _gauges([{"limiter_id": b"a", "pid": pid, "member": 1} for pid in (7, 8)])
+    assert (found["limit"], found["use"]) == ({"a": 20}, {"a": 1})
+
+
+def test_many_names_with_few_decisions_do_not_take_the_place_of_a_busy_limiter() -> None:
+    use = LimiterUse(store := MetricStore())
+    use.offer(make("limiter_decision", MOST, t_ns=S, limiter_id=[b"l%d" % i for i in range(MOST)], result=0))
+    use.offer(make("tcp_rtt", 1, t_ns=S + EVERY_NS))
+    use.offer(make("limiter_decision", 50, t_ns=S + EVERY_NS, limiter_id=b"busy", result=0))
+    use.offer(make("tcp_rtt", 1, t_ns=S + 2 * EVERY_NS))
+    (series,) = (series for m, series in store.collect() if m.name == "tickscope.limiter.rate")
+    assert {dict(s.attributes)["rate_limiting.limiter.id"]: s.value for s in series}["busy"] == 5
 
 
 def test_what_watching_costs_is_reported_of_those_with_probes() -> None:
