@@ -43,7 +43,7 @@ def text(
     out += _plot(series, columns, height, plain, colour)
     out.append("")
     order = [(_CHECKED.get(counts.source, counts.source), counts.text()) for counts in checked]
-    for name, value in [*_figures(series, one, worst), *order]:
+    for name, value in [*_figures(series, one, worst), *_more(shown), *order]:
         lines = layout.wrapped(printable(value), columns - _LABEL, "", "")
         out += [f"  {name if i == 0 else '':{_LABEL - 2}}{line}" for i, line in enumerate(lines)]
     if len(rows) > 1:
@@ -140,6 +140,30 @@ def _figures(series: QueueSeries, one: Row, worst: Row) -> list[tuple[str, str]]
     if rates:
         lines.append(("rates", ", ".join(rates)))
     return [*lines, ("server", _server(worst)), ("polled", f"{_when(series, worst['t_ns'])}")]
+
+
+def _more(shown: Sequence[Row]) -> list[tuple[str, str]]:
+    """(topic, words) of what only some brokers report; sums over the partitions, or the first one that is due."""
+
+    def known(name: str) -> list[Any]:
+        return [row[name] for row in shown if row.get(name) is not None]
+
+    lines: list[tuple[str, str]] = []
+    if sum(known("delayed")):
+        lines.append(("delayed", f"{sum(known('delayed'))} wait for a set time"))
+    if due := known("redelivery_s"):
+        first = min(due)
+        lines.append(("redelivery", f"{'in' if first >= 0 else 'overdue by'} {seconds(abs(first))}"))
+    if left := known("retention_left_s"):
+        lines.append(("deleted in", f"{seconds(min(left))}: the first unread message, for its age"))
+    if sum(known("held_idle")):
+        lines.append(("idle 60 s", f"consumers with {sum(known('held_idle'))} pending: {known('idle_holders')[0]}"))
+    if states := list(dict.fromkeys(known("group_state"))):
+        times = max(known("rebalances"), default=0)
+        lines.append(("group", ", ".join(states) + (f", {times} rebalances since the first poll" if times else "")))
+    if len(shown) > 1 and (holders := [row for row in shown if row.get("holder") and row.get("partition")]):
+        lines.append(("assigned", ", ".join(f"{row['partition']}: {row['holder']}" for row in holders)))
+    return lines
 
 
 def _server(row: Row) -> str:

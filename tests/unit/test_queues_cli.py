@@ -209,6 +209,37 @@ def test_the_clients_of_a_queue_and_their_servers(tmp_path: Path) -> None:
     assert re.search(r"next tasks +mail.send 3", shown)
 
 
+def test_what_only_some_brokers_report(tmp_path: Path) -> None:
+    now, partitions = boot_now() - S, ((b"0", 9000.0), (b"1", 60.0))
+    write(
+        tmp_path,
+        lag(now, 9, "tasks", delayed=3, redelivery_s=-4.0, held_idle=2, idle_holders=b"w1 2"),
+        *(
+            lag(
+                *(now, 9, "topic"),
+                partition=partition,
+                retention_left_s=left,
+                holder=b"consumer-" + partition,
+                group_state=b"stable",
+                rebalances=2,
+            )
+            for partition, left in partitions
+        ),
+    )
+    tasks, topic = (
+        on_terminal("queues", "show", name, "--store", tmp_path, columns=100, NO_COLOR="1")
+        for name in ("tasks", "topic")
+    )
+    for words in (r"delayed +3 wait", r"redelivery +overdue by 4 ?s", r"idle 60 s +consumers with 2 pending: w1 2"):
+        assert re.search(words, tasks), words
+    for words in (
+        r"deleted in +1m: the first unread",
+        r"group +stable, 2 rebalances",
+        r"assigned +0: consumer-0, 1: consumer-1",
+    ):
+        assert re.search(words, topic), words
+
+
 def test_duplicates_and_messages_out_of_order_of_a_queue(tmp_path: Path) -> None:
     """As its producers made them, in two partitions, and as its group consumed them; a consumer need not report more
     than the queue. Those of other queues, groups and servers do not count.
