@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from random import uniform
 from typing import Generic, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -65,6 +66,7 @@ class Rounds(Generic[T]):
 
     def _run(self, index: int, queue: Pollable[T]) -> None:
         asked_s = time.monotonic()
+        early_s = uniform(0, self.interval_s / 2)  # of the second poll: agents that start together poll apart
         try:
             while not self._stop.is_set():
                 try:
@@ -74,11 +76,11 @@ class Rounds(Generic[T]):
                     self._note(index, queue.name, f"{type(error).__name__}: {error}")
                 answered_s = time.monotonic()
                 while (
-                    left_s := max(asked_s + self.interval_s, answered_s) - time.monotonic()
+                    left_s := max(asked_s + self.interval_s - early_s, answered_s) - time.monotonic()
                 ) > 0 and not self._stop.is_set():
                     self._stop.wait(min(left_s, _CHECK_S))
                 # keeps the interval even, also after a slow answer
-                asked_s = max(asked_s + self.interval_s, answered_s)
+                asked_s, early_s = max(asked_s + self.interval_s - early_s, answered_s), 0.0
         finally:
             queue.close()
 

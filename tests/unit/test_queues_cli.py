@@ -233,7 +233,7 @@ def test_what_only_some_brokers_report(tmp_path: Path) -> None:
     for words in (r"delayed +3 wait", r"redelivery +overdue by 4 ?s", r"idle 60 s +consumers with 2 pending: w1 2"):
         assert re.search(words, tasks), words
     for words in (
-        r"deleted in +1m: the first unread",
+        r"deleted in +1m00s: the first unread",
         r"group +stable, 2 rebalances",
         r"assigned +0: consumer-0, 1: consumer-1",
     ):
