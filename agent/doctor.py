@@ -300,7 +300,7 @@ def unwatched_brokers() -> list[Check]:
 
 
 def _others() -> tuple[int, int]:
-    """The service's user, who is not made here; before there is one, nobody."""
+    """Uid and gid of the service's user; of nobody, if there is no such user yet."""
     users = {entry.pw_name: (entry.pw_uid, entry.pw_gid) for entry in pwd.getpwall()}
     return users.get(privilege.USER) or users["nobody"]
 
@@ -324,7 +324,7 @@ def _ask_as_its_own_user(servers: Mapping[str, Sequence[str]]) -> list[Check]:
     return (
         [Check(*one) for one in json.loads(answer_text)]
         if answer_text
-        else [Check("brokers", "fail", "who asks them ended early", "report this")]
+        else [Check("brokers", "fail", "the process that asks them ended early", "report this")]
     )
 
 

@@ -104,6 +104,6 @@ def log_message(text: str, level: int = WARNING, **fields: object) -> None:
 
 
 def log_last_message(text: str, level: int = ERROR) -> None:
-    """As ``log_message``, for a verb that ends with this line: whoever asked has it, however late he reads."""
+    """As ``log_message``, for a verb that ends with this line: it waits until the reader has taken it."""
     _log.wait_s = None
     _log.log_message(text, level)

@@ -52,7 +52,7 @@ RULES = (
         "TickscopeClockNotSynchronised",
         f"{_NAME['ntp.sync_status']} == 0",
         "warning",
-        "nobody disciplines the clock of {{ $labels.instance }}",
+        "no time daemon disciplines the clock of {{ $labels.instance }}",
         "tickscope clock",
         "10m",
     ),

@@ -1,4 +1,4 @@
-"""Who answers questions: the store of this host, a recording, or whatever else has rows."""
+"""The interface of what has rows to query: the store of this host, a recording, the stores of several hosts."""
 
 from __future__ import annotations
 

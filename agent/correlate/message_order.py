@@ -103,7 +103,7 @@ def judge(metric: str) -> Callable[[OrderWatch, Second], list[Episode]]:
 
 
 def _note(episode: Episode, row: np.void) -> None:
-    """What is told of the first one."""
+    """Notes the id, and the facts, of the first such message."""
     episode.words = text(row["duplicate_id"] if episode.metric == "duplicates" else row["out_of_order_id"])
     for name in ("repeated_s", "behind", "first_pid"):
         if known(np.atleast_1d(row[name]))[0] and not (name == "repeated_s" and row[name] > _LONGEST_S):

@@ -175,7 +175,7 @@ class KernelSource(Finishing, Parted, Waking, Pending, Due):
         return bool(self._aggregates) and (self._read_due or self._over(now_ns))
 
     def _over(self, now_ns: int) -> bool:
-        """Whether the interval is."""
+        """Whether the interval has ended."""
         return interval_of(now_ns, self.interval_ns) > interval_of(self._flipped_ns, self.interval_ns)
 
     def _turn(self, now_ns: int) -> Iterator[Batch]:

@@ -339,7 +339,7 @@ class Supervised:
             if code is not None and (self.drained or quiet_s > self.silent_s):  # messages that it sent are read first
                 self.fail(how(code))
             elif quiet_s > self.hung_s:
-                self.fail("it gave no sign of life")
+                self.fail("it sent no heartbeat")
         self.silent = self.process is not None and quiet_s > self.silent_s
         self.problem = self._problem()
 
@@ -350,7 +350,7 @@ class Supervised:
         if self.process is None and self.restarts.why:
             return f"{self._does} ended ({self.restarts.why}), and is started again"
         if self.silent:
-            return f"{self._does} gives no sign of life"
+            return f"{self._does} sends no heartbeat"
         # a new one counts as well after its first heartbeat
         return "" if self._beats or not self.silent_s else self.problem
 
@@ -428,7 +428,7 @@ class OfChild:
 
     @property
     def silent(self) -> bool:
-        """Whether the process gives no sign of life, or does not answer."""
+        """Whether the process sends no heartbeat, or does not answer."""
         return self.child.silent
 
 

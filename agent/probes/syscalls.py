@@ -233,7 +233,7 @@ def setup(family: Family, kernel: KernelSource, helper: Helper, targets: Any, pa
         _time_all(kernel, family, helper, tune)
 
 
-#: Of ``cpu_wait``: shorter sums are not told, and of others only so many an interval.
+#: Of ``cpu_wait``: shorter sums are not reported, and of others only so many an interval.
 _CPU_FLOOR_NS, _CPU_PAIRS = 5_000_000, 64
 
 

@@ -53,7 +53,7 @@ STATES = np.array(
 
 #: A socket's RTT is sampled at most once in so many ns, or in the next smaller power of two of the kernel's ticks.
 RTT_GATE_NS = 10_000_000
-#: A request that has waited for so long is told before it is answered.
+#: A request that has waited for so long is reported before it is answered.
 WAITING_NS = 500_000_000
 _MONOTONIC_COARSE = 6  # include/uapi/linux/time.h; Python has no name for it
 
@@ -215,7 +215,7 @@ def _ends_of_rows(rows: np.ndarray) -> list[bytes]:
 
 #: Twice an interval.
 EVERY_NS = 500_000_000
-#: A look costs two microseconds.
+#: Each costs two microseconds.
 MOST = 256
 
 

@@ -1,4 +1,4 @@
-"""Clocks, who sets them, and who is told."""
+"""Clocks, the processes that set them, and the programs that are notified."""
 
 from __future__ import annotations
 

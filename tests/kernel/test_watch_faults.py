@@ -71,7 +71,7 @@ def lost(rig: Rig) -> int:
 def test_a_stopped_watch_is_reported_and_reports_of_the_step_when_it_goes_on(rig: Rig) -> None:
     os.kill(rig.watch.pid, signal.SIGSTOP)
     until(rig, lambda: rig.watch.silent)
-    assert "gives no sign of life; steps are found by comparing" in str(rig.watch.state()["watch"])
+    assert "sends no heartbeat; steps are found by comparing" in str(rig.watch.state()["watch"])
     rig.settle(0.3)
     assert rig.rows("notice_status")["reason"][-1].endswith(b"nobody gets notices")
     pid = step(rig, STEP_NS)
@@ -121,7 +121,7 @@ def test_a_watch_that_hangs_is_replaced(rig: Rig) -> None:
     former = rig.watch.pid
     os.kill(former, signal.SIGSTOP)
     until(rig, lambda: rig.watch.pid != former and running(rig))
-    assert "(it gave no sign of life)" in str(rig.watch.state()["watch"])
+    assert "(it sent no heartbeat)" in str(rig.watch.state()["watch"])
     assert not os.path.exists(f"/proc/{former}")
     subscribe_again(rig)
     pid = step(rig, STEP_NS)

@@ -35,7 +35,7 @@ def test_stopped_ones_are_reported_and_are_back_when_they_go_on(start: Callable[
         os.kill(pid, signal.SIGSTOP)
     time.sleep(6)
     try:
-        status = until(agent, lambda s: "no sign of life" in s["helper"] and "no sign of life" in s["clock"]["watch"])
+        status = until(agent, lambda s: "no heartbeat" in s["helper"] and "no heartbeat" in s["clock"]["watch"])
         assert "restart tickscope" in status["helper"]
         assert "notices socket" in [s["source"] for s in status["sources"]]
     finally:
@@ -44,7 +44,7 @@ def test_stopped_ones_are_reported_and_are_back_when_they_go_on(start: Callable[
     until(agent, lambda s: s["helper"] == "running" and s["clock"]["watch"] == "running" and not s["sources"])
     assert [agent.pid("helper"), agent.pid("clock watch")] == pids
     until(agent, lambda s: {p["state"] for p in s["probes"]} - {"off"} == {"attached"})
-    assert "clock watch: the process that watches the clock gives no sign of life" in agent.log()
+    assert "clock watch: the process that watches the clock sends no heartbeat" in agent.log()
     until(agent, lambda _: "clock watch: running" in agent.log())
     assert agent.stop() == 130
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]

@@ -131,9 +131,7 @@ def test_one_that_stands_still_is_reported_and_its_pause_is_no_servers() -> None
             kept.until(lambda: kept.reported("no_answer"))
             os.kill(kept.pid, signal.SIGSTOP)  # it asks nearly all the time, for half a second each
             kept.until(
-                lambda: (
-                    kept.reported("unasked") and "no sign of life" in kept.brokers.failures().get("redis poller", "")
-                )
+                lambda: kept.reported("unasked") and "no heartbeat" in kept.brokers.failures().get("redis poller", "")
             )
             kept.rows.clear()
             time.sleep(1)

@@ -119,9 +119,9 @@ ENDS = {
     "eats memory": Case(
         "resource.setrlimit(resource.RLIMIT_DATA, (1 << 28, 1 << 28)); bytearray(1 << 29)", "exit status 1"
     ),
-    "hangs": Case("s.send(b'beat'); time.sleep(60)", "it gave no sign of life", 0.3, 1.0),
-    "never gives a sign of life": Case("time.sleep(60)", "it gave no sign of life", 0.3, 1.0),
-    "stops itself": Case("s.send(b'beat'); os.kill(os.getpid(), signal.SIGSTOP)", "it gave no sign of life", 0.3, 1.0),
+    "hangs": Case("s.send(b'beat'); time.sleep(60)", "it sent no heartbeat", 0.3, 1.0),
+    "never sends a heartbeat": Case("time.sleep(60)", "it sent no heartbeat", 0.3, 1.0),
+    "stops itself": Case("s.send(b'beat'); os.kill(os.getpid(), signal.SIGSTOP)", "it sent no heartbeat", 0.3, 1.0),
     "closes its socket and ends": Case("s.close(); time.sleep(0.3); sys.exit(4)", "exit status 4"),
     "ends, but its child has its socket": Case(
         "if not os.fork():\n    time.sleep(3)\n    os._exit(0)\nsys.exit(5)", "exit status 5", 0.3, 60.0
@@ -156,7 +156,7 @@ def test_one_that_is_silent_for_a_while_is_reported_and_well_again(rig: Callable
     pid = one.child.processes()[0]["pid"]
     os.kill(pid, signal.SIGSTOP)
     one.until(lambda: one.reasons)
-    assert one.child.silent and one.reasons == ["the process that is tested gives no sign of life"]
+    assert one.child.silent and one.reasons == ["the process that is tested sends no heartbeat"]
     os.kill(pid, signal.SIGCONT)
     one.until(lambda: len(one.reasons) == 2)
     assert (one.reasons[1], one.child.processes()[0]["pid"]) == ("", pid)

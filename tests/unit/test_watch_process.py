@@ -98,8 +98,8 @@ def test_it_watches_as_soon_as_it_is_reported_to(watched: Watched) -> None:
 def test_stopped_it_is_silent_and_back_when_it_goes_on(watched: Watched) -> None:
     os.kill(watched.watch.pid, signal.SIGSTOP)
     watched.until(lambda: bool(watched.reason))
-    assert "gives no sign of life" in watched.words()
-    assert b"gives no sign of life" in watched.reason
+    assert "sends no heartbeat" in watched.words()
+    assert b"sends no heartbeat" in watched.reason
     assert watched.notices.failures()
     os.kill(watched.watch.pid, signal.SIGCONT)
     watched.until(lambda: not watched.watch.silent)
@@ -150,7 +150,7 @@ def test_one_that_hangs_is_replaced(watched: Watched) -> None:
     watched.until(watched.back)
     assert watched.serves()
     assert not os.path.exists(f"/proc/{former}")
-    assert "(it gave no sign of life)" in watched.words()
+    assert "(it sent no heartbeat)" in watched.words()
 
 
 def test_given_up_it_reports_it_to_whoever_connects(watched: Watched) -> None:
