@@ -58,5 +58,5 @@ def command(size: int, fmt: str, store: str) -> None:
     others = () if fmt == "table" else tuple(name for name in TABLE.by_name if name not in _COLUMNS)
     emit_rows([plain(row) for row in moved], fmt, _COLUMNS + others)
     if not len(moved):
-        note("no timers: no server with timers is polled (docs/timers.md)")
+        note("no timers: no server with timers is polled (docs/clock-what-if.md)")
         click.get_current_context().exit(NO_ROWS)

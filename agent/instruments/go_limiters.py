@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 #: Signals that every Go runtime handles: faults, and the one for preemption.
 _OF_GO = sum(1 << one - 1 for one in (signal.SIGBUS, signal.SIGFPE, signal.SIGSEGV, signal.SIGURG))
-_REMEDY = "declare its function in limiter_functions, or have it send its decisions (docs/limiters.md)"
+_REMEDY = "declare its function in limiter_functions, or have it send its decisions (docs/start-limiter.md)"
 
 
 def analyze(fds: list[int], shared: bool = False) -> list[Analysis]:
