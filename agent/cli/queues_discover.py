@@ -12,7 +12,7 @@ from agent.errors import NO_ROWS, AgentError
 
 _COLUMNS = ("system", "address", "how", "found_by", "process", "pid", "configured", "setting", "remark")
 _UNSUPPORTED = "this version cannot watch it"
-_UNKNOWN = "see docs/queues.md for its setting"
+_UNKNOWN = "see docs/queues-reference.md for its setting"
 
 
 @click.command("discover")
