@@ -22,6 +22,7 @@ from agent.errors import AgentError
 from agent.kernel.loading import SYSTEM_PYTHON
 from agent.posix import privilege, proc
 from agent.queues.catalogue import Queue, broker
+from agent.queues.credentials import load_credentials
 
 
 class Check(NamedTuple):
@@ -274,6 +275,7 @@ def brokers() -> list[Check]:
         return [Check("settings", "fail", found, error.remedy or "correct the setting, or remove it")]
     if not any(servers.values()):
         return []
+    load_credentials()
     return _ask_brokers(servers) if os.geteuid() else _ask_as_its_own_user(servers)
 
 

@@ -163,6 +163,7 @@ def run(config: Config, to_help: Child, to_watch: Child) -> int:
     from agent.kernel import bpf
     from agent.kernel.load import Loading
     from agent.posix.signals import Signals
+    from agent.queues.credentials import load_credentials
     from agent.queues.older import names_of_older
     from agent.service.reload import Reload
 
@@ -174,6 +175,7 @@ def run(config: Config, to_help: Child, to_watch: Child) -> int:
         helper.restrict()
     clock = loaded.families.get("clock")
     older = names_of_older()
+    load_credentials()
     kallsyms = kernel_symbols(config.probes.investigate != "off")
     watch.begin(clock.maps.get("clock_last", -1) if clock else -1)
     privilege.set_name("tickscope")

@@ -14,7 +14,7 @@ from agent.cli import options
 from agent.cli.output import knows_escapes
 from agent.common.lean import without_docstrings
 from agent.config import Config, resolve
-from agent.log import use
+from agent.log import log_message, use
 from agent.posix.signals import hold
 
 
@@ -64,7 +64,16 @@ def command(
     attached. Without a terminal it prints a line on stderr when a finding opens and when it closes (in the journal,
     with a priority). SIGHUP reloads the settings; a setting that needs a restart is named.
     """
+    from agent.queues.catalogue import broker
+    from agent.queues.credentials import has_password
+
     if log_format:
         use(log_format)  # also for an error in the settings
+    for name, servers in settings.items():
+        if isinstance(servers, tuple) and any(map(has_password, servers)):
+            log_message(
+                f"tickscope: {broker(name).flag} has a password: it is visible in ps and in the shell's history; use"
+                f" password_file, password_variable or password_credential in the settings, or {broker(name).variable}"
+            )
     given = flags(duration, log_format=log_format, **{name: value or None for name, value in settings.items()})
     run_agent(resolve(given, os.environ, config_file))

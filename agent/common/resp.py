@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import socket
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -53,7 +53,8 @@ class RedisUrl:
     sets that are queues, ``?rq=default,mails``. expiring: (option, key or pattern) of keys with an expiry,
     ``?locks=lock:*``. message: fields of a stream's entries with their id, and their number, ``?id=order&seq=n``.
     tls_files: of ``rediss://``: authorities, certificate and key of the client, by redis-py's and Celery's options
-    ``ssl_ca_certs``, ``ssl_certfile``, ``ssl_keyfile``.
+    ``ssl_ca_certs``, ``ssl_certfile``, ``ssl_keyfile``. read_password: what reads the password at each login, in place
+    of ``password``; raises ValueError.
     """
 
     host: str = ""
@@ -73,6 +74,7 @@ class RedisUrl:
     sentinel_user: str = ""
     sentinel_password: str = field(default="", repr=False)
     tls_files: tuple[str, str, str] = ("", "", "")
+    read_password: Callable[[], str] | None = field(default=None, repr=False, compare=False)
 
     @property
     def server(self) -> str:
@@ -128,7 +130,8 @@ class RedisUrl:
                 tls=scheme == "rediss",
                 kind=kind,
                 service=unquote(service),
-                **{name: query[name][0] for name in sentinels if name in query},
+                sentinel_user=query.get("sentinel_user", [""])[0],
+                sentinel_password=query.get("sentinel_password", [""])[0],
                 addresses=addresses if kind else (),
                 streams=tuple(_names(query, "streams")),
                 queues=queues,
@@ -224,6 +227,7 @@ class RespClient:
 
     def _login(self, deadline: float) -> None:
         url = self.url
+        password = self._password()
         if url.path:
             self._socket = socket.socket(socket.AF_UNIX)
             self._socket.settimeout(_left(deadline))
@@ -235,8 +239,8 @@ class RespClient:
         if url.tls:
             self._socket = _context(url.tls_files).wrap_socket(self._socket, server_hostname=url.host)
         commands: list[tuple[bytes | str | int, ...]] = [("CLIENT", "SETNAME", "tickscope")]
-        if url.password:
-            commands.insert(0, ("AUTH", url.user, url.password) if url.user else ("AUTH", url.password))
+        if password:
+            commands.insert(0, ("AUTH", url.user, password) if url.user else ("AUTH", password))
         if url.db:
             commands.append(("SELECT", url.db))
         for command, reply in zip(commands, self._exchange(commands, deadline), strict=True):
@@ -249,6 +253,14 @@ class RespClient:
                 failure = "permission" if text.startswith("NOPERM") else "other"
                 what = f"database {url.db}" if command[0] == "SELECT" else "login"
                 raise RedisDown(f"{what} refused: {text}", command[0] != "SELECT", failure)
+
+    def _password(self) -> str:
+        if self.url.read_password is None:
+            return self.url.password
+        try:
+            return self.url.read_password()
+        except ValueError as error:
+            raise RedisDown(str(error), failure="login") from None
 
     def _exchange(self, commands: Sequence[tuple[bytes | str | int, ...]], deadline: float) -> list[Reply]:
         assert self._socket is not None
@@ -276,7 +288,7 @@ def _context(files: tuple[str, str, str]) -> ssl.SSLContext:
     try:
         return client_context(*files)
     except OSError as error:
-        raise RedisDown(f"the files of ssl_ca_certs, ssl_certfile, ssl_keyfile: {error.strerror}") from None
+        raise RedisDown(f"a file for TLS (ca_file, ssl_ca_certs ...): {error.strerror}") from None
 
 
 def _failure(error: Exception) -> str:

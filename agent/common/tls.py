@@ -38,4 +38,6 @@ def error_text(error: OSError) -> str:
     text = _PLACE.sub("", error.strerror or str(error) or type(error).__name__)
     if "(EOF)" in text or "EOF occurred" in text:
         return "the server ended the TLS connection: it may require a client certificate, or speak no TLS"
+    if "ALERT_CERTIFICATE_REQUIRED" in text or "ALERT_BAD_CERTIFICATE" in text:
+        return "the server refused the TLS connection: it may require a client certificate, or another one"
     return "the server speaks no TLS at this port" if "WRONG_VERSION_NUMBER" in text else text

@@ -139,5 +139,6 @@ def broker_ports(brokers: Mapping[str, Sequence[Any]]) -> frozenset[int]:
     """Ports of the brokers that are Redis servers."""
     from agent.common.resp import RedisUrl
 
-    servers = [str(server).partition("?")[0] for kind in ("redis", "celery") for server in brokers.get(kind, ())]
-    return frozenset(RedisUrl.parse(url).port for url in servers if url.startswith(("redis:", "rediss:")))
+    servers = [server for kind in ("redis", "celery") for server in brokers.get(kind, ())]
+    urls = [str(one.get("url") if isinstance(one, Mapping) else one).partition("?")[0] for one in servers]
+    return frozenset(RedisUrl.parse(url).port for url in urls if url.startswith(("redis:", "rediss:")))

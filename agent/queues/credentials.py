@@ -1,23 +1,158 @@
-"""Passwords of servers, from a file or a variable of the environment."""
+"""Passwords of servers: from a file, a variable of the agent's environment, or a credential of systemd.
+
+The broker process reads a file as user tickscope, each time it logs in, so that a changed file is used at the next
+login. The directory of systemd's credentials is open to root only: the agent reads them at its start, before it gives
+up root, and hands each broker process those that its servers name.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from agent.common.settings import Place, ValueType, beside, private_text, setting
+from agent.errors import USAGE, AgentError
+
+#: Of systemd (systemd.exec(5), LoadCredential=).
+DIRECTORY = "CREDENTIALS_DIRECTORY"
 _MOST_BYTES = 4096
+_PASSWORD = re.compile(r"//[^/?#@]*:[^/?#@]+@|[?&]sentinel_password=.")
+_credentials: dict[str, str] = {}  #: by name
 
 
-def secret(file: str, variable: str) -> str:
-    """The password in this file or variable; empty if neither is set. Raises ValueError, without any value."""
-    if variable:
-        if not (found := os.environ.get(variable)):
-            raise ValueError(f"the variable {variable} is not set")
-        return found
-    if not file:
-        return ""
+def load_credentials() -> None:
+    """Reads systemd's credentials. Those that are no text, or cannot be read, are left out."""
+    directory = os.environ.get(DIRECTORY)
     try:
-        with open(file, encoding="utf-8") as opened:
-            return opened.read(_MOST_BYTES).rstrip("\r\n")
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or "no text"
-        raise ValueError(f"password file: {why}: {file}") from None
+        files = list(Path(directory).iterdir()) if directory else []
+    except OSError:
+        return
+    for file in files:
+        try:
+            _credentials[file.name] = _text(file)
+        except (OSError, ValueError):
+            continue
+
+
+def keep_credentials(given: Mapping[str, str]) -> None:
+    """Takes over what ``credentials_of`` returned in the agent."""
+    _credentials.update(given)
+
+
+def credentials_of(servers: Iterable[Any]) -> dict[str, str]:
+    """The credentials that these servers of the settings name, as far as they are known."""
+    named = (server.get("password_credential") for server in servers if isinstance(server, Mapping))
+    return {name: _credentials[name] for name in named if name in _credentials}
+
+
+def has_password(server: str) -> bool:
+    """Whether there is a password in the URL of a server."""
+    return _PASSWORD.search(server) is not None
+
+
+def _text(file: Path) -> str:
+    """Raises OSError, and ValueError for what is no text."""
+    with open(file, encoding="utf-8") as opened:
+        return opened.read(_MOST_BYTES).rstrip("\r\n")
+
+
+def _name(given: str) -> str:
+    if "/" in given or given in (".", ".."):
+        raise ValueError("it is the name of a credential, without its directory")
+    return given
+
+
+def _path(given: str) -> str:
+    if given and not given.startswith("/"):
+        raise ValueError("it is an absolute path")
+    return given
+
+
+@dataclass(frozen=True)
+class Password:
+    """Where the password of a server is; at most one of these."""
+
+    file: str = setting(
+        "",
+        private_text("an absolute path", _path),
+        "file with the password, readable to user tickscope; it is read at each login",
+        key="password_file",
+    )
+    variable: str = setting(
+        "", private_text("the name of a variable"), "variable of the agent's environment", key="password_variable"
+    )
+    credential: str = setting(
+        "",
+        private_text("the name of a credential", _name),
+        "credential of systemd (LoadCredential= of the unit)",
+        key="password_credential",
+    )
+
+    @property
+    def is_set(self) -> bool:
+        return bool(self.file or self.variable or self.credential)
+
+    def check(self) -> None:
+        """Raises AgentError, without the values."""
+        given = {"password_file": self.file, "password_variable": self.variable, "password_credential": self.credential}
+        several = [key for key, value in given.items() if value]
+        if len(several) > 1:
+            raise AgentError(
+                "the password of a server is in several places",
+                why=f"it has {' and '.join(several)}",
+                remedy="keep one of them",
+                exit_code=USAGE,
+            )
+
+    def read(self) -> str:
+        """The password now; empty if none is set. Raises ValueError, which says what to do."""
+        if self.variable:
+            if not (found := os.environ.get(self.variable)):
+                raise ValueError(f"password_variable: {self.variable} is not set in the agent's environment")
+            return found
+        if self.credential:
+            return self._credential()
+        if not self.file:
+            return ""
+        try:
+            found = _text(Path(self.file))
+        except PermissionError:
+            raise ValueError(
+                f"password_file {self.file}: Permission denied: chgrp tickscope and chmod 640 it"
+            ) from None
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or "no text"
+            raise ValueError(f"password_file {self.file}: {why}") from None
+        if not found:
+            raise ValueError(f"password_file {self.file}: it is empty")
+        return found
+
+    def _credential(self) -> str:
+        if found := _credentials.get(self.credential):
+            return found
+        if not (directory := os.environ.get(DIRECTORY)):
+            what = f"password_credential {self.credential}"
+            raise ValueError(f"{what}: ${DIRECTORY} is not set: start by systemd with LoadCredential=")
+        where = f"{directory}/{self.credential}"
+        raise ValueError(f"password_credential: no {where}: add LoadCredential=, restart")
+
+
+def password_keys(variables: str) -> ValueType:
+    """A ``Password`` whose keys stand among those of the server. variables: how the names of its variables begin; the
+    broker process gets no others.
+    """
+    kind = beside(Password)
+
+    def read(given: Any, place: Place) -> Password:
+        found: Password = kind.read(given, place)
+        if found.variable and not found.variable.startswith(variables):
+            here = place.below("password_variable")
+            raise here.error(f"{here.name} cannot be used", f"the name of its variable begins with {variables}")
+        return found
+
+    return dataclasses.replace(kind, read=read)

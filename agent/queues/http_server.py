@@ -4,22 +4,19 @@ of brokers that have such an endpoint.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from agent.common.address import with_port
 from agent.common.http_get import HttpClient, HttpDown
-from agent.common.settings import setting, text
 from agent.common.tls import client_context
 from agent.errors import USAGE, AgentError
+from agent.queues.server_section import ServerSection
 
 if TYPE_CHECKING:
     import ssl
-
-_PASSWORD_BYTES = 4096
 
 
 class _BadUrl(ValueError):
@@ -94,56 +91,19 @@ def names_of(given: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class HttpServer:
-    """A server as a section of the settings. A kind declares ``TITLE``, ``VARIABLES`` (how the names of its variables
-    begin: only these reach its process) and its own ``url``.
-    """
-
-    TITLE: ClassVar[str]
-    VARIABLES: ClassVar[str]
-
-    url: Any = setting("", text("a URL"), "its address")
-    user: str = setting("", text("a user"), "user of the HTTP endpoints")
-    password_file: str = setting("", text("the path of a file"), "file with the password, readable to the agent's user")
-    password_variable: str = setting(
-        "", text("the name of a variable"), "variable of the environment with the password"
-    )
-    ca_file: str = setting("", text("the path of a file"), "certificates of the authorities to trust (https)")
-    certificate_file: str = setting("", text("the path of a file"), "certificate of tickscope (https)")
-    key_file: str = setting("", text("the path of a file"), "key of that certificate")
-
-    def check(self) -> None:
-        """Raises AgentError, without the values: there may be a password among them."""
-        variable = self.password_variable
-        beside = self.user or self.password_file or variable
-        wrong = (
-            (not self.url, "it has no url"),
-            (self.password_file and variable, "it has a password_file and a password_variable"),
-            (variable and not variable.startswith(self.VARIABLES), f"password_variable begins with {self.VARIABLES}"),
-            (self.url and self.url.password and beside, "it has a password in its url and a login beside it"),
-            (self.key_file and not self.certificate_file, "it has a key_file and no certificate_file"),
-        )
-        if why := next((why for is_wrong, why in wrong if is_wrong), ""):
-            raise AgentError(f"a server of {self.TITLE} in the settings cannot be used", why=why, exit_code=USAGE)
+class HttpServer(ServerSection):
+    """A section of a server with an HTTP endpoint."""
 
     @property
     def has_login(self) -> bool:
-        return bool(self.user or self.url.user or self.url.password or self.password_file or self.password_variable)
+        return bool(self.user or self.url.user or self.url.password or self.password.is_set)
 
     def login(self) -> tuple[str, str] | None:
         """User and password now, None without any. Raises HttpDown if the password cannot be had."""
-        user, password = self.user or self.url.user, self.url.password
-        if self.password_variable:
-            if self.password_variable not in os.environ:
-                raise HttpDown(f"no variable {self.password_variable} with the password", "login")
-            password = os.environ[self.password_variable]
-        elif self.password_file:
-            try:
-                with open(self.password_file, encoding="utf-8") as file:
-                    password = file.read(_PASSWORD_BYTES).rstrip("\r\n")
-            except (OSError, ValueError) as error:
-                why = getattr(error, "strerror", None) or type(error).__name__
-                raise HttpDown(f"password file: {why}: {self.password_file}", "login") from None
+        try:
+            user, password = self.user or self.url.user, self.password.read() or self.url.password
+        except ValueError as error:
+            raise HttpDown(str(error), "login") from None
         return (user, password) if user or password else None
 
     def tls(self) -> ssl.SSLContext:

@@ -21,6 +21,7 @@ from agent.errors import printable
 from agent.log import log_message
 from agent.posix.supervisor import SILENT_S, Restarts, Supervised, spawn_with_settings
 from agent.queues.catalogue import broker
+from agent.queues.credentials import DIRECTORY, credentials_of
 from agent.queues.packing import TABLE
 from agent.queues.received import MOST_BYTES, MalformedMessage, checked
 from agent.queues.timer_effect import TABLE as TIMERS
@@ -135,12 +136,15 @@ class BrokerPoller(Failing, Owning, Pending):
         if not self._servers:
             return None
         prefix = f"TICKSCOPE_{self.kind.upper()}_"  # of passwords, too
-        environment = {name: value for name, value in os.environ.items() if name.startswith(prefix)}
+        environment = {
+            name: value for name, value in os.environ.items() if name.startswith(prefix) or name == DIRECTORY
+        }
         settings = {
             "kind": self.kind,
             "servers": self._servers,
             "poll_s": self._interval_s,
             "environment": environment,
+            "credentials": credentials_of(self._servers),
         }
         return spawn_with_settings(_MODULE, "tickscope-poll", settings)
 

@@ -161,7 +161,13 @@ class SentinelStreams(_Places):
     def __init__(self, url: RedisUrl, opening: Open, timeout_s: float = 0.5, name: str = "") -> None:
         super().__init__(url, opening, timeout_s, name)
         self._streams: OneServer | None = None
-        theirs = RedisUrl(tls=url.tls, addresses=url.addresses, user=url.sentinel_user, password=url.sentinel_password)
+        theirs = RedisUrl(
+            tls=url.tls,
+            tls_files=url.tls_files,
+            addresses=url.addresses,
+            user=url.sentinel_user,
+            password=url.sentinel_password,
+        )
         self._sentinels = _Asking(theirs, timeout_s)
         self._place: tuple[str, int] | None = None
 

@@ -2,8 +2,9 @@
 agent. It has no privilege and no numpy.
 
 ``python -m agent.queues.worker SOCKET SETTINGS PARENT``: two descriptors, and the agent's pid. SETTINGS is JSON: the
-kind of broker, its servers, the poll interval, and variables of the agent's environment. SOCKET is a SOCK_SEQPACKET
-socket that is only written to: ``HEADER`` and its payload. The agent's side is agent/queues/poller_process.py.
+kind of broker, its servers, the poll interval, variables of the agent's environment, and credentials. SOCKET is a
+SOCK_SEQPACKET socket that is only written to: ``HEADER`` and its payload. The agent's side is
+agent/queues/poller_process.py.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from agent.common.fairness import UpperBound
 from agent.posix import privilege
 from agent.posix.stacks import limit_stacks
 from agent.queues.catalogue import Row, broker
+from agent.queues.credentials import keep_credentials
 from agent.queues.judged import Judged
 from agent.queues.packing import ROW_BYTES, SENT, TABLE, pack
 from agent.queues.rounds import Rounds
@@ -152,6 +154,7 @@ def main() -> None:
     with os.fdopen(settings) as file:
         config = json.load(file)
     os.environ.update(config["environment"])
+    keep_credentials(config["credentials"])
     Worker(socket.socket(fileno=agent), config["kind"], config["servers"], config["poll_s"]).run()
 
 

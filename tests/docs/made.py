@@ -10,7 +10,7 @@ from importlib import import_module
 
 import click
 
-from agent.common.settings import Setting, declared
+from agent.common.settings import Setting, declared, every
 from agent.correlate import catalogue
 from agent.queues.catalogue import brokers as known_brokers
 from tests.docs import ROOT
@@ -208,7 +208,7 @@ def settings() -> str:
             if one.name == "brokers":
                 for name, broker in known_brokers().items():
                     yield f"`{name}`", "`[]`", "a list of servers", f"{broker.form} ({broker.note})", "yes"
-                    for part in declared(broker.section) if broker.section is not None else ():
+                    for part in every(broker.section) if broker.section is not None else ():
                         yield f"`{name}[].{part.key}`", f"`{_yaml(part)}`", part.kind.form, part.doc, "yes"
             elif one.kind.section is not None:
                 inner = f"{before}{one.key}." if one.key else before

@@ -8,7 +8,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 from agent.queues.brokers.redis import BROKER
 from tests.patience import PATIENCE
 from tests.servers.test_redis_lag import fill
-from tests.servers.test_redis_streams import Redis, poll
+from tests.servers.test_redis_streams import RELEASES, Redis, poll, server_of
 
 
 class Route:
@@ -70,10 +70,11 @@ class Route:
 class Pair:
     """A primary, its replica, and the address that clients use."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, command: Sequence[str] = ("redis-server",)) -> None:
         (directory / "a").mkdir()
         (directory / "b").mkdir()
-        self.primary, self.replica = Redis(directory / "a", "--repl-diskless-sync-delay", "0"), Redis(directory / "b")
+        self.primary = Redis(directory / "a", "--repl-diskless-sync-delay", "0", command=command)
+        self.replica = Redis(directory / "b", command=command)
         self.link, self.address = Route(self.primary.port), Route(self.primary.port)
         self.replica.do("REPLICAOF", "127.0.0.1", self.link.port)
         self.caught_up()
@@ -102,9 +103,9 @@ class Pair:
             server.stop()
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
-    made = Pair(tmp_path)
+@pytest.fixture(params=RELEASES)
+def pair(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Pair]:
+    made = Pair(tmp_path, server_of(request.param))
     yield made
     made.end()
 

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -25,22 +25,36 @@ from agent.queues.judged import Judged
 from agent.queues.packing import TABLE, pack
 from agent.queues.poller_process import BrokerPoller
 from agent.queues.redis_scan import MAX_STREAMS
+from tests.chosen import OTHER_RELEASE
+from tests.releases import program, unpacked
+
+#: This host's release (Debian 12: 7.0), and Debian 13's (8.0).
+RELEASES = ("own", OTHER_RELEASE)
+_LIBRARIES = ("atomic1", "c6", "cap2", "gcc-s1", "jemalloc2", "lzf1", "ssl3t64", "stdc++6", "systemd0", "zstd1")
+
+
+def server_of(release: str) -> list[str]:
+    """The beginning of the command line of one of ``RELEASES``."""
+    if release == "own":
+        return ["redis-server"]
+    packages = ("redis-server", "redis-tools", "zlib1g", *(f"lib{name}" for name in _LIBRARIES))
+    return program(unpacked(f"{release}-redis", release, packages), "usr/bin/redis-server")
 
 
 class Redis:
-    """A private server on a free port."""
+    """A private server on a free port. command: of ``server_of``."""
 
-    def __init__(self, directory: Path, *options: str) -> None:
+    def __init__(self, directory: Path, *options: str, command: Sequence[str] = ("redis-server",)) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
-        self.directory, self.options = directory, options
+        self.directory, self.options, self.command = directory, options, command
         self.start()
 
     def start(self) -> None:
         self.process = subprocess.Popen(
             [
-                "redis-server",
+                *self.command,
                 "--port",
                 str(self.port),
                 "--bind",
@@ -87,9 +101,9 @@ class Redis:
         client.close()
 
 
-@pytest.fixture
-def redis(tmp_path: Path) -> Iterator[Redis]:
-    server = Redis(tmp_path)
+@pytest.fixture(params=RELEASES)
+def redis(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Redis]:
+    server = Redis(tmp_path, command=server_of(request.param))
     yield server
     server.process.send_signal(signal.SIGCONT)
     server.stop()
@@ -347,24 +361,21 @@ def test_a_server_that_never_answered_is_one_down_row() -> None:
     assert b"secret" not in row["reason"]
 
 
-def test_a_wrong_password_is_reported_and_not_repeated(tmp_path: Path) -> None:
-    server = Redis(tmp_path, "--requirepass", "right")
-    try:
-        (queue,) = BROKER.sources([f"redis://:wrong@127.0.0.1:{server.port}/0"])
-        for _ in range(5):
-            row = one(queue)
-            assert row["status"] == b"down"
-            assert b"login refused: WRONGPASS" in row["reason"]
-        (missing,) = BROKER.sources([server.url])
-        assert b"NOAUTH" in one(missing)["reason"]
-        client = RespClient(RedisUrl.parse(f"redis://:right@127.0.0.1:{server.port}"), timeout_s=20)
-        (stats,) = client.pipeline([("INFO", "errorstats")])
-        assert b"errorstat_WRONGPASS:count=1\r\n" in stats
-        (queue,) = BROKER.sources([f"redis://:right@127.0.0.1:{server.port}/0"])
-        client.pipeline([("XGROUP", "CREATE", "s", "g", "$", "MKSTREAM")])
-        assert one(queue)["status"] == b"ok"
-    finally:
-        server.stop()
+def test_a_wrong_password_is_reported_and_not_repeated(redis: Redis) -> None:
+    redis.do("CONFIG", "SET", "requirepass", "right")
+    (queue,) = BROKER.sources([f"redis://:wrong@127.0.0.1:{redis.port}/0"])
+    for _ in range(5):
+        row = one(queue)
+        assert row["status"] == b"down"
+        assert b"login refused: WRONGPASS" in row["reason"]
+    (missing,) = BROKER.sources([redis.url])
+    assert b"NOAUTH" in one(missing)["reason"]
+    client = RespClient(RedisUrl.parse(f"redis://:right@127.0.0.1:{redis.port}"), timeout_s=20)
+    (stats,) = client.pipeline([("INFO", "errorstats")])
+    assert b"errorstat_WRONGPASS:count=1\r\n" in stats
+    (queue,) = BROKER.sources([f"redis://:right@127.0.0.1:{redis.port}/0"])
+    client.pipeline([("XGROUP", "CREATE", "s", "g", "$", "MKSTREAM")])
+    assert one(queue)["status"] == b"ok"
 
 
 @pytest.mark.parametrize(

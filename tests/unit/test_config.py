@@ -37,11 +37,11 @@ def test_flag_beats_environment_beats_file(tmp_path: Path) -> None:
     [
         ({}, {"TICKSCOPE_NATS_URL": "h:8222", "TICKSCOPE_STORE": "/a"}, "TICKSCOPE_NATS_URL: a URL of NATS"),
         ({}, {"TICKSCOPE_KAFKA_URL": "kafka://a kafka://b:0"}, "TICKSCOPE_KAFKA_URL: a Kafka server"),
-        ({}, {"TICKSCOPE_QUEUES_FROM_URL": "http://h/metrics"}, "TICKSCOPE_QUEUES_FROM_URL: an endpoint"),
+        ({}, {"TICKSCOPE_QUEUES_FROM_URL": "http://h/metrics"}, "TICKSCOPE_QUEUES_FROM_URL: a server of queues_from"),
         ({}, {"TICKSCOPE_STORE": "", "TICKSCOPE_RUN_DIR": "/" + "x" * 100}, "TICKSCOPE_RUN_DIR: run_dir cannot be"),
         ({}, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://[x"}, "OTEL_EXPORTER_OTLP_ENDPOINT: otlp.endpoint cannot be"),
         ({"poll_s": 0}, {"TICKSCOPE_NATS_URL": "http://h"}, "--poll-s: poll_s cannot be"),
-        ({"queues_from": ["http://h"]}, {"TICKSCOPE_QUEUES_FROM_URL": "x"}, "--queues-from: an endpoint"),
+        ({"queues_from": ["http://h"]}, {"TICKSCOPE_QUEUES_FROM_URL": "x"}, "--queues-from: a server of queues_from"),
     ],
 )
 def test_a_mistake_of_a_variable_or_a_flag_names_it(

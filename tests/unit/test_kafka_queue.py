@@ -18,6 +18,7 @@ from agent.config import resolve
 from agent.errors import AgentError
 from agent.queues.brokers.kafka import BROKER, KafkaServer
 from agent.queues.commits import Commits
+from agent.queues.credentials import Password
 from agent.queues.end_offsets import SAMPLES, EndOffsets
 from agent.queues.kafka_client import KafkaDown
 from agent.queues.kafka_groups import KafkaGroup
@@ -91,12 +92,13 @@ def test_a_cluster_is_a_section(section: str, words: str, tmp_path: Path) -> Non
 
 def test_the_password_is_read_from_a_file_or_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "p").write_text("se cret\n")
-    from_file = KafkaServer(servers="a:1", user="me", password_file=str(tmp_path / "p"))
+    from_file = KafkaServer(servers="a:1", user="me", password=Password(str(tmp_path / "p")))
     assert from_file.librdkafka()["sasl.password"] == "se cret"
-    missing = KafkaServer(servers="a:1", user="me", password_file=str(tmp_path / "q"))
+    missing = KafkaServer(servers="a:1", user="me", password=Password(str(tmp_path / "q")))
     with pytest.raises(KafkaDown, match="No such file"):
         missing.librdkafka()
-    named = KafkaServer(servers="a:1", user="me", password_variable="TICKSCOPE_KAFKA_P", tls=True, mechanism="PLAIN")
+    variable = Password(variable="TICKSCOPE_KAFKA_P")
+    named = KafkaServer(servers="a:1", user="me", password=variable, tls=True, mechanism="PLAIN")
     with pytest.raises(KafkaDown, match="TICKSCOPE_KAFKA_P is not set"):
         named.librdkafka()
     monkeypatch.setenv("TICKSCOPE_KAFKA_P", "s")

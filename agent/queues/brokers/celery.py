@@ -27,16 +27,19 @@ from agent.common.address import with_port
 from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
 from agent.common.resp import RedisDown, RedisUrl, Reply
+from agent.common.settings import private_text, setting
 from agent.errors import USAGE, AgentError
 from agent.queues import kombu
 from agent.queues.catalogue import Broker, Queue, Row
 from agent.queues.celery_control import ControlBus
+from agent.queues.credentials import Password, password_keys
 from agent.queues.listing import listed
 from agent.queues.redis_info import COMMANDS
 from agent.queues.redis_places import SentinelStreams
 from agent.queues.redis_reading import shown
 from agent.queues.redis_rights import Command, Rights
 from agent.queues.redis_scan import MAX_NAME_BYTES, Scan
+from agent.queues.redis_section import RedisServerSection
 from agent.queues.redis_server import RedisServer
 from agent.queues.timers import QueueTimer, ServerTimers
 
@@ -695,7 +698,22 @@ def _name(url: RedisUrl) -> str:
     return f"celery {url.server}{f'/{url.db}' if url.db else ''}"
 
 
-def opened(server: CeleryServer) -> Queue:
+@dataclass(frozen=True)
+class CelerySection(RedisServerSection):
+    """A server as a section of the settings."""
+
+    TITLE = "Celery"
+
+    url: CeleryServer = setting("", private_text("redis://host:6379/0", CeleryServer.parse), "its address")
+    password: Password = setting(Password(), password_keys("TICKSCOPE_CELERY_"))
+
+    @property
+    def address(self) -> RedisUrl:
+        return self.url.redis
+
+
+def opened(given: CeleryServer | CelerySection) -> Queue:
+    server = replace(given.url, redis=given.redis) if isinstance(given, CelerySection) else given
     if server.redis.kind != "sentinel":
         return CeleryQueues(server)
     return SentinelStreams(
@@ -723,4 +741,5 @@ BROKER = Broker(
     "without queues: all; workers=true: also asks the workers; tasks=false: does not read names of tasks",
     CeleryServer.parse,
     opened,
+    CelerySection,
 )

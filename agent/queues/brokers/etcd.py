@@ -16,8 +16,9 @@ from urllib.parse import unquote, urlsplit
 from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
 from agent.common.http_get import HttpDown
-from agent.common.settings import setting, text
+from agent.common.settings import private_text, setting
 from agent.queues.catalogue import Broker, Row
+from agent.queues.credentials import Password, password_keys
 from agent.queues.etcd_copies import MAX_KEYS, Comparison, TooManyKeys
 from agent.queues.etcd_gateway import EtcdMember, MemberStatus, NotEtcd
 from agent.queues.etcd_leases import NAME as LEASES
@@ -91,9 +92,9 @@ class EtcdCluster(HttpServer):
     """A cluster as a section of the settings."""
 
     TITLE = "etcd"
-    VARIABLES = "TICKSCOPE_ETCD_"
 
-    url: EtcdUrl = setting("", text(_FORM, EtcdUrl.parse), "some of its members")
+    url: EtcdUrl = setting("", private_text(_FORM, EtcdUrl.parse), "some of its members")
+    password: Password = setting(Password(), password_keys("TICKSCOPE_ETCD_"))
 
 
 class _Queue(NamedTuple):

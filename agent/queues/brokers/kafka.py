@@ -9,7 +9,6 @@ The client is librdkafka (confluent-kafka). It is imported when a server is open
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,11 +22,12 @@ from agent.columns import fitted
 from agent.common.address import addr_text
 from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
-from agent.common.settings import flag, one_of, setting, text, texts
+from agent.common.settings import flag, one_of, private_text, setting, text, texts
 from agent.errors import USAGE, AgentError
 from agent.queues.addresses import Addresses
 from agent.queues.catalogue import Broker, Row
 from agent.queues.commits import Commits
+from agent.queues.credentials import Password, password_keys
 from agent.queues.end_offsets import EndOffsets
 from agent.queues.gone import Gone
 from agent.queues.kafka_client import Failure, KafkaConnection, KafkaDown, Key
@@ -49,9 +49,7 @@ _RETRY_NS = 10_000_000_000  # after a refused login, or settings that librdkafka
 _LEADERS_NS, _CONFIGS_NS = 10_000_000_000, 60_000_000_000  # how long leaders and settings of topics are used
 _READING_S = 0.3  # a poll, for single records
 _TIMES_NS = 10_000_000_000  # between two reads of single records only for when they may be deleted
-_PASSWORD_BYTES = 4096
 _PORT = 9092
-_VARIABLES = "TICKSCOPE_KAFKA_"
 _TRANSACTIONS = "__transaction_state"  # this topic is there once any producer has used transactions
 _NO_TOPIC = re.compile(r"[^\w.*?![\]-]", re.ASCII)
 _WIDTH, _REASON = (TABLES["queue_lag"].by_name[name].width for name in ("destination", "inexact_reason"))
@@ -76,12 +74,6 @@ def _bootstrap(given: str) -> str:
     return ",".join(servers)
 
 
-def _variable(given: str) -> str:
-    if given and not given.startswith(_VARIABLES):
-        raise ValueError(f"its name begins with {_VARIABLES}")
-    return given
-
-
 def _path(given: str) -> str:
     if given and not given.startswith("/"):
         raise ValueError("it is an absolute path")
@@ -102,7 +94,7 @@ def _file(what: str) -> Any:
 class KafkaServer:
     """A Kafka cluster. Files are read by the broker process, as user tickscope."""
 
-    servers: str = setting("", text("host:port,host:port", _bootstrap), "brokers that are asked first")
+    servers: str = setting("", private_text("host:port,host:port", _bootstrap), "brokers that are asked first")
     groups: tuple[str, ...] = setting((), texts("a list of names or patterns"), "groups; none: all of them")
     topics: tuple[str, ...] = setting((), texts("a list of names or patterns"), "topics; none: all of them")
     records: bool = setting(
@@ -122,12 +114,7 @@ class KafkaServer:
     key: str = _file("its private key (PEM)")
     user: str = setting("", text("a name"), "SASL user")
     mechanism: str = setting("SCRAM-SHA-512", one_of("SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"), "SASL mechanism")
-    password_file: str = _file("file with the user's password")
-    password_variable: str = setting(
-        "",
-        text(f"a name that begins with {_VARIABLES}", _variable),
-        "variable of the agent's environment with the user's password",
-    )
+    password: Password = setting(Password(), password_keys("TICKSCOPE_KAFKA_"))
 
     def check(self) -> None:
         if not self.servers:
@@ -140,31 +127,17 @@ class KafkaServer:
             raise ValueError("ca, certificate and key need `tls: true`")
         if bool(self.certificate) != bool(self.key):
             raise ValueError("certificate and key are set together")
-        if bool(self.user) != bool(self.password_file or self.password_variable):
-            raise ValueError("user is set together with password_file or password_variable")
-
-    def password(self) -> str:
-        """The password. Raises KafkaDown if it cannot be read."""
-        if self.password_variable:
-            found = os.environ.get(self.password_variable)
-            if not found:
-                raise KafkaDown(f"the variable {self.password_variable} is not set", "login")
-            return found
-        try:
-            with open(self.password_file, encoding="utf-8") as file:
-                return file.read(_PASSWORD_BYTES).rstrip("\r\n")
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or "no text"
-            raise KafkaDown(f"password_file {self.password_file}: {why}", "login") from None
+        if bool(self.user) != self.password.is_set:
+            raise ValueError("user is set together with password_file, password_variable or password_credential")
 
     def librdkafka(self) -> dict[str, object]:
         """The settings of librdkafka. Raises KafkaDown if the password cannot be read."""
         security = ("SASL_" if self.user else "") + ("SSL" if self.tls else "PLAINTEXT")
-        sasl = (
-            {"sasl.mechanism": self.mechanism, "sasl.username": self.user, "sasl.password": self.password()}
-            if self.user
-            else {}
-        )
+        try:
+            password = self.password.read()
+        except ValueError as error:
+            raise KafkaDown(str(error), "login") from None
+        sasl = {"sasl.mechanism": self.mechanism, "sasl.username": self.user, "sasl.password": password}
         files = {
             "ssl.ca.location": self.ca,
             "ssl.certificate.location": self.certificate,
@@ -173,7 +146,7 @@ class KafkaServer:
         return {
             "bootstrap.servers": self.servers,
             "security.protocol": security,
-            **sasl,
+            **(sasl if self.user else {}),
             **{name: path for name, path in files.items() if path},
         }
 

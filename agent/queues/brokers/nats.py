@@ -18,8 +18,9 @@ from agent.common.address import peer_bytes
 from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
 from agent.common.http_get import HttpDown
-from agent.common.settings import setting, text
+from agent.common.settings import private_text, setting
 from agent.queues.catalogue import Broker, Row
+from agent.queues.credentials import Password, password_keys
 from agent.queues.gone import Gone
 from agent.queues.http_server import HttpServer, HttpUrl, http_url, names_of, port_number
 from agent.queues.leaders import Leaders
@@ -84,9 +85,9 @@ class NatsMonitoring(HttpServer):
     """A server as a section of the settings."""
 
     TITLE = "NATS"
-    VARIABLES = "TICKSCOPE_NATS_"
 
-    url: NatsUrl = setting("", text(_EXAMPLE, NatsUrl.parse), "its monitoring endpoint")
+    url: NatsUrl = setting("", private_text(_EXAMPLE, NatsUrl.parse), "its monitoring endpoint")
+    password: Password = setting(Password(), password_keys("TICKSCOPE_NATS_"))
 
 
 @dataclass

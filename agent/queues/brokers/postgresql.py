@@ -14,13 +14,13 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from agent.common.address import addr_text, with_port
 from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
-from agent.common.settings import flag, one_of, setting, text
+from agent.common.settings import flag, one_of, private_text, setting, text
 from agent.errors import USAGE, AgentError
 from agent.queues import postgresql_wal as wal
 from agent.queues.addresses import Addresses
 from agent.queues.asking import Asking
 from agent.queues.catalogue import Broker, Row
-from agent.queues.credentials import secret
+from agent.queues.credentials import Password, password_keys
 from agent.queues.postgresql_client import (
     DENIED,
     LOCKED,
@@ -39,7 +39,6 @@ _POLL_S = 3.0  # of a poll with all its questions, or of a new connection: 20 ro
 #: Of one statement on the server, and of its wait for a lock.
 STATEMENT_MS, LOCK_MS = 500, 100
 _RETRY_NS = 10_000_000_000  # a refused login is not repeated at each poll: servers log it
-_VARIABLES = "TICKSCOPE_POSTGRESQL_"
 #: For docs/limits.md.
 BOUNDS = (
     UpperBound("queues", "queues of a PostgreSQL query", MAX_QUEUES, "not watched", "`queue_lag.reason`"),
@@ -121,12 +120,6 @@ class PostgresUrl:
             ) from None
 
 
-def _variable(given: str) -> str:
-    if given and not given.startswith(_VARIABLES):
-        raise ValueError(f"its name begins with {_VARIABLES}")
-    return given
-
-
 def _path(given: str) -> str:
     if given and not given.startswith("/"):
         raise ValueError("it is an absolute path")
@@ -142,7 +135,7 @@ class PostgresServer:
     """A server as a section of the settings. Files are read by the broker process, as user tickscope."""
 
     url: PostgresUrl = setting(
-        "", text("postgresql://user@host:5432/database?sslmode=verify-full", PostgresUrl.parse), "its address"
+        "", private_text("postgresql://user@host:5432/database?sslmode=verify-full", PostgresUrl.parse), "its address"
     )
     query: str = setting("", text("a SELECT"), "a query for queues in tables (docs/queues-postgresql.md)")
     jobs: str = setting("", one_of("", *sorted(PRESETS)), "a ready-made query for the tables of a job library")
@@ -150,12 +143,7 @@ class PostgresServer:
     cluster: str = setting(
         "", text("a name"), "name of the cluster, which stays the same at another address; none: host:port/database"
     )
-    password_file: str = _file("file with the user's password")
-    password_variable: str = setting(
-        "",
-        text(f"a name that begins with {_VARIABLES}", _variable),
-        "variable of the agent's environment with the user's password",
-    )
+    password: Password = setting(Password(), password_keys("TICKSCOPE_POSTGRESQL_"))
     ca_file: str = _file("certificates of the authorities to trust (TLS)")
     certificate_file: str = _file("certificate of tickscope (TLS)")
     key_file: str = _file("key of that certificate")
@@ -164,9 +152,8 @@ class PostgresServer:
         """Raises AgentError, without the values: there may be a password among them."""
         wrong = (
             (not self.url, "it has no url"),
-            (self.password_file and self.password_variable, "it has a password_file and a password_variable"),
             (
-                self.url and self.url.password and (self.password_file or self.password_variable),
+                self.url and self.url.password and self.password.is_set,
                 "it has a password in its url and another beside it",
             ),
             (bool(self.key_file) != bool(self.certificate_file), "certificate_file and key_file are set together"),
@@ -181,7 +168,7 @@ class PostgresServer:
         PostgresDown.
         """
         try:
-            password = secret(self.password_file, self.password_variable) or self.url.password
+            password = self.password.read() or self.url.password
         except ValueError as error:
             raise PostgresDown(str(error), "login") from None
         mode = self.url.sslmode or ("verify-full" if self.ca_file else "prefer")

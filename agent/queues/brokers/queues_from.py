@@ -7,29 +7,25 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from agent.common.address import peer_bytes, with_port
 from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
 from agent.common.http_get import HttpClient, HttpDown
-from agent.common.settings import Place, ValueType, setting, text
+from agent.common.settings import Place, ValueType, private_text, setting, text
 from agent.common.settings import read as read_section
-from agent.common.tls import client_context
 from agent.errors import USAGE, AgentError
 from agent.queues.asking import Asking
 from agent.queues.catalogue import Broker, Row
-from agent.queues.credentials import secret
+from agent.queues.credentials import Password, password_keys
+from agent.queues.http_server import HttpServer
 from agent.queues.mapping import MAX_QUEUES, MAX_SAMPLES, MappedQueues, read
-
-if TYPE_CHECKING:
-    import ssl
 
 TIMEOUT_S = 0.8
 MAX_BODY_BYTES = 4 << 20
 _RETRY_NS = 10_000_000_000  # a refused login is not repeated at each poll
-_VARIABLES = "TICKSCOPE_QUEUES_FROM_"
 _SYSTEM = "http"
 #: For docs/limits.md.
 BOUNDS = (
@@ -92,12 +88,6 @@ class EndpointUrl:
         )
 
 
-def _variable(given: str) -> str:
-    if given and not given.startswith(_VARIABLES):
-        raise ValueError(f"its name begins with {_VARIABLES}")
-    return given
-
-
 def _queues(given: Any, place: Place) -> tuple[MappedQueues, ...]:
     listed = [given] if isinstance(given, Mapping) else given
     if not isinstance(listed, (list, tuple)) or not 0 < len(listed) <= 64:
@@ -106,54 +96,31 @@ def _queues(given: Any, place: Place) -> tuple[MappedQueues, ...]:
 
 
 @dataclass(frozen=True)
-class MetricsEndpoint:
+class MetricsEndpoint(HttpServer):
     """An endpoint as a section of the settings."""
 
-    url: EndpointUrl = setting("", text("http://host:8080/metrics", EndpointUrl.parse), "its address")
+    TITLE = "queues_from"
+
+    url: EndpointUrl = setting("", private_text("http://host:8080/metrics", EndpointUrl.parse), "its address")
+    password: Password = setting(Password(), password_keys("TICKSCOPE_QUEUES_FROM_"))
     system: str = setting(_SYSTEM, text("a name"), "name of the messaging system, for `queue_lag.system`")
     cluster: str = setting("", text("a name"), "name that stays the same at another address; none: host:port")
     queues: tuple[MappedQueues, ...] = setting(
         (), ValueType(_queues, "a list of sections, see docs/queues-mapping.md"), "which metrics are the queues"
     )
-    user: str = setting("", text("a user"), "user of the endpoint")
-    password_file: str = setting("", text("the path of a file"), "file with the password, readable to the agent's user")
-    password_variable: str = setting(
-        "", text(f"a name that begins with {_VARIABLES}", _variable), "variable of the environment with the password"
-    )
-    ca_file: str = setting("", text("the path of a file"), "certificates of the authorities to trust (https)")
-    certificate_file: str = setting("", text("the path of a file"), "certificate of tickscope (https)")
-    key_file: str = setting("", text("the path of a file"), "key of that certificate")
 
-    def check(self) -> None:
-        """Raises AgentError, without the values: there may be a password among them."""
+    def mistakes(self) -> tuple[tuple[object, str], ...]:
         paths = {bool(source.path) for one in self.mapped for source in one.sources().values()}
-        wrong = (
-            (not self.url, "it has no url"),
+        return (
+            *super().mistakes(),
             (self.url and not self.mapped, "it has no queues: which metric is the length?"),
             (len(paths) > 1, "some of its queues have metrics and some paths in JSON"),
             (not self.system, "its system has no name"),
-            (self.password_file and self.password_variable, "it has a password_file and a password_variable"),
-            (self.key_file and not self.certificate_file, "it has a key_file and no certificate_file"),
         )
-        if why := next((why for is_wrong, why in wrong if is_wrong), ""):
-            raise AgentError("an endpoint of queues_from cannot be used", why=why, exit_code=USAGE)
 
     @property
     def mapped(self) -> tuple[MappedQueues, ...]:
-        return self.queues or self.url.mapping
-
-    def login(self) -> tuple[str, str] | None:
-        """User and password now, None without any. Raises HttpDown."""
-        try:
-            password = secret(self.password_file, self.password_variable) or self.url.password
-        except ValueError as error:
-            raise HttpDown(str(error), "login") from None
-        user = self.user or self.url.user
-        return (user, password) if user or password else None
-
-    def tls(self) -> ssl.SSLContext:
-        """Raises OSError if a file cannot be used."""
-        return client_context(self.ca_file, self.certificate_file, self.key_file)
+        return self.queues or (self.url.mapping if self.url else ())
 
 
 def _line(given: str) -> MetricsEndpoint:

@@ -26,8 +26,9 @@ from agent.common.address import peer_bytes
 from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
 from agent.common.http_get import HttpDown
-from agent.common.settings import setting, text
+from agent.common.settings import private_text, setting
 from agent.queues.catalogue import Broker, Row
+from agent.queues.credentials import Password, password_keys
 from agent.queues.gone import Gone
 from agent.queues.http_server import HttpServer, HttpUrl, http_url, names_of, port_number
 from agent.queues.judged import UNANSWERED
@@ -149,11 +150,11 @@ class RabbitServer(HttpServer):
     """A server as a section of the settings."""
 
     TITLE = "RabbitMQ"
-    VARIABLES = "TICKSCOPE_RABBITMQ_"
 
     url: RabbitUrl = setting(
-        "", text("http://host:15692?queues=orders&management=15672", RabbitUrl.parse), "its address"
+        "", private_text("http://host:15692?queues=orders&management=15672", RabbitUrl.parse), "its address"
     )
+    password: Password = setting(Password(), password_keys("TICKSCOPE_RABBITMQ_"))
 
 
 @dataclass

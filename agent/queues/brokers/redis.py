@@ -19,7 +19,9 @@ import hiredis
 from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
 from agent.common.resp import RedisDown, RedisUrl, Reply, ReplyTooLarge
+from agent.common.settings import private_text, setting
 from agent.queues.catalogue import Broker, Queue, Row
+from agent.queues.credentials import Password, password_keys
 from agent.queues.gone import Gone
 from agent.queues.redis_consumers import MAX_AT_ONCE, MAX_CONSUMERS, Consumers, Held, held
 from agent.queues.redis_expiring import ExpiringKeys
@@ -32,6 +34,7 @@ from agent.queues.redis_reading import Id, Stream, after, age_s, entry_id, field
 from agent.queues.redis_rewound import DataHistory
 from agent.queues.redis_rights import Command, Rights, missing_rule
 from agent.queues.redis_scan import MAX_NAME_BYTES, MAX_STREAMS, Scan, is_pattern
+from agent.queues.redis_section import RedisServerSection
 from agent.queues.redis_server import RedisServer
 from agent.queues.redis_tail import EntryField, Tail
 from agent.queues.redis_walk import walk
@@ -432,7 +435,18 @@ def _row(group: _Group, server_ms: int) -> Row:
     }
 
 
-def opened(url: RedisUrl) -> Queue:
+@dataclass(frozen=True)
+class RedisSection(RedisServerSection):
+    """A server as a section of the settings."""
+
+    TITLE = "Redis"
+
+    url: RedisUrl = setting("", private_text("redis://host:6379/0?streams=orders,mail*", RedisUrl.parse), "its address")
+    password: Password = setting(Password(), password_keys("TICKSCOPE_REDIS_"))
+
+
+def opened(server: RedisUrl | RedisSection) -> Queue:
+    url = server.redis if isinstance(server, RedisSection) else server
     if url.kind == "cluster":
         return ClusterStreams(url, RedisStreams)
     return SentinelStreams(url, RedisStreams) if url.kind == "sentinel" else RedisStreams(url)
@@ -446,4 +460,5 @@ BROKER = Broker(
     "without streams: all; lists by ?rq=, ?bullmq=, ?sidekiq=, ?lists=; redis+sentinel://host:26379/SERVICE/db, redis+cluster://host:port",
     RedisUrl.parse,
     opened,
+    RedisSection,
 )
