@@ -42,12 +42,14 @@ class ListContent(NamedTuple):
 @dataclass(frozen=True)
 class Content:
     """What a database had at one poll. lists: by queue, in the order of priority; those that are empty are left out.
-    tags: of unacknowledged messages. bound: the queues of each exchange, as far as they were all read.
+    tags: of unacknowledged messages. left: hashes of messages that were next in a list earlier, and no longer are.
+    bound: the queues of each exchange, as far as they were all read.
     """
 
     replication: Replication
     lists: Mapping[bytes, Mapping[int, ListContent]]
     tags: Mapping[bytes, frozenset[bytes]]
+    left: frozenset[int]
     bound: Mapping[bytes, frozenset[bytes]]
 
 
@@ -120,7 +122,9 @@ class QueueHistory(DataHistory):
 
 
 def _changed(before: Content, now: Content) -> bool:
-    """Whether messages were taken or are gone; not if some only arrived."""
+    """Whether messages were taken, are gone or came back; not if some only arrived."""
+    if any(one.tail in before.left for lists in now.lists.values() for one in lists.values()):
+        return True
     for name, lists in before.lists.items():
         for priority, was in lists.items():
             one = now.lists.get(name, {}).get(priority)

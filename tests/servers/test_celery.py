@@ -568,6 +568,7 @@ def test_an_application_on_sentinel_goes_on_with_the_promoted_replica(
         its.end()  # a worker that runs a task does not connect again before it has ended
         after = wait(lambda: (now := row(queue))["status"] != b"down" and now)
         assert (state(after), after["cluster"]) == ((4, 1, 0), before["cluster"])
+        assert after["status"] == b"ok"  # nothing was lost
         assert after["cluster"] == f"shop@127.0.0.1:{port}".encode()
         assert after["peer"].tobytes()[16:] == replica.port.to_bytes(2, "little")
         again = Worker(f"sentinel://127.0.0.1:{port}", tmp_path, options=options)

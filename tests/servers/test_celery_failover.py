@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from math import isnan
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.queues.brokers.celery import BROKER
+from agent.common.resp import RedisUrl
+from agent.queues.brokers.celery import BROKER, CeleryQueues, CeleryServer
 from agent.queues.catalogue import Queue
+from agent.queues.judged import Judged
 from tests.servers.celery_pieces import Worker, application, wait
 from tests.servers.test_celery import redis, row, state, unacked, watch, worker
 from tests.servers.test_redis_failover import Pair, row_of
@@ -156,6 +159,31 @@ def test_a_fail_over_that_lost_no_task_says_nothing(pair: Pair, tmp_path: Path, 
         assert tasks["lag_messages"] == 2
         # The list may have been empty on the other server after it was here.
         assert tasks["inexact_reason"].endswith(b" s or more")
+
+
+def test_tasks_that_were_done_come_back(pair: Pair) -> None:
+    """The replica has not received that they were taken. Its address is another one, as with Sentinel: no poll fails,
+    and the tasks are older than the poll that found the queue empty.
+    """
+    app, queue = application(pair.primary.url), CeleryQueues(CeleryServer.parse(pair.primary.url))
+    with closing(Judged("celery", queue)) as judged:
+        poll(judged)
+        for _ in range(5):
+            app.send_task("early", (0,))
+        pair.caught_up()
+        assert row(judged)["lag_messages"] == 5
+        pair.link.cut()
+        for _ in range(5):
+            pair.primary.do("RPOP", "celery")
+        assert row(judged)["lag_messages"] == 0
+        pair.fail_over()
+        queue.use(RedisUrl.parse(pair.replica.url))
+        rows = poll(judged)
+        assert BYTES.fullmatch(row_of(rows, b"")["reason"])[2] == b""  # type: ignore[index]
+        back = row_of(rows, b"celery")
+        assert back["lag_messages"] == 5
+        assert isnan(back["lag_s"])
+        assert back["inexact_reason"] == b"age: 0.0 s or more"
 
 
 def test_an_orderly_fail_over_says_nothing(pair: Pair) -> None:

@@ -201,8 +201,9 @@ class _List:
     """The messages of one queue and priority. tail: hash of the next message; 0: there is none, None: not known.
     since_ns: when it was first seen there. empty_ns: when the list was last seen empty; empty_offset: an offset of the
     replication stream before that. held: it was there at the previous poll, too. still: messages may only have arrived
-    since then, if the queue was not read; arrived: how many. taken: its next message is no longer there. used: it has
-    had messages. tasks: names of the tasks of the next messages, as of named_ns.
+    since then, if the queue was not read; arrived: how many. taken: its next message is no longer there; left:
+    the last one to which that happened. used: it has had messages. tasks: names of the tasks of the next messages, as
+    of named_ns.
     """
 
     key: bytes
@@ -215,6 +216,7 @@ class _List:
     still: bool = False
     taken: bool = False
     arrived: int = 0
+    left: int = 0
     used: bool = False
     unreadable_until_ns: int = 0
     tasks: Counter[str] = field(default_factory=Counter)
@@ -226,6 +228,8 @@ class _List:
         self.still = self.held or (self.tail == 0 and tail is not None)
         self.taken = bool(self.tail) and tail is not None and tail != self.tail
         self.arrived = length - self.length
+        if self.taken:
+            self.left = self.tail or 0
         if tail != self.tail or tail is None:
             self.since_ns = answered_ns
         if not length:
@@ -387,6 +391,7 @@ class CeleryQueues(RedisServer):
                 now,
                 {queue.name: queue.content for queue in readable},
                 {queue.name: queue.tags for queue in readable if queue.tags},
+                frozenset(one.left for queue in readable for one in queue.lists if one.left),
                 {exchange: frozenset(queue for _, queue in bound) for exchange, bound in whole.items()},
             )
         self._history.see_queues(content, now_ns)
