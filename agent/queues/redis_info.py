@@ -7,7 +7,7 @@ others.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import hiredis
 
@@ -59,9 +59,7 @@ class Counters:
         """
         info: dict[str, str] = {}
         for reply in replies:
-            if isinstance(reply, bytes) and len(reply) <= _MAX_BYTES:
-                lines = reply.decode("utf-8", "replace").split("\r\n")[:_MAX_LINES]
-                info.update((key, value) for key, colon, value in (line.partition(":") for line in lines) if colon)
+            info.update(_lines(reply))
         limit = _number(info.get("maxmemory"))
         self.replication, self.version = _replication(info), _version(info)
         return {
@@ -92,6 +90,19 @@ class Counters:
         self.refused = more = {kind: n for kind, n in more.items() if n > 0}
         words = ", ".join(f"{kind} {n}" for kind, n in sorted(more.items(), key=lambda e: (-e[1], e[0])))
         return {"errors_per_s": sum(more.values()) * 1e9 / since_ns, "errors": words}
+
+
+def replication_of(reply: object) -> Replication | None:
+    """From the reply to ``INFO replication``; None if it was refused."""
+    return _replication(dict(_lines(reply)))
+
+
+def _lines(reply: object) -> Iterator[tuple[str, str]]:
+    if isinstance(reply, bytes) and len(reply) <= _MAX_BYTES:
+        for line in reply.decode("utf-8", "replace").split("\r\n")[:_MAX_LINES]:
+            key, colon, value = line.partition(":")
+            if colon:
+                yield key, value
 
 
 def errors(replies: Iterable[object]) -> Counter[str]:

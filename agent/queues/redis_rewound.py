@@ -18,7 +18,7 @@ from agent.queues.redis_reading import Id, Stream, shown_id
 FAIL_OVER, REPLACED = "fail-over: ", "restarted or replaced: "
 _SHOWN_NS = 60_000_000_000
 #: Of the replication stream without a write of a client: PING and REPLCONF GETACK of some seconds.
-_IDLE_BYTES = 128
+IDLE_BYTES = 128
 
 
 @dataclass(frozen=True)
@@ -51,19 +51,26 @@ class DataHistory:
     def see(self, replication: Replication | None, streams: Iterable[Stream], now_ns: int) -> None:
         """A poll that succeeded."""
         before, self._replication = self._replication, replication or self._replication
-        how, lost = _passed_over(before, replication)
+        how, lost = passed_over(before, replication)
         self.how = how
-        if lost >= _IDLE_BYTES:
-            words = f"{how}writes of at least {lost:,} bytes of the replication stream were lost"
-            self._events[b"", b""] = _Event(words, now_ns)
+        if lost >= IDLE_BYTES:
+            self.note(f"{how}{bytes_lost(lost)}", now_ns)
         seen = {}
         for stream in streams:
             seen[stream.name] = stream
             was = self._streams.get(stream.name)
             why = _back(was, stream) if was is not None else ""
             if why:
-                self._events[stream.name, b""] = _Event(f"{how}{why}", now_ns)
+                self.note(f"{how}{why}", now_ns, stream.name)
         self._streams = seen
+        self.expire(now_ns)
+
+    def note(self, why: str, now_ns: int, stream: bytes = b"") -> None:
+        """The reason from now on of a stream (or a queue), or of the server."""
+        self._events[stream, b""] = _Event(why, now_ns)
+
+    def expire(self, now_ns: int) -> None:
+        """Forgets the reasons of more than a minute ago."""
         self._events = {key: one for key, one in self._events.items() if now_ns - one.at_ns < _SHOWN_NS}
 
     def forget(self, gone: Iterable[tuple[bytes, bytes]], left: Container[bytes]) -> None:
@@ -88,7 +95,11 @@ class DataHistory:
         return event.why if event is not None else ""
 
 
-def _passed_over(before: Replication | None, now: Replication | None) -> tuple[str, int]:
+def bytes_lost(lost: int) -> str:
+    return f"writes of at least {lost:,} bytes of the replication stream were lost"
+
+
+def passed_over(before: Replication | None, now: Replication | None) -> tuple[str, int]:
     """How another history goes on, if one does, and how many bytes of the former are not in it, as far as known."""
     if before is None or now is None or before.history == now.history:
         return "", 0

@@ -109,8 +109,8 @@ DECLARED = (
         enum(
             "lag_basis",
             "history log_append create",
-            "source of lag_s (Kafka, NATS): end offsets at earlier polls, or the time of the first unread record by"
-            " the broker's clock (log_append) or the producer's (create)",
+            "source of lag_s (Kafka, NATS, Celery on Redis): what earlier polls saw, or the time of the first unread"
+            " record by the broker's clock (log_append) or the producer's (create)",
         ),
         f64("retention_left_s", "time until the first unread message may be deleted for its age (Kafka, NATS)", "s"),
         text(
@@ -126,6 +126,12 @@ DECLARED = (
             " most 10 messages of each priority)",
         ),
         i64("lag_bytes", "what waits in bytes, of a log without messages (PostgreSQL)", "bytes"),
+        text(
+            "priorities",
+            64,
+            "lag_messages by priority, if more than one has messages: `0: 5, 3: 3`; the number is that of the Redis"
+            " list, and 0 is taken first (Celery on Redis)",
+        ),
         measure="lag_messages",
     ),
     table(

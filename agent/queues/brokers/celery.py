@@ -30,11 +30,13 @@ from agent.common.resp import RedisDown, RedisUrl, Reply
 from agent.common.settings import private_text, setting
 from agent.errors import USAGE, AgentError
 from agent.queues import kombu
+from agent.queues.age_bounds import AgeBounds
 from agent.queues.catalogue import Broker, Queue, Row
 from agent.queues.celery_control import ControlBus
+from agent.queues.celery_rewound import Content, LastContents, ListContent, QueueHistory
 from agent.queues.credentials import Password, password_keys
 from agent.queues.listing import listed
-from agent.queues.redis_info import COMMANDS
+from agent.queues.redis_info import COMMANDS, replication_of
 from agent.queues.redis_places import SentinelStreams
 from agent.queues.redis_reading import shown
 from agent.queues.redis_rights import Command, Rights
@@ -50,8 +52,6 @@ READ_UNACKED = 1000  # in one poll
 MAX_TAG_BYTES = 128
 READ_BYTES = 512 << 10  # of messages in one poll: unacknowledged ones, and again as much of waiting ones
 TAIL_BYTES = 64 << 10  # a list with larger messages, on average, is not read
-#: A lower bound of 0 s for an age is reported if the upper bound is not above this.
-_CLOSE_S = 5.0
 #: A list with a message larger than an answer may be is not read again for this long.
 _UNREADABLE_NS = 60_000_000_000
 #: For docs/limits.md.
@@ -202,10 +202,11 @@ Entry = tuple[bytes, float]  #: delivery tag, and Unix time of the delivery by t
 @dataclass(eq=False)
 class _List:
     """The messages of one queue and priority. tail: hash of the next message; 0: there is none, None: not known.
-    since_ns: when it was first seen there. empty_ns: when the list was last seen empty. held: it was there at the
-    previous poll, too. still: messages may only have arrived since then, if the queue was not read; arrived: how many.
-    taken: its next message is no longer there.
-    used: it has had messages. tasks: names of the tasks of the next messages, as of named_ns.
+    since_ns: when it was first seen there. empty_ns: when the list was last seen empty; empty_offset: an offset of the
+    replication stream before that. held: it was there at the previous poll, too. still: messages may only have arrived
+    since then, if the queue was not read; arrived: how many. taken: its next message is no longer there; left:
+    the last one to which that happened. used: it has had messages. tasks: names of the tasks of the next messages, as
+    of named_ns.
     """
 
     key: bytes
@@ -213,27 +214,36 @@ class _List:
     tail: int | None = None
     since_ns: int = 0
     empty_ns: int | None = None
+    empty_offset: int | None = None
     held: bool = False
     still: bool = False
     taken: bool = False
     arrived: int = 0
+    left: int = 0
     used: bool = False
     unreadable_until_ns: int = 0
     tasks: Counter[str] = field(default_factory=Counter)
     named_ns: int | None = None
 
-    def see(self, length: int, tail: int | None, asked_ns: int, answered_ns: int) -> None:
-        """Takes one poll, made between these times, CLOCK_BOOTTIME."""
+    def see(self, length: int, tail: int | None, asked_ns: int, answered_ns: int, offset: int | None) -> None:
+        """Takes one poll, made between these times, CLOCK_BOOTTIME. offset: of the replication stream, before it."""
         self.held = bool(tail) and tail == self.tail and length >= self.length
         self.still = self.held or (self.tail == 0 and tail is not None)
         self.taken = bool(self.tail) and tail is not None and tail != self.tail
         self.arrived = length - self.length
+        if self.taken:
+            self.left = self.tail or 0
         if tail != self.tail or tail is None:
             self.since_ns = answered_ns
         if not length:
-            self.empty_ns = asked_ns
+            self.empty_ns, self.empty_offset = asked_ns, offset
             self.tasks, self.named_ns = Counter(), None
         self.length, self.tail, self.used = length, tail, self.used or length > 0
+
+    def other_data(self) -> None:
+        """The poll was of other data than those before it: its messages may have come before the list was empty."""
+        if self.length:
+            self.empty_ns = self.empty_offset = None
 
 
 @dataclass
@@ -273,8 +283,8 @@ class _Queue:
         self.found |= bool(mine) or first is not None
 
     @property
-    def age_s(self) -> tuple[float, float] | None:
-        """The least and the most that its oldest message waits here; None if nothing is known."""
+    def age(self) -> AgeBounds | None:
+        """How long its oldest message waits here; None if nothing is known."""
         filled = [one for one in self.lists if one.length]
         known = [one for one in filled if one.tail is not None]
         if not known:
@@ -282,7 +292,21 @@ class _Queue:
         empty = [one.empty_ns for one in filled if one.empty_ns is not None]
         least = max(self.asked_ns - one.since_ns for one in known)
         most = self.answered_ns - min(empty) if len(empty) == len(filled) else inf
-        return max(0, least) / 1e9, most / 1e9
+        return AgeBounds(max(0, least) / 1e9, most / 1e9, True)
+
+    @property
+    def priorities(self) -> bytes:
+        """Messages of each priority, if more than one has some."""
+        filled = [(priority, one.length) for priority, one in enumerate(self.lists) if one.length]
+        return listed((f"{priority}: {length}" for priority, length in filled), "priorities") if filled[1:] else b""
+
+    @property
+    def content(self) -> dict[int, ListContent]:
+        return {
+            priority: ListContent(one.length, one.tail, one.empty_offset)
+            for priority, one in enumerate(self.lists)
+            if one.length
+        }
 
     @property
     def tasks(self) -> Counter[str]:
@@ -313,6 +337,8 @@ class CeleryQueues(RedisServer):
         pattern = b"".join(b"\\%c" % c if c in b"*?[]\\" else b"%c" % c for c in self._prefix + kombu.BINDINGS) + b"*"
         self._scan = None if self._named else Scan([], ("MATCH", pattern), "queues")
         self._queues: dict[bytes, _Queue] = {}
+        self._history = QueueHistory(f"{url.db} {server.prefix} {server.queues}", _LAST)
+        self._offset: int | None = None  # of the replication stream, before this poll read the queues
         self._bindings: dict[bytes, list[kombu.Binding]] = {}
         self._messages: dict[Entry, kombu.KombuMessage | None] = {}  # of the unacknowledged ones; None: not readable
         self._etas: dict[Entry, int] = {}  # CLOCK_BOOTTIME, as of when the message was first seen
@@ -353,11 +379,36 @@ class CeleryQueues(RedisServer):
             self._problems.append(f"{lost} unacknowledged messages belong to no queue")
         if self._bus is not None:
             self._bus.taken |= any(queue.taken for queue in self._queues.values())
+        self._compare(now_ns)
         rows = [self._row(queue, server_s, refused, doubt) for queue in self._queues.values()]
         return [{**values, **row} for row in [*rows, *self._remarks()] or [{"status": "ok"}]]
 
+    def _compare(self, now_ns: int) -> None:
+        """Whether the server's data continue those of the poll before."""
+        now = self._server.replication
+        content = None
+        if now is not None:
+            whole = {name: bound for name, bound in self._bindings.items() if len(bound) < MAX_BINDINGS}
+            readable = [queue for queue in self._queues.values() if not queue.failed]
+            content = Content(
+                now,
+                {queue.name: queue.content for queue in readable},
+                {queue.name: queue.tags for queue in readable if queue.tags},
+                frozenset(one.left for queue in readable for one in queue.lists if one.left),
+                {exchange: frozenset(queue for _, queue in bound) for exchange, bound in whole.items()},
+            )
+        self._history.see_queues(content, now_ns)
+        if self._history.how:
+            for queue in self._queues.values():
+                queue.rates = {}
+                for one in queue.lists:
+                    one.other_data()
+
     def _remarks(self) -> Iterator[Row]:
         """Rows without a destination."""
+        why = self._history.why()
+        if why:
+            yield {"status": "rewound", "reason": why}
         if self._problems:
             yield {"reason": "; ".join(self._problems)}
         missing = self._rights.missing(self._now_ns)
@@ -381,6 +432,7 @@ class CeleryQueues(RedisServer):
         start = self._prefix + kombu.BINDINGS
         found = self._scan.step(self, now_ns) if self._scan else []
         exchanges = {*self._named, *(key.removeprefix(start) for key in found)}
+        exchanges |= {exchange for exchange, bound in self._bindings.items() if bound}  # are they gone?
         exchanges |= {m.exchange for m in self._messages.values() if m and len(m.exchange) <= MAX_NAME_BYTES}
         asked = sorted(filter(kombu.carries_tasks, exchanges - {b""}))[:MAX_QUEUES]
         replies = self.pipeline([("SSCAN", start + one, 0, "COUNT", MAX_BINDINGS) for one in asked])
@@ -424,8 +476,9 @@ class CeleryQueues(RedisServer):
         """
         lists = [one for queue in self._queues.values() for one in queue.lists]
         unacked, index, its_mutex = self._keys
-        *replies, stored, mutex, left_ms, total, oldest = self.pipeline(
+        replication, *replies, stored, mutex, left_ms, total, oldest = self.pipeline(
             [
+                ("INFO", "replication"),
                 *(("LLEN", one.key) for one in lists),
                 ("HLEN", unacked),
                 ("GET", its_mutex),
@@ -434,6 +487,8 @@ class CeleryQueues(RedisServer):
                 ("ZRANGE", index, 0, MAX_UNACKED - 1, "WITHSCORES"),
             ]
         )
+        before = replication_of(replication)
+        self._offset = None if before is None else before.offset
         lengths = dict(zip(lists, replies, strict=True))
         for queue in self._queues.values():
             each = [lengths[one] for one in queue.lists]
@@ -485,7 +540,7 @@ class CeleryQueues(RedisServer):
                 one.unreadable_until_ns = asked_ns + _UNREADABLE_NS
         answered_ns = boot_ns()
         for one, length in lengths.items():
-            one.see(length, tails.get(one) if length else 0, asked_ns, answered_ns)
+            one.see(length, tails.get(one) if length else 0, asked_ns, answered_ns, self._offset)
         self._read_names([one for one in due if tails.get(one)], usages, left, answered_ns)
         return answered_ns
 
@@ -586,34 +641,38 @@ class CeleryQueues(RedisServer):
             return {"destination": shown(queue.name), "status": "unknown", "reason": queue.failed, **failure}
         if self._unreadable and queue.name not in self._bound():
             return {"destination": shown(queue.name), "status": "unknown", "reason": f"not known: {_OTHER_SEP}"}
-        lag, age_s = sum(one.length for one in queue.lists), queue.age_s
+        lag, age = sum(one.length for one in queue.lists), queue.age
         doubts = [doubt] if doubt else []
         if refused:
             doubts.append(f"pending: {refused}")
         elif queue.some and not doubt:
             doubts.append("pending: the queue of some messages is not known")
-        if lag and age_s is None:
+        ages: Row = {} if lag else {"lag_s": 0.0, "lag_error_s": 0.0}
+        if age is None and lag:
             doubts.append("age not known: its oldest message was not read")
-        elif lag and age_s is not None:
-            doubts.append(f"age: {age_s[0]:.1f} " + (f"to {age_s[1]:.1f} s" if isfinite(age_s[1]) else "s or more"))
+        elif age is not None and age.close:
+            ages = age.columns()
+        elif age is not None:
+            doubts.append(f"age: {age.text()}")
+            ages = age.columns() if age.least else {}  # of a queue that is being read, 0 s means nothing
         if not queue.found and queue.name not in self._bound():
             unseen = {"reason": "no message and no binding seen: is the name right?"}
         else:
             queue.found, unseen = True, {}
-        # Of a queue that is being read, the bounds may be far apart.
-        oldest_s = age_s[0] if lag and age_s is not None and (age_s[0] > 0 or age_s[1] <= _CLOSE_S) else None
+        why = self._history.why(queue.name)
         row = {
             **unseen,
             "destination": shown(queue.name),
             "lag_messages": lag,
-            "lag_s": oldest_s if lag else 0.0,
+            **ages,
             "exact": True,
             "inexact_reason": "; ".join(doubts),
-            "oldest_undelivered_s": oldest_s,
             "position": queue.position,
             "tasks": listed((f"{name} {n}" for name, n in queue.tasks.most_common()), "tasks"),
+            "priorities": queue.priorities,
             **queue.rates,
             **self._consumers(queue),
+            **({"status": "rewound", "reason": why} if why else {}),
         }
         return row if refused or server_s is None else {**row, **self._pending(queue, server_s)}
 
@@ -691,6 +750,7 @@ class CeleryQueues(RedisServer):
         return [{"destination": shown(name)} for name in self._queues]
 
 
+_LAST = LastContents()
 _OTHER_SEP = "has the transport another sep? add it: ?sep="
 
 
