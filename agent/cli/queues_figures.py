@@ -151,6 +151,8 @@ def _more(shown: Sequence[Row]) -> list[tuple[str, str]]:
     lines: list[tuple[str, str]] = []
     if sum(known("delayed")):
         lines.append(("delayed", f"{sum(known('delayed'))} wait for a set time"))
+    if priorities := [text for text in known("priorities") if text]:
+        lines.append(("priorities", f"{priorities[0]} (priority: messages)"))
     if due := known("redelivery_s"):
         first = min(due)
         lines.append(("redelivery", f"{'in' if first >= 0 else 'overdue by'} {seconds(abs(first))}"))

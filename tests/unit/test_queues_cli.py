@@ -213,7 +213,7 @@ def test_what_only_some_brokers_report(tmp_path: Path) -> None:
     now, partitions = boot_now() - S, ((b"0", 9000.0), (b"1", 60.0))
     write(
         tmp_path,
-        lag(now, 9, "tasks", delayed=3, redelivery_s=-4.0, held_idle=2, idle_holders=b"w1 2"),
+        lag(now, 9, "tasks", delayed=3, redelivery_s=-4.0, held_idle=2, idle_holders=b"w1 2", priorities=b"0: 5, 3: 4"),
         *(
             lag(
                 *(now, 9, "topic"),
@@ -230,7 +230,12 @@ def test_what_only_some_brokers_report(tmp_path: Path) -> None:
         on_terminal("queues", "show", name, "--store", tmp_path, columns=100, NO_COLOR="1")
         for name in ("tasks", "topic")
     )
-    for words in (r"delayed +3 wait", r"redelivery +overdue by 4 ?s", r"idle 60 s +consumers with 2 pending: w1 2"):
+    for words in (
+        r"delayed +3 wait",
+        r"priorities +0: 5, 3: 4",
+        r"redelivery +overdue by 4 ?s",
+        r"idle 60 s +consumers with 2 pending: w1 2",
+    ):
         assert re.search(words, tasks), words
     for words in (
         r"deleted in +1m00s: the first unread",
