@@ -21,6 +21,7 @@ from agent.common.clocks import boot_ns
 from agent.queues.brokers import kafka as kafka_broker
 from agent.queues.brokers.kafka import BROKER
 from agent.queues.catalogue import Queue
+from agent.queues.kafka_records import MOST_BYTES, RecordReader
 from agent.queues.packing import TABLE, pack
 from agent.queues.poller_process import BrokerPoller
 from tests.patience import PATIENCE
@@ -244,6 +245,89 @@ def test_the_retention_of_the_first_unread_record_is_a_timer(kafka: Kafka, clock
     (row,) = quiet.timers()
     assert (row["due_wall_ns"], row["consequence"]) == (None, "when is not known: the setting has records: false")
     quiet.close()
+
+
+def delete_before(kafka: Kafka, topic: str, offset: int) -> None:
+    from confluent_kafka import TopicPartition
+
+    (deleted,) = kafka.admin.delete_records([TopicPartition(topic, 0, offset)]).values()
+    deleted.result(20)
+
+
+def test_records_that_were_deleted_before_they_were_read_are_counted(
+    kafka: Kafka, opened: Callable[..., Queue]
+) -> None:
+    create(kafka, "trimmed")
+    produce(kafka, "trimmed", 53)
+    delete_before(kafka, "trimmed", 7)  # before the agent began
+    commit(kafka, "stands", "trimmed", 3)
+    commit(kafka, "reads", "trimmed", 53)
+    queue = opened("stands,reads")
+
+    def removed() -> dict[bytes, int]:
+        rows = poll(queue)
+        return dict(zip(rows["consumer_group"].tolist(), rows["removed"].tolist(), strict=True))
+
+    assert removed() == {b"stands": 0, b"reads": 0}
+    delete_before(kafka, "trimmed", 20)
+    assert removed() == {b"stands": 13, b"reads": 0}
+    delete_before(kafka, "trimmed", 53)
+    assert removed() == removed() == {b"stands": 46, b"reads": 0}
+    produce(kafka, "trimmed", 11)
+    commit(kafka, "stands", "trimmed", 64)  # as with a reset to the latest
+    assert removed() == {b"stands": 46, b"reads": 0}
+    delete_before(kafka, "trimmed", 60)
+    assert removed() == {b"stands": 46, b"reads": 7}
+    commit(kafka, "reads", "trimmed", 64)
+    delete_before(kafka, "trimmed", 64)
+    produce(kafka, "trimmed", 2)
+    assert removed() == {b"stands": 46, b"reads": 7}
+
+
+def test_the_age_of_a_record_that_may_not_be_read_has_a_lower_bound(kafka: Kafka) -> None:
+    create(kafka, "secret")
+    produce(kafka, "secret", 5)
+    commit(kafka, "unread", "secret", 1)
+    create(kafka, "squashed", cleanup_policy="compact")  # what is there may be of any time
+    produce(kafka, "squashed", 5)
+    commit(kafka, "unread", "squashed", 1)
+    began = boot_ns()
+    (queue,) = BROKER.sources([{"servers": kafka.address, "groups": ["unread"], "records": False}])
+    poll(queue)
+    asked = boot_ns()
+    time.sleep(1.2)
+    row, squashed = poll(queue)
+    assert isnan(row["lag_s"]) and (row["t_ns"] - asked) / 1e9 <= row["oldest_undelivered_s"] + 0.1
+    assert 1.2 <= row["oldest_undelivered_s"] <= (row["t_ns"] - began) / 1e9
+    assert row["inexact_reason"] == f"age: {row['oldest_undelivered_s']:.1f} s or more".encode()
+    assert isnan(squashed["oldest_undelivered_s"]) and squashed["inexact_reason"].endswith(b"age: not read")
+    produce(kafka, "secret", 3)
+    poll(queue)
+    commit(kafka, "unread", "secret", 6)  # of our time
+    row, _ = poll(queue)
+    assert row["lag_basis"] == TABLE.code("lag_basis", "history") and row["inexact_reason"] == b""
+    queue.close()
+
+
+def test_a_poll_reads_a_bounded_number_of_bytes(kafka: Kafka) -> None:
+    """Each partition's first record is large; all of them are read by and by."""
+    from confluent_kafka import Producer
+
+    size = 500_000
+    create(kafka, "heavy", 23)
+    producer = Producer({"bootstrap.servers": kafka.address})
+    for partition in range(23):
+        producer.produce("heavy", bytes(size), partition=partition)
+    assert producer.flush(20) == 0
+    reader = RecordReader({"bootstrap.servers": kafka.address})
+    left = {("heavy", partition): 0 for partition in range(23)}
+    polls = []
+    while left:
+        found = reader.read(left, 20.0)
+        polls.append(len(found))
+        left = {key: at for key, at in left.items() if key not in found}
+    fit = -(-MOST_BYTES // size)
+    assert all(n == fit for n in polls[:-1]) and polls[-1] <= fit
 
 
 def test_a_record_from_the_future_has_no_age(kafka: Kafka, opened: Callable[..., Queue]) -> None:
