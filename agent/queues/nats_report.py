@@ -72,9 +72,8 @@ class NatsConsumer:
 @dataclass(frozen=True)
 class NatsStream:
     """Times are of the server's wall clock, 0 if unknown. kept_s: 0 without a limit of age. window_s: of deduplication,
-    0 without one. work: each message is
-    for one consumer and is removed when it is acknowledged. trims: messages are removed by limits only. replaces: a newer
-    message of the same subject removes an older one.
+    0 without one. work: each message is for one consumer and is removed when it is acknowledged. trims: messages are
+    removed by limits only. replaces: a newer message of the same subject removes an older one.
     """
 
     account: str

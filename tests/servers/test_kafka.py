@@ -26,6 +26,7 @@ from agent.queues.packing import TABLE, pack
 from agent.queues.poller_process import BrokerPoller
 from tests.patience import PATIENCE
 from tests.servers.kafka_server import USERS, Kafka, fetched
+from tests.servers.test_rabbitmq import Odd, _endless, _once
 
 #: A consumer as users write them. Its arguments: the server, topics, group, protocol, seconds that a message takes.
 CONSUMER = """
@@ -654,3 +655,61 @@ def test_a_stopped_a_dead_and_a_returned_broker(kafka: Kafka, opened: Callable[.
         kafka.start()
     (row,) = until(queue, lambda rows: rows["status"].tolist() == [b"ok"])
     assert (row["lag_messages"], row["exact"]) == (29, row["exact"])
+
+
+def slowly(connection: Any) -> None:
+    """A frame of 1,000 bytes, one a second."""
+    for letter in (1000).to_bytes(4, "big") + bytes(1000):
+        connection.sendall(bytes([letter]))
+        time.sleep(1)
+
+
+#: An answer to the first question, of 4 bytes: its number.
+FRAME = (4).to_bytes(4, "big") + (1).to_bytes(4, "big")
+
+
+@pytest.mark.parametrize(
+    "say",
+    [
+        _once(b"HTTP/1.1 400 Bad Request\r\n\r\n"),  # its first 4 bytes are a length of 1.2 GB
+        _once(FRAME[:-4] + bytes(range(4))),
+        _once(FRAME),
+        _once(b""),
+        _endless(b"", bytes(65536)),
+        _endless(b"", FRAME * 8192),
+        _endless((2**31 - 1).to_bytes(4, "big"), b"x" * 65536),
+        slowly,
+        lambda _: time.sleep(60),
+    ],
+    ids=["http", "number", "short", "closes", "zeros", "frames", "endless", "slowly", "silent"],
+)
+def test_a_server_that_is_no_kafka_is_down_in_time_and_delays_no_other_one(
+    kafka: Kafka, say: Callable[[Any], None]
+) -> None:
+    """In one process with a real Kafka, which lives on and does not grow."""
+    if "beside" not in kafka.admin.list_topics(timeout=20).topics:
+        create(kafka, "beside")
+        produce(kafka, "beside", 7)
+        commit(kafka, "neighbours", "beside", 2)
+    odd = Odd(say)
+    brokers = BrokerPoller("kafka", (f"127.0.0.1:{odd.port}", f"{kafka.address}?groups=neighbours"), 0.2)
+    (process,) = brokers.processes()
+    down: list[Any] = []
+    well: list[Any] = []
+    end = time.monotonic() + 30 * PATIENCE
+    while (len(down) < 5 or len(well) < 5) and time.monotonic() < end:
+        time.sleep(0.05)
+        for row in (row for batch in brokers.drain(boot_ns()) for row in batch.rows):
+            (well if row["destination"] == b"beside" else down).append(row)
+    (after,), failures = brokers.processes(), brokers.failures()
+    status = Path(f"/proc/{process['pid']}/status").read_text()
+    brokers.close()
+    odd.close()
+    assert failures == {} and after["pid"] == process["pid"]
+    assert len(down) >= 5 and {row["lag_messages"] for row in well if row["status"] == b"ok"} == {5}
+    for row in down:
+        assert (row["status"], row["destination"]) == (b"down", b"")
+        assert row["failure"] in [TABLE.code("failure", name) for name in ("no_answer", "closed", "other")]
+        assert len(row["reason"]) > len(f"kafka 127.0.0.1:{odd.port}: ")
+        assert row["poll_ns"] < 2.5e9 * PATIENCE
+    assert int(status.partition("VmHWM:")[2].split()[0]) < 150_000  # KiB
