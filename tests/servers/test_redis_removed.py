@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
 import pytest
 
+from agent.batch import Batch
+from agent.common.clocks import boot_ns
 from agent.common.resp import RedisUrl, RespClient
+from agent.correlate.correlator import Correlator
 from agent.queues.brokers.redis import BROKER
 from agent.queues.catalogue import Queue
 from tests.servers.celery_pieces import wait
 from tests.servers.test_redis_streams import Redis, poll, redis
+from tests.unit.correlate_scenarios import latest
 
 __all__ = ["redis"]
 
@@ -102,6 +107,35 @@ def test_entries_that_are_trimmed_by_writers_before_they_are_read_are_counted(
         assert counted(queue, 20)["removed"] == first - 1 - 3
         redis.do("XTRIM", "s", "MAXLEN", 13)
         assert counted(queue, 13)["removed"] == first - 1 - 3 + 7
+
+
+@pytest.mark.parametrize("keeps_up", [False, True])
+def test_a_stopped_group_behind_a_limit_is_a_finding_and_one_that_keeps_up_is_none(
+    redis: Redis, keeps_up: bool
+) -> None:
+    """From the server to the finding."""
+    redis.add("s", 20)
+    redis.do("XGROUP", "CREATE", "s", "g", "0")
+    reads(redis, 20)
+    correlator, found = Correlator(), list[Any]()
+    (queue,) = BROKER.sources([redis.url])
+    with closing(queue):
+        for turn in range(15):
+            until_s = time.monotonic() + 1
+            for number in range(10):
+                redis.do("XADD", "s", "MAXLEN", 100, "*", "n", number)
+            reads(redis, 10 if keeps_up else 0)
+            correlator.feed(Batch("queue_lag", poll(queue)))
+            found += correlator.advance(boot_ns())
+            time.sleep(max(0.0, until_s - time.monotonic()))
+    found += correlator.advance(boot_ns() + 5 * 10**9)
+    losses = [one for one in latest(found) if one["symptom"] == "entries_lost"]
+    if keeps_up:
+        assert losses == []
+        return
+    (loss,) = losses
+    assert "of redis queue s group g were removed by the stream's limit" in loss["sentence"]
+    assert loss["cause"] == "consumer_stopped", loss["sentence"]
 
 
 def test_entries_that_were_read_or_skipped_on_purpose_are_not_removed_unread(redis: Redis) -> None:
