@@ -120,7 +120,7 @@ def test_a_stopped_group_behind_a_limit_is_a_finding_and_one_that_keeps_up_is_no
     correlator, found = Correlator(), list[Any]()
     (queue,) = BROKER.sources([redis.url])
     with closing(queue):
-        for turn in range(15):
+        for _ in range(15):
             until_s = time.monotonic() + 1
             for number in range(10):
                 redis.do("XADD", "s", "MAXLEN", 100, "*", "n", number)
