@@ -9,6 +9,7 @@ from typing import Any
 from agent.queues.commits import Commits
 from agent.queues.kafka_client import Key
 
+_MOST = (1 << 63) - 1
 #: Names of ConsumerGroupState. A KIP-848 group that assigns or reconciles comes as UNKNOWN.
 _STATES = {
     "STABLE": "stable",
@@ -35,7 +36,7 @@ class RemovedRecords:
             return
         if self.count is None or end < self._until:  # the topic was made anew
             self.count, self._until = self.count or 0, first
-        self.count += max(0, first - max(self._until, committed))
+        self.count = min(_MOST, self.count + max(0, first - max(self._until, committed)))
         self._until = max(self._until, first)
 
 

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 from agent.queues.redis_reading import Id, Stream
 
+_MOST = (1 << 63) - 1  # whatever the server's counters say
+
 
 class _Seen(NamedTuple):
     """A poll that knew the lag. read: entries that the group has read; None if the server does not know."""
@@ -50,7 +52,7 @@ class RemovedEntries:
         now = _Seen(lag, added, read, delivered)
         self.count = self.count or 0
         if passed_over and self._before is not None:
-            self.count += max(0, self._before.missing(now))
+            self.count = min(_MOST, self.count + max(0, self._before.missing(now)))
         self._before = now
 
 

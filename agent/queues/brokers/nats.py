@@ -56,6 +56,7 @@ _REPORT = "/jsz?accounts=true&streams=true&consumers=true&config=true"
 _EXAMPLE = "http://host:8222?streams=ORDERS,mail*"
 _USUAL_ACCOUNT = "$G"
 _MOST_NS = 1 << 63
+_MOST = (1 << 63) - 1
 
 Key = tuple[bytes, bytes]  #: stream and consumer, as the row has them
 _LEADERS = Leaders()
@@ -124,7 +125,7 @@ class _Known:
             removed = self.passed_over(stream, now)
             if self.unread is None:
                 self.unread, self._at_first = 0, removed
-            self.unread = max(self.unread, removed - self._at_first)
+            self.unread = min(_MOST, max(self.unread, removed - self._at_first))
         if before != now.delivered or now.requests or not self.asked_ns:
             self.asked_ns = to_ns
         self.stream_seq, self.deliveries, self.waits = now.delivered, now.deliveries, now.waits
