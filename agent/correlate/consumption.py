@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from agent.correlate.catalogue import Rule
 from agent.correlate.clients import READS as CLIENTS
 from agent.correlate.clients import Client, talking
-from agent.correlate.episode import UNKNOWN_CULPRIT, Culprit, Episode, Evidence, item
+from agent.correlate.episode import UNKNOWN_CULPRIT, Culprit, Episode, Evidence, Verdict, item
 from agent.correlate.queues import DELIVERED
 from agent.correlate.thresholds import SECOND
 from agent.correlate.view import View
 from agent.correlate.waits import CPUS
-from agent.correlate.words import Words, render, value
+from agent.correlate.words import Words, render, text, value
 
 FACTS = ("consumers", "in", "out", "taken", "since_s", "crept")
 READS = {
     **CLIENTS,
     **CPUS,
-    "queue_lag": ("destination", "partition", "consumer_group", "peer", "idle_consumer", "idle_s"),
+    "queue_lag": ("destination", "partition", "consumer_group", "peer", "idle_consumer", "idle_s", "status", "reason"),
 }
 _STARVING = 0.3  # share of the time from which a wait for a CPU counts
 _NOTHING = 0.03  # of the usual rate: messages in progress when all consumers stopped
+_RATED_NS = 5 * SECOND
 _STOPPED = 0.6  # a consumer without requests for this share of the time has stopped
 
 
@@ -189,6 +191,23 @@ def _consumption(episode: Episode, view: View) -> Consumption:
         (worst[1], worst[0]) if worst is not None and starving else None,
         episode.keys,
     )
+
+
+def of_removed(cause: str, rule: Rule, statuses: tuple[bytes, ...]) -> Rule:
+    """The rule of a cause for messages that were removed unread. Rates of so short a time as one poll are noise: what
+    counts is then whether the queue had one of these statuses.
+    """
+
+    def removed(episode: Episode, view: View) -> Iterator[Verdict]:
+        if episode.metric != "removed":
+            return
+        if episode.end_ns - episode.start_ns >= _RATED_NS:
+            yield from rule(episode, view)
+        elif len(polls := polls_of(episode, view)) and polls["status"][-1] in statuses:
+            why = text(polls["reason"][-1]).partition(";")[0].partition(",")[0]
+            yield Verdict(cause, 0.8, episode.scope, render("{why}", why=why), (consumption(episode, view).members,))
+
+    return removed
 
 
 def polls_of(episode: Episode, view: View, before_ns: int = 0) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -69,6 +70,8 @@ class Correlator:
         for symptom in symptoms().values():
             if symptom.watch is not None:
                 by_watch.setdefault(symptom.watch, []).append(symptom)
+            for watch, judge in symptom.also.items():
+                by_watch.setdefault(watch, []).append(replace(symptom, judge=judge))
         return [watch(self._config, its, self.guard) for watch, its in by_watch.items()]
 
     def feed(self, batch: Batch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,6 +46,7 @@ READS = {
         "rebalances",
         "group_state",
         "retention_left_s",
+        "removed",
     )
 }
 _WELL_NS = 200_000_000  # a poll that took longer depends more on the server than on its queues
@@ -72,6 +74,14 @@ def _servers(polls: np.ndarray) -> list[tuple[bytes, bytes]]:
     return list(zip(polls["system"].tolist(), polls["peer"].tolist(), strict=True))
 
 
+class Removal(NamedTuple):
+    """Messages that were removed unread between two polls, whose times are CLOCK_BOOTTIME ns."""
+
+    from_ns: int
+    to_ns: int
+    messages: int
+
+
 class QueueWatch(Watch):
     """One subject is one consumer group of one destination (and partition) of a cluster, whichever server answers."""
 
@@ -91,11 +101,13 @@ class QueueWatch(Watch):
         self.idle: dict[int, str] = {}  # and the consumer idle for longest
         self.fresh = np.empty(0, np.int64)  # the slots that were polled in the second, by a healthy server
         self.redelivered: dict[int, Redeliveries] = {}
+        self.removals: dict[int, Removal] = {}  # of the second
+        self._removed: dict[int, tuple[int, int]] = {}  # the last total that was known, and its time
         self._ill: dict[tuple[bytes, bytes], int] = {}
 
     def fill(self, second: int, rows: Mapping[str, np.ndarray]) -> np.ndarray:
         slots = np.empty(0, np.int64)
-        self.fresh = slots
+        self.fresh, self.removals = slots, {}
         polls = rows.get("queue_lag")
         if polls is not None:
             self._note_slow_servers(polls, second)
@@ -117,6 +129,8 @@ class QueueWatch(Watch):
                 self.holders[slot], self.idle[slot] = text(holder), text(idle_one)
             for i in np.flatnonzero(polls["redelivered"] > 0):
                 self.redelivered.setdefault(int(slots[i]), Redeliveries()).add(polls[i])
+            for i in np.flatnonzero(known(polls["removed"])):
+                self._see_removed(int(slots[i]), int(polls["t_ns"][i]), int(polls["removed"][i]))
             lag = _nan(polls["lag_messages"])
             undelivered, pending, idle = (
                 _age(polls[c]) for c in ("oldest_undelivered_s", "oldest_pending_s", "idle_s")
@@ -144,6 +158,13 @@ class QueueWatch(Watch):
             )
         return self.series.carry(second, slots, _CARRY_S)
 
+    def _see_removed(self, slot: int, at_ns: int, total: int) -> None:
+        """A total below the last one begins anew: the agent or its poller was started again."""
+        from_ns, before = self._removed.get(slot, (at_ns, total))
+        self._removed[slot] = at_ns, total
+        if total > before:
+            self.removals[slot] = Removal(from_ns, at_ns, total - before)
+
     def _note_slow_servers(self, polls: np.ndarray, second: int) -> None:
         """Remembers servers with a failed or slow poll: waits of messages just after that say nothing about their
         consumers.
@@ -160,6 +181,7 @@ class QueueWatch(Watch):
         if slot >= 0:
             if self.names.get(slot, ())[:4] != (system, destination, partition, group):
                 self.redelivered.pop(slot, None)  # of another queue, which had this place before
+                self._removed.pop(slot, None)
             self.names[slot], self._cluster[slot] = (system, destination, partition, group, raw), text(cluster)
         return slot
 

@@ -70,6 +70,10 @@ class EndOffsets:
         after = self._after(offset)
         return None if after is None else (self._t_ns[after - 1], self._t_ns[after])
 
+    def older_than(self, offset: int) -> int | None:
+        """When the first poll saw the message at this offset, if the history begins with it; None if it is of later."""
+        return self._t_ns[0] + self._off_ns[0] if self._ends and offset < self._ends[0] else None
+
     def _after(self, offset: int) -> int | None:
         """Index of the first sample that has the message; None without one before it."""
         after = bisect_right(self._ends, offset)

@@ -9,6 +9,7 @@ from typing import Any
 from agent.queues.commits import Commits
 from agent.queues.kafka_client import Key
 
+_MOST = (1 << 63) - 1
 #: Names of ConsumerGroupState. A KIP-848 group that assigns or reconciles comes as UNKNOWN.
 _STATES = {
     "STABLE": "stable",
@@ -17,6 +18,26 @@ _STATES = {
     "PREPARING_REBALANCING": "rebalancing",
     "COMPLETING_REBALANCING": "rebalancing",
 }
+
+
+@dataclass
+class RemovedRecords:
+    """count: offsets of one partition that were deleted before the group committed them, since the first poll; None
+    until it is known.
+    """
+
+    count: int | None = None
+    _until: int = 0  # what is deleted below is counted, or is no loss
+
+    def see(self, committed: int, start: int | None, end: int) -> None:
+        """A poll. start: of the partition; None if it is not known, as it is where nothing waits."""
+        first = committed if start is None and committed == end else start
+        if first is None or committed > end:
+            return
+        if self.count is None or end < self._until:  # the topic was made anew
+            self.count, self._until = self.count or 0, first
+        self.count = min(_MOST, self.count + max(0, first - max(self._until, committed)))
+        self._until = max(self._until, first)
 
 
 @dataclass
@@ -33,6 +54,7 @@ class KafkaGroup:
     coordinator: Any = None
     rebalances: int = 0
     commits: dict[Key, Commits] = field(default_factory=dict)
+    removed: dict[Key, RemovedRecords] = field(default_factory=dict)
     _assigned: frozenset[tuple[str, Key | None]] | None = None
 
     def update(self, described: Any) -> None:
@@ -67,3 +89,4 @@ class KafkaGroup:
     def keep(self, keys: Container[Key]) -> None:
         """Forgets partitions without a committed offset."""
         self.commits = {key: commits for key, commits in self.commits.items() if key in keys}
+        self.removed = {key: removed for key, removed in self.removed.items() if key in keys}

@@ -12,8 +12,22 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from agent.common.clocks import boot_ns
+from agent.common.fairness import UpperBound
 from agent.queues.kafka_client import READING, Key
 
+#: Of the values that are fetched in a poll. The budget of time alone would allow any number of large records.
+MOST_BYTES = 2 << 20
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "queues",
+        "bytes of Kafka records read in one poll for their timestamps",
+        MOST_BYTES,
+        "the next poll reads other partitions; until then `inexact_reason` has the lower bound of the age",
+        "`queue_lag.inexact_reason`",
+        unit="bytes",
+    ),
+)
 #: Partitions at a time: with more, librdkafka stalls.
 _AT_ONCE = 20
 _SETTINGS = {
@@ -47,15 +61,18 @@ class RecordReader:
         from confluent_kafka import Consumer
 
         self._consumer: Any = Consumer({**_SETTINGS, **settings})
+        self._room = 0
 
     def read(self, offsets: Mapping[Key, int], budget_s: float) -> dict[Key, FirstRecord]:
-        """The first record from each of these offsets, as far as the time allows; a partition that fails is missing."""
+        """The first record from each of these offsets, as far as the time and ``MOST_BYTES`` allow; a partition that
+        fails is missing.
+        """
         from confluent_kafka import TopicPartition
 
-        until_s = time.monotonic() + budget_s
+        until_s, self._room = time.monotonic() + budget_s, MOST_BYTES
         found: dict[Key, FirstRecord] = {}
         left = iter(offsets.items())
-        while time.monotonic() < until_s and (some := dict(islice(left, _AT_ONCE))):
+        while self._room > 0 and time.monotonic() < until_s and (some := dict(islice(left, _AT_ONCE))):
             self._consumer.assign([TopicPartition(*key, offset) for key, offset in some.items()])
             self._take(some, found, until_s)
         self._consumer.unassign()
@@ -64,8 +81,9 @@ class RecordReader:
     def _take(self, wanted: dict[Key, int], found: dict[Key, FirstRecord], until_s: float) -> None:
         from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, TIMESTAMP_NOT_AVAILABLE, KafkaError
 
-        while wanted and (left_s := until_s - time.monotonic()) > 0:
-            for message in self._consumer.consume(_AT_ONCE, min(left_s, 0.05)):
+        while wanted and self._room > 0 and (left_s := until_s - time.monotonic()) > 0:
+            for message in self._consumer.consume(1, min(left_s, 0.05)):
+                self._room -= len(message.value() or b"") if message.error() is None else 0
                 key, error = (message.topic(), message.partition()), message.error()
                 if key not in wanted or (error is None and message.offset() < wanted[key]):
                     continue

@@ -72,8 +72,8 @@ class NatsConsumer:
 @dataclass(frozen=True)
 class NatsStream:
     """Times are of the server's wall clock, 0 if unknown. kept_s: 0 without a limit of age. window_s: of deduplication,
-    0 without one. work: each message is
-    for one consumer and is removed when it is acknowledged. trims: messages are removed by limits only.
+    0 without one. work: each message is for one consumer and is removed when it is acknowledged. trims: messages are
+    removed by limits only. replaces: a newer message of the same subject removes an older one.
     """
 
     account: str
@@ -88,6 +88,7 @@ class NatsStream:
     window_s: float
     work: bool
     trims: bool
+    replaces: bool
     consumers: tuple[NatsConsumer, ...]
 
 
@@ -173,6 +174,7 @@ def _stream(account: str, given: dict[str, Any]) -> NatsStream:
         _count(config, "duplicate_window", 0) / 1e9,
         retention == "workqueue",
         retention == "limits",
+        _whole(config.get("max_msgs_per_subject", 0)) > 0,
         tuple(map(_consumer, _list(given, "consumer_detail"))),
     )
 

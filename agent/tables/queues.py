@@ -125,6 +125,11 @@ DECLARED = (
             "names of the tasks that are next in the queue, each with its number: most first (Celery on Redis: of at"
             " most 10 messages of each priority)",
         ),
+        i64(
+            "removed",
+            "messages that were removed before they were read, since tickscope began to watch the queue (Redis Streams,"
+            " Kafka, NATS); begins anew with the agent",
+        ),
         i64("lag_bytes", "what waits in bytes, of a log without messages (PostgreSQL)", "bytes"),
         text(
             "priorities",

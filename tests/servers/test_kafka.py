@@ -21,10 +21,12 @@ from agent.common.clocks import boot_ns
 from agent.queues.brokers import kafka as kafka_broker
 from agent.queues.brokers.kafka import BROKER
 from agent.queues.catalogue import Queue
+from agent.queues.kafka_records import MOST_BYTES, RecordReader
 from agent.queues.packing import TABLE, pack
 from agent.queues.poller_process import BrokerPoller
 from tests.patience import PATIENCE
 from tests.servers.kafka_server import USERS, Kafka, fetched
+from tests.servers.test_rabbitmq import Odd, _endless, _once
 
 #: A consumer as users write them. Its arguments: the server, topics, group, protocol, seconds that a message takes.
 CONSUMER = """
@@ -244,6 +246,89 @@ def test_the_retention_of_the_first_unread_record_is_a_timer(kafka: Kafka, clock
     (row,) = quiet.timers()
     assert (row["due_wall_ns"], row["consequence"]) == (None, "when is not known: the setting has records: false")
     quiet.close()
+
+
+def delete_before(kafka: Kafka, topic: str, offset: int) -> None:
+    from confluent_kafka import TopicPartition
+
+    (deleted,) = kafka.admin.delete_records([TopicPartition(topic, 0, offset)]).values()
+    deleted.result(20)
+
+
+def test_records_that_were_deleted_before_they_were_read_are_counted(
+    kafka: Kafka, opened: Callable[..., Queue]
+) -> None:
+    create(kafka, "trimmed")
+    produce(kafka, "trimmed", 53)
+    delete_before(kafka, "trimmed", 7)  # before the agent began
+    commit(kafka, "stands", "trimmed", 3)
+    commit(kafka, "reads", "trimmed", 53)
+    queue = opened("stands,reads")
+
+    def removed() -> dict[bytes, int]:
+        rows = poll(queue)
+        return dict(zip(rows["consumer_group"].tolist(), rows["removed"].tolist(), strict=True))
+
+    assert removed() == {b"stands": 0, b"reads": 0}
+    delete_before(kafka, "trimmed", 20)
+    assert removed() == {b"stands": 13, b"reads": 0}
+    delete_before(kafka, "trimmed", 53)
+    assert removed() == removed() == {b"stands": 46, b"reads": 0}
+    produce(kafka, "trimmed", 11)
+    commit(kafka, "stands", "trimmed", 64)  # as with a reset to the latest
+    assert removed() == {b"stands": 46, b"reads": 0}
+    delete_before(kafka, "trimmed", 60)
+    assert removed() == {b"stands": 46, b"reads": 7}
+    commit(kafka, "reads", "trimmed", 64)
+    delete_before(kafka, "trimmed", 64)
+    produce(kafka, "trimmed", 2)
+    assert removed() == {b"stands": 46, b"reads": 7}
+
+
+def test_the_age_of_a_record_that_may_not_be_read_has_a_lower_bound(kafka: Kafka) -> None:
+    create(kafka, "secret")
+    produce(kafka, "secret", 5)
+    commit(kafka, "unread", "secret", 1)
+    create(kafka, "squashed", cleanup_policy="compact")  # what is there may be of any time
+    produce(kafka, "squashed", 5)
+    commit(kafka, "unread", "squashed", 1)
+    began = boot_ns()
+    (queue,) = BROKER.sources([{"servers": kafka.address, "groups": ["unread"], "records": False}])
+    poll(queue)
+    asked = boot_ns()
+    time.sleep(1.2)
+    row, squashed = poll(queue)
+    assert isnan(row["lag_s"]) and (row["t_ns"] - asked) / 1e9 <= row["oldest_undelivered_s"] + 0.1
+    assert 1.2 <= row["oldest_undelivered_s"] <= (row["t_ns"] - began) / 1e9
+    assert row["inexact_reason"] == f"age: {row['oldest_undelivered_s']:.1f} s or more".encode()
+    assert isnan(squashed["oldest_undelivered_s"]) and squashed["inexact_reason"].endswith(b"age: not read")
+    produce(kafka, "secret", 3)
+    poll(queue)
+    commit(kafka, "unread", "secret", 6)  # of our time
+    row, _ = poll(queue)
+    assert row["lag_basis"] == TABLE.code("lag_basis", "history") and row["inexact_reason"] == b""
+    queue.close()
+
+
+def test_a_poll_reads_a_bounded_number_of_bytes(kafka: Kafka) -> None:
+    """Each partition's first record is large; all of them are read by and by."""
+    from confluent_kafka import Producer
+
+    size = 500_000
+    create(kafka, "heavy", 23)
+    producer = Producer({"bootstrap.servers": kafka.address})
+    for partition in range(23):
+        producer.produce("heavy", bytes(size), partition=partition)
+    assert producer.flush(20) == 0
+    reader = RecordReader({"bootstrap.servers": kafka.address})
+    left = {("heavy", partition): 0 for partition in range(23)}
+    polls = []
+    while left:
+        found = reader.read(left, 20.0)
+        polls.append(len(found))
+        left = {key: at for key, at in left.items() if key not in found}
+    fit = -(-MOST_BYTES // size)
+    assert all(n == fit for n in polls[:-1]) and polls[-1] <= fit
 
 
 def test_a_record_from_the_future_has_no_age(kafka: Kafka, opened: Callable[..., Queue]) -> None:
@@ -570,3 +655,61 @@ def test_a_stopped_a_dead_and_a_returned_broker(kafka: Kafka, opened: Callable[.
         kafka.start()
     (row,) = until(queue, lambda rows: rows["status"].tolist() == [b"ok"])
     assert (row["lag_messages"], row["exact"]) == (29, row["exact"])
+
+
+def slowly(connection: Any) -> None:
+    """A frame of 1,000 bytes, one a second."""
+    for letter in (1000).to_bytes(4, "big") + bytes(1000):
+        connection.sendall(bytes([letter]))
+        time.sleep(1)
+
+
+#: An answer to the first question, of 4 bytes: its number.
+FRAME = (4).to_bytes(4, "big") + (1).to_bytes(4, "big")
+
+
+@pytest.mark.parametrize(
+    "say",
+    [
+        _once(b"HTTP/1.1 400 Bad Request\r\n\r\n"),  # its first 4 bytes are a length of 1.2 GB
+        _once(FRAME[:-4] + bytes(range(4))),
+        _once(FRAME),
+        _once(b""),
+        _endless(b"", bytes(65536)),
+        _endless(b"", FRAME * 8192),
+        _endless((2**31 - 1).to_bytes(4, "big"), b"x" * 65536),
+        slowly,
+        lambda _: time.sleep(60),
+    ],
+    ids=["http", "number", "short", "closes", "zeros", "frames", "endless", "slowly", "silent"],
+)
+def test_a_server_that_is_no_kafka_is_down_in_time_and_delays_no_other_one(
+    kafka: Kafka, say: Callable[[Any], None]
+) -> None:
+    """In one process with a real Kafka, which lives on and does not grow."""
+    if "beside" not in kafka.admin.list_topics(timeout=20).topics:
+        create(kafka, "beside")
+        produce(kafka, "beside", 7)
+        commit(kafka, "neighbours", "beside", 2)
+    odd = Odd(say)
+    brokers = BrokerPoller("kafka", (f"127.0.0.1:{odd.port}", f"{kafka.address}?groups=neighbours"), 0.2)
+    (process,) = brokers.processes()
+    down: list[Any] = []
+    well: list[Any] = []
+    end = time.monotonic() + 30 * PATIENCE
+    while (len(down) < 5 or len(well) < 5) and time.monotonic() < end:
+        time.sleep(0.05)
+        for row in (row for batch in brokers.drain(boot_ns()) for row in batch.rows):
+            (well if row["destination"] == b"beside" else down).append(row)
+    (after,), failures = brokers.processes(), brokers.failures()
+    status = Path(f"/proc/{process['pid']}/status").read_text()
+    brokers.close()
+    odd.close()
+    assert failures == {} and after["pid"] == process["pid"]
+    assert len(down) >= 5 and {row["lag_messages"] for row in well if row["status"] == b"ok"} == {5}
+    for row in down:
+        assert (row["status"], row["destination"]) == (b"down", b"")
+        assert row["failure"] in [TABLE.code("failure", name) for name in ("no_answer", "closed", "other")]
+        assert len(row["reason"]) > len(f"kafka 127.0.0.1:{odd.port}: ")
+        assert row["poll_ns"] < 2.5e9 * PATIENCE
+    assert int(status.partition("VmHWM:")[2].split()[0]) < 150_000  # KiB

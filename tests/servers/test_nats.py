@@ -235,13 +235,17 @@ def test_messages_that_were_deleted_are_not_counted(nats: Nats, js: NatsClient) 
     js.consumer("short", "never")
     with watched(nats.url) as queue:
         js.fill("short.a", 11)
+        assert now(queue, "short", "late")["removed"] == 0
         js.acknowledge(*js.pull("short", "late", 3))
         js.fill("short.few", 3)
         js.fill("short.a", 47)
         row = now(queue, "short", "late")
         assert counts(row) == (23, 0, 0) and row["exact"]
         assert row["inexact_reason"].startswith(b"35 messages were deleted before they were delivered")
-        assert now(queue, "short", "never")["inexact_reason"].startswith(b"38 messages were deleted")
+        assert row["removed"] == 35
+        row = now(queue, "short", "never")
+        assert row["inexact_reason"].startswith(b"38 messages were deleted") and row["removed"] == 38
+        assert now(queue, "short", "few")["removed"] == -(2**63)  # whether they were for it is not known
         assert counts(now(queue, "short", "few")) == (0, 0, 0)
         taken = js.pull("short", "late", 2)
         before = now(queue, "short", "late")
@@ -254,6 +258,7 @@ def test_messages_that_were_deleted_are_not_counted(nats: Nats, js: NatsClient) 
         row = until(queue, "short", "late", lambda row: row["lag_messages"] == 0)
         assert counts(row) == (0, 0, 0)
         assert row["inexact_reason"].startswith(b"56 messages were deleted before they were delivered")
+        assert row["removed"] == 56
         js.api("CONSUMER.DELETE.short.late")
         row = gone(queue, "short", "late")
         assert (row["status"], row["reason"]) == (b"gone", b"the consumer was deleted; 0 s ago")
@@ -261,6 +266,26 @@ def test_messages_that_were_deleted_are_not_counted(nats: Nats, js: NatsClient) 
         assert now(queue, "short", "late")["status"] == b"ok"
         js.api("STREAM.DELETE.short")
         assert gone(queue, "short", "late")["reason"] == b"the stream was deleted; 0 s ago"
+
+
+def test_messages_that_were_delivered_or_that_a_consumer_is_not_to_get_are_not_removed(
+    nats: Nats, js: NatsClient
+) -> None:
+    js.stream("kept", max_msgs=13)
+    js.stream("values", max_msgs_per_subject=1)
+    js.fill("kept.a", 47)
+    for name, policy in (("all", "all"), ("new", "new"), ("newest", "last")):
+        js.consumer("kept", name, deliver_policy=policy)
+    js.consumer("values", "all")
+    with watched(nats.url) as queue:
+        for _ in range(5):
+            for name in ("all", "new", "newest"):
+                js.pull("kept", name, 20, 0.2)
+            js.fill("kept.a", 11)
+            js.fill("values.a", 3)
+            rows = poll(queue)
+            assert [row_of(rows, "kept", name)["removed"] for name in ("all", "new", "newest")] == [0, 0, 0]
+            assert row_of(rows, "values", "all")["removed"] == -(2**63)
 
 
 def test_a_full_consumer_a_work_queue_and_names(nats: Nats, js: NatsClient) -> None:

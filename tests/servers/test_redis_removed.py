@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
 import pytest
 
+from agent.batch import Batch
+from agent.common.clocks import boot_ns
+from agent.common.resp import RedisUrl, RespClient
+from agent.correlate.correlator import Correlator
 from agent.queues.brokers.redis import BROKER
 from agent.queues.catalogue import Queue
 from tests.servers.celery_pieces import wait
 from tests.servers.test_redis_streams import Redis, poll, redis
+from tests.unit.correlate_scenarios import latest
 
 __all__ = ["redis"]
 
@@ -73,6 +80,118 @@ def test_the_removal_itself_is_no_rate(redis: Redis) -> None:
         trim(redis)
         row = of(queue)
         assert (row["lag_messages"], row["out_per_s"]) == (50, 0)
+
+
+@pytest.mark.parametrize("how", [("MAXLEN", 50), ("MINID", "60-0")])
+def test_entries_that_are_trimmed_by_writers_before_they_are_read_are_counted(
+    redis: Redis, how: tuple[str, int | str]
+) -> None:
+    """The group reads nothing; then it reads on, and what is trimmed behind it is nothing lost."""
+    for i in range(1, 51):
+        redis.do("XADD", "s", f"{i}-0", "n", i)
+    redis.do("XGROUP", "CREATE", "s", "g", "0")
+    redis.do("XGROUP", "CREATE", "s", "late", "30-0")
+    reads(redis, 3)
+    (queue,) = BROKER.sources([redis.url])
+    with closing(queue):
+        assert counted(queue, 47)["removed"] == 0
+        assert counted(queue, 20, b"late")["removed"] == 0
+        for i in range(51, 110):
+            redis.do("XADD", "s", *how, f"{i}-0", "n", i)
+        first = 60
+        assert counted(queue, 50)["removed"] == first - 1 - 3
+        assert counted(queue, 50, b"late")["removed"] == first - 1 - 30
+        reads(redis, 50)
+        for i in range(110, 130):
+            redis.do("XADD", "s", "MAXLEN", 50, f"{i}-0", "n", i)
+        assert counted(queue, 20)["removed"] == first - 1 - 3
+        redis.do("XTRIM", "s", "MAXLEN", 13)
+        assert counted(queue, 13)["removed"] == first - 1 - 3 + 7
+
+
+@pytest.mark.parametrize("keeps_up", [False, True])
+def test_a_stopped_group_behind_a_limit_is_a_finding_and_one_that_keeps_up_is_none(
+    redis: Redis, keeps_up: bool
+) -> None:
+    """From the server to the finding."""
+    redis.add("s", 20)
+    redis.do("XGROUP", "CREATE", "s", "g", "0")
+    reads(redis, 20)
+    correlator, found = Correlator(), list[Any]()
+    (queue,) = BROKER.sources([redis.url])
+    with closing(queue):
+        for _ in range(15):
+            until_s = time.monotonic() + 1
+            for number in range(10):
+                redis.do("XADD", "s", "MAXLEN", 100, "*", "n", number)
+            reads(redis, 10 if keeps_up else 0)
+            correlator.feed(Batch("queue_lag", poll(queue)))
+            found += correlator.advance(boot_ns())
+            time.sleep(max(0.0, until_s - time.monotonic()))
+    found += correlator.advance(boot_ns() + 5 * 10**9)
+    losses = [one for one in latest(found) if one["symptom"] == "entries_lost"]
+    if keeps_up:
+        assert losses == []
+        return
+    (loss,) = losses
+    assert "of redis queue s group g were removed by the stream's limit" in loss["sentence"]
+    assert loss["cause"] == "consumer_stopped", loss["sentence"]
+
+
+def test_entries_that_were_read_or_skipped_on_purpose_are_not_removed_unread(redis: Redis) -> None:
+    redis.add("s", 101)
+    redis.do("XGROUP", "CREATE", "s", "g", "0")
+    redis.do("XTRIM", "s", "MAXLEN", 47)  # before the agent began
+    (queue,) = BROKER.sources([redis.url])
+    with closing(queue):
+        assert counted(queue, 47)["removed"] == 0
+        redis.do("XGROUP", "CREATE", "s", "new", "$")
+        for start in range(200, 320, 20):
+            redis.add("s", 20, start)
+            reads(redis, 200)
+            redis.do("XREADGROUP", "GROUP", "new", "c", "NOACK", "COUNT", 200, "STREAMS", "s", ">")
+            redis.do("XTRIM", "s", "MAXLEN", 5)
+            assert (counted(queue, 0)["removed"], of(queue, b"new")["removed"]) == (0, 0)
+        redis.add("s", 29, 400)
+        assert counted(queue, 29)["removed"] == 0
+        redis.do("XGROUP", "SETID", "s", "g", "$")
+        redis.do("XTRIM", "s", "MAXLEN", 3)
+        assert counted(queue, 0)["removed"] == 0
+        redis.add("s", 2, 500)
+        assert counted(queue, 2)["removed"] == 0
+        redis.do("XGROUP", "SETID", "s", "g", "0")
+        assert counted(queue, 5)["removed"] == 0
+        redis.do("DEL", "s")
+        of(queue)
+        redis.add("s", 7, 600)
+        redis.do("XGROUP", "CREATE", "s", "g", "$")
+        assert counted(queue, 0)["removed"] == 0
+
+
+def test_a_busy_stream_with_a_limit_loses_nothing_while_its_group_keeps_up(redis: Redis) -> None:
+    """Writers and a reader that deletes what it has read run during the polls."""
+    redis.do("XGROUP", "CREATE", "s", "g", "$", "MKSTREAM")
+    ends = threading.Event()
+
+    def runs() -> None:
+        with closing(RespClient(RedisUrl.parse(redis.url), timeout_s=20)) as client:
+            while not ends.is_set():
+                client.pipeline([("XADD", "s", "MAXLEN", 100, "*", "n", n) for n in range(7)])
+                ((((_, entries),),)) = client.pipeline(
+                    [("XREADGROUP", "GROUP", "g", "c", "COUNT", 100, "STREAMS", "s", ">")]
+                )
+                ids = [entry[0] for entry in entries]
+                client.pipeline([("XACK", "s", "g", *ids), ("XDEL", "s", *ids[::2])])
+
+    (queue,) = BROKER.sources([redis.url])
+    busy = threading.Thread(target=runs)
+    with closing(queue):
+        of(queue)
+        busy.start()
+        removed = [of(queue)["removed"] for _ in range(300)]
+        ends.set()
+        busy.join()
+    assert set(removed) <= {0, -(2**63)}
 
 
 @pytest.mark.parametrize("deleted", [("DEL", "s"), ("XGROUP", "DESTROY", "s", "g")])

@@ -490,3 +490,95 @@ def test_a_celery_queue_that_grows_while_it_is_read_is_found_by_its_length() -> 
     celery(host, 30, 52, lag=20 + 30 * np.arange(22))
     (finding,) = found(host)
     assert (finding["symptom"], finding["cause"]) == ("queue_lag", "unknown")
+
+
+def removing(host: Host, a: int, b: int, total: Any, **more: Any) -> Host:
+    """Polls of a group whose messages are removed before it reads them."""
+    its: dict[str, Any] = {"lag": 50, "age": 5.0, "incoming": 40, "oldest_pending_s": 0.02, "pending": 2}
+    host.queue(a, b, removed=total, **(its | {"out": 40, "consumers": 3} | more))
+    return host
+
+
+def losses(host: Host) -> list[dict[str, Any]]:
+    return [one for one in found(host) if one["symptom"] == "entries_lost"]
+
+
+@pytest.mark.parametrize("system", [b"redis", b"kafka", b"nats"])
+def test_messages_that_are_removed_before_they_are_read_are_a_finding(system: bytes) -> None:
+    """Once, whatever is known of the consumers."""
+    its: dict[str, Any] = {"system": system}
+    host = removing(Host(), 0, 30, 7, **its)
+    removing(host, 30, UNTIL, 19, **its)
+    (finding,) = found(host)
+    assert (finding["symptom"], finding["cause"], finding["state"]) == ("entries_lost", "unknown", "closed")
+    said, by = str(finding["sentence"]), {b"redis": "XTRIM", b"kafka": "retention", b"nats": "the stream's limits"}
+    assert said.startswith(f"12 messages of {system.decode()} queue orders group workers were removed by ")
+    assert by[system] in said and "before they were read from " in said
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "cause"),
+    [
+        (b"stopped", b"no consumer for 40 s, 50 undelivered", "consumer_stopped"),
+        (b"stalled", b"nothing read for 40 s, 50 undelivered; deleted in 3 s", "consumer_stopped"),
+        (b"lagging", b"lag grew from 3 to 50 in 10 s; deleted in 3 s", "consumer_slow"),
+    ],
+)
+def test_messages_that_are_removed_at_once_have_the_cause_of_the_queues_status(
+    status: bytes, reason: bytes, cause: str
+) -> None:
+    """As Kafka removes them, a segment at a time."""
+    its = {"system": b"kafka", "status": status, "reason": reason}
+    host = removing(removing(Host(), 0, 30, 0, **its), 30, UNTIL, 23, **its)
+    (finding,) = found(host)
+    assert (finding["symptom"], finding["cause"]) == ("entries_lost", cause)
+    assert f"because {reason.decode().partition(';')[0].partition(',')[0]}" in str(finding["sentence"])
+
+
+@pytest.mark.parametrize(
+    ("cause", "more"),
+    [
+        ("consumer_stopped", {"consumers": 0, "out": 0.0}),
+        ("consumer_stopped", {"out": 0.0}),
+        ("consumer_slow", {"out": 9.0}),
+    ],
+)
+def test_removed_messages_of_a_group_that_is_behind_have_its_cause(cause: str, more: dict[str, Any]) -> None:
+    """It was behind before the agent began to watch it, so that nothing else is unusual."""
+    host = removing(Host(), 0, 30, 0, **more)
+    removing(host, 30, 36, 31 * np.arange(1, 7), **more)
+    removing(host, 36, UNTIL, 186, **more)
+    (finding,) = losses(host)
+    assert finding["cause"] == cause
+    assert "186 messages of redis queue orders group workers were removed" in str(finding["sentence"])
+
+
+def test_a_loss_names_the_finding_of_a_group_that_stopped_before() -> None:
+    host, stop = removing(Host(), 0, 30, 0, lag=0, age=np.nan), np.arange(20)
+    late: dict[str, Any] = {"lag": 40 * stop, "age": stop + 0.4, "out": 0.0, "oldest_pending_s": stop + 0.4}
+    late |= {"status": np.where(stop < 10, b"ok", b"stalled"), "reason": b"nothing read for 10 s, 400 undelivered"}
+    removing(host, 30, 50, np.where(stop < 10, 0, 40 * (stop - 9)), **late)
+    removing(host, 50, UNTIL, 400, lag=0, age=np.nan)
+    (finding,) = found(host)
+    assert (finding["symptom"], finding["cause"]) == ("entries_lost", "consumer_stopped")
+    assert "were removed" in str(finding["sentence"])
+
+
+@pytest.mark.parametrize(
+    "totals",
+    [
+        [7] * 30,  # before the agent began to watch it
+        [40] * 10 + [0] * 10 + [5] * 0 + [0] * 10,  # the agent was started again
+        [-(2**63)] * 10 + [40] * 20,  # it is known only now
+        [40] * 10 + [-(2**63)] * 10 + [40] * 10,  # and not at every poll
+    ],
+)
+def test_neither_a_first_poll_nor_a_total_that_begins_anew_is_a_loss(totals: list[int]) -> None:
+    assert losses(removing(removing(Host(), 0, 20, totals[0]), 20, 50, np.array(totals))) == []
+
+
+def test_a_loss_while_the_server_did_not_answer_is_found_afterwards() -> None:
+    host = removing(Host(), 0, 20, 3)
+    removing(host, 40, UNTIL, 20)
+    (finding,) = losses(host)
+    assert "17 messages" in str(finding["sentence"])

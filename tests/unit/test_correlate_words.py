@@ -209,6 +209,15 @@ TOLD = [
         "The redis server at 10.0.0.2:6379 lost data WHEN: orders: fail-over: at least 23 entries are gone",
     ),
     (
+        replace(
+            episode("entries_lost", "redis queue orders group bill", "removed", "", 12.0), keys={"system": "redis"}
+        ),
+        (
+            "12 messages of redis queue orders group bill were removed by the stream's limit, XTRIM or XDEL before"
+            " they were read WHEN"
+        ),
+    ),
+    (
         episode("redelivery", "celery queue mail", "redelivered", "", 5.0),
         "Messages of celery queue mail were delivered again and again WHEN: redelivered ones were seen at 5 polls",
     ),

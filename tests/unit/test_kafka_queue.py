@@ -21,7 +21,7 @@ from agent.queues.commits import Commits
 from agent.queues.credentials import Password
 from agent.queues.end_offsets import SAMPLES, EndOffsets
 from agent.queues.kafka_client import KafkaDown
-from agent.queues.kafka_groups import KafkaGroup
+from agent.queues.kafka_groups import KafkaGroup, RemovedRecords
 from agent.queues.poller_process import BrokerPoller
 from agent.queues.status import WINDOW_NS
 from tests.patience import PATIENCE
@@ -243,3 +243,23 @@ def test_the_threads_of_many_clusters_fit_into_the_memory_of_one_process() -> No
     assert failures == {}
     assert set(reasons) == clusters
     assert all("Connection refused" in why or "no answer" in why for why in reasons.values()), reasons
+
+
+@pytest.mark.parametrize(
+    ("polls", "counts"),
+    [  # committed, start, end
+        ([(3, 7, 50), (3, 20, 50), (25, 20, 50), (25, 30, 60)], [0, 13, 13, 18]),
+        ([(50, None, 50), (50, 52, 60), (60, None, 60), (60, 61, 70)], [0, 2, 2, 3]),  # it keeps up, but not quite
+        ([(10, 0, 50), (50, None, 50), (50, 50, 60)], [0, 0, 0]),  # read, then deleted
+        ([(10, 0, 50), (40, 30, 50), (10, 30, 50)], [0, 0, 0]),  # set forward, and back
+        ([(10, 0, 50), (10, 20, 50), (0, 0, 5), (0, 3, 5)], [0, 10, 10, 13]),  # the topic was made anew
+        ([(10, None, 50), (10, 20, 50), (60, 30, 50)], [None, 0, 0]),  # the start is not known; beyond the end
+    ],
+)
+def test_records_that_are_deleted_behind_the_group_are_no_loss(
+    polls: list[tuple[int, int | None, int]], counts: list[int | None]
+) -> None:
+    removed = RemovedRecords()
+    for poll, count in zip(polls, counts, strict=True):
+        removed.see(*poll)
+        assert removed.count == count

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause
-from agent.correlate.consumption import FACTS, READS, Consumption, consumption
+from agent.correlate.consumption import FACTS, READS, Consumption, consumption, of_removed
 from agent.correlate.dependencies import READS as WAITS
 from agent.correlate.dependencies import dependency
 from agent.correlate.episode import Episode, Verdict
@@ -74,6 +74,6 @@ CAUSE = Cause(
     "a group's consumers acknowledge less than what arrives, or than they usually do",
     {**READS, **WAITS, "syscall_latency": tuple(dict.fromkeys((*WAITS["syscall_latency"], *READS["syscall_latency"])))},
     "see how long a message takes, or add consumers: tickscope queues",
-    {"queue_lag": slow},
+    {"queue_lag": slow, "entries_lost": of_removed("consumer_slow", slow, (b"lagging",))},
     facts=FACTS,
 )

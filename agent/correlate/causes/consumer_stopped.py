@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from agent.correlate.catalogue import Cause
-from agent.correlate.consumption import FACTS, READS, consumption, polls_of
+from agent.correlate.consumption import FACTS, READS, consumption, of_removed, polls_of
 from agent.correlate.episode import UNKNOWN_CULPRIT, Episode, Verdict
 from agent.correlate.view import View
 from agent.correlate.words import render, text, value
@@ -71,8 +71,8 @@ CAUSE = Cause(
     "consumer_stopped",
     100,
     "a group has no consumers, or they acknowledge nothing",
-    {**READS, "queue_lag": (*READS["queue_lag"], "status", "reason")},
+    READS,
     "see whether the consumers run, and what they wait for: tickscope queues; tickscope query slow_syscall",
-    {"queue_lag": stopped},
+    {"queue_lag": stopped, "entries_lost": of_removed("consumer_stopped", stopped, (b"stopped", b"stalled"))},
     facts=FACTS,
 )

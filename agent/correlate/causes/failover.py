@@ -53,6 +53,8 @@ def refused(episode: Episode, view: View) -> Iterator[Verdict]:
 
 def behind(episode: Episode, view: View) -> Iterator[Verdict]:
     """Data were lost: by the former primary's history and offset, as the poller compared them."""
+    if episode.metric != "lost":
+        return
     raw = episode.key[1]
     assert isinstance(raw, bytes)
     polls = view.rings["queue_lag"].between(episode.start_ns, episode.end_ns)

@@ -1,12 +1,21 @@
-"""Brokers that lost what they had, at a fail-over or a restart."""
+"""Brokers that lost what they had, at a fail-over or a restart, and queues whose messages were removed unread."""
 
 from __future__ import annotations
 
 from agent.correlate.brokers import READS, BrokerWatch
 from agent.correlate.catalogue import Symptom
 from agent.correlate.episode import Episode
+from agent.correlate.queues import READS as QUEUES
+from agent.correlate.queues import QueueWatch
 from agent.correlate.watch import Second
-from agent.correlate.words import Words, opening, render, when
+from agent.correlate.words import Words, opening, render, value, when
+
+#: What removes messages, by system. Which of these it was is not reported.
+_BY = {
+    "redis": "the stream's limit, XTRIM or XDEL",
+    "kafka": "the topic's retention or DeleteRecords",
+    "nats": "the stream's limits or a purge",
+}
 
 
 def judge(watch: BrokerWatch, second: Second) -> list[Episode]:
@@ -27,7 +36,32 @@ def judge(watch: BrokerWatch, second: Second) -> list[Episode]:
     return opened
 
 
+def removed(watch: QueueWatch, second: Second) -> list[Episode]:
+    """Bad: more of its messages were removed before its consumers read them."""
+    opened = []
+    for slot, removal in watch.removals.items():
+        episode = watch.active.get((SYMPTOM.name, slot))
+        if episode is not None:
+            watch.extend(episode, second.at, episode.value + removal.messages, removal.to_ns)
+            continue
+        episode = watch.describe(SYMPTOM.name, slot)
+        episode.metric = "removed"
+        episode.start_ns, episode.end_ns = removal.from_ns, removal.to_ns
+        watch.open(episode, second.at, float(removal.messages), 1)
+        opened.append(episode)
+    return opened
+
+
 def clause(episode: Episode) -> Words:
+    if episode.metric == "removed":
+        by = _BY.get(str(episode.keys.get("system", "")), "")
+        return render(
+            "{n} of {queue} were removed{by} before they were read {when}",
+            n=value(episode.value, "message"),
+            queue=episode.subject,
+            by=f" by {by}" if by else "",
+            when=when(episode),
+        )
     return render(
         "{broker} lost data {when}: {what}", broker=opening(episode.subject), when=when(episode), what=episode.words
     )
@@ -35,16 +69,19 @@ def clause(episode: Episode) -> Words:
 
 SYMPTOM = Symptom(
     "entries_lost",
-    65,
-    "a broker lost stored entries in a fail-over or a restart",
-    "a broker",
+    37,
+    "a broker lost stored entries in a fail-over or a restart, or removed messages before they were read",
+    "a broker, or a consumer group of a queue",
     "",
     "queue_lag",
-    READS,
+    {"queue_lag": (*READS["queue_lag"], *QUEUES["queue_lag"])},
     clause,
-    "see what was written meanwhile, and whether it can be sent again; require replicas (min-replicas-to-write)",
+    "see what was written meanwhile, and whether it can be sent again; require replicas (min-replicas-to-write); for"
+    " unread messages raise the limit of the stream or the retention of the topic, or add consumers",
     BrokerWatch,
     judge,
+    also={QueueWatch: removed},
     polled_by_agent=True,
-    measured={"lost": "status"},
+    adopted=False,
+    measured={"lost": "status", "removed": "removed"},
 )

@@ -13,7 +13,7 @@ import re
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from math import isnan, nan
+from math import inf, isnan, nan
 from random import sample
 from typing import Any
 from urllib.parse import parse_qs
@@ -25,13 +25,14 @@ from agent.common.fairness import UpperBound
 from agent.common.settings import flag, one_of, private_text, setting, text, texts
 from agent.errors import USAGE, AgentError
 from agent.queues.addresses import Addresses
+from agent.queues.age_bounds import AgeBounds
 from agent.queues.catalogue import Broker, Row
 from agent.queues.commits import Commits
 from agent.queues.credentials import Password, password_keys
 from agent.queues.end_offsets import EndOffsets
 from agent.queues.gone import Gone
 from agent.queues.kafka_client import Failure, KafkaConnection, KafkaDown, Key
-from agent.queues.kafka_groups import KafkaGroup
+from agent.queues.kafka_groups import KafkaGroup, RemovedRecords
 from agent.queues.kafka_records import FirstRecord, RecordReader
 from agent.queues.kafka_tail import RecordField, RecordTail
 from agent.queues.order import OrderedQueue
@@ -450,6 +451,12 @@ class KafkaCluster(TimedQueue, OrderedQueue):
                 continue
             lag, exact, why = self._lag(key, offset, found)
             age_s, error_s, basis, unknown = self._age(key, offset, lag, now_ns)
+            least = self._least_age(key, offset, found, now_ns) if lag and isnan(age_s) else None
+            if least is not None:
+                unknown = f"age: {least.text()}"
+            removed = group.removed.setdefault(key, RemovedRecords())
+            if offset is not None:
+                removed.see(offset, found.start, found.end)
             commits = group.commits.setdefault(key, Commits())
             position = None if offset is None else commits.position(offset, lag, group.members != 0, now_ns)
             both = "; ".join(filter(None, (why, unknown)))
@@ -464,7 +471,8 @@ class KafkaCluster(TimedQueue, OrderedQueue):
                 "lag_error_s": error_s,
                 "lag_basis": basis,
                 "retention_left_s": left_s,
-                "oldest_undelivered_s": nan if lag == 0 else age_s,
+                "oldest_undelivered_s": nan if lag == 0 else age_s if least is None else least.least,
+                "removed": removed.count,
                 "added": found.end,
                 "acked": offset,
                 "acked_exact": True,
@@ -549,6 +557,18 @@ class KafkaCluster(TimedQueue, OrderedQueue):
         if first.t_ns > now_ns:
             return nan, nan, None, f"age: {(first.t_ns - now_ns) / 1e9:.0f} s ahead"
         return (now_ns - first.t_ns) / 1e9, nan, first.basis, ""
+
+    def _least_age(self, key: Key, committed: int | None, at: _Offsets, now_ns: int) -> AgeBounds | None:
+        """Of the first unread record, if it is older than our history and was not read. None if it may be one of our
+        time: of compacted topics and markers of transactions, the records before it may not be there.
+        """
+        if committed is None or (key, committed) in self._first_records:
+            return None
+        oldest = max(committed, at.start or 0)
+        since_ns = self._ends[key].older_than(oldest)
+        if since_ns is None or self._doubt(key[0], oldest, at):
+            return None
+        return AgeBounds(max(0.0, (now_ns - since_ns) / 1e9), inf, False)
 
     def _left_s(self, key: Key, committed: int | None, age_s: float, now_ns: int) -> float:
         """Until the first unread record may be deleted for its age. Its own timestamp counts for that, whoever wrote

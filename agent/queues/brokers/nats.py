@@ -57,6 +57,7 @@ _REPORT = "/jsz?accounts=true&streams=true&consumers=true&config=true"
 _EXAMPLE = "http://host:8222?streams=ORDERS,mail*"
 _USUAL_ACCOUNT = "$G"
 _MOST_NS = 1 << 63
+_MOST = (1 << 63) - 1
 
 Key = tuple[bytes, bytes]  #: stream and consumer, as the row has them
 _LEADERS = Leaders()
@@ -94,7 +95,8 @@ class NatsMonitoring(HttpServer):
 class _Known:
     """What is kept of one consumer between polls. read: messages that were delivered, each once. asked_ns: when one of
     its subscribers last asked for messages, as far as polls can show. doubted: it counted more than the stream has.
-    removed: messages that it passed over, since they were no longer there.
+    removed: messages that it passed over, since they were no longer there. unread: those, and those that it will pass
+    over, without the ones at the first poll; None if that cannot be told from messages that it is not to get.
     """
 
     delivered: SeenSequences = field(default_factory=SeenSequences)
@@ -106,6 +108,8 @@ class _Known:
     doubted: bool = False
     durable: bool = False
     removed: int = 0
+    unread: int | None = None
+    _at_first: int = 0
 
     def update(self, now: NatsConsumer, stream: NatsStream, from_ns: int, to_ns: int) -> None:
         # The stream's last number was read after the counts of the previous poll, so those cannot be newer than it.
@@ -113,16 +117,25 @@ class _Known:
         was_too_many = before is not None and self.waits > max(0, stream.last - before)
         self.doubted = was_too_many and now.waits > max(0, stream.last - now.delivered)
         if before is None or now.delivered < before or now.deliveries < self.deliveries:
-            self.read = now.delivered
+            self.read, self.removed, self.unread = now.delivered, 0, None
         else:  # less than both: messages that were skipped, and messages that were delivered again
             self.read += min(now.delivered - before, now.deliveries - self.deliveries)
             if stream.trims and not now.filtered:
                 self.removed += max(0, now.delivered - before - (now.deliveries - self.deliveries))
+        if stream.trims and not stream.replaces and not now.filtered:
+            removed = self.passed_over(stream, now)
+            if self.unread is None:
+                self.unread, self._at_first = 0, removed
+            self.unread = min(_MOST, max(self.unread, removed - self._at_first))
         if before != now.delivered or now.requests or not self.asked_ns:
             self.asked_ns = to_ns
         self.stream_seq, self.deliveries, self.waits = now.delivered, now.deliveries, now.waits
         self.durable = now.durable
         self.delivered.add(from_ns, to_ns, now.delivered)
+
+    def passed_over(self, stream: NatsStream, now: NatsConsumer) -> int:
+        """Messages that were removed before they were delivered to it."""
+        return self.removed + max(0, stream.first - now.delivered - 1)
 
 
 class NatsConsumers(TimedQueue):
@@ -300,6 +313,7 @@ class NatsConsumers(TimedQueue):
             "pending": consumer.pending,
             "redelivered": _redelivered(consumer),
             "consumers": 0 if consumer.push and not consumer.bound else None,
+            "removed": known.unread,
             "acked": known.read - consumer.pending,
             "position": consumer.delivered,
         }
@@ -327,9 +341,7 @@ class NatsConsumers(TimedQueue):
     def _notes(self, known: _Known, consumer: NatsConsumer, stream: NatsStream) -> Iterator[str]:
         if known.doubted:
             yield f"upper bound: the server counts {consumer.waits}, more than there are"
-        deleted = known.removed
-        if stream.trims and not consumer.filtered:
-            deleted += max(0, stream.first - consumer.delivered - 1)
+        deleted = known.passed_over(stream, consumer) if stream.trims and not consumer.filtered else known.removed
         if deleted:
             yield f"{deleted} messages were deleted before they were delivered"
         given_up = consumer.redelivered - consumer.pending  # the server keeps counting these

@@ -31,6 +31,7 @@ from agent.queues.redis_lists import ListQueues
 from agent.queues.redis_pending import SAMPLE, SAMPLES, PendingEntries
 from agent.queues.redis_places import ClusterStreams, SentinelStreams
 from agent.queues.redis_reading import Id, Stream, after, age_s, entry_id, fields, named, shown, shown_id
+from agent.queues.redis_removed import RemovedEntries
 from agent.queues.redis_rewound import DataHistory
 from agent.queues.redis_rights import Command, Rights, missing_rule
 from agent.queues.redis_scan import MAX_NAME_BYTES, MAX_STREAMS, Scan, is_pattern
@@ -54,7 +55,7 @@ MOVED = "it is on another server of a Redis Cluster"
 class _Group:
     """One group as of this poll, and what is kept of it between polls. before: its position at the previous poll.
     problem: why this poll has no answer. removed: entries that left the queue unread, by trimming or deletion, as far
-    as two polls show it.
+    as two polls show it; some of them may have been read. unread: those that were not, with certainty.
     """
 
     stream: Stream
@@ -71,6 +72,7 @@ class _Group:
     idlest: tuple[bytes, float] | None = None
     held: Held | None = None
     removed: int = 0
+    unread: RemovedEntries = field(default_factory=RemovedEntries)
     _exactly: tuple[int, int, int | None] | None = None  # lag, entries-added, entries-read
 
     def see(self, stream: Stream, info: dict[str, Any], now_ns: int) -> None:
@@ -87,6 +89,7 @@ class _Group:
         """After the lag was judged."""
         lag, added, read = self.lag.value, self.stream.added, self.info.get("entries-read")
         before, self._exactly = self._exactly, None
+        self.unread.see(self.stream, self.info, self.delivered, None if self.lag.reason else lag)
         if lag is None or self.lag.reason or added is None:
             return
         self._exactly = lag, added, read
@@ -422,6 +425,7 @@ def _row(group: _Group, server_ms: int) -> Row:
         "oldest_pending_s": idle_ms / 1000 if idle_ms is not None and isnan(pending_s) else pending_s,
         "pending": count,
         "pending_deleted": pending.deleted,
+        "removed": group.unread.count,
         "redelivered": pending.redelivered,
         "holder": shown(pending.holder),
         "idle_consumer": None if group.idlest is None else shown(group.idlest[0]),

@@ -1,0 +1,62 @@
+"""Entries of a Redis stream that were removed before a consumer group read them. Pure.
+
+They count when the group's position is before the first entry of the stream, or before the end of an empty one: what
+was between is gone, whoever reads meanwhile, since the stream was read before the group. How many there were follows
+from the server's counters. They are compared with the poll before, since they may be off by any number (redis_lag.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from agent.queues.redis_reading import Id, Stream
+
+_MOST = (1 << 63) - 1  # whatever the server's counters say
+
+
+class _Seen(NamedTuple):
+    """A poll that knew the lag. read: entries that the group has read; None if the server does not know."""
+
+    lag: int
+    added: int
+    read: int | None
+    delivered: Id
+
+    def missing(self, now: _Seen) -> int:
+        """Entries that were neither read since then nor wait now, as far as the counters say."""
+        left = self.lag + now.added - self.added - now.lag
+        if now.added < self.added or now.delivered < self.delivered:
+            return 0  # the stream was made anew, or the group was set back
+        if now.delivered == self.delivered:
+            return left
+        if now.read is None or self.read is None or now.read < self.read:
+            return 0
+        return left - (now.read - self.read)
+
+
+class RemovedEntries:
+    """Kept between polls. count: entries that were removed unread since the first poll; None until the lag is known."""
+
+    def __init__(self) -> None:
+        self.count: int | None = None
+        self._before: _Seen | None = None
+
+    def see(self, stream: Stream, info: dict[str, Any], delivered: Id, lag: int | None) -> None:
+        """A poll. info: the group's ``XINFO GROUPS``, asked after the stream. lag: None if it is not exact."""
+        added, read, last = stream.added, info.get("entries-read"), stream.last_generated
+        if lag is None or added is None or last is None:
+            return
+        passed_over = delivered < last and (stream.first is None or delivered < stream.first)
+        if not passed_over and (delivered > last or _added_meanwhile(info, added)):
+            return  # the group is ahead of what is known of the stream
+        now = _Seen(lag, added, read, delivered)
+        self.count = self.count or 0
+        if passed_over and self._before is not None:
+            self.count = min(_MOST, self.count + max(0, self._before.missing(now)))
+        self._before = now
+
+
+def _added_meanwhile(info: dict[str, Any], added: int) -> bool:
+    """Whether entries were added between the questions about the stream and about the group."""
+    lag, read = info.get("lag"), info.get("entries-read")
+    return lag is not None and read is not None and lag + read != added
