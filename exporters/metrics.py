@@ -566,6 +566,15 @@ METRICS: tuple[Metric, ...] = (
         _QUEUE,
         "redelivered",
     ),
+    Metric(
+        "tickscope.queue.removed",
+        "{message}",
+        "gauge",
+        "Messages that were removed before they were read, since the agent began to watch.",
+        "queue_lag",
+        _QUEUE,
+        "removed",
+    ),
     Metric("tickscope.queue.arrival.rate", "{message}/s", "gauge", "Arrivals.", "queue_lag", _QUEUE, "in_per_s"),
     Metric(
         "tickscope.queue.acknowledged.rate",

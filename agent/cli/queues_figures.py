@@ -158,6 +158,8 @@ def _more(shown: Sequence[Row]) -> list[tuple[str, str]]:
         lines.append(("redelivery", f"{'in' if first >= 0 else 'overdue by'} {seconds(abs(first))}"))
     if left := known("retention_left_s"):
         lines.append(("deleted in", f"{seconds(min(left))}: the first unread message, for its age"))
+    if sum(known("removed")):
+        lines.append(("removed", f"{sum(known('removed'))} before they were read, since the agent began to watch"))
     if sum(known("held_idle")):
         lines.append(("idle 60 s", f"consumers with {sum(known('held_idle'))} pending: {known('idle_holders')[0]}"))
     if states := list(dict.fromkeys(known("group_state"))):
