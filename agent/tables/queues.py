@@ -109,7 +109,7 @@ DECLARED = (
         enum(
             "lag_basis",
             "history log_append create",
-            "source of lag_s (Kafka, NATS): end offsets at earlier polls, or the time of the first unread record by"
+            "source of lag_s: end offsets at earlier polls, or the time of the first unread record by"
             " the broker's clock (log_append) or the producer's (create)",
         ),
         f64("retention_left_s", "time until the first unread message may be deleted for its age (Kafka, NATS)", "s"),
@@ -126,6 +126,11 @@ DECLARED = (
             " most 10 messages of each priority)",
         ),
         i64("lag_bytes", "what waits in bytes, of a log without messages (PostgreSQL)", "bytes"),
+        f64(
+            "consumer_capacity",
+            "fraction of time in which the queue could deliver to its consumers at once; below 1: they are slow, or"
+            " their prefetch is too small (RabbitMQ: a moving average, up to 10 s old)",
+        ),
         measure="lag_messages",
     ),
     table(
