@@ -649,12 +649,15 @@ class RabbitQueues(TimedQueue):
 
     def _waiting(self, queue: _Queue, refuses: bool) -> dict[str, object]:
         """Ready messages: between two bounds, or as of the last statistics. Channels do not count messages that
-        consumers give back.
+        consumers give back, and in a cluster those of other nodes' clients are not among them.
         """
-        bounds = None if refuses or queue.uncounted else queue.ready_bounds()
+        bounds = None if refuses or queue.uncounted or self._clustered else queue.ready_bounds()
         if bounds is None:
-            why = "as of its last statistics: up to 5 s ago by default"
-            return {"lag_messages": queue.gauges.get(_READY), "inexact_reason": why}
+            since = "other nodes count, too" if self._clustered else "up to 5 s ago by default"
+            return {
+                "lag_messages": queue.gauges.get(_READY),
+                "inexact_reason": f"as of its last statistics: {since}",
+            }
         unacked = queue.gauges.get(_UNACKED)
         why = f"{_BY_COUNTS}; {unacked} more if given back" if unacked else _BY_COUNTS
         return {"lag_messages": bounds[1], "lag_at_least": bounds[0], "inexact_reason": why}
