@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from agent.queues.brokers.rabbitmq import RabbitQueues, RabbitUrl
 from agent.queues.judged import Judged
 from tests.patience import PATIENCE
-from tests.servers.rabbitmq import Rabbit, release_root
+from tests.servers.rabbitmq import Rabbit, client, release_root
 from tests.servers.rabbitmq_pieces import poll
 
 LOOK_UP = '{ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"orders">>)),'
@@ -20,7 +21,7 @@ STATES = {b"ok", b"stopped", b"unknown", b"down"}
 
 
 def leader(node: Rabbit) -> str:
-    (found,) = node.manage("GET", "queues")
+    found = next(one for one in node.manage("GET", "queues") if one["name"] == "orders")
     return str(found["leader"])
 
 
@@ -42,6 +43,18 @@ def test_a_queue_stays_the_same_one_whichever_node_leads_it(release: str, tmp_pa
             twice.append(len(its) > 1)
             clusters.update(its["cluster"].tolist())
             if what(its):
+                return
+            assert time.monotonic() < end, rows
+            time.sleep(0.5)
+
+    def until_mails(what: Callable[[Any], bool], never: Collection[bytes] = ()) -> None:
+        """Of a queue whose clients are at another node than its leader."""
+        end = time.monotonic() + 60 * PATIENCE
+        while True:
+            rows = np.concatenate([poll(queue) for queue in queues])
+            its = rows[rows["destination"] == b"mails"]
+            assert not set(its["status"].tolist()) & set(never), its
+            if len(its) == 1 and what(its[0]):
                 return
             assert time.monotonic() < end, rows
             time.sleep(0.5)
@@ -69,6 +82,16 @@ def test_a_queue_stays_the_same_one_whichever_node_leads_it(release: str, tmp_pa
         second.ctl("eval", f"{LOOK_UP} rabbit_quorum_queue:transfer_leadership(Q, '{second.node}').")
         until(led_by(second))
         lasts(15)  # until the first one would call it gone
+        second.declare("mails", "quorum")
+        second.ctl(
+            "eval", f"{LOOK_UP.replace('orders', 'mails')} rabbit_quorum_queue:transfer_leadership(Q, '{second.node}')."
+        )
+        with client("publish", first.port, "mails", 50), client("consume", second.port, "mails", 5, "never"):
+            until_mails(lambda row: row["in_per_s"] > 20 and row["pending"] == 5)
+            with client("consume", first.port, "mails", 1, 0.1):  # it is slow, so that messages wait
+                until_mails(lambda row: row["out_per_s"] > 0)
+                ends = time.monotonic() + 20
+                until_mails(lambda row: time.monotonic() > ends, {b"stalled", b"stopped"})
         second.kill()
         others = [node for node in nodes if node is not second]
         until(led_by(*others))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from math import inf, isnan, nan
@@ -56,6 +56,7 @@ BOUNDS = (
 )
 
 _LEADERS = Leaders()
+_NODES: dict[str, list[RabbitQueues]] = {}  #: that are watched, by cluster
 _DETAILED = "rabbitmq_detailed_"
 _FAMILIES = (
     *("queue_coarse_metrics", "queue_consumer_count", "node_coarse_metrics", "node_metrics"),
@@ -195,12 +196,13 @@ class _Counters:
         """The next values are a new start: counts of the time between are unknown."""
         self._last, self._begun = {}, False
 
-    def take(self, samples: Iterable[tuple[Name, MetricSample, int]]) -> None:
+    def take(self, samples: Iterable[tuple[Name, MetricSample, int]], old: Collection[Name] = ()) -> None:
+        """old: queues that are not new, although they were not counted before."""
         now: dict[tuple[bytes, bytes], int] = {}
         for name, sample, count in samples:
             key = sample.name, sample.raw
             now[key] = count
-            before = self._last.get(key, 0 if self._begun else count)
+            before = self._last.get(key, 0 if self._begun and name not in old else count)
             more = count - before if count >= before else count
             totals = self.totals.setdefault(name, _Totals())
             for total in _COUNTERS[sample.name]:
@@ -390,6 +392,7 @@ class RabbitQueues(TimedQueue):
         self._slow_until_ns = self._not_before_ns = self._seldom_ns = self._slow = self._unanswered = 0
         self._counting = True
         self._closed: int | None = None  # channels of this node, ever
+        self._wanted: set[Name] = set()  # queues whose counts are kept
         self._refusal = ""
         self._cluster: str | None = None
         self._version = ""
@@ -432,6 +435,8 @@ class RabbitQueues(TimedQueue):
         return ServerTimers(self._timers, self._version, elsewhere(self._client.peer[0] if self._client.peer else ""))
 
     def close(self) -> None:
+        if self in _NODES.get(self._cluster or "", []):
+            _NODES[self._cluster or ""].remove(self)
         self._client.close()
         if self._management is not None:
             self._management.close()
@@ -533,15 +538,18 @@ class RabbitQueues(TimedQueue):
             self._cluster = said.cluster
         listed = sorted(name for name, its in said.gauges.items() if _READY in its and self._chosen(name))
         names = set(listed[:MAX_QUEUES])
-        self._counters.take(one for one in said.counted if one[0] in names)
-        self._counters.keep(names)
+        others = self._others()
+        wanted = names.union(*(other._queues for other in others))  # a client may be at any node of the cluster
+        self._counters.take((one for one in said.counted if one[0] in wanted), wanted - self._wanted - names)
+        self._counters.keep(wanted)
+        self._wanted = wanted
         missing = {**dict.fromkeys(self._queues, now_ns), **self._vanished}
         self._vanished = {name: missing[name] for name in missing.keys() - listed}
         self._queues = {name: self._queues.get(name) or _Queue(*name) for name in listed[:MAX_QUEUES]}
         for name, queue in self._queues.items():
             gauges = said.gauges[name]
             queue.stream = name in said.streams or gauges.get(_WORK) == 0
-            queue.update(gauges, self._counters.totals.get(name, _Totals()), now_ns, off_ns)
+            queue.update(gauges, self._totals(name, others), now_ns, off_ns)
         self._see_closed(said.closed, now_ns)
         problems = []
         if len(listed) > MAX_QUEUES:
@@ -549,6 +557,20 @@ class RabbitQueues(TimedQueue):
         if said.unread:  # 3.10 does not escape names
             problems.append((b"", "queues with quotes or backslashes in their names are not watched"))
         return said.node, problems
+
+    def _others(self) -> list[RabbitQueues]:
+        """The other nodes of the cluster, as far as the settings name them."""
+        if not self._cluster:
+            return []
+        nodes = _NODES.setdefault(self._cluster, [])
+        if self not in nodes:
+            nodes.append(self)
+        return [node for node in list(nodes) if node is not self]
+
+    def _totals(self, name: Name, others: list[RabbitQueues]) -> _Totals:
+        """Of all nodes: those of the others as of their last polls."""
+        found = [one._counters.totals.get(name) or _Totals() for one in (self, *others)]
+        return _Totals(*(sum(getattr(one, total) for one in found) for total in vars(_Totals())))
 
     def _see_closed(self, closed: int | None, now_ns: int) -> None:
         """Bounds of ready messages begin anew where channels were not asked for, or where one has closed whose last
@@ -602,8 +624,9 @@ class RabbitQueues(TimedQueue):
         name = queue.vhost, queue.name
         about = None if self._management is None else self._management.queues.get(name)
         ready, consumers = queue.gauges.get(_READY), queue.gauges.get(_HAS_CONSUMERS)
-        known_in = name in self._counters.publishing and not queue.uncounted
-        known_out = name in self._counters.consuming
+        counters = [node._counters for node in (self, *self._others())]
+        known_in = any(name in one.publishing for one in counters) and not queue.uncounted
+        known_out = any(name in one.consuming for one in counters)
         refuses = queue.lost > 0 and about.rejects if about is not None else queue.lost > _UNCOUNTED
         counting = self._counting
         row: dict[str, object] = {
