@@ -567,6 +567,15 @@ METRICS: tuple[Metric, ...] = (
         "redelivered",
     ),
     Metric(
+        "tickscope.queue.consumer.capacity",
+        "1",
+        "gauge",
+        "Fraction of time in which the queue could deliver to its consumers at once.",
+        "queue_lag",
+        _QUEUE,
+        "consumer_capacity",
+    ),
+    Metric(
         "tickscope.queue.removed",
         "{message}",
         "gauge",

@@ -15,6 +15,7 @@ COLUMNS = (
     *("t_ns", "wall_ns", "host", "cluster", "partition", "lag_s", "drains_in_s", "limit_in_s", "forecast_err_s"),
     *("trend", "delayed", "redelivery_s", "lag_at_least", "group_state", "workers", "tasks", "lag_bytes"),
     *("redelivered", "retention_left_s", "rebalances", "held_idle", "idle_holders", "holder", "priorities", "removed"),
+    "consumer_capacity",
 )
 _NAMED = {"queue": "destination", "length": "lag_messages", "oldest_s": "oldest_undelivered_s"}
 #: A queue's identity; the server that answers may change (a fail-over). Before there was ``cluster``, it was the peer.

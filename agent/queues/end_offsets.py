@@ -66,9 +66,19 @@ class EndOffsets:
         return Age(max(0.0, now_ns - self._t_ns[before] - since_ns) / 1e9, error_ns / 1e9)
 
     def between(self, offset: int) -> tuple[int, int] | None:
-        """The times of the two polls between which the message at this offset was added; None as for ``age``."""
+        """The times of the two polls between which the message at this offset was added, each as far apart as it may
+        be; None as for ``age``.
+        """
         after = self._after(offset)
-        return None if after is None else (self._t_ns[after - 1], self._t_ns[after])
+        if after is None:
+            return None
+        before = after - 1
+        return self._t_ns[before] - self._off_ns[before], self._t_ns[after] + self._off_ns[after]
+
+    @property
+    def first_ns(self) -> int:
+        """The time of the first poll."""
+        return self._t_ns[0]
 
     def older_than(self, offset: int) -> int | None:
         """When the first poll saw the message at this offset, if the history begins with it; None if it is of later."""

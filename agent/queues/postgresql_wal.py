@@ -49,6 +49,7 @@ SELECT pg_is_in_recovery()::int, pg_wal_lsn_diff(pg_last_wal_replay_lsn(), '0/0'
 """
 Key = tuple[bytes, bytes]  #: destination, consumer group
 _WAL = b"wal"
+_REPLAY = _WAL, b"replay"  # of a standby: it ends when the standby becomes the primary
 
 
 @dataclass
@@ -102,7 +103,7 @@ class WalReaders:
         if hidden:
             self._rows.append({"reason": "standbys are hidden: GRANT pg_read_all_stats (or pg_monitor) to this role"})
         if in_recovery and replayed is not None:
-            row = self._row((_WAL, b"replay"), replayed, end_at, now_ns, consumers=0 if paused else 1)
+            row = self._row(_REPLAY, replayed, end_at, now_ns, consumers=0 if paused else 1)
             note = {"inexact_reason": f"{row['inexact_reason']}; replay is paused"} if paused else {}
             self._rows.append({**row, **note})
         self._dropped(now_ns)
@@ -163,7 +164,7 @@ class WalReaders:
         for key, kept in list(self._kept.items()):
             if kept.seen_ns == now_ns:
                 continue
-            if now_ns - kept.seen_ns > _GONE_NS or b"(replay)" in key[1]:
+            if now_ns - kept.seen_ns > _GONE_NS or key == _REPLAY or key[1].endswith(b" (replay)"):
                 del self._kept[key]
                 continue
             ago_s = (now_ns - kept.seen_ns) / 1e9

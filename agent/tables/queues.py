@@ -109,8 +109,8 @@ DECLARED = (
         enum(
             "lag_basis",
             "history log_append create",
-            "source of lag_s (Kafka, NATS, Celery on Redis): what earlier polls saw, or the time of the first unread"
-            " record by the broker's clock (log_append) or the producer's (create)",
+            "source of lag_s: what earlier polls saw, or the time of the first unread record by the broker's clock"
+            " (log_append) or the producer's (create)",
         ),
         f64("retention_left_s", "time until the first unread message may be deleted for its age (Kafka, NATS)", "s"),
         text(
@@ -136,6 +136,11 @@ DECLARED = (
             64,
             "lag_messages by priority, if more than one has messages: `0: 5, 3: 3`; the number is that of the Redis"
             " list, and 0 is taken first (Celery on Redis)",
+        ),
+        f64(
+            "consumer_capacity",
+            "fraction of time in which the queue could deliver to its consumers at once; below 1: they are slow, or"
+            " their prefetch is too small (RabbitMQ: a moving average, up to 10 s old)",
         ),
         measure="lag_messages",
     ),

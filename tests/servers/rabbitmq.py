@@ -58,16 +58,22 @@ exec unshare --mount --propagation private sh -c '
 
 class Rabbit:
     """A node on free ports. Statistics are made every second; ``interval_ms`` changes that. root: another system's, of
-    which it is.
+    which it is. joins: a node whose cluster it becomes a part of.
     """
 
-    def __init__(self, directory: Path, interval_ms: int = 1000, root: Path | None = None) -> None:
+    def __init__(
+        self, directory: Path, interval_ms: int = 1000, root: Path | None = None, joins: Rabbit | None = None
+    ) -> None:
         self.directory, self._root = directory, root
         self._wrap = () if root is None else ("sh", "-c", IN_ROOT, str(root), str(directory))
         self.port, self.metrics_port, self.management_port, self.stream_port, self._epmd_port, dist, *tls = free_ports(
             8
         )
         self.tls_metrics_port, self.tls_management_port = tls
+        if joins is not None:
+            self._epmd_port = joins._epmd_port
+            (directory / ".erlang.cookie").write_bytes((joins.directory / ".erlang.cookie").read_bytes())
+            (directory / ".erlang.cookie").chmod(0o400)
         certificates(directory)
         (directory / "rabbitmq.conf").write_text(
             f"listeners.tcp.1 = 127.0.0.1:{self.port}\n"
@@ -90,7 +96,7 @@ class Rabbit:
             "HOME": str(directory),
             "ERL_EPMD_PORT": str(self._epmd_port),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
-            "RABBITMQ_NODENAME": f"test{self.port}@localhost",
+            "RABBITMQ_NODENAME": self.node,
             "RABBITMQ_DIST_PORT": str(dist),
             "RABBITMQ_MNESIA_BASE": str(directory / "data"),
             "RABBITMQ_LOG_BASE": str(directory / "log"),
@@ -101,8 +107,16 @@ class Rabbit:
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+sbwt none",
         }
         # Not the daemon that the node would start and leave behind.
-        self._epmd = self._run("epmd", "-port", str(self._epmd_port), "-address", "127.0.0.1")
+        epmd = ("epmd", "-port", str(self._epmd_port), "-address", "127.0.0.1")
+        self._epmd = self._run(*epmd) if joins is None else None
         self.start()
+        if joins is not None:
+            for command in (("stop_app",), ("join_cluster", joins.node), ("start_app",)):
+                self.ctl(*command)
+
+    @property
+    def node(self) -> str:
+        return f"test{self.port}@localhost"
 
     @property
     def url(self) -> str:
@@ -151,8 +165,9 @@ class Rabbit:
 
     def end(self) -> None:
         self.kill()
-        self._epmd.kill()
-        self._epmd.wait()
+        if self._epmd is not None:
+            self._epmd.kill()
+            self._epmd.wait()
         if self._root is not None:
             with contextlib.suppress(OSError):
                 os.removedirs(f"{self._root}{self.directory}")

@@ -510,6 +510,38 @@ def test_a_standby_and_its_replay(postgres: Postgres) -> None:
         standby.end()
 
 
+def test_a_standby_that_is_promoted(postgres: Postgres) -> None:
+    """Its job table and its slots go on. Its replay ends, which is no slot that was dropped."""
+    standby = Postgres.standby(postgres, "site")
+    try:
+        add(postgres, 409)
+        standby.do("SELECT pg_create_physical_replication_slot('backup', true)")
+        its = source(standby, cluster="shop")
+        until(lambda: (row := row_of(poll(its), "mail"))["lag_messages"] == 409 and row["server_role"] == b"replica")
+        until(lambda: b"replay" in poll(its)["consumer_group"])
+        postgres.stop()
+        standby.do("CHECKPOINT")
+        subprocess.run(
+            standby.command("pg_ctl", "promote", "-D", str(standby.data)), check=True, stdout=subprocess.DEVNULL
+        )
+        found = [poll(its) for _ in range(5)]
+        until(lambda: set(poll(its)["server_role"].tolist()) == {b"primary"})
+        rows = poll(its)
+        for each in (*found, rows, poll(its)):
+            assert set(each["status"].tolist()) <= {b"ok", b"stopped"}, each
+            assert set(each["cluster"].tolist()) == {b"shop"}
+            assert row_of(each, "mail")["lag_messages"] == 409
+            assert row_of(each, "wal", "backup")["lag_bytes"] >= 0
+        assert rows["consumer_group"].tolist() == [b"backup", b""]  # and no replay
+        with client("work", standby.port, 0.1):
+            row = until(lambda: (row := row_of(poll(its), "mail"))["status"] == b"draining" and row)
+        assert 0 < row["lag_messages"] < 409 and row["drains_in_s"] > row["forecast_err_s"] > 0
+        its.close()
+    finally:
+        standby.end()
+        postgres.start()
+
+
 def test_least_rights(postgres: Postgres) -> None:
     postgres.do("DROP ROLE IF EXISTS watch")
     postgres.do("CREATE ROLE watch LOGIN")

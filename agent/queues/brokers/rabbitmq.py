@@ -4,8 +4,8 @@ Counts come from ``/metrics/detailed`` of rabbitmq_prometheus, because the manag
 of a new quorum queue for seconds. A queue that the node does not list is unknown, not empty.
 
 A queue's counts are those of its last statistics, which the server makes every 5 s by default; channels count messages
-at once. So ``lag_messages`` is marked inexact, rates are those of the channels, and ``lag_s`` is estimated from the
-time at which the channels had published that many messages.
+at once. So ``lag_messages`` has bounds (agent/queues/rabbitmq_ready.py), rates are those of the channels, and ``lag_s``
+is the time since the channels had published all but the messages that are ready.
 
 The management API adds what the metrics lack: which queues are delay queues, where consumers are and how many messages
 they may hold, blocked publishers, and the port of AMQP.
@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import re
 import time
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from math import isnan, nan
+from math import inf, isnan, nan
 from urllib.parse import quote
 
 from agent.common.address import peer_bytes
@@ -27,8 +26,10 @@ from agent.common.clocks import boot_ns
 from agent.common.fairness import UpperBound
 from agent.common.http_get import HttpDown
 from agent.common.settings import private_text, setting
+from agent.queues.age_bounds import AgeBounds
 from agent.queues.catalogue import Broker, Row
 from agent.queues.credentials import Password, password_keys
+from agent.queues.end_offsets import EndOffsets
 from agent.queues.gone import Gone
 from agent.queues.http_server import HttpServer, HttpUrl, http_url, names_of, port_number
 from agent.queues.judged import UNANSWERED
@@ -36,6 +37,7 @@ from agent.queues.leaders import Leaders
 from agent.queues.listing import listed
 from agent.queues.prometheus_text import MetricSample, NotPrometheus, metric_samples, whole_number
 from agent.queues.rabbitmq_management import Management
+from agent.queues.rabbitmq_ready import STATISTICS_NS, Counted, ReadyBounds
 from agent.queues.redis_reading import shown
 from agent.queues.timers import QueueTimer, ServerTimers, TimedQueue, elsewhere
 
@@ -44,7 +46,6 @@ MAX_QUEUES = 1024
 #: Interval between two requests for what changes seldom, in turns alarms and the first message of each queue.
 SELDOM_NS = 2_500_000_000
 LOGIN_RETRY_NS = 10_000_000_000  # a refused login is not repeated at each poll: servers log and count refusals
-STATISTICS_NS = 6_000_000_000  # a queue's statistics are at most this old: an interval of 5 s, and a poll
 #: Statistics of channels are left out for this long if, so many polls in a row, an answer with them took half of a
 #: poll's time, and the next one without them did not. Lost packets and a server that is stopped delay both.
 TOO_SLOW_NS, _SLOW_POLLS = 60_000_000_000, 3
@@ -56,9 +57,11 @@ BOUNDS = (
 )
 
 _LEADERS = Leaders()
+_NODES: dict[str, list[RabbitQueues]] = {}  #: that are watched, by cluster
 _DETAILED = "rabbitmq_detailed_"
 _FAMILIES = (
     *("queue_coarse_metrics", "queue_consumer_count", "node_coarse_metrics", "node_metrics"),
+    "connection_churn_metrics",
     "stream_consumer_metrics",  # 4.0; 3.10 reports no such family
 )
 #: With the first message of each queue, and much else.
@@ -78,8 +81,11 @@ _NODE = {
     f"{_DETAILED}process_resident_memory_bytes".encode(): "memory_bytes",
     f"{_DETAILED}resident_memory_limit_bytes".encode(): "memory_limit_bytes",
 }
-_INFO, _HEAD = (f"{_DETAILED}{name}".encode() for name in ("queue_info", "queue_head_message_timestamp"))
+_INFO, _HEAD, _CAPACITY = (
+    f"{_DETAILED}{name}".encode() for name in ("queue_info", "queue_head_message_timestamp", "queue_consumer_capacity")
+)
 _IDENTITY = b"rabbitmq_identity_info"
+_CLOSED = f"{_DETAILED}channels_closed_total".encode()
 _EARLIEST_S, _AHEAD_S = 1_000_000_000, 60  # times before 2001 or a minute ahead are not times
 #: Counters -> the totals to which they add.
 _COUNTERS = {
@@ -101,11 +107,11 @@ _COUNTERS = {
         ),
     )
 }
-_WANTED = frozenset((*_GAUGES, *_NODE, *_COUNTERS, _INFO, _HEAD, _IDENTITY))
+_WANTED = frozenset((*_GAUGES, *_NODE, *_COUNTERS, _INFO, _HEAD, _CAPACITY, _IDENTITY, _CLOSED))
 #: The labels that such a metric may have. A name that RabbitMQ 3.10 does not escape may look like more labels.
 _QUEUE = frozenset((b"vhost", b"queue"))
 _ANY = _QUEUE | {b"channel", b"queue_vhost", b"exchange_vhost", b"exchange", b"queue_type", b"membership"}
-_LABELS = dict.fromkeys((*_GAUGES, _HEAD), _QUEUE)
+_LABELS = dict.fromkeys((*_GAUGES, _HEAD, _CAPACITY), _QUEUE)
 _ALARMS = {
     b"rabbitmq_alarms_memory_used_watermark": "MEMORY_ALARM",
     b"rabbitmq_alarms_free_disk_space_watermark": "DISK_ALARM",
@@ -123,6 +129,7 @@ _UNCOUNTED, _IN_A_ROW = 50, 3
 #: Queues of Celery for tasks with a countdown, which are delay queues.
 _DELAYS = re.compile(rb"celery_delayed_[0-9]+")
 
+_BY_COUNTS = "by statistics and channels' counts"
 Name = tuple[bytes, bytes]  #: virtual host, queue
 
 
@@ -190,12 +197,13 @@ class _Counters:
         """The next values are a new start: counts of the time between are unknown."""
         self._last, self._begun = {}, False
 
-    def take(self, samples: Iterable[tuple[Name, MetricSample, int]]) -> None:
+    def take(self, samples: Iterable[tuple[Name, MetricSample, int]], old: Collection[Name] = ()) -> None:
+        """old: queues that are not new, although they were not counted before."""
         now: dict[tuple[bytes, bytes], int] = {}
         for name, sample, count in samples:
             key = sample.name, sample.raw
             now[key] = count
-            before = self._last.get(key, 0 if self._begun else count)
+            before = self._last.get(key, 0 if self._begun and name not in old else count)
             more = count - before if count >= before else count
             totals = self.totals.setdefault(name, _Totals())
             for total in _COUNTERS[sample.name]:
@@ -208,41 +216,6 @@ class _Counters:
         self.totals = {name: totals for name, totals in self.totals.items() if name in names}
         self.publishing &= names
         self.consuming &= names
-
-
-class ArrivalTimes:
-    """When messages arrived: a running total at some times, newer ones closer to each other."""
-
-    MOST = 128
-
-    def __init__(self, t_ns: int, total: int) -> None:
-        self._t, self._n = [t_ns], [total]
-        self._apart_ns = 0
-
-    def add(self, t_ns: int, total: int) -> None:
-        """Times and totals must not go back."""
-        if len(self._t) > 1 and self._t[-1] - self._t[-2] < self._apart_ns:
-            self._t[-1], self._n[-1] = t_ns, total
-            return
-        if len(self._t) >= self.MOST:
-            self._t, self._n = self._t[::2], self._n[::2]
-            self._apart_ns = max(1, 2 * self._apart_ns, 2 * (self._t[-1] - self._t[0]) // self.MOST)
-        self._t.append(t_ns)
-        self._n.append(total)
-
-    def age_s(self, behind: int) -> float:
-        """Age at the last time of the oldest of the last ``behind`` messages; NaN if it arrived before the first
-        time.
-        """
-        if behind <= 0:
-            return 0.0
-        oldest = self._n[-1] - behind + 1
-        at = bisect_left(self._n, oldest)
-        if at == 0:
-            return nan
-        t, n = self._t, self._n
-        arrived_ns = t[at - 1] + (t[at] - t[at - 1]) * (oldest - n[at - 1]) / (n[at] - n[at - 1])
-        return max(0.0, (t[-1] - arrived_ns) / 1e9)
 
 
 @dataclass
@@ -259,7 +232,8 @@ class _Queue:
     seen: _Totals = field(default_factory=_Totals)
     taken_ns: int = 0
     redelivered: int = 0
-    arrivals: ArrivalTimes | None = None
+    arrivals: EndOffsets = field(default_factory=EndOffsets)
+    bounds: ReadyBounds = field(default_factory=ReadyBounds)
     least_balance: int | None = None
     most_balance: int | None = None
     falls: int = 0
@@ -268,7 +242,8 @@ class _Queue:
     uncounted: bool = False
     stream: bool = False
 
-    def update(self, gauges: dict[str, int], totals: _Totals, now_ns: int) -> None:
+    def update(self, gauges: dict[str, int], totals: _Totals, now_ns: int, off_ns: int) -> None:
+        """The answer was made at most ``off_ns`` before or after ``now_ns``."""
         before = self.totals
         if totals.delivered != before.delivered or not self.gauges:
             self.taken_ns = now_ns
@@ -277,10 +252,10 @@ class _Queue:
             if self.gauges:  # the first statistics may be old
                 self._balance(gauges, totals, before)
         self.redelivered = totals.redelivered - before.redelivered if self.gauges else 0
+        statistic = gauges.get(_READY) if gauges != self.gauges else None
         self.gauges, self.totals = gauges, replace(totals)
-        if self.arrivals is None:
-            self.arrivals = ArrivalTimes(now_ns, totals.published)
-        self.arrivals.add(now_ns, totals.published)
+        self.bounds.poll(self.counted, statistic, now_ns)
+        self.arrivals.add(now_ns, totals.published, off_ns)
 
     def _balance(self, gauges: dict[str, int], now: _Totals, before: _Totals) -> None:
         """Finds out whether messages come from elsewhere, such as a dead-letter exchange, or are lost."""
@@ -300,6 +275,32 @@ class _Queue:
         self.surpluses = self.surpluses + 1 if more else 0
         self.uncounted |= self.surpluses >= _IN_A_ROW
 
+    @property
+    def counted(self) -> Counted:
+        return Counted(self.totals.published, self.totals.delivered_first)
+
+    def least_age_s(self, behind: int, now_ns: int) -> float:
+        """Age of the oldest of the ``behind`` messages that were published last, or less."""
+        if behind <= 0:
+            return 0.0
+        arrived = self.arrivals.between(self.totals.published - behind)
+        return max(0, now_ns - (arrived[1] if arrived else self.arrivals.first_ns)) / 1e9
+
+    def ready_bounds(self) -> tuple[int, int] | None:
+        """The least and the largest number of ready messages now; None if channels do not count all that leave: a
+        restarted server says of messages that it delivers first that they are delivered again.
+        """
+        acked = self.totals.acked - self.seen.acked - self.gauges.get(_UNACKED, 0)
+        return None if acked > self.totals.delivered_first - self.seen.delivered_first else self.bounds.now()
+
+    def age(self, now_ns: int) -> AgeBounds | None:
+        """Of the first ready message, by what channels published; None if it is not known how many are ready."""
+        ready = self.ready_bounds()
+        if ready is None:
+            return None
+        arrived = self.arrivals.between(self.totals.published - ready[1]) if ready[1] else (now_ns, now_ns)
+        return AgeBounds(self.least_age_s(ready[0], now_ns), (now_ns - arrived[0]) / 1e9 if arrived else inf, True)
+
     def waiting(self) -> int | None:
         """Ready messages now, by what channels did since the statistics. One that is delivered again was given back
         before: neither changes the number. A restarted server says so of messages that it delivers first: these
@@ -314,7 +315,8 @@ class _Queue:
 
 class _Answer:
     """An answer of ``/metrics/detailed``. known: labels of earlier ones. heads: times of first messages, None if
-    it was not asked for them. unread: lines that cannot be read. Raises NotPrometheus.
+    it was not asked for them. capacities: of consumers, 0 to 1. closed: channels that have closed. unread: lines that
+    cannot be read. Raises NotPrometheus.
     """
 
     def __init__(self, answer: bytes, known: dict[bytes, dict[bytes, bytes]]) -> None:
@@ -324,11 +326,15 @@ class _Answer:
         self.counted: list[tuple[Name, MetricSample, int]] = []
         self.streams: set[Name] = set()
         self.heads: dict[Name, int] | None = None
+        self.capacities: dict[Name, float] = {}
+        self.closed: int | None = None
         self.unread: list[bytes] = []
         identified = False
         for sample in metric_samples(answer, _WANTED, self.unread, _COUNTERS, known):
             if sample.name in _NODE:
                 self.node[_NODE[sample.name]] = whole_number(sample.value)
+            elif sample.name == _CLOSED:
+                self.closed = whole_number(sample.value)
             elif sample.name == _IDENTITY:
                 identified = True
                 self.cluster = sample.labels.get(b"rabbitmq_cluster", b"").decode(errors="replace")
@@ -346,6 +352,10 @@ class _Answer:
         name, count = (vhost, queue), whole_number(sample.value)
         if sample.name == _HEAD and self.heads is None:
             self.heads = {}
+        if sample.name == _CAPACITY:
+            if 0 <= sample.value <= 1:
+                self.capacities[name] = sample.value
+            return
         if count is None:
             return
         if sample.name == _HEAD:
@@ -382,6 +392,8 @@ class RabbitQueues(TimedQueue):
         self._families: tuple[str, ...] = _BY_QUEUE
         self._slow_until_ns = self._not_before_ns = self._seldom_ns = self._slow = self._unanswered = 0
         self._counting = True
+        self._closed: int | None = None  # channels of this node, ever
+        self._wanted: set[Name] = set()  # queues whose counts are kept
         self._refusal = ""
         self._cluster: str | None = None
         self._version = ""
@@ -391,6 +403,7 @@ class RabbitQueues(TimedQueue):
         #: Times of first ready messages, set by their publishers, seconds since 1970, as of _heads_ns.
         self._heads: dict[Name, int] | None = None
         self._heads_ns = 0
+        self._capacities: dict[Name, float] = {}
         self._heads_next = False
 
     def poll(self) -> list[Row]:
@@ -423,6 +436,8 @@ class RabbitQueues(TimedQueue):
         return ServerTimers(self._timers, self._version, elsewhere(self._client.peer[0] if self._client.peer else ""))
 
     def close(self) -> None:
+        if self in _NODES.get(self._cluster or "", []):
+            _NODES[self._cluster or ""].remove(self)
         self._client.close()
         if self._management is not None:
             self._management.close()
@@ -437,7 +452,7 @@ class RabbitQueues(TimedQueue):
     def _poll(self, now_ns: int, deadline_s: float) -> list[Row]:
         login = self._server.login()
         counting = self._counting = now_ns >= self._slow_until_ns and self._slow < _SLOW_POLLS
-        asked_s = time.monotonic()
+        asked_s, asked_ns = time.monotonic(), boot_ns()
         families = (*_FAMILIES, *(self._families if counting else ()))
         try:
             answer = self._client.get(_detailed(*families), deadline_s, login=login)
@@ -447,7 +462,8 @@ class RabbitQueues(TimedQueue):
             self._families = _BY_CHANNEL
         if not counting:
             self._counters.forget()
-        node, problems = self._read(answer, now_ns)
+        answered_ns = boot_ns()
+        node, problems = self._read(answer, (asked_ns + answered_ns) // 2, (answered_ns - asked_ns) // 2)
         if now_ns >= self._seldom_ns:
             self._seldom_ns = now_ns + SELDOM_NS
             self._ask_more(now_ns, deadline_s, login)
@@ -469,7 +485,7 @@ class RabbitQueues(TimedQueue):
             blocked = None if self._management is None else self._management.blocked
             node["reason"] = f"{words} alarm: publishers are blocked" + (f": {blocked} connections" if blocked else "")
         return [
-            *({**node, **self._row(queue, now_ns)} for queue in self._queues.values()),
+            *({**node, **self._row(queue, answered_ns)} for queue in self._queues.values()),
             *(() if self._queues else ({**node, "status": "ok"},)),
             *({**node, **row} for row in gone),
             *({**node, "destination": shown(what), "reason": why} for what, why in problems),
@@ -491,9 +507,12 @@ class RabbitQueues(TimedQueue):
                 self._alarms, self._clients = (), None
                 self._read_node(self._client.get("/metrics", deadline_s, login=login))
             else:
-                self._heads = None
+                self._heads, self._capacities = None, {}
                 self._heads_ns = now_ns
-                self._heads = _Answer(self._client.get(_detailed(_HEADS), deadline_s, login=login), self._labels).heads
+                said = _Answer(self._client.get(_detailed(_HEADS), deadline_s, login=login), self._labels)
+                self._heads = said.heads
+                has = {name for name, gauges in said.gauges.items() if gauges.get(_HAS_CONSUMERS)}
+                self._capacities = {name: said.capacities[name] for name in has & said.capacities.keys()}
         except (HttpDown, NotPrometheus):  # it has answered; this is more work for it, or much more to read
             self._client.close()
 
@@ -511,30 +530,58 @@ class RabbitQueues(TimedQueue):
                 alarms.append(_ALARMS[sample.name])
         self._alarms = tuple(sorted(alarms))
 
-    def _read(self, answer: bytes, now_ns: int) -> tuple[dict[str, object], list[tuple[bytes, str]]]:
-        """Updates the queues. Returns the node's values, and problems by the queue that they are about. Raises
-        NotPrometheus.
+    def _read(self, answer: bytes, now_ns: int, off_ns: int = 0) -> tuple[dict[str, object], list[tuple[bytes, str]]]:
+        """Updates the queues. The answer was made at most ``off_ns`` before or after ``now_ns``. Returns the node's
+        values, and problems by the queue that they are about. Raises NotPrometheus.
         """
         said = _Answer(answer, self._labels)
         if said.cluster:
             self._cluster = said.cluster
         listed = sorted(name for name, its in said.gauges.items() if _READY in its and self._chosen(name))
         names = set(listed[:MAX_QUEUES])
-        self._counters.take(one for one in said.counted if one[0] in names)
-        self._counters.keep(names)
+        others = self._others()
+        wanted = names.union(*(other._queues for other in others))  # a client may be at any node of the cluster
+        self._counters.take((one for one in said.counted if one[0] in wanted), wanted - self._wanted - names)
+        self._counters.keep(wanted)
+        self._wanted = wanted
         missing = {**dict.fromkeys(self._queues, now_ns), **self._vanished}
         self._vanished = {name: missing[name] for name in missing.keys() - listed}
         self._queues = {name: self._queues.get(name) or _Queue(*name) for name in listed[:MAX_QUEUES]}
         for name, queue in self._queues.items():
             gauges = said.gauges[name]
             queue.stream = name in said.streams or gauges.get(_WORK) == 0
-            queue.update(gauges, self._counters.totals.get(name, _Totals()), now_ns)
+            queue.update(gauges, self._totals(name, others), now_ns, off_ns)
+        self._see_closed(said.closed, now_ns)
         problems = []
         if len(listed) > MAX_QUEUES:
             problems.append((b"", f"more than {MAX_QUEUES} queues are not watched: choose with ?queues= in the URL"))
         if said.unread:  # 3.10 does not escape names
             problems.append((b"", "queues with quotes or backslashes in their names are not watched"))
         return said.node, problems
+
+    def _others(self) -> list[RabbitQueues]:
+        """The other nodes of the cluster, as far as the settings name them."""
+        if not self._cluster:
+            return []
+        nodes = _NODES.setdefault(self._cluster, [])
+        if self not in nodes:
+            nodes.append(self)
+        return [node for node in list(nodes) if node is not self]
+
+    def _totals(self, name: Name, others: list[RabbitQueues]) -> _Totals:
+        """Of all nodes: those of the others as of their last polls."""
+        found = [one._counters.totals.get(name) or _Totals() for one in (self, *others)]
+        return _Totals(*(sum(getattr(one, total) for one in found) for total in vars(_Totals())))
+
+    def _see_closed(self, closed: int | None, now_ns: int) -> None:
+        """Bounds of ready messages begin anew where channels were not asked for, or where one has closed whose last
+        counts went with it. Its consumers' messages are ready again.
+        """
+        lost = closed != self._closed and self._families is _BY_CHANNEL
+        self._closed = closed
+        if lost or not self._counting:
+            for queue in self._queues.values():
+                queue.bounds.lost(queue.counted, now_ns)
 
     def _chosen(self, name: Name) -> bool:
         wanted = self._server.url.queues
@@ -578,17 +625,18 @@ class RabbitQueues(TimedQueue):
         name = queue.vhost, queue.name
         about = None if self._management is None else self._management.queues.get(name)
         ready, consumers = queue.gauges.get(_READY), queue.gauges.get(_HAS_CONSUMERS)
-        known_in = name in self._counters.publishing and not queue.uncounted
-        known_out = name in self._counters.consuming
+        counters = [node._counters for node in (self, *self._others())]
+        known_in = any(name in one.publishing for one in counters) and not queue.uncounted
+        known_out = any(name in one.consuming for one in counters)
         refuses = queue.lost > 0 and about.rejects if about is not None else queue.lost > _UNCOUNTED
         counting = self._counting
         row: dict[str, object] = {
             "destination": _key(name)[0],
-            "lag_messages": ready,
+            **self._waiting(queue, refuses),
             "exact": False,
-            "inexact_reason": "as of its last statistics: up to 5 s ago by default",
             "pending": queue.gauges.get(_UNACKED),
             "consumers": consumers,
+            "consumer_capacity": self._capacities.get(name) if consumers and not queue.stream else None,
         }
         its = None if self._management is None else self._management.consumers.get(name)
         if its is not None and consumers:  # these are asked for less often
@@ -603,18 +651,40 @@ class RabbitQueues(TimedQueue):
         if queue.stream or (about is not None and about.type == "stream"):
             lag = queue.gauges.get(_OFFSET_LAG)
             why = "a stream: what it keeps is no lag" if lag is None else "a stream: the largest lag of its consumers"
-            return row | {"lag_messages": lag, "exact": None if lag is None else False, "inexact_reason": why}
+            exact = None if lag is None else False
+            return row | {"lag_messages": lag, "lag_at_least": None, "exact": exact, "inexact_reason": why}
         delays = _DELAYS.fullmatch(queue.name) is not None if about is None else about.delays
         if delays and consumers == 0:
-            return row | {"lag_messages": 0, "delayed": ready}
-        age_s = queue.arrivals.age_s(queue.waiting() or 0) if counting and known_in and queue.arrivals else nan
+            return row | {"lag_messages": 0, "lag_at_least": None, "delayed": ready}
         head_s = self._head_age_s(name, queue) if ready else nan
         if ready and (refuses or (about is not None and about.priorities)):  # others wait than those published last
+            age_s = queue.least_age_s(queue.waiting() or 0, now_ns) if counting and known_in else nan
             least_s = max((one for one in (age_s, head_s) if not isnan(one)), default=nan)
             why = "" if isnan(least_s) else f"age: {least_s:.1f} s or more; "  # at most 64 characters
             return row | {"oldest_undelivered_s": least_s, "inexact_reason": f"{why}as of its last statistics"}
-        unknown = 0.0 if ready == 0 else None
-        return row | {"lag_s": unknown if isnan(age_s) else age_s, "oldest_undelivered_s": head_s}
+        bounded = row.get("lag_at_least") is not None
+        age = queue.age(now_ns) if bounded and (known_in or row["lag_messages"] == 0) else None
+        if age is None:
+            return row | {"oldest_undelivered_s": head_s}
+        row |= age.columns()
+        if not age.close:
+            row["inexact_reason"] = f"age: {age.text()}; {_BY_COUNTS}"
+        return row | ({"oldest_undelivered_s": head_s} if age.close or not isnan(head_s) else {})
+
+    def _waiting(self, queue: _Queue, refuses: bool) -> dict[str, object]:
+        """Ready messages: between two bounds, or as of the last statistics. Channels do not count messages that
+        consumers give back, and in a cluster those of other nodes' clients are not among them.
+        """
+        bounds = None if refuses or queue.uncounted or self._clustered else queue.ready_bounds()
+        if bounds is None:
+            since = "other nodes count, too" if self._clustered else "up to 5 s ago by default"
+            return {
+                "lag_messages": queue.gauges.get(_READY),
+                "inexact_reason": f"as of its last statistics: {since}",
+            }
+        unacked = queue.gauges.get(_UNACKED)
+        why = f"{_BY_COUNTS}; {unacked} more if given back" if unacked else _BY_COUNTS
+        return {"lag_messages": bounds[1], "lag_at_least": bounds[0], "inexact_reason": why}
 
     def _due(self, queue: _Queue, management: Management) -> Iterator[QueueTimer]:
         """The time-outs of its messages, and its own."""
@@ -649,6 +719,7 @@ class RabbitQueues(TimedQueue):
             self._queues = {name: _Queue(*name) for name in self._queues}
         self._seldom_ns = 0
         self._alarms, self._clients, self._heads, self._heads_next = (), None, None, False
+        self._capacities = {}
         row = {"status": "down", "reason": f"{self.name}: {reason}", "failure": failure}
         now_ns = boot_ns()
         known = [key for key in map(_key, self._queues) if not _LEADERS.elsewhere(self._cluster, key, self, now_ns)]
