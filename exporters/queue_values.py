@@ -7,7 +7,7 @@ import numpy as np
 
 def answered(rows: np.ndarray) -> np.ndarray:
     """Rows of ``queue_lag`` -> 1.0 where the server answered, else 0.0."""
-    return (rows["status"] != b"down").astype(np.float64)
+    return np.asarray(rows["status"] != b"down", np.float64)
 
 
 def stuck(rows: np.ndarray) -> np.ndarray:

@@ -47,7 +47,7 @@ class FindingLog:
     def _culprit(self, row: np.void) -> dict[str, object]:
         """Its fields that are known."""
         pid = int(row["culprit_pid"])
-        names = {name: printable(row[name]) for name in ("culprit_comm", "culprit_object")}
+        names: dict[str, object] = {name: printable(row[name]) for name in ("culprit_comm", "culprit_object")}
         if pid > 0:
             names |= {"culprit_pid": pid, "container_id": of_process(pid).decode()}
         return {name: value for name, value in names.items() if value}
