@@ -25,7 +25,7 @@ AGREE = 2
 _BESIDE = 0.25
 
 
-class Counted(NamedTuple):
+class ChannelTotals(NamedTuple):
     """Running totals of channels: messages that were published, and delivered for the first time."""
 
     published: int = 0
@@ -36,15 +36,15 @@ class Counted(NamedTuple):
 class ReadyBounds:
     """Of one queue. It takes a statistic one poll later, since the counts after it are needed, too."""
 
-    _polls: deque[Counted] = field(default_factory=lambda: deque(maxlen=4))
+    _polls: deque[ChannelTotals] = field(default_factory=lambda: deque(maxlen=4))
     _statistic: tuple[int, int] | None = (
         None  # (ready messages, when it was first seen) of the last poll, not yet taken
     )
-    _last: tuple[int, int, Counted] | None = None  # the last one: ready messages, when, counts as of then
+    _last: tuple[int, int, ChannelTotals] | None = None  # the last one: ready messages, when, counts as of then
     _base: tuple[int, int] | None = None  # bounds of the constant
     _agreed: int = 0
 
-    def poll(self, counted: Counted, ready: int | None, now_ns: int) -> None:
+    def poll(self, counted: ChannelTotals, ready: int | None, now_ns: int) -> None:
         """ready: of a statistic that was not there at the poll before, else None."""
         self._polls.append(counted)
         if self._statistic is not None and len(self._polls) == self._polls.maxlen:
@@ -56,7 +56,7 @@ class ReadyBounds:
             constant = self._last[0] + counted.delivered - counted.published
             self._base, self._agreed = (constant, constant), AGREE
 
-    def lost(self, counted: Counted, now_ns: int) -> None:
+    def lost(self, counted: ChannelTotals, now_ns: int) -> None:
         """Messages before now may not be counted."""
         self._polls.clear()
         self._statistic, self._base, self._agreed = None, None, 0
@@ -73,7 +73,9 @@ class ReadyBounds:
 
     def _take(self, ready: int) -> None:
         """The statistic was made between the second and the third of the last four polls, or just beside them."""
-        (published, delivered) = (_bounds([getattr(one, name) for one in self._polls]) for name in Counted._fields)
+        (published, delivered) = (
+            _bounds([getattr(one, name) for one in self._polls]) for name in ChannelTotals._fields
+        )
         self._narrow(ready + delivered[0] - published[1], ready + delivered[1] - published[0])
 
     def _narrow(self, least: int, most: int) -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from agent.queues.rabbitmq_ready import Counted, ReadyBounds
+from agent.queues.rabbitmq_ready import ChannelTotals, ReadyBounds
 
 S = 1_000_000_000
 
@@ -30,7 +30,7 @@ class _Queue:
             if number == statistic_after:
                 statistic = self.ready
         self._t_ns += S
-        self.bounds.poll(Counted(self.published, self.delivered), statistic, self._t_ns)
+        self.bounds.poll(ChannelTotals(self.published, self.delivered), statistic, self._t_ns)
         return self.bounds.now()
 
 
@@ -74,5 +74,5 @@ def test_counts_that_are_lost_leave_no_bounds() -> None:
     for _ in range(10):
         queue.second([(10, 9)], 1)
     assert queue.bounds.now() is not None
-    queue.bounds.lost(Counted(queue.published, queue.delivered), 10 * S)
+    queue.bounds.lost(ChannelTotals(queue.published, queue.delivered), 10 * S)
     assert queue.second([(10, 9)]) is None

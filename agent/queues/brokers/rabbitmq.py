@@ -37,7 +37,7 @@ from agent.queues.leaders import Leaders
 from agent.queues.listing import listed
 from agent.queues.prometheus_text import MetricSample, NotPrometheus, metric_samples, whole_number
 from agent.queues.rabbitmq_management import Management
-from agent.queues.rabbitmq_ready import STATISTICS_NS, Counted, ReadyBounds
+from agent.queues.rabbitmq_ready import STATISTICS_NS, ChannelTotals, ReadyBounds
 from agent.queues.redis_reading import shown
 from agent.queues.timers import QueueTimer, ServerTimers, TimedQueue, elsewhere
 
@@ -276,8 +276,8 @@ class _Queue:
         self.uncounted |= self.surpluses >= _IN_A_ROW
 
     @property
-    def counted(self) -> Counted:
-        return Counted(self.totals.published, self.totals.delivered_first)
+    def counted(self) -> ChannelTotals:
+        return ChannelTotals(self.totals.published, self.totals.delivered_first)
 
     def least_age_s(self, behind: int, now_ns: int) -> float:
         """Age of the oldest of the ``behind`` messages that were published last, or less."""
