@@ -4,16 +4,33 @@ must not delay the others. The threads sleep nearly all the time.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from random import uniform
 from typing import Generic, Protocol, TypeVar
 
+from agent.common.fairness import UpperBound
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 #: A changed ``interval_s`` takes effect within this time.
 _CHECK_S = 1.0
+#: A server with many queues is polled more seldom, so that its polls take at most this part of a CPU; but not more
+#: seldom than so many seconds, after which its figures would count as missing.
+PART, SELDOM_S = 0.04, 8.0
+#: For docs/limits.md.
+BOUNDS = (
+    UpperBound(
+        "queues",
+        "processor time of the polls of one server",
+        f"{PART:.0%} of a CPU",
+        f"polled more seldom than `poll_s` says: at most every {SELDOM_S:.0f} s",
+        "`queue_lag.t_ns`",
+        setting="`poll_s`",
+    ),
+)
 
 
 class Pollable(Protocol[T_co]):
@@ -66,6 +83,7 @@ class Rounds(Generic[T]):
 
     def _run(self, index: int, queue: Pollable[T]) -> None:
         asked_s = time.monotonic()
+        spent_s = math.inf  # the first poll also imports and connects
         early_s = uniform(0, self.interval_s / 2)  # of the second poll: agents that start together poll apart
         try:
             while not self._stop.is_set():
@@ -75,12 +93,14 @@ class Rounds(Generic[T]):
                 except Exception as error:  # noqa: BLE001 - one queue's defect must not end the polling
                     self._note(index, queue.name, f"{type(error).__name__}: {error}")
                 answered_s = time.monotonic()
+                seldom_s = min((time.thread_time() - spent_s) / PART, SELDOM_S)
+                # keeps the interval even, also after a slow answer
                 while (
-                    left_s := max(asked_s + self.interval_s - early_s, answered_s) - time.monotonic()
+                    left_s := max(asked_s + max(self.interval_s, seldom_s) - early_s, answered_s) - time.monotonic()
                 ) > 0 and not self._stop.is_set():
                     self._stop.wait(min(left_s, _CHECK_S))
-                # keeps the interval even, also after a slow answer
-                asked_s, early_s = max(asked_s + self.interval_s - early_s, answered_s), 0.0
+                spent_s = time.thread_time()
+                asked_s, early_s = max(asked_s + max(self.interval_s, seldom_s) - early_s, answered_s), 0.0
         finally:
             queue.close()
 

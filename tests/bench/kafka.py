@@ -13,14 +13,8 @@ import time
 from pathlib import Path
 
 from agent.queues.brokers.kafka import BROKER
-from tests.bench.common import arguments, report
+from tests.bench.common import arguments, cpu_s, report
 from tests.servers.kafka_server import Kafka, fetched
-
-
-def cpu_s(pid: int) -> float:
-    """User and system time of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def pss_bytes() -> int:

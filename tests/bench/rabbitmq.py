@@ -7,9 +7,6 @@ polls.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -17,31 +14,9 @@ from pathlib import Path
 
 import amqp
 
-from tests.bench.common import Figure, arguments, report
+from tests.bench.common import Figure, arguments, cpu_s, report
+from tests.bench.poller import Poll, Poller
 from tests.servers.rabbitmq import Rabbit
-
-#: Polls once a second while a line comes in, and says how long it took and what it weighs.
-_POLLER = """
-import sys, time
-from agent.queues.catalogue import broker
-(queue,) = broker("rabbitmq").sources([sys.argv[1]])
-for _ in sys.stdin:
-    began = time.perf_counter()
-    cpu = time.process_time()
-    rows = queue.poll()
-    took = time.perf_counter() - began
-    pss = next(line.split()[1] for line in open("/proc/self/smaps_rollup") if line.startswith("Pss:"))
-    down = [row["reason"] for row in rows if row.get("status") == "down" or "destination" not in row][:1]
-    print(took, time.process_time() - cpu, pss, len(rows), len(down), file=sys.stdout, flush=True)
-    if down:
-        print(down[0], file=sys.stderr, flush=True)
-"""
-
-
-def _cpu_s(pid: int) -> float:
-    """Processor time of a process and its threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _traffic(node: Rabbit, queues: int, ended: threading.Event) -> None:
@@ -66,22 +41,16 @@ def main() -> None:
             traffic.start()
             time.sleep(15)
             beam = node.machine()
-            poller = subprocess.Popen(
-                [sys.executable, "-c", _POLLER, node.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
-            assert poller.stdin is not None
-            assert poller.stdout is not None
-            polled, alone, answers = list[float](), list[float](), list[list[float]]()
+            poller = Poller("rabbitmq", node.url)
+            polled, alone, answers = list[float](), list[float](), list[Poll]()
             for _ in range(given.seconds):
                 for cost in (polled, alone):
-                    before, began = _cpu_s(beam), time.monotonic()
+                    before, began = cpu_s(beam), time.monotonic()
                     if cost is polled:
-                        print("poll", file=poller.stdin, flush=True)
-                        answers.append([float(word) for word in poller.stdout.readline().split()])
+                        answers.append(poller.poll())
                     time.sleep(max(0.0, began + 1 - time.monotonic()))
-                    cost.append(_cpu_s(beam) - before)
-            poller.stdin.close()
-            poller.wait()
+                    cost.append(cpu_s(beam) - before)
+            poller.close()
         finally:
             ended.set()
             traffic.join()

@@ -24,7 +24,7 @@ from agent.posix.supervisor import Restarts
 from agent.queues.packing import SENT, TABLE, pack
 from agent.queues.poller_process import BrokerPoller
 from agent.queues.received import MalformedMessage, checked
-from agent.queues.rounds import Rounds
+from agent.queues.rounds import PART, Rounds
 from agent.queues.worker import ALIVE, HEADER, MOST_FAILURES, PIECE_ROWS, Worker
 from tests.patience import PATIENCE
 from tests.unit.test_asking import Kept
@@ -257,6 +257,30 @@ def settled(queues: list[Asked]) -> dict[str, str]:
         time.sleep(0.01)
     rounds.close()
     return reported
+
+
+class Costly(Asked):
+    """A server with so many queues that a poll takes 20 ms of processor time."""
+
+    def poll(self) -> None:
+        end = time.thread_time() + 0.02
+        while time.thread_time() < end:
+            pass
+        super().poll()
+
+
+def test_a_server_whose_polls_are_costly_is_polled_more_seldom() -> None:
+    cheap, costly = Asked("cheap"), Costly("costly")
+    rounds = Rounds([cheap, costly], 0.01, lambda *_: None, lambda _: None)
+    end = time.monotonic() + 30 * PATIENCE
+    began = time.monotonic()
+    while costly.polls < 4 and time.monotonic() < end:
+        time.sleep(0.01)
+    lasted_s = time.monotonic() - began
+    rounds.close()
+    assert costly.polls == 4
+    assert lasted_s >= 2 * 0.02 / PART  # the first one does not count: it imports and connects
+    assert cheap.polls > 4 * costly.polls
 
 
 def test_two_urls_of_one_server_have_a_failure_each() -> None:
