@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +107,10 @@ def command(
     show(rows, fmt, {"gaps": gaps}, _COLUMNS)
     report_gaps(gaps, notes, fmt)
     if not rows:
-        note(none(gaps, left_out, " in that time" if since or until else " of that kind" if where else ""))
+        words = none(gaps, left_out, " in that time" if since or until else " of that kind" if where else "")
+        if os.path.isfile(store):
+            words = f"this recording has no findings; `tickscope replay {store}` computes them from its rows"
+        note(words)
         click.get_current_context().exit(NO_ROWS)
 
 

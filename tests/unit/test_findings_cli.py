@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import re
 import shlex
@@ -254,6 +255,14 @@ def test_people_are_reported_what_the_wall_clock_reported_then(tmp_path: Path) -
         f"from {iso(start + base + 500_000, 3, utc=True)} to {iso(end + base - 30 * S + 500_000, 3, utc=True)} because"
         in row["sentence"]
     )
+
+
+def test_a_recording_without_findings_names_the_verb_that_computes_them(tmp_path: Path) -> None:
+    recorded = lzma.decompress((Path(__file__).parent / "data/lab/6001-3/recording.tsr.xz").read_bytes())
+    (file := tmp_path / "incident.tsr").write_bytes(recorded)
+    done = tickscope("findings", "--from", file)
+    assert (done.returncode, done.stdout) == (3, b"")
+    assert f"this recording has no findings; `tickscope replay {file}` computes them" in done.stderr.decode()
 
 
 def test_a_name_cannot_pass_for_an_instant() -> None:
